@@ -1,0 +1,134 @@
+//! Where a target is: `rdma://HOST:PORT`, `tcp://HOST:PORT`.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Which provider an address asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Scheme {
+    /// Real verbs through rdma_cm: InfiniBand, RoCE or iWARP, whatever the route's device is.
+    Rdma,
+    /// The software provider over a TCP socket.
+    Tcp,
+}
+
+impl Scheme {
+    /// Port used when an address names none. The two differ because a Soft-RoCE or iWARP device may share
+    /// its port space with TCP.
+    #[must_use]
+    pub fn default_port(self) -> u16 {
+        match self {
+            Self::Rdma => 4420 + 3300,
+            Self::Tcp => 4420 + 3301,
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Rdma => "rdma",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// A parsed address. The host is resolved only when used.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Address {
+    /// Provider.
+    pub scheme: Scheme,
+    /// Name or IP address; IPv6 without brackets.
+    pub host: String,
+    /// Port number.
+    pub port: u16,
+}
+
+/// Why a text is not an address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not an address: {reason}. Write rdma://HOST[:PORT], tcp://HOST[:PORT] or HOST[:PORT]")]
+pub struct AddressError {
+    text: String,
+    reason: &'static str,
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    /// `HOST` alone means `rdma://HOST`. IPv6 addresses go in brackets when a port follows.
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let fail = |reason| AddressError { text: text.to_owned(), reason };
+        let (scheme, rest) = match text.split_once("://") {
+            None => (Scheme::Rdma, text),
+            Some(("rdma", rest)) => (Scheme::Rdma, rest),
+            Some(("tcp", rest)) => (Scheme::Tcp, rest),
+            Some(_) => return Err(fail("unknown scheme")),
+        };
+        let (host, port) = if let Some(inner) = rest.strip_prefix('[') {
+            let (host, after) = inner.split_once(']').ok_or_else(|| fail("`[` without `]`"))?;
+            match after {
+                "" => (host, None),
+                _ => (host, Some(after.strip_prefix(':').ok_or_else(|| fail("text after `]`"))?)),
+            }
+        } else if rest.matches(':').count() > 1 {
+            (rest, None)
+        } else {
+            match rest.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (rest, None),
+            }
+        };
+        if host.is_empty() {
+            return Err(fail("no host"));
+        }
+        if host.len() > 253 || host.contains(|c: char| c.is_whitespace() || c == '/' || c.is_control()) {
+            return Err(fail("the host is not a name or an IP address"));
+        }
+        let port = match port {
+            None => scheme.default_port(),
+            Some(port) => port
+                .parse::<u16>()
+                .ok()
+                .filter(|p| *p != 0)
+                .ok_or_else(|| fail("the port is not a number from 1 to 65535"))?,
+        };
+        Ok(Self { scheme, host: host.to_owned(), port })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = self.scheme.as_str();
+        if self.host.contains(':') {
+            write!(f, "{scheme}://[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{scheme}://{}:{}", self.host, self.port)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_what_users_write() {
+        for (text, scheme, host, port) in [
+            ("10.0.0.1", Scheme::Rdma, "10.0.0.1", 7720),
+            ("store1:9000", Scheme::Rdma, "store1", 9000),
+            ("tcp://store1", Scheme::Tcp, "store1", 7721),
+            ("tcp://[fe80::1%eth0]:99", Scheme::Tcp, "fe80::1%eth0", 99),
+            ("rdma://fd00::7", Scheme::Rdma, "fd00::7", 7720),
+        ] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!((address.scheme, address.host.as_str(), address.port), (scheme, host, port), "{text}");
+            let again: Address = address.to_string().parse().unwrap();
+            assert_eq!(again, address);
+        }
+    }
+
+    #[test]
+    fn refuses_the_rest() {
+        for text in ["", "rdma://", "http://x", "x:0", "x:70000", "x:y", "[::1", "[::1]9", "a b", "a/b"] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What can go wrong on the control side of the fabric, and at posting.
+
+use std::io;
+use std::time::Duration;
+
+/// Result of a control call.
+pub type Result<T> = std::result::Result<T, FabricError>;
+
+/// A failed control call. The text names the thing, its value and, where there is one, the fix.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FabricError {
+    /// The host has no RDMA device at all.
+    #[error(
+        "no RDMA device on this host: install the card's driver, or make a Soft-RoCE device with `rdma link add rxe0 type rxe netdev IFACE`, or use a tcp:// address"
+    )]
+    NoDevice,
+    /// No route, no device for the address, or name resolution failed.
+    #[error("cannot reach {address}: {reason}")]
+    Unreachable {
+        /// The address as given.
+        address: String,
+        /// Why.
+        reason: String,
+    },
+    /// The peer did not answer in time.
+    #[error("{what} did not answer within {after:?}: is rblk-target running there, and the port open?")]
+    TimedOut {
+        /// Who or what.
+        what: String,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// The peer refused the connection; its reply is kept (it says why).
+    #[error("{address} refused the connection")]
+    Rejected {
+        /// The address as given.
+        address: String,
+        /// The peer's private data, padded by the CM.
+        hello: Vec<u8>,
+    },
+    /// Something answered, but not rblk's framing.
+    #[error("{peer} does not speak rblk: {reason}")]
+    NotRblk {
+        /// The other end.
+        peer: String,
+        /// What was seen.
+        reason: String,
+    },
+    /// A local address cannot be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address as given.
+        address: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// Registration failed for want of lockable memory.
+    #[error(
+        "cannot register {bytes} bytes: the memlock limit is {limit} bytes. Raise it: `ulimit -l unlimited`, or LimitMEMLOCK=infinity in the unit"
+    )]
+    MemlockTooSmall {
+        /// Size of the region.
+        bytes: u64,
+        /// RLIMIT_MEMLOCK, soft, in bytes.
+        limit: u64,
+    },
+    /// A limit of the device or provider is below what was asked.
+    #[error("{device}: {what} is limited to {limit}, asked for {asked}")]
+    Limit {
+        /// Device name.
+        device: String,
+        /// Which limit.
+        what: &'static str,
+        /// Its value.
+        limit: u64,
+        /// What was asked.
+        asked: u64,
+    },
+    /// An object of one provider was given to another, or two devices were mixed.
+    #[error("objects of different providers or devices were mixed: {0}")]
+    Mixed(&'static str),
+    /// Built without the `verbs` feature.
+    #[error("{0}: this build has no verbs provider (feature `verbs` is off); use a tcp:// address")]
+    NoVerbs(String),
+    /// A verbs, rdma_cm or system call failed.
+    #[error("{call} failed: {source}")]
+    Call {
+        /// The call.
+        call: &'static str,
+        /// Its errno.
+        source: io::Error,
+    },
+}
+
+impl FabricError {
+    /// A failed call, with the current errno.
+    #[must_use]
+    pub fn last_os(call: &'static str) -> Self {
+        Self::Call { call, source: io::Error::last_os_error() }
+    }
+}
+
+/// A batch of WRs could not be posted whole. WRs before `posted` are on the queue; the rest were not taken
+/// and produce no completion.
+#[derive(Debug, thiserror::Error)]
+#[error("posting stopped after {posted} work requests: {source}")]
+pub struct PostError {
+    /// How many of the batch were taken.
+    pub posted: usize,
+    /// Why the next one was not: ENOMEM when the queue is full, EINVAL for a WR the provider cannot take.
+    pub source: io::Error,
+}

@@ -1,0 +1,134 @@
+//! A bounded mailbox between a control thread and a data thread.
+//!
+//! Invariants: messages arrive in order; a full box refuses instead of blocking; the receiver's idle check
+//! is one relaxed load; the eventfd is written only when the receiver may be asleep. The lock is taken only
+//! when there is a message, which on a data thread is never part of an I/O.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+#[derive(Debug)]
+struct Shared<T> {
+    queue: Mutex<VecDeque<T>>,
+    // Length of the queue, so that an idle receiver need not take the lock.
+    waiting: AtomicUsize,
+    event: EventFd,
+    capacity: usize,
+}
+
+/// The box was full or the receiver is gone; the message comes back.
+#[derive(Debug)]
+pub struct Refused<T>(pub T);
+
+/// Sending end; clone it freely.
+#[derive(Debug)]
+pub struct Sender<T>(Arc<Shared<T>>);
+
+impl<T> Clone for Sender<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+/// Receiving end; one owner.
+#[derive(Debug)]
+pub struct Receiver<T>(Arc<Shared<T>>);
+
+/// A mailbox of at most `capacity` messages.
+///
+/// # Errors
+/// No eventfd could be made.
+pub fn mailbox<T>(capacity: usize) -> io::Result<(Sender<T>, Receiver<T>)> {
+    let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
+    let shared = Arc::new(Shared {
+        queue: Mutex::new(VecDeque::with_capacity(capacity)),
+        waiting: AtomicUsize::new(0),
+        event,
+        capacity,
+    });
+    Ok((Sender(Arc::clone(&shared)), Receiver(shared)))
+}
+
+impl<T> Sender<T> {
+    /// Puts a message in and wakes the receiver.
+    ///
+    /// # Errors
+    /// [`Refused`] with the message when the box is full or nobody will ever read it.
+    pub fn send(&self, message: T) -> Result<(), Refused<T>> {
+        let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.len() >= self.0.capacity || self.0.waiting.load(Ordering::Relaxed) == usize::MAX {
+            return Err(Refused(message));
+        }
+        queue.push_back(message);
+        self.0.waiting.store(queue.len(), Ordering::Release);
+        drop(queue);
+        // EAGAIN means the counter is at its top: the receiver is awake already.
+        let _ = self.0.event.write(1);
+        Ok(())
+    }
+}
+
+impl<T> Receiver<T> {
+    /// Whether a message may be there.
+    #[must_use]
+    pub fn has_some(&self) -> bool {
+        self.0.waiting.load(Ordering::Acquire) != 0
+    }
+
+    /// The next message.
+    pub fn receive(&mut self) -> Option<T> {
+        if !self.has_some() {
+            return None;
+        }
+        let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let message = queue.pop_front();
+        self.0.waiting.store(queue.len(), Ordering::Release);
+        message
+    }
+
+    /// Readable when messages came in since [`Self::clear_event`].
+    #[must_use]
+    pub fn event_fd(&self) -> RawFd {
+        self.0.event.as_raw_fd()
+    }
+
+    /// Resets the event. Call it before looking for messages, never after.
+    pub fn clear_event(&mut self) {
+        let _ = self.0.event.read();
+    }
+}
+
+impl<T> Drop for Receiver<T> {
+    fn drop(&mut self) {
+        let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.waiting.store(usize::MAX, Ordering::Release);
+        // Messages may hold QPs and files: nobody will handle them any more.
+        let left = std::mem::take(&mut *queue);
+        drop(queue);
+        drop(left);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeps_order_and_refuses_when_full_or_closed() {
+        let (sender, mut receiver) = mailbox(2).unwrap();
+        assert!(!receiver.has_some());
+        sender.send(1).unwrap();
+        sender.send(2).unwrap();
+        assert!(matches!(sender.send(3), Err(Refused(3))));
+        receiver.clear_event();
+        assert_eq!((receiver.receive(), receiver.receive(), receiver.receive()), (Some(1), Some(2), None));
+        sender.send(4).unwrap();
+        drop(receiver);
+        assert!(matches!(sender.send(5), Err(Refused(5))));
+    }
+}

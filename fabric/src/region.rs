@@ -1,0 +1,190 @@
+//! [`Region`]: page-aligned memory at a fixed address, for MRs and io_uring fixed buffers.
+//!
+//! Contract: the bytes may change at any time (a device, a peer or the kernel writes them), so no reference
+//! to them ever exists. Access is by copies through raw pointers; who may touch which bytes when is the
+//! business of the code that lends them out.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+
+/// Which pages back a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PageKind {
+    /// Ordinary pages; transparent huge pages are asked for, which is a hint.
+    #[default]
+    Normal,
+    /// Reserved huge pages of 2 MiB (`vm.nr_hugepages`).
+    Huge2MiB,
+}
+
+/// Why memory could not be had.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot allocate {bytes} bytes of {kind:?} pages: {source}")]
+pub struct RegionError {
+    bytes: usize,
+    kind: PageKind,
+    source: io::Error,
+}
+
+/// Zeroed, page-aligned memory, unmapped on drop.
+#[derive(Debug)]
+pub struct Region {
+    base: NonNull<u8>,
+    len: usize,
+    mapped: NonZeroUsize,
+    kind: PageKind,
+}
+
+// SAFETY: the mapping is owned by this value and is reached only by raw copies, which carry no aliasing
+// claim; concurrent access races on bytes exactly as with a device, never on references.
+unsafe impl Send for Region {}
+// SAFETY: as for Send; no method hands out a reference into the mapping.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Maps at least `len` bytes (rounded up to whole pages of the kind).
+    ///
+    /// # Errors
+    /// The size is zero or the system has no such memory.
+    pub fn allocate(len: usize, kind: PageKind) -> Result<Arc<Self>, RegionError> {
+        let fail = |source| RegionError { bytes: len, kind, source };
+        let page = match kind {
+            PageKind::Normal => 4096,
+            PageKind::Huge2MiB => 2 << 20,
+        };
+        let mapped = len
+            .checked_next_multiple_of(page)
+            .and_then(NonZeroUsize::new)
+            .ok_or_else(|| fail(io::ErrorKind::InvalidInput.into()))?;
+        let mut flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
+        if kind == PageKind::Huge2MiB {
+            flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_HUGETLB | MapFlags::MAP_HUGE_2MB;
+        }
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
+        let base =
+            unsafe { mmap_anonymous(None, mapped, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, flags) }
+                .map_err(|e| fail(e.into()))?;
+        if kind == PageKind::Normal && mapped.get() >= 2 << 20 {
+            // Fewer pages to pin and fewer entries in the card's table. Only a hint; refusal is fine.
+            // SAFETY: the range is the mapping just made.
+            let _ = unsafe { madvise(base, mapped.get(), MmapAdvise::MADV_HUGEPAGE) };
+        }
+        // A process that spawns a helper must not leave the device and the parent on different pages.
+        // SAFETY: the range is the mapping just made.
+        let _ = unsafe { madvise(base, mapped.get(), MmapAdvise::MADV_DONTFORK) };
+        Ok(Arc::new(Self { base: base.cast(), len: mapped.get(), mapped, kind }))
+    }
+
+    /// Length in bytes, whole pages.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never true: a region has at least one page.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Which pages back it.
+    #[must_use]
+    pub fn kind(&self) -> PageKind {
+        self.kind
+    }
+
+    /// Address of the first byte, as peers and devices name it.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    /// Pointer to `len` bytes from `offset`, or `None` when that is not inside. The pointer is valid while
+    /// the region lives; the bytes may change under the reader.
+    #[must_use]
+    pub fn pointer(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        let end = offset.checked_add(len)?;
+        if end > self.len {
+            return None;
+        }
+        // SAFETY: offset <= len of the mapping, so the result is inside it or one past its end.
+        Some(unsafe { self.base.add(offset) })
+    }
+
+    /// Copies out.
+    ///
+    /// # Panics
+    /// The range is not inside the region: a bug of the caller, who made the offset.
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        let from = self.pointer(offset, out.len()).expect("range inside the region");
+        // SAFETY: `from` is valid for out.len() bytes (checked), `out` is exclusive and cannot overlap the
+        // mapping, of which no reference exists.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), out.as_mut_ptr(), out.len()) }
+    }
+
+    /// Copies in.
+    ///
+    /// # Panics
+    /// The range is not inside the region: a bug of the caller, who made the offset.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        let to = self.pointer(offset, bytes.len()).expect("range inside the region");
+        // SAFETY: `to` is valid for bytes.len() bytes (checked) and `bytes` cannot overlap the mapping.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
+    }
+
+    /// Zeroes a range.
+    ///
+    /// # Panics
+    /// The range is not inside the region: a bug of the caller, who made the offset.
+    pub fn zero(&self, offset: usize, len: usize) {
+        let to = self.pointer(offset, len).expect("range inside the region");
+        // SAFETY: `to` is valid for `len` bytes (checked).
+        unsafe { std::ptr::write_bytes(to.as_ptr(), 0, len) }
+    }
+
+    /// Copies `len` bytes to another region, or within this one (overlap is fine).
+    ///
+    /// # Panics
+    /// A range is not inside its region: a bug of the caller, who made the offsets.
+    pub fn copy_to(&self, offset: usize, to: &Self, to_offset: usize, len: usize) {
+        let source = self.pointer(offset, len).expect("source inside the region");
+        let target = to.pointer(to_offset, len).expect("target inside the region");
+        // SAFETY: both are valid for `len` bytes (checked); `copy` allows overlap.
+        unsafe { std::ptr::copy(source.as_ptr(), target.as_ptr(), len) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: base and mapped are those of the mapping made in `allocate`, unmapped only here; MRs and
+        // rings that use it hold an Arc of it and are gone.
+        let _ = unsafe { munmap(self.base.cast(), self.mapped.get()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_and_bounds() {
+        let region = Region::allocate(5000, PageKind::Normal).unwrap();
+        assert_eq!(region.len(), 8192);
+        region.write(8190, &[1, 2]);
+        let mut out = [9; 3];
+        region.read(8189, &mut out);
+        assert_eq!(out, [0, 1, 2]);
+        assert!(region.pointer(8192, 0).is_some());
+        assert!(region.pointer(8192, 1).is_none());
+        assert!(region.pointer(usize::MAX, 2).is_none());
+        region.copy_to(8189, &region, 0, 3);
+        region.zero(8189, 3);
+        region.read(0, &mut out);
+        assert_eq!(out, [0, 1, 2]);
+        assert!(Region::allocate(0, PageKind::Normal).is_err());
+    }
+}

@@ -1,0 +1,230 @@
+//! Work requests and completions: plain values, the same for every provider.
+//!
+//! An [`Sge`] names memory by address and local key. It can be forged in safe code and that is sound: the
+//! provider (device or software) checks key and bounds, and a wrong one fails the WR with
+//! [`WcStatus::LocalProtection`].
+
+use std::fmt;
+
+/// Most scatter/gather entries one WR may carry. Every provider has at least this many.
+pub const MAX_SGE: usize = 4;
+
+/// A local key: names one of our own MRs in an [`Sge`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Lkey(pub u32);
+
+/// A remote key: what a peer needs to reach an MR. Never interchangeable with an [`Lkey`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Rkey(pub u32);
+
+impl fmt::Debug for Rkey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Rkey({:#010x})", self.0)
+    }
+}
+
+/// What an MR may be used for; local read is always allowed (ibv_reg_mr(3)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Access {
+    /// The device may write it locally: RECV buffers, RDMA READ sinks.
+    pub local_write: bool,
+    /// A peer holding the rkey may RDMA WRITE to it. Requires `local_write`.
+    pub remote_write: bool,
+    /// A peer holding the rkey may RDMA READ it.
+    pub remote_read: bool,
+}
+
+impl Access {
+    /// Gather source only.
+    pub const LOCAL_READ: Self = Self { local_write: false, remote_write: false, remote_read: false };
+    /// RECV buffers and READ sinks (except on iWARP).
+    pub const LOCAL_WRITE: Self = Self { local_write: true, remote_write: false, remote_read: false };
+    /// A buffer lent to the peer in both directions.
+    pub const REMOTE: Self = Self { local_write: true, remote_write: true, remote_read: true };
+}
+
+/// The caller's name for a WR, returned in its [`Completion`]. Only the low 40 bits are the caller's; the
+/// provider keeps the rest for routing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct WrId(pub u64);
+
+impl WrId {
+    /// Bits of a `WrId` a caller may use.
+    pub const BITS: u32 = 40;
+    /// Mask of the caller's bits.
+    pub const MASK: u64 = (1 << Self::BITS) - 1;
+}
+
+/// A QP of one [`crate::Poller`]. Reused after [`crate::Poller::detach`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct QpIndex(pub u16);
+
+/// One contiguous piece of local memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sge {
+    /// Virtual address of the first byte.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u32,
+    /// Key of the MR that holds it.
+    pub lkey: Lkey,
+}
+
+/// Up to [`MAX_SGE`] entries, kept in place so that a WR is one value without allocation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SgeList {
+    entries: [Sge; MAX_SGE],
+    count: u8,
+}
+
+impl SgeList {
+    /// A list of one.
+    #[must_use]
+    pub fn one(sge: Sge) -> Self {
+        let mut list = Self::default();
+        list.entries[0] = sge;
+        list.count = 1;
+        list
+    }
+
+    /// A list of two.
+    #[must_use]
+    pub fn two(first: Sge, second: Sge) -> Self {
+        let mut list = Self::one(first);
+        list.entries[1] = second;
+        list.count = 2;
+        list
+    }
+
+    /// The entries in order.
+    #[must_use]
+    pub fn as_slice(&self) -> &[Sge] {
+        &self.entries[..usize::from(self.count)]
+    }
+
+    /// Sum of the lengths in bytes.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.as_slice().iter().map(|s| u64::from(s.len)).sum()
+    }
+}
+
+/// Memory of the peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RemoteBuffer {
+    /// Address in the peer's MR.
+    pub addr: u64,
+    /// The peer's key.
+    pub rkey: Rkey,
+}
+
+/// What a send-queue WR does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SendOp {
+    /// Two-sided message into the peer's next RECV.
+    Send,
+    /// One-sided write; the peer's CPU sees nothing.
+    Write(RemoteBuffer),
+    /// One-sided write that also consumes a RECV of the peer and delivers 32 bits (host order here).
+    WriteWithImm(RemoteBuffer, u32),
+    /// One-sided read into the SGEs. The caller keeps the number in flight within the read depth.
+    Read(RemoteBuffer),
+}
+
+/// One WR for the send queue. Zero-length WRs are refused with [`WcStatus::LocalLength`]: some devices
+/// drop empty messages.
+#[derive(Clone, Copy, Debug)]
+pub struct SendWr {
+    /// Returned in the completion.
+    pub id: WrId,
+    /// The operation.
+    pub op: SendOp,
+    /// Local memory: source, or sink of a READ.
+    pub sges: SgeList,
+    /// Ask for a completion on success too.
+    pub signaled: bool,
+    /// Let the provider copy the payload at post time (verbs inline); only for payloads within
+    /// [`crate::DeviceCaps::inline_bytes`] and never for READ. A hint: ignored where not possible.
+    pub inline: bool,
+}
+
+/// One WR for the receive queue.
+#[derive(Clone, Copy, Debug)]
+pub struct RecvWr {
+    /// Returned in the completion.
+    pub id: WrId,
+    /// Where the message lands.
+    pub sge: Sge,
+}
+
+/// Outcome of a WR (`enum ibv_wc_status`).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum WcStatus {
+    /// Done.
+    Success,
+    /// The QP was already dead or dying; the WR may or may not have had its effect at the peer.
+    Flushed,
+    /// Message longer than the RECV it met, or a bad length.
+    LocalLength,
+    /// Bad lkey, bounds or access of our own SGE.
+    LocalProtection,
+    /// The peer refused the rkey, bounds or access.
+    RemoteAccess,
+    /// The peer saw an invalid request (READ depth exceeded, RECV too short).
+    RemoteInvalidRequest,
+    /// The peer failed on its side.
+    RemoteOperation,
+    /// The peer did not acknowledge in time.
+    RetryExceeded,
+    /// The peer had no RECV posted.
+    RnrRetryExceeded,
+    /// Any other status, with the provider's number.
+    Other(u32),
+}
+
+/// Kind of WR that completed. Undefined in verbs when the status is an error; rely on the `WrId` then.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum WcOpcode {
+    /// SEND done.
+    Send,
+    /// RDMA WRITE (with or without immediate) done.
+    Write,
+    /// RDMA READ done, data placed.
+    Read,
+    /// A SEND of the peer arrived.
+    Recv,
+    /// A WRITE_WITH_IMM of the peer arrived.
+    RecvWithImm,
+    /// Any other opcode, with the provider's number.
+    Other(u32),
+}
+
+/// A work completion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Completion {
+    /// The QP it belongs to.
+    pub qp: QpIndex,
+    /// The WR's id, masked to the caller's bits.
+    pub id: WrId,
+    /// Outcome.
+    pub status: WcStatus,
+    /// What completed; meaningless unless `status` is success.
+    pub opcode: WcOpcode,
+    /// Bytes received (RECV) or transferred (READ); 0 otherwise.
+    pub byte_len: u32,
+    /// Immediate data in host order, for [`WcOpcode::RecvWithImm`].
+    pub imm: u32,
+}
+
+impl Default for Completion {
+    fn default() -> Self {
+        Self {
+            qp: QpIndex(0),
+            id: WrId(0),
+            status: WcStatus::Success,
+            opcode: WcOpcode::Other(0),
+            byte_len: 0,
+            imm: 0,
+        }
+    }
+}

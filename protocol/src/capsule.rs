@@ -1,0 +1,413 @@
+//! [`CommandCapsule`] (64 B) and [`ResponseCapsule`] (16 B): encode and parse.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::block::{BlockCount, Lba};
+use crate::descriptor::KeyedDescriptor;
+use crate::identity::{Epoch, Sequence, VolumeHandle};
+use crate::limits::{COMMAND_BYTES, DESCRIPTOR_BYTES, IN_CAPSULE_MAX_BYTES, RESPONSE_BYTES};
+use crate::opcode::Opcode;
+use crate::status::Status;
+use crate::tag::{QueueDepth, Tag};
+
+/// Modifiers of a command.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct CommandFlags {
+    /// WRITE: durable when answered. (Force unit access.)
+    pub fua: bool,
+    /// WRITE_ZEROES: the range may be given back to the store instead of being written.
+    pub may_unmap: bool,
+    /// The digest field holds the CRC-32C of the data.
+    pub digest: bool,
+}
+
+impl CommandFlags {
+    const FUA: u8 = 1;
+    const MAY_UNMAP: u8 = 2;
+    const DIGEST: u8 = 4;
+
+    fn to_bits(self) -> u8 {
+        u8::from(self.fua) * Self::FUA
+            | u8::from(self.may_unmap) * Self::MAY_UNMAP
+            | u8::from(self.digest) * Self::DIGEST
+    }
+
+    fn from_bits(bits: u8) -> Option<Self> {
+        (bits & !(Self::FUA | Self::MAY_UNMAP | Self::DIGEST) == 0).then_some(Self {
+            fua: bits & Self::FUA != 0,
+            may_unmap: bits & Self::MAY_UNMAP != 0,
+            digest: bits & Self::DIGEST != 0,
+        })
+    }
+}
+
+/// A command, parsed. What it means for a volume is checked by the target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CommandCapsule {
+    /// What to do.
+    pub opcode: Opcode,
+    /// Modifiers.
+    pub flags: CommandFlags,
+    /// Names the command until its response.
+    pub tag: Tag,
+    /// Which volume; 0 where the opcode needs none.
+    pub volume: VolumeHandle,
+    /// First block; first index for LIST.
+    pub lba: Lba,
+    /// Number of blocks.
+    pub count: BlockCount,
+    /// The connection's epoch.
+    pub epoch: Epoch,
+    /// The command's number on its queue.
+    pub sequence: Sequence,
+    /// CRC-32C of the data when the flag says so, else 0.
+    pub digest: u32,
+    /// Bytes of data behind the capsule in the same message; 0 for none.
+    pub in_capsule_bytes: u32,
+    /// Where data goes to or comes from.
+    pub buffer: Option<KeyedDescriptor>,
+}
+
+/// Why bytes are not a capsule. A peer that sends such bytes has lost the thread: the connection ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CapsuleError {
+    /// Fewer bytes than the fixed part, or data missing or too many.
+    #[error("message of {got} bytes, expected {expected}")]
+    Length {
+        /// Bytes received.
+        got: usize,
+        /// Bytes that the capsule asks for.
+        expected: usize,
+    },
+    /// The opcode is not known.
+    #[error("unknown opcode {0:#04x}")]
+    Opcode(u8),
+    /// The tag is not below the queue's depth.
+    #[error("tag {tag} on a queue of depth {depth}")]
+    Tag {
+        /// What was sent.
+        tag: u16,
+        /// The queue's depth.
+        depth: u16,
+    },
+    /// A field breaks a rule.
+    #[error("{0}")]
+    Field(&'static str),
+    /// The status is not known.
+    #[error("unknown status {0}")]
+    Status(u16),
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct WireCommand {
+    opcode: u8,
+    flags: u8,
+    tag: U16,
+    volume: U32,
+    lba: U64,
+    count: U64,
+    epoch: U32,
+    sequence: U32,
+    digest: U32,
+    in_capsule_bytes: U32,
+    reserved: U64,
+    descriptor: [u8; DESCRIPTOR_BYTES],
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct WireResponse {
+    tag: U16,
+    status: U16,
+    digest: U32,
+    value: U32,
+    check: U16,
+    reserved: U16,
+}
+
+const _: () = {
+    assert!(size_of::<WireCommand>() == COMMAND_BYTES);
+    assert!(size_of::<WireResponse>() == RESPONSE_BYTES);
+};
+
+impl CommandCapsule {
+    /// A command without data, flags or range; set what is needed.
+    #[must_use]
+    pub fn new(opcode: Opcode, tag: Tag, epoch: Epoch, sequence: Sequence) -> Self {
+        Self {
+            opcode,
+            flags: CommandFlags::default(),
+            tag,
+            volume: VolumeHandle(0),
+            lba: Lba(0),
+            count: BlockCount(0),
+            epoch,
+            sequence,
+            digest: 0,
+            in_capsule_bytes: 0,
+            buffer: None,
+        }
+    }
+
+    /// The 64 bytes; in-capsule data follows them in the message.
+    #[must_use]
+    pub fn to_wire(&self) -> [u8; COMMAND_BYTES] {
+        let wire = WireCommand {
+            opcode: self.opcode as u8,
+            flags: self.flags.to_bits(),
+            tag: self.tag.0.into(),
+            volume: self.volume.0.into(),
+            lba: self.lba.0.into(),
+            count: self.count.0.into(),
+            epoch: self.epoch.0.into(),
+            sequence: self.sequence.0.into(),
+            digest: self.digest.into(),
+            in_capsule_bytes: self.in_capsule_bytes.into(),
+            reserved: 0.into(),
+            descriptor: self.buffer.map_or([0; DESCRIPTOR_BYTES], KeyedDescriptor::to_wire),
+        };
+        zerocopy::transmute!(wire)
+    }
+
+    /// Parses the fixed part of a message of `message_bytes` bytes in all.
+    ///
+    /// # Errors
+    /// [`CapsuleError`]: the first rule that is broken.
+    pub fn from_wire(
+        bytes: &[u8; COMMAND_BYTES],
+        message_bytes: usize,
+        depth: QueueDepth,
+    ) -> Result<Self, CapsuleError> {
+        let wire = WireCommand::ref_from_bytes(bytes)
+            .map_err(|_| CapsuleError::Length { got: bytes.len(), expected: COMMAND_BYTES })?;
+        let opcode = Opcode::from_wire(wire.opcode).ok_or(CapsuleError::Opcode(wire.opcode))?;
+        let flags = CommandFlags::from_bits(wire.flags).ok_or(CapsuleError::Field("unknown flag"))?;
+        let tag = depth
+            .check(wire.tag.get())
+            .ok_or(CapsuleError::Tag { tag: wire.tag.get(), depth: depth.get() })?;
+        if wire.reserved.get() != 0 {
+            return Err(CapsuleError::Field("reserved bytes are not zero"));
+        }
+        if !flags.digest && wire.digest.get() != 0 {
+            return Err(CapsuleError::Field("digest without its flag"));
+        }
+        let in_capsule_bytes = wire.in_capsule_bytes.get();
+        if in_capsule_bytes > IN_CAPSULE_MAX_BYTES {
+            return Err(CapsuleError::Field("in-capsule data above the limit"));
+        }
+        let expected = COMMAND_BYTES + in_capsule_bytes as usize;
+        if message_bytes != expected {
+            return Err(CapsuleError::Length { got: message_bytes, expected });
+        }
+        let buffer = KeyedDescriptor::from_wire(&wire.descriptor).map_err(CapsuleError::Field)?;
+        if opcode == Opcode::Write && (in_capsule_bytes != 0) == buffer.is_some() {
+            return Err(CapsuleError::Field("a write has either in-capsule data or a descriptor"));
+        }
+        Ok(Self {
+            opcode,
+            flags,
+            tag,
+            volume: VolumeHandle(wire.volume.get()),
+            lba: Lba(wire.lba.get()),
+            count: BlockCount(wire.count.get()),
+            epoch: Epoch(wire.epoch.get()),
+            sequence: Sequence(wire.sequence.get()),
+            digest: wire.digest.get(),
+            in_capsule_bytes,
+            buffer,
+        })
+    }
+}
+
+/// A response.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ResponseCapsule {
+    /// Which command.
+    pub tag: Tag,
+    /// Outcome. A number of a later version arrives as [`Status::Internal`].
+    pub status: Status,
+    /// CRC-32C of read data, when agreed.
+    pub digest: u32,
+    /// Opcode-dependent: bytes of an admin reply, the event of an ASYNC_EVENT.
+    pub value: u32,
+    /// Low 16 bits of the command's sequence: a response to another life of the tag does not match.
+    pub check: u16,
+}
+
+impl ResponseCapsule {
+    /// An answer without value.
+    #[must_use]
+    pub fn new(tag: Tag, sequence: Sequence, status: Status) -> Self {
+        Self { tag, status, digest: 0, value: 0, check: (sequence.0 & 0xffff) as u16 }
+    }
+
+    /// Whether it answers the command with that sequence.
+    #[must_use]
+    pub fn answers(&self, sequence: Sequence) -> bool {
+        self.check == (sequence.0 & 0xffff) as u16
+    }
+
+    /// The 16 bytes.
+    #[must_use]
+    pub fn to_wire(&self) -> [u8; RESPONSE_BYTES] {
+        let wire = WireResponse {
+            tag: self.tag.0.into(),
+            status: (self.status as u16).into(),
+            digest: self.digest.into(),
+            value: self.value.into(),
+            check: self.check.into(),
+            reserved: 0.into(),
+        };
+        zerocopy::transmute!(wire)
+    }
+
+    /// Parses a message of `message_bytes` bytes.
+    ///
+    /// # Errors
+    /// [`CapsuleError`]: the first rule that is broken.
+    pub fn from_wire(
+        bytes: &[u8; RESPONSE_BYTES],
+        message_bytes: usize,
+        depth: QueueDepth,
+    ) -> Result<Self, CapsuleError> {
+        if message_bytes != RESPONSE_BYTES {
+            return Err(CapsuleError::Length { got: message_bytes, expected: RESPONSE_BYTES });
+        }
+        let wire = WireResponse::ref_from_bytes(bytes)
+            .map_err(|_| CapsuleError::Length { got: bytes.len(), expected: RESPONSE_BYTES })?;
+        if wire.reserved.get() != 0 {
+            return Err(CapsuleError::Field("reserved bytes are not zero"));
+        }
+        Ok(Self {
+            tag: depth
+                .check(wire.tag.get())
+                .ok_or(CapsuleError::Tag { tag: wire.tag.get(), depth: depth.get() })?,
+            status: Status::from_wire(wire.status.get())
+                .ok_or(CapsuleError::Status(wire.status.get()))
+                .unwrap_or(Status::Internal),
+            digest: wire.digest.get(),
+            value: wire.value.get(),
+            check: wire.check.get(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn depth() -> QueueDepth {
+        QueueDepth::new(128).unwrap()
+    }
+
+    fn sample() -> CommandCapsule {
+        CommandCapsule {
+            opcode: Opcode::Write,
+            flags: CommandFlags { fua: true, may_unmap: false, digest: true },
+            tag: Tag(0x0011),
+            volume: VolumeHandle(0x2233_4455),
+            lba: Lba(0x0102_0304_0506_0708),
+            count: BlockCount(0x1112_1314_1516_1718),
+            epoch: Epoch(0x2122_2324),
+            sequence: Sequence(0x3132_3334),
+            digest: 0x4142_4344,
+            in_capsule_bytes: 0,
+            buffer: Some(KeyedDescriptor {
+                address: 0x5152_5354_5556_5758,
+                length: 0x6162_6364,
+                rkey: 0x7172_7374,
+            }),
+        }
+    }
+
+    #[test]
+    fn command_golden_bytes() {
+        #[rustfmt::skip]
+        let golden: [u8; 64] = [
+            0x02, 0x05, 0x11, 0x00, 0x55, 0x44, 0x33, 0x22,
+            0x08, 0x07, 0x06, 0x05, 0x04, 0x03, 0x02, 0x01,
+            0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11,
+            0x24, 0x23, 0x22, 0x21, 0x34, 0x33, 0x32, 0x31,
+            0x44, 0x43, 0x42, 0x41, 0x00, 0x00, 0x00, 0x00,
+            0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+            0x58, 0x57, 0x56, 0x55, 0x54, 0x53, 0x52, 0x51,
+            0x64, 0x63, 0x62, 0x61, 0x74, 0x73, 0x72, 0x71,
+        ];
+        assert_eq!(sample().to_wire(), golden);
+        assert_eq!(CommandCapsule::from_wire(&golden, 64, depth()), Ok(sample()));
+    }
+
+    #[test]
+    fn response_golden_bytes() {
+        let response =
+            ResponseCapsule { tag: Tag(0x7f), status: Status::NoSpace, digest: 0x0102_0304, value: 9, check: 0xbeef };
+        let golden = [0x7f, 0, 11, 0, 4, 3, 2, 1, 9, 0, 0, 0, 0xef, 0xbe, 0, 0];
+        assert_eq!(response.to_wire(), golden);
+        assert_eq!(ResponseCapsule::from_wire(&golden, 16, depth()), Ok(response));
+        assert!(response.answers(Sequence(0x1_beef)));
+        let mut later = golden;
+        later[2] = 200;
+        assert_eq!(ResponseCapsule::from_wire(&later, 16, depth()).unwrap().status, Status::Internal);
+        let mut reserved = golden;
+        reserved[15] = 1;
+        assert!(ResponseCapsule::from_wire(&reserved, 16, depth()).is_err());
+        assert!(ResponseCapsule::from_wire(&golden, 15, depth()).is_err());
+    }
+
+    #[test]
+    fn each_rule_is_checked() {
+        let good = sample().to_wire();
+        let broken = |at: usize, byte: u8| {
+            let mut bytes = good;
+            bytes[at] = byte;
+            CommandCapsule::from_wire(&bytes, 64, depth())
+        };
+        assert_eq!(broken(0, 0x77), Err(CapsuleError::Opcode(0x77)));
+        assert_eq!(broken(1, 0x08), Err(CapsuleError::Field("unknown flag")));
+        assert_eq!(broken(2, 129), Err(CapsuleError::Tag { tag: 129, depth: 128 }));
+        assert_eq!(broken(1, 0x00), Err(CapsuleError::Field("digest without its flag")));
+        assert_eq!(broken(40, 1), Err(CapsuleError::Field("reserved bytes are not zero")));
+        assert_eq!(broken(47, 1), Err(CapsuleError::Field("reserved bytes are not zero")));
+        assert_eq!(broken(39, 1), Err(CapsuleError::Field("in-capsule data above the limit")));
+        assert_eq!(broken(37, 16), Err(CapsuleError::Length { got: 64, expected: 64 + 4096 }));
+        assert_eq!(
+            CommandCapsule::from_wire(&good, 65, depth()),
+            Err(CapsuleError::Length { got: 65, expected: 64 })
+        );
+        let mut no_data = good;
+        no_data[48..].fill(0);
+        assert_eq!(
+            CommandCapsule::from_wire(&no_data, 64, depth()),
+            Err(CapsuleError::Field("a write has either in-capsule data or a descriptor"))
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_parse_or_fail_and_round_trip(bytes: [u8; 32], tail: [u8; 32], len in 0usize..20000, op in 0u8..6) {
+            let mut wire = [0; 64];
+            wire[..32].copy_from_slice(&bytes);
+            wire[32..].copy_from_slice(&tail);
+            // Mostly near-valid input: a known opcode, small tag, no reserved bytes.
+            wire[0] = op;
+            wire[1] &= 7;
+            wire[3] = 0;
+            wire[38..48].fill(0);
+            if let Ok(command) = CommandCapsule::from_wire(&wire, len, depth()) {
+                prop_assert_eq!(command.to_wire(), wire);
+            }
+            let data = usize::from(wire[37]) << 8 | usize::from(wire[36]);
+            if let Ok(command) = CommandCapsule::from_wire(&wire, 64 + data, depth()) {
+                prop_assert_eq!(command.to_wire(), wire);
+            }
+        }
+
+        #[test]
+        fn any_response_parses_or_fails(bytes: [u8; 16]) {
+            let _ = ResponseCapsule::from_wire(&bytes, 16, depth());
+        }
+    }
+}

@@ -1,0 +1,563 @@
+//! The hello in CM private data, and [`negotiate`].
+//!
+//! CMs pad private data, so the length inside is what counts; bytes behind it are ignored. Anything that
+//! does not start with the magic is not rblk.
+
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::identity::{Epoch, InstanceId, SessionId};
+use crate::limits::{self, HELLO_BYTES, REJECT_TEXT_BYTES};
+use crate::tag::QueueDepth;
+use crate::version::Version;
+
+const MAGIC: [u8; 4] = *b"rblk";
+
+/// What a connection is for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ConnectionKind {
+    /// Opens or resumes a session.
+    Admin,
+    /// Joins a session as its I/O queue of that index.
+    Io {
+        /// Below [`limits::QUEUES_MAX`].
+        queue: u16,
+    },
+}
+
+/// Optional abilities, one bit each. Both ends' sets are intersected.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Features(pub u32);
+
+impl Features {
+    /// READs may be answered by WRITE_WITH_IMM, once the self-test passed.
+    pub const WRITE_WITH_IMM: Self = Self(1);
+    /// Data carries CRC-32C digests.
+    pub const DIGEST: Self = Self(2);
+
+    /// Whether all of `other` is in it.
+    #[must_use]
+    pub fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// What both have.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// All of both.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// All but `other`.
+    #[must_use]
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+}
+
+/// What the initiator asks with its connect request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HelloRequest {
+    /// What the connection is for.
+    pub kind: ConnectionKind,
+    /// Newest version spoken.
+    pub newest: Version,
+    /// Oldest version spoken.
+    pub oldest: Version,
+    /// Commands wanted outstanding.
+    pub depth: QueueDepth,
+    /// Abilities offered.
+    pub features: Features,
+    /// In-capsule data the initiator would send.
+    pub in_capsule_bytes: u32,
+    /// Most data per command the initiator would ask for.
+    pub io_max_bytes: u32,
+    /// Epoch of the connection; 0 on a first admin connection.
+    pub epoch: Epoch,
+    /// The session to join or resume; none on a first admin connection.
+    pub session: SessionId,
+}
+
+/// What the target answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HelloAccept {
+    /// The version spoken from here on.
+    pub version: Version,
+    /// Commands granted outstanding: the send queue's credits.
+    pub depth: QueueDepth,
+    /// Abilities both have.
+    pub features: Features,
+    /// In-capsule data the target's receive slots hold.
+    pub in_capsule_bytes: u32,
+    /// Most data per command.
+    pub io_max_bytes: u32,
+    /// The target's run.
+    pub instance: InstanceId,
+}
+
+/// Why a target refuses a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u16)]
+pub enum RejectReason {
+    /// No version in common.
+    Version = 1,
+    /// The hello breaks a rule.
+    Malformed = 2,
+    /// The session or epoch named is unknown.
+    NoSuchSession = 3,
+    /// The epoch is older than the session's.
+    StaleEpoch = 4,
+    /// A limit is reached: sessions, queues or memory.
+    LimitReached = 5,
+    /// The target is draining; come back later.
+    ShuttingDown = 6,
+    /// The host is not allowed.
+    NotAllowed = 7,
+    /// The queue of that index exists already in this epoch.
+    DuplicateQueue = 8,
+}
+
+impl RejectReason {
+    const ALL: [Self; 8] = [
+        Self::Version,
+        Self::Malformed,
+        Self::NoSuchSession,
+        Self::StaleEpoch,
+        Self::LimitReached,
+        Self::ShuttingDown,
+        Self::NotAllowed,
+        Self::DuplicateQueue,
+    ];
+}
+
+/// The refusal, with words for a person.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HelloReject {
+    /// Why; `None` for a number of a later version.
+    pub reason: Option<RejectReason>,
+    /// Newest version the target speaks.
+    pub newest: Version,
+    /// Oldest version the target speaks.
+    pub oldest: Version,
+    /// What the target says; cut to [`REJECT_TEXT_BYTES`].
+    pub text: String,
+}
+
+/// Why private data is not a hello.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum HelloError {
+    /// No magic: something else speaks there.
+    #[error("the peer does not speak rblk")]
+    NotRblk,
+    /// Too short for what it says it is.
+    #[error("the hello has {0} bytes")]
+    Length(usize),
+    /// A field breaks a rule.
+    #[error("{0}")]
+    Field(&'static str),
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct WireRequest {
+    magic: [u8; 4],
+    length: u8,
+    kind: u8,
+    newest: U16,
+    oldest: U16,
+    queue: U16,
+    depth: U16,
+    reserved: U16,
+    features: U32,
+    in_capsule_bytes: U32,
+    io_max_bytes: U32,
+    epoch: U32,
+    session: [u8; 16],
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct WireAccept {
+    magic: [u8; 4],
+    length: u8,
+    reserved: u8,
+    version: U16,
+    depth: U16,
+    reserved2: U16,
+    features: U32,
+    in_capsule_bytes: U32,
+    io_max_bytes: U32,
+    reserved3: [u8; 8],
+    instance: [u8; 16],
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct WireReject {
+    magic: [u8; 4],
+    length: u8,
+    text_length: u8,
+    reason: U16,
+    newest: U16,
+    oldest: U16,
+    reserved: U32,
+    text: [u8; REJECT_TEXT_BYTES],
+}
+
+const REJECT_BYTES: usize = 16 + REJECT_TEXT_BYTES;
+
+const _: () = {
+    assert!(size_of::<WireRequest>() == HELLO_BYTES);
+    assert!(size_of::<WireAccept>() == HELLO_BYTES);
+    assert!(size_of::<WireReject>() == REJECT_BYTES);
+    assert!(REJECT_BYTES < 256, "the length is one byte");
+};
+
+/// The fixed part of padded private data, after magic and length were checked.
+fn fixed<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], HelloError> {
+    if bytes.len() < 5 || bytes[..4] != MAGIC {
+        return Err(HelloError::NotRblk);
+    }
+    // A later version may be longer; it must not be shorter, neither in its words nor in truth.
+    if usize::from(bytes[4]) < N {
+        return Err(HelloError::Length(usize::from(bytes[4])));
+    }
+    bytes.first_chunk::<N>().ok_or(HelloError::Length(bytes.len()))
+}
+
+impl HelloRequest {
+    const ADMIN: u8 = 0;
+    const IO: u8 = 1;
+
+    /// The 48 bytes.
+    #[must_use]
+    pub fn to_wire(&self) -> [u8; HELLO_BYTES] {
+        let (kind, queue) = match self.kind {
+            ConnectionKind::Admin => (Self::ADMIN, 0),
+            ConnectionKind::Io { queue } => (Self::IO, queue),
+        };
+        let wire = WireRequest {
+            magic: MAGIC,
+            length: HELLO_BYTES as u8,
+            kind,
+            newest: self.newest.0.into(),
+            oldest: self.oldest.0.into(),
+            queue: queue.into(),
+            depth: self.depth.get().into(),
+            reserved: 0.into(),
+            features: self.features.0.into(),
+            in_capsule_bytes: self.in_capsule_bytes.into(),
+            io_max_bytes: self.io_max_bytes.into(),
+            epoch: self.epoch.0.into(),
+            session: self.session.0,
+        };
+        zerocopy::transmute!(wire)
+    }
+
+    /// Parses private data, padded or not.
+    ///
+    /// # Errors
+    /// [`HelloError`]: the first rule that is broken.
+    pub fn from_wire(bytes: &[u8]) -> Result<Self, HelloError> {
+        let wire = WireRequest::ref_from_bytes(fixed::<HELLO_BYTES>(bytes)?)
+            .map_err(|_| HelloError::Length(bytes.len()))?;
+        let kind = match wire.kind {
+            Self::ADMIN if wire.queue.get() == 0 => ConnectionKind::Admin,
+            Self::IO if wire.queue.get() < limits::QUEUES_MAX => ConnectionKind::Io { queue: wire.queue.get() },
+            Self::ADMIN | Self::IO => return Err(HelloError::Field("queue index out of bounds")),
+            _ => return Err(HelloError::Field("unknown kind of connection")),
+        };
+        let (newest, oldest) = (Version(wire.newest.get()), Version(wire.oldest.get()));
+        if oldest > newest || oldest.0 == 0 {
+            return Err(HelloError::Field("version range is empty"));
+        }
+        let session = SessionId(wire.session);
+        if matches!(kind, ConnectionKind::Io { .. }) && session.is_none() {
+            return Err(HelloError::Field("an I/O connection names no session"));
+        }
+        Ok(Self {
+            kind,
+            newest,
+            oldest,
+            depth: QueueDepth::new(wire.depth.get()).ok_or(HelloError::Field("queue depth out of bounds"))?,
+            features: Features(wire.features.get()),
+            in_capsule_bytes: wire.in_capsule_bytes.get(),
+            io_max_bytes: wire.io_max_bytes.get(),
+            epoch: Epoch(wire.epoch.get()),
+            session,
+        })
+    }
+}
+
+impl HelloAccept {
+    /// The 48 bytes.
+    #[must_use]
+    pub fn to_wire(&self) -> [u8; HELLO_BYTES] {
+        let wire = WireAccept {
+            magic: MAGIC,
+            length: HELLO_BYTES as u8,
+            reserved: 0,
+            version: self.version.0.into(),
+            depth: self.depth.get().into(),
+            reserved2: 0.into(),
+            features: self.features.0.into(),
+            in_capsule_bytes: self.in_capsule_bytes.into(),
+            io_max_bytes: self.io_max_bytes.into(),
+            reserved3: [0; 8],
+            instance: self.instance.0,
+        };
+        zerocopy::transmute!(wire)
+    }
+
+    /// Parses private data and holds it against what was asked: a target may grant less, never more.
+    ///
+    /// # Errors
+    /// [`HelloError`]: the first rule that is broken.
+    pub fn from_wire(bytes: &[u8], asked: &HelloRequest) -> Result<Self, HelloError> {
+        let wire = WireAccept::ref_from_bytes(fixed::<HELLO_BYTES>(bytes)?)
+            .map_err(|_| HelloError::Length(bytes.len()))?;
+        let accept = Self {
+            version: Version(wire.version.get()),
+            depth: QueueDepth::new(wire.depth.get()).ok_or(HelloError::Field("queue depth out of bounds"))?,
+            features: Features(wire.features.get()),
+            in_capsule_bytes: wire.in_capsule_bytes.get(),
+            io_max_bytes: wire.io_max_bytes.get(),
+            instance: InstanceId(wire.instance),
+        };
+        let fine = (asked.oldest..=asked.newest).contains(&accept.version)
+            && accept.depth <= asked.depth
+            && asked.features.has(accept.features)
+            && accept.in_capsule_bytes <= asked.in_capsule_bytes
+            && (limits::IO_MIN_BYTES..=asked.io_max_bytes).contains(&accept.io_max_bytes);
+        if !fine {
+            return Err(HelloError::Field("the target granted what was not asked"));
+        }
+        Ok(accept)
+    }
+}
+
+impl HelloReject {
+    /// The bytes of a refusal.
+    #[must_use]
+    pub fn to_wire(&self) -> Vec<u8> {
+        let mut cut = self.text.len().min(REJECT_TEXT_BYTES);
+        while !self.text.is_char_boundary(cut) {
+            cut -= 1;
+        }
+        let mut text = [0; REJECT_TEXT_BYTES];
+        text[..cut].copy_from_slice(&self.text.as_bytes()[..cut]);
+        let wire = WireReject {
+            magic: MAGIC,
+            length: REJECT_BYTES as u8,
+            text_length: u8::try_from(cut).unwrap_or(0),
+            reason: self.reason.map_or(0, |r| r as u16).into(),
+            newest: self.newest.0.into(),
+            oldest: self.oldest.0.into(),
+            reserved: 0.into(),
+            text,
+        };
+        wire.as_bytes().to_vec()
+    }
+
+    /// Parses private data, padded or not.
+    ///
+    /// # Errors
+    /// [`HelloError`]: the first rule that is broken.
+    pub fn from_wire(bytes: &[u8]) -> Result<Self, HelloError> {
+        let wire = WireReject::ref_from_bytes(fixed::<REJECT_BYTES>(bytes)?)
+            .map_err(|_| HelloError::Length(bytes.len()))?;
+        let text = wire.text.get(..usize::from(wire.text_length)).ok_or(HelloError::Field("text too long"))?;
+        Ok(Self {
+            reason: RejectReason::ALL.into_iter().find(|r| *r as u16 == wire.reason.get()),
+            newest: Version(wire.newest.get()),
+            oldest: Version(wire.oldest.get()),
+            // It ends up in a terminal and in logs.
+            text: String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).collect(),
+        })
+    }
+}
+
+/// What a target can give on one connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Offer {
+    /// Deepest queue.
+    pub depth: QueueDepth,
+    /// Abilities, those of its device included.
+    pub features: Features,
+    /// In-capsule data its receive slots hold.
+    pub in_capsule_bytes: u32,
+    /// Most data per command.
+    pub io_max_bytes: u32,
+    /// Its run.
+    pub instance: InstanceId,
+}
+
+/// What both ends will do: the best both can, never more than was asked.
+///
+/// # Errors
+/// The reason to reject with.
+pub fn negotiate(asked: &HelloRequest, offer: &Offer) -> Result<HelloAccept, RejectReason> {
+    let newest = asked.newest.min(Version::NEWEST);
+    if newest < asked.oldest || newest < Version::OLDEST {
+        return Err(RejectReason::Version);
+    }
+    let io_max_bytes = asked.io_max_bytes.min(offer.io_max_bytes);
+    if io_max_bytes < limits::IO_MIN_BYTES {
+        return Err(RejectReason::Malformed);
+    }
+    Ok(HelloAccept {
+        version: newest,
+        depth: asked.depth.min(offer.depth),
+        features: asked.features.and(offer.features),
+        in_capsule_bytes: asked.in_capsule_bytes.min(offer.in_capsule_bytes).min(io_max_bytes),
+        io_max_bytes,
+        instance: offer.instance,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn asked() -> HelloRequest {
+        HelloRequest {
+            kind: ConnectionKind::Io { queue: 3 },
+            newest: Version(1),
+            oldest: Version(1),
+            depth: QueueDepth::new(128).unwrap(),
+            features: Features(3),
+            in_capsule_bytes: 4096,
+            io_max_bytes: 1 << 20,
+            epoch: Epoch(7),
+            session: SessionId([0xaa; 16]),
+        }
+    }
+
+    fn offer() -> Offer {
+        Offer {
+            depth: QueueDepth::new(64).unwrap(),
+            features: Features::WRITE_WITH_IMM,
+            in_capsule_bytes: 8192,
+            io_max_bytes: 1 << 18,
+            instance: InstanceId([0xbb; 16]),
+        }
+    }
+
+    #[test]
+    fn golden_request() {
+        let mut golden = vec![b'r', b'b', b'l', b'k', 48, 1, 1, 0, 1, 0, 3, 0, 128, 0, 0, 0, 3, 0, 0, 0];
+        golden.extend([0, 16, 0, 0, 0, 0, 16, 0, 7, 0, 0, 0]);
+        golden.extend([0xaa; 16]);
+        assert_eq!(asked().to_wire().as_slice(), golden);
+        golden.extend([0; 8]); // as a CM pads it
+        assert_eq!(HelloRequest::from_wire(&golden), Ok(asked()));
+    }
+
+    #[test]
+    fn golden_accept() {
+        let accept = negotiate(&asked(), &offer()).unwrap();
+        let mut golden = vec![b'r', b'b', b'l', b'k', 48, 0, 1, 0, 64, 0, 0, 0, 1, 0, 0, 0];
+        golden.extend([0, 16, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        golden.extend([0xbb; 16]);
+        assert_eq!(accept.to_wire().as_slice(), golden);
+        assert_eq!(HelloAccept::from_wire(&golden, &asked()), Ok(accept));
+    }
+
+    #[test]
+    fn refuses_bad_hellos() {
+        assert_eq!(HelloRequest::from_wire(b""), Err(HelloError::NotRblk));
+        assert_eq!(HelloRequest::from_wire(b"GET / HTTP/1.1\r\n"), Err(HelloError::NotRblk));
+        assert_eq!(HelloRequest::from_wire(b"rblk\x30"), Err(HelloError::Length(5)));
+        let good = asked().to_wire();
+        for (at, byte, error) in [
+            (4, 47, HelloError::Length(47)),
+            (5, 2, HelloError::Field("unknown kind of connection")),
+            (10, 64, HelloError::Field("queue index out of bounds")),
+            (5, 0, HelloError::Field("queue index out of bounds")),
+            (8, 2, HelloError::Field("version range is empty")),
+            (13, 0xff, HelloError::Field("queue depth out of bounds")),
+        ] {
+            let mut bytes = good;
+            bytes[at] = byte;
+            assert_eq!(HelloRequest::from_wire(&bytes), Err(error), "byte {at}");
+        }
+        let mut anonymous = good;
+        anonymous[32..].fill(0);
+        assert!(HelloRequest::from_wire(&anonymous).is_err());
+    }
+
+    #[test]
+    fn a_target_cannot_grant_more_than_asked() {
+        let fine = negotiate(&asked(), &offer()).unwrap();
+        for greedy in [
+            HelloAccept { version: Version(2), ..fine },
+            HelloAccept { depth: QueueDepth::new(129).unwrap(), ..fine },
+            HelloAccept { features: Features(4), ..fine },
+            HelloAccept { in_capsule_bytes: 4097, ..fine },
+            HelloAccept { io_max_bytes: (1 << 20) + 1, ..fine },
+            HelloAccept { io_max_bytes: 0, ..fine },
+        ] {
+            assert!(HelloAccept::from_wire(&greedy.to_wire(), &asked()).is_err(), "{greedy:?}");
+        }
+    }
+
+    #[test]
+    fn versions_that_do_not_meet_are_refused() {
+        let future = HelloRequest { newest: Version(9), oldest: Version(8), ..asked() };
+        assert_eq!(negotiate(&future, &offer()), Err(RejectReason::Version));
+        let wide = HelloRequest { newest: Version(9), ..asked() };
+        assert_eq!(negotiate(&wide, &offer()).unwrap().version, Version(1));
+    }
+
+    #[test]
+    fn rejection_round_trips_and_is_cut() {
+        let reject = HelloReject {
+            reason: Some(RejectReason::ShuttingDown),
+            newest: Version(1),
+            oldest: Version(1),
+            text: "draining \u{1b}[31m".to_owned() + &"ü".repeat(100),
+        };
+        let mut wire = reject.to_wire();
+        wire.resize(limits::CM_REJECT_BYTES, 0);
+        let seen = HelloReject::from_wire(&wire).unwrap();
+        assert_eq!(seen.reason, Some(RejectReason::ShuttingDown));
+        assert!(seen.text.starts_with("draining [31mü") && seen.text.len() < 97);
+        wire[5] = 200;
+        assert!(HelloReject::from_wire(&wire).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes: Vec<u8>) {
+            let mut framed = MAGIC.to_vec();
+            framed.push(48);
+            framed.extend(&bytes);
+            for candidate in [&bytes, &framed] {
+                let _ = HelloRequest::from_wire(candidate);
+                let _ = HelloAccept::from_wire(candidate, &asked());
+                let _ = HelloReject::from_wire(candidate);
+            }
+        }
+
+        #[test]
+        fn whatever_is_negotiated_the_initiator_accepts(
+            depth in 1u16..=1024, features: u32, in_capsule: u32, io_max in 4096u32..,
+        ) {
+            let asked = HelloRequest {
+                depth: QueueDepth::new(depth).unwrap(),
+                features: Features(features),
+                in_capsule_bytes: in_capsule,
+                io_max_bytes: io_max,
+                ..asked()
+            };
+            let accept = negotiate(&asked, &offer()).unwrap();
+            prop_assert_eq!(HelloAccept::from_wire(&accept.to_wire(), &asked), Ok(accept));
+        }
+    }
+}

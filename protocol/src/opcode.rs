@@ -1,0 +1,78 @@
+//! What a command asks for.
+
+/// Operation of a command.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Opcode {
+    /// Data from the volume into the descriptor's buffer, by RDMA WRITE.
+    Read = 0x01,
+    /// Data into the volume: in the capsule, or pulled from the descriptor's buffer by RDMA READ.
+    Write = 0x02,
+    /// Everything acknowledged on any queue of the session is durable when this is answered.
+    Flush = 0x03,
+    /// The range's content is no longer wanted; it reads as zeros or as before.
+    Discard = 0x04,
+    /// The range reads as zeros when this is answered.
+    WriteZeroes = 0x05,
+    /// First command on an I/O queue: the target answers with the optional verbs the ends agreed on, so
+    /// that a device that claims what it cannot do is found before it carries data.
+    SelfTest = 0x10,
+    /// Opens or resumes a session. In: [`crate::LoginRequest`]. Out: [`crate::LoginReply`].
+    Login = 0x20,
+    /// Lists volumes from index `lba` on. Out: [`crate::VolumeListHeader`] and entries.
+    ListVolumes = 0x21,
+    /// Opens a volume. In: [`crate::OpenRequest`]. Out: [`crate::OpenReply`].
+    OpenVolume = 0x22,
+    /// Gives a volume back.
+    CloseVolume = 0x23,
+    /// Proves that the target's data threads live.
+    KeepAlive = 0x24,
+    /// Parked by the target until it has something to tell ([`crate::AsyncEvent`]).
+    AsyncEvent = 0x25,
+    /// Ends the session in good order.
+    Logout = 0x26,
+}
+
+impl Opcode {
+    /// All of them, for tests and tables.
+    pub const ALL: [Self; 13] = [
+        Self::Read,
+        Self::Write,
+        Self::Flush,
+        Self::Discard,
+        Self::WriteZeroes,
+        Self::SelfTest,
+        Self::Login,
+        Self::ListVolumes,
+        Self::OpenVolume,
+        Self::CloseVolume,
+        Self::KeepAlive,
+        Self::AsyncEvent,
+        Self::Logout,
+    ];
+
+    /// From the wire.
+    #[must_use]
+    pub fn from_wire(byte: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|opcode| *opcode as u8 == byte)
+    }
+
+    /// Whether it belongs on the admin connection.
+    #[must_use]
+    pub fn is_admin(self) -> bool {
+        self as u8 >= Self::Login as u8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wire_bytes_are_frozen() {
+        let bytes: Vec<u8> = Opcode::ALL.iter().map(|o| *o as u8).collect();
+        assert_eq!(bytes, [1, 2, 3, 4, 5, 0x10, 0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26]);
+        let known = (0..=255u8).filter_map(Opcode::from_wire).count();
+        assert_eq!(known, Opcode::ALL.len());
+    }
+}

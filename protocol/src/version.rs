@@ -1,0 +1,26 @@
+//! Versions of the protocol, newest first.
+
+/// A protocol version. Ends agree on the highest both speak.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Version(pub u16);
+
+impl Version {
+    /// The newest this code speaks.
+    pub const NEWEST: Self = VERSIONS[0].0;
+    /// The oldest this code speaks.
+    pub const OLDEST: Self = VERSIONS[VERSIONS.len() - 1].0;
+}
+
+/// Every version this code speaks, newest first, with what changed.
+pub const VERSIONS: &[(Version, &str)] = &[(
+    Version(1),
+    "first: 64 B commands, 16 B responses, one keyed descriptor, in-capsule data, sessions with epochs",
+)];
+
+const _: () = {
+    let mut i = 1;
+    while i < VERSIONS.len() {
+        assert!(VERSIONS[i - 1].0.0 > VERSIONS[i].0.0, "newest first");
+        i += 1;
+    }
+};
