@@ -1,1 +1,47 @@
-//! config
+//! rblk configuration: TOML in, validated values out.
+//!
+//! Three files, three types:
+//!
+//! | file | type | holds |
+//! | --- | --- | --- |
+//! | `/etc/rblk/target.toml` and `target.d/*.toml` | [`TargetConfig`] | what a target serves |
+//! | `/etc/rblk/initiator.toml` | [`InitiatorConfig`] | the host's name and all its mounts |
+//! | `/etc/rblk/mounts.d/NAME.toml` | [`MountConfig`] | one mount |
+//!
+//! The same types carry what a command line said: fill the fields, then call `validate`, which applies the rules a
+//! file obeys. [`ByteSize`] and [`Duration`] are `FromStr`, so both accept the same texts. `dump` writes TOML that
+//! loads to the same value.
+//!
+//! An error says where (file, line, column), which key, which value, what is wrong with it and what to write
+//! instead. All the faults of a configuration are reported at once.
+//!
+//! ```
+//! use rblk_config::TargetConfig;
+//!
+//! let error = TargetConfig::parse("listen = ['rdma://0.0.0.0']\nmax_io = '3MiB'\n", "target.toml").unwrap_err();
+//! assert_eq!(
+//!     error.to_string(),
+//!     "target.toml:2:10: max_io = \"3MiB\": not a power of two; \
+//!      write a power of two from \"4KiB\" to \"4MiB\", such as \"2MiB\" or \"4MiB\""
+//! );
+//! ```
+#![forbid(unsafe_code)]
+
+mod document;
+mod error;
+mod exit;
+mod initiator;
+mod mount;
+mod rule;
+mod target;
+mod units;
+mod volume;
+
+pub use error::{ConfigError, Fault, Site};
+pub use exit::Exit;
+pub use initiator::InitiatorConfig;
+pub use mount::MountConfig;
+pub use rule::{Key, Rule, Schema};
+pub use target::TargetConfig;
+pub use units::{ByteSize, ByteSizeError, Duration, DurationError};
+pub use volume::{Backing, DirectIo, StoreKind, VolumeConfig};

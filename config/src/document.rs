@@ -1,0 +1,257 @@
+//! Files become one table that remembers where each key stands.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use toml::de::{DeTable, DeValue};
+use toml::{Spanned, Value};
+
+use crate::error::{ConfigError, Fault, Site};
+use crate::rule::{Schema, join};
+
+/// Most bytes of a configuration file: what is larger is something else, named by mistake.
+const FILE_MAX_BYTES: u64 = 1 << 20;
+
+/// The files of one configuration, laid over each other.
+#[derive(Debug, Default)]
+pub(crate) struct Document {
+    table: toml::Table,
+    sites: HashMap<String, KeySite>,
+    faults: Vec<Fault>,
+}
+
+/// Where a key and its value stand.
+#[derive(Debug)]
+struct KeySite {
+    key: Site,
+    value: Site,
+}
+
+impl Document {
+    /// Lays a file over the earlier ones: arrays of tables grow, any other key is replaced.
+    pub(crate) fn lay(&mut self, path: &Path) -> Result<(), ConfigError> {
+        self.lay_text(&read(path)?, path)
+    }
+
+    /// Same, from text. `path` is what errors call it.
+    pub(crate) fn lay_text(&mut self, text: &str, path: &Path) -> Result<(), ConfigError> {
+        let (table, spans) = parse(text, path)?;
+        let source = Source { text, path };
+        let start = || KeySite { key: source.site(0), value: source.site(0) };
+        self.sites.entry(String::new()).or_insert_with(start);
+        for (key, value) in table {
+            let Some((key_span, span)) = spans.get_ref().get_key_value(key.as_str()) else {
+                continue;
+            };
+            match (self.table.get_mut(&key), value) {
+                (Some(Value::Array(all)), Value::Array(more))
+                    if is_tables(all) && is_tables(&more) && !more.is_empty() =>
+                {
+                    source.record_items(&key, all.len(), span, &mut self.sites);
+                    all.extend(more);
+                }
+                (_, value) => {
+                    source.record(&key, key_span, span, &mut self.sites);
+                    self.table.insert(key, value);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a file the table `[section.NAME]`, NAME being its name without `.toml`.
+    pub(crate) fn lay_named(&mut self, section: &str, path: &Path) -> Result<(), ConfigError> {
+        let text = read(path)?;
+        let (table, spans) = parse(&text, path)?;
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let at = join(section, &name);
+        let source = Source { text: &text, path };
+        let start = KeySite { key: source.site(0), value: source.site(0) };
+        let named = self.table.entry(section).or_insert_with(|| Value::Table(toml::Table::new()));
+        // Otherwise `section` is not a table, and `judge` will say so.
+        if let Value::Table(named) = named {
+            if named.contains_key(&name) {
+                let earlier = self.sites.get(&at).map(|sites| sites.key.clone());
+                let mut fault = Fault::new(at, "defined twice", "remove one of the two");
+                fault.site = Some(start.key);
+                fault.other_site = earlier;
+                self.faults.push(fault);
+                return Ok(());
+            }
+            named.insert(name, Value::Table(table));
+            source.record_table(&at, spans.get_ref(), &mut self.sites);
+            self.sites.insert(at, start);
+        }
+        Ok(())
+    }
+
+    /// Judges the whole and decodes it.
+    pub(crate) fn decode<T: DeserializeOwned>(
+        mut self,
+        schema: &Schema,
+    ) -> Result<(T, Sites), ConfigError> {
+        schema.judge("", &self.table, &mut self.faults);
+        let sites = Sites(self.sites);
+        if !self.faults.is_empty() {
+            return Err(sites.refuse(self.faults));
+        }
+        match Value::Table(self.table).try_into() {
+            Ok(value) => Ok((value, sites)),
+            // The schema is stricter than the types, so this is only the last resort.
+            Err(error) => {
+                let text = error.to_string().trim_end().replace('\n', " ");
+                Err(sites.refuse(vec![Fault::new("configuration", text, "see the example file")]))
+            }
+        }
+    }
+}
+
+/// Where the keys of a configuration stand.
+#[derive(Debug, Default)]
+pub(crate) struct Sites(HashMap<String, KeySite>);
+
+impl Sites {
+    /// An error from faults that do not yet know where they stand.
+    pub(crate) fn refuse(&self, mut faults: Vec<Fault>) -> ConfigError {
+        for fault in &mut faults {
+            fault.site = fault.site.take().or_else(|| self.find(&fault.key, fault.at_key));
+            if let Some(other) = &fault.other {
+                fault.other_site = self.find(other, false);
+            }
+        }
+        faults.sort_by(|a, b| a.site.cmp(&b.site));
+        ConfigError::Invalid { faults }
+    }
+
+    /// The site of a key, else of the nearest table around it, else the start of the first file.
+    fn find(&self, path: &str, at_key: bool) -> Option<Site> {
+        let mut path = path;
+        loop {
+            if let Some(site) = self.0.get(path) {
+                return Some(if at_key { site.key.clone() } else { site.value.clone() });
+            }
+            if path.is_empty() {
+                return None;
+            }
+            path = &path[..path.rfind(['.', '[']).unwrap_or(0)];
+        }
+    }
+}
+
+/// `X.toml`, then every `*.toml` of `X.d/`.
+pub(crate) fn lay_with_drop_ins(path: &Path) -> Result<Document, ConfigError> {
+    let mut document = Document::default();
+    document.lay(path)?;
+    if path.extension().is_some_and(|extension| extension == "toml") {
+        for file in toml_files(&path.with_extension("d"))? {
+            document.lay(&file)?;
+        }
+    }
+    Ok(document)
+}
+
+/// The `*.toml` files of a directory by name, hidden ones left out; none if there is no such directory.
+pub(crate) fn toml_files(directory: &Path) -> Result<Vec<PathBuf>, ConfigError> {
+    let fail = |error| ConfigError::Read { path: directory.to_owned(), error };
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(fail)?,
+    };
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(fail)?.path();
+        let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        if !hidden && path.extension().is_some_and(|extension| extension == "toml") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    let fail = |error| ConfigError::Read { path: path.to_owned(), error };
+    let mut text = String::new();
+    let file = File::open(path).map_err(fail)?;
+    file.take(FILE_MAX_BYTES + 1).read_to_string(&mut text).map_err(fail)?;
+    if text.len() as u64 > FILE_MAX_BYTES {
+        return Err(fail(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            "larger than 1MiB, so it is not a configuration",
+        )));
+    }
+    Ok(text)
+}
+
+fn parse<'t>(
+    text: &'t str,
+    path: &Path,
+) -> Result<(toml::Table, Spanned<DeTable<'t>>), ConfigError> {
+    let fail = |error: toml::de::Error| {
+        let start = error.span().map_or(0, |span| span.start);
+        let problem = error.message().replace('\n', ", ");
+        ConfigError::Syntax { site: Source { text, path }.site(start), problem }
+    };
+    Ok((text.parse().map_err(fail)?, DeTable::parse(text).map_err(fail)?))
+}
+
+fn is_tables(values: &[Value]) -> bool {
+    values.iter().all(Value::is_table)
+}
+
+/// A text and what errors call it.
+struct Source<'s> {
+    text: &'s str,
+    path: &'s Path,
+}
+
+impl Source<'_> {
+    fn site(&self, offset: usize) -> Site {
+        let before = self.text.get(..offset).unwrap_or(self.text);
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        Site {
+            file: self.path.to_owned(),
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+        }
+    }
+
+    fn record<K>(
+        &self,
+        at: &str,
+        key: &Spanned<K>,
+        value: &Spanned<DeValue<'_>>,
+        sites: &mut HashMap<String, KeySite>,
+    ) {
+        let site =
+            KeySite { key: self.site(key.span().start), value: self.site(value.span().start) };
+        sites.insert(at.to_owned(), site);
+        match value.get_ref() {
+            DeValue::Table(table) => self.record_table(at, table, sites),
+            DeValue::Array(_) => self.record_items(at, 0, value, sites),
+            _ => {}
+        }
+    }
+
+    fn record_table(&self, at: &str, table: &DeTable<'_>, sites: &mut HashMap<String, KeySite>) {
+        for (key, value) in table {
+            self.record(&join(at, key.get_ref()), key, value, sites);
+        }
+    }
+
+    /// Records the items of an array, counting from `first`.
+    fn record_items(
+        &self,
+        at: &str,
+        first: usize,
+        array: &Spanned<DeValue<'_>>,
+        sites: &mut HashMap<String, KeySite>,
+    ) {
+        for (index, item) in array.get_ref().as_array().into_iter().flatten().enumerate() {
+            self.record(&format!("{at}[{}]", first + index), item, item, sites);
+        }
+    }
+}

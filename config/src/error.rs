@@ -1,0 +1,158 @@
+//! What is wrong with a configuration, where, and what to write instead.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use crate::Exit;
+
+/// Most characters of a value in a message.
+const VALUE_CHARS_MAX: usize = 80;
+
+/// Why a configuration was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A file could not be read.
+    #[error("{}: cannot read: {error}{}", path.display(), read_fix(error))]
+    Read {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// A file is not TOML.
+    #[error("{site}: not TOML: {problem}")]
+    Syntax {
+        /// Where the parser stopped.
+        site: Site,
+        /// What it said.
+        problem: String,
+    },
+    /// One or more keys are wrong. One line each, in the order of the files.
+    #[error("{}", lines(faults))]
+    Invalid {
+        /// At least one.
+        faults: Vec<Fault>,
+    },
+    /// A value cannot be written as TOML.
+    #[error("cannot be written as TOML: {0}")]
+    Dump(String),
+}
+
+impl ConfigError {
+    /// The exit code of a program that stops for this.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        Exit::Usage
+    }
+}
+
+/// A place in a file. Lines and columns count from 1, columns in characters.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Site {
+    /// As it was named to the loader.
+    pub file: PathBuf,
+    /// Line.
+    pub line: usize,
+    /// Column.
+    pub column: usize,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.file.display(), self.line, self.column)
+    }
+}
+
+/// One key that is wrong.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fault {
+    /// Where it stands; `None` for a default or a value of the command line.
+    pub site: Option<Site>,
+    /// Path of the key, such as `max_io` or `volume[2].size`.
+    pub key: String,
+    /// The value as TOML, if there is one.
+    pub value: Option<String>,
+    /// What is wrong.
+    pub problem: String,
+    /// What to write instead.
+    pub fix: String,
+    /// Path of the other key of a conflict between two.
+    pub other: Option<String>,
+    /// Where that other key stands.
+    pub other_site: Option<Site>,
+    /// Whether the name of the key is at fault, not its value.
+    pub(crate) at_key: bool,
+}
+
+impl Fault {
+    /// A value that is wrong.
+    pub(crate) fn new(
+        key: impl Into<String>,
+        problem: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> Self {
+        Self {
+            site: None,
+            key: key.into(),
+            value: None,
+            problem: problem.into(),
+            fix: fix.into(),
+            other: None,
+            other_site: None,
+            at_key: false,
+        }
+    }
+
+    /// With the value, as TOML, cut short if it is long.
+    pub(crate) fn value(mut self, value: impl Into<toml::Value>) -> Self {
+        let text = value.into().to_string();
+        let cut = text.char_indices().nth(VALUE_CHARS_MAX).map(|(cut, _)| cut);
+        self.value = Some(cut.map_or(text.clone(), |cut| format!("{}...", &text[..cut])));
+        self
+    }
+
+    /// In conflict with another key.
+    pub(crate) fn other(mut self, key: impl Into<String>) -> Self {
+        self.other = Some(key.into());
+        self
+    }
+
+    /// It is the key that is wrong: it is unknown.
+    pub(crate) fn at_key(mut self) -> Self {
+        self.at_key = true;
+        self
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(site) = &self.site {
+            write!(f, "{site}: ")?;
+        }
+        // A quoted key may hold anything, and a message goes to terminals and logs.
+        write!(f, "{}", self.key.escape_debug())?;
+        if let Some(value) = &self.value {
+            write!(f, " = {value}")?;
+        }
+        write!(f, ": {}", self.problem)?;
+        if let Some(site) = &self.other_site {
+            write!(f, " (at {site})")?;
+        }
+        write!(f, "; {}", self.fix)
+    }
+}
+
+fn lines(faults: &[Fault]) -> String {
+    faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+fn read_fix(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "; create it or name another with --config",
+        io::ErrorKind::PermissionDenied => "; run as root or make it readable",
+        io::ErrorKind::IsADirectory => "; name a file in it",
+        _ => "",
+    }
+}

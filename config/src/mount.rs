@@ -1,0 +1,198 @@
+//! One mount: a volume of a target as a local block device.
+
+use std::path::Path;
+
+use rblk_protocol::limits;
+use serde::{Deserialize, Serialize};
+
+use crate::document::{Document, Sites};
+use crate::error::{ConfigError, Fault};
+use crate::rule::{ADDRESS, Key, NAME, Rule, Schema, join};
+use crate::units::{ByteSize, Duration};
+
+/// Most memory for the data of one mount: all its queues full of the largest I/Os.
+const BUFFERS_MAX: u64 = 8 << 30;
+
+/// Queues assumed in that sum when none are given.
+const QUEUES_ASSUMED: u16 = 4;
+
+/// Highest number of a ublk device: minors have 20 bits.
+const DEVICE_ID_MAX: u32 = (1 << 20) - 1;
+
+pub(crate) static MOUNT_KEYS: Schema = Schema {
+    keys: &[
+        Key::required("target", Rule::List { item: &ADDRESS, max: 16 }),
+        Key::required("volume", NAME),
+        Key::optional("queues", Rule::Count { min: 1, max: limits::QUEUES_MAX as u32 }),
+        Key::optional("queue_depth", Rule::Count { min: 1, max: limits::QUEUE_DEPTH_MAX as u32 }),
+        Key::optional(
+            "max_io",
+            Rule::PowerOfTwo { min: limits::IO_MIN_BYTES as u64, max: limits::IO_MAX_BYTES as u64 },
+        ),
+        Key::optional("read_only", Rule::Flag),
+        Key::optional("device_id", Rule::Count { min: 0, max: DEVICE_ID_MAX }),
+        Key::optional(
+            "reconnect_delay",
+            Rule::Span { min: Duration::from_millis(10), max: Duration::from_secs(300) },
+        ),
+        Key::optional(
+            "fail_after",
+            Rule::Span { min: Duration::from_secs(0), max: Duration::from_secs(30 * 86_400) },
+        ),
+        Key::optional(
+            "detect",
+            Rule::Span { min: Duration::from_millis(100), max: Duration::from_secs(300) },
+        ),
+        Key::optional(
+            "connect_timeout",
+            Rule::Span { min: Duration::from_millis(100), max: Duration::from_secs(300) },
+        ),
+        Key::optional(
+            "spin",
+            Rule::Span { min: Duration::from_secs(0), max: Duration::from_millis(10) },
+        ),
+        Key::optional("host_name", NAME),
+    ],
+};
+
+/// Configuration of a mount: a file of `mounts.d`, or the command line of `rblk-initiator mount`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MountConfig {
+    /// Addresses of one target, tried in order. At least one.
+    pub target: Vec<String>,
+    /// The volume's name there.
+    pub volume: String,
+    /// Hardware queues of the device; the number of CPUs, at most 4, if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queues: Option<u16>,
+    /// Commands outstanding on one queue.
+    pub queue_depth: u16,
+    /// Most data of one read or write.
+    pub max_io: ByteSize,
+    /// Whether the device refuses writes.
+    pub read_only: bool,
+    /// N of `/dev/ublkbN`; the first free one if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_id: Option<u32>,
+    /// Pause before the first attempt to reconnect; later ones back off.
+    pub reconnect_delay: Duration,
+    /// How long I/O waits for a lost target before it fails; for ever if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fail_after: Option<Duration>,
+    /// Silence after which the path counts as lost.
+    pub detect: Duration,
+    /// How long one attempt to connect may take.
+    pub connect_timeout: Duration,
+    /// How long an idle data thread spins before it sleeps.
+    pub spin: Duration,
+    /// This host's name as the target shows it; that of [`InitiatorConfig`](crate::InitiatorConfig), else the
+    /// system's, if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_name: Option<String>,
+}
+
+impl Default for MountConfig {
+    /// The defaults of the keys; `target` and `volume` are empty and must be filled.
+    fn default() -> Self {
+        Self {
+            target: Vec::new(),
+            volume: String::new(),
+            queues: None,
+            queue_depth: limits::QUEUE_DEPTH_DEFAULT,
+            max_io: ByteSize(256 << 10),
+            read_only: false,
+            device_id: None,
+            reconnect_delay: Duration::from_secs(1),
+            fail_after: None,
+            detect: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(5),
+            spin: Duration::from_micros(50),
+            host_name: None,
+        }
+    }
+}
+
+impl MountConfig {
+    /// A mount with the defaults.
+    #[must_use]
+    pub fn new(target: impl Into<String>, volume: impl Into<String>) -> Self {
+        Self { target: vec![target.into()], volume: volume.into(), ..Self::default() }
+    }
+
+    /// Loads one file.
+    ///
+    /// # Errors
+    /// [`ConfigError`], with all the faults at once.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let mut document = Document::default();
+        document.lay(path)?;
+        Self::decode(document)
+    }
+
+    /// From text; `path` is what errors call it.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn parse(text: &str, path: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        let mut document = Document::default();
+        document.lay_text(text, path.as_ref())?;
+        Self::decode(document)
+    }
+
+    /// Applies the rules of a file to values that came from elsewhere, such as a command line laid over a file.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`].
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let table =
+            toml::Table::try_from(self).map_err(|error| ConfigError::Dump(error.to_string()))?;
+        let mut faults = Vec::new();
+        MOUNT_KEYS.judge("", &table, &mut faults);
+        if faults.is_empty() {
+            self.relate("", &mut faults);
+        }
+        if faults.is_empty() { Ok(()) } else { Err(Sites::default().refuse(faults)) }
+    }
+
+    /// As TOML that loads to the same value, with every key that has one.
+    ///
+    /// # Errors
+    /// [`ConfigError::Dump`]; in practice never.
+    pub fn dump(&self) -> Result<String, ConfigError> {
+        toml::to_string(self).map_err(|error| ConfigError::Dump(error.to_string()))
+    }
+
+    /// The keys of the file.
+    #[must_use]
+    pub fn keys() -> &'static Schema {
+        &MOUNT_KEYS
+    }
+
+    fn decode(document: Document) -> Result<Self, ConfigError> {
+        let (config, sites): (Self, _) = document.decode(&MOUNT_KEYS)?;
+        let mut faults = Vec::new();
+        config.relate("", &mut faults);
+        if faults.is_empty() { Ok(config) } else { Err(sites.refuse(faults)) }
+    }
+
+    /// Appends what is wrong between the keys, each of them being fine alone. `path` is that of the table.
+    pub(crate) fn relate(&self, path: &str, faults: &mut Vec<Fault>) {
+        let queues = self.queues.unwrap_or(QUEUES_ASSUMED);
+        let slots = u64::from(queues) * u64::from(self.queue_depth);
+        let sum = ByteSize(slots * self.max_io.0);
+        if sum.0 > BUFFERS_MAX {
+            let problem = format!(
+                "queues x queue_depth x max_io = {queues} x {} x {} = {sum} of buffers, the limit is {}",
+                self.queue_depth,
+                self.max_io,
+                ByteSize(BUFFERS_MAX)
+            );
+            let fit = ByteSize((BUFFERS_MAX / slots + 1).next_power_of_two() / 2);
+            let fix = format!("lower max_io to \"{fit}\", or queues or queue_depth");
+            faults.push(
+                Fault::new(join(path, "max_io"), problem, fix).value(self.max_io.to_string()),
+            );
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! What a target serves and with which resources.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use rblk_protocol::limits;
+use serde::{Deserialize, Serialize};
+
+use crate::document::{Document, Sites, lay_with_drop_ins};
+use crate::error::{ConfigError, Fault};
+use crate::rule::{ADDRESS, Key, NAME, Rule, SOCKET, Schema};
+use crate::units::{ByteSize, Duration};
+use crate::volume::{VOLUME_KEYS, VolumeConfig};
+
+/// The arena holds at least this many I/Os of the largest size: one read, one written, one in transfer each way.
+const ARENA_IOS_MIN: u64 = 4;
+
+/// Highest CPU number: that of the largest kernel configuration.
+const CPU_MAX: u32 = 8191;
+
+static TARGET_KEYS: Schema = Schema {
+    keys: &[
+        Key::required("listen", Rule::List { item: &ADDRESS, max: 64 }),
+        Key::optional("name", NAME),
+        Key::optional("control_socket", SOCKET),
+        Key::optional("poll_groups", Rule::Count { min: 1, max: limits::QUEUES_MAX as u32 }),
+        Key::optional(
+            "cpus",
+            Rule::List { item: &Rule::Count { min: 0, max: CPU_MAX }, max: 1024 },
+        ),
+        Key::optional("arena", Rule::Size { min: 1 << 20, max: 1 << 40, step: 4096 }),
+        Key::optional(
+            "max_io",
+            Rule::PowerOfTwo { min: limits::IO_MIN_BYTES as u64, max: limits::IO_MAX_BYTES as u64 },
+        ),
+        Key::optional(
+            "queue_depth_max",
+            Rule::Count { min: 1, max: limits::QUEUE_DEPTH_MAX as u32 },
+        ),
+        Key::optional(
+            "inline",
+            Rule::Size { min: 0, max: limits::IN_CAPSULE_MAX_BYTES as u64, step: 512 },
+        ),
+        Key::optional(
+            "drain_timeout",
+            Rule::Span { min: Duration::from_secs(0), max: Duration::from_secs(3600) },
+        ),
+        Key::optional("sessions_max", Rule::Count { min: 1, max: 65_536 }),
+        Key::optional(
+            "spin",
+            Rule::Span { min: Duration::from_secs(0), max: Duration::from_millis(10) },
+        ),
+        Key::optional("volume", Rule::Tables(&VOLUME_KEYS)),
+    ],
+};
+
+/// Configuration of a target.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TargetConfig {
+    /// Addresses to listen on, such as `rdma://0.0.0.0:7720` or `tcp://[::]:7721`. At least one.
+    pub listen: Vec<String>,
+    /// The target's name as initiators see it; the host's name if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Where `rblk-target status` and the like reach the running target.
+    pub control_socket: PathBuf,
+    /// Data threads; the number of CPUs, at most 4, if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub poll_groups: Option<u16>,
+    /// CPUs the data threads are pinned to, one each; any if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<Vec<u16>>,
+    /// Memory for data, registered with the RDMA device and locked.
+    pub arena: ByteSize,
+    /// Most data of one read or write.
+    pub max_io: ByteSize,
+    /// Most commands outstanding on one queue.
+    pub queue_depth_max: u16,
+    /// Most write data that travels inside a command.
+    pub inline: ByteSize,
+    /// How long a stopping target waits for commands in flight.
+    pub drain_timeout: Duration,
+    /// Most sessions at a time.
+    pub sessions_max: u32,
+    /// How long an idle data thread spins before it sleeps.
+    pub spin: Duration,
+    /// What is served.
+    #[serde(rename = "volume", skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<VolumeConfig>,
+}
+
+impl Default for TargetConfig {
+    /// The defaults of the keys; `listen` is empty and must be filled.
+    fn default() -> Self {
+        Self {
+            listen: Vec::new(),
+            name: None,
+            control_socket: PathBuf::from("/run/rblk/target.sock"),
+            poll_groups: None,
+            cpus: None,
+            arena: ByteSize(256 << 20),
+            max_io: ByteSize(1 << 20),
+            queue_depth_max: limits::QUEUE_DEPTH_DEFAULT,
+            inline: ByteSize(limits::IN_CAPSULE_DEFAULT_BYTES as u64),
+            drain_timeout: Duration::from_secs(10),
+            sessions_max: 1024,
+            spin: Duration::from_micros(50),
+            volumes: Vec::new(),
+        }
+    }
+}
+
+impl TargetConfig {
+    /// Loads `X.toml` and, over it, every `*.toml` of the directory `X.d` beside it.
+    ///
+    /// The drop-ins go in the order of their names; hidden files are left out. Each adds its `[[volume]]` tables to
+    /// those before it, and replaces any other key it sets, lists included. The whole is checked once, at the end.
+    ///
+    /// # Errors
+    /// [`ConfigError`], with all the faults at once.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        Self::decode(lay_with_drop_ins(path)?)
+    }
+
+    /// From text; `path` is what errors call it.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn parse(text: &str, path: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        let mut document = Document::default();
+        document.lay_text(text, path.as_ref())?;
+        Self::decode(document)
+    }
+
+    /// Applies the rules of a file to values that came from elsewhere.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`].
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let mut faults = Vec::new();
+        TARGET_KEYS.judge("", &self.table()?, &mut faults);
+        if faults.is_empty() {
+            self.relate(&mut faults);
+        }
+        if faults.is_empty() { Ok(()) } else { Err(Sites::default().refuse(faults)) }
+    }
+
+    /// As TOML that loads to the same value, with every key that has one.
+    ///
+    /// # Errors
+    /// [`ConfigError::Dump`] if a path is not UTF-8.
+    pub fn dump(&self) -> Result<String, ConfigError> {
+        toml::to_string(self).map_err(|error| ConfigError::Dump(error.to_string()))
+    }
+
+    /// The keys of the file.
+    #[must_use]
+    pub fn keys() -> &'static Schema {
+        &TARGET_KEYS
+    }
+
+    fn decode(document: Document) -> Result<Self, ConfigError> {
+        let (config, sites): (Self, _) = document.decode(&TARGET_KEYS)?;
+        let mut faults = Vec::new();
+        config.relate(&mut faults);
+        if faults.is_empty() { Ok(config) } else { Err(sites.refuse(faults)) }
+    }
+
+    fn table(&self) -> Result<toml::Table, ConfigError> {
+        toml::Table::try_from(self).map_err(|error| ConfigError::Dump(error.to_string()))
+    }
+
+    /// What is wrong between keys, each of them being fine alone.
+    fn relate(&self, faults: &mut Vec<Fault>) {
+        let arena_min = ByteSize(ARENA_IOS_MIN * self.max_io.0);
+        if self.arena < arena_min {
+            let lower = ByteSize((self.arena.0 / ARENA_IOS_MIN + 1).next_power_of_two() / 2);
+            let problem = format!(
+                "too small: {ARENA_IOS_MIN} x max_io = {ARENA_IOS_MIN} x {} = {arena_min}",
+                self.max_io
+            );
+            let fix = format!("raise arena to \"{arena_min}\" or lower max_io to \"{lower}\"");
+            faults.push(Fault::new("arena", problem, fix).value(self.arena.to_string()));
+        }
+        if self.inline > self.max_io {
+            let problem = format!("more than max_io = \"{}\"", self.max_io);
+            let fix = format!("lower inline to \"{0}\" or raise max_io", self.max_io);
+            faults.push(Fault::new("inline", problem, fix).value(self.inline.to_string()));
+        }
+        if let (Some(groups), Some(cpus)) = (self.poll_groups, &self.cpus)
+            && usize::from(groups) > cpus.len()
+        {
+            let problem = format!("one CPU each, and cpus lists {}", cpus.len());
+            let fix = format!("lower poll_groups to {} or list {groups} in cpus", cpus.len());
+            faults.push(Fault::new("poll_groups", problem, fix).value(i64::from(groups)));
+        }
+        self.relate_volumes(faults);
+    }
+
+    fn relate_volumes(&self, faults: &mut Vec<Fault>) {
+        let mut names: HashMap<&str, usize> = HashMap::new();
+        let mut paths: HashMap<PathBuf, usize> = HashMap::new();
+        for (index, volume) in self.volumes.iter().enumerate() {
+            let at = format!("volume[{index}]");
+            volume.relate(&at, faults);
+            let first = *names.entry(&volume.name).or_insert(index);
+            if first != index {
+                let key = format!("{at}.name");
+                faults.push(
+                    Fault::new(
+                        key,
+                        format!("the name of volume[{first}] too"),
+                        "rename one of them",
+                    )
+                    .value(volume.name.as_str())
+                    .other(format!("volume[{first}].name")),
+                );
+            }
+            // By components, so that `/a//b` and `/a/./b` are `/a/b`. Links are for the store's lock to find.
+            let Some(path) = &volume.path else { continue };
+            let first = *paths.entry(path.components().collect()).or_insert(index);
+            if first != index {
+                let key = format!("{at}.path");
+                faults.push(
+                    Fault::new(
+                        key,
+                        format!("the path of volume[{first}] too"),
+                        "give each its own store",
+                    )
+                    .value(path.display().to_string())
+                    .other(format!("volume[{first}].path")),
+                );
+            }
+        }
+    }
+}

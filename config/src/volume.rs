@@ -1,0 +1,274 @@
+//! One volume of a target.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rblk_protocol::limits::VOLUME_MAX_BYTES;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{ConfigError, Fault};
+use crate::rule::{Key, NAME, PATH, Rule, Schema, join};
+use crate::units::ByteSize;
+
+/// Block size when none is given.
+const BLOCK_SIZE_DEFAULT: u32 = 4096;
+
+/// Block sizes a volume may have.
+const BLOCK_SIZES: &[u32] = &[512, 4096];
+
+/// Most bytes of a volume: what people can read, just below what the protocol allows.
+const SIZE_MAX: u64 = 7 << 60;
+const _: () = assert!(SIZE_MAX <= VOLUME_MAX_BYTES);
+
+pub(crate) static VOLUME_KEYS: Schema = Schema {
+    keys: &[
+        Key::required("name", NAME),
+        Key::required("store", Rule::Word(StoreKind::WORDS)),
+        Key::optional("path", PATH),
+        Key::optional("size", Rule::Size { min: 512, max: SIZE_MAX, step: 512 }),
+        Key::optional("block_size", Rule::Choice(BLOCK_SIZES)),
+        Key::optional("read_only", Rule::Flag),
+        Key::optional("direct", Rule::Word(DirectIo::WORDS)),
+    ],
+};
+
+/// A volume: a `[[volume]]` table.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeConfig {
+    /// What initiators call it.
+    pub name: String,
+    /// What keeps its bytes.
+    pub store: StoreKind,
+    /// File or block device; for `file` only, and required there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Size; required for `memory` and `null`. For `file` it must be the file's own, or the volume is refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<ByteSize>,
+    /// Bytes of a logical block: 512 or 4096.
+    #[serde(default = "block_size_default")]
+    pub block_size: u32,
+    /// Whether writes are refused.
+    #[serde(default)]
+    pub read_only: bool,
+    /// Whether the page cache is bypassed; matters for `file` only.
+    #[serde(default)]
+    pub direct: DirectIo,
+}
+
+/// What keeps the bytes of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StoreKind {
+    /// A file or a block device.
+    File,
+    /// The target's memory; gone when it stops.
+    Memory,
+    /// Nothing: writes vanish and reads give zeros. For measuring the rest.
+    Null,
+}
+
+/// Use of `O_DIRECT`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DirectIo {
+    /// The volume is refused where the file system cannot.
+    Required,
+    /// Where the file system can.
+    #[default]
+    Preferred,
+    /// Through the page cache.
+    Off,
+}
+
+/// What a volume's store needs, without the keys that are not for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Backing<'c> {
+    /// A file or a block device.
+    File {
+        /// Where it is.
+        path: &'c Path,
+        /// The size it must have, if given.
+        size: Option<ByteSize>,
+        /// Use of `O_DIRECT`.
+        direct: DirectIo,
+    },
+    /// The target's memory.
+    Memory {
+        /// Size.
+        size: ByteSize,
+    },
+    /// Nothing.
+    Null {
+        /// Size.
+        size: ByteSize,
+    },
+}
+
+impl VolumeConfig {
+    /// A volume on a file or a block device.
+    #[must_use]
+    pub fn file(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
+        Self { path: Some(path.into()), ..Self::new(name.into(), StoreKind::File) }
+    }
+
+    /// A volume in memory.
+    #[must_use]
+    pub fn memory(name: impl Into<String>, size: ByteSize) -> Self {
+        Self { size: Some(size), ..Self::new(name.into(), StoreKind::Memory) }
+    }
+
+    /// A volume that keeps nothing.
+    #[must_use]
+    pub fn null(name: impl Into<String>, size: ByteSize) -> Self {
+        Self { size: Some(size), ..Self::new(name.into(), StoreKind::Null) }
+    }
+
+    fn new(name: String, store: StoreKind) -> Self {
+        Self {
+            name,
+            store,
+            path: None,
+            size: None,
+            block_size: BLOCK_SIZE_DEFAULT,
+            read_only: false,
+            direct: DirectIo::default(),
+        }
+    }
+
+    /// The keys of a `[[volume]]` table.
+    #[must_use]
+    pub fn keys() -> &'static Schema {
+        &VOLUME_KEYS
+    }
+
+    /// What the store needs.
+    ///
+    /// # Errors
+    /// When a key that the store needs is absent or one that is not for it is set. Never after
+    /// [`TargetConfig::validate`](crate::TargetConfig::validate).
+    pub fn backing(&self) -> Result<Backing<'_>, ConfigError> {
+        self.choose().map_err(|fault| ConfigError::Invalid { faults: vec![*fault] })
+    }
+
+    fn choose(&self) -> Result<Backing<'_>, Box<Fault>> {
+        let store = self.store;
+        let sized = |size: Option<ByteSize>| {
+            size.ok_or_else(|| {
+                let problem = format!("missing, and store = \"{store}\" needs it");
+                Box::new(Fault::new("size", problem, "write a size such as size = \"1GiB\""))
+            })
+        };
+        match (store, &self.path) {
+            (StoreKind::File, Some(path)) => {
+                Ok(Backing::File { path, size: self.size, direct: self.direct })
+            }
+            (StoreKind::File, None) => Err(Box::new(Fault::new(
+                "path",
+                "missing, and store = \"file\" needs it",
+                "write the path of a file or a block device such as path = \"/srv/rblk/a.img\"",
+            ))),
+            (StoreKind::Memory | StoreKind::Null, Some(path)) => {
+                let problem = format!("store = \"{store}\" has no path");
+                let fault = Fault::new("path", problem, "remove path or write store = \"file\"");
+                Err(Box::new(fault.value(path.display().to_string())))
+            }
+            (StoreKind::Memory, None) => Ok(Backing::Memory { size: sized(self.size)? }),
+            (StoreKind::Null, None) => Ok(Backing::Null { size: sized(self.size)? }),
+        }
+    }
+
+    /// Appends what is wrong between the keys; each alone is fine. `path` is that of the table.
+    pub(crate) fn relate(&self, path: &str, faults: &mut Vec<Fault>) {
+        let lacking = self.choose().err().map(|fault| *fault);
+        faults.extend(lacking.into_iter().chain(self.misfit()).map(|mut fault| {
+            fault.key = join(path, &fault.key);
+            fault
+        }));
+    }
+
+    /// The fault of a size that is not whole blocks.
+    fn misfit(&self) -> Option<Fault> {
+        let size = self.size?;
+        let block = u64::from(self.block_size);
+        let over = size.0.checked_rem(block).filter(|over| *over != 0)?;
+        let blocks = size.0 / block;
+        let problem =
+            format!("not a multiple of block_size: {} = {blocks} x {block} + {over}", size.0);
+        let below = ByteSize(blocks.max(1) * block);
+        let fix = match ByteSize((blocks + 1) * block) {
+            above if above == below => format!("write \"{above}\""),
+            above => format!("write \"{below}\" or \"{above}\""),
+        };
+        let fix = if block == 4096 { format!("{fix}, or block_size = 512") } else { fix };
+        Some(Fault::new("size", problem, fix).value(size.to_string()))
+    }
+}
+
+impl StoreKind {
+    const WORDS: &'static [&'static str] = &["file", "memory", "null"];
+
+    /// As it is written.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Memory => "memory",
+            Self::Null => "null",
+        }
+    }
+}
+
+impl DirectIo {
+    const WORDS: &'static [&'static str] = &["required", "preferred", "off"];
+
+    /// As it is written.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Required => "required",
+            Self::Preferred => "preferred",
+            Self::Off => "off",
+        }
+    }
+}
+
+impl fmt::Display for StoreKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl fmt::Display for DirectIo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for StoreKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        [Self::File, Self::Memory, Self::Null]
+            .into_iter()
+            .find(|kind| kind.as_str() == text)
+            .ok_or_else(|| Rule::Word(Self::WORDS).fix())
+    }
+}
+
+impl FromStr for DirectIo {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        [Self::Required, Self::Preferred, Self::Off]
+            .into_iter()
+            .find(|kind| kind.as_str() == text)
+            .ok_or_else(|| Rule::Word(Self::WORDS).fix())
+    }
+}
+
+fn block_size_default() -> u32 {
+    BLOCK_SIZE_DEFAULT
+}

@@ -1,0 +1,127 @@
+//! The examples load, name every key, and show the true defaults.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rblk_config::{InitiatorConfig, MountConfig, Schema, TargetConfig, VolumeConfig};
+
+fn example(name: &str) -> (PathBuf, String) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name);
+    let text = fs::read_to_string(&path).unwrap();
+    (path, text)
+}
+
+/// The text with each `#key = value` made a `key = value`.
+fn with_optional_keys(text: &str) -> String {
+    let uncomment = |line: &str| match line.strip_prefix('#') {
+        Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase()) => rest.to_owned(),
+        _ => line.to_owned(),
+    };
+    text.lines().map(|line| uncomment(line) + "\n").collect()
+}
+
+fn assert_names_every_key(text: &str, schema: &Schema) {
+    for key in schema.keys {
+        let name = key.name;
+        let shown = text.lines().any(|line| {
+            let line = line.strip_prefix('#').unwrap_or(line);
+            line.starts_with(&format!("{name} = ")) || line.contains(&format!("[{name}"))
+        });
+        assert!(shown, "{name} is not in the example");
+    }
+}
+
+#[test]
+fn every_example_is_loaded_by_a_test() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let mut names: Vec<_> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["initiator.toml", "mount.toml", "target-minimal.toml", "target.toml"]);
+}
+
+#[test]
+fn target() {
+    let (path, text) = example("target.toml");
+    let config = TargetConfig::load(&path).unwrap();
+    let defaults = TargetConfig {
+        listen: config.listen.clone(),
+        volumes: config.volumes.clone(),
+        ..TargetConfig::default()
+    };
+    assert_eq!(config, defaults, "the example shows another default");
+    assert_eq!(config.volumes[0], VolumeConfig::file("vol0", "/srv/rblk/vol0.img"));
+
+    assert_names_every_key(&text, TargetConfig::keys());
+    assert_names_every_key(&text, VolumeConfig::keys());
+    let full = TargetConfig::parse(&with_optional_keys(&text), &path).unwrap();
+    assert!(full.name.is_some() && full.cpus.is_some() && full.volumes[0].size.is_some());
+    assert_eq!(TargetConfig::parse(&full.dump().unwrap(), "dump").unwrap(), full);
+}
+
+#[test]
+fn target_minimal() {
+    let config = TargetConfig::load(&example("target-minimal.toml").0).unwrap();
+    let expected = TargetConfig {
+        listen: vec!["rdma://0.0.0.0:7720".to_owned()],
+        volumes: vec![VolumeConfig::file("vol0", "/srv/rblk/vol0.img")],
+        ..TargetConfig::default()
+    };
+    assert_eq!(config, expected);
+}
+
+#[test]
+fn mount() {
+    let (path, text) = example("mount.toml");
+    let config = MountConfig::load(&path).unwrap();
+    let defaults = MountConfig {
+        target: config.target.clone(),
+        volume: config.volume.clone(),
+        ..MountConfig::default()
+    };
+    assert_eq!(config, defaults, "the example shows another default");
+
+    assert_names_every_key(&text, MountConfig::keys());
+    let full = MountConfig::parse(&with_optional_keys(&text), &path).unwrap();
+    assert!(full.queues.is_some() && full.fail_after.is_some() && full.host_name.is_some());
+    assert_eq!(MountConfig::parse(&full.dump().unwrap(), "dump").unwrap(), full);
+}
+
+#[test]
+fn initiator() {
+    let (path, text) = example("initiator.toml");
+    let config = InitiatorConfig::load(&path).unwrap();
+    assert_eq!(config.mounts["data"], MountConfig::new("rdma://192.0.2.1:7720", "vol0"));
+    assert_eq!(config.mounts["logs"].queue_depth, 32);
+
+    assert_names_every_key(&text, InitiatorConfig::keys());
+    let full = InitiatorConfig::parse(&with_optional_keys(&text), &path).unwrap();
+    assert_eq!(full.host_name.as_deref(), Some("db1"));
+    assert_eq!(InitiatorConfig::parse(&full.dump().unwrap(), "dump").unwrap(), full);
+}
+
+/// A dump of everything set has just the keys of the schema, so that neither can get a key alone.
+#[test]
+fn schemas_have_the_keys_of_the_types() {
+    fn keys(text: &str) -> Vec<String> {
+        let mut keys: Vec<_> = text.parse::<toml::Table>().unwrap().keys().cloned().collect();
+        keys.sort();
+        keys
+    }
+    fn names(schema: &Schema) -> Vec<&str> {
+        let mut names: Vec<_> = schema.keys.iter().map(|key| key.name).collect();
+        names.sort_unstable();
+        names
+    }
+    let full = |name: &str| with_optional_keys(&example(name).1);
+    let target = TargetConfig::parse(&full("target.toml"), "target.toml").unwrap();
+    assert_eq!(keys(&target.dump().unwrap()), names(TargetConfig::keys()));
+    let volume = toml::to_string(&target.volumes[0]).unwrap();
+    assert_eq!(keys(&volume), names(VolumeConfig::keys()));
+    let mount = MountConfig::parse(&full("mount.toml"), "mount.toml").unwrap();
+    assert_eq!(keys(&mount.dump().unwrap()), names(MountConfig::keys()));
+    let initiator = InitiatorConfig::parse(&full("initiator.toml"), "initiator.toml").unwrap();
+    assert_eq!(keys(&initiator.dump().unwrap()), names(InitiatorConfig::keys()));
+}

@@ -1,0 +1,264 @@
+//! Several files make one configuration, and every configuration dumps to what loads the same.
+
+use std::fs;
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+use rblk_config::{
+    Backing, ByteSize, DirectIo, Duration, InitiatorConfig, MountConfig, StoreKind, TargetConfig,
+    VolumeConfig,
+};
+use tempfile::TempDir;
+
+fn files(files: &[(&str, &str)]) -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        let path = directory.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    directory
+}
+
+const BASE: &str = "listen = ['rdma://a', 'rdma://b']\narena = '64MiB'\n\
+                    [[volume]]\nname = 'one'\nstore = 'file'\npath = '/one'\n";
+
+#[test]
+fn drop_ins_add_volumes_and_override_the_rest() {
+    let directory = files(&[
+        ("target.toml", BASE),
+        (
+            "target.d/20-b.toml",
+            "arena = '32MiB'\n[[volume]]\nname='three'\nstore='memory'\nsize='1MiB'\n",
+        ),
+        (
+            "target.d/10-a.toml",
+            "arena = '16MiB'\nlisten = ['tcp://c']\n[[volume]]\nname='two'\nstore='null'\nsize='1MiB'\n",
+        ),
+        ("target.d/.30-hidden.toml", "nonsense"),
+        ("target.d/40.toml.bak", "nonsense"),
+    ]);
+    let config = TargetConfig::load(&directory.path().join("target.toml")).unwrap();
+    assert_eq!(config.arena, ByteSize(32 << 20));
+    assert_eq!(config.listen, ["tcp://c"]);
+    let names: Vec<_> = config.volumes.iter().map(|volume| volume.name.as_str()).collect();
+    assert_eq!(names, ["one", "two", "three"]);
+}
+
+#[test]
+fn faults_name_the_file_they_are_in() {
+    let directory = files(&[
+        ("target.toml", BASE),
+        ("target.d/a.toml", "[[volume]]\nname='two'\nstore='null'\nsize='1MiB'\n"),
+        ("target.d/b.toml", "\n[[volume]]\nname = 'one'\nstore='memory'\nsize=512\n"),
+    ]);
+    let error = TargetConfig::load(&directory.path().join("target.toml")).unwrap_err();
+    let root = directory.path().display();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "{root}/target.d/b.toml:3:8: volume[2].name = \"one\": the name of volume[0] too \
+             (at {root}/target.toml:4:8); rename one of them\n\
+             {root}/target.d/b.toml:5:6: volume[2].size = \"512B\": not a multiple of block_size: \
+             512 = 0 x 4096 + 512; write \"4KiB\", or block_size = 512"
+        )
+    );
+}
+
+#[test]
+fn a_relation_points_at_the_key_that_is_set() {
+    let directory = files(&[("target.toml", BASE), ("target.d/a.toml", "arena = '1MiB'")]);
+    let error = TargetConfig::load(&directory.path().join("target.toml")).unwrap_err();
+    assert!(
+        error.to_string().contains("/target.d/a.toml:1:9: arena = \"1MiB\": too small"),
+        "{error}"
+    );
+}
+
+#[test]
+fn mounts_are_files() {
+    let directory = files(&[
+        ("initiator.toml", "host_name = 'db1'\n[mount.a]\ntarget = ['x']\nvolume = 'v0'\n"),
+        ("mounts.d/b.toml", "target = ['x']\nvolume = 'v1'\n"),
+    ]);
+    let path = directory.path().join("initiator.toml");
+    let config = InitiatorConfig::load(&path).unwrap();
+    assert_eq!(config.mounts["a"], MountConfig::new("x", "v0"));
+    assert_eq!(config.mounts["b"], MountConfig::new("x", "v1"));
+    assert_eq!(InitiatorConfig::parse(&config.dump().unwrap(), "dump").unwrap(), config);
+
+    fs::remove_file(&path).unwrap();
+    let config = InitiatorConfig::load(&path).unwrap();
+    assert_eq!(config.mounts.keys().collect::<Vec<_>>(), ["b"]);
+    fs::remove_dir_all(directory.path().join("mounts.d")).unwrap();
+    assert_eq!(InitiatorConfig::load(&path).unwrap(), InitiatorConfig::default());
+}
+
+#[test]
+fn mounts_refused() {
+    let directory = files(&[
+        ("initiator.toml", "[mount.a]\ntarget = ['x']\nvolume = 'v0'\n"),
+        ("mounts.d/a.toml", "target = ['x']\nvolume = 'v1'\n"),
+        ("mounts.d/b c.toml", "target = ['x']\n"),
+        ("mounts.d/d.toml", "target = ['x']\nvolume = 'v2'\nqueues = 0"),
+    ]);
+    let error = InitiatorConfig::load(&directory.path().join("initiator.toml")).unwrap_err();
+    let root = directory.path().display();
+    let name =
+        "write 1 to 64 letters, digits, \".\", \"_\" or \"-\", not starting with \".\" or \"-\"";
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "{root}/mounts.d/a.toml:1:1: mount.a: defined twice (at {root}/initiator.toml:1:8); \
+             remove one of the two\n\
+             {root}/mounts.d/b c.toml:1:1: mount.b c: ' ' is not allowed in a name; {name}\n\
+             {root}/mounts.d/b c.toml:1:1: mount.b c.volume: missing; {name}\n\
+             {root}/mounts.d/d.toml:3:10: mount.d.queues = 0: less than 1; write a whole number from 1 to 64"
+        )
+    );
+}
+
+#[test]
+fn backings() {
+    let mut volume = VolumeConfig::file("a", "/a");
+    volume.direct = DirectIo::Required;
+    assert_eq!(
+        volume.backing().unwrap(),
+        Backing::File { path: "/a".as_ref(), size: None, direct: DirectIo::Required }
+    );
+    let size = ByteSize(1 << 20);
+    assert_eq!(VolumeConfig::memory("a", size).backing().unwrap(), Backing::Memory { size });
+    assert_eq!(VolumeConfig::null("a", size).backing().unwrap(), Backing::Null { size });
+    volume.store = StoreKind::Null;
+    assert!(volume.backing().is_err());
+}
+
+#[test]
+fn a_path_that_is_no_text_cannot_be_dumped() {
+    use std::os::unix::ffi::OsStringExt;
+    let path = PathBuf::from(std::ffi::OsString::from_vec(b"/\xff".to_vec()));
+    let config = TargetConfig {
+        listen: vec!["x".to_owned()],
+        volumes: vec![VolumeConfig::file("a", path)],
+        ..TargetConfig::default()
+    };
+    assert!(config.dump().is_err());
+    assert!(config.validate().is_err());
+}
+
+fn power(range: std::ops::RangeInclusive<u32>) -> impl Strategy<Value = ByteSize> {
+    range.prop_map(|shift| ByteSize(1 << shift))
+}
+
+fn micros(range: std::ops::RangeInclusive<u64>) -> impl Strategy<Value = Duration> {
+    range.prop_map(Duration::from_micros)
+}
+
+fn volume() -> impl Strategy<Value = VolumeConfig> {
+    let path = "/[a-z\"'\\\\ \n]{1,20}";
+    let kinds = prop_oneof![
+        (path, prop::option::of(1u64..1 << 40)).prop_map(|(path, blocks)| VolumeConfig {
+            size: blocks.map(|blocks| ByteSize(blocks * 4096)),
+            ..VolumeConfig::file("", path)
+        }),
+        (1u64..1 << 40).prop_map(|blocks| VolumeConfig::memory("", ByteSize(blocks * 4096))),
+        (1u64..1 << 40).prop_map(|blocks| VolumeConfig::null("", ByteSize(blocks * 4096))),
+    ];
+    let direct =
+        prop_oneof![Just(DirectIo::Required), Just(DirectIo::Preferred), Just(DirectIo::Off)];
+    (kinds, direct, any::<bool>(), any::<bool>()).prop_map(|(volume, direct, read_only, small)| {
+        VolumeConfig { direct, read_only, block_size: if small { 512 } else { 4096 }, ..volume }
+    })
+}
+
+prop_compose! {
+    fn target()(
+        name in prop::option::of("[a-z0-9_]{1,64}"),
+        cpus in prop::option::of(prop::collection::btree_set(0u16..=8191, 4..9)),
+        poll_groups in prop::option::of(1u16..=4),
+        max_io in power(14..=22),
+        arena in 4096u64..1 << 28,
+        queue_depth_max in 1u16..=1024,
+        inline in 0u64..=32,
+        drain_timeout in micros(0..=3_600_000_000),
+        sessions_max in 1u32..=65_536,
+        spin in micros(0..=10_000),
+        volumes in prop::collection::vec(volume(), 0..5),
+    ) -> TargetConfig {
+        let mut volumes = volumes;
+        for (index, volume) in volumes.iter_mut().enumerate() {
+            volume.name = format!("v{index}");
+            volume.path = volume.path.take().map(|path| path.join(index.to_string()));
+        }
+        TargetConfig {
+            listen: vec!["rdma://[::]:1".to_owned(), "tcp://x".to_owned()],
+            name,
+            control_socket: PathBuf::from("/s"),
+            poll_groups,
+            cpus: cpus.map(|cpus| cpus.into_iter().collect()),
+            arena: ByteSize(arena * 4096),
+            max_io,
+            queue_depth_max,
+            inline: ByteSize(inline * 512),
+            drain_timeout,
+            sessions_max,
+            spin,
+            volumes,
+        }
+    }
+}
+
+prop_compose! {
+    fn mount()(
+        queues in prop::option::of(1u16..=4),
+        queue_depth in 1u16..=512,
+        max_io in power(12..=22),
+        read_only: bool,
+        device_id in prop::option::of(0u32..1 << 20),
+        reconnect_delay in micros(10_000..=300_000_000),
+        fail_after in prop::option::of(micros(0..=2_592_000_000_000)),
+        detect in micros(100_000..=300_000_000),
+        connect_timeout in micros(100_000..=300_000_000),
+        spin in micros(0..=10_000),
+        host_name in prop::option::of("[a-z0-9_]{1,64}"),
+    ) -> MountConfig {
+        MountConfig {
+            target: vec!["rdma://[::1]:1".to_owned()],
+            volume: "v".to_owned(),
+            queues, queue_depth, max_io, read_only, device_id, reconnect_delay, fail_after, detect,
+            connect_timeout, spin, host_name,
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn target_dumps_to_what_loads_the_same(config in target()) {
+        prop_assert!(config.validate().is_ok(), "{}", config.validate().unwrap_err());
+        let text = config.dump().unwrap();
+        prop_assert_eq!(TargetConfig::parse(&text, "dump").unwrap(), config);
+    }
+
+    #[test]
+    fn mount_dumps_to_what_loads_the_same(config in mount()) {
+        prop_assert!(config.validate().is_ok(), "{}", config.validate().unwrap_err());
+        let text = config.dump().unwrap();
+        prop_assert_eq!(&MountConfig::parse(&text, "dump").unwrap(), &config);
+
+        let mut host = InitiatorConfig { host_name: config.host_name.clone(), ..Default::default() };
+        host.mounts.insert("x.y".to_owned(), config);
+        prop_assert_eq!(InitiatorConfig::parse(&host.dump().unwrap(), "dump").unwrap(), host);
+    }
+
+    /// Whatever the file says, there is a value that validates or an error with a text.
+    #[test]
+    fn no_text_panics(text in "((listen|arena|cpus|volume|path|size|mount|x) ?= ?(1|-1|0.5|'x'|\\[\\]|\\[1\\]|\\{a=1\\}|true)\n|\\[\\[?(volume|mount|a\\.b)\\]\\]?\n|\\PC{0,9}){0,6}") {
+        for error in [
+            TargetConfig::parse(&text, "t").map(|config| config.validate().unwrap()).err(),
+            InitiatorConfig::parse(&text, "t").map(|config| config.validate().unwrap()).err(),
+            MountConfig::parse(&text, "t").map(|config| config.validate().unwrap()).err(),
+        ].into_iter().flatten() {
+            prop_assert!(!error.to_string().is_empty());
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! What users read when a file is wrong, word for word.
+
+use rblk_config::{
+    ByteSize, ConfigError, Duration, InitiatorConfig, MountConfig, StoreKind, TargetConfig,
+    VolumeConfig,
+};
+
+const LISTEN: &str = "listen = ['rdma://192.0.2.1']\n";
+
+/// The message of a target file that starts with a good `listen` line.
+fn target(rest: &str) -> String {
+    TargetConfig::parse(&format!("{LISTEN}{rest}"), "t.toml").unwrap_err().to_string()
+}
+
+/// The message of a mount file that starts with the required keys.
+fn mount(rest: &str) -> String {
+    let text = format!("target = ['tcp://store1']\nvolume = 'v'\n{rest}");
+    MountConfig::parse(&text, "m.toml").unwrap_err().to_string()
+}
+
+fn assert_messages(message: fn(&str) -> String, table: &[(&str, &str)]) {
+    for (text, expected) in table {
+        assert_eq!(message(text), *expected, "for {text:?}");
+    }
+}
+
+#[test]
+fn target_values() {
+    assert_messages(
+        target,
+        &[
+            (
+                "max_io = '3MiB'",
+                "t.toml:2:10: max_io = \"3MiB\": not a power of two; write a power of two from \"4KiB\" to \"4MiB\", \
+                 such as \"2MiB\" or \"4MiB\"",
+            ),
+            (
+                "max_io = 8388608",
+                "t.toml:2:10: max_io = 8388608: more than 4MiB; write a power of two from \"4KiB\" to \"4MiB\"",
+            ),
+            (
+                "max_io = '1MB'",
+                "t.toml:2:10: max_io = \"1MB\": unit \"MB\" could mean 1000 or 1024; write \"MiB\"; \
+                 write a power of two from \"4KiB\" to \"4MiB\"",
+            ),
+            (
+                "max_io = 0.5",
+                "t.toml:2:10: max_io = 0.5: a fraction; use a smaller unit; \
+                 write a power of two from \"4KiB\" to \"4MiB\"",
+            ),
+            (
+                "arena = '2MiB'",
+                "t.toml:2:9: arena = \"2MiB\": too small: 4 x max_io = 4 x 1MiB = 4MiB; \
+                 raise arena to \"4MiB\" or lower max_io to \"512KiB\"",
+            ),
+            (
+                "arena = 5000000",
+                "t.toml:2:9: arena = 5000000: not a multiple of 4KiB; \
+                 write a multiple of 4KiB from \"1MiB\" to \"1TiB\"",
+            ),
+            (
+                "inline = '16KiB'\nmax_io = '8KiB'",
+                "t.toml:2:10: inline = \"16KiB\": more than max_io = \"8KiB\"; \
+                 lower inline to \"8KiB\" or raise max_io",
+            ),
+            (
+                "inline = -1",
+                "t.toml:2:10: inline = -1: negative; write a multiple of 512B from \"0B\" to \"16KiB\"",
+            ),
+            (
+                "queue_depth_max = 0",
+                "t.toml:2:19: queue_depth_max = 0: less than 1; write a whole number from 1 to 1024",
+            ),
+            (
+                "queue_depth_max = 70000",
+                "t.toml:2:19: queue_depth_max = 70000: more than 1024; write a whole number from 1 to 1024",
+            ),
+            (
+                "queue_depth_max = '128'",
+                "t.toml:2:19: queue_depth_max = \"128\": a text, not a number; \
+                 write a whole number from 1 to 1024",
+            ),
+            (
+                "drain_timeout = 10",
+                "t.toml:2:17: drain_timeout = 10: a number without a unit; \
+                 write a duration from \"0s\" to \"1h\"",
+            ),
+            (
+                "spin = '1s'",
+                "t.toml:2:8: spin = \"1s\": more than 10ms; write a duration from \"0s\" to \"10ms\"",
+            ),
+            (
+                "spin = '5 parsecs'",
+                "t.toml:2:8: spin = \"5 parsecs\": unknown unit \"parsecs\"; the common ones are us, ms, s, min, h \
+                 and days; write a duration from \"0s\" to \"10ms\"",
+            ),
+            (
+                "name = 'a b'",
+                "t.toml:2:8: name = \"a b\": ' ' is not allowed in a name; \
+                 write 1 to 64 letters, digits, \".\", \"_\" or \"-\", not starting with \".\" or \"-\"",
+            ),
+            (
+                "control_socket = 'run/x.sock'",
+                "t.toml:2:18: control_socket = \"run/x.sock\": not absolute; \
+                 write an absolute path of at most 107 bytes such as \"/run/rblk/target.sock\"",
+            ),
+            (
+                "cpus = [2, 3, 2]",
+                "t.toml:2:15: cpus[2] = 2: the same as cpus[0]; remove one of them",
+            ),
+            (
+                "cpus = []",
+                "t.toml:2:8: cpus = []: empty; write a list of one or more, each a whole number from 0 to 8191",
+            ),
+            (
+                "poll_groups = 4\ncpus = [0, 1]",
+                "t.toml:2:15: poll_groups = 4: one CPU each, and cpus lists 2; \
+                 lower poll_groups to 2 or list 4 in cpus",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn target_keys() {
+    let known = "the known keys are listen, name, control_socket, poll_groups, cpus, arena, max_io, \
+                 queue_depth_max, inline, drain_timeout, sessions_max, spin, volume";
+    assert_eq!(
+        target("max-io = 1"),
+        format!("t.toml:2:1: max-io: unknown key; did you mean max_io? {known}")
+    );
+    assert_eq!(target("  colour = 'red'"), format!("t.toml:2:3: colour: unknown key; {known}"));
+    assert_eq!(
+        target("[[volumes]]\nname = 'a'"),
+        format!("t.toml:2:3: volumes: unknown key; did you mean volume? {known}")
+    );
+    assert_eq!(
+        target("[volume]\nname = 'a'"),
+        "t.toml:2:1: volume: a table, not tables; write [[volume]] above the keys of each"
+    );
+    assert_eq!(target("\"a\\nb\" = 1"), format!("t.toml:2:1: a\\nb: unknown key; {known}"));
+    assert_eq!(
+        target(&format!("cpus = '{}'", "x".repeat(99))),
+        format!(
+            "t.toml:2:8: cpus = \"{}...: a text, not a list; \
+             write a list of one or more, each a whole number from 0 to 8191",
+            "x".repeat(79)
+        )
+    );
+    let message = |text: &str| TargetConfig::parse(text, "t.toml").unwrap_err().to_string();
+    assert_eq!(
+        message(""),
+        "t.toml:1:1: listen: missing; write a list of one or more, each an address such as \"rdma://192.0.2.1:7720\" \
+         or \"tcp://[2001:db8::1]:7721\""
+    );
+    assert_eq!(
+        message("listen = 'rdma://x'"),
+        "t.toml:1:10: listen = \"rdma://x\": a text, not a list; write a list of one or more, each an address such \
+         as \"rdma://192.0.2.1:7720\" or \"tcp://[2001:db8::1]:7721\""
+    );
+    assert_eq!(
+        message("listen = ['rdma://x', 'http://x']"),
+        "t.toml:1:23: listen[1] = \"http://x\": unknown scheme \"http\", the schemes are rdma and tcp; \
+         write an address such as \"rdma://192.0.2.1:7720\" or \"tcp://[2001:db8::1]:7721\""
+    );
+}
+
+#[test]
+fn target_syntax() {
+    assert_messages(
+        target,
+        &[
+            (
+                "arena = 64MiB",
+                "t.toml:2:9: not TOML: string values must be quoted, expected literal string",
+            ),
+            ("arena = '1GiB'\narena = '2GiB'", "t.toml:3:1: not TOML: duplicate key"),
+            ("[[volume]\n", "t.toml:2:10: not TOML: unclosed array table, expected `]`"),
+        ],
+    );
+}
+
+#[test]
+fn volumes() {
+    assert_messages(
+        target,
+        &[
+            (
+                "[[volume]]\nname = 'a'",
+                "t.toml:2:1: volume[0].store: missing; write \"file\", \"memory\" or \"null\"",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'flie'",
+                "t.toml:4:9: volume[0].store = \"flie\": not one of the choices; \
+                 write \"file\", \"memory\" or \"null\"; did you mean \"file\"?",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'file'",
+                "t.toml:2:1: volume[0].path: missing, and store = \"file\" needs it; \
+                 write the path of a file or a block device such as path = \"/srv/rblk/a.img\"",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'memory'",
+                "t.toml:2:1: volume[0].size: missing, and store = \"memory\" needs it; \
+                 write a size such as size = \"1GiB\"",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'null'\nsize = '1GiB'\npath = '/a'",
+                "t.toml:6:8: volume[0].path = \"/a\": store = \"null\" has no path; \
+                 remove path or write store = \"file\"",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'memory'\nsize = 10752",
+                "t.toml:5:8: volume[0].size = \"10752B\": not a multiple of block_size: 10752 = 2 x 4096 + 2560; \
+                 write \"8KiB\" or \"12KiB\", or block_size = 512",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'memory'\nsize = 0",
+                "t.toml:5:8: volume[0].size = 0: less than 512B; \
+                 write a multiple of 512B from \"512B\" to \"7EiB\"",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'memory'\nsize = '1GiB'\nblock_size = 1024",
+                "t.toml:6:14: volume[0].block_size = 1024: not one of the choices; write 512 or 4096",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'file'\npath = '/a'\nread_only = 'yes'",
+                "t.toml:6:13: volume[0].read_only = \"yes\": a text, not true or false; write true or false",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'file'\npath = '/a'\nblocksize = 512",
+                "t.toml:6:1: volume[0].blocksize: unknown key; did you mean block_size? \
+                 the known keys are name, store, path, size, block_size, read_only, direct",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'file'\npath = '/a'\n\
+                 [[volume]]\nname = 'a'\nstore = 'file'\npath = '//./a'",
+                "t.toml:7:8: volume[1].name = \"a\": the name of volume[0] too (at t.toml:3:8); rename one of them\n\
+                 t.toml:9:8: volume[1].path = \"//./a\": the path of volume[0] too (at t.toml:5:8); \
+                 give each its own store",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn mounts() {
+    assert_messages(
+        mount,
+        &[
+            (
+                "queues = 65",
+                "m.toml:3:10: queues = 65: more than 64; write a whole number from 1 to 64",
+            ),
+            (
+                "queues = 4\nqueue_depth = 1024\nmax_io = '4MiB'",
+                "m.toml:5:10: max_io = \"4MiB\": queues x queue_depth x max_io = 4 x 1024 x 4MiB = 16GiB of \
+                 buffers, the limit is 8GiB; lower max_io to \"2MiB\", or queues or queue_depth",
+            ),
+            (
+                "fail_after = 'never'",
+                "m.toml:3:14: fail_after = \"never\": not a number with a unit; \
+                 write a duration from \"0s\" to \"30days\"",
+            ),
+            (
+                "detect = '1ms'",
+                "m.toml:3:10: detect = \"1ms\": less than 100ms; write a duration from \"100ms\" to \"5m\"",
+            ),
+            (
+                "device_id = -1",
+                "m.toml:3:13: device_id = -1: less than 0; write a whole number from 0 to 1048575",
+            ),
+            (
+                "read_only = 1",
+                "m.toml:3:13: read_only = 1: a number, not true or false; write true or false",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn hosts() {
+    let message = |text: &str| InitiatorConfig::parse(text, "i.toml").unwrap_err().to_string();
+    assert_eq!(
+        message("mount = 3"),
+        "i.toml:1:9: mount: a number, not a table; write [mount.NAME] above the keys of each"
+    );
+    assert_eq!(
+        message("[mount]\ntarget = ['x']"),
+        "i.toml:2:10: mount.target: a list, not a table; write [mount.target] above its keys"
+    );
+    assert_eq!(
+        message("[mount.'a b']\ntarget = ['x']\nvolume = 'v'"),
+        "i.toml:1:8: mount.a b: ' ' is not allowed in a name; \
+         write 1 to 64 letters, digits, \".\", \"_\" or \"-\", not starting with \".\" or \"-\""
+    );
+    assert_eq!(
+        message(
+            "[mount.a]\ntarget = ['x', 'y']\nvolume = 'v'\ndevice_id = 3\n\
+             [mount.b]\ntarget = ['y']\nvolume = 'v'\ndevice_id = 3"
+        ),
+        "i.toml:7:10: mount.b.volume = \"v\": the volume of mount.a too, at the same address (at i.toml:3:10); \
+         remove one of the two mounts\n\
+         i.toml:8:13: mount.b.device_id = 3: the device of mount.a too (at i.toml:4:13); number one of them anew"
+    );
+}
+
+/// All at once, in the order of the file.
+#[test]
+fn several_faults() {
+    assert_eq!(
+        target("spin = 1\narena = true\ninline = 'x'"),
+        "t.toml:2:8: spin = 1: a number without a unit; write a duration from \"0s\" to \"10ms\"\n\
+         t.toml:3:9: arena = true: true or false, not a size; write a multiple of 4KiB from \"1MiB\" to \"1TiB\"\n\
+         t.toml:4:10: inline = \"x\": not a number with a unit; write a multiple of 512B from \"0B\" to \"16KiB\""
+    );
+}
+
+/// Values of a command line have no place, and are judged by the same rules.
+#[test]
+fn command_line() {
+    let config = MountConfig { max_io: ByteSize(3 << 20), ..MountConfig::new("tcp://store1", "v") };
+    assert_eq!(
+        config.validate().unwrap_err().to_string(),
+        "max_io = \"3MiB\": not a power of two; write a power of two from \"4KiB\" to \"4MiB\", \
+         such as \"2MiB\" or \"4MiB\""
+    );
+    assert_eq!(
+        MountConfig::default().validate().unwrap_err().to_string(),
+        "target = []: empty; write a list of one or more, each an address such as \"rdma://192.0.2.1:7720\" \
+         or \"tcp://[2001:db8::1]:7721\"\n\
+         volume = \"\": empty; write 1 to 64 letters, digits, \".\", \"_\" or \"-\", \
+         not starting with \".\" or \"-\""
+    );
+    MountConfig { fail_after: Some(Duration::from_secs(0)), ..MountConfig::new("store1", "v") }
+        .validate()
+        .unwrap();
+
+    let mut config = TargetConfig {
+        listen: vec!["rdma://[::]".to_owned()],
+        volumes: vec![VolumeConfig::null("n", ByteSize(1 << 30)), VolumeConfig::file("f", "/f")],
+        ..TargetConfig::default()
+    };
+    config.validate().unwrap();
+    config.volumes[0].name = "f".to_owned();
+    assert_eq!(
+        config.validate().unwrap_err().to_string(),
+        "volume[1].name = \"f\": the name of volume[0] too; rename one of them"
+    );
+    assert_eq!("disk".parse::<StoreKind>().unwrap_err(), "write \"file\", \"memory\" or \"null\"");
+}
+
+#[test]
+fn unreadable() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("target.toml");
+    let error = TargetConfig::load(&path).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "{}: cannot read: No such file or directory (os error 2); create it or name another with --config",
+            path.display()
+        )
+    );
+    assert_eq!(error.exit().code(), 2);
+
+    std::fs::write(&path, "#".repeat((1 << 20) + 1)).unwrap();
+    assert_eq!(
+        TargetConfig::load(&path).unwrap_err().to_string(),
+        format!("{}: cannot read: larger than 1MiB, so it is not a configuration", path.display())
+    );
+
+    std::fs::write(&path, b"name = '\xff'").unwrap();
+    assert!(matches!(TargetConfig::load(&path), Err(ConfigError::Read { .. })));
+}
