@@ -8,7 +8,7 @@ use crate::identity::{Epoch, HostId, InstanceId, Name, SessionId, VolumeHandle};
 use crate::limits::NAME_BYTES;
 
 /// A body that breaks a rule: which one.
-pub type BodyError = &'static str;
+type BodyError = &'static str;
 
 /// In-capsule data of LOGIN. Session and epoch are those of the connection's hello.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -248,7 +248,7 @@ impl LoginRequest {
     ///
     /// # Errors
     /// The rule that is broken.
-    pub fn from_wire(bytes: &[u8]) -> Result<Self, BodyError> {
+    pub fn from_wire(bytes: &[u8]) -> Result<Self, &'static str> {
         let wire = WireLogin::ref_from_bytes(bytes).map_err(|_| LENGTH)?;
         zero(&wire.reserved)?;
         Ok(Self {
@@ -281,7 +281,7 @@ impl LoginReply {
     ///
     /// # Errors
     /// The rule that is broken.
-    pub fn from_wire(bytes: &[u8]) -> Result<Self, BodyError> {
+    pub fn from_wire(bytes: &[u8]) -> Result<Self, &'static str> {
         let wire = WireLoginReply::ref_from_bytes(bytes).map_err(|_| LENGTH)?;
         zero(&wire.reserved)?;
         let session = SessionId(wire.session);
@@ -318,7 +318,7 @@ impl OpenRequest {
     ///
     /// # Errors
     /// The rule that is broken.
-    pub fn from_wire(bytes: &[u8]) -> Result<Self, BodyError> {
+    pub fn from_wire(bytes: &[u8]) -> Result<Self, &'static str> {
         let wire = WireOpen::ref_from_bytes(bytes).map_err(|_| LENGTH)?;
         zero(&wire.reserved)?;
         let mode = match wire.mode {
@@ -359,7 +359,7 @@ impl OpenReply {
     ///
     /// # Errors
     /// The rule that is broken.
-    pub fn from_wire(bytes: &[u8]) -> Result<Self, BodyError> {
+    pub fn from_wire(bytes: &[u8]) -> Result<Self, &'static str> {
         let wire = WireOpenReply::ref_from_bytes(bytes).map_err(|_| LENGTH)?;
         zero(&wire.reserved)?;
         let (block_size, blocks) = capacity(wire.block_shift, wire.blocks.get())?;
@@ -374,7 +374,7 @@ impl OpenReply {
     }
 }
 
-fn capacity(shift: u8, blocks: u64) -> Result<(BlockSize, BlockCount), BodyError> {
+fn capacity(shift: u8, blocks: u64) -> Result<(BlockSize, BlockCount), &'static str> {
     let size = BlockSize::from_shift(shift).ok_or("bad block size")?;
     let blocks = BlockCount(blocks);
     match blocks.bytes(size) {
@@ -399,7 +399,7 @@ impl VolumeListHeader {
     ///
     /// # Errors
     /// The rule that is broken.
-    pub fn from_wire(bytes: &[u8]) -> Result<Self, BodyError> {
+    pub fn from_wire(bytes: &[u8]) -> Result<Self, &'static str> {
         let wire = WireListHeader::ref_from_bytes(bytes).map_err(|_| LENGTH)?;
         zero(&wire.reserved)?;
         Ok(Self { entries: wire.entries.get(), total: wire.total.get() })
@@ -428,7 +428,7 @@ impl VolumeEntry {
     ///
     /// # Errors
     /// The rule that is broken.
-    pub fn from_wire(bytes: &[u8]) -> Result<Self, BodyError> {
+    pub fn from_wire(bytes: &[u8]) -> Result<Self, &'static str> {
         let wire = WireEntry::ref_from_bytes(bytes).map_err(|_| LENGTH)?;
         zero(&wire.reserved)?;
         let (block_size, blocks) = capacity(wire.block_shift, wire.blocks.get())?;

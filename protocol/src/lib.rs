@@ -48,6 +48,7 @@ mod identity;
 mod immediate;
 pub mod limits;
 mod opcode;
+mod selftest;
 mod status;
 mod tag;
 mod version;
@@ -65,6 +66,7 @@ pub use hello::{
 pub use identity::{Epoch, HostId, InstanceId, Name, NameError, Sequence, SessionId, VolumeHandle};
 pub use immediate::Immediate;
 pub use opcode::Opcode;
+pub use selftest::{SELF_TEST_BYTES, self_test_pattern};
 pub use status::Status;
 pub use tag::{QueueDepth, Tag};
 pub use version::{VERSIONS, Version};

@@ -1,1 +1,26 @@
-//! target
+//! The target: owns volumes and a registered memory arena, and serves them to initiators.
+//!
+//! ```text
+//! control (tokio)   serve -> control::Control -> session, devices, admission, admin
+//!                                 | mailbox          ^ channel
+//! data threads      poll_group::thread -> PollGroup -> connection, request, credit, volume
+//!                                              |-> store (io_uring)   |-> fabric (QPs)
+//! ```
+//!
+//! Calls go down, results come back as values: the loop in [`poll_group`] routes everything.
+
+#![deny(unsafe_code)]
+
+pub mod args;
+pub mod arena;
+pub mod connection;
+pub mod control;
+pub mod credit;
+pub mod poll_group;
+pub mod request;
+pub mod serve;
+pub mod session;
+pub mod stats;
+#[allow(unsafe_code)] // io_uring takes pointers
+pub mod store;
+pub mod volume;

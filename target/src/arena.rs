@@ -1,0 +1,500 @@
+//! [`Arena`]: cuts one [`Region`] into extents with a buddy allocator.
+//!
+//! Pure bookkeeping over offsets: the bytes are never touched here. What is kept is one bit per possible
+//! free block and level (about 2 bits per 4 KiB of memory), each level with summary words above it, so that
+//! both calls cost a few word operations per level and never allocate. The lowest free block of the best
+//! fitting level is taken, which keeps the low end dense and lets the high end coalesce.
+//!
+//! Invariants: an extent's offset is a multiple of its length; extents handed out never overlap; free blocks
+//! whose buddy is free too do not exist below the top level.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rblk_fabric::Region;
+
+/// Smallest extent, in bytes. Also the strongest memory alignment a backing store may ask for.
+pub const MIN_EXTENT_BYTES: u32 = 4 << 10;
+
+/// Largest extent an arena can be configured to hand out, in bytes.
+pub const MAX_EXTENT_BYTES: u32 = 4 << 20;
+
+/// Why an arena cannot be made. All numbers are bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ArenaError {
+    /// The largest extent is not usable.
+    #[error(
+        "largest extent of {0} bytes: must be a power of two between {MIN_EXTENT_BYTES} and {MAX_EXTENT_BYTES}"
+    )]
+    LargestExtent(u32),
+    /// The range is empty, outside the region or cut at the wrong place.
+    #[error(
+        "arena range {start}..{end} of a region of {region} bytes: must be inside it, not empty, and start and \
+         end at multiples of the largest extent, {largest} bytes"
+    )]
+    Range {
+        /// First byte.
+        start: usize,
+        /// One past the last byte.
+        end: usize,
+        /// Length of the region.
+        region: usize,
+        /// Largest extent.
+        largest: u32,
+    },
+}
+
+/// A run of bytes of the arena's region that belongs to the holder until [`Arena::release`].
+///
+/// It cannot be copied and does nothing on drop: one that is dropped stays allocated for ever.
+#[must_use = "an extent that is dropped stays allocated: give it back with Arena::release"]
+#[derive(PartialEq, Eq, Debug)]
+pub struct Extent {
+    offset: usize,
+    len: u32,
+}
+
+impl Extent {
+    /// First byte, counted from the start of the region.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Length in bytes: a power of two, at least what was asked for.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "an extent is never empty")]
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+}
+
+/// A buddy allocator over a range of a region.
+#[derive(Debug)]
+pub struct Arena {
+    region: Arc<Region>,
+    range: Range<usize>,
+    // levels[k] holds the free blocks of MIN << k bytes, by index from the start of the range.
+    levels: Vec<Bits>,
+    // Bit k is set when levels[k] has a free block.
+    available: u32,
+    free_bytes: usize,
+    extents: usize,
+    // What is handed out, by level: finds an extent of another arena, which the type cannot exclude.
+    #[cfg(debug_assertions)]
+    taken: Vec<Bits>,
+}
+
+impl Arena {
+    /// An arena over the whole region, which must be a multiple of `largest` bytes long.
+    ///
+    /// # Errors
+    /// [`ArenaError`] says which number does not fit.
+    pub fn new(region: Arc<Region>, largest: u32) -> Result<Self, ArenaError> {
+        let range = 0..region.len();
+        Self::over(region, range, largest)
+    }
+
+    /// An arena over a byte range of the region, so that several threads can own a part each.
+    /// `largest` is the longest extent in bytes.
+    ///
+    /// # Errors
+    /// [`ArenaError`] says which number does not fit.
+    pub fn over(
+        region: Arc<Region>,
+        range: Range<usize>,
+        largest: u32,
+    ) -> Result<Self, ArenaError> {
+        if !largest.is_power_of_two() || !(MIN_EXTENT_BYTES..=MAX_EXTENT_BYTES).contains(&largest) {
+            return Err(ArenaError::LargestExtent(largest));
+        }
+        let step = largest as usize;
+        if range.is_empty()
+            || range.end > region.len()
+            || !range.start.is_multiple_of(step)
+            || !range.end.is_multiple_of(step)
+        {
+            let Range { start, end } = range;
+            return Err(ArenaError::Range { start, end, region: region.len(), largest });
+        }
+        let bytes = range.len();
+        let top = level_of(largest);
+        let mut levels: Vec<Bits> = (0..=top)
+            .map(|level| Bits::new(bytes / (MIN_EXTENT_BYTES as usize) / (1 << level)))
+            .collect();
+        for block in 0..bytes / step {
+            levels[top].set(block);
+        }
+        Ok(Self {
+            region,
+            range,
+            #[cfg(debug_assertions)]
+            taken: levels.iter().map(|level| Bits::new(level.len)).collect(),
+            levels,
+            available: 1 << top,
+            free_bytes: bytes,
+            extents: 0,
+        })
+    }
+
+    /// The memory the extents are in.
+    #[must_use]
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// The part of the region this arena hands out.
+    #[must_use]
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// Length of the longest extent, in bytes.
+    #[must_use]
+    pub fn extent_max(&self) -> u32 {
+        MIN_EXTENT_BYTES << (self.levels.len() - 1)
+    }
+
+    /// Bytes in all.
+    #[must_use]
+    pub fn capacity_bytes(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Bytes not handed out; the rounding of extents counts as handed out.
+    #[must_use]
+    pub fn free_bytes(&self) -> usize {
+        self.free_bytes
+    }
+
+    /// Extents handed out and not yet given back.
+    #[must_use]
+    pub fn extents(&self) -> usize {
+        self.extents
+    }
+
+    /// The longest extent that can be had now, in bytes; 0 when everything is taken.
+    #[must_use]
+    pub fn largest_free(&self) -> u32 {
+        self.available.checked_ilog2().map_or(0, |level| MIN_EXTENT_BYTES << level)
+    }
+
+    /// An extent of at least `bytes` bytes, rounded up to a power of two of at least
+    /// [`MIN_EXTENT_BYTES`]. `None` when no free block is long enough, which includes zero bytes and more
+    /// than the largest extent.
+    pub fn allocate(&mut self, bytes: usize) -> Option<Extent> {
+        let bytes =
+            u32::try_from(bytes).ok().filter(|bytes| (1..=MAX_EXTENT_BYTES).contains(bytes))?;
+        let len = bytes.next_power_of_two().max(MIN_EXTENT_BYTES);
+        let wanted = level_of(len);
+        // A level beyond the top one has no bit in `available`.
+        let fitting = self.available >> wanted;
+        if fitting == 0 {
+            return None;
+        }
+        let mut level = wanted + fitting.trailing_zeros() as usize;
+        let mut block = self.take_first(level)?;
+        while level > wanted {
+            level -= 1;
+            block *= 2;
+            self.put(level, block + 1);
+        }
+        self.free_bytes -= len as usize;
+        self.extents += 1;
+        #[cfg(debug_assertions)]
+        self.taken[level].set(block);
+        Some(Extent { offset: self.range.start + block * len as usize, len })
+    }
+
+    /// Takes an extent back and joins it with its free neighbours.
+    ///
+    /// # Panics
+    /// In debug builds, when the extent is not one this arena has handed out.
+    #[expect(clippy::needless_pass_by_value, reason = "giving back is the end of the token")]
+    pub fn release(&mut self, extent: Extent) {
+        let len = extent.len as usize;
+        let mut level = level_of(extent.len);
+        debug_assert!(
+            level < self.levels.len()
+                && self.range.contains(&extent.offset)
+                && (extent.offset - self.range.start).is_multiple_of(len),
+            "not an extent of this arena: {extent:?}"
+        );
+        let mut block = (extent.offset - self.range.start) / len;
+        #[cfg(debug_assertions)]
+        {
+            assert!(self.taken[level].get(block), "not handed out: {extent:?}");
+            self.taken[level].clear(block);
+        }
+        let top = self.levels.len() - 1;
+        while level < top && self.levels[level].get(block ^ 1) {
+            self.levels[level].clear(block ^ 1);
+            if self.levels[level].is_empty() {
+                self.available &= !(1 << level);
+            }
+            block /= 2;
+            level += 1;
+        }
+        self.put(level, block);
+        self.free_bytes += len;
+        self.extents -= 1;
+    }
+
+    fn put(&mut self, level: usize, block: usize) {
+        self.levels[level].set(block);
+        self.available |= 1 << level;
+    }
+
+    fn take_first(&mut self, level: usize) -> Option<usize> {
+        let bits = &mut self.levels[level];
+        let block = bits.first()?;
+        bits.clear(block);
+        if bits.is_empty() {
+            self.available &= !(1 << level);
+        }
+        Some(block)
+    }
+}
+
+// Level of a power of two of at least MIN_EXTENT_BYTES.
+fn level_of(len: u32) -> usize {
+    (len.ilog2() - MIN_EXTENT_BYTES.ilog2()) as usize
+}
+
+// A fixed set of numbers below `len`: words of bits, and above them words that say which words below are
+// not zero, up to a single one. At 64 GiB of 4 KiB blocks that is four words to look at.
+#[derive(Debug)]
+struct Bits {
+    len: usize,
+    tiers: Vec<Box<[u64]>>,
+}
+
+impl Bits {
+    fn new(len: usize) -> Self {
+        let mut tiers = Vec::new();
+        let mut words = len;
+        loop {
+            words = words.div_ceil(64).max(1);
+            tiers.push(vec![0; words].into_boxed_slice());
+            if words == 1 {
+                return Self { len, tiers };
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.tiers.last().is_none_or(|word| word[0] == 0)
+    }
+
+    fn get(&self, index: usize) -> bool {
+        index < self.len && (self.tiers[0][index / 64] >> (index % 64)) & 1 == 1
+    }
+
+    fn set(&mut self, mut index: usize) {
+        for tier in &mut self.tiers {
+            let word = &mut tier[index / 64];
+            let was = *word;
+            *word |= 1 << (index % 64);
+            if was != 0 {
+                return;
+            }
+            index /= 64;
+        }
+    }
+
+    fn clear(&mut self, mut index: usize) {
+        for tier in &mut self.tiers {
+            let word = &mut tier[index / 64];
+            *word &= !(1 << (index % 64));
+            if *word != 0 {
+                return;
+            }
+            index /= 64;
+        }
+    }
+
+    fn first(&self) -> Option<usize> {
+        if self.is_empty() {
+            return None;
+        }
+        Some(
+            self.tiers
+                .iter()
+                .rev()
+                .fold(0, |word, tier| word * 64 + tier[word].trailing_zeros() as usize),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+    use rblk_fabric::PageKind;
+
+    use super::*;
+
+    fn arena(bytes: usize, largest: u32) -> Arena {
+        Arena::new(Region::allocate(bytes, PageKind::Normal).unwrap(), largest).unwrap()
+    }
+
+    #[test]
+    fn refuses_sizes_that_do_not_fit() {
+        let region = Region::allocate(6 << 20, PageKind::Normal).unwrap();
+        let new = |largest| Arena::new(Arc::clone(&region), largest).map(|_| ());
+        assert_eq!(new(2 << 20), Ok(()));
+        assert_eq!(new(6 << 20), Err(ArenaError::LargestExtent(6 << 20)));
+        assert_eq!(new(2048), Err(ArenaError::LargestExtent(2048)));
+        assert_eq!(new(8 << 20), Err(ArenaError::LargestExtent(8 << 20)));
+        assert!(matches!(new(4 << 20), Err(ArenaError::Range { .. })));
+        for range in [0..8 << 20, 4096..2 << 20, 2 << 20..2 << 20] {
+            assert!(Arena::over(Arc::clone(&region), range, 2 << 20).is_err());
+        }
+    }
+
+    #[test]
+    fn splits_lowest_first_and_joins_again() {
+        let mut arena = arena(2 << 20, 1 << 20);
+        let small = arena.allocate(1).unwrap();
+        let large = arena.allocate(1 << 20).unwrap();
+        assert_eq!(arena.extent_max(), 1 << 20);
+        assert_eq!((small.offset(), small.len()), (0, 4096));
+        assert_eq!((large.offset(), large.len()), (1 << 20, 1 << 20));
+        assert_eq!(arena.largest_free(), 512 << 10);
+        assert_eq!(arena.free_bytes(), (1 << 20) - 4096);
+        assert!(arena.allocate(1 << 20).is_none());
+        assert!(arena.allocate(0).is_none());
+        assert!(arena.allocate(usize::MAX).is_none());
+        assert!(arena.allocate(2 << 20).is_none());
+        arena.release(small);
+        arena.release(large);
+        assert_eq!(
+            (arena.free_bytes(), arena.extents(), arena.largest_free()),
+            (2 << 20, 0, 1 << 20)
+        );
+    }
+
+    #[test]
+    fn parts_of_a_region_keep_to_their_range() {
+        let region = Region::allocate(8 << 20, PageKind::Normal).unwrap();
+        let mut arena = Arena::over(region, 4 << 20..8 << 20, 1 << 20).unwrap();
+        let offsets: Vec<usize> =
+            std::iter::from_fn(|| arena.allocate(1 << 20).map(|extent| extent.offset())).collect();
+        assert_eq!(offsets, [4 << 20, 5 << 20, 6 << 20, 7 << 20]);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "not handed out")]
+    fn finds_a_second_release() {
+        let mut arena = arena(1 << 20, 1 << 20);
+        let extent = arena.allocate(4096).unwrap();
+        let again = Extent { offset: extent.offset, len: extent.len };
+        arena.release(extent);
+        arena.release(again);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "not an extent of this arena")]
+    fn finds_an_extent_of_another_arena() {
+        let mut one = arena(1 << 20, 1 << 20);
+        let mut other = arena(2 << 20, 1 << 20);
+        let _low = other.allocate(1 << 20).unwrap();
+        one.release(other.allocate(1 << 20).unwrap());
+    }
+
+    // The model: what is handed out, by offset. Whether a length can be had at all is decided by looking
+    // for an aligned hole of that length, which is the best any allocator of aligned extents can do
+    // without moving: the buddy allocator must be exactly as good.
+    fn hole_exists(taken: &BTreeMap<usize, u32>, capacity: usize, len: u32) -> bool {
+        (0..capacity).step_by(len as usize).any(|start| {
+            let end = start + len as usize;
+            taken.range(..end).next_back().is_none_or(|(&at, &bytes)| at + bytes as usize <= start)
+        })
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Allocate(usize),
+        Release(prop::sample::Index),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => (0..=18u32, 0..4096usize).prop_map(|(shift, more)| Step::Allocate((1 << shift) + more)),
+            2 => any::<prop::sample::Index>().prop_map(Step::Release),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_the_model(
+            blocks in 1..7usize,
+            top in 12..19u32,
+            steps in prop::collection::vec(step(), 1..400),
+        ) {
+            let largest = 1u32 << top;
+            let capacity = blocks * largest as usize;
+            let mut arena = arena(capacity, largest);
+            let mut taken = BTreeMap::new();
+            let mut held = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Allocate(bytes) => {
+                        let len = u32::try_from(bytes.next_power_of_two()).unwrap().max(MIN_EXTENT_BYTES);
+                        let possible = len <= largest && hole_exists(&taken, capacity, len);
+                        let extent = arena.allocate(bytes);
+                        prop_assert_eq!(extent.is_some(), possible);
+                        if let Some(extent) = extent {
+                            prop_assert_eq!(extent.len(), len);
+                            prop_assert_eq!(extent.offset() % len as usize, 0);
+                            prop_assert!(extent.offset() + len as usize <= capacity);
+                            let before = taken.range(..extent.offset() + len as usize).next_back();
+                            prop_assert!(before.is_none_or(|(&at, &b)| at + b as usize <= extent.offset()));
+                            taken.insert(extent.offset(), len);
+                            held.push(extent);
+                        }
+                    }
+                    Step::Release(index) => {
+                        if !held.is_empty() {
+                            let extent = held.swap_remove(index.index(held.len()));
+                            taken.remove(&extent.offset());
+                            arena.release(extent);
+                        }
+                    }
+                }
+                let used: usize = taken.values().map(|&len| len as usize).sum();
+                prop_assert_eq!(arena.free_bytes(), capacity - used);
+                prop_assert_eq!(arena.extents(), held.len());
+                let longest = (12..=top).rev().map(|s| 1 << s).find(|&l| hole_exists(&taken, capacity, l));
+                prop_assert_eq!(arena.largest_free(), longest.unwrap_or(0));
+            }
+            for extent in held {
+                arena.release(extent);
+            }
+            prop_assert_eq!(arena.free_bytes(), capacity);
+            let whole: Vec<_> = std::iter::from_fn(|| arena.allocate(largest as usize)).collect();
+            prop_assert_eq!(whole.len(), blocks);
+        }
+
+        #[test]
+        fn bits_agree_with_a_set(len in 1..9000usize, steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 0..300)) {
+            let mut bits = Bits::new(len);
+            let mut set = std::collections::BTreeSet::new();
+            for (put, index) in steps {
+                let index = index.index(len);
+                if put {
+                    bits.set(index);
+                    set.insert(index);
+                } else {
+                    bits.clear(index);
+                    set.remove(&index);
+                }
+                prop_assert_eq!(bits.first(), set.first().copied());
+                prop_assert_eq!(bits.get(index), put);
+            }
+        }
+    }
+}

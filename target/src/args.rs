@@ -1,0 +1,254 @@
+//! The command line of `rblk-target` and `rblk-targetd`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use rblk_config::{ByteSize, ConfigError, Duration, TargetConfig, VolumeConfig};
+
+/// Where a running target listens for `status` and `drain`, unless told otherwise.
+pub const CONTROL_SOCKET: &str = "/run/rblk/target.sock";
+
+/// Serves volumes to initiators over RDMA.
+#[derive(Debug, Parser)]
+#[command(name = "rblk-target", version, arg_required_else_help = true, after_help = "\
+Examples:
+  rblk-target serve --file vol0=/srv/vol0.img          one file, over RDMA and TCP
+  rblk-target serve --memory ram0=4GiB                 a RAM disk
+  rblk-target serve --config /etc/rblk/target.toml     volumes and limits from a file
+  rblk-target status --output json
+
+Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 no target answers, 6 an address cannot be used,
+7 this host lacks something (RDMA device, lockable memory), 8 not permitted, 9 a backing store is missing,
+locked or of a wrong size.")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What `rblk-target` can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve volumes until SIGTERM, which drains and ends.
+    Serve(Box<ServeArgs>),
+    /// Check a configuration and the stores it names, without serving.
+    Check {
+        /// Configuration file.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Show volumes, sessions and counters of the running target.
+    Status {
+        /// Which target.
+        #[command(flatten)]
+        socket: SocketArgs,
+        /// Form of the answer.
+        #[arg(long, value_enum, default_value = "table")]
+        output: Output,
+    },
+    /// Let I/O finish, tell the initiators, and stop the running target.
+    Drain {
+        /// Which target.
+        #[command(flatten)]
+        socket: SocketArgs,
+    },
+}
+
+/// Names a running target.
+#[derive(Debug, Args)]
+pub struct SocketArgs {
+    /// Control socket of the target.
+    #[arg(long = "control-socket", value_name = "PATH", default_value = CONTROL_SOCKET)]
+    pub path: PathBuf,
+}
+
+/// Form of an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Table,
+    /// For programs: one JSON document.
+    Json,
+}
+
+/// What to serve and how. Everything here can also stand in the configuration file; flags win.
+#[derive(Debug, Args, Default)]
+pub struct ServeArgs {
+    /// Configuration file (TOML); FILE.d/*.toml beside it is read too.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Address to listen on, rdma://HOST[:PORT] or tcp://HOST[:PORT]; repeat for several.
+    ///
+    /// Without any: rdma://0.0.0.0:7720 when this host has an RDMA device, and tcp://0.0.0.0:7721.
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Vec<String>,
+    /// Volume on a file or block device; repeat for several.
+    #[arg(long, value_name = "NAME=PATH")]
+    pub file: Vec<String>,
+    /// Volume in memory, lost at the end.
+    #[arg(long, value_name = "NAME=SIZE")]
+    pub memory: Vec<String>,
+    /// Volume of zeros that drops writes, for measuring the rest.
+    #[arg(long, value_name = "NAME=SIZE")]
+    pub null: Vec<String>,
+    /// Block size of the volumes named by flags: 512 or 4096.
+    #[arg(long, value_name = "BYTES", default_value_t = 4096)]
+    pub block_size: u32,
+    /// Refuse writes to the volumes named by flags.
+    #[arg(long)]
+    pub read_only: bool,
+    /// Name shown to initiators; the host's name by default.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Where `status` and `drain` reach this target.
+    #[arg(long, value_name = "PATH")]
+    pub control_socket: Option<PathBuf>,
+    /// Data threads; one per CPU up to 4 by default.
+    #[arg(long, value_name = "N")]
+    pub poll_groups: Option<u16>,
+    /// Registered memory for data in flight.
+    #[arg(long, value_name = "SIZE")]
+    pub arena: Option<ByteSize>,
+    /// Most data of one command.
+    #[arg(long, value_name = "SIZE")]
+    pub max_io: Option<ByteSize>,
+    /// Write data up to this size travels inside the command.
+    #[arg(long, value_name = "SIZE")]
+    pub inline: Option<ByteSize>,
+    /// How long an idle data thread looks for work before it sleeps.
+    #[arg(long, value_name = "TIME")]
+    pub spin: Option<Duration>,
+    /// How long a drain waits for initiators to leave.
+    #[arg(long, value_name = "TIME")]
+    pub drain_timeout: Option<Duration>,
+    /// Print the configuration that these flags and files make, and end.
+    #[arg(long)]
+    pub dump_config: bool,
+    /// More words in the log; twice for everything. RBLK_LOG overrides.
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+}
+
+/// A volume flag that is not `NAME=VALUE`.
+#[derive(Debug, thiserror::Error)]
+#[error("--{flag} {text}: {reason}")]
+pub struct BadFlag {
+    flag: &'static str,
+    text: String,
+    reason: String,
+}
+
+impl ServeArgs {
+    /// The configuration of file and flags together, validated.
+    ///
+    /// # Errors
+    /// [`ConfigError`] or [`BadFlag`].
+    pub fn configuration(&self) -> anyhow::Result<TargetConfig> {
+        let mut config = match &self.config {
+            Some(path) => TargetConfig::load(path)?,
+            None => TargetConfig::default(),
+        };
+        let split = |flag: &'static str, text: &str| {
+            text.split_once('=').map(|(n, v)| (n.to_owned(), v.to_owned())).ok_or_else(|| BadFlag {
+                flag,
+                text: text.to_owned(),
+                reason: format!("write --{flag} NAME={}", if flag == "file" { "PATH" } else { "SIZE" }),
+            })
+        };
+        let size = |flag: &'static str, text: &str, value: &str| {
+            value.parse::<ByteSize>().map_err(|e| BadFlag { flag, text: text.to_owned(), reason: e.to_string() })
+        };
+        let mut volumes = Vec::new();
+        for text in &self.file {
+            let (name, path) = split("file", text)?;
+            volumes.push(VolumeConfig::file(name, std::path::absolute(path)?));
+        }
+        for text in &self.memory {
+            let (name, value) = split("memory", text)?;
+            volumes.push(VolumeConfig::memory(name, size("memory", text, &value)?));
+        }
+        for text in &self.null {
+            let (name, value) = split("null", text)?;
+            volumes.push(VolumeConfig::null(name, size("null", text, &value)?));
+        }
+        for volume in &mut volumes {
+            volume.block_size = self.block_size;
+            volume.read_only = self.read_only;
+        }
+        config.volumes.extend(volumes);
+        if !self.listen.is_empty() {
+            config.listen.clone_from(&self.listen);
+        }
+        if config.listen.is_empty() {
+            config.listen = default_listen();
+        }
+        if self.name.is_some() {
+            config.name.clone_from(&self.name);
+        }
+        if let Some(path) = &self.control_socket {
+            config.control_socket.clone_from(path);
+        }
+        if self.poll_groups.is_some() {
+            config.poll_groups = self.poll_groups;
+        }
+        config.arena = self.arena.unwrap_or(config.arena);
+        config.max_io = self.max_io.unwrap_or(config.max_io);
+        config.inline = self.inline.unwrap_or(config.inline);
+        config.spin = self.spin.unwrap_or(config.spin);
+        config.drain_timeout = self.drain_timeout.unwrap_or(config.drain_timeout);
+        config.validate()?;
+        if config.volumes.is_empty() {
+            return Err(NoVolumes.into());
+        }
+        Ok(config)
+    }
+}
+
+/// Nothing to serve.
+#[derive(Debug, thiserror::Error)]
+#[error("no volume to serve: name one with --file NAME=PATH or --memory NAME=SIZE, or in [[volume]] tables of --config FILE")]
+pub struct NoVolumes;
+
+fn default_listen() -> Vec<String> {
+    let has_rdma = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut dir| dir.next().is_some());
+    let mut listen = Vec::new();
+    if has_rdma && cfg!(feature = "verbs") {
+        listen.push("rdma://0.0.0.0:7720".to_owned());
+    }
+    listen.push("tcp://0.0.0.0:7721".to_owned());
+    listen
+}
+
+/// The exit code for an error of this program.
+#[must_use]
+pub fn exit_of(error: &anyhow::Error) -> rblk_config::Exit {
+    use rblk_config::Exit;
+    use rblk_fabric::FabricError;
+
+    use crate::store::StoreErrorKind;
+    for cause in error.chain() {
+        if let Some(error) = cause.downcast_ref::<ConfigError>() {
+            return error.exit();
+        }
+        if cause.is::<BadFlag>() || cause.is::<NoVolumes>() || cause.is::<rblk_fabric::AddressError>() {
+            return Exit::Usage;
+        }
+        if let Some(error) = cause.downcast_ref::<crate::store::StoreError>() {
+            return match error.kind() {
+                StoreErrorKind::Permission => Exit::NotPermitted,
+                _ => Exit::Store,
+            };
+        }
+        if cause.is::<crate::serve::NotEnoughMemlock>() {
+            return Exit::HostLacks;
+        }
+        match cause.downcast_ref::<FabricError>() {
+            Some(FabricError::NoDevice | FabricError::MemlockTooSmall { .. } | FabricError::NoVerbs(_)) => {
+                return Exit::HostLacks;
+            }
+            Some(FabricError::Listen { .. } | FabricError::Unreachable { .. }) => return Exit::Unreachable,
+            _ => {}
+        }
+    }
+    Exit::Failure
+}

@@ -1,0 +1,28 @@
+//! The data side of the target: `rblk-target serve` becomes this program, the only one that links libibverbs.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use rblk_target::args::{Cli, Command, exit_of};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let Command::Serve(args) = Cli::parse().command else {
+        eprintln!("rblk-targetd: only `serve`; everything else is rblk-target's");
+        return rblk_config::Exit::Usage.into();
+    };
+    let level = match args.verbose {
+        0 => "info",
+        1 => "debug",
+        _ => "trace",
+    };
+    let filter = EnvFilter::try_from_env("RBLK_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    match args.configuration().and_then(|config| rblk_target::serve::serve(&config)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("rblk-target: {error:#}");
+            exit_of(&error).into()
+        }
+    }
+}

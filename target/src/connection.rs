@@ -1,0 +1,372 @@
+//! [`Connection`]: one QP as the target's data thread sees it: receive slots, credits, request table, and
+//! the batches it posts at the end of a turn.
+//!
+//! Memory of a connection is one [`Region`], registered by control before the connection comes here:
+//!
+//! ```text
+//! | receive slots, depth + 1 + spare | response slots, depth + 1 | reply areas (admin) | scratch |
+//! ```
+//!
+//! Invariants: a receive slot is posted again before the command that came in it is answered, so the peer,
+//! which has at most depth + 1 commands outstanding, always finds one (RNR cannot happen); a response slot is
+//! rewritten only for a new command with its tag, which proves that the peer has the old response.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rblk_fabric::{MemoryRegion, QpIndex, RecvWr, Region, SendOp, SendWr, Sge, SgeList, WrId};
+use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, RESPONSE_BYTES};
+use rblk_protocol::{ConnectionKind, Epoch, KeyedDescriptor, QueueDepth, Tag};
+
+use crate::credit::SendCredits;
+use crate::request::Request;
+
+/// Receive slots beyond depth + 1: room for a marker and a margin.
+const SPARE_RECVS: usize = 2;
+/// Bytes of a reply area of an admin connection.
+pub const REPLY_AREA_BYTES: usize = 4096;
+/// At least every n-th send WR is signaled.
+const SIGNAL_INTERVAL: u32 = 16;
+/// Bytes that a proof READ moves.
+pub const SCRATCH_BYTES: usize = 64;
+
+/// Names a connection of one poll group for as long as anything may refer to it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ConnectionId {
+    /// Index in the poll group's table.
+    pub slot: u16,
+    /// Changes with every use of the slot.
+    pub generation: u32,
+}
+
+/// What a WR was for; packed into its [`WrId`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WrKind {
+    /// RECV of a command, with its receive slot.
+    Recv(u16),
+    /// RDMA READ of write data.
+    ReadData(Tag),
+    /// RDMA WRITE or SEND of an answer.
+    Answer(Tag),
+    /// READ of the peer's scratch, to learn that everything before it is done.
+    Proof,
+    /// Marker behind everything on a dead send queue.
+    DrainSend,
+    /// Marker behind everything on a dead receive queue.
+    DrainRecv,
+}
+
+impl WrKind {
+    /// Packs it.
+    #[must_use]
+    pub fn id(self) -> WrId {
+        let (kind, index) = match self {
+            Self::Recv(slot) => (0u64, slot),
+            Self::ReadData(tag) => (1, tag.0),
+            Self::Answer(tag) => (2, tag.0),
+            Self::Proof => (3, 0),
+            Self::DrainSend => (4, 0),
+            Self::DrainRecv => (5, 0),
+        };
+        WrId(kind << 16 | u64::from(index))
+    }
+
+    /// Unpacks it. `None` for an id that was never made here.
+    #[must_use]
+    pub fn from_id(id: WrId) -> Option<Self> {
+        let index = (id.0 & 0xffff) as u16;
+        Some(match id.0 >> 16 {
+            0 => Self::Recv(index),
+            1 => Self::ReadData(Tag(index)),
+            2 => Self::Answer(Tag(index)),
+            3 => Self::Proof,
+            4 => Self::DrainSend,
+            5 => Self::DrainRecv,
+            _ => return None,
+        })
+    }
+}
+
+/// Sizes of a connection's memory and queues: pure arithmetic, used by control to allocate and by the data
+/// thread to address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Layout {
+    /// Commands the peer may have outstanding, less the connection's own.
+    pub depth: QueueDepth,
+    recv_stride: usize,
+    recv_slots: u16,
+    responses_at: usize,
+    replies_at: usize,
+    scratch_at: usize,
+    total: usize,
+}
+
+impl Layout {
+    /// For a connection with that depth and in-capsule size; `admin` ones have reply areas.
+    #[must_use]
+    pub fn new(depth: QueueDepth, in_capsule_bytes: u32, admin: bool) -> Self {
+        let recv_stride = (COMMAND_BYTES + in_capsule_bytes as usize).next_multiple_of(64);
+        let slots = depth.tags() + SPARE_RECVS;
+        let responses_at = recv_stride * slots;
+        let replies_at = (responses_at + depth.tags() * RESPONSE_BYTES).next_multiple_of(64);
+        let scratch_at = replies_at + if admin { depth.tags() * REPLY_AREA_BYTES } else { 0 };
+        Self {
+            depth,
+            recv_stride,
+            recv_slots: u16::try_from(slots).unwrap_or(u16::MAX),
+            responses_at,
+            replies_at,
+            scratch_at,
+            total: scratch_at + SCRATCH_BYTES,
+        }
+    }
+
+    /// Bytes of memory.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.total
+    }
+
+    /// Receive slots.
+    #[must_use]
+    pub fn recv_slots(&self) -> u16 {
+        self.recv_slots
+    }
+
+    /// RECVs that may be posted, markers included.
+    #[must_use]
+    pub fn recv_wrs(&self) -> u32 {
+        u32::from(self.recv_slots) + 1
+    }
+
+    /// Send WRs that may be outstanding, without the drain marker: per command a READ, a WRITE and a SEND,
+    /// and the tail of unsignaled ones.
+    #[must_use]
+    pub fn send_wrs(&self) -> u32 {
+        3 * u32::try_from(self.depth.tags()).unwrap_or(u32::MAX / 4) + 2 * SIGNAL_INTERVAL
+    }
+
+    /// The layout of an admin connection.
+    #[must_use]
+    pub fn admin() -> Self {
+        let depth = QueueDepth::new(ADMIN_DEPTH).unwrap_or_else(|| unreachable!("within the bounds"));
+        Self::new(depth, rblk_protocol::limits::IN_CAPSULE_DEFAULT_BYTES, true)
+    }
+}
+
+/// How far a connection is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Life {
+    /// Serves.
+    Live,
+    /// The QP is in error; waits for its markers and for what executes.
+    Dying {
+        /// When it began.
+        since: Instant,
+        /// The send queue's marker came back.
+        sends_drained: bool,
+        /// The receive queue's marker came back.
+        recvs_drained: bool,
+    },
+}
+
+/// What control hands over.
+#[derive(Debug)]
+pub struct ConnectionParams {
+    /// What it is for.
+    pub kind: ConnectionKind,
+    /// The session's place in the tables of the poll groups.
+    pub session: SessionSlot,
+    /// Epoch that its commands must name.
+    pub epoch: Epoch,
+    /// Sizes.
+    pub layout: Layout,
+    /// In-capsule bytes agreed.
+    pub in_capsule_bytes: u32,
+    /// Most data per command agreed.
+    pub io_max_bytes: u32,
+    /// WRITE_WITH_IMM was agreed.
+    pub write_with_imm: bool,
+    /// READs we may have outstanding.
+    pub reads_out: u8,
+    /// Its memory, registered with the poller's domain.
+    pub memory: MemoryRegion,
+    /// Who it is, for logs.
+    pub peer: String,
+}
+
+/// A session's place in the tables of the poll groups; given by control, used again only after every poll
+/// group was told that the old one is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SessionSlot(pub u16);
+
+/// One QP and everything that belongs to it.
+#[derive(Debug)]
+pub struct Connection {
+    /// Its name.
+    pub id: ConnectionId,
+    /// Index of its poller.
+    pub poller: usize,
+    /// Its QP there.
+    pub qp: QpIndex,
+    /// What control handed over.
+    pub params: ConnectionParams,
+    /// How far it is.
+    pub life: Life,
+    /// The self-test was answered: block commands are in order.
+    pub tested: bool,
+    /// A page of the peer that stays readable, named by the self-test.
+    pub peer_scratch: Option<KeyedDescriptor>,
+    /// By tag.
+    pub requests: Box<[Request]>,
+    /// Send-queue slots.
+    pub credits: SendCredits,
+    /// READs posted and not completed.
+    pub reads_in_flight: u8,
+    /// Requests that wait for a READ credit or slot.
+    pub waiting_reads: VecDeque<Tag>,
+    /// Requests that wait for send-queue slots.
+    pub waiting_sends: VecDeque<Tag>,
+    /// Answered requests that hold an extent, with the position that frees it.
+    pub pinned: VecDeque<(u64, Tag)>,
+    /// A proof READ is on its way.
+    pub proving: bool,
+    /// In this turn's list of connections to post for.
+    pub dirty: bool,
+    /// Send WRs of this turn.
+    pub sends: Vec<SendWr>,
+    /// RECVs of this turn.
+    pub recvs: Vec<RecvWr>,
+}
+
+impl Connection {
+    /// A connection that was just attached to `poller` as `qp`.
+    #[must_use]
+    pub fn new(id: ConnectionId, poller: usize, qp: QpIndex, params: ConnectionParams) -> Self {
+        let tags = params.layout.depth.tags();
+        let send_wrs = params.layout.send_wrs();
+        Self {
+            id,
+            poller,
+            qp,
+            life: Life::Live,
+            tested: matches!(params.kind, ConnectionKind::Admin),
+            peer_scratch: None,
+            requests: (0..tags).map(|_| Request::new()).collect(),
+            credits: SendCredits::new(send_wrs, SIGNAL_INTERVAL),
+            reads_in_flight: 0,
+            waiting_reads: VecDeque::with_capacity(tags),
+            waiting_sends: VecDeque::with_capacity(tags),
+            pinned: VecDeque::with_capacity(send_wrs as usize),
+            proving: false,
+            dirty: false,
+            sends: Vec::with_capacity(send_wrs as usize + 1),
+            recvs: Vec::with_capacity(params.layout.recv_wrs() as usize),
+            params,
+        }
+    }
+
+    /// Its memory.
+    #[must_use]
+    pub fn region(&self) -> &Arc<Region> {
+        self.params.memory.region()
+    }
+
+    /// Whether it still serves.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.life == Life::Live
+    }
+
+    /// Offset of a receive slot.
+    #[must_use]
+    pub fn recv_offset(&self, slot: u16) -> usize {
+        usize::from(slot) * self.params.layout.recv_stride
+    }
+
+    /// Offset of an admin reply area.
+    #[must_use]
+    pub fn reply_offset(&self, tag: Tag) -> usize {
+        self.params.layout.replies_at + tag.index() * REPLY_AREA_BYTES
+    }
+
+    /// SGE over our own memory.
+    ///
+    /// # Panics
+    /// The range is not inside: a bug of the layout.
+    #[must_use]
+    pub fn own_sge(&self, offset: usize, len: u32) -> Sge {
+        self.params.memory.sge(offset, len).expect("inside the connection's memory")
+    }
+
+    /// SGE of the scratch.
+    #[must_use]
+    pub fn scratch_sge(&self, len: u32) -> Sge {
+        self.own_sge(self.params.layout.scratch_at, len)
+    }
+
+    /// Queues a RECV for a slot.
+    pub fn queue_recv(&mut self, slot: u16) {
+        let stride = u32::try_from(self.params.layout.recv_stride).unwrap_or(u32::MAX);
+        let sge = self.own_sge(self.recv_offset(slot), stride);
+        self.recvs.push(RecvWr { id: WrKind::Recv(slot).id(), sge });
+    }
+
+    /// Queues a send WR, taking a slot. Returns its position.
+    pub fn queue_send(&mut self, kind: WrKind, op: SendOp, sge: Sge, must_signal: bool, inline: bool) -> u64 {
+        let signaled = must_signal || self.credits.wants_signal();
+        self.sends.push(SendWr { id: kind.id(), op, sges: SgeList::one(sge), signaled, inline });
+        self.credits.take(signaled)
+    }
+
+    /// Writes a response into the tag's slot and returns its SGE.
+    #[must_use]
+    pub fn response_sge(&self, tag: Tag, bytes: &[u8; RESPONSE_BYTES]) -> Sge {
+        let offset = self.params.layout.responses_at + tag.index() * RESPONSE_BYTES;
+        self.region().write(offset, bytes);
+        self.own_sge(offset, RESPONSE_BYTES as u32)
+    }
+
+    /// Whether nothing of it is in use any more: markers came back and nothing executes.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        let drained = matches!(self.life, Life::Dying { sends_drained: true, recvs_drained: true, .. });
+        drained && !self.requests.iter().any(Request::is_executing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wr_kinds_round_trip() {
+        for kind in [
+            WrKind::Recv(700),
+            WrKind::ReadData(Tag(1024)),
+            WrKind::Answer(Tag(0)),
+            WrKind::Proof,
+            WrKind::DrainSend,
+            WrKind::DrainRecv,
+        ] {
+            assert_eq!(WrKind::from_id(kind.id()), Some(kind));
+            assert!(kind.id().0 <= WrId::MASK);
+        }
+        assert_eq!(WrKind::from_id(WrId(WrId::MASK)), None);
+    }
+
+    #[test]
+    fn layout_pieces_do_not_overlap() {
+        for (depth, in_capsule, admin) in [(1, 0, false), (128, 4096, false), (1024, 16384, false), (16, 4096, true)] {
+            let layout = Layout::new(QueueDepth::new(depth).unwrap(), in_capsule, admin);
+            assert!(layout.recv_stride >= COMMAND_BYTES + in_capsule as usize);
+            assert_eq!(layout.responses_at, layout.recv_stride * usize::from(layout.recv_slots));
+            assert!(layout.replies_at >= layout.responses_at + layout.depth.tags() * RESPONSE_BYTES);
+            let replies = if admin { layout.depth.tags() * REPLY_AREA_BYTES } else { 0 };
+            assert_eq!(layout.scratch_at, layout.replies_at + replies);
+            assert_eq!(layout.bytes(), layout.scratch_at + SCRATCH_BYTES);
+            assert!(u32::from(layout.recv_slots) > u32::from(depth) + 1);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! From a connect request to an accepted connection, or a refusal that says why.
+
+use std::time::Instant;
+
+use rblk_fabric::{AcceptParams, Access, ConnectionHello, Incoming, PageKind, QpLimits, Region};
+use rblk_protocol::{
+    ConnectionKind, Epoch, Features, HelloReject, HelloRequest, Offer, QueueDepth, RejectReason, SessionId, Version,
+    limits, negotiate,
+};
+
+use super::Control;
+use crate::connection::{ConnectionParams, Layout};
+use crate::poll_group::ToGroup;
+
+/// READs a target has outstanding on one connection at most, where device and peer have more.
+const READS_OUT_MAX: u8 = 16;
+
+impl Control {
+    /// Answers a connect request.
+    pub(super) fn admit(&mut self, incoming: Incoming) {
+        let peer = incoming.peer();
+        let asked = match HelloRequest::from_wire(&incoming.hello().0) {
+            Ok(asked) => asked,
+            Err(error) => {
+                tracing::warn!(peer, %error, "refused a connection");
+                return incoming.reject(&refusal(RejectReason::Malformed, &error.to_string()));
+            }
+        };
+        if let Err((incoming, reason, text)) = self.try_admit(incoming, &asked, &peer) {
+            tracing::warn!(peer, ?reason, text, "refused a connection");
+            if let Some(incoming) = incoming {
+                incoming.reject(&refusal(reason, &text));
+            }
+        }
+    }
+
+    fn offer(&self, incoming: &Incoming) -> Offer {
+        let device = incoming.device();
+        let imm = if device.caps().write_with_imm { Features::WRITE_WITH_IMM } else { Features::default() };
+        // The bounds were checked by the configuration.
+        let depth = QueueDepth::new(self.limits.queue_depth_max.clamp(1, limits::QUEUE_DEPTH_MAX));
+        Offer {
+            depth: depth.unwrap_or_else(|| unreachable!("clamped")),
+            features: imm,
+            in_capsule_bytes: self.limits.in_capsule_bytes,
+            io_max_bytes: self.limits.io_max_bytes,
+            instance: self.instance,
+        }
+    }
+
+    fn try_admit(
+        &mut self,
+        incoming: Incoming,
+        asked: &HelloRequest,
+        peer: &str,
+    ) -> Result<(), (Option<Incoming>, RejectReason, String)> {
+        if self.draining.is_some() {
+            return Err((Some(incoming), RejectReason::ShuttingDown, "the target is draining".into()));
+        }
+        let mut offer = self.offer(&incoming);
+        if asked.kind == ConnectionKind::Admin {
+            offer.in_capsule_bytes = limits::IN_CAPSULE_DEFAULT_BYTES;
+            offer.features = Features::default();
+        }
+        let accept = match negotiate(asked, &offer) {
+            Ok(accept) => accept,
+            Err(reason) => {
+                let text = match reason {
+                    RejectReason::Version => format!(
+                        "no common version: we speak {} to {}, you {} to {}",
+                        Version::OLDEST.0, Version::NEWEST.0, asked.oldest.0, asked.newest.0
+                    ),
+                    _ => format!("max I/O of {} bytes is below {}", asked.io_max_bytes, limits::IO_MIN_BYTES),
+                };
+                return Err((Some(incoming), reason, text));
+            }
+        };
+        let device_at = match self.device(&incoming.device()) {
+            Ok(at) => at,
+            Err(error) => {
+                tracing::error!(%error, "cannot serve by this device");
+                return Err((Some(incoming), RejectReason::LimitReached, error.to_string()));
+            }
+        };
+        let now = Instant::now();
+        let (slot, epoch, queue) = match asked.kind {
+            ConnectionKind::Admin if asked.session.is_none() => {
+                let mut id = [0; 16];
+                let begun = getrandom::fill(&mut id)
+                    .map_err(|_| RejectReason::LimitReached)
+                    .and_then(|()| self.sessions.begin(SessionId(id), peer.to_owned(), now));
+                match begun {
+                    Ok(slot) => (slot, Epoch(1), None),
+                    Err(reason) => {
+                        let text = format!("{} sessions are the limit (sessions_max)", self.limits.sessions_max);
+                        return Err((Some(incoming), reason, text));
+                    }
+                }
+            }
+            ConnectionKind::Admin => match self.sessions.resume(asked.session, asked.epoch, peer.to_owned()) {
+                Ok(slot) => {
+                    let before = asked.epoch;
+                    self.send_all(|| ToGroup::EndConnections { session: slot, before });
+                    (slot, asked.epoch, None)
+                }
+                Err(reason) => return Err((Some(incoming), reason, "cannot resume the session".into())),
+            },
+            ConnectionKind::Io { queue } => match self.sessions.join(asked.session, asked.epoch, queue) {
+                Ok(slot) => (slot, asked.epoch, Some(queue)),
+                Err(reason) => return Err((Some(incoming), reason, "cannot join the session".into())),
+            },
+        };
+        let layout = Layout::new(accept.depth, accept.in_capsule_bytes, queue.is_none());
+        let device = incoming.device();
+        let caps = device.caps();
+        let (peer_serves, _) = incoming.peer_reads();
+        let reads_out = peer_serves.min(caps.max_reads_out).min(READS_OUT_MAX);
+        let group = self.next_group % self.groups.len();
+        let entry = &self.devices[device_at];
+        let prepared = Region::allocate(layout.bytes(), PageKind::Normal)
+            .map_err(|e| e.to_string())
+            .and_then(|region| entry.pd.register(&region, Access::LOCAL_WRITE).map_err(|e| e.to_string()))
+            .and_then(|memory| {
+                let sizes = QpLimits {
+                    send_wrs: layout.send_wrs() + 1,
+                    recv_wrs: layout.recv_wrs(),
+                    send_sges: 1,
+                    inline_bytes: limits::RESPONSE_BYTES as u32,
+                    reads_out,
+                    reads_in: 0,
+                };
+                let connection =
+                    incoming.prepare(&entry.pd, &entry.pollers[group], sizes).map_err(|e| e.to_string())?;
+                Ok((connection, memory))
+            });
+        let (connection, memory) = match prepared {
+            Ok(prepared) => prepared,
+            Err(text) => {
+                if asked.session.is_none() {
+                    // The session was begun for this connection alone.
+                    self.sessions.connection_gone(slot, epoch, queue, now);
+                }
+                return Err((None, RejectReason::LimitReached, text));
+            }
+        };
+        if queue.is_some() {
+            self.next_group = self.next_group.wrapping_add(1);
+        }
+        self.sessions.connection_added(slot, epoch, queue);
+        let params = ConnectionParams {
+            kind: asked.kind,
+            session: slot,
+            epoch,
+            layout,
+            in_capsule_bytes: accept.in_capsule_bytes,
+            io_max_bytes: accept.io_max_bytes,
+            write_with_imm: accept.features.has(Features::WRITE_WITH_IMM),
+            reads_out,
+            memory,
+            peer: peer.to_owned(),
+        };
+        let accept = AcceptParams { hello: ConnectionHello(accept.to_wire().to_vec()), reads_out, reads_in: 0 };
+        tracing::info!(peer, kind = ?asked.kind, session = slot.0, epoch = epoch.0, group, "connection");
+        self.send(
+            group,
+            ToGroup::AddConnection { poller: device_at, connection, params: Box::new(params), accept },
+        );
+        Ok(())
+    }
+}
+
+fn refusal(reason: RejectReason, text: &str) -> ConnectionHello {
+    let reject =
+        HelloReject { reason: Some(reason), newest: Version::NEWEST, oldest: Version::OLDEST, text: text.to_owned() };
+    ConnectionHello(reject.to_wire())
+}

@@ -1,0 +1,142 @@
+//! The control socket: one JSON request per line, one JSON answer per line.
+//!
+//! Only root and the target's own user may speak ([`Response::Error`] otherwise). A line is bounded, and so is
+//! the time a client may take for it.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
+
+use super::Request;
+use super::status::TargetStatus;
+
+const LINE_MAX: u64 = 64 << 10;
+const LINE_TIME: Duration = Duration::from_secs(10);
+
+/// What a control command asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "do")]
+pub enum Ask {
+    /// The state of everything.
+    Status,
+    /// Stop in good order.
+    Drain,
+}
+
+/// What it is told.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Response {
+    /// The state.
+    Status(Box<TargetStatus>),
+    /// It was taken.
+    Done,
+    /// It was not.
+    Error(String),
+}
+
+/// A bound socket; its file goes when it is dropped.
+#[derive(Debug)]
+pub struct ControlSocket {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl ControlSocket {
+    /// Binds, replacing the socket file of a dead target but never that of a living one.
+    ///
+    /// # Errors
+    /// A living target answers there, or the directory cannot be written.
+    pub async fn bind(path: &Path) -> io::Result<Self> {
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        if UnixStream::connect(path).await.is_ok() {
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another rblk-target answers there"));
+        }
+        match std::fs::remove_file(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        Ok(Self { listener, path: path.to_owned() })
+    }
+
+    /// Serves clients, each in a task of its own.
+    pub async fn serve(self, requests: mpsc::Sender<Request>) {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, _)) => {
+                    let requests = requests.clone();
+                    tokio::spawn(async move {
+                        // A client that breaks off is its own business.
+                        let _ = serve_one(stream, requests).await;
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "control socket");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+async fn serve_one(stream: UnixStream, requests: mpsc::Sender<Request>) -> io::Result<()> {
+    let (read, mut write) = stream.into_split();
+    let mut line = String::new();
+    let mut reader = BufReader::new(read.take(LINE_MAX));
+    tokio::time::timeout(LINE_TIME, reader.read_line(&mut line)).await??;
+    let response = match serde_json::from_str::<Ask>(&line) {
+        Ok(Ask::Status) => {
+            let (reply, answer) = oneshot::channel();
+            match requests.send(Request::Status(reply)).await {
+                Ok(()) => answer.await.map_or_else(
+                    |_| Response::Error("the target is stopping".into()),
+                    |status| Response::Status(Box::new(status)),
+                ),
+                Err(_) => Response::Error("the target is stopping".into()),
+            }
+        }
+        Ok(Ask::Drain) => match requests.send(Request::Drain).await {
+            Ok(()) => Response::Done,
+            Err(_) => Response::Error("the target is stopping".into()),
+        },
+        Err(error) => Response::Error(format!("not a request: {error}")),
+    };
+    let mut text = serde_json::to_vec(&response).map_err(io::Error::other)?;
+    text.push(b'\n');
+    tokio::time::timeout(LINE_TIME, write.write_all(&text)).await?
+}
+
+/// Asks a running target.
+///
+/// # Errors
+/// Nobody answers there, or not in time.
+pub async fn ask(path: &Path, ask: Ask) -> io::Result<Response> {
+    let exchange = async {
+        let mut stream = UnixStream::connect(path).await?;
+        let mut text = serde_json::to_vec(&ask).map_err(io::Error::other)?;
+        text.push(b'\n');
+        stream.write_all(&text).await?;
+        let mut answer = Vec::new();
+        stream.take(16 << 20).read_to_end(&mut answer).await?;
+        serde_json::from_slice(&answer).map_err(io::Error::other)
+    };
+    tokio::time::timeout(LINE_TIME, exchange)
+        .await
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the target does not answer"))?
+}

@@ -1,0 +1,95 @@
+//! [`SendCredits`]: send-queue slots of one QP.
+//!
+//! An unsignaled WR's slot is free only after a later signaled WR of the same QP completed, so slots are
+//! counted by position: everything up to the newest completed position is free.
+
+use std::collections::VecDeque;
+
+/// Slots of a send queue, counted by the poster.
+#[derive(Debug)]
+pub struct SendCredits {
+    capacity: u64,
+    posted: u64,
+    reclaimed: u64,
+    // Positions of signaled WRs that have not completed, oldest first; completions come in this order.
+    signaled: VecDeque<u64>,
+    interval: u64,
+}
+
+impl SendCredits {
+    /// For a queue of `capacity` WRs, with at least every `interval`-th one signaled.
+    #[must_use]
+    pub fn new(capacity: u32, interval: u32) -> Self {
+        Self {
+            capacity: u64::from(capacity),
+            posted: 0,
+            reclaimed: 0,
+            signaled: VecDeque::with_capacity(capacity as usize),
+            interval: u64::from(interval.clamp(1, (capacity / 4).max(1))),
+        }
+    }
+
+    /// Free slots.
+    #[must_use]
+    pub fn available(&self) -> u64 {
+        self.capacity - (self.posted - self.reclaimed)
+    }
+
+    /// Whether the next WR should be signaled so that slots keep coming back.
+    #[must_use]
+    pub fn wants_signal(&self) -> bool {
+        let last = self.signaled.back().copied().unwrap_or(self.reclaimed);
+        self.posted + 1 - last >= self.interval
+    }
+
+    /// Takes a slot; returns the WR's position, 1 for the first.
+    pub fn take(&mut self, signaled: bool) -> u64 {
+        debug_assert!(self.available() > 0, "slot taken without credit");
+        self.posted += 1;
+        if signaled {
+            self.signaled.push_back(self.posted);
+        }
+        self.posted
+    }
+
+    /// A signaled WR completed: everything up to it is done. Returns its position.
+    pub fn completed(&mut self) -> u64 {
+        if let Some(position) = self.signaled.pop_front() {
+            self.reclaimed = position;
+        }
+        self.reclaimed
+    }
+
+    /// Position up to which everything is known to be done.
+    #[must_use]
+    pub fn reclaimed(&self) -> u64 {
+        self.reclaimed
+    }
+
+    /// Whether a signaled WR at or after `position` is on its way.
+    #[must_use]
+    pub fn will_prove(&self, position: u64) -> bool {
+        self.signaled.back().is_some_and(|last| *last >= position)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_come_back_in_order() {
+        let mut credits = SendCredits::new(8, 16);
+        assert_eq!(credits.interval, 2);
+        assert!(!credits.wants_signal());
+        assert_eq!(credits.take(false), 1);
+        assert!(credits.wants_signal());
+        assert_eq!(credits.take(true), 2);
+        assert_eq!(credits.take(false), 3);
+        assert_eq!(credits.available(), 5);
+        assert!(credits.will_prove(2) && !credits.will_prove(3));
+        assert_eq!(credits.completed(), 2);
+        assert_eq!(credits.available(), 7);
+        assert_eq!(credits.completed(), 2, "a stray completion changes nothing");
+    }
+}

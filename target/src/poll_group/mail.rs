@@ -1,0 +1,140 @@
+//! Messages between control and a data thread.
+
+use std::sync::Arc;
+
+use rblk_fabric::{AcceptParams, MemoryRegion, Poller};
+use rblk_protocol::{AccessMode, CommandCapsule, Epoch, Status, Tag};
+
+use crate::connection::{ConnectionId, ConnectionParams, SessionSlot};
+use crate::store::VolumeIndex;
+use crate::store::backing::Backing;
+use crate::volume::Volume;
+
+/// Memory of a poll group as one device knows it.
+#[derive(Debug)]
+pub struct PollerMemory {
+    /// The poll group's arena.
+    pub arena: Arc<MemoryRegion>,
+    /// Zeros, as long as the largest read.
+    pub zeros: Arc<MemoryRegion>,
+    /// Sink for RDMA READs where the arena may not be one (iWARP).
+    pub sink: Option<Arc<MemoryRegion>>,
+    /// Memory volumes, by index.
+    pub volumes: Vec<(VolumeIndex, Arc<MemoryRegion>)>,
+}
+
+/// Control to data thread.
+#[derive(Debug)]
+pub enum ToGroup {
+    /// Serve another device. Its index is the number of devices before it.
+    AddPoller {
+        /// The CQ and its QPs.
+        poller: Box<dyn Poller>,
+        /// Our memory there.
+        memory: PollerMemory,
+    },
+    /// Serve another volume.
+    AddVolume {
+        /// The volume.
+        volume: Arc<Volume>,
+        /// Its file, for volumes with a store.
+        backing: Option<Arc<Backing>>,
+    },
+    /// Serve another connection: post its RECVs, then accept it.
+    AddConnection {
+        /// Index of the device's poller.
+        poller: usize,
+        /// The prepared QP.
+        connection: rblk_fabric::Connection,
+        /// What it is.
+        params: Box<ConnectionParams>,
+        /// The answer to the peer.
+        accept: AcceptParams,
+    },
+    /// A session opened a volume.
+    Open {
+        /// The session.
+        session: SessionSlot,
+        /// The volume.
+        volume: VolumeIndex,
+        /// How.
+        mode: AccessMode,
+    },
+    /// A session closed a volume, or lost it: later commands are refused.
+    Close {
+        /// The session.
+        session: SessionSlot,
+        /// The volume.
+        volume: VolumeIndex,
+        /// What later commands are told.
+        refusal: Status,
+    },
+    /// End every connection of a session with an epoch below `before`. Each reports
+    /// [`FromGroup::ConnectionGone`] when nothing of it is in use any more.
+    EndConnections {
+        /// The session.
+        session: SessionSlot,
+        /// Epochs below this.
+        before: Epoch,
+    },
+    /// Forget a session; its connections are gone.
+    ForgetSession {
+        /// The session.
+        session: SessionSlot,
+    },
+    /// Answer an admin command.
+    Reply {
+        /// Its connection.
+        connection: ConnectionId,
+        /// Its tag.
+        tag: Tag,
+        /// Outcome.
+        status: Status,
+        /// Value of the response.
+        value: u32,
+        /// Written to the command's descriptor first; at most a reply area.
+        payload: Vec<u8>,
+    },
+    /// End all connections and leave the thread when they are gone.
+    Stop,
+}
+
+/// Data thread to control.
+#[derive(Debug)]
+pub enum FromGroup {
+    /// An admin command arrived.
+    Admin {
+        /// Which poll group to answer.
+        group: usize,
+        /// Its connection.
+        connection: ConnectionId,
+        /// The session's place.
+        session: SessionSlot,
+        /// The command.
+        command: CommandCapsule,
+        /// Its in-capsule data.
+        body: Vec<u8>,
+    },
+    /// A connection ended and nothing of it is in use any more: no command, no RDMA, no store I/O.
+    ConnectionGone {
+        /// The session's place.
+        session: SessionSlot,
+        /// What it was.
+        kind: rblk_protocol::ConnectionKind,
+        /// Its epoch.
+        epoch: Epoch,
+        /// The QP, to be destroyed by control; `None` when it could not even be attached.
+        connection: Option<rblk_fabric::Connection>,
+        /// Its memory, to be freed after the QP.
+        memory: MemoryRegion,
+        /// Why, for the log.
+        reason: &'static str,
+    },
+    /// The thread left after [`ToGroup::Stop`], or broke.
+    Stopped {
+        /// Which poll group.
+        group: usize,
+        /// What broke, if something did.
+        error: Option<String>,
+    },
+}

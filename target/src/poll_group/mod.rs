@@ -1,0 +1,606 @@
+//! [`PollGroup`]: the data thread's engine: connections of several devices, one store, one arena.
+//!
+//! One owner, no locks, no clock of its own, no allocation per I/O. A turn is: take mail, reap every CQ and
+//! the store, move requests forward, then post: one list of RECVs and one list of send WRs per connection.
+//! The thread around it ([`thread`]) sleeps and wakes; tests and simulations call [`PollGroup::turn`]
+//! themselves, with a store and a fabric of their own.
+//!
+//! Order of a command's memory: nothing is released while a device or the store may touch it. An extent a
+//! WRITE was sent from is free when a later signaled WR of the QP completed, or when the peer used the tag
+//! again; on a dead QP when the markers behind everything came back.
+
+mod block;
+mod mail;
+mod respond;
+pub mod thread;
+
+pub use mail::{FromGroup, PollerMemory, ToGroup};
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rblk_fabric::{Completion, Poller, SendOp, SendWr, SgeList, WcOpcode, WcStatus};
+use rblk_protocol::limits::COMMAND_BYTES;
+use rblk_protocol::{AccessMode, CommandCapsule, ConnectionKind, Opcode, Status, Tag};
+
+use crate::arena::Arena;
+use crate::connection::{Connection, ConnectionId, ConnectionParams, Life, SessionSlot, WrKind};
+use crate::request::{Request, State};
+use crate::stats::Stats;
+use crate::store::{Op, OpDone, Store, VolumeIndex};
+use crate::volume::Volume;
+
+/// A dead connection whose markers do not come back is given up after this long.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+
+struct PollerEntry {
+    poller: Box<dyn Poller>,
+    memory: PollerMemory,
+    // Allocator of the sink, where there is one.
+    sink: Option<Arena>,
+    // Connection slot by QP index.
+    qps: Vec<Option<u16>>,
+}
+
+#[derive(Clone, Copy)]
+enum Opened {
+    Mode(AccessMode),
+    Refused(Status),
+}
+
+#[derive(Default)]
+struct SessionView {
+    // By volume index.
+    opened: Vec<Option<Opened>>,
+}
+
+/// The engine of one data thread.
+pub struct PollGroup<S> {
+    index: usize,
+    pollers: Vec<PollerEntry>,
+    connections: Vec<Option<Box<Connection>>>,
+    generation: u32,
+    sessions: Vec<Option<SessionView>>,
+    volumes: Vec<Option<Arc<Volume>>>,
+    store: S,
+    arena: Arena,
+    waiting_extents: VecDeque<(ConnectionId, Tag)>,
+    waiting_store: VecDeque<Op>,
+    dirty: Vec<u16>,
+    done: Vec<OpDone>,
+    outbox: Vec<FromGroup>,
+    stats: Arc<Stats>,
+    now: Instant,
+    dying: usize,
+    stopping: bool,
+}
+
+impl<S> std::fmt::Debug for PollGroup<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PollGroup")
+            .field("index", &self.index)
+            .field("pollers", &self.pollers.len())
+            .field("connections", &self.connections.iter().flatten().count())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: Store> PollGroup<S> {
+    /// An engine without devices, volumes or connections.
+    #[must_use]
+    pub fn new(index: usize, store: S, arena: Arena, stats: Arc<Stats>, now: Instant) -> Self {
+        Self {
+            index,
+            pollers: Vec::new(),
+            connections: Vec::new(),
+            generation: 0,
+            sessions: Vec::new(),
+            volumes: Vec::new(),
+            store,
+            arena,
+            waiting_extents: VecDeque::with_capacity(1024),
+            waiting_store: VecDeque::with_capacity(1024),
+            dirty: Vec::with_capacity(256),
+            done: Vec::with_capacity(1024),
+            outbox: Vec::new(),
+            stats,
+            now,
+            dying: 0,
+            stopping: false,
+        }
+    }
+
+    /// The store.
+    pub fn store_mut(&mut self) -> &mut S {
+        &mut self.store
+    }
+
+    /// The pollers, for arming and sleeping.
+    pub fn pollers_mut(&mut self) -> impl Iterator<Item = &mut (dyn Poller + 'static)> {
+        self.pollers.iter_mut().map(|entry| &mut *entry.poller)
+    }
+
+    /// Messages for control since the last call.
+    pub fn take_outbox(&mut self) -> std::vec::Drain<'_, FromGroup> {
+        self.outbox.drain(..)
+    }
+
+    /// Whether there is something for control.
+    #[must_use]
+    pub fn has_outbox(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    /// Whether [`ToGroup::Stop`] was carried out.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stopping && self.connections.iter().all(Option::is_none) && self.store.in_flight() == 0
+    }
+
+    /// Whether a deadline runs, so that the thread must not sleep for long.
+    #[must_use]
+    pub fn has_deadline(&self) -> bool {
+        self.dying > 0
+    }
+
+    /// One message of control.
+    pub fn take_mail(&mut self, mail: ToGroup, now: Instant) {
+        self.now = now;
+        match mail {
+            ToGroup::AddPoller { poller, memory } => {
+                // The sink was allocated in whole extents, so this never fails.
+                let sink = memory
+                    .sink
+                    .as_ref()
+                    .and_then(|mr| Arena::new(Arc::clone(mr.region()), self.arena.extent_max()).ok());
+                self.pollers.push(PollerEntry { poller, memory, sink, qps: Vec::new() });
+            }
+            ToGroup::AddVolume { volume, backing: _ } => {
+                let at = usize::from(volume.index.0);
+                if self.volumes.len() <= at {
+                    self.volumes.resize(at + 1, None);
+                }
+                self.volumes[at] = Some(volume);
+            }
+            ToGroup::AddConnection { poller, connection, params, accept } => {
+                self.add_connection(poller, connection, *params, &accept);
+            }
+            ToGroup::Open { session, volume, mode } => self.set_opened(session, volume, Opened::Mode(mode)),
+            ToGroup::Close { session, volume, refusal } => {
+                self.set_opened(session, volume, Opened::Refused(refusal));
+            }
+            ToGroup::EndConnections { session, before } => {
+                for slot in 0..self.connections.len() {
+                    if let Some(c) = &self.connections[slot]
+                        && c.params.session == session
+                        && c.params.epoch < before
+                    {
+                        self.kill(slot, "superseded by a newer epoch");
+                    }
+                }
+            }
+            ToGroup::ForgetSession { session } => {
+                if let Some(view) = self.sessions.get_mut(usize::from(session.0)) {
+                    *view = None;
+                }
+            }
+            ToGroup::Reply { connection, tag, status, value, payload } => {
+                self.admin_reply(connection, tag, status, value, &payload);
+            }
+            ToGroup::Stop => {
+                self.stopping = true;
+                for slot in 0..self.connections.len() {
+                    self.kill(slot, "the target stops");
+                }
+            }
+        }
+        self.finish_turn();
+    }
+
+    fn set_opened(&mut self, session: SessionSlot, volume: VolumeIndex, opened: Opened) {
+        let (at, volume) = (usize::from(session.0), usize::from(volume.0));
+        if self.sessions.len() <= at {
+            self.sessions.resize_with(at + 1, || None);
+        }
+        let view = self.sessions[at].get_or_insert_default();
+        if view.opened.len() <= volume {
+            view.opened.resize(volume + 1, None);
+        }
+        view.opened[volume] = Some(opened);
+    }
+
+    fn add_connection(
+        &mut self,
+        poller: usize,
+        connection: rblk_fabric::Connection,
+        params: ConnectionParams,
+        accept: &rblk_fabric::AcceptParams,
+    ) {
+        let gone = |params: ConnectionParams, connection, reason| FromGroup::ConnectionGone {
+            session: params.session,
+            kind: params.kind,
+            epoch: params.epoch,
+            connection,
+            memory: params.memory,
+            reason,
+        };
+        let Some(entry) = self.pollers.get_mut(poller) else {
+            self.outbox.push(gone(params, Some(connection), "no such device"));
+            return;
+        };
+        let qp = match entry.poller.attach(connection) {
+            Ok(qp) => qp,
+            Err(error) => {
+                tracing::warn!(peer = %params.peer, %error, "cannot take a connection");
+                self.outbox.push(gone(params, None, "the QP could not be attached"));
+                return;
+            }
+        };
+        let slot = self.connections.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.connections.push(None);
+            self.connections.len() - 1
+        });
+        let Ok(slot16) = u16::try_from(slot) else {
+            let connection = entry.poller.detach(qp);
+            self.outbox.push(gone(params, connection, "too many connections"));
+            return;
+        };
+        self.generation = self.generation.wrapping_add(1);
+        let at = usize::from(qp.0);
+        if entry.qps.len() <= at {
+            entry.qps.resize(at + 1, None);
+        }
+        entry.qps[at] = Some(slot16);
+        let id = ConnectionId { slot: slot16, generation: self.generation };
+        let mut connection = Connection::new(id, poller, qp, params);
+        for recv in 0..connection.params.layout.recv_slots() {
+            connection.queue_recv(recv);
+        }
+        let posted = entry.poller.post_recv(qp, &connection.recvs);
+        connection.recvs.clear();
+        let accepted = posted.map_err(|e| e.to_string()).and_then(|()| {
+            entry.poller.accept(qp, accept).map_err(|e| e.to_string())
+        });
+        self.connections[slot] = Some(Box::new(connection));
+        if let Err(error) = accepted {
+            tracing::warn!(%error, "cannot accept a connection");
+            self.kill(slot, "it could not be accepted");
+        } else if self.stopping {
+            self.kill(slot, "the target stops");
+        }
+    }
+
+    /// Reaps and acts until nothing is left, at most a few rounds, then posts. Returns whether anything
+    /// happened.
+    pub fn turn(&mut self, now: Instant) -> bool {
+        self.now = now;
+        self.stats.turns.add(1);
+        let mut busy = false;
+        let mut completions = [Completion::default(); 64];
+        for poller in 0..self.pollers.len() {
+            // Bounded, so that one busy device cannot starve the store or the others.
+            for _ in 0..4 {
+                let reaped = match self.pollers[poller].poller.poll(&mut completions) {
+                    Ok(n) => n,
+                    Err(error) => {
+                        tracing::error!(%error, "a completion queue broke");
+                        self.kill_poller(poller);
+                        break;
+                    }
+                };
+                for completion in &completions[..reaped] {
+                    self.on_completion(poller, completion);
+                }
+                busy |= reaped > 0;
+                if reaped < completions.len() {
+                    break;
+                }
+            }
+        }
+        let mut done = std::mem::take(&mut self.done);
+        self.store.reap(&mut done);
+        busy |= !done.is_empty();
+        for op in done.drain(..) {
+            self.on_store_done(op);
+        }
+        self.done = done;
+        self.retry_waiters();
+        if self.dying > 0 {
+            self.check_dying();
+        }
+        self.finish_turn();
+        busy
+    }
+
+    fn kill_poller(&mut self, poller: usize) {
+        for slot in 0..self.connections.len() {
+            if self.connections[slot].as_ref().is_some_and(|c| c.poller == poller) {
+                self.kill(slot, "its completion queue broke");
+                if let Some(c) = self.connections[slot].as_mut() {
+                    // No marker will ever come back.
+                    let Life::Dying { since, .. } = c.life else { continue };
+                    c.life = Life::Dying { since, sends_drained: true, recvs_drained: true };
+                }
+            }
+        }
+    }
+
+    fn on_completion(&mut self, poller: usize, completion: &Completion) {
+        let qps = &self.pollers[poller].qps;
+        let Some(slot) = qps.get(usize::from(completion.qp.0)).copied().flatten().map(usize::from) else {
+            return;
+        };
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let kind = WrKind::from_id(completion.id);
+        if completion.status != WcStatus::Success {
+            if let Life::Dying { sends_drained, recvs_drained, .. } = &mut connection.life {
+                match kind {
+                    Some(WrKind::DrainSend) => *sends_drained = true,
+                    Some(WrKind::DrainRecv) => *recvs_drained = true,
+                    _ => {}
+                }
+                return;
+            }
+            if completion.status != WcStatus::Flushed {
+                tracing::info!(peer = %connection.params.peer, status = ?completion.status, wr = ?kind, "connection failed");
+            }
+            self.stats.lost_connections.add(1);
+            self.kill(slot, "the connection was lost");
+            return;
+        }
+        if !connection.is_live() {
+            return;
+        }
+        match kind {
+            Some(WrKind::Recv(recv)) if completion.opcode == WcOpcode::Recv => {
+                self.on_command(slot, recv, completion.byte_len as usize);
+            }
+            Some(WrKind::ReadData(tag)) => {
+                connection.reads_in_flight = connection.reads_in_flight.saturating_sub(1);
+                self.on_proof(slot);
+                self.on_data_read(slot, tag, completion.byte_len);
+            }
+            Some(WrKind::Proof) => {
+                connection.proving = false;
+                connection.reads_in_flight = connection.reads_in_flight.saturating_sub(1);
+                self.on_proof(slot);
+            }
+            Some(WrKind::Answer(_)) => self.on_proof(slot),
+            _ => self.protocol_error(slot, "unexpected completion"),
+        }
+    }
+
+    /// A signaled WR completed: slots and pinned extents before it are free.
+    fn on_proof(&mut self, slot: usize) {
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let reclaimed = connection.credits.completed();
+        while let Some(&(position, tag)) = connection.pinned.front() {
+            if position > reclaimed {
+                break;
+            }
+            connection.pinned.pop_front();
+            let request = &mut connection.requests[tag.index()];
+            // The tag may live another life already; then its extent is not the pinned one.
+            if request.state == (State::Answered { sent_at: position })
+                && let Some(extent) = request.extent.take()
+            {
+                self.arena.release(extent);
+            }
+        }
+        self.continue_connection(slot);
+    }
+
+    fn on_command(&mut self, slot: usize, recv: u16, message_bytes: usize) {
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        if recv >= connection.params.layout.recv_slots() || message_bytes < COMMAND_BYTES {
+            self.protocol_error(slot, "message shorter than a command");
+            return;
+        }
+        let mut bytes = [0; COMMAND_BYTES];
+        connection.region().read(connection.recv_offset(recv), &mut bytes);
+        let command = match CommandCapsule::from_wire(&bytes, message_bytes, connection.params.layout.depth) {
+            Ok(command) => command,
+            Err(error) => {
+                tracing::warn!(peer = %connection.params.peer, %error, "bad command");
+                self.protocol_error(slot, "bad command");
+                return;
+            }
+        };
+        if command.in_capsule_bytes > connection.params.in_capsule_bytes {
+            self.protocol_error(slot, "in-capsule data above what was agreed");
+            return;
+        }
+        let request = &mut connection.requests[command.tag.index()];
+        if !request.may_start() {
+            self.protocol_error(slot, "tag used twice");
+            return;
+        }
+        // The new command proves that the peer has the old answer.
+        if let Some(extent) = request.extent.take() {
+            self.arena.release(extent);
+        }
+        request.start(command, recv);
+        let connection_tag = command.tag == connection.params.layout.depth.connection_tag();
+        let for_connection = matches!(command.opcode, Opcode::SelfTest | Opcode::KeepAlive);
+        let status = if command.epoch != connection.params.epoch {
+            Status::Fenced
+        } else if !connection.tested && command.opcode != Opcode::SelfTest {
+            Status::NotReady
+        } else {
+            match connection.params.kind {
+                ConnectionKind::Admin if command.opcode == Opcode::KeepAlive => Status::Ok,
+                ConnectionKind::Admin if command.opcode.is_admin() => return self.forward_admin(slot, recv, &command),
+                ConnectionKind::Io { .. } if for_connection == connection_tag => match command.opcode {
+                    Opcode::KeepAlive => Status::Ok,
+                    Opcode::SelfTest => return self.self_test(slot, &command),
+                    opcode if opcode.is_admin() => Status::InvalidOpcode,
+                    _ => return self.start_block(slot, &command),
+                },
+                _ => Status::InvalidOpcode,
+            }
+        };
+        self.finish(slot, command.tag, status);
+    }
+
+    fn forward_admin(&mut self, slot: usize, recv: u16, command: &CommandCapsule) {
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let mut body = vec![0; command.in_capsule_bytes as usize];
+        connection.region().read(connection.recv_offset(recv) + COMMAND_BYTES, &mut body);
+        connection.requests[command.tag.index()].state = State::Execute;
+        let message = FromGroup::Admin {
+            group: self.index,
+            connection: connection.id,
+            session: connection.params.session,
+            command: *command,
+            body,
+        };
+        self.outbox.push(message);
+        self.repost_recv(slot, command.tag);
+    }
+
+    /// Gives the receive slot of a command back to the QP.
+    fn repost_recv(&mut self, slot: usize, tag: Tag) {
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        if let Some(recv) = connection.requests[tag.index()].recv_slot.take() {
+            connection.queue_recv(recv);
+        }
+        self.mark_dirty(slot);
+    }
+
+    fn mark_dirty(&mut self, slot: usize) {
+        if let Some(connection) = self.connections[slot].as_mut()
+            && !connection.dirty
+        {
+            connection.dirty = true;
+            self.dirty.push(connection.id.slot);
+        }
+    }
+
+    fn protocol_error(&mut self, slot: usize, reason: &'static str) {
+        self.stats.protocol_errors.add(1);
+        if let Some(connection) = &self.connections[slot] {
+            tracing::warn!(peer = %connection.params.peer, reason, "ending a connection that broke a rule");
+        }
+        self.kill(slot, reason);
+    }
+
+    /// Moves a connection's QP to the error state and puts a marker behind everything on it.
+    fn kill(&mut self, slot: usize, reason: &'static str) {
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        if !connection.is_live() {
+            return;
+        }
+        tracing::info!(peer = %connection.params.peer, kind = ?connection.params.kind, epoch = connection.params.epoch.0, reason, "connection ends");
+        connection.sends.clear();
+        connection.recvs.clear();
+        connection.waiting_reads.clear();
+        connection.waiting_sends.clear();
+        let poller = &mut self.pollers[connection.poller].poller;
+        poller.fail(connection.qp);
+        let sge = connection.scratch_sge(1);
+        let send = SendWr {
+            id: WrKind::DrainSend.id(),
+            op: SendOp::Send,
+            sges: SgeList::one(sge),
+            signaled: true,
+            inline: false,
+        };
+        let sends_drained = poller.post_send(connection.qp, &[send]).is_err();
+        let recv = rblk_fabric::RecvWr { id: WrKind::DrainRecv.id(), sge };
+        let recvs_drained = poller.post_recv(connection.qp, &[recv]).is_err();
+        connection.life = Life::Dying { since: self.now, sends_drained, recvs_drained };
+        self.dying += 1;
+    }
+
+    fn check_dying(&mut self) {
+        for slot in 0..self.connections.len() {
+            let Some(connection) = self.connections[slot].as_mut() else { continue };
+            if let Life::Dying { since, sends_drained, recvs_drained } = connection.life
+                && !(sends_drained && recvs_drained)
+                && self.now.saturating_duration_since(since) > DRAIN_DEADLINE
+            {
+                tracing::error!(peer = %connection.params.peer, "a dead queue pair does not flush; giving up on it");
+                connection.life = Life::Dying { since, sends_drained: true, recvs_drained: true };
+            }
+            if connection.is_gone() {
+                self.bury(slot);
+            }
+        }
+    }
+
+    /// Takes a connection whose markers came back apart and tells control.
+    fn bury(&mut self, slot: usize) {
+        let Some(mut connection) = self.connections[slot].take() else { return };
+        self.dying -= 1;
+        if connection.dirty {
+            self.dirty.retain(|dirty| usize::from(*dirty) != slot);
+        }
+        let entry = &mut self.pollers[connection.poller];
+        for request in &mut connection.requests {
+            if let Some(extent) = request.extent.take() {
+                self.arena.release(extent);
+            }
+            if let (Some(extent), Some(sink)) = (request.sink.take(), entry.sink.as_mut()) {
+                sink.release(extent);
+            }
+            *request = Request::new();
+        }
+        entry.qps[usize::from(connection.qp.0)] = None;
+        let qp = entry.poller.detach(connection.qp);
+        self.outbox.push(FromGroup::ConnectionGone {
+            session: connection.params.session,
+            kind: connection.params.kind,
+            epoch: connection.params.epoch,
+            connection: qp,
+            memory: connection.params.memory,
+            reason: "it ended",
+        });
+    }
+
+    /// Posts what the turn collected.
+    fn finish_turn(&mut self) {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for slot in dirty.drain(..).map(usize::from) {
+            let Some(connection) = self.connections[slot].as_mut() else { continue };
+            connection.dirty = false;
+            if !connection.is_live() {
+                continue;
+            }
+            let poller = &mut self.pollers[connection.poller].poller;
+            let mut result = Ok(());
+            // RECVs first: an answer lets the peer send the next command.
+            if !connection.recvs.is_empty() {
+                result = poller.post_recv(connection.qp, &connection.recvs);
+                connection.recvs.clear();
+            }
+            if result.is_ok() && !connection.sends.is_empty() {
+                result = poller.post_send(connection.qp, &connection.sends);
+                connection.sends.clear();
+            }
+            if let Err(error) = result {
+                tracing::error!(peer = %connection.params.peer, %error, "cannot post");
+                self.kill(slot, "posting failed");
+            }
+        }
+        self.dirty = dirty;
+    }
+
+    /// Publishes the counters of fabric and store.
+    pub fn publish_stats(&self) {
+        let mut sum = rblk_fabric::PollerCounters::default();
+        for entry in &self.pollers {
+            let c = entry.poller.counters();
+            sum.send_doorbells += c.send_doorbells;
+            sum.recv_doorbells += c.recv_doorbells;
+            sum.sends += c.sends;
+            sum.writes += c.writes;
+            sum.writes_with_imm += c.writes_with_imm;
+            sum.reads += c.reads;
+            sum.signaled += c.signaled;
+            sum.recvs += c.recvs;
+            sum.completions += c.completions;
+        }
+        self.stats.set_fabric(&sum);
+    }
+}

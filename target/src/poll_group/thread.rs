@@ -1,0 +1,176 @@
+//! The thread around a [`PollGroup`]: mailbox, ring, spinning and sleeping.
+//!
+//! A turn takes mail, lets the engine reap and post, and enters the kernel at most once. While there is work
+//! it does not sleep; after it has found nothing for `spin` it arms every CQ, looks once more, and sleeps in
+//! the ring, which wakes for I/O, CQ events and mail alike. An idle target uses no CPU.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rblk_fabric::mailbox::{Receiver, Sender, mailbox};
+use tokio::sync::mpsc;
+
+use super::{FromGroup, PollGroup, ToGroup};
+use crate::arena::Arena;
+use crate::stats::Stats;
+use crate::store::uring::{UringStore, Wait, WatchSet, WatchToken};
+
+const MAIL: WatchToken = WatchToken(0);
+/// Longest sleep when nothing is expected; only a safety net.
+const LONG_SLEEP: Duration = Duration::from_secs(60);
+/// Sleep while a deadline of the engine runs.
+const SHORT_SLEEP: Duration = Duration::from_millis(100);
+
+/// Control's end of a running poll group.
+#[derive(Debug)]
+pub struct Handle {
+    /// Mail to the thread.
+    pub mail: Sender<ToGroup>,
+    /// Its counters.
+    pub stats: Arc<Stats>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Handle {
+    /// Waits for the thread to end, after [`ToGroup::Stop`].
+    pub fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // It reported what broke it by `FromGroup::Stopped`.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Placement and patience of a poll group's thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tuning {
+    /// CPU to pin to.
+    pub cpu: Option<u16>,
+    /// How long to look for work before sleeping.
+    pub spin: Duration,
+}
+
+/// Starts a poll group.
+///
+/// # Errors
+/// No thread or eventfd could be made.
+pub fn start(
+    index: usize,
+    store: UringStore,
+    arena: Arena,
+    tuning: Tuning,
+    outbox: mpsc::UnboundedSender<FromGroup>,
+) -> io::Result<Handle> {
+    let (mail, receiver) = mailbox(4096)?;
+    let stats = Arc::new(Stats::default());
+    let group = PollGroup::new(index, store, arena, Arc::clone(&stats), Instant::now());
+    let thread = std::thread::Builder::new().name(format!("poll-group-{index}")).spawn(move || {
+        if let Some(cpu) = tuning.cpu {
+            pin(cpu);
+        }
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            run(group, receiver, tuning, &outbox)
+        }));
+        let error = match result {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("it panicked".to_owned()),
+        };
+        let _ = outbox.send(FromGroup::Stopped { group: index, error });
+    })?;
+    Ok(Handle { mail, stats, thread: Some(thread) })
+}
+
+fn pin(cpu: u16) {
+    use nix::sched::{CpuSet, sched_setaffinity};
+    let mut set = CpuSet::new();
+    let pinned = set.set(usize::from(cpu)).and_then(|()| sched_setaffinity(nix::unistd::Pid::from_raw(0), &set));
+    if let Err(error) = pinned {
+        tracing::warn!(cpu, %error, "cannot pin a poll group; it runs anywhere");
+    }
+}
+
+fn run(
+    mut group: PollGroup<UringStore>,
+    mut mail: Receiver<ToGroup>,
+    tuning: Tuning,
+    outbox: &mpsc::UnboundedSender<FromGroup>,
+) -> io::Result<()> {
+    group.store_mut().watch(mail.event_fd(), MAIL)?;
+    let mut woken = WatchSet::default();
+    let mut idle_since = None;
+    let mut pollers = 0u8;
+    loop {
+        let now = Instant::now();
+        while let Some(message) = mail.receive() {
+            let mut message = message;
+            if let ToGroup::AddVolume { volume, backing: Some(backing) } = &mut message {
+                let added = group.store_mut().add_volume(volume.index, Arc::clone(backing));
+                if let Err(error) = added {
+                    tracing::error!(volume = %volume.name, %error, "cannot serve a volume");
+                    continue;
+                }
+            }
+            let is_poller = matches!(message, ToGroup::AddPoller { .. });
+            group.take_mail(message, now);
+            if is_poller {
+                pollers += 1;
+                let fd = group.pollers_mut().last().map(|p| p.event_fd());
+                if let Some(fd) = fd {
+                    group.store_mut().watch(fd, WatchToken(pollers))?;
+                }
+            }
+        }
+        let mut busy = group.turn(now);
+        if group.has_outbox() {
+            for message in group.take_outbox() {
+                // Control is gone only when the process ends.
+                let _ = outbox.send(message);
+            }
+            busy = true;
+        }
+        if group.is_stopped() {
+            group.publish_stats();
+            return Ok(());
+        }
+        let wait = if busy {
+            idle_since = None;
+            Wait::No
+        } else if now.saturating_duration_since(*idle_since.get_or_insert(now)) < tuning.spin {
+            // Software devices make progress on this very CPU.
+            std::thread::yield_now();
+            Wait::No
+        } else {
+            let mut empty = !mail.has_some();
+            for poller in group.pollers_mut() {
+                poller.arm().map_err(io::Error::other)?;
+            }
+            // Something may have come between the last look and the arming.
+            empty &= !group.turn(now) && !group.has_outbox() && !mail.has_some();
+            if empty {
+                group.publish_stats();
+                group.stats.sleeps.add(1);
+                Wait::Until(if group.has_deadline() { SHORT_SLEEP } else { LONG_SLEEP })
+            } else {
+                Wait::No
+            }
+        };
+        woken.clear();
+        group.store_mut().turn(wait, &mut woken)?;
+        let enters = group.store_mut().counters().enters;
+        group.stats.ring_enters.set(enters);
+        if woken.contains(MAIL) {
+            mail.clear_event();
+        }
+        for (token, poller) in (1u8..).zip(group.pollers_mut()) {
+            if woken.contains(WatchToken(token)) {
+                poller.clear_event();
+            }
+        }
+        if wait != Wait::No {
+            idle_since = None;
+        }
+    }
+}

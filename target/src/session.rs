@@ -1,0 +1,367 @@
+//! [`SessionTable`]: who is connected, in which epoch, and who holds which volume. Pure: the clock and all
+//! I/O are the caller's.
+//!
+//! Rules:
+//! - A session has one epoch at a time. A connect request that resumes it names a higher one; from then on
+//!   connections of the old epoch are dead, and LOGIN is answered only when all of them are gone: no command,
+//!   no RDMA, no store I/O of an older epoch can follow the first command of the new one.
+//! - One writer per volume: an exclusive opener excludes every other writer. Readers are never excluded.
+//! - A session whose connections are all lost keeps its volumes for [`LEASE`], so that a short loss of the
+//!   path does not hand the volume to somebody else. The same host may take its own volume back at once: its
+//!   old process cannot have connections any more.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use rblk_protocol::{AccessMode, Epoch, HostId, Name, RejectReason, SessionId, Status};
+
+use crate::connection::SessionSlot;
+use crate::store::VolumeIndex;
+
+/// How long a session without connections keeps what it opened.
+pub const LEASE: Duration = Duration::from_secs(30);
+
+/// One session.
+#[derive(Debug)]
+pub struct Session {
+    /// Its id, a secret between the two ends.
+    pub id: SessionId,
+    /// Its place in the tables of the poll groups.
+    pub slot: SessionSlot,
+    /// The epoch in force.
+    pub epoch: Epoch,
+    /// LOGIN was answered in this epoch.
+    pub logged_in: bool,
+    /// Who it is, once LOGIN said so.
+    pub host: Option<(HostId, Name)>,
+    /// Where it connects from, for people.
+    pub peer: String,
+    /// What it opened.
+    pub opened: BTreeMap<VolumeIndex, AccessMode>,
+    /// Live connections by epoch: the queues that exist, `None` for admin.
+    connections: Vec<(Epoch, Option<u16>)>,
+    /// When the last connection went.
+    lost_at: Option<Instant>,
+    /// It said goodbye.
+    logged_out: bool,
+}
+
+impl Session {
+    /// Its name for people.
+    #[must_use]
+    pub fn host_name(&self) -> &str {
+        self.host.as_ref().map_or("?", |(_, name)| name.as_str())
+    }
+
+    /// Live connections.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Whether connections of older epochs still exist.
+    #[must_use]
+    pub fn has_older_connections(&self) -> bool {
+        self.connections.iter().any(|(epoch, _)| *epoch < self.epoch)
+    }
+}
+
+/// What became of a session when a connection went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum After {
+    /// It goes on.
+    Lives,
+    /// The last connection of older epochs is gone: a waiting LOGIN can be answered.
+    Quiesced,
+    /// It ended; its slot can be given to another when the poll groups forgot it.
+    Ended,
+}
+
+/// All sessions.
+#[derive(Debug)]
+pub struct SessionTable {
+    by_slot: Vec<Option<Session>>,
+    by_id: HashMap<SessionId, SessionSlot>,
+    max: usize,
+}
+
+impl SessionTable {
+    /// For at most `max` sessions.
+    #[must_use]
+    pub fn new(max: u32) -> Self {
+        let max = usize::try_from(max).unwrap_or(usize::MAX).min(usize::from(u16::MAX));
+        Self { by_slot: Vec::new(), by_id: HashMap::new(), max }
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Session> {
+        self.by_slot.iter().flatten()
+    }
+
+    /// By place.
+    #[must_use]
+    pub fn get(&self, slot: SessionSlot) -> Option<&Session> {
+        self.by_slot.get(usize::from(slot.0)).and_then(Option::as_ref)
+    }
+
+    /// By place.
+    pub fn get_mut(&mut self, slot: SessionSlot) -> Option<&mut Session> {
+        self.by_slot.get_mut(usize::from(slot.0)).and_then(Option::as_mut)
+    }
+
+    /// An admin connection without session: a new one with the given random id.
+    ///
+    /// # Errors
+    /// The table is full.
+    pub fn begin(&mut self, id: SessionId, peer: String, now: Instant) -> Result<SessionSlot, RejectReason> {
+        let free = self.by_slot.iter().position(Option::is_none);
+        let at = match free {
+            Some(at) => at,
+            None if self.by_slot.len() < self.max => {
+                self.by_slot.push(None);
+                self.by_slot.len() - 1
+            }
+            None => return Err(RejectReason::LimitReached),
+        };
+        let slot = SessionSlot(u16::try_from(at).map_err(|_| RejectReason::LimitReached)?);
+        self.by_slot[at] = Some(Session {
+            id,
+            slot,
+            epoch: Epoch(1),
+            logged_in: false,
+            host: None,
+            peer,
+            opened: BTreeMap::new(),
+            connections: Vec::new(),
+            lost_at: Some(now),
+            logged_out: false,
+        });
+        self.by_id.insert(id, slot);
+        Ok(slot)
+    }
+
+    /// An admin connection that resumes a session in a higher epoch. Older connections must now be ended by
+    /// the caller.
+    ///
+    /// # Errors
+    /// Unknown session, or an epoch that is not higher.
+    pub fn resume(&mut self, id: SessionId, epoch: Epoch, peer: String) -> Result<SessionSlot, RejectReason> {
+        let slot = *self.by_id.get(&id).ok_or(RejectReason::NoSuchSession)?;
+        let session = self.get_mut(slot).ok_or(RejectReason::NoSuchSession)?;
+        if session.logged_out {
+            return Err(RejectReason::NoSuchSession);
+        }
+        if epoch <= session.epoch {
+            return Err(RejectReason::StaleEpoch);
+        }
+        session.epoch = epoch;
+        session.logged_in = false;
+        session.peer = peer;
+        Ok(slot)
+    }
+
+    /// An I/O connection joins.
+    ///
+    /// # Errors
+    /// Unknown session, another epoch, not logged in, or the queue exists.
+    pub fn join(&self, id: SessionId, epoch: Epoch, queue: u16) -> Result<SessionSlot, RejectReason> {
+        let slot = *self.by_id.get(&id).ok_or(RejectReason::NoSuchSession)?;
+        let session = self.get(slot).ok_or(RejectReason::NoSuchSession)?;
+        if session.epoch != epoch {
+            return Err(RejectReason::StaleEpoch);
+        }
+        if !session.logged_in || session.logged_out {
+            return Err(RejectReason::NoSuchSession);
+        }
+        if session.connections.contains(&(epoch, Some(queue))) {
+            return Err(RejectReason::DuplicateQueue);
+        }
+        Ok(slot)
+    }
+
+    /// A connection was handed to a poll group; `queue` is `None` for admin.
+    pub fn connection_added(&mut self, slot: SessionSlot, epoch: Epoch, queue: Option<u16>) {
+        if let Some(session) = self.get_mut(slot) {
+            session.connections.push((epoch, queue));
+            session.lost_at = None;
+        }
+    }
+
+    /// A poll group says that nothing of a connection is in use any more.
+    pub fn connection_gone(&mut self, slot: SessionSlot, epoch: Epoch, queue: Option<u16>, now: Instant) -> After {
+        let Some(session) = self.get_mut(slot) else { return After::Ended };
+        if let Some(at) = session.connections.iter().position(|c| *c == (epoch, queue)) {
+            session.connections.swap_remove(at);
+        }
+        if session.connections.is_empty() {
+            session.lost_at = Some(now);
+            if session.logged_out || (session.host.is_none() && epoch == session.epoch) {
+                self.end(slot);
+                return After::Ended;
+            }
+        }
+        let Some(session) = self.get(slot) else { return After::Ended };
+        if epoch < session.epoch && !session.has_older_connections() { After::Quiesced } else { After::Lives }
+    }
+
+    /// The session said goodbye: it ends with its last connection, and holds nothing from now on.
+    pub fn logout(&mut self, slot: SessionSlot) {
+        if let Some(session) = self.get_mut(slot) {
+            session.logged_out = true;
+            session.opened.clear();
+        }
+    }
+
+    fn end(&mut self, slot: SessionSlot) {
+        if let Some(session) = self.by_slot.get_mut(usize::from(slot.0)).and_then(Option::take) {
+            self.by_id.remove(&session.id);
+        }
+    }
+
+    /// Ends every session that lost its connections longer ago than the lease. Returns their places.
+    pub fn expire(&mut self, now: Instant) -> Vec<SessionSlot> {
+        let old: Vec<SessionSlot> = self
+            .iter()
+            .filter(|s| s.connections.is_empty())
+            .filter(|s| s.lost_at.is_some_and(|at| now.saturating_duration_since(at) > LEASE))
+            .map(|s| s.slot)
+            .collect();
+        for slot in &old {
+            self.end(*slot);
+        }
+        old
+    }
+
+    /// A session wants a volume. On success it is entered. Also returns the places of sessions of the same
+    /// host that ended because they had no connections and stood in the way.
+    ///
+    /// # Errors
+    /// [`Status::InUse`] with the holder's name.
+    pub fn open(
+        &mut self,
+        slot: SessionSlot,
+        volume: VolumeIndex,
+        mode: AccessMode,
+    ) -> Result<Vec<SessionSlot>, (Status, String)> {
+        let host = self.get(slot).and_then(|s| s.host).map(|(id, _)| id);
+        let excludes = |theirs: AccessMode| match (mode, theirs) {
+            (AccessMode::ReadOnly, _) | (_, AccessMode::ReadOnly) => false,
+            (AccessMode::Shared, AccessMode::Shared) => false,
+            (AccessMode::Exclusive | AccessMode::Shared, _) => true,
+        };
+        let mut ended = Vec::new();
+        for other in self.by_slot.iter().flatten() {
+            if other.slot == slot || !other.opened.get(&volume).copied().is_some_and(excludes) {
+                continue;
+            }
+            let same_host = host.is_some() && other.host.map(|(id, _)| id) == host;
+            if same_host && other.connections.is_empty() {
+                ended.push(other.slot);
+            } else {
+                return Err((Status::InUse, format!("{} ({})", other.host_name(), other.peer)));
+            }
+        }
+        for slot in &ended {
+            self.end(*slot);
+        }
+        if let Some(session) = self.get_mut(slot) {
+            session.opened.insert(volume, mode);
+        }
+        Ok(ended)
+    }
+
+    /// Whether anybody holds the volume.
+    #[must_use]
+    pub fn is_open(&self, volume: VolumeIndex) -> bool {
+        self.iter().any(|s| s.opened.contains_key(&volume))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(n: u8) -> SessionId {
+        SessionId([n; 16])
+    }
+
+    fn host(n: u8) -> Option<(HostId, Name)> {
+        Some((HostId([n; 16]), Name::new("h").unwrap()))
+    }
+
+    fn logged_in(table: &mut SessionTable, n: u8, from: u8, now: Instant) -> SessionSlot {
+        let slot = table.begin(id(n), "p".into(), now).unwrap();
+        table.connection_added(slot, Epoch(1), None);
+        let session = table.get_mut(slot).unwrap();
+        session.host = host(from);
+        session.logged_in = true;
+        slot
+    }
+
+    #[test]
+    fn a_new_epoch_waits_for_the_old_connections() {
+        let now = Instant::now();
+        let mut table = SessionTable::new(4);
+        let slot = logged_in(&mut table, 1, 1, now);
+        assert_eq!(table.join(id(1), Epoch(1), 0), Ok(slot));
+        table.connection_added(slot, Epoch(1), Some(0));
+        assert_eq!(table.join(id(1), Epoch(1), 0), Err(RejectReason::DuplicateQueue));
+        assert_eq!(table.resume(id(1), Epoch(1), "q".into()), Err(RejectReason::StaleEpoch));
+        assert_eq!(table.resume(id(1), Epoch(2), "q".into()), Ok(slot));
+        table.connection_added(slot, Epoch(2), None);
+        assert!(table.get(slot).unwrap().has_older_connections());
+        assert_eq!(table.join(id(1), Epoch(1), 1), Err(RejectReason::StaleEpoch));
+        assert_eq!(table.join(id(1), Epoch(2), 1), Err(RejectReason::NoSuchSession), "not logged in yet");
+        assert_eq!(table.connection_gone(slot, Epoch(1), None, now), After::Lives);
+        assert_eq!(table.connection_gone(slot, Epoch(1), Some(0), now), After::Quiesced);
+        assert!(!table.get(slot).unwrap().has_older_connections());
+    }
+
+    #[test]
+    fn a_lost_session_keeps_its_volume_for_the_lease() {
+        let now = Instant::now();
+        let mut table = SessionTable::new(4);
+        let (a, b) = (logged_in(&mut table, 1, 1, now), logged_in(&mut table, 2, 2, now));
+        let volume = VolumeIndex(0);
+        assert_eq!(table.open(a, volume, AccessMode::Exclusive), Ok(vec![]));
+        assert_eq!(table.open(a, volume, AccessMode::Exclusive), Ok(vec![]), "again by the holder");
+        assert!(table.open(b, volume, AccessMode::Exclusive).is_err());
+        assert!(table.open(b, volume, AccessMode::Shared).is_err());
+        assert_eq!(table.open(b, volume, AccessMode::ReadOnly), Ok(vec![]));
+        assert_eq!(table.connection_gone(a, Epoch(1), None, now), After::Lives);
+        assert!(table.open(b, volume, AccessMode::Exclusive).is_err(), "lost, but the lease runs");
+        assert!(table.expire(now + LEASE).is_empty());
+        assert_eq!(table.expire(now + LEASE + Duration::from_secs(1)), vec![a]);
+        assert_eq!(table.open(b, volume, AccessMode::Exclusive), Ok(vec![]));
+        assert_eq!(table.resume(id(1), Epoch(2), "p".into()), Err(RejectReason::NoSuchSession));
+    }
+
+    #[test]
+    fn the_same_host_gets_its_volume_back_at_once() {
+        let now = Instant::now();
+        let mut table = SessionTable::new(4);
+        let a = logged_in(&mut table, 1, 7, now);
+        table.open(a, VolumeIndex(0), AccessMode::Exclusive).unwrap();
+        let b = logged_in(&mut table, 2, 7, now);
+        assert!(table.open(b, VolumeIndex(0), AccessMode::Exclusive).is_err(), "the old process is connected");
+        table.connection_gone(a, Epoch(1), None, now);
+        assert_eq!(table.open(b, VolumeIndex(0), AccessMode::Exclusive), Ok(vec![a]));
+    }
+
+    #[test]
+    fn sessions_end_by_logout_or_before_login() {
+        let now = Instant::now();
+        let mut table = SessionTable::new(2);
+        let a = logged_in(&mut table, 1, 1, now);
+        table.open(a, VolumeIndex(3), AccessMode::Shared).unwrap();
+        table.logout(a);
+        assert!(!table.is_open(VolumeIndex(3)));
+        assert_eq!(table.connection_gone(a, Epoch(1), None, now), After::Ended);
+        let b = table.begin(id(2), "p".into(), now).unwrap();
+        table.connection_added(b, Epoch(1), None);
+        assert_eq!(table.connection_gone(b, Epoch(1), None, now), After::Ended, "never logged in");
+        table.begin(id(3), "p".into(), now).unwrap();
+        table.begin(id(4), "p".into(), now).unwrap();
+        assert_eq!(table.begin(id(5), "p".into(), now), Err(RejectReason::LimitReached));
+    }
+}

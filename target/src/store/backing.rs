@@ -1,0 +1,533 @@
+//! [`Backing`]: the file or block device behind a volume, opened, locked and measured.
+//!
+//! Invariants: while a read-write backing lives, no other open description anywhere on this host holds its
+//! lock; its size is a nonzero multiple of the block size; with [`Backing::direct`] every whole block is
+//! well aligned for direct I/O from memory aligned to 4 KiB.
+//!
+//! The lock belongs to the open description, so I/O that a killed process left in the kernel keeps it: who
+//! gets the lock knows that the I/O of the predecessor has ended. [`OpenOptions::lock_wait`] covers that
+//! moment, and udev, which locks block devices for the time of a probe.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
+use nix::sys::stat::{major, minor};
+
+use super::StoreError;
+use crate::arena::MIN_EXTENT_BYTES;
+
+// Time between two tries to get the lock.
+const LOCK_RETRY: Duration = Duration::from_millis(10);
+
+/// Whether I/O passes by the page cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Direct {
+    /// Direct I/O or an error.
+    Required,
+    /// Direct I/O where it can be had, see [`Backing::direct`].
+    #[default]
+    Preferred,
+    /// Through the page cache.
+    Off,
+}
+
+/// How to open a backing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OpenOptions {
+    /// Open for reading only, with a shared lock.
+    pub read_only: bool,
+    /// Whether I/O passes by the page cache.
+    pub direct: Direct,
+    /// Block size of the volume in bytes: a power of two from 512 to 65536.
+    pub block_size: u32,
+    /// How long to wait for the lock. A killed predecessor holds it until its last I/O has ended.
+    pub lock_wait: Duration,
+}
+
+impl Default for OpenOptions {
+    /// Read-write, direct I/O preferred, blocks of 4096 bytes, no waiting for the lock.
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            direct: Direct::default(),
+            block_size: 4096,
+            lock_wait: Duration::ZERO,
+        }
+    }
+}
+
+/// What a backing is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BackingKind {
+    /// A regular file.
+    File,
+    /// A block device.
+    BlockDevice,
+}
+
+// A way to discard or zero a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Method {
+    // BLOCK_URING_CMD_DISCARD, Linux 6.12.
+    BlockDiscard,
+    PunchHole,
+    ZeroRange,
+    WriteZeroes,
+}
+
+impl Method {
+    // Mode for fallocate, for the two methods that are one.
+    pub(super) fn fallocate_mode(self) -> FallocateFlags {
+        let how = match self {
+            Self::ZeroRange => FallocateFlags::FALLOC_FL_ZERO_RANGE,
+            _ => FallocateFlags::FALLOC_FL_PUNCH_HOLE,
+        };
+        how | FallocateFlags::FALLOC_FL_KEEP_SIZE
+    }
+
+    // Whether the answer means "never", so that asking again is pointless.
+    pub(super) fn is_refused_by(self, errno: Errno) -> bool {
+        self != Self::WriteZeroes
+            && matches!(errno, Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::ENOTTY | Errno::ENODEV)
+    }
+}
+
+/// An open, locked file or block device. Shared by the stores of all threads that serve it.
+#[derive(Debug)]
+pub struct Backing {
+    file: File,
+    path: PathBuf,
+    kind: BackingKind,
+    read_only: bool,
+    direct: bool,
+    block_size: u32,
+    alignment: u32,
+    discard_granularity: u32,
+    size: AtomicU64,
+    block_discard_refused: AtomicBool,
+    punch_hole_refused: AtomicBool,
+    zero_range_refused: AtomicBool,
+}
+
+impl Backing {
+    /// Opens, locks and measures what is at `path`.
+    ///
+    /// # Errors
+    /// [`StoreError`] names the path, the value and the fix.
+    pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, StoreError> {
+        let OpenOptions { read_only, direct, block_size, lock_wait } = *options;
+        if !block_size.is_power_of_two() || !(512..=65536).contains(&block_size) {
+            return Err(StoreError::BlockSize { block_size });
+        }
+        // Looked at before it is opened: opening a pipe would wait for a writer.
+        let kind = kind_of(path, &fs::metadata(path).map_err(open_error(path, read_only))?)?;
+        let file = open_locked(path, kind, read_only, Instant::now() + lock_wait)?;
+        let metadata = file.metadata().map_err(io_error(path, "look at it"))?;
+        let kind = kind_of(path, &metadata)?;
+
+        let mut backing = Self {
+            path: path.to_owned(),
+            kind,
+            read_only,
+            direct: false,
+            block_size,
+            alignment: 1,
+            discard_granularity: 0,
+            size: AtomicU64::new(0),
+            block_discard_refused: AtomicBool::new(kind == BackingKind::File),
+            punch_hole_refused: AtomicBool::new(false),
+            zero_range_refused: AtomicBool::new(false),
+            file,
+        };
+        let size = backing.measure()?;
+        backing.size.store(size, Ordering::Relaxed);
+        if direct != Direct::Off {
+            match backing.make_direct() {
+                Ok(alignment) => (backing.direct, backing.alignment) = (true, alignment),
+                Err(error) if direct == Direct::Required => return Err(error),
+                Err(_) => {}
+            }
+        }
+        backing.probe_discard(&metadata);
+        Ok(backing)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn kind(&self) -> BackingKind {
+        self.kind
+    }
+
+    /// Size in bytes, a nonzero multiple of the block size.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Block size of the volume in bytes.
+    #[must_use]
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// Whether I/O passes by the page cache.
+    #[must_use]
+    pub fn direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Bytes to which offsets and lengths must be aligned: 1 unless direct.
+    #[must_use]
+    pub fn alignment(&self) -> u32 {
+        self.alignment
+    }
+
+    /// Whether it was opened for reading only.
+    #[must_use]
+    pub fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Whether discard works, as far as known: looked up when opened, taken back by the first refusal.
+    #[must_use]
+    pub fn can_discard(&self) -> bool {
+        self.discard_method().is_some()
+    }
+
+    /// Whether zeroing a range costs less than writing zeroes, as far as known.
+    #[must_use]
+    pub fn can_zero_fast(&self) -> bool {
+        // A device without the command has its zeroes written by the kernel.
+        let method = self.zero_method(self.kind == BackingKind::BlockDevice);
+        let fast = match self.kind {
+            BackingKind::File => method != Method::WriteZeroes,
+            BackingKind::BlockDevice => method == Method::PunchHole,
+        };
+        fast && !self.read_only
+    }
+
+    /// Discards of less than this many bytes, or not aligned to it, give no space back. 0: unknown.
+    #[must_use]
+    pub fn discard_granularity(&self) -> u32 {
+        self.discard_granularity
+    }
+
+    /// Looks at the size again, after the file or device was grown, and returns it in bytes.
+    ///
+    /// # Errors
+    /// It shrank or is no longer a multiple of the block size; the old size stays in force.
+    pub fn refresh_size(&self) -> Result<u64, StoreError> {
+        let (was, size) = (self.size_bytes(), self.measure()?);
+        if size < was {
+            return Err(StoreError::Shrank { path: self.path.clone(), was, size });
+        }
+        self.size.store(size, Ordering::Relaxed);
+        Ok(size)
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    pub(super) fn discard_method(&self) -> Option<Method> {
+        if self.read_only {
+            None
+        } else if !self.block_discard_refused.load(Ordering::Relaxed) {
+            Some(Method::BlockDiscard)
+        } else if !self.punch_hole_refused.load(Ordering::Relaxed) {
+            Some(Method::PunchHole)
+        } else {
+            None
+        }
+    }
+
+    // For an engine without the ring's own command.
+    pub(super) fn discard_method_by_call(&self) -> Option<Method> {
+        let refused = self.read_only || self.punch_hole_refused.load(Ordering::Relaxed);
+        (!refused).then_some(Method::PunchHole)
+    }
+
+    pub(super) fn zero_method(&self, may_unmap: bool) -> Method {
+        if may_unmap && !self.punch_hole_refused.load(Ordering::Relaxed) {
+            Method::PunchHole
+        } else if !self.zero_range_refused.load(Ordering::Relaxed) {
+            Method::ZeroRange
+        } else {
+            Method::WriteZeroes
+        }
+    }
+
+    // Remembers that a method does not work here.
+    pub(super) fn refuse(&self, method: Method) {
+        match method {
+            Method::BlockDiscard => self.block_discard_refused.store(true, Ordering::Relaxed),
+            Method::PunchHole => self.punch_hole_refused.store(true, Ordering::Relaxed),
+            Method::ZeroRange => self.zero_range_refused.store(true, Ordering::Relaxed),
+            Method::WriteZeroes => {}
+        }
+    }
+
+    fn measure(&self) -> Result<u64, StoreError> {
+        let path = || self.path.clone();
+        let size = match self.kind {
+            BackingKind::File => self.file.metadata().map(|metadata| metadata.len()),
+            // Where a block device ends is what BLKGETSIZE64 says, without the ioctl.
+            BackingKind::BlockDevice => (&self.file).seek(SeekFrom::End(0)),
+        }
+        .map_err(io_error(&self.path, "measure it"))?;
+        let block_size = self.block_size;
+        if size == 0 {
+            return Err(StoreError::Empty { path: path() });
+        }
+        if !size.is_multiple_of(block_size.into()) {
+            return Err(StoreError::NotWholeBlocks { path: path(), size, block_size });
+        }
+        Ok(size)
+    }
+
+    // Turns direct I/O on and returns the alignment it needs; leaves it off when the blocks are too small.
+    fn make_direct(&self) -> Result<u32, StoreError> {
+        let path = || self.path.clone();
+        let switch = |on: bool| -> Result<(), StoreError> {
+            let flags = fcntl(&self.file, FcntlArg::F_GETFL).map_err(|e| StoreError::Io {
+                path: path(),
+                what: "read its flags",
+                source: e.into(),
+            })?;
+            let mut flags = OFlag::from_bits_retain(flags);
+            flags.set(OFlag::O_DIRECT, on);
+            match fcntl(&self.file, FcntlArg::F_SETFL(flags)) {
+                Ok(_) => Ok(()),
+                Err(Errno::EINVAL) => Err(StoreError::NoDirect { path: path() }),
+                Err(e) => {
+                    Err(StoreError::Io { path: path(), what: "set O_DIRECT", source: e.into() })
+                }
+            }
+        };
+        let reported = direct_alignment(&self.file, self.kind);
+        switch(true)?;
+        let checked = match reported {
+            Some(Alignment { memory, offset })
+                if memory == 0 || offset == 0 || memory > MIN_EXTENT_BYTES =>
+            {
+                Err(StoreError::NoDirect { path: path() })
+            }
+            Some(Alignment { offset, .. }) => Ok(offset),
+            None => probe_alignment(&self.file).map_err(|source| StoreError::Io {
+                path: path(),
+                what: "read it with O_DIRECT",
+                source,
+            }),
+        }
+        .and_then(|required| {
+            if self.block_size.is_multiple_of(required) {
+                Ok(required)
+            } else {
+                Err(StoreError::Misaligned { path: path(), block_size: self.block_size, required })
+            }
+        });
+        if checked.is_err() {
+            switch(false)?;
+        }
+        checked
+    }
+
+    fn probe_discard(&mut self, metadata: &fs::Metadata) {
+        match self.kind {
+            BackingKind::File => {
+                self.discard_granularity = u32::try_from(metadata.blksize()).unwrap_or(0);
+                if !self.read_only {
+                    // A hole past the end with KEEP_SIZE changes nothing, but is refused where holes are.
+                    let end =
+                        i64::try_from(self.size_bytes()).unwrap_or(i64::MAX - i64::from(u16::MAX));
+                    let mode = Method::PunchHole.fallocate_mode();
+                    if let Err(errno) = fallocate(&self.file, mode, end, i64::from(self.block_size))
+                        && Method::PunchHole.is_refused_by(errno)
+                    {
+                        self.refuse(Method::PunchHole);
+                    }
+                }
+            }
+            BackingKind::BlockDevice => {
+                let device = metadata.rdev();
+                let granularity = queue_limit(device, "discard_granularity");
+                self.discard_granularity =
+                    granularity.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+                if queue_limit(device, "discard_max_bytes") == Some(0) {
+                    self.refuse(Method::BlockDiscard);
+                }
+                if queue_limit(device, "write_zeroes_max_bytes") == Some(0) {
+                    self.refuse(Method::PunchHole);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        // A ring's file table may keep the open description a little longer than this value; every op has
+        // ended by then, since stores hold the backing until it has.
+        let _ = self.file.unlock();
+    }
+}
+
+fn kind_of(path: &Path, metadata: &fs::Metadata) -> Result<BackingKind, StoreError> {
+    let kind = metadata.file_type();
+    let what = match () {
+        () if kind.is_file() => return Ok(BackingKind::File),
+        () if kind.is_block_device() => return Ok(BackingKind::BlockDevice),
+        () if kind.is_dir() => "directory",
+        () if kind.is_char_device() => "character device",
+        () if kind.is_fifo() => "pipe",
+        () if kind.is_socket() => "socket",
+        () => "special file",
+    };
+    Err(StoreError::WrongType { path: path.to_owned(), what })
+}
+
+fn open_error(path: &Path, read_only: bool) -> impl Fn(io::Error) -> StoreError {
+    move |source| {
+        let path = path.to_owned();
+        match source.raw_os_error() {
+            Some(libc::ENOENT | libc::ENOTDIR) => StoreError::NotFound { path },
+            Some(libc::EACCES | libc::EPERM) => StoreError::Permission {
+                path,
+                access: if read_only { "read" } else { "read and write" },
+            },
+            Some(libc::EROFS) => StoreError::ReadOnly { path },
+            _ => StoreError::Io { path, what: "open it", source },
+        }
+    }
+}
+
+fn io_error(path: &Path, what: &'static str) -> impl Fn(io::Error) -> StoreError {
+    move |source| StoreError::Io { path: path.to_owned(), what, source }
+}
+
+// Opens and locks, again and again until the deadline. std's file locks are flock(2) on Linux.
+fn open_locked(
+    path: &Path,
+    kind: BackingKind,
+    read_only: bool,
+    deadline: Instant,
+) -> Result<File, StoreError> {
+    // Without O_CREAT this claims a device: refused while it is mounted, and nobody else can mount it.
+    let claim = if kind == BackingKind::BlockDevice && !read_only { libc::O_EXCL } else { 0 };
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(!read_only).custom_flags(libc::O_CLOEXEC | claim);
+    loop {
+        let refused = match options.open(path) {
+            Ok(file) => match if read_only { file.try_lock_shared() } else { file.try_lock() } {
+                Ok(()) => return Ok(file),
+                Err(TryLockError::WouldBlock) => {
+                    holder(path, |path| StoreError::Locked { path, pid: None, comm: None })
+                }
+                Err(TryLockError::Error(source)) => return Err(io_error(path, "lock it")(source)),
+            },
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                holder(path, |path| StoreError::Claimed { path })
+            }
+            Err(error) => return Err(open_error(path, read_only)(error)),
+        };
+        if Instant::now() >= deadline {
+            return Err(refused);
+        }
+        std::thread::sleep(LOCK_RETRY);
+    }
+}
+
+// Who has it, where /proc tells.
+fn holder(path: &Path, unknown: impl FnOnce(PathBuf) -> StoreError) -> StoreError {
+    let Some(pid) = fs::metadata(path).ok().and_then(|metadata| lock_holder(&metadata)) else {
+        return unknown(path.to_owned());
+    };
+    let comm = fs::read_to_string(format!("/proc/{pid}/comm")).ok();
+    let comm = comm.map(|comm| comm.trim_end().to_owned());
+    StoreError::Locked { path: path.to_owned(), pid: Some(pid), comm }
+}
+
+// The process that holds a flock on the file, from lines like
+// `7: FLOCK  ADVISORY  WRITE 4242 fe:00:131 0 EOF`; waiters have `->` after the number.
+fn lock_holder(metadata: &fs::Metadata) -> Option<u32> {
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    let device = metadata.dev();
+    let file = format!("{:02x}:{:02x}:{}", major(device), minor(device), metadata.ino());
+    locks.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        (words.nth(1)? == "FLOCK").then_some(())?;
+        let pid = words.nth(2)?.parse().ok()?;
+        (words.next()? == file && pid != 0).then_some(pid)
+    })
+}
+
+struct Alignment {
+    memory: u32,
+    offset: u32,
+}
+
+// What direct I/O asks for, where the kernel tells: statx since Linux 6.1, the logical block size of
+// devices before that. Zeroes mean that this file cannot do direct I/O.
+#[allow(unsafe_code)]
+fn direct_alignment(file: &File, kind: BackingKind) -> Option<Alignment> {
+    // SAFETY: statx is a C struct of integers, for which all zeroes is a value.
+    let mut out: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is an empty C string, allowed by AT_EMPTY_PATH; `out` is a statx for the kernel to
+    // fill; the descriptor is open as long as `file` is borrowed.
+    let result = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            &raw mut out,
+        )
+    };
+    if result == 0 && out.stx_mask & libc::STATX_DIOALIGN != 0 {
+        return Some(Alignment { memory: out.stx_dio_mem_align, offset: out.stx_dio_offset_align });
+    }
+    if kind == BackingKind::File {
+        return None;
+    }
+    let mut logical: libc::c_int = 0;
+    // SAFETY: BLKSSZGET writes one int, to which the pointer leads.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::BLKSSZGET as _, &raw mut logical) };
+    let offset = u32::try_from(logical).ok().filter(|&bytes| result == 0 && bytes > 0)?;
+    Some(Alignment { memory: 512, offset })
+}
+
+// Tries: the file is at least one block long and O_DIRECT is on.
+fn probe_alignment(file: &File) -> io::Result<u32> {
+    let mut memory = vec![0_u8; 3 * 4096];
+    let start = memory.as_ptr().align_offset(4096).min(4096);
+    for bytes in [512_u16, 4096] {
+        match file.read_at(&mut memory[start..start + usize::from(bytes)], 0) {
+            Ok(_) => return Ok(bytes.into()),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Errno::EINVAL.into())
+}
+
+// A limit of a block device's queue; a partition has the queue of its disk.
+fn queue_limit(device: u64, name: &str) -> Option<u64> {
+    let directory = format!("/sys/dev/block/{}:{}", major(device), minor(device));
+    ["queue", "../queue"]
+        .iter()
+        .find_map(|queue| fs::read_to_string(format!("{directory}/{queue}/{name}")).ok())
+        .and_then(|text| text.trim().parse().ok())
+}

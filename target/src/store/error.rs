@@ -1,0 +1,232 @@
+//! [`StoreError`]: why a backing or a store cannot be had. Each text names the thing, the value and the fix.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Kinds of [`StoreError`], stable, to map to exit codes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum StoreErrorKind {
+    /// There is no such file.
+    NotFound,
+    /// Somebody else holds it.
+    Locked,
+    /// Its size does not make a volume.
+    BadSize,
+    /// We may not.
+    Permission,
+    /// Direct I/O cannot be done in blocks of that size.
+    Misaligned,
+    /// Everything else the system says.
+    Io,
+}
+
+/// Why a backing or a store cannot be had. Sizes are bytes.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// No such file.
+    #[error("{path}: no such file; make one with `truncate -s 64G {path}` (thin) or `fallocate -l 64G {path}`", path = path.display())]
+    NotFound {
+        /// What was to be opened.
+        path: PathBuf,
+    },
+    /// A directory, socket, pipe or character device.
+    #[error("{path}: is a {what}; a volume needs a regular file or a block device", path = path.display())]
+    WrongType {
+        /// What was to be opened.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// Another open description holds the lock.
+    #[error("{path}: in use by {by}; stop it, or open the volume read-only on both sides", path = path.display(), by = Holder(*pid, comm.as_deref()))]
+    Locked {
+        /// What was to be opened.
+        path: PathBuf,
+        /// Who holds the lock, where the system tells.
+        pid: Option<u32>,
+        /// Its command name, where the system tells.
+        comm: Option<String>,
+    },
+    /// A block device that is mounted or claimed by another driver.
+    #[error("{path}: the device is mounted or claimed (device mapper, RAID, swap); unmount or release it, see `lsblk {path}`", path = path.display())]
+    Claimed {
+        /// What was to be opened.
+        path: PathBuf,
+    },
+    /// Empty.
+    #[error("{path}: size is 0; set it with `truncate -s 64G {path}`", path = path.display())]
+    Empty {
+        /// What was to be opened.
+        path: PathBuf,
+    },
+    /// Not a whole number of blocks.
+    #[error(
+        "{path}: size {size} is not a multiple of the block size {block_size}; fix it with `truncate -s {fixed} {path}` \
+         or set block_size = 512", path = path.display(), fixed = size.next_multiple_of(u64::from(*block_size))
+    )]
+    NotWholeBlocks {
+        /// What was to be opened.
+        path: PathBuf,
+        /// Its size in bytes.
+        size: u64,
+        /// Block size of the volume in bytes.
+        block_size: u32,
+    },
+    /// It became smaller.
+    #[error("{path}: shrank from {was} to {size} bytes under a volume in use; restore it with `truncate -s {was} {path}`", path = path.display())]
+    Shrank {
+        /// What was opened.
+        path: PathBuf,
+        /// Size in bytes when it was opened.
+        was: u64,
+        /// Size in bytes now.
+        size: u64,
+    },
+    /// Not permitted.
+    #[error("{path}: permission denied ({access}); give the user of this process {access} access to it and search access to its directories", path = path.display())]
+    Permission {
+        /// What was to be opened.
+        path: PathBuf,
+        /// `read` or `read and write`.
+        access: &'static str,
+    },
+    /// On a read-only file system or device.
+    #[error("{path}: is read-only (file system or device); export the volume read-only or make it writable", path = path.display())]
+    ReadOnly {
+        /// What was to be opened.
+        path: PathBuf,
+    },
+    /// A volume block size no volume has.
+    #[error("block_size {block_size}: must be a power of two between 512 and 65536")]
+    BlockSize {
+        /// What was asked for.
+        block_size: u32,
+    },
+    /// Direct I/O needs larger blocks.
+    #[error(
+        "{path}: direct I/O here needs blocks of {required} bytes, the volume has block_size {block_size}; \
+         set block_size = {required} or direct = \"off\"", path = path.display()
+    )]
+    Misaligned {
+        /// What was to be opened.
+        path: PathBuf,
+        /// Block size of the volume in bytes.
+        block_size: u32,
+        /// What the file system or device asks for, in bytes.
+        required: u32,
+    },
+    /// Direct I/O cannot be done at all.
+    #[error("{path}: the file system cannot do direct I/O; set direct = \"preferred\" or move the file", path = path.display())]
+    NoDirect {
+        /// What was to be opened.
+        path: PathBuf,
+    },
+    /// Anything else about a file.
+    #[error("{path}: cannot {what}: {source}", path = path.display())]
+    Io {
+        /// What was to be opened.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The kernel has no io_uring for us.
+    #[error("cannot set up io_uring with {entries} entries: {source}; {fix}", fix = ring_fix(source))]
+    Ring {
+        /// Submission entries asked for.
+        entries: u32,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The store's table has no such place.
+    #[error("volume index {index}: the store was made for {volumes} volumes; raise that number")]
+    TableFull {
+        /// What was asked for.
+        index: u16,
+        /// Places in the table.
+        volumes: u16,
+    },
+    /// The place is taken.
+    #[error("volume index {index}: already in use by {path}; remove that volume first", path = path.display())]
+    Taken {
+        /// What was asked for.
+        index: u16,
+        /// Who has it.
+        path: PathBuf,
+    },
+    /// The volume has ops in flight.
+    #[error("volume index {index}: {ops} ops in flight; reap them before removing the volume")]
+    Busy {
+        /// What was asked for.
+        index: u16,
+        /// Ops not yet reaped.
+        ops: usize,
+    },
+    /// No such volume.
+    #[error("volume index {index}: no such volume in this store")]
+    NoVolume {
+        /// What was asked for.
+        index: u16,
+    },
+    /// The kernel refuses the file.
+    #[error("{path}: io_uring refuses the file: {source}", path = path.display())]
+    Register {
+        /// The backing.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+impl StoreError {
+    /// The stable kind.
+    #[must_use]
+    pub fn kind(&self) -> StoreErrorKind {
+        match self {
+            Self::NotFound { .. } => StoreErrorKind::NotFound,
+            Self::Locked { .. } | Self::Claimed { .. } => StoreErrorKind::Locked,
+            Self::Empty { .. } | Self::NotWholeBlocks { .. } | Self::Shrank { .. } => {
+                StoreErrorKind::BadSize
+            }
+            Self::Permission { .. } | Self::ReadOnly { .. } => StoreErrorKind::Permission,
+            Self::Misaligned { .. } | Self::BlockSize { .. } | Self::NoDirect { .. } => {
+                StoreErrorKind::Misaligned
+            }
+            Self::WrongType { .. }
+            | Self::Io { .. }
+            | Self::Ring { .. }
+            | Self::TableFull { .. }
+            | Self::Taken { .. }
+            | Self::Busy { .. }
+            | Self::NoVolume { .. }
+            | Self::Register { .. } => StoreErrorKind::Io,
+        }
+    }
+}
+
+struct Holder<'a>(Option<u32>, Option<&'a str>);
+
+impl std::fmt::Display for Holder<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self(Some(pid), Some(comm)) => write!(f, "process {pid} ({comm})"),
+            Self(Some(pid), None) => write!(f, "process {pid} (gone, its I/O is still ending)"),
+            Self(None, _) => f.write_str("another process (see `lslocks`)"),
+        }
+    }
+}
+
+fn ring_fix(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EPERM) => {
+            "set kernel.io_uring_disabled = 0 with sysctl, or allow it in the container's seccomp profile"
+        }
+        Some(libc::ENOSYS) => "the kernel or the sandbox has no io_uring",
+        Some(libc::ENOMEM) => "raise LimitMEMLOCK (ulimit -l)",
+        Some(libc::EMFILE | libc::ENFILE) => "raise LimitNOFILE (ulimit -n)",
+        _ => "Linux 5.19 or later is needed",
+    }
+}

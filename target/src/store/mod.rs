@@ -1,0 +1,177 @@
+//! Persistent bytes of volumes: files and block devices.
+//!
+//! A [`Store`] carries out [`Op`]s on the [`Backing`]s of its volumes and moves data between them and one
+//! [`rblk_fabric::Region`]. It belongs to one data thread. Two implementations: [`UringStore`] (io_uring,
+//! also the thread's only sleeping place) and [`SyncStore`] (blocking calls; the reference the first is
+//! tested against, and the way out on hosts without io_uring).
+//!
+//! Contract:
+//!
+//! - **Units.** Offsets and lengths are bytes. Offsets of an [`OpKind`] count from the start of the volume,
+//!   `extent_offset` from the start of the region.
+//! - **Lending.** From [`Store::submit`] until [`Store::reap`] gives the [`OpDone`], the extent belongs to
+//!   the store: nobody else may write it, and for a read nobody may look at it.
+//! - **Once.** Every accepted op gives exactly one `OpDone`, also when its volume is unknown, its range is
+//!   outside the volume or it would write to a read-only backing. None is lost, none is given twice.
+//! - **Order.** None: ops run concurrently and are done in any order. Ops whose ranges overlap must not be
+//!   in flight together, unless either result will do.
+//! - **All or an error.** A read or write is done with its whole length or an error, never in part; after a
+//!   failed write, discard or write-zeroes, the contents of its range are unknown.
+//! - **Durability.** `Flush` makes every op of that volume durable whose `OpDone` was given out before the
+//!   flush was submitted, by any store of the same backing. A write with `fua` is durable when it is done.
+//! - **Discard** is a hint in content: afterwards the range reads as zeroes on files, as anything on devices.
+//!   `WriteZeroes` always reads as zeroes; with `may_unmap` the space may be given up.
+//! - **Bounded.** A full store refuses the op and returns it; nothing is allocated per op.
+
+pub mod backing;
+mod error;
+pub mod sync;
+pub mod uring;
+
+#[cfg(test)]
+mod tests;
+
+use nix::errno::Errno;
+
+pub use backing::{Backing, BackingKind, Direct, OpenOptions};
+pub use error::{StoreError, StoreErrorKind};
+pub use sync::SyncStore;
+pub use uring::{
+    Counters, MAX_CAPACITY, MAX_WATCHES, UringOptions, UringStore, Wait, Warning, WatchSet,
+    WatchToken,
+};
+
+/// Names a volume within a store: the place in the store's table.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct VolumeIndex(pub u16);
+
+/// The submitter's name for an op; comes back in [`OpDone`]. The store does not look at it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct OpToken(pub u64);
+
+/// One thing to do. Nothing here owns memory, so that no op allocates.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Op {
+    /// Comes back in [`OpDone`].
+    pub token: OpToken,
+    /// Whose bytes.
+    pub volume: VolumeIndex,
+    /// What to do.
+    pub kind: OpKind,
+}
+
+/// What to do, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OpKind {
+    /// Volume to region.
+    Read {
+        /// First byte in the volume.
+        offset: u64,
+        /// First byte in the region.
+        extent_offset: usize,
+        /// Bytes.
+        len: u32,
+    },
+    /// Region to volume.
+    Write {
+        /// First byte in the volume.
+        offset: u64,
+        /// First byte in the region.
+        extent_offset: usize,
+        /// Bytes.
+        len: u32,
+        /// Done means durable.
+        fua: bool,
+    },
+    /// Makes what is done durable.
+    Flush,
+    /// The contents of the range are no longer needed.
+    Discard {
+        /// First byte in the volume.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The range reads as zeroes.
+    WriteZeroes {
+        /// First byte in the volume.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Space may be given up; without it the range stays allocated where the backing can say so.
+        may_unmap: bool,
+    },
+}
+
+impl OpKind {
+    /// The bytes of the volume the op touches: first byte and length. A flush touches `(0, 0)`.
+    #[must_use]
+    pub fn range(&self) -> (u64, u64) {
+        match *self {
+            Self::Read { offset, len, .. } | Self::Write { offset, len, .. } => {
+                (offset, len.into())
+            }
+            Self::Discard { offset, len } | Self::WriteZeroes { offset, len, .. } => (offset, len),
+            Self::Flush => (0, 0),
+        }
+    }
+
+    /// Whether the op changes the volume.
+    #[must_use]
+    pub fn changes(&self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Discard { .. } | Self::WriteZeroes { .. })
+    }
+}
+
+/// The end of an op.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OpDone {
+    /// The op's token.
+    pub token: OpToken,
+    /// Bytes read or written (always the whole length; 0 for the other kinds), or what went wrong.
+    /// `ENXIO`: no such volume. `EINVAL`: a range outside the volume or the region. `EROFS`: read-only.
+    /// `EIO`: the backing ended before the volume did. `EOPNOTSUPP`: a discard the backing cannot do.
+    /// Everything else is the kernel's own answer.
+    pub result: Result<u32, Errno>,
+}
+
+/// Carries out ops. See the module for the contract.
+pub trait Store {
+    /// Accepts an op, or gives it back when the store is full. An empty range is done at once.
+    ///
+    /// # Errors
+    /// The op itself, when as many ops as the store can hold are in flight.
+    fn submit(&mut self, op: Op) -> Result<(), Op>;
+
+    /// Appends what is done to `out`.
+    fn reap(&mut self, out: &mut Vec<OpDone>);
+
+    /// Ops accepted and not yet given out by [`Self::reap`].
+    fn in_flight(&self) -> usize;
+}
+
+// What can be told without the kernel: the answer to an op that must not or need not be started.
+fn refusal(
+    backing: Option<&Backing>,
+    region_len: usize,
+    kind: &OpKind,
+) -> Option<Result<u32, Errno>> {
+    let Some(backing) = backing else { return Some(Err(Errno::ENXIO)) };
+    if kind.changes() && backing.read_only() {
+        return Some(Err(Errno::EROFS));
+    }
+    let (offset, len) = kind.range();
+    if offset.checked_add(len).is_none_or(|end| end > backing.size_bytes()) {
+        return Some(Err(Errno::EINVAL));
+    }
+    if let OpKind::Read { extent_offset, len, .. } | OpKind::Write { extent_offset, len, .. } =
+        *kind
+        && extent_offset.checked_add(len as usize).is_none_or(|end| end > region_len)
+    {
+        return Some(Err(Errno::EINVAL));
+    }
+    if len == 0 && *kind != OpKind::Flush {
+        return Some(Ok(0));
+    }
+    None
+}

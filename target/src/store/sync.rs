@@ -1,0 +1,191 @@
+//! [`SyncStore`]: the blocking reference engine. Every op is finished inside `submit`; data passes through a
+//! bounce buffer, so that there is nothing unsafe here to be wrong.
+
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::fcntl::fallocate;
+use rblk_fabric::Region;
+
+use super::backing::{Backing, Method};
+use super::{Op, OpDone, OpKind, Store, StoreError, VolumeIndex, refusal};
+
+// Bytes zeroed by one write.
+const ZERO_CHUNK: usize = 1 << 20;
+// Strongest memory alignment of direct I/O we accept, see `Backing`.
+const PAGE: usize = 4096;
+
+/// A store that carries out each op in `submit`, with plain system calls. It blocks.
+#[derive(Debug)]
+pub struct SyncStore {
+    region: Arc<Region>,
+    volumes: Box<[Option<Arc<Backing>>]>,
+    capacity: usize,
+    done: Vec<OpDone>,
+    bounce: Vec<u8>,
+}
+
+impl SyncStore {
+    /// A store for ops on `region`, with `volumes` places, that holds at most `capacity` ops not reaped.
+    #[must_use]
+    pub fn new(region: Arc<Region>, volumes: u16, capacity: usize) -> Self {
+        let volumes = (0..volumes).map(|_| None).collect();
+        Self { region, volumes, capacity, done: Vec::with_capacity(capacity), bounce: Vec::new() }
+    }
+
+    /// Puts a volume in.
+    ///
+    /// # Errors
+    /// The place is taken or beyond the table.
+    pub fn add_volume(
+        &mut self,
+        index: VolumeIndex,
+        backing: Arc<Backing>,
+    ) -> Result<(), StoreError> {
+        let volumes = u16::try_from(self.volumes.len()).unwrap_or(u16::MAX);
+        let place = self.volumes.get_mut(usize::from(index.0));
+        match place.ok_or(StoreError::TableFull { index: index.0, volumes })? {
+            Some(other) => Err(StoreError::Taken { index: index.0, path: other.path().to_owned() }),
+            place @ None => {
+                *place = Some(backing);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes a volume out.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn remove_volume(&mut self, index: VolumeIndex) -> Result<Arc<Backing>, StoreError> {
+        let place = self.volumes.get_mut(usize::from(index.0));
+        place.and_then(Option::take).ok_or(StoreError::NoVolume { index: index.0 })
+    }
+
+    // An aligned part of the bounce buffer.
+    fn bounce(bounce: &mut Vec<u8>, len: usize) -> &mut [u8] {
+        if bounce.len() < len + PAGE {
+            bounce.resize(len + PAGE, 0);
+        }
+        // For bytes the offset is always found, and below PAGE.
+        let start = bounce.as_ptr().align_offset(PAGE).min(PAGE);
+        &mut bounce[start..start + len]
+    }
+
+    fn run(&mut self, backing: &Backing, kind: OpKind) -> io::Result<u32> {
+        match kind {
+            OpKind::Read { offset, extent_offset, len } => {
+                let bounce = Self::bounce(&mut self.bounce, len as usize);
+                read_all(backing, bounce, offset)?;
+                self.region.write(extent_offset, bounce);
+                Ok(len)
+            }
+            OpKind::Write { offset, extent_offset, len, fua } => {
+                let bounce = Self::bounce(&mut self.bounce, len as usize);
+                self.region.read(extent_offset, bounce);
+                backing.file().write_all_at(bounce, offset)?;
+                if fua {
+                    backing.file().sync_data()?;
+                }
+                Ok(len)
+            }
+            OpKind::Flush => backing.file().sync_data().map(|()| 0),
+            OpKind::Discard { offset, len } => {
+                let method = backing.discard_method_by_call().ok_or(Errno::EOPNOTSUPP)?;
+                let result = self.change(backing, method, offset, len);
+                if result.as_ref().is_err_and(|error| is_refused(method, error)) {
+                    backing.refuse(method);
+                }
+                result.map(|()| 0)
+            }
+            OpKind::WriteZeroes { offset, len, may_unmap } => loop {
+                let method = backing.zero_method(may_unmap);
+                match self.change(backing, method, offset, len) {
+                    Err(error) if is_refused(method, &error) => backing.refuse(method),
+                    result => return result.map(|()| 0),
+                }
+            },
+        }
+    }
+
+    fn change(
+        &mut self,
+        backing: &Backing,
+        method: Method,
+        offset: u64,
+        len: u64,
+    ) -> io::Result<()> {
+        if method == Method::WriteZeroes {
+            let mut at = offset;
+            while at < offset + len {
+                let bytes =
+                    usize::try_from(offset + len - at).unwrap_or(usize::MAX).min(ZERO_CHUNK);
+                let bounce = Self::bounce(&mut self.bounce, bytes);
+                bounce.fill(0);
+                backing.file().write_all_at(bounce, at)?;
+                at += bytes as u64;
+            }
+            return Ok(());
+        }
+        let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) else {
+            return Err(Errno::EFBIG.into());
+        };
+        let result = loop {
+            match fallocate(backing.file(), method.fallocate_mode(), offset, len) {
+                Err(Errno::EINTR) => {}
+                result => break result,
+            }
+        };
+        Ok(result?)
+    }
+}
+
+impl Store for SyncStore {
+    fn submit(&mut self, op: Op) -> Result<(), Op> {
+        if self.done.len() >= self.capacity {
+            return Err(op);
+        }
+        let backing = self.volumes.get(usize::from(op.volume.0)).cloned().flatten();
+        let result = match (refusal(backing.as_deref(), self.region.len(), &op.kind), backing) {
+            (Some(result), _) => result,
+            (None, Some(backing)) => self
+                .run(&backing, op.kind)
+                .map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)),
+            (None, None) => Err(Errno::ENXIO),
+        };
+        self.done.push(OpDone { token: op.token, result });
+        Ok(())
+    }
+
+    fn reap(&mut self, out: &mut Vec<OpDone>) {
+        out.append(&mut self.done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.done.len()
+    }
+}
+
+fn is_refused(method: Method, error: &io::Error) -> bool {
+    error.raw_os_error().is_some_and(|code| method.is_refused_by(Errno::from_raw(code)))
+}
+
+// A file that ends before the volume does is an I/O error, whatever alignment its end has.
+fn read_all(backing: &Backing, mut out: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !out.is_empty() {
+        match backing.file().read_at(out, offset) {
+            Ok(bytes) if bytes == 0 || !bytes.is_multiple_of(backing.alignment() as usize) => {
+                return Err(Errno::EIO.into());
+            }
+            Ok(bytes) => {
+                out = &mut out[bytes..];
+                offset += bytes as u64;
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,179 @@
+//! [`Volume`]: what is exported, and whether a command fits it. Pure: no I/O.
+
+use std::sync::Arc;
+
+use rblk_fabric::Region;
+use rblk_protocol::{
+    AccessMode, BlockCount, BlockRange, BlockSize, CommandCapsule, Name, Opcode, Status, VolumeFlags,
+    VolumeHandle,
+};
+
+use crate::store::VolumeIndex;
+
+/// Where a volume's bytes are.
+#[derive(Clone, Debug)]
+pub enum Placement {
+    /// In a file or block device, reached through the poll group's store.
+    Store,
+    /// In registered memory: RDMA goes straight to and from it.
+    Memory(Arc<Region>),
+    /// Nowhere: reads are zeros, writes are dropped after they were pulled.
+    Null,
+}
+
+/// One exported volume. Shared by control and the data threads; never changes after it was made.
+#[derive(Clone, Debug)]
+pub struct Volume {
+    /// Its place in the store's file table and in handles.
+    pub index: VolumeIndex,
+    /// Name.
+    pub name: Name,
+    /// Stable identity: derived from the target's name and the volume's.
+    pub uuid: [u8; 16],
+    /// Block size.
+    pub block_size: BlockSize,
+    /// Capacity.
+    pub blocks: BlockCount,
+    /// Writes are refused whoever asks.
+    pub read_only: bool,
+    /// Where the bytes are.
+    pub placement: Placement,
+    /// DISCARD gives space back.
+    pub discard: bool,
+    /// Acknowledged writes may sit in a volatile cache below us (the disk's own) until a FLUSH.
+    pub volatile_cache: bool,
+    /// Granularity of useful discards in bytes; 0 when discards do nothing.
+    pub discard_granularity_bytes: u32,
+}
+
+impl Volume {
+    /// The handle sessions use for it. 0 is never a handle.
+    #[must_use]
+    pub fn handle(&self) -> VolumeHandle {
+        VolumeHandle(u32::from(self.index.0) + 1)
+    }
+
+    /// Index for a handle from the wire.
+    #[must_use]
+    pub fn index_of(handle: VolumeHandle) -> Option<VolumeIndex> {
+        handle.0.checked_sub(1).and_then(|i| u16::try_from(i).ok()).map(VolumeIndex)
+    }
+
+    /// Flags as a session that opened it so sees them.
+    #[must_use]
+    pub fn flags(&self, mode: AccessMode) -> VolumeFlags {
+        VolumeFlags::default()
+            .with(VolumeFlags::READ_ONLY, self.read_only || mode == AccessMode::ReadOnly)
+            .with(VolumeFlags::VOLATILE_CACHE, self.volatile_cache)
+            .with(VolumeFlags::DISCARD, self.discard)
+            .with(VolumeFlags::WRITE_ZEROES, true)
+            .with(VolumeFlags::EPHEMERAL, !matches!(self.placement, Placement::Store))
+    }
+
+    /// Checks a block command against the volume and how it was opened.
+    ///
+    /// `io_max_bytes` is the connection's agreed maximum. FLUSH has no range.
+    ///
+    /// # Errors
+    /// The status to answer with.
+    pub fn check(
+        &self,
+        command: &CommandCapsule,
+        mode: AccessMode,
+        io_max_bytes: u32,
+    ) -> Result<Option<BlockRange>, Status> {
+        let writes = !matches!(command.opcode, Opcode::Read | Opcode::Flush);
+        if writes && (self.read_only || mode == AccessMode::ReadOnly) {
+            return Err(Status::ReadOnly);
+        }
+        let flags = command.flags;
+        if flags.fua && command.opcode != Opcode::Write
+            || flags.may_unmap && command.opcode != Opcode::WriteZeroes
+        {
+            return Err(Status::InvalidField);
+        }
+        if flags.digest {
+            return Err(Status::NotSupported);
+        }
+        let data_bytes = match command.buffer {
+            Some(buffer) => u64::from(buffer.length),
+            None => u64::from(command.in_capsule_bytes),
+        };
+        if command.opcode == Opcode::Flush {
+            let bare = data_bytes == 0 && command.lba.0 == 0 && command.count.0 == 0;
+            return if bare { Ok(None) } else { Err(Status::InvalidField) };
+        }
+        let range = BlockRange::new(command.lba, command.count, self.blocks, self.block_size)
+            .ok_or(if command.count.0 == 0 { Status::InvalidField } else { Status::OutOfRange })?;
+        match command.opcode {
+            Opcode::Read | Opcode::Write => {
+                let in_capsule_read = command.opcode == Opcode::Read && command.buffer.is_none();
+                if in_capsule_read || data_bytes != range.len_bytes() || data_bytes > u64::from(io_max_bytes) {
+                    return Err(Status::BadLength);
+                }
+            }
+            _ if data_bytes != 0 => return Err(Status::BadLength),
+            _ => {}
+        }
+        Ok(Some(range))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rblk_protocol::{CommandFlags, Epoch, KeyedDescriptor, Lba, Sequence, Tag};
+
+    fn volume() -> Volume {
+        Volume {
+            index: VolumeIndex(0),
+            name: Name::new("v").unwrap(),
+            uuid: [0; 16],
+            block_size: BlockSize::new(512).unwrap(),
+            blocks: BlockCount(100),
+            read_only: false,
+            placement: Placement::Null,
+            discard: true,
+            volatile_cache: false,
+            discard_granularity_bytes: 512,
+        }
+    }
+
+    fn command(opcode: Opcode, lba: u64, count: u64, data: u32) -> CommandCapsule {
+        CommandCapsule {
+            lba: Lba(lba),
+            count: BlockCount(count),
+            buffer: (data != 0).then_some(KeyedDescriptor { address: 0, length: data, rkey: 0 }),
+            ..CommandCapsule::new(opcode, Tag(0), Epoch(1), Sequence(1))
+        }
+    }
+
+    #[test]
+    fn each_rule() {
+        let v = volume();
+        let check = |c: CommandCapsule| v.check(&c, AccessMode::Exclusive, 4096).map(|r| r.map(|r| r.offset_bytes()));
+        assert_eq!(check(command(Opcode::Read, 99, 1, 512)), Ok(Some(99 * 512)));
+        assert_eq!(check(command(Opcode::Read, 99, 2, 1024)), Err(Status::OutOfRange));
+        assert_eq!(check(command(Opcode::Read, u64::MAX, 2, 1024)), Err(Status::OutOfRange));
+        assert_eq!(check(command(Opcode::Read, 0, 0, 512)), Err(Status::InvalidField));
+        assert_eq!(check(command(Opcode::Read, 0, 1, 0)), Err(Status::BadLength));
+        assert_eq!(check(command(Opcode::Write, 0, 1, 1024)), Err(Status::BadLength));
+        assert_eq!(check(command(Opcode::Write, 0, 16, 8192)), Err(Status::BadLength));
+        assert_eq!(check(command(Opcode::Discard, 0, 100, 0)), Ok(Some(0)));
+        assert_eq!(check(command(Opcode::Discard, 0, 100, 512)), Err(Status::BadLength));
+        assert_eq!(check(command(Opcode::Flush, 0, 0, 0)), Ok(None));
+        assert_eq!(check(command(Opcode::Flush, 0, 1, 0)), Err(Status::InvalidField));
+        let fua_read =
+            CommandCapsule { flags: CommandFlags { fua: true, ..Default::default() }, ..command(Opcode::Read, 0, 1, 512) };
+        assert_eq!(check(fua_read), Err(Status::InvalidField));
+        assert_eq!(v.check(&command(Opcode::Write, 0, 1, 512), AccessMode::ReadOnly, 4096), Err(Status::ReadOnly));
+        let frozen = Volume { read_only: true, ..v.clone() };
+        assert_eq!(
+            frozen.check(&command(Opcode::WriteZeroes, 0, 1, 0), AccessMode::Exclusive, 4096),
+            Err(Status::ReadOnly)
+        );
+        assert_eq!(Volume::index_of(v.handle()), Some(v.index));
+        assert_eq!(Volume::index_of(VolumeHandle(0)), None);
+        assert_eq!(Volume::index_of(VolumeHandle(u32::MAX)), None);
+    }
+}
