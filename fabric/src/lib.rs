@@ -27,6 +27,8 @@
 //! - Unknown statuses and opcodes are values, never panics.
 
 mod address;
+mod counter;
+mod credit;
 mod device;
 mod error;
 pub mod mailbox;
@@ -37,6 +39,8 @@ pub mod verbs;
 mod work;
 
 pub use address::{Address, AddressError, Scheme};
+pub use counter::Counter;
+pub use credit::SendCredits;
 pub use device::{
     AcceptParams, ConnectOptions, Connection, ConnectionHello, Device, DeviceCaps, Established, Incoming,
     Listener, MemoryRegion, Poller, PollerCounters, PollerHandle, ProtectionDomain, QpLimits, Route, Transport,

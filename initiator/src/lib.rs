@@ -1,1 +1,26 @@
-//! initiator
+//! The initiator: turns a remote volume into a local block device.
+//!
+//! ```text
+//! control (tokio)     mount::run -> session (admin connection, login, open, I/O connections)
+//!                        | mailbox          ^ channel
+//! data threads        queue -> ublk::queue (requests)   one per hardware queue
+//!                          \-> engine -> inflight, path -> fabric (QP)
+//! ```
+//!
+//! One process per mount: a fault of one volume is a fault of one volume.
+
+#![deny(unsafe_code)]
+
+pub mod admin;
+pub mod args;
+pub mod engine;
+pub mod error;
+pub mod identity;
+pub mod inflight;
+pub mod io;
+pub mod mount;
+pub mod path;
+pub mod queue;
+pub mod session;
+#[allow(unsafe_code)] // the driver's memory and io_uring commands
+pub mod ublk;

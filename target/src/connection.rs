@@ -15,11 +15,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rblk_fabric::{MemoryRegion, QpIndex, RecvWr, Region, SendOp, SendWr, Sge, SgeList, WrId};
+use rblk_fabric::{
+    MemoryRegion, QpIndex, RecvWr, Region, SendCredits, SendOp, SendWr, Sge, SgeList, WrId,
+};
 use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{ConnectionKind, Epoch, KeyedDescriptor, QueueDepth, Tag};
 
-use crate::credit::SendCredits;
 use crate::request::Request;
 
 /// Receive slots beyond depth + 1: room for a marker and a margin.

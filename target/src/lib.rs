@@ -15,7 +15,6 @@ pub mod args;
 pub mod arena;
 pub mod connection;
 pub mod control;
-pub mod credit;
 pub mod poll_group;
 pub mod request;
 pub mod serve;

@@ -1,33 +1,7 @@
 //! Counters of one poll group: written by its thread alone, read by anyone.
-//!
-//! Each is a relaxed load and store, not an atomic addition: there is one writer.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use rblk_fabric::PollerCounters;
+use rblk_fabric::{Counter, PollerCounters};
 use serde::{Deserialize, Serialize};
-
-/// A counter with one writer.
-#[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
-
-impl Counter {
-    /// Adds; only the owning thread calls it.
-    pub fn add(&self, n: u64) {
-        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
-    }
-
-    /// Sets; only the owning thread calls it.
-    pub fn set(&self, n: u64) {
-        self.0.store(n, Ordering::Relaxed);
-    }
-
-    /// The value now.
-    #[must_use]
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {

@@ -1,2 +1,100 @@
-//! Developer commands.
-fn main() {}
+//! Developer commands, run as `cargo xtask COMMAND`.
+//!
+//! This file only declares the command line; each command lives in a module of its own.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+mod lab;
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "Developer commands of rblk", max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a command as root inside a stock Debian kernel that has RDMA and ublk.
+    Lab(LabArgs),
+}
+
+/// Boots a Debian kernel in a virtual machine, with this machine's files as its root, and runs
+/// CMD there in the current directory.
+///
+/// Soft-RoCE (`rxe0`, $RBLK_LAB_RDMA_ADDR), ublk and a scratch ext4 disk ($RBLK_LAB_SCRATCH) are
+/// ready when CMD starts; `modprobe` works. /tmp, /run and /dev/shm are the guest's own, all else
+/// that CMD writes stays on this machine. There is no network to the outside.
+///
+/// Exit status: CMD's own; 124 when the time limit ended it; 125 when the lab itself failed.
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+struct LabArgs {
+    /// Kernel version prefix; the newest package that matches is fetched once and kept
+    #[arg(long, default_value = lab::DEFAULT_KERNEL, value_name = "VERSION")]
+    kernel: String,
+
+    /// Memory of the guest
+    #[arg(long, default_value = "4G", value_name = "SIZE")]
+    mem: lab::Size,
+
+    /// Virtual CPUs of the guest
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    cpus: u32,
+
+    /// Seconds until the guest is killed, its boot included
+    #[arg(long, default_value_t = 600, value_name = "SECS")]
+    timeout: u64,
+
+    /// Size of the sparse ext4 scratch disk, deleted at the end (0: none)
+    #[arg(long, default_value = "4G", value_name = "SIZE")]
+    scratch: lab::Size,
+
+    /// Do not load the RDMA modules or create rxe0
+    #[arg(long)]
+    no_rdma: bool,
+
+    /// How the guest's CPUs are run; `auto` takes KVM when a trial boot under it succeeds
+    #[arg(long, value_enum, default_value_t = lab::Accel::Auto)]
+    accel: lab::Accel,
+
+    /// Keep a copy of the guest's console here
+    #[arg(long, value_name = "FILE")]
+    keep_log: Option<PathBuf>,
+
+    /// The command and its arguments, after `--`
+    #[arg(required = true, last = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+fn main() -> ExitCode {
+    let Cli { command } = Cli::parse();
+    let outcome = match command {
+        Command::Lab(args) => {
+            let lab = lab::Lab {
+                kernel: args.kernel,
+                mem: args.mem,
+                cpus: args.cpus,
+                timeout: Duration::from_secs(args.timeout),
+                scratch: args.scratch,
+                rdma: !args.no_rdma,
+                accel: args.accel,
+                keep_log: args.keep_log,
+            };
+            lab.run(&args.command)
+        }
+    };
+    match outcome {
+        // A status is one byte; anything else would be a bug in the guest's script.
+        Ok(status) => ExitCode::from(u8::try_from(status).unwrap_or(lab::FAILED)),
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::from(lab::FAILED)
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The software device.
+
+use std::sync::{Arc, OnceLock};
+
+use super::domain::ProtectionDomain;
+use crate::device::{DeviceCaps, QpLimits, Transport};
+use crate::error::{FabricError, Result};
+use crate::work::MAX_SGE;
+
+/// A software device: the one TCP device of the process, or one of an in-memory network.
+#[derive(Clone, Debug)]
+pub struct Device(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    caps: DeviceCaps,
+    // Varies the keys, so that those of two domains or two runs are rarely alike.
+    salt: u64,
+}
+
+impl Device {
+    /// The TCP device: one per process, so that one PD serves every TCP connection.
+    #[must_use]
+    pub fn tcp() -> Self {
+        static TCP: OnceLock<Device> = OnceLock::new();
+        TCP.get_or_init(|| {
+            use std::hash::{BuildHasher, RandomState};
+            Self::new("soft", Transport::SoftTcp, RandomState::new().hash_one(std::process::id()))
+        })
+        .clone()
+    }
+
+    pub(super) fn memory(seed: u64) -> Self {
+        Self::new("memory", Transport::SoftMemory, seed)
+    }
+
+    fn new(name: &str, transport: Transport, salt: u64) -> Self {
+        let caps = DeviceCaps {
+            name: name.to_owned(),
+            transport,
+            max_wrs: 1 << 15,
+            max_sges: u32::try_from(MAX_SGE).unwrap_or(1),
+            max_cq_entries: 1 << 22,
+            max_reads_out: 128,
+            max_reads_in: 128,
+            max_region_bytes: 1 << 47,
+            inline_bytes: 0,
+            write_with_imm: true,
+            read_sink_needs_remote_write: false,
+        };
+        Self(Arc::new(Inner { caps, salt }))
+    }
+
+    /// What it can do.
+    #[must_use]
+    pub fn caps(&self) -> &DeviceCaps {
+        &self.0.caps
+    }
+
+    /// A new protection domain.
+    ///
+    /// # Errors
+    /// None today; the signature is that of every provider.
+    pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
+        Ok(ProtectionDomain::new(self.clone(), self.0.salt))
+    }
+
+    /// Whether both are the same device.
+    #[must_use]
+    pub fn same_as(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Refuses sizes beyond the claims.
+    pub(super) fn check(&self, limits: &QpLimits) -> Result<()> {
+        let caps = self.caps();
+        self.within("send WRs", caps.max_wrs.into(), limits.send_wrs.into())?;
+        self.within("RECVs", caps.max_wrs.into(), limits.recv_wrs.into())?;
+        self.within("SGEs", caps.max_sges.into(), limits.send_sges.into())?;
+        self.within("outgoing READs", caps.max_reads_out.into(), limits.reads_out.into())?;
+        self.within("incoming READs", caps.max_reads_in.into(), limits.reads_in.into())
+    }
+
+    pub(super) fn within(&self, what: &'static str, limit: u64, asked: u64) -> Result<()> {
+        if asked <= limit {
+            return Ok(());
+        }
+        Err(FabricError::Limit { device: self.caps().name.clone(), what, limit, asked })
+    }
+}

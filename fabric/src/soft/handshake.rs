@@ -1,0 +1,221 @@
+//! What goes over a TCP connection before the frames: one request, one reply.
+//!
+//! | request | reply | |
+//! |---|---|---|
+//! | 0..8 | 0..8 | magic |
+//! | 8..10 | 8..10 | version |
+//! | | 10 | verdict |
+//! | 10 | 11 | READs the sender serves |
+//! | 11 | 12 | READs the sender wants outstanding |
+//! | 12..16 | | detection time in ms |
+//! | 16 | 13 | length of the hello, which follows |
+//! | 17..20 | 14..16 | reserved, zero |
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use nix::sys::socket::{setsockopt, sockopt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::device::ConnectionHello;
+use crate::error::{FabricError, Result};
+
+const MAGIC: [u8; 8] = *b"rblkSOFT";
+const VERSION: u16 = 1;
+const REQUEST: usize = 20;
+const REPLY: usize = 16;
+
+/// The acceptor's answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    Accepted,
+    Rejected,
+}
+
+/// A parsed request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Request {
+    pub(super) reads_in: u8,
+    pub(super) reads_out: u8,
+    pub(super) detect: Duration,
+    pub(super) hello: ConnectionHello,
+}
+
+/// A parsed reply.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Reply {
+    pub(super) verdict: Verdict,
+    pub(super) reads_in: u8,
+    pub(super) reads_out: u8,
+    pub(super) hello: ConnectionHello,
+}
+
+/// `None` when the hello is too long.
+pub(super) fn encode_request(request: &Request) -> Option<Vec<u8>> {
+    let hello = &request.hello.0;
+    let len =
+        u8::try_from(hello.len()).ok().filter(|_| hello.len() <= ConnectionHello::REQUEST_MAX)?;
+    let detect = u32::try_from(request.detect.as_millis()).unwrap_or(u32::MAX);
+    let mut bytes = Vec::with_capacity(REQUEST + hello.len());
+    bytes.extend(MAGIC);
+    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend([request.reads_in, request.reads_out]);
+    bytes.extend(detect.to_le_bytes());
+    bytes.extend([len, 0, 0, 0]);
+    bytes.extend(hello);
+    Some(bytes)
+}
+
+/// `None` when the hello is too long.
+pub(super) fn encode_reply(
+    verdict: Verdict,
+    reads_out: u8,
+    reads_in: u8,
+    hello: &ConnectionHello,
+) -> Option<Vec<u8>> {
+    let hello = &hello.0;
+    let len =
+        u8::try_from(hello.len()).ok().filter(|_| hello.len() <= ConnectionHello::REPLY_MAX)?;
+    let verdict = match verdict {
+        Verdict::Accepted => 1,
+        Verdict::Rejected => 2,
+    };
+    let mut bytes = Vec::with_capacity(REPLY + hello.len());
+    bytes.extend(MAGIC);
+    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend([verdict, reads_in, reads_out, len, 0, 0]);
+    bytes.extend(hello);
+    Some(bytes)
+}
+
+/// Why a handshake failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The connection ended before anything was said.
+    Silence(io::Error),
+    /// Not our protocol.
+    Foreign(String),
+}
+
+/// Reads exactly `N` bytes that begin with magic and version, and nothing beyond them: what follows belongs
+/// to the frames. Foreign speech is noticed at its first wrong byte, not after waiting for more.
+async fn read_fixed<const N: usize>(
+    stream: &mut TcpStream,
+) -> std::result::Result<[u8; N], Failure> {
+    let mut bytes = [0; N];
+    let mut have = 0;
+    while have < N {
+        let got = match stream.read(&mut bytes[have..]).await {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            other => other,
+        };
+        match got {
+            Ok(got) => have += got,
+            Err(error) if have == 0 => return Err(Failure::Silence(error)),
+            Err(error) => {
+                return Err(Failure::Foreign(format!("it stopped in the middle: {error}")));
+            }
+        }
+        let seen = have.min(MAGIC.len());
+        if bytes[..seen] != MAGIC[..seen] {
+            let what = String::from_utf8_lossy(&bytes[..have]);
+            return Err(Failure::Foreign(format!("it said {:?}", what.trim_end())));
+        }
+    }
+    let version = u16::from_le_bytes([bytes[8], bytes[9]]);
+    if version != VERSION {
+        return Err(Failure::Foreign(format!(
+            "its framing has version {version}, this build has {VERSION}: install the same release on both hosts"
+        )));
+    }
+    Ok(bytes)
+}
+
+async fn read_hello(
+    stream: &mut TcpStream,
+    len: u8,
+    most: usize,
+) -> std::result::Result<ConnectionHello, Failure> {
+    let len = usize::from(len);
+    if len > most {
+        return Err(Failure::Foreign(format!(
+            "its hello has {len} bytes, at most {most} are allowed"
+        )));
+    }
+    let mut hello = vec![0; len];
+    stream
+        .read_exact(&mut hello)
+        .await
+        .map_err(|e| Failure::Foreign(format!("half a hello: {e}")))?;
+    Ok(ConnectionHello(hello))
+}
+
+/// Reads a peer's request.
+pub(super) async fn read_request(stream: &mut TcpStream) -> std::result::Result<Request, Failure> {
+    let bytes: [u8; REQUEST] = read_fixed(stream).await?;
+    if bytes[17..] != [0; 3] {
+        return Err(Failure::Foreign("reserved bytes are not zero".to_owned()));
+    }
+    let detect = u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
+    let hello = read_hello(stream, bytes[16], ConnectionHello::REQUEST_MAX).await?;
+    Ok(Request {
+        reads_in: bytes[10],
+        reads_out: bytes[11],
+        detect: Duration::from_millis(detect.into()),
+        hello,
+    })
+}
+
+/// Reads the acceptor's reply.
+pub(super) async fn read_reply(stream: &mut TcpStream) -> std::result::Result<Reply, Failure> {
+    let bytes: [u8; REPLY] = read_fixed(stream).await?;
+    let verdict = match bytes[10] {
+        1 => Verdict::Accepted,
+        2 => Verdict::Rejected,
+        other => return Err(Failure::Foreign(format!("unknown verdict {other}"))),
+    };
+    if bytes[14..] != [0; 2] {
+        return Err(Failure::Foreign("reserved bytes are not zero".to_owned()));
+    }
+    let hello = read_hello(stream, bytes[13], ConnectionHello::REPLY_MAX).await?;
+    Ok(Reply { verdict, reads_in: bytes[11], reads_out: bytes[12], hello })
+}
+
+/// Sends a request.
+pub(super) async fn write_request(stream: &mut TcpStream, request: &Request) -> Result<()> {
+    let bytes = encode_request(request).ok_or_else(|| hello_too_long(&request.hello))?;
+    stream.write_all(&bytes).await.map_err(|source| FabricError::Call { call: "send", source })
+}
+
+pub(super) fn hello_too_long(hello: &ConnectionHello) -> FabricError {
+    FabricError::Limit {
+        device: "soft".to_owned(),
+        what: "hello bytes",
+        limit: ConnectionHello::REQUEST_MAX as u64,
+        asked: hello.0.len() as u64,
+    }
+}
+
+/// Options of a connection's socket: no delay, and a dead path is noticed within about `detect`, whether
+/// bytes are in flight or not.
+pub(super) fn tune(stream: &TcpStream, detect: Duration) -> io::Result<()> {
+    let detect = detect.clamp(Duration::from_secs(1), Duration::from_secs(120));
+    let millis = u32::try_from(detect.as_millis()).unwrap_or(u32::MAX);
+    let interval = u32::try_from(detect.as_secs() / 3).unwrap_or(1).max(1);
+    stream.set_nodelay(true)?;
+    let fd = stream.as_fd();
+    setsockopt(&fd, sockopt::KeepAlive, &true)?;
+    setsockopt(&fd, sockopt::TcpKeepIdle, &interval)?;
+    setsockopt(&fd, sockopt::TcpKeepInterval, &interval)?;
+    setsockopt(&fd, sockopt::TcpKeepCount, &3)?;
+    setsockopt(&fd, sockopt::TcpUserTimeout, &millis)?;
+    Ok(())
+}
+
+/// How a peer is called in messages.
+pub(super) fn peer_name(peer: SocketAddr) -> String {
+    format!("tcp://{peer}")
+}

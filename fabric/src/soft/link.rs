@@ -1,0 +1,117 @@
+//! Byte streams that carry frames.
+
+use std::fmt;
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use nix::sys::eventfd::EventFd;
+
+/// What a call moved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Moved {
+    /// Bytes; 0 from a receive is the end of the stream.
+    pub(super) bytes: usize,
+    /// Another call now may move more.
+    pub(super) more: bool,
+}
+
+/// A reliable, ordered, nonblocking byte stream.
+pub(super) trait Link: Send + fmt::Debug {
+    /// Sends a prefix of the pieces; `WouldBlock` when there is no room.
+    ///
+    /// # Safety
+    /// Every piece is readable for its length during the call.
+    unsafe fn send(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved>;
+
+    /// Fills a prefix of the pieces; `WouldBlock` when nothing is there.
+    ///
+    /// # Safety
+    /// Every piece is writable for its length during the call.
+    unsafe fn receive(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved>;
+
+    /// Says that nothing more will be sent; what was sent still arrives.
+    fn finish(&mut self);
+
+    /// Ends both directions.
+    fn close(&mut self);
+
+    /// A descriptor for epoll, where there is one.
+    fn fd(&self) -> Option<RawFd>;
+
+    /// What to write to when something changes, for links without a descriptor.
+    fn wake_by(&mut self, event: &Arc<EventFd>);
+}
+
+/// A connected TCP socket, nonblocking.
+#[derive(Debug)]
+pub(super) struct TcpLink(TcpStream);
+
+impl TcpLink {
+    pub(super) fn new(stream: TcpStream) -> Self {
+        Self(stream)
+    }
+}
+
+fn message(pieces: &[libc::iovec]) -> libc::msghdr {
+    // SAFETY: msghdr is plain data for which all zeroes is a valid value.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    // Neither call writes to the array; the field is mutable for historical reasons.
+    message.msg_iov = pieces.as_ptr().cast_mut();
+    message.msg_iovlen = pieces.len() as _;
+    message
+}
+
+fn moved(result: isize, pieces: &[libc::iovec]) -> io::Result<Moved> {
+    let Ok(bytes) = usize::try_from(result) else {
+        return Err(io::Error::last_os_error());
+    };
+    // A short count means that the socket's buffer is exhausted: the next call would only say EAGAIN.
+    let wanted: usize = pieces.iter().map(|p| p.iov_len).sum();
+    Ok(Moved { bytes, more: bytes == wanted })
+}
+
+impl Link for TcpLink {
+    unsafe fn send(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved> {
+        let message = message(pieces);
+        // SAFETY: the fd is open; `message` names `pieces`, readable by the caller's promise.
+        let sent = unsafe {
+            libc::sendmsg(
+                self.0.as_raw_fd(),
+                &raw const message,
+                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+            )
+        };
+        moved(sent, pieces)
+    }
+
+    unsafe fn receive(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved> {
+        let fd = self.0.as_raw_fd();
+        let got = if let [only] = pieces {
+            // SAFETY: the fd is open; the piece is writable by the caller's promise.
+            unsafe { libc::recv(fd, only.iov_base, only.iov_len, libc::MSG_DONTWAIT) }
+        } else {
+            let mut message = message(pieces);
+            // SAFETY: the fd is open; `message` names `pieces`, writable by the caller's promise.
+            unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) }
+        };
+        moved(got, pieces)
+    }
+
+    fn finish(&mut self) {
+        // It fails only when the connection is gone already.
+        let _ = self.0.shutdown(Shutdown::Write);
+    }
+
+    fn close(&mut self) {
+        // As above.
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
+
+    fn fd(&self) -> Option<RawFd> {
+        Some(self.0.as_raw_fd())
+    }
+
+    fn wake_by(&mut self, _event: &Arc<EventFd>) {}
+}

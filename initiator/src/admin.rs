@@ -1,0 +1,284 @@
+//! [`AdminChannel`]: the admin connection of a session, driven by control.
+//!
+//! One command at a time, plus a parked ASYNC_EVENT. Every wait has a deadline; after an error the channel is
+//! dead and the session must be connected anew.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::{Duration, Instant};
+
+use rblk_fabric::{
+    Access, Completion, Connection, MemoryRegion, PageKind, Poller, ProtectionDomain, QpIndex, QpLimits, RecvWr,
+    Region, SendCredits, SendOp, SendWr, SgeList, WcOpcode, WcStatus, WrId,
+};
+use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, RESPONSE_BYTES};
+use rblk_protocol::{
+    AsyncEvent, CommandCapsule, Epoch, HelloAccept, KeyedDescriptor, Lba, Opcode, QueueDepth, ResponseCapsule,
+    Sequence, Status, Tag, VolumeHandle,
+};
+use tokio::io::unix::AsyncFd;
+
+use crate::error::SessionError;
+
+const CAPSULE_STRIDE: usize = 512;
+const RECV_SLOTS: u16 = ADMIN_DEPTH + 3;
+/// Largest reply of one command.
+pub const REPLY_BYTES: usize = 4096;
+const RECV_AT: usize = CAPSULE_STRIDE * 2;
+const CALL_TAG: Tag = Tag(0);
+const EVENT_TAG: Tag = Tag(1);
+
+#[derive(Debug)]
+struct Borrowed(RawFd);
+
+impl AsRawFd for Borrowed {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
+    }
+}
+
+/// An admin connection.
+#[derive(Debug)]
+pub struct AdminChannel {
+    // Dropped before the poller whose descriptor it watches.
+    readiness: AsyncFd<Borrowed>,
+    poller: Box<dyn Poller>,
+    qp: QpIndex,
+    credits: SendCredits,
+    slots: MemoryRegion,
+    replies: MemoryRegion,
+    epoch: Epoch,
+    depth: QueueDepth,
+    sequence: Sequence,
+    parked: Option<Sequence>,
+    event: Option<Option<AsyncEvent>>,
+}
+
+/// An answer to an admin command.
+#[derive(Debug)]
+pub struct Reply {
+    /// Outcome.
+    pub status: Status,
+    /// Value of the response.
+    pub value: u32,
+    /// What the target wrote, as far as the caller's length.
+    pub payload: Vec<u8>,
+}
+
+impl AdminChannel {
+    /// Sizes of the QP.
+    #[must_use]
+    pub fn qp_limits() -> QpLimits {
+        QpLimits {
+            send_wrs: 33,
+            recv_wrs: u32::from(RECV_SLOTS),
+            send_sges: 1,
+            inline_bytes: 0,
+            reads_out: 0,
+            reads_in: 0,
+        }
+    }
+
+    /// Takes a connected QP.
+    ///
+    /// # Errors
+    /// Memory cannot be registered, or posting fails.
+    pub fn new(
+        pd: &ProtectionDomain,
+        mut poller: Box<dyn Poller>,
+        connection: Connection,
+        accept: &HelloAccept,
+        epoch: Epoch,
+    ) -> Result<Self, SessionError> {
+        let region = |bytes| {
+            Region::allocate(bytes, PageKind::Normal).map_err(|e| SessionError::Memory(e.to_string()))
+        };
+        let slots = pd.register(
+            &region(RECV_AT + usize::from(RECV_SLOTS) * RESPONSE_BYTES)?,
+            Access::LOCAL_WRITE,
+        )?;
+        let remote = Access { local_write: true, remote_write: true, remote_read: false };
+        let replies = pd.register(&region(REPLY_BYTES)?, remote)?;
+        let qp = poller.attach(connection)?;
+        let readiness = AsyncFd::with_interest(Borrowed(poller.event_fd()), tokio::io::Interest::READABLE)
+            .map_err(|source| SessionError::System { what: "watching the admin connection", source })?;
+        let mut channel = Self {
+            readiness,
+            poller,
+            qp,
+            credits: SendCredits::new(32, 8),
+            slots,
+            replies,
+            epoch,
+            depth: accept.depth,
+            sequence: Sequence(0),
+            parked: None,
+            event: None,
+        };
+        for slot in 0..RECV_SLOTS {
+            channel.post_recv(slot)?;
+        }
+        Ok(channel)
+    }
+
+    fn post_recv(&mut self, slot: u16) -> Result<(), SessionError> {
+        let sge = self.slots.sge(RECV_AT + usize::from(slot) * RESPONSE_BYTES, RESPONSE_BYTES as u32);
+        let Some(sge) = sge else { return Err(SessionError::Protocol("receive slot")) };
+        let wr = RecvWr { id: WrId(u64::from(slot)), sge };
+        self.poller.post_recv(self.qp, &[wr]).map_err(|e| SessionError::Lost(e.to_string()))
+    }
+
+    fn post_command(&mut self, command: &mut CommandCapsule, body: &[u8], at: usize) -> Result<(), SessionError> {
+        command.in_capsule_bytes = u32::try_from(body.len()).unwrap_or(u32::MAX);
+        let bytes = COMMAND_BYTES + body.len();
+        if bytes > CAPSULE_STRIDE || self.credits.available() == 0 {
+            return Err(SessionError::Protocol("admin command too long or too many"));
+        }
+        self.slots.region().write(at, &command.to_wire());
+        self.slots.region().write(at + COMMAND_BYTES, body);
+        let sge = self.slots.sge(at, u32::try_from(bytes).unwrap_or(u32::MAX));
+        let Some(sge) = sge else { return Err(SessionError::Protocol("capsule slot")) };
+        let signaled = self.credits.wants_signal();
+        self.credits.take(signaled);
+        let wr = SendWr { id: WrId(1 << 16), op: SendOp::Send, sges: SgeList::one(sge), signaled, inline: false };
+        self.poller.post_send(self.qp, &[wr]).map_err(|e| SessionError::Lost(e.to_string()))
+    }
+
+    /// Sends a command and waits for its answer.
+    ///
+    /// # Errors
+    /// The connection died, the target did not answer in time, or broke a rule. A status other than OK is no
+    /// error here.
+    pub async fn call(
+        &mut self,
+        opcode: Opcode,
+        volume: VolumeHandle,
+        index: u64,
+        body: &[u8],
+        timeout: Duration,
+    ) -> Result<Reply, SessionError> {
+        self.sequence = self.sequence.next();
+        let sequence = self.sequence;
+        let mut command = CommandCapsule::new(opcode, CALL_TAG, self.epoch, sequence);
+        command.volume = volume;
+        command.lba = Lba(index);
+        let wants_reply = matches!(opcode, Opcode::Login | Opcode::ListVolumes | Opcode::OpenVolume);
+        if wants_reply {
+            self.replies.region().zero(0, REPLY_BYTES);
+            let remote = self.replies.remote(0);
+            command.buffer =
+                Some(KeyedDescriptor { address: remote.addr, length: REPLY_BYTES as u32, rkey: remote.rkey.0 });
+        }
+        self.post_command(&mut command, body, 0)?;
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(response) = self.next_response()? {
+                if response.tag != CALL_TAG || !response.answers(sequence) {
+                    return Err(SessionError::Protocol("an answer to a command that was not sent"));
+                }
+                let mut payload = Vec::new();
+                if wants_reply {
+                    payload.resize(REPLY_BYTES, 0);
+                    self.replies.region().read(0, &mut payload);
+                }
+                return Ok(Reply { status: response.status, value: response.value, payload });
+            }
+            self.sleep(deadline, opcode).await?;
+        }
+    }
+
+    /// Waits for the next event of the target, for ever.
+    ///
+    /// # Errors
+    /// The connection died or the target broke a rule. Cancel safe.
+    pub async fn event(&mut self) -> Result<Option<AsyncEvent>, SessionError> {
+        loop {
+            if let Some(event) = self.event.take() {
+                return Ok(event);
+            }
+            if self.parked.is_none() {
+                self.sequence = self.sequence.next();
+                let mut command = CommandCapsule::new(Opcode::AsyncEvent, EVENT_TAG, self.epoch, self.sequence);
+                self.parked = Some(self.sequence);
+                self.post_command(&mut command, &[], CAPSULE_STRIDE)?;
+            }
+            if self.next_response()?.is_some() {
+                return Err(SessionError::Protocol("an answer nobody waits for"));
+            }
+            if self.event.is_some() {
+                continue;
+            }
+            self.poller.arm()?;
+            if self.next_response()?.is_some() {
+                return Err(SessionError::Protocol("an answer nobody waits for"));
+            }
+            if self.event.is_some() {
+                continue;
+            }
+            let mut guard = self
+                .readiness
+                .readable()
+                .await
+                .map_err(|source| SessionError::System { what: "the admin connection", source })?;
+            guard.clear_ready();
+            drop(guard);
+            self.poller.clear_event();
+        }
+    }
+
+    async fn sleep(&mut self, deadline: Instant, opcode: Opcode) -> Result<(), SessionError> {
+        self.poller.arm()?;
+        // Looked at once more by the caller: a completion between the last look and arming raises no event.
+        let late = SessionError::TimedOut { what: opcode };
+        let nap = Duration::from_millis(20);
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(late);
+        }
+        if let Ok(guard) = tokio::time::timeout(left.min(nap), self.readiness.readable()).await {
+            guard.map_err(|source| SessionError::System { what: "the admin connection", source })?.clear_ready();
+            self.poller.clear_event();
+        }
+        Ok(())
+    }
+
+    /// The next response, if one is there. Answers to ASYNC_EVENT are put aside.
+    fn next_response(&mut self) -> Result<Option<ResponseCapsule>, SessionError> {
+        loop {
+            let mut one = [Completion::default(); 1];
+            if self.poller.poll(&mut one)? == 0 {
+                return Ok(None);
+            }
+            let [completion] = one;
+            if completion.status != WcStatus::Success {
+                return Err(SessionError::Lost(format!("{:?}", completion.status)));
+            }
+            if completion.id.0 >> 16 != 0 {
+                self.credits.completed();
+                continue;
+            }
+            let slot = (completion.id.0 & 0xffff) as u16;
+            if completion.opcode != WcOpcode::Recv || slot >= RECV_SLOTS {
+                return Err(SessionError::Protocol("not a response"));
+            }
+            let mut bytes = [0; RESPONSE_BYTES];
+            self.slots.region().read(RECV_AT + usize::from(slot) * RESPONSE_BYTES, &mut bytes);
+            let response = ResponseCapsule::from_wire(&bytes, completion.byte_len as usize, self.depth)
+                .map_err(|_| SessionError::Protocol("a response that cannot be parsed"))?;
+            self.post_recv(slot)?;
+            if response.tag == EVENT_TAG && self.parked.is_some_and(|s| response.answers(s)) {
+                self.parked = None;
+                if response.status == Status::Ok {
+                    self.event = Some(AsyncEvent::from_wire(response.value));
+                }
+                continue;
+            }
+            return Ok(Some(response));
+        }
+    }
+
+    /// Ends the connection.
+    pub fn close(mut self) {
+        self.poller.fail(self.qp);
+        drop(self.poller.detach(self.qp));
+    }
+}

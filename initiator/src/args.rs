@@ -1,0 +1,244 @@
+//! The command line of `rblk-initiator` and `rblk-initiatord`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use rblk_config::{ByteSize, ConfigError, Duration, Exit, MountConfig};
+use rblk_fabric::FabricError;
+
+use crate::error::SessionError;
+use crate::mount::{AlreadyMounted, NotMounted};
+use crate::ublk::UblkError;
+
+/// Turns volumes of a target into local block devices.
+#[derive(Debug, Parser)]
+#[command(name = "rblk-initiator", version, arg_required_else_help = true, after_help = "\
+Examples:
+  rblk-initiator discover 10.0.0.1                 what a target serves
+  rblk-initiator mount 10.0.0.1 vol0               prints the device, such as /dev/ublkb0
+  rblk-initiator mount tcp://store1 vol0 --ro      over TCP, read-only
+  rblk-initiator list --output json
+  rblk-initiator umount vol0                       by name or by device
+
+An address is rdma://HOST[:PORT] (InfiniBand, RoCE, iWARP; port 7720), tcp://HOST[:PORT] (port 7721), or HOST
+alone, which means rdma://HOST.
+
+Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 not mounted, 4 mounted already, 5 refused by the
+target, 6 unreachable, 7 this host lacks something (RDMA device, ublk driver, lockable memory), 8 not permitted.")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What `rblk-initiator` can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a block device of a volume. Needs root and the ublk_drv module.
+    Mount(Box<MountArgs>),
+    /// Take a block device away.
+    #[command(visible_alias = "unmount")]
+    Umount {
+        /// Name of the mount, or its device.
+        #[arg(value_name = "NAME|DEVICE")]
+        what: String,
+        /// Even if it is in use or its target is gone: requests that wait fail. Returns within 5 s.
+        #[arg(long)]
+        force: bool,
+    },
+    /// Show what is mounted.
+    List {
+        /// Form of the answer.
+        #[arg(long, value_enum, default_value = "table")]
+        output: Output,
+    },
+    /// Show what a target serves.
+    Discover {
+        /// Address of the target.
+        address: String,
+        /// How long to wait for an answer.
+        #[arg(long, value_name = "TIME", default_value = "5s")]
+        timeout: Duration,
+        /// Form of the answer.
+        #[arg(long, value_enum, default_value = "table")]
+        output: Output,
+    },
+}
+
+/// Form of an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Table,
+    /// For programs: one JSON document.
+    Json,
+}
+
+/// What to mount and how.
+#[derive(Debug, Args)]
+pub struct MountArgs {
+    /// Address of the target.
+    #[arg(required_unless_present = "config")]
+    pub address: Option<String>,
+    /// Volume.
+    #[arg(required_unless_present = "config")]
+    pub volume: Option<String>,
+    /// Everything from a file instead, such as /etc/rblk/mounts.d/NAME.toml; flags win.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Another address of the same target; repeat for several.
+    #[arg(long, value_name = "ADDRESS")]
+    pub path: Vec<String>,
+    /// Name of the mount; the volume's by default.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Hardware queues, each with a connection and a thread; one per CPU up to 4 by default.
+    #[arg(long, value_name = "N")]
+    pub queues: Option<u16>,
+    /// Commands outstanding per queue.
+    #[arg(long, value_name = "N")]
+    pub queue_depth: Option<u16>,
+    /// Most data of one command; longer requests are split.
+    #[arg(long, value_name = "SIZE")]
+    pub max_io: Option<ByteSize>,
+    /// Read-only.
+    #[arg(long, visible_alias = "read-only")]
+    pub ro: bool,
+    /// The N of /dev/ublkbN; the lowest free one by default.
+    #[arg(long, value_name = "N")]
+    pub device_id: Option<u32>,
+    /// Pause before connecting again, doubled with every failure.
+    #[arg(long, value_name = "TIME")]
+    pub reconnect_delay: Option<Duration>,
+    /// Fail requests when the target is gone for longer; without it they wait for ever.
+    #[arg(long, value_name = "TIME")]
+    pub fail_after: Option<Duration>,
+    /// How soon a silent target counts as gone.
+    #[arg(long, value_name = "TIME")]
+    pub detect: Option<Duration>,
+    /// How long to wait for the target now.
+    #[arg(long, value_name = "TIME")]
+    pub connect_timeout: Option<Duration>,
+    /// How long an idle queue looks for work before it sleeps.
+    #[arg(long, value_name = "TIME")]
+    pub spin: Option<Duration>,
+    /// This host's name as the target shows it.
+    #[arg(long)]
+    pub host_name: Option<String>,
+    /// Stay in the foreground and log to the terminal (for services).
+    #[arg(long, short = 'f')]
+    pub foreground: bool,
+    /// Print the configuration that these flags and files make, and end.
+    #[arg(long)]
+    pub dump_config: bool,
+    /// Form of the answer.
+    #[arg(long, value_enum, default_value = "table")]
+    pub output: Output,
+    /// More words in the log; twice for everything. RBLK_LOG overrides.
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+}
+
+impl MountArgs {
+    /// The configuration of file and flags together, validated.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn configuration(&self) -> Result<MountConfig, ConfigError> {
+        let mut config = match &self.config {
+            Some(path) => MountConfig::load(path)?,
+            None => MountConfig::new(
+                self.address.clone().unwrap_or_default(),
+                self.volume.clone().unwrap_or_default(),
+            ),
+        };
+        if self.config.is_some() {
+            if let Some(address) = &self.address {
+                config.target = vec![address.clone()];
+            }
+            if let Some(volume) = &self.volume {
+                config.volume.clone_from(volume);
+            }
+        }
+        config.target.extend(self.path.iter().cloned());
+        config.queues = self.queues.or(config.queues);
+        config.queue_depth = self.queue_depth.unwrap_or(config.queue_depth);
+        config.max_io = self.max_io.unwrap_or(config.max_io);
+        config.read_only |= self.ro;
+        config.device_id = self.device_id.or(config.device_id);
+        config.reconnect_delay = self.reconnect_delay.unwrap_or(config.reconnect_delay);
+        config.fail_after = self.fail_after.or(config.fail_after);
+        config.detect = self.detect.unwrap_or(config.detect);
+        config.connect_timeout = self.connect_timeout.unwrap_or(config.connect_timeout);
+        config.spin = self.spin.unwrap_or(config.spin);
+        config.host_name = self.host_name.clone().or(config.host_name);
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Name of the mount.
+    #[must_use]
+    pub fn mount_name(&self, config: &MountConfig) -> String {
+        self.name.clone().unwrap_or_else(|| config.volume.clone())
+    }
+}
+
+/// What the daemon tells the command that started it: one JSON line.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Report {
+    /// The device is there.
+    Mounted(Box<crate::mount::status::MountStatus>),
+    /// It will not be.
+    Failed {
+        /// Text for people.
+        error: String,
+        /// Exit code.
+        exit: u8,
+    },
+}
+
+/// The exit code for an error of this program.
+#[must_use]
+pub fn exit_of(error: &anyhow::Error) -> Exit {
+    for cause in error.chain() {
+        if let Some(error) = cause.downcast_ref::<ConfigError>() {
+            return error.exit();
+        }
+        if let Some(error) = cause.downcast_ref::<SessionError>() {
+            return error.exit();
+        }
+        if cause.is::<rblk_fabric::AddressError>() || cause.is::<rblk_protocol::NameError>() {
+            return Exit::Usage;
+        }
+        if cause.is::<AlreadyMounted>() {
+            return Exit::AlreadyMounted;
+        }
+        if cause.is::<crate::mount::NotRoot>() {
+            return Exit::NotPermitted;
+        }
+        if cause.is::<NotMounted>() {
+            return Exit::NotConnected;
+        }
+        if let Some(error) = cause.downcast_ref::<UblkError>() {
+            return match error {
+                UblkError::NotPermitted { .. } => Exit::NotPermitted,
+                UblkError::NoDriver { .. }
+                | UblkError::NoIoUring { .. }
+                | UblkError::FeatureMissing { .. }
+                | UblkError::TooManyDevices { .. } => Exit::HostLacks,
+                _ => Exit::Failure,
+            };
+        }
+        if matches!(
+            cause.downcast_ref::<FabricError>(),
+            Some(FabricError::NoDevice | FabricError::MemlockTooSmall { .. } | FabricError::NoVerbs(_))
+        ) {
+            return Exit::HostLacks;
+        }
+        if cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::PermissionDenied) {
+            return Exit::NotPermitted;
+        }
+    }
+    Exit::Failure
+}

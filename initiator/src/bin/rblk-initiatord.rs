@@ -1,0 +1,189 @@
+//! The data side of the initiator: the process behind one mount, and `discover`. The only program here that
+//! links libibverbs.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+use rblk_config::{ByteSize, Exit};
+use rblk_fabric::{Address, ConnectOptions};
+use rblk_initiator::args::{Cli, Command, MountArgs, Output, Report, exit_of};
+use rblk_initiator::identity::host_identity;
+use rblk_initiator::session::Session;
+use rblk_protocol::VolumeFlags;
+use serde::Serialize;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Mount(args) => {
+            start_log(args.verbose, "info");
+            mount(&args)
+        }
+        Command::Discover { address, timeout, output } => {
+            start_log(0, "error");
+            discover(&address, timeout.get(), output)
+        }
+        Command::Umount { .. } | Command::List { .. } => {
+            eprintln!("rblk-initiatord: only `mount` and `discover`; everything else is rblk-initiator's");
+            return Exit::Usage.into();
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("rblk-initiator: {error:#}");
+            exit_of(&error).into()
+        }
+    }
+}
+
+fn start_log(verbose: u8, quiet: &str) {
+    let level = match verbose {
+        0 => quiet,
+        1 => "debug",
+        _ => "trace",
+    };
+    let filter = EnvFilter::try_from_env("RBLK_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+}
+
+fn mount(args: &MountArgs) -> anyhow::Result<()> {
+    let mut reported = false;
+    let result = args.configuration().map_err(Into::into).and_then(|config| {
+        prepare_process()?;
+        let name = args.mount_name(&config);
+        let host = host_identity(config.host_name.as_deref());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let result = runtime.block_on(rblk_initiator::mount::run(&config, &name, host, &mut |status| {
+            reported = true;
+            report(args.foreground, &Report::Mounted(Box::new(status.clone())));
+        }));
+        runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+        result
+    });
+    if let Err(error) = &result
+        && !reported
+    {
+        report(args.foreground, &Report::Failed { error: format!("{error:#}"), exit: exit_of(error).code() });
+    }
+    result
+}
+
+/// One line for the command that waits for us; then the pipe closes, so that it may go.
+fn report(foreground: bool, report: &Report) {
+    if foreground {
+        if let Report::Mounted(status) = report {
+            println!("{}", status.device);
+        }
+        return;
+    }
+    if let Ok(mut line) = serde_json::to_vec(report) {
+        line.push(b'\n');
+        let mut out = std::io::stdout().lock();
+        // The command may have been killed meanwhile; the mount goes on.
+        let _ = out.write_all(&line).and_then(|()| out.flush());
+    }
+    if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
+        let _ = nix::unistd::dup2_stdout(null);
+    }
+}
+
+/// What a process that serves a block device must be: in a mount namespace of its own (else its exit can
+/// wait for a file system on its own device), and not waiting for writeback in its own allocations.
+fn prepare_process() -> anyhow::Result<()> {
+    use nix::sched::{CloneFlags, unshare};
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    if !nix::unistd::geteuid().is_root() {
+        return Err(rblk_initiator::mount::NotRoot.into());
+    }
+    for resource in [Resource::RLIMIT_MEMLOCK, Resource::RLIMIT_NOFILE] {
+        if let Ok((soft, hard)) = getrlimit(resource)
+            && soft < hard
+        {
+            let _ = setrlimit(resource, hard, hard);
+        }
+    }
+    unshare(CloneFlags::CLONE_NEWNS).context("a mount namespace of our own")?;
+    // Mounts of others still come in, ours (there are none) do not get out.
+    nix::mount::mount(
+        None::<&str>,
+        "/",
+        None::<&str>,
+        nix::mount::MsFlags::MS_REC | nix::mount::MsFlags::MS_SLAVE,
+        None::<&str>,
+    )
+    .context("making the mount namespace a slave")?;
+    rblk_initiator::ublk::become_io_flusher();
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Discovered {
+    target: String,
+    address: String,
+    device: String,
+    transport: String,
+    volumes: Vec<DiscoveredVolume>,
+}
+
+#[derive(Serialize)]
+struct DiscoveredVolume {
+    name: String,
+    size_bytes: u64,
+    block_size: u32,
+    read_only: bool,
+    in_use: bool,
+    ephemeral: bool,
+}
+
+fn discover(address: &str, timeout: std::time::Duration, output: Output) -> anyhow::Result<()> {
+    let address: Address = address.parse()?;
+    let options = ConnectOptions { timeout, ..ConnectOptions::default() };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let found = runtime.block_on(async {
+        let mut session = Session::connect(&address, &options, &host_identity(None), None).await?;
+        let volumes = session.list().await?;
+        let caps = session.device().caps().clone();
+        let target = session.target_name.to_string();
+        session.logout().await;
+        let volumes = volumes
+            .iter()
+            .map(|v| DiscoveredVolume {
+                name: v.name.to_string(),
+                size_bytes: v.blocks.bytes(v.block_size).unwrap_or(0),
+                block_size: v.block_size.bytes(),
+                read_only: v.flags.has(VolumeFlags::READ_ONLY),
+                in_use: v.flags.has(VolumeFlags::IN_USE),
+                ephemeral: v.flags.has(VolumeFlags::EPHEMERAL),
+            })
+            .collect();
+        anyhow::Ok(Discovered {
+            target,
+            address: address.to_string(),
+            device: caps.name,
+            transport: caps.transport.to_string(),
+            volumes,
+        })
+    })?;
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    if output == Output::Json {
+        println!("{}", serde_json::to_string_pretty(&found)?);
+        return Ok(());
+    }
+    println!("target {} at {} ({} over {})", found.target, found.address, found.transport, found.device);
+    println!("{:<24} {:>10} {:>6} {:<5} {:<7} NOTE", "VOLUME", "SIZE", "BLOCK", "MODE", "IN USE");
+    for v in &found.volumes {
+        println!(
+            "{:<24} {:>10} {:>6} {:<5} {:<7} {}",
+            v.name,
+            ByteSize(v.size_bytes).to_string(),
+            v.block_size,
+            if v.read_only { "ro" } else { "rw" },
+            if v.in_use { "yes" } else { "no" },
+            if v.ephemeral { "lost when the target ends" } else { "" }
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,553 @@
+//! [`Engine`]: one I/O queue of the initiator: requests by tag in, outcomes by tag out.
+//!
+//! Owned by one data thread. It knows neither ublk nor sockets: requests come by [`Engine::submit`], outcomes
+//! go to the caller's sink in [`Engine::turn`], and the path is any [`Path`]. Without a path requests wait;
+//! when a path dies, everything it had sent waits again and is sent on the next one. A path is used for
+//! requests only after its self-test: the verbs that both ends agreed on are tried on it first, and a path
+//! that fails there is given back with [`PathEnd::SelfTest`] so that control can ask for less.
+//!
+//! Per request: one SEND, no completion of its own (the answer proves it), and one receive completion. No
+//! allocation, lock or system call of its own.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rblk_fabric::{
+    Completion, Counter, QpIndex, RecvWr, SendCredits, SendOp, SendWr, SgeList, WcOpcode, WcStatus, WrId,
+};
+use rblk_protocol::limits::RESPONSE_BYTES;
+use rblk_protocol::{
+    CommandCapsule, Features, Immediate, KeyedDescriptor, Opcode, QueueDepth, ResponseCapsule, SELF_TEST_BYTES,
+    Sequence, Status, Tag, self_test_pattern,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::inflight::Inflight;
+use crate::io::{Io, IoOp};
+use crate::path::{DeadPath, Path, PathLayout};
+
+/// How long the self-test may take.
+const SELF_TEST_DEADLINE: Duration = Duration::from_secs(2);
+const EIO: i32 = 5;
+
+/// Why a path ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PathEnd {
+    /// The QP died: the peer, the link, or an RDMA error.
+    Lost(WcStatus),
+    /// The self-test failed or did not come back: an agreed verb does not work here.
+    SelfTest,
+    /// The target broke a rule of the protocol.
+    Protocol(&'static str),
+    /// Control asked for it.
+    Dropped,
+    /// The path could not be taken over.
+    Unusable,
+}
+
+enum Phase {
+    Testing { sequence: Sequence, since: Instant },
+    Ready,
+}
+
+struct Live {
+    poller: Box<dyn rblk_fabric::Poller>,
+    qp: QpIndex,
+    memory: crate::path::PathMemory,
+    accept: rblk_protocol::HelloAccept,
+    epoch: rblk_protocol::Epoch,
+    volume: rblk_protocol::VolumeHandle,
+    layout: PathLayout,
+    credits: SendCredits,
+    sequence: Sequence,
+    phase: Phase,
+    with_imm: bool,
+    sends: Vec<SendWr>,
+    recvs: Vec<RecvWr>,
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counters of one queue: written by its thread, read by anyone.
+        #[derive(Debug, Default)]
+        #[repr(align(128))]
+        pub struct QueueStats { $($(#[$doc])* pub $name: Counter,)* }
+
+        /// The counters at one moment; also their sum over queues.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct QueueCounts { $($(#[$doc])* pub $name: u64,)* }
+
+        impl QueueStats {
+            /// Reads all of them.
+            #[must_use]
+            pub fn snapshot(&self) -> QueueCounts {
+                QueueCounts { $($name: self.$name.get(),)* }
+            }
+        }
+
+        impl QueueCounts {
+            /// Adds another queue's.
+            pub fn add(&mut self, other: &Self) {
+                $(self.$name = self.$name.wrapping_add(other.$name);)*
+            }
+        }
+    };
+}
+
+counters! {
+    /// READs answered.
+    reads,
+    /// WRITEs answered.
+    writes,
+    /// FLUSHes answered.
+    flushes,
+    /// DISCARDs answered.
+    discards,
+    /// WRITE_ZEROES answered.
+    write_zeroes,
+    /// Bytes read.
+    read_bytes,
+    /// Bytes written.
+    written_bytes,
+    /// Writes whose data travelled in the command: no key was exposed.
+    in_capsule_writes,
+    /// Commands that named a remote key.
+    keyed_commands,
+    /// Requests answered with an error.
+    errors,
+    /// Requests sent again on another path.
+    replayed,
+    /// Paths that ended.
+    paths_lost,
+    /// SENDs posted.
+    sends,
+    /// SENDs that asked for a completion.
+    signaled,
+    /// Doorbells.
+    send_doorbells,
+    /// Posts of a list of RECVs.
+    recv_doorbells,
+    /// RECVs posted.
+    recvs,
+    /// Completions reaped.
+    completions,
+    /// Answers that came as WRITE_WITH_IMM.
+    immediates,
+    /// Bytes the initiator's CPU copied between buffers.
+    copied_bytes,
+    /// Turns of the data thread.
+    turns,
+    /// Times the data thread slept.
+    sleeps,
+    /// io_uring_enter calls.
+    ring_enters,
+}
+
+/// One I/O queue.
+pub struct Engine {
+    depth: QueueDepth,
+    buffer_stride: usize,
+    inflight: Inflight,
+    path: Option<Live>,
+    ended: Option<(PathEnd, DeadPath)>,
+    // Once set, every request fails with this errno.
+    failed: Option<i32>,
+    // Some request may wait to be sent.
+    backlog: bool,
+    stats: Arc<QueueStats>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("depth", &self.depth).field("connected", &self.path.is_some()).finish_non_exhaustive()
+    }
+}
+
+const KIND_RECV: u64 = 0;
+const KIND_SEND: u64 = 1;
+
+fn wr_id(kind: u64, index: u16) -> WrId {
+    WrId(kind << 16 | u64::from(index))
+}
+
+impl Engine {
+    /// A queue of `depth` tags whose buffers lie `buffer_stride` bytes apart from the start of their region.
+    #[must_use]
+    pub fn new(depth: QueueDepth, buffer_stride: usize, stats: Arc<QueueStats>) -> Self {
+        Self {
+            depth,
+            buffer_stride,
+            inflight: Inflight::new(depth),
+            path: None,
+            ended: None,
+            failed: None,
+            backlog: false,
+            stats,
+        }
+    }
+
+    /// Whether requests are being sent.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.path.as_ref().is_some_and(|p| matches!(p.phase, Phase::Ready))
+    }
+
+    /// Requests that are not answered.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.inflight.queued() + self.inflight.sent()
+    }
+
+    /// The path's CQ, for arming and sleeping.
+    pub fn poller_mut(&mut self) -> Option<&mut (dyn rblk_fabric::Poller + 'static)> {
+        self.path.as_mut().map(|p| &mut *p.poller)
+    }
+
+    /// Whether a self-test is running, so that the thread must not sleep for long.
+    #[must_use]
+    pub fn has_deadline(&self) -> bool {
+        self.path.as_ref().is_some_and(|p| matches!(p.phase, Phase::Testing { .. }))
+    }
+
+    /// The path that ended since the last call, for control to destroy.
+    pub fn take_ended(&mut self) -> Option<(PathEnd, DeadPath)> {
+        self.ended.take()
+    }
+
+    /// From now on every request fails with that errno; those that wait do so at the next turn, those that
+    /// were sent when they are answered or their path dies. `None` lets requests wait for a path again.
+    pub fn set_failed(&mut self, errno: Option<i32>) {
+        self.failed = errno;
+        self.backlog = true;
+    }
+
+    /// Takes a request. It is sent at the end of the turn, or when there is a path.
+    ///
+    /// # Errors
+    /// The tag is in use or out of bounds: a bug of the caller.
+    pub fn submit(&mut self, tag: Tag, io: Io) -> Result<(), crate::inflight::WrongState> {
+        self.inflight.queue(tag, io)?;
+        if self.is_connected() && self.failed.is_none() {
+            self.send(tag);
+        } else {
+            self.backlog = true;
+        }
+        Ok(())
+    }
+
+    /// Takes a new path; a present one ends first. The self-test goes out at once.
+    pub fn connect(&mut self, path: Path, now: Instant) {
+        if self.path.is_some() {
+            self.end_path(PathEnd::Dropped);
+        }
+        let Path { mut poller, connection, memory, accept, epoch, volume } = path;
+        let layout = PathLayout { depth: accept.depth };
+        // Room for every tag, and buffers no shorter than what may be asked.
+        let fits = accept.depth == self.depth && accept.io_max_bytes as usize >= self.buffer_stride;
+        let qp = match poller.attach(connection) {
+            Ok(qp) if fits => qp,
+            attached => {
+                let connection = attached.ok().and_then(|qp| poller.detach(qp));
+                self.ended = Some((PathEnd::Unusable, DeadPath { connection, poller, memory }));
+                return;
+            }
+        };
+        let mut live = Live {
+            poller,
+            qp,
+            memory,
+            with_imm: accept.features.has(Features::WRITE_WITH_IMM),
+            accept,
+            epoch,
+            volume,
+            credits: SendCredits::new(layout.send_wrs(), layout.signal_interval()),
+            layout,
+            sequence: Sequence(0),
+            phase: Phase::Testing { sequence: Sequence(1), since: now },
+            sends: Vec::with_capacity(layout.send_wrs() as usize),
+            recvs: Vec::with_capacity(usize::from(layout.recv_slots())),
+        };
+        for slot in 0..layout.recv_slots() {
+            live.queue_recv(slot);
+        }
+        live.memory.scratch.region().zero(0, SELF_TEST_BYTES);
+        let remote = live.memory.scratch.remote(0);
+        live.sequence = live.sequence.next();
+        let tag = layout.depth.connection_tag();
+        let mut command = CommandCapsule::new(Opcode::SelfTest, tag, epoch, live.sequence);
+        command.buffer = Some(KeyedDescriptor {
+            address: remote.addr,
+            length: SELF_TEST_BYTES as u32,
+            rkey: remote.rkey.0,
+        });
+        live.queue_command(&command, None);
+        self.path = Some(live);
+        self.post();
+    }
+
+    /// Ends the present path: everything sent waits again.
+    pub fn disconnect(&mut self) {
+        self.end_path(PathEnd::Dropped);
+    }
+
+    fn end_path(&mut self, end: PathEnd) {
+        let Some(mut live) = self.path.take() else { return };
+        // From here on nothing of the peer gets into our memory; the keys die with the path.
+        live.poller.fail(live.qp);
+        let connection = live.poller.detach(live.qp);
+        let lost = self.inflight.path_lost();
+        self.stats.replayed.add(lost as u64);
+        self.stats.paths_lost.add(1);
+        self.backlog = true;
+        self.ended = Some((end, DeadPath { connection, poller: live.poller, memory: live.memory }));
+    }
+
+    /// Reaps, answers and posts. `done` gets each outcome: bytes moved (0 for requests without data) or a
+    /// negative errno. Returns whether anything happened.
+    pub fn turn(&mut self, now: Instant, mut done: impl FnMut(Tag, i32)) -> bool {
+        self.stats.turns.add(1);
+        let mut busy = false;
+        let mut completions = [Completion::default(); 64];
+        // Bounded, so that new requests get in between.
+        for _ in 0..4 {
+            let Some(live) = self.path.as_mut() else { break };
+            let reaped = match live.poller.poll(&mut completions) {
+                Ok(n) => n,
+                Err(error) => {
+                    tracing::error!(%error, "the completion queue broke");
+                    self.end_path(PathEnd::Lost(WcStatus::Other(0)));
+                    break;
+                }
+            };
+            self.stats.completions.add(reaped as u64);
+            busy |= reaped > 0;
+            for completion in &completions[..reaped] {
+                if let Err(end) = self.on_completion(completion, &mut done) {
+                    self.end_path(end);
+                    break;
+                }
+            }
+            if reaped < completions.len() {
+                break;
+            }
+        }
+        if let Some(Live { phase: Phase::Testing { since, .. }, .. }) = &self.path
+            && now.saturating_duration_since(*since) > SELF_TEST_DEADLINE
+        {
+            self.end_path(PathEnd::SelfTest);
+        }
+        if self.backlog {
+            busy |= self.work_backlog(&mut done);
+        }
+        self.post();
+        busy
+    }
+
+    /// Sends or fails what waits.
+    fn work_backlog(&mut self, done: &mut impl FnMut(Tag, i32)) -> bool {
+        let mut busy = false;
+        if let Some(errno) = self.failed {
+            for tag in self.inflight.tags() {
+                if self.inflight.cancel(tag).is_some() {
+                    self.stats.errors.add(1);
+                    done(tag, -errno);
+                    busy = true;
+                }
+            }
+            self.backlog = self.inflight.sent() > 0;
+        } else if self.is_connected() {
+            self.backlog = false;
+            for tag in self.inflight.tags() {
+                if self.inflight.waiting(tag).is_some() {
+                    self.send(tag);
+                    busy = true;
+                }
+            }
+        }
+        busy
+    }
+
+    fn send(&mut self, tag: Tag) {
+        let Some(live) = self.path.as_mut() else { return };
+        let Some(io) = self.inflight.waiting(tag) else { return };
+        if live.credits.available() == 0 {
+            // Slots come back with a signaled SEND that is on its way.
+            self.backlog = true;
+            return;
+        }
+        live.sequence = live.sequence.next();
+        let mut command = CommandCapsule::new(io.opcode(), tag, live.epoch, live.sequence);
+        command.flags = io.flags();
+        command.volume = live.volume;
+        command.lba = io.lba;
+        command.count = io.count;
+        let offset = tag.index() * self.buffer_stride;
+        let mut data = None;
+        if io.data_bytes > 0 {
+            if io.op == IoOp::Write && io.data_bytes <= live.accept.in_capsule_bytes {
+                command.in_capsule_bytes = io.data_bytes;
+                data = live.memory.sources.sge(offset, io.data_bytes);
+            } else {
+                let mr = if io.op == IoOp::Read { &live.memory.sinks } else { &live.memory.sources };
+                let remote = mr.remote(offset);
+                command.buffer =
+                    Some(KeyedDescriptor { address: remote.addr, length: io.data_bytes, rkey: remote.rkey.0 });
+                self.stats.keyed_commands.add(1);
+            }
+        }
+        let sequence = live.sequence;
+        live.queue_command(&command, data);
+        // The tag was waiting a moment ago.
+        let _ = self.inflight.send(tag, sequence);
+    }
+
+    fn on_completion(&mut self, completion: &Completion, done: &mut impl FnMut(Tag, i32)) -> Result<(), PathEnd> {
+        let Some(live) = self.path.as_mut() else { return Ok(()) };
+        if completion.status != WcStatus::Success {
+            return Err(PathEnd::Lost(completion.status));
+        }
+        let index = (completion.id.0 & 0xffff) as u16;
+        if completion.id.0 >> 16 == KIND_SEND {
+            live.credits.completed();
+            return Ok(());
+        }
+        if index >= live.layout.recv_slots() {
+            return Err(PathEnd::Protocol("completion of an unknown RECV"));
+        }
+        let answer = match completion.opcode {
+            WcOpcode::RecvWithImm => {
+                let imm = Immediate::from_bits(completion.imm);
+                if !live.with_imm || live.layout.depth.check(imm.tag.0).is_none() {
+                    return Err(PathEnd::Protocol("an immediate that was not agreed or has a bad tag"));
+                }
+                self.stats.immediates.add(1);
+                Answer { tag: imm.tag, status: Status::Ok, check: imm.check, immediate: true }
+            }
+            WcOpcode::Recv => {
+                let mut bytes = [0; RESPONSE_BYTES];
+                live.memory.slots.region().read(live.layout.recv_offset(index), &mut bytes);
+                let response =
+                    ResponseCapsule::from_wire(&bytes, completion.byte_len as usize, live.layout.depth)
+                        .map_err(|_| PathEnd::Protocol("a response that cannot be parsed"))?;
+                Answer { tag: response.tag, status: response.status, check: response.check, immediate: false }
+            }
+            _ => return Err(PathEnd::Protocol("a RECV completed as something else")),
+        };
+        live.queue_recv(index);
+        if answer.tag == live.layout.depth.connection_tag() {
+            return self.on_self_test(&answer);
+        }
+        let io = self
+            .inflight
+            .answer(answer.tag, |sequence| answer.check == (sequence.0 & 0xffff) as u16)
+            .map_err(|_| PathEnd::Protocol("an answer to a command that was not sent"))?;
+        if answer.immediate && io.op != IoOp::Read {
+            return Err(PathEnd::Protocol("an immediate for a command that is no READ"));
+        }
+        let result = self.count(&io, answer.status);
+        done(answer.tag, result);
+        Ok(())
+    }
+
+    fn count(&self, io: &Io, status: Status) -> i32 {
+        let stats = &self.stats;
+        let bytes = u64::from(io.data_bytes);
+        match io.op {
+            IoOp::Read => {
+                stats.reads.add(1);
+                stats.read_bytes.add(bytes);
+            }
+            IoOp::Write => {
+                stats.writes.add(1);
+                stats.written_bytes.add(bytes);
+                let inside = self.path.as_ref().is_some_and(|p| io.data_bytes <= p.accept.in_capsule_bytes);
+                stats.in_capsule_writes.add(u64::from(inside));
+            }
+            IoOp::Flush => stats.flushes.add(1),
+            IoOp::Discard => stats.discards.add(1),
+            IoOp::WriteZeroes => stats.write_zeroes.add(1),
+        }
+        if status == Status::Ok {
+            i32::try_from(io.data_bytes).unwrap_or(i32::MAX)
+        } else {
+            stats.errors.add(1);
+            tracing::debug!(?io, %status, "a request failed");
+            -status.errno()
+        }
+    }
+
+    fn on_self_test(&mut self, answer: &Answer) -> Result<(), PathEnd> {
+        let Some(live) = self.path.as_mut() else { return Ok(()) };
+        let Phase::Testing { sequence, .. } = live.phase else {
+            return Err(PathEnd::Protocol("an answer nobody asked for"));
+        };
+        let mut seen = [0; SELF_TEST_BYTES];
+        live.memory.scratch.region().read(0, &mut seen);
+        let fine = answer.status == Status::Ok
+            && answer.check == (sequence.0 & 0xffff) as u16
+            && answer.immediate == live.with_imm
+            && seen == self_test_pattern(sequence);
+        if !fine {
+            return Err(PathEnd::SelfTest);
+        }
+        live.phase = Phase::Ready;
+        self.backlog = true;
+        Ok(())
+    }
+
+    /// Rings the doorbells: one list of RECVs, one of SENDs.
+    fn post(&mut self) {
+        let Some(live) = self.path.as_mut() else { return };
+        let mut result = Ok(());
+        if !live.recvs.is_empty() {
+            self.stats.recv_doorbells.add(1);
+            self.stats.recvs.add(live.recvs.len() as u64);
+            result = live.poller.post_recv(live.qp, &live.recvs);
+            live.recvs.clear();
+        }
+        if result.is_ok() && !live.sends.is_empty() {
+            self.stats.send_doorbells.add(1);
+            self.stats.sends.add(live.sends.len() as u64);
+            result = live.poller.post_send(live.qp, &live.sends);
+            live.sends.clear();
+        }
+        self.stats.signaled.set(live.poller.counters().signaled);
+        if let Err(error) = result {
+            tracing::error!(%error, "cannot post");
+            self.end_path(PathEnd::Lost(WcStatus::Other(u32::try_from(EIO).unwrap_or(0))));
+        }
+    }
+}
+
+struct Answer {
+    tag: Tag,
+    status: Status,
+    check: u16,
+    immediate: bool,
+}
+
+impl Live {
+    fn queue_recv(&mut self, slot: u16) {
+        let sge = self.memory.slots.sge(self.layout.recv_offset(slot), RESPONSE_BYTES as u32);
+        if let Some(sge) = sge {
+            self.recvs.push(RecvWr { id: wr_id(KIND_RECV, slot), sge });
+        }
+    }
+
+    fn queue_command(&mut self, command: &CommandCapsule, data: Option<rblk_fabric::Sge>) {
+        let bytes = command.to_wire();
+        let offset = self.layout.capsule_offset(command.tag.index());
+        self.memory.slots.region().write(offset, &bytes);
+        let Some(capsule) = self.memory.slots.sge(offset, bytes.len() as u32) else { return };
+        let signaled = self.credits.wants_signal();
+        self.credits.take(signaled);
+        self.sends.push(SendWr {
+            id: wr_id(KIND_SEND, command.tag.0),
+            op: SendOp::Send,
+            sges: data.map_or_else(|| SgeList::one(capsule), |data| SgeList::two(capsule, data)),
+            signaled,
+            inline: data.is_none(),
+        });
+    }
+}

@@ -1,0 +1,153 @@
+//! What keeps a session from being had.
+
+use std::io;
+use std::time::Duration;
+
+use rblk_fabric::{AddressError, FabricError};
+use rblk_protocol::{HelloReject, Opcode, RejectReason, Status};
+
+/// Why a session, or a command on its admin connection, failed. The text names the thing and the fix.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// Not an address.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// The fabric failed.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// The target said no at the door.
+    #[error("{address} refused the connection: {}", refusal(.reject))]
+    Refused {
+        /// The target.
+        address: String,
+        /// Its words.
+        reject: HelloReject,
+    },
+    /// The target said no to a command.
+    #[error("{what}: {status}{}", detail(.text))]
+    Status {
+        /// What was asked.
+        what: String,
+        /// The answer.
+        status: Status,
+        /// The target's words, maybe none.
+        text: String,
+    },
+    /// Something else speaks there.
+    #[error("{address} does not speak rblk: {reason}. Is this the port of rblk-target (7720 for rdma://, 7721 for tcp://)?")]
+    NotRblk {
+        /// The peer.
+        address: String,
+        /// What is wrong with its bytes.
+        reason: String,
+    },
+    /// The volume does not exist there.
+    #[error("{address} has no volume `{volume}`. It has: {has}")]
+    NoSuchVolume {
+        /// The target.
+        address: String,
+        /// What was asked for.
+        volume: String,
+        /// What there is.
+        has: String,
+    },
+    /// No answer in time.
+    #[error("the target did not answer {what:?} in time")]
+    TimedOut {
+        /// The command.
+        what: Opcode,
+    },
+    /// No address could be connected in time.
+    #[error("no answer from {address} within {after:?}: {last}")]
+    Unreachable {
+        /// The addresses.
+        address: String,
+        /// How long was tried.
+        after: Duration,
+        /// The last error.
+        last: String,
+    },
+    /// The connection died.
+    #[error("the connection was lost ({0})")]
+    Lost(String),
+    /// The target broke a rule.
+    #[error("the target broke the protocol: {0}")]
+    Protocol(&'static str),
+    /// Memory.
+    #[error("{0}")]
+    Memory(String),
+    /// The system.
+    #[error("{what}: {source}")]
+    System {
+        /// What was done.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+fn refusal(reject: &HelloReject) -> String {
+    let hint = match reject.reason {
+        Some(RejectReason::Version) => "; install matching versions of rblk on both hosts",
+        Some(RejectReason::ShuttingDown) => "; try again when it has restarted",
+        Some(RejectReason::LimitReached) => "; free sessions or memory there",
+        _ => "",
+    };
+    format!("{}{hint}", reject.text)
+}
+
+fn detail(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!(" ({text})") }
+}
+
+impl SessionError {
+    /// Whether trying again later can help.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Fabric(FabricError::NoVerbs(_)) | Self::Address(_) => false,
+            Self::Refused { reject, .. } => {
+                !matches!(reject.reason, Some(RejectReason::Version | RejectReason::NotAllowed | RejectReason::Malformed))
+            }
+            Self::Status { status, .. } => {
+                matches!(status, Status::ShuttingDown | Status::TimedOut | Status::Internal)
+            }
+            Self::NoSuchVolume { .. } | Self::Memory(_) => false,
+            _ => true,
+        }
+    }
+
+    /// Whether the target does not know the session any more.
+    #[must_use]
+    pub fn is_session_gone(&self) -> bool {
+        match self {
+            Self::Refused { reject, .. } => {
+                matches!(reject.reason, Some(RejectReason::NoSuchSession | RejectReason::StaleEpoch))
+            }
+            Self::Status { status, .. } => matches!(status, Status::NoSuchSession | Status::Fenced),
+            _ => false,
+        }
+    }
+
+    /// The exit code for it.
+    #[must_use]
+    pub fn exit(&self) -> rblk_config::Exit {
+        use rblk_config::Exit;
+        match self {
+            Self::Address(_) => Exit::Usage,
+            Self::Fabric(FabricError::NoDevice | FabricError::MemlockTooSmall { .. } | FabricError::NoVerbs(_)) => {
+                Exit::HostLacks
+            }
+            Self::Fabric(
+                FabricError::Unreachable { .. } | FabricError::TimedOut { .. } | FabricError::NotRblk { .. },
+            )
+            | Self::Unreachable { .. }
+            | Self::TimedOut { .. }
+            | Self::NotRblk { .. }
+            | Self::Lost(_) => Exit::Unreachable,
+            Self::Refused { .. } | Self::Status { .. } | Self::NoSuchVolume { .. } => Exit::Refused,
+            _ => Exit::Failure,
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! The control socket of a mount, `/run/rblk/mounts/NAME.sock`: one JSON request per line, one answer.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
+
+use super::status::MountStatus;
+
+/// Where the sockets are.
+pub const RUN_DIR: &str = "/run/rblk/mounts";
+const LINE_MAX: u64 = 4096;
+const LINE_TIME: Duration = Duration::from_secs(10);
+
+/// Path of a mount's socket.
+#[must_use]
+pub fn socket_path(name: &str) -> PathBuf {
+    Path::new(RUN_DIR).join(format!("{name}.sock"))
+}
+
+/// What is asked of a mount.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "do")]
+pub enum Ask {
+    /// Its state.
+    Status,
+    /// Take the device away.
+    Unmount {
+        /// Even when requests wait for a target that is gone, or the device is open: they fail.
+        force: bool,
+    },
+}
+
+/// What it answers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Response {
+    /// Its state.
+    Status(Box<MountStatus>),
+    /// Done.
+    Done,
+    /// Not done: the device is in use.
+    Busy(String),
+    /// Not done.
+    Error(String),
+}
+
+/// A request with the way back.
+#[derive(Debug)]
+pub struct Asked {
+    /// What.
+    pub ask: Ask,
+    /// The answer goes here.
+    pub reply: oneshot::Sender<Response>,
+}
+
+/// A bound socket; its file goes when it is dropped.
+#[derive(Debug)]
+pub struct MountSocket {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl MountSocket {
+    /// Binds. `None` when a living mount answers there; the file of a dead one is replaced.
+    ///
+    /// # Errors
+    /// The directory cannot be made or written.
+    pub async fn bind(name: &str) -> io::Result<Option<Self>> {
+        let path = socket_path(name);
+        std::fs::create_dir_all(RUN_DIR)?;
+        if UnixStream::connect(&path).await.is_ok() {
+            return Ok(None);
+        }
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        Ok(Some(Self { listener, path }))
+    }
+
+    /// Removes the socket's file.
+    pub fn unlink(&self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+
+    /// Serves clients, each in a task of its own.
+    pub async fn serve(&self, asked: mpsc::Sender<Asked>) {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, _)) => {
+                    let asked = asked.clone();
+                    tokio::spawn(async move {
+                        // A client that breaks off is its own business.
+                        let _ = serve_one(stream, asked).await;
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "control socket");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for MountSocket {
+    fn drop(&mut self) {
+        self.unlink();
+    }
+}
+
+async fn serve_one(stream: UnixStream, asked: mpsc::Sender<Asked>) -> io::Result<()> {
+    let (read, mut write) = stream.into_split();
+    let mut line = String::new();
+    let mut reader = BufReader::new(read.take(LINE_MAX));
+    tokio::time::timeout(LINE_TIME, reader.read_line(&mut line)).await??;
+    let stopping = || Response::Error("the mount is ending".to_owned());
+    let response = match serde_json::from_str::<Ask>(&line) {
+        Ok(ask) => {
+            let (reply, answer) = oneshot::channel();
+            match asked.send(Asked { ask, reply }).await {
+                Ok(()) => answer.await.unwrap_or_else(|_| stopping()),
+                Err(_) => stopping(),
+            }
+        }
+        Err(error) => Response::Error(format!("not a request: {error}")),
+    };
+    let mut text = serde_json::to_vec(&response).map_err(io::Error::other)?;
+    text.push(b'\n');
+    tokio::time::timeout(LINE_TIME, write.write_all(&text)).await?
+}
+
+/// Asks a running mount.
+///
+/// # Errors
+/// Nobody answers there, or not within `timeout`.
+pub async fn ask(path: &Path, ask: Ask, timeout: Duration) -> io::Result<Response> {
+    let exchange = async {
+        let mut stream = UnixStream::connect(path).await?;
+        let mut text = serde_json::to_vec(&ask).map_err(io::Error::other)?;
+        text.push(b'\n');
+        stream.write_all(&text).await?;
+        let mut answer = Vec::new();
+        stream.take(1 << 20).read_to_end(&mut answer).await?;
+        serde_json::from_slice(&answer).map_err(io::Error::other)
+    };
+    tokio::time::timeout(timeout, exchange)
+        .await
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it does not answer"))?
+}
+
+/// Names of the mounts whose sockets are there, living or dead.
+#[must_use]
+pub fn names() -> Vec<String> {
+    let Ok(dir) = std::fs::read_dir(RUN_DIR) else { return Vec::new() };
+    let mut names: Vec<String> = dir
+        .flatten()
+        .filter_map(|e| e.file_name().to_str().and_then(|n| n.strip_suffix(".sock")).map(str::to_owned))
+        .collect();
+    names.sort();
+    names
+}

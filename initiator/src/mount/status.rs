@@ -1,0 +1,60 @@
+//! What a mount tells about itself: plain data, the same over its socket and in JSON output.
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::QueueCounts;
+
+/// State of a mount.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MountStatus {
+    /// Its name: the volume's unless another was given.
+    pub name: String,
+    /// The block device.
+    pub device: String,
+    /// The volume.
+    pub volume: String,
+    /// Addresses of the target.
+    pub target: Vec<String>,
+    /// The address in use.
+    pub address: String,
+    /// The target's name.
+    pub target_name: String,
+    /// RDMA device or `soft`.
+    pub rdma_device: String,
+    /// What carries the messages.
+    pub transport: String,
+    /// `connected` or `reconnecting`.
+    pub state: String,
+    /// The last reason for a lost connection.
+    pub last_loss: Option<String>,
+    /// Process.
+    pub pid: u32,
+    /// Version of the program.
+    pub version: String,
+    /// Seconds since the mount.
+    pub uptime_s: u64,
+    /// Capacity in bytes.
+    pub size_bytes: u64,
+    /// Block size in bytes.
+    pub block_size: u32,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Acknowledged writes may be lost before a flush.
+    pub volatile_cache: bool,
+    /// Hardware queues.
+    pub queues: u16,
+    /// Commands outstanding per queue.
+    pub queue_depth: u16,
+    /// Most data of one command in bytes.
+    pub max_io_bytes: u32,
+    /// Write data up to this size travels in the command.
+    pub in_capsule_bytes: u32,
+    /// Reads are answered by WRITE_WITH_IMM: data and answer in one message.
+    pub write_with_imm: bool,
+    /// Session epoch: rises with every reconnect.
+    pub epoch: u32,
+    /// Counters of all queues together.
+    pub total: QueueCounts,
+    /// Counters by queue.
+    pub by_queue: Vec<QueueCounts>,
+}

@@ -1,0 +1,138 @@
+//! [`Path`]: one connected I/O queue: its QP, its registered memory and what was agreed.
+//!
+//! Keys live as long as the path: a reconnect registers anew, so a late RDMA of a dead path meets dead keys.
+//! Each key has one direction: the target may write where reads land and read where writes are, no more.
+
+use std::sync::Arc;
+
+use rblk_fabric::{
+    Access, Connection, FabricError, MemoryRegion, PageKind, Poller, ProtectionDomain, QpLimits, Region,
+};
+use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_BYTES};
+use rblk_protocol::{Epoch, HelloAccept, QueueDepth, SELF_TEST_BYTES, VolumeHandle};
+
+/// Receive slots beyond depth + 1.
+const SPARE_RECVS: usize = 2;
+/// Bytes of a receive slot.
+const RECV_STRIDE: usize = 64;
+const _: () = assert!(RECV_STRIDE >= RESPONSE_BYTES);
+
+/// Sizes of a path's own memory: `| capsules, depth + 1 | receive slots |`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PathLayout {
+    /// Agreed depth.
+    pub depth: QueueDepth,
+}
+
+impl PathLayout {
+    /// Bytes of memory.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        self.recv_offset(self.recv_slots())
+    }
+
+    /// Offset of a tag's command capsule.
+    #[must_use]
+    pub fn capsule_offset(self, index: usize) -> usize {
+        index * COMMAND_BYTES
+    }
+
+    /// Receive slots.
+    #[must_use]
+    pub fn recv_slots(self) -> u16 {
+        u16::try_from(self.depth.tags() + SPARE_RECVS).unwrap_or(u16::MAX)
+    }
+
+    /// Offset of a receive slot.
+    #[must_use]
+    pub fn recv_offset(self, slot: u16) -> usize {
+        self.depth.tags() * COMMAND_BYTES + usize::from(slot) * RECV_STRIDE
+    }
+
+    /// What to ask of the QP. `reads_in` is how many READs of the target the device serves at once.
+    #[must_use]
+    pub fn qp_limits(self, inline_bytes: u32, reads_in: u8) -> QpLimits {
+        QpLimits {
+            send_wrs: self.send_wrs() + 1,
+            recv_wrs: u32::from(self.recv_slots()) + 1,
+            send_sges: 2,
+            inline_bytes: inline_bytes.min(COMMAND_BYTES as u32),
+            reads_out: 0,
+            reads_in,
+        }
+    }
+
+    /// Send WRs that may be outstanding: every tag once, and as many again that wait for a signaled one.
+    #[must_use]
+    pub fn send_wrs(self) -> u32 {
+        u32::try_from(2 * self.depth.tags()).unwrap_or(u32::MAX) + 8
+    }
+
+    /// One in how many SENDs is signaled.
+    #[must_use]
+    pub fn signal_interval(self) -> u32 {
+        (u32::from(self.depth.get()) / 2).clamp(1, 64)
+    }
+}
+
+/// Registered memory of a path.
+#[derive(Debug)]
+pub struct PathMemory {
+    /// Buffers, where the target may write.
+    pub sinks: MemoryRegion,
+    /// The same buffers, where the target may read.
+    pub sources: MemoryRegion,
+    /// Capsules and receive slots; never remote.
+    pub slots: MemoryRegion,
+    /// Where the self-test lands; the target may read it later to learn that its WRs are done.
+    pub scratch: MemoryRegion,
+}
+
+impl PathMemory {
+    /// Registers the buffers of a queue and its own slots with a domain.
+    ///
+    /// # Errors
+    /// Memory is short, or the device refuses.
+    pub fn register(pd: &ProtectionDomain, buffers: &Arc<Region>, layout: PathLayout) -> Result<Self, FabricError> {
+        let own = |bytes| {
+            Region::allocate(bytes, PageKind::Normal)
+                .map_err(|e| FabricError::Call { call: "mmap", source: std::io::Error::other(e) })
+        };
+        let sink = Access { local_write: true, remote_write: true, remote_read: false };
+        let source = Access { local_write: false, remote_write: false, remote_read: true };
+        Ok(Self {
+            sinks: pd.register(buffers, sink)?,
+            sources: pd.register(buffers, source)?,
+            slots: pd.register(&own(layout.bytes())?, Access::LOCAL_WRITE)?,
+            scratch: pd.register(&own(SELF_TEST_BYTES)?, Access::REMOTE)?,
+        })
+    }
+}
+
+/// A connected I/O queue on its way to the data thread.
+#[derive(Debug)]
+pub struct Path {
+    /// The CQ, made for this path.
+    pub poller: Box<dyn Poller>,
+    /// The QP, not attached yet.
+    pub connection: Connection,
+    /// Its memory.
+    pub memory: PathMemory,
+    /// What was agreed.
+    pub accept: HelloAccept,
+    /// Epoch of every command on it.
+    pub epoch: Epoch,
+    /// The volume, as this session calls it.
+    pub volume: VolumeHandle,
+}
+
+/// What is left of a path: control destroys it, which may block shortly.
+#[derive(Debug)]
+pub struct DeadPath {
+    /// The QP goes first.
+    pub connection: Option<Connection>,
+    /// Then its CQ.
+    pub poller: Box<dyn Poller>,
+    /// Then the registrations.
+    pub memory: PathMemory,
+}

@@ -1,0 +1,250 @@
+//! The data thread of one hardware queue: ublk requests to the [`Engine`] and outcomes back.
+//!
+//! One thread, one ring: it fetches and commits ublk requests, and it is the place to sleep for completions,
+//! mail and requests alike. A turn enters the kernel at most once.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc as sync_mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rblk_fabric::mailbox::{Receiver, Sender, mailbox};
+use rblk_protocol::{BlockSize, QueueDepth, Tag};
+use tokio::sync::mpsc;
+
+use crate::engine::{Engine, PathEnd, QueueStats};
+use crate::io::{Io, IoOp};
+use crate::path::{DeadPath, Path};
+use crate::ublk::Buffers;
+use crate::ublk::QueueConfig;
+use crate::ublk::{Event, Queue, Wait, WatchToken};
+use crate::ublk::{BlockOp, BlockRequest};
+
+const MAIL: WatchToken = WatchToken(0);
+const LONG_SLEEP: Duration = Duration::from_secs(60);
+const SHORT_SLEEP: Duration = Duration::from_millis(100);
+const EIO: i32 = 5;
+const EINVAL: i32 = 22;
+
+/// Control to queue thread.
+#[derive(Debug)]
+pub enum ToQueue {
+    /// Use this path from now on.
+    Connect(Box<Path>),
+    /// Drop the present path; requests wait.
+    Disconnect,
+    /// Fail requests with this errno from now on, or let them wait again.
+    Fail(Option<i32>),
+}
+
+/// Queue thread to control.
+#[derive(Debug)]
+pub enum FromQueue {
+    /// A path ended; control destroys what is left of it.
+    PathEnded {
+        /// Which queue.
+        queue: u16,
+        /// Why.
+        end: PathEnd,
+        /// What is left.
+        dead: Box<DeadPath>,
+    },
+    /// The thread left: the disk is stopped, or something broke.
+    Stopped {
+        /// Which queue.
+        queue: u16,
+        /// What broke, if something did.
+        error: Option<String>,
+    },
+}
+
+/// Control's end of a running queue.
+#[derive(Debug)]
+pub struct QueueHandle {
+    /// Mail to the thread.
+    pub mail: Sender<ToQueue>,
+    /// Its counters.
+    pub stats: Arc<QueueStats>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl QueueHandle {
+    /// Waits for the thread to end.
+    pub fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // It reported what broke it by `FromQueue::Stopped`.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a queue thread is made of.
+#[derive(Debug)]
+pub struct QueueParts {
+    /// The ublk queue.
+    pub config: QueueConfig,
+    /// One buffer per tag.
+    pub buffers: Buffers,
+    /// Block size of the volume.
+    pub block_size: BlockSize,
+    /// How long to look for work before sleeping.
+    pub spin: Duration,
+    /// For control.
+    pub outbox: mpsc::UnboundedSender<FromQueue>,
+}
+
+/// Starts the thread and waits until it has fetched every tag.
+///
+/// # Errors
+/// The ublk queue could not be made.
+pub fn start(parts: QueueParts) -> io::Result<QueueHandle> {
+    let (mail, receiver) = mailbox(64)?;
+    let stats = Arc::new(QueueStats::default());
+    let engine_stats = Arc::clone(&stats);
+    let (ready, is_ready) = sync_mpsc::sync_channel(1);
+    let queue = parts.config.queue_id();
+    let thread = std::thread::Builder::new().name(format!("rblk-queue-{queue}")).spawn(move || {
+        let outbox = parts.outbox.clone();
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            run(parts, receiver, engine_stats, &ready)
+        }));
+        let error = match result {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("it panicked".to_owned()),
+        };
+        if let Some(error) = &error {
+            // Nobody listens any more when the queue was ready already.
+            let _ = ready.try_send(Err(io::Error::other(error.clone())));
+        }
+        let _ = outbox.send(FromQueue::Stopped { queue, error });
+    })?;
+    match is_ready.recv_timeout(Duration::from_secs(10)) {
+        Ok(Ok(())) => Ok(QueueHandle { mail, stats, thread: Some(thread) }),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "a queue thread did not start")),
+    }
+}
+
+fn run(
+    parts: QueueParts,
+    mut mail: Receiver<ToQueue>,
+    stats: Arc<QueueStats>,
+    ready: &sync_mpsc::SyncSender<io::Result<()>>,
+) -> io::Result<()> {
+    let QueueParts { config, buffers, block_size, spin, outbox } = parts;
+    let queue_id = config.queue_id();
+    let stride = buffers.stride();
+    let mut ublk = Queue::new(&config, buffers).map_err(io::Error::other)?;
+    // The device's node goes when the last queue is gone.
+    drop(config);
+    ublk.watch(mail.event_fd(), MAIL).map_err(io::Error::other)?;
+    ublk.fetch_all();
+    ublk.enter(Wait::No).map_err(io::Error::other)?;
+    let _ = ready.send(Ok(()));
+    let depth = QueueDepth::new(ublk.depth()).ok_or(io::ErrorKind::InvalidInput)?;
+    let mut engine = Engine::new(depth, stride, Arc::clone(&stats));
+    let mut path_token = 0u32;
+    let mut idle_since = None;
+    let mut stopping = false;
+    loop {
+        let now = Instant::now();
+        let mut busy = false;
+        while let Some(message) = mail.receive() {
+            busy = true;
+            match message {
+                ToQueue::Connect(path) => {
+                    let fd = path.poller.event_fd();
+                    engine.connect(*path, now);
+                    if engine.poller_mut().is_some() {
+                        path_token += 1;
+                        ublk.watch(fd, WatchToken(path_token)).map_err(io::Error::other)?;
+                    }
+                }
+                ToQueue::Disconnect => engine.disconnect(),
+                ToQueue::Fail(errno) => engine.set_failed(errno),
+            }
+        }
+        while let Some(event) = ublk.next_event() {
+            busy = true;
+            match event {
+                Event::Request(tag, request) => {
+                    // What cannot be sent is answered at once; the tag is ours, so completing it works.
+                    if let Err(errno) = start_request(&mut engine, tag, &request, block_size) {
+                        let _ = ublk.complete(tag, -errno);
+                    }
+                }
+                Event::Watch(MAIL) => mail.clear_event(),
+                Event::Watch(token) if token.0 == path_token => {
+                    if let Some(poller) = engine.poller_mut() {
+                        poller.clear_event();
+                    }
+                }
+                Event::Watch(_) | Event::WatchEnded(..) => {}
+                Event::Stopping => stopping = true,
+                Event::TagLost(tag, errno) => tracing::error!(tag, errno, "the ublk driver refused a command"),
+            }
+        }
+        busy |= engine.turn(now, |tag, result| {
+            let _ = ublk.complete(tag.0, result);
+        });
+        if let Some((end, dead)) = engine.take_ended() {
+            busy = true;
+            ublk.unwatch(WatchToken(path_token));
+            // Submits the removal while the descriptor is still open.
+            ublk.enter(Wait::No).map_err(io::Error::other)?;
+            let _ = outbox.send(FromQueue::PathEnded { queue: queue_id, end, dead: Box::new(dead) });
+        }
+        if stopping && ublk.is_down() {
+            engine.disconnect();
+            if let Some((end, dead)) = engine.take_ended() {
+                let _ = outbox.send(FromQueue::PathEnded { queue: queue_id, end, dead: Box::new(dead) });
+            }
+            return Ok(());
+        }
+        let wait = if busy {
+            idle_since = None;
+            Wait::No
+        } else if now.saturating_duration_since(*idle_since.get_or_insert(now)) < spin && engine.is_connected() {
+            // Software devices make progress on this very CPU.
+            std::thread::yield_now();
+            Wait::No
+        } else {
+            if let Some(poller) = engine.poller_mut() {
+                poller.arm().map_err(io::Error::other)?;
+            }
+            // Something may have come between the last look and the arming.
+            let late = engine.turn(now, |tag, result| {
+                let _ = ublk.complete(tag.0, result);
+            });
+            if late || mail.has_some() || ublk.is_ready() {
+                Wait::No
+            } else {
+                idle_since = None;
+                stats.sleeps.add(1);
+                Wait::For(if engine.has_deadline() || stopping { SHORT_SLEEP } else { LONG_SLEEP })
+            }
+        };
+        ublk.enter(wait).map_err(io::Error::other)?;
+        stats.ring_enters.set(ublk.stats().enters);
+    }
+}
+
+fn start_request(engine: &mut Engine, tag: u16, request: &BlockRequest, block_size: BlockSize) -> Result<(), i32> {
+    let op = match request.op {
+        BlockOp::Read => IoOp::Read,
+        BlockOp::Write => IoOp::Write,
+        BlockOp::Flush => IoOp::Flush,
+        BlockOp::Discard => IoOp::Discard,
+        BlockOp::WriteZeroes => IoOp::WriteZeroes,
+    };
+    let (offset, len) = match op {
+        IoOp::Flush => (0, 0),
+        _ => (request.start_sector.checked_mul(512).ok_or(EINVAL)?, u64::from(request.sectors) * 512),
+    };
+    let mut io = Io::new(op, offset, len, block_size).ok_or(EINVAL)?;
+    io.fua = request.flags.fua();
+    io.may_unmap = !request.flags.no_unmap();
+    engine.submit(Tag(tag), io).map_err(|_| EIO)
+}

@@ -1,0 +1,276 @@
+//! [`Session`]: an initiator's use of a target: admin connection, login, volumes, I/O connections.
+//!
+//! Connecting is a function from an address to a session; losing it and connecting again is the business of
+//! whoever holds it ([`crate::mount`]).
+
+use std::time::Duration;
+
+use rblk_fabric::{
+    Address, ConnectOptions, ConnectionHello, Device, FabricError, ProtectionDomain, Region, Route,
+};
+use rblk_protocol::limits::{self, ADMIN_DEPTH};
+use rblk_protocol::{
+    AccessMode, ConnectionKind, Epoch, Features, HelloAccept, HelloError, HelloReject, HelloRequest, HostId,
+    InstanceId, LoginReply, LoginRequest, Name, OpenReply, OpenRequest, Opcode, QueueDepth, SessionId, Status,
+    Version, VolumeEntry, VolumeHandle, VolumeListHeader,
+};
+use std::sync::Arc;
+
+use crate::admin::AdminChannel;
+use crate::error::SessionError;
+use crate::path::{Path, PathLayout, PathMemory};
+
+/// READs of a target that a queue serves at once, where the device can.
+const READS_IN_MAX: u8 = 16;
+/// How long LOGIN may take: the target first finishes what an older epoch began.
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(35);
+
+/// Who we are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HostIdentity {
+    /// Stable id.
+    pub id: HostId,
+    /// Name for people.
+    pub name: Name,
+}
+
+/// What one I/O queue asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QueueWish {
+    /// Commands outstanding.
+    pub depth: QueueDepth,
+    /// Most data per command.
+    pub io_max_bytes: u32,
+    /// In-capsule data.
+    pub in_capsule_bytes: u32,
+    /// Optional verbs to try.
+    pub features: Features,
+}
+
+/// A session.
+#[derive(Debug)]
+pub struct Session {
+    /// Where it goes.
+    pub address: Address,
+    options: ConnectOptions,
+    device: Device,
+    pd: ProtectionDomain,
+    /// Its admin connection.
+    pub admin: AdminChannel,
+    /// Its id.
+    pub id: SessionId,
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// The target's run.
+    pub instance: InstanceId,
+    /// The target's name.
+    pub target_name: Name,
+    /// I/O queues the target allows.
+    pub queues_max: u16,
+}
+
+impl Session {
+    /// Connects and logs in. `resume` names a session and the epoch to raise it to.
+    ///
+    /// # Errors
+    /// [`SessionError`].
+    pub async fn connect(
+        address: &Address,
+        options: &ConnectOptions,
+        host: &HostIdentity,
+        resume: Option<(SessionId, Epoch)>,
+    ) -> Result<Self, SessionError> {
+        let route = Route::resolve(address, options).await?;
+        let device = route.device();
+        let pd = device.alloc_pd()?;
+        let (session, epoch) = resume.unwrap_or((SessionId::default(), Epoch(0)));
+        let asked = HelloRequest {
+            kind: ConnectionKind::Admin,
+            newest: Version::NEWEST,
+            oldest: Version::OLDEST,
+            depth: QueueDepth::new(ADMIN_DEPTH).unwrap_or_else(|| unreachable!("within the bounds")),
+            features: Features::default(),
+            in_capsule_bytes: limits::IN_CAPSULE_DEFAULT_BYTES,
+            io_max_bytes: limits::IO_MIN_BYTES,
+            epoch,
+            session,
+        };
+        let sizes = AdminChannel::qp_limits();
+        let (poller, handle) = pd.poller(sizes.send_wrs + sizes.recv_wrs)?;
+        let established = route
+            .connect(&pd, &handle, sizes, &ConnectionHello(asked.to_wire().to_vec()))
+            .await
+            .map_err(|error| explain(address, error))?;
+        let accept = parse_accept(address, &established.hello.0, &asked)?;
+        let epoch = if resume.is_some() { epoch } else { Epoch(1) };
+        let mut admin = AdminChannel::new(&pd, poller, established.connection, &accept, epoch)?;
+        let login = LoginRequest {
+            host: host.id,
+            host_name: host.name,
+            keep_alive_ms: u32::try_from(options.detect.as_millis()).unwrap_or(u32::MAX),
+        };
+        let reply = admin.call(Opcode::Login, VolumeHandle(0), 0, &login.to_wire(), LOGIN_TIMEOUT).await?;
+        if reply.status != Status::Ok {
+            return Err(SessionError::Status {
+                what: format!("login at {address}"),
+                status: reply.status,
+                text: String::new(),
+            });
+        }
+        let login = LoginReply::from_wire(&reply.payload[..LoginReply::BYTES]).map_err(SessionError::Protocol)?;
+        Ok(Self {
+            address: address.clone(),
+            options: options.clone(),
+            device,
+            pd,
+            admin,
+            id: login.session,
+            epoch: login.epoch,
+            instance: login.instance,
+            target_name: login.target_name,
+            queues_max: login.queues_max,
+        })
+    }
+
+    /// The device the session goes by.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// All volumes of the target.
+    ///
+    /// # Errors
+    /// [`SessionError`].
+    pub async fn list(&mut self) -> Result<Vec<VolumeEntry>, SessionError> {
+        let mut volumes = Vec::new();
+        loop {
+            let from = volumes.len() as u64;
+            let reply =
+                self.admin.call(Opcode::ListVolumes, VolumeHandle(0), from, &[], self.options.timeout).await?;
+            if reply.status != Status::Ok {
+                return Err(self.status("listing volumes", &reply));
+            }
+            let (head, rest) = reply.payload.split_at(VolumeListHeader::BYTES);
+            let header = VolumeListHeader::from_wire(head).map_err(SessionError::Protocol)?;
+            let entries = usize::try_from(header.entries).unwrap_or(usize::MAX);
+            let room = rest.len() / VolumeEntry::BYTES;
+            if entries > room || entries == 0 && header.total as usize > volumes.len() {
+                return Err(SessionError::Protocol("a list that does not add up"));
+            }
+            for entry in rest.chunks_exact(VolumeEntry::BYTES).take(entries) {
+                volumes.push(VolumeEntry::from_wire(entry).map_err(SessionError::Protocol)?);
+            }
+            if volumes.len() >= header.total as usize {
+                return Ok(volumes);
+            }
+        }
+    }
+
+    /// Opens a volume.
+    ///
+    /// # Errors
+    /// [`SessionError::NoSuchVolume`] with what there is; [`SessionError::Status`] with the holder's name when
+    /// it is in use.
+    pub async fn open(&mut self, volume: &Name, mode: AccessMode) -> Result<OpenReply, SessionError> {
+        let request = OpenRequest { name: *volume, mode, take_over: false };
+        let reply = self
+            .admin
+            .call(Opcode::OpenVolume, VolumeHandle(0), 0, &request.to_wire(), self.options.timeout)
+            .await?;
+        match reply.status {
+            Status::Ok => OpenReply::from_wire(&reply.payload[..OpenReply::BYTES]).map_err(SessionError::Protocol),
+            Status::NoSuchVolume => {
+                let names: Vec<String> = self.list().await?.iter().map(|v| v.name.to_string()).collect();
+                Err(SessionError::NoSuchVolume {
+                    address: self.address.to_string(),
+                    volume: volume.to_string(),
+                    has: if names.is_empty() { "none".to_owned() } else { names.join(", ") },
+                })
+            }
+            _ => Err(self.status(&format!("opening volume `{volume}` at {}", self.address), &reply)),
+        }
+    }
+
+    fn status(&self, what: &str, reply: &crate::admin::Reply) -> SessionError {
+        let len = usize::try_from(reply.value).unwrap_or(0).min(reply.payload.len()).min(256);
+        let text = String::from_utf8_lossy(&reply.payload[..len]).chars().filter(|c| !c.is_control()).collect();
+        SessionError::Status { what: what.to_owned(), status: reply.status, text }
+    }
+
+    /// Proves that the target's data threads live.
+    ///
+    /// # Errors
+    /// They do not answer in time.
+    pub async fn keep_alive(&mut self, timeout: Duration) -> Result<(), SessionError> {
+        let reply = self.admin.call(Opcode::KeepAlive, VolumeHandle(0), 0, &[], timeout).await?;
+        if reply.status == Status::Ok { Ok(()) } else { Err(self.status("keep-alive", &reply)) }
+    }
+
+    /// Says goodbye, as far as the target listens, and ends the admin connection.
+    pub async fn logout(mut self) {
+        let _ = self.admin.call(Opcode::Logout, VolumeHandle(0), 0, &[], Duration::from_secs(1)).await;
+        self.admin.close();
+    }
+
+    /// Connects an I/O queue over `buffers`, for an engine.
+    ///
+    /// # Errors
+    /// [`SessionError`].
+    pub async fn connect_queue(
+        &self,
+        queue: u16,
+        wish: QueueWish,
+        volume: VolumeHandle,
+        buffers: &Arc<Region>,
+    ) -> Result<Path, SessionError> {
+        let route = Route::resolve(&self.address, &self.options).await?;
+        if !route.device().same_as(&self.device) {
+            return Err(SessionError::Lost("the route changed to another device".to_owned()));
+        }
+        let caps = self.device.caps();
+        let mut features = wish.features;
+        if !caps.write_with_imm {
+            features = features.without(Features::WRITE_WITH_IMM);
+        }
+        let asked = HelloRequest {
+            kind: ConnectionKind::Io { queue },
+            newest: Version::NEWEST,
+            oldest: Version::OLDEST,
+            depth: wish.depth,
+            features,
+            in_capsule_bytes: wish.in_capsule_bytes,
+            io_max_bytes: wish.io_max_bytes,
+            epoch: self.epoch,
+            session: self.id,
+        };
+        let layout = PathLayout { depth: wish.depth };
+        let sizes = layout.qp_limits(caps.inline_bytes, caps.max_reads_in.min(READS_IN_MAX));
+        let (poller, handle) = self.pd.poller(sizes.send_wrs + sizes.recv_wrs)?;
+        let established = route
+            .connect(&self.pd, &handle, sizes, &ConnectionHello(asked.to_wire().to_vec()))
+            .await
+            .map_err(|error| explain(&self.address, error))?;
+        let accept = parse_accept(&self.address, &established.hello.0, &asked)?;
+        let memory = PathMemory::register(&self.pd, buffers, PathLayout { depth: accept.depth })?;
+        Ok(Path { poller, connection: established.connection, memory, accept, epoch: self.epoch, volume })
+    }
+}
+
+fn explain(address: &Address, error: FabricError) -> SessionError {
+    match error {
+        FabricError::Rejected { hello, .. } => match HelloReject::from_wire(&hello) {
+            Ok(reject) => SessionError::Refused { address: address.to_string(), reject },
+            Err(error) => not_rblk(address, error),
+        },
+        error => error.into(),
+    }
+}
+
+fn not_rblk(address: &Address, error: HelloError) -> SessionError {
+    SessionError::NotRblk { address: address.to_string(), reason: error.to_string() }
+}
+
+fn parse_accept(address: &Address, hello: &[u8], asked: &HelloRequest) -> Result<HelloAccept, SessionError> {
+    HelloAccept::from_wire(hello, asked).map_err(|error| not_rblk(address, error))
+}

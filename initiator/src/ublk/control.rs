@@ -1,0 +1,643 @@
+//! [`Control`]: commands to the driver, over `/dev/ublk-control`.
+//!
+//! Every command runs on a worker thread of the ring (the driver answers "not now" to a non-blocking try)
+//! and is waited for with a deadline. One that does not answer is cancelled; most wait interruptibly and
+//! end with EINTR. A STOP waits uninterruptibly for requests in flight: it is reported as
+//! [`UblkError::Timeout`] with `still_running`, its buffer (at most a kilobyte) is given up to the kernel,
+//! and this value stays usable.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+
+use super::abi::{self, CtrlCmd};
+use super::error::{Result, UblkError, kernel_release};
+use super::feature::Features;
+use super::params::{DeviceSpec, DiskParams, PARAMS_LEN};
+
+/// Deadline of commands that do not wait for anybody.
+const QUICK: Duration = Duration::from_secs(10);
+/// How long a cancelled command gets to notice.
+const CANCEL_GRACE: Duration = Duration::from_secs(1);
+/// Step of waits that can only be polled.
+const POLL_STEP: Duration = Duration::from_millis(5);
+/// `user_data` of cancellations; commands count up from 1.
+const CANCEL: u64 = 0;
+
+/// What a device is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum DeviceState {
+    /// No disk: not started yet, or stopped.
+    Dead,
+    /// Served.
+    Live,
+    /// The server is gone; requests wait for the next one.
+    Quiesced,
+    /// The server is gone; requests fail until the next one.
+    FailIo,
+    /// A state of a newer kernel.
+    Unknown(u16),
+}
+
+/// A device, as the driver describes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceInfo {
+    /// The N of `/dev/ublkbN`.
+    pub id: u32,
+    /// Hardware queues.
+    pub queues: u16,
+    /// Tags of each.
+    pub depth: u16,
+    /// Size of a tag's buffer.
+    pub max_io_bytes: u32,
+    /// What it is doing.
+    pub state: DeviceState,
+    /// Features in use.
+    pub flags: Features,
+    /// Process that serves it, or last did.
+    pub server_pid: Option<i32>,
+}
+
+impl DeviceInfo {
+    fn from_abi(info: &abi::DevInfo) -> Self {
+        Self {
+            id: info.dev_id,
+            queues: info.nr_hw_queues,
+            depth: info.queue_depth,
+            max_io_bytes: info.max_io_buf_bytes,
+            state: match info.state {
+                abi::STATE_DEAD => DeviceState::Dead,
+                abi::STATE_LIVE => DeviceState::Live,
+                abi::STATE_QUIESCED => DeviceState::Quiesced,
+                abi::STATE_FAIL_IO => DeviceState::FailIo,
+                other => DeviceState::Unknown(other),
+            },
+            flags: Features::from_bits(info.flags),
+            server_pid: (info.ublksrv_pid > 0).then_some(info.ublksrv_pid),
+        }
+    }
+}
+
+/// A control command: number, and name for messages.
+#[derive(Clone, Copy)]
+struct Command(u32, &'static str);
+
+const AFFINITY: Command = Command(abi::CMD_GET_QUEUE_AFFINITY, "GET_QUEUE_AFFINITY");
+const ADD: Command = Command(abi::CMD_ADD_DEV, "ADD_DEV");
+const DELETE: Command = Command(abi::CMD_DEL_DEV, "DEL_DEV");
+const START: Command = Command(abi::CMD_START_DEV, "START_DEV");
+const STOP: Command = Command(abi::CMD_STOP_DEV, "STOP_DEV");
+const SET_PARAMS: Command = Command(abi::CMD_SET_PARAMS, "SET_PARAMS");
+const GET_PARAMS: Command = Command(abi::CMD_GET_PARAMS, "GET_PARAMS");
+const START_RECOVERY: Command = Command(abi::CMD_START_USER_RECOVERY, "START_USER_RECOVERY");
+const END_RECOVERY: Command = Command(abi::CMD_END_USER_RECOVERY, "END_USER_RECOVERY");
+const INFO: Command = Command(abi::CMD_GET_DEV_INFO2, "GET_DEV_INFO2");
+const PLAIN_INFO: Command = Command(abi::CMD_GET_DEV_INFO, "GET_DEV_INFO");
+const FEATURES: Command = Command(abi::CMD_GET_FEATURES, "GET_FEATURES");
+const DELETE_ASYNC: Command = Command(abi::CMD_DEL_DEV_ASYNC, "DEL_DEV_ASYNC");
+const UPDATE_SIZE: Command = Command(abi::CMD_UPDATE_SIZE, "UPDATE_SIZE");
+const QUIESCE: Command = Command(abi::CMD_QUIESCE_DEV, "QUIESCE_DEV");
+const TRY_STOP: Command = Command(abi::CMD_TRY_STOP_DEV, "TRY_STOP_DEV");
+
+/// How a command ended, before its errno means anything.
+enum Ended {
+    /// The driver answered: 0 or more, or a negative errno.
+    Answered(i32),
+    /// It was cancelled at its deadline and is over.
+    Cancelled,
+    /// It goes on in the kernel, which may still use its buffer.
+    Running,
+}
+
+/// A channel to the driver. One command at a time; use several for commands that wait for each other.
+/// It may move between threads.
+pub struct Control {
+    ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    file: File,
+    features: Features,
+    issued: u64,
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control").field("features", &self.features).finish_non_exhaustive()
+    }
+}
+
+impl Control {
+    /// Opens the driver and asks what it can do.
+    ///
+    /// # Errors
+    /// [`UblkError::NoDriver`], [`UblkError::NotPermitted`], [`UblkError::NoIoUring`], or the driver
+    /// refuses ioctl-encoded commands (kernels before 6.4).
+    pub fn open() -> Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(abi::CONTROL_PATH).map_err(
+            |source| match source.raw_os_error() {
+                Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => {
+                    UblkError::NoDriver { kernel: kernel_release() }
+                }
+                Some(libc::EACCES | libc::EPERM) => {
+                    UblkError::NotPermitted { action: format!("opening {}", abi::CONTROL_PATH) }
+                }
+                _ => UblkError::system(format!("opening {}", abi::CONTROL_PATH), source),
+            },
+        )?;
+        let ring = IoUring::builder().build(8).map_err(|source| UblkError::NoIoUring { source })?;
+        let mut control = Self { ring, file, features: Features::NONE, issued: CANCEL };
+        control.features = control.ask_features()?;
+        Ok(control)
+    }
+
+    fn ask_features(&mut self) -> Result<Features> {
+        let header = header(abi::ANY_DEVICE);
+        match self.exchange(FEATURES, header, 0_u64, QUICK) {
+            Ok(bits) => Ok(Features::from_bits(bits)),
+            // 6.4 looks for the device first, and later kernels may well refuse the number.
+            Err(UblkError::NoSuchDevice { .. }) => Ok(Features::OF_6_4),
+            Err(UblkError::Refused { source, .. })
+                if source.raw_os_error() == Some(libc::EOPNOTSUPP) =>
+            {
+                Err(missing(Features::CMD_IOCTL_ENCODE))
+            }
+            Err(other) => Err(other),
+        }
+    }
+
+    /// What this kernel offers.
+    #[must_use]
+    pub fn features(&self) -> Features {
+        self.features
+    }
+
+    /// Creates a device and its `/dev/ublkcN`. The answer is what the driver made of `spec`: fewer queues
+    /// if there are fewer CPUs, the id it chose.
+    ///
+    /// # Errors
+    /// A field of `spec` is outside its rule, a needed feature is missing, the id is taken, the limit of
+    /// devices is reached, or the caller is not privileged.
+    pub fn add(&mut self, spec: DeviceSpec) -> Result<DeviceInfo> {
+        let must = spec.need | spec.recovery.features();
+        if !self.features.contains(must) {
+            return Err(missing(must.without(self.features)));
+        }
+        let info = spec.to_abi(self.features, own_pid())?;
+        let header = header(info.dev_id);
+        let answer = self.exchange(ADD, header, info, QUICK)?;
+        let info = DeviceInfo::from_abi(&answer);
+        if !info.flags.contains(must) {
+            let features = must.without(info.flags);
+            let _ = self.delete(info.id, QUICK);
+            return Err(UblkError::FeatureRefused { id: info.id, features });
+        }
+        Ok(info)
+    }
+
+    /// Sets the disk's parameters. Only before the start.
+    ///
+    /// # Errors
+    /// A field is outside its rule, or the device was started before.
+    pub fn set_params(&mut self, id: u32, params: &DiskParams) -> Result<()> {
+        self.exchange(SET_PARAMS, header(id), params.to_abi()?, QUICK).map(drop)
+    }
+
+    /// The disk's parameters as the driver has them.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn params(&mut self, id: u32) -> Result<DiskParams> {
+        self.raw_params(id).map(|params| DiskParams::from_abi(&params))
+    }
+
+    fn raw_params(&mut self, id: u32) -> Result<abi::Params> {
+        let ask = abi::Params { len: PARAMS_LEN, ..abi::Params::default() };
+        self.exchange(GET_PARAMS, header(id), ask, QUICK)
+    }
+
+    /// State, sizes, features and server of a device.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn info(&mut self, id: u32) -> Result<DeviceInfo> {
+        let mut ask = abi::InfoExchange::default();
+        let path = char_path(id);
+        let path = path.as_os_str().as_encoded_bytes();
+        ask.path[..path.len()].copy_from_slice(path);
+        #[allow(clippy::cast_possible_truncation)] // A constant: 32.
+        let header = CtrlCmd { dev_path_len: abi::INFO_PATH_BYTES as u16, ..header(id) };
+        match self.exchange(INFO, header, ask, QUICK) {
+            Ok(answer) => Ok(DeviceInfo::from_abi(&answer.info)),
+            // The node is not there (yet, or any more); the device is.
+            Err(UblkError::Refused { source, .. })
+                if source.raw_os_error() == Some(libc::ENOENT) =>
+            {
+                let ask = abi::DevInfo::default();
+                let header = self::header(id);
+                self.exchange(PLAIN_INFO, header, ask, QUICK)
+                    .map(|answer| DeviceInfo::from_abi(&answer))
+            }
+            Err(other) => Err(other),
+        }
+    }
+
+    /// CPUs whose requests go to a queue.
+    ///
+    /// # Errors
+    /// There is no such device or queue.
+    pub fn queue_affinity(&mut self, id: u32, queue_id: u16) -> Result<Vec<usize>> {
+        let header = CtrlCmd { data: queue_id.into(), ..header(id) };
+        let mask = self.exchange(AFFINITY, header, abi::CpuMask { words: [0; 128] }, QUICK)?;
+        Ok((0..mask.words.len() * 64)
+            .filter(|cpu| mask.words[cpu / 64] >> (cpu % 64) & 1 == 1)
+            .collect())
+    }
+
+    /// Exposes the disk. Waits until every tag of every queue has been fetched (by other threads of this
+    /// process, the one that opened the char node).
+    ///
+    /// # Errors
+    /// [`UblkError::Timeout`] when a queue is not ready in time; the device is as before.
+    pub fn start(&mut self, id: u32, deadline: Duration) -> Result<()> {
+        let header = CtrlCmd { data: own_pid().unsigned_abs().into(), ..header(id) };
+        self.plain(START, header, deadline)
+    }
+
+    /// Takes the disk away. Waits for the requests in flight, so the queues have to go on serving; then
+    /// every fetch ends with "stopping". With recovery on, what the page cache still holds is lost:
+    /// unmount and sync first.
+    ///
+    /// # Errors
+    /// [`UblkError::Timeout`] when requests are not answered in time; the stop goes on in the kernel.
+    pub fn stop(&mut self, id: u32, deadline: Duration) -> Result<()> {
+        self.plain(STOP, header(id), deadline)
+    }
+
+    /// As [`stop`](Self::stop), but only if nobody has the disk open (7.0).
+    ///
+    /// # Errors
+    /// [`UblkError::InUse`]; [`UblkError::FeatureMissing`].
+    pub fn try_stop(&mut self, id: u32, deadline: Duration) -> Result<()> {
+        self.require(Features::SAFE_STOP_DEV)?;
+        self.plain(TRY_STOP, header(id), deadline)
+    }
+
+    /// Deletes a device and waits until its id is free. Stop it first: the driver would stop it under its
+    /// global lock. Whoever holds the char node (the queues) has to let go meanwhile.
+    ///
+    /// # Errors
+    /// [`UblkError::StillHeld`] when somebody does not; the device then goes with its last user.
+    pub fn delete(&mut self, id: u32, deadline: Duration) -> Result<()> {
+        let begin = Instant::now();
+        self.delete_async(id, deadline)?;
+        loop {
+            match self.info(id) {
+                Err(UblkError::NoSuchDevice { .. }) => return Ok(()),
+                Ok(_) => {}
+                Err(other) => return Err(other),
+            }
+            if begin.elapsed() >= deadline {
+                return Err(UblkError::StillHeld { id, waited: begin.elapsed() });
+            }
+            std::thread::sleep(POLL_STEP);
+        }
+    }
+
+    /// Deletes a device; it is gone when its last user lets go. On kernels without the asynchronous command
+    /// (before 6.9) the wait is part of it, and is cut short at the deadline without harm.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn delete_async(&mut self, id: u32, deadline: Duration) -> Result<()> {
+        match self.plain(DELETE_ASYNC, header(id), deadline) {
+            Err(UblkError::Refused { source, .. })
+                if source.raw_os_error() == Some(libc::EOPNOTSUPP) =>
+            {
+                match self.plain(DELETE, header(id), deadline) {
+                    Err(UblkError::Timeout { still_running: false, .. }) => Ok(()),
+                    other => other,
+                }
+            }
+            other => other,
+        }
+    }
+
+    /// Makes the driver forget a dead server. Retried until the dead one has let go, or the deadline.
+    ///
+    /// # Errors
+    /// [`UblkError::StillServed`], [`UblkError::NotRecoverable`].
+    pub fn start_recovery(&mut self, id: u32, deadline: Duration) -> Result<DeviceInfo> {
+        let begin = Instant::now();
+        loop {
+            let info = self.info(id)?;
+            if !info.flags.contains(Features::USER_RECOVERY) {
+                return Err(UblkError::NotRecoverable { id });
+            }
+            match self.plain(START_RECOVERY, header(id), QUICK) {
+                Ok(()) => return self.info(id),
+                Err(UblkError::StillServed { .. }) if begin.elapsed() < deadline => {
+                    std::thread::sleep(POLL_STEP);
+                }
+                Err(UblkError::StillServed { .. }) => {
+                    return Err(UblkError::StillServed { id, pid: info.server_pid });
+                }
+                // Kernels before 6.16 refuse a second START_USER_RECOVERY when the first one's process died
+                // before it fetched anything. The device is ready for a server all the same.
+                Err(UblkError::Refused { source, .. })
+                    if source.raw_os_error() == Some(libc::EINVAL)
+                        && info.state == DeviceState::Quiesced =>
+                {
+                    return Ok(info);
+                }
+                Err(other) => return Err(other),
+            }
+        }
+    }
+
+    /// Hands the disk to this process. Waits as [`start`](Self::start) does.
+    ///
+    /// # Errors
+    /// [`UblkError::Timeout`] when a queue is not ready in time.
+    pub fn end_recovery(&mut self, id: u32, deadline: Duration) -> Result<()> {
+        let header = CtrlCmd { data: own_pid().unsigned_abs().into(), ..header(id) };
+        self.plain(END_RECOVERY, header, deadline)
+    }
+
+    /// Parks the disk (6.16): new requests wait in the kernel, every fetch ends with "stopping", and when
+    /// the queues have answered what they hold and let go, the device can be recovered by a new process.
+    ///
+    /// # Errors
+    /// [`UblkError::Busy`] when all tags of a queue stay in flight; [`UblkError::FeatureMissing`].
+    pub fn quiesce(&mut self, id: u32, deadline: Duration) -> Result<()> {
+        self.require(Features::QUIESCE)?;
+        let millis = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX).max(1);
+        let header = CtrlCmd { data: millis, ..header(id) };
+        match self.plain(QUIESCE, header, deadline.saturating_add(CANCEL_GRACE)) {
+            Err(UblkError::Refused { source, .. })
+                if source.raw_os_error() == Some(libc::EBUSY) =>
+            {
+                Err(UblkError::Busy { id, waited: deadline })
+            }
+            other => other,
+        }
+    }
+
+    /// New capacity, in sectors of 512 bytes, for a started disk (6.16).
+    ///
+    /// # Errors
+    /// [`UblkError::FeatureMissing`]; there is no such disk.
+    pub fn update_size(&mut self, id: u32, sectors: u64) -> Result<()> {
+        self.require(Features::UPDATE_SIZE)?;
+        self.plain(UPDATE_SIZE, CtrlCmd { data: sectors, ..header(id) }, QUICK)
+    }
+
+    /// All devices that have a node in `/dev`, by id.
+    ///
+    /// # Errors
+    /// `/dev` cannot be read.
+    pub fn list(&mut self) -> Result<Vec<DeviceInfo>> {
+        let nodes = std::fs::read_dir("/dev").map_err(|e| UblkError::system("listing /dev", e))?;
+        let mut ids: Vec<u32> = nodes
+            .filter_map(|node| node.ok()?.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok())
+            .collect();
+        ids.sort_unstable();
+        // A device may go between the listing and the question; that is no error.
+        Ok(ids.into_iter().filter_map(|id| self.info(id).ok()).collect())
+    }
+
+    /// Waits for `/dev/ublkcN` to exist as the device's own node.
+    ///
+    /// # Errors
+    /// [`UblkError::NoNode`].
+    pub fn wait_char_node(&mut self, id: u32, deadline: Duration) -> Result<PathBuf> {
+        let devt = self.raw_params(id)?.devt;
+        let path = char_path(id);
+        wait_node(&path, (devt.char_major, devt.char_minor), deadline).map(|()| path)
+    }
+
+    /// Waits for `/dev/ublkbN` to exist as the device's own disk.
+    ///
+    /// # Errors
+    /// [`UblkError::NoNode`].
+    pub fn wait_disk_node(&mut self, id: u32, deadline: Duration) -> Result<PathBuf> {
+        let devt = self.raw_params(id)?.devt;
+        let path = disk_path(id);
+        wait_node(&path, (devt.disk_major, devt.disk_minor), deadline).map(|()| path)
+    }
+
+    fn require(&self, feature: Features) -> Result<()> {
+        if self.features.contains(feature) { Ok(()) } else { Err(missing(feature)) }
+    }
+
+    /// A command without a buffer.
+    fn plain(&mut self, command: Command, header: CtrlCmd, deadline: Duration) -> Result<()> {
+        match self.issue(command, header, deadline)? {
+            Ended::Answered(result) if result >= 0 => Ok(()),
+            Ended::Answered(result) => Err(refusal(command, header.dev_id, -result)),
+            Ended::Cancelled => Err(timeout(command, header.dev_id, deadline, false)),
+            Ended::Running => Err(timeout(command, header.dev_id, deadline, true)),
+        }
+    }
+
+    /// A command with a buffer, which the driver reads, fills, or both.
+    fn exchange<T: abi::Payload>(
+        &mut self,
+        command: Command,
+        header: CtrlCmd,
+        payload: T,
+        deadline: Duration,
+    ) -> Result<T> {
+        const { assert!(size_of::<T>() <= u16::MAX as usize) };
+        let raw = Box::into_raw(Box::new(payload));
+        #[allow(clippy::cast_possible_truncation)] // Asserted above.
+        let header = CtrlCmd { addr: raw as u64, len: size_of::<T>() as u16, ..header };
+        let ended = self.issue(command, header, deadline);
+        if !matches!(ended, Ok(Ended::Running)) {
+            // SAFETY: `raw` came from a Box above, and the command is over (or was never accepted), so the
+            // kernel does not use the memory any more. T is a Payload: whatever the kernel left is valid.
+            let answer = unsafe { *Box::from_raw(raw) };
+            return match ended? {
+                Ended::Answered(result) if result >= 0 => Ok(answer),
+                Ended::Answered(result) => Err(refusal(command, header.dev_id, -result)),
+                _ => Err(timeout(command, header.dev_id, deadline, false)),
+            };
+        }
+        // The kernel may still write to `raw`: it is leaked on purpose.
+        Err(timeout(command, header.dev_id, deadline, true))
+    }
+
+    /// Submits a command and waits for its end, for its cancellation, or in vain.
+    fn issue(&mut self, command: Command, header: CtrlCmd, deadline: Duration) -> Result<Ended> {
+        self.issued += 1;
+        let user_data = self.issued;
+        let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), command.0)
+            .cmd(header.to_sqe_bytes())
+            .build()
+            .user_data(user_data);
+        self.push(&entry)?;
+        if let Some(result) = self.wait(user_data, deadline)? {
+            return Ok(Ended::Answered(result));
+        }
+        let cancel = opcode::AsyncCancel::new(user_data).build().user_data(CANCEL);
+        self.push(&cancel.into())?;
+        match self.wait(user_data, CANCEL_GRACE) {
+            Ok(Some(result)) if result == -libc::EINTR || result == -libc::ECANCELED => {
+                Ok(Ended::Cancelled)
+            }
+            Ok(Some(result)) => Ok(Ended::Answered(result)),
+            // Whatever keeps the ring from answering, the command must be taken to go on.
+            Ok(None) | Err(_) => Ok(Ended::Running),
+        }
+    }
+
+    fn push(&mut self, entry: &squeue::Entry128) -> Result<()> {
+        // SAFETY: the entry names `self.file`, open as long as the ring; the buffer its header points to is
+        // kept until the command's completion, or for ever (`exchange`). An AsyncCancel has no buffer.
+        unsafe { self.ring.submission().push(entry) }
+            // Not reached: the queue has 8 entries and each is submitted before the next is pushed.
+            .map_err(|_| {
+                UblkError::system("queuing a control command", io::ErrorKind::WouldBlock.into())
+            })
+    }
+
+    /// Result of the command `user_data`, or `None` at the deadline. Completions of older commands that
+    /// were given up are dropped.
+    fn wait(&mut self, user_data: u64, deadline: Duration) -> Result<Option<i32>> {
+        let begin = Instant::now();
+        loop {
+            if let Some(entry) = self.ring.completion().find(|entry| entry.user_data() == user_data)
+            {
+                return Ok(Some(entry.result()));
+            }
+            let left = deadline.saturating_sub(begin.elapsed());
+            if left.is_zero() && self.ring.submission().is_empty() {
+                return Ok(None);
+            }
+            let timespec = types::Timespec::from(left);
+            let args = types::SubmitArgs::new().timespec(&timespec);
+            match self.ring.submitter().submit_with_args(1, &args) {
+                Ok(_) => {}
+                Err(e)
+                    if matches!(
+                        e.raw_os_error(),
+                        Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY)
+                    ) => {}
+                Err(source) => return Err(UblkError::NoIoUring { source }),
+            }
+        }
+    }
+}
+
+/// `/dev/ublkcN`.
+#[must_use]
+pub fn char_path(id: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/ublkc{id}"))
+}
+
+/// `/dev/ublkbN`.
+#[must_use]
+pub fn disk_path(id: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/ublkb{id}"))
+}
+
+fn header(id: u32) -> CtrlCmd {
+    CtrlCmd { dev_id: id, queue_id: abi::NO_QUEUE, ..CtrlCmd::default() }
+}
+
+fn own_pid() -> i32 {
+    i32::try_from(std::process::id()).unwrap_or(i32::MAX)
+}
+
+fn missing(features: Features) -> UblkError {
+    let (feature, since) = features.names().next().unwrap_or(("(unknown)", "a later release"));
+    UblkError::FeatureMissing { feature, since, kernel: kernel_release() }
+}
+
+fn timeout(command: Command, id: u32, waited: Duration, still_running: bool) -> UblkError {
+    UblkError::Timeout { command: command.1, id, waited, still_running }
+}
+
+/// What a negative answer means. `errno` is positive.
+fn refusal(command: Command, id: u32, errno: i32) -> UblkError {
+    match (command.0, errno) {
+        (abi::CMD_ADD_DEV, libc::EEXIST) => UblkError::DeviceIdTaken { id },
+        (abi::CMD_ADD_DEV, libc::EACCES | libc::ENOSPC) => {
+            let limit = std::fs::read_to_string("/sys/module/ublk_drv/parameters/ublks_max");
+            UblkError::TooManyDevices { limit: limit.ok().and_then(|n| n.trim().parse().ok()) }
+        }
+        (_, libc::EPERM) => {
+            UblkError::NotPermitted { action: format!("{} of ublk device", command.1) }
+        }
+        (abi::CMD_ADD_DEV, _) => UblkError::Refused {
+            command: command.1,
+            id,
+            source: io::Error::from_raw_os_error(errno),
+        },
+        (_, libc::ENODEV) => UblkError::NoSuchDevice { id },
+        (abi::CMD_START_USER_RECOVERY, libc::EBUSY) => UblkError::StillServed { id, pid: None },
+        (abi::CMD_TRY_STOP_DEV, libc::EBUSY) => UblkError::InUse { id },
+        _ => UblkError::Refused {
+            command: command.1,
+            id,
+            source: io::Error::from_raw_os_error(errno),
+        },
+    }
+}
+
+/// Polls for a device node with the right number: a stale node of an earlier device is not it.
+fn wait_node(path: &Path, (major, minor): (u32, u32), deadline: Duration) -> Result<()> {
+    let begin = Instant::now();
+    loop {
+        if let Ok(meta) = std::fs::metadata(path) {
+            let kind = meta.file_type();
+            let device = kind.is_char_device() || kind.is_block_device();
+            if device && meta.rdev() == libc::makedev(major, minor) {
+                return Ok(());
+            }
+        }
+        if begin.elapsed() >= deadline {
+            let path = path.to_owned();
+            return Err(UblkError::NoNode { path, major, minor, waited: deadline });
+        }
+        std::thread::sleep(POLL_STEP);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_become_errors_with_a_fix() {
+        let text = |command, errno| refusal(command, 3, errno).to_string();
+        assert!(text(ADD, libc::EEXIST).contains("id 3 is taken"));
+        assert!(text(ADD, libc::EACCES).contains("ublks_max"));
+        assert!(text(ADD, libc::ENODEV).contains("ADD_DEV of ublk device 3 was refused"));
+        assert!(text(STOP, libc::ENODEV).contains("no ublk device 3"));
+        assert!(text(STOP, libc::EPERM).contains("CAP_SYS_ADMIN"));
+        assert!(text(START_RECOVERY, libc::EBUSY).contains("still held by a process"));
+        assert!(text(TRY_STOP, libc::EBUSY).contains("/dev/ublkb3 is in use"));
+        // An errno nobody has heard of.
+        assert!(text(STOP, 4000).contains("4000"));
+        assert!(missing(Features::QUIESCE).to_string().contains("came with 6.16"));
+        assert!(missing(Features::from_bits(1 << 50)).to_string().contains("unknown"));
+    }
+
+    #[test]
+    fn unknown_states_are_kept() {
+        let info = abi::DevInfo { state: 9, ublksrv_pid: -1, ..abi::DevInfo::default() };
+        let info = DeviceInfo::from_abi(&info);
+        assert_eq!((info.state, info.server_pid), (DeviceState::Unknown(9), None));
+    }
+
+    #[test]
+    fn a_node_that_never_comes_is_reported() {
+        let error =
+            wait_node(Path::new("/dev/null"), (7, 7), Duration::from_millis(1)).unwrap_err();
+        assert!(error.to_string().contains("7:7"), "{error}");
+        wait_node(Path::new("/dev/null"), (1, 3), Duration::ZERO).unwrap();
+    }
+}

@@ -1,0 +1,284 @@
+//! [`Device`]: one ublk device held by this process, from ADD_DEV to DEL_DEV or to the next server.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::control::{Control, DeviceInfo, DeviceState, disk_path};
+use super::error::{Result, UblkError};
+use super::params::{DeviceSpec, DiskParams};
+
+/// How long device nodes may take to appear.
+const NODE_DEADLINE: Duration = Duration::from_secs(10);
+/// How long the guard waits for a stop when it is dropped.
+const DROP_STOP_DEADLINE: Duration = Duration::from_secs(5);
+/// How long the guard waits for a deletion when it is dropped.
+const DROP_DELETE_DEADLINE: Duration = Duration::from_secs(1);
+/// Step of waits that can only be polled.
+const POLL_STEP: Duration = Duration::from_millis(5);
+
+/// The open `/dev/ublkcN`. The driver lets one process open it once; when the last holder lets go (the
+/// device guard, and every queue), the driver knows that the server is gone.
+#[derive(Debug)]
+pub struct CharNode {
+    file: File,
+}
+
+impl CharNode {
+    pub(super) fn raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+}
+
+/// What a data thread needs to make its queue. It may be sent to that thread.
+#[derive(Clone, Debug)]
+pub struct QueueConfig {
+    pub(super) node: Arc<CharNode>,
+    pub(super) queue_id: u16,
+    pub(super) depth: u16,
+    pub(super) max_io_bytes: u32,
+}
+
+impl QueueConfig {
+    /// Which hardware queue.
+    #[must_use]
+    pub fn queue_id(&self) -> u16 {
+        self.queue_id
+    }
+
+    /// Number of tags.
+    #[must_use]
+    pub fn depth(&self) -> u16 {
+        self.depth
+    }
+
+    /// Size a tag's buffer must have.
+    #[must_use]
+    pub fn max_io_bytes(&self) -> u32 {
+        self.max_io_bytes
+    }
+}
+
+/// How far a device is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// Added, no disk yet.
+    Added,
+    /// START_USER_RECOVERY done, the disk waits.
+    Recovering,
+    /// The disk is served by this process.
+    Live,
+    /// The disk is gone.
+    Stopped,
+    /// The device is gone too.
+    Deleted,
+}
+
+/// A guard over a device: what this process added, it stops and deletes when the guard is dropped, on
+/// every path; what it recovered, or has [disowned](Self::disown), is left for the next server.
+#[derive(Debug)]
+pub struct Device {
+    control: Control,
+    info: DeviceInfo,
+    params: DiskParams,
+    node: Option<Arc<CharNode>>,
+    stage: Stage,
+    leave: bool,
+}
+
+impl Device {
+    /// Adds a device, sets its parameters and opens its char node. Next: make every queue on its thread,
+    /// fetch all tags, then [`start`](Self::start).
+    ///
+    /// # Errors
+    /// Any step's; nothing is left behind.
+    pub fn add(mut control: Control, spec: DeviceSpec, params: DiskParams) -> Result<Self> {
+        let info = control.add(spec)?;
+        let mut device =
+            Self { control, info, params, node: None, stage: Stage::Added, leave: false };
+        device.control.set_params(info.id, &params)?;
+        device.node = Some(device.open_node(NODE_DEADLINE)?);
+        Ok(device)
+    }
+
+    /// Takes over a device whose server died, or parked it. Next as after [`add`](Self::add), with the
+    /// queues, depth and buffer size of [`info`](Self::info). Until [`start`](Self::start) has returned, a
+    /// drop leaves the device as it was, for another try.
+    ///
+    /// `deadline` bounds the wait for the old server to let go; 60 s is right for kernels before 6.16,
+    /// which notice the death of a server whose tags were all in flight by a 30 s timer.
+    ///
+    /// # Errors
+    /// [`UblkError::StillServed`], [`UblkError::NotRecoverable`], [`UblkError::NoSuchDevice`].
+    pub fn recover(mut control: Control, id: u32, deadline: Duration) -> Result<Self> {
+        let info = control.start_recovery(id, deadline)?;
+        let params = control.params(id)?;
+        let mut device =
+            Self { control, info, params, node: None, stage: Stage::Recovering, leave: true };
+        device.node = Some(device.open_node(NODE_DEADLINE)?);
+        Ok(device)
+    }
+
+    fn open_node(&mut self, deadline: Duration) -> Result<Arc<CharNode>> {
+        let path = self.control.wait_char_node(self.info.id, deadline)?;
+        let begin = Instant::now();
+        loop {
+            match OpenOptions::new().read(true).write(true).open(&path) {
+                Ok(file) => return Ok(Arc::new(CharNode { file })),
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) && begin.elapsed() < deadline => {
+                    std::thread::sleep(POLL_STEP);
+                }
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
+                    return Err(UblkError::StillServed { id: self.info.id, pid: None });
+                }
+                Err(e) => return Err(UblkError::system(format!("opening {}", path.display()), e)),
+            }
+        }
+    }
+
+    /// The device as the driver made it.
+    #[must_use]
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// The disk's parameters.
+    #[must_use]
+    pub fn params(&self) -> &DiskParams {
+        &self.params
+    }
+
+    /// Path of the disk.
+    #[must_use]
+    pub fn disk_path(&self) -> PathBuf {
+        disk_path(self.info.id)
+    }
+
+    /// The channel to the driver, for commands this guard has no word for.
+    pub fn control(&mut self) -> &mut Control {
+        &mut self.control
+    }
+
+    /// What the data thread of `queue_id` needs; `None` for a queue the device does not have, or after the
+    /// deletion.
+    #[must_use]
+    pub fn queue_config(&self, queue_id: u16) -> Option<QueueConfig> {
+        let node = Arc::clone(self.node.as_ref()?);
+        (queue_id < self.info.queues).then_some(QueueConfig {
+            node,
+            queue_id,
+            depth: self.info.depth,
+            max_io_bytes: self.info.max_io_bytes,
+        })
+    }
+
+    /// Exposes the disk, or hands the recovered one to this process, and waits for its node. Blocks until
+    /// every queue has fetched every tag, so they must be served by other threads meanwhile; kernels before
+    /// 7.0 also read the partition table in here.
+    ///
+    /// # Errors
+    /// [`UblkError::Timeout`] when a queue is not ready in time.
+    pub fn start(&mut self, deadline: Duration) -> Result<PathBuf> {
+        match self.stage {
+            Stage::Recovering => self.control.end_recovery(self.info.id, deadline)?,
+            _ => self.control.start(self.info.id, deadline)?,
+        }
+        self.stage = Stage::Live;
+        self.info = self.control.info(self.info.id)?;
+        self.control.wait_disk_node(self.info.id, NODE_DEADLINE)
+    }
+
+    /// Ends the service for good: waits until the driver has seen that no queue is left, takes the disk
+    /// away and deletes the device. Before this the data threads answer what they hold and drop their
+    /// queues; requests that come later fail with EIO. Unmount and sync first: the kernel drops what its
+    /// page cache still holds.
+    ///
+    /// This order, unlike a stop of a live disk, never waits in the kernel for a request that this process
+    /// would have to answer (see [`stop`](Self::stop)).
+    ///
+    /// # Errors
+    /// [`UblkError::StillHeld`] when a queue still exists after `deadline`, or a step's error.
+    pub fn close(mut self, deadline: Duration) -> Result<()> {
+        let (begin, id) = (Instant::now(), self.info.id);
+        self.node = None;
+        while self.control.info(id)?.state == DeviceState::Live {
+            if begin.elapsed() >= deadline {
+                return Err(UblkError::StillHeld { id, waited: begin.elapsed() });
+            }
+            std::thread::sleep(POLL_STEP);
+        }
+        self.stop(deadline)?;
+        self.delete(deadline)
+    }
+
+    /// Takes the disk away while the queues serve it, until they are told that they are stopping; requests
+    /// in flight are waited for. Unmount and sync first: on a recoverable device the kernel drops what its
+    /// page cache still holds.
+    ///
+    /// Only for a server that is sure to answer. The kernel waits uninterruptibly, on a worker thread of
+    /// this process: if the process is killed meanwhile with a request unanswered, it hangs on exit, the
+    /// device with it, until the machine is restarted (seen on 7.2). Prefer [`close`](Self::close). When
+    /// this runs into its deadline, dropping the queues and the guard lets the kernel go on.
+    ///
+    /// # Errors
+    /// [`UblkError::Timeout`] when requests in flight are not answered in time.
+    pub fn stop(&mut self, deadline: Duration) -> Result<()> {
+        self.control.stop(self.info.id, deadline)?;
+        self.stage = Stage::Stopped;
+        Ok(())
+    }
+
+    /// As [`stop`](Self::stop), unless somebody has the disk open (7.0).
+    ///
+    /// # Errors
+    /// [`UblkError::InUse`], [`UblkError::FeatureMissing`].
+    pub fn try_stop(&mut self, deadline: Duration) -> Result<()> {
+        self.control.try_stop(self.info.id, deadline)?;
+        self.stage = Stage::Stopped;
+        Ok(())
+    }
+
+    /// Deletes the device after a [`stop`](Self::stop). Drop the queues first.
+    ///
+    /// # Errors
+    /// [`UblkError::StillHeld`] when a queue still exists; the device goes when it does.
+    pub fn delete(mut self, deadline: Duration) -> Result<()> {
+        self.node = None;
+        // Whatever comes of it, asking again in `drop` would be of no use.
+        self.stage = Stage::Deleted;
+        self.control.delete(self.info.id, deadline)
+    }
+
+    /// From now on a drop leaves the device for the next server.
+    pub fn disown(&mut self) {
+        self.leave = true;
+    }
+
+    /// From now on a drop stops and deletes the device, also a recovered one.
+    pub fn own(&mut self) {
+        self.leave = false;
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if self.leave || self.stage == Stage::Deleted {
+            return;
+        }
+        let id = self.info.id;
+        // If no queue is left, the driver now learns that the server is gone, and the stop waits for nobody.
+        self.node = None;
+        // Stop before delete: the driver would otherwise stop it under the lock of all its devices.
+        if self.stage != Stage::Stopped
+            && let Err(error) = self.control.stop(id, DROP_STOP_DEADLINE)
+        {
+            tracing::warn!(%error, "stopping a ublk device on the way out");
+        }
+        match self.control.delete_async(id, DROP_DELETE_DEADLINE) {
+            Ok(()) | Err(UblkError::NoSuchDevice { .. }) => {}
+            Err(error) => tracing::warn!(%error, "deleting a ublk device on the way out"),
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! [`UblkError`]: what failed, with which value, and what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::feature::Features;
+
+/// Result of this module.
+pub type Result<T> = std::result::Result<T, UblkError>;
+
+/// Why a ublk operation failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UblkError {
+    /// The driver is not there.
+    #[error(
+        "/dev/ublk-control is missing: load the driver with `modprobe ublk_drv` (needs kernel 6.4 or \
+         later built with CONFIG_BLK_DEV_UBLK; this is kernel {kernel})"
+    )]
+    NoDriver {
+        /// Running release.
+        kernel: String,
+    },
+    /// The caller may not use the driver.
+    #[error("{action} is not permitted: run as root, or with CAP_SYS_ADMIN")]
+    NotPermitted {
+        /// What was tried.
+        action: String,
+    },
+    /// io_uring is switched off.
+    #[error(
+        "io_uring is refused: {source}; ublk needs it, so set `sysctl kernel.io_uring_disabled=0` (or 1 \
+         with the process in kernel.io_uring_group) and allow it in seccomp filters"
+    )]
+    NoIoUring {
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The kernel lacks something that was asked for.
+    #[error("kernel {kernel} has no ublk feature {feature}: it came with {since}")]
+    FeatureMissing {
+        /// Its kernel name.
+        feature: &'static str,
+        /// The release that brought it.
+        since: &'static str,
+        /// Running release.
+        kernel: String,
+    },
+    /// The device was added without something that was asked for.
+    #[error("the driver left out {features} when adding ublk device {id}")]
+    FeatureRefused {
+        /// The device.
+        id: u32,
+        /// What was left out.
+        features: Features,
+    },
+    /// The id is in use.
+    #[error("ublk device id {id} is taken: choose another, or let the kernel choose")]
+    DeviceIdTaken {
+        /// The id.
+        id: u32,
+    },
+    /// The driver allows no more devices.
+    #[error(
+        "no more ublk devices can be added: the driver's limit ublks_max is {}; raise \
+         /sys/module/ublk_drv/parameters/ublks_max", .limit.map_or("unknown".to_owned(), |n| n.to_string())
+    )]
+    TooManyDevices {
+        /// Value of the module parameter, if it can be read.
+        limit: Option<u32>,
+    },
+    /// There is no such device.
+    #[error("there is no ublk device {id}")]
+    NoSuchDevice {
+        /// The id.
+        id: u32,
+    },
+    /// A value is outside what the driver takes.
+    #[error("{name} = {value}: {rule}")]
+    Invalid {
+        /// What the value is.
+        name: &'static str,
+        /// The value.
+        value: u64,
+        /// What it has to be.
+        rule: &'static str,
+    },
+    /// The device was made without recovery.
+    #[error("ublk device {id} cannot be recovered: it was added without USER_RECOVERY")]
+    NotRecoverable {
+        /// The device.
+        id: u32,
+    },
+    /// Another process serves the device.
+    #[error(
+        "ublk device {id} is still held by {}: end that process first (a killed server whose requests \
+         were all in flight needs up to 30 s on kernels before 6.16)",
+        .pid.map_or("a process".to_owned(), |pid| format!("process {pid}"))
+    )]
+    StillServed {
+        /// The device.
+        id: u32,
+        /// Its server, if the kernel knows it.
+        pid: Option<i32>,
+    },
+    /// Somebody has the disk open.
+    #[error("/dev/ublkb{id} is in use: unmount it and close it first")]
+    InUse {
+        /// The device.
+        id: u32,
+    },
+    /// Every tag of a queue is with the server, so it cannot be told to pause.
+    #[error("ublk device {id} is busy: no tag of a queue was idle within {waited:?}")]
+    Busy {
+        /// The device.
+        id: u32,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// A command did not finish in time.
+    #[error(
+        "{command} of ublk device {id} did not finish within {waited:?}{}",
+        if *.still_running { " and cannot be interrupted; it goes on in the kernel" } else { "" }
+    )]
+    Timeout {
+        /// Name of the command.
+        command: &'static str,
+        /// The device.
+        id: u32,
+        /// How long was waited.
+        waited: Duration,
+        /// The kernel is still at it.
+        still_running: bool,
+    },
+    /// The device is marked deleted but somebody still holds it.
+    #[error(
+        "ublk device {id} is deleted but not gone after {waited:?}: a queue, or another process, still \
+         holds /dev/ublkc{id}"
+    )]
+    StillHeld {
+        /// The device.
+        id: u32,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// A device node did not show up.
+    #[error(
+        "{} did not appear within {waited:?}: is devtmpfs mounted on /dev, or is udev running? (it is \
+         device {major}:{minor})", path.display()
+    )]
+    NoNode {
+        /// The node.
+        path: PathBuf,
+        /// Its device number.
+        major: u32,
+        /// Its device number.
+        minor: u32,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The driver refused a command for another reason.
+    #[error("{command} of ublk device {id} was refused: {source}")]
+    Refused {
+        /// Name of the command.
+        command: &'static str,
+        /// The device.
+        id: u32,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A system call failed.
+    #[error("{action}: {source}")]
+    System {
+        /// What was tried.
+        action: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The ring of a queue does not work any more; the queue has to be dropped.
+    #[error("io_uring_enter of queue {queue_id} failed: {source}")]
+    Enter {
+        /// The queue.
+        queue_id: u16,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A tag was completed that holds no request: a bug of the caller.
+    #[error("tag {tag} of queue {queue_id} holds no request to complete")]
+    NotOwned {
+        /// The queue.
+        queue_id: u16,
+        /// The tag.
+        tag: u16,
+    },
+    /// No free place to watch another file descriptor, or the token is in use.
+    #[error("queue {queue_id} cannot watch another descriptor: {reason}")]
+    CannotWatch {
+        /// The queue.
+        queue_id: u16,
+        /// Why.
+        reason: &'static str,
+    },
+}
+
+impl UblkError {
+    pub(super) fn system(action: impl Into<String>, source: io::Error) -> Self {
+        Self::System { action: action.into(), source }
+    }
+}
+
+/// Release of the running kernel, for messages.
+pub(super) fn kernel_release() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/osrelease")
+        .map_or_else(|_| "unknown".to_owned(), |release| release.trim().to_owned())
+}

@@ -1,0 +1,94 @@
+//! A block device in user space: our own front end to the kernel's ublk driver, over io_uring.
+//!
+//! ```text
+//! control thread                              data threads, one per hardware queue
+//! Control::open
+//! Device::add (or recover)  -- QueueConfig -> Queue::new, fetch_all, turn
+//! Device::start   (waits for all fetches)     turn, turn, turn: requests out, completions in
+//! tell the data threads to leave ----------> answer what is held, one last turn, drop the Queue
+//! Device::close   (waits for the last queue)
+//! ```
+//!
+//! # Who owns what, when
+//!
+//! - A [`Device`] owns the kernel's device: dropped on any path it stops and deletes what this process
+//!   added, and leaves alone what it recovered or has disowned. It shares the open `/dev/ublkcN` with its
+//!   queues; the driver takes the server for gone when the last of them lets go.
+//! - A [`Queue`] lives on one thread from `new` to drop (it is not `Send`): the thread that fetches a tag is
+//!   the only one the driver takes its completion from.
+//! - A tag, with its slice of the [`Buffers`], is the caller's from [`Event::Request`] to
+//!   [`Queue::complete`], and the kernel's otherwise. The driver copies on the data thread itself, inside
+//!   its turns, so nobody touches a buffer after the queue is dropped, and there is no copy in the
+//!   completion path of a write or before the delivery of a read.
+//! - A data thread makes at most one system call a turn, and none when [`Queue::is_ready`] is false. It
+//!   allocates nothing, takes no lock and writes no log. Nothing the kernel hands over can make it panic.
+//!
+//! # Kernels
+//!
+//! 6.4 is the first with ioctl-encoded commands, the only ones used. What came later is asked for with
+//! GET_FEATURES (6.5) and never assumed:
+//!
+//! | release | what | used for |
+//! |---|---|---|
+//! | 6.4 | USER_RECOVERY, REISSUE | the disk outlives a crash |
+//! | 6.9 | DEL_DEV_ASYNC | a deletion that blocks nobody; else the blocking one, cut short |
+//! | 6.13 | USER_RECOVERY_FAIL_IO | [`Recovery::FailAll`] |
+//! | 6.16 | UPDATE_SIZE | resize of a live disk |
+//! | 6.16 | QUIESCE | hand-over to a new process without a failed request |
+//! | 6.16 | death is seen when the char node is closed | before, with all tags in flight, by a 30 s timer |
+//! | 7.0 | SAFE_STOP_DEV | [`Device::try_stop`] |
+//! | 7.0 | partitions are read after the start | before, the start waits for reads: queues must serve |
+//!
+//! Zero copy, user copy, batches and zones have their bits in [`Features`] and no code: request pages
+//! without an address cannot be registered with an RDMA device.
+//!
+//! # Starting
+//!
+//! START_DEV and END_USER_RECOVERY wait in the kernel until every tag of every queue is fetched, so the
+//! queues come first, on their threads. They must be given the pid of the process that opened the char node.
+//! A start that times out leaves the device as it was.
+//!
+//! # Ending
+//!
+//! - [`Device::close`], after the queues are dropped, is the way out: with no server left, nothing in the
+//!   kernel waits for one. [`Device::stop`] on a live disk waits for the requests in flight; a process
+//!   killed in the middle of that with a request unanswered can hang, and its device with it.
+//! - On a recoverable device the driver fails all I/O from the moment of the stop, the kernel's own
+//!   write-back included: sync, or unmount, before it.
+//! - DEL_DEV stops a live device under the lock of all devices: here a stop always comes first.
+//! - A device without recovery whose server died keeps its `/dev/ublkcN` and id ([`DeviceState::Dead`], no
+//!   server) until somebody deletes it.
+//!
+//! # Recovery
+//!
+//! 1. The server dies, or parks the device ([`Control::quiesce`]), answers what it holds and drops its
+//!    queues. The state becomes [`DeviceState::Quiesced`]; requests wait in the kernel.
+//! 2. [`Device::recover`] retries START_USER_RECOVERY until the old process is gone, and opens the char node.
+//! 3. Every queue is made and fetches; then [`Device::start`] sends END_USER_RECOVERY, and the waiting
+//!    requests flow. With [`Recovery::Reissue`] those that the dead server held come again: the back end
+//!    must have fenced the dead server's copies first.
+//!
+//! Make everything that can fail (connections, buffers) before the first fetch: kernels before 6.16 go
+//! wrong when a second recovery finds a queue of which only some tags were fetched. On those, also end the
+//! old data threads before a recovery within the same process.
+
+pub mod abi;
+mod buffers;
+mod control;
+mod device;
+mod error;
+mod feature;
+mod flusher;
+mod params;
+mod queue;
+mod request;
+
+pub use buffers::Buffers;
+pub use control::{Control, DeviceInfo, DeviceState, char_path, disk_path};
+pub use device::{CharNode, Device, QueueConfig};
+pub use error::{Result, UblkError};
+pub use feature::Features;
+pub use flusher::become_io_flusher;
+pub use params::{DeviceSpec, DiscardParams, DiskParams, Recovery};
+pub use queue::{Event, MAX_WATCHES, Queue, QueueStats, RingMode, Wait, WatchToken};
+pub use request::{BadRequest, BlockFlags, BlockOp, BlockRequest};
