@@ -1,1 +1,1 @@
-//! bench
+//! Measures rblk.

@@ -61,7 +61,7 @@ struct Options {
     /// End after so many seconds; 0 waits for a signal.
     #[arg(long, default_value_t = 0)]
     seconds: u64,
-    /// Hold every request for so long.
+    /// Hold every request that comes after the first second for so long.
     #[arg(long, default_value_t = 0)]
     delay_ms: u64,
     /// Answer reads and writes with at most this many KiB; 0 answers in full.
@@ -166,6 +166,8 @@ fn serve(
     };
     let mut held: VecDeque<(Instant, u16, BlockRequest)> = VecDeque::new();
     let mut leaving = false;
+    // Kernels before 7.0 read the partition table while the device is being started.
+    let delay_from = Instant::now() + Duration::from_secs(1);
     while !queue.is_down() && (!leaving || queue.held() > 0) {
         let wait = held.front().map_or(Duration::from_secs(1), |(due, ..)| {
             due.saturating_duration_since(Instant::now()).max(Duration::from_micros(50))
@@ -173,7 +175,7 @@ fn serve(
         queue.enter(Wait::For(wait))?;
         while let Some(event) = queue.next_event() {
             match event {
-                Event::Request(tag, request) if delay.is_zero() => {
+                Event::Request(tag, request) if delay.is_zero() || Instant::now() < delay_from => {
                     let result = store.serve(&request, queue.buffers(), tag, limit);
                     queue.complete(tag, result)?;
                 }

@@ -107,8 +107,8 @@ impl Device {
     /// queues, depth and buffer size of [`info`](Self::info). Until [`start`](Self::start) has returned, a
     /// drop leaves the device as it was, for another try.
     ///
-    /// `deadline` bounds the wait for the old server to let go; 60 s is right for kernels before 6.16,
-    /// which notice the death of a server whose tags were all in flight by a 30 s timer.
+    /// `deadline` bounds the wait for the old server to let go; 60 s is right, since some kernels before
+    /// 6.16 notice the death of a server whose tags were all in flight by a 30 s timer only.
     ///
     /// # Errors
     /// [`UblkError::StillServed`], [`UblkError::NotRecoverable`], [`UblkError::NoSuchDevice`].

@@ -95,7 +95,7 @@ pub enum UblkError {
     /// Another process serves the device.
     #[error(
         "ublk device {id} is still held by {}: end that process first (a killed server whose requests \
-         were all in flight needs up to 30 s on kernels before 6.16)",
+         were all in flight needs up to 30 s on some kernels before 6.16)",
         .pid.map_or("a process".to_owned(), |pid| format!("process {pid}"))
     )]
     StillServed {

@@ -35,7 +35,7 @@
 //! | 6.13 | USER_RECOVERY_FAIL_IO | [`Recovery::FailAll`] |
 //! | 6.16 | UPDATE_SIZE | resize of a live disk |
 //! | 6.16 | QUIESCE | hand-over to a new process without a failed request |
-//! | 6.16 | death is seen when the char node is closed | before, with all tags in flight, by a 30 s timer |
+//! | 6.16 | death is seen when the char node is closed | before, if all tags were in flight, it may take a 30 s timer |
 //! | 7.0 | SAFE_STOP_DEV | [`Device::try_stop`] |
 //! | 7.0 | partitions are read after the start | before, the start waits for reads: queues must serve |
 //!
@@ -46,7 +46,9 @@
 //!
 //! START_DEV and END_USER_RECOVERY wait in the kernel until every tag of every queue is fetched, so the
 //! queues come first, on their threads. They must be given the pid of the process that opened the char node.
-//! A start that times out leaves the device as it was.
+//! A start that times out before that leaves the device as it was. Kernels before 7.0 then read the partition
+//! table inside START_DEV; if the server dies while such a read is unanswered, the device is stuck for good
+//! (seen on 6.12), so the first reads should not depend on a link that is not up yet.
 //!
 //! # Ending
 //!

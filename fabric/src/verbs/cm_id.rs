@@ -1,0 +1,246 @@
+//! [`CmId`]: an `rdma_cm_id` and, once made, its QP.
+//!
+//! Owned by one value; destroyed with it, the QP first. The lock of its event channel is held wherever
+//! librdmacm's own event code could look at what changes (see `event_channel`).
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use nix::sys::socket::{SockaddrLike, SockaddrStorage};
+use tokio::sync::oneshot;
+
+use super::event_channel::{EventChannel, Reply, Role};
+use super::ffi;
+use crate::error::{FabricError, Result};
+
+/// Send retries before a path counts as dead, the most there is.
+pub(super) const RETRIES: u8 = 7;
+
+/// A rejection always carries a byte: on iWARP it could not be told from "nothing listens" otherwise.
+const NO_REASON: [u8; 1] = [0];
+
+#[derive(Debug)]
+pub(super) struct CmId {
+    raw: NonNull<ffi::CmId>,
+    channel: Arc<EventChannel>,
+}
+
+/// What connect and accept say to the peer.
+#[derive(Debug)]
+pub(super) struct ConnectParams<'a> {
+    pub(super) hello: &'a [u8],
+    pub(super) reads_out: u8,
+    pub(super) reads_in: u8,
+}
+
+// SAFETY: an id may be used from any thread; methods that write it take `&mut self` or the channel's lock.
+unsafe impl Send for CmId {}
+// SAFETY: the methods on `&self` only read the id, or make system calls that the kernel serialises.
+unsafe impl Sync for CmId {}
+
+impl CmId {
+    pub(super) fn create(channel: &Arc<EventChannel>, role: Role) -> Result<Self> {
+        let mut ids = channel.lock();
+        let mut raw = ptr::null_mut();
+        // SAFETY: the channel is open; the id is entered in the table before any event can be handled.
+        let rc = unsafe {
+            ffi::rdma_create_id(channel.raw(), &raw mut raw, ptr::null_mut(), ffi::PS_TCP)
+        };
+        check("rdma_create_id", rc)?;
+        let raw = NonNull::new(raw).ok_or_else(|| FabricError::last_os("rdma_create_id"))?;
+        ids.insert(raw, role);
+        drop(ids);
+        Ok(Self { raw, channel: Arc::clone(channel) })
+    }
+
+    /// Takes over the id of a CONNECT_REQUEST.
+    ///
+    /// # Safety
+    /// The id is new, on this channel, in its table, and nobody else's.
+    pub(super) unsafe fn adopt(raw: NonNull<ffi::CmId>, channel: Arc<EventChannel>) -> Self {
+        Self { raw, channel }
+    }
+
+    fn as_ptr(&self) -> *mut ffi::CmId {
+        self.raw.as_ptr()
+    }
+
+    /// A receiver for the event that ends the next step. Ask before starting the step.
+    pub(super) fn expect(&self) -> oneshot::Receiver<Reply> {
+        self.channel.lock().expect(self.raw)
+    }
+
+    /// The context of the device the id is bound to; null before it is.
+    pub(super) fn verbs(&self) -> *mut ffi::ibv_context {
+        // SAFETY: the id lives as long as `self`.
+        unsafe { (*self.as_ptr()).verbs }
+    }
+
+    /// The port of the device the id is bound to.
+    pub(super) fn port(&self) -> u8 {
+        // SAFETY: the id lives as long as `self`.
+        unsafe { (*self.as_ptr()).port_num }
+    }
+
+    /// The QP; null before it is made.
+    pub(super) fn qp(&self) -> *mut ffi::ibv_qp {
+        // SAFETY: the id lives as long as `self`; the field is written only by `create_qp` and drop, which
+        // have it exclusively.
+        unsafe { (*self.as_ptr()).qp }
+    }
+
+    /// The peer's address, for logs.
+    pub(super) fn peer(&self) -> String {
+        // SAFETY: the id lives as long as `self`; the field is a sockaddr_storage, of any family.
+        let address = unsafe {
+            SockaddrStorage::from_raw((&raw const (*self.as_ptr()).dst_addr).cast(), None)
+        };
+        address.map_or_else(|| "an unknown address".to_owned(), |a| a.to_string())
+    }
+
+    /// Sets the ACK timeout of the QP to be (4.096 us times 2 to `exponent`); before the route is resolved.
+    /// Best effort: iWARP and old kernels have no such thing.
+    pub(super) fn set_ack_timeout(&self, mut exponent: u8) {
+        // SAFETY: the option takes one byte, which lives during the call.
+        let rc = unsafe {
+            ffi::rdma_set_option(
+                self.as_ptr(),
+                ffi::OPTION_ID,
+                ffi::OPTION_ID_ACK_TIMEOUT,
+                (&raw mut exponent).cast::<c_void>(),
+                1,
+            )
+        };
+        if rc != 0 {
+            tracing::debug!(error = %io::Error::last_os_error(), "no ACK timeout on this device");
+        }
+    }
+
+    pub(super) fn resolve_addr(
+        &self,
+        bind: Option<IpAddr>,
+        to: SocketAddr,
+        timeout_ms: c_int,
+    ) -> io::Result<()> {
+        let to = SockaddrStorage::from(to);
+        let from = bind.map(|ip| SockaddrStorage::from(SocketAddr::new(ip, 0)));
+        let from = from.as_ref().map_or(ptr::null_mut(), |a| a.as_ptr().cast_mut());
+        // librdmacm writes the address into the id after the call, when the event may be there already.
+        let _ids = self.channel.lock();
+        // SAFETY: the addresses live during the call, which only reads them.
+        cvt(unsafe {
+            ffi::rdma_resolve_addr(self.as_ptr(), from, to.as_ptr().cast_mut(), timeout_ms)
+        })
+    }
+
+    /// May block: on InfiniBand librdmacm asks ibacm first.
+    pub(super) fn resolve_route(&mut self, timeout_ms: c_int) -> io::Result<()> {
+        // SAFETY: the id lives as long as `self`.
+        cvt(unsafe { ffi::rdma_resolve_route(self.as_ptr(), timeout_ms) })
+    }
+
+    pub(super) fn bind(&mut self, to: SocketAddr) -> io::Result<()> {
+        let to = SockaddrStorage::from(to);
+        let _ids = self.channel.lock();
+        // SAFETY: the address lives during the call, which only reads it.
+        cvt(unsafe { ffi::rdma_bind_addr(self.as_ptr(), to.as_ptr().cast_mut()) })
+    }
+
+    pub(super) fn listen(&mut self, backlog: c_int) -> io::Result<()> {
+        let _ids = self.channel.lock();
+        // SAFETY: the id lives as long as `self`.
+        cvt(unsafe { ffi::rdma_listen(self.as_ptr(), backlog) })
+    }
+
+    /// Port the id is bound to.
+    pub(super) fn local_port(&self) -> u16 {
+        // SAFETY: the id lives as long as `self`.
+        u16::from_be(unsafe { ffi::rdma_get_src_port(self.as_ptr()) })
+    }
+
+    /// Makes the QP; `attr` comes back with what was granted.
+    pub(super) fn create_qp(
+        &mut self,
+        pd: *mut ffi::ibv_pd,
+        attr: &mut ffi::ibv_qp_init_attr,
+    ) -> io::Result<()> {
+        let _ids = self.channel.lock();
+        // SAFETY: the caller keeps PD and CQs for as long as the QP, which is freed with `self`.
+        cvt(unsafe { ffi::rdma_create_qp(self.as_ptr(), pd, attr) })
+    }
+
+    /// Starts connecting. May block: soft iWARP opens its TCP connection in here.
+    pub(super) fn connect(&mut self, params: &ConnectParams<'_>) -> Result<()> {
+        let mut param = raw_params(params)?;
+        // SAFETY: `param` and the hello it points to live during the call.
+        check("rdma_connect", unsafe { ffi::rdma_connect(self.as_ptr(), &raw mut param) })
+    }
+
+    pub(super) fn accept(&mut self, params: &ConnectParams<'_>) -> Result<()> {
+        let mut param = raw_params(params)?;
+        // SAFETY: `param` and the hello it points to live during the call.
+        check("rdma_accept", unsafe { ffi::rdma_accept(self.as_ptr(), &raw mut param) })
+    }
+
+    /// Refuses the peer; it may be gone already, so nothing comes back.
+    pub(super) fn reject(&self, reason: &[u8]) {
+        let reason = if reason.is_empty() { &NO_REASON } else { reason };
+        let len = u8::try_from(reason.len()).unwrap_or(u8::MAX);
+        // SAFETY: `reason` has at least `len` bytes and lives during the call.
+        if unsafe { ffi::rdma_reject(self.as_ptr(), reason.as_ptr().cast(), len) } != 0 {
+            tracing::debug!(error = %io::Error::last_os_error(), "rdma_reject");
+        }
+    }
+
+    /// Tells the peer, if there is one to tell.
+    pub(super) fn disconnect(&self) {
+        // SAFETY: the id lives as long as `self`; on one that is not connected the call fails cleanly.
+        let _ = unsafe { ffi::rdma_disconnect(self.as_ptr()) };
+    }
+}
+
+impl Drop for CmId {
+    fn drop(&mut self) {
+        let mut ids = self.channel.lock();
+        ids.remove(self.raw, &self.channel);
+        if !self.qp().is_null() {
+            // SAFETY: the QP is this id's, and no event code looks at it under the lock.
+            unsafe { ffi::rdma_destroy_qp(self.as_ptr()) };
+        }
+        // SAFETY: the id is this value's and no event of it is unacknowledged, so the call does not wait for
+        // one.
+        if unsafe { ffi::rdma_destroy_id(self.as_ptr()) } != 0 {
+            tracing::error!(error = %io::Error::last_os_error(), "rdma_destroy_id failed; leaked");
+        }
+    }
+}
+
+fn raw_params(params: &ConnectParams<'_>) -> Result<ffi::ConnParam> {
+    let too_long = || FabricError::Call {
+        call: "private data of a connection",
+        source: io::Error::from_raw_os_error(libc::EMSGSIZE),
+    };
+    Ok(ffi::ConnParam {
+        private_data: params.hello.as_ptr().cast(),
+        private_data_len: u8::try_from(params.hello.len()).map_err(|_| too_long())?,
+        responder_resources: params.reads_in,
+        initiator_depth: params.reads_out,
+        flow_control: 1,
+        retry_count: RETRIES,
+        // A peer without a RECV is a bug of ours: it shows at once.
+        rnr_retry_count: 0,
+        srq: 0,
+        qp_num: 0,
+    })
+}
+
+fn cvt(rc: c_int) -> io::Result<()> {
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn check(call: &'static str, rc: c_int) -> Result<()> {
+    cvt(rc).map_err(|source| FabricError::Call { call, source })
+}

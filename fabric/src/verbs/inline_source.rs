@@ -1,0 +1,101 @@
+//! [`InlineSources`]: which memory may ride inside a WR.
+//!
+//! An inline payload is copied by the provider's library, in this process, from the address in the SGE, with
+//! no check of key or bounds. An SGE can be forged in safe code, so the check is made here: the bytes must
+//! lie in a region registered in the poller's PD under that key, and the region is held until the provider
+//! has copied them. A payload that fails is sent without the inline flag, so that the device judges it.
+
+use std::sync::{Arc, Weak};
+
+use super::protection_domain::ProtectionDomain;
+use crate::region::Region;
+use crate::work::{Lkey, Sge};
+
+/// Regions remembered. Headers and small replies come from one or two.
+const REMEMBERED: usize = 4;
+
+#[derive(Debug)]
+pub(super) struct InlineSources {
+    entries: [Entry; REMEMBERED],
+    next: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    lkey: Lkey,
+    region: Weak<Region>,
+    // Held from a check to `release`.
+    held: Option<Arc<Region>>,
+}
+
+impl InlineSources {
+    pub(super) fn new() -> Self {
+        let entries =
+            std::array::from_fn(|_| Entry { lkey: Lkey(0), region: Weak::new(), held: None });
+        Self { entries, next: 0 }
+    }
+
+    /// Whether the bytes may be read; if so they stay mapped until [`Self::release`].
+    pub(super) fn hold(&mut self, pd: &ProtectionDomain, sge: &Sge) -> bool {
+        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.lkey == sge.lkey) {
+            if entry.held.is_none() {
+                entry.held = entry.region.upgrade();
+            }
+            if entry.held.as_deref().is_some_and(|region| contains(region, sge)) {
+                return true;
+            }
+        }
+        // The first use of a key, a key that was given anew to other memory, or a forged one.
+        let Some(region) = pd.region_of(sge.lkey).filter(|region| contains(region, sge)) else {
+            return false;
+        };
+        let place = self.entries.iter().position(|entry| entry.lkey == sge.lkey).or_else(|| {
+            self.next = (self.next + 1) % REMEMBERED;
+            (0..REMEMBERED)
+                .map(|i| (self.next + i) % REMEMBERED)
+                .find(|i| self.entries[*i].held.is_none())
+        });
+        // All places are held for this very batch: then without inline.
+        let Some(place) = place else { return false };
+        let entry = &mut self.entries[place];
+        if entry.held.is_some() {
+            return false;
+        }
+        *entry = Entry { lkey: sge.lkey, region: Arc::downgrade(&region), held: Some(region) };
+        true
+    }
+
+    /// The provider is done with what was held.
+    pub(super) fn release(&mut self) {
+        for entry in &mut self.entries {
+            entry.held = None;
+        }
+    }
+}
+
+fn contains(region: &Region, sge: &Sge) -> bool {
+    let offset = sge.addr.checked_sub(region.address()).and_then(|o| usize::try_from(o).ok());
+    let len = usize::try_from(sge.len).ok();
+    offset.zip(len).is_some_and(|(offset, len)| region.pointer(offset, len).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::PageKind;
+
+    #[test]
+    fn bounds() {
+        let region = Region::allocate(4096, PageKind::Normal).unwrap();
+        let sge = |offset: i64, len| Sge {
+            addr: region.address().wrapping_add_signed(offset),
+            len,
+            lkey: Lkey(1),
+        };
+        assert!(contains(&region, &sge(0, 4096)));
+        assert!(contains(&region, &sge(4095, 1)));
+        for (offset, len) in [(-1, 1), (0, 4097), (4095, 2), (4096, 1), (i64::MAX, u32::MAX)] {
+            assert!(!contains(&region, &sge(offset, len)), "{offset} {len}");
+        }
+    }
+}

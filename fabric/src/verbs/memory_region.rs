@@ -1,0 +1,149 @@
+//! [`MemoryRegion`]: an `ibv_mr` over a [`Region`].
+//!
+//! Contract: the pages stay mapped while the device may reach them. So the MR owns an `Arc` of its region, and
+//! when deregistration fails that `Arc` is leaked with it.
+
+use std::io;
+use std::mem;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nix::sys::resource::{Resource, getrlimit};
+
+use super::ffi;
+use super::protection_domain::ProtectionDomain;
+use crate::error::{FabricError, Result};
+use crate::region::Region;
+use crate::work::{Access, Lkey, Rkey};
+
+// Bytes this process has pinned through here; the memlock limit is on the sum.
+static PINNED: AtomicU64 = AtomicU64::new(0);
+
+/// A registered region; its keys die with it.
+#[derive(Debug)]
+pub struct MemoryRegion {
+    raw: NonNull<ffi::ibv_mr>,
+    lkey: Lkey,
+    rkey: Rkey,
+    bytes: u64,
+    pd: ProtectionDomain,
+    region: Arc<Region>,
+}
+
+// SAFETY: an ibv_mr is only read after registration, and ibv_dereg_mr may run on any thread.
+unsafe impl Send for MemoryRegion {}
+// SAFETY: as for Send; shared access reads two copied keys.
+unsafe impl Sync for MemoryRegion {}
+
+impl MemoryRegion {
+    pub(super) fn register(
+        pd: &ProtectionDomain,
+        region: &Arc<Region>,
+        access: Access,
+    ) -> Result<Self> {
+        let caps = pd.device().caps();
+        let bytes = region.len() as u64;
+        if bytes > caps.max_region_bytes {
+            return Err(FabricError::Limit {
+                device: caps.name.clone(),
+                what: "bytes of one memory region",
+                limit: caps.max_region_bytes,
+                asked: bytes,
+            });
+        }
+        let address = region.address();
+        let pointer = region.pointer(0, region.len()).map_or(std::ptr::null_mut(), NonNull::as_ptr);
+        // SAFETY: the range is a live mapping, kept so by the Arc stored below until after deregistration;
+        // what the device or a peer does to its bytes is within the contract of `Region`.
+        let raw = unsafe {
+            ffi::ibv_reg_mr_iova2(pd.raw(), pointer.cast(), region.len(), address, flags(access))
+        };
+        let Some(raw) = NonNull::new(raw) else {
+            let error = io::Error::last_os_error();
+            return Err(registration_error(error, bytes));
+        };
+        PINNED.fetch_add(bytes, Ordering::Relaxed);
+        // SAFETY: ibv_reg_mr returned it, valid until ibv_dereg_mr.
+        let (lkey, rkey) = unsafe { (Lkey((*raw.as_ptr()).lkey), Rkey((*raw.as_ptr()).rkey)) };
+        pd.note(lkey, region);
+        Ok(Self { raw, lkey, rkey, bytes, pd: pd.clone(), region: Arc::clone(region) })
+    }
+
+    /// Key for our own WRs.
+    #[must_use]
+    pub fn lkey(&self) -> Lkey {
+        self.lkey
+    }
+
+    /// Key for a peer.
+    #[must_use]
+    pub fn rkey(&self) -> Rkey {
+        self.rkey
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        self.pd.forget(self.lkey);
+        // SAFETY: the MR was made by ibv_reg_mr and is freed only here; its PD lives in `pd`.
+        let errno = unsafe { ffi::ibv_dereg_mr(self.raw.as_ptr()) };
+        if errno == 0 {
+            PINNED.fetch_sub(self.bytes, Ordering::Relaxed);
+            return;
+        }
+        // The device may still reach the pages, so they stay.
+        mem::forget(Arc::clone(&self.region));
+        mem::forget(self.pd.clone());
+        tracing::error!(
+            device = self.pd.device().name(),
+            bytes = self.bytes,
+            error = %io::Error::from_raw_os_error(errno),
+            "ibv_dereg_mr failed; the memory region and its pages are leaked"
+        );
+    }
+}
+
+fn flags(access: Access) -> u32 {
+    let mut flags = 0;
+    if access.local_write {
+        flags |= ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+    }
+    if access.remote_write {
+        flags |= ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+    }
+    if access.remote_read {
+        flags |= ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+    }
+    flags
+}
+
+/// ENOMEM and EPERM are what the kernel says when the memlock limit is hit.
+fn registration_error(source: io::Error, bytes: u64) -> FabricError {
+    let limited = matches!(source.raw_os_error(), Some(libc::ENOMEM | libc::EPERM));
+    if limited
+        && let Ok((limit, _hard)) = getrlimit(Resource::RLIMIT_MEMLOCK)
+        && limit < bytes.saturating_add(PINNED.load(Ordering::Relaxed))
+    {
+        return FabricError::MemlockTooSmall { bytes, limit };
+    }
+    FabricError::Call { call: "ibv_reg_mr", source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn access_is_what_verbs_h_says() {
+        assert_eq!(flags(Access::LOCAL_READ), 0);
+        assert_eq!(flags(Access::LOCAL_WRITE), 1);
+        assert_eq!(flags(Access::REMOTE), 7);
+    }
+
+    #[test]
+    fn other_errors_keep_their_errno() {
+        let error = registration_error(io::Error::from_raw_os_error(libc::EFAULT), u64::MAX);
+        assert!(matches!(error, FabricError::Call { call: "ibv_reg_mr", .. }));
+    }
+}

@@ -1,0 +1,104 @@
+//! [`ProtectionDomain`]: an `ibv_pd`.
+
+use std::collections::HashMap;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use super::completion_queue::{CompletionQueue, PollerHandle};
+use super::device::Device;
+use super::ffi;
+use super::memory_region::MemoryRegion;
+use super::poller::Poller;
+use crate::error::{FabricError, Result};
+use crate::region::Region;
+use crate::work::{Access, Lkey};
+
+/// A protection domain of a verbs device. Clones name the same one; it is freed with the last MR, poller and
+/// QP made in it.
+#[derive(Clone, Debug)]
+pub struct ProtectionDomain(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    raw: NonNull<ffi::ibv_pd>,
+    // What is registered, by local key: needed where no device checks keys (inline payloads).
+    regions: Mutex<HashMap<u32, Weak<Region>>>,
+    // After `raw`: the context outlives the PD.
+    device: Device,
+}
+
+// SAFETY: verbs objects may be used from any thread; libibverbs locks inside (ibv_alloc_pd(3) and the
+// thread-safety chapter of libibverbs).
+unsafe impl Send for Inner {}
+// SAFETY: as for Send.
+unsafe impl Sync for Inner {}
+
+impl ProtectionDomain {
+    pub(super) fn alloc(device: &Device) -> Result<Self> {
+        // SAFETY: the context is open while `device` lives.
+        let raw = unsafe { ffi::ibv_alloc_pd(device.context()) };
+        let raw = NonNull::new(raw).ok_or_else(|| FabricError::last_os("ibv_alloc_pd"))?;
+        Ok(Self(Arc::new(Inner { raw, regions: Mutex::default(), device: device.clone() })))
+    }
+
+    /// The PD, valid while `self` lives.
+    pub(super) fn raw(&self) -> *mut ffi::ibv_pd {
+        self.0.raw.as_ptr()
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// Whether both name the same domain.
+    pub(super) fn same_as(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Notes which region a key stands for.
+    pub(super) fn note(&self, lkey: Lkey, region: &Arc<Region>) {
+        let mut regions = self.0.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        regions.insert(lkey.0, Arc::downgrade(region));
+    }
+
+    /// The key is about to die.
+    pub(super) fn forget(&self, lkey: Lkey) {
+        self.0.regions.lock().unwrap_or_else(PoisonError::into_inner).remove(&lkey.0);
+    }
+
+    /// The region a live key stands for.
+    pub(super) fn region_of(&self, lkey: Lkey) -> Option<Arc<Region>> {
+        let regions = self.0.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        regions.get(&lkey.0)?.upgrade()
+    }
+
+    /// Registers the whole region.
+    ///
+    /// # Errors
+    /// [`FabricError::Limit`], [`FabricError::MemlockTooSmall`], or the errno of `ibv_reg_mr`.
+    pub fn register(&self, region: &Arc<Region>, access: Access) -> Result<MemoryRegion> {
+        MemoryRegion::register(self, region, access)
+    }
+
+    /// A CQ with room for `cq_entries`, as a poller and control's handle of it.
+    ///
+    /// # Errors
+    /// [`FabricError::Limit`] or a failed call.
+    pub fn poller(&self, cq_entries: u32) -> Result<(Poller, PollerHandle)> {
+        let queue = CompletionQueue::create(self, cq_entries)?;
+        let poller = Poller::new(Arc::clone(&queue))?;
+        Ok((poller, PollerHandle::new(queue)))
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: everything made in the PD holds an Arc of this value and is gone.
+        let errno = unsafe { ffi::ibv_dealloc_pd(self.raw.as_ptr()) };
+        if errno != 0 {
+            let error = io::Error::from_raw_os_error(errno);
+            tracing::error!(device = self.device.name(), %error, "ibv_dealloc_pd failed; leaked");
+        }
+    }
+}

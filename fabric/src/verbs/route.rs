@@ -1,0 +1,373 @@
+//! [`Route`]: resolving an address to a device, then connecting.
+//!
+//! Each step is started with a librdmacm call and ended by an event; every wait has a deadline. Calls that may
+//! block in the kernel or in ibacm run on a thread of their own that owns the id meanwhile: giving up on
+//! one never frees an id in use, and never holds up a runtime that shuts down.
+
+use std::ffi::c_int;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::ptr::NonNull;
+use std::thread;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
+
+use super::cm_id::{CmId, ConnectParams, RETRIES};
+use super::completion_queue::PollerHandle;
+use super::device::Device;
+use super::event_channel::{EventChannel, Reply, Role};
+use super::ffi::event;
+use super::protection_domain::ProtectionDomain;
+use super::queue_pair::Connection;
+use crate::address::Address;
+use crate::device::{ConnectOptions, ConnectionHello, Established, QpLimits};
+use crate::error::{FabricError, Result};
+
+/// A resolved way to a peer, not yet connected.
+#[derive(Debug)]
+pub struct Route {
+    id: CmId,
+    device: Device,
+    address: Address,
+    timeout: Duration,
+}
+
+impl Route {
+    /// Resolves name, route and device, trying the addresses of a name in turn.
+    ///
+    /// # Errors
+    /// [`FabricError::NoDevice`], [`FabricError::Unreachable`] or [`FabricError::TimedOut`].
+    pub async fn resolve(address: &Address, options: &ConnectOptions) -> Result<Self> {
+        let deadline = Instant::now() + options.timeout;
+        let expired =
+            || FabricError::TimedOut { what: address.to_string(), after: options.timeout };
+        let addresses = timeout_at(deadline, look_up(address)).await.map_err(|_| expired())??;
+        let mut last = None;
+        for to in addresses {
+            // An address of the other family cannot be reached from the one to bind to.
+            if options.bind.is_some_and(|bind| bind.is_ipv4() != to.is_ipv4()) {
+                continue;
+            }
+            match Self::resolve_one(address, to, options, deadline).await {
+                Ok(route) => return Ok(route),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| FabricError::Unreachable {
+            address: address.to_string(),
+            reason: "the name has no address of the family to bind to".to_owned(),
+        }))
+    }
+
+    async fn resolve_one(
+        address: &Address,
+        to: SocketAddr,
+        options: &ConnectOptions,
+        deadline: Instant,
+    ) -> Result<Self> {
+        let expired =
+            || FabricError::TimedOut { what: address.to_string(), after: options.timeout };
+        let unreachable =
+            |reason| FabricError::Unreachable { address: address.to_string(), reason };
+        let mut id = EventChannel::open(Role::Active(None))?;
+        id.set_ack_timeout(ack_timeout(options.detect));
+
+        let reply = id.expect();
+        let timeout_ms = milliseconds(options.timeout);
+        id.resolve_addr(options.bind, to, timeout_ms)
+            .map_err(|e| unreachable(no_address(&e, to, options)))?;
+        let reply = timeout_at(deadline, reply).await.map_err(|_| expired())?;
+        let reply = reply.map_err(|_| unreachable(CHANNEL_BROKE.to_owned()))?;
+        if reply.event != event::ADDR_RESOLVED {
+            return Err(unreachable(no_address(&reply.error(), to, options)));
+        }
+
+        let reply = id.expect();
+        let started = on_thread(move || {
+            let rc = id.resolve_route(timeout_ms);
+            (id, rc)
+        });
+        let (id, rc) = timeout_at(deadline, started).await.map_err(|_| expired())??;
+        rc.map_err(|e| unreachable(no_route(&e, to)))?;
+        let reply = timeout_at(deadline, reply).await.map_err(|_| expired())?;
+        let reply = reply.map_err(|_| unreachable(CHANNEL_BROKE.to_owned()))?;
+        if reply.event != event::ROUTE_RESOLVED {
+            return Err(unreachable(no_route(&reply.error(), to)));
+        }
+
+        let context = NonNull::new(id.verbs())
+            .ok_or_else(|| unreachable("the route leads to no RDMA device".to_owned()))?;
+        let device = Device::of_context(context, id.port())?;
+        Ok(Self { id, device, address: address.clone(), timeout: options.timeout })
+    }
+
+    /// The device the route leaves by.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.device.clone()
+    }
+
+    /// Makes a QP and connects it, with `hello` in the request.
+    ///
+    /// # Errors
+    /// [`FabricError::Rejected`] with the peer's words, [`FabricError::Unreachable`] when nothing listens,
+    /// [`FabricError::TimedOut`], [`FabricError::Limit`], [`FabricError::Mixed`], or a failed call.
+    pub async fn connect(
+        self,
+        pd: &ProtectionDomain,
+        poller: &PollerHandle,
+        limits: QpLimits,
+        hello: &ConnectionHello,
+    ) -> Result<Established> {
+        let Self { id, device, address, timeout } = self;
+        let caps = device.caps();
+        if hello.0.len() > ConnectionHello::REQUEST_MAX {
+            return Err(FabricError::Limit {
+                device: caps.name.clone(),
+                what: "bytes of hello in a connection request",
+                limit: ConnectionHello::REQUEST_MAX as u64,
+                asked: hello.0.len() as u64,
+            });
+        }
+        let reads_out = limits.reads_out.min(caps.max_reads_out);
+        let reads_in = limits.reads_in.min(caps.max_reads_in);
+        let mut connection =
+            Connection::create(id, pd, poller, limits).map_err(|(_id, error)| error)?;
+
+        let deadline = Instant::now() + timeout;
+        let expired = || FabricError::TimedOut { what: address.to_string(), after: timeout };
+        let reply = connection.id().expect();
+        let words = hello.0.clone();
+        let started = on_thread(move || {
+            let rc = connection.connect(&ConnectParams { hello: &words, reads_out, reads_in });
+            (connection, rc)
+        });
+        let (connection, rc) = timeout_at(deadline, started).await.map_err(|_| expired())??;
+        if let Err(error) = rc {
+            return Err(connect_error(error, &address, timeout));
+        }
+        let connection = Departing(Some(connection));
+        let reply = timeout_at(deadline, reply).await.map_err(|_| expired())?;
+        let reply = reply.map_err(|_| FabricError::Unreachable {
+            address: address.to_string(),
+            reason: CHANNEL_BROKE.to_owned(),
+        })?;
+        if reply.event != event::ESTABLISHED {
+            return Err(refusal(reply, &address, timeout));
+        }
+        Ok(Established {
+            connection: crate::device::Connection::Verbs(connection.stay()?),
+            // Named from the receiver's side (rdma_get_cm_event(3)): what we may have out, what we serve.
+            reads_out: reads_out.min(reply.initiator_depth),
+            reads_in: reads_in.min(reply.responder_resources),
+            hello: ConnectionHello(reply.private_data),
+        })
+    }
+}
+
+impl Reply {
+    /// The status as an errno. iWARP and address resolution give negative ones.
+    fn error(&self) -> io::Error {
+        match self.status {
+            0 => io::Error::from_raw_os_error(libc::EHOSTUNREACH),
+            status => io::Error::from_raw_os_error(status.saturating_abs()),
+        }
+    }
+}
+
+const CHANNEL_BROKE: &str = "the kernel's RDMA connection manager went away";
+
+/// IB CM reject reasons (InfiniBand specification, volume 1, table "REJ reason codes").
+mod reject_reason {
+    pub(super) const INVALID_SERVICE_ID: i32 = 8;
+    pub(super) const STALE_CONNECTION: i32 = 10;
+    pub(super) const CONSUMER_DEFINED: i32 = 28;
+}
+
+/// What an answer other than ESTABLISHED means. Statuses are REJ reasons on InfiniBand and RoCE, negative
+/// errnos on iWARP.
+fn refusal(reply: Reply, address: &Address, after: Duration) -> FabricError {
+    let address = address.to_string();
+    let reason = match (reply.event, reply.status) {
+        (event::REJECTED, reject_reason::CONSUMER_DEFINED) => {
+            return FabricError::Rejected { address, hello: reply.private_data };
+        }
+        (event::REJECTED, status) if status < 0 && !reply.private_data.is_empty() => {
+            return FabricError::Rejected { address, hello: reply.private_data };
+        }
+        (event::REJECTED, reject_reason::INVALID_SERVICE_ID) => NOTHING_LISTENS.to_owned(),
+        (event::REJECTED, status) if status == -libc::ECONNREFUSED => NOTHING_LISTENS.to_owned(),
+        (event::REJECTED, reject_reason::STALE_CONNECTION) => {
+            "the peer still has an older connection under the same number; try again".to_owned()
+        }
+        (event::REJECTED, status) if status > 0 => {
+            format!("refused by the peer's CM, reason {status}")
+        }
+        (event::UNREACHABLE, status) if status == -libc::ETIMEDOUT || status == 0 => {
+            return FabricError::TimedOut { what: address, after };
+        }
+        (event::DEVICE_REMOVAL, _) => "the local RDMA device was removed".to_owned(),
+        _ => format!("the connection failed: {}", reply.error()),
+    };
+    FabricError::Unreachable { address, reason }
+}
+
+const NOTHING_LISTENS: &str = "nothing listens on that port: is rblk-target running there?";
+
+/// A failed `rdma_connect` itself: soft iWARP connects its socket in there.
+fn connect_error(error: FabricError, address: &Address, after: Duration) -> FabricError {
+    let FabricError::Call { ref source, .. } = error else { return error };
+    let reason = match source.raw_os_error() {
+        Some(libc::ECONNREFUSED) => NOTHING_LISTENS.to_owned(),
+        Some(libc::ETIMEDOUT) => return FabricError::TimedOut { what: address.to_string(), after },
+        Some(libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ECONNRESET) => source.to_string(),
+        _ => return error,
+    };
+    FabricError::Unreachable { address: address.to_string(), reason }
+}
+
+fn no_address(error: &io::Error, to: SocketAddr, options: &ConnectOptions) -> String {
+    let ip = to.ip();
+    match (error.raw_os_error(), options.bind) {
+        (Some(libc::EADDRNOTAVAIL | libc::ENODEV), Some(bind)) => format!(
+            "{bind} is not an address of an RDMA device of this host, or does not lead to {ip}: see `rdma link`"
+        ),
+        (Some(libc::ENODEV | libc::EADDRNOTAVAIL | libc::EINVAL), None) => no_device(ip),
+        (Some(libc::ENETUNREACH | libc::EHOSTUNREACH), _) => {
+            format!("no route to {ip}: {error}; see `ip route get {ip}`")
+        }
+        (Some(libc::ETIMEDOUT), _) => {
+            format!(
+                "{ip} does not answer on its network (ARP or neighbour discovery): is the host up?"
+            )
+        }
+        _ => format!("address resolution failed: {error}"),
+    }
+}
+
+fn no_device(ip: IpAddr) -> String {
+    format!(
+        "the way to {ip} leaves by no RDMA device: see `ip route get {ip}` and `rdma link`, or use a tcp:// address"
+    )
+}
+
+fn no_route(error: &io::Error, to: SocketAddr) -> String {
+    let ip = to.ip();
+    match error.raw_os_error() {
+        Some(libc::ETIMEDOUT) => {
+            format!("no path to {ip}: the subnet manager did not answer; is it running?")
+        }
+        // Soft-RoCE says so only here, of a loopback address for one.
+        Some(libc::ENODEV) => no_device(ip),
+        _ => format!("no path to {ip}: {error}"),
+    }
+}
+
+pub(super) async fn look_up(address: &Address) -> Result<Vec<SocketAddr>> {
+    let unreachable = |reason| FabricError::Unreachable { address: address.to_string(), reason };
+    let found = tokio::net::lookup_host((address.host.as_str(), address.port)).await;
+    let found: Vec<_> = found.map_err(|e| unreachable(format!("name resolution: {e}")))?.collect();
+    if found.is_empty() {
+        return Err(unreachable("the name has no address".to_owned()));
+    }
+    Ok(found)
+}
+
+/// A connection that is not there yet. Destroying one on iWARP waits for the peer's answer or its timeout,
+/// some ten seconds; so giving up on it, by deadline or because the caller did, leaves that to a thread.
+struct Departing(Option<Connection>);
+
+impl Departing {
+    fn stay(mut self) -> Result<Connection> {
+        self.0.take().ok_or(FabricError::Mixed("a connection was used twice"))
+    }
+}
+
+impl Drop for Departing {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.take() {
+            // Without a thread the closure, and so the connection, is dropped here.
+            let _ =
+                thread::Builder::new().name("verbs-connect".into()).spawn(move || drop(connection));
+        }
+    }
+}
+
+/// Runs a blocking call on a thread that nothing waits for but the caller. Given up on, the result is dropped
+/// by that thread.
+async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    let (sender, receiver) = oneshot::channel();
+    thread::Builder::new()
+        .name("verbs-connect".into())
+        .spawn(move || drop(sender.send(work())))
+        .map_err(|source| FabricError::Call { call: "thread", source })?;
+    receiver.await.map_err(|_| FabricError::Call {
+        call: "thread",
+        source: io::Error::other("the thread ended without a result"),
+    })
+}
+
+fn milliseconds(time: Duration) -> c_int {
+    c_int::try_from(time.as_millis()).unwrap_or(c_int::MAX).max(1)
+}
+
+/// Exponent of the ACK timeout with which `RETRIES` retries fit into `detect`. At least 14 (67 ms): below, a
+/// busy peer looks dead. At most 21 (8.6 s).
+fn ack_timeout(detect: Duration) -> u8 {
+    let budget = detect.as_nanos() / u128::from(RETRIES + 1);
+    (14..=21).rev().find(|exponent| (4096u128 << exponent) <= budget).unwrap_or(14)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ack_timeouts_fit() {
+        assert_eq!(ack_timeout(Duration::from_secs(5)), 17);
+        assert_eq!(ack_timeout(Duration::ZERO), 14);
+        assert_eq!(ack_timeout(Duration::from_secs(3600)), 21);
+        for seconds in 1..60 {
+            let detect = Duration::from_secs(seconds);
+            let all = Duration::from_nanos(8 * (4096 << ack_timeout(detect)));
+            assert!(all <= detect, "{detect:?}");
+        }
+    }
+
+    #[test]
+    fn refusals() {
+        let address: Address = "rdma://10.0.0.1:7720".parse().unwrap();
+        let meaning = |event, status, private_data: &[u8]| {
+            let reply = Reply {
+                event,
+                status,
+                private_data: private_data.to_vec(),
+                responder_resources: 0,
+                initiator_depth: 0,
+            };
+            refusal(reply, &address, Duration::from_secs(1))
+        };
+        let is_rejected =
+            |e: FabricError| matches!(e, FabricError::Rejected { hello, .. } if hello == b"why");
+        assert!(is_rejected(meaning(event::REJECTED, 28, b"why")));
+        assert!(is_rejected(meaning(event::REJECTED, -libc::ECONNRESET, b"why")));
+        assert!(is_rejected(meaning(event::REJECTED, -libc::ECONNREFUSED, b"why")));
+        for nobody in [
+            meaning(event::REJECTED, 8, &[0; 148]),
+            meaning(event::REJECTED, -libc::ECONNREFUSED, b""),
+        ] {
+            assert!(nobody.to_string().contains("nothing listens"), "{nobody}");
+        }
+        assert!(matches!(
+            meaning(event::UNREACHABLE, -libc::ETIMEDOUT, b""),
+            FabricError::TimedOut { .. }
+        ));
+        assert!(matches!(
+            meaning(event::CONNECT_ERROR, i32::MIN, b""),
+            FabricError::Unreachable { .. }
+        ));
+        assert!(matches!(meaning(4711, 4711, b""), FabricError::Unreachable { .. }));
+    }
+}

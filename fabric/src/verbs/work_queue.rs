@@ -1,0 +1,101 @@
+//! How full the queues of a QP are. Pure.
+//!
+//! A send-queue entry is free once it, or a later one, completed: unsignaled WRs are covered by the next
+//! signaled one. Only successes are counted back; after a failure the QP takes no more WRs.
+
+use std::collections::VecDeque;
+
+use crate::work::SendWr;
+
+#[derive(Debug)]
+pub(super) struct SendQueue {
+    limit: usize,
+    used: usize,
+    // Entries that each outstanding signaled WR frees, oldest first. Never grows beyond `limit`.
+    signaled: VecDeque<usize>,
+    // Entries that no signaled WR covers yet.
+    uncovered: usize,
+}
+
+impl SendQueue {
+    pub(super) fn new(limit: u32) -> Self {
+        let limit = limit as usize;
+        Self { limit, used: 0, signaled: VecDeque::with_capacity(limit), uncovered: 0 }
+    }
+
+    pub(super) fn room(&self) -> usize {
+        self.limit - self.used
+    }
+
+    /// WRs were posted, at most [`Self::room`].
+    pub(super) fn post(&mut self, wrs: &[SendWr]) {
+        self.used += wrs.len();
+        for wr in wrs {
+            self.uncovered += 1;
+            if wr.signaled {
+                self.signaled.push_back(std::mem::take(&mut self.uncovered));
+            }
+        }
+    }
+
+    /// The oldest signaled WR succeeded.
+    pub(super) fn complete(&mut self) {
+        self.used -= self.signaled.pop_front().unwrap_or(0);
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct RecvQueue {
+    limit: usize,
+    used: usize,
+}
+
+impl RecvQueue {
+    pub(super) fn new(limit: u32) -> Self {
+        Self { limit: limit as usize, used: 0 }
+    }
+
+    pub(super) fn room(&self) -> usize {
+        self.limit - self.used
+    }
+
+    /// RECVs were posted, at most [`Self::room`].
+    pub(super) fn post(&mut self, count: usize) {
+        self.used += count;
+    }
+
+    /// One was used.
+    pub(super) fn complete(&mut self) {
+        self.used = self.used.saturating_sub(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::work::{SendOp, SgeList, WrId};
+
+    #[test]
+    fn unsignaled_ones_are_freed_by_the_next_signaled_one() {
+        let wr = |signaled| SendWr {
+            id: WrId(0),
+            op: SendOp::Send,
+            sges: SgeList::default(),
+            signaled,
+            inline: false,
+        };
+        let mut queue = SendQueue::new(6);
+        queue.post(&[wr(false), wr(false), wr(true), wr(true), wr(false)]);
+        assert_eq!(queue.room(), 1);
+        queue.complete();
+        assert_eq!(queue.room(), 4);
+        queue.complete();
+        assert_eq!(queue.room(), 5);
+        // The last one is not covered yet; and a completion nobody asked for frees nothing.
+        queue.complete();
+        assert_eq!(queue.room(), 5);
+        queue.post(&[wr(true)]);
+        queue.complete();
+        assert_eq!(queue.room(), 6);
+    }
+}
