@@ -3,6 +3,7 @@
 //!
 //! `cargo run --release --no-default-features -p rblk-fabric --example soft_pingpong [SECONDS]`
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -84,8 +85,11 @@ impl Side {
             self.poller.arm()?;
             count = self.poller.poll(out)?;
             if count == 0 {
-                let mut wait =
-                    libc::pollfd { fd: self.poller.event_fd(), events: libc::POLLIN, revents: 0 };
+                let mut wait = libc::pollfd {
+                    fd: self.poller.event_fd().as_raw_fd(),
+                    events: libc::POLLIN,
+                    revents: 0,
+                };
                 // SAFETY: one valid pollfd.
                 unsafe { libc::poll(&raw mut wait, 1, 100) };
                 self.poller.clear_event();

@@ -8,7 +8,6 @@
 //! Ends with status 0 and `ok` when everything was as it must be.
 
 use std::env;
-use std::os::fd::BorrowedFd;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,8 +97,7 @@ impl End {
             if left.is_zero() {
                 return Ok(None);
             }
-            // SAFETY: the poller keeps its descriptor open for its life.
-            let fd = unsafe { BorrowedFd::borrow_raw(self.poller.event_fd()) };
+            let fd = self.poller.event_fd();
             let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
             poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], timeout)?;
             self.poller.clear_event();

@@ -44,7 +44,9 @@ pub struct Address {
 
 /// Why a text is not an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not an address: {reason}. Write rdma://HOST[:PORT], tcp://HOST[:PORT] or HOST[:PORT]")]
+#[error(
+    "`{text}` is not an address: {reason}. Write rdma://HOST[:PORT], tcp://HOST[:PORT] or HOST[:PORT]"
+)]
 pub struct AddressError {
     text: String,
     reason: &'static str,
@@ -79,7 +81,9 @@ impl FromStr for Address {
         if host.is_empty() {
             return Err(fail("no host"));
         }
-        if host.len() > 253 || host.contains(|c: char| c.is_whitespace() || c == '/' || c.is_control()) {
+        if host.len() > 253
+            || host.contains(|c: char| c.is_whitespace() || c == '/' || c.is_control())
+        {
             return Err(fail("the host is not a name or an IP address"));
         }
         let port = match port {
@@ -119,7 +123,11 @@ mod tests {
             ("rdma://fd00::7", Scheme::Rdma, "fd00::7", 7720),
         ] {
             let address: Address = text.parse().unwrap();
-            assert_eq!((address.scheme, address.host.as_str(), address.port), (scheme, host, port), "{text}");
+            assert_eq!(
+                (address.scheme, address.host.as_str(), address.port),
+                (scheme, host, port),
+                "{text}"
+            );
             let again: Address = address.to_string().parse().unwrap();
             assert_eq!(again, address);
         }
@@ -127,7 +135,9 @@ mod tests {
 
     #[test]
     fn refuses_the_rest() {
-        for text in ["", "rdma://", "http://x", "x:0", "x:70000", "x:y", "[::1", "[::1]9", "a b", "a/b"] {
+        for text in
+            ["", "rdma://", "http://x", "x:0", "x:70000", "x:y", "[::1", "[::1]9", "a b", "a/b"]
+        {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
     }

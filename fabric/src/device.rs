@@ -4,7 +4,7 @@
 //! batch, so the indirect call is paid per turn and not per I/O.
 
 use std::fmt;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -346,7 +346,7 @@ pub trait Poller: Send + fmt::Debug {
     fn arm(&mut self) -> Result<()>;
 
     /// Readable when an armed CQ has something. Stays the same for the poller's life.
-    fn event_fd(&self) -> RawFd;
+    fn event_fd(&self) -> BorrowedFd<'_>;
 
     /// Consumes pending events, to EAGAIN.
     fn clear_event(&mut self);
@@ -497,6 +497,19 @@ impl Listener {
         }
     }
 
+    /// The devices that peers can come in by, so that memory can be registered before they do. Others may
+    /// be plugged in later when the address is unspecified.
+    ///
+    /// # Errors
+    /// A device cannot be queried.
+    pub fn devices(&self) -> Result<Vec<Device>> {
+        match self {
+            Self::Soft(_) => Ok(vec![Device::Soft(soft::Device::tcp())]),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(l) => Ok(l.devices()?.into_iter().map(Device::Verbs).collect()),
+        }
+    }
+
     /// The next peer that asked properly. Peers that send garbage or stall are dropped inside, with a log
     /// line each (rate limited), and never delay others. Cancel safe.
     ///
@@ -567,7 +580,12 @@ impl Incoming {
     ///
     /// # Errors
     /// [`FabricError::Mixed`], [`FabricError::Limit`], or a failed call; the peer is then rejected.
-    pub fn prepare(self, pd: &ProtectionDomain, poller: &PollerHandle, limits: QpLimits) -> Result<Connection> {
+    pub fn prepare(
+        self,
+        pd: &ProtectionDomain,
+        poller: &PollerHandle,
+        limits: QpLimits,
+    ) -> Result<Connection> {
         match (self, pd, poller) {
             (Self::Soft(i), ProtectionDomain::Soft(pd), PollerHandle::Soft(p)) => {
                 i.prepare(pd, p, limits).map(Connection::Soft)

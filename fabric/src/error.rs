@@ -24,7 +24,9 @@ pub enum FabricError {
         reason: String,
     },
     /// The peer did not answer in time.
-    #[error("{what} did not answer within {after:?}: is rblk-target running there, and the port open?")]
+    #[error(
+        "{what} did not answer within {after:?}: is rblk-target running there, and the port open?"
+    )]
     TimedOut {
         /// Who or what.
         what: String,

@@ -32,6 +32,7 @@ mod credit;
 mod device;
 mod error;
 pub mod mailbox;
+mod readiness;
 mod region;
 pub mod soft;
 #[cfg(feature = "verbs")]
@@ -42,12 +43,14 @@ pub use address::{Address, AddressError, Scheme};
 pub use counter::Counter;
 pub use credit::SendCredits;
 pub use device::{
-    AcceptParams, ConnectOptions, Connection, ConnectionHello, Device, DeviceCaps, Established, Incoming,
-    Listener, MemoryRegion, Poller, PollerCounters, PollerHandle, ProtectionDomain, QpLimits, Route, Transport,
+    AcceptParams, ConnectOptions, Connection, ConnectionHello, Device, DeviceCaps, Established,
+    Incoming, Listener, MemoryRegion, Poller, PollerCounters, PollerHandle, ProtectionDomain,
+    QpLimits, Route, Transport,
 };
 pub use error::{FabricError, PostError, Result};
+pub use readiness::Readiness;
 pub use region::{PageKind, Region, RegionError};
 pub use work::{
-    Access, Completion, Lkey, MAX_SGE, QpIndex, RecvWr, RemoteBuffer, Rkey, SendOp, SendWr, Sge, SgeList,
-    WcOpcode, WcStatus, WrId,
+    Access, Completion, Lkey, MAX_SGE, QpIndex, RecvWr, RemoteBuffer, Rkey, SendOp, SendWr, Sge,
+    SgeList, WcOpcode, WcStatus, WrId,
 };

@@ -126,7 +126,10 @@ mod tests {
         sender.send(2).unwrap();
         assert!(matches!(sender.send(3), Err(Refused(3))));
         receiver.clear_event();
-        assert_eq!((receiver.receive(), receiver.receive(), receiver.receive()), (Some(1), Some(2), None));
+        assert_eq!(
+            (receiver.receive(), receiver.receive(), receiver.receive()),
+            (Some(1), Some(2), None)
+        );
         sender.send(4).unwrap();
         drop(receiver);
         assert!(matches!(sender.send(5), Err(Refused(5))));

@@ -65,9 +65,10 @@ impl Region {
             flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_HUGETLB | MapFlags::MAP_HUGE_2MB;
         }
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
-        let base =
-            unsafe { mmap_anonymous(None, mapped, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, flags) }
-                .map_err(|e| fail(e.into()))?;
+        let base = unsafe {
+            mmap_anonymous(None, mapped, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, flags)
+        }
+        .map_err(|e| fail(e.into()))?;
         if kind == PageKind::Normal && mapped.get() >= 2 << 20 {
             // Fewer pages to pin and fewer entries in the card's table. Only a hint; refusal is fine.
             // SAFETY: the range is the mapping just made.

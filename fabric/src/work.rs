@@ -36,9 +36,11 @@ pub struct Access {
 
 impl Access {
     /// Gather source only.
-    pub const LOCAL_READ: Self = Self { local_write: false, remote_write: false, remote_read: false };
+    pub const LOCAL_READ: Self =
+        Self { local_write: false, remote_write: false, remote_read: false };
     /// RECV buffers and READ sinks (except on iWARP).
-    pub const LOCAL_WRITE: Self = Self { local_write: true, remote_write: false, remote_read: false };
+    pub const LOCAL_WRITE: Self =
+        Self { local_write: true, remote_write: false, remote_read: false };
     /// A buffer lent to the peer in both directions.
     pub const REMOTE: Self = Self { local_write: true, remote_write: true, remote_read: true };
 }

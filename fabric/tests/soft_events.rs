@@ -3,6 +3,7 @@
 mod conformance;
 mod soft_pairs;
 
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use conformance::{Pair, limits, wr};
@@ -14,7 +15,8 @@ use rblk_fabric::{
 use soft_pairs::{loopback, memory_pair, poller, runtime, tcp_pair};
 
 fn readable(poller: &dyn Poller, wait: Duration) -> bool {
-    let mut fd = libc::pollfd { fd: poller.event_fd(), events: libc::POLLIN, revents: 0 };
+    let mut fd =
+        libc::pollfd { fd: poller.event_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one valid pollfd.
     unsafe { libc::poll(&raw mut fd, 1, i32::try_from(wait.as_millis()).unwrap()) == 1 }
 }

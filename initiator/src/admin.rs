@@ -3,19 +3,18 @@
 //! One command at a time, plus a parked ASYNC_EVENT. Every wait has a deadline; after an error the channel is
 //! dead and the session must be connected anew.
 
-use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{
-    Access, Completion, Connection, MemoryRegion, PageKind, Poller, ProtectionDomain, QpIndex, QpLimits, RecvWr,
-    Region, SendCredits, SendOp, SendWr, SgeList, WcOpcode, WcStatus, WrId,
+    Access, Completion, Connection, MemoryRegion, PageKind, Poller, ProtectionDomain, QpIndex,
+    QpLimits, Readiness, RecvWr, Region, SendCredits, SendOp, SendWr, SgeList, WcOpcode, WcStatus,
+    WrId,
 };
 use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{
-    AsyncEvent, CommandCapsule, Epoch, HelloAccept, KeyedDescriptor, Lba, Opcode, QueueDepth, ResponseCapsule,
-    Sequence, Status, Tag, VolumeHandle,
+    AsyncEvent, CommandCapsule, Epoch, HelloAccept, KeyedDescriptor, Lba, Opcode, QueueDepth,
+    ResponseCapsule, Sequence, Status, Tag, VolumeHandle,
 };
-use tokio::io::unix::AsyncFd;
 
 use crate::error::SessionError;
 
@@ -23,24 +22,19 @@ const CAPSULE_STRIDE: usize = 512;
 const RECV_SLOTS: u16 = ADMIN_DEPTH + 3;
 /// Largest reply of one command.
 pub const REPLY_BYTES: usize = 4096;
+#[allow(clippy::cast_possible_truncation)] // a constant of 16
+const RESPONSE_LEN: u32 = RESPONSE_BYTES as u32;
+#[allow(clippy::cast_possible_truncation)] // a constant of 4096
+const REPLY_LEN: u32 = REPLY_BYTES as u32;
 const RECV_AT: usize = CAPSULE_STRIDE * 2;
 const CALL_TAG: Tag = Tag(0);
 const EVENT_TAG: Tag = Tag(1);
 
-#[derive(Debug)]
-struct Borrowed(RawFd);
-
-impl AsRawFd for Borrowed {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0
-    }
-}
-
 /// An admin connection.
 #[derive(Debug)]
 pub struct AdminChannel {
-    // Dropped before the poller whose descriptor it watches.
-    readiness: AsyncFd<Borrowed>,
+    // A duplicate of the poller's descriptor.
+    readiness: Readiness,
     poller: Box<dyn Poller>,
     qp: QpIndex,
     credits: SendCredits,
@@ -90,7 +84,8 @@ impl AdminChannel {
         epoch: Epoch,
     ) -> Result<Self, SessionError> {
         let region = |bytes| {
-            Region::allocate(bytes, PageKind::Normal).map_err(|e| SessionError::Memory(e.to_string()))
+            Region::allocate(bytes, PageKind::Normal)
+                .map_err(|e| SessionError::Memory(e.to_string()))
         };
         let slots = pd.register(
             &region(RECV_AT + usize::from(RECV_SLOTS) * RESPONSE_BYTES)?,
@@ -99,8 +94,9 @@ impl AdminChannel {
         let remote = Access { local_write: true, remote_write: true, remote_read: false };
         let replies = pd.register(&region(REPLY_BYTES)?, remote)?;
         let qp = poller.attach(connection)?;
-        let readiness = AsyncFd::with_interest(Borrowed(poller.event_fd()), tokio::io::Interest::READABLE)
-            .map_err(|source| SessionError::System { what: "watching the admin connection", source })?;
+        let readiness = Readiness::new(poller.event_fd()).map_err(|source| {
+            SessionError::System { what: "watching the admin connection", source }
+        })?;
         let mut channel = Self {
             readiness,
             poller,
@@ -121,13 +117,18 @@ impl AdminChannel {
     }
 
     fn post_recv(&mut self, slot: u16) -> Result<(), SessionError> {
-        let sge = self.slots.sge(RECV_AT + usize::from(slot) * RESPONSE_BYTES, RESPONSE_BYTES as u32);
+        let sge = self.slots.sge(RECV_AT + usize::from(slot) * RESPONSE_BYTES, RESPONSE_LEN);
         let Some(sge) = sge else { return Err(SessionError::Protocol("receive slot")) };
         let wr = RecvWr { id: WrId(u64::from(slot)), sge };
         self.poller.post_recv(self.qp, &[wr]).map_err(|e| SessionError::Lost(e.to_string()))
     }
 
-    fn post_command(&mut self, command: &mut CommandCapsule, body: &[u8], at: usize) -> Result<(), SessionError> {
+    fn post_command(
+        &mut self,
+        command: &mut CommandCapsule,
+        body: &[u8],
+        at: usize,
+    ) -> Result<(), SessionError> {
         command.in_capsule_bytes = u32::try_from(body.len()).unwrap_or(u32::MAX);
         let bytes = COMMAND_BYTES + body.len();
         if bytes > CAPSULE_STRIDE || self.credits.available() == 0 {
@@ -139,7 +140,13 @@ impl AdminChannel {
         let Some(sge) = sge else { return Err(SessionError::Protocol("capsule slot")) };
         let signaled = self.credits.wants_signal();
         self.credits.take(signaled);
-        let wr = SendWr { id: WrId(1 << 16), op: SendOp::Send, sges: SgeList::one(sge), signaled, inline: false };
+        let wr = SendWr {
+            id: WrId(1 << 16),
+            op: SendOp::Send,
+            sges: SgeList::one(sge),
+            signaled,
+            inline: false,
+        };
         self.poller.post_send(self.qp, &[wr]).map_err(|e| SessionError::Lost(e.to_string()))
     }
 
@@ -161,15 +168,20 @@ impl AdminChannel {
         let mut command = CommandCapsule::new(opcode, CALL_TAG, self.epoch, sequence);
         command.volume = volume;
         command.lba = Lba(index);
-        let wants_reply = matches!(opcode, Opcode::Login | Opcode::ListVolumes | Opcode::OpenVolume);
+        let wants_reply =
+            matches!(opcode, Opcode::Login | Opcode::ListVolumes | Opcode::OpenVolume);
         if wants_reply {
             self.replies.region().zero(0, REPLY_BYTES);
             let remote = self.replies.remote(0);
-            command.buffer =
-                Some(KeyedDescriptor { address: remote.addr, length: REPLY_BYTES as u32, rkey: remote.rkey.0 });
+            command.buffer = Some(KeyedDescriptor {
+                address: remote.addr,
+                length: REPLY_LEN,
+                rkey: remote.rkey.0,
+            });
         }
         self.post_command(&mut command, body, 0)?;
         let deadline = Instant::now() + timeout;
+        let mut armed = false;
         loop {
             if let Some(response) = self.next_response()? {
                 if response.tag != CALL_TAG || !response.answers(sequence) {
@@ -182,7 +194,13 @@ impl AdminChannel {
                 }
                 return Ok(Reply { status: response.status, value: response.value, payload });
             }
-            self.sleep(deadline, opcode).await?;
+            // A completion between the last look and arming raises no event: look once more after it.
+            if armed {
+                self.sleep(deadline, opcode).await?;
+            } else {
+                self.poller.arm()?;
+            }
+            armed = !armed;
         }
     }
 
@@ -197,7 +215,8 @@ impl AdminChannel {
             }
             if self.parked.is_none() {
                 self.sequence = self.sequence.next();
-                let mut command = CommandCapsule::new(Opcode::AsyncEvent, EVENT_TAG, self.epoch, self.sequence);
+                let mut command =
+                    CommandCapsule::new(Opcode::AsyncEvent, EVENT_TAG, self.epoch, self.sequence);
                 self.parked = Some(self.sequence);
                 self.post_command(&mut command, &[], CAPSULE_STRIDE)?;
             }
@@ -214,28 +233,24 @@ impl AdminChannel {
             if self.event.is_some() {
                 continue;
             }
-            let mut guard = self
-                .readiness
+            self.readiness
                 .readable()
                 .await
                 .map_err(|source| SessionError::System { what: "the admin connection", source })?;
-            guard.clear_ready();
-            drop(guard);
             self.poller.clear_event();
         }
     }
 
     async fn sleep(&mut self, deadline: Instant, opcode: Opcode) -> Result<(), SessionError> {
-        self.poller.arm()?;
-        // Looked at once more by the caller: a completion between the last look and arming raises no event.
-        let late = SessionError::TimedOut { what: opcode };
-        let nap = Duration::from_millis(20);
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(late);
+            return Err(SessionError::TimedOut { what: opcode });
         }
-        if let Ok(guard) = tokio::time::timeout(left.min(nap), self.readiness.readable()).await {
-            guard.map_err(|source| SessionError::System { what: "the admin connection", source })?.clear_ready();
+        // Some devices lose events; a look now and then costs nothing here.
+        let nap = Duration::from_millis(100);
+        if let Ok(ready) = tokio::time::timeout(left.min(nap), self.readiness.readable()).await {
+            ready
+                .map_err(|source| SessionError::System { what: "the admin connection", source })?;
             self.poller.clear_event();
         }
         Ok(())
@@ -262,8 +277,9 @@ impl AdminChannel {
             }
             let mut bytes = [0; RESPONSE_BYTES];
             self.slots.region().read(RECV_AT + usize::from(slot) * RESPONSE_BYTES, &mut bytes);
-            let response = ResponseCapsule::from_wire(&bytes, completion.byte_len as usize, self.depth)
-                .map_err(|_| SessionError::Protocol("a response that cannot be parsed"))?;
+            let response =
+                ResponseCapsule::from_wire(&bytes, completion.byte_len as usize, self.depth)
+                    .map_err(|_| SessionError::Protocol("a response that cannot be parsed"))?;
             self.post_recv(slot)?;
             if response.tag == EVENT_TAG && self.parked.is_some_and(|s| response.answers(s)) {
                 self.parked = None;

@@ -12,7 +12,11 @@ use crate::ublk::UblkError;
 
 /// Turns volumes of a target into local block devices.
 #[derive(Debug, Parser)]
-#[command(name = "rblk-initiator", version, arg_required_else_help = true, after_help = "\
+#[command(
+    name = "rblk-initiator",
+    version,
+    arg_required_else_help = true,
+    after_help = "\
 Examples:
   rblk-initiator discover 10.0.0.1                 what a target serves
   rblk-initiator mount 10.0.0.1 vol0               prints the device, such as /dev/ublkb0
@@ -24,7 +28,8 @@ An address is rdma://HOST[:PORT] (InfiniBand, RoCE, iWARP; port 7720), tcp://HOS
 alone, which means rdma://HOST.
 
 Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 not mounted, 4 mounted already, 5 refused by the
-target, 6 unreachable, 7 this host lacks something (RDMA device, ublk driver, lockable memory), 8 not permitted.")]
+target, 6 unreachable, 7 this host lacks something (RDMA device, ublk driver, lockable memory), 8 not permitted."
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -232,11 +237,18 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
         }
         if matches!(
             cause.downcast_ref::<FabricError>(),
-            Some(FabricError::NoDevice | FabricError::MemlockTooSmall { .. } | FabricError::NoVerbs(_))
+            Some(
+                FabricError::NoDevice
+                    | FabricError::MemlockTooSmall { .. }
+                    | FabricError::NoVerbs(_)
+            )
         ) {
             return Exit::HostLacks;
         }
-        if cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::PermissionDenied) {
+        if cause
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|e| e.kind() == std::io::ErrorKind::PermissionDenied)
+        {
             return Exit::NotPermitted;
         }
     }

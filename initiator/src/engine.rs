@@ -13,12 +13,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{
-    Completion, Counter, QpIndex, RecvWr, SendCredits, SendOp, SendWr, SgeList, WcOpcode, WcStatus, WrId,
+    Completion, Counter, QpIndex, RecvWr, SendCredits, SendOp, SendWr, SgeList, WcOpcode, WcStatus,
+    WrId,
 };
-use rblk_protocol::limits::RESPONSE_BYTES;
+use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{
-    CommandCapsule, Features, Immediate, KeyedDescriptor, Opcode, QueueDepth, ResponseCapsule, SELF_TEST_BYTES,
-    Sequence, Status, Tag, self_test_pattern,
+    CommandCapsule, Features, Immediate, KeyedDescriptor, Opcode, QueueDepth, ResponseCapsule,
+    SELF_TEST_BYTES, Sequence, Status, Tag, self_test_pattern,
 };
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +30,12 @@ use crate::path::{DeadPath, Path, PathLayout};
 /// How long the self-test may take.
 const SELF_TEST_DEADLINE: Duration = Duration::from_secs(2);
 const EIO: i32 = 5;
+#[allow(clippy::cast_possible_truncation)] // constants below 100
+const COMMAND_LEN: u32 = COMMAND_BYTES as u32;
+#[allow(clippy::cast_possible_truncation)] // constants below 100
+const RESPONSE_LEN: u32 = RESPONSE_BYTES as u32;
+#[allow(clippy::cast_possible_truncation)] // constants below 100
+const SELF_TEST_LEN: u32 = SELF_TEST_BYTES as u32;
 
 /// Why a path ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -160,7 +167,10 @@ pub struct Engine {
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("depth", &self.depth).field("connected", &self.path.is_some()).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("depth", &self.depth)
+            .field("connected", &self.path.is_some())
+            .finish_non_exhaustive()
     }
 }
 
@@ -278,7 +288,7 @@ impl Engine {
         let mut command = CommandCapsule::new(Opcode::SelfTest, tag, epoch, live.sequence);
         command.buffer = Some(KeyedDescriptor {
             address: remote.addr,
-            length: SELF_TEST_BYTES as u32,
+            length: SELF_TEST_LEN,
             rkey: remote.rkey.0,
         });
         live.queue_command(&command, None);
@@ -389,10 +399,14 @@ impl Engine {
                 command.in_capsule_bytes = io.data_bytes;
                 data = live.memory.sources.sge(offset, io.data_bytes);
             } else {
-                let mr = if io.op == IoOp::Read { &live.memory.sinks } else { &live.memory.sources };
+                let mr =
+                    if io.op == IoOp::Read { &live.memory.sinks } else { &live.memory.sources };
                 let remote = mr.remote(offset);
-                command.buffer =
-                    Some(KeyedDescriptor { address: remote.addr, length: io.data_bytes, rkey: remote.rkey.0 });
+                command.buffer = Some(KeyedDescriptor {
+                    address: remote.addr,
+                    length: io.data_bytes,
+                    rkey: remote.rkey.0,
+                });
                 self.stats.keyed_commands.add(1);
             }
         }
@@ -402,7 +416,11 @@ impl Engine {
         let _ = self.inflight.send(tag, sequence);
     }
 
-    fn on_completion(&mut self, completion: &Completion, done: &mut impl FnMut(Tag, i32)) -> Result<(), PathEnd> {
+    fn on_completion(
+        &mut self,
+        completion: &Completion,
+        done: &mut impl FnMut(Tag, i32),
+    ) -> Result<(), PathEnd> {
         let Some(live) = self.path.as_mut() else { return Ok(()) };
         if completion.status != WcStatus::Success {
             return Err(PathEnd::Lost(completion.status));
@@ -419,7 +437,9 @@ impl Engine {
             WcOpcode::RecvWithImm => {
                 let imm = Immediate::from_bits(completion.imm);
                 if !live.with_imm || live.layout.depth.check(imm.tag.0).is_none() {
-                    return Err(PathEnd::Protocol("an immediate that was not agreed or has a bad tag"));
+                    return Err(PathEnd::Protocol(
+                        "an immediate that was not agreed or has a bad tag",
+                    ));
                 }
                 self.stats.immediates.add(1);
                 Answer { tag: imm.tag, status: Status::Ok, check: imm.check, immediate: true }
@@ -427,10 +447,18 @@ impl Engine {
             WcOpcode::Recv => {
                 let mut bytes = [0; RESPONSE_BYTES];
                 live.memory.slots.region().read(live.layout.recv_offset(index), &mut bytes);
-                let response =
-                    ResponseCapsule::from_wire(&bytes, completion.byte_len as usize, live.layout.depth)
-                        .map_err(|_| PathEnd::Protocol("a response that cannot be parsed"))?;
-                Answer { tag: response.tag, status: response.status, check: response.check, immediate: false }
+                let response = ResponseCapsule::from_wire(
+                    &bytes,
+                    completion.byte_len as usize,
+                    live.layout.depth,
+                )
+                .map_err(|_| PathEnd::Protocol("a response that cannot be parsed"))?;
+                Answer {
+                    tag: response.tag,
+                    status: response.status,
+                    check: response.check,
+                    immediate: false,
+                }
             }
             _ => return Err(PathEnd::Protocol("a RECV completed as something else")),
         };
@@ -461,7 +489,8 @@ impl Engine {
             IoOp::Write => {
                 stats.writes.add(1);
                 stats.written_bytes.add(bytes);
-                let inside = self.path.as_ref().is_some_and(|p| io.data_bytes <= p.accept.in_capsule_bytes);
+                let inside =
+                    self.path.as_ref().is_some_and(|p| io.data_bytes <= p.accept.in_capsule_bytes);
                 stats.in_capsule_writes.add(u64::from(inside));
             }
             IoOp::Flush => stats.flushes.add(1),
@@ -529,7 +558,7 @@ struct Answer {
 
 impl Live {
     fn queue_recv(&mut self, slot: u16) {
-        let sge = self.memory.slots.sge(self.layout.recv_offset(slot), RESPONSE_BYTES as u32);
+        let sge = self.memory.slots.sge(self.layout.recv_offset(slot), RESPONSE_LEN);
         if let Some(sge) = sge {
             self.recvs.push(RecvWr { id: wr_id(KIND_RECV, slot), sge });
         }
@@ -539,7 +568,7 @@ impl Live {
         let bytes = command.to_wire();
         let offset = self.layout.capsule_offset(command.tag.index());
         self.memory.slots.region().write(offset, &bytes);
-        let Some(capsule) = self.memory.slots.sge(offset, bytes.len() as u32) else { return };
+        let Some(capsule) = self.memory.slots.sge(offset, COMMAND_LEN) else { return };
         let signaled = self.credits.wants_signal();
         self.credits.take(signaled);
         self.sends.push(SendWr {

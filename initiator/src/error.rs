@@ -35,7 +35,9 @@ pub enum SessionError {
         text: String,
     },
     /// Something else speaks there.
-    #[error("{address} does not speak rblk: {reason}. Is this the port of rblk-target (7720 for rdma://, 7721 for tcp://)?")]
+    #[error(
+        "{address} does not speak rblk: {reason}. Is this the port of rblk-target (7720 for rdma://, 7721 for tcp://)?"
+    )]
     NotRblk {
         /// The peer.
         address: String,
@@ -107,9 +109,10 @@ impl SessionError {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Fabric(FabricError::NoVerbs(_)) | Self::Address(_) => false,
-            Self::Refused { reject, .. } => {
-                !matches!(reject.reason, Some(RejectReason::Version | RejectReason::NotAllowed | RejectReason::Malformed))
-            }
+            Self::Refused { reject, .. } => !matches!(
+                reject.reason,
+                Some(RejectReason::Version | RejectReason::NotAllowed | RejectReason::Malformed)
+            ),
             Self::Status { status, .. } => {
                 matches!(status, Status::ShuttingDown | Status::TimedOut | Status::Internal)
             }
@@ -123,7 +126,10 @@ impl SessionError {
     pub fn is_session_gone(&self) -> bool {
         match self {
             Self::Refused { reject, .. } => {
-                matches!(reject.reason, Some(RejectReason::NoSuchSession | RejectReason::StaleEpoch))
+                matches!(
+                    reject.reason,
+                    Some(RejectReason::NoSuchSession | RejectReason::StaleEpoch)
+                )
             }
             Self::Status { status, .. } => matches!(status, Status::NoSuchSession | Status::Fenced),
             _ => false,
@@ -136,11 +142,15 @@ impl SessionError {
         use rblk_config::Exit;
         match self {
             Self::Address(_) => Exit::Usage,
-            Self::Fabric(FabricError::NoDevice | FabricError::MemlockTooSmall { .. } | FabricError::NoVerbs(_)) => {
-                Exit::HostLacks
-            }
             Self::Fabric(
-                FabricError::Unreachable { .. } | FabricError::TimedOut { .. } | FabricError::NotRblk { .. },
+                FabricError::NoDevice
+                | FabricError::MemlockTooSmall { .. }
+                | FabricError::NoVerbs(_),
+            ) => Exit::HostLacks,
+            Self::Fabric(
+                FabricError::Unreachable { .. }
+                | FabricError::TimedOut { .. }
+                | FabricError::NotRblk { .. },
             )
             | Self::Unreachable { .. }
             | Self::TimedOut { .. }

@@ -14,7 +14,8 @@ pub const HOST_ID_FILE: &str = "/etc/rblk/host-id";
 /// The machine id itself is a secret (machine-id(5)), so only a hash of it leaves the host.
 #[must_use]
 pub fn host_identity(name: Option<&str>) -> HostIdentity {
-    let host = nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok()).unwrap_or_default();
+    let host =
+        nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok()).unwrap_or_default();
     let id = read_id(Path::new(HOST_ID_FILE)).unwrap_or_else(|| {
         let seed = std::fs::read_to_string("/etc/machine-id").ok().filter(|t| t.trim().len() >= 32);
         hashed(seed.as_deref().map_or(host.as_str(), str::trim))
@@ -25,14 +26,20 @@ pub fn host_identity(name: Option<&str>) -> HostIdentity {
         .map(|c| if c.is_ascii_alphanumeric() || matches!(c, '.' | '-') { c } else { '_' })
         .take(64)
         .collect();
-    let name = Name::new(&clean).or_else(|_| Name::new("host")).unwrap_or_else(|_| unreachable!("a fixed name"));
+    let name = Name::new(&clean)
+        .or_else(|_| Name::new("host"))
+        .unwrap_or_else(|_| unreachable!("a fixed name"));
     HostIdentity { id, name }
 }
 
 fn read_id(path: &Path) -> Option<HostId> {
     let text = std::fs::read_to_string(path).ok()?;
-    let digits: Vec<u8> =
-        text.trim().chars().filter(|c| *c != '-').map(|c| c.to_digit(16).and_then(|d| u8::try_from(d).ok())).collect::<Option<_>>()?;
+    let digits: Vec<u8> = text
+        .trim()
+        .chars()
+        .filter(|c| *c != '-')
+        .map(|c| c.to_digit(16).and_then(|d| u8::try_from(d).ok()))
+        .collect::<Option<_>>()?;
     if digits.len() != 32 {
         return None;
     }

@@ -36,7 +36,11 @@ impl Inflight {
     /// A table for a queue; the connection's own tag is not in it.
     #[must_use]
     pub fn new(depth: QueueDepth) -> Self {
-        Self { states: vec![State::Idle; usize::from(depth.get())].into_boxed_slice(), queued: 0, sent: 0 }
+        Self {
+            states: vec![State::Idle; usize::from(depth.get())].into_boxed_slice(),
+            queued: 0,
+            sent: 0,
+        }
     }
 
     /// Requests that wait to be sent.
@@ -97,7 +101,11 @@ impl Inflight {
     ///
     /// # Errors
     /// Nothing was sent with that tag, or another sequence: the peer broke a rule.
-    pub fn answer(&mut self, tag: Tag, answers: impl FnOnce(Sequence) -> bool) -> Result<Io, WrongState> {
+    pub fn answer(
+        &mut self,
+        tag: Tag,
+        answers: impl FnOnce(Sequence) -> bool,
+    ) -> Result<Io, WrongState> {
         match self.states.get_mut(tag.index()) {
             Some(state) => match *state {
                 State::Sent(io, sequence) if answers(sequence) => {

@@ -11,9 +11,10 @@ use anyhow::Context;
 use clap::Parser;
 use rblk_config::{ByteSize, Exit};
 use rblk_initiator::args::{Cli, Command, MountArgs, Output, Report, exit_of};
-use rblk_initiator::mount::socket::{Ask, Response, ask, names, socket_path};
+use rblk_initiator::mount::socket::{Ask, Remains, Response, ask, names, socket_path};
 use rblk_initiator::mount::status::MountStatus;
-use rblk_initiator::mount::{NotMounted, NotRoot};
+use rblk_initiator::mount::{NotMounted, NotRoot, sweep};
+use rblk_initiator::ublk::Control;
 
 const STATUS_TIME: Duration = Duration::from_secs(2);
 
@@ -42,7 +43,8 @@ fn become_daemon() -> anyhow::Error {
     match daemon() {
         Ok(path) => {
             let error = Process::new(&path).args(std::env::args_os().skip(1)).exec();
-            anyhow::Error::from(error).context(format!("cannot run {}: is rblk installed whole?", path.display()))
+            anyhow::Error::from(error)
+                .context(format!("cannot run {}: is rblk installed whole?", path.display()))
         }
         Err(error) => error,
     }
@@ -101,7 +103,9 @@ fn mount(args: &MountArgs) -> anyhow::Result<Exit> {
             eprintln!("rblk-initiator: {error}");
             Ok(Exit::ALL.into_iter().find(|e| e.code() == exit).unwrap_or(Exit::Failure))
         }
-        Err(_) => anyhow::bail!("rblk-initiatord ended without a word; its log is {}", log.display()),
+        Err(_) => {
+            anyhow::bail!("rblk-initiatord ended without a word; its log is {}", log.display())
+        }
     }
 }
 
@@ -115,8 +119,10 @@ fn umount(what: &str, force: bool) -> anyhow::Result<Exit> {
         let mut found = None;
         for name in names() {
             if name == what || what.starts_with("/dev/") {
+                let left = || Remains::read(&name).map(|r| format!("/dev/ublkb{}", r.device_id));
                 match status(&name).await {
                     Some(status) if name == what || status.device == what => found = Some(name),
+                    None if left().is_some_and(|device| device == what) => found = Some(name),
                     // Dead, but its name was given: the file is swept below.
                     None if name == what => found = Some(name),
                     _ => {}
@@ -138,10 +144,17 @@ fn umount(what: &str, force: bool) -> anyhow::Result<Exit> {
             Ok(Response::Error(text)) => anyhow::bail!(text),
             Ok(Response::Status(_)) => anyhow::bail!("the mount answered something else"),
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
-                Err(NotMounted { what: format!("{what} (its process is gone; removed what it left)") }.into())
+                // Its process died: the device it left goes, and then its socket.
+                let mut control = Control::open()?;
+                sweep(&mut control, &name)?;
+                std::fs::remove_file(&path)
+                    .with_context(|| format!("removing {}", path.display()))?;
+                eprintln!("{name}: its process had died; removed its device");
+                Ok(Exit::Ok)
             }
-            Err(error) => Err(error).with_context(|| format!("asking the mount at {}", path.display())),
+            Err(error) => {
+                Err(error).with_context(|| format!("asking the mount at {}", path.display()))
+            }
         }
     })
 }
@@ -187,7 +200,9 @@ fn list(output: Output) -> anyhow::Result<Exit> {
         );
     }
     for name in dead {
-        eprintln!("{name}: its process does not answer; `rblk-initiator umount {name}` removes what a dead one left");
+        eprintln!(
+            "{name}: its process does not answer; `rblk-initiator umount {name}` removes what a dead one left"
+        );
     }
     Ok(Exit::Ok)
 }

@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use rblk_fabric::{
-    Access, Connection, FabricError, MemoryRegion, PageKind, Poller, ProtectionDomain, QpLimits, Region,
+    Access, Connection, FabricError, MemoryRegion, PageKind, Poller, ProtectionDomain, QpLimits,
+    Region,
 };
 use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{Epoch, HelloAccept, QueueDepth, SELF_TEST_BYTES, VolumeHandle};
@@ -56,7 +57,7 @@ impl PathLayout {
             send_wrs: self.send_wrs() + 1,
             recv_wrs: u32::from(self.recv_slots()) + 1,
             send_sges: 2,
-            inline_bytes: inline_bytes.min(COMMAND_BYTES as u32),
+            inline_bytes: inline_bytes.min(64),
             reads_out: 0,
             reads_in,
         }
@@ -93,7 +94,11 @@ impl PathMemory {
     ///
     /// # Errors
     /// Memory is short, or the device refuses.
-    pub fn register(pd: &ProtectionDomain, buffers: &Arc<Region>, layout: PathLayout) -> Result<Self, FabricError> {
+    pub fn register(
+        pd: &ProtectionDomain,
+        buffers: &Arc<Region>,
+        layout: PathLayout,
+    ) -> Result<Self, FabricError> {
         let own = |bytes| {
             Region::allocate(bytes, PageKind::Normal)
                 .map_err(|e| FabricError::Call { call: "mmap", source: std::io::Error::other(e) })

@@ -4,6 +4,7 @@
 //! mail and requests alike. A turn enters the kernel at most once.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::mpsc as sync_mpsc;
 use std::thread::JoinHandle;
@@ -18,8 +19,8 @@ use crate::io::{Io, IoOp};
 use crate::path::{DeadPath, Path};
 use crate::ublk::Buffers;
 use crate::ublk::QueueConfig;
-use crate::ublk::{Event, Queue, Wait, WatchToken};
 use crate::ublk::{BlockOp, BlockRequest};
+use crate::ublk::{Event, Queue, Wait, WatchToken};
 
 const MAIL: WatchToken = WatchToken(0);
 const LONG_SLEEP: Duration = Duration::from_secs(60);
@@ -104,22 +105,23 @@ pub fn start(parts: QueueParts) -> io::Result<QueueHandle> {
     let engine_stats = Arc::clone(&stats);
     let (ready, is_ready) = sync_mpsc::sync_channel(1);
     let queue = parts.config.queue_id();
-    let thread = std::thread::Builder::new().name(format!("rblk-queue-{queue}")).spawn(move || {
-        let outbox = parts.outbox.clone();
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            run(parts, receiver, engine_stats, &ready)
-        }));
-        let error = match result {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some("it panicked".to_owned()),
-        };
-        if let Some(error) = &error {
-            // Nobody listens any more when the queue was ready already.
-            let _ = ready.try_send(Err(io::Error::other(error.clone())));
-        }
-        let _ = outbox.send(FromQueue::Stopped { queue, error });
-    })?;
+    let thread =
+        std::thread::Builder::new().name(format!("rblk-queue-{queue}")).spawn(move || {
+            let outbox = parts.outbox.clone();
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                run(parts, receiver, engine_stats, &ready)
+            }));
+            let error = match result {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some("it panicked".to_owned()),
+            };
+            if let Some(error) = &error {
+                // Nobody listens any more when the queue was ready already.
+                let _ = ready.try_send(Err(io::Error::other(error.clone())));
+            }
+            let _ = outbox.send(FromQueue::Stopped { queue, error });
+        })?;
     match is_ready.recv_timeout(Duration::from_secs(10)) {
         Ok(Ok(())) => Ok(QueueHandle { mail, stats, thread: Some(thread) }),
         Ok(Err(error)) => Err(error),
@@ -155,7 +157,7 @@ fn run(
             busy = true;
             match message {
                 ToQueue::Connect(path) => {
-                    let fd = path.poller.event_fd();
+                    let fd = path.poller.event_fd().as_raw_fd();
                     engine.connect(*path, now);
                     if engine.poller_mut().is_some() {
                         path_token += 1;
@@ -183,7 +185,9 @@ fn run(
                 }
                 Event::Watch(_) | Event::WatchEnded(..) => {}
                 Event::Stopping => stopping = true,
-                Event::TagLost(tag, errno) => tracing::error!(tag, errno, "the ublk driver refused a command"),
+                Event::TagLost(tag, errno) => {
+                    tracing::error!(tag, errno, "the ublk driver refused a command")
+                }
             }
         }
         busy |= engine.turn(now, |tag, result| {
@@ -194,19 +198,26 @@ fn run(
             ublk.unwatch(WatchToken(path_token));
             // Submits the removal while the descriptor is still open.
             ublk.enter(Wait::No).map_err(io::Error::other)?;
-            let _ = outbox.send(FromQueue::PathEnded { queue: queue_id, end, dead: Box::new(dead) });
+            let _ =
+                outbox.send(FromQueue::PathEnded { queue: queue_id, end, dead: Box::new(dead) });
         }
         if stopping && ublk.is_down() {
             engine.disconnect();
             if let Some((end, dead)) = engine.take_ended() {
-                let _ = outbox.send(FromQueue::PathEnded { queue: queue_id, end, dead: Box::new(dead) });
+                let _ = outbox.send(FromQueue::PathEnded {
+                    queue: queue_id,
+                    end,
+                    dead: Box::new(dead),
+                });
             }
             return Ok(());
         }
         let wait = if busy {
             idle_since = None;
             Wait::No
-        } else if now.saturating_duration_since(*idle_since.get_or_insert(now)) < spin && engine.is_connected() {
+        } else if now.saturating_duration_since(*idle_since.get_or_insert(now)) < spin
+            && engine.is_connected()
+        {
             // Software devices make progress on this very CPU.
             std::thread::yield_now();
             Wait::No
@@ -223,7 +234,9 @@ fn run(
             } else {
                 idle_since = None;
                 stats.sleeps.add(1);
-                Wait::For(if engine.has_deadline() || stopping { SHORT_SLEEP } else { LONG_SLEEP })
+                // With answers outstanding, also a net under devices that lose an event.
+                let short = engine.has_deadline() || stopping || engine.outstanding() > 0;
+                Wait::For(if short { SHORT_SLEEP } else { LONG_SLEEP })
             }
         };
         ublk.enter(wait).map_err(io::Error::other)?;
@@ -231,7 +244,12 @@ fn run(
     }
 }
 
-fn start_request(engine: &mut Engine, tag: u16, request: &BlockRequest, block_size: BlockSize) -> Result<(), i32> {
+fn start_request(
+    engine: &mut Engine,
+    tag: u16,
+    request: &BlockRequest,
+    block_size: BlockSize,
+) -> Result<(), i32> {
     let op = match request.op {
         BlockOp::Read => IoOp::Read,
         BlockOp::Write => IoOp::Write,
@@ -241,7 +259,9 @@ fn start_request(engine: &mut Engine, tag: u16, request: &BlockRequest, block_si
     };
     let (offset, len) = match op {
         IoOp::Flush => (0, 0),
-        _ => (request.start_sector.checked_mul(512).ok_or(EINVAL)?, u64::from(request.sectors) * 512),
+        _ => {
+            (request.start_sector.checked_mul(512).ok_or(EINVAL)?, u64::from(request.sectors) * 512)
+        }
     };
     let mut io = Io::new(op, offset, len, block_size).ok_or(EINVAL)?;
     io.fua = request.flags.fua();

@@ -10,9 +10,10 @@ use rblk_fabric::{
 };
 use rblk_protocol::limits::{self, ADMIN_DEPTH};
 use rblk_protocol::{
-    AccessMode, ConnectionKind, Epoch, Features, HelloAccept, HelloError, HelloReject, HelloRequest, HostId,
-    InstanceId, LoginReply, LoginRequest, Name, OpenReply, OpenRequest, Opcode, QueueDepth, SessionId, Status,
-    Version, VolumeEntry, VolumeHandle, VolumeListHeader,
+    AccessMode, ConnectionKind, Epoch, Features, HelloAccept, HelloError, HelloReject,
+    HelloRequest, HostId, InstanceId, LoginReply, LoginRequest, Name, Opcode, OpenReply,
+    OpenRequest, QueueDepth, SessionId, Status, Version, VolumeEntry, VolumeHandle,
+    VolumeListHeader,
 };
 use std::sync::Arc;
 
@@ -88,7 +89,8 @@ impl Session {
             kind: ConnectionKind::Admin,
             newest: Version::NEWEST,
             oldest: Version::OLDEST,
-            depth: QueueDepth::new(ADMIN_DEPTH).unwrap_or_else(|| unreachable!("within the bounds")),
+            depth: QueueDepth::new(ADMIN_DEPTH)
+                .unwrap_or_else(|| unreachable!("within the bounds")),
             features: Features::default(),
             in_capsule_bytes: limits::IN_CAPSULE_DEFAULT_BYTES,
             io_max_bytes: limits::IO_MIN_BYTES,
@@ -109,7 +111,8 @@ impl Session {
             host_name: host.name,
             keep_alive_ms: u32::try_from(options.detect.as_millis()).unwrap_or(u32::MAX),
         };
-        let reply = admin.call(Opcode::Login, VolumeHandle(0), 0, &login.to_wire(), LOGIN_TIMEOUT).await?;
+        let reply =
+            admin.call(Opcode::Login, VolumeHandle(0), 0, &login.to_wire(), LOGIN_TIMEOUT).await?;
         if reply.status != Status::Ok {
             return Err(SessionError::Status {
                 what: format!("login at {address}"),
@@ -117,7 +120,8 @@ impl Session {
                 text: String::new(),
             });
         }
-        let login = LoginReply::from_wire(&reply.payload[..LoginReply::BYTES]).map_err(SessionError::Protocol)?;
+        let login = LoginReply::from_wire(&reply.payload[..LoginReply::BYTES])
+            .map_err(SessionError::Protocol)?;
         Ok(Self {
             address: address.clone(),
             options: options.clone(),
@@ -146,8 +150,10 @@ impl Session {
         let mut volumes = Vec::new();
         loop {
             let from = volumes.len() as u64;
-            let reply =
-                self.admin.call(Opcode::ListVolumes, VolumeHandle(0), from, &[], self.options.timeout).await?;
+            let reply = self
+                .admin
+                .call(Opcode::ListVolumes, VolumeHandle(0), from, &[], self.options.timeout)
+                .await?;
             if reply.status != Status::Ok {
                 return Err(self.status("listing volumes", &reply));
             }
@@ -172,29 +178,40 @@ impl Session {
     /// # Errors
     /// [`SessionError::NoSuchVolume`] with what there is; [`SessionError::Status`] with the holder's name when
     /// it is in use.
-    pub async fn open(&mut self, volume: &Name, mode: AccessMode) -> Result<OpenReply, SessionError> {
+    pub async fn open(
+        &mut self,
+        volume: &Name,
+        mode: AccessMode,
+    ) -> Result<OpenReply, SessionError> {
         let request = OpenRequest { name: *volume, mode, take_over: false };
         let reply = self
             .admin
             .call(Opcode::OpenVolume, VolumeHandle(0), 0, &request.to_wire(), self.options.timeout)
             .await?;
         match reply.status {
-            Status::Ok => OpenReply::from_wire(&reply.payload[..OpenReply::BYTES]).map_err(SessionError::Protocol),
+            Status::Ok => OpenReply::from_wire(&reply.payload[..OpenReply::BYTES])
+                .map_err(SessionError::Protocol),
             Status::NoSuchVolume => {
-                let names: Vec<String> = self.list().await?.iter().map(|v| v.name.to_string()).collect();
+                let names: Vec<String> =
+                    self.list().await?.iter().map(|v| v.name.to_string()).collect();
                 Err(SessionError::NoSuchVolume {
                     address: self.address.to_string(),
                     volume: volume.to_string(),
                     has: if names.is_empty() { "none".to_owned() } else { names.join(", ") },
                 })
             }
-            _ => Err(self.status(&format!("opening volume `{volume}` at {}", self.address), &reply)),
+            _ => {
+                Err(self.status(&format!("opening volume `{volume}` at {}", self.address), &reply))
+            }
         }
     }
 
     fn status(&self, what: &str, reply: &crate::admin::Reply) -> SessionError {
         let len = usize::try_from(reply.value).unwrap_or(0).min(reply.payload.len()).min(256);
-        let text = String::from_utf8_lossy(&reply.payload[..len]).chars().filter(|c| !c.is_control()).collect();
+        let text = String::from_utf8_lossy(&reply.payload[..len])
+            .chars()
+            .filter(|c| !c.is_control())
+            .collect();
         SessionError::Status { what: what.to_owned(), status: reply.status, text }
     }
 
@@ -209,7 +226,8 @@ impl Session {
 
     /// Says goodbye, as far as the target listens, and ends the admin connection.
     pub async fn logout(mut self) {
-        let _ = self.admin.call(Opcode::Logout, VolumeHandle(0), 0, &[], Duration::from_secs(1)).await;
+        let _ =
+            self.admin.call(Opcode::Logout, VolumeHandle(0), 0, &[], Duration::from_secs(1)).await;
         self.admin.close();
     }
 
@@ -253,7 +271,14 @@ impl Session {
             .map_err(|error| explain(&self.address, error))?;
         let accept = parse_accept(&self.address, &established.hello.0, &asked)?;
         let memory = PathMemory::register(&self.pd, buffers, PathLayout { depth: accept.depth })?;
-        Ok(Path { poller, connection: established.connection, memory, accept, epoch: self.epoch, volume })
+        Ok(Path {
+            poller,
+            connection: established.connection,
+            memory,
+            accept,
+            epoch: self.epoch,
+            volume,
+        })
     }
 }
 
@@ -271,6 +296,10 @@ fn not_rblk(address: &Address, error: HelloError) -> SessionError {
     SessionError::NotRblk { address: address.to_string(), reason: error.to_string() }
 }
 
-fn parse_accept(address: &Address, hello: &[u8], asked: &HelloRequest) -> Result<HelloAccept, SessionError> {
+fn parse_accept(
+    address: &Address,
+    hello: &[u8],
+    asked: &HelloRequest,
+) -> Result<HelloAccept, SessionError> {
     HelloAccept::from_wire(hello, asked).map_err(|error| not_rblk(address, error))
 }

@@ -147,7 +147,9 @@ impl AsyncEvent {
     /// From the wire; `None` for an event of a later version, which may be ignored.
     #[must_use]
     pub fn from_wire(number: u32) -> Option<Self> {
-        [Self::Draining, Self::VolumesChanged, Self::Fenced].into_iter().find(|e| *e as u32 == number)
+        [Self::Draining, Self::VolumesChanged, Self::Fenced]
+            .into_iter()
+            .find(|e| *e as u32 == number)
     }
 }
 
@@ -390,8 +392,11 @@ impl VolumeListHeader {
     /// The bytes.
     #[must_use]
     pub fn to_wire(&self) -> [u8; Self::BYTES] {
-        let wire =
-            WireListHeader { entries: self.entries.into(), total: self.total.into(), reserved: [0; 8] };
+        let wire = WireListHeader {
+            entries: self.entries.into(),
+            total: self.total.into(),
+            reserved: [0; 8],
+        };
         zerocopy::transmute!(wire)
     }
 

@@ -12,7 +12,9 @@ impl BlockSize {
     /// From a number of bytes.
     #[must_use]
     pub fn new(bytes: u32) -> Option<Self> {
-        if !bytes.is_power_of_two() || !(limits::BLOCK_MIN_BYTES..=limits::BLOCK_MAX_BYTES).contains(&bytes) {
+        if !bytes.is_power_of_two()
+            || !(limits::BLOCK_MIN_BYTES..=limits::BLOCK_MAX_BYTES).contains(&bytes)
+        {
             return None;
         }
         u8::try_from(bytes.trailing_zeros()).ok().map(|shift| Self { shift })

@@ -28,9 +28,10 @@ impl CommandFlags {
     const DIGEST: u8 = 4;
 
     fn to_bits(self) -> u8 {
-        u8::from(self.fua) * Self::FUA
-            | u8::from(self.may_unmap) * Self::MAY_UNMAP
-            | u8::from(self.digest) * Self::DIGEST
+        let bit = |set: bool, bit: u8| if set { bit } else { 0 };
+        bit(self.fua, Self::FUA)
+            | bit(self.may_unmap, Self::MAY_UNMAP)
+            | bit(self.digest, Self::DIGEST)
     }
 
     fn from_bits(bits: u8) -> Option<Self> {
@@ -183,7 +184,8 @@ impl CommandCapsule {
         let wire = WireCommand::ref_from_bytes(bytes)
             .map_err(|_| CapsuleError::Length { got: bytes.len(), expected: COMMAND_BYTES })?;
         let opcode = Opcode::from_wire(wire.opcode).ok_or(CapsuleError::Opcode(wire.opcode))?;
-        let flags = CommandFlags::from_bits(wire.flags).ok_or(CapsuleError::Field("unknown flag"))?;
+        let flags =
+            CommandFlags::from_bits(wire.flags).ok_or(CapsuleError::Field("unknown flag"))?;
         let tag = depth
             .check(wire.tag.get())
             .ok_or(CapsuleError::Tag { tag: wire.tag.get(), depth: depth.get() })?;
@@ -342,15 +344,23 @@ mod tests {
 
     #[test]
     fn response_golden_bytes() {
-        let response =
-            ResponseCapsule { tag: Tag(0x7f), status: Status::NoSpace, digest: 0x0102_0304, value: 9, check: 0xbeef };
+        let response = ResponseCapsule {
+            tag: Tag(0x7f),
+            status: Status::NoSpace,
+            digest: 0x0102_0304,
+            value: 9,
+            check: 0xbeef,
+        };
         let golden = [0x7f, 0, 11, 0, 4, 3, 2, 1, 9, 0, 0, 0, 0xef, 0xbe, 0, 0];
         assert_eq!(response.to_wire(), golden);
         assert_eq!(ResponseCapsule::from_wire(&golden, 16, depth()), Ok(response));
         assert!(response.answers(Sequence(0x1_beef)));
         let mut later = golden;
         later[2] = 200;
-        assert_eq!(ResponseCapsule::from_wire(&later, 16, depth()).unwrap().status, Status::Internal);
+        assert_eq!(
+            ResponseCapsule::from_wire(&later, 16, depth()).unwrap().status,
+            Status::Internal
+        );
         let mut reserved = golden;
         reserved[15] = 1;
         assert!(ResponseCapsule::from_wire(&reserved, 16, depth()).is_err());

@@ -34,7 +34,11 @@ impl KeyedDescriptor {
         let length = u32::from_le_bytes([l0, l1, l2, l3]);
         let rkey = u32::from_le_bytes([k0, k1, k2, k3]);
         if length == 0 {
-            return if address == 0 && rkey == 0 { Ok(None) } else { Err("descriptor of length 0") };
+            return if address == 0 && rkey == 0 {
+                Ok(None)
+            } else {
+                Err("descriptor of length 0")
+            };
         }
         if address.checked_add(u64::from(length)).is_none() {
             return Err("descriptor wraps around");
@@ -49,9 +53,14 @@ mod tests {
 
     #[test]
     fn golden() {
-        let d = KeyedDescriptor { address: 0x1122_3344_5566_7788, length: 0x99aa_bbcc, rkey: 0xddee_ff01 };
+        let d = KeyedDescriptor {
+            address: 0x1122_3344_5566_7788,
+            length: 0x99aa_bbcc,
+            rkey: 0xddee_ff01,
+        };
         let wire = [
-            0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0xcc, 0xbb, 0xaa, 0x99, 0x01, 0xff, 0xee, 0xdd,
+            0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0xcc, 0xbb, 0xaa, 0x99, 0x01, 0xff,
+            0xee, 0xdd,
         ];
         assert_eq!(d.to_wire(), wire);
         assert_eq!(KeyedDescriptor::from_wire(&wire), Ok(Some(d)));

@@ -210,12 +210,16 @@ struct WireReject {
 }
 
 const REJECT_BYTES: usize = 16 + REJECT_TEXT_BYTES;
+#[allow(clippy::cast_possible_truncation)] // asserted below
+const HELLO_LENGTH: u8 = HELLO_BYTES as u8;
+#[allow(clippy::cast_possible_truncation)] // asserted below
+const REJECT_LENGTH: u8 = REJECT_BYTES as u8;
 
 const _: () = {
     assert!(size_of::<WireRequest>() == HELLO_BYTES);
     assert!(size_of::<WireAccept>() == HELLO_BYTES);
     assert!(size_of::<WireReject>() == REJECT_BYTES);
-    assert!(REJECT_BYTES < 256, "the length is one byte");
+    assert!(REJECT_BYTES < 256 && HELLO_BYTES < 256, "the length is one byte");
 };
 
 /// The fixed part of padded private data, after magic and length were checked.
@@ -243,7 +247,7 @@ impl HelloRequest {
         };
         let wire = WireRequest {
             magic: MAGIC,
-            length: HELLO_BYTES as u8,
+            length: HELLO_LENGTH,
             kind,
             newest: self.newest.0.into(),
             oldest: self.oldest.0.into(),
@@ -268,7 +272,9 @@ impl HelloRequest {
             .map_err(|_| HelloError::Length(bytes.len()))?;
         let kind = match wire.kind {
             Self::ADMIN if wire.queue.get() == 0 => ConnectionKind::Admin,
-            Self::IO if wire.queue.get() < limits::QUEUES_MAX => ConnectionKind::Io { queue: wire.queue.get() },
+            Self::IO if wire.queue.get() < limits::QUEUES_MAX => {
+                ConnectionKind::Io { queue: wire.queue.get() }
+            }
             Self::ADMIN | Self::IO => return Err(HelloError::Field("queue index out of bounds")),
             _ => return Err(HelloError::Field("unknown kind of connection")),
         };
@@ -284,7 +290,8 @@ impl HelloRequest {
             kind,
             newest,
             oldest,
-            depth: QueueDepth::new(wire.depth.get()).ok_or(HelloError::Field("queue depth out of bounds"))?,
+            depth: QueueDepth::new(wire.depth.get())
+                .ok_or(HelloError::Field("queue depth out of bounds"))?,
             features: Features(wire.features.get()),
             in_capsule_bytes: wire.in_capsule_bytes.get(),
             io_max_bytes: wire.io_max_bytes.get(),
@@ -300,7 +307,7 @@ impl HelloAccept {
     pub fn to_wire(&self) -> [u8; HELLO_BYTES] {
         let wire = WireAccept {
             magic: MAGIC,
-            length: HELLO_BYTES as u8,
+            length: HELLO_LENGTH,
             reserved: 0,
             version: self.version.0.into(),
             depth: self.depth.get().into(),
@@ -323,7 +330,8 @@ impl HelloAccept {
             .map_err(|_| HelloError::Length(bytes.len()))?;
         let accept = Self {
             version: Version(wire.version.get()),
-            depth: QueueDepth::new(wire.depth.get()).ok_or(HelloError::Field("queue depth out of bounds"))?,
+            depth: QueueDepth::new(wire.depth.get())
+                .ok_or(HelloError::Field("queue depth out of bounds"))?,
             features: Features(wire.features.get()),
             in_capsule_bytes: wire.in_capsule_bytes.get(),
             io_max_bytes: wire.io_max_bytes.get(),
@@ -353,7 +361,7 @@ impl HelloReject {
         text[..cut].copy_from_slice(&self.text.as_bytes()[..cut]);
         let wire = WireReject {
             magic: MAGIC,
-            length: REJECT_BYTES as u8,
+            length: REJECT_LENGTH,
             text_length: u8::try_from(cut).unwrap_or(0),
             reason: self.reason.map_or(0, |r| r as u16).into(),
             newest: self.newest.0.into(),
@@ -371,7 +379,10 @@ impl HelloReject {
     pub fn from_wire(bytes: &[u8]) -> Result<Self, HelloError> {
         let wire = WireReject::ref_from_bytes(fixed::<REJECT_BYTES>(bytes)?)
             .map_err(|_| HelloError::Length(bytes.len()))?;
-        let text = wire.text.get(..usize::from(wire.text_length)).ok_or(HelloError::Field("text too long"))?;
+        let text = wire
+            .text
+            .get(..usize::from(wire.text_length))
+            .ok_or(HelloError::Field("text too long"))?;
         Ok(Self {
             reason: RejectReason::ALL.into_iter().find(|r| *r as u16 == wire.reason.get()),
             newest: Version(wire.newest.get()),
@@ -451,7 +462,8 @@ mod tests {
 
     #[test]
     fn golden_request() {
-        let mut golden = vec![b'r', b'b', b'l', b'k', 48, 1, 1, 0, 1, 0, 3, 0, 128, 0, 0, 0, 3, 0, 0, 0];
+        let mut golden =
+            vec![b'r', b'b', b'l', b'k', 48, 1, 1, 0, 1, 0, 3, 0, 128, 0, 0, 0, 3, 0, 0, 0];
         golden.extend([0, 16, 0, 0, 0, 0, 16, 0, 7, 0, 0, 0]);
         golden.extend([0xaa; 16]);
         assert_eq!(asked().to_wire().as_slice(), golden);

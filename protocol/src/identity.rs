@@ -93,7 +93,9 @@ pub enum NameError {
     #[error("the name has {0} bytes, the limit is 64")]
     TooLong(usize),
     /// Not `[A-Za-z0-9._-]`, or a bad first character.
-    #[error("the name may have letters, digits, `.`, `_` and `-`, and starts with a letter, digit or `_`")]
+    #[error(
+        "the name may have letters, digits, `.`, `_` and `-`, and starts with a letter, digit or `_`"
+    )]
     BadCharacter,
     /// Bytes after the padding began.
     #[error("the name's padding is not zero")]

@@ -29,7 +29,7 @@ impl Immediate {
     /// As 32 bits in host order (the fabric puts them on the wire).
     #[must_use]
     pub fn to_bits(self) -> u32 {
-        u32::from(self.check) << 16 | u32::from(self.tag.0)
+        (u32::from(self.check) << 16) | u32::from(self.tag.0)
     }
 
     /// From 32 bits. The tag is not checked yet.

@@ -54,14 +54,15 @@ mod tag;
 mod version;
 
 pub use admin::{
-    AccessMode, AsyncEvent, LoginReply, LoginRequest, OpenReply, OpenRequest, VolumeEntry, VolumeFlags,
-    VolumeListHeader,
+    AccessMode, AsyncEvent, LoginReply, LoginRequest, OpenReply, OpenRequest, VolumeEntry,
+    VolumeFlags, VolumeListHeader,
 };
 pub use block::{BlockCount, BlockRange, BlockSize, Lba};
 pub use capsule::{CapsuleError, CommandCapsule, CommandFlags, ResponseCapsule};
 pub use descriptor::KeyedDescriptor;
 pub use hello::{
-    ConnectionKind, Features, HelloAccept, HelloError, HelloReject, HelloRequest, Offer, RejectReason, negotiate,
+    ConnectionKind, Features, HelloAccept, HelloError, HelloReject, HelloRequest, Offer,
+    RejectReason, negotiate,
 };
 pub use identity::{Epoch, HostId, InstanceId, Name, NameError, Sequence, SessionId, VolumeHandle};
 pub use immediate::Immediate;

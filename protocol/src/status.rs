@@ -104,7 +104,11 @@ impl Status {
             // ext4 and friends turn read-only on EBADE as on EIO; the text in the log tells them apart.
             Self::Fenced => EBADE,
             Self::NoSuchSession => ESTALE,
-            Self::StoreError | Self::DigestMismatch | Self::TransferFailed | Self::NotReady | Self::Internal => EIO,
+            Self::StoreError
+            | Self::DigestMismatch
+            | Self::TransferFailed
+            | Self::NotReady
+            | Self::Internal => EIO,
             Self::NoSpace => ENOSPC,
             Self::ShuttingDown => ESHUTDOWN,
             Self::TimedOut => ETIMEDOUT,

@@ -10,7 +10,11 @@ pub const CONTROL_SOCKET: &str = "/run/rblk/target.sock";
 
 /// Serves volumes to initiators over RDMA.
 #[derive(Debug, Parser)]
-#[command(name = "rblk-target", version, arg_required_else_help = true, after_help = "\
+#[command(
+    name = "rblk-target",
+    version,
+    arg_required_else_help = true,
+    after_help = "\
 Examples:
   rblk-target serve --file vol0=/srv/vol0.img          one file, over RDMA and TCP
   rblk-target serve --memory ram0=4GiB                 a RAM disk
@@ -19,7 +23,8 @@ Examples:
 
 Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 no target answers, 6 an address cannot be used,
 7 this host lacks something (RDMA device, lockable memory), 8 not permitted, 9 a backing store is missing,
-locked or of a wrong size.")]
+locked or of a wrong size."
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -152,11 +157,18 @@ impl ServeArgs {
             text.split_once('=').map(|(n, v)| (n.to_owned(), v.to_owned())).ok_or_else(|| BadFlag {
                 flag,
                 text: text.to_owned(),
-                reason: format!("write --{flag} NAME={}", if flag == "file" { "PATH" } else { "SIZE" }),
+                reason: format!(
+                    "write --{flag} NAME={}",
+                    if flag == "file" { "PATH" } else { "SIZE" }
+                ),
             })
         };
         let size = |flag: &'static str, text: &str, value: &str| {
-            value.parse::<ByteSize>().map_err(|e| BadFlag { flag, text: text.to_owned(), reason: e.to_string() })
+            value.parse::<ByteSize>().map_err(|e| BadFlag {
+                flag,
+                text: text.to_owned(),
+                reason: e.to_string(),
+            })
         };
         let mut volumes = Vec::new();
         for text in &self.file {
@@ -206,11 +218,14 @@ impl ServeArgs {
 
 /// Nothing to serve.
 #[derive(Debug, thiserror::Error)]
-#[error("no volume to serve: name one with --file NAME=PATH or --memory NAME=SIZE, or in [[volume]] tables of --config FILE")]
+#[error(
+    "no volume to serve: name one with --file NAME=PATH or --memory NAME=SIZE, or in [[volume]] tables of --config FILE"
+)]
 pub struct NoVolumes;
 
 fn default_listen() -> Vec<String> {
-    let has_rdma = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut dir| dir.next().is_some());
+    let has_rdma =
+        std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut dir| dir.next().is_some());
     let mut listen = Vec::new();
     if has_rdma && cfg!(feature = "verbs") {
         listen.push("rdma://0.0.0.0:7720".to_owned());
@@ -230,7 +245,10 @@ pub fn exit_of(error: &anyhow::Error) -> rblk_config::Exit {
         if let Some(error) = cause.downcast_ref::<ConfigError>() {
             return error.exit();
         }
-        if cause.is::<BadFlag>() || cause.is::<NoVolumes>() || cause.is::<rblk_fabric::AddressError>() {
+        if cause.is::<BadFlag>()
+            || cause.is::<NoVolumes>()
+            || cause.is::<rblk_fabric::AddressError>()
+        {
             return Exit::Usage;
         }
         if let Some(error) = cause.downcast_ref::<crate::store::StoreError>() {
@@ -243,10 +261,16 @@ pub fn exit_of(error: &anyhow::Error) -> rblk_config::Exit {
             return Exit::HostLacks;
         }
         match cause.downcast_ref::<FabricError>() {
-            Some(FabricError::NoDevice | FabricError::MemlockTooSmall { .. } | FabricError::NoVerbs(_)) => {
+            Some(
+                FabricError::NoDevice
+                | FabricError::MemlockTooSmall { .. }
+                | FabricError::NoVerbs(_),
+            ) => {
                 return Exit::HostLacks;
             }
-            Some(FabricError::Listen { .. } | FabricError::Unreachable { .. }) => return Exit::Unreachable,
+            Some(FabricError::Listen { .. } | FabricError::Unreachable { .. }) => {
+                return Exit::Unreachable;
+            }
             _ => {}
         }
     }

@@ -25,12 +25,14 @@ use crate::request::Request;
 
 /// Receive slots beyond depth + 1: room for a marker and a margin.
 const SPARE_RECVS: usize = 2;
+#[allow(clippy::cast_possible_truncation)] // a constant of 16
+const RESPONSE_LEN: u32 = RESPONSE_BYTES as u32;
 /// Bytes of a reply area of an admin connection.
 pub const REPLY_AREA_BYTES: usize = 4096;
 /// At least every n-th send WR is signaled.
 const SIGNAL_INTERVAL: u32 = 16;
 /// Bytes that a proof READ moves.
-pub const SCRATCH_BYTES: usize = 64;
+pub const SCRATCH_BYTES: u32 = 64;
 
 /// Names a connection of one poll group for as long as anything may refer to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -119,7 +121,7 @@ impl Layout {
             responses_at,
             replies_at,
             scratch_at,
-            total: scratch_at + SCRATCH_BYTES,
+            total: scratch_at + SCRATCH_BYTES as usize,
         }
     }
 
@@ -151,7 +153,8 @@ impl Layout {
     /// The layout of an admin connection.
     #[must_use]
     pub fn admin() -> Self {
-        let depth = QueueDepth::new(ADMIN_DEPTH).unwrap_or_else(|| unreachable!("within the bounds"));
+        let depth =
+            QueueDepth::new(ADMIN_DEPTH).unwrap_or_else(|| unreachable!("within the bounds"));
         Self::new(depth, rblk_protocol::limits::IN_CAPSULE_DEFAULT_BYTES, true)
     }
 }
@@ -231,6 +234,9 @@ pub struct Connection {
     pub waiting_sends: VecDeque<Tag>,
     /// Answered requests that hold an extent, with the position that frees it.
     pub pinned: VecDeque<(u64, Tag)>,
+    /// A completed send WR means that the peer has the bytes. Not so on iWARP, where it only means that TCP
+    /// has them and may yet send them from our memory (soft-iWARP does); there only a READ proves it.
+    pub sends_prove: bool,
     /// A proof READ is on its way.
     pub proving: bool,
     /// In this turn's list of connections to post for.
@@ -260,6 +266,7 @@ impl Connection {
             waiting_reads: VecDeque::with_capacity(tags),
             waiting_sends: VecDeque::with_capacity(tags),
             pinned: VecDeque::with_capacity(send_wrs as usize),
+            sends_prove: true,
             proving: false,
             dirty: false,
             sends: Vec::with_capacity(send_wrs as usize + 1),
@@ -315,7 +322,14 @@ impl Connection {
     }
 
     /// Queues a send WR, taking a slot. Returns its position.
-    pub fn queue_send(&mut self, kind: WrKind, op: SendOp, sge: Sge, must_signal: bool, inline: bool) -> u64 {
+    pub fn queue_send(
+        &mut self,
+        kind: WrKind,
+        op: SendOp,
+        sge: Sge,
+        must_signal: bool,
+        inline: bool,
+    ) -> u64 {
         let signaled = must_signal || self.credits.wants_signal();
         self.sends.push(SendWr { id: kind.id(), op, sges: SgeList::one(sge), signaled, inline });
         self.credits.take(signaled)
@@ -326,13 +340,14 @@ impl Connection {
     pub fn response_sge(&self, tag: Tag, bytes: &[u8; RESPONSE_BYTES]) -> Sge {
         let offset = self.params.layout.responses_at + tag.index() * RESPONSE_BYTES;
         self.region().write(offset, bytes);
-        self.own_sge(offset, RESPONSE_BYTES as u32)
+        self.own_sge(offset, RESPONSE_LEN)
     }
 
     /// Whether nothing of it is in use any more: markers came back and nothing executes.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        let drained = matches!(self.life, Life::Dying { sends_drained: true, recvs_drained: true, .. });
+        let drained =
+            matches!(self.life, Life::Dying { sends_drained: true, recvs_drained: true, .. });
         drained && !self.requests.iter().any(Request::is_executing)
     }
 }
@@ -359,14 +374,18 @@ mod tests {
 
     #[test]
     fn layout_pieces_do_not_overlap() {
-        for (depth, in_capsule, admin) in [(1, 0, false), (128, 4096, false), (1024, 16384, false), (16, 4096, true)] {
+        for (depth, in_capsule, admin) in
+            [(1, 0, false), (128, 4096, false), (1024, 16384, false), (16, 4096, true)]
+        {
             let layout = Layout::new(QueueDepth::new(depth).unwrap(), in_capsule, admin);
             assert!(layout.recv_stride >= COMMAND_BYTES + in_capsule as usize);
             assert_eq!(layout.responses_at, layout.recv_stride * usize::from(layout.recv_slots));
-            assert!(layout.replies_at >= layout.responses_at + layout.depth.tags() * RESPONSE_BYTES);
+            assert!(
+                layout.replies_at >= layout.responses_at + layout.depth.tags() * RESPONSE_BYTES
+            );
             let replies = if admin { layout.depth.tags() * REPLY_AREA_BYTES } else { 0 };
             assert_eq!(layout.scratch_at, layout.replies_at + replies);
-            assert_eq!(layout.bytes(), layout.scratch_at + SCRATCH_BYTES);
+            assert_eq!(layout.bytes(), layout.scratch_at + SCRATCH_BYTES as usize);
             assert!(u32::from(layout.recv_slots) > u32::from(depth) + 1);
         }
     }

@@ -11,8 +11,8 @@
 
 #![deny(unsafe_code)]
 
-pub mod args;
 pub mod arena;
+pub mod args;
 pub mod connection;
 pub mod control;
 pub mod poll_group;

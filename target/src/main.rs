@@ -44,7 +44,12 @@ fn check(path: &std::path::Path) -> anyhow::Result<Exit> {
     let config = TargetConfig::load(path)?;
     for opened in rblk_target::serve::check(&config)? {
         let volume = &opened.volume;
-        println!("{}: ok, {} blocks of {} bytes", volume.name, volume.blocks.0, volume.block_size.bytes());
+        println!(
+            "{}: ok, {} blocks of {} bytes",
+            volume.name,
+            volume.blocks.0,
+            volume.block_size.bytes()
+        );
     }
     Ok(Exit::Ok)
 }
@@ -62,7 +67,9 @@ fn talk(path: &std::path::Path, question: Ask, output: Output) -> anyhow::Result
         }
     };
     match answer {
-        Response::Status(status) if output == Output::Json => println!("{}", serde_json::to_string_pretty(&status)?),
+        Response::Status(status) if output == Output::Json => {
+            println!("{}", serde_json::to_string_pretty(&status)?)
+        }
         Response::Status(status) => print!("{}", table::status(&status)),
         Response::Done => println!("draining"),
         Response::Error(error) => anyhow::bail!(error),

@@ -91,10 +91,12 @@ fn open_volume(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Re
         discard_granularity_bytes: block_size.bytes(),
     };
     let blocks = |bytes: u64| {
-        block_size
-            .blocks_in(bytes)
-            .filter(|b| b.0 > 0)
-            .with_context(|| format!("size of {bytes} bytes is not a multiple of the block size {}", config.block_size))
+        block_size.blocks_in(bytes).filter(|b| b.0 > 0).with_context(|| {
+            format!(
+                "size of {bytes} bytes is not a multiple of the block size {}",
+                config.block_size
+            )
+        })
     };
     let mut notes = VolumeNotes::default();
     let mut backing = None;
@@ -115,7 +117,12 @@ fn open_volume(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Re
             if let Some(size) = size
                 && size.0 != bytes
             {
-                return Err(WrongSize { path: path.display().to_string(), bytes, configured: size.0 }.into());
+                return Err(WrongSize {
+                    path: path.display().to_string(),
+                    bytes,
+                    configured: size.0,
+                }
+                .into());
             }
             if !opened.direct() && direct == DirectIo::Preferred {
                 tracing::warn!(volume = %name, path = %path.display(), "no direct I/O there: going through the page cache");
@@ -127,7 +134,10 @@ fn open_volume(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Re
             // Acknowledged means handed to the file: the page cache or the disk's own cache may still have it.
             volume.volatile_cache = true;
             volume.read_only |= opened.read_only();
-            notes = VolumeNotes { path: Some(path.display().to_string()), direct: Some(opened.direct()) };
+            notes = VolumeNotes {
+                path: Some(path.display().to_string()),
+                direct: Some(opened.direct()),
+            };
             backing = Some(Arc::new(opened));
         }
         BackingConfig::Memory { size } => {
@@ -142,7 +152,9 @@ fn open_volume(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Re
 
 /// A file that is not as long as the configuration says.
 #[derive(Debug, thiserror::Error)]
-#[error("{path}: {bytes} bytes, but the configuration says size = {configured}: correct one of them")]
+#[error(
+    "{path}: {bytes} bytes, but the configuration says size = {configured}: correct one of them"
+)]
 pub struct WrongSize {
     path: String,
     bytes: u64,
@@ -150,10 +162,16 @@ pub struct WrongSize {
 }
 
 fn default_name() -> Name {
-    let host = nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok()).unwrap_or_default();
-    let clean: String =
-        host.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).take(64).collect();
-    Name::new(&clean).or_else(|_| Name::new("target")).unwrap_or_else(|_| unreachable!("a fixed name"))
+    let host =
+        nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok()).unwrap_or_default();
+    let clean: String = host
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' })
+        .take(64)
+        .collect();
+    Name::new(&clean)
+        .or_else(|_| Name::new("target"))
+        .unwrap_or_else(|_| unreachable!("a fixed name"))
 }
 
 fn raise_limits(config: &TargetConfig, needed: u64) -> anyhow::Result<()> {
@@ -164,7 +182,8 @@ fn raise_limits(config: &TargetConfig, needed: u64) -> anyhow::Result<()> {
             let _ = setrlimit(resource, hard, hard);
         }
     }
-    let uses_rdma = config.listen.iter().any(|a| a.parse::<Address>().is_ok_and(|a| a.scheme == Scheme::Rdma));
+    let uses_rdma =
+        config.listen.iter().any(|a| a.parse::<Address>().is_ok_and(|a| a.scheme == Scheme::Rdma));
     let (limit, _) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
     // Root's CAP_IPC_LOCK lifts the limit.
     if uses_rdma && !nix::unistd::geteuid().is_root() && limit < needed {
@@ -190,7 +209,8 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
         Some(name) => Name::new(name)?,
         None => default_name(),
     };
-    let addresses = config.listen.iter().map(|a| a.parse::<Address>()).collect::<Result<Vec<_>, _>>()?;
+    let addresses =
+        config.listen.iter().map(|a| a.parse::<Address>()).collect::<Result<Vec<_>, _>>()?;
     let memory_volumes: u64 = config
         .volumes
         .iter()
@@ -199,22 +219,31 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
         .sum();
     raise_limits(config, config.arena.0 + memory_volumes)?;
     let socket = ControlSocket::bind(&config.control_socket).await.with_context(|| {
-        format!("control socket {} (choose another with --control-socket)", config.control_socket.display())
+        format!(
+            "control socket {} (choose another with --control-socket)",
+            config.control_socket.display()
+        )
     })?;
     let mut listeners = Vec::new();
     for address in &addresses {
         listeners.push(bind(address).await?);
     }
+    let mut devices = Vec::new();
+    for listener in &listeners {
+        devices.extend(listener.devices()?);
+    }
     let listening: Vec<String> = listeners.iter().map(|l| l.address().to_string()).collect();
     let opened = open_volumes(config, &name)?;
 
     let io_max = u32::try_from(config.max_io.0).context("max_io")?;
-    let groups = config
-        .poll_groups
-        .map_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get().min(4)), usize::from);
+    let groups = config.poll_groups.map_or_else(
+        || std::thread::available_parallelism().map_or(1, |n| n.get().min(4)),
+        usize::from,
+    );
     let extent_max = io_max.max(crate::arena::MIN_EXTENT_BYTES);
     // Each poll group has whole largest extents, and at least four of them.
-    let share = (usize::try_from(config.arena.0)? / groups / extent_max as usize).max(4) * extent_max as usize;
+    let share = (usize::try_from(config.arena.0)? / groups / extent_max as usize).max(4)
+        * extent_max as usize;
     let arena = Region::allocate(share * groups, PageKind::Normal)?;
     let zeros = Region::allocate(io_max as usize, PageKind::Normal)?;
     let (from_groups, outbox) = mpsc::unbounded_channel();
@@ -235,7 +264,10 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
         let arena = Arena::over(Arc::clone(&arena), range, extent_max)?;
         let handle = thread::start(index, store, arena, tuning, from_groups.clone())?;
         for opened in &opened {
-            let mail = ToGroup::AddVolume { volume: Arc::clone(&opened.volume), backing: opened.backing.clone() };
+            let mail = ToGroup::AddVolume {
+                volume: Arc::clone(&opened.volume),
+                backing: opened.backing.clone(),
+            };
             handle.mail.send(mail).map_err(|_| anyhow::anyhow!("a poll group takes no mail"))?;
         }
         handles.push(handle);
@@ -244,7 +276,7 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
 
     let mut instance = [0; 16];
     getrandom::fill(&mut instance)?;
-    let control = Control::new(Parts {
+    let mut control = Control::new(Parts {
         name,
         instance: InstanceId(instance),
         limits: Limits {
@@ -256,11 +288,18 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
         groups: handles,
         arena,
         zeros,
-        volume_notes: opened.iter().map(|o| (o.volume.name.to_string(), o.notes.clone())).collect::<HashMap<_, _>>(),
+        volume_notes: opened
+            .iter()
+            .map(|o| (o.volume.name.to_string(), o.notes.clone()))
+            .collect::<HashMap<_, _>>(),
         volumes: opened.into_iter().map(|o| o.volume).collect(),
         listening: listening.clone(),
         drain_timeout: config.drain_timeout.into(),
     });
+    // Registering takes seconds when the arena is large: before anybody connects.
+    for device in &devices {
+        control.device(device).with_context(|| format!("device {}", device.caps().name))?;
+    }
     let (request_sender, requests) = mpsc::channel(64);
     let (incoming_sender, incoming) = mpsc::channel(64);
     for mut listener in listeners {
@@ -306,7 +345,8 @@ async fn bind(address: &Address) -> anyhow::Result<Listener> {
         match Listener::bind(address).await {
             // At boot the interface may not have its address yet.
             Err(FabricError::Listen { source, .. })
-                if source.kind() == std::io::ErrorKind::AddrNotAvailable && Instant::now() < deadline =>
+                if source.kind() == std::io::ErrorKind::AddrNotAvailable
+                    && Instant::now() < deadline =>
             {
                 tokio::time::sleep(std::time::Duration::from_millis(200)).await;
             }

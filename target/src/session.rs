@@ -113,7 +113,12 @@ impl SessionTable {
     ///
     /// # Errors
     /// The table is full.
-    pub fn begin(&mut self, id: SessionId, peer: String, now: Instant) -> Result<SessionSlot, RejectReason> {
+    pub fn begin(
+        &mut self,
+        id: SessionId,
+        peer: String,
+        now: Instant,
+    ) -> Result<SessionSlot, RejectReason> {
         let free = self.by_slot.iter().position(Option::is_none);
         let at = match free {
             Some(at) => at,
@@ -145,7 +150,12 @@ impl SessionTable {
     ///
     /// # Errors
     /// Unknown session, or an epoch that is not higher.
-    pub fn resume(&mut self, id: SessionId, epoch: Epoch, peer: String) -> Result<SessionSlot, RejectReason> {
+    pub fn resume(
+        &mut self,
+        id: SessionId,
+        epoch: Epoch,
+        peer: String,
+    ) -> Result<SessionSlot, RejectReason> {
         let slot = *self.by_id.get(&id).ok_or(RejectReason::NoSuchSession)?;
         let session = self.get_mut(slot).ok_or(RejectReason::NoSuchSession)?;
         if session.logged_out {
@@ -164,7 +174,12 @@ impl SessionTable {
     ///
     /// # Errors
     /// Unknown session, another epoch, not logged in, or the queue exists.
-    pub fn join(&self, id: SessionId, epoch: Epoch, queue: u16) -> Result<SessionSlot, RejectReason> {
+    pub fn join(
+        &self,
+        id: SessionId,
+        epoch: Epoch,
+        queue: u16,
+    ) -> Result<SessionSlot, RejectReason> {
         let slot = *self.by_id.get(&id).ok_or(RejectReason::NoSuchSession)?;
         let session = self.get(slot).ok_or(RejectReason::NoSuchSession)?;
         if session.epoch != epoch {
@@ -188,7 +203,13 @@ impl SessionTable {
     }
 
     /// A poll group says that nothing of a connection is in use any more.
-    pub fn connection_gone(&mut self, slot: SessionSlot, epoch: Epoch, queue: Option<u16>, now: Instant) -> After {
+    pub fn connection_gone(
+        &mut self,
+        slot: SessionSlot,
+        epoch: Epoch,
+        queue: Option<u16>,
+        now: Instant,
+    ) -> After {
         let Some(session) = self.get_mut(slot) else { return After::Ended };
         if let Some(at) = session.connections.iter().position(|c| *c == (epoch, queue)) {
             session.connections.swap_remove(at);
@@ -201,7 +222,11 @@ impl SessionTable {
             }
         }
         let Some(session) = self.get(slot) else { return After::Ended };
-        if epoch < session.epoch && !session.has_older_connections() { After::Quiesced } else { After::Lives }
+        if epoch < session.epoch && !session.has_older_connections() {
+            After::Quiesced
+        } else {
+            After::Lives
+        }
     }
 
     /// The session said goodbye: it ends with its last connection, and holds nothing from now on.
@@ -311,7 +336,11 @@ mod tests {
         table.connection_added(slot, Epoch(2), None);
         assert!(table.get(slot).unwrap().has_older_connections());
         assert_eq!(table.join(id(1), Epoch(1), 1), Err(RejectReason::StaleEpoch));
-        assert_eq!(table.join(id(1), Epoch(2), 1), Err(RejectReason::NoSuchSession), "not logged in yet");
+        assert_eq!(
+            table.join(id(1), Epoch(2), 1),
+            Err(RejectReason::NoSuchSession),
+            "not logged in yet"
+        );
         assert_eq!(table.connection_gone(slot, Epoch(1), None, now), After::Lives);
         assert_eq!(table.connection_gone(slot, Epoch(1), Some(0), now), After::Quiesced);
         assert!(!table.get(slot).unwrap().has_older_connections());
@@ -343,7 +372,10 @@ mod tests {
         let a = logged_in(&mut table, 1, 7, now);
         table.open(a, VolumeIndex(0), AccessMode::Exclusive).unwrap();
         let b = logged_in(&mut table, 2, 7, now);
-        assert!(table.open(b, VolumeIndex(0), AccessMode::Exclusive).is_err(), "the old process is connected");
+        assert!(
+            table.open(b, VolumeIndex(0), AccessMode::Exclusive).is_err(),
+            "the old process is connected"
+        );
         table.connection_gone(a, Epoch(1), None, now);
         assert_eq!(table.open(b, VolumeIndex(0), AccessMode::Exclusive), Ok(vec![a]));
     }

@@ -19,7 +19,11 @@ pub(crate) fn status(status: &TargetStatus) -> String {
     for device in &status.devices {
         let _ = writeln!(text, "device {} ({})", device.name, device.transport);
     }
-    let _ = writeln!(text, "\n{:<20} {:<7} {:>10} {:>6} {:<6} {:<6} BACKING", "VOLUME", "STORE", "SIZE", "BLOCK", "MODE", "IN USE");
+    let _ = writeln!(
+        text,
+        "\n{:<20} {:<7} {:>10} {:>6} {:<6} {:<6} BACKING",
+        "VOLUME", "STORE", "SIZE", "BLOCK", "MODE", "IN USE"
+    );
     for v in &status.volumes {
         let _ = writeln!(
             text,
@@ -33,7 +37,11 @@ pub(crate) fn status(status: &TargetStatus) -> String {
             v.notes.path.as_deref().unwrap_or("-")
         );
     }
-    let _ = writeln!(text, "\n{:<20} {:<24} {:>6} {:>12} VOLUMES", "SESSION OF", "FROM", "EPOCH", "CONNECTIONS");
+    let _ = writeln!(
+        text,
+        "\n{:<20} {:<24} {:>6} {:>12} VOLUMES",
+        "SESSION OF", "FROM", "EPOCH", "CONNECTIONS"
+    );
     for s in &status.sessions {
         let _ = writeln!(
             text,
@@ -49,12 +57,24 @@ pub(crate) fn status(status: &TargetStatus) -> String {
     let _ = writeln!(
         text,
         "\ncommands: {} reads, {} writes ({} in capsule), {} flushes, {} discards, {} write-zeroes, {} failed",
-        t.reads, t.writes, t.in_capsule_writes, t.flushes, t.discards, t.write_zeroes, t.failed_commands
+        t.reads,
+        t.writes,
+        t.in_capsule_writes,
+        t.flushes,
+        t.discards,
+        t.write_zeroes,
+        t.failed_commands
     );
     let _ = writeln!(
         text,
         "messages: {} SEND, {} WRITE, {} WRITE_WITH_IMM, {} READ, {} signaled, {} doorbells, {} completions",
-        t.sends, t.rdma_writes, t.rdma_writes_with_imm, t.rdma_reads, t.signaled, t.send_doorbells, t.completions
+        t.sends,
+        t.rdma_writes,
+        t.rdma_writes_with_imm,
+        t.rdma_reads,
+        t.signaled,
+        t.send_doorbells,
+        t.completions
     );
     text
 }

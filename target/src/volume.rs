@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use rblk_fabric::Region;
 use rblk_protocol::{
-    AccessMode, BlockCount, BlockRange, BlockSize, CommandCapsule, Name, Opcode, Status, VolumeFlags,
-    VolumeHandle,
+    AccessMode, BlockCount, BlockRange, BlockSize, CommandCapsule, Name, Opcode, Status,
+    VolumeFlags, VolumeHandle,
 };
 
 use crate::store::VolumeIndex;
@@ -108,7 +108,10 @@ impl Volume {
         match command.opcode {
             Opcode::Read | Opcode::Write => {
                 let in_capsule_read = command.opcode == Opcode::Read && command.buffer.is_none();
-                if in_capsule_read || data_bytes != range.len_bytes() || data_bytes > u64::from(io_max_bytes) {
+                if in_capsule_read
+                    || data_bytes != range.len_bytes()
+                    || data_bytes > u64::from(io_max_bytes)
+                {
                     return Err(Status::BadLength);
                 }
             }
@@ -151,7 +154,9 @@ mod tests {
     #[test]
     fn each_rule() {
         let v = volume();
-        let check = |c: CommandCapsule| v.check(&c, AccessMode::Exclusive, 4096).map(|r| r.map(|r| r.offset_bytes()));
+        let check = |c: CommandCapsule| {
+            v.check(&c, AccessMode::Exclusive, 4096).map(|r| r.map(|r| r.offset_bytes()))
+        };
         assert_eq!(check(command(Opcode::Read, 99, 1, 512)), Ok(Some(99 * 512)));
         assert_eq!(check(command(Opcode::Read, 99, 2, 1024)), Err(Status::OutOfRange));
         assert_eq!(check(command(Opcode::Read, u64::MAX, 2, 1024)), Err(Status::OutOfRange));
@@ -163,10 +168,15 @@ mod tests {
         assert_eq!(check(command(Opcode::Discard, 0, 100, 512)), Err(Status::BadLength));
         assert_eq!(check(command(Opcode::Flush, 0, 0, 0)), Ok(None));
         assert_eq!(check(command(Opcode::Flush, 0, 1, 0)), Err(Status::InvalidField));
-        let fua_read =
-            CommandCapsule { flags: CommandFlags { fua: true, ..Default::default() }, ..command(Opcode::Read, 0, 1, 512) };
+        let fua_read = CommandCapsule {
+            flags: CommandFlags { fua: true, ..Default::default() },
+            ..command(Opcode::Read, 0, 1, 512)
+        };
         assert_eq!(check(fua_read), Err(Status::InvalidField));
-        assert_eq!(v.check(&command(Opcode::Write, 0, 1, 512), AccessMode::ReadOnly, 4096), Err(Status::ReadOnly));
+        assert_eq!(
+            v.check(&command(Opcode::Write, 0, 1, 512), AccessMode::ReadOnly, 4096),
+            Err(Status::ReadOnly)
+        );
         let frozen = Volume { read_only: true, ..v.clone() };
         assert_eq!(
             frozen.check(&command(Opcode::WriteZeroes, 0, 1, 0), AccessMode::Exclusive, 4096),

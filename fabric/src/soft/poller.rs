@@ -1,7 +1,7 @@
 //! The data thread's end: turns over the QPs, readiness, and the completion queue.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -361,8 +361,8 @@ impl crate::device::Poller for Poller {
         Ok(())
     }
 
-    fn event_fd(&self) -> RawFd {
-        self.epoll.0.as_raw_fd()
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.0.as_fd()
     }
 
     fn clear_event(&mut self) {

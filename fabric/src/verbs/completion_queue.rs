@@ -95,9 +95,9 @@ impl CompletionQueue {
         self.channel.as_ptr()
     }
 
-    pub(super) fn event_fd(&self) -> RawFd {
-        // SAFETY: the channel is live.
-        unsafe { (*self.channel.as_ptr()).fd }
+    pub(super) fn event_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel and its descriptor live as long as `self`, which the result borrows.
+        unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) }
     }
 
     pub(super) fn entries(&self) -> u32 {

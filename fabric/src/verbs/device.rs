@@ -77,6 +77,30 @@ impl Device {
         Ok(Self(inner))
     }
 
+    /// Every device of the host, by its first port.
+    ///
+    /// # Errors
+    /// [`FabricError::NoDevice`], or one cannot be queried.
+    pub(super) fn all() -> Result<Vec<Self>> {
+        let mut count = 0;
+        // SAFETY: plain call; the list is freed below.
+        let list = unsafe { ffi::rdma_get_devices(&raw mut count) };
+        let list = NonNull::new(list).ok_or(FabricError::NoDevice)?;
+        // SAFETY: the list has `count` entries.
+        let contexts = unsafe {
+            std::slice::from_raw_parts(list.as_ptr(), usize::try_from(count).unwrap_or(0))
+        };
+        // The list keeps the contexts open while they are looked up; a device then pins its own.
+        let devices = contexts
+            .iter()
+            .filter_map(|context| NonNull::new(*context))
+            .map(|context| Self::of_context(context, 1))
+            .collect::<Result<Vec<_>>>();
+        // SAFETY: the list came from rdma_get_devices and is freed once.
+        unsafe { ffi::rdma_free_devices(list.as_ptr()) };
+        devices.and_then(|d| if d.is_empty() { Err(FabricError::NoDevice) } else { Ok(d) })
+    }
+
     /// What it can do.
     #[must_use]
     pub fn caps(&self) -> &DeviceCaps {

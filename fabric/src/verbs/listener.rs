@@ -24,7 +24,7 @@ pub struct Listener {
     address: Address,
     requests: mpsc::Receiver<Result<Incoming>>,
     // Last: once it is gone nothing new comes.
-    _id: CmId,
+    id: CmId,
 }
 
 impl Listener {
@@ -41,7 +41,7 @@ impl Listener {
             match id.bind(to).and_then(|()| id.listen(i32::from(BACKLOG))) {
                 Ok(()) => {
                     let address = Address { port: id.local_port(), ..address.clone() };
-                    return Ok(Self { address, requests, _id: id });
+                    return Ok(Self { address, requests, id });
                 }
                 Err(source) => last = Some(source),
             }
@@ -56,13 +56,24 @@ impl Listener {
         &self.address
     }
 
+    /// The device of the address, or every device where the address is unspecified.
+    ///
+    /// # Errors
+    /// A device cannot be queried.
+    pub fn devices(&self) -> Result<Vec<Device>> {
+        match NonNull::new(self.id.verbs()) {
+            Some(context) => Device::of_context(context, self.id.port()).map(|device| vec![device]),
+            None => Device::all(),
+        }
+    }
+
     /// The next peer. Cancel safe.
     ///
     /// # Errors
     /// The device is gone or the event channel broke.
     pub async fn accept(&mut self) -> Result<Incoming> {
         self.requests.recv().await.unwrap_or_else(|| {
-            // The sender lives in the channel's table as long as `_id`.
+            // The sender lives in the channel's table as long as `id`.
             Err(FabricError::Call {
                 call: "rdma_listen",
                 source: std::io::ErrorKind::NotConnected.into(),

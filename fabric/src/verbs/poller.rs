@@ -23,7 +23,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::mem::{self, size_of};
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::Arc;
 
@@ -467,7 +467,7 @@ impl crate::Poller for Poller {
         Ok(())
     }
 
-    fn event_fd(&self) -> RawFd {
+    fn event_fd(&self) -> BorrowedFd<'_> {
         self.queue.event_fd()
     }
 

@@ -26,7 +26,9 @@ fn main() -> ExitCode {
             discover(&address, timeout.get(), output)
         }
         Command::Umount { .. } | Command::List { .. } => {
-            eprintln!("rblk-initiatord: only `mount` and `discover`; everything else is rblk-initiator's");
+            eprintln!(
+                "rblk-initiatord: only `mount` and `discover`; everything else is rblk-initiator's"
+            );
             return Exit::Usage.into();
         }
     };
@@ -46,7 +48,12 @@ fn start_log(verbose: u8, quiet: &str) {
         _ => "trace",
     };
     let filter = EnvFilter::try_from_env("RBLK_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .init();
 }
 
 fn mount(args: &MountArgs) -> anyhow::Result<()> {
@@ -56,17 +63,21 @@ fn mount(args: &MountArgs) -> anyhow::Result<()> {
         let name = args.mount_name(&config);
         let host = host_identity(config.host_name.as_deref());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let result = runtime.block_on(rblk_initiator::mount::run(&config, &name, host, &mut |status| {
-            reported = true;
-            report(args.foreground, &Report::Mounted(Box::new(status.clone())));
-        }));
+        let result =
+            runtime.block_on(rblk_initiator::mount::run(&config, &name, host, &mut |status| {
+                reported = true;
+                report(args.foreground, &Report::Mounted(Box::new(status.clone())));
+            }));
         runtime.shutdown_timeout(std::time::Duration::from_secs(1));
         result
     });
     if let Err(error) = &result
         && !reported
     {
-        report(args.foreground, &Report::Failed { error: format!("{error:#}"), exit: exit_of(error).code() });
+        report(
+            args.foreground,
+            &Report::Failed { error: format!("{error:#}"), exit: exit_of(error).code() },
+        );
     }
     result
 }
@@ -172,7 +183,10 @@ fn discover(address: &str, timeout: std::time::Duration, output: Output) -> anyh
         println!("{}", serde_json::to_string_pretty(&found)?);
         return Ok(());
     }
-    println!("target {} at {} ({} over {})", found.target, found.address, found.transport, found.device);
+    println!(
+        "target {} at {} ({} over {})",
+        found.target, found.address, found.transport, found.device
+    );
     println!("{:<24} {:>10} {:>6} {:<5} {:<7} NOTE", "VOLUME", "SIZE", "BLOCK", "MODE", "IN USE");
     for v in &found.volumes {
         println!(

@@ -32,11 +32,19 @@ pub(super) fn add(
     params.fua = params.volatile_cache;
     let discard = has(VolumeFlags::DISCARD);
     if !params.read_only && (discard || has(VolumeFlags::WRITE_ZEROES)) {
-        let granularity = volume.discard_granularity_bytes.max(block).checked_next_power_of_two().unwrap_or(block);
+        let granularity = volume
+            .discard_granularity_bytes
+            .max(block)
+            .checked_next_power_of_two()
+            .unwrap_or(block);
         params.discard = Some(DiscardParams {
             granularity,
             max_discard_sectors: if discard { RANGE_SECTORS_MAX } else { 0 },
-            max_write_zeroes_sectors: if has(VolumeFlags::WRITE_ZEROES) { RANGE_SECTORS_MAX } else { 0 },
+            max_write_zeroes_sectors: if has(VolumeFlags::WRITE_ZEROES) {
+                RANGE_SECTORS_MAX
+            } else {
+                0
+            },
         });
     }
     let mut spec = DeviceSpec::new(queues, wish.depth.get(), wish.io_max_bytes);
@@ -48,7 +56,8 @@ pub(super) fn add(
 
 /// Who uses a block device, in words; `None` when nobody does.
 pub(super) fn holder(device: &str) -> Option<String> {
-    let mounts = std::fs::read_to_string("/proc/1/mounts").or_else(|_| std::fs::read_to_string("/proc/mounts"));
+    let mounts = std::fs::read_to_string("/proc/1/mounts")
+        .or_else(|_| std::fs::read_to_string("/proc/mounts"));
     if let Ok(mounts) = mounts
         && let Some(line) = mounts.lines().find(|l| l.split(' ').next() == Some(device))
     {
@@ -57,7 +66,8 @@ pub(super) fn holder(device: &str) -> Option<String> {
     }
     let name = device.rsplit('/').next().unwrap_or(device);
     let holders = std::fs::read_dir(format!("/sys/block/{name}/holders")).ok()?;
-    let names: Vec<String> = holders.flatten().filter_map(|e| e.file_name().into_string().ok()).collect();
+    let names: Vec<String> =
+        holders.flatten().filter_map(|e| e.file_name().into_string().ok()).collect();
     if !names.is_empty() {
         return Some(format!("held by {}", names.join(", ")));
     }

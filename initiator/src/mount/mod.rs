@@ -19,7 +19,8 @@ use anyhow::Context;
 use rblk_config::MountConfig;
 use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
 use rblk_protocol::{
-    AccessMode, AsyncEvent, Epoch, Features, InstanceId, Name, OpenReply, QueueDepth, SessionId, VolumeFlags, limits,
+    AccessMode, AsyncEvent, Epoch, Features, InstanceId, Name, OpenReply, QueueDepth, SessionId,
+    VolumeFlags, limits,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -29,10 +30,8 @@ use crate::error::SessionError;
 use crate::path::Path;
 use crate::queue::{FromQueue, QueueHandle, QueueParts, ToQueue};
 use crate::session::{HostIdentity, QueueWish, Session};
-use crate::ublk::Buffers;
-use crate::ublk::Control;
-use crate::ublk::Device;
-use socket::{Ask, Asked, MountSocket, Response};
+use crate::ublk::{Buffers, Control, Device, DeviceState, UblkError};
+use socket::{Ask, Asked, MountSocket, Remains, Response};
 use status::MountStatus;
 
 const EIO: i32 = 5;
@@ -55,10 +54,37 @@ pub struct AlreadyMounted {
 
 /// The volume came back as another one.
 #[derive(Debug, thiserror::Error)]
-#[error("volume `{volume}` {how}; its requests fail now: unmount it, check the target, mount again")]
+#[error(
+    "volume `{volume}` {how}; its requests fail now: unmount it, check the target, mount again"
+)]
 pub struct VolumeChanged {
     volume: String,
     how: &'static str,
+}
+
+/// Removes what a mount of that name left when its process died: its ublk device and its note. Returns
+/// whether there was anything.
+///
+/// # Errors
+/// The device cannot be removed.
+pub fn sweep(control: &mut Control, name: &str) -> Result<bool, UblkError> {
+    let Some(remains) = Remains::read(name) else { return Ok(false) };
+    match control.info(remains.device_id) {
+        // Another server's device has the number by now.
+        Ok(info) if info.server_pid.is_some_and(|pid| i64::from(pid) != i64::from(remains.pid)) => {
+        }
+        Ok(info) => {
+            if info.state == DeviceState::Live {
+                control.stop(info.id, STOP_DEADLINE)?;
+            }
+            control.delete(info.id, STOP_DEADLINE)?;
+            tracing::info!(device = info.id, "removed the device of a dead mount");
+        }
+        Err(UblkError::NoSuchDevice { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    Remains::remove(name);
+    Ok(true)
 }
 
 /// Told when the device is there.
@@ -97,16 +123,27 @@ pub async fn run(
     host: HostIdentity,
     on_ready: OnReady<'_>,
 ) -> anyhow::Result<()> {
-    let Some(socket) = MountSocket::bind(name).await.with_context(|| format!("the mount's socket in {}", socket::RUN_DIR))?
+    let Some(socket) = MountSocket::bind(name)
+        .await
+        .with_context(|| format!("the mount's socket in {}", socket::RUN_DIR))?
     else {
         return Err(AlreadyMounted { name: name.to_owned() }.into());
     };
     // Looked for before anything is asked of the target.
-    let control = Control::open()?;
+    let mut control = Control::open()?;
+    sweep(&mut control, name)?;
     let (outbox, mut from_queues) = mpsc::unbounded_channel();
     let (mut mount, paths) = Mount::connect_first(config, name, host).await?;
     let mut device = mount.build_device(control, paths, &outbox).await?;
-    tracing::info!(device = mount.status.device, volume = mount.status.volume, address = mount.status.address, "mounted");
+    Remains { pid: std::process::id(), device_id: device.info().id }
+        .write(name)
+        .context("noting the device")?;
+    tracing::info!(
+        device = mount.status.device,
+        volume = mount.status.volume,
+        address = mount.status.address,
+        "mounted"
+    );
     on_ready(&mount.status());
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
 
@@ -171,13 +208,17 @@ pub async fn run(
         }
         mount.check_fail_after();
         if mount.stopped > 0 && !unmount {
-            anyhow::bail!("a queue of {} stopped: was the device removed by someone else?", mount.status.device);
+            anyhow::bail!(
+                "a queue of {} stopped: was the device removed by someone else?",
+                mount.status.device
+            );
         }
         if unmount {
             let force = matches!(pending, Some(Asked { ask: Ask::Unmount { force: true }, .. }));
             let force = force || mount.session.is_none();
             let result = mount.unmount(&mut device, force, &mut from_queues).await;
             drop(device);
+            Remains::remove(name);
             let response = match &result {
                 Ok(()) => Response::Done,
                 Err(error) => Response::Error(format!("{error:#}")),
@@ -206,8 +247,13 @@ async fn next_event(session: &mut Option<Session>) -> Result<Option<AsyncEvent>,
 }
 
 impl Mount {
-    async fn connect_first(config: &MountConfig, name: &str, host: HostIdentity) -> anyhow::Result<(Self, Vec<Path>)> {
-        let addresses = config.target.iter().map(|t| t.parse()).collect::<Result<Vec<Address>, _>>()?;
+    async fn connect_first(
+        config: &MountConfig,
+        name: &str,
+        host: HostIdentity,
+    ) -> anyhow::Result<(Self, Vec<Path>)> {
+        let addresses =
+            config.target.iter().map(|t| t.parse()).collect::<Result<Vec<Address>, _>>()?;
         let volume_name = Name::new(&config.volume)?;
         let mut session = connect_any(&addresses, config, &host).await?;
         let mode = if config.read_only { AccessMode::ReadOnly } else { AccessMode::Exclusive };
@@ -233,7 +279,10 @@ impl Mount {
             let bytes = usize::from(wish.depth.get()) * wish.io_max_bytes as usize;
             let region = Region::allocate(bytes, PageKind::Normal)?;
             let path = session.connect_queue(queue, wish, volume.handle, &region).await?;
-            if queue == 0 && (path.accept.depth != wish.depth || path.accept.io_max_bytes != wish.io_max_bytes) {
+            if queue == 0
+                && (path.accept.depth != wish.depth
+                    || path.accept.io_max_bytes != wish.io_max_bytes)
+            {
                 // The target gives less: what it gives is what every queue asks for, now and later.
                 tracing::info!(
                     depth = path.accept.depth.get(),
@@ -314,7 +363,8 @@ impl Mount {
             // The driver may have cut the number of queues to that of the CPUs; their paths just end.
             let Some(config) = device.queue_config(queue) else { continue };
             let region = Arc::clone(&self.buffers[usize::from(queue)]);
-            let buffers = Buffers::new(region, 0, self.wish.io_max_bytes as usize, self.wish.depth.get())?;
+            let buffers =
+                Buffers::new(region, 0, self.wish.io_max_bytes as usize, self.wish.depth.get())?;
             let parts = QueueParts {
                 config,
                 buffers,
@@ -364,7 +414,10 @@ impl Mount {
                 match end {
                     PathEnd::Dropped => {}
                     PathEnd::SelfTest if self.features.has(Features::WRITE_WITH_IMM) => {
-                        tracing::warn!(queue, "WRITE_WITH_IMM does not work on this path; going on without");
+                        tracing::warn!(
+                            queue,
+                            "WRITE_WITH_IMM does not work on this path; going on without"
+                        );
                         self.features = self.features.without(Features::WRITE_WITH_IMM);
                         self.wish.features = self.features;
                         self.status.write_with_imm = false;
@@ -386,7 +439,9 @@ impl Mount {
 
     fn on_event(&mut self, event: Result<Option<AsyncEvent>, SessionError>) {
         match event {
-            Ok(Some(AsyncEvent::Draining)) => tracing::info!("the target drains: waiting for it to come back"),
+            Ok(Some(AsyncEvent::Draining)) => {
+                tracing::info!("the target drains: waiting for it to come back")
+            }
             Ok(event) => tracing::debug!(?event, "event of the target"),
             Err(error) => self.lose(&error.to_string()),
         }
@@ -420,7 +475,12 @@ impl Mount {
         if self.attempt == 0 {
             return Duration::from_millis(10);
         }
-        let base = self.config.reconnect_delay.get().saturating_mul(1 << (self.attempt - 1).min(4)).min(BACKOFF_MAX);
+        let base = self
+            .config
+            .reconnect_delay
+            .get()
+            .saturating_mul(1 << (self.attempt - 1).min(4))
+            .min(BACKOFF_MAX);
         let mut random = [0; 2];
         let _ = getrandom::fill(&mut random);
         base.mul_f64(0.5 + f64::from(u16::from_ne_bytes(random)) / f64::from(u16::MAX))
@@ -490,23 +550,36 @@ impl Mount {
             None => None,
         };
         self.resume = resume;
-        let mut session = Session::connect(address, &options(&self.config), &self.host, resume).await?;
+        let mut session =
+            Session::connect(address, &options(&self.config), &self.host, resume).await?;
         let mode = if self.config.read_only { AccessMode::ReadOnly } else { AccessMode::Exclusive };
         let volume = session.open(&self.volume_name, mode).await?;
         let same = volume.blocks == self.volume.blocks
             && volume.block_size == self.volume.block_size
             && volume.uuid == self.volume.uuid;
         if !same {
-            return Err(VolumeChanged { volume: self.config.volume.clone(), how: "came back as another volume or size" }.into());
+            return Err(VolumeChanged {
+                volume: self.config.volume.clone(),
+                how: "came back as another volume or size",
+            }
+            .into());
         }
         if volume.flags.has(VolumeFlags::EPHEMERAL) && session.instance != self.instance {
-            return Err(VolumeChanged { volume: self.config.volume.clone(), how: "was in the memory of a target that ended" }.into());
+            return Err(VolumeChanged {
+                volume: self.config.volume.clone(),
+                how: "was in the memory of a target that ended",
+            }
+            .into());
         }
         self.volume.handle = volume.handle;
         let mut paths = Vec::new();
         for queue in 0..self.queues.len() {
             let index = u16::try_from(queue)?;
-            paths.push(session.connect_queue(index, self.wish, volume.handle, &self.buffers[queue]).await?);
+            paths.push(
+                session
+                    .connect_queue(index, self.wish, volume.handle, &self.buffers[queue])
+                    .await?,
+            );
         }
         Ok((session, paths))
     }
@@ -539,6 +612,19 @@ impl Mount {
             self.fail_all(Some(EIO));
         }
         let deadline = if force { FORCE_DEADLINE } else { STOP_DEADLINE };
+        if !force {
+            // What the page cache holds goes with the disk.
+            let path = self.status.device.clone();
+            let synced = tokio::task::spawn_blocking(move || {
+                std::fs::OpenOptions::new().write(true).open(path).and_then(|disk| disk.sync_all())
+            });
+            match synced.await? {
+                Err(error) if !self.status.read_only => {
+                    return Err(error).context("writing back the page cache");
+                }
+                _ => {}
+            }
+        }
         // Blocks this thread, not the queue threads, which answer what is in flight.
         let stopped = device.stop(deadline);
         for queue in &mut self.queues {
@@ -565,11 +651,19 @@ fn send(queue: &QueueHandle, message: ToQueue) {
 }
 
 fn options(config: &MountConfig) -> ConnectOptions {
-    ConnectOptions { timeout: config.connect_timeout.get(), bind: None, detect: config.detect.get() }
+    ConnectOptions {
+        timeout: config.connect_timeout.get(),
+        bind: None,
+        detect: config.detect.get(),
+    }
 }
 
 /// The first address that answers; each is tried once.
-async fn connect_any(addresses: &[Address], config: &MountConfig, host: &HostIdentity) -> Result<Session, SessionError> {
+async fn connect_any(
+    addresses: &[Address],
+    config: &MountConfig,
+    host: &HostIdentity,
+) -> Result<Session, SessionError> {
     let mut last = None;
     for address in addresses {
         match Session::connect(address, &options(config), host, None).await {

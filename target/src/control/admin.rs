@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use rblk_protocol::{
-    AccessMode, CommandCapsule, LoginReply, LoginRequest, OpenReply, OpenRequest, Opcode, Status, VolumeEntry,
-    VolumeFlags, VolumeListHeader, limits,
+    AccessMode, CommandCapsule, LoginReply, LoginRequest, Opcode, OpenReply, OpenRequest, Status,
+    VolumeEntry, VolumeFlags, VolumeListHeader, limits,
 };
 
 use super::{Control, Parked, WaitingLogin};
@@ -46,7 +46,8 @@ impl Control {
             Opcode::OpenVolume => self.open(session, body),
             Opcode::CloseVolume => self.close(session, command),
             Opcode::AsyncEvent => {
-                if self.parked.iter().filter(|p| p.session == session).count() >= PARKED_PER_SESSION {
+                if self.parked.iter().filter(|p| p.session == session).count() >= PARKED_PER_SESSION
+                {
                     return refuse(Status::LimitReached);
                 }
                 if self.draining.is_some() {
@@ -59,7 +60,11 @@ impl Control {
                 self.sessions.logout(session);
                 for volume in &self.volumes {
                     let volume = volume.index;
-                    self.send_all(|| ToGroup::Close { session, volume, refusal: Status::NoSuchVolume });
+                    self.send_all(|| ToGroup::Close {
+                        session,
+                        volume,
+                        refusal: Status::NoSuchVolume,
+                    });
                 }
                 Answer::Now(Status::Ok, 0, Vec::new())
             }
@@ -82,7 +87,9 @@ impl Control {
                 return refuse(Status::InvalidField);
             }
         };
-        let Some(session) = self.sessions.get_mut(slot) else { return refuse(Status::NoSuchSession) };
+        let Some(session) = self.sessions.get_mut(slot) else {
+            return refuse(Status::NoSuchSession);
+        };
         if session.logged_in {
             return refuse(Status::NotReady);
         }
@@ -101,7 +108,11 @@ impl Control {
         let wait = session.has_older_connections();
         self.waiting_logins.insert(slot, login);
         if wait {
-            tracing::info!(session = slot.0, epoch = command.epoch.0, "waiting for the commands of older epochs");
+            tracing::info!(
+                session = slot.0,
+                epoch = command.epoch.0,
+                "waiting for the commands of older epochs"
+            );
         } else {
             self.finish_login(slot);
         }
@@ -113,7 +124,14 @@ impl Control {
         let Some(login) = self.waiting_logins.remove(&slot) else { return };
         let Some(session) = self.sessions.get_mut(slot) else { return };
         if session.epoch != login.epoch {
-            return self.reply(login.group, login.connection, login.tag, Status::Fenced, 0, Vec::new());
+            return self.reply(
+                login.group,
+                login.connection,
+                login.tag,
+                Status::Fenced,
+                0,
+                Vec::new(),
+            );
         }
         session.logged_in = true;
         let reply = LoginReply {
@@ -123,15 +141,29 @@ impl Control {
             queues_max: limits::QUEUES_MAX,
             target_name: self.name,
         };
-        tracing::info!(session = slot.0, host = session.host_name(), peer = session.peer, epoch = session.epoch.0, "login");
-        self.reply(login.group, login.connection, login.tag, Status::Ok, 0, reply.to_wire().to_vec());
+        tracing::info!(
+            session = slot.0,
+            host = session.host_name(),
+            peer = session.peer,
+            epoch = session.epoch.0,
+            "login"
+        );
+        self.reply(
+            login.group,
+            login.connection,
+            login.tag,
+            Status::Ok,
+            0,
+            reply.to_wire().to_vec(),
+        );
     }
 
     fn list(&self, command: &CommandCapsule) -> Answer {
         let room = command.buffer.map_or(0, |b| b.length as usize).min(REPLY_AREA_BYTES);
         let fit = room.saturating_sub(VolumeListHeader::BYTES) / VolumeEntry::BYTES;
         let from = usize::try_from(command.lba.0).unwrap_or(usize::MAX);
-        let page: Vec<&Volume> = self.volumes.iter().map(AsRef::as_ref).skip(from).take(fit).collect();
+        let page: Vec<&Volume> =
+            self.volumes.iter().map(AsRef::as_ref).skip(from).take(fit).collect();
         let header = VolumeListHeader {
             entries: u32::try_from(page.len()).unwrap_or(0),
             total: u32::try_from(self.volumes.len()).unwrap_or(u32::MAX),
@@ -198,8 +230,12 @@ impl Control {
     }
 
     fn close(&mut self, session: SessionSlot, command: &CommandCapsule) -> Answer {
-        let Some(volume) = Volume::index_of(command.volume) else { return refuse(Status::NoSuchVolume) };
-        let Some(state) = self.sessions.get_mut(session) else { return refuse(Status::NoSuchSession) };
+        let Some(volume) = Volume::index_of(command.volume) else {
+            return refuse(Status::NoSuchVolume);
+        };
+        let Some(state) = self.sessions.get_mut(session) else {
+            return refuse(Status::NoSuchSession);
+        };
         if state.opened.remove(&volume).is_none() {
             return refuse(Status::NoSuchVolume);
         }

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use rblk_fabric::{AcceptParams, Access, ConnectionHello, Incoming, PageKind, QpLimits, Region};
 use rblk_protocol::{
-    ConnectionKind, Epoch, Features, HelloReject, HelloRequest, Offer, QueueDepth, RejectReason, SessionId, Version,
-    limits, negotiate,
+    ConnectionKind, Epoch, Features, HelloReject, HelloRequest, Offer, QueueDepth, RejectReason,
+    SessionId, Version, limits, negotiate,
 };
 
 use super::Control;
@@ -36,7 +36,11 @@ impl Control {
 
     fn offer(&self, incoming: &Incoming) -> Offer {
         let device = incoming.device();
-        let imm = if device.caps().write_with_imm { Features::WRITE_WITH_IMM } else { Features::default() };
+        let imm = if device.caps().write_with_imm {
+            Features::WRITE_WITH_IMM
+        } else {
+            Features::default()
+        };
         // The bounds were checked by the configuration.
         let depth = QueueDepth::new(self.limits.queue_depth_max.clamp(1, limits::QUEUE_DEPTH_MAX));
         Offer {
@@ -55,7 +59,11 @@ impl Control {
         peer: &str,
     ) -> Result<(), (Option<Incoming>, RejectReason, String)> {
         if self.draining.is_some() {
-            return Err((Some(incoming), RejectReason::ShuttingDown, "the target is draining".into()));
+            return Err((
+                Some(incoming),
+                RejectReason::ShuttingDown,
+                "the target is draining".into(),
+            ));
         }
         let mut offer = self.offer(&incoming);
         if asked.kind == ConnectionKind::Admin {
@@ -68,9 +76,16 @@ impl Control {
                 let text = match reason {
                     RejectReason::Version => format!(
                         "no common version: we speak {} to {}, you {} to {}",
-                        Version::OLDEST.0, Version::NEWEST.0, asked.oldest.0, asked.newest.0
+                        Version::OLDEST.0,
+                        Version::NEWEST.0,
+                        asked.oldest.0,
+                        asked.newest.0
                     ),
-                    _ => format!("max I/O of {} bytes is below {}", asked.io_max_bytes, limits::IO_MIN_BYTES),
+                    _ => format!(
+                        "max I/O of {} bytes is below {}",
+                        asked.io_max_bytes,
+                        limits::IO_MIN_BYTES
+                    ),
                 };
                 return Err((Some(incoming), reason, text));
             }
@@ -92,23 +107,34 @@ impl Control {
                 match begun {
                     Ok(slot) => (slot, Epoch(1), None),
                     Err(reason) => {
-                        let text = format!("{} sessions are the limit (sessions_max)", self.limits.sessions_max);
+                        let text = format!(
+                            "{} sessions are the limit (sessions_max)",
+                            self.limits.sessions_max
+                        );
                         return Err((Some(incoming), reason, text));
                     }
                 }
             }
-            ConnectionKind::Admin => match self.sessions.resume(asked.session, asked.epoch, peer.to_owned()) {
-                Ok(slot) => {
-                    let before = asked.epoch;
-                    self.send_all(|| ToGroup::EndConnections { session: slot, before });
-                    (slot, asked.epoch, None)
+            ConnectionKind::Admin => {
+                match self.sessions.resume(asked.session, asked.epoch, peer.to_owned()) {
+                    Ok(slot) => {
+                        let before = asked.epoch;
+                        self.send_all(|| ToGroup::EndConnections { session: slot, before });
+                        (slot, asked.epoch, None)
+                    }
+                    Err(reason) => {
+                        return Err((Some(incoming), reason, "cannot resume the session".into()));
+                    }
                 }
-                Err(reason) => return Err((Some(incoming), reason, "cannot resume the session".into())),
-            },
-            ConnectionKind::Io { queue } => match self.sessions.join(asked.session, asked.epoch, queue) {
-                Ok(slot) => (slot, asked.epoch, Some(queue)),
-                Err(reason) => return Err((Some(incoming), reason, "cannot join the session".into())),
-            },
+            }
+            ConnectionKind::Io { queue } => {
+                match self.sessions.join(asked.session, asked.epoch, queue) {
+                    Ok(slot) => (slot, asked.epoch, Some(queue)),
+                    Err(reason) => {
+                        return Err((Some(incoming), reason, "cannot join the session".into()));
+                    }
+                }
+            }
         };
         let layout = Layout::new(accept.depth, accept.in_capsule_bytes, queue.is_none());
         let device = incoming.device();
@@ -119,18 +145,21 @@ impl Control {
         let entry = &self.devices[device_at];
         let prepared = Region::allocate(layout.bytes(), PageKind::Normal)
             .map_err(|e| e.to_string())
-            .and_then(|region| entry.pd.register(&region, Access::LOCAL_WRITE).map_err(|e| e.to_string()))
+            .and_then(|region| {
+                entry.pd.register(&region, Access::LOCAL_WRITE).map_err(|e| e.to_string())
+            })
             .and_then(|memory| {
                 let sizes = QpLimits {
                     send_wrs: layout.send_wrs() + 1,
                     recv_wrs: layout.recv_wrs(),
                     send_sges: 1,
-                    inline_bytes: limits::RESPONSE_BYTES as u32,
+                    inline_bytes: 64,
                     reads_out,
                     reads_in: 0,
                 };
-                let connection =
-                    incoming.prepare(&entry.pd, &entry.pollers[group], sizes).map_err(|e| e.to_string())?;
+                let connection = incoming
+                    .prepare(&entry.pd, &entry.pollers[group], sizes)
+                    .map_err(|e| e.to_string())?;
                 Ok((connection, memory))
             });
         let (connection, memory) = match prepared {
@@ -159,18 +188,31 @@ impl Control {
             memory,
             peer: peer.to_owned(),
         };
-        let accept = AcceptParams { hello: ConnectionHello(accept.to_wire().to_vec()), reads_out, reads_in: 0 };
+        let accept = AcceptParams {
+            hello: ConnectionHello(accept.to_wire().to_vec()),
+            reads_out,
+            reads_in: 0,
+        };
         tracing::info!(peer, kind = ?asked.kind, session = slot.0, epoch = epoch.0, group, "connection");
         self.send(
             group,
-            ToGroup::AddConnection { poller: device_at, connection, params: Box::new(params), accept },
+            ToGroup::AddConnection {
+                poller: device_at,
+                connection,
+                params: Box::new(params),
+                accept,
+            },
         );
         Ok(())
     }
 }
 
 fn refusal(reason: RejectReason, text: &str) -> ConnectionHello {
-    let reject =
-        HelloReject { reason: Some(reason), newest: Version::NEWEST, oldest: Version::OLDEST, text: text.to_owned() };
+    let reject = HelloReject {
+        reason: Some(reason),
+        newest: Version::NEWEST,
+        oldest: Version::OLDEST,
+        text: text.to_owned(),
+    };
     ConnectionHello(reject.to_wire())
 }

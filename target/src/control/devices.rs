@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use rblk_fabric::{Access, Device, MemoryRegion, PageKind, PollerHandle, ProtectionDomain, Region, Result};
+use rblk_fabric::{
+    Access, Device, MemoryRegion, PageKind, PollerHandle, ProtectionDomain, Region, Result,
+};
 
 use super::Control;
 use crate::poll_group::{PollerMemory, ToGroup};
@@ -28,7 +30,7 @@ impl Control {
     ///
     /// # Errors
     /// Memory cannot be registered or a CQ cannot be made.
-    pub(super) fn device(&mut self, device: &Device) -> Result<usize> {
+    pub fn device(&mut self, device: &Device) -> Result<usize> {
         if let Some(at) = self.devices.iter().position(|entry| entry.device.same_as(device)) {
             return Ok(at);
         }
@@ -49,9 +51,16 @@ impl Control {
         let mut boxes = Vec::new();
         for _ in &self.groups {
             let sink = if caps.read_sink_needs_remote_write {
-                let region = Region::allocate(SINK_BYTES, PageKind::Normal)
-                    .map_err(|e| rblk_fabric::FabricError::Call { call: "mmap", source: std::io::Error::other(e) })?;
-                Some(register(&region, Access { local_write: true, remote_write: true, remote_read: false })?)
+                let region = Region::allocate(SINK_BYTES, PageKind::Normal).map_err(|e| {
+                    rblk_fabric::FabricError::Call {
+                        call: "mmap",
+                        source: std::io::Error::other(e),
+                    }
+                })?;
+                Some(register(
+                    &region,
+                    Access { local_write: true, remote_write: true, remote_read: false },
+                )?)
             } else {
                 None
             };

@@ -89,7 +89,10 @@ pub struct Control {
 
 impl std::fmt::Debug for Control {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Control").field("name", &self.name).field("instance", &self.instance).finish_non_exhaustive()
+        f.debug_struct("Control")
+            .field("name", &self.name)
+            .field("instance", &self.instance)
+            .finish_non_exhaustive()
     }
 }
 
@@ -207,7 +210,14 @@ impl Control {
         tracing::info!(sessions = self.sessions.iter().count(), "draining");
         self.draining = Some(Instant::now());
         for parked in std::mem::take(&mut self.parked) {
-            self.reply(parked.group, parked.connection, parked.tag, Status::Ok, event_number(), Vec::new());
+            self.reply(
+                parked.group,
+                parked.connection,
+                parked.tag,
+                Status::Ok,
+                event_number(),
+                Vec::new(),
+            );
         }
         self.stop_if_drained(Instant::now());
     }
@@ -241,13 +251,28 @@ impl Control {
         for slot in late {
             if let Some(login) = self.waiting_logins.remove(&slot) {
                 tracing::error!(session = slot.0, "connections of an older epoch do not end");
-                self.reply(login.group, login.connection, login.tag, Status::TimedOut, 0, Vec::new());
+                self.reply(
+                    login.group,
+                    login.connection,
+                    login.tag,
+                    Status::TimedOut,
+                    0,
+                    Vec::new(),
+                );
             }
         }
         self.stop_if_drained(now);
     }
 
-    fn reply(&self, group: usize, connection: ConnectionId, tag: Tag, status: Status, value: u32, payload: Vec<u8>) {
+    fn reply(
+        &self,
+        group: usize,
+        connection: ConnectionId,
+        tag: Tag,
+        status: Status,
+        value: u32,
+        payload: Vec<u8>,
+    ) {
         self.send(group, ToGroup::Reply { connection, tag, status, value, payload });
     }
 
@@ -264,7 +289,13 @@ impl Control {
                     ConnectionKind::Admin => None,
                     ConnectionKind::Io { queue } => Some(queue),
                 };
-                tracing::debug!(session = session.0, ?kind, epoch = epoch.0, reason, "connection gone");
+                tracing::debug!(
+                    session = session.0,
+                    ?kind,
+                    epoch = epoch.0,
+                    reason,
+                    "connection gone"
+                );
                 if kind == ConnectionKind::Admin {
                     self.parked.retain(|p| p.session != session);
                 }

@@ -58,7 +58,10 @@ impl ControlSocket {
             std::fs::create_dir_all(parent)?;
         }
         if UnixStream::connect(path).await.is_ok() {
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another rblk-target answers there"));
+            return Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "another rblk-target answers there",
+            ));
         }
         match std::fs::remove_file(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),

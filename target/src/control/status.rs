@@ -94,11 +94,15 @@ pub struct SessionStatus {
 
 impl Control {
     pub(super) fn status(&self) -> TargetStatus {
-        let poll_groups: Vec<StatsSnapshot> = self.groups.iter().map(|g| g.stats.snapshot()).collect();
+        let poll_groups: Vec<StatsSnapshot> =
+            self.groups.iter().map(|g| g.stats.snapshot()).collect();
         let mut total = StatsSnapshot::default();
         poll_groups.iter().for_each(|group| total.add(group));
         let name_of = |index| {
-            self.volumes.iter().find(|v| v.index == index).map_or_else(String::new, |v| v.name.to_string())
+            self.volumes
+                .iter()
+                .find(|v| v.index == index)
+                .map_or_else(String::new, |v| v.name.to_string())
         };
         TargetStatus {
             name: self.name.to_string(),

@@ -96,7 +96,11 @@ impl<S: Store> PollGroup<S> {
             }
             (Opcode::WriteZeroes, Placement::Store) => {
                 let may_unmap = command.flags.may_unmap;
-                self.submit(slot, tag, OpKind::WriteZeroes { offset: offset_bytes, len: len_bytes, may_unmap });
+                self.submit(
+                    slot,
+                    tag,
+                    OpKind::WriteZeroes { offset: offset_bytes, len: len_bytes, may_unmap },
+                );
             }
             (Opcode::Discard | Opcode::WriteZeroes, Placement::Memory(region)) => {
                 let offset = usize::try_from(offset_bytes).unwrap_or(usize::MAX);
@@ -164,8 +168,8 @@ impl<S: Store> PollGroup<S> {
     /// Posts the READ of write data, or queues it for a credit.
     pub(super) fn start_read(&mut self, slot: usize, tag: Tag) {
         let Some(connection) = self.connections[slot].as_mut() else { return };
-        let no_credit =
-            connection.reads_in_flight >= connection.params.reads_out || connection.credits.available() == 0;
+        let no_credit = connection.reads_in_flight >= connection.params.reads_out
+            || connection.credits.available() == 0;
         connection.requests[tag.index()].state = State::TransferIn { posted: !no_credit };
         if no_credit {
             self.stats.read_credit_waits.add(1);
@@ -213,7 +217,9 @@ impl<S: Store> PollGroup<S> {
             let volume = self.volumes[usize::from(request.volume.0)].as_ref().map(|v| &v.placement);
             let from = extent.offset();
             match (&request.extent, volume) {
-                (Some(to), _) => sink.region().copy_to(from, self.arena.region(), to.offset(), bytes),
+                (Some(to), _) => {
+                    sink.region().copy_to(from, self.arena.region(), to.offset(), bytes)
+                }
                 (None, Some(Placement::Memory(region))) => {
                     let to = usize::try_from(request.offset_bytes).unwrap_or(usize::MAX);
                     sink.region().copy_to(from, region, to, bytes);
@@ -237,7 +243,11 @@ impl<S: Store> PollGroup<S> {
             (Some(extent), Some(command)) if is_store => {
                 let len = command.buffer.map_or(command.in_capsule_bytes, |b| b.length);
                 let (offset, extent_offset) = (request.offset_bytes, extent.offset());
-                self.submit(slot, tag, OpKind::Write { offset, extent_offset, len, fua: command.flags.fua });
+                self.submit(
+                    slot,
+                    tag,
+                    OpKind::Write { offset, extent_offset, len, fua: command.flags.fua },
+                );
             }
             _ => self.finish(slot, tag, Status::Ok),
         }
@@ -257,7 +267,9 @@ impl<S: Store> PollGroup<S> {
     pub(super) fn on_store_done(&mut self, done: OpDone) {
         let (id, tag) = untoken(done.token);
         let slot = usize::from(id.slot);
-        let Some(connection) = self.connections.get_mut(slot).and_then(Option::as_mut) else { return };
+        let Some(connection) = self.connections.get_mut(slot).and_then(Option::as_mut) else {
+            return;
+        };
         if connection.id != id {
             return;
         }
@@ -321,7 +333,7 @@ impl<S: Store> PollGroup<S> {
             let Some(scratch) = connection.peer_scratch else { continue };
             let can = connection.is_live()
                 && !connection.proving
-                && !connection.credits.will_prove(position)
+                && !(connection.sends_prove && connection.credits.will_prove(position))
                 && connection.credits.available() > 0
                 && connection.reads_in_flight < connection.params.reads_out;
             if can {
@@ -341,10 +353,8 @@ fn token(id: ConnectionId, tag: Tag) -> OpToken {
 }
 
 fn untoken(token: OpToken) -> (ConnectionId, Tag) {
-    let id = ConnectionId {
-        slot: (token.0 >> 16 & 0xffff) as u16,
-        generation: (token.0 >> 32) as u32,
-    };
+    let id =
+        ConnectionId { slot: (token.0 >> 16 & 0xffff) as u16, generation: (token.0 >> 32) as u32 };
     (id, Tag((token.0 & 0xffff) as u16))
 }
 

@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{Completion, Poller, SendOp, SendWr, SgeList, WcOpcode, WcStatus};
+use rblk_fabric::{Completion, Poller, SendOp, SendWr, SgeList, Transport, WcOpcode, WcStatus};
 use rblk_protocol::limits::COMMAND_BYTES;
 use rblk_protocol::{AccessMode, CommandCapsule, ConnectionKind, Opcode, Status, Tag};
 
@@ -138,6 +138,12 @@ impl<S: Store> PollGroup<S> {
         self.stopping && self.connections.iter().all(Option::is_none) && self.store.in_flight() == 0
     }
 
+    /// Whether anybody is connected.
+    #[must_use]
+    pub fn has_connections(&self) -> bool {
+        self.connections.iter().any(Option::is_some)
+    }
+
     /// Whether a deadline runs, so that the thread must not sleep for long.
     #[must_use]
     pub fn has_deadline(&self) -> bool {
@@ -150,10 +156,9 @@ impl<S: Store> PollGroup<S> {
         match mail {
             ToGroup::AddPoller { poller, memory } => {
                 // The sink was allocated in whole extents, so this never fails.
-                let sink = memory
-                    .sink
-                    .as_ref()
-                    .and_then(|mr| Arena::new(Arc::clone(mr.region()), self.arena.extent_max()).ok());
+                let sink = memory.sink.as_ref().and_then(|mr| {
+                    Arena::new(Arc::clone(mr.region()), self.arena.extent_max()).ok()
+                });
                 self.pollers.push(PollerEntry { poller, memory, sink, qps: Vec::new() });
             }
             ToGroup::AddVolume { volume, backing: _ } => {
@@ -166,7 +171,9 @@ impl<S: Store> PollGroup<S> {
             ToGroup::AddConnection { poller, connection, params, accept } => {
                 self.add_connection(poller, connection, *params, &accept);
             }
-            ToGroup::Open { session, volume, mode } => self.set_opened(session, volume, Opened::Mode(mode)),
+            ToGroup::Open { session, volume, mode } => {
+                self.set_opened(session, volume, Opened::Mode(mode))
+            }
             ToGroup::Close { session, volume, refusal } => {
                 self.set_opened(session, volume, Opened::Refused(refusal));
             }
@@ -254,14 +261,15 @@ impl<S: Store> PollGroup<S> {
         entry.qps[at] = Some(slot16);
         let id = ConnectionId { slot: slot16, generation: self.generation };
         let mut connection = Connection::new(id, poller, qp, params);
+        connection.sends_prove = entry.poller.caps().transport != Transport::Iwarp;
         for recv in 0..connection.params.layout.recv_slots() {
             connection.queue_recv(recv);
         }
         let posted = entry.poller.post_recv(qp, &connection.recvs);
         connection.recvs.clear();
-        let accepted = posted.map_err(|e| e.to_string()).and_then(|()| {
-            entry.poller.accept(qp, accept).map_err(|e| e.to_string())
-        });
+        let accepted = posted
+            .map_err(|e| e.to_string())
+            .and_then(|()| entry.poller.accept(qp, accept).map_err(|e| e.to_string()));
         self.connections[slot] = Some(Box::new(connection));
         if let Err(error) = accepted {
             tracing::warn!(%error, "cannot accept a connection");
@@ -328,7 +336,8 @@ impl<S: Store> PollGroup<S> {
 
     fn on_completion(&mut self, poller: usize, completion: &Completion) {
         let qps = &self.pollers[poller].qps;
-        let Some(slot) = qps.get(usize::from(completion.qp.0)).copied().flatten().map(usize::from) else {
+        let Some(slot) = qps.get(usize::from(completion.qp.0)).copied().flatten().map(usize::from)
+        else {
             return;
         };
         let Some(connection) = self.connections[slot].as_mut() else { return };
@@ -358,23 +367,27 @@ impl<S: Store> PollGroup<S> {
             }
             Some(WrKind::ReadData(tag)) => {
                 connection.reads_in_flight = connection.reads_in_flight.saturating_sub(1);
-                self.on_proof(slot);
+                self.on_proof(slot, true);
                 self.on_data_read(slot, tag, completion.byte_len);
             }
             Some(WrKind::Proof) => {
                 connection.proving = false;
                 connection.reads_in_flight = connection.reads_in_flight.saturating_sub(1);
-                self.on_proof(slot);
+                self.on_proof(slot, true);
             }
-            Some(WrKind::Answer(_)) => self.on_proof(slot),
+            Some(WrKind::Answer(_)) => self.on_proof(slot, false),
             _ => self.protocol_error(slot, "unexpected completion"),
         }
     }
 
-    /// A signaled WR completed: slots and pinned extents before it are free.
-    fn on_proof(&mut self, slot: usize) {
+    /// A signaled WR completed: send-queue slots before it are free, and pinned extents too if it proves
+    /// that the peer has what was sent from them.
+    fn on_proof(&mut self, slot: usize, is_read: bool) {
         let Some(connection) = self.connections[slot].as_mut() else { return };
         let reclaimed = connection.credits.completed();
+        if !is_read && !connection.sends_prove {
+            return self.continue_connection(slot);
+        }
         while let Some(&(position, tag)) = connection.pinned.front() {
             if position > reclaimed {
                 break;
@@ -399,7 +412,11 @@ impl<S: Store> PollGroup<S> {
         }
         let mut bytes = [0; COMMAND_BYTES];
         connection.region().read(connection.recv_offset(recv), &mut bytes);
-        let command = match CommandCapsule::from_wire(&bytes, message_bytes, connection.params.layout.depth) {
+        let command = match CommandCapsule::from_wire(
+            &bytes,
+            message_bytes,
+            connection.params.layout.depth,
+        ) {
             Ok(command) => command,
             Err(error) => {
                 tracing::warn!(peer = %connection.params.peer, %error, "bad command");
@@ -430,13 +447,17 @@ impl<S: Store> PollGroup<S> {
         } else {
             match connection.params.kind {
                 ConnectionKind::Admin if command.opcode == Opcode::KeepAlive => Status::Ok,
-                ConnectionKind::Admin if command.opcode.is_admin() => return self.forward_admin(slot, recv, &command),
-                ConnectionKind::Io { .. } if for_connection == connection_tag => match command.opcode {
-                    Opcode::KeepAlive => Status::Ok,
-                    Opcode::SelfTest => return self.self_test(slot, &command),
-                    opcode if opcode.is_admin() => Status::InvalidOpcode,
-                    _ => return self.start_block(slot, &command),
-                },
+                ConnectionKind::Admin if command.opcode.is_admin() => {
+                    return self.forward_admin(slot, recv, &command);
+                }
+                ConnectionKind::Io { .. } if for_connection == connection_tag => {
+                    match command.opcode {
+                        Opcode::KeepAlive => Status::Ok,
+                        Opcode::SelfTest => return self.self_test(slot, &command),
+                        opcode if opcode.is_admin() => Status::InvalidOpcode,
+                        _ => return self.start_block(slot, &command),
+                    }
+                }
                 _ => Status::InvalidOpcode,
             }
         };

@@ -2,7 +2,8 @@
 
 use rblk_fabric::{RemoteBuffer, Rkey, SendOp, Sge};
 use rblk_protocol::{
-    CommandCapsule, Immediate, KeyedDescriptor, Opcode, ResponseCapsule, Status, Tag, self_test_pattern,
+    CommandCapsule, Immediate, KeyedDescriptor, Opcode, ResponseCapsule, Status, Tag,
+    self_test_pattern,
 };
 
 use super::PollGroup;
@@ -87,11 +88,23 @@ impl<S: Store> PollGroup<S> {
         let sent_at = match data {
             Some((sge, remote)) if with_imm => {
                 let imm = Immediate::new(tag, command.sequence).to_bits();
-                connection.queue_send(WrKind::Answer(tag), SendOp::WriteWithImm(remote, imm), sge, must_signal, false)
+                connection.queue_send(
+                    WrKind::Answer(tag),
+                    SendOp::WriteWithImm(remote, imm),
+                    sge,
+                    must_signal,
+                    false,
+                )
             }
             data => {
                 if let Some((sge, remote)) = data {
-                    connection.queue_send(WrKind::Answer(tag), SendOp::Write(remote), sge, false, false);
+                    connection.queue_send(
+                        WrKind::Answer(tag),
+                        SendOp::Write(remote),
+                        sge,
+                        false,
+                        false,
+                    );
                 }
                 let sge = connection.response_sge(tag, &response.to_wire());
                 connection.queue_send(WrKind::Answer(tag), SendOp::Send, sge, must_signal, true)
@@ -105,7 +118,12 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// Source and destination of the data that goes back.
-    fn answer_data(&self, slot: usize, tag: Tag, command: &CommandCapsule) -> Option<(Sge, RemoteBuffer)> {
+    fn answer_data(
+        &self,
+        slot: usize,
+        tag: Tag,
+        command: &CommandCapsule,
+    ) -> Option<(Sge, RemoteBuffer)> {
         let connection = self.connections[slot].as_ref()?;
         let request = &connection.requests[tag.index()];
         let buffer = command.buffer?;
@@ -137,7 +155,9 @@ impl<S: Store> PollGroup<S> {
             self.post_answer(slot, tag, &command, with_imm);
         }
         while let Some(connection) = self.connections[slot].as_mut() {
-            if connection.reads_in_flight >= connection.params.reads_out || connection.credits.available() == 0 {
+            if connection.reads_in_flight >= connection.params.reads_out
+                || connection.credits.available() == 0
+            {
                 break;
             }
             let Some(tag) = connection.waiting_reads.pop_front() else { break };
@@ -148,12 +168,12 @@ impl<S: Store> PollGroup<S> {
     /// Answers a self-test with the verbs that were agreed, into the buffer it names.
     pub(super) fn self_test(&mut self, slot: usize, command: &CommandCapsule) {
         let Some(connection) = self.connections[slot].as_mut() else { return };
-        let Some(buffer) = command.buffer.filter(|b| b.length as usize >= SCRATCH_BYTES) else {
+        let Some(buffer) = command.buffer.filter(|b| b.length >= SCRATCH_BYTES) else {
             return self.finish(slot, command.tag, Status::BadLength);
         };
         connection.tested = true;
-        connection.peer_scratch = Some(KeyedDescriptor { length: SCRATCH_BYTES as u32, ..buffer });
-        let sge = connection.scratch_sge(SCRATCH_BYTES as u32);
+        connection.peer_scratch = Some(KeyedDescriptor { length: SCRATCH_BYTES, ..buffer });
+        let sge = connection.scratch_sge(SCRATCH_BYTES);
         let pattern = self_test_pattern(command.sequence);
         let at = usize::try_from(sge.addr - connection.region().address()).unwrap_or(0);
         connection.region().write(at, &pattern);
@@ -161,7 +181,13 @@ impl<S: Store> PollGroup<S> {
         let tag = command.tag;
         let sent_at = if connection.params.write_with_imm {
             let imm = Immediate::new(tag, command.sequence).to_bits();
-            connection.queue_send(WrKind::Answer(tag), SendOp::WriteWithImm(remote, imm), sge, true, false)
+            connection.queue_send(
+                WrKind::Answer(tag),
+                SendOp::WriteWithImm(remote, imm),
+                sge,
+                true,
+                false,
+            )
         } else {
             connection.queue_send(WrKind::Answer(tag), SendOp::Write(remote), sge, false, false);
             let response = ResponseCapsule::new(tag, command.sequence, Status::Ok);
@@ -173,9 +199,18 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// Control's answer to an admin command.
-    pub(super) fn admin_reply(&mut self, id: ConnectionId, tag: Tag, status: Status, value: u32, payload: &[u8]) {
+    pub(super) fn admin_reply(
+        &mut self,
+        id: ConnectionId,
+        tag: Tag,
+        status: Status,
+        value: u32,
+        payload: &[u8],
+    ) {
         let slot = usize::from(id.slot);
-        let Some(connection) = self.connections.get_mut(slot).and_then(Option::as_mut) else { return };
+        let Some(connection) = self.connections.get_mut(slot).and_then(Option::as_mut) else {
+            return;
+        };
         if connection.id != id || tag.index() >= connection.requests.len() {
             return;
         }

@@ -5,6 +5,7 @@
 //! the ring, which wakes for I/O, CQ events and mail alike. An idle target uses no CPU.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -18,8 +19,10 @@ use crate::stats::Stats;
 use crate::store::uring::{UringStore, Wait, WatchSet, WatchToken};
 
 const MAIL: WatchToken = WatchToken(0);
-/// Longest sleep when nothing is expected; only a safety net.
+/// Longest sleep without connections.
 const LONG_SLEEP: Duration = Duration::from_secs(60);
+/// Longest sleep with connections: a net under devices that lose an event.
+const IDLE_SLEEP: Duration = Duration::from_secs(1);
 /// Sleep while a deadline of the engine runs.
 const SHORT_SLEEP: Duration = Duration::from_millis(100);
 
@@ -66,27 +69,30 @@ pub fn start(
     let (mail, receiver) = mailbox(4096)?;
     let stats = Arc::new(Stats::default());
     let group = PollGroup::new(index, store, arena, Arc::clone(&stats), Instant::now());
-    let thread = std::thread::Builder::new().name(format!("poll-group-{index}")).spawn(move || {
-        if let Some(cpu) = tuning.cpu {
-            pin(cpu);
-        }
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            run(group, receiver, tuning, &outbox)
-        }));
-        let error = match result {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some("it panicked".to_owned()),
-        };
-        let _ = outbox.send(FromGroup::Stopped { group: index, error });
-    })?;
+    let thread =
+        std::thread::Builder::new().name(format!("poll-group-{index}")).spawn(move || {
+            if let Some(cpu) = tuning.cpu {
+                pin(cpu);
+            }
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                run(group, receiver, tuning, &outbox)
+            }));
+            let error = match result {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some("it panicked".to_owned()),
+            };
+            let _ = outbox.send(FromGroup::Stopped { group: index, error });
+        })?;
     Ok(Handle { mail, stats, thread: Some(thread) })
 }
 
 fn pin(cpu: u16) {
     use nix::sched::{CpuSet, sched_setaffinity};
     let mut set = CpuSet::new();
-    let pinned = set.set(usize::from(cpu)).and_then(|()| sched_setaffinity(nix::unistd::Pid::from_raw(0), &set));
+    let pinned = set
+        .set(usize::from(cpu))
+        .and_then(|()| sched_setaffinity(nix::unistd::Pid::from_raw(0), &set));
     if let Err(error) = pinned {
         tracing::warn!(cpu, %error, "cannot pin a poll group; it runs anywhere");
     }
@@ -102,8 +108,13 @@ fn run(
     let mut woken = WatchSet::default();
     let mut idle_since = None;
     let mut pollers = 0u8;
+    let mut turns = 0u32;
     loop {
         let now = Instant::now();
+        turns = turns.wrapping_add(1);
+        if turns.is_multiple_of(1024) {
+            group.publish_stats();
+        }
         while let Some(message) = mail.receive() {
             let mut message = message;
             if let ToGroup::AddVolume { volume, backing: Some(backing) } = &mut message {
@@ -117,7 +128,7 @@ fn run(
             group.take_mail(message, now);
             if is_poller {
                 pollers += 1;
-                let fd = group.pollers_mut().last().map(|p| p.event_fd());
+                let fd = group.pollers_mut().last().map(|p| p.event_fd().as_raw_fd());
                 if let Some(fd) = fd {
                     group.store_mut().watch(fd, WatchToken(pollers))?;
                 }
@@ -152,7 +163,11 @@ fn run(
             if empty {
                 group.publish_stats();
                 group.stats.sleeps.add(1);
-                Wait::Until(if group.has_deadline() { SHORT_SLEEP } else { LONG_SLEEP })
+                Wait::Until(match (group.has_deadline(), group.has_connections()) {
+                    (true, _) => SHORT_SLEEP,
+                    (false, true) => IDLE_SLEEP,
+                    (false, false) => LONG_SLEEP,
+                })
             } else {
                 Wait::No
             }

@@ -1,0 +1,235 @@
+//! [`RamStore`]: volumes in memory behind the target's [`Store`] seam, slow and failing on demand.
+//!
+//! It has no clock: time is the number of [`Store::reap`] calls, which a poll group makes once per turn. Ops
+//! take effect when they are done, in an order that the seed decides.
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use rblk_fabric::Region;
+use rblk_target::store::{Op, OpDone, OpKind, Store, VolumeIndex};
+
+use crate::seed::Random;
+
+/// How a [`RamStore`] behaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoreConditions {
+    /// Reaps from submission to completion, at least.
+    pub delay_min: u64,
+    /// Reaps from submission to completion, at most.
+    pub delay_max: u64,
+    /// How many of a thousand ops fail.
+    pub errors_per_mille: u32,
+    /// What they fail with.
+    pub errno: Errno,
+    /// Ops held at most; more are refused.
+    pub capacity: usize,
+    /// Nothing completes while this is set.
+    pub stalled: bool,
+    /// Reads end this many bytes early, against the contract of [`Store`].
+    pub short_by: u32,
+}
+
+impl Default for StoreConditions {
+    fn default() -> Self {
+        Self {
+            delay_min: 0,
+            delay_max: 0,
+            errors_per_mille: 0,
+            errno: Errno::EIO,
+            capacity: 4096,
+            stalled: false,
+            short_by: 0,
+        }
+    }
+}
+
+/// Which kind of op, for planned errors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// [`OpKind::Read`].
+    Read,
+    /// [`OpKind::Write`].
+    Write,
+    /// [`OpKind::Flush`].
+    Flush,
+    /// [`OpKind::Discard`].
+    Discard,
+    /// [`OpKind::WriteZeroes`].
+    WriteZeroes,
+}
+
+impl Kind {
+    fn of(kind: &OpKind) -> Self {
+        match kind {
+            OpKind::Read { .. } => Self::Read,
+            OpKind::Write { .. } => Self::Write,
+            OpKind::Flush => Self::Flush,
+            OpKind::Discard { .. } => Self::Discard,
+            OpKind::WriteZeroes { .. } => Self::WriteZeroes,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    op: Op,
+    due: u64,
+    fails: Option<Errno>,
+}
+
+/// A store in memory.
+#[derive(Debug)]
+pub struct RamStore {
+    region: Arc<Region>,
+    volumes: Vec<Option<Vec<u8>>>,
+    random: Random,
+    conditions: StoreConditions,
+    pending: Vec<Pending>,
+    planned: Vec<(Kind, u64, Errno)>,
+    now: u64,
+    log: Vec<Op>,
+    keeps_log: bool,
+}
+
+impl RamStore {
+    /// A store whose extents are in `region`.
+    #[must_use]
+    pub fn new(region: &Arc<Region>, seed: u64) -> Self {
+        Self {
+            region: Arc::clone(region),
+            volumes: Vec::new(),
+            random: Random::new(seed),
+            conditions: StoreConditions::default(),
+            pending: Vec::new(),
+            planned: Vec::new(),
+            now: 0,
+            log: Vec::new(),
+            keeps_log: false,
+        }
+    }
+
+    /// Gives a volume its bytes.
+    pub fn set_volume(&mut self, index: VolumeIndex, bytes: Vec<u8>) {
+        let at = usize::from(index.0);
+        if self.volumes.len() <= at {
+            self.volumes.resize(at + 1, None);
+        }
+        self.volumes[at] = Some(bytes);
+    }
+
+    /// The bytes of a volume; none when there is no such volume.
+    #[must_use]
+    pub fn bytes(&self, index: VolumeIndex) -> &[u8] {
+        self.volumes.get(usize::from(index.0)).and_then(Option::as_deref).unwrap_or(&[])
+    }
+
+    /// Sets how it behaves from now on.
+    pub fn set_conditions(&mut self, conditions: StoreConditions) {
+        self.conditions = conditions;
+    }
+
+    /// How it behaves.
+    #[must_use]
+    pub fn conditions(&self) -> StoreConditions {
+        self.conditions
+    }
+
+    /// The next op of that kind that begins at `offset` fails with that errno, once.
+    pub fn fail_next(&mut self, kind: Kind, offset: u64, errno: Errno) {
+        self.planned.push((kind, offset, errno));
+    }
+
+    /// Keeps every op from now on, for [`Self::take_log`].
+    pub fn keep_log(&mut self) {
+        self.keeps_log = true;
+    }
+
+    /// The ops accepted since the last call.
+    pub fn take_log(&mut self) -> Vec<Op> {
+        std::mem::take(&mut self.log)
+    }
+
+    fn planned_error(&mut self, kind: &OpKind) -> Option<Errno> {
+        let at = self
+            .planned
+            .iter()
+            .position(|(k, offset, _)| *k == Kind::of(kind) && *offset == kind.range().0)?;
+        Some(self.planned.remove(at).2)
+    }
+
+    fn carry_out(&mut self, op: &Op) -> Result<u32, Errno> {
+        let volume = self
+            .volumes
+            .get_mut(usize::from(op.volume.0))
+            .and_then(Option::as_mut)
+            .ok_or(Errno::ENXIO)?;
+        let (offset, len) = op.kind.range();
+        let end = offset.checked_add(len).filter(|end| *end <= volume.len() as u64);
+        let (Ok(begin), Some(Ok(end))) = (usize::try_from(offset), end.map(usize::try_from)) else {
+            return Err(Errno::EINVAL);
+        };
+        let range = &mut volume[begin..end];
+        match op.kind {
+            OpKind::Read { extent_offset, len, .. } => {
+                self.region.write(extent_offset, range);
+                Ok(len.saturating_sub(self.conditions.short_by))
+            }
+            OpKind::Write { extent_offset, len, .. } => {
+                self.region.read(extent_offset, range);
+                Ok(len)
+            }
+            OpKind::Flush => Ok(0),
+            OpKind::Discard { .. } | OpKind::WriteZeroes { .. } => {
+                range.fill(0);
+                Ok(0)
+            }
+        }
+    }
+}
+
+impl Store for RamStore {
+    fn submit(&mut self, op: Op) -> Result<(), Op> {
+        if self.pending.len() >= self.conditions.capacity {
+            return Err(op);
+        }
+        if self.keeps_log {
+            self.log.push(op);
+        }
+        let delay = self.random.within(self.conditions.delay_min, self.conditions.delay_max);
+        let unlucky = self.random.chance(self.conditions.errors_per_mille);
+        let fails = self.planned_error(&op.kind).or(unlucky.then_some(self.conditions.errno));
+        self.pending.push(Pending { op, due: self.now + delay, fails });
+        Ok(())
+    }
+
+    fn reap(&mut self, out: &mut Vec<OpDone>) {
+        self.now += 1;
+        if self.conditions.stalled {
+            return;
+        }
+        let mut at = 0;
+        while let Some(pending) = self.pending.get(at).copied() {
+            if pending.due >= self.now {
+                at += 1;
+                continue;
+            }
+            self.pending.remove(at);
+            let result = match pending.fails {
+                Some(errno) => {
+                    // The contents of the range are unknown then: as often as not they are the new ones.
+                    if pending.op.kind.changes() && self.random.chance(500) {
+                        let _ = self.carry_out(&pending.op);
+                    }
+                    Err(errno)
+                }
+                None => self.carry_out(&pending.op),
+            };
+            out.push(OpDone { token: pending.op.token, result });
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+}

@@ -1,0 +1,126 @@
+//! Bytes on block devices: patterns, aligned memory, and what sysfs says.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Memory that direct I/O takes.
+#[derive(Debug)]
+pub struct Aligned {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Aligned {
+    /// `len` zeros.
+    #[must_use]
+    pub fn zeros(len: usize) -> Self {
+        let bytes = vec![0; len + 4096];
+        let start = bytes.as_ptr().align_offset(4096);
+        Self { bytes, start, len }
+    }
+
+    /// A copy of `data`.
+    #[must_use]
+    pub fn of(data: &[u8]) -> Self {
+        let mut aligned = Self::zeros(data.len());
+        aligned.as_mut().copy_from_slice(data);
+        aligned
+    }
+
+    /// Writes `data` to a file opened for direct I/O.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn write_at(file: &File, data: &[u8], offset: u64) -> io::Result<()> {
+        file.write_all_at(Self::of(data).as_ref(), offset)
+    }
+
+    /// Reads from a file opened for direct I/O.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn read_at(file: &File, len: usize, offset: u64) -> io::Result<Vec<u8>> {
+        let mut aligned = Self::zeros(len);
+        file.read_exact_at(aligned.as_mut(), offset)?;
+        Ok(aligned.as_ref().to_vec())
+    }
+
+    /// Opens a device for direct I/O. `flags` are more of open(2)'s.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn open(device: &Path, write: bool, flags: i32) -> io::Result<File> {
+        OpenOptions::new().read(true).write(write).custom_flags(libc::O_DIRECT | flags).open(device)
+    }
+}
+
+impl AsRef<[u8]> for Aligned {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + self.len]
+    }
+}
+
+impl AsMut<[u8]> for Aligned {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.len]
+    }
+}
+
+/// Bytes that tell their place and their seed: no two blocks of 8 bytes are alike.
+#[must_use]
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let words = (0..len.div_ceil(8) as u64).map(|at| {
+        // splitmix64.
+        let mut word = (seed << 40 ^ at).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word ^ word >> 27
+    });
+    let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+    bytes.truncate(len);
+    bytes
+}
+
+/// What the kernel says of a block device.
+#[derive(Debug)]
+pub struct Sysfs(PathBuf);
+
+impl Sysfs {
+    /// Of a device such as `/dev/ublkb0`.
+    #[must_use]
+    pub fn of(device: &Path) -> Self {
+        Self(Path::new("/sys/block").join(device.file_name().unwrap_or_default()))
+    }
+
+    /// An attribute of the disk, such as `queue/fua`.
+    ///
+    /// # Panics
+    /// There is none.
+    #[must_use]
+    pub fn text(&self, name: &str) -> String {
+        let path = self.0.join(name);
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        text.trim().to_owned()
+    }
+
+    /// A numeric attribute.
+    ///
+    /// # Panics
+    /// There is none, or it is not a number.
+    #[must_use]
+    pub fn number(&self, name: &str) -> u64 {
+        let text = self.text(name);
+        text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`, not a number"))
+    }
+
+    /// Sets an attribute.
+    ///
+    /// # Panics
+    /// The kernel refuses.
+    pub fn set(&self, name: &str, value: &str) {
+        let path = self.0.join(name);
+        std::fs::write(&path, value).unwrap_or_else(|e| panic!("{} = {value}: {e}", path.display()));
+    }
+}

@@ -1,0 +1,141 @@
+//! [`Fio`]: runs of fio(1), their JSON understood.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::process::{Finished, Running, start};
+
+/// A run of fio with direct I/O on one device, to be completed and started.
+#[derive(Clone, Debug)]
+pub struct Fio {
+    words: Vec<String>,
+}
+
+/// What a run did.
+#[derive(Debug)]
+pub struct FioResult {
+    /// fio's exit code.
+    pub code: i32,
+    /// Reads that ended.
+    pub reads: u64,
+    /// Writes that ended.
+    pub writes: u64,
+    /// Errors that fio counted over all its jobs.
+    pub errors: u64,
+    /// How long it ran.
+    pub took: Duration,
+    text: String,
+}
+
+/// A run that goes on.
+#[derive(Debug)]
+pub struct RunningFio {
+    running: Running,
+}
+
+impl Fio {
+    /// A run on `device` with `rw` being fio's word for the pattern.
+    #[must_use]
+    pub fn new(device: &Path, rw: &str) -> Self {
+        let words = [
+            "fio".to_owned(),
+            "--name=job".to_owned(),
+            format!("--filename={}", device.display()),
+            "--direct=1".to_owned(),
+            "--ioengine=libaio".to_owned(),
+            format!("--rw={rw}"),
+            "--randrepeat=0".to_owned(),
+            "--group_reporting".to_owned(),
+            "--output-format=json".to_owned(),
+        ];
+        Self { words: words.to_vec() }
+    }
+
+    /// Any option with its value.
+    #[must_use]
+    pub fn with(mut self, option: &str, value: impl std::fmt::Display) -> Self {
+        self.words.push(format!("--{option}={value}"));
+        self
+    }
+
+    /// Random writes of mixed sizes over `bytes` of each of two jobs, on one CPU each so that both queues have
+    /// work, and every byte checked.
+    #[must_use]
+    pub fn verify(device: &Path, bytes: u64) -> Self {
+        Self::new(device, "randwrite")
+            .with("bsrange", "4k-1M")
+            .with("iodepth", 32)
+            .with("numjobs", 2)
+            .with("size", bytes)
+            .with("offset_increment", bytes)
+            .with("cpus_allowed", "0-1")
+            .with("cpus_allowed_policy", "split")
+            .with("verify", "crc32c")
+            .with("do_verify", 1)
+            .with("verify_fatal", 1)
+            .with("verify_state_save", 0)
+    }
+
+    /// Runs it to the end.
+    ///
+    /// # Panics
+    /// It does not end within `deadline`.
+    #[must_use]
+    pub fn run(&self, deadline: Duration) -> FioResult {
+        self.start().finish(deadline)
+    }
+
+    /// Starts it.
+    #[must_use]
+    pub fn start(&self) -> RunningFio {
+        RunningFio { running: start(&self.words) }
+    }
+}
+
+impl RunningFio {
+    /// Whether it has not ended.
+    #[must_use]
+    pub fn is_running(&mut self) -> bool {
+        self.running.is_running()
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// It does not end within `deadline`, counted from now.
+    #[must_use]
+    pub fn finish(self, deadline: Duration) -> FioResult {
+        FioResult::of(&self.running.finish(deadline))
+    }
+}
+
+impl FioResult {
+    fn of(finished: &Finished) -> Self {
+        let text = finished.to_string();
+        // Complaints may come before the document.
+        let document = finished.stdout.find("\n{").map_or(&*finished.stdout, |at| &finished.stdout[at..]);
+        let json: serde_json::Value = serde_json::from_str(document).unwrap_or_default();
+        let jobs = json["jobs"].as_array().map_or(&[][..], Vec::as_slice);
+        let sum = |of: &dyn Fn(&serde_json::Value) -> &serde_json::Value| {
+            jobs.iter().map(|job| of(job).as_u64().unwrap_or(0)).sum()
+        };
+        Self {
+            code: finished.code(),
+            reads: sum(&|job| &job["read"]["total_ios"]),
+            writes: sum(&|job| &job["write"]["total_ios"]),
+            errors: sum(&|job| &job["error"]) + sum(&|job| &job["total_err"]),
+            took: finished.took,
+            text,
+        }
+    }
+
+    /// The same, if there was no error.
+    ///
+    /// # Panics
+    /// There was one; with all that fio said.
+    #[must_use]
+    pub fn ok(self) -> Self {
+        assert!(self.code == 0 && self.errors == 0 && self.reads + self.writes > 0, "fio failed: {}", self.text);
+        self
+    }
+}

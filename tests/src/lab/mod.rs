@@ -1,0 +1,28 @@
+//! The harness of the lab suite: real programs, a real kernel, a real block device.
+//!
+//! [`run`] is one test: it makes sure that the machine has what the lab gives, hands out a [`Lab`] with a
+//! directory of its own, and afterwards, panic or not, takes everything down and proves that nothing is left.
+//! Tests run one at a time whatever libtest is told: they share the kernel's devices and the target's port.
+//!
+//! Everything that waits has a deadline, and what a deadline kills is killed with its children.
+
+mod blocks;
+mod counts;
+mod fio;
+mod leftovers;
+mod mounted;
+mod place;
+mod process;
+mod target;
+mod usage;
+mod wait;
+
+pub use blocks::{Aligned, Sysfs, pattern};
+pub use counts::{Counts, fabric_packets};
+pub use fio::{Fio, FioResult, RunningFio};
+pub use mounted::{Mounted, MountFlags};
+pub use place::{Lab, run};
+pub use process::{Finished, Running, start};
+pub use target::{Target, TargetFlags};
+pub use usage::{Usage, cpu_time, rdma_resources};
+pub use wait::{DEADLINE, until};

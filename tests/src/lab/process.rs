@@ -1,0 +1,197 @@
+//! Processes with a deadline.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A process that ended.
+#[derive(Debug)]
+pub struct Finished {
+    words: String,
+    status: ExitStatus,
+    /// How long it ran.
+    pub took: Duration,
+    /// What it wrote.
+    pub stdout: String,
+    /// What it complained about.
+    pub stderr: String,
+}
+
+impl Finished {
+    /// Its exit code; 128 and the signal's number when a signal ended it, as shells say it.
+    #[must_use]
+    pub fn code(&self) -> i32 {
+        self.status.code().or(self.status.signal().map(|signal| 128 + signal)).unwrap_or(-1)
+    }
+
+    /// Its output, if it went well.
+    ///
+    /// # Panics
+    /// Its exit code is not 0.
+    #[must_use]
+    pub fn ok(self) -> String {
+        assert_eq!(self.code(), 0, "{self}");
+        self.stdout
+    }
+
+    /// Its complaint, if it ended with `code` and said every one of `texts`.
+    ///
+    /// # Panics
+    /// Another code, or another text.
+    #[must_use]
+    pub fn fails_with(self, code: i32, texts: &[&str]) -> String {
+        assert_eq!(self.code(), code, "{self}");
+        for text in texts {
+            assert!(self.stderr.contains(text), "no `{text}` in: {self}");
+        }
+        self.stderr
+    }
+}
+
+impl fmt::Display for Finished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "`{}`: {} after {:.1?}\n{}{}",
+            self.words, self.status, self.took, self.stdout, self.stderr
+        )
+    }
+}
+
+/// A process that runs, with its output being kept. Dropped, it is killed with its children.
+#[derive(Debug)]
+pub struct Running {
+    words: String,
+    child: Child,
+    since: Instant,
+    out: Option<JoinHandle<String>>,
+    err: Option<JoinHandle<String>>,
+}
+
+/// Starts a program of the host, in a process group of its own.
+///
+/// # Panics
+/// It cannot be started.
+#[must_use]
+pub fn start<S: AsRef<OsStr>>(words: &[S]) -> Running {
+    let (program, arguments) = words.split_first().expect("a program");
+    let mut command = Command::new(program);
+    command.args(arguments);
+    Running::start(command)
+}
+
+impl Running {
+    /// Starts a command, in a process group of its own.
+    ///
+    /// # Panics
+    /// It cannot be started.
+    #[must_use]
+    pub fn start(mut command: Command) -> Self {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let words = words(&command);
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot start `{words}`: {e}"));
+        let out = child.stdout.take().map(keep);
+        let err = child.stderr.take().map(keep);
+        Self { words, child, since: Instant::now(), out, err }
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has not ended.
+    ///
+    /// # Panics
+    /// The system cannot tell.
+    #[must_use]
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("wait").is_none()
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// It runs for longer than `deadline`, counted from now; it is killed then.
+    #[must_use]
+    pub fn finish(mut self, deadline: Duration) -> Finished {
+        let now = Instant::now();
+        let (status, late) = loop {
+            if let Some(status) = self.child.try_wait().expect("wait") {
+                break (status, false);
+            }
+            if now.elapsed() > deadline {
+                kill_group(self.child.id());
+                break (self.child.wait().expect("wait"), true);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let finished = Finished {
+            words: self.words.clone(),
+            status,
+            took: self.since.elapsed(),
+            stdout: text(self.out.take()),
+            stderr: text(self.err.take()),
+        };
+        assert!(!late, "killed at its deadline of {deadline:?}: {finished}");
+        finished
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            kill_group(self.child.id());
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Kills a process and everything of its group.
+pub(super) fn kill_group(pid: u32) {
+    signal("KILL", &format!("-{pid}"));
+}
+
+/// Sends a signal to a process, or to a group named by `-PID`.
+pub(super) fn signal(name: &str, whom: &str) {
+    // It may be gone: that is what callers want, or find out.
+    let _ = Command::new("sh")
+        .args(["-c", "kill -s \"$1\" -- \"$2\"", "kill", name, whom])
+        .stderr(Stdio::null())
+        .status();
+}
+
+fn words(command: &Command) -> String {
+    let mut words = command.get_program().to_string_lossy().into_owned();
+    for argument in command.get_args() {
+        words.push(' ');
+        words.push_str(&argument.to_string_lossy());
+    }
+    words
+}
+
+fn keep(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// What was kept. A child that outlives its parent may hold the pipe for ever, so this does not wait for that.
+fn text(keeper: Option<JoinHandle<String>>) -> String {
+    let Some(keeper) = keeper else { return String::new() };
+    let since = Instant::now();
+    while !keeper.is_finished() {
+        if since.elapsed() > Duration::from_secs(2) {
+            return "(its output is held open by another process)\n".to_owned();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    keeper.join().unwrap_or_default()
+}

@@ -1,0 +1,157 @@
+//! [`Target`]: a running `rblk-target serve`.
+
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rblk_target::control::status::TargetStatus;
+
+use super::counts::Counts;
+use super::process::{Running, signal};
+use super::wait::{DEADLINE, until};
+use super::Lab;
+
+/// What a target is started with. It listens on both of the lab's addresses and has two poll groups.
+#[derive(Clone, Debug, Default)]
+pub struct TargetFlags {
+    flags: Vec<String>,
+}
+
+impl TargetFlags {
+    /// A volume on a file.
+    #[must_use]
+    pub fn file(self, name: &str, path: &Path) -> Self {
+        self.flag("--file", &format!("{name}={}", path.display()))
+    }
+
+    /// Any flag with its value.
+    #[must_use]
+    pub fn flag(mut self, flag: &str, value: &str) -> Self {
+        self.flags.extend([flag.to_owned(), value.to_owned()]);
+        self
+    }
+
+    /// Any flag without one.
+    #[must_use]
+    pub fn switch(mut self, flag: &str) -> Self {
+        self.flags.push(flag.to_owned());
+        self
+    }
+}
+
+/// A running target. Dropped, it is killed.
+#[derive(Debug)]
+pub struct Target<'l> {
+    lab: &'l Lab,
+    child: Child,
+    log: PathBuf,
+}
+
+impl<'l> Target<'l> {
+    /// Starts a target and waits until it serves.
+    ///
+    /// # Panics
+    /// It ends, or is not ready in time; with its log.
+    #[must_use]
+    pub fn start(lab: &'l Lab, flags: &TargetFlags) -> Self {
+        let log = lab.path("target.log");
+        let to_log = || -> std::io::Result<(File, File)> {
+            let file = OpenOptions::new().create(true).append(true).open(&log)?;
+            Ok((file.try_clone()?, file))
+        };
+        let (out, err) = to_log().unwrap_or_else(|e| panic!("opening {}: {e}", log.display()));
+        let mut command = lab.program("rblk-target");
+        command.args(["serve", "--poll-groups", "2"]);
+        command.args(["--listen", &lab.rdma(), "--listen", &lab.tcp()]);
+        command.args(&flags.flags).stdin(Stdio::null()).stdout(out).stderr(err);
+        let child = command.spawn().unwrap_or_else(|e| panic!("starting rblk-target: {e}"));
+        let mut target = Self { lab, child, log };
+        until("the target to serve", DEADLINE, || {
+            let ended = target.child.try_wait().expect("wait");
+            assert!(ended.is_none(), "the target ended ({ended:?}); its log:\n{}", target.log());
+            target.ask().filter(|(status, _)| status.pid == target.child.id())
+        });
+        target
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its log so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// What `rblk-target status` shows.
+    ///
+    /// # Panics
+    /// It does not answer.
+    #[must_use]
+    pub fn status(&self) -> TargetStatus {
+        until("the target's status", DEADLINE, || self.ask()).0
+    }
+
+    /// Its counters, all poll groups together.
+    ///
+    /// # Panics
+    /// It does not answer.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        until("the target's status", DEADLINE, || self.ask()).1
+    }
+
+    fn ask(&self) -> Option<(TargetStatus, Counts)> {
+        let mut command = self.lab.program("rblk-target");
+        command.args(["status", "--output", "json"]);
+        let finished = Running::start(command).finish(DEADLINE);
+        if finished.code() != 0 {
+            return None;
+        }
+        let value: serde_json::Value =
+            serde_json::from_str(&finished.stdout).unwrap_or_else(|e| panic!("status is not JSON: {e}: {finished}"));
+        let counts = Counts::of(&value["total"]);
+        let status = serde_json::from_value(value).unwrap_or_else(|e| panic!("status: {e}: {finished}"));
+        Some((status, counts))
+    }
+
+    /// Asks it to drain, as `kill` does.
+    pub fn terminate(&self) {
+        signal("TERM", &self.pid().to_string());
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// It still runs after `deadline`.
+    pub fn wait(&mut self, deadline: Duration) -> ExitStatus {
+        let since = Instant::now();
+        until("the target to end", deadline, || self.child.try_wait().expect("wait").map(|s| (s, since.elapsed()))).0
+    }
+
+    /// Kills it, with no goodbye, and waits until it is gone.
+    pub fn kill(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Target<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            println!("--- the end of the target's log");
+            lines.iter().skip(lines.len().saturating_sub(60)).for_each(|line| println!("    {line}"));
+        }
+        self.end();
+    }
+}

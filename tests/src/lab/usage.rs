@@ -1,0 +1,66 @@
+//! What processes and the RDMA core hold and use.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::process::start;
+use super::wait::DEADLINE;
+
+/// What a process holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Open files.
+    pub files: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Resident memory in KiB.
+    pub rss_kib: u64,
+}
+
+impl Usage {
+    /// Of a process.
+    ///
+    /// # Panics
+    /// It is gone.
+    #[must_use]
+    pub fn of(pid: u32) -> Self {
+        let count = |dir: &str| {
+            std::fs::read_dir(format!("/proc/{pid}/{dir}")).unwrap_or_else(|e| panic!("process {pid}: {e}")).count()
+        };
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().split(' ').next()?.parse().ok());
+        Self { files: count("fd"), threads: count("task"), rss_kib: rss.unwrap_or(0) }
+    }
+}
+
+/// CPU time of all threads of a process, as the scheduler counts it.
+///
+/// # Panics
+/// It is gone.
+#[must_use]
+pub fn cpu_time(pid: u32) -> Duration {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap_or_else(|e| panic!("process {pid}: {e}"));
+    let nanos = tasks.flatten().filter_map(|task| {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split(' ').next()?.parse::<u64>().ok()
+    });
+    Duration::from_nanos(nanos.sum())
+}
+
+/// How many QPs, CQs, MRs, PDs and CM ids the kernel has, by name.
+///
+/// # Panics
+/// `rdma` of iproute2 cannot tell.
+#[must_use]
+pub fn rdma_resources() -> BTreeMap<String, u64> {
+    // As in `0: rxe0: qp 1 cq 1 pd 1 mr 0 ctx 0 srq 0`, one device a line.
+    let text = start(&["rdma", "resource", "show"]).finish(DEADLINE).ok();
+    let mut counts = BTreeMap::new();
+    for line in text.lines() {
+        let mut words = line.split_whitespace().skip(2);
+        while let (Some(name), Some(Ok(value))) = (words.next(), words.next().map(str::parse::<u64>)) {
+            *counts.entry(name.to_owned()).or_default() += value;
+        }
+    }
+    counts
+}

@@ -1,0 +1,21 @@
+//! Waiting with a deadline.
+
+use std::time::{Duration, Instant};
+
+/// For whatever should take no time at all: generous, since the lab's CPUs are emulated.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Looks until `look` has something, and returns it.
+///
+/// # Panics
+/// Nothing came within `deadline`; the text says that it was `what`.
+pub fn until<T>(what: &str, deadline: Duration, mut look: impl FnMut() -> Option<T>) -> T {
+    let since = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(since.elapsed() < deadline, "still waiting for {what} after {deadline:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
