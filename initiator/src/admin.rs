@@ -26,9 +26,19 @@ pub const REPLY_BYTES: usize = 4096;
 const RESPONSE_LEN: u32 = RESPONSE_BYTES as u32;
 #[allow(clippy::cast_possible_truncation)] // a constant of 4096
 const REPLY_LEN: u32 = REPLY_BYTES as u32;
-const RECV_AT: usize = CAPSULE_STRIDE * 2;
+const RECV_AT: usize = CAPSULE_STRIDE * 3;
 const CALL_TAG: Tag = Tag(0);
 const EVENT_TAG: Tag = Tag(1);
+const BEAT_TAG: Tag = Tag(2);
+
+/// How often a session proves that its target lives, and how long the target may take to answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pulse {
+    /// Between an answer and the next question.
+    pub period: Duration,
+    /// Between a question and its answer.
+    pub timeout: Duration,
+}
 
 /// An admin connection.
 #[derive(Debug)]
@@ -44,6 +54,9 @@ pub struct AdminChannel {
     depth: QueueDepth,
     sequence: Sequence,
     parked: Option<Sequence>,
+    // A KEEP_ALIVE under way, and since when.
+    beat: Option<(Sequence, Instant)>,
+    last_beat: Instant,
     event: Option<Option<AsyncEvent>>,
 }
 
@@ -108,6 +121,8 @@ impl AdminChannel {
             depth: accept.depth,
             sequence: Sequence(0),
             parked: None,
+            beat: None,
+            last_beat: Instant::now(),
             event: None,
         };
         for slot in 0..RECV_SLOTS {
@@ -204,12 +219,17 @@ impl AdminChannel {
         }
     }
 
-    /// Waits for the next event of the target, for ever.
+    /// Keeps the session alive and waits for the next event of the target, for ever: a KEEP_ALIVE every
+    /// `pulse.period`, which must be answered within `pulse.timeout`. Cancel safe: what is under way is kept.
     ///
     /// # Errors
-    /// The connection died or the target broke a rule. Cancel safe.
-    pub async fn event(&mut self) -> Result<Option<AsyncEvent>, SessionError> {
+    /// The connection died, the target's data thread does not answer, or it broke a rule.
+    pub async fn event(&mut self, pulse: Pulse) -> Result<Option<AsyncEvent>, SessionError> {
+        let mut armed = false;
         loop {
+            if self.next_response()?.is_some() {
+                return Err(SessionError::Protocol("an answer nobody waits for"));
+            }
             if let Some(event) = self.event.take() {
                 return Ok(event);
             }
@@ -220,24 +240,37 @@ impl AdminChannel {
                 self.parked = Some(self.sequence);
                 self.post_command(&mut command, &[], CAPSULE_STRIDE)?;
             }
-            if self.next_response()?.is_some() {
-                return Err(SessionError::Protocol("an answer nobody waits for"));
-            }
-            if self.event.is_some() {
+            let now = Instant::now();
+            let due = match self.beat {
+                Some((_, since)) => since + pulse.timeout,
+                None => self.last_beat + pulse.period,
+            };
+            if now >= due {
+                if self.beat.is_some() {
+                    return Err(SessionError::TimedOut { what: Opcode::KeepAlive });
+                }
+                self.sequence = self.sequence.next();
+                let mut command =
+                    CommandCapsule::new(Opcode::KeepAlive, BEAT_TAG, self.epoch, self.sequence);
+                self.beat = Some((self.sequence, now));
+                self.post_command(&mut command, &[], 2 * CAPSULE_STRIDE)?;
+                armed = false;
                 continue;
             }
-            self.poller.arm()?;
-            if self.next_response()?.is_some() {
-                return Err(SessionError::Protocol("an answer nobody waits for"));
+            // A completion between the last look and arming raises no event: look once more after it.
+            if armed {
+                let left = due.saturating_duration_since(now);
+                if let Ok(ready) = tokio::time::timeout(left, self.readiness.readable()).await {
+                    ready.map_err(|source| SessionError::System {
+                        what: "the admin connection",
+                        source,
+                    })?;
+                    self.poller.clear_event();
+                }
+            } else {
+                self.poller.arm()?;
             }
-            if self.event.is_some() {
-                continue;
-            }
-            self.readiness
-                .readable()
-                .await
-                .map_err(|source| SessionError::System { what: "the admin connection", source })?;
-            self.poller.clear_event();
+            armed = !armed;
         }
     }
 
@@ -286,6 +319,11 @@ impl AdminChannel {
                 if response.status == Status::Ok {
                     self.event = Some(AsyncEvent::from_wire(response.value));
                 }
+                continue;
+            }
+            if response.tag == BEAT_TAG && self.beat.is_some_and(|(s, _)| response.answers(s)) {
+                self.beat = None;
+                self.last_beat = Instant::now();
                 continue;
             }
             return Ok(Some(response));

@@ -215,19 +215,9 @@ impl Session {
         SessionError::Status { what: what.to_owned(), status: reply.status, text }
     }
 
-    /// Proves that the target's data threads live.
-    ///
-    /// # Errors
-    /// They do not answer in time.
-    pub async fn keep_alive(&mut self, timeout: Duration) -> Result<(), SessionError> {
-        let reply = self.admin.call(Opcode::KeepAlive, VolumeHandle(0), 0, &[], timeout).await?;
-        if reply.status == Status::Ok { Ok(()) } else { Err(self.status("keep-alive", &reply)) }
-    }
-
     /// Says goodbye, as far as the target listens, and ends the admin connection.
-    pub async fn logout(mut self) {
-        let _ =
-            self.admin.call(Opcode::Logout, VolumeHandle(0), 0, &[], Duration::from_secs(1)).await;
+    pub async fn logout(mut self, timeout: Duration) {
+        let _ = self.admin.call(Opcode::Logout, VolumeHandle(0), 0, &[], timeout).await;
         self.admin.close();
     }
 
@@ -236,7 +226,7 @@ impl Session {
     /// # Errors
     /// [`SessionError`].
     pub async fn connect_queue(
-        &self,
+        &mut self,
         queue: u16,
         wish: QueueWish,
         volume: VolumeHandle,

@@ -158,7 +158,7 @@ fn discover(address: &str, timeout: std::time::Duration, output: Output) -> anyh
         let volumes = session.list().await?;
         let caps = session.device().caps().clone();
         let target = session.target_name.to_string();
-        session.logout().await;
+        session.logout(std::time::Duration::from_secs(1)).await;
         let volumes = volumes
             .iter()
             .map(|v| DiscoveredVolume {

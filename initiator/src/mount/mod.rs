@@ -9,6 +9,7 @@
 //! sent again. Only `--fail-after` turns a stall into errors, and they end when the target is back.
 
 mod device;
+mod reconnect;
 pub mod socket;
 pub mod status;
 
@@ -24,19 +25,24 @@ use rblk_protocol::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 
+use crate::admin::Pulse;
 use crate::engine::{PathEnd, QueueCounts};
 use crate::error::SessionError;
 use crate::path::Path;
 use crate::queue::{FromQueue, QueueHandle, QueueParts, ToQueue};
 use crate::session::{HostIdentity, QueueWish, Session};
 use crate::ublk::{Buffers, Control, Device, DeviceState, UblkError};
+use reconnect::{Again, Try, VolumeChanged};
 use socket::{Ask, Asked, MountSocket, Remains, Response};
 use status::MountStatus;
 
 const EIO: i32 = 5;
 /// Longest pause between two tries to connect again.
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
+/// How often a lost session is looked after.
+const TICK: Duration = Duration::from_millis(50);
 /// Time for START_DEV, which reads the partition table through us.
 const START_DEADLINE: Duration = Duration::from_secs(30);
 /// Time for the device to go away when the target answers.
@@ -50,16 +56,6 @@ const FORCE_DEADLINE: Duration = Duration::from_secs(4);
 pub struct AlreadyMounted {
     /// The name.
     pub name: String,
-}
-
-/// The volume came back as another one.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "volume `{volume}` {how}; its requests fail now: unmount it, check the target, mount again"
-)]
-pub struct VolumeChanged {
-    volume: String,
-    how: &'static str,
 }
 
 /// Removes what a mount of that name left when its process died: its ublk device and its note. Returns
@@ -111,6 +107,10 @@ struct Mount {
     changed: bool,
     attempt: u32,
     stopped: usize,
+    // The try to connect again that is under way.
+    again: Option<JoinHandle<anyhow::Result<Again>>>,
+    // When to try next.
+    retry_at: Option<tokio::time::Instant>,
 }
 
 /// Mounts and serves until unmounted.
@@ -135,9 +135,8 @@ pub async fn run(
     let (outbox, mut from_queues) = mpsc::unbounded_channel();
     let (mut mount, paths) = Mount::connect_first(config, name, host).await?;
     let mut device = mount.build_device(control, paths, &outbox).await?;
-    Remains { pid: std::process::id(), device_id: device.info().id }
-        .write(name)
-        .context("noting the device")?;
+    let remains = Remains { pid: std::process::id(), device_id: device.info().id };
+    let _noted = remains.write(name).context("noting the device")?;
     tracing::info!(
         device = mount.status.device,
         volume = mount.status.volume,
@@ -152,34 +151,26 @@ pub async fn run(
     let mut interrupt = signal(SignalKind::interrupt())?;
     let serving = socket.serve(asked_sender);
     tokio::pin!(serving);
-    let mut keep_alive = tokio::time::interval(keep_alive_period(config));
-    keep_alive.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut retry: Option<tokio::time::Instant> = None;
+    let pulse = Pulse { period: config.detect.get() / 2, timeout: config.detect.get() };
+    let mut tick = tokio::time::interval(TICK);
     let mut pending: Option<Asked> = None;
     loop {
-        let again = async {
-            match retry {
-                Some(at) => tokio::time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
         let unmount = tokio::select! {
             () = &mut serving => false,
             Some(message) = from_queues.recv() => {
                 mount.on_queue(message)?;
                 false
             }
-            event = next_event(&mut mount.session) => {
+            event = next_event(&mut mount.session, pulse) => {
                 mount.on_event(event);
                 false
             }
-            _ = keep_alive.tick(), if mount.session.is_some() => {
-                mount.keep_alive().await;
+            result = next_try(&mut mount.again) => {
+                mount.on_try(result);
                 false
             }
-            () = again => {
-                mount.reconnect().await;
-                retry = None;
+            _ = tick.tick(), if mount.session.is_none() => {
+                mount.on_tick();
                 false
             }
             Some(request) = asked.recv() => {
@@ -203,10 +194,6 @@ pub async fn run(
             _ = terminate.recv() => true,
             _ = interrupt.recv() => true,
         };
-        if mount.session.is_none() && retry.is_none() {
-            retry = Some(tokio::time::Instant::now() + mount.backoff());
-        }
-        mount.check_fail_after();
         if mount.stopped > 0 && !unmount {
             anyhow::bail!(
                 "a queue of {} stopped: was the device removed by someone else?",
@@ -235,13 +222,23 @@ pub async fn run(
     }
 }
 
-fn keep_alive_period(config: &MountConfig) -> Duration {
-    config.detect.get() / 2
+async fn next_event(
+    session: &mut Option<Session>,
+    pulse: Pulse,
+) -> Result<Option<AsyncEvent>, SessionError> {
+    match session {
+        Some(session) => session.admin.event(pulse).await,
+        None => std::future::pending().await,
+    }
 }
 
-async fn next_event(session: &mut Option<Session>) -> Result<Option<AsyncEvent>, SessionError> {
-    match session {
-        Some(session) => session.admin.event().await,
+async fn next_try(again: &mut Option<JoinHandle<anyhow::Result<Again>>>) -> anyhow::Result<Again> {
+    match again {
+        Some(task) => {
+            let result = task.await;
+            *again = None;
+            result?
+        }
         None => std::future::pending().await,
     }
 }
@@ -256,7 +253,7 @@ impl Mount {
             config.target.iter().map(|t| t.parse()).collect::<Result<Vec<Address>, _>>()?;
         let volume_name = Name::new(&config.volume)?;
         let mut session = connect_any(&addresses, config, &host).await?;
-        let mode = if config.read_only { AccessMode::ReadOnly } else { AccessMode::Exclusive };
+        let mode = access_mode(config);
         let volume = session.open(&volume_name, mode).await?;
         let queues = config
             .queues
@@ -346,6 +343,8 @@ impl Mount {
             changed: false,
             attempt: 0,
             stopped: 0,
+            again: None,
+            retry_at: None,
         };
         Ok((mount, paths))
     }
@@ -447,15 +446,6 @@ impl Mount {
         }
     }
 
-    async fn keep_alive(&mut self) {
-        let timeout = self.config.detect.get();
-        if let Some(session) = &mut self.session
-            && let Err(error) = session.keep_alive(timeout).await
-        {
-            self.lose(&error.to_string());
-        }
-    }
-
     /// The session is lost: every queue keeps its requests, and control connects again.
     fn lose(&mut self, why: &str) {
         let Some(session) = self.session.take() else { return };
@@ -463,6 +453,7 @@ impl Mount {
         self.status.last_loss = Some(why.to_owned());
         self.lost_at.get_or_insert_with(Instant::now);
         self.attempt = 0;
+        self.retry_at = Some(tokio::time::Instant::now());
         session.admin.close();
         for queue in &self.queues {
             send(queue, ToQueue::Disconnect);
@@ -472,15 +463,9 @@ impl Mount {
     /// Pause before the next try: the configured one, doubled with every failure, with jitter so that the
     /// initiators of a restarted target do not come all at once.
     fn backoff(&self) -> Duration {
-        if self.attempt == 0 {
-            return Duration::from_millis(10);
-        }
-        let base = self
-            .config
-            .reconnect_delay
-            .get()
-            .saturating_mul(1 << (self.attempt - 1).min(4))
-            .min(BACKOFF_MAX);
+        let doublings = self.attempt.saturating_sub(1).min(4);
+        let base =
+            self.config.reconnect_delay.get().saturating_mul(1 << doublings).min(BACKOFF_MAX);
         let mut random = [0; 2];
         let _ = getrandom::fill(&mut random);
         base.mul_f64(0.5 + f64::from(u16::from_ne_bytes(random)) / f64::from(u16::MAX))
@@ -502,15 +487,42 @@ impl Mount {
         }
     }
 
-    async fn reconnect(&mut self) {
+    /// While there is no session: starts the next try when it is due.
+    fn on_tick(&mut self) {
+        self.check_fail_after();
+        let due = self.retry_at.is_some_and(|at| tokio::time::Instant::now() >= at);
+        if self.again.is_some() || !due {
+            return;
+        }
+        let address = self.addresses[self.attempt as usize % self.addresses.len()].clone();
         self.attempt = self.attempt.saturating_add(1);
-        match self.try_reconnect().await {
-            Ok((session, paths)) => {
+        // A try that fails half way has used its epoch up.
+        self.resume = self.resume.and_then(|(id, epoch)| epoch.next().map(|next| (id, next)));
+        let attempt = Try {
+            address,
+            options: options(&self.config),
+            host: self.host,
+            resume: self.resume,
+            volume_name: self.volume_name,
+            mode: access_mode(&self.config),
+            wish: self.wish,
+            buffers: self.buffers[..self.queues.len()].to_vec(),
+            volume: self.volume,
+            instance: self.instance,
+        };
+        self.again = Some(tokio::spawn(attempt.run()));
+    }
+
+    fn on_try(&mut self, result: anyhow::Result<Again>) {
+        match result {
+            Ok(Again { session, volume, paths }) => {
                 self.resume = Some((session.id, session.epoch));
                 self.instance = session.instance;
+                self.volume.handle = volume.handle;
                 self.status.epoch = session.epoch.0;
                 self.status.address = session.address.to_string();
                 self.session = Some(session);
+                self.retry_at = None;
                 for (queue, path) in self.queues.iter().zip(paths) {
                     send(queue, ToQueue::Connect(Box::new(path)));
                 }
@@ -525,63 +537,24 @@ impl Mount {
                 tracing::error!("{error}");
                 self.status.last_loss = Some(error.to_string());
                 self.changed = true;
+                self.retry_at = None;
                 self.fail_all(Some(EIO));
             }
             Err(error) => {
-                if let Some(error) = error.downcast_ref::<SessionError>()
-                    && error.is_session_gone()
-                {
-                    // The target restarted, or gave the session up: a new one.
-                    self.resume = None;
-                    self.attempt = 0;
-                }
                 let text = format!("{error:#}");
                 tracing::warn!(attempt = self.attempt, error = text, "cannot connect again yet");
                 self.status.last_loss = Some(text);
+                let gone =
+                    error.downcast_ref::<SessionError>().is_some_and(SessionError::is_session_gone);
+                if gone && self.resume.is_some() {
+                    // The target restarted, or gave the session up: a new one, at once.
+                    self.resume = None;
+                    self.retry_at = Some(tokio::time::Instant::now());
+                } else {
+                    self.retry_at = Some(tokio::time::Instant::now() + self.backoff());
+                }
             }
         }
-    }
-
-    async fn try_reconnect(&mut self) -> anyhow::Result<(Session, Vec<Path>)> {
-        let address = &self.addresses[self.attempt as usize % self.addresses.len()];
-        // A try that fails half way has used its epoch up.
-        let resume = match self.resume {
-            Some((id, epoch)) => epoch.next().map(|next| (id, next)),
-            None => None,
-        };
-        self.resume = resume;
-        let mut session =
-            Session::connect(address, &options(&self.config), &self.host, resume).await?;
-        let mode = if self.config.read_only { AccessMode::ReadOnly } else { AccessMode::Exclusive };
-        let volume = session.open(&self.volume_name, mode).await?;
-        let same = volume.blocks == self.volume.blocks
-            && volume.block_size == self.volume.block_size
-            && volume.uuid == self.volume.uuid;
-        if !same {
-            return Err(VolumeChanged {
-                volume: self.config.volume.clone(),
-                how: "came back as another volume or size",
-            }
-            .into());
-        }
-        if volume.flags.has(VolumeFlags::EPHEMERAL) && session.instance != self.instance {
-            return Err(VolumeChanged {
-                volume: self.config.volume.clone(),
-                how: "was in the memory of a target that ended",
-            }
-            .into());
-        }
-        self.volume.handle = volume.handle;
-        let mut paths = Vec::new();
-        for queue in 0..self.queues.len() {
-            let index = u16::try_from(queue)?;
-            paths.push(
-                session
-                    .connect_queue(index, self.wish, volume.handle, &self.buffers[queue])
-                    .await?,
-            );
-        }
-        Ok((session, paths))
     }
 
     fn may_unmount(&self, force: bool) -> Result<(), Response> {
@@ -607,9 +580,15 @@ impl Mount {
         from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
     ) -> anyhow::Result<()> {
         tracing::info!(device = self.status.device, force, "unmounting");
+        if let Some(task) = self.again.take() {
+            task.abort();
+        }
         if force {
-            // Whatever waits, waits no longer.
+            // Whatever waits, waits no longer; whatever was sent is not waited for.
             self.fail_all(Some(EIO));
+            for queue in &self.queues {
+                send(queue, ToQueue::Disconnect);
+            }
         }
         let deadline = if force { FORCE_DEADLINE } else { STOP_DEADLINE };
         if !force {
@@ -637,7 +616,9 @@ impl Mount {
             let _ = self.on_queue(message);
         }
         if let Some(session) = self.session.take() {
-            session.logout().await;
+            session
+                .logout(if force { Duration::from_millis(500) } else { Duration::from_secs(2) })
+                .await;
         }
         stopped.with_context(|| format!("stopping {}", self.status.device))
     }
@@ -648,6 +629,10 @@ fn send(queue: &QueueHandle, message: ToQueue) {
         // It left, and says so elsewhere.
         tracing::debug!("a queue thread takes no mail");
     }
+}
+
+fn access_mode(config: &MountConfig) -> AccessMode {
+    if config.read_only { AccessMode::ReadOnly } else { AccessMode::Exclusive }
 }
 
 fn options(config: &MountConfig) -> ConnectOptions {

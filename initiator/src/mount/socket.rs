@@ -171,14 +171,15 @@ impl Remains {
         Path::new(RUN_DIR).join(format!("{name}.json"))
     }
 
-    /// Notes them for a mount.
+    /// Notes them for a mount, until the result is dropped.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write(&self, name: &str) -> io::Result<()> {
+    pub fn write(&self, name: &str) -> io::Result<Noted> {
         let new = Self::path(name).with_extension("new");
         std::fs::write(&new, serde_json::to_vec(self).map_err(io::Error::other)?)?;
-        std::fs::rename(new, Self::path(name))
+        std::fs::rename(new, Self::path(name))?;
+        Ok(Noted(name.to_owned()))
     }
 
     /// Those of a mount, if it left any.
@@ -190,6 +191,16 @@ impl Remains {
     /// Forgets them.
     pub fn remove(name: &str) {
         let _ = std::fs::remove_file(Self::path(name));
+    }
+}
+
+/// The note of a living mount; goes with it when it ends in good order.
+#[derive(Debug)]
+pub struct Noted(String);
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        Remains::remove(&self.0);
     }
 }
 
