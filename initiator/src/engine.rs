@@ -538,10 +538,11 @@ impl Engine {
         if result.is_ok() && !live.sends.is_empty() {
             self.stats.send_doorbells.add(1);
             self.stats.sends.add(live.sends.len() as u64);
+            let signaled = live.sends.iter().filter(|wr| wr.signaled).count();
+            self.stats.signaled.add(signaled as u64);
             result = live.poller.post_send(live.qp, &live.sends);
             live.sends.clear();
         }
-        self.stats.signaled.set(live.poller.counters().signaled);
         if let Err(error) = result {
             tracing::error!(%error, "cannot post");
             self.end_path(PathEnd::Lost(WcStatus::Other(u32::try_from(EIO).unwrap_or(0))));

@@ -438,9 +438,8 @@ impl Mount {
 
     fn on_event(&mut self, event: Result<Option<AsyncEvent>, SessionError>) {
         match event {
-            Ok(Some(AsyncEvent::Draining)) => {
-                tracing::info!("the target drains: waiting for it to come back")
-            }
+            // Leaving lets it stop at once; what is unanswered is sent again when it is back.
+            Ok(Some(AsyncEvent::Draining)) => self.lose("the target drains"),
             Ok(event) => tracing::debug!(?event, "event of the target"),
             Err(error) => self.lose(&error.to_string()),
         }
