@@ -8,7 +8,7 @@
 //! each end one turn. One seed decides everything that happens, so a run can be had again from its seed;
 //! [`Rig::fingerprint`] tells whether it was.
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -213,7 +213,6 @@ struct Queue {
 }
 
 /// A target and its initiators in one thread.
-#[derive(Debug)]
 pub struct Rig<S> {
     network: Network,
     began: Instant,
@@ -233,6 +232,18 @@ pub struct Rig<S> {
     admin: Vec<AdminCommand>,
     fingerprint: u64,
     steps: u64,
+}
+
+impl<S> std::fmt::Debug for Rig<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let queues = self.queues.iter().map(|q| (q.engine.is_connected(), q.engine.outstanding()));
+        f.debug_struct("Rig")
+            .field("steps", &self.steps)
+            .field("group", &self.group)
+            .field("sessions", &self.sessions)
+            .field("queues (connected, outstanding)", &queues.collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
 }
 
 /// QPs of the in-memory network are connected when they are made, so there is nothing left to accept.
@@ -268,7 +279,7 @@ impl Poller for PairedPoller {
         self.0.arm()
     }
 
-    fn event_fd(&self) -> RawFd {
+    fn event_fd(&self) -> BorrowedFd<'_> {
         self.0.event_fd()
     }
 

@@ -1,1 +1,9 @@
-//! tests
+//! What the tests of rblk that need more than one crate share.
+
+#![forbid(unsafe_code)]
+
+pub mod bed;
+pub mod exerciser;
+pub mod lab;
+pub mod program;
+pub mod raw;

@@ -7,9 +7,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
+mod artifacts;
+mod demo;
 mod lab;
+mod packages;
+mod process;
+mod test;
+mod workspace;
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", about = "Developer commands of rblk", max_term_width = 100)]
@@ -22,6 +29,12 @@ struct Cli {
 enum Command {
     /// Run a command as root inside a stock Debian kernel that has RDMA and ublk.
     Lab(LabArgs),
+    /// Mount a volume for real, prove that data survives, and measure it.
+    Demo(demo::DemoArgs),
+    #[command(hide = true)]
+    DemoInside(demo::InsideArgs),
+    /// Run every check and every test.
+    Test(test::TestArgs),
 }
 
 /// Boots a Debian kernel in a virtual machine, with this machine's files as its root, and runs
@@ -72,29 +85,38 @@ struct LabArgs {
     command: Vec<OsString>,
 }
 
+impl LabArgs {
+    fn run(self) -> Result<i32> {
+        let lab = lab::Lab {
+            kernel: self.kernel,
+            mem: self.mem,
+            cpus: self.cpus,
+            timeout: Duration::from_secs(self.timeout),
+            scratch: self.scratch,
+            rdma: !self.no_rdma,
+            accel: self.accel,
+            keep_log: self.keep_log,
+            shares: Vec::new(),
+        };
+        lab.run(&self.command)
+    }
+}
+
 fn main() -> ExitCode {
     let Cli { command } = Cli::parse();
-    let outcome = match command {
-        Command::Lab(args) => {
-            let lab = lab::Lab {
-                kernel: args.kernel,
-                mem: args.mem,
-                cpus: args.cpus,
-                timeout: Duration::from_secs(args.timeout),
-                scratch: args.scratch,
-                rdma: !args.no_rdma,
-                accel: args.accel,
-                keep_log: args.keep_log,
-            };
-            lab.run(&args.command)
-        }
+    // What this status means when the command itself cannot be carried out.
+    let (outcome, failed) = match command {
+        Command::Lab(args) => (args.run(), lab::FAILED),
+        Command::Demo(args) => (args.run(), 1),
+        Command::DemoInside(args) => (args.run(), 1),
+        Command::Test(args) => (args.run(), 1),
     };
     match outcome {
         // A status is one byte; anything else would be a bug in the guest's script.
-        Ok(status) => ExitCode::from(u8::try_from(status).unwrap_or(lab::FAILED)),
+        Ok(status) => ExitCode::from(u8::try_from(status).unwrap_or(failed)),
         Err(error) => {
             eprintln!("xtask: {error:#}");
-            ExitCode::from(lab::FAILED)
+            ExitCode::from(failed)
         }
     }
 }

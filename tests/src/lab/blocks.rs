@@ -101,7 +101,8 @@ impl Sysfs {
     #[must_use]
     pub fn text(&self, name: &str) -> String {
         let path = self.0.join(name);
-        let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let text =
+            std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         text.trim().to_owned()
     }
 
@@ -121,6 +122,20 @@ impl Sysfs {
     /// The kernel refuses.
     pub fn set(&self, name: &str, value: &str) {
         let path = self.0.join(name);
-        std::fs::write(&path, value).unwrap_or_else(|e| panic!("{} = {value}: {e}", path.display()));
+        std::fs::write(&path, value)
+            .unwrap_or_else(|e| panic!("{} = {value}: {e}", path.display()));
     }
+}
+
+/// How often a file of ext4 was synchronised, by fsync or by a write that asks for it, while `work` ran. `None`
+/// where the kernel cannot trace that.
+pub fn file_syncs(work: impl FnOnce()) -> Option<usize> {
+    let tracing = Path::new("/sys/kernel/tracing");
+    let switch = tracing.join("events/ext4/ext4_sync_file_enter/enable");
+    let on = std::fs::write(tracing.join("trace"), "").and_then(|()| std::fs::write(&switch, "1"));
+    work();
+    on.ok()?;
+    let text = std::fs::read_to_string(tracing.join("trace")).unwrap_or_default();
+    let _ = std::fs::write(&switch, "0");
+    Some(text.lines().filter(|line| line.contains("ext4_sync_file_enter:")).count())
 }

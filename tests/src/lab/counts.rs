@@ -43,13 +43,15 @@ impl Counts {
 #[must_use]
 pub fn fabric_packets() -> Counts {
     let mut counts = BTreeMap::new();
-    let entries = |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path());
+    let entries =
+        |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path());
     for device in entries(Path::new("/sys/class/infiniband")) {
         let ports = entries(&device.join("ports"));
         let places = ports.map(|port| port.join("hw_counters")).chain([device.join("hw_counters")]);
         for file in places.flat_map(|dir| entries(&dir).collect::<Vec<_>>()) {
             let name = file.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
-            let value = std::fs::read_to_string(&file).ok().and_then(|t| t.trim().parse::<u64>().ok());
+            let value =
+                std::fs::read_to_string(&file).ok().and_then(|t| t.trim().parse::<u64>().ok());
             if name != "lifespan" {
                 *counts.entry(name).or_default() += value.unwrap_or(0);
             }

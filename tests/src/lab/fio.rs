@@ -113,7 +113,8 @@ impl FioResult {
     fn of(finished: &Finished) -> Self {
         let text = finished.to_string();
         // Complaints may come before the document.
-        let document = finished.stdout.find("\n{").map_or(&*finished.stdout, |at| &finished.stdout[at..]);
+        let document =
+            finished.stdout.find("\n{").map_or(&*finished.stdout, |at| &finished.stdout[at..]);
         let json: serde_json::Value = serde_json::from_str(document).unwrap_or_default();
         let jobs = json["jobs"].as_array().map_or(&[][..], Vec::as_slice);
         let sum = |of: &dyn Fn(&serde_json::Value) -> &serde_json::Value| {
@@ -133,9 +134,12 @@ impl FioResult {
     ///
     /// # Panics
     /// There was one; with all that fio said.
-    #[must_use]
     pub fn ok(self) -> Self {
-        assert!(self.code == 0 && self.errors == 0 && self.reads + self.writes > 0, "fio failed: {}", self.text);
+        assert!(
+            self.code == 0 && self.errors == 0 && self.reads + self.writes > 0,
+            "fio failed: {}",
+            self.text
+        );
         self
     }
 }

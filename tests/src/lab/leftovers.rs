@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use super::process::signal;
 use super::usage::rdma_resources;
 
-const DAEMONS: [&str; 5] = ["rblk-target", "rblk-targetd", "rblk-initiator", "rblk-initiatord", "fio"];
+const DAEMONS: [&str; 5] =
+    ["rblk-target", "rblk-targetd", "rblk-initiator", "rblk-initiatord", "fio"];
 
 /// What is still there after `patience`, in words. `before` is what the RDMA core had at the start.
 pub(super) fn find(before: &BTreeMap<String, u64>, patience: Duration) -> Vec<String> {
@@ -22,8 +23,11 @@ pub(super) fn find(before: &BTreeMap<String, u64>, patience: Duration) -> Vec<St
 }
 
 fn look(before: &BTreeMap<String, u64>) -> Vec<String> {
-    let mut found: Vec<String> = named("/dev", "ublkb").iter().map(|name| format!("/dev/{name}")).collect();
-    found.extend(named("/run/rblk/mounts", "").iter().map(|name| format!("/run/rblk/mounts/{name}")));
+    let mut found: Vec<String> =
+        named("/dev", "ublkb").iter().map(|name| format!("/dev/{name}")).collect();
+    found.extend(
+        named("/run/rblk/mounts", "").iter().map(|name| format!("/run/rblk/mounts/{name}")),
+    );
     found.extend(daemons().iter().map(|(pid, name)| format!("process {pid} ({name})")));
     let now = rdma_resources();
     let more = |(name, count): (&String, &u64)| {
@@ -42,6 +46,9 @@ pub(super) fn sweep() {
     let since = Instant::now();
     while !daemons().is_empty() && since.elapsed() < Duration::from_secs(5) {
         std::thread::sleep(Duration::from_millis(50));
+    }
+    if Path::new("/run/netns/rblkfar").exists() {
+        super::far::take_down();
     }
     for name in named("/run/rblk/mounts", "") {
         let _ = std::fs::remove_file(Path::new("/run/rblk/mounts").join(name));

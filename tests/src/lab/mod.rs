@@ -8,6 +8,7 @@
 
 mod blocks;
 mod counts;
+mod far;
 mod fio;
 mod leftovers;
 mod mounted;
@@ -17,10 +18,11 @@ mod target;
 mod usage;
 mod wait;
 
-pub use blocks::{Aligned, Sysfs, pattern};
+pub use blocks::{Aligned, Sysfs, file_syncs, pattern};
 pub use counts::{Counts, fabric_packets};
+pub use far::{Cut, FarHost};
 pub use fio::{Fio, FioResult, RunningFio};
-pub use mounted::{Mounted, MountFlags};
+pub use mounted::{MountFlags, Mounted};
 pub use place::{Lab, run};
 pub use process::{Finished, Running, start};
 pub use target::{Target, TargetFlags};

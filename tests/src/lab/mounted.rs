@@ -86,7 +86,11 @@ impl<'l> Mounted<'l> {
             done: false,
         };
         let status = mounted.status();
-        assert_eq!(mounted.device.to_str(), Some(&*status.device), "what mount says is what list says");
+        assert_eq!(
+            mounted.device.to_str(),
+            Some(&*status.device),
+            "what mount says is what list says"
+        );
         mounted.pid = status.pid;
         mounted
     }

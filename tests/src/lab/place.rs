@@ -42,7 +42,8 @@ pub fn run(test: &'static str, body: impl FnOnce(&Lab)) {
     };
     leftovers::sweep();
     leftovers::dead_devices();
-    std::fs::create_dir_all(&lab.dir).unwrap_or_else(|e| panic!("making {}: {e}", lab.dir.display()));
+    std::fs::create_dir_all(&lab.dir)
+        .unwrap_or_else(|e| panic!("making {}: {e}", lab.dir.display()));
     let before = rdma_resources();
     let since = Instant::now();
     let outcome = catch_unwind(AssertUnwindSafe(|| body(&lab)));
@@ -87,7 +88,8 @@ impl Lab {
             .find_map(|name| std::env::var(name).ok().filter(|v| !v.is_empty()))
             .ok_or("neither RBLK_LAB_RDMA_ADDR nor RBLK_TEST_RDMA_ADDR has the address of the RDMA device")?;
         let programs = programs()?;
-        let scratch = std::env::var_os("RBLK_LAB_SCRATCH").map_or_else(std::env::temp_dir, PathBuf::from);
+        let scratch =
+            std::env::var_os("RBLK_LAB_SCRATCH").map_or_else(std::env::temp_dir, PathBuf::from);
         Ok(Self { test, programs, dir: scratch.join(test), rdma_host })
     }
 
@@ -162,7 +164,8 @@ impl Lab {
 /// Where the programs are: `RBLK_BIN_DIR`, or beside this test's own binary.
 fn programs() -> Result<PathBuf, String> {
     let named = std::env::var_os("RBLK_BIN_DIR").map(PathBuf::from);
-    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.parent()?.to_path_buf()));
+    let beside =
+        std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.parent()?.to_path_buf()));
     let dir = named.or(beside).ok_or("RBLK_BIN_DIR does not say where the programs are")?;
     for name in ["rblk-target", "rblk-targetd", "rblk-initiator", "rblk-initiatord"] {
         if !dir.join(name).exists() {

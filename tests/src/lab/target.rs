@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rblk_target::control::status::TargetStatus;
@@ -10,12 +10,13 @@ use rblk_target::control::status::TargetStatus;
 use super::counts::Counts;
 use super::process::{Running, signal};
 use super::wait::{DEADLINE, until};
-use super::Lab;
+use super::{FarHost, Lab};
 
 /// What a target is started with. It listens on both of the lab's addresses and has two poll groups.
 #[derive(Clone, Debug, Default)]
 pub struct TargetFlags {
     flags: Vec<String>,
+    place: Option<(&'static str, &'static str)>,
 }
 
 impl TargetFlags {
@@ -23,6 +24,13 @@ impl TargetFlags {
     #[must_use]
     pub fn file(self, name: &str, path: &Path) -> Self {
         self.flag("--file", &format!("{name}={}", path.display()))
+    }
+
+    /// On another host.
+    #[must_use]
+    pub fn on(mut self, far: &FarHost) -> Self {
+        self.place = Some((far.space(), far.host()));
+        self
     }
 
     /// Any flag with its value.
@@ -62,8 +70,15 @@ impl<'l> Target<'l> {
         };
         let (out, err) = to_log().unwrap_or_else(|e| panic!("opening {}: {e}", log.display()));
         let mut command = lab.program("rblk-target");
+        let mut host = lab.host();
+        if let Some((space, address)) = flags.place {
+            let mut outer = Command::new("ip");
+            // It becomes the program, so the process is the same.
+            outer.args(["netns", "exec", space]).arg(command.get_program()).current_dir("/");
+            (command, host) = (outer, address);
+        }
         command.args(["serve", "--poll-groups", "2"]);
-        command.args(["--listen", &lab.rdma(), "--listen", &lab.tcp()]);
+        command.args(["--listen", &format!("rdma://{host}"), "--listen", &format!("tcp://{host}")]);
         command.args(&flags.flags).stdin(Stdio::null()).stdout(out).stderr(err);
         let child = command.spawn().unwrap_or_else(|e| panic!("starting rblk-target: {e}"));
         let mut target = Self { lab, child, log };
@@ -112,10 +127,11 @@ impl<'l> Target<'l> {
         if finished.code() != 0 {
             return None;
         }
-        let value: serde_json::Value =
-            serde_json::from_str(&finished.stdout).unwrap_or_else(|e| panic!("status is not JSON: {e}: {finished}"));
+        let value: serde_json::Value = serde_json::from_str(&finished.stdout)
+            .unwrap_or_else(|e| panic!("status is not JSON: {e}: {finished}"));
         let counts = Counts::of(&value["total"]);
-        let status = serde_json::from_value(value).unwrap_or_else(|e| panic!("status: {e}: {finished}"));
+        let status =
+            serde_json::from_value(value).unwrap_or_else(|e| panic!("status: {e}: {finished}"));
         Some((status, counts))
     }
 
@@ -130,7 +146,10 @@ impl<'l> Target<'l> {
     /// It still runs after `deadline`.
     pub fn wait(&mut self, deadline: Duration) -> ExitStatus {
         let since = Instant::now();
-        until("the target to end", deadline, || self.child.try_wait().expect("wait").map(|s| (s, since.elapsed()))).0
+        until("the target to end", deadline, || {
+            self.child.try_wait().expect("wait").map(|s| (s, since.elapsed()))
+        })
+        .0
     }
 
     /// Kills it, with no goodbye, and waits until it is gone.
@@ -150,7 +169,10 @@ impl Drop for Target<'_> {
             let log = self.log();
             let lines: Vec<&str> = log.lines().collect();
             println!("--- the end of the target's log");
-            lines.iter().skip(lines.len().saturating_sub(60)).for_each(|line| println!("    {line}"));
+            lines
+                .iter()
+                .skip(lines.len().saturating_sub(60))
+                .for_each(|line| println!("    {line}"));
         }
         self.end();
     }

@@ -25,26 +25,36 @@ impl Usage {
     #[must_use]
     pub fn of(pid: u32) -> Self {
         let count = |dir: &str| {
-            std::fs::read_dir(format!("/proc/{pid}/{dir}")).unwrap_or_else(|e| panic!("process {pid}: {e}")).count()
+            std::fs::read_dir(format!("/proc/{pid}/{dir}"))
+                .unwrap_or_else(|e| panic!("process {pid}: {e}"))
+                .count()
         };
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().split(' ').next()?.parse().ok());
+        let rss = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().split(' ').next()?.parse().ok());
         Self { files: count("fd"), threads: count("task"), rss_kib: rss.unwrap_or(0) }
     }
 }
 
-/// CPU time of all threads of a process, as the scheduler counts it.
+/// CPU time of all threads of a process: what the scheduler counts, or the ticks where it does not count.
 ///
 /// # Panics
 /// It is gone.
 #[must_use]
 pub fn cpu_time(pid: u32) -> Duration {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap_or_else(|e| panic!("process {pid}: {e}"));
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // utime and stime, in ticks of 10 ms; the second field may have spaces.
+    let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+    let ticks: u64 =
+        after_name.split(' ').skip(11).take(2).filter_map(|t| t.parse::<u64>().ok()).sum();
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
+        .unwrap_or_else(|e| panic!("process {pid}: {e}"));
     let nanos = tasks.flatten().filter_map(|task| {
         let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
         text.split(' ').next()?.parse::<u64>().ok()
     });
-    Duration::from_nanos(nanos.sum())
+    Duration::from_nanos(nanos.sum()).max(Duration::from_millis(10 * ticks))
 }
 
 /// How many QPs, CQs, MRs, PDs and CM ids the kernel has, by name.
@@ -58,7 +68,9 @@ pub fn rdma_resources() -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();
     for line in text.lines() {
         let mut words = line.split_whitespace().skip(2);
-        while let (Some(name), Some(Ok(value))) = (words.next(), words.next().map(str::parse::<u64>)) {
+        while let (Some(name), Some(Ok(value))) =
+            (words.next(), words.next().map(str::parse::<u64>))
+        {
             *counts.entry(name.to_owned()).or_default() += value;
         }
     }

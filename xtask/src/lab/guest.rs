@@ -14,8 +14,11 @@ use super::RDMA_ADDRESS;
 use super::initramfs::Archive;
 use super::kernel::Kernel;
 
-/// Directories that are the guest's own, so nothing of this machine's can be reached there.
-const PRIVATE: &[&str] = &["/tmp", "/run", "/dev", "/proc", "/sys"];
+/// Directories that are the guest's own; what lies below them is seen there only if it is shared.
+const PRIVATE: &[&str] = &["/tmp", "/run"];
+
+/// Directories that are the kernel's, of which nothing can be shared.
+const KERNEL: &[&str] = &["/dev", "/proc", "/sys"];
 
 /// Where the scratch disk is mounted.
 const SCRATCH: &str = "/scratch";
@@ -35,24 +38,24 @@ enum Mode {
     Run {
         command: Vec<OsString>,
         dir: PathBuf,
+        shares: Vec<PathBuf>,
         rdma: bool,
         scratch: bool,
     },
 }
 
 impl Task {
-    /// A task that runs `command` in the current directory.
-    pub(crate) fn here(command: &[OsString], rdma: bool, scratch: bool) -> Result<Self> {
+    /// A task that runs `command` in the current directory and sees the directories `needed`.
+    pub(crate) fn here(
+        command: &[OsString],
+        needed: &[PathBuf],
+        rdma: bool,
+        scratch: bool,
+    ) -> Result<Self> {
         let dir = std::env::current_dir().context("cannot tell the current directory")?;
-        if let Some(private) = PRIVATE.iter().find(|private| dir.starts_with(private)) {
-            bail!(
-                "the current directory {} cannot be reached inside the lab, where {private} is the guest's own; \
-                 run from another directory",
-                dir.display()
-            );
-        }
+        let shares = shares([&dir].into_iter().chain(needed))?;
         Ok(Task {
-            mode: Mode::Run { command: command.to_vec(), dir, rdma, scratch },
+            mode: Mode::Run { command: command.to_vec(), dir, shares, rdma, scratch },
             nonce: nonce()?,
         })
     }
@@ -70,9 +73,11 @@ impl Task {
         task.assign("NONCE", self.nonce.as_ref());
         match &self.mode {
             Mode::Probe => task.assign("MODE", "probe".as_ref()),
-            Mode::Run { command, dir, rdma, scratch } => {
+            Mode::Run { command, dir, shares, rdma, scratch } => {
                 task.assign("MODE", "run".as_ref());
                 task.assign("MODULES", kernel.modules().as_os_str());
+                let lines: Vec<&OsStr> = shares.iter().map(|path| path.as_os_str()).collect();
+                task.assign("SHARES", &lines.join(OsStr::new("\n")));
                 task.assign("RDMA", if *rdma { RDMA_ADDRESS } else { "" }.as_ref());
                 task.assign("SCRATCH", if *scratch { SCRATCH } else { "" }.as_ref());
                 let run = command_script(command, dir, std::env::vars_os(), *rdma, *scratch);
@@ -82,6 +87,27 @@ impl Task {
         archive.file("lab/task", 0o644, &task.0);
         archive.finish()
     }
+}
+
+/// Those of `needed` that the guest does not see by itself.
+fn shares<'a>(needed: impl Iterator<Item = &'a PathBuf>) -> Result<Vec<PathBuf>> {
+    let mut shares: Vec<PathBuf> = Vec::new();
+    for dir in needed {
+        let below = |roots: &[&str]| roots.iter().any(|root| dir.starts_with(root));
+        let exactly = PRIVATE.iter().any(|root| dir == Path::new(root));
+        if below(KERNEL) || exactly || dir.as_os_str().as_bytes().contains(&b'\n') {
+            bail!(
+                "the directory {} cannot be reached inside the lab, whose {} are its own; \
+                 run from another directory",
+                dir.display(),
+                [PRIVATE, KERNEL].concat().join(" ")
+            );
+        }
+        if below(PRIVATE) && !shares.contains(dir) {
+            shares.push(dir.clone());
+        }
+    }
+    Ok(shares)
 }
 
 fn command_script(
@@ -185,6 +211,16 @@ mod tests {
         assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
         assert!(script.0.windows(6).any(|w| w == b"KEEP='"));
         assert!(!script.0.windows(8).any(|w| w == b"BAD-NAME"));
+    }
+
+    #[test]
+    fn only_what_is_hidden_is_shared() {
+        let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
+        let given = paths(&["/work/main", "/tmp/a/b", "/tmpfoo", "/run/x", "/tmp/a/b"]);
+        assert_eq!(shares(given.iter()).unwrap(), paths(&["/tmp/a/b", "/run/x"]));
+        for bad in ["/tmp", "/proc/self", "/dev/shm/x", "/tmp/a\nb"] {
+            assert!(shares(paths(&[bad]).iter()).is_err(), "{bad}");
+        }
     }
 
     #[test]

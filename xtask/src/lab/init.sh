@@ -76,11 +76,18 @@ stage1() {
     $bb mkdir dev proc sys run tmp scratch
     $bb mount -t tmpfs -o mode=755 run run
     $bb mount -t tmpfs -o mode=1777 tmp tmp
+    # What the command needs below directories that are the guest's own.
+    while read -r path; do
+        [ -z "$path" ] || { $bb mkdir -p ".$path" && $bb mount -o bind "/host$path" ".$path"; } ||
+            fail "cannot bring $path of the host into the root"
+    done <<EOF
+$SHARES
+EOF
     [ -d usr/lib/modules ] || $bb mkdir -p usr/lib/modules
     $bb mount -t tmpfs modules usr/lib/modules
     release=$($bb uname -r)
     $bb mkdir "usr/lib/modules/$release"
-    $bb mount -o bind "/newroot$MODULES" "usr/lib/modules/$release" ||
+    $bb mount -o bind "/host$MODULES" "usr/lib/modules/$release" ||
         fail "cannot bind the modules from $MODULES"
     $bb mkdir run/lab
     $bb cp /bin/busybox /init /lab/task run/lab/

@@ -14,7 +14,7 @@ mod accel;
 mod apt;
 mod cache;
 mod guest;
-mod host;
+pub(crate) mod host;
 mod image;
 mod initramfs;
 mod kernel;
@@ -66,6 +66,8 @@ pub(crate) struct Lab {
     pub(crate) accel: Accel,
     /// Where a copy of the guest's console goes.
     pub(crate) keep_log: Option<PathBuf>,
+    /// Directories that the command needs besides the current one, even below `/tmp` or `/run`.
+    pub(crate) shares: Vec<PathBuf>,
 }
 
 impl Default for Lab {
@@ -80,6 +82,7 @@ impl Default for Lab {
             rdma: true,
             accel: Accel::Auto,
             keep_log: None,
+            shares: Vec::new(),
         }
     }
 }
@@ -99,7 +102,7 @@ impl Lab {
         if command.is_empty() {
             bail!("no command was given; write it after `--`, as in `cargo xtask lab -- uname -r`");
         }
-        let task = guest::Task::here(command, self.rdma, self.scratch.0 > 0)?;
+        let task = guest::Task::here(command, &self.shares, self.rdma, self.scratch.0 > 0)?;
         host::ensure_installed(host::PACKAGES)?;
         let cache = cache::Cache::open()?;
         let kernel = kernel::Kernel::ensure(&cache, &self.kernel)?;

@@ -1,0 +1,196 @@
+//! [`Bed`]: a [`Rig`] with one volume of each kind, to run I/O on.
+
+use rblk_bench::inprocess::{
+    Outcome, QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec,
+};
+use rblk_bench::ram_store::{RamStore, StoreConditions};
+use rblk_bench::seed::Random;
+use rblk_fabric::soft::memory::Conditions;
+use rblk_initiator::io::{Io, IoOp};
+use rblk_protocol::{AccessMode, Tag};
+use rblk_target::connection::SessionSlot;
+use rblk_target::store::{Store, VolumeIndex};
+
+/// The volume in memory.
+pub const MEMORY: VolumeIndex = VolumeIndex(0);
+/// The volume that is nowhere.
+pub const NULL: VolumeIndex = VolumeIndex(1);
+/// The volume in the store.
+pub const STORE: VolumeIndex = VolumeIndex(2);
+/// A volume in the store that refuses writes.
+pub const FROZEN: VolumeIndex = VolumeIndex(3);
+/// Bytes of each volume.
+pub const VOLUME_BYTES: u64 = 4 << 20;
+/// Bytes at the beginning of [`FROZEN`] that are `pattern(7, FROZEN_BYTES)`; the others are zeros.
+pub const FROZEN_BYTES: usize = 16 << 10;
+/// Steps after which a test gives up on something.
+pub const PATIENCE: u64 = 200_000;
+
+/// A rig with volumes and one session.
+#[derive(Debug)]
+pub struct Bed {
+    /// The rig.
+    pub rig: Rig<RamStore>,
+    /// Its first session, which has every volume open.
+    pub session: SessionSlot,
+}
+
+/// Bytes that follow from a seed.
+#[must_use]
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    Random::new(seed).fill(&mut bytes);
+    bytes
+}
+
+impl Bed {
+    /// A bed of these options; their volumes are replaced.
+    ///
+    /// # Panics
+    /// It cannot be made.
+    #[must_use]
+    pub fn new(options: &RigOptions) -> Self {
+        let spec = |kind| VolumeSpec::new(kind, VOLUME_BYTES);
+        let frozen = VolumeSpec { read_only: true, ..spec(VolumeKind::Store) };
+        let volumes =
+            vec![spec(VolumeKind::Memory), spec(VolumeKind::Null), spec(VolumeKind::Store), frozen];
+        let options = RigOptions { volumes, ..options.clone() };
+        let mut rig = Rig::new(&options, |arena| {
+            let mut store = RamStore::new(arena, options.seed);
+            let len = usize::try_from(VOLUME_BYTES).expect("a small volume");
+            store.set_volume(STORE, vec![0; len]);
+            let mut frozen = pattern(7, FROZEN_BYTES);
+            frozen.resize(len, 0);
+            store.set_volume(FROZEN, frozen);
+            store
+        })
+        .expect("a rig");
+        let session = rig.begin_session();
+        let mut bed = Self { rig, session };
+        bed.open_all(session);
+        bed
+    }
+
+    /// Opens every volume for a session.
+    pub fn open_all(&mut self, session: SessionSlot) {
+        for volume in [MEMORY, NULL, STORE, FROZEN] {
+            self.rig.open(session, volume, AccessMode::Shared);
+        }
+    }
+
+    /// A connected queue of the first session.
+    ///
+    /// # Panics
+    /// It does not get its path.
+    pub fn queue(&mut self, volume: VolumeIndex, options: QueueOptions) -> QueueId {
+        let session = self.session;
+        let queue = self.rig.add_queue(session, volume, options).expect("a queue");
+        self.rig.run(PATIENCE, |rig| rig.is_connected(queue)).expect("a path");
+        queue
+    }
+
+    /// Submits a request over a range in bytes.
+    ///
+    /// # Panics
+    /// The tag is in use.
+    pub fn submit(&mut self, queue: QueueId, tag: u16, op: IoOp, offset: u64, len: u64) {
+        let io = self.rig.request(queue, op, offset, len);
+        self.submit_io(queue, tag, io);
+    }
+
+    /// Submits a request.
+    ///
+    /// # Panics
+    /// The tag is in use.
+    pub fn submit_io(&mut self, queue: QueueId, tag: u16, io: Io) {
+        self.rig.submit(queue, Tag(tag), io).expect("a free tag");
+    }
+
+    /// Waits for so many outcomes of anything and returns them in order.
+    ///
+    /// # Panics
+    /// They do not come.
+    pub fn outcomes(&mut self, count: usize) -> Vec<Outcome> {
+        let mut all = Vec::new();
+        let done = self.rig.run(PATIENCE, |rig| {
+            all.extend(rig.take_outcomes());
+            all.len() >= count
+        });
+        assert!(done.is_ok(), "{} of {count} requests ended: {:?}", all.len(), self.rig);
+        all
+    }
+
+    /// Runs one request alone and returns its result.
+    ///
+    /// # Panics
+    /// It does not end, or another one does.
+    pub fn io(&mut self, queue: QueueId, op: IoOp, offset: u64, len: u64) -> i32 {
+        let io = self.rig.request(queue, op, offset, len);
+        self.run_io(queue, io)
+    }
+
+    /// Runs one request alone and returns its result.
+    ///
+    /// # Panics
+    /// It does not end, or another one does.
+    pub fn run_io(&mut self, queue: QueueId, io: Io) -> i32 {
+        self.submit_io(queue, 0, io);
+        let outcomes = self.outcomes(1);
+        assert_eq!(
+            outcomes.iter().map(|o| (o.queue, o.tag)).collect::<Vec<_>>(),
+            [(queue, Tag(0))]
+        );
+        outcomes[0].result
+    }
+
+    /// Writes bytes.
+    ///
+    /// # Panics
+    /// It fails.
+    pub fn write(&mut self, queue: QueueId, offset: u64, bytes: &[u8]) {
+        self.rig.fill_buffer(queue, Tag(0), bytes);
+        let len = bytes.len();
+        let result = self.io(queue, IoOp::Write, offset, len as u64);
+        assert_eq!(usize::try_from(result), Ok(len), "write of {len} bytes at {offset}");
+    }
+
+    /// Shows that no extent of the arena is held by anything: as many of the longest reads as fit the arena
+    /// get their memory at once. The session's connections must have ended.
+    ///
+    /// # Panics
+    /// Some is held.
+    pub fn assert_arena_is_whole(&mut self, options: &RigOptions) {
+        let reads = options.arena_bytes / options.io_max_bytes as usize;
+        let depth = u16::try_from(reads).expect("a small arena");
+        let io_max_bytes = options.io_max_bytes;
+        self.rig.store_mut().set_conditions(StoreConditions::default());
+        self.rig.network().set_conditions(Conditions::default());
+        let queue =
+            self.queue(STORE, QueueOptions { depth, io_max_bytes, ..QueueOptions::default() });
+        let stalled = StoreConditions { stalled: true, ..StoreConditions::default() };
+        self.rig.store_mut().set_conditions(stalled);
+        let waits = self.rig.target_counts().extent_waits;
+        self.rig.take_outcomes();
+        for tag in 0..depth {
+            self.submit(queue, tag, IoOp::Read, 0, io_max_bytes.into());
+        }
+        let store_has = |rig: &mut Rig<RamStore>| rig.store_mut().in_flight() == reads;
+        let all = self.rig.run(1000, store_has);
+        let held = reads - self.rig.store_mut().in_flight();
+        assert!(all.is_ok(), "{held} of {reads} longest extents of the arena are held");
+        assert_eq!(self.rig.target_counts().extent_waits, waits);
+        self.rig.store_mut().set_conditions(StoreConditions::default());
+        self.outcomes(reads);
+    }
+
+    /// Reads bytes. What the buffer had before is overwritten first, so that it cannot pass for them.
+    ///
+    /// # Panics
+    /// It fails.
+    pub fn read(&mut self, queue: QueueId, offset: u64, len: usize) -> Vec<u8> {
+        self.rig.fill_buffer(queue, Tag(0), &vec![0xee; len]);
+        let result = self.io(queue, IoOp::Read, offset, len as u64);
+        assert_eq!(usize::try_from(result), Ok(len), "read of {len} bytes at {offset}");
+        self.rig.buffer(queue, Tag(0), len)
+    }
+}

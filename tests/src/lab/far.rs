@@ -1,0 +1,102 @@
+//! [`FarHost`]: a second host of sorts, joined to this one by a cable that can be cut.
+//!
+//! Packets to an address of its own never leave a Soft-RoCE device, so nothing can be done to them. This is a
+//! network namespace with a Soft-RoCE device on one end of a pair of virtual interfaces; a target runs there, and
+//! every packet passes the pair. Cut, the interfaces drop everything but stay up: a Soft-RoCE device whose
+//! interface goes down while rdma_cm sends puts its QP 1 into the error state for ever (Linux 7.2).
+
+use super::Lab;
+use super::process::start;
+use super::wait::DEADLINE;
+
+const SPACE: &str = "rblkfar";
+const CABLE: [&str; 2] = ["rblknear0", "rblkfar0"];
+const DEVICES: [&str; 2] = ["rxenear", "rxefar"];
+const HOSTS: [&str; 2] = ["10.91.7.1", "10.91.7.2"];
+
+/// The host behind the cable. Dropped, it is gone.
+#[derive(Debug)]
+pub struct FarHost(());
+
+/// A cut cable. Dropped, it is whole again.
+#[derive(Debug)]
+pub struct Cut<'f>(&'f FarHost);
+
+fn ip(words: &str) {
+    let words: Vec<&str> = words.split(' ').collect();
+    let _ = start(&words).finish(DEADLINE).ok();
+}
+
+impl FarHost {
+    /// Makes it. `lab` is proof that this machine may be changed.
+    ///
+    /// # Panics
+    /// The kernel has no network namespaces for Soft-RoCE (before 7.1), or other things are missing.
+    #[must_use]
+    pub fn new(_lab: &Lab) -> Self {
+        for module in ["veth", "sch_netem"] {
+            // Built in, maybe.
+            let _ = start(&["modprobe", "-q", module]).finish(DEADLINE);
+        }
+        let [near, far] = CABLE;
+        ip(&format!("ip netns add {SPACE}"));
+        let host = Self(());
+        ip(&format!("ip link add {near} mtu 4500 type veth peer name {far} mtu 4500"));
+        ip(&format!("ip link set {far} netns {SPACE}"));
+        ip(&format!("ip addr add {}/24 dev {near}", HOSTS[0]));
+        ip(&format!("ip link set {near} up"));
+        ip(&format!("ip -n {SPACE} addr add {}/24 dev {far}", HOSTS[1]));
+        ip(&format!("ip -n {SPACE} link set lo up"));
+        ip(&format!("ip -n {SPACE} link set {far} up"));
+        ip(&format!("rdma link add {} type rxe netdev {near}", DEVICES[0]));
+        ip(&format!("ip netns exec {SPACE} rdma link add {} type rxe netdev {far}", DEVICES[1]));
+        host
+    }
+
+    /// Its name as a network namespace.
+    #[must_use]
+    pub fn space(&self) -> &'static str {
+        SPACE
+    }
+
+    /// Its address.
+    #[must_use]
+    pub fn host(&self) -> &'static str {
+        HOSTS[1]
+    }
+
+    /// Cuts the cable: both ends drop what they are given.
+    ///
+    /// # Panics
+    /// The kernel has no netem.
+    #[must_use]
+    pub fn cut(&self) -> Cut<'_> {
+        ip(&format!("tc qdisc add dev {} root netem loss 100%", CABLE[0]));
+        ip(&format!("ip netns exec {SPACE} tc qdisc add dev {} root netem loss 100%", CABLE[1]));
+        Cut(self)
+    }
+}
+
+impl Drop for Cut<'_> {
+    fn drop(&mut self) {
+        let space = self.0.space();
+        let _ = start(&["tc", "qdisc", "del", "dev", CABLE[0], "root"]).finish(DEADLINE);
+        let words = ["ip", "netns", "exec", space, "tc", "qdisc", "del", "dev", CABLE[1], "root"];
+        let _ = start(&words).finish(DEADLINE);
+    }
+}
+
+impl Drop for FarHost {
+    fn drop(&mut self) {
+        take_down();
+    }
+}
+
+/// Removes it, as far as it is there.
+pub(super) fn take_down() {
+    for device in DEVICES {
+        let _ = start(&["rdma", "link", "del", device]).finish(DEADLINE);
+    }
+    let _ = start(&["ip", "link", "del", CABLE[0]]).finish(DEADLINE);
+    let _ = start(&["ip", "netns", "del", SPACE]).finish(DEADLINE);
+}

@@ -1,0 +1,324 @@
+//! The real programs as children: [`run`] for those that end, [`Target`] for one that serves, and [`Client`]
+//! for I/O with it without a block device.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
+use rblk_initiator::engine::{Engine, QueueStats};
+use rblk_initiator::error::SessionError;
+use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::session::{HostIdentity, QueueWish, Session};
+use rblk_protocol::{AccessMode, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag};
+use rblk_target::control::socket::{Ask, Response, ask};
+use rblk_target::control::status::TargetStatus;
+use tokio::runtime::Runtime;
+
+/// How long anything may take before a test gives up.
+pub const DEADLINE: Duration = Duration::from_secs(20);
+const POLL: Duration = Duration::from_millis(5);
+const IO_MAX: u32 = 64 << 10;
+const DEPTH: u16 = 8;
+
+/// The programs' directory: `RBLK_BIN_DIR`, else where cargo puts them beside this test.
+///
+/// # Panics
+/// They are not there.
+#[must_use]
+pub fn program(name: &str) -> PathBuf {
+    let dir = std::env::var_os("RBLK_BIN_DIR").map(PathBuf::from).unwrap_or_else(|| {
+        let test = std::env::current_exe().expect("the path of this test");
+        test.ancestors().nth(2).expect("a build directory").to_owned()
+    });
+    let path = dir.join(name);
+    assert!(
+        path.exists(),
+        "{} is missing: build the programs with `cargo build --workspace --bins`, or name their directory in RBLK_BIN_DIR",
+        path.display()
+    );
+    path
+}
+
+/// How a program ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ended {
+    /// Its exit code; none when a signal ended it.
+    pub code: Option<i32>,
+    /// What it printed.
+    pub stdout: String,
+    /// What it complained of.
+    pub stderr: String,
+}
+
+/// Runs a command to its end.
+///
+/// # Panics
+/// It does not start, or not end in time.
+#[must_use]
+pub fn run(command: &mut Command) -> Ended {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    let pid = child.id();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(child.wait_with_output()));
+    match receiver.recv_timeout(DEADLINE) {
+        Ok(output) => {
+            let output = output.expect("its output");
+            Ended {
+                code: output.status.code(),
+                stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+                stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+            }
+        }
+        Err(_) => {
+            signal(pid, nix::sys::signal::Signal::SIGKILL);
+            panic!("{command:?} does not end");
+        }
+    }
+}
+
+fn signal(pid: u32, signal: nix::sys::signal::Signal) {
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).expect("a process id"));
+    // It may have ended by itself.
+    let _ = nix::sys::signal::kill(pid, signal);
+}
+
+/// Waits until something is so.
+///
+/// # Panics
+/// It is not so in time.
+pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what} did not come about");
+        std::thread::sleep(POLL);
+    }
+}
+
+/// A TCP port that nobody listened on a moment ago.
+///
+/// # Panics
+/// There is none.
+#[must_use]
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port()
+}
+
+/// Processes whose command line names a path.
+#[must_use]
+pub fn processes_naming(path: &Path) -> Vec<String> {
+    let Ok(dir) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let path = path.to_string_lossy();
+    dir.flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit()))
+        .filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok())
+        .map(|line| String::from_utf8_lossy(&line).replace('\0', " "))
+        .filter(|line| line.contains(path.as_ref()))
+        .collect()
+}
+
+/// A target that serves, in a directory of the test's; killed when it is dropped.
+#[derive(Debug)]
+pub struct Target {
+    child: Child,
+    /// Its control socket.
+    pub socket: PathBuf,
+    /// Its address.
+    pub address: Address,
+    log: PathBuf,
+}
+
+impl Target {
+    /// Starts `rblk-target serve` with these arguments and waits until it serves.
+    ///
+    /// # Panics
+    /// It does not come to that.
+    #[must_use]
+    pub fn start(dir: &Path, args: &[&str]) -> Self {
+        let (socket, log) = (dir.join("target.sock"), dir.join("target.log"));
+        let port = free_port();
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log");
+        let mut child = Command::new(program("rblk-target"))
+            .arg("serve")
+            .args(["--listen", &format!("tcp://127.0.0.1:{port}")])
+            .arg("--control-socket")
+            .arg(&socket)
+            .args(["--poll-groups", "1", "--arena", "8MiB", "--max-io", "1MiB"])
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(file)
+            .spawn()
+            .expect("a target");
+        wait_for("a serving target", || {
+            if let Ok(Some(status)) = child.try_wait() {
+                let said = std::fs::read_to_string(&log).unwrap_or_default();
+                panic!("the target ended with {status}:\n{said}");
+            }
+            status(&socket)
+        });
+        let address = format!("tcp://127.0.0.1:{port}").parse().expect("an address");
+        Self { child, socket, address, log }
+    }
+
+    /// What it shows of itself.
+    ///
+    /// # Panics
+    /// It does not answer.
+    #[must_use]
+    pub fn status(&self) -> TargetStatus {
+        status(&self.socket).unwrap_or_else(|| panic!("no status; its log:\n{}", self.log()))
+    }
+
+    /// Its log.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Sends SIGTERM.
+    pub fn terminate(&self) {
+        signal(self.child.id(), nix::sys::signal::Signal::SIGTERM);
+    }
+
+    /// Kills it and waits until it is gone.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Waits until it ends and returns its exit code.
+    ///
+    /// # Panics
+    /// It does not end.
+    pub fn wait(&mut self) -> Option<i32> {
+        let child = &mut self.child;
+        wait_for("the target's end", || child.try_wait().ok().flatten()).code()
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+fn status(socket: &Path) -> Option<TargetStatus> {
+    match runtime().block_on(ask(socket, Ask::Status)) {
+        Ok(Response::Status(status)) => Some(*status),
+        _ => None,
+    }
+}
+
+/// A session with one queue, driven by the test.
+#[derive(Debug)]
+pub struct Client {
+    /// The session.
+    pub session: Session,
+    /// What was opened.
+    pub volume: OpenReply,
+    runtime: Runtime,
+    engine: Engine,
+    buffers: Arc<Region>,
+}
+
+impl Client {
+    /// Connects, logs in, opens the volume and connects a queue.
+    ///
+    /// # Errors
+    /// The target does not have it so.
+    pub fn connect(address: &Address, volume: &str, host: u8) -> Result<Self, SessionError> {
+        let runtime = runtime();
+        let name = Name::new("test").expect("a name");
+        let identity = HostIdentity { id: HostId([host; 16]), name };
+        let options = ConnectOptions::default();
+        let depth = QueueDepth::new(DEPTH).expect("a depth");
+        let buffers = Region::allocate(IO_MAX as usize * usize::from(DEPTH), PageKind::Normal)
+            .expect("memory");
+        let (session, volume, path) = runtime.block_on(async {
+            let mut session = Session::connect(address, &options, &identity, None).await?;
+            let name = Name::new(volume).expect("a volume's name");
+            let volume = session.open(&name, AccessMode::Exclusive).await?;
+            let wish = QueueWish {
+                depth,
+                io_max_bytes: IO_MAX,
+                in_capsule_bytes: 4096,
+                features: Features::WRITE_WITH_IMM,
+            };
+            let path = session.connect_queue(0, wish, volume.handle, &buffers).await?;
+            Ok::<_, SessionError>((session, volume, path))
+        })?;
+        let mut engine = Engine::new(depth, IO_MAX as usize, Arc::new(QueueStats::default()));
+        engine.connect(path, Instant::now());
+        Ok(Self { session, volume, runtime, engine, buffers })
+    }
+
+    /// Runs one request. `None` when the path is lost.
+    ///
+    /// # Panics
+    /// It does not end in time.
+    pub fn try_io(&mut self, op: IoOp, offset: u64, len: u64) -> Option<i32> {
+        let size = BlockSize::new(self.volume.block_size.bytes()).expect("a block size");
+        let io = Io::new(op, offset, len, size).expect("whole blocks");
+        self.engine.submit(Tag(0), io).expect("one request at a time");
+        let deadline = Instant::now() + DEADLINE;
+        let mut result = None;
+        while result.is_none() {
+            let now = Instant::now();
+            assert!(now < deadline, "{op:?} does not end");
+            if !self.engine.turn(now, |_, r| result = Some(r)) {
+                std::thread::yield_now();
+            }
+            if result.is_none() && self.engine.take_ended().is_some() {
+                return None;
+            }
+        }
+        result
+    }
+
+    /// Writes bytes.
+    ///
+    /// # Panics
+    /// It fails.
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) {
+        self.buffers.write(0, bytes);
+        let result = self.try_io(IoOp::Write, offset, bytes.len() as u64);
+        assert_eq!(result, i32::try_from(bytes.len()).ok());
+    }
+
+    /// Reads bytes.
+    ///
+    /// # Panics
+    /// It fails.
+    pub fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        self.buffers.zero(0, len);
+        assert_eq!(self.try_io(IoOp::Read, offset, len as u64), i32::try_from(len).ok());
+        let mut bytes = vec![0; len];
+        self.buffers.read(0, &mut bytes);
+        bytes
+    }
+
+    /// Makes what was written durable.
+    ///
+    /// # Panics
+    /// It fails.
+    pub fn flush(&mut self) {
+        assert_eq!(self.try_io(IoOp::Flush, 0, 0), Some(0));
+    }
+
+    /// Says goodbye.
+    pub fn logout(mut self) {
+        self.engine.disconnect();
+        self.runtime.block_on(self.session.logout());
+    }
+}

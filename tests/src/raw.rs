@@ -1,0 +1,453 @@
+//! [`RawPeer`] and [`RawTarget`]: ends driven by hand, to say what no honest end says.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rblk_bench::inprocess::{QueueOptions, RawEnd, soft_handle};
+use rblk_fabric::soft::memory::{Network, Wire};
+use rblk_fabric::{
+    Access, Completion, Connection, Device, MemoryRegion, PageKind, Poller, ProtectionDomain,
+    QpIndex, QpLimits, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, SgeList, WcOpcode,
+    WcStatus, WrId,
+};
+use rblk_initiator::engine::{Engine, PathEnd, QueueStats};
+use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::path::{Path, PathLayout, PathMemory};
+use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_BYTES};
+use rblk_protocol::{
+    BlockSize, CommandCapsule, ConnectionKind, Epoch, Features, HelloAccept, Immediate, InstanceId,
+    KeyedDescriptor, Opcode, QueueDepth, ResponseCapsule, SELF_TEST_BYTES, Sequence, Status, Tag,
+    Version, VolumeHandle, self_test_pattern,
+};
+use rblk_target::connection::SessionSlot;
+use rblk_target::store::VolumeIndex;
+
+use crate::bed::{Bed, PATIENCE};
+
+/// Bytes a peer lends to the target.
+pub const LENT_BYTES: usize = 1 << 20;
+const SEND_SLOTS: usize = 64;
+const SEND_STRIDE: usize = 20 << 10;
+const RECVS: u16 = 256;
+const RECV_STRIDE: usize = 128;
+const RECV_BYTES: u32 = 128;
+
+/// Something the peer received.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Heard {
+    /// A response.
+    Response(ResponseCapsule),
+    /// An immediate.
+    Immediate(Immediate),
+    /// The connection is dead.
+    End(WcStatus),
+}
+
+fn sizes() -> QpLimits {
+    QpLimits {
+        send_wrs: 1024,
+        recv_wrs: RECVS.into(),
+        send_sges: 1,
+        inline_bytes: 0,
+        reads_out: 0,
+        reads_in: 16,
+    }
+}
+
+#[derive(Debug)]
+struct Mouth {
+    poller: Box<dyn Poller>,
+    qp: QpIndex,
+    slots: MemoryRegion,
+    next_send: usize,
+    recvs_at: usize,
+}
+
+impl Mouth {
+    fn new(pd: &ProtectionDomain, poller: Box<dyn Poller>, qp: QpIndex) -> Self {
+        let recvs_at = SEND_SLOTS * SEND_STRIDE;
+        let bytes = recvs_at + usize::from(RECVS) * RECV_STRIDE;
+        let region = Region::allocate(bytes, PageKind::Normal).expect("memory");
+        let slots = pd.register(&region, Access::LOCAL_WRITE).expect("a registration");
+        let mut mouth = Self { poller, qp, slots, next_send: 0, recvs_at };
+        for slot in 0..RECVS {
+            mouth.post_recv(slot);
+        }
+        mouth
+    }
+
+    fn post_recv(&mut self, slot: u16) {
+        let at = self.recvs_at + usize::from(slot) * RECV_STRIDE;
+        let sge = self.slots.sge(at, RECV_BYTES).expect("inside");
+        let wr = RecvWr { id: WrId(slot.into()), sge };
+        // On a dead QP it flushes.
+        let _ = self.poller.post_recv(self.qp, &[wr]);
+    }
+
+    fn post(&mut self, op: SendOp, bytes: &[u8]) {
+        assert!(bytes.len() <= SEND_STRIDE, "too long for a slot");
+        let at = self.next_send * SEND_STRIDE;
+        self.next_send = (self.next_send + 1) % SEND_SLOTS;
+        self.slots.region().write(at, bytes);
+        let sge = self.slots.sge(at, u32::try_from(bytes.len()).expect("short")).expect("inside");
+        let sges = SgeList::one(sge);
+        let wr = SendWr { id: WrId(1 << 16), op, sges, signaled: true, inline: false };
+        let _ = self.poller.post_send(self.qp, &[wr]);
+    }
+
+    /// Completions of RECVs with their bytes, and the first failure.
+    fn poll(&mut self) -> (Vec<(Completion, Vec<u8>)>, Option<WcStatus>) {
+        let mut heard = Vec::new();
+        let mut end = None;
+        loop {
+            let mut one = [Completion::default()];
+            if self.poller.poll(&mut one).expect("a CQ") == 0 {
+                return (heard, end);
+            }
+            let [completion] = one;
+            if completion.status != WcStatus::Success {
+                end = end.or(Some(completion.status));
+            } else if completion.id.0 >> 16 == 0 {
+                let slot = u16::try_from(completion.id.0).expect("a slot");
+                let mut bytes = vec![0; (completion.byte_len as usize).min(RECV_STRIDE)];
+                let at = self.recvs_at + usize::from(slot) * RECV_STRIDE;
+                self.slots.region().read(at, &mut bytes);
+                heard.push((completion, bytes));
+                self.post_recv(slot);
+            }
+        }
+    }
+}
+
+/// An initiator's end driven by hand, against the target of a [`Bed`].
+#[derive(Debug)]
+pub struct RawPeer {
+    mouth: Mouth,
+    /// Memory the target may read and write.
+    pub lent: MemoryRegion,
+    /// The link.
+    pub wire: Wire,
+    /// Epoch of its commands.
+    pub epoch: Epoch,
+    depth: QueueDepth,
+    sequence: Sequence,
+    volume: VolumeHandle,
+    ended: Option<WcStatus>,
+}
+
+impl RawPeer {
+    /// A connection of a session, connected and silent.
+    ///
+    /// # Panics
+    /// It cannot be made.
+    #[must_use]
+    pub fn new(
+        bed: &mut Bed,
+        session: SessionSlot,
+        kind: ConnectionKind,
+        volume: VolumeIndex,
+        options: QueueOptions,
+    ) -> Self {
+        let end = bed.rig.raw_connection(session, kind, options, sizes()).expect("a connection");
+        let RawEnd { pd, poller, qp, wire } = end;
+        let region = Region::allocate(LENT_BYTES, PageKind::Normal).expect("memory");
+        let lent = pd.register(&region, Access::REMOTE).expect("a registration");
+        Self {
+            mouth: Mouth::new(&pd, poller, qp),
+            lent,
+            wire,
+            epoch: bed.rig.epoch(session),
+            depth: QueueDepth::new(options.depth).expect("a depth"),
+            sequence: Sequence(0),
+            volume: VolumeHandle(u32::from(volume.0) + 1),
+            ended: None,
+        }
+    }
+
+    /// An I/O connection that has passed its self-test.
+    ///
+    /// # Panics
+    /// It does not pass.
+    #[must_use]
+    pub fn tested(
+        bed: &mut Bed,
+        session: SessionSlot,
+        volume: VolumeIndex,
+        options: QueueOptions,
+    ) -> Self {
+        let kind = ConnectionKind::Io { queue: 63 };
+        let mut peer = Self::new(bed, session, kind, volume, options);
+        let command = peer.self_test();
+        peer.send(&command.to_wire());
+        match peer.hear(bed) {
+            Heard::Response(_) | Heard::Immediate(_) => peer,
+            end @ Heard::End(_) => panic!("no self-test: {end:?}"),
+        }
+    }
+
+    /// A proper command, to be spoilt.
+    pub fn command(&mut self, opcode: Opcode, tag: u16) -> CommandCapsule {
+        self.sequence = self.sequence.next();
+        let mut command = CommandCapsule::new(opcode, Tag(tag), self.epoch, self.sequence);
+        command.volume = self.volume;
+        command
+    }
+
+    /// A proper SELF_TEST.
+    pub fn self_test(&mut self) -> CommandCapsule {
+        let tag = self.depth.connection_tag();
+        let mut command = self.command(Opcode::SelfTest, tag.0);
+        let at = LENT_BYTES - SELF_TEST_BYTES;
+        command.buffer = Some(self.descriptor(at, SELF_TEST_BYTES));
+        command
+    }
+
+    /// A proper READ or keyed WRITE of blocks of 512 bytes, with its data at the beginning of what is lent.
+    pub fn transfer(&mut self, opcode: Opcode, tag: u16, lba: u64, blocks: u32) -> CommandCapsule {
+        let mut command = self.command(opcode, tag);
+        command.lba = rblk_protocol::Lba(lba);
+        command.count = rblk_protocol::BlockCount(blocks.into());
+        command.buffer = Some(self.descriptor(0, blocks as usize * 512));
+        command
+    }
+
+    /// Names a part of what is lent.
+    ///
+    /// # Panics
+    /// It is not inside.
+    #[must_use]
+    pub fn descriptor(&self, at: usize, len: usize) -> KeyedDescriptor {
+        assert!(at + len <= LENT_BYTES, "inside what is lent");
+        let remote = self.lent.remote(at);
+        let length = u32::try_from(len).expect("short");
+        KeyedDescriptor { address: remote.addr, length, rkey: remote.rkey.0 }
+    }
+
+    /// Sends a message as it is.
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.mouth.post(SendOp::Send, bytes);
+    }
+
+    /// Writes into memory of the target's, if it lets us.
+    pub fn write_remote(&mut self, addr: u64, rkey: u32, bytes: &[u8]) {
+        let to = RemoteBuffer { addr, rkey: Rkey(rkey) };
+        self.mouth.post(SendOp::Write(to), bytes);
+    }
+
+    /// What came in by now.
+    ///
+    /// # Panics
+    /// It is not what a target says.
+    pub fn listen(&mut self) -> Vec<Heard> {
+        let (messages, end) = self.mouth.poll();
+        let mut heard: Vec<Heard> = messages
+            .iter()
+            .map(|(completion, bytes)| {
+                if completion.opcode == WcOpcode::RecvWithImm {
+                    return Heard::Immediate(Immediate::from_bits(completion.imm));
+                }
+                let fixed = bytes.first_chunk::<RESPONSE_BYTES>().expect("a whole response");
+                let response = ResponseCapsule::from_wire(fixed, bytes.len(), self.depth);
+                Heard::Response(response.expect("a response"))
+            })
+            .collect();
+        if let (Some(status), None) = (end, self.ended) {
+            self.ended = Some(status);
+            heard.push(Heard::End(status));
+        }
+        heard
+    }
+
+    /// Steps the rig until something comes in.
+    ///
+    /// # Panics
+    /// Nothing does, or more than one thing.
+    pub fn hear(&mut self, bed: &mut Bed) -> Heard {
+        let mut heard = Vec::new();
+        let came = bed.rig.run(PATIENCE, |_| {
+            heard.extend(self.listen());
+            !heard.is_empty()
+        });
+        assert!(came.is_ok(), "the target says nothing");
+        assert_eq!(heard.len(), 1, "{heard:?}");
+        heard[0]
+    }
+
+    /// Whether the connection is dead.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.ended.is_some()
+    }
+}
+
+/// A target's end driven by hand, against an [`Engine`].
+#[derive(Debug)]
+pub struct RawTarget {
+    /// The engine.
+    pub engine: Engine,
+    /// Its buffers.
+    pub buffers: Arc<Region>,
+    /// What ended.
+    pub outcomes: Vec<(Tag, i32)>,
+    mouth: Mouth,
+    network: Network,
+    now: Instant,
+    depth: QueueDepth,
+    block_size: BlockSize,
+}
+
+impl RawTarget {
+    /// An engine that has just been given a path to this target.
+    ///
+    /// # Panics
+    /// It cannot be made.
+    #[must_use]
+    pub fn new(options: QueueOptions) -> Self {
+        let network = Network::new(options.depth.into());
+        let device = Device::Soft(network.device());
+        let (near, far) = (device.alloc_pd().expect("a PD"), device.alloc_pd().expect("a PD"));
+        let depth = QueueDepth::new(options.depth).expect("a depth");
+        let layout = PathLayout { depth };
+        let stride = options.io_max_bytes as usize;
+        let buffers = Region::allocate(stride * usize::from(options.depth), PageKind::Normal)
+            .expect("memory");
+        let memory = PathMemory::register(&near, &buffers, layout).expect("registrations");
+        let near_sizes = layout.qp_limits(0, options.reads_out);
+        let (near_poller, near_handle) = near.poller(2048).expect("a CQ");
+        let (mut far_poller, far_handle) = far.poller(2048).expect("a CQ");
+        let far_sizes = QpLimits { reads_out: options.reads_out, ..sizes() };
+        let (a, b, _) = network
+            .pair(
+                (soft_handle(&near_handle).expect("soft"), near_sizes),
+                (soft_handle(&far_handle).expect("soft"), far_sizes),
+            )
+            .expect("a pair");
+        let qp = far_poller.attach(Connection::Soft(b)).expect("a QP");
+        let mouth = Mouth::new(&far, far_poller, qp);
+        let stats = Arc::new(QueueStats::default());
+        let mut engine = Engine::new(depth, stride, stats);
+        let accept = HelloAccept {
+            version: Version::NEWEST,
+            depth,
+            features: options.features,
+            in_capsule_bytes: options.in_capsule_bytes,
+            io_max_bytes: options.io_max_bytes,
+            instance: InstanceId([1; 16]),
+        };
+        let now = Instant::now();
+        let path = Path {
+            poller: near_poller,
+            connection: Connection::Soft(a),
+            memory,
+            accept,
+            epoch: Epoch(1),
+            volume: VolumeHandle(1),
+        };
+        engine.connect(path, now);
+        Self {
+            engine,
+            buffers,
+            outcomes: Vec::new(),
+            mouth,
+            network,
+            now,
+            depth,
+            block_size: BlockSize::new(512).expect("a block size"),
+        }
+    }
+
+    /// An engine whose self-test was answered well.
+    ///
+    /// # Panics
+    /// It does not accept the answer.
+    #[must_use]
+    pub fn tested(options: QueueOptions) -> Self {
+        let mut target = Self::new(options);
+        let command = target.next_command();
+        let with_imm = options.features.has(Features::WRITE_WITH_IMM);
+        target.answer_self_test(&command, &self_test_pattern(command.sequence), with_imm);
+        target.steps(20);
+        assert!(target.engine.is_connected(), "the self-test was answered");
+        target
+    }
+
+    /// Answers a self-test with these bytes.
+    ///
+    /// # Panics
+    /// The command names no buffer.
+    pub fn answer_self_test(&mut self, command: &CommandCapsule, bytes: &[u8], with_imm: bool) {
+        let buffer = command.buffer.expect("a buffer");
+        if with_imm {
+            let imm = Immediate::new(command.tag, command.sequence);
+            self.write_with_imm(buffer, bytes, imm);
+        } else {
+            let to = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
+            self.mouth.post(SendOp::Write(to), bytes);
+            let response = ResponseCapsule::new(command.tag, command.sequence, Status::Ok);
+            self.send(&response.to_wire());
+        }
+    }
+
+    /// Lets time pass and both ends work.
+    pub fn steps(&mut self, count: u32) {
+        self.steps_of(count, Duration::from_micros(10));
+    }
+
+    /// As [`Self::steps`], with steps of that length.
+    pub fn steps_of(&mut self, count: u32, tick: Duration) {
+        for _ in 0..count {
+            self.now += tick;
+            self.network.advance(1);
+            let outcomes = &mut self.outcomes;
+            self.engine.turn(self.now, |tag, result| outcomes.push((tag, result)));
+        }
+    }
+
+    /// The next command of the engine.
+    ///
+    /// # Panics
+    /// None comes.
+    pub fn next_command(&mut self) -> CommandCapsule {
+        for _ in 0..1000 {
+            self.steps(1);
+            let (mut heard, end) = self.mouth.poll();
+            assert_eq!(end, None, "the engine ended the connection");
+            if let Some((_, bytes)) = heard.pop() {
+                assert!(heard.is_empty(), "one command at a time");
+                let fixed = bytes.first_chunk::<COMMAND_BYTES>().expect("a whole command");
+                return CommandCapsule::from_wire(fixed, bytes.len(), self.depth)
+                    .expect("a good command");
+            }
+        }
+        panic!("the engine sends nothing");
+    }
+
+    /// Submits a request of one block and returns its command.
+    ///
+    /// # Panics
+    /// The engine does not send it.
+    pub fn request(&mut self, op: IoOp, tag: u16) -> CommandCapsule {
+        let len = if op == IoOp::Flush { 0 } else { 512 };
+        let io = Io::new(op, 0, len, self.block_size).expect("whole blocks");
+        // A command with data inside does not fit our RECVs: a keyed one does as well.
+        self.engine.submit(Tag(tag), io).expect("a free tag");
+        self.next_command()
+    }
+
+    /// Sends a message as it is.
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.mouth.post(SendOp::Send, bytes);
+    }
+
+    /// Writes to a buffer of the engine with an immediate.
+    pub fn write_with_imm(&mut self, to: KeyedDescriptor, bytes: &[u8], imm: Immediate) {
+        let to = RemoteBuffer { addr: to.address, rkey: Rkey(to.rkey) };
+        self.mouth.post(SendOp::WriteWithImm(to, imm.to_bits()), bytes);
+    }
+
+    /// Why the engine gave up the path, after a while.
+    pub fn path_end(&mut self) -> Option<PathEnd> {
+        self.steps(50);
+        self.engine.take_ended().map(|(end, _)| end)
+    }
+}

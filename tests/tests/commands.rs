@@ -1,0 +1,534 @@
+//! The programs as people run them, on a host that may have neither RDMA nor ublk: what they say, what they
+//! return, and what they leave behind.
+//!
+//! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names another directory.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rblk_fabric::{
+    ConnectOptions, ConnectionHello, FabricError, QpLimits, Route,
+};
+use rblk_initiator::error::SessionError;
+use rblk_protocol::{
+    ConnectionKind, Epoch, Features, HelloReject, HelloRequest, QueueDepth, RejectReason,
+    SessionId, Version,
+};
+use rblk_target::control::status::TargetStatus;
+use rblk_tests::bed::pattern;
+use rblk_tests::program::{Client, Ended, Target, free_port, processes_naming, program, run, wait_for};
+
+fn rdma_is_here() -> bool {
+    std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut dir| dir.next().is_some())
+}
+
+fn ublk_is_here() -> bool {
+    Path::new("/dev/ublk-control").exists()
+}
+
+fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
+/// A directory that another user may look into.
+fn open_dir() -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    dir
+}
+
+fn file(dir: &Path, name: &str, bytes: u64) -> String {
+    let path = dir.join(name);
+    std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+    path.display().to_string()
+}
+
+fn serve(dir: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(program("rblk-target"));
+    command.arg("serve").arg("--control-socket").arg(dir.join("c.sock")).args(args);
+    command
+}
+
+#[track_caller]
+fn assert_refused(ended: &Ended, code: i32, pieces: &[&str]) {
+    assert_eq!(ended.code, Some(code), "{ended:?}");
+    for piece in pieces {
+        assert!(ended.stderr.contains(piece), "{piece:?} is not in:\n{}", ended.stderr);
+    }
+    assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
+}
+
+#[track_caller]
+fn assert_nothing_left(dir: &Path) {
+    assert_eq!(processes_naming(dir), Vec::<String>::new());
+    assert!(!dir.join("c.sock").exists(), "a socket file is left");
+}
+
+#[test]
+fn a_target_that_cannot_serve_says_why_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let tcp = format!("tcp://127.0.0.1:{}", free_port());
+    let odd = format!("v={}", file(dir, "odd.img", 4097 * 4096 + 512));
+    let empty = format!("v={}", file(dir, "empty.img", 0));
+    let good = format!("v={}", file(dir, "good.img", 1 << 20));
+    let missing = format!("v={}", dir.join("missing.img").display());
+    let directory = format!("v={}", dir.display());
+    let unknown_key = dir.join("unknown.toml");
+    std::fs::write(&unknown_key, "listen = ['tcp://127.0.0.1']\narenaa = '1GiB'\n").unwrap();
+    let unknown_key = unknown_key.display().to_string();
+    let bad_toml = dir.join("bad.toml");
+    std::fs::write(&bad_toml, "listen = ['tcp://127.0.0.1'\n").unwrap();
+    let bad_toml = bad_toml.display().to_string();
+    let no_config = dir.join("none.toml").display().to_string();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = format!("tcp://{}", taken.local_addr().unwrap());
+    let table: &[(&[&str], i32, &[&str])] = &[
+        (&["--listen", &tcp], 2, &["no volume to serve", "--file NAME=PATH", "--memory NAME=SIZE"]),
+        (&["--listen", &tcp, "--memory", "ram0"], 2, &["--memory ram0", "write --memory NAME=SIZE"]),
+        (&["--listen", &tcp, "--null", "n=1XB"], 2, &["--null n=1XB"]),
+        (&["--listen", &tcp, "--memory", "n=0"], 2, &["size"]),
+        (&["--listen", &tcp, "--memory", "n=5000"], 2, &["5000", "4096"]),
+        (&["--listen", &tcp, "--memory", "a b=1MiB"], 2, &["a b"]),
+        (&["--listen", &tcp, "--memory", "a=1MiB", "--memory", "a=1MiB"], 2, &["name", "rename"]),
+        (&["--listen", &tcp, "--memory", "a=1MiB", "--block-size", "1000"], 2, &["block_size", "1000"]),
+        (&["--listen", &tcp, "--memory", "a=1MiB", "--arena", "5"], 2, &["arena"]),
+        (&["--listen", "http://x", "--memory", "a=1MiB"], 2, &["http://x", "rdma://", "tcp://"]),
+        (&["--listen", "tcp://127.0.0.1:99999", "--memory", "a=1MiB"], 2, &["99999", "port"]),
+        (&["--listen", &tcp, "--no-such-flag"], 2, &["--no-such-flag"]),
+        (&["--listen", &taken, "--memory", "a=1MiB"], 6, &["cannot listen on", &taken, "in use"]),
+        (&["--listen", &tcp, "--file", &missing], 9, &["missing.img: no such file", "truncate"]),
+        (&["--listen", &tcp, "--file", &odd], 9, &["not a multiple of the block size 4096", "truncate"]),
+        (&["--listen", &tcp, "--file", &empty], 9, &["size is 0", "truncate"]),
+        (&["--listen", &tcp, "--file", &directory], 9, &["is a directory"]),
+        (&["--config", &unknown_key], 2, &["unknown.toml:2:1", "arenaa", "arena"]),
+        (&["--config", &bad_toml], 2, &["bad.toml:"]),
+        (&["--config", &no_config], 2, &["none.toml", "create it or name another"]),
+    ];
+    for (args, code, pieces) in table {
+        assert_refused(&run(&mut serve(dir, args)), *code, pieces);
+        assert_nothing_left(dir);
+    }
+    if !rdma_is_here() {
+        let ended = run(&mut serve(dir, &["--listen", "rdma://127.0.0.1", "--file", &good]));
+        assert_refused(&ended, 7, &["no RDMA device", "rdma link add", "tcp://"]);
+        assert_nothing_left(dir);
+    }
+}
+
+#[test]
+fn an_initiator_that_cannot_connect_says_why() {
+    let closed = format!("tcp://127.0.0.1:{}", free_port());
+    let table: &[(&[&str], i32, &[&str])] = &[
+        (&["discover", "http://x"], 2, &["http://x", "rdma://", "tcp://"]),
+        (&["discover", "tcp://"], 2, &["no host"]),
+        (&["discover", "tcp://x:0"], 2, &["port"]),
+        (&["discover", "[::1"], 2, &["[::1"]),
+        (&["discover"], 2, &["<ADDRESS>"]),
+        (&["discover", &closed, "--timeout", "soon"], 2, &["--timeout"]),
+        (&["discover", &closed], 6, &[&closed, "connection refused", "start rblk-target"]),
+        (&["discover", "tcp://no-such-host.invalid"], 6, &["no-such-host.invalid", "cannot be resolved"]),
+        (&["umount", "no-such-mount"], 3, &["no-such-mount", "not mounted", "rblk-initiator list"]),
+        (&["mount", "http://x", "v"], 2, &["http://x"]),
+        (&["mount", &closed, "a/b"], 2, &["a/b"]),
+        (&["mount", &closed], 2, &["<VOLUME>"]),
+        (&["frobnicate"], 2, &["frobnicate"]),
+        (&[], 2, &["Usage"]),
+    ];
+    for (args, code, pieces) in table {
+        let ended = run(Command::new(program("rblk-initiator")).args(*args));
+        assert_refused(&ended, *code, pieces);
+    }
+    let ended = run(Command::new(program("rblk-initiator")).arg("list"));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = run(Command::new(program("rblk-initiator")).args(["list", "--output", "json"]));
+    assert!(serde_json::from_str::<Vec<serde_json::Value>>(&ended.stdout).is_ok(), "{ended:?}");
+}
+
+#[test]
+fn what_the_host_lacks_is_named() {
+    if !rdma_is_here() {
+        for address in ["rdma://127.0.0.1", "127.0.0.1"] {
+            let ended = run(Command::new(program("rblk-initiator")).args(["discover", address]));
+            assert_refused(&ended, 7, &["no RDMA device", "rdma link add", "tcp://"]);
+        }
+    }
+    if !ublk_is_here() && is_root() {
+        let ended = run(Command::new(program("rblk-initiator")).args([
+            "mount",
+            "tcp://127.0.0.1:1",
+            "v",
+            "--name",
+            "rblk-test-no-ublk",
+        ]));
+        assert_refused(&ended, 7, &["ublk"]);
+        let left = Path::new("/run/rblk/mounts/rblk-test-no-ublk.sock").exists()
+            || Path::new("/run/rblk/log/rblk-test-no-ublk.log").exists();
+        assert!(!left, "a mount that was refused leaves files");
+        assert_eq!(processes_naming(Path::new("rblk-test-no-ublk")), Vec::<String>::new());
+    }
+}
+
+/// A command of another user, if this one may become one.
+fn as_nobody(program: &Path, before: &[&str]) -> Option<Command> {
+    if !is_root() || run(Command::new("setpriv").arg("--version")).code != Some(0) {
+        return None;
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    let reach = run(Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "test", "-x"])
+        .arg(program));
+    assert_eq!(reach.code, Some(0), "nobody may not run {}", program.display());
+    command.args(before).arg(program);
+    Some(command)
+}
+
+#[test]
+fn who_is_not_root_is_told_so() {
+    let Some(mut command) = as_nobody(&program("rblk-initiator"), &[]) else { return };
+    command.args(["mount", "tcp://127.0.0.1:1", "v"]);
+    assert_refused(&run(&mut command), 8, &["root", "sudo"]);
+    let Some(mut command) = as_nobody(&program("rblk-initiator"), &[]) else { return };
+    command.args(["mount", "tcp://127.0.0.1:1", "v", "--foreground"]);
+    assert_refused(&run(&mut command), 8, &["root", "sudo"]);
+
+    use std::os::unix::fs::PermissionsExt;
+    let dir = open_dir();
+    let path = file(dir.path(), "secret.img", 1 << 20);
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let listen = format!("tcp://127.0.0.1:{}", free_port());
+    let Some(mut command) = as_nobody(&program("rblk-target"), &[]) else { return };
+    command.args(["serve", "--listen", &listen, "--file", &format!("v={path}")]);
+    command.arg("--control-socket").arg(dir.path().join("c.sock"));
+    assert_refused(&run(&mut command), 8, &["secret.img: permission denied", "read and write"]);
+    assert_nothing_left(dir.path());
+}
+
+#[test]
+fn too_little_lockable_memory_is_said_before_anything_is_registered() {
+    let dir = open_dir();
+    let Some(mut command) = as_nobody(&program("rblk-target"), &["prlimit", "--memlock=65536"])
+    else {
+        return;
+    };
+    command.args(["serve", "--listen", "rdma://127.0.0.1", "--memory", "m=1MiB"]);
+    command.arg("--control-socket").arg(dir.path().join("c.sock"));
+    assert_refused(&run(&mut command), 7, &["memlock limit of 65536 bytes", "ulimit -l unlimited"]);
+    assert_nothing_left(dir.path());
+}
+
+#[test]
+fn two_targets_do_not_share_a_file_or_a_socket() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(dir.path(), "v.img", 1 << 20);
+    let volume = format!("v={path}");
+    let target = Target::start(dir.path(), &["--file", &volume]);
+    let listen = format!("tcp://127.0.0.1:{}", free_port());
+    let begun = Instant::now();
+    let ended = run(&mut serve(dir.path(), &["--listen", &listen, "--file", &volume]));
+    let holder = format!("process {}", target.status().pid);
+    assert_refused(&ended, 9, &["v.img: in use by", &holder, "stop it"]);
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    assert!(!dir.path().join("c.sock").exists());
+    let ended = run(Command::new(program("rblk-target"))
+        .args(["serve", "--listen", &listen, "--memory", "m=1MiB", "--control-socket"])
+        .arg(&target.socket));
+    assert_refused(&ended, 1, &["another rblk-target answers there", "--control-socket"]);
+    assert_eq!(target.status().volumes[0].name, "v", "the first one serves on");
+}
+
+#[test]
+fn configurations_come_out_as_they_went_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(dir.path(), "v.img", 1 << 20);
+    let dump = |args: &[&str]| {
+        let ended = run(Command::new(program("rblk-target")).arg("serve").args(args).arg("--dump-config"));
+        assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+        ended.stdout
+    };
+    let volume = format!("v={path}");
+    let first = dump(&[
+        "--listen", "tcp://[::1]:7000", "--file", &volume, "--memory", "m=1GiB", "--null", "n=1TiB",
+        "--arena", "64MiB", "--max-io", "256KiB", "--inline", "8KiB", "--spin", "20us",
+        "--drain-timeout", "3s", "--poll-groups", "2", "--name", "store-1", "--block-size", "512",
+    ]);
+    let config = dir.path().join("target.toml");
+    std::fs::write(&config, &first).unwrap();
+    let config = config.display().to_string();
+    assert_eq!(dump(&["--config", &config]), first);
+    let ended = run(Command::new(program("rblk-target")).args(["check", "--config", &config]));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.contains("v: ok, 2048 blocks of 512 bytes"), "{}", ended.stdout);
+    std::fs::remove_file(&path).unwrap();
+    let ended = run(Command::new(program("rblk-target")).args(["check", "--config", &config]));
+    assert_refused(&ended, 9, &["v.img: no such file"]);
+    std::fs::write(dir.path().join("target.toml"), "listen = []\n").unwrap();
+    let ended = run(Command::new(program("rblk-target")).args(["check", "--config", &config]));
+    assert_refused(&ended, 2, &["target.toml:1", "listen"]);
+
+    let mount = |args: &[&str]| {
+        let ended = run(Command::new(program("rblk-initiator")).arg("mount").args(args).arg("--dump-config"));
+        assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+        ended.stdout
+    };
+    let first = mount(&["tcp://store1", "vol0", "--path", "tcp://store2", "--queues", "3", "--ro", "--fail-after", "1m"]);
+    let config = dir.path().join("mount.toml");
+    std::fs::write(&config, &first).unwrap();
+    assert_eq!(mount(&["--config", &config.display().to_string()]), first);
+}
+
+#[test]
+fn status_is_for_people_and_for_programs() {
+    let dir = tempfile::tempdir().unwrap();
+    let absent = dir.path().join("absent.sock");
+    for what in ["status", "drain"] {
+        let ended = run(Command::new(program("rblk-target"))
+            .args([what, "--control-socket"])
+            .arg(&absent));
+        assert_refused(&ended, 3, &["no target answers", "absent.sock", "--control-socket"]);
+    }
+    let target = Target::start(dir.path(), &["--memory", "ram=1MiB", "--null", "nil=1GiB", "--name", "t1"]);
+    let client = Client::connect(&target.address, "ram", 1).unwrap();
+    let show = |output: &str| {
+        let ended = run(Command::new(program("rblk-target"))
+            .args(["status", "--output", output, "--control-socket"])
+            .arg(&target.socket));
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        ended.stdout
+    };
+    let status: TargetStatus = serde_json::from_str(&show("json")).unwrap();
+    assert_eq!(status.name, "t1");
+    let volumes: Vec<_> =
+        status.volumes.iter().map(|v| (v.name.as_str(), v.store.as_str(), v.in_use)).collect();
+    assert_eq!(volumes, [("ram", "memory", true), ("nil", "null", false)]);
+    assert_eq!(status.sessions.iter().map(|s| s.connections).collect::<Vec<_>>(), [2]);
+    let table = show("table");
+    assert!(table.contains("ram") && table.contains("nil") && table.contains("test"), "{table}");
+
+    let discover = |output: &str| {
+        let ended = run(Command::new(program("rblk-initiator"))
+            .args(["discover", &target.address.to_string(), "--output", output]));
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        ended.stdout
+    };
+    let found: serde_json::Value = serde_json::from_str(&discover("json")).unwrap();
+    assert_eq!(found["target"], "t1");
+    assert_eq!(found["volumes"][0]["name"], "ram");
+    assert_eq!(found["volumes"][0]["in_use"], true);
+    assert_eq!(found["volumes"][1]["size_bytes"], 1u64 << 30);
+    assert!(discover("table").contains("lost when the target ends"));
+    client.logout();
+    wait_for("the sessions' end", || target.status().sessions.is_empty().then_some(()));
+}
+
+#[test]
+fn a_volume_that_is_not_there_or_not_free_is_refused_in_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = Target::start(dir.path(), &["--memory", "a=1MiB", "--memory", "b=1MiB"]);
+    let error = Client::connect(&target.address, "c", 1).unwrap_err();
+    assert_eq!(error.exit().code(), 5);
+    let text = error.to_string();
+    assert!(text.contains("no volume `c`") && text.contains("a, b"), "{text}");
+    let holder = Client::connect(&target.address, "a", 1).unwrap();
+    let error = Client::connect(&target.address, "a", 2).unwrap_err();
+    assert_eq!(error.exit().code(), 5);
+    let text = error.to_string();
+    assert!(text.contains("in use") && text.contains("held by test"), "{text}");
+    holder.logout();
+    let mut next = Client::connect(&target.address, "a", 2).unwrap();
+    next.write(0, &pattern(1, 4096));
+}
+
+#[test]
+fn a_peer_of_another_version_is_refused_with_both_ranges() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = Target::start(dir.path(), &["--memory", "a=1MiB"]);
+    let asked = HelloRequest {
+        kind: ConnectionKind::Admin,
+        newest: Version(9),
+        oldest: Version(8),
+        depth: QueueDepth::new(16).unwrap(),
+        features: Features::default(),
+        in_capsule_bytes: 4096,
+        io_max_bytes: 4096,
+        epoch: Epoch(0),
+        session: SessionId::default(),
+    };
+    let reject = |hello: Vec<u8>| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let error = runtime.block_on(async {
+            let options = ConnectOptions::default();
+            let route = Route::resolve(&target.address, &options).await.unwrap();
+            let pd = route.device().alloc_pd().unwrap();
+            let (_poller, handle) = pd.poller(64).unwrap();
+            let sizes = QpLimits {
+                send_wrs: 16,
+                recv_wrs: 16,
+                send_sges: 1,
+                inline_bytes: 0,
+                reads_out: 0,
+                reads_in: 0,
+            };
+            route.connect(&pd, &handle, sizes, &ConnectionHello(hello)).await.unwrap_err()
+        });
+        match error {
+            FabricError::Rejected { hello, .. } => HelloReject::from_wire(&hello).unwrap(),
+            other => panic!("{other}"),
+        }
+    };
+    let answer = reject(asked.to_wire().to_vec());
+    assert_eq!(answer.reason, Some(RejectReason::Version));
+    assert_eq!((answer.oldest, answer.newest), (Version::OLDEST, Version::NEWEST));
+    assert!(answer.text.contains("8 to 9"), "{}", answer.text);
+    let error = SessionError::Refused { address: "x".into(), reject: answer };
+    assert_eq!(error.exit().code(), 5);
+    assert!(!error.is_transient());
+    assert!(error.to_string().contains("matching versions"), "{error}");
+    for hello in [vec![], b"GET / HTTP/1.1\r\n".to_vec(), asked.to_wire()[..47].to_vec()] {
+        assert_eq!(reject(hello).reason, Some(RejectReason::Malformed));
+    }
+    let stranger = HelloRequest { session: SessionId([7; 16]), epoch: Epoch(2), newest: Version(1), oldest: Version(1), ..asked };
+    assert_eq!(reject(stranger.to_wire().to_vec()).reason, Some(RejectReason::NoSuchSession));
+    let io = HelloRequest { kind: ConnectionKind::Io { queue: 0 }, ..stranger };
+    assert_eq!(reject(io.to_wire().to_vec()).reason, Some(RejectReason::NoSuchSession));
+    assert_eq!(target.status().sessions, []);
+}
+
+#[test]
+fn garbage_on_the_port_disturbs_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = Target::start(dir.path(), &["--memory", "a=1MiB"]);
+    let mut client = Client::connect(&target.address, "a", 1).unwrap();
+    let port = target.address.port;
+    let random = pattern(99, 64 << 10);
+    let tls = [&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3][..], &random[..512]].concat();
+    let mut magic = b"rblkSOFT".to_vec();
+    magic.extend([1, 0, 16, 16, 0, 0, 0, 0, 56, 0, 0, 0]);
+    magic.extend(&random[..56]);
+    let said: &[&[u8]] = &[
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        &tls,
+        &random,
+        b"rblkSOFT",
+        b"rblkSOFT\xff\xff",
+        &magic,
+        b"\0",
+        b"",
+    ];
+    let mut half_open = Vec::new();
+    for round in 0..200u64 {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let words = said[usize::try_from(round).unwrap() % said.len()];
+        // It may have hung up in the middle of so many words.
+        let _ = stream.write_all(words);
+        // Half of them stay, without a word more.
+        if round % 2 == 0 {
+            half_open.push(stream);
+        }
+        if round % 10 == 0 {
+            client.write((round % 100) * 4096, &pattern(round, 8192));
+            assert!(client.read((round % 100) * 4096, 8192) == pattern(round, 8192));
+        }
+    }
+    for _ in 0..200 {
+        half_open.push(TcpStream::connect(("127.0.0.1", port)).unwrap());
+    }
+    let begun = Instant::now();
+    let other = Client::connect(&target.address, "a", 1);
+    assert!(matches!(other, Err(SessionError::Status { .. })), "in use: {other:?}");
+    assert!(begun.elapsed() < Duration::from_secs(3), "half-open peers are in the way");
+    assert!(client.read(0, 8192).len() == 8192);
+    let mut web = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    web.set_read_timeout(Some(Duration::from_secs(4))).unwrap();
+    web.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = web.read_to_end(&mut answer);
+    assert_eq!(answer, b"", "foreign speech is answered by hanging up");
+    assert_eq!(target.status().sessions.len(), 1);
+    client.logout();
+}
+
+#[test]
+fn sigterm_drains_and_ends_well() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut idle = Target::start(dir.path(), &["--memory", "a=1MiB", "--drain-timeout", "30s"]);
+    let begun = Instant::now();
+    idle.terminate();
+    assert_eq!(idle.wait(), Some(0), "{}", idle.log());
+    assert!(begun.elapsed() < Duration::from_secs(3), "nobody was there to wait for");
+    assert!(!idle.socket.exists(), "the socket file is left");
+
+    let path = file(dir.path(), "v.img", 1 << 20);
+    let volume = format!("v={path}");
+    let mut target = Target::start(dir.path(), &["--file", &volume, "--drain-timeout", "1s"]);
+    let mut client = Client::connect(&target.address, "v", 1).unwrap();
+    client.write(0, &pattern(5, 8192));
+    let begun = Instant::now();
+    target.terminate();
+    wait_for("draining", || {
+        // The socket may be gone already.
+        (!target.socket.exists() || target.log().contains("draining")).then_some(())
+    });
+    assert_eq!(client.try_io(rblk_initiator::io::IoOp::Flush, 0, 0), Some(0), "I/O goes on in a drain");
+    let refused = Client::connect(&target.address, "v", 2).unwrap_err();
+    assert!(refused.is_transient(), "{refused}");
+    assert_eq!(target.wait(), Some(0), "{}", target.log());
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert_eq!(client.try_io(rblk_initiator::io::IoOp::Read, 0, 4096), None, "the path is lost");
+    assert!(!target.socket.exists(), "the socket file is left");
+    assert!(std::fs::read(&path).unwrap()[..8192] == pattern(5, 8192));
+
+    // By command, with an initiator that leaves when it is asked to.
+    let mut target = Target::start(dir.path(), &["--file", &volume, "--drain-timeout", "30s"]);
+    let client = Client::connect(&target.address, "v", 1).unwrap();
+    let ended = run(Command::new(program("rblk-target")).args(["drain", "--control-socket"]).arg(&target.socket));
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "draining\n"), "{ended:?}");
+    client.logout();
+    assert_eq!(target.wait(), Some(0), "{}", target.log());
+}
+
+#[test]
+fn a_killed_target_is_replaced_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(dir.path(), "v.img", 16 << 20);
+    let volume = format!("v={path}");
+    let mut target = Target::start(dir.path(), &["--file", &volume]);
+    let mut client = Client::connect(&target.address, "v", 1).unwrap();
+    for round in 0..16u64 {
+        client.write(round << 16, &pattern(round, 64 << 10));
+    }
+    client.flush();
+    let instance = client.session.instance;
+    target.kill();
+    assert!(target.socket.exists(), "a killed process cannot tidy up");
+    let begun = Instant::now();
+    let target = Target::start(dir.path(), &["--file", &volume]);
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert_eq!(client.try_io(rblk_initiator::io::IoOp::Read, 0, 4096), None, "the path is lost");
+    let mut client = Client::connect(&target.address, "v", 1).unwrap();
+    assert_ne!(client.session.instance, instance, "another run");
+    for round in 0..16u64 {
+        assert!(client.read(round << 16, 64 << 10) == pattern(round, 64 << 10));
+    }
+}
+
+#[test]
+fn a_client_that_vanishes_gives_its_volume_back_to_its_own_host_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = Target::start(dir.path(), &["--memory", "a=1MiB"]);
+    let mut client = Client::connect(&target.address, "a", 1).unwrap();
+    client.write(0, &pattern(1, 4096));
+    drop(client);
+    wait_for("the loss", || {
+        target.status().sessions.iter().all(|s| s.connections == 0).then_some(())
+    });
+    let stranger = Client::connect(&target.address, "a", 2).unwrap_err();
+    assert_eq!(stranger.exit().code(), 5, "the lease runs: {stranger}");
+    let mut again = Client::connect(&target.address, "a", 1).unwrap();
+    assert!(again.read(0, 4096) == pattern(1, 4096));
+}

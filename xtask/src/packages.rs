@@ -1,0 +1,18 @@
+//! The Debian packages that building the workspace needs, and why. The lab's are in `lab/host.rs`.
+
+use crate::lab::host::Package;
+
+/// What cargo needs of the system.
+pub(crate) const BUILD: &[Package] = &[
+    Package { name: "gcc", why: "links every program" },
+    Package { name: "libc6-dev", why: "the C library to link with" },
+    Package { name: "make", why: "builds rdma-core for the crate ibverbs-sys, under cmake" },
+    Package { name: "cmake", why: "configures rdma-core for the crate ibverbs-sys" },
+    Package { name: "python3", why: "rdma-core's cmake files ask for it" },
+    Package { name: "pkg-config", why: "rdma-core's cmake files find libnl by it" },
+    Package { name: "libnl-3-dev", why: "rdma-core uses netlink" },
+    Package { name: "libnl-route-3-dev", why: "rdma-core uses netlink's routes" },
+    Package { name: "libclang-dev", why: "bindgen reads the verbs headers for ibverbs-sys" },
+    Package { name: "libibverbs-dev", why: "the verbs library to link with" },
+    Package { name: "librdmacm-dev", why: "the connection manager's library to link with" },
+];

@@ -1,0 +1,258 @@
+//! `cargo xtask test`: everything that must hold before a change goes in, in one command.
+//!
+//! The steps go from the quick to the slow, and the first that fails ends the run. The last line is
+//! `N passed, N failed`, summed over every libtest run, in the lab too; a step that fails without a
+//! test to blame counts as one failure.
+
+mod linkage;
+mod suite;
+mod tally;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use crate::artifacts::{Artifacts, BUILD_LIMIT};
+use crate::lab::{DEFAULT_KERNEL, host};
+use crate::packages;
+use crate::process;
+use crate::workspace::Workspace;
+use suite::{Guest, Selection, Suite};
+use tally::{Count, Tally};
+
+/// The other kernel: the oldest that has what the initiator needs.
+const OTHER_KERNEL: &str = "6.12";
+
+/// Limit on one guest; `--long` has four times as much.
+const GUEST_LIMIT: Duration = Duration::from_secs(12 * 60);
+
+/// Test binaries that run in the guest: package, file in the workspace, name.
+const SUITES: [(&str, &str, &str); 3] = [
+    ("rblk-fabric", "fabric/tests/verbs_conformance.rs", "verbs_conformance"),
+    ("rblk-fabric", "fabric/tests/verbs_lifecycle.rs", "verbs_lifecycle"),
+    ("rblk-tests", "tests/tests/lab.rs", "lab"),
+];
+
+/// Runs every check and every test: on this machine, then in the lab on real verbs and ublk.
+///
+/// Missing system packages are installed first (as root; Debian). With FILTERs only tests are run
+/// whose names contain one of them, and no other checks.
+///
+/// Exit status: 0 when everything passed, 1 when anything failed.
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct TestArgs {
+    /// Give tests that can run longer, or with more data, the time to (RBLK_LONG=1)
+    #[arg(long)]
+    long: bool,
+
+    /// Leave out what needs a guest
+    #[arg(long)]
+    no_lab: bool,
+
+    /// Run the lab's tests on this kernel alone; by default all on 7.2, and on 6.12 those whose
+    /// names begin with `kernel_`
+    #[arg(long, value_name = "VERSION")]
+    kernel: Option<String>,
+
+    /// Only tests whose names contain one of these
+    #[arg(value_name = "FILTER")]
+    filters: Vec<String>,
+}
+
+/// A run of the steps.
+#[derive(Debug)]
+struct Run<'a> {
+    args: &'a TestArgs,
+    workspace: Workspace,
+    start: Instant,
+    steps: u32,
+    count: Arc<Mutex<Count>>,
+}
+
+impl TestArgs {
+    /// Runs the steps up to the first that fails.
+    pub(crate) fn run(&self) -> Result<i32> {
+        let mut run = Run {
+            args: self,
+            workspace: Workspace::find()?,
+            start: Instant::now(),
+            steps: 0,
+            count: Arc::default(),
+        };
+        let result = run.all();
+        let mut count = *run.count.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = &result {
+            // A failed test has been counted; a failed step has not.
+            count.failed = count.failed.max(1);
+            println!("\nFAILED: {error:#}");
+        }
+        println!(
+            "\n{} steps in {:.0} s; {} tests are marked as ignored",
+            run.steps,
+            run.start.elapsed().as_secs_f64(),
+            count.ignored
+        );
+        println!("{} passed, {} failed", count.passed, count.failed);
+        Ok(i32::from(result.is_err()))
+    }
+}
+
+impl Run<'_> {
+    fn all(&mut self) -> Result<()> {
+        self.step("system packages", |run| run.install())?;
+        if self.args.filters.is_empty() {
+            self.checks()?;
+        }
+        self.step("tests on this machine", |run| run.host_tests())?;
+        if self.args.filters.is_empty() {
+            self.step("documentation", |run| {
+                let mut command = run.workspace.cargo(&["doc", "--no-deps", "--workspace"]);
+                run.execute(command.env("RUSTDOCFLAGS", "-D warnings"))
+            })?;
+            self.step("dependencies (cargo deny)", |run| run.deny())?;
+        }
+        let suites: Vec<_> =
+            SUITES.iter().filter(|(_, file, _)| self.workspace.root.join(file).exists()).collect();
+        let mut selection =
+            ["--bins", "-p", "rblk-target", "-p", "rblk-initiator"].map(str::to_owned).to_vec();
+        for (package, _, name) in &suites {
+            selection.extend(["-p", *package, "--test", *name].map(str::to_owned));
+        }
+        let artifacts = self.step("programs for the lab", |run| {
+            let words: Vec<&str> = selection.iter().map(String::as_str).collect();
+            Artifacts::build(&run.workspace, &words)
+        })?;
+        self.step("linkage", |_| linkage::check(artifacts.dir()))?;
+        if self.args.no_lab {
+            println!("\nLEFT OUT, as --no-lab asks: everything that needs an RDMA device or ublk");
+            return Ok(());
+        }
+        let kernels = match &self.args.kernel {
+            Some(kernel) => vec![(kernel.as_str(), false)],
+            None => vec![(DEFAULT_KERNEL, false), (OTHER_KERNEL, true)],
+        };
+        for (kernel, every_kernel) in kernels {
+            for (_, _, name) in &suites {
+                self.step(&format!("{name} in the lab, Linux {kernel}"), |run| {
+                    run.lab_tests(&artifacts, name, kernel, every_kernel)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn checks(&mut self) -> Result<()> {
+        self.step("formatting", |run| run.cargo(&["fmt", "--all", "--check", "--", "-l"]))?;
+        self.step("lints", |run| {
+            run.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
+        })?;
+        self.step("lints without verbs", |run| {
+            let packages = ["-p", "rblk-fabric", "-p", "rblk-target", "-p", "rblk-initiator"];
+            let words =
+                [&["clippy"][..], &packages, &["--no-default-features", "--", "-D", "warnings"]];
+            run.cargo(&words.concat())
+        })
+    }
+
+    fn install(&self) -> Result<()> {
+        host::ensure_installed(packages::BUILD)?;
+        if !self.args.no_lab {
+            host::ensure_installed(host::PACKAGES)?;
+        }
+        for component in ["fmt", "clippy"] {
+            let mut command = self.workspace.cargo(&[component, "--version"]);
+            if process::output(&mut command, Duration::from_secs(60)).is_err() {
+                let name = if component == "fmt" { "rustfmt" } else { component };
+                println!("cargo {component} is missing: rustup component add {name}");
+                let mut rustup = Command::new("rustup");
+                rustup.args(["component", "add", name]).current_dir(&self.workspace.root);
+                process::output(&mut rustup, BUILD_LIMIT)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn host_tests(&self) -> Result<()> {
+        println!(
+            "RBLK_SKIP_LAB=1 RBLK_SKIP_RDMA=1: tests that need devices skip themselves HERE{}",
+            if self.args.no_lab { "" } else { ", as the lab steps run them" }
+        );
+        let mut command = self.workspace.cargo(&["test", "--workspace", "--no-fail-fast", "--"]);
+        command.args(&self.args.filters);
+        command.envs([("RBLK_SKIP_LAB", "1"), ("RBLK_SKIP_RDMA", "1")]).envs(self.long());
+        self.execute(&mut command)
+    }
+
+    fn deny(&self) -> Result<()> {
+        let mut version = self.workspace.cargo(&["deny", "--version"]);
+        if process::output(&mut version, Duration::from_secs(60)).is_err() {
+            println!("cargo-deny is not installed: licences and advisories are NOT checked");
+            return Ok(());
+        }
+        self.cargo(&["deny", "check"])
+    }
+
+    fn lab_tests(
+        &self,
+        artifacts: &Artifacts,
+        name: &str,
+        kernel: &str,
+        every_kernel: bool,
+    ) -> Result<()> {
+        let mut environment: Vec<(&'static str, OsString)> =
+            vec![("RBLK_BIN_DIR", artifacts.dir().into())];
+        environment.extend(self.long().into_iter().map(|(name, value)| (name, value.into())));
+        let shares: Vec<PathBuf> = vec![self.workspace.root.clone(), artifacts.dir().to_owned()];
+        let suite = Suite {
+            program: artifacts.program(name),
+            shares,
+            environment,
+            selection: Selection { every_kernel, filters: &self.args.filters },
+        };
+        let limit = if self.args.long { 4 * GUEST_LIMIT } else { GUEST_LIMIT };
+        suite.run(Guest { kernel, limit }, &self.count)
+    }
+
+    fn long(&self) -> Option<(&'static str, &'static str)> {
+        self.args.long.then_some(("RBLK_LONG", "1"))
+    }
+
+    fn cargo(&self, words: &[&str]) -> Result<()> {
+        self.execute(&mut self.workspace.cargo(words))
+    }
+
+    /// Runs a command with its output shown and its tests counted.
+    fn execute(&self, command: &mut Command) -> Result<()> {
+        println!("{}", process::words(command));
+        let tally = Tally::new(std::io::stdout(), Arc::clone(&self.count));
+        match process::stream(command, BUILD_LIMIT, tally)? {
+            0 => Ok(()),
+            status => bail!("{} ended with status {status}", process::words(command)),
+        }
+    }
+
+    /// Does one step, named before it begins and timed at its end.
+    fn step<T>(&mut self, name: &str, work: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
+        self.steps += 1;
+        let begin = Instant::now();
+        println!("\n=== {} {name} (at {:.0} s)", self.steps, self.start.elapsed().as_secs_f64());
+        let result = work(self);
+        let seconds = begin.elapsed().as_secs_f64();
+        match result {
+            Ok(value) => {
+                println!("=== {} {name}: ok, {seconds:.1} s", self.steps);
+                Ok(value)
+            }
+            Err(error) => {
+                println!("=== {} {name}: FAILED after {seconds:.1} s", self.steps);
+                Err(error.context(format!("step {} ({name})", self.steps)))
+            }
+        }
+    }
+}
