@@ -163,11 +163,7 @@ fn measure_one(plan: &Plan, op: IoOp, bytes: u32, depth: u16) -> Result<Cost> {
             depth: depth.max(plan.queue_depth),
             io_max_bytes,
             in_capsule_bytes: plan.in_capsule_bytes,
-            features: if plan.immediates {
-                Features::WRITE_WITH_IMM
-            } else {
-                Features::default()
-            },
+            features: if plan.immediates { Features::WRITE_WITH_IMM } else { Features::default() },
             reads_out: plan.reads_out,
         },
     )?;
@@ -271,7 +267,16 @@ pub fn table(report: &Report) -> String {
     let _ = writeln!(
         text,
         "{:<6}{:>8}{:>4}{:>7}  {:>13}  {:>13}  {:>13}  {:>13}  {:>13}  {:>15}",
-        "", "", "", "", "messages", "signaled", "completions", "send bells", "recv bells", "copied bytes"
+        "",
+        "",
+        "",
+        "",
+        "messages",
+        "signaled",
+        "completions",
+        "send bells",
+        "recv bells",
+        "copied bytes"
     );
     let _ = write!(text, "{:<6}{:>8}{:>4}{:>7}", "op", "bytes", "qd", "keyed");
     for width in [6, 6, 6, 6, 6, 7] {

@@ -348,10 +348,7 @@ impl<S: Store> Rig<S> {
         let store = store(&arena);
         let arena = Arena::new(arena, options.io_max_bytes)?;
         let mut group = PollGroup::new(0, store, arena, Arc::clone(&target_stats), now);
-        group.take_mail(
-            ToGroup::AddPoller { poller: Box::new(PairedPoller(poller)), memory },
-            now,
-        );
+        group.take_mail(ToGroup::AddPoller { poller: Box::new(PairedPoller(poller)), memory }, now);
         for volume in &volumes {
             let volume = Arc::clone(volume);
             group.take_mail(ToGroup::AddVolume { volume, backing: None }, now);
@@ -496,8 +493,7 @@ impl<S: Store> Rig<S> {
     ) -> Result<QueueId> {
         let depth = QueueDepth::new(options.depth).context("queue depth")?;
         let stride = options.io_max_bytes as usize;
-        let buffers =
-            Region::allocate(stride * usize::from(options.depth), PageKind::Normal)?;
+        let buffers = Region::allocate(stride * usize::from(options.depth), PageKind::Normal)?;
         let stats = Arc::new(QueueStats::default());
         let number = self.queues.iter().filter(|q| q.session == session).count();
         let queue = Queue {
@@ -531,8 +527,7 @@ impl<S: Store> Rig<S> {
         let caps = self.initiator_pd_caps();
         let sizes = layout.qp_limits(caps.inline_bytes, options.reads_out);
         let (poller, handle) = self.initiator_pd.poller(sizes.send_wrs + sizes.recv_wrs)?;
-        let (connection, wire, accept) =
-            self.connect(session, kind, options, &handle, sizes)?;
+        let (connection, wire, accept) = self.connect(session, kind, options, &handle, sizes)?;
         let epoch = self.epoch(session);
         let path = Path { poller, connection, memory, accept, epoch, volume };
         let now = self.now;

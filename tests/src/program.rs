@@ -319,6 +319,6 @@ impl Client {
     /// Says goodbye.
     pub fn logout(mut self) {
         self.engine.disconnect();
-        self.runtime.block_on(self.session.logout());
+        self.runtime.block_on(self.session.logout(Duration::from_secs(1)));
     }
 }

@@ -69,8 +69,7 @@ fn run(case: &Case) {
         io_max_bytes,
         ..RigOptions::default()
     };
-    let features =
-        if case.immediates { Features::WRITE_WITH_IMM } else { Features::default() };
+    let features = if case.immediates { Features::WRITE_WITH_IMM } else { Features::default() };
     let options = QueueOptions {
         depth: case.depth,
         io_max_bytes,
@@ -92,7 +91,7 @@ fn run(case: &Case) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_volume_behaves_like_a_vector_of_bytes(case in case()) {

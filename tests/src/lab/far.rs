@@ -13,6 +13,7 @@ const SPACE: &str = "rblkfar";
 const CABLE: [&str; 2] = ["rblknear0", "rblkfar0"];
 const DEVICES: [&str; 2] = ["rxenear", "rxefar"];
 const HOSTS: [&str; 2] = ["10.91.7.1", "10.91.7.2"];
+const LINKS: [&str; 2] = ["02:72:62:6c:6b:01", "02:72:62:6c:6b:02"];
 
 /// The host behind the cable. Dropped, it is gone.
 #[derive(Debug)]
@@ -41,13 +42,20 @@ impl FarHost {
         let [near, far] = CABLE;
         ip(&format!("ip netns add {SPACE}"));
         let host = Self(());
-        ip(&format!("ip link add {near} mtu 4500 type veth peer name {far} mtu 4500"));
+        ip(&format!(
+            "ip link add {near} mtu 4500 address {} type veth peer name {far} mtu 4500 address {}",
+            LINKS[0], LINKS[1]
+        ));
         ip(&format!("ip link set {far} netns {SPACE}"));
         ip(&format!("ip addr add {}/24 dev {near}", HOSTS[0]));
         ip(&format!("ip link set {near} up"));
         ip(&format!("ip -n {SPACE} addr add {}/24 dev {far}", HOSTS[1]));
         ip(&format!("ip -n {SPACE} link set lo up"));
         ip(&format!("ip -n {SPACE} link set {far} up"));
+        // Neighbours know each other: here the answer to ARP comes before the RDMA core waits for it, which then
+        // sits out its whole timeout.
+        ip(&format!("ip neigh replace {} lladdr {} dev {near}", HOSTS[1], LINKS[1]));
+        ip(&format!("ip -n {SPACE} neigh replace {} lladdr {} dev {far}", HOSTS[0], LINKS[0]));
         ip(&format!("rdma link add {} type rxe netdev {near}", DEVICES[0]));
         ip(&format!("ip netns exec {SPACE} rdma link add {} type rxe netdev {far}", DEVICES[1]));
         host
