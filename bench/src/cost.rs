@@ -138,6 +138,7 @@ pub fn measure(plan: &Plan) -> Result<Report> {
 
 fn measure_one(plan: &Plan, op: IoOp, bytes: u32, depth: u16) -> Result<Cost> {
     ensure!(plan.ios > 0, "no I/O to measure");
+    ensure!(bytes > 0 && bytes.is_multiple_of(512), "the size is not whole blocks of 512 bytes");
     let io_max_bytes = bytes.next_power_of_two().max(rblk_protocol::limits::IO_MIN_BYTES);
     let volume_bytes = u64::from(bytes) * u64::from(depth);
     let options = RigOptions {

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -122,11 +123,15 @@ impl CostArgs {
 fn main() -> ExitCode {
     let Command::Cost(args) = Cli::parse().command;
     let result = args.plan().and_then(|plan| cost::measure(&plan)).and_then(|report| {
-        match args.output {
-            Output::Table => print!("{}", cost::table(&report)),
-            Output::Json => println!("{}", serde_json::to_string_pretty(&report)?),
+        let text = match args.output {
+            Output::Table => cost::table(&report),
+            Output::Json => serde_json::to_string_pretty(&report)? + "\n",
+        };
+        match std::io::stdout().write_all(text.as_bytes()) {
+            // Who reads it has seen enough.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+            written => Ok(written?),
         }
-        Ok(())
     });
     match result {
         Ok(()) => Exit::Ok.into(),

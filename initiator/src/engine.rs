@@ -157,7 +157,7 @@ pub struct Engine {
     buffer_stride: usize,
     inflight: Inflight,
     path: Option<Live>,
-    ended: Option<(PathEnd, DeadPath)>,
+    ended: Vec<(PathEnd, DeadPath)>,
     // Once set, every request fails with this errno.
     failed: Option<i32>,
     // Some request may wait to be sent.
@@ -190,7 +190,7 @@ impl Engine {
             buffer_stride,
             inflight: Inflight::new(depth),
             path: None,
-            ended: None,
+            ended: Vec::new(),
             failed: None,
             backlog: false,
             stats,
@@ -220,9 +220,9 @@ impl Engine {
         self.path.as_ref().is_some_and(|p| matches!(p.phase, Phase::Testing { .. }))
     }
 
-    /// The path that ended since the last call, for control to destroy.
+    /// A path that ended, for control to destroy. Call it until there is none.
     pub fn take_ended(&mut self) -> Option<(PathEnd, DeadPath)> {
-        self.ended.take()
+        self.ended.pop()
     }
 
     /// From now on every request fails with that errno; those that wait do so at the next turn, those that
@@ -259,7 +259,7 @@ impl Engine {
             Ok(qp) if fits => qp,
             attached => {
                 let connection = attached.ok().and_then(|qp| poller.detach(qp));
-                self.ended = Some((PathEnd::Unusable, DeadPath { connection, poller, memory }));
+                self.ended.push((PathEnd::Unusable, DeadPath { connection, poller, memory }));
                 return;
             }
         };
@@ -310,7 +310,7 @@ impl Engine {
         self.stats.replayed.add(lost as u64);
         self.stats.paths_lost.add(1);
         self.backlog = true;
-        self.ended = Some((end, DeadPath { connection, poller: live.poller, memory: live.memory }));
+        self.ended.push((end, DeadPath { connection, poller: live.poller, memory: live.memory }));
     }
 
     /// Reaps, answers and posts. `done` gets each outcome: bytes moved (0 for requests without data) or a
@@ -466,13 +466,16 @@ impl Engine {
         if answer.tag == live.layout.depth.connection_tag() {
             return self.on_self_test(&answer);
         }
+        // Before the answer is taken: a request of a path that ends must be left to the next one.
+        if answer.immediate
+            && self.inflight.awaited(answer.tag).is_some_and(|io| io.op != IoOp::Read)
+        {
+            return Err(PathEnd::Protocol("an immediate for a command that is no READ"));
+        }
         let io = self
             .inflight
             .answer(answer.tag, |sequence| answer.check == (sequence.0 & 0xffff) as u16)
             .map_err(|_| PathEnd::Protocol("an answer to a command that was not sent"))?;
-        if answer.immediate && io.op != IoOp::Read {
-            return Err(PathEnd::Protocol("an immediate for a command that is no READ"));
-        }
         let result = self.count(&io, answer.status);
         done(answer.tag, result);
         Ok(())

@@ -97,6 +97,15 @@ impl Inflight {
         }
     }
 
+    /// The request of a tag whose answer is awaited.
+    #[must_use]
+    pub fn awaited(&self, tag: Tag) -> Option<Io> {
+        match self.states.get(tag.index()) {
+            Some(State::Sent(io, _)) => Some(*io),
+            _ => None,
+        }
+    }
+
     /// An answer for a tag came; `answers` says whether it fits the sequence. Returns the request.
     ///
     /// # Errors

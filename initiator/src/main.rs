@@ -19,6 +19,7 @@ use rblk_initiator::ublk::Control;
 const STATUS_TIME: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
+    die_of_closed_pipes();
     let result = match Cli::parse().command {
         Command::Mount(args) => mount(&args),
         Command::Umount { what, force } => umount(&what, force),
@@ -32,6 +33,13 @@ fn main() -> ExitCode {
             exit_of(&error).into()
         }
     }
+}
+
+/// A reader that goes away (`| head`) ends this program like any other, instead of a panic in `println!`.
+fn die_of_closed_pipes() {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+    // SAFETY: the default disposition runs no code of ours.
+    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
 }
 
 fn daemon() -> anyhow::Result<PathBuf> {

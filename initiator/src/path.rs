@@ -72,7 +72,7 @@ impl PathLayout {
     /// One in how many SENDs is signaled.
     #[must_use]
     pub fn signal_interval(self) -> u32 {
-        (u32::from(self.depth.get()) / 2).clamp(1, 64)
+        (u32::from(self.depth.get()) / 2).clamp(2, 64)
     }
 }
 

@@ -193,7 +193,7 @@ fn run(
         busy |= engine.turn(now, |tag, result| {
             let _ = ublk.complete(tag.0, result);
         });
-        if let Some((end, dead)) = engine.take_ended() {
+        while let Some((end, dead)) = engine.take_ended() {
             busy = true;
             ublk.unwatch(WatchToken(path_token));
             // Submits the removal while the descriptor is still open.
@@ -203,7 +203,7 @@ fn run(
         }
         if stopping && ublk.is_down() {
             engine.disconnect();
-            if let Some((end, dead)) = engine.take_ended() {
+            while let Some((end, dead)) = engine.take_ended() {
                 let _ = outbox.send(FromQueue::PathEnded {
                     queue: queue_id,
                     end,

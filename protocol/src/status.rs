@@ -119,7 +119,6 @@ impl Status {
     #[must_use]
     pub fn from_store_errno(errno: i32) -> Self {
         match errno {
-            0 => Self::Ok,
             28 | 122 => Self::NoSpace,
             95 => Self::NotSupported,
             30 => Self::ReadOnly,

@@ -233,7 +233,7 @@ pub struct Connection {
     /// Requests that wait for send-queue slots.
     pub waiting_sends: VecDeque<Tag>,
     /// Answered requests that hold an extent, with the position that frees it.
-    pub pinned: VecDeque<(u64, Tag)>,
+    pub pinned: VecDeque<(u64, crate::arena::Extent)>,
     /// A completed send WR means that the peer has the bytes. Not so on iWARP, where it only means that TCP
     /// has them and may yet send them from our memory (soft-iWARP does); there only a READ proves it.
     pub sends_prove: bool,

@@ -12,6 +12,7 @@ use rblk_target::control::socket::{Ask, Response, ask};
 mod table;
 
 fn main() -> ExitCode {
+    die_of_closed_pipes();
     let result = match Cli::parse().command {
         Command::Serve(args) => args.configuration().and_then(|config| {
             if args.dump_config {
@@ -31,6 +32,13 @@ fn main() -> ExitCode {
             exit_of(&error).into()
         }
     }
+}
+
+/// A reader that goes away (`| head`) ends this program like any other, instead of a panic in `println!`.
+fn die_of_closed_pipes() {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+    // SAFETY: the default disposition runs no code of ours.
+    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
 }
 
 /// Replaces this process by `rblk-targetd` with the same arguments; it stands beside this program.

@@ -8,8 +8,8 @@
 //! `Respond` with a status. On a dead QP each request goes to `Free` when nothing it lent out (an arena
 //! extent to the store or the device) is in use any more.
 //!
-//! `Answered` means: the response is posted. The tag may be used by the peer again at once, and a new command
-//! with it proves that the peer has the response, so the extent a response was sent from is free then.
+//! `Answered` means: the response is posted. The tag may be used by the peer again at once; the extent it was
+//! sent from is then not the request's any more but the connection's, until it is known to have left.
 
 use rblk_protocol::{CommandCapsule, Status};
 

@@ -780,10 +780,14 @@ fn mount_cycles_leak_nothing() {
         (0..2).for_each(|_| cycle());
         let before = (Usage::of(target.pid()), rdma_resources());
         let cycles = 10 * lab.long(5);
-        (0..cycles).for_each(|_| cycle());
+        let mut sizes = Vec::new();
+        for _ in 0..cycles {
+            cycle();
+            sizes.push(Usage::of(target.pid()).rss_kib);
+        }
         let mut after = (Usage::of(target.pid()), rdma_resources());
         println!("{}: before {before:?}", lab.test());
-        println!("{}: after {cycles} cycles {after:?}", lab.test());
+        println!("{}: after {cycles} cycles {after:?}; KiB by cycle: {sizes:?}", lab.test());
         let grown = after.0.rss_kib.saturating_sub(before.0.rss_kib);
         assert!(grown < 64 * cycles, "the target grew by {grown} KiB in {cycles} cycles");
         after.0.rss_kib = before.0.rss_kib;

@@ -91,7 +91,7 @@ fn run(case: &Case) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, max_shrink_iters: 30, ..ProptestConfig::default() })]
 
     #[test]
     fn a_volume_behaves_like_a_vector_of_bytes(case in case()) {

@@ -23,6 +23,7 @@ fn main() -> ExitCode {
         }
         Command::Discover { address, timeout, output } => {
             start_log(0, "error");
+            die_of_closed_pipes();
             discover(&address, timeout.get(), output)
         }
         Command::Umount { .. } | Command::List { .. } => {
@@ -39,6 +40,13 @@ fn main() -> ExitCode {
             exit_of(&error).into()
         }
     }
+}
+
+/// A reader that goes away (`| head`) ends this program like any other, instead of a panic in `println!`.
+fn die_of_closed_pipes() {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+    // SAFETY: the default disposition runs no code of ours.
+    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
 }
 
 fn start_log(verbose: u8, quiet: &str) {

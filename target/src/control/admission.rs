@@ -141,6 +141,10 @@ impl Control {
         let caps = device.caps();
         let (peer_serves, _) = incoming.peer_reads();
         let reads_out = peer_serves.min(caps.max_reads_out).min(READS_OUT_MAX);
+        if queue.is_some() && reads_out == 0 {
+            let text = "the initiator's device serves no RDMA READ, which writes need".to_owned();
+            return Err((Some(incoming), RejectReason::LimitReached, text));
+        }
         let group = self.next_group % self.groups.len();
         let entry = &self.devices[device_at];
         let prepared = Region::allocate(layout.bytes(), PageKind::Normal)

@@ -35,6 +35,7 @@ impl<S: Store> PollGroup<S> {
     pub(super) fn start_block(&mut self, slot: usize, command: &CommandCapsule) {
         let Some(connection) = self.connections[slot].as_mut() else { return };
         let (session, io_max) = (connection.params.session, connection.params.io_max_bytes);
+        let reads_out = connection.params.reads_out;
         let checked = self.opened_volume(session, command).and_then(|(volume, mode)| {
             let range = volume.check(command, mode, io_max)?;
             Ok((volume, range))
@@ -76,6 +77,9 @@ impl<S: Store> PollGroup<S> {
             }
             (Opcode::Write, Placement::Null) if command.in_capsule_bytes > 0 => {
                 self.finish(slot, tag, Status::Ok);
+            }
+            (Opcode::Write, _) if command.in_capsule_bytes == 0 && reads_out == 0 => {
+                self.finish(slot, tag, Status::NotSupported);
             }
             (Opcode::Read | Opcode::Write, _) => {
                 let id = self.connections[slot].as_ref().map(|c| c.id);
@@ -281,12 +285,18 @@ impl<S: Store> PollGroup<S> {
             return;
         }
         let status = match done.result {
-            Ok(bytes) => {
-                if request.command.is_some_and(|c| c.opcode == Opcode::Read) {
+            Ok(bytes) => match request.command {
+                Some(CommandCapsule { opcode: Opcode::Read, buffer, .. }) => {
                     request.payload = Payload::Extent { len: bytes };
+                    // The store promised all or an error; less would pass for data here.
+                    if buffer.is_some_and(|b| b.length == bytes) {
+                        Status::Ok
+                    } else {
+                        Status::StoreError
+                    }
                 }
-                Status::Ok
-            }
+                _ => Status::Ok,
+            },
             Err(errno) => Status::from_store_errno(errno as i32),
         };
         self.finish(slot, tag, status);
@@ -324,26 +334,33 @@ impl<S: Store> PollGroup<S> {
             .is_some_and(|c| c.id == id && c.is_live())
     }
 
-    /// Memory is short: idle connections may hold extents behind unsignaled WRs. A READ of the peer's
-    /// scratch completes behind them and proves that they are done.
+    /// Memory is short: connections may hold extents behind unsignaled WRs.
     fn prove_tails(&mut self) {
         for slot in 0..self.connections.len() {
-            let Some(connection) = self.connections[slot].as_mut() else { continue };
-            let Some(&(position, _)) = connection.pinned.back() else { continue };
-            let Some(scratch) = connection.peer_scratch else { continue };
-            let can = connection.is_live()
-                && !connection.proving
-                && !(connection.sends_prove && connection.credits.will_prove(position))
-                && connection.credits.available() > 0
-                && connection.reads_in_flight < connection.params.reads_out;
-            if can {
-                connection.proving = true;
-                connection.reads_in_flight += 1;
-                let remote = RemoteBuffer { addr: scratch.address, rkey: Rkey(scratch.rkey) };
-                let sge = connection.scratch_sge(8);
-                connection.queue_send(WrKind::Proof, SendOp::Read(remote), sge, true, false);
-                self.mark_dirty(slot);
-            }
+            self.prove_tail(slot);
+        }
+    }
+
+    /// Posts a READ of the peer's scratch, unless something else on its way will release what is pinned:
+    /// it completes behind everything posted so far and proves that it is done.
+    pub(super) fn prove_tail(&mut self, slot: usize) {
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(position) = connection.pinned.back().map(|(position, _)| *position) else {
+            return;
+        };
+        let Some(scratch) = connection.peer_scratch else { return };
+        let can = connection.is_live()
+            && !connection.proving
+            && !(connection.sends_prove && connection.credits.will_prove(position))
+            && connection.credits.available() > 0
+            && connection.reads_in_flight < connection.params.reads_out;
+        if can {
+            connection.proving = true;
+            connection.reads_in_flight += 1;
+            let remote = RemoteBuffer { addr: scratch.address, rkey: Rkey(scratch.rkey) };
+            let sge = connection.scratch_sge(8);
+            connection.queue_send(WrKind::Proof, SendOp::Read(remote), sge, true, false);
+            self.mark_dirty(slot);
         }
     }
 }

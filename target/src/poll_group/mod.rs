@@ -6,8 +6,8 @@
 //! themselves, with a store and a fabric of their own.
 //!
 //! Order of a command's memory: nothing is released while a device or the store may touch it. An extent a
-//! WRITE was sent from is free when a later signaled WR of the QP completed, or when the peer used the tag
-//! again; on a dead QP when the markers behind everything came back.
+//! WRITE was sent from is free when a later signaled WR of the QP completed, whatever the peer does with the
+//! tag; on a dead QP when the markers behind everything came back.
 
 mod block;
 mod mail;
@@ -388,18 +388,9 @@ impl<S: Store> PollGroup<S> {
         if !is_read && !connection.sends_prove {
             return self.continue_connection(slot);
         }
-        while let Some(&(position, tag)) = connection.pinned.front() {
-            if position > reclaimed {
-                break;
-            }
-            connection.pinned.pop_front();
-            let request = &mut connection.requests[tag.index()];
-            // The tag may live another life already; then its extent is not the pinned one.
-            if request.state == (State::Answered { sent_at: position })
-                && let Some(extent) = request.extent.take()
-            {
-                self.arena.release(extent);
-            }
+        while connection.pinned.front().is_some_and(|(position, _)| *position <= reclaimed) {
+            let Some((_, extent)) = connection.pinned.pop_front() else { break };
+            self.arena.release(extent);
         }
         self.continue_connection(slot);
     }
@@ -432,10 +423,6 @@ impl<S: Store> PollGroup<S> {
         if !request.may_start() {
             self.protocol_error(slot, "tag used twice");
             return;
-        }
-        // The new command proves that the peer has the old answer.
-        if let Some(extent) = request.extent.take() {
-            self.arena.release(extent);
         }
         request.start(command, recv);
         let connection_tag = command.tag == connection.params.layout.depth.connection_tag();
@@ -556,6 +543,9 @@ impl<S: Store> PollGroup<S> {
         self.dying -= 1;
         if connection.dirty {
             self.dirty.retain(|dirty| usize::from(*dirty) != slot);
+        }
+        for (_, extent) in connection.pinned.drain(..) {
+            self.arena.release(extent);
         }
         let entry = &mut self.pollers[connection.poller];
         for request in &mut connection.requests {

@@ -27,6 +27,12 @@ impl<S: Store> PollGroup<S> {
         {
             self.arena.release(extent);
         }
+        let poller = connection.poller;
+        if let (Some(extent), Some(sink)) =
+            (request.sink.take(), self.pollers[poller].sink.as_mut())
+        {
+            sink.release(extent);
+        }
         if let Some(command) = request.command {
             self.count(&command, status);
         }
@@ -111,10 +117,16 @@ impl<S: Store> PollGroup<S> {
             }
         };
         connection.requests[tag.index()].state = State::Answered { sent_at };
-        if holds_extent {
-            connection.pinned.push_back((sent_at, tag));
+        if let Some(extent) = connection.requests[tag.index()].extent.take() {
+            connection.pinned.push_back((sent_at, extent));
         }
+        // Where sends prove nothing, nobody else bounds what is pinned.
+        let many =
+            !connection.sends_prove && connection.pinned.len() >= connection.requests.len() / 2;
         self.mark_dirty(slot);
+        if many {
+            self.prove_tail(slot);
+        }
     }
 
     /// Source and destination of the data that goes back.
@@ -171,6 +183,9 @@ impl<S: Store> PollGroup<S> {
         let Some(buffer) = command.buffer.filter(|b| b.length >= SCRATCH_BYTES) else {
             return self.finish(slot, command.tag, Status::BadLength);
         };
+        if connection.credits.available() < 2 {
+            return self.protocol_error(slot, "self-tests faster than their answers are taken");
+        }
         connection.tested = true;
         connection.peer_scratch = Some(KeyedDescriptor { length: SCRATCH_BYTES, ..buffer });
         let sge = connection.scratch_sge(SCRATCH_BYTES);

@@ -88,14 +88,30 @@ impl FarHost {
 impl Drop for Cut<'_> {
     fn drop(&mut self) {
         let space = self.0.space();
-        let _ = start(&["tc", "qdisc", "del", "dev", CABLE[0], "root"]).finish(DEADLINE);
+        let near = start(&["tc", "qdisc", "del", "dev", CABLE[0], "root"]).finish(DEADLINE);
         let words = ["ip", "netns", "exec", space, "tc", "qdisc", "del", "dev", CABLE[1], "root"];
-        let _ = start(&words).finish(DEADLINE);
+        for ended in [near, start(&words).finish(DEADLINE)] {
+            if ended.code() != 0 {
+                println!("the cable stays cut: {ended}");
+            }
+        }
     }
 }
 
 impl Drop for FarHost {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("--- the cable, and what is connected through it");
+            for words in [
+                "rdma link show",
+                "rdma resource show qp",
+                "tc -s qdisc show dev rblknear0",
+                "ip neigh",
+            ] {
+                let words: Vec<&str> = words.split(' ').collect();
+                println!("{}", start(&words).finish(DEADLINE));
+            }
+        }
         take_down();
     }
 }

@@ -16,6 +16,7 @@ pub fn until<T>(what: &str, deadline: Duration, mut look: impl FnMut() -> Option
             return found;
         }
         assert!(since.elapsed() < deadline, "still waiting for {what} after {deadline:?}");
-        std::thread::sleep(Duration::from_millis(50));
+        // Long, because most looks start a program, and the lab's CPUs are few and slow.
+        std::thread::sleep(Duration::from_millis(150));
     }
 }

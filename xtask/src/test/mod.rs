@@ -109,6 +109,10 @@ impl Run<'_> {
         if self.args.filters.is_empty() {
             self.checks()?;
         }
+        // With the programs, which tests of other crates start; `cargo test` alone leaves them out.
+        self.step("programs and tests", |run| {
+            run.cargo(&["build", "--workspace", "--all-targets"])
+        })?;
         self.step("tests on this machine", |run| run.host_tests())?;
         if self.args.filters.is_empty() {
             self.step("documentation", |run| {
