@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rblk_config::{ByteSize, ConfigError, Duration, Exit, MountConfig};
 use rblk_fabric::FabricError;
@@ -182,9 +183,13 @@ impl MountArgs {
     }
 
     /// Name of the mount.
-    #[must_use]
-    pub fn mount_name(&self, config: &MountConfig) -> String {
-        self.name.clone().unwrap_or_else(|| config.volume.clone())
+    ///
+    /// # Errors
+    /// It is part of paths, so it follows the rules of names.
+    pub fn mount_name(&self, config: &MountConfig) -> anyhow::Result<String> {
+        let name = self.name.as_ref().unwrap_or(&config.volume);
+        rblk_protocol::Name::new(name).with_context(|| format!("--name {name}"))?;
+        Ok(name.clone())
     }
 }
 

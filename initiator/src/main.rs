@@ -70,7 +70,7 @@ fn mount(args: &MountArgs) -> anyhow::Result<Exit> {
     if args.foreground {
         return Err(become_daemon());
     }
-    let name = args.mount_name(&config);
+    let name = args.mount_name(&config)?;
     let path = daemon()?;
     let log = log_path(&name);
     if let Some(dir) = log.parent() {

@@ -218,6 +218,10 @@ pub struct Connection {
     pub params: ConnectionParams,
     /// How far it is.
     pub life: Life,
+    /// When a command came last, and how long a silence ends the connection.
+    pub heard: Instant,
+    /// See `heard`; none until LOGIN.
+    pub silence: Option<std::time::Duration>,
     /// The self-test was answered: block commands are in order.
     pub tested: bool,
     /// A page of the peer that stays readable, named by the self-test.
@@ -250,7 +254,13 @@ pub struct Connection {
 impl Connection {
     /// A connection that was just attached to `poller` as `qp`.
     #[must_use]
-    pub fn new(id: ConnectionId, poller: usize, qp: QpIndex, params: ConnectionParams) -> Self {
+    pub fn new(
+        id: ConnectionId,
+        poller: usize,
+        qp: QpIndex,
+        params: ConnectionParams,
+        now: Instant,
+    ) -> Self {
         let tags = params.layout.depth.tags();
         let send_wrs = params.layout.send_wrs();
         Self {
@@ -258,6 +268,8 @@ impl Connection {
             poller,
             qp,
             life: Life::Live,
+            heard: now,
+            silence: None,
             tested: matches!(params.kind, ConnectionKind::Admin),
             peer_scratch: None,
             requests: (0..tags).map(|_| Request::new()).collect(),

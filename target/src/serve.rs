@@ -1,7 +1,7 @@
 //! Builds a target from its configuration, runs it, and takes it apart: the only place that knows all parts.
 //!
-//! Order of the start: limits, stores, memory, poll groups, listeners, control socket, ready. Each step that
-//! can fail comes before anybody can connect. The end is the reverse, and each step waits.
+//! Order of the start: limits, control socket, listeners bound, stores, memory, poll groups, devices, ready;
+//! connections are taken only then, after everything that can fail. The end is the reverse, and each step waits.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -788,8 +788,9 @@ fn mount_cycles_leak_nothing() {
         let mut after = (Usage::of(target.pid()), rdma_resources());
         println!("{}: before {before:?}", lab.test());
         println!("{}: after {cycles} cycles {after:?}; KiB by cycle: {sizes:?}", lab.test());
+        // A huge page or two more is no leak; the memory of one connection per cycle would be.
         let grown = after.0.rss_kib.saturating_sub(before.0.rss_kib);
-        assert!(grown < 64 * cycles, "the target grew by {grown} KiB in {cycles} cycles");
+        assert!(grown < 8 << 10, "the target grew by {grown} KiB in {cycles} cycles");
         after.0.rss_kib = before.0.rss_kib;
         assert_eq!(after, before);
     });

@@ -68,7 +68,7 @@ fn mount(args: &MountArgs) -> anyhow::Result<()> {
     let mut reported = false;
     let result = args.configuration().map_err(Into::into).and_then(|config| {
         prepare_process()?;
-        let name = args.mount_name(&config);
+        let name = args.mount_name(&config)?;
         let host = host_identity(config.host_name.as_deref());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let result =

@@ -41,6 +41,8 @@ use status::MountStatus;
 const EIO: i32 = 5;
 /// Longest pause between two tries to connect again.
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
+/// A session that lived this long was a good one.
+const LASTING: Duration = Duration::from_secs(2);
 /// How often a lost session is looked after.
 const TICK: Duration = Duration::from_millis(50);
 /// Time for START_DEV, which reads the partition table through us.
@@ -103,6 +105,7 @@ struct Mount {
     status: MountStatus,
     since: Instant,
     lost_at: Option<Instant>,
+    connected_at: Instant,
     failing: bool,
     changed: bool,
     attempt: u32,
@@ -136,7 +139,7 @@ pub async fn run(
     let (mut mount, paths) = Mount::connect_first(config, name, host).await?;
     let mut device = mount.build_device(control, paths, &outbox).await?;
     let remains = Remains { pid: std::process::id(), device_id: device.info().id };
-    let _noted = remains.write(name).context("noting the device")?;
+    let noted = remains.write(name).context("noting the device")?;
     tracing::info!(
         device = mount.status.device,
         volume = mount.status.volume,
@@ -211,6 +214,7 @@ pub async fn run(
                 Err(error) => Response::Error(format!("{error:#}")),
             };
             // Before the answer goes out, so that a mount right after finds the name free.
+            drop(noted);
             socket.unlink();
             if let Some(pending) = pending {
                 let _ = pending.reply.send(response);
@@ -253,8 +257,28 @@ impl Mount {
             config.target.iter().map(|t| t.parse()).collect::<Result<Vec<Address>, _>>()?;
         let volume_name = Name::new(&config.volume)?;
         let mut session = connect_any(&addresses, config, &host).await?;
-        let mode = access_mode(config);
-        let volume = session.open(&volume_name, mode).await?;
+        match Self::open_first(config, name, host, addresses, volume_name, &mut session).await {
+            Ok((mut mount, paths)) => {
+                mount.session = Some(session);
+                Ok((mount, paths))
+            }
+            Err(error) => {
+                // Else the target keeps it for the lease.
+                session.logout(Duration::from_secs(1)).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn open_first(
+        config: &MountConfig,
+        name: &str,
+        host: HostIdentity,
+        addresses: Vec<Address>,
+        volume_name: Name,
+        session: &mut Session,
+    ) -> anyhow::Result<(Self, Vec<Path>)> {
+        let volume = session.open(&volume_name, access_mode(config)).await?;
         let queues = config
             .queues
             .unwrap_or_else(|| {
@@ -333,7 +357,8 @@ impl Mount {
             volume,
             resume: Some((session.id, session.epoch)),
             instance: session.instance,
-            session: Some(session),
+            session: None,
+            connected_at: Instant::now(),
             queues: Vec::new(),
             buffers,
             status,
@@ -451,8 +476,14 @@ impl Mount {
         tracing::warn!(why, address = %session.address, "lost the target; requests wait");
         self.status.last_loss = Some(why.to_owned());
         self.lost_at.get_or_insert_with(Instant::now);
-        self.attempt = 0;
-        self.retry_at = Some(tokio::time::Instant::now());
+        // A session that does not last is not tried again in a hurry.
+        let pause = if self.connected_at.elapsed() > LASTING {
+            self.attempt = 0;
+            Duration::ZERO
+        } else {
+            self.backoff()
+        };
+        self.retry_at = Some(tokio::time::Instant::now() + pause);
         session.admin.close();
         for queue in &self.queues {
             send(queue, ToQueue::Disconnect);
@@ -521,6 +552,7 @@ impl Mount {
                 self.status.epoch = session.epoch.0;
                 self.status.address = session.address.to_string();
                 self.session = Some(session);
+                self.connected_at = Instant::now();
                 self.retry_at = None;
                 for (queue, path) in self.queues.iter().zip(paths) {
                     send(queue, ToQueue::Connect(Box::new(path)));

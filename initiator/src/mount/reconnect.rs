@@ -63,7 +63,17 @@ impl Try {
         }
         let mut paths = Vec::new();
         for (queue, buffers) in (0u16..).zip(&self.buffers) {
-            paths.push(session.connect_queue(queue, self.wish, volume.handle, buffers).await?);
+            let path = session.connect_queue(queue, self.wish, volume.handle, buffers).await?;
+            let (depth, io_max) = (path.accept.depth, path.accept.io_max_bytes);
+            if depth != self.wish.depth || io_max < self.wish.io_max_bytes {
+                anyhow::bail!(
+                    "the target now grants depth {} and {io_max} bytes per command; this mount was made with {} and {}. Restore its queue_depth_max and max_io, or mount anew",
+                    depth.get(),
+                    self.wish.depth.get(),
+                    self.wish.io_max_bytes
+                );
+            }
+            paths.push(path);
         }
         Ok(Again { session, volume, paths })
     }

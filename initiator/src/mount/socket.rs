@@ -1,5 +1,6 @@
 //! The control socket of a mount, `/run/rblk/mounts/NAME.sock`: one JSON request per line, one answer.
 
+use std::cell::Cell;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -64,6 +65,7 @@ pub struct Asked {
 pub struct MountSocket {
     listener: UnixListener,
     path: PathBuf,
+    unlinked: Cell<bool>,
 }
 
 impl MountSocket {
@@ -83,12 +85,14 @@ impl MountSocket {
         }
         let listener = UnixListener::bind(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
-        Ok(Some(Self { listener, path }))
+        Ok(Some(Self { listener, path, unlinked: Cell::new(false) }))
     }
 
-    /// Removes the socket's file.
+    /// Removes the socket's file, once: a later one of that name is another mount's.
     pub fn unlink(&self) {
-        let _ = std::fs::remove_file(&self.path);
+        if !self.unlinked.replace(true) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 
     /// Serves clients, each in a task of its own.

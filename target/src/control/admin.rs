@@ -1,6 +1,6 @@
 //! Admin commands: LOGIN, LIST, OPEN, CLOSE, ASYNC_EVENT, LOGOUT.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rblk_protocol::{
     AccessMode, CommandCapsule, LoginReply, LoginRequest, Opcode, OpenReply, OpenRequest, Status,
@@ -12,6 +12,8 @@ use crate::connection::{ConnectionId, REPLY_AREA_BYTES, SessionSlot};
 use crate::poll_group::ToGroup;
 use crate::volume::Volume;
 
+/// Silence that every initiator is granted.
+const SILENCE_MIN: Duration = Duration::from_secs(2);
 /// ASYNC_EVENTs one session may park.
 const PARKED_PER_SESSION: usize = 4;
 
@@ -98,6 +100,8 @@ impl Control {
             return refuse(Status::NoSuchSession);
         }
         session.host = Some((request.host, request.host_name));
+        // Four times what it promised, and time for a busy host.
+        let silence = Duration::from_millis(u64::from(request.keep_alive_ms)) * 4 + SILENCE_MIN;
         let login = WaitingLogin {
             group,
             connection,
@@ -106,6 +110,7 @@ impl Control {
             since: Instant::now(),
         };
         let wait = session.has_older_connections();
+        self.send(group, ToGroup::Watch { connection, silence });
         self.waiting_logins.insert(slot, login);
         if wait {
             tracing::info!(

@@ -298,6 +298,10 @@ impl Control {
                 );
                 if kind == ConnectionKind::Admin {
                     self.parked.retain(|p| p.session != session);
+                    // A session without its admin connection is lost: its queues do not outlive it.
+                    if let Some(before) = epoch.next() {
+                        self.send_all(|| ToGroup::EndConnections { session, before });
+                    }
                 }
                 match self.sessions.connection_gone(session, epoch, queue, Instant::now()) {
                     After::Lives => {}

@@ -82,6 +82,13 @@ pub enum ToGroup {
         /// The session.
         session: SessionSlot,
     },
+    /// End an admin connection that says nothing for this long.
+    Watch {
+        /// The connection.
+        connection: ConnectionId,
+        /// Longest silence.
+        silence: std::time::Duration,
+    },
     /// Answer an admin command.
     Reply {
         /// Its connection.

@@ -192,6 +192,13 @@ impl<S: Store> PollGroup<S> {
                     *view = None;
                 }
             }
+            ToGroup::Watch { connection, silence } => {
+                if let Some(Some(c)) = self.connections.get_mut(usize::from(connection.slot))
+                    && c.id == connection
+                {
+                    c.silence = Some(silence);
+                }
+            }
             ToGroup::Reply { connection, tag, status, value, payload } => {
                 self.admin_reply(connection, tag, status, value, &payload);
             }
@@ -260,7 +267,7 @@ impl<S: Store> PollGroup<S> {
         }
         entry.qps[at] = Some(slot16);
         let id = ConnectionId { slot: slot16, generation: self.generation };
-        let mut connection = Connection::new(id, poller, qp, params);
+        let mut connection = Connection::new(id, poller, qp, params, self.now);
         connection.sends_prove = entry.poller.caps().transport != Transport::Iwarp;
         for recv in 0..connection.params.layout.recv_slots() {
             connection.queue_recv(recv);
@@ -397,6 +404,7 @@ impl<S: Store> PollGroup<S> {
 
     fn on_command(&mut self, slot: usize, recv: u16, message_bytes: usize) {
         let Some(connection) = self.connections[slot].as_mut() else { return };
+        connection.heard = self.now;
         if recv >= connection.params.layout.recv_slots() || message_bytes < COMMAND_BYTES {
             self.protocol_error(slot, "message shorter than a command");
             return;
@@ -519,6 +527,19 @@ impl<S: Store> PollGroup<S> {
         let recvs_drained = poller.post_recv(connection.qp, &[recv]).is_err();
         connection.life = Life::Dying { since: self.now, sends_drained, recvs_drained };
         self.dying += 1;
+    }
+
+    /// Ends admin connections whose initiator has been silent for too long. The thread calls it now and then.
+    pub fn check_silence(&mut self, now: Instant) {
+        self.now = now;
+        for slot in 0..self.connections.len() {
+            let Some(connection) = self.connections[slot].as_ref() else { continue };
+            let silent = now.saturating_duration_since(connection.heard);
+            if connection.silence.is_some_and(|limit| silent > limit) {
+                self.stats.lost_connections.add(1);
+                self.kill(slot, "its initiator is silent");
+            }
+        }
     }
 
     fn check_dying(&mut self) {

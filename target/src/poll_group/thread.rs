@@ -109,8 +109,13 @@ fn run(
     let mut idle_since = None;
     let mut pollers = 0u8;
     let mut turns = 0u32;
+    let mut listened = Instant::now();
     loop {
         let now = Instant::now();
+        if now.saturating_duration_since(listened) > IDLE_SLEEP {
+            listened = now;
+            group.check_silence(now);
+        }
         turns = turns.wrapping_add(1);
         if turns.is_multiple_of(1024) {
             group.publish_stats();
