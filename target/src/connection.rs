@@ -360,7 +360,10 @@ impl Connection {
     pub fn is_gone(&self) -> bool {
         let drained =
             matches!(self.life, Life::Dying { sends_drained: true, recvs_drained: true, .. });
-        drained && !self.requests.iter().any(Request::is_executing)
+        // Control holds nothing of a connection while it works on an admin command (it may park one for ever),
+        // and its answer finds the connection gone.
+        let admin = self.params.kind == ConnectionKind::Admin;
+        drained && (admin || !self.requests.iter().any(Request::is_executing))
     }
 }
 

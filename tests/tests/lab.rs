@@ -261,18 +261,18 @@ fn sizes_and_alignment() {
             }
             let mounted = Mounted::new(lab, &flags);
             assert_eq!(mounted.status().max_io_bytes as usize, bytes);
-            assert_eq!(mounted.sysfs().number("queue/max_hw_sectors_kb") as usize, bytes / KIB);
+            assert_eq!(mounted.sysfs().number("queue/max_hw_sectors_kb"), (bytes / KIB) as u64);
             assert_eq!(mounted.sysfs().number("queue/logical_block_size"), 4096);
             mounted.sysfs().set("queue/max_sectors_kb", &(bytes / KIB).to_string());
             let before = target.counts();
             sizes_agree(mounted.device(), &image, &large, |size| (size as u64 * 7) & !4095);
             let did = target.counts().since(&before);
-            let written: usize = large.iter().sum();
-            assert_eq!(did.get("written_bytes") as usize, written);
-            assert_eq!(did.get("read_bytes") as usize, written);
-            let commands: usize = large.iter().map(|size| size.div_ceil(bytes)).sum();
+            let written = large.iter().sum::<usize>() as u64;
+            assert_eq!(did.get("written_bytes"), written);
+            assert_eq!(did.get("read_bytes"), written);
+            let commands = large.iter().map(|size| size.div_ceil(bytes) as u64).sum::<u64>();
             assert_eq!(
-                did.get("writes") as usize,
+                did.get("writes"),
                 commands,
                 "requests are split at {bytes} bytes, no earlier"
             );

@@ -108,17 +108,12 @@ fn run(
     let mut woken = WatchSet::default();
     let mut idle_since = None;
     let mut pollers = 0u8;
-    let mut turns = 0u32;
     let mut listened = Instant::now();
     loop {
         let now = Instant::now();
         if now.saturating_duration_since(listened) > IDLE_SLEEP {
             listened = now;
             group.check_silence(now);
-        }
-        turns = turns.wrapping_add(1);
-        if turns.is_multiple_of(1024) {
-            group.publish_stats();
         }
         while let Some(message) = mail.receive() {
             let mut message = message;
@@ -140,6 +135,9 @@ fn run(
             }
         }
         let mut busy = group.turn(now);
+        if busy {
+            group.publish_stats();
+        }
         if group.has_outbox() {
             for message in group.take_outbox() {
                 // Control is gone only when the process ends.

@@ -11,7 +11,7 @@ use super::wait::DEADLINE;
 pub struct Usage {
     /// Open files.
     pub files: usize,
-    /// Threads.
+    /// Threads of its own.
     pub threads: usize,
     /// Resident memory in KiB.
     pub rss_kib: u64,
@@ -24,16 +24,25 @@ impl Usage {
     /// It is gone.
     #[must_use]
     pub fn of(pid: u32) -> Self {
-        let count = |dir: &str| {
+        let list = |dir: &str| {
             std::fs::read_dir(format!("/proc/{pid}/{dir}"))
                 .unwrap_or_else(|e| panic!("process {pid}: {e}"))
-                .count()
+                .flatten()
+        };
+        // The kernel's own workers for io_uring come and go.
+        let is_own = |task: &std::fs::DirEntry| {
+            std::fs::read_to_string(task.path().join("comm"))
+                .is_ok_and(|name| !name.starts_with("iou-"))
         };
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         let rss = status
             .lines()
             .find_map(|line| line.strip_prefix("VmRSS:")?.trim().split(' ').next()?.parse().ok());
-        Self { files: count("fd"), threads: count("task"), rss_kib: rss.unwrap_or(0) }
+        Self {
+            files: list("fd").count(),
+            threads: list("task").filter(is_own).count(),
+            rss_kib: rss.unwrap_or(0),
+        }
     }
 }
 
