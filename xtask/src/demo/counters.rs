@@ -53,16 +53,49 @@ pub(crate) struct Cost {
     pub(crate) initiator_completions: u64,
     /// Completions that the target reaped.
     pub(crate) target_completions: u64,
-    /// Failed commands, broken rules and lost connections, as either side counts them.
-    pub(crate) errors: u64,
+    /// What should not have happened.
+    pub(crate) faults: Faults,
+}
+
+/// What should not happen while a volume is mounted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Faults {
+    /// Requests that the initiator answered with an error.
+    pub(crate) failed_requests: u64,
+    /// Connections that the initiator lost.
+    pub(crate) paths_lost: u64,
+    /// Commands that the target answered with an error.
+    pub(crate) failed_commands: u64,
+    /// Connections that the target ended because of a broken rule.
+    pub(crate) protocol_errors: u64,
+    /// Connections that the target lost.
+    pub(crate) lost_connections: u64,
+}
+
+impl Faults {
+    /// All of them.
+    pub(crate) fn sum(&self) -> u64 {
+        self.named().iter().map(|(_, count)| count).sum()
+    }
+
+    /// Those that there are, for people.
+    pub(crate) fn words(&self) -> String {
+        let some = self.named().into_iter().filter(|(_, count)| *count > 0);
+        some.map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
+    }
+
+    fn named(&self) -> [(&'static str, u64); 5] {
+        [
+            ("requests failed at the initiator", self.failed_requests),
+            ("paths lost by the initiator", self.paths_lost),
+            ("commands failed at the target", self.failed_commands),
+            ("rules broken as the target saw it", self.protocol_errors),
+            ("connections lost by the target", self.lost_connections),
+        ]
+    }
 }
 
 impl TargetCounts {
-    /// Whatever should not have happened while a volume was mounted.
-    fn errors(&self) -> u64 {
-        self.refusals() + self.lost_connections
-    }
-
     /// Failed commands and broken rules. The end of a session may count as a lost connection: the
     /// initiator is the one that hangs up.
     pub(crate) fn refusals(&self) -> u64 {
@@ -90,10 +123,13 @@ impl Counters {
             ),
             initiator_completions: added(&[i.completions], &[i0.completions]),
             target_completions: added(&[t.completions], &[t0.completions]),
-            errors: added(
-                &[i.errors, i.paths_lost, t.errors()],
-                &[i0.errors, i0.paths_lost, t0.errors()],
-            ),
+            faults: Faults {
+                failed_requests: added(&[i.errors], &[i0.errors]),
+                paths_lost: added(&[i.paths_lost], &[i0.paths_lost]),
+                failed_commands: added(&[t.failed_commands], &[t0.failed_commands]),
+                protocol_errors: added(&[t.protocol_errors], &[t0.protocol_errors]),
+                lost_connections: added(&[t.lost_connections], &[t0.lost_connections]),
+            },
         }
     }
 }
@@ -143,9 +179,11 @@ mod tests {
                 messages: 50,
                 initiator_completions: 20,
                 target_completions: 50,
-                errors: 1,
+                faults: Faults { lost_connections: 1, ..Faults::default() },
             }
         );
+        assert_eq!(cost.faults.sum(), 1);
+        assert_eq!(cost.faults.words(), "1 connections lost by the target");
         assert_eq!(cost.per_command(cost.messages), Some(2.5));
     }
 

@@ -74,7 +74,9 @@ impl Scenario {
         let errors: u64 = report.rows.iter().map(|row| row.errors).sum();
         report.error = match result {
             Err(error) => Some(format!("{error:#}")),
-            Ok(()) if errors > 0 => Some(format!("{errors} errors were counted")),
+            Ok(()) if errors > 0 => {
+                Some(format!("{errors} errors were counted: {}", words(report)))
+            }
             Ok(()) => None,
         };
         report.passed = report.error.is_none();
@@ -249,7 +251,10 @@ impl Run<'_> {
         // After a failure the daemons may be what failed: their silence is not the news.
         let cost = counters().map(|after| after.since(&before));
         if let Ok(cost) = cost {
-            row.errors += cost.errors;
+            row.errors += cost.faults.sum();
+            if cost.faults.sum() > 0 {
+                self.progress.say(&format!("  {}", cost.faults.words()));
+            }
             row.iops.get_or_insert(rate(&cost, seconds));
             row.cost = Some(cost);
         }
@@ -265,6 +270,16 @@ impl Run<'_> {
         self.report.rows.push(row);
         result.context(context)
     }
+}
+
+/// Which errors were counted, by what was being done.
+fn words(report: &Report) -> String {
+    let rows = report.rows.iter().filter(|row| row.errors > 0);
+    let lines = rows.map(|row| {
+        let faults = row.cost.map(|cost| cost.faults.words()).filter(|words| !words.is_empty());
+        format!("{}: {}", row.what, faults.unwrap_or_else(|| "errors of the program".to_owned()))
+    });
+    lines.collect::<Vec<_>>().join("; ")
 }
 
 fn rate(cost: &Cost, seconds: f64) -> f64 {
