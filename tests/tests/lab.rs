@@ -134,7 +134,8 @@ fn counters_prove_the_messages() {
         let (_, flags) = serve_file(lab, 64 * MIB);
         let target = Target::start(lab, &flags);
         let mounted = Mounted::new(lab, &MountFlags::new(lab.rdma(), "v0"));
-        let with_imm = mounted.status().write_with_imm;
+        let status = mounted.status();
+        let (with_imm, is_iwarp) = (status.write_with_imm, status.transport == "iWARP");
         // Two requests next to each other must stay two.
         mounted.sysfs().set("queue/nomerges", "2");
         let ios = 200 * lab.long(10);
@@ -193,7 +194,12 @@ fn counters_prove_the_messages() {
             }
             // Data of writes: in the command, or fetched by one READ.
             let fetched = if in_capsule { 0 } else { writes };
-            assert_eq!(t("rdma_reads"), fetched, "{case}");
+            // On iWARP only a READ proves that data has left, so there are some more.
+            let proofs = t("rdma_reads") - fetched;
+            assert!(
+                proofs == 0 || is_iwarp && proofs <= ios / 16,
+                "{case}: {proofs} READs too many"
+            );
             assert_eq!(t("in_capsule_writes"), writes - fetched, "{case}");
             assert_eq!(i("in_capsule_writes"), writes - fetched, "{case}");
             assert_eq!(i("keyed_commands"), reads + fetched, "{case}");
@@ -428,9 +434,8 @@ fn two_initiators_one_killed() {
         let target = Target::start(lab, &flags);
         let keep = Mounted::new(lab, &MountFlags::new(lab.rdma(), "keep"));
         let lose = Mounted::new(lab, &MountFlags::new(lab.rdma(), "lose"));
-        let bytes = 16 * MIB * lab.long(4);
-        let mut good = Fio::verify(keep.device(), bytes).with("rate", "8M").start();
-        let bad = Fio::verify(lose.device(), bytes).with("rate", "8M").start();
+        let mut good = slow_fio(&keep, lab).start();
+        let bad = slow_fio(&lose, lab).start();
         until("both to be at work", DEADLINE, || {
             (keep.counts().get("writes") > 20 && lose.counts().get("writes") > 20).then_some(())
         });
@@ -615,7 +620,7 @@ fn slow_fio(mounted: &Mounted, lab: &Lab) -> Fio {
         .with("bsrange", "4k-256k")
         .with("iodepth", 16)
         .with("size", 40 * MIB * lab.long(4))
-        .with("rate", "4M,4M")
+        .with("rate", "3M,3M")
         .with("verify", "crc32c")
         .with("verify_backlog", 64)
         .with("verify_fatal", 1)

@@ -114,13 +114,6 @@ impl Run<'_> {
             run.cargo(&["build", "--workspace", "--all-targets"])
         })?;
         self.step("tests on this machine", |run| run.host_tests())?;
-        if self.args.filters.is_empty() {
-            self.step("documentation", |run| {
-                let mut command = run.workspace.cargo(&["doc", "--no-deps", "--workspace"]);
-                run.execute(command.env("RUSTDOCFLAGS", "-D warnings"))
-            })?;
-            self.step("dependencies (cargo deny)", |run| run.deny())?;
-        }
         let suites: Vec<_> =
             SUITES.iter().filter(|(_, file, _)| self.workspace.root.join(file).exists()).collect();
         let mut selection =
@@ -161,7 +154,12 @@ impl Run<'_> {
             let words =
                 [&["clippy"][..], &packages, &["--no-default-features", "--", "-D", "warnings"]];
             run.cargo(&words.concat())
-        })
+        })?;
+        self.step("documentation", |run| {
+            let mut command = run.workspace.cargo(&["doc", "--no-deps", "--workspace"]);
+            run.execute(command.env("RUSTDOCFLAGS", "-D warnings"))
+        })?;
+        self.step("dependencies (cargo deny)", |run| run.deny())
     }
 
     fn install(&self) -> Result<()> {
