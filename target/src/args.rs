@@ -82,7 +82,7 @@ pub struct ServeArgs {
     /// Configuration file (TOML); FILE.d/*.toml beside it is read too.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Address to listen on, rdma://HOST[:PORT] or tcp://HOST[:PORT]; repeat for several.
+    /// Address to listen on, rdma://HOST:PORT or tcp://HOST:PORT; the port may be left out. Repeat for several.
     ///
     /// Without any: rdma://0.0.0.0:7720 when this host has an RDMA device, and tcp://0.0.0.0:7721.
     #[arg(long, value_name = "ADDRESS")]

@@ -361,8 +361,12 @@ impl<S: Store> PollGroup<S> {
             if completion.status != WcStatus::Flushed {
                 tracing::info!(peer = %connection.params.peer, status = ?completion.status, wr = ?kind, "connection failed");
             }
-            self.stats.lost_connections.add(1);
-            self.kill(slot, "the connection was lost");
+            // A peer that leaves when everything is answered says goodbye like this.
+            let parked = |r: &Request| r.command.is_some_and(|c| c.opcode == Opcode::AsyncEvent);
+            let left = completion.status == WcStatus::Flushed
+                && connection.requests.iter().all(|r| r.may_start() || parked(r));
+            self.stats.lost_connections.add(u64::from(!left));
+            self.kill(slot, if left { "the initiator left" } else { "the connection was lost" });
             return;
         }
         if !connection.is_live() {
