@@ -30,14 +30,18 @@ use rblk_protocol::{
     VolumeHandle, limits, negotiate,
 };
 use rblk_target::arena::Arena;
+use rblk_target::cache::{Shard, ShardOptions};
 use rblk_target::connection::{ConnectionId, ConnectionParams, Layout, SessionSlot};
+use rblk_target::poll_group::peers::Peers;
 use rblk_target::poll_group::{FromGroup, PollGroup, PollerMemory, ToGroup};
 use rblk_target::stats::{Stats, StatsSnapshot};
 use rblk_target::store::{Store, VolumeIndex};
-use rblk_target::volume::{Placement, Volume};
+use rblk_target::volume::{CacheMode, Placement, Volume};
 
 /// Entries of the target's CQ: some tens of queues of default depth.
 const TARGET_CQ_ENTRIES: u32 = 1 << 16;
+/// Runs of memory that one WRITE of the target gathers.
+const SEND_SGES: u32 = 4;
 /// Steps that ending the connections of an older epoch may take.
 const QUIESCE_STEPS: u64 = 1_000_000;
 
@@ -65,13 +69,25 @@ pub struct VolumeSpec {
     pub read_only: bool,
     /// DISCARD does something.
     pub discard: bool,
+    /// What the target's cache does for it; matters for [`VolumeKind::Store`] only.
+    pub cache: CacheMode,
+    /// Most bytes to read ahead of a sequential reader.
+    pub read_ahead_bytes: u32,
 }
 
 impl VolumeSpec {
-    /// A volume that can be written, of blocks of 512 bytes.
+    /// A volume that can be written, of blocks of 512 bytes, without a cache.
     #[must_use]
     pub fn new(kind: VolumeKind, bytes: u64) -> Self {
-        Self { kind, block_size: 512, blocks: bytes / 512, read_only: false, discard: true }
+        Self {
+            kind,
+            block_size: 512,
+            blocks: bytes / 512,
+            read_only: false,
+            discard: true,
+            cache: CacheMode::None,
+            read_ahead_bytes: 0,
+        }
     }
 }
 
@@ -84,8 +100,14 @@ pub struct RigOptions {
     pub conditions: Conditions,
     /// What one step takes.
     pub tick: Duration,
-    /// Memory of the target for data in flight.
+    /// Poll groups of the target; connections are dealt to them in turn.
+    pub groups: usize,
+    /// Memory of the target for data in flight and the cache, of all poll groups together.
     pub arena_bytes: usize,
+    /// Most acknowledged bytes in memory only, of all poll groups together.
+    pub dirty_max_bytes: usize,
+    /// A dirty block is on its way to the store at the latest after this.
+    pub write_back_delay: Duration,
     /// Longest extent of the arena, and most data of one command.
     pub io_max_bytes: u32,
     /// What the target serves.
@@ -98,7 +120,10 @@ impl Default for RigOptions {
             seed: 0,
             conditions: Conditions::default(),
             tick: Duration::from_micros(10),
+            groups: 1,
             arena_bytes: 16 << 20,
+            dirty_max_bytes: 4 << 20,
+            write_back_delay: Duration::from_millis(10),
             io_max_bytes: 1 << 20,
             volumes: Vec::new(),
         }
@@ -169,6 +194,7 @@ pub struct AdminCommand {
     pub command: CommandCapsule,
     /// Its in-capsule data.
     pub body: Vec<u8>,
+    group: usize,
 }
 
 /// The initiator's end of a connection without an [`Engine`], to be driven by hand.
@@ -212,15 +238,21 @@ struct Queue {
     ended: Vec<PathEnd>,
 }
 
+#[derive(Debug)]
+struct Group<S> {
+    engine: PollGroup<S>,
+    stats: Arc<Stats>,
+    poller: PollerHandle,
+}
+
 /// A target and its initiators in one thread.
 pub struct Rig<S> {
     network: Network,
     began: Instant,
     now: Instant,
     tick: Duration,
-    group: PollGroup<S>,
-    target_stats: Arc<Stats>,
-    target_poller: PollerHandle,
+    groups: Vec<Group<S>>,
+    next_group: usize,
     target_pd: ProtectionDomain,
     initiator_pd: ProtectionDomain,
     volumes: Vec<Arc<Volume>>,
@@ -239,7 +271,7 @@ impl<S> std::fmt::Debug for Rig<S> {
         let queues = self.queues.iter().map(|q| (q.engine.is_connected(), q.engine.outstanding()));
         f.debug_struct("Rig")
             .field("steps", &self.steps)
-            .field("group", &self.group)
+            .field("groups", &self.groups.len())
             .field("sessions", &self.sessions)
             .field("queues (connected, outstanding)", &queues.collect::<Vec<_>>())
             .finish_non_exhaustive()
@@ -313,11 +345,12 @@ pub fn soft_handle(handle: &PollerHandle) -> Result<&SoftHandle> {
 }
 
 impl<S: Store> Rig<S> {
-    /// A target with its volumes and without connections. `store` gets the region of the arena.
+    /// A target with its volumes and without connections. `store` gets the region of the arena, once per poll
+    /// group; with several groups the stores must have the same bytes.
     ///
     /// # Errors
     /// Memory is short, or the sizes do not fit.
-    pub fn new(options: &RigOptions, store: impl FnOnce(&Arc<Region>) -> S) -> Result<Self> {
+    pub fn new(options: &RigOptions, mut store: impl FnMut(&Arc<Region>) -> S) -> Result<Self> {
         let network = Network::new(options.seed);
         network.set_conditions(options.conditions);
         let device = Device::Soft(network.device());
@@ -330,37 +363,55 @@ impl<S: Store> Rig<S> {
             .enumerate()
             .map(|(index, spec)| volume(index, spec))
             .collect::<Result<Vec<_>>>()?;
-        let mut memory = PollerMemory {
-            arena: Arc::new(target_pd.register(&arena, Access::LOCAL_WRITE)?),
-            zeros: Arc::new(target_pd.register(&zeros, Access::LOCAL_READ)?),
-            sink: None,
-            volumes: Vec::new(),
-        };
+        let arena_mr = Arc::new(target_pd.register(&arena, Access::LOCAL_WRITE)?);
+        let zeros_mr = Arc::new(target_pd.register(&zeros, Access::LOCAL_READ)?);
+        let mut memories = Vec::new();
         for volume in &volumes {
             if let Placement::Memory(region) = &volume.placement {
                 let mr = Arc::new(target_pd.register(region, Access::LOCAL_WRITE)?);
-                memory.volumes.push((volume.index, mr));
+                memories.push((volume.index, mr));
             }
         }
-        let (poller, target_poller) = target_pd.poller(TARGET_CQ_ENTRIES)?;
         let now = Instant::now();
-        let target_stats = Arc::new(Stats::default());
-        let store = store(&arena);
-        let arena = Arena::new(arena, options.io_max_bytes)?;
-        let mut group = PollGroup::new(0, store, arena, Arc::clone(&target_stats), now);
-        group.take_mail(ToGroup::AddPoller { poller: Box::new(PairedPoller(poller)), memory }, now);
-        for volume in &volumes {
-            let volume = Arc::clone(volume);
-            group.take_mail(ToGroup::AddVolume { volume, backing: None }, now);
+        let count = options.groups.max(1);
+        let step = options.io_max_bytes as usize;
+        let share = options.arena_bytes / count / step * step;
+        let shard_options = ShardOptions {
+            dirty_max_bytes: options.dirty_max_bytes / count,
+            write_back_delay: options.write_back_delay,
+            write_back_max_bytes: options.io_max_bytes,
+            seed: options.seed,
+        };
+        let mut groups = Vec::new();
+        for (index, peers) in Peers::connect(count)?.into_iter().enumerate() {
+            let (poller, handle) = target_pd.poller(TARGET_CQ_ENTRIES)?;
+            let stats = Arc::new(Stats::default());
+            let range = index * share..(index + 1) * share;
+            let part = Arena::over(Arc::clone(&arena), range, options.io_max_bytes)?;
+            let shard = Shard::new(store(&arena), part, shard_options, now);
+            let mut engine = PollGroup::new(index, shard, peers, Arc::clone(&stats), now);
+            let memory = PollerMemory {
+                arena: Arc::clone(&arena_mr),
+                zeros: Arc::clone(&zeros_mr),
+                sink: None,
+                sink_extent_max: options.io_max_bytes,
+                volumes: memories.clone(),
+            };
+            let poller = Box::new(PairedPoller(poller));
+            engine.take_mail(ToGroup::AddPoller { poller, memory }, now);
+            for volume in &volumes {
+                let volume = Arc::clone(volume);
+                engine.take_mail(ToGroup::AddVolume { volume, backing: None }, now);
+            }
+            groups.push(Group { engine, stats, poller: handle });
         }
         Ok(Self {
             network,
             began: now,
             now,
             tick: options.tick,
-            group,
-            target_stats,
-            target_poller,
+            groups,
+            next_group: 0,
             target_pd,
             initiator_pd: device.alloc_pd()?,
             volumes,
@@ -381,14 +432,27 @@ impl<S: Store> Rig<S> {
         &self.network
     }
 
-    /// The store.
+    /// The store of the first poll group.
     pub fn store_mut(&mut self) -> &mut S {
-        self.group.store_mut()
+        self.groups[0].engine.store_mut()
     }
 
-    /// The target's engine.
+    /// The first poll group.
     pub fn group_mut(&mut self) -> &mut PollGroup<S> {
-        &mut self.group
+        &mut self.groups[0].engine
+    }
+
+    /// All poll groups.
+    pub fn groups_mut(&mut self) -> impl Iterator<Item = &mut PollGroup<S>> {
+        self.groups.iter_mut().map(|group| &mut group.engine)
+    }
+
+    /// Whether the target ended after [`ToGroup::Stop`]: every acknowledged write is durable, or (false) not.
+    #[must_use]
+    pub fn stopped(&self) -> Option<bool> {
+        self.groups.iter().map(|group| group.engine.stopped()).try_fold(true, |all, one| {
+            one.map(|clean| all && clean)
+        })
     }
 
     /// Time of the rig's clock since it was made.
@@ -444,9 +508,31 @@ impl<S: Store> Rig<S> {
         self.mail(ToGroup::Close { session, volume, refusal });
     }
 
-    /// Hands the target a message of control.
+    /// Hands the target a message of control: to every poll group what concerns a session or all, else to the
+    /// first.
     pub fn mail(&mut self, message: ToGroup) {
-        self.group.take_mail(message, self.now);
+        for at in 1..self.groups.len() {
+            let copy = match &message {
+                ToGroup::Open { session, volume, mode } => {
+                    ToGroup::Open { session: *session, volume: *volume, mode: *mode }
+                }
+                ToGroup::Close { session, volume, refusal } => {
+                    ToGroup::Close { session: *session, volume: *volume, refusal: *refusal }
+                }
+                ToGroup::EndConnections { session, before } => {
+                    ToGroup::EndConnections { session: *session, before: *before }
+                }
+                ToGroup::ForgetSession { session } => ToGroup::ForgetSession { session: *session },
+                ToGroup::Stop => ToGroup::Stop,
+                _ => break,
+            };
+            self.mail_to(at, copy);
+        }
+        self.mail_to(0, message);
+    }
+
+    fn mail_to(&mut self, group: usize, message: ToGroup) {
+        self.groups[group].engine.take_mail(message, self.now);
     }
 
     /// The session's epoch.
@@ -599,16 +685,20 @@ impl<S: Store> Rig<S> {
         let target_sizes = QpLimits {
             send_wrs: layout.send_wrs() + 1,
             recv_wrs: layout.recv_wrs(),
-            send_sges: 1,
+            send_sges: SEND_SGES,
             inline_bytes: u32::try_from(limits::RESPONSE_BYTES)?,
             reads_out,
             reads_in: 0,
         };
         let region = Region::allocate(layout.bytes(), PageKind::Normal)?;
         let memory = self.target_pd.register(&region, Access::LOCAL_WRITE)?;
+        let group = self.next_group % self.groups.len();
+        if !admin {
+            self.next_group += 1;
+        }
         let (near, far, wire) = self.network.pair(
             (soft_handle(initiator)?, sizes),
-            (soft_handle(&self.target_poller)?, target_sizes),
+            (soft_handle(&self.groups[group].poller)?, target_sizes),
         )?;
         let params = ConnectionParams {
             kind,
@@ -619,11 +709,12 @@ impl<S: Store> Rig<S> {
             io_max_bytes: accept.io_max_bytes,
             write_with_imm: accept.features.has(Features::WRITE_WITH_IMM),
             reads_out,
+            send_sges: SEND_SGES,
             memory,
             peer: format!("session {} {kind:?}", session.0),
         };
         self.sessions[usize::from(session.0)].connections.push(epoch);
-        self.mail(ToGroup::AddConnection {
+        let add = ToGroup::AddConnection {
             poller: 0,
             connection: Connection::Soft(far),
             params: Box::new(params),
@@ -632,7 +723,8 @@ impl<S: Store> Rig<S> {
                 reads_out,
                 reads_in: 0,
             },
-        });
+        };
+        self.mail_to(group, add);
         Ok((Connection::Soft(near), wire, accept))
     }
 
@@ -741,9 +833,12 @@ impl<S: Store> Rig<S> {
         self.steps += 1;
         self.now += self.tick;
         self.network.advance(1);
-        let mut busy = self.group.turn(self.now);
-        busy |= self.group.has_outbox();
-        let messages: Vec<FromGroup> = self.group.take_outbox().collect();
+        let mut busy = false;
+        let mut messages: Vec<FromGroup> = Vec::new();
+        for group in &mut self.groups {
+            busy |= group.engine.turn(self.now) || group.engine.has_outbox();
+            messages.extend(group.engine.take_outbox());
+        }
         for message in messages {
             self.on_message(message);
         }
@@ -770,8 +865,8 @@ impl<S: Store> Rig<S> {
 
     fn on_message(&mut self, message: FromGroup) {
         match message {
-            FromGroup::Admin { group: _, connection, session, command, body } => {
-                self.admin.push(AdminCommand { connection, session, command, body });
+            FromGroup::Admin { group, connection, session, command, body } => {
+                self.admin.push(AdminCommand { connection, session, command, body, group });
             }
             FromGroup::ConnectionGone { session, kind, epoch, connection, memory, reason: _ } => {
                 drop(connection);
@@ -835,14 +930,18 @@ impl<S: Store> Rig<S> {
     /// Answers an admin command.
     pub fn reply(&mut self, of: &AdminCommand, status: Status, value: u32, payload: Vec<u8>) {
         let (connection, tag) = (of.connection, of.command.tag);
-        self.mail(ToGroup::Reply { connection, tag, status, value, payload });
+        self.mail_to(of.group, ToGroup::Reply { connection, tag, status, value, payload });
     }
 
     /// The target's counters.
     #[must_use]
     pub fn target_counts(&self) -> StatsSnapshot {
-        self.group.publish_stats();
-        self.target_stats.snapshot()
+        let mut sum = StatsSnapshot::default();
+        for group in &self.groups {
+            group.engine.publish_stats();
+            sum.add(&group.stats.snapshot());
+        }
+        sum
     }
 
     /// A queue's counters.
@@ -873,7 +972,12 @@ fn volume(index: usize, spec: &VolumeSpec) -> Result<Arc<Volume>> {
         block_size,
         blocks,
         read_only: spec.read_only,
+        cache: match &placement {
+            Placement::Store => spec.cache,
+            _ => CacheMode::None,
+        },
         placement,
+        read_ahead_bytes: spec.read_ahead_bytes,
         discard: spec.discard,
         volatile_cache: false,
         discard_granularity_bytes: spec.block_size,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 use rblk_fabric::Region;
-use rblk_target::store::{Op, OpDone, OpKind, Store, VolumeIndex};
+use rblk_target::store::{MAX_SEGMENTS, Op, OpDone, OpKind, Segment, Store, VolumeIndex};
 
 use crate::seed::Random;
 
@@ -71,9 +71,10 @@ impl Kind {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Pending {
     op: Op,
+    memory: Vec<Segment>,
     due: u64,
     fails: Option<Errno>,
 }
@@ -86,6 +87,8 @@ pub struct RamStore {
     random: Random,
     conditions: StoreConditions,
     pending: Vec<Pending>,
+    // Lists of ops that are done, to be used again.
+    spare: Vec<Vec<Segment>>,
     planned: Vec<(Kind, u64, Errno)>,
     now: u64,
     log: Vec<Op>,
@@ -102,6 +105,7 @@ impl RamStore {
             random: Random::new(seed),
             conditions: StoreConditions::default(),
             pending: Vec::new(),
+            spare: Vec::new(),
             planned: Vec::new(),
             now: 0,
             log: Vec::new(),
@@ -158,7 +162,25 @@ impl RamStore {
         Some(self.planned.remove(at).2)
     }
 
-    fn carry_out(&mut self, op: &Op) -> Result<u32, Errno> {
+    // Every error in the segments is `EINVAL`, as the seam says.
+    fn fits(&self, kind: &OpKind, memory: &[Segment]) -> bool {
+        let len = match *kind {
+            OpKind::Read { len, .. } | OpKind::Write { len, .. } => u64::from(len),
+            OpKind::Flush | OpKind::Discard { .. } | OpKind::WriteZeroes { .. } => 0,
+        };
+        let inside = |segment: &Segment| {
+            let end = segment.offset.checked_add(segment.len as usize);
+            end.is_some_and(|end| end <= self.region.len())
+        };
+        memory.len() <= MAX_SEGMENTS
+            && memory.iter().all(inside)
+            && memory.iter().map(|segment| u64::from(segment.len)).sum::<u64>() == len
+    }
+
+    fn carry_out(&mut self, op: &Op, memory: &[Segment]) -> Result<u32, Errno> {
+        if !self.fits(&op.kind, memory) {
+            return Err(Errno::EINVAL);
+        }
         let volume = self
             .volumes
             .get_mut(usize::from(op.volume.0))
@@ -169,14 +191,22 @@ impl RamStore {
         let (Ok(begin), Some(Ok(end))) = (usize::try_from(offset), end.map(usize::try_from)) else {
             return Err(Errno::EINVAL);
         };
-        let range = &mut volume[begin..end];
+        let mut range = &mut volume[begin..end];
         match op.kind {
-            OpKind::Read { extent_offset, len, .. } => {
-                self.region.write(extent_offset, range);
+            OpKind::Read { len, .. } => {
+                for segment in memory {
+                    let (part, rest) = range.split_at_mut(segment.len as usize);
+                    self.region.write(segment.offset, part);
+                    range = rest;
+                }
                 Ok(len.saturating_sub(self.conditions.short_by))
             }
-            OpKind::Write { extent_offset, len, .. } => {
-                self.region.read(extent_offset, range);
+            OpKind::Write { len, .. } => {
+                for segment in memory {
+                    let (part, rest) = range.split_at_mut(segment.len as usize);
+                    self.region.read(segment.offset, part);
+                    range = rest;
+                }
                 Ok(len)
             }
             OpKind::Flush => Ok(0),
@@ -189,7 +219,7 @@ impl RamStore {
 }
 
 impl Store for RamStore {
-    fn submit(&mut self, op: Op) -> Result<(), Op> {
+    fn submit(&mut self, op: Op, memory: &[Segment]) -> Result<(), Op> {
         if self.pending.len() >= self.conditions.capacity {
             return Err(op);
         }
@@ -199,7 +229,9 @@ impl Store for RamStore {
         let delay = self.random.within(self.conditions.delay_min, self.conditions.delay_max);
         let unlucky = self.random.chance(self.conditions.errors_per_mille);
         let fails = self.planned_error(&op.kind).or(unlucky.then_some(self.conditions.errno));
-        self.pending.push(Pending { op, due: self.now + delay, fails });
+        let mut list = self.spare.pop().unwrap_or_default();
+        list.extend_from_slice(memory);
+        self.pending.push(Pending { op, memory: list, due: self.now + delay, fails });
         Ok(())
     }
 
@@ -209,27 +241,73 @@ impl Store for RamStore {
             return;
         }
         let mut at = 0;
-        while let Some(pending) = self.pending.get(at).copied() {
+        while let Some(pending) = self.pending.get(at) {
             if pending.due >= self.now {
                 at += 1;
                 continue;
             }
-            self.pending.remove(at);
+            let mut pending = self.pending.remove(at);
             let result = match pending.fails {
                 Some(errno) => {
                     // The contents of the range are unknown then: as often as not they are the new ones.
                     if pending.op.kind.changes() && self.random.chance(500) {
-                        let _ = self.carry_out(&pending.op);
+                        let _ = self.carry_out(&pending.op, &pending.memory);
                     }
                     Err(errno)
                 }
-                None => self.carry_out(&pending.op),
+                None => self.carry_out(&pending.op, &pending.memory),
             };
             out.push(OpDone { token: pending.op.token, result });
+            pending.memory.clear();
+            self.spare.push(pending.memory);
         }
     }
 
     fn in_flight(&self) -> usize {
         self.pending.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rblk_fabric::PageKind;
+    use rblk_target::store::OpToken;
+
+    use super::*;
+
+    #[test]
+    fn segments_in_order_and_lists_that_do_not_fit() {
+        let region = Region::allocate(64 << 10, PageKind::Normal).unwrap();
+        let mut store = RamStore::new(&region, 1);
+        store.set_volume(VolumeIndex(0), vec![0; 4096]);
+        let mut run = |kind, memory: &[(usize, u32)]| {
+            let memory: Vec<_> =
+                memory.iter().map(|&(offset, len)| Segment { offset, len }).collect();
+            let op = Op { token: OpToken(7), volume: VolumeIndex(0), kind };
+            store.submit(op, &memory).unwrap();
+            let mut done = Vec::new();
+            store.reap(&mut done);
+            assert_eq!(done.len(), 1);
+            done[0].result
+        };
+        let data: Vec<_> = (0..=255).cycle().take(1024).collect();
+        region.write(8192, &data[..300]);
+        region.write(100, &data[300..]);
+        let write = OpKind::Write { offset: 1024, len: 1024, fua: false };
+        assert_eq!(run(write, &[(8192, 300), (100, 724)]), Ok(1024));
+        let read = OpKind::Read { offset: 1024, len: 1024 };
+        assert_eq!(run(read, &[(20000, 1000), (16384, 24)]), Ok(1024));
+        let mut got = vec![0; 1024];
+        region.read(20000, &mut got[..1000]);
+        region.read(16384, &mut got[1000..]);
+        assert_eq!(got, data);
+        for memory in [&[][..], &[(0, 1023)], &[(0, 1024), (0, 1)], &[(0, 1023), (65536, 1)]] {
+            assert_eq!(run(read, memory), Err(Errno::EINVAL), "{memory:?}");
+            assert_eq!(run(write, memory), Err(Errno::EINVAL), "{memory:?}");
+        }
+        assert_eq!(run(OpKind::Flush, &[(0, 1)]), Err(Errno::EINVAL));
+        let single: Vec<_> = (0..=MAX_SEGMENTS).map(|i| (i * 2, 1)).collect();
+        assert_eq!(run(read, &single[..MAX_SEGMENTS]), Ok(1024));
+        assert_eq!(run(OpKind::Read { offset: 0, len: 1025 }, &single), Err(Errno::EINVAL));
     }
 }

@@ -42,6 +42,6 @@ pub use exit::Exit;
 pub use initiator::InitiatorConfig;
 pub use mount::MountConfig;
 pub use rule::{Key, Rule, Schema};
-pub use target::TargetConfig;
+pub use target::{HugePages, TargetConfig};
 pub use units::{ByteSize, ByteSizeError, Duration, DurationError};
-pub use volume::{Backing, DirectIo, StoreKind, VolumeConfig};
+pub use volume::{Backing, CacheMode, DirectIo, StoreKind, VolumeConfig};

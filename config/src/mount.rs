@@ -16,6 +16,9 @@ const BUFFERS_MAX: u64 = 8 << 30;
 /// Queues assumed in that sum when none are given.
 const QUEUES_ASSUMED: u16 = 4;
 
+/// Most memory for retained writes of one mount.
+const RETAIN_MAX: u64 = 64 << 30;
+
 /// Highest number of a ublk device: minors have 20 bits.
 const DEVICE_ID_MAX: u32 = (1 << 20) - 1;
 
@@ -30,6 +33,7 @@ pub(crate) static MOUNT_KEYS: Schema = Schema {
             Rule::PowerOfTwo { min: limits::IO_MIN_BYTES as u64, max: limits::IO_MAX_BYTES as u64 },
         ),
         Key::optional("read_only", Rule::Flag),
+        Key::optional("retain", Rule::Size { min: 0, max: RETAIN_MAX, step: 4096 }),
         Key::optional("device_id", Rule::Count { min: 0, max: DEVICE_ID_MAX }),
         Key::optional(
             "reconnect_delay",
@@ -72,6 +76,8 @@ pub struct MountConfig {
     pub max_io: ByteSize,
     /// Whether the device refuses writes.
     pub read_only: bool,
+    /// Memory for copies of acknowledged writes that no FLUSH covered yet, shared out over the queues; 0 keeps none.
+    pub retain: ByteSize,
     /// N of `/dev/ublkbN`; the first free one if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_id: Option<u32>,
@@ -102,6 +108,7 @@ impl Default for MountConfig {
             queue_depth: limits::QUEUE_DEPTH_DEFAULT,
             max_io: ByteSize(256 << 10),
             read_only: false,
+            retain: ByteSize(0),
             device_id: None,
             reconnect_delay: Duration::from_secs(1),
             fail_after: None,

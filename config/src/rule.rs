@@ -112,6 +112,10 @@ pub(crate) const ADDRESS: Rule = Rule::Text {
 pub(crate) const PATH: Rule =
     Rule::Text { form: "an absolute path such as \"/srv/rblk/a.img\"", check: check_path };
 
+/// An absolute path of a directory.
+pub(crate) const DIRECTORY: Rule =
+    Rule::Text { form: "an absolute path such as \"/var/lib/rblk\"", check: check_path };
+
 /// An absolute path that fits a socket address.
 pub(crate) const SOCKET: Rule = Rule::Text {
     form: "an absolute path of at most 107 bytes such as \"/run/rblk/target.sock\"",

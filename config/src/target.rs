@@ -8,12 +8,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::document::{Document, Sites, lay_with_drop_ins};
 use crate::error::{ConfigError, Fault};
-use crate::rule::{ADDRESS, Key, NAME, Rule, SOCKET, Schema};
+use crate::rule::{ADDRESS, DIRECTORY, Key, NAME, Rule, SOCKET, Schema};
 use crate::units::{ByteSize, Duration};
 use crate::volume::{VOLUME_KEYS, VolumeConfig};
 
 /// The arena holds at least this many I/Os of the largest size: one read, one written, one in transfer each way.
 const ARENA_IOS_MIN: u64 = 4;
+
+/// Most bytes of the arena.
+const ARENA_MAX: u64 = 1 << 40;
 
 /// Highest CPU number: that of the largest kernel configuration.
 const CPU_MAX: u32 = 8191;
@@ -23,12 +26,22 @@ static TARGET_KEYS: Schema = Schema {
         Key::required("listen", Rule::List { item: &ADDRESS, max: 64 }),
         Key::optional("name", NAME),
         Key::optional("control_socket", SOCKET),
+        Key::optional("state_dir", DIRECTORY),
         Key::optional("poll_groups", Rule::Count { min: 1, max: limits::QUEUES_MAX as u32 }),
         Key::optional(
             "cpus",
             Rule::List { item: &Rule::Count { min: 0, max: CPU_MAX }, max: 1024 },
         ),
-        Key::optional("arena", Rule::Size { min: 1 << 20, max: 1 << 40, step: 4096 }),
+        Key::optional("arena", Rule::Size { min: 1 << 20, max: ARENA_MAX, step: 4096 }),
+        Key::optional("hugepages", Rule::Word(HugePages::WORDS)),
+        Key::optional(
+            "dirty_max",
+            Rule::Size { min: limits::IO_MIN_BYTES as u64, max: ARENA_MAX / 2, step: 4096 },
+        ),
+        Key::optional(
+            "write_back_delay",
+            Rule::Span { min: Duration::from_millis(10), max: Duration::from_secs(3600) },
+        ),
         Key::optional(
             "max_io",
             Rule::PowerOfTwo { min: limits::IO_MIN_BYTES as u64, max: limits::IO_MAX_BYTES as u64 },
@@ -65,14 +78,23 @@ pub struct TargetConfig {
     pub name: Option<String>,
     /// Where `rblk-target status` and the like reach the running target.
     pub control_socket: PathBuf,
+    /// Where the target remembers whether it stopped cleanly.
+    pub state_dir: PathBuf,
     /// Data threads; the number of CPUs, at most 4, if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub poll_groups: Option<u16>,
     /// CPUs the data threads are pinned to, one each; any if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<Vec<u16>>,
-    /// Memory for data, registered with the RDMA device and locked.
+    /// Memory for data in flight and the block cache, registered with the RDMA device and locked.
     pub arena: ByteSize,
+    /// Whether the arena is of reserved huge pages.
+    pub hugepages: HugePages,
+    /// Most acknowledged bytes of write-back volumes that are in memory only; see [`Self::dirty_limit`] if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_max: Option<ByteSize>,
+    /// The longest a dirty block of a write-back volume waits to be written to its store.
+    pub write_back_delay: Duration,
     /// Most data of one read or write.
     pub max_io: ByteSize,
     /// Most commands outstanding on one queue.
@@ -90,6 +112,23 @@ pub struct TargetConfig {
     pub volumes: Vec<VolumeConfig>,
 }
 
+/// Use of reserved huge pages for the arena.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HugePages {
+    /// Where enough of them are free.
+    #[default]
+    Auto,
+    /// Ordinary pages.
+    Never,
+    /// The target does not start without.
+    Required,
+}
+
+impl HugePages {
+    const WORDS: &'static [&'static str] = &["auto", "never", "required"];
+}
+
 impl Default for TargetConfig {
     /// The defaults of the keys; `listen` is empty and must be filled.
     fn default() -> Self {
@@ -97,9 +136,13 @@ impl Default for TargetConfig {
             listen: Vec::new(),
             name: None,
             control_socket: PathBuf::from("/run/rblk/target.sock"),
+            state_dir: PathBuf::from("/var/lib/rblk"),
             poll_groups: None,
             cpus: None,
             arena: ByteSize(256 << 20),
+            hugepages: HugePages::default(),
+            dirty_max: None,
+            write_back_delay: Duration::from_secs(1),
             max_io: ByteSize(1 << 20),
             queue_depth_max: limits::QUEUE_DEPTH_DEFAULT,
             inline: ByteSize(limits::IN_CAPSULE_DEFAULT_BYTES as u64),
@@ -154,6 +197,12 @@ impl TargetConfig {
         toml::to_string(self).map_err(|error| ConfigError::Dump(error.to_string()))
     }
 
+    /// `dirty_max`, or its default of a quarter of the arena, in whole 4 KiB. At least `max_io` in a valid configuration.
+    #[must_use]
+    pub fn dirty_limit(&self) -> ByteSize {
+        self.dirty_max.unwrap_or(ByteSize(self.arena.0 / ARENA_IOS_MIN / 4096 * 4096))
+    }
+
     /// The keys of the file.
     #[must_use]
     pub fn keys() -> &'static Schema {
@@ -183,6 +232,7 @@ impl TargetConfig {
             let fix = format!("raise arena to \"{arena_min}\" or lower max_io to \"{lower}\"");
             faults.push(Fault::new("arena", problem, fix).value(self.arena.to_string()));
         }
+        self.relate_dirty(faults);
         if self.inline > self.max_io {
             let problem = format!("more than max_io = \"{}\"", self.max_io);
             let fix = format!("lower inline to \"{0}\" or raise max_io", self.max_io);
@@ -196,6 +246,30 @@ impl TargetConfig {
             faults.push(Fault::new("poll_groups", problem, fix).value(i64::from(groups)));
         }
         self.relate_volumes(faults);
+    }
+
+    /// At least one largest write may be dirty, and half of the arena stays for everything else.
+    fn relate_dirty(&self, faults: &mut Vec<Fault>) {
+        let Some(dirty) = self.dirty_max else { return };
+        let half = ByteSize(self.arena.0 / 2 / 4096 * 4096);
+        let fault = if dirty < self.max_io {
+            let problem = format!("less than max_io = \"{}\"", self.max_io);
+            let fix = format!("raise dirty_max to \"{}\" or lower max_io", self.max_io);
+            Fault::new("dirty_max", problem, fix)
+        } else if dirty > half {
+            let problem = format!("more than half of arena = \"{}\"", self.arena);
+            let above = ByteSize(dirty.0.saturating_mul(2));
+            let fix = match above.0 {
+                0..=ARENA_MAX => {
+                    format!("lower dirty_max to \"{half}\" or raise arena to \"{above}\"")
+                }
+                _ => format!("lower dirty_max to \"{half}\""),
+            };
+            Fault::new("dirty_max", problem, fix)
+        } else {
+            return;
+        };
+        faults.push(fault.value(dirty.to_string()));
     }
 
     fn relate_volumes(&self, faults: &mut Vec<Fault>) {

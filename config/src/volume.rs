@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use rblk_protocol::limits::VOLUME_MAX_BYTES;
+use rblk_protocol::limits::{IO_MAX_BYTES, VOLUME_MAX_BYTES};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ConfigError, Fault};
@@ -21,6 +21,12 @@ const BLOCK_SIZES: &[u32] = &[512, 4096];
 const SIZE_MAX: u64 = 7 << 60;
 const _: () = assert!(SIZE_MAX <= VOLUME_MAX_BYTES);
 
+/// Bytes read ahead when nothing is said.
+const READ_AHEAD_DEFAULT: ByteSize = ByteSize(512 << 10);
+
+/// Most bytes read ahead: beyond the largest I/O there is nothing more to hide.
+const READ_AHEAD_MAX: u64 = IO_MAX_BYTES as u64;
+
 pub(crate) static VOLUME_KEYS: Schema = Schema {
     keys: &[
         Key::required("name", NAME),
@@ -30,6 +36,8 @@ pub(crate) static VOLUME_KEYS: Schema = Schema {
         Key::optional("block_size", Rule::Choice(BLOCK_SIZES)),
         Key::optional("read_only", Rule::Flag),
         Key::optional("direct", Rule::Word(DirectIo::WORDS)),
+        Key::optional("cache", Rule::Word(CacheMode::WORDS)),
+        Key::optional("read_ahead", Rule::Size { min: 0, max: READ_AHEAD_MAX, step: 4096 }),
     ],
 };
 
@@ -56,6 +64,12 @@ pub struct VolumeConfig {
     /// Whether the page cache is bypassed; matters for `file` only.
     #[serde(default)]
     pub direct: DirectIo,
+    /// What the target's block cache does for the volume; for `file` only. `write-through` there if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<CacheMode>,
+    /// How far ahead of a sequential reader the target reads, 0 for not at all; matters where there is a cache only.
+    #[serde(default = "read_ahead_default")]
+    pub read_ahead: ByteSize,
 }
 
 /// What keeps the bytes of a volume.
@@ -83,6 +97,20 @@ pub enum DirectIo {
     Off,
 }
 
+/// What the target's block cache does for a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheMode {
+    /// Every read and every write goes to the store.
+    None,
+    /// Reads are answered from memory where it has the blocks; writes are acknowledged by the store.
+    #[default]
+    WriteThrough,
+    /// Writes are acknowledged from memory too, and written to the store later. A flush, and a write with FUA, waits
+    /// for the store: what else was acknowledged is gone when the target dies.
+    WriteBack,
+}
+
 /// What a volume's store needs, without the keys that are not for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Backing<'c> {
@@ -94,6 +122,10 @@ pub enum Backing<'c> {
         size: Option<ByteSize>,
         /// Use of `O_DIRECT`.
         direct: DirectIo,
+        /// Use of the block cache.
+        cache: CacheMode,
+        /// Bytes to read ahead of a sequential reader, a multiple of 4096; 0 is off.
+        read_ahead: ByteSize,
     },
     /// The target's memory.
     Memory {
@@ -135,6 +167,8 @@ impl VolumeConfig {
             block_size: BLOCK_SIZE_DEFAULT,
             read_only: false,
             direct: DirectIo::default(),
+            cache: None,
+            read_ahead: READ_AHEAD_DEFAULT,
         }
     }
 
@@ -162,9 +196,13 @@ impl VolumeConfig {
             })
         };
         match (store, &self.path) {
-            (StoreKind::File, Some(path)) => {
-                Ok(Backing::File { path, size: self.size, direct: self.direct })
-            }
+            (StoreKind::File, Some(path)) => Ok(Backing::File {
+                path,
+                size: self.size,
+                direct: self.direct,
+                cache: self.cache.unwrap_or_default(),
+                read_ahead: self.read_ahead,
+            }),
             (StoreKind::File, None) => Err(Box::new(Fault::new(
                 "path",
                 "missing, and store = \"file\" needs it",
@@ -183,10 +221,33 @@ impl VolumeConfig {
     /// Appends what is wrong between the keys; each alone is fine. `path` is that of the table.
     pub(crate) fn relate(&self, path: &str, faults: &mut Vec<Fault>) {
         let lacking = self.choose().err().map(|fault| *fault);
-        faults.extend(lacking.into_iter().chain(self.misfit()).map(|mut fault| {
+        let own = lacking.into_iter().chain(self.misfit()).chain(self.miscached());
+        faults.extend(own.map(|mut fault| {
             fault.key = join(path, &fault.key);
+            fault.other = fault.other.map(|other| join(path, &other));
             fault
         }));
+    }
+
+    /// The fault of a cache that the volume cannot have.
+    fn miscached(&self) -> Option<Fault> {
+        let cache = self.cache?;
+        let fault = match (self.store, cache) {
+            (
+                StoreKind::Memory | StoreKind::Null,
+                CacheMode::WriteThrough | CacheMode::WriteBack,
+            ) => {
+                let problem =
+                    format!("store = \"{}\" has nothing to gain from a cache", self.store);
+                Fault::new("cache", problem, "remove cache or write cache = \"none\"")
+            }
+            (StoreKind::File, CacheMode::WriteBack) if self.read_only => {
+                let fix = "write cache = \"write-through\" or read_only = false";
+                Fault::new("cache", "the volume is read-only", fix).other("read_only")
+            }
+            _ => return None,
+        };
+        Some(fault.value(cache.as_str()))
     }
 
     /// The fault of a size that is not whole blocks.
@@ -235,6 +296,20 @@ impl DirectIo {
     }
 }
 
+impl CacheMode {
+    const WORDS: &'static [&'static str] = &["none", "write-through", "write-back"];
+
+    /// As it is written.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::WriteThrough => "write-through",
+            Self::WriteBack => "write-back",
+        }
+    }
+}
+
 impl fmt::Display for StoreKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
@@ -242,6 +317,12 @@ impl fmt::Display for StoreKind {
 }
 
 impl fmt::Display for DirectIo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl fmt::Display for CacheMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
@@ -267,6 +348,21 @@ impl FromStr for DirectIo {
             .find(|kind| kind.as_str() == text)
             .ok_or_else(|| Rule::Word(Self::WORDS).fix())
     }
+}
+
+impl FromStr for CacheMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        [Self::None, Self::WriteThrough, Self::WriteBack]
+            .into_iter()
+            .find(|mode| mode.as_str() == text)
+            .ok_or_else(|| Rule::Word(Self::WORDS).fix())
+    }
+}
+
+fn read_ahead_default() -> ByteSize {
+    READ_AHEAD_DEFAULT
 }
 
 fn block_size_default() -> u32 {

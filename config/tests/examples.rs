@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rblk_config::{InitiatorConfig, MountConfig, Schema, TargetConfig, VolumeConfig};
+use rblk_config::{Backing, InitiatorConfig, MountConfig, Schema, TargetConfig, VolumeConfig};
 
 fn example(name: &str) -> (PathBuf, String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name);
@@ -58,6 +58,10 @@ fn target() {
     assert_names_every_key(&text, VolumeConfig::keys());
     let full = TargetConfig::parse(&with_optional_keys(&text), &path).unwrap();
     assert!(full.name.is_some() && full.cpus.is_some() && full.volumes[0].size.is_some());
+    // What the comments say absence means.
+    assert_eq!(full.dirty_max, Some(config.dirty_limit()));
+    let Backing::File { cache, .. } = config.volumes[0].backing().unwrap() else { unreachable!() };
+    assert_eq!(full.volumes[0].cache, Some(cache));
     assert_eq!(TargetConfig::parse(&full.dump().unwrap(), "dump").unwrap(), full);
 }
 

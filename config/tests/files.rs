@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use rblk_config::{
-    Backing, ByteSize, DirectIo, Duration, InitiatorConfig, MountConfig, StoreKind, TargetConfig,
-    VolumeConfig,
+    Backing, ByteSize, CacheMode, DirectIo, Duration, HugePages, InitiatorConfig, MountConfig,
+    StoreKind, TargetConfig, VolumeConfig,
 };
 use tempfile::TempDir;
 
@@ -122,10 +122,16 @@ fn mounts_refused() {
 fn backings() {
     let mut volume = VolumeConfig::file("a", "/a");
     volume.direct = DirectIo::Required;
-    assert_eq!(
-        volume.backing().unwrap(),
-        Backing::File { path: "/a".as_ref(), size: None, direct: DirectIo::Required }
-    );
+    let file = |cache, read_ahead| Backing::File {
+        path: "/a".as_ref(),
+        size: None,
+        direct: DirectIo::Required,
+        cache,
+        read_ahead,
+    };
+    assert_eq!(volume.backing().unwrap(), file(CacheMode::WriteThrough, ByteSize(512 << 10)));
+    (volume.cache, volume.read_ahead) = (Some(CacheMode::WriteBack), ByteSize(0));
+    assert_eq!(volume.backing().unwrap(), file(CacheMode::WriteBack, ByteSize(0)));
     let size = ByteSize(1 << 20);
     assert_eq!(VolumeConfig::memory("a", size).backing().unwrap(), Backing::Memory { size });
     assert_eq!(VolumeConfig::null("a", size).backing().unwrap(), Backing::Null { size });
@@ -166,9 +172,21 @@ fn volume() -> impl Strategy<Value = VolumeConfig> {
     ];
     let direct =
         prop_oneof![Just(DirectIo::Required), Just(DirectIo::Preferred), Just(DirectIo::Off)];
-    (kinds, direct, any::<bool>(), any::<bool>()).prop_map(|(volume, direct, read_only, small)| {
-        VolumeConfig { direct, read_only, block_size: if small { 512 } else { 4096 }, ..volume }
-    })
+    let cache = prop::option::of(prop_oneof![
+        Just(CacheMode::None),
+        Just(CacheMode::WriteThrough),
+        Just(CacheMode::WriteBack)
+    ]);
+    (kinds, direct, cache, 0u64..=1024, any::<bool>(), any::<bool>()).prop_map(
+        |(volume, direct, cache, read_ahead, read_only, small)| VolumeConfig {
+            direct,
+            read_only: read_only && cache != Some(CacheMode::WriteBack),
+            block_size: if small { 512 } else { 4096 },
+            cache: cache.filter(|c| volume.store == StoreKind::File || *c == CacheMode::None),
+            read_ahead: ByteSize(read_ahead * 4096),
+            ..volume
+        },
+    )
 }
 
 prop_compose! {
@@ -178,6 +196,9 @@ prop_compose! {
         poll_groups in prop::option::of(1u16..=4),
         max_io in power(14..=22),
         arena in 4096u64..1 << 28,
+        hugepages in prop_oneof![Just(HugePages::Auto), Just(HugePages::Never), Just(HugePages::Required)],
+        dirty in prop::option::of(0u64..=1000),
+        write_back_delay in micros(10_000..=3_600_000_000),
         queue_depth_max in 1u16..=1024,
         inline in 0u64..=32,
         drain_timeout in micros(0..=3_600_000_000),
@@ -190,13 +211,19 @@ prop_compose! {
             volume.name = format!("v{index}");
             volume.path = volume.path.take().map(|path| path.join(index.to_string()));
         }
+        let least = max_io.0 / 4096;
+        let dirty_max = dirty.map(|permille| least + (arena / 2 - least) * permille / 1000);
         TargetConfig {
             listen: vec!["rdma://[::]:1".to_owned(), "tcp://x".to_owned()],
             name,
             control_socket: PathBuf::from("/s"),
+            state_dir: PathBuf::from("/d"),
             poll_groups,
             cpus: cpus.map(|cpus| cpus.into_iter().collect()),
             arena: ByteSize(arena * 4096),
+            hugepages,
+            dirty_max: dirty_max.map(|pages| ByteSize(pages * 4096)),
+            write_back_delay,
             max_io,
             queue_depth_max,
             inline: ByteSize(inline * 512),
@@ -214,6 +241,7 @@ prop_compose! {
         queue_depth in 1u16..=512,
         max_io in power(12..=22),
         read_only: bool,
+        retain in 0u64..=16 << 20,
         device_id in prop::option::of(0u32..1 << 20),
         reconnect_delay in micros(10_000..=300_000_000),
         fail_after in prop::option::of(micros(0..=2_592_000_000_000)),
@@ -225,6 +253,7 @@ prop_compose! {
         MountConfig {
             target: vec!["rdma://[::1]:1".to_owned()],
             volume: "v".to_owned(),
+            retain: ByteSize(retain * 4096),
             queues, queue_depth, max_io, read_only, device_id, reconnect_delay, fail_after, detect,
             connect_timeout, spin, host_name,
         }
@@ -235,6 +264,8 @@ proptest! {
     #[test]
     fn target_dumps_to_what_loads_the_same(config in target()) {
         prop_assert!(config.validate().is_ok(), "{}", config.validate().unwrap_err());
+        let dirty = config.dirty_limit().0;
+        prop_assert!((config.max_io.0..=config.arena.0 / 2).contains(&dirty) && dirty % 4096 == 0);
         let text = config.dump().unwrap();
         prop_assert_eq!(TargetConfig::parse(&text, "dump").unwrap(), config);
     }

@@ -113,6 +113,36 @@ fn target_values() {
                 "t.toml:2:8: cpus = []: empty; write a list of one or more, each a whole number from 0 to 8191",
             ),
             (
+                "state_dir = 'rblk'",
+                "t.toml:2:13: state_dir = \"rblk\": not absolute; \
+                 write an absolute path such as \"/var/lib/rblk\"",
+            ),
+            (
+                "hugepages = 'always'",
+                "t.toml:2:13: hugepages = \"always\": not one of the choices; \
+                 write \"auto\", \"never\" or \"required\"",
+            ),
+            (
+                "write_back_delay = '1ms'",
+                "t.toml:2:20: write_back_delay = \"1ms\": less than 10ms; \
+                 write a duration from \"10ms\" to \"1h\"",
+            ),
+            (
+                "arena = '1GiB'\ndirty_max = 10000",
+                "t.toml:3:13: dirty_max = 10000: not a multiple of 4KiB; \
+                 write a multiple of 4KiB from \"4KiB\" to \"512GiB\"",
+            ),
+            (
+                "arena = '1GiB'\ndirty_max = '768MiB'",
+                "t.toml:3:13: dirty_max = \"768MiB\": more than half of arena = \"1GiB\"; \
+                 lower dirty_max to \"512MiB\" or raise arena to \"1536MiB\"",
+            ),
+            (
+                "max_io = '2MiB'\ndirty_max = '1MiB'",
+                "t.toml:3:13: dirty_max = \"1MiB\": less than max_io = \"2MiB\"; \
+                 raise dirty_max to \"2MiB\" or lower max_io",
+            ),
+            (
                 "poll_groups = 4\ncpus = [0, 1]",
                 "t.toml:2:15: poll_groups = 4: one CPU each, and cpus lists 2; \
                  lower poll_groups to 2 or list 4 in cpus",
@@ -123,8 +153,8 @@ fn target_values() {
 
 #[test]
 fn target_keys() {
-    let known = "the known keys are listen, name, control_socket, poll_groups, cpus, arena, max_io, \
-                 queue_depth_max, inline, drain_timeout, sessions_max, spin, volume";
+    let known = "the known keys are listen, name, control_socket, state_dir, poll_groups, cpus, arena, hugepages, \
+                 dirty_max, write_back_delay, max_io, queue_depth_max, inline, drain_timeout, sessions_max, spin, volume";
     assert_eq!(
         target("max-io = 1"),
         format!("t.toml:2:1: max-io: unknown key; did you mean max_io? {known}")
@@ -230,7 +260,27 @@ fn volumes() {
             (
                 "[[volume]]\nname = 'a'\nstore = 'file'\npath = '/a'\nblocksize = 512",
                 "t.toml:6:1: volume[0].blocksize: unknown key; did you mean block_size? \
-                 the known keys are name, store, path, size, block_size, read_only, direct",
+                 the known keys are name, store, path, size, block_size, read_only, direct, cache, read_ahead",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'file'\npath = '/a'\ncache = 'writeback'",
+                "t.toml:6:9: volume[0].cache = \"writeback\": not one of the choices; \
+                 write \"none\", \"write-through\" or \"write-back\"; did you mean \"write-back\"?",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'memory'\nsize = '1GiB'\ncache = 'write-through'",
+                "t.toml:6:9: volume[0].cache = \"write-through\": store = \"memory\" has nothing to gain from a \
+                 cache; remove cache or write cache = \"none\"",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'file'\npath = '/a'\nread_only = true\ncache = 'write-back'",
+                "t.toml:7:9: volume[0].cache = \"write-back\": the volume is read-only (at t.toml:6:13); \
+                 write cache = \"write-through\" or read_only = false",
+            ),
+            (
+                "[[volume]]\nname = 'a'\nstore = 'file'\npath = '/a'\nread_ahead = '8MiB'",
+                "t.toml:6:14: volume[0].read_ahead = \"8MiB\": more than 4MiB; \
+                 write a multiple of 4KiB from \"0B\" to \"4MiB\"",
             ),
             (
                 "[[volume]]\nname = 'a'\nstore = 'file'\npath = '/a'\n\
@@ -269,6 +319,11 @@ fn mounts() {
             (
                 "device_id = -1",
                 "m.toml:3:13: device_id = -1: less than 0; write a whole number from 0 to 1048575",
+            ),
+            (
+                "retain = '1KiB'",
+                "m.toml:3:10: retain = \"1KiB\": not a multiple of 4KiB; \
+                 write a multiple of 4KiB from \"0B\" to \"64GiB\"",
             ),
             (
                 "read_only = 1",

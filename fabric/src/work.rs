@@ -98,6 +98,15 @@ impl SgeList {
         list
     }
 
+    /// Adds an entry. False when [`MAX_SGE`] are there already.
+    #[must_use]
+    pub fn push(&mut self, sge: Sge) -> bool {
+        let Some(place) = self.entries.get_mut(usize::from(self.count)) else { return false };
+        *place = sge;
+        self.count += 1;
+        true
+    }
+
     /// The entries in order.
     #[must_use]
     pub fn as_slice(&self) -> &[Sge] {

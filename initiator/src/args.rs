@@ -110,6 +110,9 @@ pub struct MountArgs {
     /// Read-only.
     #[arg(long, visible_alias = "read-only")]
     pub ro: bool,
+    /// Memory for copies of writes that no FLUSH covered yet, so that they survive the target; 0 by default.
+    #[arg(long, value_name = "SIZE")]
+    pub retain: Option<ByteSize>,
     /// The N of /dev/ublkbN; the lowest free one by default.
     #[arg(long, value_name = "N")]
     pub device_id: Option<u32>,
@@ -171,6 +174,7 @@ impl MountArgs {
         config.queue_depth = self.queue_depth.unwrap_or(config.queue_depth);
         config.max_io = self.max_io.unwrap_or(config.max_io);
         config.read_only |= self.ro;
+        config.retain = self.retain.unwrap_or(config.retain);
         config.device_id = self.device_id.or(config.device_id);
         config.reconnect_delay = self.reconnect_delay.unwrap_or(config.reconnect_delay);
         config.fail_after = self.fail_after.or(config.fail_after);

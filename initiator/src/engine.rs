@@ -6,6 +6,9 @@
 //! requests only after its self-test: the verbs that both ends agreed on are tried on it first, and a path
 //! that fails there is given back with [`PathEnd::SelfTest`] so that control can ask for less.
 //!
+//! With a [`Ledger`] the engine keeps account of which acknowledged writes are durable: it decides how each write is
+//! sent, may put a FLUSH ahead of one, and has FLUSHes failed that must tell of a loss.
+//!
 //! Per request: one SEND, no completion of its own (the answer proves it), and one receive completion. No
 //! allocation, lock or system call of its own.
 
@@ -23,6 +26,7 @@ use rblk_protocol::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::durability::{Answered, Ledger, Plan};
 use crate::inflight::Inflight;
 use crate::io::{Io, IoOp};
 use crate::path::{DeadPath, Path, PathLayout};
@@ -125,6 +129,8 @@ counters! {
     errors,
     /// Requests sent again on another path.
     replayed,
+    /// FLUSHes sent ahead of a write, to make room for retained writes.
+    flushes_ahead,
     /// Paths that ended.
     paths_lost,
     /// SENDs posted.
@@ -162,6 +168,7 @@ pub struct Engine {
     failed: Option<i32>,
     // Some request may wait to be sent.
     backlog: bool,
+    ledger: Option<Ledger>,
     stats: Arc<QueueStats>,
 }
 
@@ -193,8 +200,23 @@ impl Engine {
             ended: Vec::new(),
             failed: None,
             backlog: false,
+            ledger: None,
             stats,
         }
+    }
+
+    /// With an account of what is durable, made for the same depth.
+    #[must_use]
+    pub fn with_ledger(mut self, ledger: Ledger) -> Self {
+        self.ledger = Some(ledger);
+        self
+    }
+
+    /// Ends the present path, so that no more writes are acknowledged, and copies what the queue retains:
+    /// acknowledged writes that no FLUSH covered. `None` when it retains nothing.
+    pub fn take_stock(&mut self) -> Option<Vec<crate::retain::Retained>> {
+        self.disconnect();
+        self.ledger.as_ref().and_then(Ledger::unflushed)
     }
 
     /// Whether requests are being sent.
@@ -238,7 +260,12 @@ impl Engine {
     /// The tag is in use or out of bounds: a bug of the caller.
     pub fn submit(&mut self, tag: Tag, io: Io) -> Result<(), crate::inflight::WrongState> {
         self.inflight.queue(tag, io)?;
-        if self.is_connected() && self.failed.is_none() {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.submitted(tag);
+        }
+        // A FLUSH may have to fail, which only a turn can tell.
+        let sendable = self.ledger.is_none() || io.op != IoOp::Flush;
+        if sendable && self.is_connected() && self.failed.is_none() {
             self.send(tag);
         } else {
             self.backlog = true;
@@ -307,6 +334,9 @@ impl Engine {
         live.poller.fail(live.qp);
         let connection = live.poller.detach(live.qp);
         let lost = self.inflight.path_lost();
+        if let Some(ledger) = &mut self.ledger {
+            ledger.path_lost();
+        }
         self.stats.replayed.add(lost as u64);
         self.stats.paths_lost.add(1);
         self.backlog = true;
@@ -360,6 +390,9 @@ impl Engine {
         if let Some(errno) = self.failed {
             for tag in self.inflight.tags() {
                 if self.inflight.cancel(tag).is_some() {
+                    if let Some(ledger) = &mut self.ledger {
+                        ledger.cancelled(tag);
+                    }
                     self.stats.errors.add(1);
                     done(tag, -errno);
                     busy = true;
@@ -369,22 +402,47 @@ impl Engine {
         } else if self.is_connected() {
             self.backlog = false;
             for tag in self.inflight.tags() {
-                if self.inflight.waiting(tag).is_some() {
-                    self.send(tag);
+                let Some(io) = self.inflight.waiting(tag) else { continue };
+                if self.ledger.as_mut().is_some_and(|ledger| ledger.must_fail(tag, &io)) {
+                    let _ = self.inflight.cancel(tag);
+                    self.stats.flushes.add(1);
+                    self.stats.errors.add(1);
+                    done(tag, -EIO);
                     busy = true;
+                } else {
+                    busy |= self.send(tag);
                 }
             }
         }
         busy
     }
 
-    fn send(&mut self, tag: Tag) {
-        let Some(live) = self.path.as_mut() else { return };
-        let Some(io) = self.inflight.waiting(tag) else { return };
+    /// Sends a request that waits, if it may be sent now. Returns whether it was.
+    fn send(&mut self, tag: Tag) -> bool {
+        let Some(live) = self.path.as_mut() else { return false };
+        let Some(mut io) = self.inflight.waiting(tag) else { return false };
         if live.credits.available() == 0 {
             // Slots come back with a signaled SEND that is on its way.
             self.backlog = true;
-            return;
+            return false;
+        }
+        match self.ledger.as_mut().map(|ledger| ledger.plan(tag, &io)) {
+            None => {}
+            Some(Plan::Send { fua }) => io.fua = fua,
+            Some(Plan::FlushAhead) => {
+                self.stats.flushes_ahead.add(1);
+                live.sequence = live.sequence.next();
+                let mut flush = CommandCapsule::new(Opcode::Flush, tag, live.epoch, live.sequence);
+                flush.volume = live.volume;
+                let sequence = live.sequence;
+                live.queue_command(&flush, None);
+                let _ = self.inflight.send(tag, sequence);
+                return true;
+            }
+            Some(Plan::Wait) => {
+                self.backlog = true;
+                return false;
+            }
         }
         live.sequence = live.sequence.next();
         let mut command = CommandCapsule::new(io.opcode(), tag, live.epoch, live.sequence);
@@ -414,6 +472,7 @@ impl Engine {
         live.queue_command(&command, data);
         // The tag was waiting a moment ago.
         let _ = self.inflight.send(tag, sequence);
+        true
     }
 
     fn on_completion(
@@ -476,6 +535,24 @@ impl Engine {
             .inflight
             .answer(answer.tag, |sequence| answer.check == (sequence.0 & 0xffff) as u16)
             .map_err(|_| PathEnd::Protocol("an answer to a command that was not sent"))?;
+        if let Some(ledger) = &mut self.ledger {
+            let offset = answer.tag.index() * self.buffer_stride;
+            let buffers = live.memory.sources.region();
+            let copied = &self.stats.copied_bytes;
+            let answered =
+                ledger.answered(answer.tag, &io, answer.status == Status::Ok, |from, piece| {
+                    copied.add(piece.len() as u64);
+                    buffers.read(offset + from, piece);
+                });
+            // Whoever waits for room may have it now.
+            self.backlog |= ledger.has_waiting();
+            if answered == Answered::Again {
+                // The tag is idle now.
+                let _ = self.inflight.queue(answer.tag, io);
+                self.backlog = true;
+                return Ok(());
+            }
+        }
         let result = self.count(&io, answer.status);
         done(answer.tag, result);
         Ok(())

@@ -4,7 +4,7 @@
 //! control (tokio)     mount::run -> session (admin connection, login, open, I/O connections)
 //!                        | mailbox          ^ channel
 //! data threads        queue -> ublk::queue (requests)   one per hardware queue
-//!                          \-> engine -> inflight, path -> fabric (QP)
+//!                          \-> engine -> inflight, durability (retain), path -> fabric (QP)
 //! ```
 //!
 //! One process per mount: a fault of one volume is a fault of one volume.
@@ -13,6 +13,7 @@
 
 pub mod admin;
 pub mod args;
+pub mod durability;
 pub mod engine;
 pub mod error;
 pub mod identity;
@@ -21,6 +22,8 @@ pub mod io;
 pub mod mount;
 pub mod path;
 pub mod queue;
+pub mod replay;
+pub mod retain;
 pub mod session;
 #[allow(unsafe_code)] // the driver's memory and io_uring commands
 pub mod ublk;

@@ -207,6 +207,12 @@ fn list(output: Output) -> anyhow::Result<Exit> {
             m.target_name
         );
     }
+    for m in mounts.iter().filter(|m| m.loss_untold) {
+        eprintln!(
+            "{}: its target lost writes that were not flushed; the next fsync there will fail to say so",
+            m.name
+        );
+    }
     for name in dead {
         eprintln!(
             "{name}: its process does not answer; `rblk-initiator umount {name}` removes what a dead one left"

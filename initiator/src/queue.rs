@@ -12,11 +12,13 @@ use std::time::{Duration, Instant};
 
 use rblk_fabric::mailbox::{Receiver, Sender, mailbox};
 use rblk_protocol::{BlockSize, QueueDepth, Tag};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
+use crate::durability::Ledger;
 use crate::engine::{Engine, PathEnd, QueueStats};
 use crate::io::{Io, IoOp};
 use crate::path::{DeadPath, Path};
+use crate::retain::Retained;
 use crate::ublk::Buffers;
 use crate::ublk::QueueConfig;
 use crate::ublk::{BlockOp, BlockRequest};
@@ -37,6 +39,9 @@ pub enum ToQueue {
     Disconnect,
     /// Fail requests with this errno from now on, or let them wait again.
     Fail(Option<i32>),
+    /// Drop the present path, so that no more writes are acknowledged, and answer with copies of those that no
+    /// FLUSH covered; `None` when the queue retains nothing.
+    TakeStock(oneshot::Sender<Option<Vec<Retained>>>),
 }
 
 /// Queue thread to control.
@@ -89,6 +94,8 @@ pub struct QueueParts {
     pub buffers: Buffers,
     /// Block size of the volume.
     pub block_size: BlockSize,
+    /// The account of what is durable, made for the queue's depth; none for a volume that promises it at once.
+    pub ledger: Option<Ledger>,
     /// How long to look for work before sleeping.
     pub spin: Duration,
     /// For control.
@@ -135,7 +142,7 @@ fn run(
     stats: Arc<QueueStats>,
     ready: &sync_mpsc::SyncSender<io::Result<()>>,
 ) -> io::Result<()> {
-    let QueueParts { config, buffers, block_size, spin, outbox } = parts;
+    let QueueParts { config, buffers, block_size, ledger, spin, outbox } = parts;
     let queue_id = config.queue_id();
     let stride = buffers.stride();
     let mut ublk = Queue::new(&config, buffers).map_err(io::Error::other)?;
@@ -147,6 +154,9 @@ fn run(
     let _ = ready.send(Ok(()));
     let depth = QueueDepth::new(ublk.depth()).ok_or(io::ErrorKind::InvalidInput)?;
     let mut engine = Engine::new(depth, stride, Arc::clone(&stats));
+    if let Some(ledger) = ledger {
+        engine = engine.with_ledger(ledger);
+    }
     let mut path_token = 0u32;
     let mut idle_since = None;
     let mut stopping = false;
@@ -166,6 +176,10 @@ fn run(
                 }
                 ToQueue::Disconnect => engine.disconnect(),
                 ToQueue::Fail(errno) => engine.set_failed(errno),
+                ToQueue::TakeStock(reply) => {
+                    // Nobody listens when the try to connect was given up.
+                    let _ = reply.send(engine.take_stock());
+                }
             }
         }
         while let Some(event) = ublk.next_event() {

@@ -23,8 +23,9 @@ use crate::path::{Path, PathLayout, PathMemory};
 
 /// READs of a target that a queue serves at once, where the device can.
 const READS_IN_MAX: u8 = 16;
-/// How long LOGIN may take: the target first finishes what an older epoch began.
-const LOGIN_TIMEOUT: Duration = Duration::from_secs(35);
+/// How long the LOGIN of a session that goes on may take: the target first finishes what an older epoch began. That
+/// of a new session is answered at once, or was lost.
+const RESUME_TIMEOUT: Duration = Duration::from_secs(35);
 
 /// Who we are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +72,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Connects and logs in. `resume` names a session and the epoch to raise it to.
+    /// Connects and logs in. `resume` names a session and the epoch to raise it to. Each step of beginning a new
+    /// session takes at most `options.timeout`.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -111,8 +113,9 @@ impl Session {
             host_name: host.name,
             keep_alive_ms: u32::try_from(options.detect.as_millis()).unwrap_or(u32::MAX),
         };
+        let timeout = if resume.is_some() { RESUME_TIMEOUT } else { options.timeout };
         let reply =
-            admin.call(Opcode::Login, VolumeHandle(0), 0, &login.to_wire(), LOGIN_TIMEOUT).await?;
+            admin.call(Opcode::Login, VolumeHandle(0), 0, &login.to_wire(), timeout).await?;
         if reply.status != Status::Ok {
             return Err(SessionError::Status {
                 what: format!("login at {address}"),

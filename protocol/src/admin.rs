@@ -4,7 +4,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::block::{BlockCount, BlockSize};
-use crate::identity::{Epoch, HostId, InstanceId, Name, SessionId, VolumeHandle};
+use crate::identity::{Epoch, HostId, InstanceId, Name, SessionId, VolumeHandle, WriteVerifier};
 use crate::limits::NAME_BYTES;
 
 /// A body that breaks a rule: which one.
@@ -105,6 +105,8 @@ pub struct OpenReply {
     pub discard_granularity_bytes: u32,
     /// Stable identity of the volume.
     pub uuid: [u8; 16],
+    /// Changes when acknowledged writes that no FLUSH covered may have been lost.
+    pub verifier: WriteVerifier,
 }
 
 /// Head of a LIST reply.
@@ -192,6 +194,7 @@ struct WireOpenReply {
     block_shift: u8,
     reserved: [u8; 11],
     uuid: [u8; 16],
+    verifier: [u8; 16],
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -340,7 +343,7 @@ impl OpenRequest {
 
 impl OpenReply {
     /// Length on the wire.
-    pub const BYTES: usize = 48;
+    pub const BYTES: usize = 64;
 
     /// The bytes.
     #[must_use]
@@ -353,11 +356,13 @@ impl OpenReply {
             block_shift: self.block_size.shift(),
             reserved: [0; 11],
             uuid: self.uuid,
+            verifier: self.verifier.0,
         };
         zerocopy::transmute!(wire)
     }
 
-    /// Parses. The capacity is checked: not empty, and its bytes fit.
+    /// Parses. The capacity is checked: not empty, and its bytes fit. So is that there is a verifier: without
+    /// one a loss could not be told from none.
     ///
     /// # Errors
     /// The rule that is broken.
@@ -365,6 +370,10 @@ impl OpenReply {
         let wire = WireOpenReply::ref_from_bytes(bytes).map_err(|_| LENGTH)?;
         zero(&wire.reserved)?;
         let (block_size, blocks) = capacity(wire.block_shift, wire.blocks.get())?;
+        let verifier = WriteVerifier(wire.verifier);
+        if verifier.is_none() {
+            return Err("no write verifier");
+        }
         Ok(Self {
             handle: VolumeHandle(wire.handle.get()),
             flags: VolumeFlags(wire.flags.get()),
@@ -372,6 +381,7 @@ impl OpenReply {
             blocks,
             discard_granularity_bytes: wire.discard_granularity.get(),
             uuid: wire.uuid,
+            verifier,
         })
     }
 }
@@ -479,6 +489,7 @@ mod tests {
             blocks: BlockCount(2048),
             discard_granularity_bytes: 4096,
             uuid: [4; 16],
+            verifier: WriteVerifier([6; 16]),
         };
         assert_eq!(OpenReply::from_wire(&opened.to_wire()), Ok(opened));
         let entry = VolumeEntry {
@@ -504,11 +515,16 @@ mod tests {
             blocks: BlockCount(0x0102_0304),
             discard_granularity_bytes: 0x1000,
             uuid: [9; 16],
+            verifier: WriteVerifier([8; 16]),
         };
         let mut golden = vec![7, 0, 0, 0, 4, 0, 0, 0, 4, 3, 2, 1, 0, 0, 0, 0, 0, 0x10, 0, 0, 9];
         golden.extend([0; 11]);
         golden.extend([9; 16]);
+        golden.extend([8; 16]);
         assert_eq!(opened.to_wire().as_slice(), golden);
+        assert_eq!(OpenReply::from_wire(&golden), Ok(opened));
+        golden[48..].fill(0);
+        assert_eq!(OpenReply::from_wire(&golden), Err("no write verifier"));
     }
 
     #[test]

@@ -42,8 +42,14 @@ id128! {
     HostId
 }
 id128! {
-    /// One run of a target: a write verifier, as in NFS COMMIT. New at every start.
+    /// One run of a target. New at every start.
     InstanceId
+}
+id128! {
+    /// What the promise of a volume's acknowledged writes rests on, as the verifier of NFS COMMIT. While it is
+    /// the same, every write that was acknowledged is there or will be made durable by the next FLUSH. When it
+    /// is another, writes that no completed FLUSH covered may be lost.
+    WriteVerifier
 }
 
 /// Counts the lives of a session's connections. A reconnect raises it; commands of older epochs are

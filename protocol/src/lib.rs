@@ -64,7 +64,9 @@ pub use hello::{
     ConnectionKind, Features, HelloAccept, HelloError, HelloReject, HelloRequest, Offer,
     RejectReason, negotiate,
 };
-pub use identity::{Epoch, HostId, InstanceId, Name, NameError, Sequence, SessionId, VolumeHandle};
+pub use identity::{
+    Epoch, HostId, InstanceId, Name, NameError, Sequence, SessionId, VolumeHandle, WriteVerifier,
+};
 pub use immediate::Immediate;
 pub use opcode::Opcode;
 pub use selftest::{SELF_TEST_BYTES, self_test_pattern};

@@ -14,7 +14,8 @@ impl Version {
 /// Every version this code speaks, newest first, with what changed.
 pub const VERSIONS: &[(Version, &str)] = &[(
     Version(1),
-    "first: 64 B commands, 16 B responses, one keyed descriptor, in-capsule data, sessions with epochs",
+    "first: 64 B commands, 16 B responses, one keyed descriptor, in-capsule data, sessions with epochs, write \
+     verifiers",
 )];
 
 const _: () = {

@@ -240,6 +240,32 @@ impl Arena {
         self.extents -= 1;
     }
 
+    /// Makes pages of [`MIN_EXTENT_BYTES`] of an extent: from now on each is given back alone, by
+    /// [`Self::release_page`], in any order. Returns the offset of the first.
+    #[expect(clippy::needless_pass_by_value, reason = "the extent ends here")]
+    pub fn into_pages(&mut self, extent: Extent) -> usize {
+        #[cfg(debug_assertions)]
+        {
+            let level = level_of(extent.len);
+            let block = (extent.offset - self.range.start) / extent.len as usize;
+            assert!(self.taken[level].get(block), "not handed out: {extent:?}");
+            self.taken[level].clear(block);
+            for page in block << level..(block + 1) << level {
+                self.taken[0].set(page);
+            }
+        }
+        self.extents += (extent.len / MIN_EXTENT_BYTES) as usize - 1;
+        extent.offset
+    }
+
+    /// Takes one page of [`Self::into_pages`] back.
+    ///
+    /// # Panics
+    /// In debug builds, when it is not one.
+    pub fn release_page(&mut self, offset: usize) {
+        self.release(Extent { offset, len: MIN_EXTENT_BYTES });
+    }
+
     fn put(&mut self, level: usize, block: usize) {
         self.levels[level].set(block);
         self.available |= 1 << level;

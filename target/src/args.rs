@@ -108,6 +108,9 @@ pub struct ServeArgs {
     /// Where `status` and `drain` reach this target.
     #[arg(long, value_name = "PATH")]
     pub control_socket: Option<PathBuf>,
+    /// Where this target remembers whether it stopped cleanly; targets of one name need one each.
+    #[arg(long, value_name = "DIRECTORY")]
+    pub state_dir: Option<PathBuf>,
     /// Data threads; one per CPU up to 4 by default.
     #[arg(long, value_name = "N")]
     pub poll_groups: Option<u16>,
@@ -200,6 +203,9 @@ impl ServeArgs {
         if let Some(path) = &self.control_socket {
             config.control_socket.clone_from(path);
         }
+        if let Some(path) = &self.state_dir {
+            config.state_dir = std::path::absolute(path)?;
+        }
         if self.poll_groups.is_some() {
             config.poll_groups = self.poll_groups;
         }
@@ -257,7 +263,7 @@ pub fn exit_of(error: &anyhow::Error) -> rblk_config::Exit {
                 _ => Exit::Store,
             };
         }
-        if cause.is::<crate::serve::NotEnoughMemlock>() {
+        if cause.is::<crate::memory::NotEnoughMemory>() {
             return Exit::HostLacks;
         }
         match cause.downcast_ref::<FabricError>() {

@@ -21,6 +21,8 @@ use rblk_fabric::{
 use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{ConnectionKind, Epoch, KeyedDescriptor, QueueDepth, Tag};
 
+use crate::cache::Segments;
+use crate::read_ahead::ReadAhead;
 use crate::request::Request;
 
 /// Receive slots beyond depth + 1: room for a marker and a margin.
@@ -48,8 +50,8 @@ pub struct ConnectionId {
 pub enum WrKind {
     /// RECV of a command, with its receive slot.
     Recv(u16),
-    /// RDMA READ of write data.
-    ReadData(Tag),
+    /// RDMA READ of write data, for a part of the command.
+    ReadData(Tag, u8),
     /// RDMA WRITE or SEND of an answer.
     Answer(Tag),
     /// READ of the peer's scratch, to learn that everything before it is done.
@@ -64,24 +66,24 @@ impl WrKind {
     /// Packs it.
     #[must_use]
     pub fn id(self) -> WrId {
-        let (kind, index) = match self {
-            Self::Recv(slot) => (0u64, slot),
-            Self::ReadData(tag) => (1, tag.0),
-            Self::Answer(tag) => (2, tag.0),
-            Self::Proof => (3, 0),
-            Self::DrainSend => (4, 0),
-            Self::DrainRecv => (5, 0),
+        let (kind, part, index) = match self {
+            Self::Recv(slot) => (0u64, 0, slot),
+            Self::ReadData(tag, part) => (1, part, tag.0),
+            Self::Answer(tag) => (2, 0, tag.0),
+            Self::Proof => (3, 0, 0),
+            Self::DrainSend => (4, 0, 0),
+            Self::DrainRecv => (5, 0, 0),
         };
-        WrId(kind << 16 | u64::from(index))
+        WrId(kind << 24 | u64::from(part) << 16 | u64::from(index))
     }
 
     /// Unpacks it. `None` for an id that was never made here.
     #[must_use]
     pub fn from_id(id: WrId) -> Option<Self> {
-        let index = (id.0 & 0xffff) as u16;
-        Some(match id.0 >> 16 {
+        let (index, part) = ((id.0 & 0xffff) as u16, (id.0 >> 16 & 0xff) as u8);
+        Some(match id.0 >> 24 {
             0 => Self::Recv(index),
-            1 => Self::ReadData(Tag(index)),
+            1 => Self::ReadData(Tag(index), part),
             2 => Self::Answer(Tag(index)),
             3 => Self::Proof,
             4 => Self::DrainSend,
@@ -194,6 +196,8 @@ pub struct ConnectionParams {
     pub write_with_imm: bool,
     /// READs we may have outstanding.
     pub reads_out: u8,
+    /// Runs of memory that one WRITE may gather.
+    pub send_sges: u32,
     /// Its memory, registered with the poller's domain.
     pub memory: MemoryRegion,
     /// Who it is, for logs.
@@ -232,15 +236,19 @@ pub struct Connection {
     pub credits: SendCredits,
     /// READs posted and not completed.
     pub reads_in_flight: u8,
-    /// Requests that wait for a READ credit or slot.
-    pub waiting_reads: VecDeque<Tag>,
+    /// Parts of requests that wait for a READ credit or slot.
+    pub waiting_reads: VecDeque<(Tag, u8)>,
     /// Requests that wait for send-queue slots.
     pub waiting_sends: VecDeque<Tag>,
-    /// Answered requests that hold an extent, with the position that frees it.
-    pub pinned: VecDeque<(u64, crate::arena::Extent)>,
+    /// Lent memory that answers were sent from, with its shard and the position that frees it.
+    pub pinned: VecDeque<(u64, u16, Segments)>,
+    /// Sequential readers.
+    pub read_ahead: ReadAhead,
     /// A completed send WR means that the peer has the bytes. Not so on iWARP, where it only means that TCP
     /// has them and may yet send them from our memory (soft-iWARP does); there only a READ proves it.
     pub sends_prove: bool,
+    /// Dead, and what it held was given back.
+    pub emptied: bool,
     /// A proof READ is on its way.
     pub proving: bool,
     /// In this turn's list of connections to post for.
@@ -278,7 +286,9 @@ impl Connection {
             waiting_reads: VecDeque::with_capacity(tags),
             waiting_sends: VecDeque::with_capacity(tags),
             pinned: VecDeque::with_capacity(send_wrs as usize),
+            read_ahead: ReadAhead::default(),
             sends_prove: true,
+            emptied: false,
             proving: false,
             dirty: false,
             sends: Vec::with_capacity(send_wrs as usize + 1),
@@ -347,6 +357,19 @@ impl Connection {
         self.credits.take(signaled)
     }
 
+    /// Queues a send WR that gathers, taking a slot. Returns its position.
+    pub fn queue_send_list(
+        &mut self,
+        kind: WrKind,
+        op: SendOp,
+        sges: SgeList,
+        must_signal: bool,
+    ) -> u64 {
+        let signaled = must_signal || self.credits.wants_signal();
+        self.sends.push(SendWr { id: kind.id(), op, sges, signaled, inline: false });
+        self.credits.take(signaled)
+    }
+
     /// Writes a response into the tag's slot and returns its SGE.
     #[must_use]
     pub fn response_sge(&self, tag: Tag, bytes: &[u8; RESPONSE_BYTES]) -> Sge {
@@ -355,11 +378,16 @@ impl Connection {
         self.own_sge(offset, RESPONSE_LEN)
     }
 
+    /// Whether the device touches nothing of it any more: the markers came back.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        matches!(self.life, Life::Dying { sends_drained: true, recvs_drained: true, .. })
+    }
+
     /// Whether nothing of it is in use any more: markers came back and nothing executes.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        let drained =
-            matches!(self.life, Life::Dying { sends_drained: true, recvs_drained: true, .. });
+        let drained = self.is_drained();
         // Control holds nothing of a connection while it works on an admin command (it may park one for ever),
         // and its answer finds the connection gone.
         let admin = self.params.kind == ConnectionKind::Admin;
@@ -375,7 +403,7 @@ mod tests {
     fn wr_kinds_round_trip() {
         for kind in [
             WrKind::Recv(700),
-            WrKind::ReadData(Tag(1024)),
+            WrKind::ReadData(Tag(1024), 7),
             WrKind::Answer(Tag(0)),
             WrKind::Proof,
             WrKind::DrainSend,

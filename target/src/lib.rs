@@ -13,13 +13,17 @@
 
 pub mod arena;
 pub mod args;
+pub mod cache;
 pub mod connection;
 pub mod control;
+pub mod memory;
 pub mod poll_group;
+pub mod read_ahead;
 pub mod request;
 pub mod serve;
 pub mod session;
 pub mod stats;
 #[allow(unsafe_code)] // io_uring takes pointers
 pub mod store;
+pub mod verifier;
 pub mod volume;

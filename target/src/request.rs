@@ -1,19 +1,22 @@
 //! [`Request`]: one command inside the target, and the states it goes through.
 //!
 //! ```text
-//! Free -> NeedExtent -> TransferIn -> Execute -> TransferOut/Respond -> Answered -> Free
+//! Free -> Working -> Respond -> Answered -> Free
+//!      -> Execute (admin)  '
 //! ```
 //!
-//! A request only moves forward; steps it does not need are skipped. Any failure before `Respond` goes to
-//! `Respond` with a status. On a dead QP each request goes to `Free` when nothing it lent out (an arena
-//! extent to the store or the device) is in use any more.
+//! A block command that needs memory or the store is cut into [`Part`]s, one per stripe of the cache, each of
+//! which goes its own way: asked of its shard, landed or sent, done. So a part never holds memory while it
+//! waits for that of another. Any failure leads to `Respond` with a status once no shard works on the command
+//! any more. On a dead QP a request goes to `Free` when nothing it lent out is in use any more.
 //!
-//! `Answered` means: the response is posted. The tag may be used by the peer again at once; the extent it was
+//! `Answered` means: the response is posted. The tag may be used by the peer again at once; the memory it was
 //! sent from is then not the request's any more but the connection's, until it is known to have left.
 
 use rblk_protocol::{CommandCapsule, Status};
 
 use crate::arena::Extent;
+use crate::cache::{JobId, Segments};
 use crate::store::VolumeIndex;
 
 /// Where a request is.
@@ -21,14 +24,9 @@ use crate::store::VolumeIndex;
 pub enum State {
     /// No command.
     Free,
-    /// Waits for arena memory, first come first served.
-    NeedExtent,
-    /// Waits for a READ credit, or the READ is on its way.
-    TransferIn {
-        /// The READ was posted.
-        posted: bool,
-    },
-    /// The store, or control for an admin command, has it.
+    /// Its parts are with their shards, or their data is on its way.
+    Working,
+    /// Control has it (admin).
     Execute,
     /// Waits for send-queue slots to be answered.
     Respond,
@@ -44,11 +42,6 @@ pub enum State {
 pub enum Payload {
     /// Only a response.
     None,
-    /// Data of the extent to the descriptor, `len` bytes.
-    Extent {
-        /// Bytes to write.
-        len: u32,
-    },
     /// Data straight from a memory volume.
     Memory {
         /// Which volume.
@@ -70,6 +63,54 @@ pub enum Payload {
     },
 }
 
+/// How far a part is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Step {
+    /// Nothing more to do.
+    #[default]
+    Done,
+    /// A shard works on it.
+    Asked,
+    /// Its memory is there; its data comes by RDMA READ.
+    Landing,
+    /// Its data is there, to be sent.
+    Ready,
+}
+
+/// The bytes of a command that one shard has.
+#[derive(Debug, Default)]
+pub struct Part {
+    /// First byte in the volume.
+    pub offset: u64,
+    /// First byte in the command's data.
+    pub at: u32,
+    /// Bytes.
+    pub len: u32,
+    /// The shard.
+    pub shard: u16,
+    /// How far it is.
+    pub step: Step,
+    /// What the shard lent.
+    pub memory: Segments,
+    /// The shard's reservation, for a write.
+    pub job: Option<JobId>,
+    /// Memory of the READ sink it holds (iWARP).
+    pub sink: Option<Extent>,
+    /// READs posted and not completed.
+    pub reads: u16,
+    /// Bytes for which WRs were posted.
+    pub posted: u32,
+}
+
+/// A range that is held at a shard for a discard or zeroing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// The shard.
+    pub shard: u16,
+    /// Its name there.
+    pub job: JobId,
+}
+
 /// One command inside the target, indexed by its tag.
 #[derive(Debug)]
 pub struct Request {
@@ -79,12 +120,10 @@ pub struct Request {
     pub command: Option<CommandCapsule>,
     /// Receive slot the command arrived in, until it is posted again.
     pub recv_slot: Option<u16>,
-    /// Arena memory it holds.
-    pub extent: Option<Extent>,
-    /// Memory of the READ sink it holds (iWARP).
-    pub sink: Option<Extent>,
-    /// First byte in the volume.
+    /// Bytes of the volume, for block commands.
     pub offset_bytes: u64,
+    /// See `offset_bytes`.
+    pub len_bytes: u64,
     /// Volume, for block commands.
     pub volume: VolumeIndex,
     /// Outcome so far.
@@ -93,6 +132,13 @@ pub struct Request {
     pub value: u32,
     /// What goes back.
     pub payload: Payload,
+    /// Answers of shards that will still come.
+    pub pending: u16,
+    /// Ranges held so far.
+    pub holds: Vec<Held>,
+    // Kept from command to command for their memory.
+    parts: Vec<Part>,
+    count: usize,
 }
 
 impl Request {
@@ -103,13 +149,16 @@ impl Request {
             state: State::Free,
             command: None,
             recv_slot: None,
-            extent: None,
-            sink: None,
             offset_bytes: 0,
+            len_bytes: 0,
             volume: VolumeIndex(0),
             status: Status::Ok,
             value: 0,
             payload: Payload::None,
+            pending: 0,
+            holds: Vec::new(),
+            parts: Vec::new(),
+            count: 0,
         }
     }
 
@@ -119,16 +168,52 @@ impl Request {
         matches!(self.state, State::Free | State::Answered { .. })
     }
 
-    /// Whether the store or control still works on it, so that its memory is not ours.
+    /// Whether a shard or control still works on it, so that its memory is not ours.
     #[must_use]
     pub fn is_executing(&self) -> bool {
-        self.state == State::Execute
+        self.state == State::Execute || self.pending > 0
     }
 
-    /// Takes a new command. The caller has released what the old one held.
+    /// Takes a new command. Whatever the old one held was given back.
     pub fn start(&mut self, command: CommandCapsule, recv_slot: u16) {
-        debug_assert!(self.may_start() && self.extent.is_none() && self.sink.is_none());
-        *self = Self { command: Some(command), recv_slot: Some(recv_slot), ..Self::new() };
+        debug_assert!(self.may_start() && self.pending == 0 && self.holds.is_empty());
+        debug_assert!(self.parts().iter().all(|p| p.memory.is_empty() && p.sink.is_none()));
+        self.reset();
+        (self.command, self.recv_slot) = (Some(command), Some(recv_slot));
+    }
+
+    /// Forgets the command.
+    pub fn reset(&mut self) {
+        let (parts, holds) = (std::mem::take(&mut self.parts), std::mem::take(&mut self.holds));
+        *self = Self { parts, holds, ..Self::new() };
+    }
+
+    /// Its parts.
+    #[must_use]
+    pub fn parts(&self) -> &[Part] {
+        &self.parts[..self.count]
+    }
+
+    /// Its parts.
+    pub fn parts_mut(&mut self) -> &mut [Part] {
+        &mut self.parts[..self.count]
+    }
+
+    /// Adds a part.
+    pub fn add_part(&mut self, part: Part) {
+        if let Some(place) = self.parts.get_mut(self.count) {
+            *place = part;
+        } else {
+            self.parts.push(part);
+        }
+        self.count += 1;
+    }
+
+    /// The first failure counts.
+    pub fn fail(&mut self, status: Status) {
+        if self.status == Status::Ok {
+            self.status = status;
+        }
     }
 }
 

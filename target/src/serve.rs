@@ -8,38 +8,30 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rblk_config::{Backing as BackingConfig, DirectIo, TargetConfig, VolumeConfig};
-use rblk_fabric::{Address, FabricError, Listener, PageKind, Region, Scheme};
+use rblk_fabric::{Address, FabricError, Listener, PageKind, Region};
 use rblk_protocol::{BlockCount, BlockSize, InstanceId, Name};
 use sha2::{Digest, Sha256};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::arena::Arena;
+use crate::cache::{Shard, ShardOptions};
 use crate::control::socket::ControlSocket;
 use crate::control::status::VolumeNotes;
 use crate::control::{Control, Limits, Parts, Request};
+use crate::memory::{self, Demand, Host};
 use crate::poll_group::ToGroup;
+use crate::poll_group::peers::Peers;
 use crate::poll_group::thread::{self, Tuning};
 use crate::store::backing::{Backing, Direct, OpenOptions};
 use crate::store::uring::{UringOptions, UringStore};
 use crate::store::{StoreError, VolumeIndex};
-use crate::volume::{Placement, Volume};
+use crate::verifier::LineageFile;
+use crate::volume::{CacheMode, Placement, Volume};
 
 /// How long to wait for the lock of a store: a killed predecessor holds it until its last I/O has ended.
 const LOCK_WAIT: std::time::Duration = std::time::Duration::from_secs(5);
-
-/// Memory cannot be locked as far as the configuration needs it.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the memlock limit of {limit} bytes is below the {needed} bytes that this configuration registers with the RDMA device: \
-     raise it with `ulimit -l unlimited` or LimitMEMLOCK=infinity in the unit, lower `arena`, or serve tcp:// only"
-)]
-pub struct NotEnoughMemlock {
-    limit: u64,
-    needed: u64,
-}
 
 /// A volume that was opened.
 #[derive(Debug)]
@@ -86,6 +78,8 @@ fn open_volume(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Re
         blocks: BlockCount(0),
         read_only: config.read_only,
         placement: Placement::Null,
+        cache: CacheMode::None,
+        read_ahead_bytes: 0,
         discard: true,
         volatile_cache: false,
         discard_granularity_bytes: block_size.bytes(),
@@ -101,7 +95,7 @@ fn open_volume(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Re
     let mut notes = VolumeNotes::default();
     let mut backing = None;
     match config.backing()? {
-        BackingConfig::File { path, size, direct } => {
+        BackingConfig::File { path, size, direct, cache, read_ahead } => {
             let options = OpenOptions {
                 read_only: config.read_only,
                 direct: match direct {
@@ -129,6 +123,16 @@ fn open_volume(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Re
             }
             volume.blocks = blocks(bytes)?;
             volume.placement = Placement::Store;
+            volume.cache = cache;
+            volume.read_ahead_bytes = u32::try_from(read_ahead.0).context("read_ahead")?;
+            if opened.memory_alignment() > config.block_size {
+                // Blocks of the volume that are cached in parts would be read and written in parts.
+                tracing::warn!(
+                    volume = %name, path = %path.display(), alignment = opened.memory_alignment(),
+                    "direct I/O there needs memory aligned to more than block_size: no cache for this volume"
+                );
+                volume.cache = CacheMode::None;
+            }
             volume.discard = opened.can_discard();
             volume.discard_granularity_bytes = opened.discard_granularity();
             // Acknowledged means handed to the file: the page cache or the disk's own cache may still have it.
@@ -174,24 +178,6 @@ fn default_name() -> Name {
         .unwrap_or_else(|_| unreachable!("a fixed name"))
 }
 
-fn raise_limits(config: &TargetConfig, needed: u64) -> anyhow::Result<()> {
-    for resource in [Resource::RLIMIT_MEMLOCK, Resource::RLIMIT_NOFILE] {
-        if let Ok((soft, hard)) = getrlimit(resource)
-            && soft < hard
-        {
-            let _ = setrlimit(resource, hard, hard);
-        }
-    }
-    let uses_rdma =
-        config.listen.iter().any(|a| a.parse::<Address>().is_ok_and(|a| a.scheme == Scheme::Rdma));
-    let (limit, _) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
-    // Root's CAP_IPC_LOCK lifts the limit.
-    if uses_rdma && !nix::unistd::geteuid().is_root() && limit < needed {
-        return Err(NotEnoughMemlock { limit, needed }.into());
-    }
-    Ok(())
-}
-
 /// Serves until SIGTERM or SIGINT, drains, and returns.
 ///
 /// # Errors
@@ -211,13 +197,13 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
     };
     let addresses =
         config.listen.iter().map(|a| a.parse::<Address>()).collect::<Result<Vec<_>, _>>()?;
-    let memory_volumes: u64 = config
-        .volumes
-        .iter()
-        .filter(|v| matches!(v.backing(), Ok(BackingConfig::Memory { .. })))
-        .filter_map(|v| v.size.map(|s| s.0))
-        .sum();
-    raise_limits(config, config.arena.0 + memory_volumes)?;
+    let groups = config.poll_groups.map_or_else(
+        || std::thread::available_parallelism().map_or(1, |n| n.get().min(4)),
+        usize::from,
+    );
+    let demand = Demand::of(config, groups);
+    memory::raise_limits();
+    demand.check(&Host::read())?;
     let socket = ControlSocket::bind(&config.control_socket).await.with_context(|| {
         format!(
             "control socket {} (choose another with --control-socket)",
@@ -232,23 +218,34 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
     for listener in &listeners {
         devices.extend(listener.devices()?);
     }
+    for device in &devices {
+        demand.registers_with(device.caps())?;
+    }
     let listening: Vec<String> = listeners.iter().map(|l| l.address().to_string()).collect();
     let opened = open_volumes(config, &name)?;
+    let lineage = if opened.iter().any(|o| o.backing.is_some()) {
+        // The stores' locks are ours, so the predecessor is gone.
+        LineageFile::open(&config.state_dir, &name)?
+    } else {
+        LineageFile::forgetful()?
+    };
 
     let io_max = u32::try_from(config.max_io.0).context("max_io")?;
-    let groups = config.poll_groups.map_or_else(
-        || std::thread::available_parallelism().map_or(1, |n| n.get().min(4)),
-        usize::from,
-    );
     let extent_max = io_max.max(crate::arena::MIN_EXTENT_BYTES);
-    // Each poll group has whole largest extents, and at least four of them.
-    let share = (usize::try_from(config.arena.0)? / groups / extent_max as usize).max(4)
-        * extent_max as usize;
-    let arena = Region::allocate(share * groups, PageKind::Normal)?;
+    let share = usize::try_from(demand.share())?;
+    let arena = demand.allocate(&Host::read())?;
     let zeros = Region::allocate(io_max as usize, PageKind::Normal)?;
     let (from_groups, outbox) = mpsc::unbounded_channel();
     let mut handles = Vec::new();
-    for index in 0..groups {
+    let mut seed = [0; 8];
+    getrandom::fill(&mut seed)?;
+    let shard_options = ShardOptions {
+        dirty_max_bytes: usize::try_from(config.dirty_limit().0)? / groups,
+        write_back_delay: config.write_back_delay.into(),
+        write_back_max_bytes: io_max,
+        seed: u64::from_ne_bytes(seed),
+    };
+    for (index, peers) in Peers::connect(groups)?.into_iter().enumerate() {
         let range = index * share..(index + 1) * share;
         let options = UringOptions {
             volumes: u16::try_from(opened.len().max(1))?,
@@ -262,7 +259,8 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
         let cpu = config.cpus.as_ref().and_then(|cpus| cpus.get(index).copied());
         let tuning = Tuning { cpu, spin: config.spin.into() };
         let arena = Arena::over(Arc::clone(&arena), range, extent_max)?;
-        let handle = thread::start(index, store, arena, tuning, from_groups.clone())?;
+        let shard = Shard::new(store, arena, shard_options, Instant::now());
+        let handle = thread::start(index, shard, peers, tuning, from_groups.clone())?;
         for opened in &opened {
             let mail = ToGroup::AddVolume {
                 volume: Arc::clone(&opened.volume),
@@ -279,6 +277,7 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
     let mut control = Control::new(Parts {
         name,
         instance: InstanceId(instance),
+        lineage: lineage.lineage(),
         limits: Limits {
             queue_depth_max: config.queue_depth_max,
             in_capsule_bytes: u32::try_from(config.inline.0).context("inline")?,
@@ -335,8 +334,11 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let begun = Instant::now();
     let result = control.run(incoming, outbox, requests).await;
+    if let Ok(true) = result {
+        lineage.mark_clean();
+    }
     tracing::info!(served_for = ?begun.elapsed(), "stopped");
-    result
+    result.map(|_| ())
 }
 
 async fn bind(address: &Address) -> anyhow::Result<Listener> {

@@ -3,6 +3,9 @@
 use rblk_fabric::{Counter, PollerCounters};
 use serde::{Deserialize, Serialize};
 
+use crate::cache::slots::Slots;
+use crate::cache::{CacheCounters, SLOT_BYTES};
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Counters of one poll group, on cache lines of their own.
@@ -55,16 +58,47 @@ counters! {
     written_bytes,
     /// Writes whose data came inside the capsule: no key of the initiator was used.
     in_capsule_writes,
-    /// Bytes the target's CPU copied between buffers.
+    /// Bytes the target's CPU copied between buffers: in-capsule writes to where they stay, and out of the READ
+    /// sink (iWARP). Never for a read.
     copied_bytes,
+    /// Bytes copied for writes of parts of a cached block.
+    merged_bytes,
     /// Commands answered with an error.
     failed_commands,
     /// Connections ended because the peer broke a rule.
     protocol_errors,
     /// Connections that ended by a transport error or a lost peer.
     lost_connections,
-    /// Commands that had to wait for arena memory.
-    extent_waits,
+    /// Requests that had to wait for memory of the arena.
+    memory_waits,
+    /// Requests that had to wait for others on the same blocks.
+    range_waits,
+    /// Blocks of 4 KiB that reads found in the cache.
+    cache_hits,
+    /// Blocks that reads did not find.
+    cache_misses,
+    /// Blocks read ahead of sequential readers.
+    cache_prefetched,
+    /// Blocks that left the cache to make room.
+    cache_evictions,
+    /// Bytes read from the stores of cached volumes.
+    fill_bytes,
+    /// Write-backs: store operations of one or more neighbouring dirty blocks.
+    write_backs,
+    /// Bytes they wrote.
+    write_back_bytes,
+    /// Writes of write-back volumes that found no room for dirty blocks and went to the store.
+    dirty_limited,
+    /// Operations that a store failed.
+    store_errors,
+    /// Bytes in the cache now.
+    cached_bytes,
+    /// Bytes that are in memory only, acknowledged and not yet in the store, now.
+    dirty_bytes,
+    /// Slots of the cache that are lent for sending, now.
+    lent_slots,
+    /// Messages to other poll groups.
+    peer_messages,
     /// Commands that had to wait for a READ credit.
     read_credit_waits,
     /// Commands that had to wait for a send-queue slot.
@@ -96,6 +130,25 @@ counters! {
 }
 
 impl Stats {
+    /// Publishes the shard's own counters.
+    pub fn set_cache(&self, counters: &CacheCounters, slots: &Slots) {
+        self.memory_waits.set(counters.memory_waits);
+        self.range_waits.set(counters.range_waits);
+        self.cache_hits.set(counters.hits);
+        self.cache_misses.set(counters.misses);
+        self.cache_prefetched.set(counters.prefetched);
+        self.cache_evictions.set(slots.evictions());
+        self.fill_bytes.set(counters.fill_bytes);
+        self.write_backs.set(counters.write_backs);
+        self.write_back_bytes.set(counters.write_back_bytes);
+        self.dirty_limited.set(counters.dirty_limited);
+        self.store_errors.set(counters.store_errors);
+        self.merged_bytes.set(counters.copied_bytes);
+        self.cached_bytes.set((slots.cached() * SLOT_BYTES) as u64);
+        self.dirty_bytes.set((slots.dirty() * SLOT_BYTES) as u64);
+        self.lent_slots.set(slots.lent() as u64);
+    }
+
     /// Publishes the fabric's own counters.
     pub fn set_fabric(&self, counters: &PollerCounters) {
         self.sends.set(counters.sends);

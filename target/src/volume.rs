@@ -10,6 +10,8 @@ use rblk_protocol::{
 
 use crate::store::VolumeIndex;
 
+pub use rblk_config::CacheMode;
+
 /// Where a volume's bytes are.
 #[derive(Clone, Debug)]
 pub enum Placement {
@@ -38,6 +40,10 @@ pub struct Volume {
     pub read_only: bool,
     /// Where the bytes are.
     pub placement: Placement,
+    /// What the cache does for it; `None` unless its bytes are in the store.
+    pub cache: CacheMode,
+    /// Most bytes to read ahead of a sequential reader.
+    pub read_ahead_bytes: u32,
     /// DISCARD gives space back.
     pub discard: bool,
     /// Acknowledged writes may sit in a volatile cache below us (the disk's own) until a FLUSH.
@@ -136,6 +142,8 @@ mod tests {
             blocks: BlockCount(100),
             read_only: false,
             placement: Placement::Null,
+            cache: CacheMode::None,
+            read_ahead_bytes: 0,
             discard: true,
             volatile_cache: false,
             discard_granularity_bytes: 512,

@@ -169,7 +169,7 @@ impl Bed {
             self.queue(STORE, QueueOptions { depth, io_max_bytes, ..QueueOptions::default() });
         let stalled = StoreConditions { stalled: true, ..StoreConditions::default() };
         self.rig.store_mut().set_conditions(stalled);
-        let waits = self.rig.target_counts().extent_waits;
+        let waits = self.rig.target_counts().memory_waits;
         self.rig.take_outcomes();
         for tag in 0..depth {
             self.submit(queue, tag, IoOp::Read, 0, io_max_bytes.into());
@@ -178,7 +178,7 @@ impl Bed {
         let all = self.rig.run(1000, store_has);
         let held = reads - self.rig.store_mut().in_flight();
         assert!(all.is_ok(), "{held} of {reads} longest extents of the arena are held");
-        assert_eq!(self.rig.target_counts().extent_waits, waits);
+        assert_eq!(self.rig.target_counts().memory_waits, waits);
         self.rig.store_mut().set_conditions(StoreConditions::default());
         self.outcomes(reads);
     }

@@ -5,5 +5,7 @@
 pub mod bed;
 pub mod exerciser;
 pub mod lab;
+pub mod oracle;
 pub mod program;
 pub mod raw;
+pub mod storm;

@@ -149,6 +149,8 @@ impl Target {
             .args(["--listen", &format!("tcp://127.0.0.1:{port}")])
             .arg("--control-socket")
             .arg(&socket)
+            .arg("--state-dir")
+            .arg(dir)
             .args(["--poll-groups", "1", "--arena", "8MiB", "--max-io", "1MiB"])
             .args(args)
             .stdin(Stdio::null())

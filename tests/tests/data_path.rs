@@ -213,7 +213,7 @@ fn an_arena_of_one_extent_serves_a_deep_queue_in_order() {
             let fair: Vec<u16> = (0..128).collect();
             assert_eq!(order, fair, "first come, first served: {op:?}");
         }
-        assert!(bed.rig.target_counts().extent_waits > 200);
+        assert!(bed.rig.target_counts().memory_waits > 200);
     }
 }
 

@@ -222,7 +222,7 @@ fn die_at(moment: Moment, immediates: bool) {
         most = most.max(bed.rig.store_mut().in_flight());
     }
     match moment {
-        Moment::NeedExtent => assert!(waits(&bed).extent_waits >= 28 && most == 4),
+        Moment::NeedExtent => assert!(waits(&bed).memory_waits >= 28 && most == 4),
         Moment::TransferIn => assert!(waits(&bed).read_credit_waits >= 1),
         Moment::Execute => assert_eq!(most, 32),
         Moment::StoreFull => assert_eq!(most, 2),
@@ -322,8 +322,8 @@ fn a_stop_ends_everything() {
     }
     bed.rig.run(PATIENCE, |rig| rig.store_mut().in_flight() == 16).unwrap();
     bed.rig.mail(rblk_target::poll_group::ToGroup::Stop);
-    assert!(!bed.rig.group_mut().is_stopped(), "the store still works");
-    bed.rig.run(PATIENCE, |rig| rig.group_mut().is_stopped()).unwrap();
+    assert!(bed.rig.stopped().is_none(), "the store still works");
+    bed.rig.run(PATIENCE, |rig| rig.stopped().is_some()).unwrap();
     assert_eq!(bed.rig.connections(bed.session), 0);
     assert_eq!(bed.rig.outstanding(queue), 16, "they wait for another target");
 }

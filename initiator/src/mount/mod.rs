@@ -7,9 +7,13 @@
 //! Losing the target is a stall: requests wait in their queues while the session is connected again in a
 //! higher epoch; the target admits it when nothing of the old epoch is left, and everything unanswered is
 //! sent again. Only `--fail-after` turns a stall into errors, and they end when the target is back.
+//!
+//! A volume that comes back with another write verifier may have lost acknowledged writes that no FLUSH covered:
+//! before the queues go on, they are written again (`retain`), or it is arranged that the next FLUSH fails.
 
 mod device;
 mod reconnect;
+pub mod settle;
 pub mod socket;
 pub mod status;
 
@@ -20,21 +24,24 @@ use anyhow::Context;
 use rblk_config::MountConfig;
 use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
 use rblk_protocol::{
-    AccessMode, AsyncEvent, Epoch, Features, InstanceId, Name, OpenReply, QueueDepth, SessionId,
-    VolumeFlags, limits,
+    AccessMode, AsyncEvent, Epoch, Features, InstanceId, Name, Opcode, OpenReply, QueueDepth,
+    SessionId, VolumeFlags, limits,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::admin::Pulse;
+use crate::durability::{Durability, Ledger};
 use crate::engine::{PathEnd, QueueCounts};
 use crate::error::SessionError;
 use crate::path::Path;
 use crate::queue::{FromQueue, QueueHandle, QueueParts, ToQueue};
+use crate::retain::RetainRing;
 use crate::session::{HostIdentity, QueueWish, Session};
 use crate::ublk::{Buffers, Control, Device, DeviceState, UblkError};
 use reconnect::{Again, Try, VolumeChanged};
+use settle::Account;
 use socket::{Ask, Asked, MountSocket, Remains, Response};
 use status::MountStatus;
 
@@ -49,8 +56,12 @@ const TICK: Duration = Duration::from_millis(50);
 const START_DEADLINE: Duration = Duration::from_secs(30);
 /// Time for the device to go away when the target answers.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
-/// Time for the device to go away by force.
-const FORCE_DEADLINE: Duration = Duration::from_secs(4);
+/// Time for the device to go away by force. With what follows it, clearly less than the 5 s that whoever asked waits.
+const FORCE_DEADLINE: Duration = Duration::from_millis(2500);
+/// Time for the target to hear of an unmount by force.
+const FORCE_LOGOUT: Duration = Duration::from_millis(250);
+/// Data of retained writes per entry of their table: small writes fill the table first, and are flushed sooner.
+const RETAINED_BYTES_PER_ENTRY: usize = 2048;
 
 /// A mount of that name is there already.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +111,7 @@ struct Mount {
     session: Option<Session>,
     resume: Option<(SessionId, Epoch)>,
     instance: InstanceId,
+    durability: Arc<Durability>,
     queues: Vec<QueueHandle>,
     buffers: Vec<Arc<Region>>,
     status: MountStatus,
@@ -154,7 +166,7 @@ pub async fn run(
     let mut interrupt = signal(SignalKind::interrupt())?;
     let serving = socket.serve(asked_sender);
     tokio::pin!(serving);
-    let pulse = Pulse { period: config.detect.get() / 2, timeout: config.detect.get() };
+    let pulse = pulse(config);
     let mut tick = tokio::time::interval(TICK);
     let mut pending: Option<Asked> = None;
     loop {
@@ -207,15 +219,17 @@ pub async fn run(
             let force = matches!(pending, Some(Asked { ask: Ask::Unmount { force: true }, .. }));
             let force = force || mount.session.is_none();
             let result = mount.unmount(&mut device, force, &mut from_queues).await;
-            drop(device);
-            Remains::remove(name);
             let response = match &result {
-                Ok(()) => Response::Done,
+                Ok(()) => {
+                    // Before the answer goes out, so that a mount right after finds the name free.
+                    drop(device);
+                    drop(noted);
+                    socket.unlink();
+                    Response::Done
+                }
+                // The driver is stuck. The device goes with this process, later than whoever asked waits.
                 Err(error) => Response::Error(format!("{error:#}")),
             };
-            // Before the answer goes out, so that a mount right after finds the name free.
-            drop(noted);
-            socket.unlink();
             if let Some(pending) = pending {
                 let _ = pending.reply.send(response);
                 // Let the answer out before the process ends.
@@ -342,6 +356,12 @@ impl Mount {
             max_io_bytes: wish.io_max_bytes,
             in_capsule_bytes: wish.in_capsule_bytes,
             write_with_imm: paths[0].accept.features.has(Features::WRITE_WITH_IMM),
+            retain_bytes: 0,
+            unflushed_writes: 0,
+            verifier_changes: 0,
+            writes_rewritten: 0,
+            losses: 0,
+            loss_untold: false,
             epoch: session.epoch.0,
             total: QueueCounts::default(),
             by_queue: Vec::new(),
@@ -357,6 +377,7 @@ impl Mount {
             volume,
             resume: Some((session.id, session.epoch)),
             instance: session.instance,
+            durability: Durability::new(),
             session: None,
             connected_at: Instant::now(),
             queues: Vec::new(),
@@ -383,6 +404,8 @@ impl Mount {
         let queues = u16::try_from(paths.len()).context("queues")?;
         let device = device::add(control, &self.config, &self.volume, queues, &self.wish)?;
         self.status.queues = device.info().queues;
+        let retain_bytes = self.retain_bytes(device.info().queues);
+        self.status.retain_bytes = retain_bytes as u64 * u64::from(device.info().queues);
         for (queue, path) in (0u16..).zip(paths) {
             // The driver may have cut the number of queues to that of the CPUs; their paths just end.
             let Some(config) = device.queue_config(queue) else { continue };
@@ -393,6 +416,7 @@ impl Mount {
                 config,
                 buffers,
                 block_size: self.volume.block_size,
+                ledger: self.ledger(retain_bytes),
                 spin: self.config.spin.get(),
                 outbox: outbox.clone(),
             };
@@ -411,6 +435,43 @@ impl Mount {
         Ok(device)
     }
 
+    /// Memory for retained writes of each queue; 0 when none are to be kept.
+    fn retain_bytes(&self, queues: u16) -> usize {
+        let asked = self.config.retain;
+        if asked.0 == 0 || self.status.read_only {
+            return 0;
+        }
+        if !self.status.volatile_cache {
+            tracing::info!(
+                "writes of this volume need not be retained: they are durable at once, or gone with it"
+            );
+            return 0;
+        }
+        let share = asked.0 / u64::from(queues.max(1));
+        let share = usize::try_from(share).unwrap_or(usize::MAX);
+        if share < self.wish.io_max_bytes as usize {
+            tracing::warn!(
+                retain = %asked,
+                queues,
+                "longer writes than {share} bytes do not fit a queue's share of retain, and are made durable one by one"
+            );
+        }
+        share
+    }
+
+    /// A queue's account of what is durable. Without a volatile cache everything is that is acknowledged.
+    fn ledger(&self, retain_bytes: usize) -> Option<Ledger> {
+        if !self.status.volatile_cache {
+            return None;
+        }
+        let ring = (retain_bytes > 0).then(|| {
+            let entries =
+                retain_bytes / RETAINED_BYTES_PER_ENTRY + 2 * usize::from(self.wish.depth.get());
+            RetainRing::new(retain_bytes, entries)
+        });
+        Some(Ledger::new(Arc::clone(&self.durability), self.wish.depth, ring))
+    }
+
     fn status(&self) -> MountStatus {
         let by_queue: Vec<QueueCounts> = self.queues.iter().map(|q| q.stats.snapshot()).collect();
         let mut total = QueueCounts::default();
@@ -423,6 +484,10 @@ impl Mount {
         };
         MountStatus {
             state: state.to_owned(),
+            unflushed_writes: self.durability.unflushed(),
+            writes_rewritten: self.durability.writes_rewritten(),
+            losses: self.durability.losses(),
+            loss_untold: self.durability.has_untold_loss(),
             uptime_s: self.since.elapsed().as_secs(),
             total,
             by_queue,
@@ -539,6 +604,12 @@ impl Mount {
             buffers: self.buffers[..self.queues.len()].to_vec(),
             volume: self.volume,
             instance: self.instance,
+            account: Account {
+                durability: Arc::clone(&self.durability),
+                queues: self.queues.iter().map(|q| q.mail.clone()).collect(),
+                wish: self.wish,
+                pulse: pulse(&self.config),
+            },
         };
         self.again = Some(tokio::spawn(attempt.run()));
     }
@@ -549,6 +620,10 @@ impl Mount {
                 self.resume = Some((session.id, session.epoch));
                 self.instance = session.instance;
                 self.volume.handle = volume.handle;
+                if volume.verifier != self.volume.verifier {
+                    self.status.verifier_changes += 1;
+                    self.volume.verifier = volume.verifier;
+                }
                 self.status.epoch = session.epoch.0;
                 self.status.address = session.address.to_string();
                 self.session = Some(session);
@@ -647,9 +722,7 @@ impl Mount {
             let _ = self.on_queue(message);
         }
         if let Some(session) = self.session.take() {
-            session
-                .logout(if force { Duration::from_millis(500) } else { Duration::from_secs(2) })
-                .await;
+            session.logout(if force { FORCE_LOGOUT } else { Duration::from_secs(2) }).await;
         }
         stopped.with_context(|| format!("stopping {}", self.status.device))
     }
@@ -674,7 +747,11 @@ fn options(config: &MountConfig) -> ConnectOptions {
     }
 }
 
-/// The first address that answers; each is tried once.
+fn pulse(config: &MountConfig) -> Pulse {
+    Pulse { period: config.detect.get() / 2, timeout: config.detect.get() }
+}
+
+/// The first address that answers. Each is tried once, and again if its answer to LOGIN was lost.
 async fn connect_any(
     addresses: &[Address],
     config: &MountConfig,
@@ -682,7 +759,13 @@ async fn connect_any(
 ) -> Result<Session, SessionError> {
     let mut last = None;
     for address in addresses {
-        match Session::connect(address, &options(config), host, None).await {
+        let options = options(config);
+        let mut result = Session::connect(address, &options, host, None).await;
+        if matches!(result, Err(SessionError::TimedOut { what: Opcode::Login })) {
+            tracing::warn!(%address, "no answer to LOGIN; trying once more");
+            result = Session::connect(address, &options, host, None).await;
+        }
+        match result {
             Ok(session) => return Ok(session),
             Err(error) => {
                 tracing::debug!(%address, %error, "no session");

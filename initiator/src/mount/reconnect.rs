@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rblk_fabric::{Address, ConnectOptions, Region};
 use rblk_protocol::{AccessMode, Epoch, InstanceId, Name, OpenReply, SessionId, VolumeFlags};
 
+use super::settle::{Account, settle};
 use crate::path::Path;
 use crate::session::{HostIdentity, QueueWish, Session};
 
@@ -35,6 +36,8 @@ pub(super) struct Try {
     pub(super) volume: OpenReply,
     /// The target's run then.
     pub(super) instance: InstanceId,
+    /// Which of its acknowledged writes are durable.
+    pub(super) account: Account,
 }
 
 /// A session with a path for every queue.
@@ -46,7 +49,8 @@ pub(super) struct Again {
 }
 
 impl Try {
-    /// Connects, logs in, opens the volume, checks that it is the same, and connects every queue.
+    /// Connects, logs in, opens the volume, checks that it is the same, settles what became of acknowledged writes,
+    /// and connects every queue.
     pub(super) async fn run(self) -> anyhow::Result<Again> {
         let mut session =
             Session::connect(&self.address, &self.options, &self.host, self.resume).await?;
@@ -60,6 +64,9 @@ impl Try {
         }
         if volume.flags.has(VolumeFlags::EPHEMERAL) && session.instance != self.instance {
             return Err(changed("was in the memory of a target that ended").into());
+        }
+        if volume.verifier != self.volume.verifier {
+            settle(&mut session, &volume, &self.account).await?;
         }
         let mut paths = Vec::new();
         for (queue, buffers) in (0u16..).zip(&self.buffers) {

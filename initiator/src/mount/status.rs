@@ -51,6 +51,24 @@ pub struct MountStatus {
     pub in_capsule_bytes: u32,
     /// Reads are answered by WRITE_WITH_IMM: data and answer in one message.
     pub write_with_imm: bool,
+    /// Memory for retained writes in bytes; 0 when none are.
+    #[serde(default)]
+    pub retain_bytes: u64,
+    /// Acknowledged writes that no FLUSH covered yet.
+    #[serde(default)]
+    pub unflushed_writes: u64,
+    /// Times the target came back without a promise for writes that were not flushed.
+    #[serde(default)]
+    pub verifier_changes: u64,
+    /// Acknowledged writes that were written again after that.
+    #[serde(default)]
+    pub writes_rewritten: u64,
+    /// Times acknowledged writes may have been lost, each told by failing a FLUSH.
+    #[serde(default)]
+    pub losses: u64,
+    /// A loss waits for the next FLUSH to tell it by.
+    #[serde(default)]
+    pub loss_untold: bool,
     /// Session epoch: rises with every reconnect.
     pub epoch: u32,
     /// Counters of all queues together.

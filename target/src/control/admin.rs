@@ -230,6 +230,7 @@ impl Control {
             blocks: volume.blocks,
             discard_granularity_bytes: volume.discard_granularity_bytes,
             uuid: volume.uuid,
+            verifier: self.lineage.verifier_for(&volume, self.instance),
         };
         Answer::Now(Status::Ok, 0, reply.to_wire().to_vec())
     }

@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use rblk_fabric::{AcceptParams, Access, ConnectionHello, Incoming, PageKind, QpLimits, Region};
+use rblk_fabric::{
+    AcceptParams, Access, ConnectionHello, Incoming, MAX_SGE, PageKind, QpLimits, Region,
+};
 use rblk_protocol::{
     ConnectionKind, Epoch, Features, HelloReject, HelloRequest, Offer, QueueDepth, RejectReason,
     SessionId, Version, limits, negotiate,
@@ -145,6 +147,8 @@ impl Control {
             let text = "the initiator's device serves no RDMA READ, which writes need".to_owned();
             return Err((Some(incoming), RejectReason::LimitReached, text));
         }
+        // Answers gather slots of the cache.
+        let send_sges = (MAX_SGE as u32).min(caps.max_sges).max(1);
         let group = self.next_group % self.groups.len();
         let entry = &self.devices[device_at];
         let prepared = Region::allocate(layout.bytes(), PageKind::Normal)
@@ -156,7 +160,7 @@ impl Control {
                 let sizes = QpLimits {
                     send_wrs: layout.send_wrs() + 1,
                     recv_wrs: layout.recv_wrs(),
-                    send_sges: 1,
+                    send_sges,
                     inline_bytes: 64,
                     reads_out,
                     reads_in: 0,
@@ -189,6 +193,7 @@ impl Control {
             io_max_bytes: accept.io_max_bytes,
             write_with_imm: accept.features.has(Features::WRITE_WITH_IMM),
             reads_out,
+            send_sges,
             memory,
             peer: peer.to_owned(),
         };

@@ -7,6 +7,8 @@ use rblk_fabric::{
 };
 
 use super::Control;
+use crate::arena::MIN_EXTENT_BYTES;
+use crate::memory::Human;
 use crate::poll_group::{PollerMemory, ToGroup};
 use crate::store::VolumeIndex;
 use crate::volume::Placement;
@@ -41,12 +43,15 @@ impl Control {
         // Never remote: no peer reaches the arena, whatever key it guesses.
         let arena = register(&self.arena, Access::LOCAL_WRITE)?;
         let zeros = register(&self.zeros, Access::LOCAL_READ)?;
+        let mut bytes = self.arena.len() as u64;
         let mut volumes: Vec<(VolumeIndex, Arc<MemoryRegion>)> = Vec::new();
         for volume in &self.volumes {
             if let Placement::Memory(region) = &volume.placement {
                 volumes.push((volume.index, register(region, Access::LOCAL_WRITE)?));
+                bytes += region.len() as u64;
             }
         }
+        tracing::info!("registered {} with {} in {:.1?}", Human(bytes), caps.name, begin.elapsed());
         let mut pollers = Vec::new();
         let mut boxes = Vec::new();
         for _ in &self.groups {
@@ -69,6 +74,7 @@ impl Control {
                 arena: Arc::clone(&arena),
                 zeros: Arc::clone(&zeros),
                 sink,
+                sink_extent_max: self.limits.io_max_bytes.max(MIN_EXTENT_BYTES),
                 volumes: volumes.clone(),
             };
             boxes.push((poller, memory));
@@ -77,13 +83,7 @@ impl Control {
         for (group, (poller, memory)) in boxes.into_iter().enumerate() {
             self.send(group, ToGroup::AddPoller { poller, memory });
         }
-        tracing::info!(
-            device = caps.name,
-            transport = %caps.transport,
-            arena_bytes = self.arena.len(),
-            registered_in = ?begin.elapsed(),
-            "serving by a device"
-        );
+        tracing::info!(device = caps.name, transport = %caps.transport, "serving by a device");
         self.devices.push(DeviceEntry { device: device.clone(), pd, pollers });
         Ok(self.devices.len() - 1)
     }

@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::connection::{ConnectionId, SessionSlot};
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
 use crate::session::{After, SessionTable};
+use crate::verifier::Lineage;
 use crate::volume::Volume;
 
 use devices::DeviceEntry;
@@ -67,6 +68,7 @@ struct Parked {
 pub struct Control {
     name: Name,
     instance: InstanceId,
+    lineage: Lineage,
     started: Instant,
     limits: Limits,
     groups: Vec<Handle>,
@@ -84,6 +86,8 @@ pub struct Control {
     draining: Option<Instant>,
     drain_timeout: Duration,
     stopped: usize,
+    // Every poll group that stopped had brought its dirty blocks to the stores.
+    clean: bool,
     failure: Option<String>,
 }
 
@@ -103,6 +107,8 @@ pub struct Parts {
     pub name: Name,
     /// This run.
     pub instance: InstanceId,
+    /// What the verifiers of its volumes are made of.
+    pub lineage: Lineage,
     /// What it offers.
     pub limits: Limits,
     /// Running poll groups.
@@ -128,6 +134,7 @@ impl Control {
         Self {
             name: parts.name,
             instance: parts.instance,
+            lineage: parts.lineage,
             started: Instant::now(),
             limits: parts.limits,
             groups: parts.groups,
@@ -144,11 +151,12 @@ impl Control {
             draining: None,
             drain_timeout: parts.drain_timeout,
             stopped: 0,
+            clean: true,
             failure: None,
         }
     }
 
-    /// Runs until a drain has ended.
+    /// Runs until a drain has ended. Returns whether every acknowledged write is durable.
     ///
     /// # Errors
     /// A poll group broke; the target cannot go on.
@@ -157,7 +165,7 @@ impl Control {
         mut incoming: mpsc::Receiver<Incoming>,
         mut from_groups: mpsc::UnboundedReceiver<FromGroup>,
         mut requests: mpsc::Receiver<Request>,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<bool> {
         let mut tick = tokio::time::interval(Duration::from_millis(500));
         loop {
             tokio::select! {
@@ -175,7 +183,7 @@ impl Control {
         }
         match self.failure {
             Some(failure) => Err(anyhow::anyhow!(failure)),
-            None => Ok(()),
+            None => Ok(self.clean),
         }
     }
 
@@ -313,8 +321,9 @@ impl Control {
                 }
                 self.stop_if_drained(Instant::now());
             }
-            FromGroup::Stopped { group, error } => {
+            FromGroup::Stopped { group, clean, error } => {
                 self.stopped += 1;
+                self.clean &= clean;
                 if let Some(error) = error {
                     tracing::error!(group, error, "a poll group broke; the target ends");
                     self.failure.get_or_insert(format!("poll group {group} broke: {error}"));

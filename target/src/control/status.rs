@@ -1,5 +1,6 @@
 //! What `rblk-target status` shows: plain data, the same over the socket and in JSON output.
 
+use rblk_fabric::PageKind;
 use serde::{Deserialize, Serialize};
 
 use super::Control;
@@ -25,6 +26,8 @@ pub struct TargetStatus {
     pub listen: Vec<String>,
     /// Bytes of the arena.
     pub arena_bytes: u64,
+    /// Bytes of the pages it was allocated of: 4096, or 2097152 for reserved huge pages.
+    pub arena_page_bytes: u64,
     /// Devices that connections came in by.
     pub devices: Vec<DeviceStatus>,
     /// Exported volumes.
@@ -113,6 +116,10 @@ impl Control {
             draining: self.draining.is_some(),
             listen: self.listening.clone(),
             arena_bytes: self.arena.len() as u64,
+            arena_page_bytes: match self.arena.kind() {
+                PageKind::Normal => 4096,
+                PageKind::Huge2MiB => 2 << 20,
+            },
             devices: self
                 .devices
                 .iter()

@@ -1,14 +1,19 @@
-//! Block commands: from a checked command through memory, RDMA READ and store to an outcome.
+//! Block commands: from a checked command through shards, RDMA READ and back to an outcome.
 
+use nix::errno::Errno;
 use rblk_fabric::{RemoteBuffer, Rkey, SendOp, Sge};
 use rblk_protocol::limits::COMMAND_BYTES;
 use rblk_protocol::{AccessMode, CommandCapsule, Opcode, Status, Tag};
 
 use super::{Opened, PollGroup};
-use crate::connection::{ConnectionId, WrKind};
-use crate::request::{Payload, State};
-use crate::store::{Op, OpDone, OpKind, OpToken, Store};
-use crate::volume::{Placement, Volume};
+use crate::cache::message::Changed;
+use crate::cache::{
+    JobId, PartToken, STRIPE_BYTES, Segments, ShardReply, ShardRequest, shard_of,
+};
+use crate::connection::{Connection, ConnectionId, WrKind};
+use crate::request::{Held, Part, Payload, Request, State, Step};
+use crate::store::{OpKind, Store, VolumeIndex};
+use crate::volume::{CacheMode, Placement, Volume};
 
 impl<S: Store> PollGroup<S> {
     fn opened_volume(
@@ -51,7 +56,7 @@ impl<S: Store> PollGroup<S> {
         if let Some(connection) = self.connections[slot].as_mut() {
             let request = &mut connection.requests[tag.index()];
             request.volume = volume.index;
-            request.offset_bytes = offset_bytes;
+            (request.offset_bytes, request.len_bytes) = (offset_bytes, len_bytes);
         }
         match (command.opcode, &volume.placement) {
             (Opcode::Read, Placement::Memory(_)) => {
@@ -81,30 +86,51 @@ impl<S: Store> PollGroup<S> {
             (Opcode::Write, _) if command.in_capsule_bytes == 0 && reads_out == 0 => {
                 self.finish(slot, tag, Status::NotSupported);
             }
-            (Opcode::Read | Opcode::Write, _) => {
-                let id = self.connections[slot].as_ref().map(|c| c.id);
-                if let Some(id) = id {
-                    // Nobody overtakes those who wait.
-                    if !self.waiting_extents.is_empty() || !self.try_memory(slot, tag) {
-                        self.stats.extent_waits.add(1);
-                        if let Some(connection) = self.connections[slot].as_mut() {
-                            connection.requests[tag.index()].state = State::NeedExtent;
-                        }
-                        self.waiting_extents.push_back((id, tag));
+            (Opcode::Read, Placement::Store) => {
+                self.split(slot, tag, &volume, offset_bytes, len);
+                self.repost_recv(slot, tag);
+                self.ask_parts(slot, tag, |from, part| ShardRequest::Read {
+                    from,
+                    volume: volume.index,
+                    offset: part.offset,
+                    len: part.len,
+                });
+                self.read_ahead(slot, &volume, offset_bytes, len);
+            }
+            (Opcode::Write, Placement::Memory(_)) => {
+                self.split(slot, tag, &volume, offset_bytes, len);
+                self.start_landing(slot, tag, 0);
+            }
+            (Opcode::Write, _) => {
+                self.split(slot, tag, &volume, offset_bytes, len);
+                self.ask_parts(slot, tag, |from, part| ShardRequest::Reserve {
+                    from,
+                    volume: volume.index,
+                    offset: part.offset,
+                    len: part.len,
+                });
+            }
+            (Opcode::Flush, Placement::Store) => {
+                self.working(slot, tag);
+                if volume.cache == CacheMode::WriteBack {
+                    for shard in 0..self.peers.groups() {
+                        let from = self.token(slot, tag, 0);
+                        let flush = ShardRequest::Flush { from, volume: volume.index };
+                        self.ask(slot, tag, shard, flush);
                     }
+                } else {
+                    self.sync(slot, tag, volume.index);
                 }
             }
-            (Opcode::Flush, Placement::Store) => self.submit(slot, tag, OpKind::Flush),
             (Opcode::Discard, Placement::Store) if volume.discard => {
-                self.submit(slot, tag, OpKind::Discard { offset: offset_bytes, len: len_bytes });
+                let kind = OpKind::Discard { offset: offset_bytes, len: len_bytes };
+                self.change(slot, tag, &volume, kind);
             }
             (Opcode::WriteZeroes, Placement::Store) => {
                 let may_unmap = command.flags.may_unmap;
-                self.submit(
-                    slot,
-                    tag,
-                    OpKind::WriteZeroes { offset: offset_bytes, len: len_bytes, may_unmap },
-                );
+                let kind =
+                    OpKind::WriteZeroes { offset: offset_bytes, len: len_bytes, may_unmap };
+                self.change(slot, tag, &volume, kind);
             }
             (Opcode::Discard | Opcode::WriteZeroes, Placement::Memory(region)) => {
                 let offset = usize::try_from(offset_bytes).unwrap_or(usize::MAX);
@@ -121,209 +147,463 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Tries to get the memory a READ or WRITE needs; goes on with it and returns true, or returns false.
-    pub(super) fn try_memory(&mut self, slot: usize, tag: Tag) -> bool {
-        let Some(connection) = self.connections[slot].as_mut() else { return true };
-        let request = &mut connection.requests[tag.index()];
-        let Some(command) = request.command else { return true };
-        let placement = self.volumes[usize::from(request.volume.0)].as_ref().map(|v| &v.placement);
-        let keyed_write = command.opcode == Opcode::Write && command.in_capsule_bytes == 0;
-        let sink = self.pollers[connection.poller].sink.as_mut().filter(|_| keyed_write);
-        let wants_extent = match placement {
-            Some(Placement::Store) => true,
-            Some(Placement::Null) => sink.is_none(),
-            _ => false,
-        };
-        let bytes = command.buffer.map_or(command.in_capsule_bytes, |b| b.length);
-        if wants_extent && request.extent.is_none() {
-            match self.arena.allocate(bytes as usize) {
-                Some(extent) => request.extent = Some(extent),
-                None => return false,
-            }
-        }
-        if let Some(sink) = sink
-            && request.sink.is_none()
-        {
-            match sink.allocate(bytes as usize) {
-                Some(extent) => request.sink = Some(extent),
-                // What was taken is kept: the head of the queue is served before anyone else.
-                None => return false,
-            }
-        }
-        match (command.opcode, &request.extent) {
-            (Opcode::Read, Some(extent)) => {
-                let (offset, extent_offset) = (request.offset_bytes, extent.offset());
-                self.submit(slot, tag, OpKind::Read { offset, extent_offset, len: bytes });
-            }
-            (_, Some(extent)) if command.in_capsule_bytes > 0 => {
-                let to = extent.offset();
-                if let Some(recv) = request.recv_slot {
-                    let from = connection.recv_offset(recv) + COMMAND_BYTES;
-                    connection.region().copy_to(from, self.arena.region(), to, bytes as usize);
-                    self.stats.copied_bytes.add(u64::from(bytes));
-                }
-                self.submit_write(slot, tag);
-            }
-            _ => self.start_read(slot, tag),
-        }
-        true
-    }
-
-    /// Posts the READ of write data, or queues it for a credit.
-    pub(super) fn start_read(&mut self, slot: usize, tag: Tag) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
-        let no_credit = connection.reads_in_flight >= connection.params.reads_out
-            || connection.credits.available() == 0;
-        connection.requests[tag.index()].state = State::TransferIn { posted: !no_credit };
-        if no_credit {
-            self.stats.read_credit_waits.add(1);
-            connection.waiting_reads.push_back(tag);
-            self.repost_recv(slot, tag);
-            return;
-        }
-        let Some((sge, remote)) = self.read_landing(slot, tag) else {
-            return self.finish(slot, tag, Status::Internal);
-        };
+    fn working(&mut self, slot: usize, tag: Tag) {
         if let Some(connection) = self.connections[slot].as_mut() {
-            connection.reads_in_flight += 1;
-            connection.queue_send(WrKind::ReadData(tag), SendOp::Read(remote), sge, true, false);
+            connection.requests[tag.index()].state = State::Working;
         }
         self.repost_recv(slot, tag);
     }
 
-    /// Where the data of a write lands, and where it is at the initiator.
-    fn read_landing(&self, slot: usize, tag: Tag) -> Option<(Sge, RemoteBuffer)> {
+    /// Cuts a command's range into the parts of its shards.
+    fn split(&mut self, slot: usize, tag: Tag, volume: &Volume, offset: u64, len: u32) {
+        let groups = self.peers.groups();
+        let own = self.index;
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let request = &mut connection.requests[tag.index()];
+        request.state = State::Working;
+        let end = offset + u64::from(len);
+        let mut from = offset;
+        while from < end {
+            let (to, shard) = if volume.cache == CacheMode::None || groups == 1 {
+                (end, own)
+            } else {
+                let stripe = (from / STRIPE_BYTES + 1) * STRIPE_BYTES;
+                (end.min(stripe), shard_of(volume.index, from, groups))
+            };
+            // Within a command's length; groups are few.
+            request.add_part(Part {
+                offset: from,
+                at: (from - offset) as u32,
+                len: (to - from) as u32,
+                shard: shard as u16,
+                ..Part::default()
+            });
+            from = to;
+        }
+    }
+
+    pub(super) fn token(&self, slot: usize, tag: Tag, part: usize) -> PartToken {
+        let connection = self.connections[slot].as_ref().map(|c| c.id);
+        let nobody = ConnectionId { slot: u16::MAX, generation: 0 };
+        PartToken {
+            // Groups and parts are few.
+            group: self.index as u16,
+            connection: connection.unwrap_or(nobody),
+            tag,
+            part: part as u8,
+        }
+    }
+
+    /// Asks a shard something that it will answer.
+    fn ask(&mut self, slot: usize, tag: Tag, shard: usize, request: ShardRequest) {
+        if let Some(connection) = self.connections[slot].as_mut() {
+            connection.requests[tag.index()].pending += 1;
+        }
+        self.tell(shard, request);
+    }
+
+    /// Asks the shard of each part.
+    fn ask_parts(
+        &mut self,
+        slot: usize,
+        tag: Tag,
+        make: impl Fn(PartToken, &Part) -> ShardRequest,
+    ) {
+        let count =
+            self.connections[slot].as_ref().map_or(0, |c| c.requests[tag.index()].parts().len());
+        for at in 0..count {
+            let token = self.token(slot, tag, at);
+            let Some(connection) = self.connections[slot].as_mut() else { return };
+            let part = &mut connection.requests[tag.index()].parts_mut()[at];
+            part.step = Step::Asked;
+            let (shard, request) = (usize::from(part.shard), make(token, part));
+            self.ask(slot, tag, shard, request);
+        }
+    }
+
+    fn read_ahead(&mut self, slot: usize, volume: &Volume, offset: u64, len: u32) {
+        if volume.cache == CacheMode::None {
+            return;
+        }
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let size = volume.blocks.bytes(volume.block_size).unwrap_or(0);
+        let max = volume.read_ahead_bytes;
+        let wanted = connection.read_ahead.on_read(volume.index, offset, len, max, size);
+        let Some((mut from, bytes)) = wanted else { return };
+        let end = from + u64::from(bytes);
+        while from < end {
+            let to = end.min((from / STRIPE_BYTES + 1) * STRIPE_BYTES);
+            let shard = shard_of(volume.index, from, self.peers.groups());
+            // Within a stripe.
+            let len = (to - from) as u32;
+            self.tell(shard, ShardRequest::Prefetch { volume: volume.index, offset: from, len });
+            from = to;
+        }
+    }
+
+    fn sync(&mut self, slot: usize, tag: Tag, volume: VolumeIndex) {
+        let from = self.token(slot, tag, 1);
+        self.ask(slot, tag, self.index, ShardRequest::Sync { from, volume });
+    }
+
+    /// A discard or zeroing: by the shard that has all of it, or after every shard holds the range.
+    fn change(&mut self, slot: usize, tag: Tag, volume: &Volume, kind: OpKind) {
+        self.working(slot, tag);
+        let groups = self.peers.groups();
+        let (offset, len) = kind.range();
+        let one_stripe = offset / STRIPE_BYTES == (offset + len - 1) / STRIPE_BYTES;
+        let (from, volume_index) = (self.token(slot, tag, 0), volume.index);
+        if volume.cache == CacheMode::None || groups == 1 || one_stripe {
+            let shard = match volume.cache {
+                CacheMode::None => self.index,
+                _ => shard_of(volume.index, offset, groups),
+            };
+            let change = ShardRequest::Change { from, volume: volume_index, kind, held: false };
+            return self.ask(slot, tag, shard, change);
+        }
+        // One after the other in the order of the shards, so that two of these never wait for each other.
+        let hold = ShardRequest::Hold { from, volume: volume_index, offset, len };
+        self.ask(slot, tag, 0, hold);
+    }
+
+    fn on_held(&mut self, slot: usize, to: PartToken, job: JobId) {
+        let shard = usize::from(to.part);
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let live = connection.is_live();
+        let request = &mut connection.requests[to.tag.index()];
+        // Groups are few.
+        request.holds.push(Held { shard: shard as u16, job });
+        if !live {
+            return self.unhold(slot, to.tag, Changed::No);
+        }
+        let (volume, offset, len) = (request.volume, request.offset_bytes, request.len_bytes);
+        let Some(command) = request.command else { return };
+        let next = shard + 1;
+        if next < self.peers.groups() {
+            let from = self.token(slot, to.tag, next);
+            return self.ask(slot, to.tag, next, ShardRequest::Hold { from, volume, offset, len });
+        }
+        let kind = if command.opcode == Opcode::Discard {
+            OpKind::Discard { offset, len }
+        } else {
+            OpKind::WriteZeroes { offset, len, may_unmap: command.flags.may_unmap }
+        };
+        let from = self.token(slot, to.tag, 0);
+        self.ask(slot, to.tag, self.index, ShardRequest::Change { from, volume, kind, held: true });
+    }
+
+    fn unhold(&mut self, slot: usize, tag: Tag, outcome: Changed) {
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let mut holds = std::mem::take(&mut connection.requests[tag.index()].holds);
+        for Held { shard, job } in holds.drain(..) {
+            self.tell(usize::from(shard), ShardRequest::Unhold { job, outcome });
+        }
+        if let Some(connection) = self.connections[slot].as_mut() {
+            connection.requests[tag.index()].holds = holds;
+        }
+    }
+
+    /// A shard answered.
+    pub(super) fn on_reply(&mut self, reply: ShardReply) {
+        let to = reply.to();
+        let slot = usize::from(to.connection.slot);
+        let request = self
+            .connections
+            .get_mut(slot)
+            .and_then(Option::as_mut)
+            .filter(|c| c.id == to.connection)
+            .map(|c| (c.is_live(), &mut c.requests[to.tag.index()]));
+        let Some((live, request)) = request else {
+            // No connection is buried while a shard works for it.
+            debug_assert!(false, "an answer to nobody: {reply:?}");
+            return;
+        };
+        request.pending = request.pending.saturating_sub(1);
+        let shard = request.parts().get(usize::from(to.part)).map_or(0, |p| usize::from(p.shard));
+        match reply {
+            ShardReply::Read { result: Ok(memory), .. } if !live => {
+                self.tell(shard, ShardRequest::Release { memory });
+            }
+            ShardReply::Read { result, .. } => {
+                let part = &mut request.parts_mut()[usize::from(to.part)];
+                match result {
+                    Ok(memory) => (part.memory, part.step) = (memory, Step::Ready),
+                    Err(errno) => {
+                        part.step = Step::Done;
+                        request.fail(status_of(errno));
+                    }
+                }
+                if live {
+                    self.send_parts(slot, to.tag);
+                }
+            }
+            ShardReply::Reserved { job, memory, .. } => {
+                if !live {
+                    return self.tell(shard, ShardRequest::Cancel { job, memory });
+                }
+                let part = &mut request.parts_mut()[usize::from(to.part)];
+                (part.memory, part.job) = (memory, Some(job));
+                self.start_landing(slot, to.tag, usize::from(to.part));
+            }
+            ShardReply::Held { job, .. } => self.on_held(slot, to, job),
+            ShardReply::Done { result, .. } => self.on_done(slot, to, result),
+        }
+    }
+
+    fn on_done(&mut self, slot: usize, to: PartToken, result: Result<(), Errno>) {
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let live = connection.is_live();
+        let request = &mut connection.requests[to.tag.index()];
+        if let Err(errno) = result {
+            request.fail(status_of(errno));
+        }
+        let (pending, status, volume) = (request.pending, request.status, request.volume);
+        match request.command.map(|c| c.opcode) {
+            Some(Opcode::Write) => {
+                if let Some(part) = request.parts_mut().get_mut(usize::from(to.part)) {
+                    part.step = Step::Done;
+                }
+                if live {
+                    self.finish_write(slot, to.tag);
+                }
+            }
+            // The shards have written their dirty blocks; now the store.
+            Some(Opcode::Flush) if to.part == 0 => {
+                if pending > 0 || !live {
+                } else if status == Status::Ok {
+                    self.sync(slot, to.tag, volume);
+                } else {
+                    self.finish(slot, to.tag, status);
+                }
+            }
+            _ => {
+                let outcome = if result.is_ok() { Changed::Yes } else { Changed::Unknown };
+                self.unhold(slot, to.tag, outcome);
+                if live {
+                    self.finish(slot, to.tag, status);
+                }
+            }
+        }
+    }
+
+    fn finish_write(&mut self, slot: usize, tag: Tag) {
+        let Some(connection) = self.connections[slot].as_ref() else { return };
+        let request = &connection.requests[tag.index()];
+        if request.pending == 0 && request.parts().iter().all(|p| p.step == Step::Done) {
+            let status = request.status;
+            self.finish(slot, tag, status);
+        }
+    }
+
+    /// A part of a write has its memory: its data may come.
+    fn start_landing(&mut self, slot: usize, tag: Tag, at: usize) {
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let request = &mut connection.requests[tag.index()];
+        let Some(command) = request.command else { return };
+        let recv = request.recv_slot;
+        let part = &mut request.parts_mut()[at];
+        part.step = Step::Landing;
+        if command.in_capsule_bytes == 0 {
+            self.repost_recv(slot, tag);
+            return self.start_reads(slot, tag, at);
+        }
+        if let Some(recv) = recv {
+            let (from, len) = (part.at as usize, part.len);
+            let start = connection.recv_offset(recv) + COMMAND_BYTES + from;
+            let (arena, own) = (self.shard.slots().region(), connection.region());
+            let memory = &connection.requests[tag.index()].parts()[at].memory;
+            memory.each_run(0, len, |run, begins| {
+                own.copy_to(start + begins as usize, arena, run.offset, run.len as usize);
+            });
+            self.stats.copied_bytes.add(u64::from(len));
+        }
+        let request = &mut connection.requests[tag.index()];
+        let part = &mut request.parts_mut()[at];
+        part.posted = part.len;
+        if request.parts().iter().all(|p| p.posted == p.len) {
+            self.repost_recv(slot, tag);
+        }
+        self.landed(slot, tag, at);
+    }
+
+    /// Posts the READs of a part's data as far as credits and sink allow, or queues it for them.
+    pub(super) fn start_reads(&mut self, slot: usize, tag: Tag, at: usize) {
+        loop {
+            let Some(connection) = self.connections[slot].as_mut() else { return };
+            let id = connection.id;
+            let has_credit = connection.reads_in_flight < connection.params.reads_out
+                && connection.credits.available() > 0;
+            let sink = self.pollers[connection.poller].sink.as_mut();
+            let part = &mut connection.requests[tag.index()].parts_mut()[at];
+            if part.posted == part.len {
+                return;
+            }
+            // At most eight parts.
+            let index = at as u8;
+            if let Some(sink) = sink
+                && part.sink.is_none()
+            {
+                part.sink = sink.allocate(part.len as usize);
+                if part.sink.is_none() {
+                    self.waiting_sink.push_back((id, tag, index));
+                    return;
+                }
+            }
+            if !has_credit {
+                self.stats.read_credit_waits.add(1);
+                connection.waiting_reads.push_back((tag, index));
+                return;
+            }
+            let Some((sge, remote)) = self.read_landing(slot, tag, at) else {
+                // Only a bug gets here: ranges were checked.
+                return self.protocol_error(slot, "a write without memory");
+            };
+            if let Some(connection) = self.connections[slot].as_mut() {
+                let part = &mut connection.requests[tag.index()].parts_mut()[at];
+                part.posted += sge.len;
+                part.reads += 1;
+                connection.reads_in_flight += 1;
+                let kind = WrKind::ReadData(tag, index);
+                connection.queue_send(kind, SendOp::Read(remote), sge, true, false);
+                self.mark_dirty(slot);
+            }
+        }
+    }
+
+    /// Where the next READ of a part lands, and where its data is at the initiator.
+    fn read_landing(&self, slot: usize, tag: Tag, at: usize) -> Option<(Sge, RemoteBuffer)> {
         let connection = self.connections[slot].as_ref()?;
         let request = &connection.requests[tag.index()];
         let buffer = request.command?.buffer?;
+        let part = &request.parts()[at];
         let memory = &self.pollers[connection.poller].memory;
-        let sge = if let (Some(extent), Some(sink)) = (&request.sink, &memory.sink) {
-            sink.sge(extent.offset(), buffer.length)?
-        } else if let Some(extent) = &request.extent {
-            memory.arena.sge(extent.offset(), buffer.length)?
-        } else {
+        let left = part.len - part.posted;
+        let sge = if let (Some(extent), Some(sink)) = (&part.sink, &memory.sink) {
+            sink.sge(extent.offset(), left)?
+        } else if part.memory.is_empty() {
             let (_, mr) = memory.volumes.iter().find(|(index, _)| *index == request.volume)?;
-            mr.sge(usize::try_from(request.offset_bytes).ok()?, buffer.length)?
+            mr.sge(usize::try_from(part.offset).ok()?, left)?
+        } else {
+            let mut first = None;
+            part.memory.each_run(part.posted, part.len, |run, _| {
+                first.get_or_insert(run);
+            });
+            let run = first?;
+            memory.arena.sge(run.offset, run.len)?
         };
-        Some((sge, RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) }))
+        let addr = buffer.address + u64::from(part.at + part.posted);
+        Some((sge, RemoteBuffer { addr, rkey: Rkey(buffer.rkey) }))
     }
 
-    /// The data of a write arrived.
-    pub(super) fn on_data_read(&mut self, slot: usize, tag: Tag, _bytes: u32) {
+    /// A READ of write data completed.
+    pub(super) fn on_data_read(&mut self, slot: usize, tag: Tag, at: u8) {
         let Some(connection) = self.connections[slot].as_mut() else { return };
         let Some(request) = connection.requests.get_mut(tag.index()) else { return };
-        if request.state != (State::TransferIn { posted: true }) {
+        let volume = request.volume;
+        let part = request.parts_mut().get_mut(usize::from(at));
+        let Some(part) = part.filter(|p| p.step == Step::Landing && p.reads > 0) else {
             return self.protocol_error(slot, "a READ completed that was not posted");
+        };
+        part.reads -= 1;
+        if part.reads > 0 || part.posted < part.len {
+            return;
         }
-        let bytes = request.command.and_then(|c| c.buffer).map_or(0, |b| b.length) as usize;
-        let entry = &mut self.pollers[connection.poller];
-        if let (Some(extent), Some(sink)) = (request.sink.take(), entry.sink.as_mut()) {
-            let volume = self.volumes[usize::from(request.volume.0)].as_ref().map(|v| &v.placement);
+        let sink = self.pollers[connection.poller].sink.as_mut();
+        if let (Some(extent), Some(sink)) = (part.sink.take(), sink) {
             let from = extent.offset();
-            match (&request.extent, volume) {
-                (Some(to), _) => {
-                    sink.region().copy_to(from, self.arena.region(), to.offset(), bytes)
-                }
-                (None, Some(Placement::Memory(region))) => {
-                    let to = usize::try_from(request.offset_bytes).unwrap_or(usize::MAX);
-                    sink.region().copy_to(from, region, to, bytes);
-                }
-                _ => {}
+            let placement = self.volumes[usize::from(volume.0)].as_ref().map(|v| &v.placement);
+            if let Some(Placement::Memory(region)) = placement {
+                let to = usize::try_from(part.offset).unwrap_or(usize::MAX);
+                sink.region().copy_to(from, region, to, part.len as usize);
+            } else {
+                let arena = self.shard.slots().region();
+                part.memory.each_run(0, part.len, |run, begins| {
+                    let from = from + begins as usize;
+                    sink.region().copy_to(from, arena, run.offset, run.len as usize);
+                });
             }
-            self.stats.copied_bytes.add(bytes as u64);
+            self.stats.copied_bytes.add(part.len.into());
             sink.release(extent);
         }
-        self.submit_write(slot, tag);
+        self.landed(slot, tag, usize::from(at));
     }
 
-    /// The data of a write is in our memory: to the store, or done.
-    fn submit_write(&mut self, slot: usize, tag: Tag) {
-        let Some(connection) = self.connections[slot].as_ref() else { return };
-        let request = &connection.requests[tag.index()];
+    /// The data of a part is in our memory: to its shard, or done.
+    fn landed(&mut self, slot: usize, tag: Tag, at: usize) {
+        let from = self.token(slot, tag, at);
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let request = &mut connection.requests[tag.index()];
+        let fua = request.command.is_some_and(|c| c.flags.fua);
         let is_store = self.volumes[usize::from(request.volume.0)]
             .as_ref()
             .is_some_and(|v| matches!(v.placement, Placement::Store));
-        match (&request.extent, request.command) {
-            (Some(extent), Some(command)) if is_store => {
-                let len = command.buffer.map_or(command.in_capsule_bytes, |b| b.length);
-                let (offset, extent_offset) = (request.offset_bytes, extent.offset());
-                self.submit(
-                    slot,
-                    tag,
-                    OpKind::Write { offset, extent_offset, len, fua: command.flags.fua },
-                );
+        let part = &mut request.parts_mut()[at];
+        let (shard, memory) = (usize::from(part.shard), std::mem::take(&mut part.memory));
+        match part.job.take() {
+            Some(job) if is_store => {
+                part.step = Step::Asked;
+                self.ask(slot, tag, shard, ShardRequest::Write { from, job, memory, fua });
             }
-            _ => self.finish(slot, tag, Status::Ok),
+            job => {
+                part.step = Step::Done;
+                if let Some(job) = job {
+                    self.tell(shard, ShardRequest::Cancel { job, memory });
+                }
+                self.finish_write(slot, tag);
+            }
         }
     }
 
-    fn submit(&mut self, slot: usize, tag: Tag, kind: OpKind) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
-        let request = &mut connection.requests[tag.index()];
-        request.state = State::Execute;
-        let op = Op { token: token(connection.id, tag), volume: request.volume, kind };
-        if let Err(op) = self.store.submit(op) {
-            self.waiting_store.push_back(op);
+    /// Gives back what a dead connection's device no longer touches: the markers came back. Others may wait for
+    /// this memory, even commands of the same connection.
+    pub(super) fn give_back_memory(&mut self, connection: &mut Connection) {
+        for (_, shard, memory) in connection.pinned.drain(..) {
+            self.release(shard, memory);
         }
-        self.repost_recv(slot, tag);
+        let poller = connection.poller;
+        for part in connection.requests.iter_mut().flat_map(Request::parts_mut) {
+            let (shard, memory) = (usize::from(part.shard), std::mem::take(&mut part.memory));
+            match part.job.take() {
+                Some(job) => self.tell(shard, ShardRequest::Cancel { job, memory }),
+                None if memory.is_empty() => {}
+                None => self.tell(shard, ShardRequest::Release { memory }),
+            }
+            let sink = self.pollers[poller].sink.as_mut();
+            if let (Some(extent), Some(sink)) = (part.sink.take(), sink) {
+                sink.release(extent);
+            }
+        }
     }
 
-    pub(super) fn on_store_done(&mut self, done: OpDone) {
-        let (id, tag) = untoken(done.token);
-        let slot = usize::from(id.slot);
-        let Some(connection) = self.connections.get_mut(slot).and_then(Option::as_mut) else {
-            return;
-        };
-        if connection.id != id {
-            return;
+    /// Gives up the ranges a request holds. No shard works for it.
+    pub(super) fn give_up_holds(&mut self, request: &mut Request) {
+        for Held { shard, job } in request.holds.drain(..) {
+            let outcome = Changed::No;
+            self.tell(usize::from(shard), ShardRequest::Unhold { job, outcome });
         }
-        let live = connection.is_live();
-        let Some(request) = connection.requests.get_mut(tag.index()) else { return };
-        if !live {
-            // Its memory goes with the connection.
-            request.state = State::Free;
-            return;
-        }
-        let status = match done.result {
-            Ok(bytes) => match request.command {
-                Some(CommandCapsule { opcode: Opcode::Read, buffer, .. }) => {
-                    request.payload = Payload::Extent { len: bytes };
-                    // The store promised all or an error; less would pass for data here.
-                    if buffer.is_some_and(|b| b.length == bytes) {
-                        Status::Ok
-                    } else {
-                        Status::StoreError
+    }
+
+    /// Lends go back to their shard.
+    pub(super) fn release(&mut self, shard: u16, memory: Segments) {
+        self.tell(usize::from(shard), ShardRequest::Release { memory });
+    }
+
+    /// Lets those go on who waited for the sink, in order.
+    pub(super) fn retry_sink(&mut self) {
+        for _ in 0..self.waiting_sink.len() {
+            let Some((id, tag, at)) = self.waiting_sink.pop_front() else { return };
+            if self.is_current(id) {
+                let slot = usize::from(id.slot);
+                let before = self.waiting_sink.len();
+                self.start_reads(slot, tag, usize::from(at));
+                if self.waiting_sink.len() > before {
+                    // Still nothing: the head stays the head.
+                    if let Some(waiting) = self.waiting_sink.pop_back() {
+                        self.waiting_sink.push_front(waiting);
                     }
+                    return;
                 }
-                _ => Status::Ok,
-            },
-            Err(errno) => Status::from_store_errno(errno as i32),
-        };
-        self.finish(slot, tag, status);
-    }
-
-    /// Lets those go on who waited for the store or for memory, in order.
-    pub(super) fn retry_waiters(&mut self) {
-        while let Some(op) = self.waiting_store.pop_front() {
-            let (id, tag) = untoken(op.token);
-            let alive = self.is_current(id);
-            if alive {
-                if let Err(op) = self.store.submit(op) {
-                    self.waiting_store.push_front(op);
-                    break;
-                }
-            } else if let Some(connection) = self.connections[usize::from(id.slot)].as_mut()
-                && connection.id == id
-            {
-                connection.requests[tag.index()].state = State::Free;
             }
-        }
-        while let Some(&(id, tag)) = self.waiting_extents.front() {
-            if self.is_current(id) && !self.try_memory(usize::from(id.slot), tag) {
-                self.prove_tails();
-                break;
-            }
-            self.waiting_extents.pop_front();
         }
     }
 
@@ -334,8 +614,8 @@ impl<S: Store> PollGroup<S> {
             .is_some_and(|c| c.id == id && c.is_live())
     }
 
-    /// Memory is short: connections may hold extents behind unsignaled WRs.
-    fn prove_tails(&mut self) {
+    /// Memory is short: connections may hold some behind unsignaled WRs.
+    pub(super) fn prove_tails(&mut self) {
         for slot in 0..self.connections.len() {
             self.prove_tail(slot);
         }
@@ -345,7 +625,7 @@ impl<S: Store> PollGroup<S> {
     /// it completes behind everything posted so far and proves that it is done.
     pub(super) fn prove_tail(&mut self, slot: usize) {
         let Some(connection) = self.connections[slot].as_mut() else { return };
-        let Some(position) = connection.pinned.back().map(|(position, _)| *position) else {
+        let Some(position) = connection.pinned.back().map(|(position, ..)| *position) else {
             return;
         };
         let Some(scratch) = connection.peer_scratch else { return };
@@ -365,23 +645,6 @@ impl<S: Store> PollGroup<S> {
     }
 }
 
-fn token(id: ConnectionId, tag: Tag) -> OpToken {
-    OpToken(u64::from(id.generation) << 32 | u64::from(id.slot) << 16 | u64::from(tag.0))
-}
-
-fn untoken(token: OpToken) -> (ConnectionId, Tag) {
-    let id =
-        ConnectionId { slot: (token.0 >> 16 & 0xffff) as u16, generation: (token.0 >> 32) as u32 };
-    (id, Tag((token.0 & 0xffff) as u16))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_round_trip() {
-        let id = ConnectionId { slot: 0xabcd, generation: 0x1234_5678 };
-        assert_eq!(untoken(token(id, Tag(0x7ff))), (id, Tag(0x7ff)));
-    }
+fn status_of(errno: Errno) -> Status {
+    Status::from_store_errno(errno as i32)
 }

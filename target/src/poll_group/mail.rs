@@ -19,6 +19,8 @@ pub struct PollerMemory {
     pub zeros: Arc<MemoryRegion>,
     /// Sink for RDMA READs where the arena may not be one (iWARP).
     pub sink: Option<Arc<MemoryRegion>>,
+    /// Longest piece of the sink.
+    pub sink_extent_max: u32,
     /// Memory volumes, by index.
     pub volumes: Vec<(VolumeIndex, Arc<MemoryRegion>)>,
 }
@@ -141,6 +143,8 @@ pub enum FromGroup {
     Stopped {
         /// Which poll group.
         group: usize,
+        /// Every acknowledged write of its shard is durable.
+        clean: bool,
         /// What broke, if something did.
         error: Option<String>,
     },

@@ -1,20 +1,24 @@
-//! [`PollGroup`]: the data thread's engine: connections of several devices, one store, one arena.
+//! [`PollGroup`]: the data thread's engine: connections of several devices, and a shard of the cache.
 //!
-//! One owner, no locks, no clock of its own, no allocation per I/O. A turn is: take mail, reap every CQ and
-//! the store, move requests forward, then post: one list of RECVs and one list of send WRs per connection.
+//! One owner, no locks, no clock of its own, no allocation per I/O. A turn is: take mail, reap every CQ, the
+//! other poll groups' messages and the store, move requests forward, then post: one list of RECVs and one list
+//! of send WRs per connection. A command is served by the poll group of its connection; memory and store are a
+//! [`Shard`]'s, this group's or another's, and are asked for in messages either way.
 //! The thread around it ([`thread`]) sleeps and wakes; tests and simulations call [`PollGroup::turn`]
 //! themselves, with a store and a fabric of their own.
 //!
-//! Order of a command's memory: nothing is released while a device or the store may touch it. An extent a
-//! WRITE was sent from is free when a later signaled WR of the QP completed, whatever the peer does with the
-//! tag; on a dead QP when the markers behind everything came back.
+//! Order of a command's memory: nothing is released while a device or the store may touch it. Memory that a
+//! WRITE was sent from goes back to its shard when a later signaled WR of the QP completed, whatever the peer
+//! does with the tag; on a dead QP when the markers behind everything came back.
 
 mod block;
 mod mail;
+pub mod peers;
 mod respond;
 pub mod thread;
 
 pub use mail::{FromGroup, PollerMemory, ToGroup};
+use peers::{PeerMail, Peers};
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,14 +29,17 @@ use rblk_protocol::limits::COMMAND_BYTES;
 use rblk_protocol::{AccessMode, CommandCapsule, ConnectionKind, Opcode, Status, Tag};
 
 use crate::arena::Arena;
+use crate::cache::{Shard, ShardRequest};
 use crate::connection::{Connection, ConnectionId, ConnectionParams, Life, SessionSlot, WrKind};
 use crate::request::{Request, State};
 use crate::stats::Stats;
-use crate::store::{Op, OpDone, Store, VolumeIndex};
-use crate::volume::Volume;
+use crate::store::{Store, VolumeIndex};
+use crate::volume::{Placement, Volume};
 
 /// A dead connection whose markers do not come back is given up after this long.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+/// How often other groups are reminded of memory that a shard is short of.
+const PROVE_INTERVAL: Duration = Duration::from_millis(1);
 
 struct PollerEntry {
     poller: Box<dyn Poller>,
@@ -63,12 +70,12 @@ pub struct PollGroup<S> {
     generation: u32,
     sessions: Vec<Option<SessionView>>,
     volumes: Vec<Option<Arc<Volume>>>,
-    store: S,
-    arena: Arena,
-    waiting_extents: VecDeque<(ConnectionId, Tag)>,
-    waiting_store: VecDeque<Op>,
+    shard: Shard<S>,
+    peers: Peers,
+    // Parts of writes that wait for the READ sink (iWARP).
+    waiting_sink: VecDeque<(ConnectionId, Tag, u8)>,
+    reminded: Option<Instant>,
     dirty: Vec<u16>,
-    done: Vec<OpDone>,
     outbox: Vec<FromGroup>,
     stats: Arc<Stats>,
     now: Instant,
@@ -89,7 +96,13 @@ impl<S> std::fmt::Debug for PollGroup<S> {
 impl<S: Store> PollGroup<S> {
     /// An engine without devices, volumes or connections.
     #[must_use]
-    pub fn new(index: usize, store: S, arena: Arena, stats: Arc<Stats>, now: Instant) -> Self {
+    pub fn new(
+        index: usize,
+        shard: Shard<S>,
+        peers: Peers,
+        stats: Arc<Stats>,
+        now: Instant,
+    ) -> Self {
         Self {
             index,
             pollers: Vec::new(),
@@ -97,12 +110,11 @@ impl<S: Store> PollGroup<S> {
             generation: 0,
             sessions: Vec::new(),
             volumes: Vec::new(),
-            store,
-            arena,
-            waiting_extents: VecDeque::with_capacity(1024),
-            waiting_store: VecDeque::with_capacity(1024),
+            shard,
+            peers,
+            waiting_sink: VecDeque::with_capacity(256),
+            reminded: None,
             dirty: Vec::with_capacity(256),
-            done: Vec::with_capacity(1024),
             outbox: Vec::new(),
             stats,
             now,
@@ -113,7 +125,18 @@ impl<S: Store> PollGroup<S> {
 
     /// The store.
     pub fn store_mut(&mut self) -> &mut S {
-        &mut self.store
+        self.shard.store_mut()
+    }
+
+    /// Its shard of the cache.
+    #[must_use]
+    pub fn shard(&self) -> &Shard<S> {
+        &self.shard
+    }
+
+    /// The other poll groups.
+    pub fn peers_mut(&mut self) -> &mut Peers {
+        &mut self.peers
     }
 
     /// The pollers, for arming and sleeping.
@@ -132,10 +155,24 @@ impl<S: Store> PollGroup<S> {
         !self.outbox.is_empty()
     }
 
-    /// Whether [`ToGroup::Stop`] was carried out.
+    /// Whether [`ToGroup::Stop`] was carried out: nobody is connected and every acknowledged write was
+    /// brought to the store and made durable, or could not be (false).
     #[must_use]
-    pub fn is_stopped(&self) -> bool {
-        self.stopping && self.connections.iter().all(Option::is_none) && self.store.in_flight() == 0
+    pub fn stopped(&self) -> Option<bool> {
+        let over = self.stopping && self.connections.iter().all(Option::is_none);
+        if over { self.shard.stopped() } else { None }
+    }
+
+    /// Whether [`ToGroup::Stop`] came.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.stopping
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
     }
 
     /// Whether anybody is connected.
@@ -147,7 +184,13 @@ impl<S: Store> PollGroup<S> {
     /// Whether a deadline runs, so that the thread must not sleep for long.
     #[must_use]
     pub fn has_deadline(&self) -> bool {
-        self.dying > 0
+        self.dying > 0 || self.shard.is_short()
+    }
+
+    /// When the shard has something to do that nobody will wake the thread for.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.shard.next_deadline()
     }
 
     /// One message of control.
@@ -157,7 +200,7 @@ impl<S: Store> PollGroup<S> {
             ToGroup::AddPoller { poller, memory } => {
                 // The sink was allocated in whole extents, so this never fails.
                 let sink = memory.sink.as_ref().and_then(|mr| {
-                    Arena::new(Arc::clone(mr.region()), self.arena.extent_max()).ok()
+                    Arena::new(Arc::clone(mr.region()), memory.sink_extent_max).ok()
                 });
                 self.pollers.push(PollerEntry { poller, memory, sink, qps: Vec::new() });
             }
@@ -165,6 +208,10 @@ impl<S: Store> PollGroup<S> {
                 let at = usize::from(volume.index.0);
                 if self.volumes.len() <= at {
                     self.volumes.resize(at + 1, None);
+                }
+                if matches!(volume.placement, Placement::Store) {
+                    let size = volume.blocks.bytes(volume.block_size).unwrap_or(0);
+                    self.shard.add_volume(volume.index, volume.cache, size, volume.read_only);
                 }
                 self.volumes[at] = Some(volume);
             }
@@ -313,19 +360,73 @@ impl<S: Store> PollGroup<S> {
                 }
             }
         }
-        let mut done = std::mem::take(&mut self.done);
-        self.store.reap(&mut done);
-        busy |= !done.is_empty();
-        for op in done.drain(..) {
-            self.on_store_done(op);
+        busy |= self.take_peer_mail();
+        busy |= self.shard.turn(now);
+        self.deliver();
+        if !self.waiting_sink.is_empty() {
+            self.retry_sink();
+            self.deliver();
         }
-        self.done = done;
-        self.retry_waiters();
+        if self.shard.is_short() {
+            self.seek_memory();
+        }
         if self.dying > 0 {
             self.check_dying();
         }
+        if self.stopping && self.dying == 0 && self.connections.iter().all(Option::is_none) {
+            self.shard.begin_stop();
+            self.deliver();
+        }
         self.finish_turn();
+        busy | self.peers.flush()
+    }
+
+    /// Something for a shard that it need not answer, or whose answer was counted.
+    fn tell(&mut self, shard: usize, request: ShardRequest) {
+        if shard == self.index {
+            self.shard.request(request, self.now);
+        } else {
+            self.peers.send(shard, PeerMail::Request(request));
+        }
+    }
+
+    fn take_peer_mail(&mut self) -> bool {
+        let mut busy = false;
+        // Bounded, so that talkative peers cannot starve the devices.
+        for _ in 0..1024 {
+            let Some(mail) = self.peers.receive() else { break };
+            busy = true;
+            match mail {
+                PeerMail::Request(request) => self.shard.request(request, self.now),
+                PeerMail::Reply(reply) => self.on_reply(reply),
+                PeerMail::Prove => self.prove_tails(),
+            }
+        }
         busy
+    }
+
+    /// Hands out the shard's answers, which may lead to more of them.
+    fn deliver(&mut self) {
+        while let Some(reply) = self.shard.take_reply() {
+            let group = usize::from(reply.to().group);
+            if group == self.index {
+                self.on_reply(reply);
+            } else {
+                self.peers.send(group, PeerMail::Reply(reply));
+            }
+        }
+    }
+
+    /// The shard is short of memory: whoever sent from it sees to it that it comes back.
+    fn seek_memory(&mut self) {
+        self.prove_tails();
+        let due = |at| self.now.saturating_duration_since(at) >= PROVE_INTERVAL;
+        if self.peers.groups() > 1 && self.reminded.is_none_or(due) {
+            self.reminded = Some(self.now);
+            for group in (0..self.peers.groups()).filter(|g| *g != self.index) {
+                self.peers.send(group, PeerMail::Prove);
+            }
+        }
     }
 
     fn kill_poller(&mut self, poller: usize) {
@@ -376,10 +477,10 @@ impl<S: Store> PollGroup<S> {
             Some(WrKind::Recv(recv)) if completion.opcode == WcOpcode::Recv => {
                 self.on_command(slot, recv, completion.byte_len as usize);
             }
-            Some(WrKind::ReadData(tag)) => {
+            Some(WrKind::ReadData(tag, part)) => {
                 connection.reads_in_flight = connection.reads_in_flight.saturating_sub(1);
+                self.on_data_read(slot, tag, part);
                 self.on_proof(slot, true);
-                self.on_data_read(slot, tag, completion.byte_len);
             }
             Some(WrKind::Proof) => {
                 connection.proving = false;
@@ -399,9 +500,11 @@ impl<S: Store> PollGroup<S> {
         if !is_read && !connection.sends_prove {
             return self.continue_connection(slot);
         }
-        while connection.pinned.front().is_some_and(|(position, _)| *position <= reclaimed) {
-            let Some((_, extent)) = connection.pinned.pop_front() else { break };
-            self.arena.release(extent);
+        while let Some(connection) = self.connections[slot].as_mut()
+            && connection.pinned.front().is_some_and(|(position, ..)| *position <= reclaimed)
+            && let Some((_, shard, memory)) = connection.pinned.pop_front()
+        {
+            self.release(shard, memory);
         }
         self.continue_connection(slot);
     }
@@ -556,7 +659,14 @@ impl<S: Store> PollGroup<S> {
                 tracing::error!(peer = %connection.params.peer, "a dead queue pair does not flush; giving up on it");
                 connection.life = Life::Dying { since, sends_drained: true, recvs_drained: true };
             }
-            if connection.is_gone() {
+            if connection.is_drained() && !connection.emptied {
+                connection.emptied = true;
+                if let Some(mut connection) = self.connections[slot].take() {
+                    self.give_back_memory(&mut connection);
+                    self.connections[slot] = Some(connection);
+                }
+            }
+            if self.connections[slot].as_ref().is_some_and(|c| c.is_gone()) {
                 self.bury(slot);
             }
         }
@@ -569,19 +679,11 @@ impl<S: Store> PollGroup<S> {
         if connection.dirty {
             self.dirty.retain(|dirty| usize::from(*dirty) != slot);
         }
-        for (_, extent) in connection.pinned.drain(..) {
-            self.arena.release(extent);
+        for request in &mut connection.requests {
+            self.give_up_holds(request);
+            request.reset();
         }
         let entry = &mut self.pollers[connection.poller];
-        for request in &mut connection.requests {
-            if let Some(extent) = request.extent.take() {
-                self.arena.release(extent);
-            }
-            if let (Some(extent), Some(sink)) = (request.sink.take(), entry.sink.as_mut()) {
-                sink.release(extent);
-            }
-            *request = Request::new();
-        }
         entry.qps[usize::from(connection.qp.0)] = None;
         let qp = entry.poller.detach(connection.qp);
         self.outbox.push(FromGroup::ConnectionGone {
@@ -638,5 +740,7 @@ impl<S: Store> PollGroup<S> {
             sum.completions += c.completions;
         }
         self.stats.set_fabric(&sum);
+        self.stats.set_cache(&self.shard.counters(), self.shard.slots());
+        self.stats.peer_messages.set(self.peers.sent());
     }
 }

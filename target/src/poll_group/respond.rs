@@ -1,6 +1,6 @@
 //! Answers: data back to the initiator, then the response, in one list and one doorbell.
 
-use rblk_fabric::{RemoteBuffer, Rkey, SendOp, Sge};
+use rblk_fabric::{MAX_SGE, RemoteBuffer, Rkey, SendOp, Sge, SgeList};
 use rblk_protocol::{
     CommandCapsule, Immediate, KeyedDescriptor, Opcode, ResponseCapsule, Status, Tag,
     self_test_pattern,
@@ -8,7 +8,7 @@ use rblk_protocol::{
 
 use super::PollGroup;
 use crate::connection::{ConnectionId, REPLY_AREA_BYTES, SCRATCH_BYTES, WrKind};
-use crate::request::{Payload, State};
+use crate::request::{Payload, State, Step};
 use crate::store::Store;
 
 impl<S: Store> PollGroup<S> {
@@ -21,17 +21,6 @@ impl<S: Store> PollGroup<S> {
         // An admin command may be refused in words.
         if status != Status::Ok && !matches!(request.payload, Payload::Reply { .. }) {
             request.payload = Payload::None;
-        }
-        if !matches!(request.payload, Payload::Extent { .. })
-            && let Some(extent) = request.extent.take()
-        {
-            self.arena.release(extent);
-        }
-        let poller = connection.poller;
-        if let (Some(extent), Some(sink)) =
-            (request.sink.take(), self.pollers[poller].sink.as_mut())
-        {
-            sink.release(extent);
         }
         if let Some(command) = request.command {
             self.count(&command, status);
@@ -82,15 +71,12 @@ impl<S: Store> PollGroup<S> {
         let data = self.answer_data(slot, tag, command);
         let Some(connection) = self.connections[slot].as_mut() else { return };
         let request = &connection.requests[tag.index()];
-        let holds_extent = matches!(request.payload, Payload::Extent { .. });
         let mut response = ResponseCapsule::new(tag, command.sequence, request.status);
         response.value = request.value;
         if request.payload != Payload::None && data.is_none() {
             // Only a bug gets here: ranges were checked. The peer must not hang for it.
             response.status = Status::Internal;
         }
-        // Without a scratch to read, only a signaled WR can prove that the extent is free.
-        let must_signal = holds_extent && connection.peer_scratch.is_none();
         let sent_at = match data {
             Some((sge, remote)) if with_imm => {
                 let imm = Immediate::new(tag, command.sequence).to_bits();
@@ -98,7 +84,7 @@ impl<S: Store> PollGroup<S> {
                     WrKind::Answer(tag),
                     SendOp::WriteWithImm(remote, imm),
                     sge,
-                    must_signal,
+                    false,
                     false,
                 )
             }
@@ -113,20 +99,125 @@ impl<S: Store> PollGroup<S> {
                     );
                 }
                 let sge = connection.response_sge(tag, &response.to_wire());
-                connection.queue_send(WrKind::Answer(tag), SendOp::Send, sge, must_signal, true)
+                connection.queue_send(WrKind::Answer(tag), SendOp::Send, sge, false, true)
             }
         };
         connection.requests[tag.index()].state = State::Answered { sent_at };
-        if let Some(extent) = connection.requests[tag.index()].extent.take() {
-            connection.pinned.push_back((sent_at, extent));
-        }
-        // Where sends prove nothing, nobody else bounds what is pinned.
-        let many =
-            !connection.sends_prove && connection.pinned.len() >= connection.requests.len() / 2;
         self.mark_dirty(slot);
-        if many {
-            self.prove_tail(slot);
+    }
+
+    /// Sends what is there of a READ's parts, as far as send-queue slots allow. The last WR of all carries the
+    /// answer. So a part's memory is free again without waiting for the other parts.
+    pub(super) fn send_parts(&mut self, slot: usize, tag: Tag) {
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let request = &connection.requests[tag.index()];
+        if request.state != State::Working {
+            return;
         }
+        if !connection.waiting_sends.is_empty() {
+            // Nobody overtakes those who wait. A tag waits once.
+            if !connection.waiting_sends.contains(&tag) {
+                connection.waiting_sends.push_back(tag);
+            }
+            return;
+        }
+        self.continue_parts(slot, tag);
+    }
+
+    fn continue_parts(&mut self, slot: usize, tag: Tag) {
+        while let Some(connection) = self.connections[slot].as_mut() {
+            let request = &connection.requests[tag.index()];
+            let Some(command) = request.command else { return };
+            let pending = request.pending > 0;
+            let status = request.status;
+            let Some(at) = request.parts().iter().position(|p| p.step == Step::Ready) else {
+                if !pending && status != Status::Ok {
+                    self.finish(slot, tag, status);
+                }
+                return;
+            };
+            let only =
+                !pending && request.parts().iter().filter(|p| p.step == Step::Ready).count() == 1;
+            let Some((sges, remote, bytes)) = self.part_data(slot, tag, at) else {
+                // Only a bug gets here: ranges were checked.
+                return self.protocol_error(slot, "a read without memory");
+            };
+            let Some(connection) = self.connections[slot].as_mut() else { return };
+            let part = &connection.requests[tag.index()].parts()[at];
+            let ends_part = part.posted + bytes == part.len;
+            let is_last = only && ends_part && status == Status::Ok;
+            let with_imm = is_last && connection.params.write_with_imm;
+            let needed = if is_last && !with_imm { 2 } else { 1 };
+            if connection.credits.available() < needed {
+                self.stats.send_credit_waits.add(1);
+                connection.waiting_sends.push_front(tag);
+                return;
+            }
+            // Without a scratch to read, only a signaled WR can prove that the memory is free.
+            let must_signal = ends_part && connection.peer_scratch.is_none();
+            let kind = WrKind::Answer(tag);
+            let op = if with_imm {
+                let imm = Immediate::new(tag, command.sequence).to_bits();
+                SendOp::WriteWithImm(remote, imm)
+            } else {
+                SendOp::Write(remote)
+            };
+            let mut sent_at = connection.queue_send_list(kind, op, sges, must_signal);
+            let part = &mut connection.requests[tag.index()].parts_mut()[at];
+            part.posted += bytes;
+            if ends_part {
+                part.step = Step::Done;
+                let (shard, memory) = (part.shard, std::mem::take(&mut part.memory));
+                connection.pinned.push_back((sent_at, shard, memory));
+            }
+            if is_last {
+                if !with_imm {
+                    let response = ResponseCapsule::new(tag, command.sequence, Status::Ok);
+                    let sge = connection.response_sge(tag, &response.to_wire());
+                    sent_at = connection.queue_send(kind, SendOp::Send, sge, false, true);
+                }
+                connection.requests[tag.index()].state = State::Answered { sent_at };
+                self.count(&command, Status::Ok);
+            }
+            // Where sends prove nothing, nobody else bounds what is pinned.
+            let connection = self.connections[slot].as_ref();
+            let many = connection
+                .is_some_and(|c| !c.sends_prove && c.pinned.len() >= c.requests.len() / 2);
+            self.mark_dirty(slot);
+            if many {
+                self.prove_tail(slot);
+            }
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// The next WRITE of a part: what it gathers, where it goes, and its bytes.
+    fn part_data(&self, slot: usize, tag: Tag, at: usize) -> Option<(SgeList, RemoteBuffer, u32)> {
+        let connection = self.connections[slot].as_ref()?;
+        let request = &connection.requests[tag.index()];
+        let buffer = request.command?.buffer?;
+        let part = &request.parts()[at];
+        let arena = &self.pollers[connection.poller].memory.arena;
+        let most = (connection.params.send_sges as usize).clamp(1, MAX_SGE);
+        let (mut list, mut count, mut bytes, mut inside) = (SgeList::default(), 0, 0, true);
+        part.memory.each_run(part.posted, part.len, |run, _| {
+            if count < most {
+                match arena.sge(run.offset, run.len) {
+                    Some(sge) => inside &= list.push(sge),
+                    None => inside = false,
+                }
+                count += 1;
+                bytes += run.len;
+            }
+        });
+        let addr = buffer.address + u64::from(part.at + part.posted);
+        (inside && bytes > 0).then_some((
+            list,
+            RemoteBuffer { addr, rkey: Rkey(buffer.rkey) },
+            bytes,
+        ))
     }
 
     /// Source and destination of the data that goes back.
@@ -142,7 +233,6 @@ impl<S: Store> PollGroup<S> {
         let memory = &self.pollers[connection.poller].memory;
         let sge = match request.payload {
             Payload::None => return None,
-            Payload::Extent { len } => memory.arena.sge(request.extent.as_ref()?.offset(), len)?,
             Payload::Zeros { len } => memory.zeros.sge(0, len)?,
             Payload::Memory { volume, offset, len } => {
                 memory.volumes.iter().find(|(index, _)| *index == volume)?.1.sge(offset, len)?
@@ -161,6 +251,10 @@ impl<S: Store> PollGroup<S> {
                 return;
             }
             connection.waiting_sends.pop_front();
+            if connection.requests[tag.index()].state == State::Working {
+                self.continue_parts(slot, tag);
+                continue;
+            }
             let Some(command) = connection.requests[tag.index()].command else { continue };
             let with_imm = connection.params.write_with_imm && command.opcode == Opcode::Read;
             let with_imm = with_imm && connection.requests[tag.index()].payload != Payload::None;
@@ -172,8 +266,8 @@ impl<S: Store> PollGroup<S> {
             {
                 break;
             }
-            let Some(tag) = connection.waiting_reads.pop_front() else { break };
-            self.start_read(slot, tag);
+            let Some((tag, part)) = connection.waiting_reads.pop_front() else { break };
+            self.start_reads(slot, tag, usize::from(part));
         }
     }
 

@@ -13,12 +13,16 @@ use std::time::{Duration, Instant};
 use rblk_fabric::mailbox::{Receiver, Sender, mailbox};
 use tokio::sync::mpsc;
 
+use super::peers::Peers;
 use super::{FromGroup, PollGroup, ToGroup};
-use crate::arena::Arena;
+use crate::cache::Shard;
 use crate::stats::Stats;
-use crate::store::uring::{UringStore, Wait, WatchSet, WatchToken};
+use crate::store::uring::{MAX_WATCHES, UringStore, Wait, WatchSet, WatchToken};
 
 const MAIL: WatchToken = WatchToken(0);
+const PEERS: WatchToken = WatchToken(MAX_WATCHES - 1);
+/// How long the end may take once nobody is connected: what is dirty goes to the stores.
+const STOP_DEADLINE: Duration = Duration::from_secs(60);
 /// Longest sleep without connections.
 const LONG_SLEEP: Duration = Duration::from_secs(60);
 /// Longest sleep with connections: a net under devices that lose an event.
@@ -61,14 +65,14 @@ pub struct Tuning {
 /// No thread or eventfd could be made.
 pub fn start(
     index: usize,
-    store: UringStore,
-    arena: Arena,
+    shard: Shard<UringStore>,
+    peers: Peers,
     tuning: Tuning,
     outbox: mpsc::UnboundedSender<FromGroup>,
 ) -> io::Result<Handle> {
     let (mail, receiver) = mailbox(4096)?;
     let stats = Arc::new(Stats::default());
-    let group = PollGroup::new(index, store, arena, Arc::clone(&stats), Instant::now());
+    let group = PollGroup::new(index, shard, peers, Arc::clone(&stats), Instant::now());
     let thread =
         std::thread::Builder::new().name(format!("poll-group-{index}")).spawn(move || {
             if let Some(cpu) = tuning.cpu {
@@ -77,12 +81,12 @@ pub fn start(
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 run(group, receiver, tuning, &outbox)
             }));
-            let error = match result {
-                Ok(Ok(())) => None,
-                Ok(Err(error)) => Some(error.to_string()),
-                Err(_) => Some("it panicked".to_owned()),
+            let (clean, error) = match result {
+                Ok(Ok(clean)) => (clean, None),
+                Ok(Err(error)) => (false, Some(error.to_string())),
+                Err(_) => (false, Some("it panicked".to_owned())),
             };
-            let _ = outbox.send(FromGroup::Stopped { group: index, error });
+            let _ = outbox.send(FromGroup::Stopped { group: index, clean, error });
         })?;
     Ok(Handle { mail, stats, thread: Some(thread) })
 }
@@ -103,8 +107,12 @@ fn run(
     mut mail: Receiver<ToGroup>,
     tuning: Tuning,
     outbox: &mpsc::UnboundedSender<FromGroup>,
-) -> io::Result<()> {
+) -> io::Result<bool> {
     group.store_mut().watch(mail.event_fd(), MAIL)?;
+    if let Some(fd) = group.peers_mut().event_fd() {
+        group.store_mut().watch(fd, PEERS)?;
+    }
+    let mut stop_by = None;
     let mut woken = WatchSet::default();
     let mut idle_since = None;
     let mut pollers = 0u8;
@@ -145,9 +153,17 @@ fn run(
             }
             busy = true;
         }
-        if group.is_stopped() {
+        if let Some(clean) = group.stopped() {
             group.publish_stats();
-            return Ok(());
+            return Ok(clean);
+        }
+        if group.is_stopping() && !group.has_connections() {
+            let by = *stop_by.get_or_insert(now + STOP_DEADLINE);
+            if now > by {
+                let index = group.index();
+                tracing::error!(poll_group = index, "the stores do not take what is dirty; giving up");
+                return Ok(false);
+            }
         }
         let wait = if busy {
             idle_since = None;
@@ -163,14 +179,17 @@ fn run(
             }
             // Something may have come between the last look and the arming.
             empty &= !group.turn(now) && !group.has_outbox() && !mail.has_some();
+            empty = empty && group.peers_mut().fall_asleep();
             if empty {
                 group.publish_stats();
                 group.stats.sleeps.add(1);
-                Wait::Until(match (group.has_deadline(), group.has_connections()) {
+                let short = group.has_deadline() || group.is_stopping();
+                let longest = match (short, group.has_connections()) {
                     (true, _) => SHORT_SLEEP,
                     (false, true) => IDLE_SLEEP,
                     (false, false) => LONG_SLEEP,
-                })
+                };
+                Wait::Until(group.next_deadline().map_or(longest, |at| at.min(longest)))
             } else {
                 Wait::No
             }
@@ -179,6 +198,9 @@ fn run(
         group.store_mut().turn(wait, &mut woken)?;
         let enters = group.store_mut().counters().enters;
         group.stats.ring_enters.set(enters);
+        if wait != Wait::No {
+            group.peers_mut().wake_up();
+        }
         if woken.contains(MAIL) {
             mail.clear_event();
         }

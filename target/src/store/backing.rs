@@ -2,7 +2,7 @@
 //!
 //! Invariants: while a read-write backing lives, no other open description anywhere on this host holds its
 //! lock; its size is a nonzero multiple of the block size; with [`Backing::direct`] every whole block is
-//! well aligned for direct I/O from memory aligned to 4 KiB.
+//! well aligned for direct I/O from memory aligned to [`Backing::memory_alignment`], at most 4 KiB.
 //!
 //! The lock belongs to the open description, so I/O that a killed process left in the kernel keeps it: who
 //! gets the lock knows that the I/O of the predecessor has ended. [`OpenOptions::lock_wait`] covers that
@@ -108,7 +108,7 @@ pub struct Backing {
     read_only: bool,
     direct: bool,
     block_size: u32,
-    alignment: u32,
+    alignment: Alignment,
     discard_granularity: u32,
     size: AtomicU64,
     block_discard_refused: AtomicBool,
@@ -138,7 +138,7 @@ impl Backing {
             read_only,
             direct: false,
             block_size,
-            alignment: 1,
+            alignment: Alignment { memory: 1, offset: 1 },
             discard_granularity: 0,
             size: AtomicU64::new(0),
             block_discard_refused: AtomicBool::new(kind == BackingKind::File),
@@ -192,7 +192,16 @@ impl Backing {
     /// Bytes to which offsets and lengths must be aligned: 1 unless direct.
     #[must_use]
     pub fn alignment(&self) -> u32 {
-        self.alignment
+        self.alignment.offset
+    }
+
+    /// Bytes to which the address of every segment of I/O must be aligned, at most 4096: 1 unless direct. The
+    /// lengths of the segments must be multiples of [`Self::alignment`], as the whole must.
+    ///
+    /// Where the kernel does not tell, this is what is always enough: the device's logical block, or 4096.
+    #[must_use]
+    pub fn memory_alignment(&self) -> u32 {
+        self.alignment.memory
     }
 
     /// Whether it was opened for reading only.
@@ -299,7 +308,7 @@ impl Backing {
     }
 
     // Turns direct I/O on and returns the alignment it needs; leaves it off when the blocks are too small.
-    fn make_direct(&self) -> Result<u32, StoreError> {
+    fn make_direct(&self) -> Result<Alignment, StoreError> {
         let path = || self.path.clone();
         let switch = |on: bool| -> Result<(), StoreError> {
             let flags = fcntl(&self.file, FcntlArg::F_GETFL).map_err(|e| StoreError::Io {
@@ -325,7 +334,7 @@ impl Backing {
             {
                 Err(StoreError::NoDirect { path: path() })
             }
-            Some(Alignment { offset, .. }) => Ok(offset),
+            Some(alignment) => Ok(alignment),
             None => probe_alignment(&self.file).map_err(|source| StoreError::Io {
                 path: path(),
                 what: "read it with O_DIRECT",
@@ -333,10 +342,11 @@ impl Backing {
             }),
         }
         .and_then(|required| {
-            if self.block_size.is_multiple_of(required) {
+            let (block_size, offset) = (self.block_size, required.offset);
+            if block_size.is_multiple_of(offset) {
                 Ok(required)
             } else {
-                Err(StoreError::Misaligned { path: path(), block_size: self.block_size, required })
+                Err(StoreError::Misaligned { path: path(), block_size, required: offset })
             }
         });
         if checked.is_err() {
@@ -474,8 +484,12 @@ fn lock_holder(metadata: &fs::Metadata) -> Option<u32> {
     })
 }
 
+// What I/O must be aligned to, in bytes.
+#[derive(Clone, Copy, Debug)]
 struct Alignment {
+    // Addresses.
     memory: u32,
+    // Offsets and lengths.
     offset: u32,
 }
 
@@ -506,16 +520,18 @@ fn direct_alignment(file: &File, kind: BackingKind) -> Option<Alignment> {
     // SAFETY: BLKSSZGET writes one int, to which the pointer leads.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::BLKSSZGET as _, &raw mut logical) };
     let offset = u32::try_from(logical).ok().filter(|&bytes| result == 0 && bytes > 0)?;
-    Some(Alignment { memory: 512, offset })
+    // Kernels that do not tell want memory aligned as offsets are.
+    Some(Alignment { memory: offset, offset })
 }
 
-// Tries: the file is at least one block long and O_DIRECT is on.
-fn probe_alignment(file: &File) -> io::Result<u32> {
+// Tries: the file is at least one block long and O_DIRECT is on. Memory is aligned to 4096 for that, which is
+// then all we know about memory.
+fn probe_alignment(file: &File) -> io::Result<Alignment> {
     let mut memory = vec![0_u8; 3 * 4096];
     let start = memory.as_ptr().align_offset(4096).min(4096);
     for bytes in [512_u16, 4096] {
         match file.read_at(&mut memory[start..start + usize::from(bytes)], 0) {
-            Ok(_) => return Ok(bytes.into()),
+            Ok(_) => return Ok(Alignment { memory: 4096, offset: bytes.into() }),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             Err(error) => return Err(error),
         }

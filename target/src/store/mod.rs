@@ -8,9 +8,12 @@
 //! Contract:
 //!
 //! - **Units.** Offsets and lengths are bytes. Offsets of an [`OpKind`] count from the start of the volume,
-//!   `extent_offset` from the start of the region.
-//! - **Lending.** From [`Store::submit`] until [`Store::reap`] gives the [`OpDone`], the extent belongs to
-//!   the store: nobody else may write it, and for a read nobody may look at it.
+//!   those of a [`Segment`] from the start of the region.
+//! - **Lending.** From [`Store::submit`] until [`Store::reap`] gives the [`OpDone`], the bytes of the op's
+//!   segments belong to the store: nobody else may write them, and for a read nobody may look at them. The
+//!   list of segments is the caller's again as soon as `submit` returns.
+//! - **Alignment.** Ranges and segments are aligned as the backing wants it, see [`Backing::alignment`] and
+//!   [`Backing::memory_alignment`]; otherwise the result may be an error.
 //! - **Once.** Every accepted op gives exactly one `OpDone`, also when its volume is unknown, its range is
 //!   outside the volume or it would write to a read-only backing. None is lost, none is given twice.
 //! - **Order.** None: ops run concurrently and are done in any order. Ops whose ranges overlap must not be
@@ -41,8 +44,20 @@ pub use uring::{
     WatchToken,
 };
 
+/// Most segments of one op.
+pub const MAX_SEGMENTS: usize = 1024;
+
+/// A run of bytes of the region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// First byte in the region.
+    pub offset: usize,
+    /// Bytes.
+    pub len: u32,
+}
+
 /// Names a volume within a store: the place in the store's table.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct VolumeIndex(pub u16);
 
 /// The submitter's name for an op; comes back in [`OpDone`]. The store does not look at it.
@@ -67,8 +82,6 @@ pub enum OpKind {
     Read {
         /// First byte in the volume.
         offset: u64,
-        /// First byte in the region.
-        extent_offset: usize,
         /// Bytes.
         len: u32,
     },
@@ -76,8 +89,6 @@ pub enum OpKind {
     Write {
         /// First byte in the volume.
         offset: u64,
-        /// First byte in the region.
-        extent_offset: usize,
         /// Bytes.
         len: u32,
         /// Done means durable.
@@ -129,7 +140,8 @@ pub struct OpDone {
     /// The op's token.
     pub token: OpToken,
     /// Bytes read or written (always the whole length; 0 for the other kinds), or what went wrong.
-    /// `ENXIO`: no such volume. `EINVAL`: a range outside the volume or the region. `EROFS`: read-only.
+    /// `ENXIO`: no such volume. `EINVAL`: a range outside the volume or the region, or segments that do not
+    /// fit the op. `EROFS`: read-only.
     /// `EIO`: the backing ended before the volume did. `EOPNOTSUPP`: a discard the backing cannot do.
     /// Everything else is the kernel's own answer.
     pub result: Result<u32, Errno>,
@@ -139,9 +151,13 @@ pub struct OpDone {
 pub trait Store {
     /// Accepts an op, or gives it back when the store is full. An empty range is done at once.
     ///
+    /// `memory` is where a read lands or a write comes from, in order: at most [`MAX_SEGMENTS`] segments whose
+    /// lengths add up to that of the op. For the other kinds it is empty. A list that is not so makes the op
+    /// end with `EINVAL`. What a read leaves where two of its segments overlap is unknown.
+    ///
     /// # Errors
     /// The op itself, when as many ops as the store can hold are in flight.
-    fn submit(&mut self, op: Op) -> Result<(), Op>;
+    fn submit(&mut self, op: Op, memory: &[Segment]) -> Result<(), Op>;
 
     /// Appends what is done to `out`.
     fn reap(&mut self, out: &mut Vec<OpDone>);
@@ -155,6 +171,7 @@ fn refusal(
     backing: Option<&Backing>,
     region_len: usize,
     kind: &OpKind,
+    memory: &[Segment],
 ) -> Option<Result<u32, Errno>> {
     let Some(backing) = backing else { return Some(Err(Errno::ENXIO)) };
     if kind.changes() && backing.read_only() {
@@ -164,14 +181,22 @@ fn refusal(
     if offset.checked_add(len).is_none_or(|end| end > backing.size_bytes()) {
         return Some(Err(Errno::EINVAL));
     }
-    if let OpKind::Read { extent_offset, len, .. } | OpKind::Write { extent_offset, len, .. } =
-        *kind
-        && extent_offset.checked_add(len as usize).is_none_or(|end| end > region_len)
-    {
+    let moved = if matches!(kind, OpKind::Read { .. } | OpKind::Write { .. }) { len } else { 0 };
+    if !fits(memory, region_len, moved) {
         return Some(Err(Errno::EINVAL));
     }
     if len == 0 && *kind != OpKind::Flush {
         return Some(Ok(0));
     }
     None
+}
+
+// Whether the segments are not too many, lie inside the region and add up to `len` bytes.
+fn fits(memory: &[Segment], region_len: usize, len: u64) -> bool {
+    let inside = |segment: &Segment| {
+        segment.offset.checked_add(segment.len as usize).is_some_and(|end| end <= region_len)
+    };
+    memory.len() <= MAX_SEGMENTS
+        && memory.iter().all(inside)
+        && memory.iter().map(|segment| u64::from(segment.len)).sum::<u64>() == len
 }

@@ -10,11 +10,11 @@ use nix::fcntl::fallocate;
 use rblk_fabric::Region;
 
 use super::backing::{Backing, Method};
-use super::{Op, OpDone, OpKind, Store, StoreError, VolumeIndex, refusal};
+use super::{Op, OpDone, OpKind, Segment, Store, StoreError, VolumeIndex, refusal};
 
 // Bytes zeroed by one write.
 const ZERO_CHUNK: usize = 1 << 20;
-// Strongest memory alignment of direct I/O we accept, see `Backing`.
+// Strongest memory alignment of direct I/O we accept, see `Backing::memory_alignment`.
 const PAGE: usize = 4096;
 
 /// A store that carries out each op in `submit`, with plain system calls. It blocks.
@@ -74,17 +74,27 @@ impl SyncStore {
         &mut bounce[start..start + len]
     }
 
-    fn run(&mut self, backing: &Backing, kind: OpKind) -> io::Result<u32> {
+    fn run(&mut self, backing: &Backing, kind: OpKind, memory: &[Segment]) -> io::Result<u32> {
         match kind {
-            OpKind::Read { offset, extent_offset, len } => {
+            OpKind::Read { offset, len } => {
                 let bounce = Self::bounce(&mut self.bounce, len as usize);
                 read_all(backing, bounce, offset)?;
-                self.region.write(extent_offset, bounce);
+                let mut rest = &*bounce;
+                for segment in memory {
+                    let (part, after) = rest.split_at(segment.len as usize);
+                    self.region.write(segment.offset, part);
+                    rest = after;
+                }
                 Ok(len)
             }
-            OpKind::Write { offset, extent_offset, len, fua } => {
+            OpKind::Write { offset, len, fua } => {
                 let bounce = Self::bounce(&mut self.bounce, len as usize);
-                self.region.read(extent_offset, bounce);
+                let mut rest = &mut *bounce;
+                for segment in memory {
+                    let (part, after) = rest.split_at_mut(segment.len as usize);
+                    self.region.read(segment.offset, part);
+                    rest = after;
+                }
                 backing.file().write_all_at(bounce, offset)?;
                 if fua {
                     backing.file().sync_data()?;
@@ -143,15 +153,16 @@ impl SyncStore {
 }
 
 impl Store for SyncStore {
-    fn submit(&mut self, op: Op) -> Result<(), Op> {
+    fn submit(&mut self, op: Op, memory: &[Segment]) -> Result<(), Op> {
         if self.done.len() >= self.capacity {
             return Err(op);
         }
         let backing = self.volumes.get(usize::from(op.volume.0)).cloned().flatten();
-        let result = match (refusal(backing.as_deref(), self.region.len(), &op.kind), backing) {
+        let refused = refusal(backing.as_deref(), self.region.len(), &op.kind, memory);
+        let result = match (refused, backing) {
             (Some(result), _) => result,
             (None, Some(backing)) => self
-                .run(&backing, op.kind)
+                .run(&backing, op.kind, memory)
                 .map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)),
             (None, None) => Err(Errno::ENXIO),
         };

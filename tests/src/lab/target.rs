@@ -79,6 +79,7 @@ impl<'l> Target<'l> {
         }
         command.args(["serve", "--poll-groups", "2"]);
         command.args(["--listen", &format!("rdma://{host}"), "--listen", &format!("tcp://{host}")]);
+        command.arg("--state-dir").arg(lab.path("state"));
         command.args(&flags.flags).stdin(Stdio::null()).stdout(out).stderr(err);
         let child = command.spawn().unwrap_or_else(|e| panic!("starting rblk-target: {e}"));
         let mut target = Self { lab, child, log };

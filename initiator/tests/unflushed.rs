@@ -1,0 +1,555 @@
+//! Acknowledged writes and a target that forgets: engines with ledgers over the in-memory network, against a target
+//! that loses what was not flushed. Everything follows from a seed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rblk_fabric::soft::memory::{Network, Wire};
+use rblk_fabric::{
+    Access, Completion, Connection, Device, MemoryRegion, PageKind, Poller, PollerHandle, QpIndex,
+    QpLimits, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, SgeList, WcStatus, WrId,
+};
+use rblk_initiator::durability::{Durability, Ledger};
+use rblk_initiator::engine::{Engine, QueueStats};
+use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::path::{Path, PathLayout, PathMemory};
+use rblk_initiator::replay::{Progress, ReplayError, Replayer, buffers};
+use rblk_initiator::retain::{ReplayLog, RetainRing};
+use rblk_initiator::session::QueueWish;
+use rblk_protocol::limits::COMMAND_BYTES;
+use rblk_protocol::{
+    BlockSize, CommandCapsule, Epoch, Features, HelloAccept, InstanceId, Opcode, QueueDepth,
+    ResponseCapsule, Status, Tag, Version, VolumeHandle, self_test_pattern,
+};
+
+const BLOCKS: usize = 64;
+const IO_MAX: u32 = 4096;
+const DEPTH: u16 = 8;
+const QUEUES: usize = 3;
+const STRIDE: usize = COMMAND_BYTES + IO_MAX as usize;
+const RECVS: u16 = 32;
+const SENDS_AT: usize = STRIDE * RECVS as usize;
+const SEND_SLOTS: usize = 64;
+const EIO: i32 = -5;
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.next() % bound as u64).unwrap()
+    }
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+fn size() -> BlockSize {
+    BlockSize::new(512).unwrap()
+}
+
+fn depth() -> QueueDepth {
+    QueueDepth::new(DEPTH).unwrap()
+}
+
+fn wish() -> QueueWish {
+    QueueWish {
+        depth: depth(),
+        io_max_bytes: IO_MAX,
+        in_capsule_bytes: IO_MAX,
+        features: Features::default(),
+    }
+}
+
+/// One connection at the target.
+struct Far {
+    poller: Box<dyn Poller>,
+    qp: QpIndex,
+    slots: MemoryRegion,
+    next_send: usize,
+    // Commands that wait, with their data.
+    pending: Vec<(CommandCapsule, Vec<u8>)>,
+    wire: Wire,
+}
+
+impl Far {
+    fn post_recv(&mut self, slot: u16) {
+        let sge =
+            self.slots.sge(usize::from(slot) * STRIDE, u32::try_from(STRIDE).unwrap()).unwrap();
+        let _ = self.poller.post_recv(self.qp, &[RecvWr { id: WrId(slot.into()), sge }]);
+    }
+
+    fn post(&mut self, op: SendOp, bytes: &[u8]) {
+        let at = SENDS_AT + self.next_send * 64;
+        self.next_send = (self.next_send + 1) % SEND_SLOTS;
+        self.slots.region().write(at, bytes);
+        let sge = self.slots.sge(at, u32::try_from(bytes.len()).unwrap()).unwrap();
+        let id = WrId(1 << 16);
+        let _ = self.poller.post_send(
+            self.qp,
+            &[SendWr { id, op, sges: SgeList::one(sge), signaled: true, inline: false }],
+        );
+    }
+
+    fn answer(&mut self, command: &CommandCapsule, status: Status) {
+        let response = ResponseCapsule::new(command.tag, command.sequence, status);
+        self.post(SendOp::Send, &response.to_wire());
+    }
+
+    fn hear(&mut self) {
+        loop {
+            let mut one = [Completion::default()];
+            if self.poller.poll(&mut one).unwrap() == 0 {
+                return;
+            }
+            let [completion] = one;
+            if completion.status != WcStatus::Success || completion.id.0 >> 16 != 0 {
+                continue;
+            }
+            let slot = u16::try_from(completion.id.0).unwrap();
+            let mut bytes = vec![0; completion.byte_len as usize];
+            self.slots.region().read(usize::from(slot) * STRIDE, &mut bytes);
+            self.post_recv(slot);
+            let fixed = bytes.first_chunk::<COMMAND_BYTES>().unwrap();
+            let command = CommandCapsule::from_wire(fixed, bytes.len(), depth()).unwrap();
+            if command.opcode == Opcode::SelfTest {
+                let buffer = command.buffer.unwrap();
+                let to = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
+                self.post(SendOp::Write(to), &self_test_pattern(command.sequence));
+                self.answer(&command, Status::Ok);
+            } else {
+                self.pending.push((command, bytes[COMMAND_BYTES..].to_vec()));
+            }
+        }
+    }
+}
+
+/// A target: what it has, and what would be left of it.
+struct Target {
+    network: Network,
+    device: Device,
+    memory: Vec<u64>,
+    disk: Vec<u64>,
+    connections: Vec<Far>,
+    flushes: u64,
+}
+
+fn soft(handle: &PollerHandle) -> &rblk_fabric::soft::PollerHandle {
+    #[allow(irrefutable_let_patterns, reason = "verbs may be built in or not")]
+    let PollerHandle::Soft(handle) = handle else { panic!("a poller of another provider") };
+    handle
+}
+
+impl Target {
+    fn new(seed: u64) -> Self {
+        let network = Network::new(seed);
+        let device = Device::Soft(network.device());
+        let (memory, disk) = (vec![0; BLOCKS], vec![0; BLOCKS]);
+        Self { network, device, memory, disk, connections: Vec::new(), flushes: 0 }
+    }
+
+    fn connect(&mut self, buffers: &Arc<Region>) -> Path {
+        let (near, far) = (self.device.alloc_pd().unwrap(), self.device.alloc_pd().unwrap());
+        let layout = PathLayout { depth: depth() };
+        let memory = PathMemory::register(&near, buffers, layout).unwrap();
+        let (near_poller, near_handle) = near.poller(512).unwrap();
+        let (mut poller, far_handle) = far.poller(512).unwrap();
+        let sizes = QpLimits {
+            send_wrs: 256,
+            recv_wrs: RECVS.into(),
+            send_sges: 1,
+            inline_bytes: 0,
+            reads_out: 1,
+            reads_in: 0,
+        };
+        let (a, b, wire) = self
+            .network
+            .pair((soft(&near_handle), layout.qp_limits(0, 1)), (soft(&far_handle), sizes))
+            .unwrap();
+        let qp = poller.attach(Connection::Soft(b)).unwrap();
+        let region = Region::allocate(SENDS_AT + SEND_SLOTS * 64, PageKind::Normal).unwrap();
+        let slots = far.register(&region, Access::LOCAL_WRITE).unwrap();
+        let mut end = Far { poller, qp, slots, next_send: 0, pending: Vec::new(), wire };
+        for slot in 0..RECVS {
+            end.post_recv(slot);
+        }
+        self.connections.push(end);
+        let accept = HelloAccept {
+            version: Version::NEWEST,
+            depth: depth(),
+            features: Features::default(),
+            in_capsule_bytes: IO_MAX,
+            io_max_bytes: IO_MAX,
+            instance: InstanceId([1; 16]),
+        };
+        Path {
+            poller: near_poller,
+            connection: Connection::Soft(a),
+            memory,
+            accept,
+            epoch: Epoch(1),
+            volume: VolumeHandle(1),
+        }
+    }
+
+    fn carry_out(&mut self, command: &CommandCapsule, data: &[u8]) {
+        if command.opcode == Opcode::Flush {
+            self.flushes += 1;
+            self.disk.clone_from(&self.memory);
+            return;
+        }
+        for at in 0..usize::try_from(command.count.0).unwrap() {
+            let block = usize::try_from(command.lba.0).unwrap() + at;
+            self.memory[block] = match command.opcode {
+                Opcode::Write => {
+                    u64::from_le_bytes(data[at * 512..at * 512 + 8].try_into().unwrap())
+                }
+                _ => 0,
+            };
+            if command.flags.fua {
+                self.disk[block] = self.memory[block];
+            }
+        }
+    }
+
+    /// Carries out some of what waits, in any order, and answers most of it.
+    fn turn(&mut self, random: &mut Random) {
+        self.network.advance(1);
+        for at in 0..self.connections.len() {
+            self.connections[at].hear();
+            while !self.connections[at].pending.is_empty() && !random.one_in(4) {
+                let pick = random.below(self.connections[at].pending.len());
+                let (command, data) = self.connections[at].pending.swap_remove(pick);
+                self.carry_out(&command, &data);
+                self.connections[at].answer(&command, Status::Ok);
+            }
+        }
+    }
+
+    /// Dies: of what was not flushed, only some blocks stay.
+    fn crash(&mut self, random: &mut Random) {
+        for end in &mut self.connections {
+            end.wire.cut();
+        }
+        self.connections.clear();
+        for block in 0..BLOCKS {
+            if random.one_in(3) {
+                self.disk[block] = self.memory[block];
+            }
+        }
+        self.memory.clone_from(&self.disk);
+    }
+}
+
+struct Queue {
+    engine: Engine,
+    buffers: Arc<Region>,
+    // By tag: what is under way, with the value of its first block.
+    ops: Vec<Option<(Io, u64)>>,
+    stats: Arc<QueueStats>,
+}
+
+struct Bed {
+    target: Target,
+    queues: Vec<Queue>,
+    durability: Arc<Durability>,
+    random: Random,
+    now: Instant,
+    // What each block is as far as it was acknowledged.
+    expected: Vec<u64>,
+    // A request for the block is under way.
+    busy: Vec<bool>,
+    next_value: u64,
+    flushed: Vec<i32>,
+}
+
+impl Bed {
+    fn new(seed: u64, retain_bytes: Option<usize>) -> Self {
+        let durability = Durability::new();
+        let queues = (0..QUEUES)
+            .map(|_| {
+                let ring = retain_bytes.map(|bytes| RetainRing::new(bytes, bytes / 2048 + 4));
+                let stats = Arc::new(QueueStats::default());
+                let ledger = Ledger::new(Arc::clone(&durability), depth(), ring);
+                let engine =
+                    Engine::new(depth(), IO_MAX as usize, Arc::clone(&stats)).with_ledger(ledger);
+                let buffers =
+                    Region::allocate(usize::from(DEPTH) * IO_MAX as usize, PageKind::Normal)
+                        .unwrap();
+                Queue { engine, buffers, ops: vec![None; usize::from(DEPTH)], stats }
+            })
+            .collect();
+        let mut bed = Self {
+            target: Target::new(seed),
+            queues,
+            durability,
+            random: Random(seed),
+            now: Instant::now(),
+            expected: vec![0; BLOCKS],
+            busy: vec![false; BLOCKS],
+            next_value: 0,
+            flushed: Vec::new(),
+        };
+        bed.connect();
+        bed
+    }
+
+    fn connect(&mut self) {
+        for queue in &mut self.queues {
+            let path = self.target.connect(&queue.buffers);
+            queue.engine.connect(path, self.now);
+        }
+    }
+
+    fn step(&mut self) {
+        self.now += Duration::from_micros(10);
+        self.target.turn(&mut self.random);
+        for queue in &mut self.queues {
+            let (ops, expected, busy) = (&mut queue.ops, &mut self.expected, &mut self.busy);
+            let flushed = &mut self.flushed;
+            queue.engine.turn(self.now, |tag, result| {
+                let (io, value) = ops[tag.index()].take().expect("it was asked for");
+                if io.op == IoOp::Flush {
+                    flushed.push(result);
+                    return;
+                }
+                assert!(result >= 0, "{io:?}: {result}");
+                let first = usize::try_from(io.lba.0).unwrap();
+                for (block, at) in (first..).zip(0..io.count.0) {
+                    busy[block] = false;
+                    expected[block] = if io.op == IoOp::Write { value + at } else { 0 };
+                }
+            });
+            while let Some((_, dead)) = queue.engine.take_ended() {
+                drop(dead);
+            }
+        }
+    }
+
+    /// A request to any idle tag, for blocks that no other is for.
+    fn submit(&mut self, queue: usize, op: IoOp) {
+        let idle = self.queues[queue].ops.iter().position(Option::is_none);
+        let Some(tag) = idle else { return };
+        let (mut first, mut count) = (0, 0);
+        if op != IoOp::Flush {
+            first = self.random.below(BLOCKS);
+            count = (1 + self.random.below(8)).min(BLOCKS - first);
+            if self.busy[first..first + count].contains(&true) {
+                return;
+            }
+            self.busy[first..first + count].fill(true);
+        }
+        let mut io = Io::new(op, first as u64 * 512, count as u64 * 512, size()).unwrap();
+        io.fua = op == IoOp::Write && self.random.one_in(6);
+        let value = self.next_value + 1;
+        self.next_value += count as u64;
+        let queue = &mut self.queues[queue];
+        if op == IoOp::Write {
+            for (at, value) in (0..count).zip(value..) {
+                let block = [value.to_le_bytes(); 64].concat();
+                queue.buffers.write(tag * IO_MAX as usize + at * 512, &block);
+            }
+        }
+        queue.ops[tag] = Some((io, value));
+        queue.engine.submit(Tag(u16::try_from(tag).unwrap()), io).unwrap();
+    }
+
+    fn submit_any(&mut self) {
+        let queue = self.random.below(QUEUES);
+        let op = match self.random.below(20) {
+            0 => IoOp::Flush,
+            1 => IoOp::Discard,
+            2 => IoOp::WriteZeroes,
+            _ => IoOp::Write,
+        };
+        self.submit(queue, op);
+    }
+
+    fn outstanding(&self) -> usize {
+        self.queues.iter().map(|queue| queue.engine.outstanding()).sum()
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..100_000 {
+            if self.outstanding() == 0 {
+                return;
+            }
+            self.step();
+        }
+        panic!("{} requests are stuck", self.outstanding());
+    }
+
+    /// The target comes back without its memory: what control does before the queues go on.
+    fn recover(&mut self) {
+        self.target.crash(&mut self.random);
+        let mut stock = Some(Vec::new());
+        for queue in &mut self.queues {
+            match (&mut stock, queue.engine.take_stock()) {
+                (Some(all), Some(entries)) => all.extend(entries),
+                _ => stock = None,
+            }
+            while let Some((_, dead)) = queue.engine.take_ended() {
+                drop(dead);
+            }
+        }
+        let (horizon, unflushed) = (self.durability.horizon(), self.durability.unflushed());
+        match stock {
+            _ if unflushed == 0 => {}
+            Some(entries) => {
+                let log = ReplayLog::merge(entries, size());
+                while !self.replay(&log) {
+                    self.target.crash(&mut self.random);
+                }
+                self.durability.rewritten(horizon, log.writes());
+                for block in (0..BLOCKS).filter(|block| !self.busy[*block]) {
+                    assert_eq!(self.target.disk[block], self.expected[block], "block {block}");
+                    assert_eq!(self.target.memory[block], self.expected[block], "block {block}");
+                }
+            }
+            None => self.durability.lose(horizon),
+        }
+        self.connect();
+    }
+
+    /// Whether it came to an end before the target crashed again.
+    fn replay(&mut self, log: &ReplayLog) -> bool {
+        let region = buffers(wish()).unwrap();
+        let path = self.target.connect(&region);
+        let mut replay = Replayer::new(log, path, region, wish(), self.now);
+        let dies_after = if self.random.one_in(3) { self.random.below(60) } else { usize::MAX };
+        for step in 0..100_000 {
+            if step == dies_after {
+                return false;
+            }
+            self.now += Duration::from_micros(10);
+            self.target.turn(&mut self.random);
+            if matches!(replay.turn(self.now).unwrap(), Progress::Done) {
+                return true;
+            }
+        }
+        panic!("the replay is stuck");
+    }
+}
+
+#[test]
+fn what_was_retained_is_never_lost() {
+    let (mut rewritten, mut ahead) = (0, 0);
+    for seed in 0..60 {
+        let retain_bytes = [2048, 16 << 10, 256 << 10][usize::try_from(seed % 3).unwrap()];
+        println!("seed {seed}, {retain_bytes} bytes per queue");
+        let mut bed = Bed::new(seed, Some(retain_bytes));
+        for _ in 0..4 {
+            for _ in 0..bed.random.below(400) {
+                bed.submit_any();
+                if bed.random.one_in(2) {
+                    bed.step();
+                }
+            }
+            bed.recover();
+        }
+        bed.settle();
+        bed.submit(0, IoOp::Flush);
+        bed.settle();
+        assert!(bed.flushed.iter().all(|result| *result == 0), "{:?}", bed.flushed);
+        assert_eq!(bed.target.memory, bed.expected);
+        assert_eq!(bed.target.disk, bed.expected);
+        assert_eq!((bed.durability.unflushed(), bed.durability.losses()), (0, 0));
+        rewritten += bed.durability.writes_rewritten();
+        ahead += bed.queues.iter().map(|q| q.stats.snapshot().flushes_ahead).sum::<u64>();
+    }
+    assert!(rewritten > 1000 && ahead > 100, "{rewritten} rewritten, {ahead} flushes ahead");
+}
+
+#[test]
+fn what_was_not_retained_is_told_once() {
+    let mut waited = 0;
+    for seed in 0..30 {
+        println!("seed {seed}");
+        let mut bed = Bed::new(seed, None);
+        for _ in 0..200 {
+            bed.submit(bed.queues.len() - 1, IoOp::Write);
+            bed.step();
+        }
+        bed.settle();
+        assert!(bed.durability.unflushed() > 0);
+        // Some FLUSHes are under way when it happens, in some runs.
+        let flushes = bed.random.below(3);
+        for queue in 0..flushes {
+            bed.submit(queue, IoOp::Flush);
+        }
+        bed.recover();
+        bed.settle();
+        let told = std::mem::take(&mut bed.flushed);
+        assert_eq!(told, vec![EIO; flushes], "each covered what is lost");
+        assert_eq!(bed.durability.has_untold_loss(), flushes == 0);
+        waited += flushes;
+        bed.submit(0, IoOp::Flush);
+        bed.settle();
+        bed.submit(1, IoOp::Flush);
+        bed.settle();
+        let after = if flushes == 0 { EIO } else { 0 };
+        assert_eq!(bed.flushed, [after, 0]);
+        // What is written from now on is safe again, and a restart without anything at stake is none of it.
+        bed.recover();
+        bed.submit(0, IoOp::Flush);
+        bed.settle();
+        assert_eq!((bed.flushed.pop(), bed.durability.losses()), (Some(0), 1));
+    }
+    assert!(waited > 10);
+}
+
+#[test]
+fn a_replay_ends_with_its_path_or_the_first_refusal() {
+    let mut target = Target::new(1);
+    let mut random = Random(1);
+    let entry = rblk_initiator::retain::Retained {
+        number: 0,
+        what: rblk_initiator::retain::What::Data,
+        lba: rblk_protocol::Lba(3),
+        count: rblk_protocol::BlockCount(1),
+        data: vec![1; 512],
+    };
+    let log = ReplayLog::merge(vec![entry], size());
+    for refuse in [true, false] {
+        let region = buffers(wish()).unwrap();
+        let path = target.connect(&region);
+        let mut now = Instant::now();
+        let mut replay = Replayer::new(&log, path, region, wish(), now);
+        let error = loop {
+            now += Duration::from_micros(10);
+            target.network.advance(1);
+            let end = target.connections.last_mut().unwrap();
+            end.hear();
+            if let Some((command, _)) = end.pending.pop() {
+                assert_eq!(command.lba.0, 3);
+                if refuse {
+                    end.answer(&command, Status::ReadOnly);
+                } else {
+                    target.crash(&mut random);
+                }
+            }
+            match replay.turn(now) {
+                Ok(Progress::Done) => panic!("nobody wrote anything"),
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+            if target.connections.is_empty() {
+                // The cut is seen at the next look.
+                target.connect(&buffers(wish()).unwrap());
+            }
+        };
+        match error {
+            ReplayError::Refused(errno) => assert!(refuse && errno > 0),
+            ReplayError::Path(_) => assert!(!refuse),
+            other => panic!("{other}"),
+        }
+    }
+}

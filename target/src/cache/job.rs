@@ -1,0 +1,196 @@
+//! [`Jobs`]: what a shard works on, in a table that is used again and again.
+
+use nix::errno::Errno;
+
+use super::message::{JobId, PartToken};
+use super::policy::Slot;
+use super::range_lock::LockId;
+use crate::store::{OpKind, OpToken, VolumeIndex};
+
+/// What a job is for, and how far it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// Not in use.
+    Free,
+    /// A read that missed; without an asker a prefetch.
+    Read,
+    /// Memory for a write; waits for memory, then for the data.
+    Reserve,
+    /// A write that waits for its lock, or for the store.
+    Write,
+    /// A write whose edges are being read, to be dirty as whole blocks.
+    Merge,
+    /// Dirty blocks on their way to the store.
+    WriteBack,
+    /// Waits until older dirty blocks are in the store.
+    Flush,
+    /// Makes the store durable.
+    Sync,
+    /// A discard or zeroing.
+    Change(OpKind),
+    /// A range held for a change by another shard.
+    Hold,
+}
+
+/// A block of a job's range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Entry {
+    pub slot: Slot,
+    /// A private slot of the job, or, in a write-back, still to be written.
+    pub own: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Job {
+    pub kind: Kind,
+    pub generation: u32,
+    /// Nobody, for what the shard does by itself.
+    pub from: Option<PartToken>,
+    pub volume: VolumeIndex,
+    pub offset: u64,
+    pub len: u64,
+    /// By block of the range.
+    pub blocks: Vec<Entry>,
+    /// Spare slots for blocks that are written or changed in part.
+    pub edges: Vec<Slot>,
+    pub lock: Option<LockId>,
+    /// The lock is ours.
+    pub holds: bool,
+    /// Store operations on their way.
+    pub ops: u32,
+    pub error: Option<Errno>,
+    pub fua: bool,
+    /// Flush: covers what is not newer. Write-back: the oldest it has.
+    pub order: u64,
+}
+
+impl Job {
+    fn new() -> Self {
+        Self {
+            kind: Kind::Free,
+            generation: 0,
+            from: None,
+            volume: VolumeIndex(0),
+            offset: 0,
+            len: 0,
+            blocks: Vec::new(),
+            edges: Vec::new(),
+            lock: None,
+            holds: false,
+            ops: 0,
+            error: None,
+            fua: false,
+            order: 0,
+        }
+    }
+
+    /// First and last block of its range.
+    pub fn block_range(&self) -> (u64, u64) {
+        let size = super::SLOT_BYTES as u64;
+        (self.offset / size, (self.offset + self.len.max(1) - 1) / size)
+    }
+}
+
+// The token of a store operation: job, generation and the sectors it must move.
+const INDEX_BITS: u32 = 24;
+const GENERATION_BITS: u32 = 24;
+const SECTOR: u32 = 512;
+
+/// The table of jobs.
+#[derive(Debug, Default)]
+pub(super) struct Jobs {
+    table: Vec<Job>,
+    free: Vec<u32>,
+}
+
+impl Jobs {
+    /// A new job.
+    pub fn start(
+        &mut self,
+        kind: Kind,
+        from: Option<PartToken>,
+        volume: VolumeIndex,
+        offset: u64,
+        len: u64,
+    ) -> u32 {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.table.push(Job::new());
+            // Bounded by what connections may have outstanding.
+            u32::try_from(self.table.len() - 1).unwrap_or(u32::MAX)
+        });
+        let job = &mut self.table[index as usize];
+        job.kind = kind;
+        (job.from, job.volume, job.offset, job.len) = (from, volume, offset, len);
+        debug_assert!(job.blocks.is_empty() && job.edges.is_empty() && job.lock.is_none());
+        (job.holds, job.ops, job.error, job.fua, job.order) = (false, 0, None, false, 0);
+        index
+    }
+
+    /// A job that exists.
+    pub fn get(&mut self, index: u32) -> &mut Job {
+        &mut self.table[index as usize]
+    }
+
+    /// Ends a job. Its slots and its lock were given back.
+    pub fn end(&mut self, index: u32) {
+        let job = &mut self.table[index as usize];
+        debug_assert!(job.kind != Kind::Free && job.edges.is_empty() && job.lock.is_none());
+        job.kind = Kind::Free;
+        job.blocks.clear();
+        job.generation = job.generation.wrapping_add(1) & ((1 << GENERATION_BITS) - 1);
+        self.free.push(index);
+    }
+
+    /// Jobs that have not ended.
+    pub fn len(&self) -> usize {
+        self.table.len() - self.free.len()
+    }
+
+    /// The name of a job for others.
+    pub fn id(&self, index: u32) -> JobId {
+        JobId { index, generation: self.table[index as usize].generation }
+    }
+
+    /// The job of a name, if it has not ended.
+    pub fn find(&self, id: JobId) -> Option<u32> {
+        let job = self.table.get(id.index as usize)?;
+        (job.kind != Kind::Free && job.generation == id.generation).then_some(id.index)
+    }
+
+    /// A token for a store operation that must move `len` bytes.
+    pub fn token(&self, index: u32, len: u32) -> OpToken {
+        let generation = u64::from(self.table[index as usize].generation);
+        OpToken(
+            u64::from(len / SECTOR) << (INDEX_BITS + GENERATION_BITS)
+                | generation << INDEX_BITS
+                | u64::from(index),
+        )
+    }
+
+    /// The job of a token and the bytes that must have been moved.
+    pub fn of_token(&self, token: OpToken) -> Option<(u32, u32)> {
+        let index = u32::try_from(token.0 & ((1 << INDEX_BITS) - 1)).ok()?;
+        let generation =
+            u32::try_from(token.0 >> INDEX_BITS & ((1 << GENERATION_BITS) - 1)).ok()?;
+        let sectors = u32::try_from(token.0 >> (INDEX_BITS + GENERATION_BITS)).ok()?;
+        self.find(JobId { index, generation }).map(|index| (index, sectors * SECTOR))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_and_names_die_with_their_job() {
+        let mut jobs = Jobs::default();
+        let first = jobs.start(Kind::Read, None, VolumeIndex(0), 0, 4096);
+        let (token, id) = (jobs.token(first, 4 << 20), jobs.id(first));
+        assert_eq!(jobs.of_token(token), Some((first, 4 << 20)));
+        jobs.end(first);
+        assert_eq!((jobs.of_token(token), jobs.find(id)), (None, None));
+        let again = jobs.start(Kind::Sync, None, VolumeIndex(0), 0, 0);
+        assert_eq!((again, jobs.find(id), jobs.len()), (first, None, 1));
+        assert_eq!(jobs.of_token(jobs.token(again, 0)), Some((again, 0)));
+    }
+}

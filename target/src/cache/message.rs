@@ -1,0 +1,230 @@
+//! What poll groups and shards say to each other: plain values.
+//!
+//! A request with a [`PartToken`] is answered exactly once, with the same token; the others are not
+//! answered. Memory goes with the message: who has the [`Segments`] must give them back.
+
+use nix::errno::Errno;
+use rblk_protocol::Tag;
+
+use crate::connection::ConnectionId;
+use crate::store::{OpKind, Segment, VolumeIndex};
+
+/// Runs of the arena that a shard has lent, in the order of the volume's bytes.
+///
+/// They are pinned: the shard neither changes nor reuses them until they come back by
+/// [`ShardRequest::Release`]. Not `Clone`, so that they come back once.
+#[must_use = "lent slots stay pinned until they are given back"]
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Segments(pub(super) Vec<Segment>);
+
+impl Segments {
+    /// The runs.
+    #[must_use]
+    pub fn as_slice(&self) -> &[Segment] {
+        &self.0
+    }
+
+    /// Whether there is nothing to give back.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Calls `act` with the place in the region of the bytes `from..to`, run by run, and with where in
+    /// those bytes each run begins.
+    pub fn each_run(&self, from: u32, to: u32, mut act: impl FnMut(Segment, u32)) {
+        let mut start = 0;
+        for run in &self.0 {
+            let end = start + run.len;
+            let (low, high) = (from.max(start), to.min(end));
+            if low < high {
+                let offset = run.offset + (low - start) as usize;
+                act(Segment { offset, len: high - low }, low - from);
+            }
+            start = end;
+        }
+    }
+}
+
+/// Names a part of a command at the poll group that asks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct PartToken {
+    /// The poll group.
+    pub group: u16,
+    /// The connection.
+    pub connection: ConnectionId,
+    /// The command.
+    pub tag: Tag,
+    /// Which part of it.
+    pub part: u8,
+}
+
+/// Names a job of a shard that was told to the outside.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct JobId {
+    pub(super) index: u32,
+    pub(super) generation: u32,
+}
+
+/// What a shard is asked. Ranges are bytes; those of reads and writes lie within one stripe unless there is
+/// one shard only.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ShardRequest {
+    /// The bytes, pinned. Answered by [`ShardReply::Read`].
+    Read {
+        /// Who asks.
+        from: PartToken,
+        /// Whose bytes.
+        volume: VolumeIndex,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// Memory for a write. Answered by [`ShardReply::Reserved`].
+    Reserve {
+        /// Who asks.
+        from: PartToken,
+        /// Whose bytes.
+        volume: VolumeIndex,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// The data is in the reserved memory: write it. Answered by [`ShardReply::Done`].
+    Write {
+        /// Who asks.
+        from: PartToken,
+        /// The reservation, which ends.
+        job: JobId,
+        /// Its memory.
+        memory: Segments,
+        /// Answer only when it is durable.
+        fua: bool,
+    },
+    /// The data will not come: the reservation ends.
+    Cancel {
+        /// The reservation.
+        job: JobId,
+        /// Its memory.
+        memory: Segments,
+    },
+    /// Slots that were read from are not needed any more.
+    Release {
+        /// What was lent.
+        memory: Segments,
+    },
+    /// The bytes may be wanted soon. A hint; nothing waits for it and no error is told.
+    Prefetch {
+        /// Whose bytes.
+        volume: VolumeIndex,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// Hand every block to the store that was dirty when this came. Durable only after a [`Self::Sync`].
+    /// Answered by [`ShardReply::Done`].
+    Flush {
+        /// Who asks.
+        from: PartToken,
+        /// Whose blocks.
+        volume: VolumeIndex,
+    },
+    /// Make durable what the store has. Answered by [`ShardReply::Done`].
+    Sync {
+        /// Who asks.
+        from: PartToken,
+        /// Whose store.
+        volume: VolumeIndex,
+    },
+    /// Discard or zero a range, all of which is this shard's unless `held`. Answered by [`ShardReply::Done`].
+    Change {
+        /// Who asks.
+        from: PartToken,
+        /// Whose bytes.
+        volume: VolumeIndex,
+        /// [`OpKind::Discard`] or [`OpKind::WriteZeroes`].
+        kind: OpKind,
+        /// Every shard holds the range for the asker: only the store is to be told.
+        held: bool,
+    },
+    /// Keep everybody off a range of the store until [`Self::Unhold`]. Answered by [`ShardReply::Held`].
+    Hold {
+        /// Who asks.
+        from: PartToken,
+        /// Whose bytes.
+        volume: VolumeIndex,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Ends a hold.
+    Unhold {
+        /// The hold.
+        job: JobId,
+        /// What happened to the store meanwhile.
+        outcome: Changed,
+    },
+}
+
+/// How a discard or zeroing ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Changed {
+    /// The range of the store was changed: what is cached of it is old.
+    Yes,
+    /// It failed: the store's bytes are unknown.
+    Unknown,
+    /// It was not tried.
+    No,
+}
+
+/// A shard's answer.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ShardReply {
+    /// To [`ShardRequest::Read`].
+    Read {
+        /// Who asked.
+        to: PartToken,
+        /// The bytes, or the store's errno.
+        result: Result<Segments, Errno>,
+    },
+    /// To [`ShardRequest::Reserve`].
+    Reserved {
+        /// Who asked.
+        to: PartToken,
+        /// The reservation.
+        job: JobId,
+        /// Where the data goes.
+        memory: Segments,
+    },
+    /// To [`ShardRequest::Hold`].
+    Held {
+        /// Who asked.
+        to: PartToken,
+        /// The hold.
+        job: JobId,
+    },
+    /// To the others.
+    Done {
+        /// Who asked.
+        to: PartToken,
+        /// The store's errno, if it failed.
+        result: Result<(), Errno>,
+    },
+}
+
+impl ShardReply {
+    /// Who asked.
+    #[must_use]
+    pub fn to(&self) -> PartToken {
+        match self {
+            Self::Read { to, .. }
+            | Self::Reserved { to, .. }
+            | Self::Held { to, .. }
+            | Self::Done { to, .. } => *to,
+        }
+    }
+}

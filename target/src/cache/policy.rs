@@ -1,0 +1,358 @@
+//! [`Policy`]: which slot of the cache is given up next. S3-FIFO (Yang, Zhang, Qiu, Yue, Rashmi: "FIFO queues
+//! are all you need for cache eviction", SOSP 2023) over slot numbers.
+//!
+//! New blocks enter a small queue, about a tenth of the resident slots. At its end, those hit more than once
+//! go on to the main queue; the others leave and their keys are remembered in the ghost. A block that comes
+//! back while the ghost remembers it enters the main queue at once. At the main queue's end a block that was
+//! hit goes round again with its count (0 to 3) lowered by one; one that was not leaves. A scan thus runs
+//! through the small queue and leaves the main queue alone.
+//!
+//! **Slots that may not leave.** The caller decides that by a question per slot (dirty, pinned). A slot that
+//! is refused is taken out of its queue and put *aside*, so that it is not asked about again and again. It
+//! comes back to the end of its queue, next to be looked at, in one of two ways:
+//!
+//! - the caller says so: [`Policy::readmit`], whenever a slot becomes clean or loses its last pin;
+//! - each [`Policy::evict`] looks at a few of those aside, in turn: [`ASIDE_LOOKS`], and [`DRY_LOOKS`] more if
+//!   the queues have nothing. So a forgotten `readmit` costs time and never the slot.
+//!
+//! **Cost.** Everything but `evict` is a fixed number of steps. A step of `evict` that does not find the victim
+//! moves a slot to the main queue or lowers its count (paid for by a hit), or puts it aside (paid for by its
+//! having become dirty or pinned since it was last looked at, or by a `readmit` that came too early), or is one
+//! of the looks above. So over any run of calls the steps are at most (inserts + hits + slots that became
+//! unable to leave + readmits) + (`ASIDE_LOOKS` + `DRY_LOOKS`) per call of `evict`, however many slots are
+//! stuck: when all are, a call asks about at most 66 of them. A single call takes at most 5 steps per resident
+//! slot.
+//!
+//! Pure bookkeeping: nothing allocates after [`Policy::new`]. Invariants: a resident slot is in exactly one of
+//! small, main and aside; small and main count what is linked in them, without those aside.
+
+mod ghost;
+#[cfg(test)]
+mod tests;
+
+use ghost::Ghost;
+
+/// Slots aside that are asked about again by each [`Policy::evict`].
+pub const ASIDE_LOOKS: u32 = 2;
+
+/// Slots aside that are asked about again by an [`Policy::evict`] that finds nothing in the queues.
+pub const DRY_LOOKS: u32 = 64;
+
+/// Most slots a policy can have: lists and ghost count in 32 bits.
+pub const MAX_SLOTS: u32 = 1 << 30;
+
+/// Index of a cache slot.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Slot(pub u32);
+
+/// Hits that are counted. Also what an absent slot has there, so that [`Policy::touch`] tests one thing only.
+const FREQ: u8 = 3;
+/// Which queue a slot is in or, if aside, comes back to.
+const SMALL: u8 = 4;
+const MAIN: u8 = 8;
+/// Out of its queue: was refused when it was looked at.
+const ASIDE: u8 = 16;
+/// State of a slot that is not resident.
+const ABSENT: u8 = FREQ;
+
+/// Numbers of the lists: index into `lens`, and distance of the sentinel behind the slots' links.
+const LIST_SMALL: u32 = 0;
+const LIST_MAIN: u32 = 1;
+const LIST_ASIDE: u32 = 2;
+
+#[derive(Clone, Copy)]
+struct Links {
+    newer: u32,
+    older: u32,
+}
+
+/// The order in which slots are given up.
+///
+/// Memory, fixed by [`Policy::new`]: about 35 bytes per slot (1 state, 8 links, 8 key, 18 ghost).
+pub struct Policy {
+    /// Hits and place of every slot; the only thing a hit reads and writes.
+    state: Box<[u8]>,
+    /// Rings of newer and older neighbours; one sentinel per list behind the slots.
+    links: Box<[Links]>,
+    keys: Box<[u64]>,
+    lens: [u32; 3],
+    ghost: Ghost,
+}
+
+impl std::fmt::Debug for Policy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Policy")
+            .field("slots", &self.state.len())
+            .field("small", &self.small_len())
+            .field("main", &self.main_len())
+            .field("aside", &self.aside_len())
+            .field("ghost", &self.ghost_len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Policy {
+    /// A policy for the slots `0..slots`, none of them resident. Takes about 35 bytes per slot at once.
+    ///
+    /// # Panics
+    ///
+    /// If `slots` is above [`MAX_SLOTS`].
+    #[must_use]
+    pub fn new(slots: u32) -> Self {
+        assert!(slots <= MAX_SLOTS, "{slots} cache slots: at most {MAX_SLOTS}");
+        Self {
+            state: vec![ABSENT; slots as usize].into(),
+            links: (0..slots + 3).map(|own| Links { newer: own, older: own }).collect(),
+            keys: vec![0; slots as usize].into(),
+            lens: [0; 3],
+            ghost: Ghost::new(slots - slots / 10),
+        }
+    }
+
+    /// `slot` holds the block of `key` from now on. It enters the small queue, or the main queue if the ghost
+    /// remembers `key` (and then no longer does).
+    ///
+    /// Blocks should have different keys and a block the same one always; a good hash is not needed. If
+    /// `slot` is resident already, this is [`Policy::remove`] first.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such slot.
+    pub fn insert(&mut self, slot: Slot, key: u64) {
+        self.remove(slot);
+        self.keys[slot.0 as usize] = key;
+        if self.ghost.take(key) {
+            self.state[slot.0 as usize] = MAIN;
+            self.push_newest(LIST_MAIN, slot.0);
+        } else {
+            self.state[slot.0 as usize] = SMALL;
+            self.push_newest(LIST_SMALL, slot.0);
+        }
+    }
+
+    /// A hit. Nothing happens if the slot is not resident. Writes at most one byte, and none of a slot that
+    /// was hit three times already.
+    #[inline]
+    pub fn touch(&mut self, slot: Slot) {
+        if let Some(state) = self.state.get_mut(slot.0 as usize)
+            && *state & FREQ != FREQ
+        {
+            *state += 1;
+        }
+    }
+
+    /// The block of `old` moved to `new` (copy on write), which counts as a hit: `new` takes the place and key
+    /// of `old`, and `old` is not resident any more.
+    ///
+    /// Nothing happens if `old` is not resident. If `new` is, it is removed first. If `old` may not leave but
+    /// `new` may, that is one more occasion for [`Policy::readmit`].
+    ///
+    /// # Panics
+    ///
+    /// If `old` is resident and there is no slot `new`.
+    pub fn replace(&mut self, old: Slot, new: Slot) {
+        if !self.is_resident(old) {
+            return;
+        }
+        if old != new {
+            self.remove(new);
+            let (from, to) = (old.0 as usize, new.0 as usize);
+            let Links { newer, older } = self.links[from];
+            self.links[to] = Links { newer, older };
+            self.links[newer as usize].older = new.0;
+            self.links[older as usize].newer = new.0;
+            self.keys[to] = self.keys[from];
+            self.state[to] = self.state[from];
+            self.state[from] = ABSENT;
+        }
+        self.touch(new);
+    }
+
+    /// The block of `slot` is gone (invalidated); its key is not remembered. Nothing happens if the slot is not
+    /// resident.
+    pub fn remove(&mut self, slot: Slot) {
+        if self.is_resident(slot) {
+            self.unlink(list_of(self.state[slot.0 as usize]), slot.0);
+            self.state[slot.0 as usize] = ABSENT;
+        }
+    }
+
+    /// The slot may leave again: it is clean, or lost its last pin. To be called whenever that happens; it costs
+    /// a look at one byte unless the slot was put aside. Nothing happens if it is not resident.
+    #[inline]
+    pub fn readmit(&mut self, slot: Slot) {
+        if self.state.get(slot.0 as usize).is_some_and(|state| state & ASIDE != 0) {
+            self.unlink(LIST_ASIDE, slot.0);
+            self.return_to_queue(slot.0);
+        }
+    }
+
+    /// Takes the next victim out of the queues and returns it; if it comes from the small queue, its key is
+    /// remembered. Slots for which `may_leave` says no stay resident.
+    ///
+    /// None if no slot of the queues may leave and none of at most 66 that were refused before (see the
+    /// module's description). Who waits until something can leave has to call [`Policy::readmit`] when it can.
+    pub fn evict(&mut self, mut may_leave: impl FnMut(Slot) -> bool) -> Option<Slot> {
+        for _ in 0..ASIDE_LOOKS.min(self.aside_len()) {
+            self.look_aside(&mut may_leave);
+        }
+        let mut dry_looks = DRY_LOOKS.min(self.aside_len());
+        loop {
+            if let Some(victim) = self.evict_from_queues(&mut may_leave) {
+                return Some(victim);
+            }
+            loop {
+                if dry_looks == 0 || self.aside_len() == 0 {
+                    return None;
+                }
+                dry_looks -= 1;
+                if self.look_aside(&mut may_leave) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Until a victim is found or the queues are empty.
+    fn evict_from_queues(&mut self, may_leave: &mut impl FnMut(Slot) -> bool) -> Option<Slot> {
+        loop {
+            // The small queue gives while it has a tenth or more of what both have.
+            let list = if 9 * u64::from(self.small_len()) >= u64::from(self.main_len()) {
+                LIST_SMALL
+            } else {
+                LIST_MAIN
+            };
+            let slot = self.oldest(list)?;
+            let state = self.state[slot as usize];
+            let freq = state & FREQ;
+            self.unlink(list, slot);
+            if list == LIST_SMALL && freq > 1 {
+                self.state[slot as usize] = MAIN;
+                self.push_newest(LIST_MAIN, slot);
+            } else if list == LIST_MAIN && freq > 0 {
+                self.state[slot as usize] = state - 1;
+                self.push_newest(LIST_MAIN, slot);
+            } else if may_leave(Slot(slot)) {
+                self.state[slot as usize] = ABSENT;
+                if list == LIST_SMALL {
+                    self.ghost.remember(self.keys[slot as usize]);
+                }
+                return Some(Slot(slot));
+            } else {
+                self.state[slot as usize] = state | ASIDE;
+                self.push_newest(LIST_ASIDE, slot);
+            }
+        }
+    }
+
+    /// Asks about the slot that is aside and was not asked about for the longest time. True if it is back in its
+    /// queue. There must be one.
+    fn look_aside(&mut self, may_leave: &mut impl FnMut(Slot) -> bool) -> bool {
+        let Some(slot) = self.oldest(LIST_ASIDE) else { return false };
+        self.unlink(LIST_ASIDE, slot);
+        let back = may_leave(Slot(slot));
+        if back {
+            self.return_to_queue(slot);
+        } else {
+            self.push_newest(LIST_ASIDE, slot);
+        }
+        back
+    }
+
+    /// From aside (unlinked already) to the old end of its queue: it is due since it was refused.
+    fn return_to_queue(&mut self, slot: u32) {
+        self.state[slot as usize] &= !ASIDE;
+        let list = list_of(self.state[slot as usize]);
+        let sentinel = self.sentinel(list);
+        self.link_before(list, sentinel, slot);
+    }
+
+    /// Whether the slot holds a block. False for a slot that does not exist.
+    #[must_use]
+    #[inline]
+    pub fn is_resident(&self, slot: Slot) -> bool {
+        self.state.get(slot.0 as usize).is_some_and(|&state| state != ABSENT)
+    }
+
+    /// Resident slots: small, main and aside.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.lens.iter().sum()
+    }
+
+    /// Whether no slot is resident.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Slots in the small queue.
+    #[must_use]
+    pub fn small_len(&self) -> u32 {
+        self.lens[LIST_SMALL as usize]
+    }
+
+    /// Slots in the main queue.
+    #[must_use]
+    pub fn main_len(&self) -> u32 {
+        self.lens[LIST_MAIN as usize]
+    }
+
+    /// Resident slots in neither queue: refused when they were looked at last.
+    #[must_use]
+    pub fn aside_len(&self) -> u32 {
+        self.lens[LIST_ASIDE as usize]
+    }
+
+    /// Keys remembered of blocks that left the small queue; at most nine tenths of the slots.
+    #[must_use]
+    pub fn ghost_len(&self) -> u32 {
+        self.ghost.len()
+    }
+
+    /// The sentinel's neighbours are the list's ends: `older` is its newest slot, `newer` its oldest.
+    fn sentinel(&self, list: u32) -> u32 {
+        // `new` bounds the number of slots, so all links have numbers of 32 bits.
+        #[allow(clippy::cast_possible_truncation)]
+        let slots = self.state.len() as u32;
+        slots + list
+    }
+
+    fn oldest(&self, list: u32) -> Option<u32> {
+        let sentinel = self.sentinel(list);
+        let oldest = self.links[sentinel as usize].newer;
+        (oldest != sentinel).then_some(oldest)
+    }
+
+    fn push_newest(&mut self, list: u32, slot: u32) {
+        let newest = self.links[self.sentinel(list) as usize].older;
+        self.link_before(list, newest, slot);
+    }
+
+    /// Links `slot` on the newer side of `older`.
+    fn link_before(&mut self, list: u32, older: u32, slot: u32) {
+        let newer = self.links[older as usize].newer;
+        self.links[slot as usize] = Links { newer, older };
+        self.links[newer as usize].older = slot;
+        self.links[older as usize].newer = slot;
+        self.lens[list as usize] += 1;
+    }
+
+    fn unlink(&mut self, list: u32, slot: u32) {
+        let Links { newer, older } = self.links[slot as usize];
+        self.links[newer as usize].older = older;
+        self.links[older as usize].newer = newer;
+        self.lens[list as usize] -= 1;
+    }
+}
+
+/// The list a resident slot with this state is linked in.
+fn list_of(state: u8) -> u32 {
+    if state & ASIDE != 0 {
+        LIST_ASIDE
+    } else if state & SMALL != 0 {
+        LIST_SMALL
+    } else {
+        LIST_MAIN
+    }
+}

@@ -1,0 +1,432 @@
+//! [`RangeLocks`]: fair exclusive locks on byte ranges of volumes.
+//!
+//! A lock waits for every lock that came before it, held or waiting, and overlaps it on the same volume. So two
+//! locks that overlap are never held together; nobody is overtaken by who came later and overlaps; and since
+//! whoever waits does so for earlier ones only, they cannot wait in a circle: when all holders release, all
+//! locks are held in the end. (An owner that does not release one lock until it is granted another, overlapping
+//! one waits for itself: owners are numbers here and nothing more.)
+//!
+//! A range without bytes (`start >= end`) overlaps nothing: its lock is held at once and in nobody's way, and
+//! wants to be released like any other.
+//!
+//! Each waiting lock counts those it waits for. Locks are found by the stripes of 1 MiB they lie in, in a hash
+//! table of chains; ranges over more than 5 stripes (everything above 4 MiB) are in a list of their own that is
+//! walked by all. Without overlap, an acquire looks at the locks that share a stripe with it, and a release, if
+//! nobody waits anywhere, at none. A range in the long list looks at all locks.
+//!
+//! Invariants: the count of a lock is the number of earlier locks that overlap it; it is held when that is 0. A
+//! lock is linked once in the chain of each of its stripes or once in the long list; one without bytes nowhere.
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+const STRIPE_SHIFT: u32 = 20;
+
+/// Most stripes of a lock that is found by stripe: what 4 MiB touch when they are not aligned.
+const STRIPES: usize = 5;
+
+const NONE: u32 = u32::MAX;
+
+/// Bits of a [`LockId`] that name its entry. The rest counts how often the entry was used.
+const INDEX_BITS: u32 = 20;
+const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
+const USE_MASK: u32 = u32::MAX >> INDEX_BITS;
+
+/// Names a lock from [`RangeLocks::acquire`] to [`RangeLocks::release`]. Afterwards it names none; 4096 uses of
+/// the same entry later it could name another.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct LockId(u32);
+
+/// What became of an [`RangeLocks::acquire`].
+#[must_use = "a lock is held or waits until it is released"]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Acquired {
+    /// The lock is held.
+    Now(LockId),
+    /// The lock waits for earlier ones. A [`RangeLocks::release`] will name its owner.
+    Queued(LockId),
+}
+
+impl Acquired {
+    /// The lock, held or not.
+    #[must_use]
+    pub fn id(self) -> LockId {
+        match self {
+            Self::Now(id) | Self::Queued(id) => id,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Lock {
+    start: u64,
+    end: u64,
+    /// Order of acquires.
+    arrival: u64,
+    owner: u32,
+    /// Earlier locks that overlap this one.
+    waits_for: u32,
+    /// Times this entry was used, in the bits of `USE_MASK`.
+    uses: u32,
+    volume: u16,
+    alive: bool,
+}
+
+impl Lock {
+    fn overlaps(&self, volume: u16, range: &Range<u64>) -> bool {
+        self.volume == volume && self.start < range.end && range.start < self.end
+    }
+}
+
+/// One link of a lock in a chain. Lock `i` has the links `i * STRIPES + k`, `k` for its stripe number `k`; the
+/// first one serves in the long list and the free list, too.
+#[derive(Clone, Copy)]
+struct Link {
+    next: u32,
+    /// Link before, or if there is none `NONE`.
+    prev: u32,
+}
+
+/// Where the links of a range belong.
+enum Shelf {
+    Nowhere,
+    /// First stripe and number of stripes.
+    Stripes(u64, usize),
+    Long,
+}
+
+fn shelf(range: &Range<u64>) -> Shelf {
+    if range.start >= range.end {
+        return Shelf::Nowhere;
+    }
+    let first = range.start >> STRIPE_SHIFT;
+    match usize::try_from(((range.end - 1) >> STRIPE_SHIFT) - first) {
+        Ok(more) if more < STRIPES => Shelf::Stripes(first, more + 1),
+        _ => Shelf::Long,
+    }
+}
+
+/// Locks held and waiting. About 110 bytes per lock of the capacity.
+pub struct RangeLocks {
+    locks: Vec<Lock>,
+    links: Vec<Link>,
+    /// First link of each chain, by hash of volume and stripe. A power of two, twice the locks or more.
+    chains: Vec<u32>,
+    /// First link of the locks over many stripes.
+    long: u32,
+    /// First link of the unused entries; linked by `next` only.
+    free: u32,
+    len: usize,
+    waiting: usize,
+    next_arrival: u64,
+    /// Locks granted by the release under way: arrival and owner.
+    granted: Vec<(u64, u32)>,
+}
+
+impl std::fmt::Debug for RangeLocks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RangeLocks")
+            .field("capacity", &self.locks.len())
+            .field("len", &self.len)
+            .field("waiting", &self.waiting)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RangeLocks {
+    /// Memory for `capacity` locks, held or waiting. More of them at a time make it double, which allocates.
+    #[must_use]
+    pub fn new(capacity: usize) -> Self {
+        let mut new = Self {
+            locks: Vec::new(),
+            links: Vec::new(),
+            chains: Vec::new(),
+            long: NONE,
+            free: NONE,
+            len: 0,
+            waiting: 0,
+            next_arrival: 0,
+            granted: Vec::new(),
+        };
+        new.grow(capacity.max(8));
+        new
+    }
+
+    /// Asks for `range` (bytes) of `volume`. The lock is held now, or later when [`RangeLocks::release`] says so;
+    /// until then it is in the way of later ones, as if it were held. `owner` is the number to say.
+    ///
+    /// # Panics
+    ///
+    /// At 2^20 locks.
+    pub fn acquire(&mut self, volume: u16, range: Range<u64>, owner: u32) -> Acquired {
+        // Without bytes: where nothing can overlap it, not even what covers all.
+        let range = if range.start < range.end { range } else { u64::MAX..u64::MAX };
+        let mut waits_for = 0;
+        if self.len > 0 {
+            self.for_each_overlapping(volume, &range, |_, _| waits_for += 1);
+        }
+        if self.free == NONE {
+            self.grow(self.locks.len() * 2);
+        }
+        let first_link = self.free;
+        self.free = self.links[first_link as usize].next;
+        let index = first_link as usize / STRIPES;
+        let uses = self.locks[index].uses;
+        self.locks[index] = Lock {
+            start: range.start,
+            end: range.end,
+            arrival: self.next_arrival,
+            owner,
+            waits_for,
+            uses,
+            volume,
+            alive: true,
+        };
+        self.next_arrival += 1;
+        self.len += 1;
+        self.link(index);
+        let id = LockId(uses << INDEX_BITS | number(index));
+        if waits_for == 0 {
+            Acquired::Now(id)
+        } else {
+            self.waiting += 1;
+            Acquired::Queued(id)
+        }
+    }
+
+    /// Ends a lock that is held, or gives up one that waits. The owners whose locks are held from now on are
+    /// appended to `granted` in the order in which they acquired. Nothing happens if there is no such lock.
+    pub fn release(&mut self, lock: LockId, granted: &mut Vec<u32>) {
+        let Some(index) = self.find(lock) else { return };
+        let Lock { start, end, arrival, waits_for, volume, uses, .. } = self.locks[index];
+        self.unlink(index);
+        self.locks[index].alive = false;
+        self.locks[index].uses = (uses + 1) & USE_MASK;
+        let first_link = number(index * STRIPES);
+        self.links[first_link as usize].next = self.free;
+        self.free = first_link;
+        self.len -= 1;
+        if waits_for > 0 {
+            self.waiting -= 1;
+        }
+        if self.waiting == 0 {
+            return;
+        }
+        let mut now = std::mem::take(&mut self.granted);
+        self.for_each_overlapping(volume, &(start..end), |locks, other| {
+            let other = &mut locks[other];
+            if other.arrival > arrival {
+                other.waits_for -= 1;
+                if other.waits_for == 0 {
+                    now.push((other.arrival, other.owner));
+                }
+            }
+        });
+        self.waiting -= now.len();
+        now.sort_unstable();
+        granted.extend(now.drain(..).map(|(_, owner)| owner));
+        self.granted = now;
+    }
+
+    /// Whether there is such a lock and it is held.
+    #[must_use]
+    pub fn is_held(&self, lock: LockId) -> bool {
+        self.find(lock).is_some_and(|index| self.locks[index].waits_for == 0)
+    }
+
+    /// Whether any lock, held or waiting, has a byte of `range` of `volume`.
+    #[must_use]
+    pub fn overlaps(&self, volume: u16, range: Range<u64>) -> bool {
+        match shelf(&range) {
+            Shelf::Nowhere => false,
+            Shelf::Long => self.locks.iter().any(|l| l.alive && l.overlaps(volume, &range)),
+            Shelf::Stripes(first, count) => {
+                let overlaps =
+                    |link: u32| self.locks[link as usize / STRIPES].overlaps(volume, &range);
+                self.chain(self.long).any(overlaps)
+                    || (first..first + count as u64)
+                        .any(|s| self.chain(self.chains[self.bucket(volume, s)]).any(overlaps))
+            }
+        }
+    }
+
+    /// Locks, held or waiting.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no locks.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Entry of a lock that was not released.
+    fn find(&self, lock: LockId) -> Option<usize> {
+        let index = (lock.0 & INDEX_MASK) as usize;
+        let entry = self.locks.get(index)?;
+        (entry.alive && entry.uses == lock.0 >> INDEX_BITS).then_some(index)
+    }
+
+    /// Calls `f` once for each lock that overlaps.
+    fn for_each_overlapping(
+        &mut self,
+        volume: u16,
+        range: &Range<u64>,
+        mut f: impl FnMut(&mut [Lock], usize),
+    ) {
+        match shelf(range) {
+            Shelf::Nowhere => {}
+            Shelf::Long => {
+                for index in 0..self.locks.len() {
+                    let lock = &self.locks[index];
+                    if lock.alive && lock.overlaps(volume, range) {
+                        f(&mut self.locks, index);
+                    }
+                }
+            }
+            Shelf::Stripes(first, count) => {
+                let mut link = self.long;
+                while link != NONE {
+                    let index = link as usize / STRIPES;
+                    if self.locks[index].overlaps(volume, range) {
+                        f(&mut self.locks, index);
+                    }
+                    link = self.links[link as usize].next;
+                }
+                for stripe in first..first + count as u64 {
+                    let mut link = self.chains[self.bucket(volume, stripe)];
+                    while link != NONE {
+                        let index = link as usize / STRIPES;
+                        let lock = &self.locks[index];
+                        // A lock that shares several stripes, or stripes that share a chain, must count once: by
+                        // the link of the first stripe in common.
+                        let lock_first = lock.start >> STRIPE_SHIFT;
+                        let link_stripe = lock_first + (link as usize % STRIPES) as u64;
+                        if lock.overlaps(volume, range)
+                            && link_stripe == stripe
+                            && stripe == first.max(lock_first)
+                        {
+                            f(&mut self.locks, index);
+                        }
+                        link = self.links[link as usize].next;
+                    }
+                }
+            }
+        }
+    }
+
+    fn chain(&self, head: u32) -> impl Iterator<Item = u32> {
+        let some = |link: u32| (link != NONE).then_some(link);
+        std::iter::successors(some(head), move |&link| some(self.links[link as usize].next))
+    }
+
+    fn bucket(&self, volume: u16, stripe: u64) -> usize {
+        let hash = (stripe ^ u64::from(volume) << 44).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // Scales the upper half to the number of chains.
+        #[allow(clippy::cast_possible_truncation)]
+        let bucket = (((hash >> 32) * self.chains.len() as u64) >> 32) as usize;
+        bucket
+    }
+
+    fn link(&mut self, index: usize) {
+        let Lock { start, end, volume, .. } = self.locks[index];
+        match shelf(&(start..end)) {
+            Shelf::Nowhere => {}
+            Shelf::Long => {
+                let head = self.long;
+                self.long = self.push(head, index * STRIPES);
+            }
+            Shelf::Stripes(first, count) => {
+                for k in 0..count {
+                    let bucket = self.bucket(volume, first + k as u64);
+                    let head = self.chains[bucket];
+                    self.chains[bucket] = self.push(head, index * STRIPES + k);
+                }
+            }
+        }
+    }
+
+    /// Makes `link` the first before `head` and returns it.
+    fn push(&mut self, head: u32, link: usize) -> u32 {
+        self.links[link] = Link { next: head, prev: NONE };
+        if head != NONE {
+            self.links[head as usize].prev = number(link);
+        }
+        number(link)
+    }
+
+    fn unlink(&mut self, index: usize) {
+        let Lock { start, end, volume, .. } = self.locks[index];
+        match shelf(&(start..end)) {
+            Shelf::Nowhere => {}
+            Shelf::Long => {
+                if let Some(head) = self.pull(index * STRIPES) {
+                    self.long = head;
+                }
+            }
+            Shelf::Stripes(first, count) => {
+                for k in 0..count {
+                    if let Some(head) = self.pull(index * STRIPES + k) {
+                        let bucket = self.bucket(volume, first + k as u64);
+                        self.chains[bucket] = head;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes `link` out of its chain; the chain's new head if it was the first.
+    fn pull(&mut self, link: usize) -> Option<u32> {
+        let Link { next, prev } = self.links[link];
+        if next != NONE {
+            self.links[next as usize].prev = prev;
+        }
+        if prev == NONE {
+            return Some(next);
+        }
+        self.links[prev as usize].next = next;
+        None
+    }
+
+    /// To `capacity` entries, all chains made anew.
+    fn grow(&mut self, capacity: usize) {
+        let capacity = capacity.min(1 << INDEX_BITS);
+        let old = self.locks.len();
+        assert!(capacity > old, "{old} range locks at a time");
+        let unused = Lock {
+            start: 0,
+            end: 0,
+            arrival: 0,
+            owner: 0,
+            waits_for: 0,
+            uses: 0,
+            volume: 0,
+            alive: false,
+        };
+        self.locks.resize(capacity, unused);
+        self.links.resize(capacity * STRIPES, Link { next: NONE, prev: NONE });
+        self.granted.reserve(capacity);
+        for index in (old..capacity).rev() {
+            self.links[index * STRIPES].next = self.free;
+            self.free = number(index * STRIPES);
+        }
+        self.chains.clear();
+        self.chains.resize((capacity * 2).next_power_of_two(), NONE);
+        self.long = NONE;
+        for index in 0..old {
+            if self.locks[index].alive {
+                self.link(index);
+            }
+        }
+    }
+}
+
+/// Entries and links are below 2^20 × 5: `grow` bounds them.
+#[allow(clippy::cast_possible_truncation)]
+fn number(index: usize) -> u32 {
+    index as u32
+}

@@ -1,0 +1,1062 @@
+//! [`Shard`]: one poll group's part of the cache, and its store: reads, fills, writes, changes.
+//!
+//! A shard belongs to one data thread. [`Shard::request`] takes a request, [`Shard::turn`] lets what waits go
+//! on, [`Shard::take_reply`] gives the answers. A request may be answered before it returns.
+//!
+//! A read whose blocks are all in the index is answered at once and costs no job. Everything else is a
+//! [`Job`](super::job): memory first (first come, first served), then the lock on its range, then the store.
+//! Volumes without a cache take memory and go to the store, and that is all.
+//!
+//! Write-through, FUA, and write-back beyond the limit of dirty blocks: the data lands in slots of its own,
+//! goes to the store, then into the index, then the write is acknowledged. Write-back: into the index as
+//! dirty, acknowledged, to the store later (`write_back.rs`). A write of a part of a block takes the rest
+//! from the cached block; write-back reads that first if it has to.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
+use super::job::{Entry, Job, Jobs, Kind};
+use super::message::{Changed, JobId, PartToken, Segments, ShardReply, ShardRequest};
+use super::policy::Slot;
+use super::range_lock::{Acquired, RangeLocks};
+use super::slots::{Install, Slots, State};
+use super::{SLOT_BYTES, STRIPE_BYTES};
+use crate::arena::Arena;
+use crate::store::{MAX_SEGMENTS, Op, OpDone, OpKind, Segment, Store, VolumeIndex};
+use crate::volume::CacheMode;
+
+const BLOCK: u64 = SLOT_BYTES as u64;
+const NO_SLOT: Slot = Slot(u32::MAX);
+/// Errors of one volume within this time are one burst, and one line of the log.
+const BURST: Duration = Duration::from_secs(10);
+
+/// How a shard behaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ShardOptions {
+    /// Most bytes of this shard that may be acknowledged and in memory only.
+    pub dirty_max_bytes: usize,
+    /// A dirty block is on its way to the store at the latest after this.
+    pub write_back_delay: Duration,
+    /// Most bytes of one write-back.
+    pub write_back_max_bytes: u32,
+    /// Makes the hash of blocks unpredictable to peers.
+    pub seed: u64,
+}
+
+/// What a shard has done since it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CacheCounters {
+    /// Blocks that reads found.
+    pub hits: u64,
+    /// Blocks that reads did not find.
+    pub misses: u64,
+    /// Blocks read ahead.
+    pub prefetched: u64,
+    /// Bytes read from stores for cached volumes.
+    pub fill_bytes: u64,
+    /// Write-backs: operations of the store, each with one or more neighbours.
+    pub write_backs: u64,
+    /// Bytes they wrote.
+    pub write_back_bytes: u64,
+    /// Writes that found no room for dirty blocks and went to the store.
+    pub dirty_limited: u64,
+    /// Bytes copied, for writes of parts of blocks only.
+    pub copied_bytes: u64,
+    /// Operations that a store failed.
+    pub store_errors: u64,
+    /// Requests that had to wait for memory.
+    pub memory_waits: u64,
+    /// Jobs that had to wait for another on the same range.
+    pub range_waits: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct VolumeState {
+    pub cache: CacheMode,
+    size: u64,
+    read_only: bool,
+    // After a failed write-back, when to try again by ourselves.
+    pub retry_at_ms: Option<u32>,
+    pub backoff_ms: u32,
+    // When errors were last logged, and how many were not.
+    logged: Option<Instant>,
+    unlogged: u64,
+}
+
+/// One poll group's part of the cache. See the module.
+pub struct Shard<S> {
+    pub(super) store: S,
+    pub(super) slots: Slots,
+    pub(super) locks: RangeLocks,
+    pub(super) jobs: Jobs,
+    pub(super) volumes: Vec<Option<VolumeState>>,
+    pub(super) options: ShardOptions,
+    replies: VecDeque<ShardReply>,
+    waiting_memory: VecDeque<u32>,
+    waiting_store: VecDeque<(Op, Vec<Segment>)>,
+    pub(super) write_backs: Vec<u32>,
+    pub(super) flushes: Vec<u32>,
+    done: Vec<OpDone>,
+    granted: Vec<u32>,
+    found: Vec<Slot>,
+    segments: Vec<Segment>,
+    pool: Vec<Vec<Segment>>,
+    // Rises with every write that made blocks dirty.
+    pub(super) order: u64,
+    began: Instant,
+    pub(super) now_ms: u32,
+    now: Instant,
+    pub(super) stopping: Option<Stopping>,
+    pub(super) counters: CacheCounters,
+}
+
+/// How far the end of a shard is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Stopping {
+    pub jobs: usize,
+    pub syncing: bool,
+    pub clean: bool,
+}
+
+impl<S> std::fmt::Debug for Shard<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shard")
+            .field("slots", &self.slots.capacity())
+            .field("cached", &self.slots.cached())
+            .field("dirty", &self.slots.dirty())
+            .field("lent", &self.slots.lent())
+            .field("jobs", &self.jobs.len())
+            .field("counters", &self.counters)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: Store> Shard<S> {
+    /// A shard over a part of the arena, without volumes.
+    #[must_use]
+    pub fn new(store: S, arena: Arena, options: ShardOptions, now: Instant) -> Self {
+        Self {
+            store,
+            slots: Slots::new(arena, options.seed),
+            locks: RangeLocks::new(1024),
+            jobs: Jobs::default(),
+            volumes: Vec::new(),
+            options,
+            replies: VecDeque::with_capacity(256),
+            waiting_memory: VecDeque::with_capacity(256),
+            waiting_store: VecDeque::new(),
+            write_backs: Vec::with_capacity(64),
+            flushes: Vec::with_capacity(64),
+            done: Vec::with_capacity(1024),
+            granted: Vec::with_capacity(64),
+            found: Vec::with_capacity(1025),
+            segments: Vec::with_capacity(1025),
+            pool: Vec::new(),
+            order: 0,
+            began: now,
+            now_ms: 0,
+            now,
+            stopping: None,
+            counters: CacheCounters::default(),
+        }
+    }
+
+    /// Serves a volume of `size_bytes`.
+    pub fn add_volume(
+        &mut self,
+        volume: VolumeIndex,
+        cache: CacheMode,
+        size_bytes: u64,
+        read_only: bool,
+    ) {
+        let at = usize::from(volume.0);
+        if self.volumes.len() <= at {
+            self.volumes.resize_with(at + 1, || None);
+        }
+        self.volumes[at] = Some(VolumeState {
+            cache,
+            size: size_bytes,
+            read_only,
+            retry_at_ms: None,
+            backoff_ms: 0,
+            logged: None,
+            unlogged: 0,
+        });
+        self.slots.add_volume(volume);
+    }
+
+    /// The store.
+    pub fn store_mut(&mut self) -> &mut S {
+        &mut self.store
+    }
+
+    /// The slots, to look at.
+    #[must_use]
+    pub fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
+    /// What it has done.
+    #[must_use]
+    pub fn counters(&self) -> CacheCounters {
+        self.counters
+    }
+
+    /// Whether somebody waits for memory: whoever holds lent slots should see to it that they come back.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        !self.waiting_memory.is_empty()
+    }
+
+    /// The next answer.
+    pub fn take_reply(&mut self) -> Option<ShardReply> {
+        self.replies.pop_front()
+    }
+
+    pub(super) fn volume(&mut self, volume: VolumeIndex) -> Option<&mut VolumeState> {
+        self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut)
+    }
+
+    fn mode(&self, volume: VolumeIndex) -> CacheMode {
+        self.volumes
+            .get(usize::from(volume.0))
+            .and_then(Option::as_ref)
+            .map_or(CacheMode::None, |v| v.cache)
+    }
+
+    fn size(&self, volume: VolumeIndex) -> u64 {
+        self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref).map_or(0, |v| v.size)
+    }
+
+    pub(super) fn done(&mut self, from: Option<PartToken>, result: Result<(), Errno>) {
+        if let Some(to) = from {
+            self.replies.push_back(ShardReply::Done { to, result });
+        }
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.now = now;
+        // Wraps after 49 days; differences are taken modulo that.
+        self.now_ms =
+            (now.saturating_duration_since(self.began).as_millis() & 0xffff_ffff) as u32;
+    }
+
+    /// Takes a request.
+    pub fn request(&mut self, request: ShardRequest, now: Instant) {
+        self.tick(now);
+        match request {
+            ShardRequest::Read { from, volume, offset, len } => {
+                self.read(Some(from), volume, offset, len);
+            }
+            ShardRequest::Prefetch { volume, offset, len } => self.read(None, volume, offset, len),
+            ShardRequest::Reserve { from, volume, offset, len } => {
+                let job = self.jobs.start(Kind::Reserve, Some(from), volume, offset, len.into());
+                self.or_wait(job);
+            }
+            ShardRequest::Write { job, memory, fua, .. } => {
+                self.recycle(memory.0);
+                if let Some(job) = self.jobs.find(job) {
+                    self.write(job, fua);
+                }
+            }
+            ShardRequest::Cancel { job, memory } => {
+                self.recycle(memory.0);
+                if let Some(job) = self.jobs.find(job) {
+                    self.end(job);
+                }
+            }
+            ShardRequest::Release { memory } => {
+                for segment in &memory.0 {
+                    for slot in self.slots.slots_of(*segment) {
+                        self.slots.unlend(slot);
+                    }
+                }
+                self.recycle(memory.0);
+            }
+            ShardRequest::Flush { from, volume } => self.flush(Some(from), volume),
+            ShardRequest::Sync { from, volume } => self.sync(Some(from), volume),
+            ShardRequest::Change { from, volume, kind, held } => {
+                let (offset, len) = kind.range();
+                let job = self.jobs.start(Kind::Change(kind), Some(from), volume, offset, len);
+                if held || self.mode(volume) == CacheMode::None {
+                    self.submit(job, kind, 0);
+                } else {
+                    self.or_wait(job);
+                }
+            }
+            ShardRequest::Hold { from, volume, offset, len } => {
+                let job = self.jobs.start(Kind::Hold, Some(from), volume, offset, len);
+                self.or_wait(job);
+            }
+            ShardRequest::Unhold { job, outcome } => {
+                if let Some(job) = self.jobs.find(job) {
+                    self.changed(job, outcome);
+                    self.end(job);
+                }
+            }
+        }
+    }
+
+    /// Reaps the store and lets what waits go on. Returns whether anything happened.
+    pub fn turn(&mut self, now: Instant) -> bool {
+        self.tick(now);
+        let mut done = std::mem::take(&mut self.done);
+        self.store.reap(&mut done);
+        let busy = !done.is_empty();
+        for op in done.drain(..) {
+            self.on_store_done(op);
+        }
+        self.done = done;
+        while let Some((op, memory)) = self.waiting_store.pop_front() {
+            if let Err(op) = self.store.submit(op, &memory) {
+                self.waiting_store.push_front((op, memory));
+                break;
+            }
+            self.recycle(memory);
+        }
+        if !self.waiting_memory.is_empty() && self.slots.take_freed() {
+            self.retry_memory();
+        }
+        self.pump();
+        busy
+    }
+
+    /// When [`Self::turn`] has something to do that nobody will wake it for.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.write_back_deadline().map(Duration::from_millis)
+    }
+
+    /// Jobs and store operations that have not ended.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.jobs.len() == 0 && self.store.in_flight() == 0
+    }
+
+    fn recycle(&mut self, mut list: Vec<Segment>) {
+        list.clear();
+        self.pool.push(list);
+    }
+
+    // Waits in line for memory, or goes on if there is some and nobody waits.
+    fn or_wait(&mut self, job: u32) {
+        if !self.waiting_memory.is_empty() || !self.with_memory(job) {
+            self.counters.memory_waits += 1;
+            self.waiting_memory.push_back(job);
+        }
+    }
+
+    fn retry_memory(&mut self) {
+        while let Some(&job) = self.waiting_memory.front() {
+            if !self.with_memory(job) {
+                return;
+            }
+            self.waiting_memory.pop_front();
+        }
+    }
+
+    // Tries to get a job's memory and goes on with it; or changes nothing and returns false.
+    fn with_memory(&mut self, job: u32) -> bool {
+        let Job { kind, volume, offset, len, .. } = *self.jobs.get(job);
+        match kind {
+            Kind::Read => return self.read_with_memory(job),
+            Kind::Reserve => {
+                let cached = self.mode(volume) != CacheMode::None;
+                let (first, last) = self.jobs.get(job).block_range();
+                let blocks = if cached {
+                    usize::try_from(last - first + 1).unwrap_or(usize::MAX)
+                } else {
+                    usize::try_from(len.div_ceil(BLOCK)).unwrap_or(usize::MAX)
+                };
+                let edges = self.edges_needed(volume, offset, len);
+                if !self.allocate(job, blocks, edges) {
+                    return false;
+                }
+                let skip = if cached { (offset % BLOCK) as usize } else { 0 };
+                let memory = self.segments_of(job, skip);
+                let reply = match self.jobs.get(job).from {
+                    Some(to) => ShardReply::Reserved { to, job: self.jobs.id(job), memory },
+                    None => return true,
+                };
+                self.replies.push_back(reply);
+            }
+            Kind::Change(_) | Kind::Hold => {
+                let edges = self.edges_needed(volume, offset, len);
+                if !self.allocate(job, 0, edges) {
+                    return false;
+                }
+                self.lock(job);
+            }
+            _ => {}
+        }
+        true
+    }
+
+    // Slots that a change of parts of blocks may need: dirty blocks are kept whole.
+    fn edges_needed(&self, volume: VolumeIndex, offset: u64, len: u64) -> usize {
+        if self.mode(volume) != CacheMode::WriteBack {
+            return 0;
+        }
+        let end = offset + len;
+        let head = !offset.is_multiple_of(BLOCK);
+        let tail = !end.is_multiple_of(BLOCK) && end < self.size(volume);
+        if head && tail && offset / BLOCK == end / BLOCK {
+            return 1;
+        }
+        usize::from(head) + usize::from(tail)
+    }
+
+    fn allocate(&mut self, job: u32, blocks: usize, edges: usize) -> bool {
+        self.found.clear();
+        if !self.slots.allocate(blocks + edges, &mut self.found) {
+            return false;
+        }
+        let job = self.jobs.get(job);
+        job.blocks.extend(self.found[..blocks].iter().map(|slot| Entry { slot: *slot, own: true }));
+        job.edges.extend_from_slice(&self.found[blocks..]);
+        true
+    }
+
+    fn segments_of(&mut self, job: u32, skip: usize) -> Segments {
+        let mut list = self.pool.pop().unwrap_or_default();
+        let job = self.jobs.get(job);
+        // A data command: its length fits.
+        let len = u32::try_from(job.len).unwrap_or(u32::MAX);
+        self.slots.segments(job.blocks.iter().map(|e| e.slot), skip, len, &mut list);
+        Segments(list)
+    }
+
+    // Takes a job's lock, and goes on if it is free.
+    pub(super) fn lock(&mut self, job: u32) {
+        let entry = self.jobs.get(job);
+        let (first, last) = entry.block_range();
+        match self.locks.acquire(entry.volume.0, first * BLOCK..(last + 1) * BLOCK, job) {
+            Acquired::Now(lock) => {
+                entry.lock = Some(lock);
+                self.on_lock(job);
+            }
+            Acquired::Queued(lock) => {
+                self.counters.range_waits += 1;
+                entry.lock = Some(lock);
+            }
+        }
+    }
+
+    fn on_lock(&mut self, job: u32) {
+        let entry = self.jobs.get(job);
+        entry.holds = true;
+        match entry.kind {
+            Kind::Read => self.fill(job),
+            Kind::Write => self.write_locked(job),
+            Kind::WriteBack => self.write_back_locked(job),
+            Kind::Change(kind) => self.submit(job, kind, 0),
+            Kind::Hold => {
+                if let Some(to) = entry.from {
+                    let job = self.jobs.id(job);
+                    self.replies.push_back(ShardReply::Held { to, job });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    // Ends a job: its private slots and its lock are free, and who waited for the lock goes on.
+    pub(super) fn end(&mut self, job: u32) {
+        let entry = self.jobs.get(job);
+        let own_blocks = entry.kind != Kind::WriteBack;
+        let lock = entry.lock.take();
+        let mut blocks = std::mem::take(&mut entry.blocks);
+        let mut edges = std::mem::take(&mut entry.edges);
+        for block in blocks.drain(..) {
+            if own_blocks && block.own {
+                self.slots.give_back(block.slot);
+            }
+        }
+        for edge in edges.drain(..) {
+            self.slots.give_back(edge);
+        }
+        let entry = self.jobs.get(job);
+        (entry.blocks, entry.edges) = (blocks, edges);
+        self.jobs.end(job);
+        if let Some(lock) = lock {
+            let mut granted = std::mem::take(&mut self.granted);
+            self.locks.release(lock, &mut granted);
+            // A granted job may end at once and grant others: those come behind.
+            let mut at = 0;
+            while let Some(&job) = granted.get(at) {
+                at += 1;
+                std::mem::swap(&mut granted, &mut self.granted);
+                self.on_lock(job);
+                std::mem::swap(&mut granted, &mut self.granted);
+            }
+            granted.clear();
+            self.granted = granted;
+        }
+    }
+
+    // Sends data of some of a job's blocks to or from the store, in as many operations as it takes.
+    fn transfer(&mut self, job: u32, kind: OpKind, blocks: std::ops::Range<usize>, skip: usize) {
+        let (offset, len) = kind.range();
+        let mut list = std::mem::take(&mut self.segments);
+        list.clear();
+        let entry = self.jobs.get(job);
+        let slots = entry.blocks[blocks].iter().map(|e| e.slot);
+        self.slots.segments(slots, skip, u32::try_from(len).unwrap_or(0), &mut list);
+        let mut at = offset;
+        for part in list.chunks(MAX_SEGMENTS) {
+            let len = part.iter().map(|s| s.len).sum();
+            let kind = match kind {
+                OpKind::Write { fua, .. } => OpKind::Write { offset: at, len, fua },
+                _ => OpKind::Read { offset: at, len },
+            };
+            at += u64::from(len);
+            self.submit_with(job, kind, len, part);
+        }
+        self.segments = list;
+    }
+
+    pub(super) fn submit(&mut self, job: u32, kind: OpKind, len: u32) {
+        self.submit_with(job, kind, len, &[]);
+    }
+
+    fn submit_with(&mut self, job: u32, kind: OpKind, len: u32, memory: &[Segment]) {
+        let token = self.jobs.token(job, len);
+        let entry = self.jobs.get(job);
+        entry.ops += 1;
+        let op = Op { token, volume: entry.volume, kind };
+        let refused = if self.waiting_store.is_empty() {
+            self.store.submit(op, memory).err()
+        } else {
+            Some(op)
+        };
+        if let Some(op) = refused {
+            let mut list = self.pool.pop().unwrap_or_default();
+            list.extend_from_slice(memory);
+            self.waiting_store.push_back((op, list));
+        }
+    }
+
+    fn on_store_done(&mut self, done: OpDone) {
+        let Some((job, len)) = self.jobs.of_token(done.token) else { return };
+        let error = match done.result {
+            // The store promised all or an error; less would pass for data.
+            Ok(bytes) if len > 0 && bytes != len => Some(Errno::EIO),
+            Ok(_) => None,
+            Err(errno) => Some(errno),
+        };
+        let entry = self.jobs.get(job);
+        entry.ops = entry.ops.saturating_sub(1);
+        entry.error = entry.error.or(error);
+        let (volume, kind, last) = (entry.volume, entry.kind, entry.ops == 0);
+        if let Some(errno) = error {
+            self.note_error(volume, kind, errno);
+        }
+        if last {
+            self.advance(job);
+        }
+    }
+
+    fn note_error(&mut self, volume: VolumeIndex, kind: Kind, errno: Errno) {
+        self.counters.store_errors += 1;
+        let now = self.now;
+        let Some(state) = self.volume(volume) else { return };
+        if state.logged.is_some_and(|at| now.saturating_duration_since(at) < BURST) {
+            state.unlogged += 1;
+            return;
+        }
+        let more = std::mem::take(&mut state.unlogged);
+        state.logged = Some(now);
+        tracing::error!(volume = volume.0, job = ?kind, %errno, since_last = more, "the store failed");
+    }
+
+    // The store has done what a job asked for.
+    fn advance(&mut self, job: u32) {
+        let entry = self.jobs.get(job);
+        let (kind, error, from) = (entry.kind, entry.error, entry.from);
+        let result = error.map_or(Ok(()), Err);
+        match kind {
+            Kind::Read => self.finish_read(job),
+            Kind::Write => {
+                if error.is_some() {
+                    self.forget_clean(job);
+                } else if self.jobs.get(job).lock.is_some() {
+                    self.install(job, None);
+                }
+                self.done(from, result);
+                self.end(job);
+            }
+            Kind::Merge => {
+                if error.is_none() {
+                    self.order += 1;
+                    let (order, now_ms) = (self.order, self.now_ms);
+                    self.install(job, Some(Install::Dirty { order, now_ms }));
+                }
+                self.done(from, result);
+                self.end(job);
+            }
+            Kind::Change(_) => {
+                if self.jobs.get(job).holds {
+                    let outcome = if error.is_some() { Changed::Unknown } else { Changed::Yes };
+                    self.changed(job, outcome);
+                }
+                self.done(from, result);
+                self.end(job);
+            }
+            Kind::WriteBack => self.finish_write_back(job),
+            Kind::Sync => {
+                self.done(from, result);
+                self.end(job);
+                if from.is_none() {
+                    self.stop_job_ended(error);
+                }
+            }
+            Kind::Free | Kind::Reserve | Kind::Flush | Kind::Hold => {}
+        }
+    }
+
+    fn read(&mut self, from: Option<PartToken>, volume: VolumeIndex, offset: u64, len: u32) {
+        let cached = self.mode(volume) != CacheMode::None;
+        let Some(last) = (offset + u64::from(len)).checked_sub(1).filter(|_| len > 0) else {
+            return;
+        };
+        let blocks = offset / BLOCK..last / BLOCK + 1;
+        if cached {
+            self.found.clear();
+            let slots = &self.slots;
+            self.found.extend(blocks.clone().map_while(|block| slots.find(volume, block)));
+            let count = blocks.end - blocks.start;
+            if self.found.len() as u64 == count {
+                let Some(to) = from else { return };
+                self.counters.hits += count;
+                let mut list = self.pool.pop().unwrap_or_default();
+                let skip = (offset % BLOCK) as usize;
+                for slot in &self.found {
+                    self.slots.touch(*slot);
+                    self.slots.lend(*slot);
+                }
+                self.slots.segments(self.found.iter().copied(), skip, len, &mut list);
+                let result = Ok(Segments(list));
+                self.replies.push_back(ShardReply::Read { to, result });
+                return;
+            }
+        }
+        // Nobody waits for a prefetch, and it waits for nobody.
+        if from.is_none() {
+            let bytes = blocks.start * BLOCK..blocks.end * BLOCK;
+            if !cached || self.is_short() || self.locks.overlaps(volume.0, bytes) {
+                return;
+            }
+        }
+        let job = self.jobs.start(Kind::Read, from, volume, offset, len.into());
+        if cached {
+            let present = blocks.clone().filter(|b| self.slots.find(volume, *b).is_some()).count();
+            let missing = blocks.end - blocks.start - present as u64;
+            if from.is_some() {
+                self.counters.hits += present as u64;
+                self.counters.misses += missing;
+            } else {
+                self.counters.prefetched += missing;
+            }
+        }
+        if from.is_some() {
+            self.or_wait(job);
+        } else if !self.with_memory(job) {
+            self.end(job);
+        }
+    }
+
+    fn read_with_memory(&mut self, job: u32) -> bool {
+        let Job { volume, len, from, .. } = *self.jobs.get(job);
+        if self.mode(volume) == CacheMode::None {
+            let blocks = usize::try_from(len.div_ceil(BLOCK)).unwrap_or(usize::MAX);
+            if !self.allocate(job, blocks, 0) {
+                return false;
+            }
+            let kind = OpKind::Read {
+                offset: self.jobs.get(job).offset,
+                len: u32::try_from(len).unwrap_or(0),
+            };
+            self.transfer(job, kind, 0..blocks, 0);
+            return true;
+        }
+        let (first, last) = self.jobs.get(job).block_range();
+        let mut missing = 0;
+        let mut hull = (u64::MAX, 0);
+        for block in first..=last {
+            let slot = self.slots.find(volume, block);
+            match slot {
+                // Lent now, so that it is still there when the others have come.
+                Some(slot) if from.is_some() => self.slots.lend(slot),
+                Some(_) => {}
+                None => {
+                    missing += 1;
+                    hull = (hull.0.min(block), block);
+                }
+            }
+            let entry = Entry { slot: slot.unwrap_or(NO_SLOT), own: slot.is_none() };
+            self.jobs.get(job).blocks.push(entry);
+        }
+        self.found.clear();
+        if !self.slots.allocate(missing, &mut self.found) {
+            let mut blocks = std::mem::take(&mut self.jobs.get(job).blocks);
+            for block in blocks.drain(..) {
+                if !block.own && from.is_some() {
+                    self.slots.unlend(block.slot);
+                }
+            }
+            // Lending and taking back freed nothing.
+            self.slots.take_freed();
+            self.jobs.get(job).blocks = blocks;
+            return false;
+        }
+        if missing == 0 {
+            self.finish_read(job);
+            return true;
+        }
+        let mut fresh = self.found.iter();
+        let entry = self.jobs.get(job);
+        for block in entry.blocks.iter_mut().filter(|b| b.own) {
+            block.slot = fresh.next().copied().unwrap_or(NO_SLOT);
+        }
+        match self.locks.acquire(volume.0, hull.0 * BLOCK..(hull.1 + 1) * BLOCK, job) {
+            Acquired::Now(lock) => {
+                entry.lock = Some(lock);
+                self.on_lock(job);
+            }
+            Acquired::Queued(lock) => {
+                self.counters.range_waits += 1;
+                entry.lock = Some(lock);
+            }
+        }
+        true
+    }
+
+    // Replaces a job's own slot by the one that meanwhile is in the index, if there is one.
+    fn take_present(&mut self, job: u32, at: usize, block: u64) -> bool {
+        let entry = self.jobs.get(job);
+        let (volume, own, asked) = (entry.volume, entry.blocks[at].slot, entry.from.is_some());
+        let Some(slot) = self.slots.find(volume, block) else { return false };
+        entry.blocks[at] = Entry { slot, own: false };
+        self.slots.give_back(own);
+        if asked {
+            self.slots.lend(slot);
+        }
+        true
+    }
+
+    // The lock is ours: read what is still missing.
+    fn fill(&mut self, job: u32) {
+        let (first, _) = self.jobs.get(job).block_range();
+        let (volume, count) = (self.jobs.get(job).volume, self.jobs.get(job).blocks.len());
+        let size = self.size(volume);
+        // Held together by one more operation than there are, so that none ends the job in between.
+        self.jobs.get(job).ops += 1;
+        let mut run = 0..0;
+        for at in 0..=count {
+            let block = first + at as u64;
+            let mine = at < count
+                && self.jobs.get(job).blocks[at].own
+                && !self.take_present(job, at, block);
+            if mine {
+                run = if run.is_empty() { at..at + 1 } else { run.start..at + 1 };
+            } else if !run.is_empty() {
+                let offset = (first + run.start as u64) * BLOCK;
+                let len = (run.len() as u64 * BLOCK).min(size - offset);
+                self.counters.fill_bytes += len;
+                let kind = OpKind::Read { offset, len: u32::try_from(len).unwrap_or(0) };
+                self.transfer(job, kind, run, 0);
+                run = 0..0;
+            }
+        }
+        let entry = self.jobs.get(job);
+        entry.ops -= 1;
+        if entry.ops == 0 {
+            self.finish_read(job);
+        }
+    }
+
+    fn finish_read(&mut self, job: u32) {
+        let entry = self.jobs.get(job);
+        let (from, error, volume) = (entry.from, entry.error, entry.volume);
+        let (offset, count) = (entry.offset, entry.blocks.len());
+        let cached = self.mode(volume) != CacheMode::None;
+        let (first, _) = self.jobs.get(job).block_range();
+        if let Some(errno) = error {
+            for at in 0..count {
+                let block = self.jobs.get(job).blocks[at];
+                if !block.own && from.is_some() {
+                    self.slots.unlend(block.slot);
+                }
+            }
+            if let Some(to) = from {
+                self.replies.push_back(ShardReply::Read { to, result: Err(errno) });
+            }
+            return self.end(job);
+        }
+        for at in 0..count {
+            let Entry { slot, own } = self.jobs.get(job).blocks[at];
+            if !own {
+                if from.is_some() {
+                    self.slots.touch(slot);
+                }
+                continue;
+            }
+            if !cached {
+                self.slots.lend_private(slot);
+            } else if self.take_present(job, at, first + at as u64) {
+                continue;
+            } else {
+                self.slots.install(slot, volume, first + at as u64, Install::Clean);
+                if from.is_some() {
+                    self.slots.lend(slot);
+                }
+            }
+            self.jobs.get(job).blocks[at].own = false;
+        }
+        if let Some(to) = from {
+            let skip = if cached { (offset % BLOCK) as usize } else { 0 };
+            let memory = self.segments_of(job, skip);
+            self.replies.push_back(ShardReply::Read { to, result: Ok(memory) });
+        }
+        self.end(job);
+    }
+
+    // The part of a block, in bytes from its start, that a job's range covers; and whether that is all there is.
+    fn covered(&self, job: &Job, block: u64) -> (usize, usize, bool) {
+        let start = block * BLOCK;
+        let from = job.offset.max(start) - start;
+        let to = (job.offset + job.len).min(start + BLOCK) - start;
+        let all = (self.size(job.volume) - start).min(BLOCK);
+        // Within a block.
+        (from as usize, to as usize, from == 0 && to >= all)
+    }
+
+    fn is_partial(&mut self, job: u32) -> bool {
+        let Job { volume, offset, len, .. } = *self.jobs.get(job);
+        let end = offset + len;
+        !offset.is_multiple_of(BLOCK) || !end.is_multiple_of(BLOCK) && end < self.size(volume)
+    }
+
+    // The data of a write has landed.
+    fn write(&mut self, job: u32, fua: bool) {
+        let entry = self.jobs.get(job);
+        if entry.kind != Kind::Reserve {
+            return;
+        }
+        entry.kind = Kind::Write;
+        entry.fua = fua;
+        let (volume, offset, len, from) = (entry.volume, entry.offset, entry.len, entry.from);
+        match self.mode(volume) {
+            CacheMode::None => {
+                let count = self.jobs.get(job).blocks.len();
+                let len = u32::try_from(len).unwrap_or(0);
+                self.transfer(job, OpKind::Write { offset, len, fua }, 0..count, 0);
+            }
+            CacheMode::WriteBack if !fua && !self.is_partial(job) && self.has_dirty_room(job) => {
+                self.order += 1;
+                let (order, now_ms) = (self.order, self.now_ms);
+                self.install(job, Some(Install::Dirty { order, now_ms }));
+                self.done(from, Ok(()));
+                self.end(job);
+            }
+            _ => self.lock(job),
+        }
+    }
+
+    fn has_dirty_room(&mut self, job: u32) -> bool {
+        let more = self.jobs.get(job).blocks.len();
+        (self.slots.dirty() + more) * SLOT_BYTES <= self.options.dirty_max_bytes
+            && self.stopping.is_none()
+    }
+
+    // The lock is ours: write it.
+    fn write_locked(&mut self, job: u32) {
+        let entry = self.jobs.get(job);
+        let (volume, offset, len, fua) = (entry.volume, entry.offset, entry.len, entry.fua);
+        let count = entry.blocks.len();
+        if self.mode(volume) == CacheMode::WriteBack && !fua {
+            if self.has_dirty_room(job) {
+                return self.merge(job);
+            }
+            self.counters.dirty_limited += 1;
+        }
+        let len = u32::try_from(len).unwrap_or(0);
+        let skip = (offset % BLOCK) as usize;
+        self.transfer(job, OpKind::Write { offset, len, fua }, 0..count, skip);
+    }
+
+    // Reads the blocks at the edges of a write that is to be dirty, where they are not cached.
+    fn merge(&mut self, job: u32) {
+        let (first, last) = self.jobs.get(job).block_range();
+        self.jobs.get(job).kind = Kind::Merge;
+        self.jobs.get(job).ops += 1;
+        let mut edge = 0;
+        for block in [first, last] {
+            let entry = self.jobs.get(job);
+            if block == last && edge > 0 && first == last {
+                break;
+            }
+            let entry = &*entry;
+            let volume = entry.volume;
+            let start = block * BLOCK;
+            let from = entry.offset.max(start) - start;
+            let to = (entry.offset + entry.len).min(start + BLOCK) - start;
+            let size = self.size(volume);
+            let all = (size - start).min(BLOCK);
+            if from == 0 && to >= all {
+                continue;
+            }
+            if self.slots.find(volume, block).is_none()
+                && let Some(slot) = self.jobs.get(job).edges.get(edge).copied()
+            {
+                let offset = self.slots.offset(slot);
+                // At most a block.
+                let len = u32::try_from(all).unwrap_or(0);
+                self.counters.fill_bytes += all;
+                let kind = OpKind::Read { offset: start, len };
+                self.submit_with(job, kind, len, &[Segment { offset, len }]);
+            }
+            edge += 1;
+        }
+        let entry = self.jobs.get(job);
+        entry.ops -= 1;
+        if entry.ops == 0 {
+            self.advance(job);
+        }
+    }
+
+    // Puts a write's blocks in the index: as dirty, or as what the store has.
+    fn install(&mut self, job: u32, dirty: Option<Install>) {
+        let (first, last) = self.jobs.get(job).block_range();
+        let volume = self.jobs.get(job).volume;
+        if dirty.is_none() {
+            self.recall(volume, first, last);
+        }
+        let mut edge = 0;
+        for (at, block) in (first..=last).enumerate() {
+            let Entry { slot, .. } = self.jobs.get(job).blocks[at];
+            let (from, to, whole) = {
+                let entry = &*self.jobs.get(job);
+                let start = block * BLOCK;
+                let from = entry.offset.max(start) - start;
+                let to = (entry.offset + entry.len).min(start + BLOCK) - start;
+                let all = (self.size(volume) - start).min(BLOCK);
+                (from as usize, to as usize, from == 0 && to >= all)
+            };
+            let mut how = dirty.unwrap_or(Install::Clean);
+            if !whole {
+                let read = dirty.and_then(|_| self.jobs.get(job).edges.get(edge).copied());
+                edge += 1;
+                let Some(rest) = self.slots.find(volume, block).or(read) else {
+                    // The store has it, and the rest of the block is not known here.
+                    continue;
+                };
+                self.copy(rest, slot, 0, from);
+                self.copy(rest, slot, to, SLOT_BYTES);
+                if dirty.is_none() {
+                    how = Install::Merged;
+                }
+            }
+            self.slots.install(slot, volume, block, how);
+            self.jobs.get(job).blocks[at].own = false;
+        }
+    }
+
+    // The only place of a shard that copies.
+    fn copy(&mut self, from: Slot, to: Slot, start: usize, end: usize) {
+        if start >= end {
+            return;
+        }
+        let (source, target) = (self.slots.offset(from) + start, self.slots.offset(to) + start);
+        let region = self.slots.region();
+        region.copy_to(source, region, target, end - start);
+        self.counters.copied_bytes += (end - start) as u64;
+    }
+
+    // A write failed: what the store has there is unknown, so nothing may pass for it.
+    fn forget_clean(&mut self, job: u32) {
+        let (first, last) = self.jobs.get(job).block_range();
+        let volume = self.jobs.get(job).volume;
+        self.slots.for_each_in(volume, first, last, |slots, slot| {
+            if slots.state(slot) == State::Clean {
+                slots.forget(slot);
+            }
+        });
+    }
+
+    // The store's bytes of a job's range were changed, or may have been.
+    fn changed(&mut self, job: u32, outcome: Changed) {
+        let (first, last) = self.jobs.get(job).block_range();
+        let volume = self.jobs.get(job).volume;
+        match outcome {
+            Changed::No => return,
+            Changed::Unknown => return self.forget_clean(job),
+            Changed::Yes => {}
+        }
+        self.recall(volume, first, last);
+        let mut dirty_edges = [None; 2];
+        let mut edges = 0;
+        for block in [first, last] {
+            let entry = &*self.jobs.get(job);
+            let start = block * BLOCK;
+            let from = entry.offset.max(start) - start;
+            let to = (entry.offset + entry.len).min(start + BLOCK) - start;
+            let whole = from == 0 && to >= (self.size(volume) - start).min(BLOCK);
+            let seen = block == last && first == last && edges > 0;
+            if !whole && !seen {
+                if let Some(old) = self.slots.find(volume, block)
+                    && self.slots.state(old) == State::Dirty
+                    && let Some(slot) = self.jobs.get(job).edges.pop()
+                {
+                    // What is around the range is nowhere else: a new block with the range zeroed.
+                    self.copy(old, slot, 0, SLOT_BYTES);
+                    let at = self.slots.offset(slot) + from as usize;
+                    self.slots.region().zero(at, (to - from) as usize);
+                    self.slots.install(slot, volume, block, Install::Merged);
+                    dirty_edges[edges] = Some(slot);
+                }
+                edges += 1;
+            }
+        }
+        self.slots.for_each_in(volume, first, last, |slots, slot| {
+            if !dirty_edges.contains(&Some(slot)) {
+                slots.forget(slot);
+            }
+        });
+    }
+
+    pub(super) fn sync(&mut self, from: Option<PartToken>, volume: VolumeIndex) {
+        let job = self.jobs.start(Kind::Sync, from, volume, 0, 0);
+        self.submit(job, OpKind::Flush, 0);
+    }
+
+    /// Volumes that have something to make durable.
+    pub(super) fn writable_volumes(&self) -> Vec<VolumeIndex> {
+        (0u16..)
+            .zip(&self.volumes)
+            .filter(|(_, v)| v.as_ref().is_some_and(|v| !v.read_only))
+            .map(|(index, _)| VolumeIndex(index))
+            .collect()
+    }
+
+    pub(super) fn same_stripe(first: u64, second: u64) -> bool {
+        first * BLOCK / STRIPE_BYTES == second * BLOCK / STRIPE_BYTES
+    }
+
+    pub(super) fn write_out(&mut self, job: u32, blocks: std::ops::Range<usize>) {
+        let entry = self.jobs.get(job);
+        let offset = entry.offset + blocks.start as u64 * BLOCK;
+        let volume = entry.volume;
+        let len = (blocks.len() as u64 * BLOCK).min(self.size(volume) - offset);
+        self.counters.write_backs += 1;
+        self.counters.write_back_bytes += len;
+        let kind = OpKind::Write { offset, len: u32::try_from(len).unwrap_or(0), fua: false };
+        self.transfer(job, kind, blocks, 0);
+    }
+
+    pub(super) fn job_id(&self, job: u32) -> JobId {
+        self.jobs.id(job)
+    }
+}

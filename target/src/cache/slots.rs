@@ -1,0 +1,638 @@
+//! [`Slots`]: the memory of a shard: which slot holds which block, who holds the slot, what is dirty.
+//!
+//! No I/O and no clock. A slot is in one of these states:
+//!
+//! ```text
+//! Free -> Private -> Clean <-> Dirty -> Writing -> Clean
+//!            |          `--------'---------'--> Gone -> Free
+//!            `-> Free
+//! ```
+//!
+//! `Private` belongs to one job: data lands there. `Clean`, `Dirty` and `Writing` are in the index; `Writing`
+//! is dirty and with a write-back. `Gone` left the index while somebody still read from it; it is free when
+//! the last pin goes.
+//!
+//! Invariants: a block has at most one slot in the index; bytes of a slot in the index never change; a slot
+//! with pins is never reused; a dirty slot never leaves but for newer data or because its volume's range was
+//! discarded. Per slot: 48 bytes here, 4 to 8 of buckets, and what the policy takes.
+
+use rblk_fabric::Region;
+
+use super::SLOT_BYTES;
+use super::policy::{Policy, Slot};
+use crate::arena::Arena;
+use crate::store::{Segment, VolumeIndex};
+
+const NONE: u32 = u32::MAX;
+
+/// Where a slot is in its life. See the module.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// In the arena's free memory.
+    Free,
+    /// A job's own.
+    Private,
+    /// Same as the store.
+    Clean,
+    /// Newer than the store.
+    Dirty,
+    /// Newer than the store, and with a write-back.
+    Writing,
+    /// Out of the index, still read by somebody.
+    Gone,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Meta {
+    // Number of the block in its volume.
+    block: u64,
+    // Order of the oldest acknowledged write that is in this slot and not in the store.
+    since: u64,
+    // When that was, in the shard's milliseconds.
+    since_ms: u32,
+    chain: u32,
+    prev: u32,
+    next: u32,
+    // RDMA reads it: times lent.
+    sends: u32,
+    // The store reads it.
+    stores: u16,
+    volume: u16,
+    state: State,
+    // Its last write-back failed.
+    failed: bool,
+}
+
+/// Who holds a slot, for debugging.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Holders {
+    /// Where it is in its life.
+    pub state: State,
+    /// Volume and block, for slots that hold one.
+    pub block: (VolumeIndex, u64),
+    /// Times lent for sending.
+    pub sends: u32,
+    /// Write-backs that read it.
+    pub stores: u16,
+}
+
+/// What a slot becomes in the index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Install {
+    /// The store has the same.
+    Clean,
+    /// The store has not.
+    Dirty {
+        /// Order of the write.
+        order: u64,
+        /// When.
+        now_ms: u32,
+    },
+    /// The store has what is new, but perhaps not the rest of the block: dirty if the old slot was.
+    Merged,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct DirtyList {
+    head: u32,
+    tail: u32,
+    len: u32,
+    failed: u32,
+}
+
+impl Default for DirtyList {
+    fn default() -> Self {
+        Self { head: NONE, tail: NONE, len: 0, failed: 0 }
+    }
+}
+
+/// The slots of one shard.
+#[derive(Debug)]
+pub struct Slots {
+    arena: Arena,
+    metas: Box<[Meta]>,
+    buckets: Box<[u32]>,
+    seed: u64,
+    policy: Policy,
+    lists: Vec<DirtyList>,
+    // Dirty and Writing.
+    dirty: usize,
+    lent: usize,
+    evictions: u64,
+    // Something was freed since the last failed allocation.
+    freed: bool,
+}
+
+impl Slots {
+    /// The slots of an arena. `seed` makes the hash unpredictable to peers.
+    #[must_use]
+    pub fn new(arena: Arena, seed: u64) -> Self {
+        let count = arena.capacity_bytes() / SLOT_BYTES;
+        // Slot numbers are 32 bits: an arena share of 16 TiB.
+        let slots = u32::try_from(count).unwrap_or(u32::MAX - 1);
+        let free = Meta {
+            block: 0,
+            since: 0,
+            since_ms: 0,
+            chain: NONE,
+            prev: NONE,
+            next: NONE,
+            sends: 0,
+            stores: 0,
+            volume: 0,
+            state: State::Free,
+            failed: false,
+        };
+        Self {
+            metas: vec![free; slots as usize].into_boxed_slice(),
+            buckets: vec![NONE; (slots as usize).next_power_of_two()].into_boxed_slice(),
+            seed: seed | 1,
+            policy: Policy::new(slots),
+            lists: Vec::new(),
+            dirty: 0,
+            lent: 0,
+            evictions: 0,
+            freed: false,
+            arena,
+        }
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        self.arena.region()
+    }
+
+    /// Makes room for the dirty list of a volume.
+    pub fn add_volume(&mut self, volume: VolumeIndex) {
+        let at = usize::from(volume.0);
+        if self.lists.len() <= at {
+            self.lists.resize_with(at + 1, DirtyList::default);
+        }
+    }
+
+    /// Slots in all.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.metas.len()
+    }
+
+    /// Slots in the index.
+    #[must_use]
+    pub fn cached(&self) -> usize {
+        self.policy.len() as usize
+    }
+
+    /// Slots whose bytes the store does not have.
+    #[must_use]
+    pub fn dirty(&self) -> usize {
+        self.dirty
+    }
+
+    /// Slots lent, as often as they are.
+    #[must_use]
+    pub fn lent(&self) -> usize {
+        self.lent
+    }
+
+    /// Slots that left to make room, ever.
+    #[must_use]
+    pub fn evictions(&self) -> u64 {
+        self.evictions
+    }
+
+    /// Slots of a volume whose last write-back failed.
+    #[must_use]
+    pub fn failed(&self, volume: VolumeIndex) -> u32 {
+        self.lists.get(usize::from(volume.0)).map_or(0, |list| list.failed)
+    }
+
+    /// Whether memory was freed since the last time it was asked for in vain; asking resets it.
+    pub fn take_freed(&mut self) -> bool {
+        std::mem::take(&mut self.freed)
+    }
+
+    /// Who holds a slot.
+    #[must_use]
+    pub fn holders(&self, slot: Slot) -> Holders {
+        let meta = &self.metas[slot.0 as usize];
+        Holders {
+            state: meta.state,
+            block: (VolumeIndex(meta.volume), meta.block),
+            sends: meta.sends,
+            stores: meta.stores,
+        }
+    }
+
+    /// Slots somebody holds: empty when nothing is on its way. Slow.
+    pub fn held(&self) -> impl Iterator<Item = (Slot, Holders)> {
+        (0u32..).map(Slot).take(self.metas.len()).map(|slot| (slot, self.holders(slot))).filter(
+            |(_, h)| {
+                h.sends > 0 || h.stores > 0 || matches!(h.state, State::Private | State::Gone)
+            },
+        )
+    }
+
+    /// First byte of a slot in the region.
+    #[must_use]
+    pub fn offset(&self, slot: Slot) -> usize {
+        self.arena.range().start + slot.0 as usize * SLOT_BYTES
+    }
+
+    fn slot_at(&self, offset: usize) -> Slot {
+        // Offsets come from `offset`, so the number fits.
+        Slot(u32::try_from((offset - self.arena.range().start) / SLOT_BYTES).unwrap_or(NONE))
+    }
+
+    fn hash(&self, volume: u16, block: u64) -> u64 {
+        let mixed = (block ^ u64::from(volume).rotate_right(16) ^ self.seed)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ (mixed >> 32)).wrapping_mul(self.seed);
+        mixed ^ (mixed >> 29)
+    }
+
+    fn bucket(&self, hash: u64) -> usize {
+        // Masked to the number of buckets.
+        usize::try_from(hash).unwrap_or(0) & (self.buckets.len() - 1)
+    }
+
+    /// The slot of a block.
+    #[must_use]
+    pub fn find(&self, volume: VolumeIndex, block: u64) -> Option<Slot> {
+        let mut at = self.buckets[self.bucket(self.hash(volume.0, block))];
+        while at != NONE {
+            let meta = &self.metas[at as usize];
+            if meta.block == block && meta.volume == volume.0 {
+                return Some(Slot(at));
+            }
+            at = meta.chain;
+        }
+        None
+    }
+
+    /// The state of a slot.
+    #[must_use]
+    pub fn state(&self, slot: Slot) -> State {
+        self.metas[slot.0 as usize].state
+    }
+
+    /// The block a slot in the index holds.
+    #[must_use]
+    pub fn block(&self, slot: Slot) -> u64 {
+        self.metas[slot.0 as usize].block
+    }
+
+    /// Order and time of the oldest write in a dirty slot.
+    #[must_use]
+    pub fn since(&self, slot: Slot) -> (u64, u32) {
+        let meta = &self.metas[slot.0 as usize];
+        (meta.since, meta.since_ms)
+    }
+
+    /// Appends `count` private slots to `out`, neighbours where possible, making room by eviction; or
+    /// appends nothing and returns false.
+    pub fn allocate(&mut self, count: usize, out: &mut Vec<Slot>) -> bool {
+        while self.arena.free_bytes() < count * SLOT_BYTES {
+            let metas = &self.metas;
+            let may_leave = |slot: Slot| {
+                let meta = &metas[slot.0 as usize];
+                meta.state == State::Clean && meta.sends == 0 && meta.stores == 0
+            };
+            let Some(victim) = self.policy.evict(may_leave) else { return false };
+            self.unlink(victim);
+            self.evictions += 1;
+            self.free(victim);
+        }
+        let mut left = count;
+        let most = self.arena.extent_max() as usize / SLOT_BYTES;
+        let mut step = left.next_power_of_two().min(most);
+        while left > 0 {
+            if let Some(extent) = self.arena.allocate(step * SLOT_BYTES) {
+                let first = self.arena.into_pages(extent);
+                let used = step.min(left);
+                for page in 0..step {
+                    let offset = first + page * SLOT_BYTES;
+                    if page < used {
+                        let slot = self.slot_at(offset);
+                        self.metas[slot.0 as usize].state = State::Private;
+                        out.push(slot);
+                    } else {
+                        self.arena.release_page(offset);
+                    }
+                }
+                left -= used;
+                step = step.min(left.next_power_of_two());
+            } else {
+                // At one page this cannot be: that many bytes are free.
+                step = (step / 2).max(1);
+            }
+        }
+        true
+    }
+
+    /// Gives a private slot back.
+    pub fn give_back(&mut self, slot: Slot) {
+        debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
+        self.free(slot);
+    }
+
+    fn free(&mut self, slot: Slot) {
+        debug_assert!(
+            self.metas[slot.0 as usize].sends == 0 && self.metas[slot.0 as usize].stores == 0,
+            "freed while held: {:?}",
+            self.holders(slot)
+        );
+        self.metas[slot.0 as usize].state = State::Free;
+        self.arena.release_page(self.offset(slot));
+        self.freed = true;
+    }
+
+    fn free_if_unpinned(&mut self, slot: Slot) {
+        let meta = &self.metas[slot.0 as usize];
+        if meta.state == State::Gone && meta.sends == 0 && meta.stores == 0 {
+            self.free(slot);
+        }
+    }
+
+    fn link(&mut self, slot: Slot, volume: u16, block: u64) -> u64 {
+        let hash = self.hash(volume, block);
+        let bucket = self.bucket(hash);
+        let meta = &mut self.metas[slot.0 as usize];
+        (meta.volume, meta.block) = (volume, block);
+        meta.chain = self.buckets[bucket];
+        self.buckets[bucket] = slot.0;
+        hash
+    }
+
+    fn unlink(&mut self, slot: Slot) {
+        let Meta { volume, block, chain, .. } = self.metas[slot.0 as usize];
+        let bucket = self.bucket(self.hash(volume, block));
+        if self.buckets[bucket] == slot.0 {
+            self.buckets[bucket] = chain;
+            return;
+        }
+        let mut at = self.buckets[bucket];
+        while at != NONE {
+            let next = self.metas[at as usize].chain;
+            if next == slot.0 {
+                self.metas[at as usize].chain = chain;
+                return;
+            }
+            at = next;
+        }
+        debug_assert!(false, "not in the index: {:?}", self.holders(slot));
+    }
+
+    /// Puts a private slot in the index as a block of a volume; what was there before is gone.
+    pub fn install(&mut self, slot: Slot, volume: VolumeIndex, block: u64, how: Install) {
+        debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
+        let old = self.find(volume, block);
+        let old_state = old.map_or(State::Clean, |old| self.state(old));
+        let old_since = old.map_or((0, 0), |old| self.since(old));
+        if let Some(old) = old {
+            self.leave_list(old);
+            self.unlink(old);
+            self.policy.replace(old, slot);
+            self.metas[old.0 as usize].state = State::Gone;
+            self.link(slot, volume.0, block);
+        } else {
+            let hash = self.link(slot, volume.0, block);
+            self.policy.insert(slot, hash);
+        }
+        let dirty = match how {
+            Install::Clean => None,
+            Install::Dirty { order, now_ms } => match old_state {
+                // Not in the store either: it must be there when the older one had to be.
+                State::Dirty => Some(old_since),
+                _ => Some((order, now_ms)),
+            },
+            Install::Merged => {
+                matches!(old_state, State::Dirty | State::Writing).then_some(old_since)
+            }
+        };
+        self.metas[slot.0 as usize].failed = false;
+        match dirty {
+            None => self.metas[slot.0 as usize].state = State::Clean,
+            Some((order, now_ms)) => self.enter_list(slot, order, now_ms),
+        }
+        if let Some(old) = old {
+            self.free_if_unpinned(old);
+        }
+    }
+
+    /// Takes a slot out of the index, dirty or not.
+    pub fn forget(&mut self, slot: Slot) {
+        self.leave_list(slot);
+        self.unlink(slot);
+        self.policy.remove(slot);
+        self.metas[slot.0 as usize].state = State::Gone;
+        self.free_if_unpinned(slot);
+    }
+
+    // Puts a slot in its volume's list of dirty ones, in order. Most come last.
+    fn enter_list(&mut self, slot: Slot, order: u64, now_ms: u32) {
+        let list = usize::from(self.metas[slot.0 as usize].volume);
+        let mut after = self.lists[list].tail;
+        while after != NONE && self.metas[after as usize].since > order {
+            after = self.metas[after as usize].prev;
+        }
+        let before = if after == NONE {
+            std::mem::replace(&mut self.lists[list].head, slot.0)
+        } else {
+            std::mem::replace(&mut self.metas[after as usize].next, slot.0)
+        };
+        if before == NONE {
+            self.lists[list].tail = slot.0;
+        } else {
+            self.metas[before as usize].prev = slot.0;
+        }
+        let meta = &mut self.metas[slot.0 as usize];
+        (meta.prev, meta.next) = (after, before);
+        (meta.since, meta.since_ms) = (order, now_ms);
+        meta.state = State::Dirty;
+        self.lists[list].len += 1;
+        self.lists[list].failed += u32::from(meta.failed);
+        self.dirty += 1;
+    }
+
+    // Takes a slot out of the count of dirty ones, and out of the list if it is there. The caller gives it a
+    // new state.
+    fn leave_list(&mut self, slot: Slot) {
+        let Meta { prev, next, state, volume, failed, .. } = self.metas[slot.0 as usize];
+        if !matches!(state, State::Dirty | State::Writing) {
+            return;
+        }
+        self.dirty -= 1;
+        let list = &mut self.lists[usize::from(volume)];
+        list.failed -= u32::from(failed);
+        self.metas[slot.0 as usize].failed = false;
+        if state == State::Writing {
+            return;
+        }
+        list.len -= 1;
+        if prev == NONE {
+            list.head = next;
+        } else {
+            self.metas[prev as usize].next = next;
+        }
+        if next == NONE {
+            list.tail = prev;
+        } else {
+            self.metas[next as usize].prev = prev;
+        }
+    }
+
+    /// The slot of a volume that is dirty for longest and not with a write-back.
+    #[must_use]
+    pub fn oldest_dirty(&self, volume: VolumeIndex) -> Option<Slot> {
+        let head = self.lists.get(usize::from(volume.0))?.head;
+        (head != NONE).then_some(Slot(head))
+    }
+
+    /// A dirty slot goes with a write-back.
+    pub fn begin_writing(&mut self, slot: Slot) {
+        debug_assert_eq!(self.state(slot), State::Dirty, "{:?}", self.holders(slot));
+        let failed = self.metas[slot.0 as usize].failed;
+        self.leave_list(slot);
+        self.dirty += 1;
+        let meta = &mut self.metas[slot.0 as usize];
+        meta.state = State::Writing;
+        meta.stores += 1;
+        meta.failed = failed;
+        let volume = usize::from(meta.volume);
+        self.lists[volume].failed += u32::from(failed);
+    }
+
+    /// The store has the slot's bytes.
+    pub fn written(&mut self, slot: Slot) {
+        self.metas[slot.0 as usize].stores -= 1;
+        if self.state(slot) == State::Writing {
+            self.leave_list(slot);
+            self.metas[slot.0 as usize].state = State::Clean;
+            self.policy.readmit(slot);
+            self.freed = true;
+        }
+        self.free_if_unpinned(slot);
+    }
+
+    /// The store has not: `failed`, or not tried after all. The slot is dirty again; if newer data took its
+    /// place, that is now as old as this.
+    pub fn not_written(&mut self, slot: Slot, failed: bool) {
+        let meta = &mut self.metas[slot.0 as usize];
+        meta.stores -= 1;
+        let (since, since_ms) = (meta.since, meta.since_ms);
+        let (volume, block) = (VolumeIndex(meta.volume), meta.block);
+        let current = match meta.state {
+            State::Writing => Some(slot),
+            _ => self.find(volume, block).filter(|s| self.state(*s) == State::Dirty),
+        };
+        if let Some(current) = current {
+            let order = since.min(self.since(current).0);
+            let keeps = failed || self.metas[current.0 as usize].failed;
+            self.leave_list(current);
+            self.metas[current.0 as usize].failed = keeps;
+            self.enter_list(current, order, since_ms);
+        }
+        self.free_if_unpinned(slot);
+    }
+
+    /// Lends a slot of the index to whoever sends from it, and counts a hit.
+    pub fn lend(&mut self, slot: Slot) {
+        debug_assert!(
+            matches!(self.state(slot), State::Clean | State::Dirty | State::Writing),
+            "{:?}",
+            self.holders(slot)
+        );
+        self.metas[slot.0 as usize].sends += 1;
+        self.lent += 1;
+    }
+
+    /// Tells the policy of a hit.
+    pub fn touch(&mut self, slot: Slot) {
+        self.policy.touch(slot);
+    }
+
+    /// Lends a private slot, which is free when it comes back.
+    pub fn lend_private(&mut self, slot: Slot) {
+        debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
+        let meta = &mut self.metas[slot.0 as usize];
+        meta.state = State::Gone;
+        meta.sends += 1;
+        self.lent += 1;
+    }
+
+    /// A lent slot comes back.
+    pub fn unlend(&mut self, slot: Slot) {
+        let meta = &mut self.metas[slot.0 as usize];
+        debug_assert!(meta.sends > 0, "not lent: {slot:?}");
+        meta.sends = meta.sends.saturating_sub(1);
+        self.lent = self.lent.saturating_sub(1);
+        if meta.sends == 0 {
+            // Clean ones may leave now.
+            self.policy.readmit(slot);
+            self.freed = true;
+        }
+        self.free_if_unpinned(slot);
+    }
+
+    /// Slots that a segment touches.
+    pub fn slots_of(&self, segment: Segment) -> impl Iterator<Item = Slot> + use<> {
+        let first = self.slot_at(segment.offset);
+        let last = self.slot_at(segment.offset + (segment.len as usize).max(1) - 1);
+        (first.0..=last.0).map(Slot)
+    }
+
+    /// Calls `act` with every slot of a volume's blocks `first..=last` that is in the index. The cost is the
+    /// smaller of the range and the shard.
+    pub fn for_each_in(
+        &mut self,
+        volume: VolumeIndex,
+        first: u64,
+        last: u64,
+        mut act: impl FnMut(&mut Self, Slot),
+    ) {
+        if last - first < self.metas.len() as u64 {
+            for block in first..=last {
+                if let Some(slot) = self.find(volume, block) {
+                    act(self, slot);
+                }
+            }
+        } else {
+            for at in (0u32..).take(self.metas.len()) {
+                let meta = &self.metas[at as usize];
+                if meta.volume == volume.0
+                    && (first..=last).contains(&meta.block)
+                    && matches!(meta.state, State::Clean | State::Dirty | State::Writing)
+                {
+                    act(self, Slot(at));
+                }
+            }
+        }
+    }
+
+    /// Appends the bytes `skip..skip + len` of slots in a row to `out`, neighbours joined.
+    pub fn segments(
+        &self,
+        slots: impl Iterator<Item = Slot>,
+        mut skip: usize,
+        len: u32,
+        out: &mut Vec<Segment>,
+    ) {
+        let mut left = len as usize;
+        for slot in slots {
+            if left == 0 {
+                break;
+            }
+            let take = (SLOT_BYTES - skip).min(left);
+            let offset = self.offset(slot) + skip;
+            // At most a slot.
+            let bytes = u32::try_from(take).unwrap_or(0);
+            match out.last_mut() {
+                Some(last) if last.offset + last.len as usize == offset => last.len += bytes,
+                _ => out.push(Segment { offset, len: bytes }),
+            }
+            skip = 0;
+            left -= take;
+        }
+    }
+}

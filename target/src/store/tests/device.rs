@@ -1,0 +1,83 @@
+//! A real block device.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
+
+use super::*;
+
+/// A loop device over a file, gone when dropped.
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    fn attach(file: &Path, block_size: &str) -> Option<Self> {
+        if !is_root() {
+            eprintln!("skipped: only root can make a loop device");
+            return None;
+        }
+        let out =
+            Command::new("losetup").args(["-f", "--show", "-b", block_size]).arg(file).output();
+        match out {
+            Ok(out) if out.status.success() => {
+                Some(Self(PathBuf::from(String::from_utf8(out.stdout).unwrap().trim())))
+            }
+            other => {
+                eprintln!("skipped: no loop device: {other:?}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn block_device() {
+    let directory = directory();
+    let file = file(directory.path(), "disk", 64 * MIB as u64);
+    let Some(device) = LoopDevice::attach(&file, "4096") else { return };
+    let error = Backing::open(&device.0, &options(512, Direct::Required)).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Misaligned);
+    assert!(
+        error.to_string().contains("blocks of 4096 bytes, the volume has block_size 512"),
+        "{error}"
+    );
+
+    let backing = Arc::new(Backing::open(&device.0, &options(4096, Direct::Required)).unwrap());
+    assert_eq!((backing.kind(), backing.size_bytes()), (BackingKind::BlockDevice, 64 * MIB as u64));
+    assert!(backing.direct() && backing.alignment() == 4096);
+    check_memory_alignment(&backing);
+    assert!(backing.can_discard() && backing.discard_granularity() >= 512, "{backing:?}");
+    let error = Backing::open(&device.0, &options(4096, Direct::Required)).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Locked);
+    assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
+
+    let region = region(8 * MIB);
+    let mut store = uring(&region, 16, &backing);
+    let bytes = 4 * MIB32;
+    region.write(0, &pattern(7, 0, 4 * MIB));
+    let fua = write_from(8 * MIB as u64, &[segment(0, bytes)], true);
+    let zeroes = |at: usize, may_unmap| zeroes(at as u64, MIB as u64, may_unmap);
+    assert_eq!(store.run(&[fua, write(0, 0, bytes)]), [Ok(bytes), Ok(bytes)]);
+    assert_eq!(store.run_one(flush()), Ok(0));
+    let blocks = fs::metadata(&file).unwrap().blocks();
+    let discard = discard(0, 4 * MIB as u64);
+    let changes = [discard, zeroes(8 * MIB, false), zeroes(9 * MIB, true)];
+    assert_eq!(store.run(&changes), [Ok(0), Ok(0), Ok(0)]);
+    assert!(backing.can_discard(), "the kernel refused discard");
+    assert!(fs::metadata(&file).unwrap().blocks() < blocks, "discard reached the file below");
+    assert_eq!(store.run_one(read(8 * MIB as u64, 4 * MIB, bytes)), Ok(bytes));
+    let mut got = vec![1; 4 * MIB];
+    region.read(4 * MIB, &mut got);
+    assert!(
+        got[..2 * MIB].iter().all(|&b| b == 0) && got[2 * MIB..] == pattern(7, 2 * MIB, 2 * MIB)
+    );
+    assert_eq!(store.run_one(read(64 * MIB as u64, 0, 4096)), Err(Errno::EINVAL));
+    drop(store);
+    drop(backing);
+    Backing::open(&device.0, &options(4096, Direct::Required)).unwrap();
+}

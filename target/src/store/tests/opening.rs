@@ -1,0 +1,214 @@
+//! Opening a backing: what is refused and why, locks, alignment, and a process that may not pin memory.
+
+use std::fs;
+use std::io::Read;
+use std::process::{Command, Stdio};
+
+use super::*;
+
+#[test]
+fn opening_says_what_is_wrong() {
+    let directory = directory();
+    let at = |name: &str| directory.path().join(name);
+    let open = |path: &Path| Backing::open(path, &options(4096, Direct::Preferred)).unwrap_err();
+    let check = |path: &Path, kind: StoreErrorKind, words: &[&str]| {
+        let error = open(path);
+        let text = error.to_string();
+        assert_eq!(error.kind(), kind, "{text}");
+        for word in words.iter().chain([&path.to_str().unwrap()]) {
+            assert!(text.contains(word), "{text:?} lacks {word:?}");
+        }
+    };
+    check(&at("none"), StoreErrorKind::NotFound, &["truncate -s"]);
+    check(&at("none").join("below"), StoreErrorKind::NotFound, &[]);
+    check(directory.path(), StoreErrorKind::Io, &["is a directory"]);
+    check(Path::new("/dev/null"), StoreErrorKind::Io, &["character device"]);
+    file(directory.path(), "empty", 0);
+    check(&at("empty"), StoreErrorKind::BadSize, &["size is 0", "truncate -s 64G"]);
+    file(directory.path(), "odd", 8192 + 512);
+    check(&at("odd"), StoreErrorKind::BadSize, &["8704", "4096", "truncate -s 12288"]);
+    assert_eq!(
+        Backing::open(&at("odd"), &options(600, Direct::Off)).unwrap_err().to_string(),
+        "block_size 600: must be a power of two between 512 and 65536"
+    );
+}
+
+#[test]
+fn opening_without_permission() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", 8192);
+    fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o400)).unwrap();
+    if is_root() {
+        // Root may open anything, except what is marked immutable.
+        let immutable =
+            |flag| Command::new("chattr").arg(flag).arg(&path).status().is_ok_and(|s| s.success());
+        if !immutable("+i") {
+            eprintln!("skipped: the file system has no immutable files");
+            return;
+        }
+        let error = Backing::open(&path, &options(4096, Direct::Off)).unwrap_err();
+        assert!(immutable("-i"));
+        assert_eq!(error.kind(), StoreErrorKind::Permission, "{error}");
+    } else {
+        let error = Backing::open(&path, &options(4096, Direct::Off)).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Permission, "{error}");
+        assert!(error.to_string().contains("read and write"));
+    }
+}
+
+#[test]
+fn memory_alignment_is_enough() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", 8192);
+    for (block_size, direct) in
+        [(4096, Direct::Preferred), (512, Direct::Preferred), (512, Direct::Off)]
+    {
+        let backing = Backing::open(&path, &options(block_size, direct)).unwrap();
+        if !backing.direct() {
+            assert_eq!((backing.alignment(), backing.memory_alignment()), (1, 1));
+        }
+        check_memory_alignment(&Arc::new(backing));
+    }
+}
+
+#[test]
+fn direct_io_is_reported() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", 8192);
+    let direct =
+        |direct| Backing::open(&path, &options(4096, direct)).map(|backing| backing.direct());
+    assert!(!direct(Direct::Off).unwrap());
+    match direct(Direct::Required) {
+        Ok(on) => assert!(on && direct(Direct::Preferred).unwrap()),
+        Err(StoreError::NoDirect { .. }) => assert!(!direct(Direct::Preferred).unwrap()),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn one_writer_or_many_readers() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", 8192);
+    let writing = options(4096, Direct::Off);
+    let reading = OpenOptions { read_only: true, ..writing };
+    let writer = Backing::open(&path, &writing).unwrap();
+    for options in [&writing, &reading] {
+        let error = Backing::open(&path, options).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Locked);
+        let me = format!("process {} (", std::process::id());
+        assert!(error.to_string().contains(&me), "{error}");
+    }
+    assert_eq!(open_in_child(&path, &[]), "Locked");
+    drop(writer);
+    let reader = Backing::open(&path, &reading).unwrap();
+    Backing::open(&path, &reading).unwrap();
+    assert_eq!(Backing::open(&path, &writing).unwrap_err().kind(), StoreErrorKind::Locked);
+    assert_eq!(open_in_child(&path, &[]), "Locked");
+    drop(reader);
+    assert_eq!(open_in_child(&path, &[]), "open");
+}
+
+/// Runs `child` below in a process of its own, with a wrapper before it, and returns its last line.
+fn open_in_child(path: &Path, wrapper: &[&str]) -> String {
+    let out = child_command(path, wrapper).output().unwrap();
+    String::from_utf8(out.stdout)
+        .unwrap()
+        .lines()
+        .find_map(|line| line.strip_prefix("child: "))
+        .map_or_else(|| panic!("{}", String::from_utf8_lossy(&out.stderr)), str::to_owned)
+}
+
+fn child_command(path: &Path, wrapper: &[&str]) -> Command {
+    let program = std::env::current_exe().unwrap();
+    let mut words = wrapper.iter().map(std::ffi::OsStr::new).chain([program.as_os_str()]);
+    let mut command = Command::new(words.next().unwrap());
+    command.args(words).args([
+        "--exact",
+        "store::tests::opening::child",
+        "--ignored",
+        "--nocapture",
+        "--test-threads=1",
+    ]);
+    command.env("RBLK_TEST_CHILD", path).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+}
+
+/// Not a test: the other process of the tests that need one.
+#[test]
+#[ignore = "run by other tests"]
+fn child() {
+    let Some(path) = std::env::var_os("RBLK_TEST_CHILD") else { return };
+    let open = options(512, Direct::Preferred);
+    let backing = match Backing::open(Path::new(&path), &open) {
+        Ok(backing) => Arc::new(backing),
+        Err(error) => {
+            println!("\nchild: {:?}", error.kind());
+            return;
+        }
+    };
+    let Some(work) = std::env::var_os("RBLK_TEST_WORK") else {
+        println!("\nchild: open");
+        return;
+    };
+    let region = region(16 * MIB);
+    let mut store = uring(&region, 16, &backing);
+    if work == "once" {
+        let result = store.run(&[write(0, 4096, 8192), read(0, 0, 4096)]);
+        println!("\nchild: {:?} {result:?}", store.warnings());
+        return;
+    }
+    // Writes until killed.
+    println!("\nchild: writing");
+    loop {
+        store
+            .run(&[write(0, 0, 4 * MIB32), write(4 * MIB as u64, 0, 4 * MIB32), flush()])
+            .into_iter()
+            .for_each(|result| assert!(result.is_ok()));
+    }
+}
+
+#[test]
+fn lock_of_a_killed_writer_is_free_when_its_io_has_ended() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", 8 * MIB as u64);
+    let mut child = child_command(&path, &[]).env("RBLK_TEST_WORK", "for ever").spawn().unwrap();
+    let mut out = child.stdout.take().unwrap();
+    let mut text = String::new();
+    while !text.contains("child: writing") {
+        let mut byte = [0; 64];
+        let bytes = out.read(&mut byte).unwrap();
+        assert!(bytes > 0, "{text}");
+        text += &String::from_utf8_lossy(&byte[..bytes]);
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    let error = Backing::open(&path, &options(512, Direct::Off)).unwrap_err();
+    assert!(error.to_string().contains(&format!("process {} (", child.id())), "{error}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let killed = Instant::now();
+    let waiting = OpenOptions { lock_wait: Duration::from_secs(30), ..options(512, Direct::Off) };
+    Backing::open(&path, &waiting).unwrap();
+    eprintln!("the lock was free {:?} after the process had ended", killed.elapsed());
+}
+
+#[test]
+fn works_where_memory_cannot_be_registered() {
+    if !is_root() {
+        eprintln!("skipped: only root can run a process without CAP_IPC_LOCK here");
+        return;
+    }
+    let directory = directory();
+    let path = file(directory.path(), "disk", MIB as u64);
+    let limited = ["prlimit", "--memlock=1048576:1048576", "setpriv", "--bounding-set=-ipc_lock"];
+    if !limited.iter().step_by(2).all(|tool| Command::new(tool).arg("--version").output().is_ok()) {
+        eprintln!("skipped: no prlimit and setpriv");
+        return;
+    }
+    let mut command = child_command(&path, &limited);
+    let out = command.env("RBLK_TEST_WORK", "once").output().unwrap();
+    let text = String::from_utf8(out.stdout).unwrap();
+    assert!(
+        text.contains("PlainBuffers { bytes: 16777216, errno: ENOMEM }] [Ok(8192), Ok(4096)]"),
+        "{text}"
+    );
+}

@@ -1,0 +1,546 @@
+//! [`Storm`]: random requests that overlap, on one volume of a [`CrashStore`], held against an [`Oracle`].
+//!
+//! Everything is decided by the seed of its [`StormOptions`]. A storm ends well ([`Storm::calm`]) or at any
+//! moment ([`Storm::crash`]); what is left of the volume is where the next one begins.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use rblk_bench::crash_store::{CrashStore, Fault};
+use rblk_bench::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_bench::ram_store::{Kind, StoreConditions};
+use rblk_bench::seed::Random;
+use rblk_fabric::soft::memory::Conditions;
+use rblk_initiator::io::{Io, IoOp};
+use rblk_protocol::{AccessMode, Features, Tag};
+use rblk_target::store::VolumeIndex;
+use rblk_target::volume::CacheMode;
+
+use crate::bed::PATIENCE;
+use crate::oracle::{Begin, ChangeId, CrashCount, Oracle, Survives};
+
+/// The volume.
+pub const VOLUME: VolumeIndex = VolumeIndex(0);
+
+/// What reads find in their buffer's place before they are answered.
+const UNREAD: u8 = 0xee;
+
+/// Every way a volume can be cached.
+pub const MODES: [CacheMode; 3] = [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack];
+
+/// How often each kind of request is made; of what is left, half are reads and half writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mix {
+    /// FLUSH, of a thousand requests.
+    pub flush: u32,
+    /// DISCARD and WRITE_ZEROES, of a thousand requests each.
+    pub erase: u32,
+    /// Writes with FUA, of a thousand writes.
+    pub fua: u32,
+    /// Begins of requests tried in a step, at most.
+    pub begins: u64,
+    /// Steps without new requests now and then, at most.
+    pub pause: u64,
+}
+
+/// What a [`Storm`] is made of.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StormOptions {
+    /// Decides everything.
+    pub seed: u64,
+    /// How the volume is cached.
+    pub cache: CacheMode,
+    /// Bytes of a block.
+    pub block_bytes: u32,
+    /// Memory of the target.
+    pub arena_bytes: usize,
+    /// Longest READ and WRITE.
+    pub io_max_bytes: u32,
+    /// How far the target reads ahead.
+    pub read_ahead_bytes: u32,
+    /// Most that write-back may hold.
+    pub dirty_max_bytes: usize,
+    /// How long it may hold it.
+    pub write_back_delay: Duration,
+    /// I/O queues.
+    pub queues: usize,
+    /// What each asks for.
+    pub queue: QueueOptions,
+    /// The network.
+    pub network: Conditions,
+    /// The store.
+    pub store: StoreConditions,
+    /// The requests.
+    pub mix: Mix,
+}
+
+impl StormOptions {
+    /// Options that follow from a seed.
+    #[must_use]
+    pub fn random(seed: u64, cache: CacheMode, block_bytes: u32, volume_bytes: usize) -> Self {
+        let mut random = Random::new(seed ^ 0x0057_a7e5);
+        let io_max_bytes: u32 = [8 << 10, 16 << 10, 64 << 10][random.index(3)];
+        // From a few slots to more than the volume.
+        let arena_bytes = match random.index(4) {
+            0 | 1 => 4 * io_max_bytes as usize,
+            2 => 4 * io_max_bytes as usize + (volume_bytes / 2).next_multiple_of(1 << 16),
+            _ => 8 * io_max_bytes as usize + (2 * volume_bytes).next_multiple_of(1 << 16),
+        };
+        let delay_min = random.below(3);
+        Self {
+            seed,
+            cache,
+            block_bytes,
+            arena_bytes,
+            io_max_bytes,
+            read_ahead_bytes: [0, 0, 8 << 10, 64 << 10][random.index(4)],
+            dirty_max_bytes: [4 << 10, 16 << 10, arena_bytes / 2, arena_bytes][random.index(4)],
+            write_back_delay: Duration::from_micros([0, 200, 1000, 4000][random.index(4)]),
+            queues: 1 + random.index(3),
+            queue: QueueOptions {
+                depth: [1, 3, 8, 16][random.index(4)],
+                io_max_bytes,
+                in_capsule_bytes: [0, 512, 4096][random.index(3)],
+                features: [Features::WRITE_WITH_IMM, Features::default()][random.index(2)],
+                reads_out: [1, 4, 16][random.index(3)],
+            },
+            network: Conditions {
+                fragment: random.chance(200),
+                delay_min,
+                delay_max: delay_min + random.below(4),
+                ..Conditions::default()
+            },
+            store: StoreConditions {
+                delay_min: random.below(3),
+                delay_max: [2, 8, 40][random.index(3)],
+                capacity: [2, 8, 4096, 4096][random.index(4)],
+                ..StoreConditions::default()
+            },
+            mix: Mix {
+                flush: [5, 30, 120][random.index(3)],
+                erase: [0, 20, 60][random.index(3)],
+                fua: [0, 100, 500][random.index(3)],
+                begins: [1, 3, 8][random.index(3)],
+                pause: [0, 30, 600][random.index(3)],
+            },
+        }
+    }
+}
+
+/// The seeds of a test: those below `count`, or the one in `RBLK_SEED`.
+///
+/// # Panics
+/// `RBLK_SEED` is not a number.
+#[must_use]
+pub fn seeds(count: u64) -> Range<u64> {
+    match std::env::var("RBLK_SEED") {
+        Ok(seed) => {
+            let seed = seed.parse().expect("RBLK_SEED is a number");
+            seed..seed + 1
+        }
+        Err(_) => 0..count,
+    }
+}
+
+/// Whether tests may take their time: `RBLK_LONG=1`.
+#[must_use]
+pub fn is_long() -> bool {
+    std::env::var("RBLK_LONG").is_ok_and(|value| value == "1")
+}
+
+#[derive(Debug)]
+enum Expect {
+    Read(Begin),
+    Change(ChangeId),
+    Flush(Begin),
+}
+
+#[derive(Debug)]
+struct Flight {
+    queue: QueueId,
+    tag: Tag,
+    op: IoOp,
+    fua: bool,
+    range: Range<usize>,
+    expect: Expect,
+}
+
+/// How a target ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Crash {
+    /// The machine loses its power.
+    Machine,
+    /// The program dies; the machine and its disks live on.
+    Program,
+}
+
+/// A request that failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// What it was.
+    pub op: IoOp,
+    /// Its range in bytes.
+    pub range: Range<usize>,
+    /// The errno.
+    pub errno: i32,
+}
+
+/// Random requests and their oracle.
+#[derive(Debug)]
+pub struct Storm {
+    /// The rig under it.
+    pub rig: Rig<CrashStore>,
+    /// What may be read.
+    pub oracle: Oracle,
+    /// What it decides by.
+    pub random: Random,
+    /// The requests it makes.
+    pub mix: Mix,
+    options: StormOptions,
+    queues: Vec<QueueId>,
+    free: Vec<Vec<Tag>>,
+    flights: Vec<Flight>,
+    pause: u64,
+    ended: u64,
+    failures: Vec<Failure>,
+    may_fail: bool,
+}
+
+impl Storm {
+    /// On a target that has just started with the volume that the oracle knows.
+    ///
+    /// # Panics
+    /// The rig cannot be made.
+    #[must_use]
+    pub fn new(options: &StormOptions, oracle: Oracle, image: Vec<u8>) -> Self {
+        let volume = VolumeSpec {
+            block_size: options.block_bytes,
+            blocks: (oracle.len() / oracle.block_bytes()) as u64,
+            cache: options.cache,
+            read_ahead_bytes: options.read_ahead_bytes,
+            ..VolumeSpec::new(VolumeKind::Store, oracle.len() as u64)
+        };
+        let rig_options = RigOptions {
+            seed: options.seed,
+            conditions: options.network,
+            arena_bytes: options.arena_bytes,
+            io_max_bytes: options.io_max_bytes,
+            volumes: vec![volume],
+            dirty_max_bytes: options.dirty_max_bytes,
+            write_back_delay: options.write_back_delay,
+            ..RigOptions::default()
+        };
+        let mut rig = Rig::new(&rig_options, |region| {
+            let mut store = CrashStore::new(region, options.seed);
+            store.set_volume(VOLUME, image.clone());
+            store.set_conditions(options.store);
+            store
+        })
+        .expect("a rig");
+        let session = rig.begin_session();
+        rig.open(session, VOLUME, AccessMode::Shared);
+        let queues: Vec<QueueId> = (0..options.queues)
+            .map(|_| rig.add_queue(session, VOLUME, options.queue).expect("a queue"))
+            .collect();
+        rig.settle(PATIENCE).expect("paths");
+        Self {
+            rig,
+            oracle,
+            random: Random::new(options.seed ^ 0x5eed),
+            mix: options.mix,
+            free: vec![(0..options.queue.depth).rev().map(Tag).collect(); queues.len()],
+            queues,
+            options: options.clone(),
+            flights: Vec::new(),
+            pause: 0,
+            ended: 0,
+            failures: Vec::new(),
+            may_fail: false,
+        }
+    }
+
+    /// Requests that ended.
+    #[must_use]
+    pub fn ended(&self) -> u64 {
+        self.ended
+    }
+
+    /// Requests outstanding.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// From now on requests may fail; [`Self::take_failures`] has them.
+    pub fn tolerate(&mut self) {
+        self.may_fail = true;
+    }
+
+    /// Requests that failed since the last call.
+    pub fn take_failures(&mut self) -> Vec<Failure> {
+        std::mem::take(&mut self.failures)
+    }
+
+    /// Makes parts of the volume bad for ops of some kinds.
+    pub fn set_faults(&mut self, kinds: &[Kind], ranges: &[Range<u64>], errno: nix::errno::Errno) {
+        let faults = kinds.iter().flat_map(|kind| {
+            ranges.iter().map(|range| Fault {
+                kind: *kind,
+                volume: VOLUME,
+                range: range.clone(),
+                errno,
+            })
+        });
+        self.rig.store_mut().set_faults(faults.collect());
+    }
+
+    fn random_range(&mut self, longest: usize) -> Range<usize> {
+        let block = self.oracle.block_bytes();
+        let longest = [block, 4096, 8192, longest][self.random.index(4)].min(longest).max(block);
+        let blocks = 1 + self.random.index(longest / block);
+        let all = self.oracle.len() / block;
+        let blocks = blocks.min(all);
+        // Half of the requests meet in a part of the volume.
+        let hot = if self.random.chance(500) { (all / 8).max(blocks) } else { all };
+        let first = self.random.index(hot - blocks + 1);
+        first * block..(first + blocks) * block
+    }
+
+    /// Begins a random request, if there is a tag for it.
+    pub fn begin(&mut self) {
+        let io_max = self.options.io_max_bytes as usize;
+        let kind = u32::try_from(self.random.below(1000)).unwrap_or(0);
+        let (flush, erase) = (self.mix.flush, self.mix.erase);
+        let (op, range) = if kind < flush {
+            (IoOp::Flush, 0..0)
+        } else if kind < flush + erase {
+            (IoOp::Discard, self.random_range(4 * io_max))
+        } else if kind < flush + 2 * erase {
+            (IoOp::WriteZeroes, self.random_range(4 * io_max))
+        } else if self.random.chance(500) {
+            (IoOp::Read, self.random_range(io_max))
+        } else {
+            (IoOp::Write, self.random_range(io_max))
+        };
+        let at = self.random.index(self.queues.len());
+        let fua = self.random.chance(self.mix.fua);
+        self.begin_this(at, op, range, fua);
+    }
+
+    /// Begins a request on a queue by its place, and returns whether there was a tag for it.
+    ///
+    /// # Panics
+    /// There is no such queue, or the range is not whole blocks of the volume.
+    pub fn begin_this(&mut self, at: usize, op: IoOp, range: Range<usize>, fua: bool) -> bool {
+        let queue = self.queues[at];
+        let Some(tag) = self.free[at].pop() else { return false };
+        let fua = fua && op == IoOp::Write;
+        let expect = match op {
+            IoOp::Read => {
+                self.rig.fill_buffer(queue, tag, &vec![UNREAD; range.len()]);
+                Expect::Read(self.oracle.begin_read())
+            }
+            IoOp::Write => {
+                let id = self.oracle.begin_change(&range, false);
+                let mut data = vec![0; range.len()];
+                Oracle::fill(id, range.start, &mut data);
+                self.rig.fill_buffer(queue, tag, &data);
+                Expect::Change(id)
+            }
+            IoOp::Discard | IoOp::WriteZeroes => {
+                Expect::Change(self.oracle.begin_change(&range, true))
+            }
+            IoOp::Flush => Expect::Flush(self.oracle.begin_flush()),
+        };
+        let request = self.rig.request(queue, op, range.start as u64, range.len() as u64);
+        let io = Io { fua, may_unmap: self.random.chance(500), ..request };
+        self.rig.submit(queue, tag, io).expect("a free tag");
+        self.flights.push(Flight { queue, tag, op, fua, range, expect });
+        true
+    }
+
+    /// Takes what has ended and holds it against the oracle.
+    ///
+    /// # Panics
+    /// Something is not what it has to be.
+    pub fn reap(&mut self) {
+        for outcome in self.rig.take_outcomes() {
+            let seed = self.options.seed;
+            let is = |f: &Flight| f.queue == outcome.queue && f.tag == outcome.tag;
+            let at = self.flights.iter().position(is);
+            let at = at.unwrap_or_else(|| panic!("seed {seed}: nobody asked for {outcome:?}"));
+            let flight = self.flights.swap_remove(at);
+            let queue = self.queues.iter().position(|q| *q == flight.queue);
+            self.free[queue.expect("a queue of ours")].push(flight.tag);
+            self.ended += 1;
+            let Flight { op, fua, range, expect, .. } = flight;
+            let ok = outcome.result >= 0;
+            if ok {
+                let moves = matches!(op, IoOp::Read | IoOp::Write);
+                let moved = if moves { range.len() } else { 0 };
+                let right = usize::try_from(outcome.result) == Ok(moved);
+                assert!(right, "seed {seed}: {op:?} of {range:?} moved {}", outcome.result);
+            } else {
+                let errno = -outcome.result;
+                assert!(self.may_fail, "seed {seed}: {op:?} of {range:?}: errno {errno}");
+                self.failures.push(Failure { op, range: range.clone(), errno });
+            }
+            match expect {
+                Expect::Read(begin) if ok => {
+                    let data = self.rig.buffer(flight.queue, flight.tag, range.len());
+                    if let Err(wrong) = self.oracle.end_read(begin, range.start, &data) {
+                        panic!("seed {seed}: a read of {range:?}, request {}: {wrong}", self.ended);
+                    }
+                }
+                Expect::Read(begin) => self.oracle.drop_read(begin),
+                Expect::Change(id) => self.oracle.end_change(id, ok, fua),
+                Expect::Flush(begin) if ok => self.oracle.end_flush(begin),
+                Expect::Flush(_) => {}
+            }
+        }
+    }
+
+    /// One step, with new requests or in a pause.
+    ///
+    /// # Panics
+    /// Something is not what it has to be.
+    pub fn step(&mut self) {
+        if self.pause > 0 {
+            self.pause -= 1;
+        } else {
+            for _ in 0..self.random.within(0, self.mix.begins) {
+                self.begin();
+            }
+            if self.random.chance(5) {
+                self.pause = self.random.within(0, self.mix.pause);
+            }
+        }
+        self.rig.step();
+        self.reap();
+    }
+
+    /// Steps until so many requests have ended.
+    ///
+    /// # Panics
+    /// Nothing ends any more, or something is not what it has to be.
+    pub fn run(&mut self, requests: u64) {
+        let until = self.ended + requests;
+        let mut idle = 0;
+        while self.ended < until {
+            let before = self.ended;
+            self.step();
+            idle = if self.ended > before { 0 } else { idle + 1 };
+            assert!(
+                idle < PATIENCE,
+                "seed {}: stuck with {:?} after {}: {:?}",
+                self.options.seed,
+                self.flights,
+                self.ended,
+                self.rig
+            );
+        }
+    }
+
+    /// Waits for everything outstanding.
+    ///
+    /// # Panics
+    /// It does not end, or not as it has to.
+    pub fn settle(&mut self) {
+        for _ in 0..PATIENCE {
+            if self.flights.is_empty() {
+                return;
+            }
+            self.rig.step();
+            self.reap();
+        }
+        panic!("seed {}: {:?} do not end: {:?}", self.options.seed, self.flights, self.rig);
+    }
+
+    /// Runs one request alone.
+    ///
+    /// # Panics
+    /// It does not end, or not as it has to.
+    pub fn io(&mut self, op: IoOp, range: Range<usize>) {
+        self.settle();
+        let at = self.random.index(self.queues.len());
+        assert!(self.begin_this(at, op, range, false), "a free tag");
+        self.settle();
+    }
+
+    /// Reads every block, over all queues.
+    ///
+    /// # Panics
+    /// Something is not what it has to be.
+    pub fn read_all(&mut self) {
+        self.settle();
+        let (len, longest) = (self.oracle.len(), self.options.io_max_bytes as usize);
+        let mut start = 0;
+        let mut at = 0;
+        while start < len {
+            let range = start..(start + longest).min(len);
+            if self.begin_this(at % self.queues.len(), IoOp::Read, range.clone(), false) {
+                start = range.end;
+            } else {
+                self.rig.step();
+                self.reap();
+            }
+            at += 1;
+        }
+        self.settle();
+    }
+
+    /// Ends well: when everything is answered, reads agree with the oracle, and after a FLUSH the store has
+    /// what they returned, durably. Returns the volume's bytes.
+    ///
+    /// # Panics
+    /// It is not so.
+    pub fn calm(&mut self) -> Vec<u8> {
+        let seed = self.options.seed;
+        self.read_all();
+        self.io(IoOp::Flush, 0..0);
+        let store = self.rig.store_mut();
+        let (now, durable) = (store.bytes(VOLUME).to_vec(), store.durable(VOLUME).to_vec());
+        assert!(now == durable, "seed {seed}: a FLUSH left something volatile in the store");
+        let begin = self.oracle.begin_read();
+        if let Err(wrong) = self.oracle.end_read(begin, 0, &now) {
+            panic!("seed {seed}: the store after a FLUSH: {wrong}");
+        }
+        self.read_all();
+        self.check_lending();
+        now
+    }
+
+    /// Holds the store's memory to the contract.
+    ///
+    /// # Panics
+    /// It was broken.
+    pub fn check_lending(&mut self) {
+        let breaches = self.rig.store_mut().breaches();
+        assert!(breaches.is_empty(), "seed {}: {breaches:?}", self.options.seed);
+    }
+
+    /// The target is no more. What is left of the volume is checked and returned with its oracle.
+    ///
+    /// # Panics
+    /// More is lost than may be.
+    #[must_use]
+    pub fn crash(mut self, crash: Crash) -> (Oracle, Vec<u8>, CrashCount) {
+        self.check_lending();
+        let (seed, chance) = (self.options.seed, self.random.bits());
+        let store = self.rig.store_mut();
+        let image = match crash {
+            Crash::Machine => store.crash(VOLUME, chance),
+            Crash::Program => store.kill(VOLUME, chance),
+        };
+        let cached = self.options.cache == CacheMode::WriteBack;
+        let survives = if cached || crash == Crash::Machine {
+            Survives::Durable
+        } else {
+            Survives::Acknowledged
+        };
+        match self.oracle.crash(image.clone(), survives) {
+            Ok(count) => (self.oracle, image, count),
+            Err(wrong) => panic!("seed {seed}: {crash:?} crash after {}: {wrong}", self.ended),
+        }
+    }
+}
