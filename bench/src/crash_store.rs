@@ -9,10 +9,11 @@
 //! - While a read is in flight its segments hold [`POISON`]. A write's segments are compared with what they
 //!   were when it ends: [`CrashStore::breaches`] tells of submitters that broke the lending.
 //!
-//! Time is the number of [`Store::reap`] calls, as for [`crate::ram_store::RamStore`].
+//! Time is the number of [`Store::reap`] calls, as for [`crate::ram_store::RamStore`]. Several stores may share
+//! the disk ([`CrashStore::another`]), one for each poll group.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use rblk_fabric::Region;
@@ -137,6 +138,8 @@ fn put(image: &mut [u8], change: &Change, range: Range<usize>) {
 #[derive(Debug)]
 struct Pending {
     op: Op,
+    // The store it was given to.
+    store: usize,
     memory: Vec<Segment>,
     // A write's data, or what a read has found.
     data: Vec<u8>,
@@ -149,48 +152,76 @@ struct Pending {
     covers: u64,
 }
 
-/// A store whose contents are partly lost in a crash. See the module.
+/// What the stores of one disk share.
 #[derive(Debug)]
-pub struct CrashStore {
-    region: Arc<Region>,
+struct Disk {
     volumes: Vec<Option<VolumeBytes>>,
     random: Random,
     conditions: StoreConditions,
     faults: Vec<Fault>,
     pending: Vec<Pending>,
     breaches: Vec<String>,
-    now: u64,
+    stores: usize,
     effects: u64,
     ends: u64,
     ops: u64,
+}
+
+/// A store whose contents are partly lost in a crash. See the module.
+#[derive(Debug)]
+pub struct CrashStore {
+    region: Arc<Region>,
+    disk: Arc<Mutex<Disk>>,
+    // Its number among those of the disk.
+    number: usize,
+    now: u64,
 }
 
 impl CrashStore {
     /// A store whose segments are in `region`. Of [`StoreConditions`] it obeys all.
     #[must_use]
     pub fn new(region: &Arc<Region>, seed: u64) -> Self {
-        Self {
-            region: Arc::clone(region),
+        let disk = Disk {
             volumes: Vec::new(),
             random: Random::new(seed),
             conditions: StoreConditions::default(),
             faults: Vec::new(),
             pending: Vec::new(),
             breaches: Vec::new(),
-            now: 0,
+            stores: 1,
             effects: 0,
             ends: 0,
             ops: 0,
-        }
+        };
+        let disk = Arc::new(Mutex::new(disk));
+        Self { region: Arc::clone(region), disk, number: 0, now: 0 }
+    }
+
+    /// Another store of the same disk: of the same bytes, faults and fate.
+    #[must_use]
+    pub fn another(&self) -> Self {
+        let mut disk = self.disk();
+        disk.stores += 1;
+        let number = disk.stores - 1;
+        Self { region: Arc::clone(&self.region), disk: Arc::clone(&self.disk), number, now: 0 }
+    }
+
+    fn in_flight_on(&self, disk: &Disk) -> usize {
+        disk.pending.iter().filter(|pending| pending.store == self.number).count()
+    }
+
+    fn disk(&self) -> MutexGuard<'_, Disk> {
+        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives a volume its bytes, which are durable.
     pub fn set_volume(&mut self, index: VolumeIndex, bytes: Vec<u8>) {
+        let mut disk = self.disk();
         let at = usize::from(index.0);
-        if self.volumes.len() <= at {
-            self.volumes.resize(at + 1, None);
+        if disk.volumes.len() <= at {
+            disk.volumes.resize(at + 1, None);
         }
-        self.volumes[at] = Some(VolumeBytes {
+        disk.volumes[at] = Some(VolumeBytes {
             durable: bytes.clone(),
             durable_effects: vec![0; bytes.len().div_ceil(SECTOR)],
             now: bytes,
@@ -200,56 +231,53 @@ impl CrashStore {
 
     /// Sets how it behaves from now on.
     pub fn set_conditions(&mut self, conditions: StoreConditions) {
-        self.conditions = conditions;
+        self.disk().conditions = conditions;
     }
 
     /// How it behaves.
     #[must_use]
     pub fn conditions(&self) -> StoreConditions {
-        self.conditions
+        self.disk().conditions
     }
 
     /// Sets which parts are bad for ops submitted from now on.
     pub fn set_faults(&mut self, faults: Vec<Fault>) {
-        self.faults = faults;
+        self.disk().faults = faults;
     }
 
     /// What a read of the whole volume would find; nothing when there is no such volume.
     #[must_use]
-    pub fn bytes(&self, index: VolumeIndex) -> &[u8] {
-        self.volume(index).map_or(&[], |volume| &volume.now)
+    pub fn bytes(&self, index: VolumeIndex) -> Vec<u8> {
+        self.disk().volume(index).map_or_else(Vec::new, |volume| volume.now.clone())
     }
 
     /// What is sure to be there after a crash.
     #[must_use]
-    pub fn durable(&self, index: VolumeIndex) -> &[u8] {
-        self.volume(index).map_or(&[], |volume| &volume.durable)
-    }
-
-    fn volume(&self, index: VolumeIndex) -> Option<&VolumeBytes> {
-        self.volumes.get(usize::from(index.0)).and_then(Option::as_ref)
+    pub fn durable(&self, index: VolumeIndex) -> Vec<u8> {
+        self.disk().volume(index).map_or_else(Vec::new, |volume| volume.durable.clone())
     }
 
     /// Ops accepted so far.
     #[must_use]
     pub fn ops(&self) -> u64 {
-        self.ops
+        self.disk().ops
     }
 
     /// How submitters broke the contract, in words.
     #[must_use]
-    pub fn breaches(&self) -> &[String] {
-        &self.breaches
+    pub fn breaches(&self) -> Vec<String> {
+        self.disk().breaches.clone()
     }
 
     /// What the volume holds after this machine lost its power now: everything durable, and of the rest
     /// what the seed keeps.
     #[must_use]
     pub fn crash(&self, index: VolumeIndex, seed: u64) -> Vec<u8> {
-        let Some(volume) = self.volume(index) else { return Vec::new() };
+        let disk = self.disk();
+        let Some(volume) = disk.volume(index) else { return Vec::new() };
         let mut image = volume.durable.clone();
         let mut changes = volume.volatile.clone();
-        changes.extend(self.not_yet(index));
+        changes.extend(disk.not_yet(index));
         volume.keep_some(&mut image, changes, &mut Random::new(seed));
         image
     }
@@ -258,26 +286,30 @@ impl CrashStore {
     /// of what was in flight what the seed keeps.
     #[must_use]
     pub fn kill(&self, index: VolumeIndex, seed: u64) -> Vec<u8> {
-        let Some(volume) = self.volume(index) else { return Vec::new() };
+        let disk = self.disk();
+        let Some(volume) = disk.volume(index) else { return Vec::new() };
         let mut image = volume.now.clone();
-        volume.keep_some(&mut image, self.not_yet(index).collect(), &mut Random::new(seed));
+        volume.keep_some(&mut image, disk.not_yet(index).collect(), &mut Random::new(seed));
         image
+    }
+}
+
+impl Disk {
+    fn volume(&self, index: VolumeIndex) -> Option<&VolumeBytes> {
+        self.volumes.get(usize::from(index.0)).and_then(Option::as_ref)
     }
 
     /// Changes in flight that took no effect yet.
     fn not_yet(&self, index: VolumeIndex) -> impl Iterator<Item = Change> + '_ {
+        let waits = |p: &&Pending| p.effect.is_none() && p.result.is_ok();
         self.pending
             .iter()
-            .filter(move |p| {
-                p.op.volume == index
-                    && p.op.kind.changes()
-                    && p.effect.is_none()
-                    && p.result.is_ok()
-            })
+            .filter(move |p| p.op.volume == index && p.op.kind.changes())
+            .filter(waits)
             .map(|p| change(p, u64::MAX))
     }
 
-    fn verdict(&mut self, op: &Op, memory: &[Segment]) -> Result<u32, Errno> {
+    fn verdict(&mut self, op: &Op, memory: &[Segment], region: &Region) -> Result<u32, Errno> {
         let (offset, len) = op.kind.range();
         let moved = match op.kind {
             OpKind::Read { len, .. } | OpKind::Write { len, .. } => len,
@@ -287,7 +319,7 @@ impl CrashStore {
         let capacity = volume.now.len() as u64;
         let inside = |segment: &Segment| {
             let end = segment.offset.checked_add(segment.len as usize);
-            end.is_some_and(|end| end <= self.region.len())
+            end.is_some_and(|end| end <= region.len())
         };
         let fits = memory.len() <= MAX_SEGMENTS
             && memory.iter().all(inside)
@@ -327,7 +359,7 @@ impl CrashStore {
         }
     }
 
-    fn end(&mut self, at: usize) -> OpDone {
+    fn end(&mut self, at: usize, region: &Region) -> OpDone {
         let pending = &self.pending[at];
         // The contents of the range are unknown after an error: as often as not they are the new ones.
         let effect = match pending.result {
@@ -340,27 +372,28 @@ impl CrashStore {
         }
         let pending = self.pending.remove(at);
         self.ends += 1;
-        let index = usize::from(pending.op.volume.0);
-        let volume = self.volumes.get_mut(index).and_then(Option::as_mut);
         match pending.op.kind {
             OpKind::Read { .. } if pending.result.is_ok() => {
-                scatter(&self.region, &pending.memory, &pending.data);
+                scatter(region, &pending.memory, &pending.data);
             }
-            OpKind::Write { .. } if pending.data != gather(&self.region, &pending.memory) => {
+            OpKind::Write { .. }
+                if pending.result != Err(Errno::EINVAL)
+                    && pending.data != gather(region, &pending.memory) =>
+            {
                 let op = pending.op;
                 self.breaches.push(format!("the memory of {op:?} was changed while it was lent"));
             }
             _ => {}
         }
-        if let Some(volume) = volume {
-            if let Some(change) =
-                volume.volatile.iter_mut().find(|c| Some(c.effect) == pending.effect)
-            {
+        let index = usize::from(pending.op.volume.0);
+        if let Some(volume) = self.volumes.get_mut(index).and_then(Option::as_mut) {
+            let mine = |change: &Change| Some(change.effect) == pending.effect;
+            if let Some(change) = volume.volatile.iter_mut().find(|change| mine(change)) {
                 change.done = Some(self.ends);
             }
             match pending.op.kind {
                 OpKind::Write { fua: true, .. } if pending.result.is_ok() => {
-                    volume.make_durable(|change| Some(change.effect) == pending.effect);
+                    volume.make_durable(mine);
                 }
                 OpKind::Flush if pending.result.is_ok() => {
                     volume.make_durable(|change| change.done.is_some_and(|d| d <= pending.covers));
@@ -404,14 +437,15 @@ fn scatter(region: &Region, memory: &[Segment], mut data: &[u8]) {
 
 impl Store for CrashStore {
     fn submit(&mut self, op: Op, memory: &[Segment]) -> Result<(), Op> {
-        if self.pending.len() >= self.conditions.capacity {
+        let mut disk = self.disk();
+        if self.in_flight_on(&disk) >= disk.conditions.capacity {
             return Err(op);
         }
-        self.ops += 1;
-        let result = self.verdict(&op, memory);
-        let due =
-            self.now + self.random.within(self.conditions.delay_min, self.conditions.delay_max);
-        let effect_at = self.random.within(self.now, due);
+        disk.ops += 1;
+        let result = disk.verdict(&op, memory, &self.region);
+        let StoreConditions { delay_min, delay_max, .. } = disk.conditions;
+        let due = self.now + disk.random.within(delay_min, delay_max);
+        let effect_at = disk.random.within(self.now, due);
         let mut data = Vec::new();
         if result != Err(Errno::EINVAL) {
             match op.kind {
@@ -423,51 +457,56 @@ impl Store for CrashStore {
                 _ => {}
             }
         }
-        self.pending.push(Pending {
+        let covers = disk.ends;
+        disk.pending.push(Pending {
             op,
+            store: self.number,
             memory: memory.to_vec(),
             data,
             effect_at,
             due,
             effect: None,
             result,
-            covers: self.ends,
+            covers,
         });
         // An op may have its effect at once.
-        if result.is_ok() && effect_at == self.now && self.random.chance(500) {
-            self.take_effect(self.pending.len() - 1);
+        if result.is_ok() && effect_at == self.now && disk.random.chance(500) {
+            let last = disk.pending.len() - 1;
+            disk.take_effect(last);
         }
         Ok(())
     }
 
     fn reap(&mut self, out: &mut Vec<OpDone>) {
         self.now += 1;
-        if self.conditions.stalled {
+        let mut disk = self.disk();
+        if disk.conditions.stalled {
             return;
         }
-        for at in 0..self.pending.len() {
-            let pending = &self.pending[at];
-            if pending.effect_at < self.now && pending.effect.is_none() && pending.result.is_ok() {
-                self.take_effect(at);
+        for at in 0..disk.pending.len() {
+            let Pending { store, effect_at, effect, result, .. } = &disk.pending[at];
+            let due = *store == self.number && *effect_at < self.now;
+            if due && effect.is_none() && result.is_ok() {
+                disk.take_effect(at);
             }
         }
         let begin = out.len();
         let mut at = 0;
-        while at < self.pending.len() {
-            if self.pending[at].due < self.now {
-                let done = self.end(at);
-                out.push(done);
+        while at < disk.pending.len() {
+            let Pending { store, due, .. } = &disk.pending[at];
+            if *store == self.number && *due < self.now {
+                out.push(disk.end(at, &self.region));
             } else {
                 at += 1;
             }
         }
         for last in (begin + 1..out.len()).rev() {
-            out.swap(last, begin + self.random.index(last + 1 - begin));
+            out.swap(last, begin + disk.random.index(last + 1 - begin));
         }
     }
 
     fn in_flight(&self) -> usize {
-        self.pending.len()
+        self.in_flight_on(&self.disk())
     }
 }
 

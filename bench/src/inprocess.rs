@@ -266,12 +266,12 @@ pub struct Rig<S> {
     steps: u64,
 }
 
-impl<S> std::fmt::Debug for Rig<S> {
+impl<S: Store> std::fmt::Debug for Rig<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let queues = self.queues.iter().map(|q| (q.engine.is_connected(), q.engine.outstanding()));
         f.debug_struct("Rig")
             .field("steps", &self.steps)
-            .field("groups", &self.groups.len())
+            .field("shards", &self.groups.iter().map(|g| g.engine.shard()).collect::<Vec<_>>())
             .field("sessions", &self.sessions)
             .field("queues (connected, outstanding)", &queues.collect::<Vec<_>>())
             .finish_non_exhaustive()
@@ -450,9 +450,10 @@ impl<S: Store> Rig<S> {
     /// Whether the target ended after [`ToGroup::Stop`]: every acknowledged write is durable, or (false) not.
     #[must_use]
     pub fn stopped(&self) -> Option<bool> {
-        self.groups.iter().map(|group| group.engine.stopped()).try_fold(true, |all, one| {
-            one.map(|clean| all && clean)
-        })
+        self.groups
+            .iter()
+            .map(|group| group.engine.stopped())
+            .try_fold(true, |all, one| one.map(|clean| all && clean))
     }
 
     /// Time of the rig's clock since it was made.

@@ -197,12 +197,11 @@ impl Ledger {
 
     /// How to send a request that waits. [`Plan::Send`] and [`Plan::FlushAhead`] have to be carried out.
     pub fn plan(&mut self, tag: Tag, io: &Io) -> Plan {
-        let (horizon, durable) = (self.shared.horizon(), self.shared.durable());
         let Some(mark) = self.marks.get_mut(tag.index()) else { return Plan::Send { fua: io.fua } };
         match io.op {
             IoOp::Read => return Plan::Send { fua: false },
             IoOp::Flush => {
-                mark.horizon = horizon;
+                mark.horizon = self.shared.horizon();
                 return Plan::Send { fua: false };
             }
             IoOp::Write | IoOp::Discard | IoOp::WriteZeroes => {}
@@ -218,6 +217,7 @@ impl Ledger {
         if self.starving.is_some_and(|first| first != tag) {
             return Plan::Wait;
         }
+        let durable = self.shared.durable();
         ring.release(durable);
         let helps = !self.flushing && ring.has_unflushed(durable);
         let mut plan = Plan::Wait;
@@ -235,7 +235,7 @@ impl Ledger {
         }
         if helps {
             mark.ahead = Ahead::Sent;
-            mark.horizon = horizon;
+            mark.horizon = self.shared.horizon();
             self.flushing = true;
             plan = Plan::FlushAhead;
         }

@@ -14,9 +14,13 @@
 
 use std::collections::BTreeMap;
 
-use rblk_protocol::{BlockCount, BlockSize, Lba};
+use rblk_protocol::{BlockCount, BlockSize, Lba, QueueDepth};
 
 use crate::io::{Io, IoOp};
+
+/// How much data there is for each entry.
+const DATA_BYTES_PER_ENTRY: usize = 2048;
+const _: () = assert!(size_of::<Entry>() <= 48, "what ARCHITECTURE.md says it costs");
 
 /// What became of a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,6 +89,13 @@ impl std::fmt::Debug for RetainRing {
 }
 
 impl RetainRing {
+    /// A ring for `data_bytes` of data of a queue of that depth, and as many entries as that takes if its writes are
+    /// not much smaller than a page. With smaller ones it is full sooner.
+    #[must_use]
+    pub fn for_queue(data_bytes: usize, depth: QueueDepth) -> Self {
+        Self::new(data_bytes, data_bytes / DATA_BYTES_PER_ENTRY + 2 * usize::from(depth.get()))
+    }
+
     /// A ring for `data_bytes` of data and `entries` writes, both at least 1. All memory is touched now, not when
     /// the host may be short of it.
     #[must_use]

@@ -139,6 +139,25 @@ impl Session {
         })
     }
 
+    /// Connects and logs in anew. If no answer to LOGIN comes, once more: a message may get lost where a device or
+    /// a path is at fault, and a target that lives answers at once.
+    ///
+    /// # Errors
+    /// [`SessionError`].
+    pub async fn begin(
+        address: &Address,
+        options: &ConnectOptions,
+        host: &HostIdentity,
+    ) -> Result<Self, SessionError> {
+        match Self::connect(address, options, host, None).await {
+            Err(SessionError::TimedOut { what: Opcode::Login }) => {
+                tracing::warn!(%address, "no answer to LOGIN; trying once more");
+                Self::connect(address, options, host, None).await
+            }
+            result => result,
+        }
+    }
+
     /// The device the session goes by.
     #[must_use]
     pub fn device(&self) -> &Device {

@@ -13,6 +13,7 @@ use rblk_bench::seed::Random;
 use rblk_fabric::soft::memory::Conditions;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Features, Tag};
+use rblk_target::cache::STRIPE_BYTES;
 use rblk_target::store::VolumeIndex;
 use rblk_target::volume::CacheMode;
 
@@ -52,6 +53,8 @@ pub struct StormOptions {
     pub cache: CacheMode,
     /// Bytes of a block.
     pub block_bytes: u32,
+    /// Poll groups of the target.
+    pub groups: usize,
     /// Memory of the target.
     pub arena_bytes: usize,
     /// Longest READ and WRITE.
@@ -80,17 +83,17 @@ impl StormOptions {
     pub fn random(seed: u64, cache: CacheMode, block_bytes: u32, volume_bytes: usize) -> Self {
         let mut random = Random::new(seed ^ 0x0057_a7e5);
         let io_max_bytes: u32 = [8 << 10, 16 << 10, 64 << 10][random.index(3)];
+        // A volume of one stripe is one poll group's, whose connections may be others'.
+        let groups = [1, 1, 2, 3][random.index(4)];
         // From a few slots to more than the volume.
-        let arena_bytes = match random.index(4) {
-            0 | 1 => 4 * io_max_bytes as usize,
-            2 => 4 * io_max_bytes as usize + (volume_bytes / 2).next_multiple_of(1 << 16),
-            _ => 8 * io_max_bytes as usize + (2 * volume_bytes).next_multiple_of(1 << 16),
-        };
+        let more = [0, 0, volume_bytes / 2, 2 * volume_bytes][random.index(4)];
+        let arena_bytes = groups * (4 * io_max_bytes as usize + more.next_multiple_of(1 << 16));
         let delay_min = random.below(3);
         Self {
             seed,
             cache,
             block_bytes,
+            groups,
             arena_bytes,
             io_max_bytes,
             read_ahead_bytes: [0, 0, 8 << 10, 64 << 10][random.index(4)],
@@ -212,7 +215,7 @@ impl Storm {
     /// # Panics
     /// The rig cannot be made.
     #[must_use]
-    pub fn new(options: &StormOptions, oracle: Oracle, image: Vec<u8>) -> Self {
+    pub fn new(options: &StormOptions, oracle: Oracle, image: &[u8]) -> Self {
         let volume = VolumeSpec {
             block_size: options.block_bytes,
             blocks: (oracle.len() / oracle.block_bytes()) as u64,
@@ -223,6 +226,7 @@ impl Storm {
         let rig_options = RigOptions {
             seed: options.seed,
             conditions: options.network,
+            groups: options.groups,
             arena_bytes: options.arena_bytes,
             io_max_bytes: options.io_max_bytes,
             volumes: vec![volume],
@@ -230,11 +234,15 @@ impl Storm {
             write_back_delay: options.write_back_delay,
             ..RigOptions::default()
         };
+        let mut first: Option<CrashStore> = None;
         let mut rig = Rig::new(&rig_options, |region| {
-            let mut store = CrashStore::new(region, options.seed);
-            store.set_volume(VOLUME, image.clone());
-            store.set_conditions(options.store);
-            store
+            let first = first.get_or_insert_with(|| {
+                let mut store = CrashStore::new(region, options.seed);
+                store.set_volume(VOLUME, image.to_vec());
+                store.set_conditions(options.store);
+                store
+            });
+            first.another()
         })
         .expect("a rig");
         let session = rig.begin_session();
@@ -300,9 +308,16 @@ impl Storm {
         let blocks = 1 + self.random.index(longest / block);
         let all = self.oracle.len() / block;
         let blocks = blocks.min(all);
-        // Half of the requests meet in a part of the volume.
-        let hot = if self.random.chance(500) { (all / 8).max(blocks) } else { all };
-        let first = self.random.index(hot - blocks + 1);
+        // Half of the requests meet in a part of the volume: where stripes meet, if they do.
+        let (hot, count) = if self.random.chance(500) {
+            let count = (all / 8).min((256 << 10) / block).max(blocks);
+            let seam = usize::try_from(STRIPE_BYTES).unwrap_or(usize::MAX) / block;
+            let seam = if seam < all { seam } else { 0 };
+            (seam.saturating_sub(count / 2).min(all - count), count)
+        } else {
+            (0, all)
+        };
+        let first = hot + self.random.index(count - blocks + 1);
         first * block..(first + blocks) * block
     }
 
@@ -499,7 +514,7 @@ impl Storm {
         self.read_all();
         self.io(IoOp::Flush, 0..0);
         let store = self.rig.store_mut();
-        let (now, durable) = (store.bytes(VOLUME).to_vec(), store.durable(VOLUME).to_vec());
+        let (now, durable) = (store.bytes(VOLUME), store.durable(VOLUME));
         assert!(now == durable, "seed {seed}: a FLUSH left something volatile in the store");
         let begin = self.oracle.begin_read();
         if let Err(wrong) = self.oracle.end_read(begin, 0, &now) {

@@ -18,7 +18,7 @@ const CYCLES: u64 = 10;
 fn chain(seed: u64, cache: CacheMode) -> CrashCount {
     let mut random = Random::new(seed ^ 0xdead);
     let block_bytes = [512, 512, 4096][random.index(3)];
-    let volume_bytes = [16 << 10, 64 << 10, 256 << 10][random.index(3)];
+    let volume_bytes = [16 << 10, 64 << 10, 256 << 10, 1152 << 10][random.index(4)];
     let mut image = vec![0; volume_bytes];
     let mut oracle = Oracle::new(image.clone(), block_bytes as usize);
     let mut total = CrashCount::default();
@@ -27,7 +27,7 @@ fn chain(seed: u64, cache: CacheMode) -> CrashCount {
         let options = StormOptions::random(life, cache, block_bytes, volume_bytes);
         let crash = [Crash::Machine, Crash::Machine, Crash::Program][random.index(3)];
         println!("seed {seed}, life {life}: {crash:?}, {volume_bytes} bytes, {options:?}");
-        let mut storm = Storm::new(&options, oracle, image);
+        let mut storm = Storm::new(&options, oracle, &image);
         let most = [20, 200, 2000][random.index(3)];
         for _ in 0..random.within(1, most) {
             storm.step();

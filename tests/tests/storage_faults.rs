@@ -50,7 +50,7 @@ fn storm(seed: u64, cache: CacheMode, mix: impl Fn(&mut Mix)) -> (Storm, Random)
     println!("seed {seed}: {options:?}");
     let image = pattern(seed, VOLUME_BYTES);
     let oracle = Oracle::new(image.clone(), block_bytes as usize);
-    (Storm::new(&options, oracle, image), random)
+    (Storm::new(&options, oracle, &image), random)
 }
 
 fn storms() -> u64 {

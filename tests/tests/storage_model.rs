@@ -18,13 +18,13 @@ fn run(cache: CacheMode, block_bytes: u32) {
     let mut all = 0;
     for seed in seeds(storms) {
         let mut random = Random::new(seed);
-        let volume_bytes = [32 << 10, 256 << 10, 1 << 20][random.index(3)];
+        let volume_bytes = [32 << 10, 256 << 10, 2304 << 10][random.index(3)];
         let options = StormOptions::random(seed, cache, block_bytes, volume_bytes);
         println!("seed {seed}: {volume_bytes} bytes, {options:?}");
         let mut image = vec![0; volume_bytes];
         random.fill(&mut image);
         let oracle = Oracle::new(image.clone(), block_bytes as usize);
-        let mut storm = Storm::new(&options, oracle, image);
+        let mut storm = Storm::new(&options, oracle, &image);
         // The oracle knows most when nothing is under way.
         for _ in 0..4 {
             storm.run(requests / 4);

@@ -24,8 +24,8 @@ use anyhow::Context;
 use rblk_config::MountConfig;
 use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
 use rblk_protocol::{
-    AccessMode, AsyncEvent, Epoch, Features, InstanceId, Name, Opcode, OpenReply, QueueDepth,
-    SessionId, VolumeFlags, limits,
+    AccessMode, AsyncEvent, Epoch, Features, InstanceId, Name, OpenReply, QueueDepth, SessionId,
+    VolumeFlags, limits,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -60,8 +60,6 @@ const STOP_DEADLINE: Duration = Duration::from_secs(30);
 const FORCE_DEADLINE: Duration = Duration::from_millis(2500);
 /// Time for the target to hear of an unmount by force.
 const FORCE_LOGOUT: Duration = Duration::from_millis(250);
-/// Data of retained writes per entry of their table: small writes fill the table first, and are flushed sooner.
-const RETAINED_BYTES_PER_ENTRY: usize = 2048;
 
 /// A mount of that name is there already.
 #[derive(Debug, thiserror::Error)]
@@ -464,11 +462,7 @@ impl Mount {
         if !self.status.volatile_cache {
             return None;
         }
-        let ring = (retain_bytes > 0).then(|| {
-            let entries =
-                retain_bytes / RETAINED_BYTES_PER_ENTRY + 2 * usize::from(self.wish.depth.get());
-            RetainRing::new(retain_bytes, entries)
-        });
+        let ring = (retain_bytes > 0).then(|| RetainRing::for_queue(retain_bytes, self.wish.depth));
         Some(Ledger::new(Arc::clone(&self.durability), self.wish.depth, ring))
     }
 
@@ -751,7 +745,7 @@ fn pulse(config: &MountConfig) -> Pulse {
     Pulse { period: config.detect.get() / 2, timeout: config.detect.get() }
 }
 
-/// The first address that answers. Each is tried once, and again if its answer to LOGIN was lost.
+/// The first address that answers; each is tried once.
 async fn connect_any(
     addresses: &[Address],
     config: &MountConfig,
@@ -759,13 +753,7 @@ async fn connect_any(
 ) -> Result<Session, SessionError> {
     let mut last = None;
     for address in addresses {
-        let options = options(config);
-        let mut result = Session::connect(address, &options, host, None).await;
-        if matches!(result, Err(SessionError::TimedOut { what: Opcode::Login })) {
-            tracing::warn!(%address, "no answer to LOGIN; trying once more");
-            result = Session::connect(address, &options, host, None).await;
-        }
-        match result {
+        match Session::begin(address, &options(config), host).await {
             Ok(session) => return Ok(session),
             Err(error) => {
                 tracing::debug!(%address, %error, "no session");

@@ -85,7 +85,7 @@ impl Job {
     }
 
     /// First and last block of its range.
-    pub fn block_range(&self) -> (u64, u64) {
+    pub(super) fn block_range(&self) -> (u64, u64) {
         let size = super::SLOT_BYTES as u64;
         (self.offset / size, (self.offset + self.len.max(1) - 1) / size)
     }
@@ -105,7 +105,7 @@ pub(super) struct Jobs {
 
 impl Jobs {
     /// A new job.
-    pub fn start(
+    pub(super) fn start(
         &mut self,
         kind: Kind,
         from: Option<PartToken>,
@@ -127,12 +127,12 @@ impl Jobs {
     }
 
     /// A job that exists.
-    pub fn get(&mut self, index: u32) -> &mut Job {
+    pub(super) fn get(&mut self, index: u32) -> &mut Job {
         &mut self.table[index as usize]
     }
 
     /// Ends a job. Its slots and its lock were given back.
-    pub fn end(&mut self, index: u32) {
+    pub(super) fn end(&mut self, index: u32) {
         let job = &mut self.table[index as usize];
         debug_assert!(job.kind != Kind::Free && job.edges.is_empty() && job.lock.is_none());
         job.kind = Kind::Free;
@@ -142,23 +142,23 @@ impl Jobs {
     }
 
     /// Jobs that have not ended.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.table.len() - self.free.len()
     }
 
     /// The name of a job for others.
-    pub fn id(&self, index: u32) -> JobId {
+    pub(super) fn id(&self, index: u32) -> JobId {
         JobId { index, generation: self.table[index as usize].generation }
     }
 
     /// The job of a name, if it has not ended.
-    pub fn find(&self, id: JobId) -> Option<u32> {
+    pub(super) fn find(&self, id: JobId) -> Option<u32> {
         let job = self.table.get(id.index as usize)?;
         (job.kind != Kind::Free && job.generation == id.generation).then_some(id.index)
     }
 
     /// A token for a store operation that must move `len` bytes.
-    pub fn token(&self, index: u32, len: u32) -> OpToken {
+    pub(super) fn token(&self, index: u32, len: u32) -> OpToken {
         let generation = u64::from(self.table[index as usize].generation);
         OpToken(
             u64::from(len / SECTOR) << (INDEX_BITS + GENERATION_BITS)
@@ -168,7 +168,7 @@ impl Jobs {
     }
 
     /// The job of a token and the bytes that must have been moved.
-    pub fn of_token(&self, token: OpToken) -> Option<(u32, u32)> {
+    pub(super) fn of_token(&self, token: OpToken) -> Option<(u32, u32)> {
         let index = u32::try_from(token.0 & ((1 << INDEX_BITS) - 1)).ok()?;
         let generation =
             u32::try_from(token.0 >> INDEX_BITS & ((1 << GENERATION_BITS) - 1)).ok()?;

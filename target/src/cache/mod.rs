@@ -18,7 +18,9 @@
 //! | `slots.rs` | slots: memory, index by block, pins, dirty lists |
 //! | `policy.rs` | which slot leaves: S3-FIFO. Pure |
 //! | `range_lock.rs` | who works on which range of a store. Pure |
-//! | `shard.rs` | reads, fills, writes, changes |
+//! | `shard.rs` | the shard: requests, memory, locks, the store |
+//! | `read.rs` | reads, fills, prefetches |
+//! | `write.rs` | writes, discards, zeroing |
 //! | `write_back.rs` | dirty blocks to the store, flushes |
 //! | `job.rs` | what a shard works on |
 //!
@@ -38,8 +40,10 @@ mod job;
 pub mod message;
 pub mod policy;
 pub mod range_lock;
+mod read;
 pub mod shard;
 pub mod slots;
+mod write;
 mod write_back;
 
 pub use message::{JobId, PartToken, Segments, ShardReply, ShardRequest};

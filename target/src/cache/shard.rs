@@ -18,19 +18,22 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use super::job::{Entry, Job, Jobs, Kind};
-use super::message::{Changed, JobId, PartToken, Segments, ShardReply, ShardRequest};
+use super::message::{Changed, PartToken, Segments, ShardReply, ShardRequest};
 use super::policy::Slot;
 use super::range_lock::{Acquired, RangeLocks};
-use super::slots::{Install, Slots, State};
+use super::slots::Slots;
 use super::{SLOT_BYTES, STRIPE_BYTES};
 use crate::arena::Arena;
 use crate::store::{MAX_SEGMENTS, Op, OpDone, OpKind, Segment, Store, VolumeIndex};
 use crate::volume::CacheMode;
 
-const BLOCK: u64 = SLOT_BYTES as u64;
-const NO_SLOT: Slot = Slot(u32::MAX);
+pub(super) const BLOCK: u64 = SLOT_BYTES as u64;
+pub(super) const NO_SLOT: Slot = Slot(u32::MAX);
 /// Errors of one volume within this time are one burst, and one line of the log.
 const BURST: Duration = Duration::from_secs(10);
+
+/// Who waits for memory tries again at the latest after this.
+const RETRY_MS: u32 = 10;
 
 /// How a shard behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,20 +96,21 @@ pub struct Shard<S> {
     pub(super) jobs: Jobs,
     pub(super) volumes: Vec<Option<VolumeState>>,
     pub(super) options: ShardOptions,
-    replies: VecDeque<ShardReply>,
+    pub(super) replies: VecDeque<ShardReply>,
     waiting_memory: VecDeque<u32>,
     waiting_store: VecDeque<(Op, Vec<Segment>)>,
     pub(super) write_backs: Vec<u32>,
     pub(super) flushes: Vec<u32>,
     done: Vec<OpDone>,
     granted: Vec<u32>,
-    found: Vec<Slot>,
-    segments: Vec<Segment>,
-    pool: Vec<Vec<Segment>>,
+    pub(super) found: Vec<Slot>,
+    pub(super) segments: Vec<Segment>,
+    pub(super) pool: Vec<Vec<Segment>>,
     // Rises with every write that made blocks dirty.
     pub(super) order: u64,
     began: Instant,
     pub(super) now_ms: u32,
+    tried_ms: u32,
     now: Instant,
     pub(super) stopping: Option<Stopping>,
     pub(super) counters: CacheCounters,
@@ -135,11 +139,20 @@ impl<S> std::fmt::Debug for Shard<S> {
 
 impl<S: Store> Shard<S> {
     /// A shard over a part of the arena, without volumes.
+    ///
+    /// At most half of its memory may be dirty, whatever the options say, and always so much less than all that
+    /// the largest request still finds memory: a store that takes nothing must not keep others from theirs.
     #[must_use]
     pub fn new(store: S, arena: Arena, options: ShardOptions, now: Instant) -> Self {
+        let request = arena.extent_max() as usize + 3 * SLOT_BYTES;
+        let slots = Slots::new(arena, options.seed);
+        let bytes = slots.capacity() * SLOT_BYTES;
+        let dirty_max_bytes =
+            options.dirty_max_bytes.min(bytes / 2).min(bytes.saturating_sub(request));
+        let options = ShardOptions { dirty_max_bytes, ..options };
         Self {
             store,
-            slots: Slots::new(arena, options.seed),
+            slots,
             locks: RangeLocks::new(1024),
             jobs: Jobs::default(),
             volumes: Vec::new(),
@@ -157,6 +170,7 @@ impl<S: Store> Shard<S> {
             order: 0,
             began: now,
             now_ms: 0,
+            tried_ms: 0,
             now,
             stopping: None,
             counters: CacheCounters::default(),
@@ -219,14 +233,14 @@ impl<S: Store> Shard<S> {
         self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut)
     }
 
-    fn mode(&self, volume: VolumeIndex) -> CacheMode {
+    pub(super) fn mode(&self, volume: VolumeIndex) -> CacheMode {
         self.volumes
             .get(usize::from(volume.0))
             .and_then(Option::as_ref)
             .map_or(CacheMode::None, |v| v.cache)
     }
 
-    fn size(&self, volume: VolumeIndex) -> u64 {
+    pub(super) fn size(&self, volume: VolumeIndex) -> u64 {
         self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref).map_or(0, |v| v.size)
     }
 
@@ -239,8 +253,7 @@ impl<S: Store> Shard<S> {
     fn tick(&mut self, now: Instant) {
         self.now = now;
         // Wraps after 49 days; differences are taken modulo that.
-        self.now_ms =
-            (now.saturating_duration_since(self.began).as_millis() & 0xffff_ffff) as u32;
+        self.now_ms = (now.saturating_duration_since(self.began).as_millis() & 0xffff_ffff) as u32;
     }
 
     /// Takes a request.
@@ -316,8 +329,13 @@ impl<S: Store> Shard<S> {
             }
             self.recycle(memory);
         }
-        if !self.waiting_memory.is_empty() && self.slots.take_freed() {
-            self.retry_memory();
+        if !self.waiting_memory.is_empty() {
+            // The clock is a net under a slot that became free unnoticed.
+            let late = self.now_ms.wrapping_sub(self.tried_ms) >= RETRY_MS;
+            if self.slots.take_freed() || late {
+                self.tried_ms = self.now_ms;
+                self.retry_memory();
+            }
         }
         self.pump();
         busy
@@ -335,13 +353,13 @@ impl<S: Store> Shard<S> {
         self.jobs.len() == 0 && self.store.in_flight() == 0
     }
 
-    fn recycle(&mut self, mut list: Vec<Segment>) {
+    pub(super) fn recycle(&mut self, mut list: Vec<Segment>) {
         list.clear();
         self.pool.push(list);
     }
 
     // Waits in line for memory, or goes on if there is some and nobody waits.
-    fn or_wait(&mut self, job: u32) {
+    pub(super) fn or_wait(&mut self, job: u32) {
         if !self.waiting_memory.is_empty() || !self.with_memory(job) {
             self.counters.memory_waits += 1;
             self.waiting_memory.push_back(job);
@@ -358,7 +376,7 @@ impl<S: Store> Shard<S> {
     }
 
     // Tries to get a job's memory and goes on with it; or changes nothing and returns false.
-    fn with_memory(&mut self, job: u32) -> bool {
+    pub(super) fn with_memory(&mut self, job: u32) -> bool {
         let Job { kind, volume, offset, len, .. } = *self.jobs.get(job);
         match kind {
             Kind::Read => return self.read_with_memory(job),
@@ -370,7 +388,7 @@ impl<S: Store> Shard<S> {
                 } else {
                     usize::try_from(len.div_ceil(BLOCK)).unwrap_or(usize::MAX)
                 };
-                let edges = self.edges_needed(volume, offset, len);
+                let edges = self.edges_needed(job);
                 if !self.allocate(job, blocks, edges) {
                     return false;
                 }
@@ -383,7 +401,7 @@ impl<S: Store> Shard<S> {
                 self.replies.push_back(reply);
             }
             Kind::Change(_) | Kind::Hold => {
-                let edges = self.edges_needed(volume, offset, len);
+                let edges = self.edges_needed(job);
                 if !self.allocate(job, 0, edges) {
                     return false;
                 }
@@ -394,21 +412,7 @@ impl<S: Store> Shard<S> {
         true
     }
 
-    // Slots that a change of parts of blocks may need: dirty blocks are kept whole.
-    fn edges_needed(&self, volume: VolumeIndex, offset: u64, len: u64) -> usize {
-        if self.mode(volume) != CacheMode::WriteBack {
-            return 0;
-        }
-        let end = offset + len;
-        let head = !offset.is_multiple_of(BLOCK);
-        let tail = !end.is_multiple_of(BLOCK) && end < self.size(volume);
-        if head && tail && offset / BLOCK == end / BLOCK {
-            return 1;
-        }
-        usize::from(head) + usize::from(tail)
-    }
-
-    fn allocate(&mut self, job: u32, blocks: usize, edges: usize) -> bool {
+    pub(super) fn allocate(&mut self, job: u32, blocks: usize, edges: usize) -> bool {
         self.found.clear();
         if !self.slots.allocate(blocks + edges, &mut self.found) {
             return false;
@@ -419,7 +423,7 @@ impl<S: Store> Shard<S> {
         true
     }
 
-    fn segments_of(&mut self, job: u32, skip: usize) -> Segments {
+    pub(super) fn segments_of(&mut self, job: u32, skip: usize) -> Segments {
         let mut list = self.pool.pop().unwrap_or_default();
         let job = self.jobs.get(job);
         // A data command: its length fits.
@@ -444,7 +448,7 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    fn on_lock(&mut self, job: u32) {
+    pub(super) fn on_lock(&mut self, job: u32) {
         let entry = self.jobs.get(job);
         entry.holds = true;
         match entry.kind {
@@ -497,7 +501,13 @@ impl<S: Store> Shard<S> {
     }
 
     // Sends data of some of a job's blocks to or from the store, in as many operations as it takes.
-    fn transfer(&mut self, job: u32, kind: OpKind, blocks: std::ops::Range<usize>, skip: usize) {
+    pub(super) fn transfer(
+        &mut self,
+        job: u32,
+        kind: OpKind,
+        blocks: std::ops::Range<usize>,
+        skip: usize,
+    ) {
         let (offset, len) = kind.range();
         let mut list = std::mem::take(&mut self.segments);
         list.clear();
@@ -521,7 +531,7 @@ impl<S: Store> Shard<S> {
         self.submit_with(job, kind, len, &[]);
     }
 
-    fn submit_with(&mut self, job: u32, kind: OpKind, len: u32, memory: &[Segment]) {
+    pub(super) fn submit_with(&mut self, job: u32, kind: OpKind, len: u32, memory: &[Segment]) {
         let token = self.jobs.token(job, len);
         let entry = self.jobs.get(job);
         entry.ops += 1;
@@ -572,7 +582,7 @@ impl<S: Store> Shard<S> {
     }
 
     // The store has done what a job asked for.
-    fn advance(&mut self, job: u32) {
+    pub(super) fn advance(&mut self, job: u32) {
         let entry = self.jobs.get(job);
         let (kind, error, from) = (entry.kind, entry.error, entry.from);
         let result = error.map_or(Ok(()), Err);
@@ -582,16 +592,14 @@ impl<S: Store> Shard<S> {
                 if error.is_some() {
                     self.forget_clean(job);
                 } else if self.jobs.get(job).lock.is_some() {
-                    self.install(job, None);
+                    self.install_written(job);
                 }
                 self.done(from, result);
                 self.end(job);
             }
             Kind::Merge => {
                 if error.is_none() {
-                    self.order += 1;
-                    let (order, now_ms) = (self.order, self.now_ms);
-                    self.install(job, Some(Install::Dirty { order, now_ms }));
+                    self.install_dirty(job);
                 }
                 self.done(from, result);
                 self.end(job);
@@ -614,417 +622,6 @@ impl<S: Store> Shard<S> {
             }
             Kind::Free | Kind::Reserve | Kind::Flush | Kind::Hold => {}
         }
-    }
-
-    fn read(&mut self, from: Option<PartToken>, volume: VolumeIndex, offset: u64, len: u32) {
-        let cached = self.mode(volume) != CacheMode::None;
-        let Some(last) = (offset + u64::from(len)).checked_sub(1).filter(|_| len > 0) else {
-            return;
-        };
-        let blocks = offset / BLOCK..last / BLOCK + 1;
-        if cached {
-            self.found.clear();
-            let slots = &self.slots;
-            self.found.extend(blocks.clone().map_while(|block| slots.find(volume, block)));
-            let count = blocks.end - blocks.start;
-            if self.found.len() as u64 == count {
-                let Some(to) = from else { return };
-                self.counters.hits += count;
-                let mut list = self.pool.pop().unwrap_or_default();
-                let skip = (offset % BLOCK) as usize;
-                for slot in &self.found {
-                    self.slots.touch(*slot);
-                    self.slots.lend(*slot);
-                }
-                self.slots.segments(self.found.iter().copied(), skip, len, &mut list);
-                let result = Ok(Segments(list));
-                self.replies.push_back(ShardReply::Read { to, result });
-                return;
-            }
-        }
-        // Nobody waits for a prefetch, and it waits for nobody.
-        if from.is_none() {
-            let bytes = blocks.start * BLOCK..blocks.end * BLOCK;
-            if !cached || self.is_short() || self.locks.overlaps(volume.0, bytes) {
-                return;
-            }
-        }
-        let job = self.jobs.start(Kind::Read, from, volume, offset, len.into());
-        if cached {
-            let present = blocks.clone().filter(|b| self.slots.find(volume, *b).is_some()).count();
-            let missing = blocks.end - blocks.start - present as u64;
-            if from.is_some() {
-                self.counters.hits += present as u64;
-                self.counters.misses += missing;
-            } else {
-                self.counters.prefetched += missing;
-            }
-        }
-        if from.is_some() {
-            self.or_wait(job);
-        } else if !self.with_memory(job) {
-            self.end(job);
-        }
-    }
-
-    fn read_with_memory(&mut self, job: u32) -> bool {
-        let Job { volume, len, from, .. } = *self.jobs.get(job);
-        if self.mode(volume) == CacheMode::None {
-            let blocks = usize::try_from(len.div_ceil(BLOCK)).unwrap_or(usize::MAX);
-            if !self.allocate(job, blocks, 0) {
-                return false;
-            }
-            let kind = OpKind::Read {
-                offset: self.jobs.get(job).offset,
-                len: u32::try_from(len).unwrap_or(0),
-            };
-            self.transfer(job, kind, 0..blocks, 0);
-            return true;
-        }
-        let (first, last) = self.jobs.get(job).block_range();
-        let mut missing = 0;
-        let mut hull = (u64::MAX, 0);
-        for block in first..=last {
-            let slot = self.slots.find(volume, block);
-            match slot {
-                // Lent now, so that it is still there when the others have come.
-                Some(slot) if from.is_some() => self.slots.lend(slot),
-                Some(_) => {}
-                None => {
-                    missing += 1;
-                    hull = (hull.0.min(block), block);
-                }
-            }
-            let entry = Entry { slot: slot.unwrap_or(NO_SLOT), own: slot.is_none() };
-            self.jobs.get(job).blocks.push(entry);
-        }
-        self.found.clear();
-        if !self.slots.allocate(missing, &mut self.found) {
-            let mut blocks = std::mem::take(&mut self.jobs.get(job).blocks);
-            for block in blocks.drain(..) {
-                if !block.own && from.is_some() {
-                    self.slots.unlend(block.slot);
-                }
-            }
-            // Lending and taking back freed nothing.
-            self.slots.take_freed();
-            self.jobs.get(job).blocks = blocks;
-            return false;
-        }
-        if missing == 0 {
-            self.finish_read(job);
-            return true;
-        }
-        let mut fresh = self.found.iter();
-        let entry = self.jobs.get(job);
-        for block in entry.blocks.iter_mut().filter(|b| b.own) {
-            block.slot = fresh.next().copied().unwrap_or(NO_SLOT);
-        }
-        match self.locks.acquire(volume.0, hull.0 * BLOCK..(hull.1 + 1) * BLOCK, job) {
-            Acquired::Now(lock) => {
-                entry.lock = Some(lock);
-                self.on_lock(job);
-            }
-            Acquired::Queued(lock) => {
-                self.counters.range_waits += 1;
-                entry.lock = Some(lock);
-            }
-        }
-        true
-    }
-
-    // Replaces a job's own slot by the one that meanwhile is in the index, if there is one.
-    fn take_present(&mut self, job: u32, at: usize, block: u64) -> bool {
-        let entry = self.jobs.get(job);
-        let (volume, own, asked) = (entry.volume, entry.blocks[at].slot, entry.from.is_some());
-        let Some(slot) = self.slots.find(volume, block) else { return false };
-        entry.blocks[at] = Entry { slot, own: false };
-        self.slots.give_back(own);
-        if asked {
-            self.slots.lend(slot);
-        }
-        true
-    }
-
-    // The lock is ours: read what is still missing.
-    fn fill(&mut self, job: u32) {
-        let (first, _) = self.jobs.get(job).block_range();
-        let (volume, count) = (self.jobs.get(job).volume, self.jobs.get(job).blocks.len());
-        let size = self.size(volume);
-        // Held together by one more operation than there are, so that none ends the job in between.
-        self.jobs.get(job).ops += 1;
-        let mut run = 0..0;
-        for at in 0..=count {
-            let block = first + at as u64;
-            let mine = at < count
-                && self.jobs.get(job).blocks[at].own
-                && !self.take_present(job, at, block);
-            if mine {
-                run = if run.is_empty() { at..at + 1 } else { run.start..at + 1 };
-            } else if !run.is_empty() {
-                let offset = (first + run.start as u64) * BLOCK;
-                let len = (run.len() as u64 * BLOCK).min(size - offset);
-                self.counters.fill_bytes += len;
-                let kind = OpKind::Read { offset, len: u32::try_from(len).unwrap_or(0) };
-                self.transfer(job, kind, run, 0);
-                run = 0..0;
-            }
-        }
-        let entry = self.jobs.get(job);
-        entry.ops -= 1;
-        if entry.ops == 0 {
-            self.finish_read(job);
-        }
-    }
-
-    fn finish_read(&mut self, job: u32) {
-        let entry = self.jobs.get(job);
-        let (from, error, volume) = (entry.from, entry.error, entry.volume);
-        let (offset, count) = (entry.offset, entry.blocks.len());
-        let cached = self.mode(volume) != CacheMode::None;
-        let (first, _) = self.jobs.get(job).block_range();
-        if let Some(errno) = error {
-            for at in 0..count {
-                let block = self.jobs.get(job).blocks[at];
-                if !block.own && from.is_some() {
-                    self.slots.unlend(block.slot);
-                }
-            }
-            if let Some(to) = from {
-                self.replies.push_back(ShardReply::Read { to, result: Err(errno) });
-            }
-            return self.end(job);
-        }
-        for at in 0..count {
-            let Entry { slot, own } = self.jobs.get(job).blocks[at];
-            if !own {
-                if from.is_some() {
-                    self.slots.touch(slot);
-                }
-                continue;
-            }
-            if !cached {
-                self.slots.lend_private(slot);
-            } else if self.take_present(job, at, first + at as u64) {
-                continue;
-            } else {
-                self.slots.install(slot, volume, first + at as u64, Install::Clean);
-                if from.is_some() {
-                    self.slots.lend(slot);
-                }
-            }
-            self.jobs.get(job).blocks[at].own = false;
-        }
-        if let Some(to) = from {
-            let skip = if cached { (offset % BLOCK) as usize } else { 0 };
-            let memory = self.segments_of(job, skip);
-            self.replies.push_back(ShardReply::Read { to, result: Ok(memory) });
-        }
-        self.end(job);
-    }
-
-    // The part of a block, in bytes from its start, that a job's range covers; and whether that is all there is.
-    fn covered(&self, job: &Job, block: u64) -> (usize, usize, bool) {
-        let start = block * BLOCK;
-        let from = job.offset.max(start) - start;
-        let to = (job.offset + job.len).min(start + BLOCK) - start;
-        let all = (self.size(job.volume) - start).min(BLOCK);
-        // Within a block.
-        (from as usize, to as usize, from == 0 && to >= all)
-    }
-
-    fn is_partial(&mut self, job: u32) -> bool {
-        let Job { volume, offset, len, .. } = *self.jobs.get(job);
-        let end = offset + len;
-        !offset.is_multiple_of(BLOCK) || !end.is_multiple_of(BLOCK) && end < self.size(volume)
-    }
-
-    // The data of a write has landed.
-    fn write(&mut self, job: u32, fua: bool) {
-        let entry = self.jobs.get(job);
-        if entry.kind != Kind::Reserve {
-            return;
-        }
-        entry.kind = Kind::Write;
-        entry.fua = fua;
-        let (volume, offset, len, from) = (entry.volume, entry.offset, entry.len, entry.from);
-        match self.mode(volume) {
-            CacheMode::None => {
-                let count = self.jobs.get(job).blocks.len();
-                let len = u32::try_from(len).unwrap_or(0);
-                self.transfer(job, OpKind::Write { offset, len, fua }, 0..count, 0);
-            }
-            CacheMode::WriteBack if !fua && !self.is_partial(job) && self.has_dirty_room(job) => {
-                self.order += 1;
-                let (order, now_ms) = (self.order, self.now_ms);
-                self.install(job, Some(Install::Dirty { order, now_ms }));
-                self.done(from, Ok(()));
-                self.end(job);
-            }
-            _ => self.lock(job),
-        }
-    }
-
-    fn has_dirty_room(&mut self, job: u32) -> bool {
-        let more = self.jobs.get(job).blocks.len();
-        (self.slots.dirty() + more) * SLOT_BYTES <= self.options.dirty_max_bytes
-            && self.stopping.is_none()
-    }
-
-    // The lock is ours: write it.
-    fn write_locked(&mut self, job: u32) {
-        let entry = self.jobs.get(job);
-        let (volume, offset, len, fua) = (entry.volume, entry.offset, entry.len, entry.fua);
-        let count = entry.blocks.len();
-        if self.mode(volume) == CacheMode::WriteBack && !fua {
-            if self.has_dirty_room(job) {
-                return self.merge(job);
-            }
-            self.counters.dirty_limited += 1;
-        }
-        let len = u32::try_from(len).unwrap_or(0);
-        let skip = (offset % BLOCK) as usize;
-        self.transfer(job, OpKind::Write { offset, len, fua }, 0..count, skip);
-    }
-
-    // Reads the blocks at the edges of a write that is to be dirty, where they are not cached.
-    fn merge(&mut self, job: u32) {
-        let (first, last) = self.jobs.get(job).block_range();
-        self.jobs.get(job).kind = Kind::Merge;
-        self.jobs.get(job).ops += 1;
-        let mut edge = 0;
-        for block in [first, last] {
-            let entry = self.jobs.get(job);
-            if block == last && edge > 0 && first == last {
-                break;
-            }
-            let entry = &*entry;
-            let volume = entry.volume;
-            let start = block * BLOCK;
-            let from = entry.offset.max(start) - start;
-            let to = (entry.offset + entry.len).min(start + BLOCK) - start;
-            let size = self.size(volume);
-            let all = (size - start).min(BLOCK);
-            if from == 0 && to >= all {
-                continue;
-            }
-            if self.slots.find(volume, block).is_none()
-                && let Some(slot) = self.jobs.get(job).edges.get(edge).copied()
-            {
-                let offset = self.slots.offset(slot);
-                // At most a block.
-                let len = u32::try_from(all).unwrap_or(0);
-                self.counters.fill_bytes += all;
-                let kind = OpKind::Read { offset: start, len };
-                self.submit_with(job, kind, len, &[Segment { offset, len }]);
-            }
-            edge += 1;
-        }
-        let entry = self.jobs.get(job);
-        entry.ops -= 1;
-        if entry.ops == 0 {
-            self.advance(job);
-        }
-    }
-
-    // Puts a write's blocks in the index: as dirty, or as what the store has.
-    fn install(&mut self, job: u32, dirty: Option<Install>) {
-        let (first, last) = self.jobs.get(job).block_range();
-        let volume = self.jobs.get(job).volume;
-        if dirty.is_none() {
-            self.recall(volume, first, last);
-        }
-        let mut edge = 0;
-        for (at, block) in (first..=last).enumerate() {
-            let Entry { slot, .. } = self.jobs.get(job).blocks[at];
-            let (from, to, whole) = {
-                let entry = &*self.jobs.get(job);
-                let start = block * BLOCK;
-                let from = entry.offset.max(start) - start;
-                let to = (entry.offset + entry.len).min(start + BLOCK) - start;
-                let all = (self.size(volume) - start).min(BLOCK);
-                (from as usize, to as usize, from == 0 && to >= all)
-            };
-            let mut how = dirty.unwrap_or(Install::Clean);
-            if !whole {
-                let read = dirty.and_then(|_| self.jobs.get(job).edges.get(edge).copied());
-                edge += 1;
-                let Some(rest) = self.slots.find(volume, block).or(read) else {
-                    // The store has it, and the rest of the block is not known here.
-                    continue;
-                };
-                self.copy(rest, slot, 0, from);
-                self.copy(rest, slot, to, SLOT_BYTES);
-                if dirty.is_none() {
-                    how = Install::Merged;
-                }
-            }
-            self.slots.install(slot, volume, block, how);
-            self.jobs.get(job).blocks[at].own = false;
-        }
-    }
-
-    // The only place of a shard that copies.
-    fn copy(&mut self, from: Slot, to: Slot, start: usize, end: usize) {
-        if start >= end {
-            return;
-        }
-        let (source, target) = (self.slots.offset(from) + start, self.slots.offset(to) + start);
-        let region = self.slots.region();
-        region.copy_to(source, region, target, end - start);
-        self.counters.copied_bytes += (end - start) as u64;
-    }
-
-    // A write failed: what the store has there is unknown, so nothing may pass for it.
-    fn forget_clean(&mut self, job: u32) {
-        let (first, last) = self.jobs.get(job).block_range();
-        let volume = self.jobs.get(job).volume;
-        self.slots.for_each_in(volume, first, last, |slots, slot| {
-            if slots.state(slot) == State::Clean {
-                slots.forget(slot);
-            }
-        });
-    }
-
-    // The store's bytes of a job's range were changed, or may have been.
-    fn changed(&mut self, job: u32, outcome: Changed) {
-        let (first, last) = self.jobs.get(job).block_range();
-        let volume = self.jobs.get(job).volume;
-        match outcome {
-            Changed::No => return,
-            Changed::Unknown => return self.forget_clean(job),
-            Changed::Yes => {}
-        }
-        self.recall(volume, first, last);
-        let mut dirty_edges = [None; 2];
-        let mut edges = 0;
-        for block in [first, last] {
-            let entry = &*self.jobs.get(job);
-            let start = block * BLOCK;
-            let from = entry.offset.max(start) - start;
-            let to = (entry.offset + entry.len).min(start + BLOCK) - start;
-            let whole = from == 0 && to >= (self.size(volume) - start).min(BLOCK);
-            let seen = block == last && first == last && edges > 0;
-            if !whole && !seen {
-                if let Some(old) = self.slots.find(volume, block)
-                    && self.slots.state(old) == State::Dirty
-                    && let Some(slot) = self.jobs.get(job).edges.pop()
-                {
-                    // What is around the range is nowhere else: a new block with the range zeroed.
-                    self.copy(old, slot, 0, SLOT_BYTES);
-                    let at = self.slots.offset(slot) + from as usize;
-                    self.slots.region().zero(at, (to - from) as usize);
-                    self.slots.install(slot, volume, block, Install::Merged);
-                    dirty_edges[edges] = Some(slot);
-                }
-                edges += 1;
-            }
-        }
-        self.slots.for_each_in(volume, first, last, |slots, slot| {
-            if !dirty_edges.contains(&Some(slot)) {
-                slots.forget(slot);
-            }
-        });
     }
 
     pub(super) fn sync(&mut self, from: Option<PartToken>, volume: VolumeIndex) {
@@ -1054,9 +651,5 @@ impl<S: Store> Shard<S> {
         self.counters.write_back_bytes += len;
         let kind = OpKind::Write { offset, len: u32::try_from(len).unwrap_or(0), fua: false };
         self.transfer(job, kind, blocks, 0);
-    }
-
-    pub(super) fn job_id(&self, job: u32) -> JobId {
-        self.jobs.id(job)
     }
 }

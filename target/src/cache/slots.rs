@@ -227,9 +227,7 @@ impl Slots {
     /// Slots somebody holds: empty when nothing is on its way. Slow.
     pub fn held(&self) -> impl Iterator<Item = (Slot, Holders)> {
         (0u32..).map(Slot).take(self.metas.len()).map(|slot| (slot, self.holders(slot))).filter(
-            |(_, h)| {
-                h.sends > 0 || h.stores > 0 || matches!(h.state, State::Private | State::Gone)
-            },
+            |(_, h)| h.sends > 0 || h.stores > 0 || matches!(h.state, State::Private | State::Gone),
         )
     }
 
@@ -412,7 +410,11 @@ impl Slots {
         };
         self.metas[slot.0 as usize].failed = false;
         match dirty {
-            None => self.metas[slot.0 as usize].state = State::Clean,
+            None => {
+                self.metas[slot.0 as usize].state = State::Clean;
+                // It took the old one's place, which may be that of a slot that could not leave.
+                self.policy.readmit(slot);
+            }
             Some((order, now_ms)) => self.enter_list(slot, order, now_ms),
         }
         if let Some(old) = old {

@@ -45,8 +45,10 @@ impl<S: Store> Shard<S> {
         let mut at = 0;
         while let Some(&flush) = self.flushes.get(at) {
             let (volume, order) = (self.jobs.get(flush).volume, self.jobs.get(flush).order);
-            let listed =
-                self.slots.oldest_dirty(volume).is_some_and(|slot| self.slots.since(slot).0 <= order);
+            let listed = self
+                .slots
+                .oldest_dirty(volume)
+                .is_some_and(|slot| self.slots.since(slot).0 <= order);
             let jobs = &mut self.jobs;
             let under_way = self.write_backs.iter().any(|job| {
                 let job = jobs.get(*job);
@@ -118,8 +120,7 @@ impl<S: Store> Shard<S> {
         }
         let size = SLOT_BYTES as u64;
         let offset = first * size;
-        let job =
-            self.jobs.start(Kind::WriteBack, None, volume, offset, (last - first + 1) * size);
+        let job = self.jobs.start(Kind::WriteBack, None, volume, offset, (last - first + 1) * size);
         let mut order = u64::MAX;
         for block in first..=last {
             let Some(slot) = self.slots.find(volume, block) else { break };
@@ -168,8 +169,7 @@ impl<S: Store> Shard<S> {
         let now = self.now_ms;
         if let Some(errno) = error {
             if let Some(state) = self.volume(volume) {
-                state.backoff_ms =
-                    (state.backoff_ms * 2).clamp(BACKOFF_MS.start, BACKOFF_MS.end);
+                state.backoff_ms = (state.backoff_ms * 2).clamp(BACKOFF_MS.start, BACKOFF_MS.end);
                 state.retry_at_ms = Some(now.wrapping_add(state.backoff_ms));
             }
             let mut at = 0;

@@ -7,9 +7,7 @@ use rblk_protocol::{AccessMode, CommandCapsule, Opcode, Status, Tag};
 
 use super::{Opened, PollGroup};
 use crate::cache::message::Changed;
-use crate::cache::{
-    JobId, PartToken, STRIPE_BYTES, Segments, ShardReply, ShardRequest, shard_of,
-};
+use crate::cache::{JobId, PartToken, STRIPE_BYTES, Segments, ShardReply, ShardRequest, shard_of};
 use crate::connection::{Connection, ConnectionId, WrKind};
 use crate::request::{Held, Part, Payload, Request, State, Step};
 use crate::store::{OpKind, Store, VolumeIndex};
@@ -128,8 +126,7 @@ impl<S: Store> PollGroup<S> {
             }
             (Opcode::WriteZeroes, Placement::Store) => {
                 let may_unmap = command.flags.may_unmap;
-                let kind =
-                    OpKind::WriteZeroes { offset: offset_bytes, len: len_bytes, may_unmap };
+                let kind = OpKind::WriteZeroes { offset: offset_bytes, len: len_bytes, may_unmap };
                 self.change(slot, tag, &volume, kind);
             }
             (Opcode::Discard | Opcode::WriteZeroes, Placement::Memory(region)) => {

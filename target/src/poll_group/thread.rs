@@ -161,7 +161,10 @@ fn run(
             let by = *stop_by.get_or_insert(now + STOP_DEADLINE);
             if now > by {
                 let index = group.index();
-                tracing::error!(poll_group = index, "the stores do not take what is dirty; giving up");
+                tracing::error!(
+                    poll_group = index,
+                    "the stores do not take what is dirty; giving up"
+                );
                 return Ok(false);
             }
         }

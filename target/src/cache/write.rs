@@ -1,0 +1,244 @@
+//! Writes, discards and zeroing: how new bytes take the place of old ones in the index.
+
+use super::SLOT_BYTES;
+use super::job::{Entry, Job, Kind};
+use super::message::Changed;
+use super::policy::Slot;
+use super::shard::{BLOCK, Shard};
+use super::slots::{Install, State};
+use crate::store::{OpKind, Segment, Store};
+use crate::volume::CacheMode;
+
+/// The bytes of one block that a job's range covers, counted from the start of the block.
+#[derive(Clone, Copy)]
+struct Covered {
+    from: usize,
+    to: usize,
+    // Bytes of the volume in the block: fewer than a slot's in the last one.
+    all: usize,
+}
+
+impl Covered {
+    fn is_whole(self) -> bool {
+        self.from == 0 && self.to >= self.all
+    }
+}
+
+// Spare slots are handed out to the blocks at the edges in their order.
+struct Edges {
+    blocks: [u64; 2],
+    count: usize,
+}
+
+impl<S: Store> Shard<S> {
+    fn covered(&mut self, job: u32, block: u64) -> Covered {
+        let Job { volume, offset, len, .. } = *self.jobs.get(job);
+        let start = block * BLOCK;
+        // All within a block.
+        Covered {
+            from: (offset.max(start) - start) as usize,
+            to: ((offset + len).min(start + BLOCK) - start) as usize,
+            all: (self.size(volume) - start).min(BLOCK) as usize,
+        }
+    }
+
+    // The blocks at the edges of a job's range that it covers in part.
+    fn edges(&mut self, job: u32) -> Edges {
+        let (first, last) = self.jobs.get(job).block_range();
+        let mut edges = Edges { blocks: [0; 2], count: 0 };
+        for block in [first, last] {
+            let seen = block == last && edges.count > 0 && first == last;
+            if !seen && !self.covered(job, block).is_whole() {
+                edges.blocks[edges.count] = block;
+                edges.count += 1;
+            }
+        }
+        edges
+    }
+
+    /// Spare slots that a job needs: in a write-back volume, blocks that are changed in part are kept whole.
+    pub(super) fn edges_needed(&mut self, job: u32) -> usize {
+        let volume = self.jobs.get(job).volume;
+        if self.mode(volume) == CacheMode::WriteBack { self.edges(job).count } else { 0 }
+    }
+
+    /// The data of a write has landed.
+    pub(super) fn write(&mut self, job: u32, fua: bool) {
+        let entry = self.jobs.get(job);
+        if entry.kind != Kind::Reserve {
+            return;
+        }
+        entry.kind = Kind::Write;
+        entry.fua = fua;
+        let (volume, offset, len, from) = (entry.volume, entry.offset, entry.len, entry.from);
+        let count = entry.blocks.len();
+        match self.mode(volume) {
+            CacheMode::None => {
+                let len = u32::try_from(len).unwrap_or(0);
+                self.transfer(job, OpKind::Write { offset, len, fua }, 0..count, 0);
+            }
+            CacheMode::WriteBack
+                if !fua && self.edges(job).count == 0 && self.has_dirty_room(count) =>
+            {
+                self.install_dirty(job);
+                self.done(from, Ok(()));
+                self.end(job);
+            }
+            _ => self.lock(job),
+        }
+    }
+
+    fn has_dirty_room(&self, more: usize) -> bool {
+        (self.slots.dirty() + more) * SLOT_BYTES <= self.options.dirty_max_bytes
+            && self.stopping.is_none()
+    }
+
+    /// The lock is ours: to the store, or, if the edges only have to be read first, to the index.
+    pub(super) fn write_locked(&mut self, job: u32) {
+        let entry = self.jobs.get(job);
+        let (volume, offset, len, fua) = (entry.volume, entry.offset, entry.len, entry.fua);
+        let count = entry.blocks.len();
+        if self.mode(volume) == CacheMode::WriteBack && !fua {
+            if self.has_dirty_room(count) {
+                return self.read_edges(job);
+            }
+            self.counters.dirty_limited += 1;
+        }
+        let len = u32::try_from(len).unwrap_or(0);
+        let skip = (offset % BLOCK) as usize;
+        self.transfer(job, OpKind::Write { offset, len, fua }, 0..count, skip);
+    }
+
+    // Reads the blocks at the edges of a write that is to be dirty, where they are not cached.
+    fn read_edges(&mut self, job: u32) {
+        let edges = self.edges(job);
+        let entry = self.jobs.get(job);
+        entry.kind = Kind::Merge;
+        entry.ops += 1;
+        let volume = entry.volume;
+        for (at, block) in edges.blocks[..edges.count].iter().enumerate() {
+            let Some(slot) = self.jobs.get(job).edges.get(at).copied() else { continue };
+            if let Some(cached) = self.slots.find(volume, *block) {
+                // It may leave before the other edge is read.
+                self.copy(cached, slot, 0, SLOT_BYTES);
+                continue;
+            }
+            // At most a block.
+            let len = self.covered(job, *block).all as u32;
+            let offset = self.slots.offset(slot);
+            self.counters.fill_bytes += u64::from(len);
+            let kind = OpKind::Read { offset: block * BLOCK, len };
+            self.submit_with(job, kind, len, &[Segment { offset, len }]);
+        }
+        let entry = self.jobs.get(job);
+        entry.ops -= 1;
+        if entry.ops == 0 {
+            self.advance(job);
+        }
+    }
+
+    /// Puts a write's blocks in the index as dirty.
+    pub(super) fn install_dirty(&mut self, job: u32) {
+        self.order += 1;
+        let how = Install::Dirty { order: self.order, now_ms: self.now_ms };
+        let edges = self.edges(job);
+        let (first, last) = self.jobs.get(job).block_range();
+        for (at, block) in (first..=last).enumerate() {
+            let entry = self.jobs.get(job);
+            let (volume, slot) = (entry.volume, entry.blocks[at].slot);
+            let edge = edges.blocks[..edges.count].iter().position(|edge| *edge == block);
+            if let Some(edge) = edge {
+                // The cached block is newer than what was read, if there is one.
+                let read = self.jobs.get(job).edges.get(edge).copied();
+                if let Some(rest) = self.slots.find(volume, block).or(read) {
+                    self.copy_around(job, block, rest, slot);
+                }
+            }
+            self.slots.install(slot, volume, block, how);
+            self.jobs.get(job).blocks[at] = Entry { slot, own: false };
+        }
+    }
+
+    /// Puts a write's blocks, which the store has, in the index.
+    pub(super) fn install_written(&mut self, job: u32) {
+        let (first, last) = self.jobs.get(job).block_range();
+        let volume = self.jobs.get(job).volume;
+        self.recall(volume, first, last);
+        for (at, block) in (first..=last).enumerate() {
+            let slot = self.jobs.get(job).blocks[at].slot;
+            let mut how = Install::Clean;
+            if !self.covered(job, block).is_whole() {
+                // The rest of the block may be known here, and may be dirty.
+                let Some(rest) = self.slots.find(volume, block) else { continue };
+                self.copy_around(job, block, rest, slot);
+                how = Install::Merged;
+            }
+            self.slots.install(slot, volume, block, how);
+            self.jobs.get(job).blocks[at] = Entry { slot, own: false };
+        }
+    }
+
+    // Copies what a job does not cover of a block.
+    fn copy_around(&mut self, job: u32, block: u64, from: Slot, to: Slot) {
+        let covered = self.covered(job, block);
+        self.copy(from, to, 0, covered.from);
+        self.copy(from, to, covered.to, SLOT_BYTES);
+    }
+
+    // The only place of a shard that copies.
+    fn copy(&mut self, from: Slot, to: Slot, start: usize, end: usize) {
+        if start >= end {
+            return;
+        }
+        let (source, target) = (self.slots.offset(from) + start, self.slots.offset(to) + start);
+        let region = self.slots.region();
+        region.copy_to(source, region, target, end - start);
+        self.counters.copied_bytes += (end - start) as u64;
+    }
+
+    /// A write failed: what the store has there is unknown, so nothing may pass for it. Dirty blocks stay, they
+    /// will be written.
+    pub(super) fn forget_clean(&mut self, job: u32) {
+        let (first, last) = self.jobs.get(job).block_range();
+        let volume = self.jobs.get(job).volume;
+        self.slots.for_each_in(volume, first, last, |slots, slot| {
+            if slots.state(slot) == State::Clean {
+                slots.forget(slot);
+            }
+        });
+    }
+
+    /// The store's bytes of a job's range were changed, or may have been.
+    pub(super) fn changed(&mut self, job: u32, outcome: Changed) {
+        let (first, last) = self.jobs.get(job).block_range();
+        let volume = self.jobs.get(job).volume;
+        match outcome {
+            Changed::No => return,
+            Changed::Unknown => return self.forget_clean(job),
+            Changed::Yes => {}
+        }
+        self.recall(volume, first, last);
+        let edges = self.edges(job);
+        let mut kept = [None; 2];
+        for (at, block) in edges.blocks[..edges.count].iter().enumerate() {
+            let dirty = |shard: &Self, slot: &Slot| shard.slots.state(*slot) == State::Dirty;
+            let old = self.slots.find(volume, *block).filter(|slot| dirty(self, slot));
+            if let Some(old) = old
+                && let Some(slot) = self.jobs.get(job).edges.pop()
+            {
+                // What is around the range is nowhere else: a new block with the range zeroed.
+                let covered = self.covered(job, *block);
+                self.copy(old, slot, 0, SLOT_BYTES);
+                let from = self.slots.offset(slot) + covered.from;
+                self.slots.region().zero(from, covered.to - covered.from);
+                self.slots.install(slot, volume, *block, Install::Merged);
+                kept[at] = Some(slot);
+            }
+        }
+        self.slots.for_each_in(volume, first, last, |slots, slot| {
+            if !kept.contains(&Some(slot)) {
+                slots.forget(slot);
+            }
+        });
+    }
+}

@@ -1,0 +1,186 @@
+//! Real targets that restart, in good order or not: what their verifiers say, and what an initiator makes of it.
+
+use std::path::Path as File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rblk_fabric::mailbox::mailbox;
+use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
+use rblk_initiator::admin::Pulse;
+use rblk_initiator::durability::{Durability, Ledger};
+use rblk_initiator::engine::{Engine, QueueStats};
+use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::mount::settle::{Account, settle};
+use rblk_initiator::queue::ToQueue;
+use rblk_initiator::retain::RetainRing;
+use rblk_initiator::session::{HostIdentity, QueueWish, Session};
+use rblk_protocol::{
+    AccessMode, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag, WriteVerifier,
+};
+use rblk_tests::program::{Client, DEADLINE, Target};
+
+const FILE_BYTES: usize = 1 << 20;
+const WRITES: u64 = 40;
+
+fn start(dir: &File, more: &[&str]) -> Target {
+    let file = format!("v={}", dir.join("v.img").display());
+    let mut flags = vec!["--name", "store1", "--file", &file];
+    flags.extend(more);
+    Target::start(dir, &flags)
+}
+
+fn verifier(target: &Target, volume: &str) -> WriteVerifier {
+    let client = Client::connect(&target.address, volume, 1).expect("a client");
+    let verifier = client.volume.verifier;
+    client.logout();
+    verifier
+}
+
+/// As if the machine had booted since the target ran.
+fn boot(dir: &File) {
+    let path = dir.join("store1.lineage");
+    let mut state: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).expect("a lineage file")).expect("JSON");
+    assert!(state["boot_id"].is_string());
+    state["boot_id"] = "another".into();
+    std::fs::write(&path, state.to_string()).expect("written");
+}
+
+#[test]
+fn a_verifier_changes_with_what_it_stands_for() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("v.img"), vec![0; FILE_BYTES]).unwrap();
+    let mut target = start(dir.path(), &["--memory", "m=1MiB"]);
+    let (first, memory) = (verifier(&target, "v"), verifier(&target, "m"));
+    assert_eq!(verifier(&target, "v"), first, "the same run");
+    target.terminate();
+    assert_eq!(target.wait(), Some(0));
+
+    boot(dir.path());
+    let mut target = start(dir.path(), &["--memory", "m=1MiB"]);
+    assert_eq!(verifier(&target, "v"), first, "it stopped cleanly before the machine did");
+    assert_ne!(verifier(&target, "m"), memory, "memory goes with every run");
+    target.kill();
+
+    let mut target = start(dir.path(), &[]);
+    assert_eq!(verifier(&target, "v"), first, "the kernel has what a killed process wrote");
+    target.kill();
+
+    boot(dir.path());
+    let target = start(dir.path(), &[]);
+    assert_ne!(verifier(&target, "v"), first, "the machine died with it");
+}
+
+fn wish() -> QueueWish {
+    QueueWish {
+        depth: QueueDepth::new(8).unwrap(),
+        io_max_bytes: 64 << 10,
+        in_capsule_bytes: 4096,
+        features: Features::WRITE_WITH_IMM,
+    }
+}
+
+async fn open(address: &Address) -> (Session, OpenReply) {
+    let host = HostIdentity { id: HostId([1; 16]), name: Name::new("test").unwrap() };
+    let mut session =
+        Session::connect(address, &ConnectOptions::default(), &host, None).await.unwrap();
+    let volume = session.open(&Name::new("v").unwrap(), AccessMode::Exclusive).await.unwrap();
+    (session, volume)
+}
+
+fn run(engine: &mut Engine, io: Io) -> i32 {
+    engine.submit(Tag(0), io).unwrap();
+    let begun = Instant::now();
+    let mut result = None;
+    while result.is_none() {
+        assert!(begun.elapsed() < DEADLINE, "{io:?} does not end");
+        engine.turn(Instant::now(), |_, r| result = Some(r));
+        std::thread::yield_now();
+    }
+    result.unwrap()
+}
+
+/// Writes without a flush, and the target's machine dies. Returns the account after it was settled with the next
+/// target, what should be in the file, and what is.
+fn lose(retain: bool) -> (Arc<Durability>, Vec<u8>, Vec<u8>) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("v.img");
+    std::fs::write(&path, vec![0; FILE_BYTES]).unwrap();
+    let mut target = start(dir.path(), &[]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let buffers = Region::allocate(8 * (64 << 10), PageKind::Normal).unwrap();
+    let durability = Durability::new();
+    let ring = retain.then(|| RetainRing::new(FILE_BYTES, 100));
+    let ledger = Ledger::new(Arc::clone(&durability), wish().depth, ring);
+    let mut engine =
+        Engine::new(wish().depth, 64 << 10, Arc::new(QueueStats::default())).with_ledger(ledger);
+    let (session, volume) = runtime.block_on(async {
+        let (mut session, volume) = open(&target.address).await;
+        let path = session.connect_queue(0, wish(), volume.handle, &buffers).await.unwrap();
+        engine.connect(path, Instant::now());
+        (session, volume)
+    });
+    let size = BlockSize::new(volume.block_size.bytes()).unwrap();
+    let mut expected = vec![0; FILE_BYTES];
+    for write in 0..WRITES {
+        // They overlap, and some are longer than a capsule holds.
+        let (at, len) = (write * 3 % 50 * 4096, (1 + write % 5) * 4096);
+        let byte = u8::try_from(write + 1).unwrap();
+        buffers.write(0, &vec![byte; usize::try_from(len).unwrap()]);
+        let io = Io::new(IoOp::Write, at, len, size).unwrap();
+        assert_eq!(i64::from(run(&mut engine, io)), i64::try_from(len).unwrap());
+        let at = usize::try_from(at).unwrap();
+        expected[at..at + usize::try_from(len).unwrap()].fill(byte);
+    }
+    assert_eq!(durability.unflushed(), WRITES);
+
+    target.kill();
+    session.admin.close();
+    std::fs::write(&path, vec![0; FILE_BYTES]).unwrap();
+    boot(dir.path());
+    let target = start(dir.path(), &[]);
+    let (mail, mut receiver) = mailbox(8).unwrap();
+    let thread = std::thread::spawn(move || {
+        let begun = Instant::now();
+        while begun.elapsed() < DEADLINE {
+            if let Some(ToQueue::TakeStock(reply)) = receiver.receive() {
+                reply.send(engine.take_stock()).unwrap();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("nobody asked");
+    });
+    runtime.block_on(async {
+        let (mut session, now) = open(&target.address).await;
+        assert_ne!(now.verifier, volume.verifier);
+        let second = Duration::from_secs(1);
+        let account = Account {
+            durability: Arc::clone(&durability),
+            queues: vec![mail],
+            wish: wish(),
+            pulse: Pulse { period: second, timeout: 10 * second },
+        };
+        settle(&mut session, &now, &account).await.unwrap();
+        session.logout(second).await;
+    });
+    thread.join().unwrap();
+    drop(target);
+    (durability, expected, std::fs::read(&path).unwrap())
+}
+
+#[test]
+fn retained_writes_are_written_again() {
+    let (durability, expected, found) = lose(true);
+    assert!(found == expected, "the file has something else");
+    assert_eq!((durability.unflushed(), durability.writes_rewritten()), (0, WRITES));
+    assert_eq!(durability.losses(), 0);
+}
+
+#[test]
+fn other_writes_are_a_loss() {
+    let (durability, _, found) = lose(false);
+    assert!(found.iter().all(|byte| *byte == 0), "who wrote that?");
+    assert_eq!((durability.unflushed(), durability.writes_rewritten()), (0, 0));
+    assert!(durability.has_untold_loss());
+}
