@@ -31,10 +31,10 @@ struct Edges {
 }
 
 impl<S: Store> Shard<S> {
+    #[allow(clippy::cast_possible_truncation)] // all within a block
     fn covered(&mut self, job: u32, block: u64) -> Covered {
         let Job { volume, offset, len, .. } = *self.jobs.get(job);
         let start = block * BLOCK;
-        // All within a block.
         Covered {
             from: (offset.max(start) - start) as usize,
             to: ((offset + len).min(start + BLOCK) - start) as usize,
@@ -123,8 +123,7 @@ impl<S: Store> Shard<S> {
                 self.copy(cached, slot, 0, SLOT_BYTES);
                 continue;
             }
-            // At most a block.
-            let len = self.covered(job, *block).all as u32;
+            let len = u32::try_from(self.covered(job, *block).all).unwrap_or(0);
             let offset = self.slots.offset(slot);
             self.counters.fill_bytes += u64::from(len);
             let kind = OpKind::Read { offset: block * BLOCK, len };

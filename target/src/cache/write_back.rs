@@ -22,7 +22,7 @@ use super::slots::State;
 use crate::store::{Store, VolumeIndex};
 use crate::volume::CacheMode;
 
-/// Write-backs of a shard on their way at a time.
+/// Write-backs of a volume on their way at a time, in one shard.
 const IN_FLIGHT: usize = 16;
 /// Wait before a failed write-back is tried again: at first, and at most.
 const BACKOFF_MS: Range<u32> = 1000..30_000;
@@ -80,7 +80,10 @@ impl<S: Store> Shard<S> {
         let crowded = self.slots.dirty() * SLOT_BYTES * 2 > self.options.dirty_max_bytes;
         let delay = u32::try_from(self.options.write_back_delay.as_millis()).unwrap_or(u32::MAX);
         for index in (0u16..).take(self.volumes.len()).map(VolumeIndex) {
-            while self.write_backs.len() < IN_FLIGHT {
+            let jobs = &mut self.jobs;
+            let under_way =
+                self.write_backs.iter().filter(|job| jobs.get(**job).volume == index).count();
+            for _ in under_way..IN_FLIGHT {
                 let Some(slot) = self.slots.oldest_dirty(index) else { break };
                 let (order, since_ms) = self.slots.since(slot);
                 let jobs = &mut self.jobs;
@@ -92,7 +95,7 @@ impl<S: Store> Shard<S> {
                 let rests = self
                     .volume(index)
                     .and_then(|v| v.retry_at_ms)
-                    .is_some_and(|at| at.wrapping_sub(now) as i32 > 0);
+                    .is_some_and(|at| at.wrapping_sub(now).cast_signed() > 0);
                 let old = now.wrapping_sub(since_ms) >= delay;
                 if !(asked || !rests && (crowded || old)) {
                     break;
@@ -223,7 +226,7 @@ impl<S: Store> Shard<S> {
                 let mut left = delay.saturating_sub(self.now_ms.wrapping_sub(since_ms));
                 if let Some(at) = volume.as_ref()?.retry_at_ms {
                     let rest = at.wrapping_sub(self.now_ms);
-                    left = left.max(if (rest as i32) < 0 { 0 } else { rest });
+                    left = left.max(if rest.cast_signed() < 0 { 0 } else { rest });
                 }
                 Some(u64::from(left.max(1)))
             })

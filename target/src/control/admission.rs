@@ -148,7 +148,8 @@ impl Control {
             return Err((Some(incoming), RejectReason::LimitReached, text));
         }
         // Answers gather slots of the cache.
-        let send_sges = (MAX_SGE as u32).min(caps.max_sges).max(1);
+        let most = u32::try_from(MAX_SGE).unwrap_or(1);
+        let send_sges = most.min(caps.max_sges).max(1);
         let group = self.next_group % self.groups.len();
         let entry = &self.devices[device_at];
         let prepared = Region::allocate(layout.bytes(), PageKind::Normal)

@@ -152,6 +152,7 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// Cuts a command's range into the parts of its shards.
+    #[allow(clippy::cast_possible_truncation)] // within a command's length; groups are few
     fn split(&mut self, slot: usize, tag: Tag, volume: &Volume, offset: u64, len: u32) {
         let groups = self.peers.groups();
         let own = self.index;
@@ -167,7 +168,6 @@ impl<S: Store> PollGroup<S> {
                 let stripe = (from / STRIPE_BYTES + 1) * STRIPE_BYTES;
                 (end.min(stripe), shard_of(volume.index, from, groups))
             };
-            // Within a command's length; groups are few.
             request.add_part(Part {
                 offset: from,
                 at: (from - offset) as u32,
@@ -179,11 +179,11 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
+    #[allow(clippy::cast_possible_truncation)] // groups and parts are few
     pub(super) fn token(&self, slot: usize, tag: Tag, part: usize) -> PartToken {
         let connection = self.connections[slot].as_ref().map(|c| c.id);
         let nobody = ConnectionId { slot: u16::MAX, generation: 0 };
         PartToken {
-            // Groups and parts are few.
             group: self.index as u16,
             connection: connection.unwrap_or(nobody),
             tag,
@@ -231,8 +231,7 @@ impl<S: Store> PollGroup<S> {
         while from < end {
             let to = end.min((from / STRIPE_BYTES + 1) * STRIPE_BYTES);
             let shard = shard_of(volume.index, from, self.peers.groups());
-            // Within a stripe.
-            let len = (to - from) as u32;
+            let len = u32::try_from(to - from).unwrap_or(0);
             self.tell(shard, ShardRequest::Prefetch { volume: volume.index, offset: from, len });
             from = to;
         }
@@ -268,8 +267,7 @@ impl<S: Store> PollGroup<S> {
         let Some(connection) = self.connections[slot].as_mut() else { return };
         let live = connection.is_live();
         let request = &mut connection.requests[to.tag.index()];
-        // Groups are few.
-        request.holds.push(Held { shard: shard as u16, job });
+        request.holds.push(Held { shard: to.part.into(), job });
         if !live {
             return self.unhold(slot, to.tag, Changed::No);
         }
@@ -435,8 +433,8 @@ impl<S: Store> PollGroup<S> {
             if part.posted == part.len {
                 return;
             }
-            // At most eight parts.
-            let index = at as u8;
+            // Parts are few.
+            let index = u8::try_from(at).unwrap_or(u8::MAX);
             if let Some(sink) = sink
                 && part.sink.is_none()
             {

@@ -81,6 +81,9 @@ pub struct PollGroup<S> {
     now: Instant,
     dying: usize,
     stopping: bool,
+    // Others were told that nobody is connected here; how many told us.
+    said_quiet: bool,
+    quiet_peers: usize,
 }
 
 impl<S> std::fmt::Debug for PollGroup<S> {
@@ -120,6 +123,8 @@ impl<S: Store> PollGroup<S> {
             now,
             dying: 0,
             stopping: false,
+            said_quiet: false,
+            quiet_peers: 0,
         }
     }
 
@@ -373,12 +378,26 @@ impl<S: Store> PollGroup<S> {
         if self.dying > 0 {
             self.check_dying();
         }
-        if self.stopping && self.dying == 0 && self.connections.iter().all(Option::is_none) {
-            self.shard.begin_stop();
-            self.deliver();
+        if self.stopping && !self.has_connections() {
+            self.end_shard();
         }
         self.finish_turn();
         busy | self.peers.flush()
+    }
+
+    /// Nobody is connected any more. The shard ends when that is so everywhere: others may ask it until then.
+    fn end_shard(&mut self) {
+        let others = self.peers.groups() - 1;
+        if !self.said_quiet {
+            self.said_quiet = true;
+            for group in (0..=others).filter(|group| *group != self.index) {
+                self.peers.send(group, PeerMail::Quiet);
+            }
+        }
+        if self.quiet_peers >= others {
+            self.shard.begin_stop();
+            self.deliver();
+        }
     }
 
     /// Something for a shard that it need not answer, or whose answer was counted.
@@ -400,6 +419,7 @@ impl<S: Store> PollGroup<S> {
                 PeerMail::Request(request) => self.shard.request(request, self.now),
                 PeerMail::Reply(reply) => self.on_reply(reply),
                 PeerMail::Prove => self.prove_tails(),
+                PeerMail::Quiet => self.quiet_peers += 1,
             }
         }
         busy

@@ -30,6 +30,8 @@ pub enum PeerMail {
     Reply(ShardReply),
     /// The sender's shard is short of memory: see to it that what was sent from it comes back.
     Prove,
+    /// After a stop: the sender has no connections left and will ask for nothing any more.
+    Quiet,
 }
 
 #[derive(Debug)]

@@ -22,7 +22,7 @@ use crate::store::uring::{MAX_WATCHES, UringStore, Wait, WatchSet, WatchToken};
 const MAIL: WatchToken = WatchToken(0);
 const PEERS: WatchToken = WatchToken(MAX_WATCHES - 1);
 /// How long the end may take once nobody is connected: what is dirty goes to the stores.
-const STOP_DEADLINE: Duration = Duration::from_secs(60);
+const STOP_DEADLINE: Duration = Duration::from_secs(30);
 /// Longest sleep without connections.
 const LONG_SLEEP: Duration = Duration::from_secs(60);
 /// Longest sleep with connections: a net under devices that lose an event.
