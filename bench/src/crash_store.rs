@@ -161,6 +161,7 @@ struct Disk {
     faults: Vec<Fault>,
     pending: Vec<Pending>,
     breaches: Vec<String>,
+    exclusive: bool,
     stores: usize,
     effects: u64,
     ends: u64,
@@ -188,6 +189,7 @@ impl CrashStore {
             faults: Vec::new(),
             pending: Vec::new(),
             breaches: Vec::new(),
+            exclusive: false,
             stores: 1,
             effects: 0,
             ends: 0,
@@ -240,7 +242,7 @@ impl CrashStore {
         self.disk().conditions
     }
 
-    /// Sets which parts are bad for ops submitted from now on.
+    /// Sets which parts are bad for ops submitted from now on. What is in flight fails as it was to.
     pub fn set_faults(&mut self, faults: Vec<Fault>) {
         self.disk().faults = faults;
     }
@@ -261,6 +263,17 @@ impl CrashStore {
     #[must_use]
     pub fn ops(&self) -> u64 {
         self.disk().ops
+    }
+
+    /// Ops in flight at any store of the disk.
+    #[must_use]
+    pub fn disk_in_flight(&self) -> usize {
+        self.disk().pending.len()
+    }
+
+    /// From now on it is a breach when ops of overlapping ranges are in flight together, whichever they are.
+    pub fn set_exclusive(&mut self) {
+        self.disk().exclusive = true;
     }
 
     /// How submitters broke the contract, in words.
@@ -405,6 +418,12 @@ impl Disk {
     }
 }
 
+fn overlap(first: &Op, second: &Op) -> bool {
+    let (a, a_len) = first.kind.range();
+    let (b, b_len) = second.kind.range();
+    first.volume == second.volume && a < b.saturating_add(b_len) && b < a.saturating_add(a_len)
+}
+
 // Ranges were checked against a volume in memory.
 fn place(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
@@ -456,6 +475,12 @@ impl Store for CrashStore {
                 }
                 _ => {}
             }
+        }
+        if disk.exclusive
+            && let Some(other) = disk.pending.iter().find(|p| overlap(&p.op, &op))
+        {
+            let breach = format!("{op:?} was submitted while {:?} was in flight", other.op);
+            disk.breaches.push(breach);
         }
         let covers = disk.ends;
         disk.pending.push(Pending {
@@ -613,6 +638,21 @@ mod tests {
         store.set_conditions(StoreConditions::default());
         finish(&mut store);
         assert_eq!(store.breaches().len(), 1);
+    }
+
+    #[test]
+    fn overlaps_are_breaches_when_they_are_forbidden() {
+        for (exclusive, offset, breaches) in [(false, 512, 0), (true, 512, 1), (true, 1024, 0)] {
+            let mut store = store(5);
+            if exclusive {
+                store.set_exclusive();
+            }
+            submit(&mut store, OpKind::Discard { offset: 0, len: 1024 }, &[]);
+            let mut other = store.another();
+            submit(&mut store, OpKind::Flush, &[]);
+            submit(&mut other, OpKind::Discard { offset, len: 512 }, &[]);
+            assert_eq!(store.breaches().len(), breaches);
+        }
     }
 
     #[test]

@@ -37,6 +37,7 @@ use rblk_target::poll_group::{FromGroup, PollGroup, PollerMemory, ToGroup};
 use rblk_target::stats::{Stats, StatsSnapshot};
 use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::volume::{CacheMode, Placement, Volume};
+use rblk_target::volume_stats::{LastError, VolumeCounts, VolumeStats};
 
 /// Entries of the target's CQ: some tens of queues of default depth.
 const TARGET_CQ_ENTRIES: u32 = 1 << 16;
@@ -242,6 +243,8 @@ struct Queue {
 struct Group<S> {
     engine: PollGroup<S>,
     stats: Arc<Stats>,
+    // By volume index.
+    volumes: Vec<Arc<VolumeStats>>,
     poller: PollerHandle,
 }
 
@@ -399,11 +402,13 @@ impl<S: Store> Rig<S> {
             };
             let poller = Box::new(PairedPoller(poller));
             engine.take_mail(ToGroup::AddPoller { poller, memory }, now);
+            let mut told = Vec::new();
             for volume in &volumes {
-                let volume = Arc::clone(volume);
-                engine.take_mail(ToGroup::AddVolume { volume, backing: None }, now);
+                let (volume, stats) = (Arc::clone(volume), Arc::new(VolumeStats::default()));
+                told.push(Arc::clone(&stats));
+                engine.take_mail(ToGroup::AddVolume { volume, backing: None, stats }, now);
             }
-            groups.push(Group { engine, stats, poller: handle });
+            groups.push(Group { engine, stats, volumes: told, poller: handle });
         }
         Ok(Self {
             network,
@@ -945,6 +950,31 @@ impl<S: Store> Rig<S> {
         sum
     }
 
+    /// What the target knows of a volume, all poll groups together.
+    ///
+    /// # Panics
+    /// There is no such volume.
+    #[must_use]
+    pub fn volume_counts(&self, volume: VolumeIndex) -> (VolumeCounts, LastError) {
+        self.groups.iter().for_each(|group| group.engine.publish_stats());
+        self.published(volume)
+    }
+
+    /// What the target has told of a volume so far, all poll groups together.
+    ///
+    /// # Panics
+    /// There is no such volume.
+    #[must_use]
+    pub fn published(&self, volume: VolumeIndex) -> (VolumeCounts, LastError) {
+        let (mut sum, mut last) = (VolumeCounts::default(), LastError::default());
+        for group in &self.groups {
+            let stats = &group.volumes[usize::from(volume.0)];
+            sum.add(&stats.snapshot());
+            last = last.max(stats.last_error());
+        }
+        (sum, last)
+    }
+
     /// A queue's counters.
     ///
     /// # Panics
@@ -980,7 +1010,6 @@ fn volume(index: usize, spec: &VolumeSpec) -> Result<Arc<Volume>> {
         placement,
         read_ahead_bytes: spec.read_ahead_bytes,
         discard: spec.discard,
-        volatile_cache: false,
         discard_granularity_bytes: spec.block_size,
     }))
 }

@@ -20,7 +20,6 @@ const FILE_MAX_BYTES: u64 = 1 << 20;
 pub(crate) struct Document {
     table: toml::Table,
     sites: HashMap<String, KeySite>,
-    faults: Vec<Fault>,
 }
 
 /// Where a key and its value stand.
@@ -62,41 +61,16 @@ impl Document {
         Ok(())
     }
 
-    /// Makes a file the table `[section.NAME]`, NAME being its name without `.toml`.
-    pub(crate) fn lay_named(&mut self, section: &str, path: &Path) -> Result<(), ConfigError> {
-        let text = read(path)?;
-        let (table, spans) = parse(&text, path)?;
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let at = join(section, &name);
-        let source = Source { text: &text, path };
-        let start = KeySite { key: source.site(0), value: source.site(0) };
-        let named = self.table.entry(section).or_insert_with(|| Value::Table(toml::Table::new()));
-        // Otherwise `section` is not a table, and `judge` will say so.
-        if let Value::Table(named) = named {
-            if named.contains_key(&name) {
-                let earlier = self.sites.get(&at).map(|sites| sites.key.clone());
-                let mut fault = Fault::new(at, "defined twice", "remove one of the two");
-                fault.site = Some(start.key);
-                fault.other_site = earlier;
-                self.faults.push(fault);
-                return Ok(());
-            }
-            named.insert(name, Value::Table(table));
-            source.record_table(&at, spans.get_ref(), &mut self.sites);
-            self.sites.insert(at, start);
-        }
-        Ok(())
-    }
-
     /// Judges the whole and decodes it.
     pub(crate) fn decode<T: DeserializeOwned>(
-        mut self,
+        self,
         schema: &Schema,
     ) -> Result<(T, Sites), ConfigError> {
-        schema.judge("", &self.table, &mut self.faults);
+        let mut faults = Vec::new();
+        schema.judge("", &self.table, &mut faults);
         let sites = Sites(self.sites);
-        if !self.faults.is_empty() {
-            return Err(sites.refuse(self.faults));
+        if !faults.is_empty() {
+            return Err(sites.refuse(faults));
         }
         match Value::Table(self.table).try_into() {
             Ok(value) => Ok((value, sites)),
@@ -117,7 +91,7 @@ impl Sites {
     /// An error from faults that do not yet know where they stand.
     pub(crate) fn refuse(&self, mut faults: Vec<Fault>) -> ConfigError {
         for fault in &mut faults {
-            fault.site = fault.site.take().or_else(|| self.find(&fault.key, fault.at_key));
+            fault.site = self.find(&fault.key, fault.at_key);
             if let Some(other) = &fault.other {
                 fault.other_site = self.find(other, false);
             }
@@ -154,7 +128,7 @@ pub(crate) fn lay_with_drop_ins(path: &Path) -> Result<Document, ConfigError> {
 }
 
 /// The `*.toml` files of a directory by name, hidden ones left out; none if there is no such directory.
-pub(crate) fn toml_files(directory: &Path) -> Result<Vec<PathBuf>, ConfigError> {
+fn toml_files(directory: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let fail = |error| ConfigError::Read { path: directory.to_owned(), error };
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -1,11 +1,10 @@
 //! rblk configuration: TOML in, validated values out.
 //!
-//! Three files, three types:
+//! Two files, two types:
 //!
 //! | file | type | holds |
 //! | --- | --- | --- |
 //! | `/etc/rblk/target.toml` and `target.d/*.toml` | [`TargetConfig`] | what a target serves |
-//! | `/etc/rblk/initiator.toml` | [`InitiatorConfig`] | the host's name and all its mounts |
 //! | `/etc/rblk/mounts.d/NAME.toml` | [`MountConfig`] | one mount |
 //!
 //! The same types carry what a command line said: fill the fields, then call `validate`, which applies the rules a
@@ -30,7 +29,6 @@
 mod document;
 mod error;
 mod exit;
-mod initiator;
 mod mount;
 mod rule;
 mod target;
@@ -39,7 +37,6 @@ mod volume;
 
 pub use error::{ConfigError, Fault, Site};
 pub use exit::Exit;
-pub use initiator::InitiatorConfig;
 pub use mount::MountConfig;
 pub use rule::{Key, Rule, Schema};
 pub use target::{HugePages, TargetConfig};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::document::{Document, Sites};
 use crate::error::{ConfigError, Fault};
-use crate::rule::{ADDRESS, Key, NAME, Rule, Schema, join};
+use crate::rule::{ADDRESS, Key, NAME, Rule, Schema};
 use crate::units::{ByteSize, Duration};
 
 /// Most memory for the data of one mount: all its queues full of the largest I/Os.
@@ -22,7 +22,7 @@ const RETAIN_MAX: u64 = 64 << 30;
 /// Highest number of a ublk device: minors have 20 bits.
 const DEVICE_ID_MAX: u32 = (1 << 20) - 1;
 
-pub(crate) static MOUNT_KEYS: Schema = Schema {
+static MOUNT_KEYS: Schema = Schema {
     keys: &[
         Key::required("target", Rule::List { item: &ADDRESS, max: 16 }),
         Key::required("volume", NAME),
@@ -92,8 +92,7 @@ pub struct MountConfig {
     pub connect_timeout: Duration,
     /// How long an idle data thread spins before it sleeps.
     pub spin: Duration,
-    /// This host's name as the target shows it; that of [`InitiatorConfig`](crate::InitiatorConfig), else the
-    /// system's, if absent.
+    /// This host's name as the target shows it; the system's if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_name: Option<String>,
 }
@@ -157,7 +156,7 @@ impl MountConfig {
         let mut faults = Vec::new();
         MOUNT_KEYS.judge("", &table, &mut faults);
         if faults.is_empty() {
-            self.relate("", &mut faults);
+            self.relate(&mut faults);
         }
         if faults.is_empty() { Ok(()) } else { Err(Sites::default().refuse(faults)) }
     }
@@ -179,12 +178,12 @@ impl MountConfig {
     fn decode(document: Document) -> Result<Self, ConfigError> {
         let (config, sites): (Self, _) = document.decode(&MOUNT_KEYS)?;
         let mut faults = Vec::new();
-        config.relate("", &mut faults);
+        config.relate(&mut faults);
         if faults.is_empty() { Ok(config) } else { Err(sites.refuse(faults)) }
     }
 
-    /// Appends what is wrong between the keys, each of them being fine alone. `path` is that of the table.
-    pub(crate) fn relate(&self, path: &str, faults: &mut Vec<Fault>) {
+    /// Appends what is wrong between the keys, each of them being fine alone.
+    fn relate(&self, faults: &mut Vec<Fault>) {
         let queues = self.queues.unwrap_or(QUEUES_ASSUMED);
         let slots = u64::from(queues) * u64::from(self.queue_depth);
         let sum = ByteSize(slots * self.max_io.0);
@@ -197,9 +196,7 @@ impl MountConfig {
             );
             let fit = ByteSize((BUFFERS_MAX / slots + 1).next_power_of_two() / 2);
             let fix = format!("lower max_io to \"{fit}\", or queues or queue_depth");
-            faults.push(
-                Fault::new(join(path, "max_io"), problem, fix).value(self.max_io.to_string()),
-            );
+            faults.push(Fault::new("max_io", problem, fix).value(self.max_io.to_string()));
         }
     }
 }

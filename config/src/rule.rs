@@ -92,8 +92,6 @@ pub enum Rule {
     },
     /// An array of tables: `[[key]]`.
     Tables(&'static Schema),
-    /// A table of tables: `[key.NAME]`.
-    Named(&'static Schema),
 }
 
 /// A name of a volume, host, target or mount: what the protocol allows, safe in paths and on command lines.
@@ -153,7 +151,6 @@ impl Rule {
     pub fn fix(&self) -> String {
         match self {
             Self::Tables(_) => "write one table or more under double brackets".to_owned(),
-            Self::Named(_) => "write one table for each name".to_owned(),
             Self::List { item, .. } => {
                 format!("write a list of one or more, each {}", item.accepts())
             }
@@ -185,7 +182,6 @@ impl Rule {
             Self::Text { form, .. } => (*form).to_owned(),
             Self::List { item, .. } => format!("a list of {}", item.accepts()),
             Self::Tables(_) => "tables".to_owned(),
-            Self::Named(_) => "named tables".to_owned(),
         }
     }
 
@@ -201,27 +197,6 @@ impl Rule {
                 };
                 for (index, table) in tables.iter().filter_map(Value::as_table).enumerate() {
                     schema.judge(&format!("{path}[{index}]"), table, faults);
-                }
-            }
-            Self::Named(schema) => {
-                let Some(named) = value.as_table() else {
-                    let problem = format!("{}, not a table", kind(value));
-                    let fix = format!("write [{path}.NAME] above the keys of each");
-                    return faults.push(Fault::new(path, problem, fix));
-                };
-                for (name, value) in named {
-                    let path = join(path, name);
-                    if let Err(problem) = check_name(name) {
-                        faults.push(Fault::new(path.as_str(), problem, NAME.fix()).at_key());
-                    }
-                    match value.as_table() {
-                        Some(table) => schema.judge(&path, table, faults),
-                        None => {
-                            let problem = format!("{}, not a table", kind(value));
-                            let fix = format!("write [{path}] above its keys");
-                            faults.push(Fault::new(path.as_str(), problem, fix));
-                        }
-                    }
                 }
             }
             _ => {
@@ -306,7 +281,7 @@ impl Rule {
                 None => Err(format!("{}, not a text", kind(value))),
             },
             // Judged by their own functions.
-            Self::List { .. } | Self::Tables(_) | Self::Named(_) => Ok(()),
+            Self::List { .. } | Self::Tables(_) => Ok(()),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rblk_config::{Backing, InitiatorConfig, MountConfig, Schema, TargetConfig, VolumeConfig};
+use rblk_config::{Backing, MountConfig, Schema, TargetConfig, VolumeConfig};
 
 fn example(name: &str) -> (PathBuf, String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name);
@@ -39,7 +39,7 @@ fn every_example_is_loaded_by_a_test() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert_eq!(names, ["initiator.toml", "mount.toml", "target-minimal.toml", "target.toml"]);
+    assert_eq!(names, ["mount.toml", "target-minimal.toml", "target.toml"]);
 }
 
 #[test]
@@ -93,19 +93,6 @@ fn mount() {
     assert_eq!(MountConfig::parse(&full.dump().unwrap(), "dump").unwrap(), full);
 }
 
-#[test]
-fn initiator() {
-    let (path, text) = example("initiator.toml");
-    let config = InitiatorConfig::load(&path).unwrap();
-    assert_eq!(config.mounts["data"], MountConfig::new("rdma://192.0.2.1:7720", "vol0"));
-    assert_eq!(config.mounts["logs"].queue_depth, 32);
-
-    assert_names_every_key(&text, InitiatorConfig::keys());
-    let full = InitiatorConfig::parse(&with_optional_keys(&text), &path).unwrap();
-    assert_eq!(full.host_name.as_deref(), Some("db1"));
-    assert_eq!(InitiatorConfig::parse(&full.dump().unwrap(), "dump").unwrap(), full);
-}
-
 /// A dump of everything set has just the keys of the schema, so that neither can get a key alone.
 #[test]
 fn schemas_have_the_keys_of_the_types() {
@@ -126,6 +113,4 @@ fn schemas_have_the_keys_of_the_types() {
     assert_eq!(keys(&volume), names(VolumeConfig::keys()));
     let mount = MountConfig::parse(&full("mount.toml"), "mount.toml").unwrap();
     assert_eq!(keys(&mount.dump().unwrap()), names(MountConfig::keys()));
-    let initiator = InitiatorConfig::parse(&full("initiator.toml"), "initiator.toml").unwrap();
-    assert_eq!(keys(&initiator.dump().unwrap()), names(InitiatorConfig::keys()));
 }

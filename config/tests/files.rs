@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use rblk_config::{
-    Backing, ByteSize, CacheMode, DirectIo, Duration, HugePages, InitiatorConfig, MountConfig,
-    StoreKind, TargetConfig, VolumeConfig,
+    Backing, ByteSize, CacheMode, DirectIo, Duration, HugePages, MountConfig, StoreKind,
+    TargetConfig, VolumeConfig,
 };
 use tempfile::TempDir;
 
@@ -72,49 +72,6 @@ fn a_relation_points_at_the_key_that_is_set() {
     assert!(
         error.to_string().contains("/target.d/a.toml:1:9: arena = \"1MiB\": too small"),
         "{error}"
-    );
-}
-
-#[test]
-fn mounts_are_files() {
-    let directory = files(&[
-        ("initiator.toml", "host_name = 'db1'\n[mount.a]\ntarget = ['x']\nvolume = 'v0'\n"),
-        ("mounts.d/b.toml", "target = ['x']\nvolume = 'v1'\n"),
-    ]);
-    let path = directory.path().join("initiator.toml");
-    let config = InitiatorConfig::load(&path).unwrap();
-    assert_eq!(config.mounts["a"], MountConfig::new("x", "v0"));
-    assert_eq!(config.mounts["b"], MountConfig::new("x", "v1"));
-    assert_eq!(InitiatorConfig::parse(&config.dump().unwrap(), "dump").unwrap(), config);
-
-    fs::remove_file(&path).unwrap();
-    let config = InitiatorConfig::load(&path).unwrap();
-    assert_eq!(config.mounts.keys().collect::<Vec<_>>(), ["b"]);
-    fs::remove_dir_all(directory.path().join("mounts.d")).unwrap();
-    assert_eq!(InitiatorConfig::load(&path).unwrap(), InitiatorConfig::default());
-}
-
-#[test]
-fn mounts_refused() {
-    let directory = files(&[
-        ("initiator.toml", "[mount.a]\ntarget = ['x']\nvolume = 'v0'\n"),
-        ("mounts.d/a.toml", "target = ['x']\nvolume = 'v1'\n"),
-        ("mounts.d/b c.toml", "target = ['x']\n"),
-        ("mounts.d/d.toml", "target = ['x']\nvolume = 'v2'\nqueues = 0"),
-    ]);
-    let error = InitiatorConfig::load(&directory.path().join("initiator.toml")).unwrap_err();
-    let root = directory.path().display();
-    let name =
-        "write 1 to 64 letters, digits, \".\", \"_\" or \"-\", not starting with \".\" or \"-\"";
-    assert_eq!(
-        error.to_string(),
-        format!(
-            "{root}/mounts.d/a.toml:1:1: mount.a: defined twice (at {root}/initiator.toml:1:8); \
-             remove one of the two\n\
-             {root}/mounts.d/b c.toml:1:1: mount.b c: ' ' is not allowed in a name; {name}\n\
-             {root}/mounts.d/b c.toml:1:1: mount.b c.volume: missing; {name}\n\
-             {root}/mounts.d/d.toml:3:10: mount.d.queues = 0: less than 1; write a whole number from 1 to 64"
-        )
     );
 }
 
@@ -274,11 +231,7 @@ proptest! {
     fn mount_dumps_to_what_loads_the_same(config in mount()) {
         prop_assert!(config.validate().is_ok(), "{}", config.validate().unwrap_err());
         let text = config.dump().unwrap();
-        prop_assert_eq!(&MountConfig::parse(&text, "dump").unwrap(), &config);
-
-        let mut host = InitiatorConfig { host_name: config.host_name.clone(), ..Default::default() };
-        host.mounts.insert("x.y".to_owned(), config);
-        prop_assert_eq!(InitiatorConfig::parse(&host.dump().unwrap(), "dump").unwrap(), host);
+        prop_assert_eq!(MountConfig::parse(&text, "dump").unwrap(), config);
     }
 
     /// Whatever the file says, there is a value that validates or an error with a text.
@@ -286,7 +239,6 @@ proptest! {
     fn no_text_panics(text in "((listen|arena|cpus|volume|path|size|mount|x) ?= ?(1|-1|0.5|'x'|\\[\\]|\\[1\\]|\\{a=1\\}|true)\n|\\[\\[?(volume|mount|a\\.b)\\]\\]?\n|\\PC{0,9}){0,6}") {
         for error in [
             TargetConfig::parse(&text, "t").map(|config| config.validate().unwrap()).err(),
-            InitiatorConfig::parse(&text, "t").map(|config| config.validate().unwrap()).err(),
             MountConfig::parse(&text, "t").map(|config| config.validate().unwrap()).err(),
         ].into_iter().flatten() {
             prop_assert!(!error.to_string().is_empty());

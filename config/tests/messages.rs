@@ -1,8 +1,7 @@
 //! What users read when a file is wrong, word for word.
 
 use rblk_config::{
-    ByteSize, ConfigError, Duration, InitiatorConfig, MountConfig, StoreKind, TargetConfig,
-    VolumeConfig,
+    ByteSize, ConfigError, Duration, MountConfig, StoreKind, TargetConfig, VolumeConfig,
 };
 
 const LISTEN: &str = "listen = ['rdma://192.0.2.1']\n";
@@ -330,33 +329,6 @@ fn mounts() {
                 "m.toml:3:13: read_only = 1: a number, not true or false; write true or false",
             ),
         ],
-    );
-}
-
-#[test]
-fn hosts() {
-    let message = |text: &str| InitiatorConfig::parse(text, "i.toml").unwrap_err().to_string();
-    assert_eq!(
-        message("mount = 3"),
-        "i.toml:1:9: mount: a number, not a table; write [mount.NAME] above the keys of each"
-    );
-    assert_eq!(
-        message("[mount]\ntarget = ['x']"),
-        "i.toml:2:10: mount.target: a list, not a table; write [mount.target] above its keys"
-    );
-    assert_eq!(
-        message("[mount.'a b']\ntarget = ['x']\nvolume = 'v'"),
-        "i.toml:1:8: mount.a b: ' ' is not allowed in a name; \
-         write 1 to 64 letters, digits, \".\", \"_\" or \"-\", not starting with \".\" or \"-\""
-    );
-    assert_eq!(
-        message(
-            "[mount.a]\ntarget = ['x', 'y']\nvolume = 'v'\ndevice_id = 3\n\
-             [mount.b]\ntarget = ['y']\nvolume = 'v'\ndevice_id = 3"
-        ),
-        "i.toml:7:10: mount.b.volume = \"v\": the volume of mount.a too, at the same address (at i.toml:3:10); \
-         remove one of the two mounts\n\
-         i.toml:8:13: mount.b.device_id = 3: the device of mount.a too (at i.toml:4:13); number one of them anew"
     );
 }
 

@@ -543,7 +543,6 @@ fn steps(rt: &Handle) -> Outcome<()> {
             let address: Address = "rdma://10.9.0.1".parse()?;
             let resolved = rt.block_on(Route::resolve(&address, &ConnectOptions::default()));
             let bound = rt.block_on(Listener::bind(&address));
-            println!("{:?}", rblk_fabric::verbs::devices());
             match (resolved, bound) {
                 (Err(FabricError::NoDevice), Err(error @ FabricError::NoDevice)) => {
                     println!("{error}");
@@ -554,9 +553,6 @@ fn steps(rt: &Handle) -> Outcome<()> {
         }
         ["--victim", address] => victim(rt, &address.parse()?),
         [host] => {
-            for device in rblk_fabric::verbs::devices()? {
-                println!("{device:#?}");
-            }
             let address =
                 Address { scheme: rblk_fabric::Scheme::Rdma, host: host.to_owned(), port: 0 };
             let mut listener = rt.block_on(Listener::bind(&address))?;

@@ -1,4 +1,5 @@
-//! [`Counter`]: a number that one data thread writes and anyone reads.
+//! [`Counter`]: a number that one data thread writes and anyone reads; [`counters!`](crate::counters): many of
+//! them.
 //!
 //! A relaxed load and store, not an atomic addition: there is one writer, and a reader is content with a
 //! value of a moment ago.
@@ -25,4 +26,64 @@ impl Counter {
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
+}
+
+/// A struct of [`Counter`]s, and its twin of plain numbers: what they were at one moment, or a sum of several.
+///
+/// Both get the fields named, public and with their docs. The first gets `snapshot`, the second `add`, which
+/// wraps.
+///
+/// ```
+/// rblk_fabric::counters! {
+///     /// Written by one thread.
+///     #[derive(Debug, Default)]
+///     pub struct Traffic;
+///     /// At one moment, or the sum over threads.
+///     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+///     pub struct TrafficCounts;
+///     /// Messages sent.
+///     sent,
+///     /// Messages received.
+///     received,
+/// }
+///
+/// let (one, other) = (Traffic::default(), Traffic::default());
+/// one.sent.add(2);
+/// other.sent.add(3);
+/// let mut sum = one.snapshot();
+/// sum.add(&other.snapshot());
+/// assert_eq!(sum, TrafficCounts { sent: 5, received: 0 });
+/// ```
+#[macro_export]
+macro_rules! counters {
+    (
+        $(#[$live:meta])* pub struct $Live:ident;
+        $(#[$plain:meta])* pub struct $Plain:ident;
+        $($(#[$doc:meta])* $name:ident,)*
+    ) => {
+        $(#[$live])*
+        pub struct $Live {
+            $($(#[$doc])* pub $name: $crate::Counter,)*
+        }
+
+        $(#[$plain])*
+        pub struct $Plain {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl $Live {
+            /// Reads all of them, one after the other: they may be a moment apart.
+            #[must_use]
+            pub fn snapshot(&self) -> $Plain {
+                $Plain { $($name: self.$name.get(),)* }
+            }
+        }
+
+        impl $Plain {
+            /// Adds another's, field by field.
+            pub fn add(&mut self, other: &Self) {
+                $(self.$name = self.$name.wrapping_add(other.$name);)*
+            }
+        }
+    };
 }

@@ -7,11 +7,23 @@ mod conformance;
 mod verbs_pair;
 
 use std::fs;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use conformance::{Pair, limits};
-use rblk_fabric::{Access, Address, ConnectOptions, ConnectionHello, Listener, Route, WcStatus};
+use rblk_fabric::{
+    Access, Address, ConnectOptions, ConnectionHello, Listener, Route, Scheme, WcStatus,
+};
 use verbs_pair::{address, control, pair, pair_async};
+
+/// The address to test on; `None` to skip. One test at a time: they count what the process has open, and
+/// librdmacm opens every device there is.
+fn turn() -> Option<(Address, MutexGuard<'static, ()>)> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    Some((address()?, turn))
+}
 
 fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
@@ -28,7 +40,7 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
 
 #[test]
 fn nothing_is_left() {
-    let Some(address) = address() else { return };
+    let Some((address, _turn)) = turn() else { return };
     drop(pair(&address, limits(), limits()));
     let before = descriptors();
     for round in 0..40 {
@@ -60,7 +72,7 @@ fn nothing_is_left() {
 
 #[test]
 fn a_stale_region_is_not_reached_inline() {
-    let Some(address) = address() else { return };
+    let Some((address, _turn)) = turn() else { return };
     let Pair { mut a, mut b, .. } = pair(&address, limits(), limits());
     let inbox = b.memory(4096, Access::LOCAL_WRITE);
     b.recv(1, inbox.sge(0, 64).unwrap());
@@ -86,7 +98,7 @@ fn a_stale_region_is_not_reached_inline() {
 
 #[test]
 fn many_wait_and_none_is_lost() {
-    let Some(address) = address() else { return };
+    let Some((address, _turn)) = turn() else { return };
     let mut listener = control().block_on(Listener::bind(&address)).unwrap();
     let to = listener.address().clone();
     let asking: Vec<_> = (0..20u8)
@@ -137,7 +149,7 @@ fn many_wait_and_none_is_lost() {
 
 #[test]
 fn connections_outlive_their_runtime() {
-    let Some(address) = address() else { return };
+    let Some((address, _turn)) = turn() else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut p = runtime.block_on(pair_async(&address, limits(), limits()));
     let start = Instant::now();
@@ -155,7 +167,7 @@ fn connections_outlive_their_runtime() {
 
 #[test]
 fn giving_up_leaves_nothing() {
-    let Some(address) = address() else { return };
+    let Some((address, _turn)) = turn() else { return };
     let before = {
         drop(pair(&address, limits(), limits()));
         descriptors()
@@ -175,5 +187,101 @@ fn giving_up_leaves_nothing() {
     assert!(matches!(ended, Err(rblk_fabric::FabricError::TimedOut { .. })), "{ended:?}");
     assert!(start.elapsed() < Duration::from_secs(3));
     drop(listener);
+    eventually("descriptors are left open", || descriptors() <= before);
+}
+
+/// A cable without latency to a host that knows IP and no RDMA. It and its near end are gone when dropped.
+struct Neighbour;
+
+impl Neighbour {
+    const SPACE: &str = "rblkquick";
+    const NEAR: &str = "rblkq0";
+    const FAR: &str = "rblkq1";
+    const DEVICE: &str = "rblkqrxe";
+    const HOST: &str = "198.18.77.2";
+
+    /// Whether the host is there with all of it; else says what is missing.
+    fn new() -> Self {
+        Self::remove();
+        let neighbour = Self;
+        // Built in, maybe.
+        let _ = Command::new("modprobe").args(["-q", "-a", "veth", "rdma_rxe"]).output();
+        let (space, near, far) = (Self::SPACE, Self::NEAR, Self::FAR);
+        for words in [
+            format!("ip netns add {space}"),
+            format!("ip link add {near} type veth peer name {far}"),
+            format!("ip link set {far} netns {space}"),
+            format!("ip addr add 198.18.77.1/24 dev {near}"),
+            format!("ip link set {near} up"),
+            format!("ip -n {space} addr add {}/24 dev {far}", Self::HOST),
+            format!("ip -n {space} link set {far} up"),
+            format!("rdma link add {} type rxe netdev {near}", Self::DEVICE),
+        ] {
+            Self::run(&words);
+        }
+        neighbour
+    }
+
+    fn run(words: &str) {
+        let mut each = words.split(' ');
+        let done = Command::new(each.next().unwrap()).args(each).output();
+        let done = done.unwrap_or_else(|error| panic!("`{words}`: {error}"));
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(
+            done.status.success(),
+            "`{words}`: {said}This test needs root, veth and Soft-RoCE; `cargo xtask test` has them"
+        );
+    }
+
+    fn remove() {
+        let _ = Command::new("rdma").args(["link", "del", Self::DEVICE]).output();
+        // The far end goes with the near one.
+        for words in [["link", "del", Self::NEAR], ["netns", "del", Self::SPACE]] {
+            let _ = Command::new("ip").args(words).output();
+        }
+    }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        Self::remove();
+    }
+}
+
+#[test]
+fn an_answer_to_arp_before_the_kernel_waits_for_it_is_seen() {
+    let Some((_, _turn)) = turn() else { return };
+    // By another process: librdmacm keeps a device open as long as the process lives, and one that is
+    // open cannot be removed.
+    const CHILD: &str = "RBLK_TEST_CHILD";
+    if std::env::var_os(CHILD).is_none() {
+        let _neighbour = Neighbour::new();
+        let done = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "an_answer_to_arp_before_the_kernel_waits_for_it_is_seen"])
+            .args(["--nocapture", "--test-threads=1"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let said = [&done.stdout[..], &done.stderr].map(String::from_utf8_lossy).concat();
+        assert!(done.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    let resolve = |host: &str| {
+        let to = Address { scheme: Scheme::Rdma, host: host.to_owned(), port: 7720 };
+        let options = ConnectOptions::default();
+        control().block_on(async { Route::resolve(&to, &options).await })
+    };
+    // One call that waits for all of its time may or may not be seen to end before the deadline.
+    for _ in 0..3 {
+        Neighbour::run(&format!("ip neigh flush dev {}", Neighbour::NEAR));
+        let start = Instant::now();
+        let found = resolve(Neighbour::HOST);
+        println!("found in {:.1?}", start.elapsed());
+        assert_eq!(found.unwrap().device().caps().name, Neighbour::DEVICE);
+    }
+    // Asked again and again, one who is not there is still given up in time.
+    let before = descriptors();
+    let ended = resolve("198.18.77.3").map(drop);
+    assert!(matches!(ended, Err(rblk_fabric::FabricError::TimedOut { .. })), "{ended:?}");
     eventually("descriptors are left open", || descriptors() <= before);
 }

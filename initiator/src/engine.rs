@@ -16,8 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{
-    Completion, Counter, QpIndex, RecvWr, SendCredits, SendOp, SendWr, SgeList, WcOpcode, WcStatus,
-    WrId,
+    Completion, QpIndex, RecvWr, SendCredits, SendOp, SendWr, SgeList, WcOpcode, WcStatus, WrId,
 };
 use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{
@@ -77,36 +76,17 @@ struct Live {
     recvs: Vec<RecvWr>,
 }
 
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counters of one queue: written by its thread, read by anyone.
-        #[derive(Debug, Default)]
-        #[repr(align(128))]
-        pub struct QueueStats { $($(#[$doc])* pub $name: Counter,)* }
+rblk_fabric::counters! {
+    /// Counters of one queue: written by its thread, read by anyone.
+    #[derive(Debug, Default)]
+    #[repr(align(128))]
+    pub struct QueueStats;
 
-        /// The counters at one moment; also their sum over queues.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-        #[serde(default)]
-        pub struct QueueCounts { $($(#[$doc])* pub $name: u64,)* }
+    /// The counters at one moment; also their sum over queues.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct QueueCounts;
 
-        impl QueueStats {
-            /// Reads all of them.
-            #[must_use]
-            pub fn snapshot(&self) -> QueueCounts {
-                QueueCounts { $($name: self.$name.get(),)* }
-            }
-        }
-
-        impl QueueCounts {
-            /// Adds another queue's.
-            pub fn add(&mut self, other: &Self) {
-                $(self.$name = self.$name.wrapping_add(other.$name);)*
-            }
-        }
-    };
-}
-
-counters! {
     /// READs answered.
     reads,
     /// WRITEs answered.

@@ -114,7 +114,7 @@ pub struct ServeArgs {
     /// Data threads; one per CPU up to 4 by default.
     #[arg(long, value_name = "N")]
     pub poll_groups: Option<u16>,
-    /// Registered memory for data in flight.
+    /// Registered memory for the cache and data in flight.
     #[arg(long, value_name = "SIZE")]
     pub arena: Option<ByteSize>,
     /// Most data of one command.

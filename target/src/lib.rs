@@ -27,3 +27,4 @@ pub mod stats;
 pub mod store;
 pub mod verifier;
 pub mod volume;
+pub mod volume_stats;

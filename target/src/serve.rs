@@ -21,7 +21,6 @@ use crate::control::socket::ControlSocket;
 use crate::control::status::VolumeNotes;
 use crate::control::{Control, Limits, Parts, Request};
 use crate::memory::{self, Demand, Host};
-use crate::poll_group::ToGroup;
 use crate::poll_group::peers::Peers;
 use crate::poll_group::thread::{self, Tuning};
 use crate::store::backing::{Backing, Direct, OpenOptions};
@@ -81,7 +80,6 @@ fn open_volume(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Re
         cache: CacheMode::None,
         read_ahead_bytes: 0,
         discard: true,
-        volatile_cache: false,
         discard_granularity_bytes: block_size.bytes(),
     };
     let blocks = |bytes: u64| {
@@ -135,8 +133,6 @@ fn open_volume(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Re
             }
             volume.discard = opened.can_discard();
             volume.discard_granularity_bytes = opened.discard_granularity();
-            // Acknowledged means handed to the file: the page cache or the disk's own cache may still have it.
-            volume.volatile_cache = true;
             volume.read_only |= opened.read_only();
             notes = VolumeNotes {
                 path: Some(path.display().to_string()),
@@ -260,13 +256,9 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
         let tuning = Tuning { cpu, spin: config.spin.into() };
         let arena = Arena::over(Arc::clone(&arena), range, extent_max)?;
         let shard = Shard::new(store, arena, shard_options, Instant::now());
-        let handle = thread::start(index, shard, peers, tuning, from_groups.clone())?;
+        let mut handle = thread::start(index, shard, peers, tuning, from_groups.clone())?;
         for opened in &opened {
-            let mail = ToGroup::AddVolume {
-                volume: Arc::clone(&opened.volume),
-                backing: opened.backing.clone(),
-            };
-            handle.mail.send(mail).map_err(|_| anyhow::anyhow!("a poll group takes no mail"))?;
+            handle.add_volume(Arc::clone(&opened.volume), opened.backing.clone())?;
         }
         handles.push(handle);
     }

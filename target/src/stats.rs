@@ -1,45 +1,23 @@
 //! Counters of one poll group: written by its thread alone, read by anyone.
 
-use rblk_fabric::{Counter, PollerCounters};
+use rblk_fabric::PollerCounters;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::slots::Slots;
 use crate::cache::{CacheCounters, SLOT_BYTES};
+use crate::volume_stats::hit_ratio;
 
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counters of one poll group, on cache lines of their own.
-        #[derive(Debug, Default)]
-        #[repr(align(128))]
-        pub struct Stats {
-            $($(#[$doc])* pub $name: Counter,)*
-        }
+rblk_fabric::counters! {
+    /// Counters of one poll group, on cache lines of their own.
+    #[derive(Debug, Default)]
+    #[repr(align(128))]
+    pub struct Stats;
 
-        /// The counters at one moment; also their sum over poll groups.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-        #[serde(default)]
-        pub struct StatsSnapshot {
-            $($(#[$doc])* pub $name: u64,)*
-        }
+    /// The counters at one moment; also their sum over poll groups.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct StatsSnapshot;
 
-        impl Stats {
-            /// Reads all of them.
-            #[must_use]
-            pub fn snapshot(&self) -> StatsSnapshot {
-                StatsSnapshot { $($name: self.$name.get(),)* }
-            }
-        }
-
-        impl StatsSnapshot {
-            /// Adds another poll group's.
-            pub fn add(&mut self, other: &Self) {
-                $(self.$name = self.$name.wrapping_add(other.$name);)*
-            }
-        }
-    };
-}
-
-counters! {
     /// READ commands answered.
     reads,
     /// WRITE commands answered.
@@ -95,6 +73,8 @@ counters! {
     cached_bytes,
     /// Bytes that are in memory only, acknowledged and not yet in the store, now.
     dirty_bytes,
+    /// What `dirty_bytes` is held to.
+    dirty_max_bytes,
     /// Slots of the cache that are lent for sending, now.
     lent_slots,
     /// Messages to other poll groups.
@@ -129,9 +109,23 @@ counters! {
     completions,
 }
 
+impl StatsSnapshot {
+    /// Share of the blocks that reads asked the cache for and found; none before the first such read.
+    #[must_use]
+    pub fn hit_ratio(&self) -> Option<f64> {
+        hit_ratio(self.cache_hits, self.cache_misses)
+    }
+
+    /// Mean size of a write-back in bytes; none before the first.
+    #[must_use]
+    pub fn bytes_per_write_back(&self) -> Option<u64> {
+        self.write_back_bytes.checked_div(self.write_backs)
+    }
+}
+
 impl Stats {
     /// Publishes the shard's own counters.
-    pub fn set_cache(&self, counters: &CacheCounters, slots: &Slots) {
+    pub fn set_cache(&self, counters: &CacheCounters, slots: &Slots, dirty_max_bytes: usize) {
         self.memory_waits.set(counters.memory_waits);
         self.range_waits.set(counters.range_waits);
         self.cache_hits.set(counters.hits);
@@ -146,6 +140,7 @@ impl Stats {
         self.merged_bytes.set(counters.copied_bytes);
         self.cached_bytes.set((slots.cached() * SLOT_BYTES) as u64);
         self.dirty_bytes.set((slots.dirty() * SLOT_BYTES) as u64);
+        self.dirty_max_bytes.set(dirty_max_bytes as u64);
         self.lent_slots.set(slots.lent() as u64);
     }
 
@@ -160,5 +155,26 @@ impl Stats {
         self.recv_doorbells.set(counters.recv_doorbells);
         self.recvs.set(counters.recvs);
         self.completions.set(counters.completions);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn means_of_nothing_are_none() {
+        let nothing = StatsSnapshot::default();
+        assert_eq!(nothing.hit_ratio(), None);
+        assert_eq!(nothing.bytes_per_write_back(), None);
+        let some = StatsSnapshot {
+            cache_hits: 3,
+            cache_misses: 1,
+            write_backs: 3,
+            write_back_bytes: 40960,
+            ..nothing
+        };
+        assert_eq!(some.hit_ratio(), Some(0.75));
+        assert_eq!(some.bytes_per_write_back(), Some(13653));
     }
 }

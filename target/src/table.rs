@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use rblk_config::ByteSize;
-use rblk_target::control::status::TargetStatus;
+use nix::errno::Errno;
+use rblk_config::{ByteSize, CacheMode};
+use rblk_target::control::status::{TargetStatus, VolumeStatus};
 
 /// The state of a target.
 pub(crate) fn status(status: &TargetStatus) -> String {
@@ -37,6 +38,7 @@ pub(crate) fn status(status: &TargetStatus) -> String {
             v.notes.path.as_deref().unwrap_or("-")
         );
     }
+    caches(&mut text, &status.volumes);
     let _ = writeln!(
         text,
         "\n{:<20} {:<24} {:>6} {:>12} VOLUMES",
@@ -76,5 +78,165 @@ pub(crate) fn status(status: &TargetStatus) -> String {
         t.send_doorbells,
         t.completions
     );
+    let _ = writeln!(
+        text,
+        "cache: {} arena of {} pages, {} cached, {} of {} dirty, {} hits, {} evictions, {} read ahead",
+        rough(status.arena_bytes),
+        rough(status.arena_page_bytes),
+        rough(t.cached_bytes),
+        rough(t.dirty_bytes),
+        rough(t.dirty_max_bytes),
+        percent(t.hit_ratio()),
+        t.cache_evictions,
+        t.cache_prefetched
+    );
+    let _ = writeln!(
+        text,
+        "write-backs: {} of {} ({} each), {} writes beyond the limit of dirty blocks; waits: {} for memory, {} for ranges",
+        t.write_backs,
+        rough(t.write_back_bytes),
+        t.bytes_per_write_back().map_or_else(|| "-".to_owned(), rough),
+        t.dirty_limited,
+        t.memory_waits,
+        t.range_waits
+    );
     text
+}
+
+/// What the cache does for volumes with a store; nothing if there are none.
+fn caches(text: &mut String, volumes: &[VolumeStatus]) {
+    let mut with_store = volumes.iter().filter(|v| v.store == "file").peekable();
+    if with_store.peek().is_none() {
+        return;
+    }
+    let _ = writeln!(
+        text,
+        "\n{:<20} {:<13} {:>6} {:>10} {:>10} {:>10} {:>9} STORE ERRORS",
+        "CACHE OF", "MODE", "HITS", "CACHED", "DIRTY", "UNWRITABLE", "EVICTIONS"
+    );
+    for v in with_store {
+        let c = &v.counts;
+        let mode = match v.cache {
+            CacheMode::None => "none",
+            CacheMode::WriteThrough => "write-through",
+            CacheMode::WriteBack => "write-back",
+        };
+        let last = match v.last_errno {
+            None => String::new(),
+            Some(errno) => format!(" (last {:?})", Errno::from_raw(errno)),
+        };
+        let _ = writeln!(
+            text,
+            "{:<20} {mode:<13} {:>6} {:>10} {:>10} {:>10} {:>9} {}{last}",
+            v.name,
+            percent(c.hit_ratio()),
+            rough(c.cached_bytes),
+            rough(c.dirty_bytes),
+            c.failed_blocks,
+            c.evictions,
+            c.store_errors
+        );
+    }
+}
+
+/// A ratio as people read it; `-` for none.
+fn percent(ratio: Option<f64>) -> String {
+    ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{:.1}%", ratio * 100.0))
+}
+
+/// Bytes to about three digits, rounded down: [`ByteSize`] is exact, and long where a number is not round.
+fn rough(bytes: u64) -> String {
+    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let unit = (bytes.max(1).ilog2() / 10) as usize;
+    let (whole, rest) = (bytes >> (10 * unit), bytes & ((1 << (10 * unit)) - 1));
+    let tenths = (u128::from(rest) * 10) >> (10 * unit);
+    let name = UNITS[unit];
+    if tenths == 0 { format!("{whole}{name}") } else { format!("{whole}.{tenths}{name}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use rblk_target::control::status::VolumeNotes;
+    use rblk_target::volume_stats::VolumeCounts;
+
+    use super::*;
+
+    #[test]
+    fn bytes_are_rounded_down() {
+        let cases = [
+            (0, "0B"),
+            (1023, "1023B"),
+            (1024, "1KiB"),
+            (1535, "1.4KiB"),
+            (1536, "1.5KiB"),
+            ((1 << 20) - 1, "1023.9KiB"),
+            (64 << 20, "64MiB"),
+            (u64::MAX, "15.9EiB"),
+        ];
+        for (bytes, shown) in cases {
+            assert_eq!(rough(bytes), shown, "{bytes}");
+        }
+    }
+
+    fn volume(name: &str, store: &str, cache: CacheMode, counts: VolumeCounts) -> VolumeStatus {
+        VolumeStatus {
+            name: name.to_owned(),
+            store: store.to_owned(),
+            size_bytes: 1 << 30,
+            block_size: 4096,
+            read_only: false,
+            volatile_cache: true,
+            cache,
+            counts,
+            last_errno: None,
+            in_use: false,
+            notes: VolumeNotes::default(),
+        }
+    }
+
+    #[test]
+    fn only_volumes_with_a_store_have_a_line_about_their_cache() {
+        let mut text = String::new();
+        caches(&mut text, &[volume("m", "memory", CacheMode::None, VolumeCounts::default())]);
+        assert_eq!(text, "");
+
+        let busy = VolumeCounts {
+            hits: 999,
+            misses: 1,
+            evictions: 12,
+            store_errors: 3,
+            cached_bytes: 3 << 19,
+            dirty_bytes: 8192,
+            failed_blocks: 2,
+        };
+        let volumes = [
+            volume("m", "memory", CacheMode::None, VolumeCounts::default()),
+            VolumeStatus {
+                last_errno: Some(Errno::ENOSPC as i32),
+                ..volume("busy", "file", CacheMode::WriteBack, busy)
+            },
+            volume("idle", "file", CacheMode::WriteThrough, VolumeCounts::default()),
+        ];
+        caches(&mut text, &volumes);
+        let lines: Vec<Vec<&str>> =
+            text.lines().skip(2).map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(
+            lines,
+            [
+                vec![
+                    "busy",
+                    "write-back",
+                    "99.9%",
+                    "1.5MiB",
+                    "8KiB",
+                    "2",
+                    "12",
+                    "3",
+                    "(last",
+                    "ENOSPC)"
+                ],
+                vec!["idle", "write-through", "-", "0B", "0B", "0", "0", "0"]
+            ]
+        );
+    }
 }

@@ -378,7 +378,6 @@ mod tests {
             cache,
             read_ahead_bytes: 0,
             discard: true,
-            volatile_cache: true,
             discard_granularity_bytes: 512,
         };
         let instance = InstanceId([9; 16]);

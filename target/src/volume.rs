@@ -46,8 +46,6 @@ pub struct Volume {
     pub read_ahead_bytes: u32,
     /// DISCARD gives space back.
     pub discard: bool,
-    /// Acknowledged writes may sit in a volatile cache below us (the disk's own) until a FLUSH.
-    pub volatile_cache: bool,
     /// Granularity of useful discards in bytes; 0 when discards do nothing.
     pub discard_granularity_bytes: u32,
 }
@@ -65,12 +63,20 @@ impl Volume {
         handle.0.checked_sub(1).and_then(|i| u16::try_from(i).ok()).map(VolumeIndex)
     }
 
+    /// Whether acknowledged writes may be lost unless a FLUSH or FUA follows. With a store always, whatever the
+    /// cache mode: without write-back the kernel's page cache or the disk's own cache may still have them. Not if
+    /// there are no writes, nor if nothing outlives the target anyway.
+    #[must_use]
+    pub fn has_volatile_cache(&self) -> bool {
+        matches!(self.placement, Placement::Store) && !self.read_only
+    }
+
     /// Flags as a session that opened it so sees them.
     #[must_use]
     pub fn flags(&self, mode: AccessMode) -> VolumeFlags {
         VolumeFlags::default()
             .with(VolumeFlags::READ_ONLY, self.read_only || mode == AccessMode::ReadOnly)
-            .with(VolumeFlags::VOLATILE_CACHE, self.volatile_cache)
+            .with(VolumeFlags::VOLATILE_CACHE, self.has_volatile_cache())
             .with(VolumeFlags::DISCARD, self.discard)
             .with(VolumeFlags::WRITE_ZEROES, true)
             .with(VolumeFlags::EPHEMERAL, !matches!(self.placement, Placement::Store))
@@ -145,7 +151,6 @@ mod tests {
             cache: CacheMode::None,
             read_ahead_bytes: 0,
             discard: true,
-            volatile_cache: false,
             discard_granularity_bytes: 512,
         }
     }
@@ -156,6 +161,21 @@ mod tests {
             count: BlockCount(count),
             buffer: (data != 0).then_some(KeyedDescriptor { address: 0, length: data, rkey: 0 }),
             ..CommandCapsule::new(opcode, Tag(0), Epoch(1), Sequence(1))
+        }
+    }
+
+    #[test]
+    fn what_can_lose_acknowledged_writes_says_so() {
+        let memory = Region::allocate(4096, rblk_fabric::PageKind::Normal).unwrap();
+        for cache in [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack] {
+            for read_only in [false, true] {
+                let of = |placement| Volume { placement, cache, read_only, ..volume() };
+                let told =
+                    |v: &Volume| v.flags(AccessMode::Shared).has(VolumeFlags::VOLATILE_CACHE);
+                assert_eq!(told(&of(Placement::Store)), !read_only, "{cache:?}");
+                assert!(!told(&of(Placement::Memory(Arc::clone(&memory)))));
+                assert!(!told(&of(Placement::Null)));
+            }
         }
     }
 

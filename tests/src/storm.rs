@@ -240,6 +240,10 @@ impl Storm {
                 let mut store = CrashStore::new(region, options.seed);
                 store.set_volume(VOLUME, image.to_vec());
                 store.set_conditions(options.store);
+                if options.cache != CacheMode::None {
+                    // What the cache promises: at the store, overlapping ranges take turns.
+                    store.set_exclusive();
+                }
                 store
             });
             first.another()

@@ -2,6 +2,7 @@
 //! return, and what they leave behind.
 //!
 //! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names another directory.
+//! Some tests need root and some tools. Without them they fail and say so; `RBLK_SKIP_ROOT=1` leaves them out.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -29,8 +30,28 @@ fn ublk_is_here() -> bool {
     Path::new("/dev/ublk-control").exists()
 }
 
-fn is_root() -> bool {
-    nix::unistd::geteuid().is_root()
+/// Whether a test can run that needs root and `tools`.
+///
+/// # Panics
+/// It cannot, and `RBLK_SKIP_ROOT=1` does not ask to leave it out.
+#[track_caller]
+fn may_run(tools: &[&str]) -> bool {
+    let has = |tool: &&&str| {
+        Command::new(tool).arg("--version").output().is_ok_and(|done| done.status.success())
+    };
+    let missing: Vec<String> = (!nix::unistd::geteuid().is_root())
+        .then(|| "to be run by root".to_owned())
+        .into_iter()
+        .chain(tools.iter().filter(|tool| !has(tool)).map(|tool| format!("the program {tool}")))
+        .collect();
+    if missing.is_empty() {
+        return true;
+    }
+    let missing = format!("this test needs {}", missing.join(", and "));
+    let skip = std::env::var("RBLK_SKIP_ROOT").is_ok_and(|value| value == "1");
+    assert!(skip, "{missing}; RBLK_SKIP_ROOT=1 leaves it out");
+    println!("skipped, as RBLK_SKIP_ROOT=1 asks: {missing}");
+    false
 }
 
 /// A directory that another user may look into.
@@ -174,7 +195,9 @@ fn what_the_host_lacks_is_named() {
             assert_refused(&ended, 7, &["no RDMA device", "rdma link add", "tcp://"]);
         }
     }
-    if !ublk_is_here() && is_root() {
+    if ublk_is_here() {
+        println!("this host has ublk: what is said without it is not tested");
+    } else if may_run(&[]) {
         let ended = run(Command::new(program("rblk-initiator")).args([
             "mount",
             "tcp://127.0.0.1:1",
@@ -190,11 +213,8 @@ fn what_the_host_lacks_is_named() {
     }
 }
 
-/// A command of another user, if this one may become one.
-fn as_nobody(program: &Path, before: &[&str]) -> Option<Command> {
-    if !is_root() || run(Command::new("setpriv").arg("--version")).code != Some(0) {
-        return None;
-    }
+/// A command of another user, run by the programs `before`. Only where [`may_run`] says so of them and `setpriv`.
+fn as_nobody(program: &Path, before: &[&str]) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
     let reach = run(Command::new("setpriv")
@@ -202,15 +222,39 @@ fn as_nobody(program: &Path, before: &[&str]) -> Option<Command> {
         .arg(program));
     assert_eq!(reach.code, Some(0), "nobody may not run {}", program.display());
     command.args(before).arg(program);
-    Some(command)
+    command
+}
+
+#[test]
+fn a_test_that_cannot_run_fails_unless_told_to_skip() {
+    if !may_run(&["setpriv"]) {
+        return;
+    }
+    for test in [
+        "who_is_not_root_is_told_so",
+        "too_little_lockable_memory_is_said_before_anything_is_registered",
+    ] {
+        for (skip, code, words) in
+            [("0", 101, "needs to be run by root"), ("1", 0, "skipped, as RBLK_SKIP_ROOT=1 asks")]
+        {
+            let mut command = as_nobody(&std::env::current_exe().unwrap(), &[]);
+            command.args(["--exact", test, "--nocapture"]).env("RBLK_SKIP_ROOT", skip);
+            let ended = run(&mut command);
+            assert_eq!(ended.code, Some(code), "{ended:?}");
+            assert!(format!("{}{}", ended.stdout, ended.stderr).contains(words), "{ended:?}");
+        }
+    }
 }
 
 #[test]
 fn who_is_not_root_is_told_so() {
-    let Some(mut command) = as_nobody(&program("rblk-initiator"), &[]) else { return };
+    if !may_run(&["setpriv"]) {
+        return;
+    }
+    let mut command = as_nobody(&program("rblk-initiator"), &[]);
     command.args(["mount", "tcp://127.0.0.1:1", "v"]);
     assert_refused(&run(&mut command), 8, &["root", "sudo"]);
-    let Some(mut command) = as_nobody(&program("rblk-initiator"), &[]) else { return };
+    let mut command = as_nobody(&program("rblk-initiator"), &[]);
     command.args(["mount", "tcp://127.0.0.1:1", "v", "--foreground"]);
     assert_refused(&run(&mut command), 8, &["root", "sudo"]);
 
@@ -219,7 +263,7 @@ fn who_is_not_root_is_told_so() {
     let path = file(dir.path(), "secret.img", 1 << 20);
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     let listen = format!("tcp://127.0.0.1:{}", free_port());
-    let Some(mut command) = as_nobody(&program("rblk-target"), &[]) else { return };
+    let mut command = as_nobody(&program("rblk-target"), &[]);
     command.args(["serve", "--listen", &listen, "--file", &format!("v={path}")]);
     command.arg("--control-socket").arg(dir.path().join("c.sock"));
     assert_refused(&run(&mut command), 8, &["secret.img: permission denied", "read and write"]);
@@ -228,11 +272,11 @@ fn who_is_not_root_is_told_so() {
 
 #[test]
 fn too_little_lockable_memory_is_said_before_anything_is_registered() {
-    let dir = open_dir();
-    let Some(mut command) = as_nobody(&program("rblk-target"), &["prlimit", "--memlock=65536"])
-    else {
+    if !may_run(&["setpriv", "prlimit"]) {
         return;
-    };
+    }
+    let dir = open_dir();
+    let mut command = as_nobody(&program("rblk-target"), &["prlimit", "--memlock=65536"]);
     command.args(["serve", "--listen", "rdma://127.0.0.1", "--memory", "m=1MiB"]);
     command.arg("--control-socket").arg(dir.path().join("c.sock"));
     assert_refused(&run(&mut command), 7, &["memlock limit of 65536 bytes", "ulimit -l unlimited"]);

@@ -156,10 +156,10 @@ fn a_stale_write_never_follows_its_own_replay() {
 /// What the target is in the middle of when its peer goes.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
-    /// Some requests have extents, more wait for one.
-    NeedExtent,
+    /// Some requests have memory, more wait for it.
+    MemoryShort,
     /// READs of write data are on their way and more wait for a credit.
-    TransferIn,
+    DataOnItsWay,
     /// The store has them.
     Execute,
     /// The store refuses them for now.
@@ -191,7 +191,7 @@ fn die_at(moment: Moment, immediates: bool) {
     let wire = bed.rig.wire(victim).unwrap().clone();
     let mut conditions = StoreConditions::default();
     let (op, len) = match moment {
-        Moment::NeedExtent | Moment::Execute => {
+        Moment::MemoryShort | Moment::Execute => {
             conditions.stalled = true;
             (IoOp::Read, if matches!(moment, Moment::Execute) { 4096 } else { u64::from(IO_MAX) })
         }
@@ -200,7 +200,7 @@ fn die_at(moment: Moment, immediates: bool) {
             conditions.capacity = 2;
             (IoOp::Write, 4096)
         }
-        Moment::TransferIn => (IoOp::Write, 8192),
+        Moment::DataOnItsWay => (IoOp::Write, 8192),
         Moment::Respond => {
             wire.stall(End::B, true);
             (IoOp::Read, 4096)
@@ -212,7 +212,7 @@ fn die_at(moment: Moment, immediates: bool) {
     }
     let waits = |bed: &Bed| bed.rig.target_counts();
     let mut most = 0;
-    if matches!(moment, Moment::TransferIn) {
+    if matches!(moment, Moment::DataOnItsWay) {
         // The commands arrive, the answers to READs do not.
         bed.rig.run(PATIENCE, |rig| rig.target_counts().rdma_reads >= 1).unwrap();
         wire.stall(End::A, true);
@@ -222,8 +222,8 @@ fn die_at(moment: Moment, immediates: bool) {
         most = most.max(bed.rig.store_mut().in_flight());
     }
     match moment {
-        Moment::NeedExtent => assert!(waits(&bed).memory_waits >= 28 && most == 4),
-        Moment::TransferIn => assert!(waits(&bed).read_credit_waits >= 1),
+        Moment::MemoryShort => assert!(waits(&bed).memory_waits >= 28 && most == 4),
+        Moment::DataOnItsWay => assert!(waits(&bed).read_credit_waits >= 1),
         Moment::Execute => assert_eq!(most, 32),
         Moment::StoreFull => assert_eq!(most, 2),
         Moment::Respond => assert_eq!(bed.rig.outstanding(victim), 32),
@@ -249,8 +249,8 @@ fn die_at(moment: Moment, immediates: bool) {
 #[test]
 fn a_peer_may_die_at_any_moment() {
     for moment in [
-        Moment::NeedExtent,
-        Moment::TransferIn,
+        Moment::MemoryShort,
+        Moment::DataOnItsWay,
         Moment::Execute,
         Moment::StoreFull,
         Moment::Respond,

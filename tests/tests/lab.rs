@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rblk_tests::lab::{
-    Aligned, Counts, DEADLINE, FarHost, Finished, Fio, Lab, MountFlags, Mounted, Target,
-    TargetFlags, Usage, cpu_time, fabric_packets, file_syncs, pattern, rdma_resources, run, start,
-    until,
+    Aligned, Counts, DEADLINE, FarHost, FileSystem, Finished, Fio, Lab, MountFlags, Mounted,
+    Target, TargetFlags, Usage, cpu_time, fabric_packets, file_syncs, pattern, rdma_resources, run,
+    start, until,
 };
 
 const KIB: usize = 1 << 10;
@@ -131,7 +131,10 @@ impl Cost {
 #[test]
 fn counters_prove_the_messages() {
     run("counters_prove_the_messages", |lab| {
-        let (_, flags) = serve_file(lab, 64 * MIB);
+        // A part of the volume for each case: what another one left in the cache may lie in pieces, and data in
+        // many pieces takes more than one message.
+        const PART: u64 = 64 * MIB;
+        let (_, flags) = serve_file(lab, 6 * PART);
         let target = Target::start(lab, &flags);
         let mounted = Mounted::new(lab, &MountFlags::new(lab.rdma(), "v0"));
         let status = mounted.status();
@@ -139,13 +142,14 @@ fn counters_prove_the_messages() {
         // Two requests next to each other must stay two.
         mounted.sysfs().set("queue/nomerges", "2");
         let ios = 200 * lab.long(10);
-        let measure = |rw: &str, bs: &str, depth: u32| {
+        let measure = |part: u64, rw: &str, bs: &str, depth: u32| {
             let before = (mounted.counts(), target.counts(), fabric_packets());
             let fio = Fio::new(mounted.device(), rw)
                 .with("bs", bs)
                 .with("iodepth", depth)
                 .with("number_ios", ios)
-                .with("size", "64M")
+                .with("offset", part * PART)
+                .with("size", PART)
                 .run(FIO_DEADLINE)
                 .ok();
             assert_eq!(fio.reads + fio.writes, ios);
@@ -158,15 +162,16 @@ fn counters_prove_the_messages() {
         };
         Cost::print_head();
         let mut wire = Vec::new();
-        for (case, rw, bs, depth) in [
+        let cases = [
             ("read 4k", "randread", "4k", 16),
             ("read 128k", "randread", "128k", 16),
             ("write 4k", "randwrite", "4k", 16),
             ("write 128k", "randwrite", "128k", 16),
             ("read 4k qd1", "randread", "4k", 1),
             ("write 4k qd1", "randwrite", "4k", 1),
-        ] {
-            let cost = measure(rw, bs, depth);
+        ];
+        for (part, (case, rw, bs, depth)) in (0..).zip(cases) {
+            let cost = measure(part, rw, bs, depth);
             cost.print(case);
             let (i, t) = (|name| cost.initiator.get(name), |name| cost.target.get(name));
             let in_capsule = case.starts_with("write 4k");
@@ -471,9 +476,8 @@ fn ext4_survives_remount() {
         let _target = Target::start(lab, &flags);
         let mounted = Mounted::new(lab, &MountFlags::new(lab.rdma(), "v0"));
         let dir = lab.path("mnt");
-        std::fs::create_dir_all(&dir).expect("making the mount point");
         sh(&["mkfs.ext4", "-q", "-F", &mounted.dev()]);
-        let fs = FileSystem::mount(&mounted.dev(), &dir, &[]);
+        let fs = FileSystem::mount("ext4", &mounted.dev(), &dir, &[]);
         let files: Vec<(PathBuf, Vec<u8>)> = (1..=12u64)
             .map(|n| {
                 (
@@ -491,7 +495,7 @@ fn ext4_survives_remount() {
 
         let mounted = Mounted::new(lab, &MountFlags::new(lab.rdma(), "v0"));
         sh(&["fsck.ext4", "-fn", &mounted.dev()]);
-        let fs = FileSystem::mount(&mounted.dev(), &dir, &["-o", "ro"]);
+        let fs = FileSystem::mount("ext4", &mounted.dev(), &dir, &["-o", "ro"]);
         for (path, data) in &files {
             assert!(
                 std::fs::read(path).expect("reading") == *data,
@@ -502,31 +506,6 @@ fn ext4_survives_remount() {
         fs.umount();
         mounted.umount();
     });
-}
-
-/// A mounted file system. Dropped, it is detached.
-struct FileSystem<'d>(Option<&'d Path>);
-
-impl<'d> FileSystem<'d> {
-    fn mount(device: &str, dir: &'d Path, options: &[&str]) -> Self {
-        let at = dir.display().to_string();
-        sh(&[&["mount", "-t", "ext4"], options, &[device, &at]].concat());
-        Self(Some(dir))
-    }
-
-    fn umount(mut self) {
-        if let Some(dir) = self.0.take() {
-            sh(&["umount", &dir.display().to_string()]);
-        }
-    }
-}
-
-impl Drop for FileSystem<'_> {
-    fn drop(&mut self) {
-        if let Some(dir) = self.0 {
-            let _ = start(&["umount", "-l", &dir.display().to_string()]).finish(DEADLINE);
-        }
-    }
 }
 
 #[test]
@@ -565,9 +544,8 @@ fn refusals_say_why() {
 
         // In use by a file system.
         let dir = lab.path("mnt");
-        std::fs::create_dir_all(&dir).expect("making the mount point");
         sh(&["mkfs.ext4", "-q", "-F", &mounted.dev()]);
-        let fs = FileSystem::mount(&mounted.dev(), &dir, &[]);
+        let fs = FileSystem::mount("ext4", &mounted.dev(), &dir, &[]);
         let busy = |said: Finished| {
             println!(
                 "1: {}",

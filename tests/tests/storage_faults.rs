@@ -70,6 +70,9 @@ fn fail_and_heal(
     storm.settle();
     let failures = storm.take_failures();
     storm.set_faults(&[], &[], errno);
+    // Write-backs under way still fail, and the next FLUSH would be told.
+    let idle = storm.rig.run(PATIENCE, |rig| rig.store_mut().disk_in_flight() == 0);
+    idle.expect("the store ends what it has");
     storm.run(50);
     // A change that failed may have left blocks that were to be written back: the next FLUSH has them.
     storm.calm();

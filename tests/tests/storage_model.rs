@@ -10,7 +10,7 @@ use rblk_tests::storm::{Storm, StormOptions, is_long, seeds};
 
 /// Storms of each of the six tests, and requests of each storm.
 fn size() -> (u64, u64) {
-    if is_long() { (168, 1000) } else { (12, 500) }
+    if is_long() { (168, 1000) } else { (36, 600) }
 }
 
 fn run(cache: CacheMode, block_bytes: u32) {

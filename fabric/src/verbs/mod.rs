@@ -32,7 +32,6 @@ mod poller;
 mod protection_domain;
 mod queue_pair;
 mod route;
-mod summary;
 mod work_completion;
 mod work_queue;
 
@@ -44,4 +43,3 @@ pub use poller::Poller;
 pub use protection_domain::ProtectionDomain;
 pub use queue_pair::Connection;
 pub use route::Route;
-pub use summary::{DeviceSummary, GidSummary, PortSummary, devices};

@@ -25,6 +25,12 @@ use crate::address::Address;
 use crate::device::{ConnectOptions, ConnectionHello, Established, QpLimits};
 use crate::error::{FabricError, Result};
 
+/// Longest call of `rdma_resolve_addr`.
+const ADDRESS_WINDOW: Duration = Duration::from_millis(500);
+
+/// Shortest one: each costs an event channel and a question on the network.
+const ADDRESS_WINDOW_MIN: Duration = Duration::from_millis(50);
+
 /// A resolved way to a peer, not yet connected.
 #[derive(Debug)]
 pub struct Route {
@@ -71,19 +77,12 @@ impl Route {
             || FabricError::TimedOut { what: address.to_string(), after: options.timeout };
         let unreachable =
             |reason| FabricError::Unreachable { address: address.to_string(), reason };
-        let mut id = EventChannel::open(Role::Active(None))?;
-        id.set_ack_timeout(ack_timeout(options.detect));
+        let mut id = timeout_at(deadline, resolve_address(address, to, options, deadline))
+            .await
+            .map_err(|_| expired())??;
 
-        let reply = id.expect();
-        let timeout_ms = milliseconds(options.timeout);
-        id.resolve_addr(options.bind, to, timeout_ms)
-            .map_err(|e| unreachable(no_address(&e, to, options)))?;
-        let reply = timeout_at(deadline, reply).await.map_err(|_| expired())?;
-        let reply = reply.map_err(|_| unreachable(CHANNEL_BROKE.to_owned()))?;
-        if reply.event != event::ADDR_RESOLVED {
-            return Err(unreachable(no_address(&reply.error(), to, options)));
-        }
-
+        // In one call: the kernel itself repeats its question to a subnet manager within the time.
+        let timeout_ms = milliseconds(deadline.saturating_duration_since(Instant::now()));
         let reply = id.expect();
         let started = on_thread(move || {
             let rc = id.resolve_route(timeout_ms);
@@ -295,6 +294,42 @@ impl Drop for Departing {
     }
 }
 
+/// An id that is bound to the device by which `to` is reached.
+///
+/// The kernel is asked anew, with a fresh id, every [`ADDRESS_WINDOW`]: it looks at its neighbours when one of
+/// them changes and when the time of a call is over, and misses an answer that comes between its question and
+/// its waiting, as over a veth pair.
+async fn resolve_address(
+    address: &Address,
+    to: SocketAddr,
+    options: &ConnectOptions,
+    deadline: Instant,
+) -> Result<CmId> {
+    let unreachable = |reason| FabricError::Unreachable { address: address.to_string(), reason };
+    loop {
+        let id = EventChannel::open(Role::Active(None))?;
+        id.set_ack_timeout(ack_timeout(options.detect));
+        let reply = id.expect();
+        let left = deadline.saturating_duration_since(Instant::now());
+        id.resolve_addr(options.bind, to, milliseconds(address_window(left)))
+            .map_err(|e| unreachable(no_address(&e, to, options)))?;
+        let reply = reply.await.map_err(|_| unreachable(CHANNEL_BROKE.to_owned()))?;
+        if reply.event == event::ADDR_RESOLVED {
+            return Ok(id);
+        }
+        let error = reply.error();
+        if error.raw_os_error() != Some(libc::ETIMEDOUT) {
+            return Err(unreachable(no_address(&error, to, options)));
+        }
+    }
+}
+
+/// How long the kernel is given for one call, with so much time left: never all of it, as it looks once more
+/// when the time is over.
+fn address_window(left: Duration) -> Duration {
+    (left / 2).clamp(ADDRESS_WINDOW_MIN, ADDRESS_WINDOW)
+}
+
 /// Runs a blocking call on a thread that nothing waits for but the caller. Given up on, the result is dropped
 /// by that thread.
 async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
@@ -334,6 +369,22 @@ mod tests {
             let all = Duration::from_nanos(8 * (4096 << ack_timeout(detect)));
             assert!(all <= detect, "{detect:?}");
         }
+    }
+
+    #[test]
+    fn an_address_is_asked_for_in_windows() {
+        for ms in [200, 300, 500, 999, 1000, 5000, 60_000] {
+            let mut left = Duration::from_millis(ms);
+            let mut windows = 0;
+            while let Some(rest) = left.checked_sub(address_window(left)) {
+                left = rest;
+                windows += 1;
+            }
+            // At least two in full before the deadline, and not more than a few at its end.
+            assert!((2..=ms / 500 + 8).contains(&windows), "{windows} windows in {ms} ms");
+            assert!(left < ADDRESS_WINDOW_MIN, "{ms} ms: nobody looks in the last {left:?}");
+        }
+        assert!(!address_window(Duration::ZERO).is_zero());
     }
 
     #[test]

@@ -131,6 +131,11 @@ impl Jobs {
         &mut self.table[index as usize]
     }
 
+    /// A job that exists, to look at.
+    pub(super) fn peek(&self, index: u32) -> &Job {
+        &self.table[index as usize]
+    }
+
     /// Ends a job. Its slots and its lock were given back.
     pub(super) fn end(&mut self, index: u32) {
         let job = &mut self.table[index as usize];

@@ -22,6 +22,7 @@
 //! | `read.rs` | reads, fills, prefetches |
 //! | `write.rs` | writes, discards, zeroing |
 //! | `write_back.rs` | dirty blocks to the store, flushes |
+//! | `report.rs` | what the shard tells of its volumes |
 //! | `job.rs` | what a shard works on |
 //!
 //! What holds, whatever the mode:
@@ -41,8 +42,11 @@ pub mod message;
 pub mod policy;
 pub mod range_lock;
 mod read;
+mod report;
 pub mod shard;
 pub mod slots;
+#[cfg(test)]
+mod tests;
 mod write;
 mod write_back;
 

@@ -28,7 +28,7 @@ impl<S: Store> Shard<S> {
             let count = blocks.end - blocks.start;
             if self.found.len() as u64 == count {
                 let Some(to) = from else { return };
-                self.counters.hits += count;
+                self.count_lookups(volume, count, 0);
                 let mut list = self.pool.pop().unwrap_or_default();
                 let skip = (offset % BLOCK) as usize;
                 for slot in &self.found {
@@ -53,8 +53,7 @@ impl<S: Store> Shard<S> {
             let present = blocks.clone().filter(|b| self.slots.find(volume, *b).is_some()).count();
             let missing = blocks.end - blocks.start - present as u64;
             if from.is_some() {
-                self.counters.hits += present as u64;
-                self.counters.misses += missing;
+                self.count_lookups(volume, present as u64, missing);
             } else {
                 self.counters.prefetched += missing;
             }

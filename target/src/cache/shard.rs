@@ -13,6 +13,7 @@
 //! from the cached block; write-back reads that first if it has to.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -26,11 +27,10 @@ use super::{SLOT_BYTES, STRIPE_BYTES};
 use crate::arena::Arena;
 use crate::store::{MAX_SEGMENTS, Op, OpDone, OpKind, Segment, Store, VolumeIndex};
 use crate::volume::CacheMode;
+use crate::volume_stats::{LastError, VolumeStats};
 
 pub(super) const BLOCK: u64 = SLOT_BYTES as u64;
 pub(super) const NO_SLOT: Slot = Slot(u32::MAX);
-/// Errors of one volume within this time are one burst, and one line of the log.
-const BURST: Duration = Duration::from_secs(10);
 
 /// Who waits for memory tries again at the latest after this.
 const RETRY_MS: u32 = 10;
@@ -84,8 +84,14 @@ pub(super) struct VolumeState {
     pub retry_at_ms: Option<u32>,
     pub backoff_ms: u32,
     // When errors were last logged, and how many were not.
-    logged: Option<Instant>,
-    unlogged: u64,
+    pub logged: Option<Instant>,
+    pub unlogged: u64,
+    pub hits: u64,
+    pub misses: u64,
+    pub store_errors: u64,
+    pub last_error: LastError,
+    // Where they are published.
+    pub stats: Arc<VolumeStats>,
 }
 
 /// One poll group's part of the cache. See the module.
@@ -102,18 +108,24 @@ pub struct Shard<S> {
     pub(super) write_backs: Vec<u32>,
     pub(super) flushes: Vec<u32>,
     done: Vec<OpDone>,
+    // Jobs that got their locks and are to go on; somebody is letting them.
     granted: Vec<u32>,
+    granting: bool,
+    // Blocks of writes that will be dirty when their edges were read.
+    pub(super) merging: usize,
     pub(super) found: Vec<Slot>,
     pub(super) segments: Vec<Segment>,
     pub(super) pool: Vec<Vec<Segment>>,
     // Rises with every write that made blocks dirty.
     pub(super) order: u64,
-    began: Instant,
+    pub(super) began: Instant,
     pub(super) now_ms: u32,
     tried_ms: u32,
-    now: Instant,
+    pub(super) now: Instant,
     pub(super) stopping: Option<Stopping>,
     pub(super) counters: CacheCounters,
+    // The volume whose counters are published next.
+    pub(super) publish_next: usize,
 }
 
 /// How far the end of a shard is.
@@ -164,6 +176,8 @@ impl<S: Store> Shard<S> {
             flushes: Vec::with_capacity(64),
             done: Vec::with_capacity(1024),
             granted: Vec::with_capacity(64),
+            granting: false,
+            merging: 0,
             found: Vec::with_capacity(1025),
             segments: Vec::with_capacity(1025),
             pool: Vec::new(),
@@ -174,16 +188,18 @@ impl<S: Store> Shard<S> {
             now,
             stopping: None,
             counters: CacheCounters::default(),
+            publish_next: 0,
         }
     }
 
-    /// Serves a volume of `size_bytes`.
+    /// Serves a volume of `size_bytes`. What happens to it is told in `stats`, which nobody else writes.
     pub fn add_volume(
         &mut self,
         volume: VolumeIndex,
         cache: CacheMode,
         size_bytes: u64,
         read_only: bool,
+        stats: Arc<VolumeStats>,
     ) {
         let at = usize::from(volume.0);
         if self.volumes.len() <= at {
@@ -197,6 +213,11 @@ impl<S: Store> Shard<S> {
             backoff_ms: 0,
             logged: None,
             unlogged: 0,
+            hits: 0,
+            misses: 0,
+            store_errors: 0,
+            last_error: LastError::default(),
+            stats,
         });
         self.slots.add_volume(volume);
     }
@@ -216,6 +237,12 @@ impl<S: Store> Shard<S> {
     #[must_use]
     pub fn counters(&self) -> CacheCounters {
         self.counters
+    }
+
+    /// Most bytes that may be acknowledged and in memory only.
+    #[must_use]
+    pub fn dirty_max_bytes(&self) -> usize {
+        self.options.dirty_max_bytes
     }
 
     /// Whether somebody waits for memory: whoever holds lent slots should see to it that they come back.
@@ -485,19 +512,24 @@ impl<S: Store> Shard<S> {
         (entry.blocks, entry.edges) = (blocks, edges);
         self.jobs.end(job);
         if let Some(lock) = lock {
-            let mut granted = std::mem::take(&mut self.granted);
-            self.locks.release(lock, &mut granted);
-            // A granted job may end at once and grant others: those come behind.
-            let mut at = 0;
-            while let Some(&job) = granted.get(at) {
-                at += 1;
-                std::mem::swap(&mut granted, &mut self.granted);
-                self.on_lock(job);
-                std::mem::swap(&mut granted, &mut self.granted);
-            }
-            granted.clear();
-            self.granted = granted;
+            self.locks.release(lock, &mut self.granted);
+            self.start_granted();
         }
+    }
+
+    // Each goes on once: one that ends at once may grant others, which come behind, and leaves them to the
+    // loop that runs already.
+    fn start_granted(&mut self) {
+        if std::mem::replace(&mut self.granting, true) {
+            return;
+        }
+        let mut at = 0;
+        while let Some(&job) = self.granted.get(at) {
+            at += 1;
+            self.on_lock(job);
+        }
+        self.granted.clear();
+        self.granting = false;
     }
 
     // Sends data of some of a job's blocks to or from the store, in as many operations as it takes.
@@ -568,19 +600,6 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    fn note_error(&mut self, volume: VolumeIndex, kind: Kind, errno: Errno) {
-        self.counters.store_errors += 1;
-        let now = self.now;
-        let Some(state) = self.volume(volume) else { return };
-        if state.logged.is_some_and(|at| now.saturating_duration_since(at) < BURST) {
-            state.unlogged += 1;
-            return;
-        }
-        let more = std::mem::take(&mut state.unlogged);
-        state.logged = Some(now);
-        tracing::error!(volume = volume.0, job = ?kind, %errno, since_last = more, "the store failed");
-    }
-
     // The store has done what a job asked for.
     pub(super) fn advance(&mut self, job: u32) {
         let entry = self.jobs.get(job);
@@ -598,6 +617,7 @@ impl<S: Store> Shard<S> {
                 self.end(job);
             }
             Kind::Merge => {
+                self.merging -= self.jobs.get(job).blocks.len();
                 if error.is_none() {
                     self.install_dirty(job);
                 }

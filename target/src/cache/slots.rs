@@ -24,6 +24,8 @@ use crate::arena::Arena;
 use crate::store::{Segment, VolumeIndex};
 
 const NONE: u32 = u32::MAX;
+/// At most this part of the slots is kept free so that long requests find memory in one run.
+const RESERVE: usize = 16;
 
 /// Where a slot is in its life. See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,17 +94,29 @@ pub enum Install {
     Merged,
 }
 
+/// How many slots a volume has in a shard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SlotCounts {
+    /// In the index.
+    pub cached: u32,
+    /// Of these, slots whose bytes the store does not have.
+    pub dirty: u32,
+    /// Of these, slots whose last write-back failed.
+    pub failed: u32,
+    /// That left to make room, ever.
+    pub evictions: u64,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct DirtyList {
     head: u32,
     tail: u32,
-    len: u32,
-    failed: u32,
+    counts: SlotCounts,
 }
 
 impl Default for DirtyList {
     fn default() -> Self {
-        Self { head: NONE, tail: NONE, len: 0, failed: 0 }
+        Self { head: NONE, tail: NONE, counts: SlotCounts::default() }
     }
 }
 
@@ -117,6 +131,8 @@ pub struct Slots {
     lists: Vec<DirtyList>,
     // Dirty and Writing.
     dirty: usize,
+    // Gone, and with a write-back.
+    outdated: usize,
     lent: usize,
     evictions: u64,
     // Something was freed since the last failed allocation.
@@ -150,6 +166,7 @@ impl Slots {
             policy: Policy::new(slots),
             lists: Vec::new(),
             dirty: 0,
+            outdated: 0,
             lent: 0,
             evictions: 0,
             freed: false,
@@ -163,7 +180,7 @@ impl Slots {
         self.arena.region()
     }
 
-    /// Makes room for the dirty list of a volume.
+    /// Makes room for the dirty list and the counts of a volume.
     pub fn add_volume(&mut self, volume: VolumeIndex) {
         let at = usize::from(volume.0);
         if self.lists.len() <= at {
@@ -189,6 +206,12 @@ impl Slots {
         self.dirty
     }
 
+    /// Slots that left the index while a write-back has them: memory that comes back when the store is done.
+    #[must_use]
+    pub fn outdated(&self) -> usize {
+        self.outdated
+    }
+
     /// Slots lent, as often as they are.
     #[must_use]
     pub fn lent(&self) -> usize {
@@ -204,7 +227,13 @@ impl Slots {
     /// Slots of a volume whose last write-back failed.
     #[must_use]
     pub fn failed(&self, volume: VolumeIndex) -> u32 {
-        self.lists.get(usize::from(volume.0)).map_or(0, |list| list.failed)
+        self.counts(volume).failed
+    }
+
+    /// How many slots a volume has.
+    #[must_use]
+    pub fn counts(&self, volume: VolumeIndex) -> SlotCounts {
+        self.lists.get(usize::from(volume.0)).map_or_else(SlotCounts::default, |list| list.counts)
     }
 
     /// Whether memory was freed since the last time it was asked for in vain; asking resets it.
@@ -235,6 +264,11 @@ impl Slots {
     #[must_use]
     pub fn offset(&self, slot: Slot) -> usize {
         self.arena.range().start + slot.0 as usize * SLOT_BYTES
+    }
+
+    // Of the volume whose block a slot holds.
+    fn counts_of(&mut self, slot: Slot) -> &mut SlotCounts {
+        &mut self.lists[usize::from(self.metas[slot.0 as usize].volume)].counts
     }
 
     fn slot_at(&self, offset: usize) -> Slot {
@@ -290,16 +324,22 @@ impl Slots {
     /// Appends `count` private slots to `out`, neighbours where possible, making room by eviction; or
     /// appends nothing and returns false.
     pub fn allocate(&mut self, count: usize, out: &mut Vec<Slot>) -> bool {
-        while self.arena.free_bytes() < count * SLOT_BYTES {
-            let metas = &self.metas;
-            let may_leave = |slot: Slot| {
-                let meta = &metas[slot.0 as usize];
-                meta.state == State::Clean && meta.sends == 0 && meta.stores == 0
-            };
-            let Some(victim) = self.policy.evict(may_leave) else { return false };
-            self.unlink(victim);
-            self.evictions += 1;
-            self.free(victim);
+        let bytes = count * SLOT_BYTES;
+        while self.arena.free_bytes() < bytes {
+            if !self.evict() {
+                return false;
+            }
+        }
+        // Memory in one run costs one WR and one store operation. Blocks that came together leave together, so
+        // a little more room is often enough; it is kept small, and what is free now is not evicted for later.
+        let run = bytes.next_power_of_two().min(self.arena.extent_max() as usize);
+        let spare = self.metas.len() * SLOT_BYTES / RESERVE + bytes;
+        for _ in 0..count {
+            let enough =
+                self.arena.largest_free() as usize >= run || self.arena.free_bytes() >= spare;
+            if enough || !self.evict() {
+                break;
+            }
         }
         let mut left = count;
         let most = self.arena.extent_max() as usize / SLOT_BYTES;
@@ -325,6 +365,23 @@ impl Slots {
                 step = (step / 2).max(1);
             }
         }
+        true
+    }
+
+    // Makes room of one slot, if any can leave.
+    fn evict(&mut self) -> bool {
+        let metas = &self.metas;
+        let may_leave = |slot: Slot| {
+            let meta = &metas[slot.0 as usize];
+            meta.state == State::Clean && meta.sends == 0 && meta.stores == 0
+        };
+        let Some(victim) = self.policy.evict(may_leave) else { return false };
+        self.unlink(victim);
+        self.evictions += 1;
+        let counts = self.counts_of(victim);
+        counts.cached -= 1;
+        counts.evictions += 1;
+        self.free(victim);
         true
     }
 
@@ -391,11 +448,12 @@ impl Slots {
             self.leave_list(old);
             self.unlink(old);
             self.policy.replace(old, slot);
-            self.metas[old.0 as usize].state = State::Gone;
+            self.gone(old);
             self.link(slot, volume.0, block);
         } else {
             let hash = self.link(slot, volume.0, block);
             self.policy.insert(slot, hash);
+            self.counts_of(slot).cached += 1;
         }
         let dirty = match how {
             Install::Clean => None,
@@ -427,8 +485,23 @@ impl Slots {
         self.leave_list(slot);
         self.unlink(slot);
         self.policy.remove(slot);
-        self.metas[slot.0 as usize].state = State::Gone;
+        self.counts_of(slot).cached -= 1;
+        self.gone(slot);
         self.free_if_unpinned(slot);
+    }
+
+    // A slot left the index; whoever holds it does so for a while.
+    fn gone(&mut self, slot: Slot) {
+        let meta = &mut self.metas[slot.0 as usize];
+        meta.state = State::Gone;
+        self.outdated += usize::from(meta.stores > 0);
+    }
+
+    // A write-back is done with a slot.
+    fn leave_store(&mut self, slot: Slot) {
+        let meta = &mut self.metas[slot.0 as usize];
+        meta.stores -= 1;
+        self.outdated -= usize::from(meta.state == State::Gone && meta.stores == 0);
     }
 
     // Puts a slot in its volume's list of dirty ones, in order. Most come last.
@@ -452,8 +525,8 @@ impl Slots {
         (meta.prev, meta.next) = (after, before);
         (meta.since, meta.since_ms) = (order, now_ms);
         meta.state = State::Dirty;
-        self.lists[list].len += 1;
-        self.lists[list].failed += u32::from(meta.failed);
+        self.lists[list].counts.dirty += 1;
+        self.lists[list].counts.failed += u32::from(meta.failed);
         self.dirty += 1;
     }
 
@@ -466,12 +539,12 @@ impl Slots {
         }
         self.dirty -= 1;
         let list = &mut self.lists[usize::from(volume)];
-        list.failed -= u32::from(failed);
+        list.counts.dirty -= 1;
+        list.counts.failed -= u32::from(failed);
         self.metas[slot.0 as usize].failed = false;
         if state == State::Writing {
             return;
         }
-        list.len -= 1;
         if prev == NONE {
             list.head = next;
         } else {
@@ -502,12 +575,13 @@ impl Slots {
         meta.stores += 1;
         meta.failed = failed;
         let volume = usize::from(meta.volume);
-        self.lists[volume].failed += u32::from(failed);
+        self.lists[volume].counts.dirty += 1;
+        self.lists[volume].counts.failed += u32::from(failed);
     }
 
     /// The store has the slot's bytes.
     pub fn written(&mut self, slot: Slot) {
-        self.metas[slot.0 as usize].stores -= 1;
+        self.leave_store(slot);
         if self.state(slot) == State::Writing {
             self.leave_list(slot);
             self.metas[slot.0 as usize].state = State::Clean;
@@ -520,20 +594,21 @@ impl Slots {
     /// The store has not: `failed`, or not tried after all. The slot is dirty again; if newer data took its
     /// place, that is now as old as this.
     pub fn not_written(&mut self, slot: Slot, failed: bool) {
-        let meta = &mut self.metas[slot.0 as usize];
-        meta.stores -= 1;
-        let (since, since_ms) = (meta.since, meta.since_ms);
+        self.leave_store(slot);
+        let meta = &self.metas[slot.0 as usize];
+        let since = (meta.since, meta.since_ms);
         let (volume, block) = (VolumeIndex(meta.volume), meta.block);
         let current = match meta.state {
             State::Writing => Some(slot),
             _ => self.find(volume, block).filter(|s| self.state(*s) == State::Dirty),
         };
         if let Some(current) = current {
-            let order = since.min(self.since(current).0);
+            // Order and time of the same write, which is the oldest.
+            let (order, now_ms) = since.min(self.since(current));
             let keeps = failed || self.metas[current.0 as usize].failed;
             self.leave_list(current);
             self.metas[current.0 as usize].failed = keeps;
-            self.enter_list(current, order, since_ms);
+            self.enter_list(current, order, now_ms);
         }
         self.free_if_unpinned(slot);
     }

@@ -89,8 +89,8 @@ impl<S: Store> Shard<S> {
     }
 
     fn has_dirty_room(&self, more: usize) -> bool {
-        (self.slots.dirty() + more) * SLOT_BYTES <= self.options.dirty_max_bytes
-            && self.stopping.is_none()
+        let held = self.slots.dirty() + self.slots.outdated() + self.merging;
+        (held + more) * SLOT_BYTES <= self.options.dirty_max_bytes && self.stopping.is_none()
     }
 
     /// The lock is ours: to the store, or, if the edges only have to be read first, to the index.
@@ -116,6 +116,7 @@ impl<S: Store> Shard<S> {
         entry.kind = Kind::Merge;
         entry.ops += 1;
         let volume = entry.volume;
+        self.merging += entry.blocks.len();
         for (at, block) in edges.blocks[..edges.count].iter().enumerate() {
             let Some(slot) = self.jobs.get(job).edges.get(at).copied() else { continue };
             if let Some(cached) = self.slots.find(volume, *block) {

@@ -80,10 +80,7 @@ impl<S: Store> Shard<S> {
         let crowded = self.slots.dirty() * SLOT_BYTES * 2 > self.options.dirty_max_bytes;
         let delay = u32::try_from(self.options.write_back_delay.as_millis()).unwrap_or(u32::MAX);
         for index in (0u16..).take(self.volumes.len()).map(VolumeIndex) {
-            let jobs = &mut self.jobs;
-            let under_way =
-                self.write_backs.iter().filter(|job| jobs.get(**job).volume == index).count();
-            for _ in under_way..IN_FLIGHT {
+            for _ in self.under_way(index)..IN_FLIGHT {
                 let Some(slot) = self.slots.oldest_dirty(index) else { break };
                 let (order, since_ms) = self.slots.since(slot);
                 let jobs = &mut self.jobs;
@@ -103,6 +100,11 @@ impl<S: Store> Shard<S> {
                 self.begin_write_back(index, slot);
             }
         }
+    }
+
+    // Write-backs of a volume on their way.
+    fn under_way(&self, volume: VolumeIndex) -> usize {
+        self.write_backs.iter().filter(|job| self.jobs.peek(**job).volume == volume).count()
     }
 
     fn begin_write_back(&mut self, volume: VolumeIndex, slot: super::policy::Slot) {
@@ -193,9 +195,10 @@ impl<S: Store> Shard<S> {
     }
 
     /// Takes the blocks of a range back from write-backs that wait for it: the holder of the lock has newer
-    /// ones. They are dirty again.
+    /// ones. They are dirty again. The latest first: so what the older ones had of a block finds the newer
+    /// data dirty, which then is as old.
     pub(super) fn recall(&mut self, volume: VolumeIndex, first: u64, last: u64) {
-        for at in 0..self.write_backs.len() {
+        for at in (0..self.write_backs.len()).rev() {
             let entry = self.jobs.get(self.write_backs[at]);
             let (job_first, job_last) = entry.block_range();
             if entry.volume != volume || entry.holds || job_last < first || job_first > last {
@@ -222,6 +225,10 @@ impl<S: Store> Shard<S> {
             .zip(&self.volumes)
             .filter_map(|(index, volume)| {
                 let slot = self.slots.oldest_dirty(VolumeIndex(index))?;
+                if self.under_way(VolumeIndex(index)) >= IN_FLIGHT {
+                    // The end of one of them will wake us.
+                    return None;
+                }
                 let (_, since_ms) = self.slots.since(slot);
                 let mut left = delay.saturating_sub(self.now_ms.wrapping_sub(since_ms));
                 if let Some(at) = volume.as_ref()?.retry_at_ms {

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Control;
 use crate::stats::StatsSnapshot;
-use crate::volume::Placement;
+use crate::volume::{CacheMode, Placement, Volume};
+use crate::volume_stats::{LastError, VolumeCounts};
 
 /// The state of a target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -73,6 +74,15 @@ pub struct VolumeStatus {
     pub read_only: bool,
     /// Acknowledged writes may be lost before a flush.
     pub volatile_cache: bool,
+    /// What the block cache does for it: `none`, `write-through` or `write-back`. `none` for volumes that are not
+    /// `file`.
+    pub cache: CacheMode,
+    /// Its counters, all poll groups together; zeros for volumes that are not `file`.
+    pub counts: VolumeCounts,
+    /// The errno of the last of [`VolumeCounts::store_errors`], to the second; absent without one, 0 if it has no
+    /// name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_errno: Option<i32>,
     /// Somebody opened it.
     pub in_use: bool,
     /// More.
@@ -96,6 +106,32 @@ pub struct SessionStatus {
 }
 
 impl Control {
+    fn volume_status(&self, v: &Volume) -> VolumeStatus {
+        let (mut counts, mut last_error) = (VolumeCounts::default(), LastError::default());
+        for stats in self.groups.iter().filter_map(|g| g.volume_stats(v.index)) {
+            counts.add(&stats.snapshot());
+            last_error = last_error.max(stats.last_error());
+        }
+        VolumeStatus {
+            name: v.name.to_string(),
+            store: match v.placement {
+                Placement::Store => "file",
+                Placement::Memory(_) => "memory",
+                Placement::Null => "null",
+            }
+            .to_owned(),
+            size_bytes: v.blocks.bytes(v.block_size).unwrap_or(0),
+            block_size: v.block_size.bytes(),
+            read_only: v.read_only,
+            volatile_cache: v.has_volatile_cache(),
+            cache: v.cache,
+            counts,
+            last_errno: last_error.errno(),
+            in_use: self.sessions.is_open(v.index),
+            notes: self.volume_notes.get(v.name.as_str()).cloned().unwrap_or_default(),
+        }
+    }
+
     pub(super) fn status(&self) -> TargetStatus {
         let poll_groups: Vec<StatsSnapshot> =
             self.groups.iter().map(|g| g.stats.snapshot()).collect();
@@ -128,25 +164,7 @@ impl Control {
                     transport: d.device.caps().transport.to_string(),
                 })
                 .collect(),
-            volumes: self
-                .volumes
-                .iter()
-                .map(|v| VolumeStatus {
-                    name: v.name.to_string(),
-                    store: match v.placement {
-                        Placement::Store => "file",
-                        Placement::Memory(_) => "memory",
-                        Placement::Null => "null",
-                    }
-                    .to_owned(),
-                    size_bytes: v.blocks.bytes(v.block_size).unwrap_or(0),
-                    block_size: v.block_size.bytes(),
-                    read_only: v.read_only,
-                    volatile_cache: v.volatile_cache,
-                    in_use: self.sessions.is_open(v.index),
-                    notes: self.volume_notes.get(v.name.as_str()).cloned().unwrap_or_default(),
-                })
-                .collect(),
+            volumes: self.volumes.iter().map(|v| self.volume_status(v)).collect(),
             sessions: self
                 .sessions
                 .iter()

@@ -9,6 +9,7 @@ use crate::connection::{ConnectionId, ConnectionParams, SessionSlot};
 use crate::store::VolumeIndex;
 use crate::store::backing::Backing;
 use crate::volume::Volume;
+use crate::volume_stats::VolumeStats;
 
 /// Memory of a poll group as one device knows it.
 #[derive(Debug)]
@@ -41,6 +42,8 @@ pub enum ToGroup {
         volume: Arc<Volume>,
         /// Its file, for volumes with a store.
         backing: Option<Arc<Backing>>,
+        /// Where this poll group tells of it.
+        stats: Arc<VolumeStats>,
     },
     /// Serve another connection: post its RECVs, then accept it.
     AddConnection {

@@ -209,14 +209,15 @@ impl<S: Store> PollGroup<S> {
                 });
                 self.pollers.push(PollerEntry { poller, memory, sink, qps: Vec::new() });
             }
-            ToGroup::AddVolume { volume, backing: _ } => {
+            ToGroup::AddVolume { volume, backing: _, stats } => {
                 let at = usize::from(volume.index.0);
                 if self.volumes.len() <= at {
                     self.volumes.resize(at + 1, None);
                 }
                 if matches!(volume.placement, Placement::Store) {
                     let size = volume.blocks.bytes(volume.block_size).unwrap_or(0);
-                    self.shard.add_volume(volume.index, volume.cache, size, volume.read_only);
+                    let (index, cache) = (volume.index, volume.cache);
+                    self.shard.add_volume(index, cache, size, volume.read_only, stats);
                 }
                 self.volumes[at] = Some(volume);
             }
@@ -744,8 +745,19 @@ impl<S: Store> PollGroup<S> {
         self.dirty = dirty;
     }
 
-    /// Publishes the counters of fabric and store.
+    /// Publishes all counters: before a sleep, and when somebody wants them now.
     pub fn publish_stats(&self) {
+        self.publish_own();
+        self.shard.publish_volumes();
+    }
+
+    /// Publishes the counters after a busy turn: those of the group, and of a few volumes in turn.
+    pub fn publish_turn(&mut self) {
+        self.publish_own();
+        self.shard.publish_some_volumes();
+    }
+
+    fn publish_own(&self) {
         let mut sum = rblk_fabric::PollerCounters::default();
         for entry in &self.pollers {
             let c = entry.poller.counters();
@@ -760,7 +772,8 @@ impl<S: Store> PollGroup<S> {
             sum.completions += c.completions;
         }
         self.stats.set_fabric(&sum);
-        self.stats.set_cache(&self.shard.counters(), self.shard.slots());
+        let shard = &self.shard;
+        self.stats.set_cache(&shard.counters(), shard.slots(), shard.dirty_max_bytes());
         self.stats.peer_messages.set(self.peers.sent());
     }
 }

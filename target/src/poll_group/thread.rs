@@ -17,7 +17,11 @@ use super::peers::Peers;
 use super::{FromGroup, PollGroup, ToGroup};
 use crate::cache::Shard;
 use crate::stats::Stats;
+use crate::store::VolumeIndex;
+use crate::store::backing::Backing;
 use crate::store::uring::{MAX_WATCHES, UringStore, Wait, WatchSet, WatchToken};
+use crate::volume::Volume;
+use crate::volume_stats::VolumeStats;
 
 const MAIL: WatchToken = WatchToken(0);
 const PEERS: WatchToken = WatchToken(MAX_WATCHES - 1);
@@ -37,10 +41,33 @@ pub struct Handle {
     pub mail: Sender<ToGroup>,
     /// Its counters.
     pub stats: Arc<Stats>,
+    volumes: Vec<(VolumeIndex, Arc<VolumeStats>)>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Handle {
+    /// Has the poll group serve another volume.
+    ///
+    /// # Errors
+    /// It takes no mail.
+    pub fn add_volume(
+        &mut self,
+        volume: Arc<Volume>,
+        backing: Option<Arc<Backing>>,
+    ) -> io::Result<()> {
+        let (index, stats) = (volume.index, Arc::new(VolumeStats::default()));
+        let mail = ToGroup::AddVolume { volume, backing, stats: Arc::clone(&stats) };
+        self.mail.send(mail).map_err(|_| io::Error::other("a poll group takes no mail"))?;
+        self.volumes.push((index, stats));
+        Ok(())
+    }
+
+    /// What the poll group tells of a volume.
+    #[must_use]
+    pub fn volume_stats(&self, volume: VolumeIndex) -> Option<&VolumeStats> {
+        self.volumes.iter().find(|(index, _)| *index == volume).map(|(_, stats)| &**stats)
+    }
+
     /// Waits for the thread to end, after [`ToGroup::Stop`].
     pub fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
@@ -88,7 +115,7 @@ pub fn start(
             };
             let _ = outbox.send(FromGroup::Stopped { group: index, clean, error });
         })?;
-    Ok(Handle { mail, stats, thread: Some(thread) })
+    Ok(Handle { mail, stats, volumes: Vec::new(), thread: Some(thread) })
 }
 
 fn pin(cpu: u16) {
@@ -125,7 +152,7 @@ fn run(
         }
         while let Some(message) = mail.receive() {
             let mut message = message;
-            if let ToGroup::AddVolume { volume, backing: Some(backing) } = &mut message {
+            if let ToGroup::AddVolume { volume, backing: Some(backing), .. } = &mut message {
                 let added = group.store_mut().add_volume(volume.index, Arc::clone(backing));
                 if let Err(error) = added {
                     tracing::error!(volume = %volume.name, %error, "cannot serve a volume");
@@ -144,7 +171,7 @@ fn run(
         }
         let mut busy = group.turn(now);
         if busy {
-            group.publish_stats();
+            group.publish_turn();
         }
         if group.has_outbox() {
             for message in group.take_outbox() {

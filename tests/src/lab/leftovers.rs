@@ -29,6 +29,7 @@ fn look(before: &BTreeMap<String, u64>) -> Vec<String> {
         named("/run/rblk/mounts", "").iter().map(|name| format!("/run/rblk/mounts/{name}")),
     );
     found.extend(daemons().iter().map(|(pid, name)| format!("process {pid} ({name})")));
+    found.extend(super::disk::left());
     let now = rdma_resources();
     let more = |(name, count): (&String, &u64)| {
         let was = before.get(name).copied().unwrap_or(0);
@@ -50,6 +51,7 @@ pub(super) fn sweep() {
     if Path::new("/run/netns/rblkfar").exists() {
         super::far::take_down();
     }
+    super::disk::sweep();
     for name in named("/run/rblk/mounts", "") {
         let _ = std::fs::remove_file(Path::new("/run/rblk/mounts").join(name));
     }

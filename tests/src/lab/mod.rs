@@ -8,7 +8,9 @@
 
 mod blocks;
 mod counts;
+mod disk;
 mod far;
+mod file_system;
 mod fio;
 mod leftovers;
 mod mounted;
@@ -17,10 +19,13 @@ mod process;
 mod target;
 mod usage;
 mod wait;
+mod write_log;
 
 pub use blocks::{Aligned, Sysfs, file_syncs, pattern};
 pub use counts::{Counts, fabric_packets};
+pub use disk::{LoopDisk, Mapped};
 pub use far::{Cut, FarHost};
+pub use file_system::FileSystem;
 pub use fio::{Fio, FioResult, RunningFio};
 pub use mounted::{MountFlags, Mounted};
 pub use place::{Lab, run};
@@ -28,3 +33,4 @@ pub use process::{Finished, Running, start};
 pub use target::{Target, TargetFlags};
 pub use usage::{Usage, cpu_time, rdma_resources};
 pub use wait::{DEADLINE, until};
+pub use write_log::{Logged, WriteLog};

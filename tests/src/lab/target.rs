@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rblk_config::TargetConfig;
 use rblk_target::control::status::TargetStatus;
 
 use super::counts::Counts;
@@ -24,6 +25,20 @@ impl TargetFlags {
     #[must_use]
     pub fn file(self, name: &str, path: &Path) -> Self {
         self.flag("--file", &format!("{name}={}", path.display()))
+    }
+
+    /// What `config` says, but for its addresses, poll groups and state, which are the lab's.
+    ///
+    /// # Panics
+    /// It cannot be written to a file of the test's.
+    #[must_use]
+    pub fn config(self, lab: &Lab, config: &TargetConfig) -> Self {
+        // The key is required, and the flag wins.
+        let config = TargetConfig { listen: vec![lab.tcp()], ..config.clone() };
+        let path = lab.path("target.toml");
+        let text = config.dump().unwrap_or_else(|e| panic!("target.toml: {e}"));
+        std::fs::write(&path, text).unwrap_or_else(|e| panic!("writing {}: {e}", path.display()));
+        self.flag("--config", &path.display().to_string())
     }
 
     /// On another host.

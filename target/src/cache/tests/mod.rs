@@ -1,0 +1,378 @@
+//! The cache from inside: a [`Shard`] over a [`Script`], a store that does nothing until it is told.
+//!
+//! [`Case`] asks the shard as a poll group does and keeps its answers by tag. Contents come in versions
+//! ([`bytes`]): a read that mixes two of them within a sector, or has those of another place, is not equal to
+//! any.
+
+mod changes;
+mod reads;
+mod script;
+mod slots;
+mod write_back;
+mod writes;
+
+use std::collections::HashMap;
+use std::fmt::{self, Debug, Formatter};
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use rblk_fabric::{PageKind, Region};
+use rblk_protocol::Tag;
+
+use super::message::{Changed, JobId, PartToken, Segments, ShardReply, ShardRequest};
+use super::shard::{Shard, ShardOptions};
+use super::{SLOT_BYTES, STRIPE_BYTES};
+use crate::arena::Arena;
+use crate::connection::ConnectionId;
+use crate::store::{OpKind, VolumeIndex};
+use crate::volume::CacheMode;
+use script::Script;
+
+const VOLUME: VolumeIndex = VolumeIndex(0);
+const BLOCK: u64 = SLOT_BYTES as u64;
+const DELAY: Duration = Duration::from_millis(50);
+
+/// splitmix64.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.next() >> 32).unwrap() % bound
+    }
+}
+
+/// Bytes of a volume.
+#[derive(Clone, PartialEq, Eq)]
+struct Data(Vec<u8>);
+
+impl Deref for Data {
+    type Target = Vec<u8>;
+
+    fn deref(&self) -> &Vec<u8> {
+        &self.0
+    }
+}
+
+impl DerefMut for Data {
+    fn deref_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.0
+    }
+}
+
+/// One number for each sector that is all the same, as those of a version are.
+impl Debug for Data {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let one = |part: &[u8]| part.iter().all(|byte| *byte == part[0]).then_some(part[0]);
+        f.debug_list().entries(self.0.chunks(512).map(one)).finish()
+    }
+}
+
+/// The bytes of a version of a range of the volume. Offsets are those of sectors.
+fn bytes(version: u8, offset: u64, len: usize) -> Data {
+    let mut all = vec![0; len];
+    for (sector, part) in (offset / 512..).zip(all.chunks_mut(512)) {
+        // Never 0, which is what was discarded.
+        part.fill(1 + u8::try_from((sector * 37 + u64::from(version) * 101) % 255).unwrap());
+    }
+    Data(all)
+}
+
+#[derive(Clone, Copy)]
+struct Setup {
+    cache: CacheMode,
+    /// Of the volume; its content is version 0.
+    size: u64,
+    slots: usize,
+    dirty_max: usize,
+    write_back_max: u32,
+}
+
+impl Setup {
+    fn new(cache: CacheMode) -> Self {
+        let dirty_max = 64 * SLOT_BYTES;
+        Self { cache, size: 4 << 20, slots: 256, dirty_max, write_back_max: 1 << 20 }
+    }
+
+    fn case(self) -> Case {
+        let region = Region::allocate(self.slots * SLOT_BYTES, PageKind::Normal).unwrap();
+        let mut store = Script::new(&region);
+        store.add_volume(bytes(0, 0, usize::try_from(self.size).unwrap()).0);
+        let arena = Arena::new(Arc::clone(&region), 4 * 4096).unwrap();
+        let options = ShardOptions {
+            dirty_max_bytes: self.dirty_max,
+            write_back_delay: DELAY,
+            write_back_max_bytes: self.write_back_max,
+            seed: 7,
+        };
+        let now = Instant::now();
+        let mut shard = Shard::new(store, arena, options, now);
+        shard.add_volume(VOLUME, self.cache, self.size, false, Arc::default());
+        Case { shard, region, now, tags: 0, replies: HashMap::new() }
+    }
+}
+
+/// A shard and who asks it.
+struct Case {
+    shard: Shard<Script>,
+    region: Arc<Region>,
+    now: Instant,
+    tags: u16,
+    replies: HashMap<Tag, ShardReply>,
+}
+
+impl Case {
+    fn request(&mut self, request: ShardRequest) {
+        self.shard.request(request, self.now);
+        self.collect();
+    }
+
+    fn turn(&mut self) {
+        self.shard.turn(self.now);
+        self.collect();
+    }
+
+    /// Lets time pass.
+    fn wait(&mut self, time: Duration) {
+        self.now += time;
+        self.turn();
+    }
+
+    fn collect(&mut self) {
+        while let Some(reply) = self.shard.take_reply() {
+            let tag = reply.to().tag;
+            let old = self.replies.insert(tag, reply);
+            assert!(old.is_none(), "answered twice: {old:?}, {:?}", self.replies[&tag]);
+        }
+    }
+
+    fn token(&mut self) -> PartToken {
+        self.tags += 1;
+        let connection = ConnectionId { slot: 0, generation: 1 };
+        PartToken { group: 0, connection, tag: Tag(self.tags), part: 0 }
+    }
+
+    fn is_answered(&self, tag: Tag) -> bool {
+        self.replies.contains_key(&tag)
+    }
+
+    fn read(&mut self, offset: u64, len: u32) -> Tag {
+        let from = self.token();
+        self.request(ShardRequest::Read { from, volume: VOLUME, offset, len });
+        from.tag
+    }
+
+    /// What a read got, still lent.
+    fn lent(&mut self, tag: Tag) -> Result<Segments, Errno> {
+        match self.replies.remove(&tag) {
+            Some(ShardReply::Read { result, .. }) => result,
+            other => panic!("{tag:?}: {other:?}"),
+        }
+    }
+
+    fn copy(&self, memory: &Segments) -> Data {
+        let mut all = Vec::new();
+        for segment in memory.as_slice() {
+            let mut part = vec![0; segment.len as usize];
+            self.region.read(segment.offset, &mut part);
+            all.extend(part);
+        }
+        Data(all)
+    }
+
+    fn release(&mut self, memory: Segments) {
+        self.request(ShardRequest::Release { memory });
+    }
+
+    /// What a read got; it is given back.
+    fn got(&mut self, tag: Tag) -> Result<Data, Errno> {
+        let memory = self.lent(tag)?;
+        let data = self.copy(&memory);
+        self.release(memory);
+        Ok(data)
+    }
+
+    /// Reads what must be cached.
+    fn hit(&mut self, offset: u64, len: u32) -> Data {
+        let (ops, copied) = (self.ops().len(), self.shard.counters().copied_bytes);
+        let tag = self.read(offset, len);
+        assert!(self.is_answered(tag), "{offset}+{len} is not cached");
+        assert_eq!(self.ops().len(), ops, "a hit went to the store");
+        assert_eq!(self.shard.counters().copied_bytes, copied, "a hit copied");
+        self.got(tag).unwrap()
+    }
+
+    /// Reads, whatever it takes.
+    fn read_all(&mut self, offset: u64, len: u32) -> Data {
+        let tag = self.read(offset, len);
+        self.finish_all();
+        self.got(tag).unwrap()
+    }
+
+    fn prefetch(&mut self, offset: u64, len: u32) {
+        self.request(ShardRequest::Prefetch { volume: VOLUME, offset, len });
+    }
+
+    fn reserve(&mut self, offset: u64, len: usize) -> Tag {
+        let from = self.token();
+        let len = u32::try_from(len).unwrap();
+        self.request(ShardRequest::Reserve { from, volume: VOLUME, offset, len });
+        from.tag
+    }
+
+    fn reserved(&mut self, tag: Tag) -> (JobId, Segments) {
+        match self.replies.remove(&tag) {
+            Some(ShardReply::Reserved { job, memory, .. }) => (job, memory),
+            other => panic!("{tag:?}: {other:?}"),
+        }
+    }
+
+    /// The data of a reservation lands and is written.
+    fn land(&mut self, tag: Tag, data: &[u8], fua: bool) -> Tag {
+        let (job, memory) = self.reserved(tag);
+        let mut at = 0;
+        for segment in memory.as_slice() {
+            self.region.write(segment.offset, &data[at..at + segment.len as usize]);
+            at += segment.len as usize;
+        }
+        assert_eq!(at, data.len());
+        let from = self.token();
+        self.request(ShardRequest::Write { from: PartToken { tag, ..from }, job, memory, fua });
+        tag
+    }
+
+    fn write_bytes(&mut self, offset: u64, data: &[u8], fua: bool) -> Tag {
+        let tag = self.reserve(offset, data.len());
+        self.land(tag, data, fua)
+    }
+
+    /// Writes a version.
+    fn write(&mut self, version: u8, offset: u64, len: usize) -> Tag {
+        self.write_bytes(offset, &bytes(version, offset, len), false)
+    }
+
+    /// Writes what must be acknowledged from memory.
+    fn dirty(&mut self, version: u8, offset: u64, len: usize) {
+        let ops = self.ops().len();
+        let tag = self.write(version, offset, len);
+        assert_eq!(self.done(tag), Ok(()), "{offset}+{len}");
+        assert_eq!(self.ops().len(), ops, "a dirty write went to the store");
+    }
+
+    fn done(&mut self, tag: Tag) -> Result<(), Errno> {
+        match self.replies.remove(&tag) {
+            Some(ShardReply::Done { result, .. }) => result,
+            other => panic!("{tag:?}: {other:?}"),
+        }
+    }
+
+    fn flush(&mut self) -> Tag {
+        let from = self.token();
+        self.request(ShardRequest::Flush { from, volume: VOLUME });
+        from.tag
+    }
+
+    fn change(&mut self, kind: OpKind) -> Tag {
+        let from = self.token();
+        self.request(ShardRequest::Change { from, volume: VOLUME, kind, held: false });
+        from.tag
+    }
+
+    fn discard(&mut self, offset: u64, len: u64) -> Tag {
+        self.change(OpKind::Discard { offset, len })
+    }
+
+    fn hold(&mut self, offset: u64, len: u64) -> Tag {
+        let from = self.token();
+        self.request(ShardRequest::Hold { from, volume: VOLUME, offset, len });
+        from.tag
+    }
+
+    fn held(&mut self, tag: Tag) -> JobId {
+        match self.replies.remove(&tag) {
+            Some(ShardReply::Held { job, .. }) => job,
+            other => panic!("{tag:?}: {other:?}"),
+        }
+    }
+
+    fn unhold(&mut self, job: JobId, outcome: Changed) {
+        self.request(ShardRequest::Unhold { job, outcome });
+    }
+
+    /// The ops that the store has, in the order in which it got them.
+    fn ops(&self) -> Vec<OpKind> {
+        self.shard.store.ops()
+    }
+
+    /// Offset and length of each of the store's ops.
+    fn ranges(&self) -> Vec<(u64, u64)> {
+        self.ops().iter().map(OpKind::range).collect()
+    }
+
+    /// The place of the op that begins there.
+    fn op_at(&self, offset: u64) -> usize {
+        let at = self.ranges().iter().position(|(at, _)| *at == offset);
+        at.unwrap_or_else(|| panic!("nothing at {offset}: {:?}", self.ops()))
+    }
+
+    /// The op in that place ends well.
+    fn finish(&mut self, at: usize) {
+        self.shard.store.finish(at);
+        self.turn();
+    }
+
+    /// The op in that place ends like that, and without effect.
+    fn finish_with(&mut self, at: usize, result: Result<u32, Errno>) {
+        self.shard.store.finish_with(at, result);
+        self.turn();
+    }
+
+    /// Everything ends well, also what comes of that.
+    fn finish_all(&mut self) {
+        for _ in 0..1000 {
+            if self.ops().is_empty() {
+                return;
+            }
+            self.finish(0);
+        }
+        panic!("the store is asked for ever: {:?}", self.ops());
+    }
+
+    /// What the store has of a range.
+    fn stored(&self, offset: u64, len: usize) -> Data {
+        Data(self.shard.store.bytes(offset, len))
+    }
+
+    /// Reads a range of cold blocks in, to have them in the cache.
+    fn warm(&mut self, offset: u64, len: u32) {
+        let data = self.read_all(offset, len);
+        assert_eq!(data, self.stored(offset, len as usize));
+    }
+
+    fn is_cached(&self, block: u64) -> bool {
+        self.shard.slots.find(VOLUME, block).is_some()
+    }
+
+    fn dirty_blocks(&self) -> usize {
+        self.shard.slots.dirty()
+    }
+
+    /// Nothing is left of what was asked: no job, no lock, no pin, no answer.
+    fn end(&mut self) {
+        self.finish_all();
+        assert!(self.replies.is_empty(), "{:?}", self.replies);
+        assert!(self.shard.is_idle(), "{:?}", self.shard);
+        assert_eq!(self.shard.locks.len(), 0);
+        assert_eq!(self.shard.slots.held().collect::<Vec<_>>(), []);
+        assert_eq!(self.shard.slots.lent(), 0);
+        assert!(self.shard.write_backs.is_empty() && self.shard.flushes.is_empty());
+    }
+}

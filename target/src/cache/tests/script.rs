@@ -1,0 +1,104 @@
+//! [`Script`]: a store that keeps its ops until a test ends them, in any order and with any result.
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use rblk_fabric::Region;
+
+use crate::store::{Op, OpDone, OpKind, Segment, Store};
+
+/// See the module. A write's bytes are looked at when it ends: until then they are lent.
+pub(super) struct Script {
+    region: Arc<Region>,
+    volumes: Vec<Vec<u8>>,
+    pending: Vec<(Op, Vec<Segment>)>,
+    done: Vec<OpDone>,
+    /// More ops are refused.
+    pub(super) capacity: usize,
+    /// Ops accepted, ever.
+    pub(super) accepted: usize,
+}
+
+impl Script {
+    pub(super) fn new(region: &Arc<Region>) -> Self {
+        Self {
+            region: Arc::clone(region),
+            volumes: Vec::new(),
+            pending: Vec::new(),
+            done: Vec::new(),
+            capacity: usize::MAX,
+            accepted: 0,
+        }
+    }
+
+    pub(super) fn add_volume(&mut self, bytes: Vec<u8>) {
+        self.volumes.push(bytes);
+    }
+
+    pub(super) fn ops(&self) -> Vec<OpKind> {
+        self.pending.iter().map(|(op, _)| op.kind).collect()
+    }
+
+    pub(super) fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
+        let offset = usize::try_from(offset).unwrap();
+        self.volumes[0][offset..offset + len].to_vec()
+    }
+
+    pub(super) fn finish(&mut self, at: usize) {
+        let (op, memory) = self.pending.remove(at);
+        let (offset, len) = op.kind.range();
+        let offset = usize::try_from(offset).unwrap();
+        let end = offset + usize::try_from(len).unwrap();
+        let mut range = &mut self.volumes[usize::from(op.volume.0)][offset..end];
+        let mut moved = 0;
+        match op.kind {
+            OpKind::Read { len, .. } | OpKind::Write { len, .. } => {
+                for segment in &memory {
+                    let (part, rest) = range.split_at_mut(segment.len as usize);
+                    match op.kind {
+                        OpKind::Read { .. } => self.region.write(segment.offset, part),
+                        _ => self.region.read(segment.offset, part),
+                    }
+                    range = rest;
+                }
+                assert!(range.is_empty(), "segments of another length: {op:?}");
+                moved = len;
+            }
+            OpKind::Discard { .. } | OpKind::WriteZeroes { .. } => range.fill(0),
+            OpKind::Flush => {}
+        }
+        self.done.push(OpDone { token: op.token, result: Ok(moved) });
+    }
+
+    pub(super) fn finish_with(&mut self, at: usize, result: Result<u32, Errno>) {
+        let (op, _) = self.pending.remove(at);
+        self.done.push(OpDone { token: op.token, result });
+    }
+}
+
+impl Store for Script {
+    fn submit(&mut self, op: Op, memory: &[Segment]) -> Result<(), Op> {
+        if self.pending.len() >= self.capacity {
+            return Err(op);
+        }
+        let (offset, len) = op.kind.range();
+        let (from, to) = (offset, offset + len);
+        for (other, _) in &self.pending {
+            let (offset, len) = other.kind.range();
+            let reads = !op.kind.changes() && !other.kind.changes();
+            let apart = to <= offset || offset + len <= from || other.volume != op.volume;
+            assert!(reads || apart, "{op:?} while {other:?} is in flight");
+        }
+        self.accepted += 1;
+        self.pending.push((op, memory.to_vec()));
+        Ok(())
+    }
+
+    fn reap(&mut self, out: &mut Vec<OpDone>) {
+        out.append(&mut self.done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.pending.len() + self.done.len()
+    }
+}

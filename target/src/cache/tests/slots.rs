@@ -1,0 +1,347 @@
+//! [`Slots`] against a model that is plainly right.
+
+use std::collections::BTreeMap;
+
+use rblk_fabric::{PageKind, Region};
+
+use super::super::SLOT_BYTES;
+use super::super::policy::Slot;
+use super::super::slots::{Install, Slots, State};
+use super::Rng;
+use crate::arena::Arena;
+use crate::store::{Segment, VolumeIndex};
+
+const SLOTS: usize = 64;
+const VOLUMES: u16 = 2;
+const BLOCKS: u64 = 40;
+
+#[derive(Clone, Copy)]
+struct Kept {
+    state: State,
+    at: (u16, u64),
+    since: (u64, u32),
+    sends: u32,
+    stores: u16,
+    failed: bool,
+}
+
+/// What every slot should be.
+struct Model {
+    slots: Vec<Kept>,
+    index: BTreeMap<(u16, u64), usize>,
+}
+
+impl Model {
+    fn new() -> Self {
+        let free = Kept {
+            state: State::Free,
+            at: (0, 0),
+            since: (0, 0),
+            sends: 0,
+            stores: 0,
+            failed: false,
+        };
+        Self { slots: vec![free; SLOTS], index: BTreeMap::new() }
+    }
+
+    fn all(&self, is: impl Fn(&Kept) -> bool) -> Vec<usize> {
+        (0..SLOTS).filter(|at| is(&self.slots[*at])).collect()
+    }
+
+    fn may_leave(kept: &Kept) -> bool {
+        kept.state == State::Clean && kept.sends == 0 && kept.stores == 0
+    }
+
+    fn unpin(&mut self, at: usize) {
+        let kept = &mut self.slots[at];
+        if kept.state == State::Gone && kept.sends == 0 && kept.stores == 0 {
+            kept.state = State::Free;
+        }
+    }
+
+    fn forget(&mut self, at: usize) {
+        self.index.remove(&self.slots[at].at);
+        self.slots[at].state = State::Gone;
+        self.unpin(at);
+    }
+
+    fn install(&mut self, at: usize, place: (u16, u64), how: Install) {
+        let old = self.index.get(&place).copied();
+        let was = old.map(|old| self.slots[old]);
+        if let Some(old) = old {
+            self.forget(old);
+        }
+        let old_since = was.filter(|old| old.state == State::Dirty).map(|old| old.since);
+        let any_since = was.filter(|old| old.state == State::Writing).map(|old| old.since);
+        let since = match how {
+            Install::Clean => None,
+            Install::Dirty { order, now_ms } => Some(old_since.unwrap_or((order, now_ms))),
+            Install::Merged => old_since.or(any_since),
+        };
+        self.index.insert(place, at);
+        let kept = &mut self.slots[at];
+        (kept.at, kept.failed) = (place, false);
+        kept.state = if since.is_some() { State::Dirty } else { State::Clean };
+        kept.since = since.unwrap_or(kept.since);
+    }
+
+    fn not_written(&mut self, at: usize, failed: bool) {
+        self.slots[at].stores -= 1;
+        let Kept { since, at: place, state, .. } = self.slots[at];
+        let current = match state {
+            State::Writing => Some(at),
+            _ => self.index.get(&place).copied(),
+        };
+        let is_dirty = |at: &usize| {
+            *at == current.unwrap_or(SLOTS) && state == State::Writing
+                || self.slots[*at].state == State::Dirty
+        };
+        if let Some(current) = current.filter(is_dirty) {
+            let current = &mut self.slots[current];
+            current.since = current.since.min(since);
+            current.failed |= failed;
+            current.state = State::Dirty;
+        }
+        self.unpin(at);
+    }
+}
+
+fn agree(slots: &mut Slots, model: &Model, seed: u64) {
+    for at in 0..SLOTS {
+        let (kept, slot) = (&model.slots[at], Slot(u32::try_from(at).unwrap()));
+        let is = slots.holders(slot);
+        assert_eq!(is.state, kept.state, "seed {seed}: {slot:?}");
+        assert_eq!((is.sends, is.stores), (kept.sends, kept.stores), "seed {seed}: {slot:?}");
+        if matches!(kept.state, State::Clean | State::Dirty | State::Writing) {
+            assert_eq!((is.block.0.0, is.block.1), kept.at, "seed {seed}: {slot:?}");
+        }
+        if matches!(kept.state, State::Dirty | State::Writing) {
+            assert_eq!(slots.since(slot), kept.since, "seed {seed}: {slot:?}");
+        }
+    }
+    for volume in 0..VOLUMES {
+        for block in 0..BLOCKS {
+            let found = slots.find(VolumeIndex(volume), block).map(|slot| slot.0 as usize);
+            let kept = model.index.get(&(volume, block)).copied();
+            assert_eq!(found, kept, "seed {seed}: block {block} of {volume}");
+        }
+        let dirty = |kept: &Kept| matches!(kept.state, State::Dirty | State::Writing);
+        let of = |kept: &Kept| kept.at.0 == volume;
+        let failed = model.all(|kept| dirty(kept) && of(kept) && kept.failed).len();
+        assert_eq!(slots.failed(VolumeIndex(volume)) as usize, failed, "seed {seed}");
+        // The list, oldest first; then it is put together again.
+        let mut list = Vec::new();
+        while let Some(slot) = slots.oldest_dirty(VolumeIndex(volume)) {
+            list.push((slots.since(slot).0, slot));
+            slots.begin_writing(slot);
+        }
+        assert!(list.is_sorted_by_key(|(since, _)| *since), "seed {seed}: {list:?}");
+        list.iter().for_each(|(_, slot)| slots.not_written(*slot, false));
+        let mut listed: Vec<_> = list.iter().map(|(_, slot)| slot.0 as usize).collect();
+        listed.sort_unstable();
+        let expected = model.all(|kept| kept.state == State::Dirty && of(kept));
+        assert_eq!(listed, expected, "seed {seed}: dirty list of {volume}");
+    }
+    let dirty = model.all(|kept| matches!(kept.state, State::Dirty | State::Writing)).len();
+    assert_eq!(slots.dirty(), dirty, "seed {seed}");
+    let outdated = model.all(|kept| kept.state == State::Gone && kept.stores > 0).len();
+    assert_eq!(slots.outdated(), outdated, "seed {seed}");
+    assert_eq!(slots.cached(), model.index.len(), "seed {seed}");
+    let lent: u32 = model.slots.iter().map(|kept| kept.sends).sum();
+    assert_eq!(slots.lent(), lent as usize, "seed {seed}");
+}
+
+/// As many as are free or may leave can be had, and not one more; only those that may leave do.
+fn allocate(slots: &mut Slots, model: &mut Model, count: usize, seed: u64) {
+    let free = model.all(|kept| kept.state == State::Free).len();
+    let leave = model.all(Model::may_leave).len();
+    let (evictions, mut out) = (slots.evictions(), Vec::new());
+    let got = slots.allocate(count, &mut out);
+    assert_eq!(got, count <= free + leave, "seed {seed}: {count} of {free} and {leave}");
+    assert_eq!(out.len(), if got { count } else { 0 });
+    let taken = |slot: usize| out.iter().any(|out| out.0 as usize == slot);
+    let mut left = 0;
+    for at in model.all(Model::may_leave) {
+        if taken(at) || slots.state(Slot(u32::try_from(at).unwrap())) == State::Free {
+            model.forget(at);
+            left += 1;
+        }
+    }
+    assert_eq!(slots.evictions() - evictions, left, "seed {seed}");
+    assert!(left as usize == count.saturating_sub(free) || !got, "seed {seed}: {left} left");
+    for slot in out {
+        let kept = &mut model.slots[slot.0 as usize];
+        assert_eq!(kept.state, State::Free, "seed {seed}: {slot:?} was handed out while in use");
+        kept.state = State::Private;
+    }
+}
+
+fn run(seed: u64, steps: usize) {
+    // Few blocks are rewritten often; many fill the memory.
+    let blocks = [5, 12, 40][usize::try_from(seed % 3).unwrap()];
+    let region = Region::allocate(SLOTS * SLOT_BYTES, PageKind::Normal).unwrap();
+    let arena = Arena::new(region, 16 << 10).unwrap();
+    let mut slots = Slots::new(arena, seed);
+    (0..VOLUMES).for_each(|volume| slots.add_volume(VolumeIndex(volume)));
+    let (mut model, mut random, mut order) = (Model::new(), Rng(seed), 0);
+    let any = |random: &mut Rng, from: &[usize]| {
+        (!from.is_empty()).then(|| from[random.below(from.len().max(1))])
+    };
+    let name = |at: usize| Slot(u32::try_from(at).unwrap());
+    for step in 0..steps {
+        match random.below(20) {
+            0..3 => allocate(&mut slots, &mut model, 1 + random.below(6), seed),
+            3 => allocate(&mut slots, &mut model, 1 + random.below(SLOTS + 4), seed),
+            4..10 => {
+                let private = model.all(|kept| kept.state == State::Private);
+                let Some(at) = any(&mut random, &private) else { continue };
+                let volume = u16::try_from(random.below(VOLUMES.into())).unwrap();
+                let place = (volume, random.below(blocks) as u64);
+                order += 1;
+                let how = match random.below(5) {
+                    0 => Install::Clean,
+                    1 => Install::Merged,
+                    _ => Install::Dirty { order, now_ms: u32::try_from(step).unwrap() },
+                };
+                slots.install(name(at), VolumeIndex(volume), place.1, how);
+                model.install(at, place, how);
+            }
+            10 => {
+                let private = model.all(|kept| kept.state == State::Private);
+                let Some(at) = any(&mut random, &private) else { continue };
+                if random.below(2) == 0 {
+                    slots.give_back(name(at));
+                    model.slots[at].state = State::Free;
+                } else {
+                    slots.lend_private(name(at));
+                    model.slots[at].state = State::Gone;
+                    model.slots[at].sends += 1;
+                }
+            }
+            11 | 12 => {
+                let indexed: Vec<_> = model.index.values().copied().collect();
+                let Some(at) = any(&mut random, &indexed) else { continue };
+                slots.touch(name(at));
+                slots.lend(name(at));
+                model.slots[at].sends += 1;
+            }
+            13 | 14 => {
+                let lent = model.all(|kept| kept.sends > 0);
+                let Some(at) = any(&mut random, &lent) else { continue };
+                slots.unlend(name(at));
+                model.slots[at].sends -= 1;
+                model.unpin(at);
+            }
+            15 | 16 => {
+                let volume = VolumeIndex(u16::try_from(random.below(VOLUMES.into())).unwrap());
+                let dirty = model.all(|k| k.state == State::Dirty && k.at.0 == volume.0);
+                let oldest = slots.oldest_dirty(volume).map(|slot| slot.0 as usize);
+                let Some(other) = any(&mut random, &dirty) else { continue };
+                let at = oldest.filter(|_| random.below(2) == 0).unwrap_or(other);
+                slots.begin_writing(name(at));
+                model.slots[at].state = State::Writing;
+                model.slots[at].stores += 1;
+            }
+            17 | 18 => {
+                let writing = model.all(|kept| kept.stores > 0);
+                let Some(at) = any(&mut random, &writing) else { continue };
+                if random.below(2) == 0 {
+                    slots.written(name(at));
+                    let kept = &mut model.slots[at];
+                    kept.stores -= 1;
+                    if kept.state == State::Writing {
+                        (kept.state, kept.failed) = (State::Clean, false);
+                    }
+                    model.unpin(at);
+                } else {
+                    let failed = random.below(2) == 0;
+                    slots.not_written(name(at), failed);
+                    model.not_written(at, failed);
+                }
+            }
+            _ => {
+                let (first, width) = (random.below(blocks) as u64, random.below(6));
+                // Half of them over more blocks than there are slots.
+                let last = first + [width as u64, 1 << 40][random.below(2)];
+                let mut seen = Vec::new();
+                let forget = random.below(4) == 0;
+                slots.for_each_in(VolumeIndex(0), first, last, |slots, slot| {
+                    seen.push(slot.0 as usize);
+                    if forget {
+                        slots.forget(slot);
+                    }
+                });
+                let mut expected: Vec<_> =
+                    model.index.range((0, first)..=(0, last)).map(|(_, at)| *at).collect();
+                if forget {
+                    expected.iter().for_each(|at| model.forget(*at));
+                }
+                expected.sort_unstable();
+                seen.sort_unstable();
+                assert_eq!(seen, expected, "seed {seed}: blocks {first} to {last}");
+            }
+        }
+        if step % 8 == 0 {
+            agree(&mut slots, &model, seed);
+        }
+    }
+    // Everything that is held comes back, and then all memory can be had at once.
+    for at in 0..SLOTS {
+        while model.slots[at].sends > 0 {
+            slots.unlend(name(at));
+            model.slots[at].sends -= 1;
+            model.unpin(at);
+        }
+        while model.slots[at].stores > 0 {
+            slots.not_written(name(at), true);
+            model.not_written(at, true);
+        }
+        if model.slots[at].state == State::Private {
+            slots.give_back(name(at));
+            model.slots[at].state = State::Free;
+        }
+    }
+    agree(&mut slots, &model, seed);
+    assert_eq!(slots.held().collect::<Vec<_>>(), [], "seed {seed}");
+    model.all(|kept| kept.state == State::Dirty).into_iter().for_each(|at| {
+        slots.forget(name(at));
+        model.forget(at);
+    });
+    allocate(&mut slots, &mut model, SLOTS, seed);
+    agree(&mut slots, &model, seed);
+    assert_eq!((slots.dirty(), slots.cached(), slots.lent()), (0, 0, 0));
+}
+
+#[test]
+fn agrees_with_the_model() {
+    for seed in 0..6 {
+        run(seed, 100_000);
+    }
+}
+
+#[test]
+fn segments_join_neighbours_and_name_their_slots() {
+    let region = Region::allocate(2 * SLOTS * SLOT_BYTES, PageKind::Normal).unwrap();
+    // The second half of the region: offsets count from its start.
+    let range = SLOTS * SLOT_BYTES..2 * SLOTS * SLOT_BYTES;
+    let slots = Slots::new(Arena::over(region, range.clone(), 16 << 10).unwrap(), 1);
+    let list = |numbers: &[u32], skip, len| {
+        let mut out = Vec::new();
+        slots.segments(numbers.iter().map(|at| Slot(*at)), skip, len, &mut out);
+        out
+    };
+    let at = |slot: usize, skip: usize, len: u32| Segment {
+        offset: range.start + slot * SLOT_BYTES + skip,
+        len,
+    };
+    assert_eq!(list(&[3, 4, 5], 0, 3 * 4096), [at(3, 0, 3 * 4096)]);
+    assert_eq!(list(&[3, 5, 4], 0, 3 * 4096), [at(3, 0, 4096), at(5, 0, 4096), at(4, 0, 4096)]);
+    assert_eq!(list(&[3, 4], 512, 4096), [at(3, 512, 4096)]);
+    assert_eq!(list(&[4, 3], 3584, 1024), [at(4, 3584, 512), at(3, 0, 512)]);
+    assert_eq!(list(&[9, 9], 4095, 1), [at(9, 4095, 1)]);
+    let names = |segment| slots.slots_of(segment).map(|slot| slot.0).collect::<Vec<_>>();
+    assert_eq!(names(at(3, 0, 3 * 4096)), [3, 4, 5]);
+    assert_eq!(names(at(3, 512, 4096)), [3, 4]);
+    assert_eq!(names(at(3, 512, 3584)), [3]);
+    assert_eq!(names(at(63, 4095, 1)), [63]);
+}

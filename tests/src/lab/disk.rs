@@ -1,0 +1,168 @@
+//! [`LoopDisk`] and [`Mapped`]: disks for targets to keep volumes on, which can be made to fail, to fill up and to
+//! be watched.
+//!
+//! Made by losetup and dmsetup; their modules are loaded when they are first needed. No name of theirs is used
+//! outside of tests, and all begin with [`PREFIX`], so that what a test left is found and removed.
+
+use std::path::{Path, PathBuf};
+
+use super::Lab;
+use super::process::start;
+use super::wait::DEADLINE;
+
+/// How names of devices, and of files below [`MEMORY`], begin.
+const PREFIX: &str = "rblklab-";
+/// A file system in memory.
+const MEMORY: &str = "/dev/shm";
+
+/// A command of the host that must work.
+fn sh(words: &[&str]) -> String {
+    start(words).finish(DEADLINE).ok()
+}
+
+/// A disk of 512-byte sectors whose bytes are in memory. Dropped, it is gone.
+#[derive(Debug)]
+pub struct LoopDisk {
+    device: PathBuf,
+    file: PathBuf,
+    bytes: u64,
+}
+
+impl LoopDisk {
+    /// A disk of zeros.
+    ///
+    /// # Panics
+    /// It cannot be made.
+    #[must_use]
+    pub fn new(lab: &Lab, name: &str, bytes: u64) -> Self {
+        let file = Path::new(MEMORY).join(format!("{PREFIX}{}-{name}", lab.test()));
+        let made = std::fs::File::create(&file).and_then(|file| file.set_len(bytes));
+        made.unwrap_or_else(|e| panic!("making {}: {e}", file.display()));
+        let said = sh(&["losetup", "--find", "--show", &file.display().to_string()]);
+        Self { device: PathBuf::from(said.trim()), file, bytes }
+    }
+
+    /// The block device.
+    #[must_use]
+    pub fn device(&self) -> &Path {
+        &self.device
+    }
+
+    /// Its size in sectors of 512 bytes.
+    #[must_use]
+    pub fn sectors(&self) -> u64 {
+        self.bytes / 512
+    }
+}
+
+impl Drop for LoopDisk {
+    fn drop(&mut self) {
+        let _ = start(&["losetup", "-d", &self.device.display().to_string()]).finish(DEADLINE);
+        let _ = std::fs::remove_file(&self.file);
+    }
+}
+
+/// A device of the device mapper. Dropped, it is removed.
+#[derive(Debug)]
+pub struct Mapped {
+    name: String,
+    table: PathBuf,
+}
+
+impl Mapped {
+    /// A device with this table, as in dmsetup(8): lines of first sector, sectors, kind and what the kind needs.
+    ///
+    /// # Panics
+    /// It cannot be made.
+    #[must_use]
+    pub fn new(lab: &Lab, name: &str, table: &str) -> Self {
+        for module in ["dm-mod", "dm-flakey", "dm-log-writes"] {
+            sh(&["modprobe", "-q", module]);
+        }
+        let mapped = Self { name: format!("{PREFIX}{name}"), table: lab.path(name) };
+        mapped.dmsetup(&["create"], Some(table));
+        mapped
+    }
+
+    /// Gives it another table of the same size. What is being done is waited for, with the table that it had.
+    ///
+    /// # Panics
+    /// The kernel refuses.
+    pub fn load(&self, table: &str) {
+        self.dmsetup(&["load"], Some(table));
+        self.dmsetup(&["suspend", "--nolockfs"], None);
+        self.dmsetup(&["resume"], None);
+    }
+
+    /// Tells it something that its kind understands.
+    ///
+    /// # Panics
+    /// It does not.
+    pub fn message(&self, text: &str) {
+        let words: Vec<&str> = text.split(' ').collect();
+        sh(&[&["dmsetup", "message", &self.name, "0"], &*words].concat());
+    }
+
+    /// The block device.
+    #[must_use]
+    pub fn device(&self) -> PathBuf {
+        Path::new("/dev/mapper").join(&self.name)
+    }
+
+    /// Removes it, which waits for what it has to finish.
+    ///
+    /// # Panics
+    /// Somebody has it open.
+    pub fn remove(self) {
+        sh(&["dmsetup", "remove", "--retry", &self.name]);
+    }
+
+    fn dmsetup(&self, words: &[&str], table: Option<&str>) {
+        let path = self.table.display().to_string();
+        let mut all = [&["dmsetup"], words, &[&self.name]].concat();
+        if let Some(table) = table {
+            std::fs::write(&self.table, table).unwrap_or_else(|e| panic!("writing {path}: {e}"));
+            all.push(&path);
+        }
+        sh(&all);
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        remove(&self.name);
+    }
+}
+
+fn remove(name: &str) {
+    if Path::new("/dev/mapper").join(name).exists() {
+        let _ = start(&["dmsetup", "remove", "--force", "--retry", name]).finish(DEADLINE);
+    }
+}
+
+/// The devices and files that are there, in words.
+pub(super) fn left() -> Vec<String> {
+    let mut left = Vec::new();
+    for dir in ["/dev/mapper", MEMORY] {
+        let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+        left.extend(names.filter(|n| n.starts_with(PREFIX)).map(|name| format!("{dir}/{name}")));
+    }
+    left
+}
+
+/// Removes what is there.
+pub(super) fn sweep() {
+    for path in left() {
+        match path.strip_prefix("/dev/mapper/") {
+            Some(name) => remove(name),
+            None => {
+                let loops = start(&["losetup", "-n", "-O", "NAME", "-j", &path]).finish(DEADLINE);
+                for device in loops.stdout.lines() {
+                    let _ = start(&["losetup", "-d", device.trim()]).finish(DEADLINE);
+                }
+                let _ = std::fs::remove_file(&path);
+            }
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! [`FileSystem`]: a mounted file system.
+
+use std::path::{Path, PathBuf};
+
+use super::process::start;
+use super::wait::DEADLINE;
+
+/// A mounted file system. Dropped, it is detached.
+#[derive(Debug)]
+pub struct FileSystem(Option<PathBuf>);
+
+impl FileSystem {
+    /// Mounts the file system of that kind and device at `dir`, which is made if it is missing.
+    ///
+    /// # Panics
+    /// It cannot be mounted.
+    #[must_use]
+    pub fn mount(kind: &str, device: &str, dir: &Path, options: &[&str]) -> Self {
+        std::fs::create_dir_all(dir).unwrap_or_else(|e| panic!("making {}: {e}", dir.display()));
+        let at = dir.display().to_string();
+        let words = [&["mount", "-t", kind], options, &[device, &at]].concat();
+        let _ = start(&words).finish(2 * DEADLINE).ok();
+        Self(Some(dir.to_owned()))
+    }
+
+    /// Unmounts it.
+    ///
+    /// # Panics
+    /// It is in use.
+    pub fn umount(mut self) {
+        if let Some(dir) = self.0.take() {
+            let _ = start(&["umount", &dir.display().to_string()]).finish(2 * DEADLINE).ok();
+        }
+    }
+}
+
+impl Drop for FileSystem {
+    fn drop(&mut self) {
+        if let Some(dir) = &self.0 {
+            let _ = start(&["umount", "-l", &dir.display().to_string()]).finish(DEADLINE);
+        }
+    }
+}
