@@ -39,6 +39,8 @@ use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::volume::{CacheMode, Placement, Volume};
 use rblk_target::volume_stats::{LastError, VolumeCounts, VolumeStats};
 
+use crate::seed::Random;
+
 /// Entries of the target's CQ: some tens of queues of default depth.
 const TARGET_CQ_ENTRIES: u32 = 1 << 16;
 /// Runs of memory that one WRITE of the target gathers.
@@ -103,6 +105,8 @@ pub struct RigOptions {
     pub tick: Duration,
     /// Poll groups of the target; connections are dealt to them in turn.
     pub groups: usize,
+    /// How many of a thousand turns a poll group sleeps through, so that they are not in step.
+    pub skipped_turns_per_mille: u32,
     /// Memory of the target for data in flight and the cache, of all poll groups together.
     pub arena_bytes: usize,
     /// Most acknowledged bytes in memory only, of all poll groups together.
@@ -122,6 +126,7 @@ impl Default for RigOptions {
             conditions: Conditions::default(),
             tick: Duration::from_micros(10),
             groups: 1,
+            skipped_turns_per_mille: 0,
             arena_bytes: 16 << 20,
             dirty_max_bytes: 4 << 20,
             write_back_delay: Duration::from_millis(10),
@@ -256,6 +261,8 @@ pub struct Rig<S> {
     tick: Duration,
     groups: Vec<Group<S>>,
     next_group: usize,
+    skips: Random,
+    skipped_turns_per_mille: u32,
     target_pd: ProtectionDomain,
     initiator_pd: ProtectionDomain,
     volumes: Vec<Arc<Volume>>,
@@ -417,6 +424,8 @@ impl<S: Store> Rig<S> {
             tick: options.tick,
             groups,
             next_group: 0,
+            skips: Random::new(options.seed ^ 0x736b_6970),
+            skipped_turns_per_mille: options.skipped_turns_per_mille,
             target_pd,
             initiator_pd: device.alloc_pd()?,
             volumes,
@@ -842,6 +851,10 @@ impl<S: Store> Rig<S> {
         let mut busy = false;
         let mut messages: Vec<FromGroup> = Vec::new();
         for group in &mut self.groups {
+            if self.skips.chance(self.skipped_turns_per_mille) {
+                busy = true;
+                continue;
+            }
             busy |= group.engine.turn(self.now) || group.engine.has_outbox();
             messages.extend(group.engine.take_outbox());
         }
@@ -874,9 +887,20 @@ impl<S: Store> Rig<S> {
             FromGroup::Admin { group, connection, session, command, body } => {
                 self.admin.push(AdminCommand { connection, session, command, body, group });
             }
-            FromGroup::ConnectionGone { session, kind, epoch, connection, memory, reason: _ } => {
+            FromGroup::ConnectionGone {
+                session,
+                kind,
+                epoch,
+                connection,
+                memory,
+                undrained,
+                ..
+            } => {
                 drop(connection);
                 drop(memory);
+                if let Some((group, connection)) = undrained {
+                    self.mail_to(group, ToGroup::Destroyed { connection });
+                }
                 self.note(&[4, u64::from(session.0), u64::from(epoch.0)]);
                 self.gone.push(Gone { session, kind, epoch });
                 let Some(state) = self.sessions.get_mut(usize::from(session.0)) else { return };
@@ -884,7 +908,7 @@ impl<S: Store> Rig<S> {
                     state.connections.swap_remove(at);
                 }
             }
-            FromGroup::Stopped { .. } => {}
+            FromGroup::Stopped { .. } | FromGroup::LostWrites { .. } => {}
         }
     }
 

@@ -60,6 +60,12 @@ impl SendCredits {
         self.reclaimed
     }
 
+    /// Whether a signaled WR is on its way.
+    #[must_use]
+    pub fn expects_completion(&self) -> bool {
+        !self.signaled.is_empty()
+    }
+
     /// Position up to which everything is known to be done.
     #[must_use]
     pub fn reclaimed(&self) -> u64 {

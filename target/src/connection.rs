@@ -21,6 +21,7 @@ use rblk_fabric::{
 use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{ConnectionKind, Epoch, KeyedDescriptor, QueueDepth, Tag};
 
+use crate::arena::Extent;
 use crate::cache::Segments;
 use crate::read_ahead::ReadAhead;
 use crate::request::Request;
@@ -33,6 +34,8 @@ const RESPONSE_LEN: u32 = RESPONSE_BYTES as u32;
 pub const REPLY_AREA_BYTES: usize = 4096;
 /// At least every n-th send WR is signaled.
 const SIGNAL_INTERVAL: u32 = 16;
+/// A connection on which WRs wait and none completes for this long has ended.
+const STUCK: std::time::Duration = std::time::Duration::from_secs(20);
 /// Bytes that a proof READ moves.
 pub const SCRATCH_BYTES: u32 = 64;
 
@@ -209,6 +212,17 @@ pub struct ConnectionParams {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SessionSlot(pub u16);
 
+/// What a connection lent to its device: memory that answers were sent from, and that of its commands.
+#[derive(Debug)]
+pub struct Lent {
+    /// See [`Connection::pinned`].
+    pub pinned: VecDeque<(u64, u16, Segments)>,
+    /// See [`Connection::requests`].
+    pub requests: Box<[Request]>,
+    /// See [`Connection::poller`].
+    pub poller: usize,
+}
+
 /// One QP and everything that belongs to it.
 #[derive(Debug)]
 pub struct Connection {
@@ -247,10 +261,18 @@ pub struct Connection {
     /// A completed send WR means that the peer has the bytes. Not so on iWARP, where it only means that TCP
     /// has them and may yet send them from our memory (soft-iWARP does); there only a READ proves it.
     pub sends_prove: bool,
+    /// Its QP did not flush, or cannot say so.
+    pub gave_up: bool,
     /// Dead, and what it held was given back.
     pub emptied: bool,
     /// A proof READ is on its way.
     pub proving: bool,
+    /// Where it lands, if not in our scratch (iWARP).
+    pub proof_sink: Option<Extent>,
+    /// Completions without error so far.
+    pub completed: u64,
+    // What `completed` was when it was last seen to change or nothing was on its way, and when that was.
+    progress: (u64, Instant),
     /// In this turn's list of connections to post for.
     pub dirty: bool,
     /// Send WRs of this turn.
@@ -288,8 +310,12 @@ impl Connection {
             pinned: VecDeque::with_capacity(send_wrs as usize),
             read_ahead: ReadAhead::default(),
             sends_prove: true,
+            gave_up: false,
             emptied: false,
             proving: false,
+            proof_sink: None,
+            completed: 0,
+            progress: (0, now),
             dirty: false,
             sends: Vec::with_capacity(send_wrs as usize + 1),
             recvs: Vec::with_capacity(params.layout.recv_wrs() as usize),
@@ -376,6 +402,24 @@ impl Connection {
         let offset = self.params.layout.responses_at + tag.index() * RESPONSE_BYTES;
         self.region().write(offset, bytes);
         self.own_sge(offset, RESPONSE_LEN)
+    }
+
+    /// Whether WRs should have completed long ago. A peer that takes no data would hold memory for ever.
+    pub fn is_stuck(&mut self, now: Instant) -> bool {
+        let waits = self.reads_in_flight > 0 || self.credits.expects_completion();
+        if !waits || self.completed != self.progress.0 {
+            self.progress = (self.completed, now);
+        }
+        self.is_live() && now.saturating_duration_since(self.progress.1) > STUCK
+    }
+
+    /// Takes what it lent, leaving nothing.
+    pub fn take_lent(&mut self) -> Lent {
+        Lent {
+            pinned: std::mem::take(&mut self.pinned),
+            requests: std::mem::take(&mut self.requests),
+            poller: self.poller,
+        }
     }
 
     /// Whether the device touches nothing of it any more: the markers came back.

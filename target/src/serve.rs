@@ -219,12 +219,12 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
     }
     let listening: Vec<String> = listeners.iter().map(|l| l.address().to_string()).collect();
     let opened = open_volumes(config, &name)?;
-    let lineage = if opened.iter().any(|o| o.backing.is_some()) {
+    let lineage = Arc::new(if opened.iter().any(|o| o.backing.is_some()) {
         // The stores' locks are ours, so the predecessor is gone.
         LineageFile::open(&config.state_dir, &name)?
     } else {
         LineageFile::forgetful()?
-    };
+    });
 
     let io_max = u32::try_from(config.max_io.0).context("max_io")?;
     let extent_max = io_max.max(crate::arena::MIN_EXTENT_BYTES);
@@ -269,7 +269,7 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
     let mut control = Control::new(Parts {
         name,
         instance: InstanceId(instance),
-        lineage: lineage.lineage(),
+        lineage: Arc::clone(&lineage),
         limits: Limits {
             queue_depth_max: config.queue_depth_max,
             in_capsule_bytes: u32::try_from(config.inline.0).context("inline")?,

@@ -19,6 +19,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -123,6 +124,7 @@ pub struct LineageFile {
     lineage: Lineage,
     // `None` when nothing can be remembered.
     kept: Option<Kept>,
+    renounced: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -149,7 +151,7 @@ impl LineageFile {
     /// # Errors
     /// The system has no random bytes.
     pub fn forgetful() -> anyhow::Result<Self> {
-        Ok(Self { lineage: fresh()?, kept: None })
+        Ok(Self { lineage: fresh()?, kept: None, renounced: AtomicBool::new(false) })
     }
 
     fn open_on(directory: &Path, name: &Name, boot_id: &str) -> anyhow::Result<Self> {
@@ -163,7 +165,7 @@ impl LineageFile {
                     "cannot remember how this run ends (state_dir): initiators will take the next start for a loss of \
                      writes that were not flushed"
                 );
-                Ok(Self { lineage: fresh, kept: None })
+                Ok(Self { lineage: fresh, kept: None, renounced: AtomicBool::new(false) })
             }
         }
     }
@@ -180,7 +182,7 @@ impl LineageFile {
         let kept = Kept { path, boot_id: boot_id.to_owned(), _lock: lock };
         kept.write(lineage, false)?;
         tracing::info!(?before, "lineage");
-        Ok(Self { lineage, kept: Some(kept) })
+        Ok(Self { lineage, kept: Some(kept), renounced: AtomicBool::new(false) })
     }
 
     /// This run's lineages.
@@ -189,10 +191,27 @@ impl LineageFile {
         self.lineage
     }
 
+    /// Notes that acknowledged writes may be lost although nobody died: the next run begins new lineages, however
+    /// this one ends.
+    pub fn renounce(&self) {
+        let Some(kept) = &self.kept else { return };
+        if self.renounced.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // Without random bytes or a file system that takes it there is still `renounced`, and no clean end.
+        let written = fresh().map_err(io::Error::other).and_then(|new| kept.write(new, false));
+        if let Err(error) = written {
+            tracing::error!(path = %kept.path.display(), %error, "cannot note that writes may be lost");
+        }
+    }
+
     /// Notes that this run ended in good order. Call it last, when nothing is served any more and everything that
     /// was acknowledged is durable; otherwise do not call it.
     pub fn mark_clean(&self) {
         let Some(kept) = &self.kept else { return };
+        if self.renounced.load(Ordering::Relaxed) {
+            return;
+        }
         if let Err(error) = kept.write(self.lineage, true) {
             tracing::warn!(
                 path = %kept.path.display(),

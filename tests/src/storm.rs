@@ -227,6 +227,11 @@ impl Storm {
             seed: options.seed,
             conditions: options.network,
             groups: options.groups,
+            // Out of step, as threads are.
+            skipped_turns_per_mille: match options.groups {
+                1 => 0,
+                _ => [0, 300, 700][usize::try_from(options.seed % 3).unwrap_or(0)],
+            },
             arena_bytes: options.arena_bytes,
             io_max_bytes: options.io_max_bytes,
             volumes: vec![volume],

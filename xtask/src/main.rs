@@ -19,26 +19,31 @@ mod test;
 mod workspace;
 
 #[derive(Debug, Parser)]
-#[command(name = "cargo xtask", about = "Developer commands of rblk", max_term_width = 100)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "Developer commands of rblk",
+    max_term_width = 100
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Debug, Subcommand)]
+// What the arguments' types say is shown as help: a comment here would hide it.
 enum Command {
-    /// Run a command as root inside a stock Debian kernel that has RDMA and ublk.
     Lab(LabArgs),
-    /// Mount a volume for real, prove that data survives, and measure it.
     Demo(demo::DemoArgs),
     #[command(hide = true)]
     DemoInside(demo::InsideArgs),
-    /// Run every check and every test.
     Test(test::TestArgs),
 }
 
-/// Boots a Debian kernel in a virtual machine, with this machine's files as its root, and runs
-/// CMD there in the current directory.
+/// Run a command as root inside a stock Debian kernel that has RDMA and ublk
+///
+/// Boots that kernel in a virtual machine, with this machine's files as its root, and runs CMD
+/// there in the current directory.
 ///
 /// Soft-RoCE (`rxe0`, $RBLK_LAB_RDMA_ADDR), ublk and a scratch ext4 disk ($RBLK_LAB_SCRATCH) are
 /// ready when CMD starts; `modprobe` works. /tmp, /run and /dev/shm are the guest's own, all else

@@ -56,6 +56,8 @@ pub(super) struct Job {
     pub lock: Option<LockId>,
     /// The lock is ours.
     pub holds: bool,
+    /// Slots of its volume's share.
+    pub held: usize,
     /// Store operations on their way.
     pub ops: u32,
     pub error: Option<Errno>,
@@ -77,6 +79,7 @@ impl Job {
             edges: Vec::new(),
             lock: None,
             holds: false,
+            held: 0,
             ops: 0,
             error: None,
             fua: false,

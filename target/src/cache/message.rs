@@ -150,7 +150,8 @@ pub enum ShardRequest {
         /// Every shard holds the range for the asker: only the store is to be told.
         held: bool,
     },
-    /// Keep everybody off a range of the store until [`Self::Unhold`]. Answered by [`ShardReply::Held`].
+    /// Keep everybody off a range of the store until [`Self::Unhold`]; what the cache can answer alone goes on.
+    /// Answered by [`ShardReply::Held`].
     Hold {
         /// Who asks.
         from: PartToken,
@@ -161,8 +162,10 @@ pub enum ShardRequest {
         /// Bytes.
         len: u64,
     },
-    /// Ends a hold.
+    /// Ends a hold. Answered by [`ShardReply::Done`]: only then does nobody find what the change made old.
     Unhold {
+        /// Who asks.
+        from: PartToken,
         /// The hold.
         job: JobId,
         /// What happened to the store meanwhile.

@@ -19,6 +19,8 @@
 //! | `policy.rs` | which slot leaves: S3-FIFO. Pure |
 //! | `range_lock.rs` | who works on which range of a store. Pure |
 //! | `shard.rs` | the shard: requests, memory, locks, the store |
+//! | `memory.rs` | who gets memory, and when |
+//! | `transfer.rs` | operations of the store |
 //! | `read.rs` | reads, fills, prefetches |
 //! | `write.rs` | writes, discards, zeroing |
 //! | `write_back.rs` | dirty blocks to the store, flushes |
@@ -38,6 +40,7 @@
 //! - **Memory first, then the lock.** Who holds a lock waits for the store alone, so nobody waits in a circle.
 
 mod job;
+mod memory;
 pub mod message;
 pub mod policy;
 pub mod range_lock;
@@ -47,6 +50,7 @@ pub mod shard;
 pub mod slots;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod write;
 mod write_back;
 

@@ -60,7 +60,7 @@ impl<S: Store> Shard<S> {
         }
         if from.is_some() {
             self.or_wait(job);
-        } else if !self.with_memory(job) {
+        } else if !self.take_share(job) || !self.with_memory(job) {
             self.end(job);
         }
     }

@@ -18,22 +18,19 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::job::{Entry, Job, Jobs, Kind};
-use super::message::{Changed, PartToken, Segments, ShardReply, ShardRequest};
+use super::job::{Jobs, Kind};
+use super::message::{Changed, PartToken, ShardReply, ShardRequest};
 use super::policy::Slot;
 use super::range_lock::{Acquired, RangeLocks};
 use super::slots::Slots;
 use super::{SLOT_BYTES, STRIPE_BYTES};
 use crate::arena::Arena;
-use crate::store::{MAX_SEGMENTS, Op, OpDone, OpKind, Segment, Store, VolumeIndex};
+use crate::store::{Op, OpDone, OpKind, Segment, Store, VolumeIndex};
 use crate::volume::CacheMode;
 use crate::volume_stats::{LastError, VolumeStats};
 
 pub(super) const BLOCK: u64 = SLOT_BYTES as u64;
 pub(super) const NO_SLOT: Slot = Slot(u32::MAX);
-
-/// Who waits for memory tries again at the latest after this.
-const RETRY_MS: u32 = 10;
 
 /// How a shard behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,6 +79,14 @@ pub(super) struct VolumeState {
     read_only: bool,
     // After a failed write-back, when to try again by ourselves.
     pub retry_at_ms: Option<u32>,
+    // Slots of jobs that have not ended, and who waits for some of them to end.
+    pub held: usize,
+    pub waiting: VecDeque<u32>,
+    // Operations at the store, and those that wait to go there.
+    pub ops: usize,
+    pub waiting_ops: VecDeque<(Op, Vec<Segment>)>,
+    // Write-backs on their way.
+    pub write_backs: usize,
     pub backoff_ms: u32,
     // When errors were last logged, and how many were not.
     pub logged: Option<Instant>,
@@ -103,11 +108,17 @@ pub struct Shard<S> {
     pub(super) volumes: Vec<Option<VolumeState>>,
     pub(super) options: ShardOptions,
     pub(super) replies: VecDeque<ShardReply>,
-    waiting_memory: VecDeque<u32>,
-    waiting_store: VecDeque<(Op, Vec<Segment>)>,
+    pub(super) waiting_memory: VecDeque<u32>,
+    // Jobs and operations that wait because their volume has its share.
+    pub(super) capped: usize,
+    pub(super) waiting_ops: usize,
+    // Volumes served.
+    pub(super) served: usize,
+    // Whose waiting operations go first in the next turn.
+    pub(super) next_volume: usize,
     pub(super) write_backs: Vec<u32>,
     pub(super) flushes: Vec<u32>,
-    done: Vec<OpDone>,
+    pub(super) done: Vec<OpDone>,
     // Jobs that got their locks and are to go on; somebody is letting them.
     granted: Vec<u32>,
     granting: bool,
@@ -120,7 +131,7 @@ pub struct Shard<S> {
     pub(super) order: u64,
     pub(super) began: Instant,
     pub(super) now_ms: u32,
-    tried_ms: u32,
+    pub(super) tried_ms: u32,
     pub(super) now: Instant,
     pub(super) stopping: Option<Stopping>,
     pub(super) counters: CacheCounters,
@@ -171,7 +182,10 @@ impl<S: Store> Shard<S> {
             options,
             replies: VecDeque::with_capacity(256),
             waiting_memory: VecDeque::with_capacity(256),
-            waiting_store: VecDeque::new(),
+            capped: 0,
+            waiting_ops: 0,
+            served: 0,
+            next_volume: 0,
             write_backs: Vec::with_capacity(64),
             flushes: Vec::with_capacity(64),
             done: Vec::with_capacity(1024),
@@ -210,6 +224,11 @@ impl<S: Store> Shard<S> {
             size: size_bytes,
             read_only,
             retry_at_ms: None,
+            held: 0,
+            waiting: VecDeque::new(),
+            ops: 0,
+            waiting_ops: VecDeque::new(),
+            write_backs: 0,
             backoff_ms: 0,
             logged: None,
             unlogged: 0,
@@ -220,6 +239,7 @@ impl<S: Store> Shard<S> {
             stats,
         });
         self.slots.add_volume(volume);
+        self.served = self.volumes.iter().flatten().count();
     }
 
     /// The store.
@@ -330,11 +350,12 @@ impl<S: Store> Shard<S> {
                 let job = self.jobs.start(Kind::Hold, Some(from), volume, offset, len);
                 self.or_wait(job);
             }
-            ShardRequest::Unhold { job, outcome } => {
+            ShardRequest::Unhold { from, job, outcome } => {
                 if let Some(job) = self.jobs.find(job) {
                     self.changed(job, outcome);
                     self.end(job);
                 }
+                self.done(Some(from), Ok(()));
             }
         }
     }
@@ -349,21 +370,8 @@ impl<S: Store> Shard<S> {
             self.on_store_done(op);
         }
         self.done = done;
-        while let Some((op, memory)) = self.waiting_store.pop_front() {
-            if let Err(op) = self.store.submit(op, &memory) {
-                self.waiting_store.push_front((op, memory));
-                break;
-            }
-            self.recycle(memory);
-        }
-        if !self.waiting_memory.is_empty() {
-            // The clock is a net under a slot that became free unnoticed.
-            let late = self.now_ms.wrapping_sub(self.tried_ms) >= RETRY_MS;
-            if self.slots.take_freed() || late {
-                self.tried_ms = self.now_ms;
-                self.retry_memory();
-            }
-        }
+        self.retry_store();
+        self.retry_memory();
         self.pump();
         busy
     }
@@ -383,80 +391,6 @@ impl<S: Store> Shard<S> {
     pub(super) fn recycle(&mut self, mut list: Vec<Segment>) {
         list.clear();
         self.pool.push(list);
-    }
-
-    // Waits in line for memory, or goes on if there is some and nobody waits.
-    pub(super) fn or_wait(&mut self, job: u32) {
-        if !self.waiting_memory.is_empty() || !self.with_memory(job) {
-            self.counters.memory_waits += 1;
-            self.waiting_memory.push_back(job);
-        }
-    }
-
-    fn retry_memory(&mut self) {
-        while let Some(&job) = self.waiting_memory.front() {
-            if !self.with_memory(job) {
-                return;
-            }
-            self.waiting_memory.pop_front();
-        }
-    }
-
-    // Tries to get a job's memory and goes on with it; or changes nothing and returns false.
-    pub(super) fn with_memory(&mut self, job: u32) -> bool {
-        let Job { kind, volume, offset, len, .. } = *self.jobs.get(job);
-        match kind {
-            Kind::Read => return self.read_with_memory(job),
-            Kind::Reserve => {
-                let cached = self.mode(volume) != CacheMode::None;
-                let (first, last) = self.jobs.get(job).block_range();
-                let blocks = if cached {
-                    usize::try_from(last - first + 1).unwrap_or(usize::MAX)
-                } else {
-                    usize::try_from(len.div_ceil(BLOCK)).unwrap_or(usize::MAX)
-                };
-                let edges = self.edges_needed(job);
-                if !self.allocate(job, blocks, edges) {
-                    return false;
-                }
-                let skip = if cached { (offset % BLOCK) as usize } else { 0 };
-                let memory = self.segments_of(job, skip);
-                let reply = match self.jobs.get(job).from {
-                    Some(to) => ShardReply::Reserved { to, job: self.jobs.id(job), memory },
-                    None => return true,
-                };
-                self.replies.push_back(reply);
-            }
-            Kind::Change(_) | Kind::Hold => {
-                let edges = self.edges_needed(job);
-                if !self.allocate(job, 0, edges) {
-                    return false;
-                }
-                self.lock(job);
-            }
-            _ => {}
-        }
-        true
-    }
-
-    pub(super) fn allocate(&mut self, job: u32, blocks: usize, edges: usize) -> bool {
-        self.found.clear();
-        if !self.slots.allocate(blocks + edges, &mut self.found) {
-            return false;
-        }
-        let job = self.jobs.get(job);
-        job.blocks.extend(self.found[..blocks].iter().map(|slot| Entry { slot: *slot, own: true }));
-        job.edges.extend_from_slice(&self.found[blocks..]);
-        true
-    }
-
-    pub(super) fn segments_of(&mut self, job: u32, skip: usize) -> Segments {
-        let mut list = self.pool.pop().unwrap_or_default();
-        let job = self.jobs.get(job);
-        // A data command: its length fits.
-        let len = u32::try_from(job.len).unwrap_or(u32::MAX);
-        self.slots.segments(job.blocks.iter().map(|e| e.slot), skip, len, &mut list);
-        Segments(list)
     }
 
     // Takes a job's lock, and goes on if it is free.
@@ -497,6 +431,11 @@ impl<S: Store> Shard<S> {
     pub(super) fn end(&mut self, job: u32) {
         let entry = self.jobs.get(job);
         let own_blocks = entry.kind != Kind::WriteBack;
+        let (volume, held) = (entry.volume, std::mem::take(&mut entry.held));
+        if let Some(state) = self.volume(volume) {
+            state.held = state.held.saturating_sub(held);
+        }
+        let entry = self.jobs.get(job);
         let lock = entry.lock.take();
         let mut blocks = std::mem::take(&mut entry.blocks);
         let mut edges = std::mem::take(&mut entry.edges);
@@ -530,74 +469,6 @@ impl<S: Store> Shard<S> {
         }
         self.granted.clear();
         self.granting = false;
-    }
-
-    // Sends data of some of a job's blocks to or from the store, in as many operations as it takes.
-    pub(super) fn transfer(
-        &mut self,
-        job: u32,
-        kind: OpKind,
-        blocks: std::ops::Range<usize>,
-        skip: usize,
-    ) {
-        let (offset, len) = kind.range();
-        let mut list = std::mem::take(&mut self.segments);
-        list.clear();
-        let entry = self.jobs.get(job);
-        let slots = entry.blocks[blocks].iter().map(|e| e.slot);
-        self.slots.segments(slots, skip, u32::try_from(len).unwrap_or(0), &mut list);
-        let mut at = offset;
-        for part in list.chunks(MAX_SEGMENTS) {
-            let len = part.iter().map(|s| s.len).sum();
-            let kind = match kind {
-                OpKind::Write { fua, .. } => OpKind::Write { offset: at, len, fua },
-                _ => OpKind::Read { offset: at, len },
-            };
-            at += u64::from(len);
-            self.submit_with(job, kind, len, part);
-        }
-        self.segments = list;
-    }
-
-    pub(super) fn submit(&mut self, job: u32, kind: OpKind, len: u32) {
-        self.submit_with(job, kind, len, &[]);
-    }
-
-    pub(super) fn submit_with(&mut self, job: u32, kind: OpKind, len: u32, memory: &[Segment]) {
-        let token = self.jobs.token(job, len);
-        let entry = self.jobs.get(job);
-        entry.ops += 1;
-        let op = Op { token, volume: entry.volume, kind };
-        let refused = if self.waiting_store.is_empty() {
-            self.store.submit(op, memory).err()
-        } else {
-            Some(op)
-        };
-        if let Some(op) = refused {
-            let mut list = self.pool.pop().unwrap_or_default();
-            list.extend_from_slice(memory);
-            self.waiting_store.push_back((op, list));
-        }
-    }
-
-    fn on_store_done(&mut self, done: OpDone) {
-        let Some((job, len)) = self.jobs.of_token(done.token) else { return };
-        let error = match done.result {
-            // The store promised all or an error; less would pass for data.
-            Ok(bytes) if len > 0 && bytes != len => Some(Errno::EIO),
-            Ok(_) => None,
-            Err(errno) => Some(errno),
-        };
-        let entry = self.jobs.get(job);
-        entry.ops = entry.ops.saturating_sub(1);
-        entry.error = entry.error.or(error);
-        let (volume, kind, last) = (entry.volume, entry.kind, entry.ops == 0);
-        if let Some(errno) = error {
-            self.note_error(volume, kind, errno);
-        }
-        if last {
-            self.advance(job);
-        }
     }
 
     // The store has done what a job asked for.

@@ -444,6 +444,7 @@ impl Slots {
         let old = self.find(volume, block);
         let old_state = old.map_or(State::Clean, |old| self.state(old));
         let old_since = old.map_or((0, 0), |old| self.since(old));
+        let old_prev = old.map_or(NONE, |old| self.metas[old.0 as usize].prev);
         if let Some(old) = old {
             self.leave_list(old);
             self.unlink(old);
@@ -473,7 +474,16 @@ impl Slots {
                 // It took the old one's place, which may be that of a slot that could not leave.
                 self.policy.readmit(slot);
             }
-            Some((order, now_ms)) => self.enter_list(slot, order, now_ms),
+            Some((order, now_ms)) => {
+                // In the old one's place, or last: a new order is the highest there is.
+                let list = self.lists[usize::from(volume.0)];
+                let after = match (old_state, how) {
+                    (State::Dirty, _) => old_prev,
+                    (_, Install::Merged) => self.last_as_old(volume.0, order),
+                    _ => list.tail,
+                };
+                self.enter_list(slot, after, order, now_ms);
+            }
         }
         if let Some(old) = old {
             self.free_if_unpinned(old);
@@ -504,13 +514,19 @@ impl Slots {
         self.outdated -= usize::from(meta.state == State::Gone && meta.stores == 0);
     }
 
-    // Puts a slot in its volume's list of dirty ones, in order. Most come last.
-    fn enter_list(&mut self, slot: Slot, order: u64, now_ms: u32) {
-        let list = usize::from(self.metas[slot.0 as usize].volume);
-        let mut after = self.lists[list].tail;
-        while after != NONE && self.metas[after as usize].since > order {
-            after = self.metas[after as usize].prev;
+    // The last of a volume's dirty slots that is as old as `order`, looked for from the oldest on.
+    fn last_as_old(&self, volume: u16, order: u64) -> u32 {
+        let (mut after, mut next) = (NONE, self.lists[usize::from(volume)].head);
+        while next != NONE && self.metas[next as usize].since <= order {
+            (after, next) = (next, self.metas[next as usize].next);
         }
+        after
+    }
+
+    // Puts a slot in its volume's list of dirty ones, behind `after`.
+    fn enter_list(&mut self, slot: Slot, after: u32, order: u64, now_ms: u32) {
+        let list = usize::from(self.metas[slot.0 as usize].volume);
+        debug_assert!(after == NONE || self.metas[after as usize].since <= order);
         let before = if after == NONE {
             std::mem::replace(&mut self.lists[list].head, slot.0)
         } else {
@@ -608,7 +624,8 @@ impl Slots {
             let keeps = failed || self.metas[current.0 as usize].failed;
             self.leave_list(current);
             self.metas[current.0 as usize].failed = keeps;
-            self.enter_list(current, order, now_ms);
+            let after = self.last_as_old(volume.0, order);
+            self.enter_list(current, after, order, now_ms);
         }
         self.free_if_unpinned(slot);
     }

@@ -6,7 +6,7 @@ use super::message::Changed;
 use super::policy::Slot;
 use super::shard::{BLOCK, Shard};
 use super::slots::{Install, State};
-use crate::store::{OpKind, Segment, Store};
+use crate::store::{OpKind, Segment, Store, VolumeIndex};
 use crate::volume::CacheMode;
 
 /// The bytes of one block that a job's range covers, counted from the start of the block.
@@ -78,7 +78,7 @@ impl<S: Store> Shard<S> {
                 self.transfer(job, OpKind::Write { offset, len, fua }, 0..count, 0);
             }
             CacheMode::WriteBack
-                if !fua && self.edges(job).count == 0 && self.has_dirty_room(count) =>
+                if !fua && self.edges(job).count == 0 && self.has_dirty_room(volume, count) =>
             {
                 self.install_dirty(job);
                 self.done(from, Ok(()));
@@ -88,9 +88,13 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    fn has_dirty_room(&self, more: usize) -> bool {
+    // A volume whose store fails gets none: its users learn of it with their writes, and it does not take the
+    // room of the others.
+    fn has_dirty_room(&self, volume: VolumeIndex, more: usize) -> bool {
         let held = self.slots.dirty() + self.slots.outdated() + self.merging;
-        (held + more) * SLOT_BYTES <= self.options.dirty_max_bytes && self.stopping.is_none()
+        (held + more) * SLOT_BYTES <= self.options.dirty_max_bytes
+            && self.stopping.is_none()
+            && self.slots.failed(volume) == 0
     }
 
     /// The lock is ours: to the store, or, if the edges only have to be read first, to the index.
@@ -99,7 +103,7 @@ impl<S: Store> Shard<S> {
         let (volume, offset, len, fua) = (entry.volume, entry.offset, entry.len, entry.fua);
         let count = entry.blocks.len();
         if self.mode(volume) == CacheMode::WriteBack && !fua {
-            if self.has_dirty_room(count) {
+            if self.has_dirty_room(volume, count) {
                 return self.read_edges(job);
             }
             self.counters.dirty_limited += 1;

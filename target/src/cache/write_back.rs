@@ -35,35 +35,47 @@ impl<S: Store> Shard<S> {
         }
         let job = self.jobs.start(Kind::Flush, from, volume, 0, 0);
         self.jobs.get(job).order = self.order;
+        if self.oldest(volume).is_none() {
+            return self.end_flush(job, None);
+        }
         self.flushes.push(job);
-        self.end_flushes();
         self.pump();
     }
 
-    // Answers the flushes whose blocks are all in the store.
-    fn end_flushes(&mut self) {
-        let mut at = 0;
-        while let Some(&flush) = self.flushes.get(at) {
-            let (volume, order) = (self.jobs.get(flush).volume, self.jobs.get(flush).order);
-            let listed = self
-                .slots
-                .oldest_dirty(volume)
-                .is_some_and(|slot| self.slots.since(slot).0 <= order);
-            let jobs = &mut self.jobs;
-            let under_way = self.write_backs.iter().any(|job| {
-                let job = jobs.get(*job);
-                job.volume == volume && job.order <= order
-            });
-            if listed || under_way {
-                at += 1;
-            } else {
-                self.end_flush(at, None);
-            }
-        }
+    // The oldest acknowledged write of a volume that is not in the store.
+    fn oldest(&self, volume: VolumeIndex) -> Option<u64> {
+        let listed = self.slots.oldest_dirty(volume).map(|slot| self.slots.since(slot).0);
+        let under_way = self.write_backs.iter().map(|job| self.jobs.peek(*job));
+        under_way.filter(|job| job.volume == volume).map(|job| job.order).chain(listed).min()
     }
 
-    fn end_flush(&mut self, at: usize, error: Option<nix::errno::Errno>) {
-        let flush = self.flushes.remove(at);
+    // Answers the flushes of a volume whose blocks are all in the store.
+    fn end_flushes(&mut self, volume: VolumeIndex) {
+        let oldest = self.oldest(volume);
+        self.end_flushes_if(volume, None, |order| oldest.is_none_or(|oldest| order < oldest));
+    }
+
+    fn end_flushes_if(
+        &mut self,
+        volume: VolumeIndex,
+        error: Option<nix::errno::Errno>,
+        ends: impl Fn(u64) -> bool,
+    ) {
+        let mut flushes = std::mem::take(&mut self.flushes);
+        flushes.retain(|&flush| {
+            let job = self.jobs.peek(flush);
+            let goes = job.volume == volume && ends(job.order);
+            if goes {
+                self.end_flush(flush, error);
+            }
+            !goes
+        });
+        // Ending one begins no other.
+        debug_assert!(self.flushes.is_empty());
+        self.flushes = flushes;
+    }
+
+    fn end_flush(&mut self, flush: u32, error: Option<nix::errno::Errno>) {
         let from = self.jobs.get(flush).from;
         self.done(from, error.map_or(Ok(()), Err));
         self.end(flush);
@@ -80,6 +92,10 @@ impl<S: Store> Shard<S> {
         let crowded = self.slots.dirty() * SLOT_BYTES * 2 > self.options.dirty_max_bytes;
         let delay = u32::try_from(self.options.write_back_delay.as_millis()).unwrap_or(u32::MAX);
         for index in (0u16..).take(self.volumes.len()).map(VolumeIndex) {
+            if self.slots.oldest_dirty(index).is_none() {
+                continue;
+            }
+            let rests = self.rests(index);
             for _ in self.under_way(index)..IN_FLIGHT {
                 let Some(slot) = self.slots.oldest_dirty(index) else { break };
                 let (order, since_ms) = self.slots.since(slot);
@@ -88,12 +104,7 @@ impl<S: Store> Shard<S> {
                     let flush = jobs.get(*flush);
                     flush.volume == index && flush.order >= order
                 });
-                let now = self.now_ms;
-                let rests = self
-                    .volume(index)
-                    .and_then(|v| v.retry_at_ms)
-                    .is_some_and(|at| at.wrapping_sub(now).cast_signed() > 0);
-                let old = now.wrapping_sub(since_ms) >= delay;
+                let old = self.now_ms.wrapping_sub(since_ms) >= delay;
                 if !(asked || !rests && (crowded || old)) {
                     break;
                 }
@@ -102,9 +113,20 @@ impl<S: Store> Shard<S> {
         }
     }
 
+    // Whether a volume rests after a failed write-back. The rest is forgotten when it is over, or when no block
+    // that failed is left: later the clock might have gone round.
+    fn rests(&mut self, volume: VolumeIndex) -> bool {
+        let (now, failed) = (self.now_ms, self.slots.failed(volume));
+        let Some(state) = self.volume(volume) else { return false };
+        state.retry_at_ms =
+            state.retry_at_ms.filter(|at| failed > 0 && at.wrapping_sub(now).cast_signed() > 0);
+        state.retry_at_ms.is_some()
+    }
+
     // Write-backs of a volume on their way.
     fn under_way(&self, volume: VolumeIndex) -> usize {
-        self.write_backs.iter().filter(|job| self.jobs.peek(**job).volume == volume).count()
+        let state = self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref);
+        state.map_or(0, |state| state.write_backs)
     }
 
     fn begin_write_back(&mut self, volume: VolumeIndex, slot: super::policy::Slot) {
@@ -135,6 +157,9 @@ impl<S: Store> Shard<S> {
         }
         self.jobs.get(job).order = order;
         self.write_backs.push(job);
+        if let Some(state) = self.volume(volume) {
+            state.write_backs += 1;
+        }
         self.lock(job);
     }
 
@@ -170,6 +195,9 @@ impl<S: Store> Shard<S> {
             }
         }
         self.write_backs.retain(|other| *other != job);
+        if let Some(state) = self.volume(volume) {
+            state.write_backs -= 1;
+        }
         self.end(job);
         let now = self.now_ms;
         if let Some(errno) = error {
@@ -177,21 +205,13 @@ impl<S: Store> Shard<S> {
                 state.backoff_ms = (state.backoff_ms * 2).clamp(BACKOFF_MS.start, BACKOFF_MS.end);
                 state.retry_at_ms = Some(now.wrapping_add(state.backoff_ms));
             }
-            let mut at = 0;
-            while let Some(&flush) = self.flushes.get(at) {
-                let flush = self.jobs.get(flush);
-                if flush.volume == volume && flush.order >= order {
-                    self.end_flush(at, Some(errno));
-                } else {
-                    at += 1;
-                }
-            }
+            self.end_flushes_if(volume, Some(errno), |flush| flush >= order);
         } else if self.slots.failed(volume) == 0
             && let Some(state) = self.volume(volume)
         {
             (state.retry_at_ms, state.backoff_ms) = (None, 0);
         }
-        self.end_flushes();
+        self.end_flushes(volume);
     }
 
     /// Takes the blocks of a range back from write-backs that wait for it: the holder of the lock has newer

@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::connection::{ConnectionId, SessionSlot};
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
 use crate::session::{After, SessionTable};
-use crate::verifier::Lineage;
+use crate::verifier::{Lineage, LineageFile};
 use crate::volume::Volume;
 
 use devices::DeviceEntry;
@@ -69,6 +69,7 @@ pub struct Control {
     name: Name,
     instance: InstanceId,
     lineage: Lineage,
+    lineage_file: Arc<LineageFile>,
     started: Instant,
     limits: Limits,
     groups: Vec<Handle>,
@@ -108,7 +109,7 @@ pub struct Parts {
     /// This run.
     pub instance: InstanceId,
     /// What the verifiers of its volumes are made of.
-    pub lineage: Lineage,
+    pub lineage: Arc<LineageFile>,
     /// What it offers.
     pub limits: Limits,
     /// Running poll groups.
@@ -134,7 +135,8 @@ impl Control {
         Self {
             name: parts.name,
             instance: parts.instance,
-            lineage: parts.lineage,
+            lineage: parts.lineage.lineage(),
+            lineage_file: parts.lineage,
             started: Instant::now(),
             limits: parts.limits,
             groups: parts.groups,
@@ -289,10 +291,21 @@ impl Control {
             FromGroup::Admin { group, connection, session, command, body } => {
                 self.on_admin(group, connection, session, &command, &body);
             }
-            FromGroup::ConnectionGone { session, kind, epoch, connection, memory, reason } => {
+            FromGroup::ConnectionGone {
+                session,
+                kind,
+                epoch,
+                connection,
+                memory,
+                undrained,
+                reason,
+            } => {
                 // The QP first, then its memory. Destroying may block shortly, which is why it is done here.
                 drop(connection);
                 drop(memory);
+                if let Some((group, connection)) = undrained {
+                    self.send(group, ToGroup::Destroyed { connection });
+                }
                 let queue = match kind {
                     ConnectionKind::Admin => None,
                     ConnectionKind::Io { queue } => Some(queue),
@@ -320,6 +333,16 @@ impl Control {
                     }
                 }
                 self.stop_if_drained(Instant::now());
+            }
+            FromGroup::LostWrites { volume } => {
+                self.clean = false;
+                let volume = self.volumes.iter().find(|v| v.index == volume).map(|v| v.name);
+                tracing::error!(
+                    ?volume,
+                    "the store could not make acknowledged writes durable: every flush of the volume fails from now \
+                     on; mend the disk or file system and restart the target"
+                );
+                self.lineage_file.renounce();
             }
             FromGroup::Stopped { group, clean, error } => {
                 self.stopped += 1;

@@ -5,13 +5,18 @@ use rblk_fabric::{RemoteBuffer, Rkey, SendOp, Sge};
 use rblk_protocol::limits::COMMAND_BYTES;
 use rblk_protocol::{AccessMode, CommandCapsule, Opcode, Status, Tag};
 
-use super::{Opened, PollGroup};
+use super::{Opened, PollGroup, Zeroing};
 use crate::cache::message::Changed;
 use crate::cache::{JobId, PartToken, STRIPE_BYTES, Segments, ShardReply, ShardRequest, shard_of};
-use crate::connection::{Connection, ConnectionId, WrKind};
+use crate::connection::{ConnectionId, Lent, WrKind};
 use crate::request::{Held, Part, Payload, Request, State, Step};
 use crate::store::{OpKind, Store, VolumeIndex};
 use crate::volume::{CacheMode, Placement, Volume};
+
+/// Bytes of a READ that only proves.
+const PROOF_BYTES: u32 = 8;
+/// Bytes of a memory volume that are zeroed in one turn.
+const ZERO_STEP: usize = 4 << 20;
 
 impl<S: Store> PollGroup<S> {
     fn opened_volume(
@@ -130,12 +135,55 @@ impl<S: Store> PollGroup<S> {
                 self.change(slot, tag, &volume, kind);
             }
             (Opcode::Discard | Opcode::WriteZeroes, Placement::Memory(region)) => {
-                let offset = usize::try_from(offset_bytes).unwrap_or(usize::MAX);
-                region.zero(offset, usize::try_from(len_bytes).unwrap_or(usize::MAX));
-                self.finish(slot, tag, Status::Ok);
+                self.start_zeroing(slot, tag, region, offset_bytes, len_bytes);
             }
             _ => self.finish(slot, tag, Status::Ok),
         }
+    }
+
+    /// Zeroes a range of a memory volume: at once, or in steps of a turn, so that others are served meanwhile.
+    fn start_zeroing(
+        &mut self,
+        slot: usize,
+        tag: Tag,
+        region: &std::sync::Arc<rblk_fabric::Region>,
+        offset: u64,
+        len: u64,
+    ) {
+        // The range is inside a region in memory, so it fits usize.
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        if len <= ZERO_STEP && self.zeroing.is_empty() {
+            region.zero(from, len);
+            return self.finish(slot, tag, Status::Ok);
+        }
+        self.working(slot, tag);
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        connection.requests[tag.index()].pending += 1;
+        let (connection, region) = (connection.id, std::sync::Arc::clone(region));
+        self.zeroing.push_back(Zeroing { connection, tag, region, range: from..from + len });
+    }
+
+    /// One step of the zeroing that waits longest. Returns whether there was any.
+    pub(super) fn zero_on(&mut self) -> bool {
+        let Some(zeroing) = self.zeroing.front_mut() else { return false };
+        let step = zeroing.range.len().min(ZERO_STEP);
+        zeroing.region.zero(zeroing.range.start, step);
+        zeroing.range.start += step;
+        if zeroing.range.is_empty()
+            && let Some(Zeroing { connection: id, tag, .. }) = self.zeroing.pop_front()
+        {
+            let slot = usize::from(id.slot);
+            if let Some(Some(connection)) = self.connections.get_mut(slot)
+                && connection.id == id
+            {
+                connection.requests[tag.index()].pending -= 1;
+                if connection.is_live() {
+                    self.finish(slot, tag, Status::Ok);
+                }
+            }
+        }
+        true
     }
 
     fn set_payload(&mut self, slot: usize, tag: Tag, payload: Payload) {
@@ -287,11 +335,14 @@ impl<S: Store> PollGroup<S> {
         self.ask(slot, to.tag, self.index, ShardRequest::Change { from, volume, kind, held: true });
     }
 
+    /// Ends the holds of a command. It is answered when every shard has heard of it: until then one of them
+    /// might still answer others with what the change made old.
     fn unhold(&mut self, slot: usize, tag: Tag, outcome: Changed) {
         let Some(connection) = self.connections[slot].as_mut() else { return };
         let mut holds = std::mem::take(&mut connection.requests[tag.index()].holds);
         for Held { shard, job } in holds.drain(..) {
-            self.tell(usize::from(shard), ShardRequest::Unhold { job, outcome });
+            let from = self.token(slot, tag, 0);
+            self.ask(slot, tag, usize::from(shard), ShardRequest::Unhold { from, job, outcome });
         }
         if let Some(connection) = self.connections[slot].as_mut() {
             connection.requests[tag.index()].holds = holds;
@@ -372,9 +423,11 @@ impl<S: Store> PollGroup<S> {
                 }
             }
             _ => {
-                let outcome = if result.is_ok() { Changed::Yes } else { Changed::Unknown };
-                self.unhold(slot, to.tag, outcome);
-                if live {
+                let held = !request.holds.is_empty();
+                if held {
+                    let outcome = if result.is_ok() { Changed::Yes } else { Changed::Unknown };
+                    self.unhold(slot, to.tag, outcome);
+                } else if live && pending == 0 {
                     self.finish(slot, to.tag, status);
                 }
             }
@@ -549,14 +602,14 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Gives back what a dead connection's device no longer touches: the markers came back. Others may wait for
-    /// this memory, even commands of the same connection.
-    pub(super) fn give_back_memory(&mut self, connection: &mut Connection) {
-        for (_, shard, memory) in connection.pinned.drain(..) {
+    /// Gives back what a dead connection's device no longer touches: the markers came back, or the QP is
+    /// destroyed. Others may wait for this memory, even commands of the same connection.
+    pub(super) fn give_back_memory(&mut self, lent: &mut Lent) {
+        for (_, shard, memory) in lent.pinned.drain(..) {
             self.release(shard, memory);
         }
-        let poller = connection.poller;
-        for part in connection.requests.iter_mut().flat_map(Request::parts_mut) {
+        let poller = lent.poller;
+        for part in lent.requests.iter_mut().flat_map(Request::parts_mut) {
             let (shard, memory) = (usize::from(part.shard), std::mem::take(&mut part.memory));
             match part.job.take() {
                 Some(job) => self.tell(shard, ShardRequest::Cancel { job, memory }),
@@ -567,14 +620,6 @@ impl<S: Store> PollGroup<S> {
             if let (Some(extent), Some(sink)) = (part.sink.take(), sink) {
                 sink.release(extent);
             }
-        }
-    }
-
-    /// Gives up the ranges a request holds. No shard works for it.
-    pub(super) fn give_up_holds(&mut self, request: &mut Request) {
-        for Held { shard, job } in request.holds.drain(..) {
-            let outcome = Changed::No;
-            self.tell(usize::from(shard), ShardRequest::Unhold { job, outcome });
         }
     }
 
@@ -630,10 +675,20 @@ impl<S: Store> PollGroup<S> {
             && connection.credits.available() > 0
             && connection.reads_in_flight < connection.params.reads_out;
         if can {
+            let entry = &mut self.pollers[connection.poller];
+            let sge = match (&mut entry.sink, &entry.memory.sink) {
+                // There a READ may land in the sink only.
+                (Some(sink), Some(mr)) => {
+                    let Some(extent) = sink.allocate(PROOF_BYTES as usize) else { return };
+                    let sge = mr.sge(extent.offset(), PROOF_BYTES);
+                    connection.proof_sink = Some(extent);
+                    sge.unwrap_or_else(|| connection.scratch_sge(PROOF_BYTES))
+                }
+                _ => connection.scratch_sge(PROOF_BYTES),
+            };
             connection.proving = true;
             connection.reads_in_flight += 1;
             let remote = RemoteBuffer { addr: scratch.address, rkey: Rkey(scratch.rkey) };
-            let sge = connection.scratch_sge(8);
             connection.queue_send(WrKind::Proof, SendOp::Read(remote), sge, true, false);
             self.mark_dirty(slot);
         }

@@ -87,6 +87,11 @@ pub enum ToGroup {
         /// The session.
         session: SessionSlot,
     },
+    /// The QP of a connection that did not flush is destroyed.
+    Destroyed {
+        /// The connection.
+        connection: ConnectionId,
+    },
     /// End an admin connection that says nothing for this long.
     Watch {
         /// The connection.
@@ -139,8 +144,16 @@ pub enum FromGroup {
         connection: Option<rblk_fabric::Connection>,
         /// Its memory, to be freed after the QP.
         memory: MemoryRegion,
+        /// The QP did not flush: once it is destroyed, tell this poll group by [`ToGroup::Destroyed`], which
+        /// keeps what the device might still touch.
+        undrained: Option<(usize, ConnectionId)>,
         /// Why, for the log.
         reason: &'static str,
+    },
+    /// A flush of a volume's store failed: writes that were acknowledged may be lost. Told once by each group.
+    LostWrites {
+        /// The volume.
+        volume: VolumeIndex,
     },
     /// The thread left after [`ToGroup::Stop`], or broke.
     Stopped {

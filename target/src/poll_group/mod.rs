@@ -24,13 +24,17 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{Completion, Poller, SendOp, SendWr, SgeList, Transport, WcOpcode, WcStatus};
+use rblk_fabric::{
+    Completion, Poller, Region, SendOp, SendWr, SgeList, Transport, WcOpcode, WcStatus,
+};
 use rblk_protocol::limits::COMMAND_BYTES;
 use rblk_protocol::{AccessMode, CommandCapsule, ConnectionKind, Opcode, Status, Tag};
 
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardRequest};
-use crate::connection::{Connection, ConnectionId, ConnectionParams, Life, SessionSlot, WrKind};
+use crate::connection::{
+    Connection, ConnectionId, ConnectionParams, Lent, Life, SessionSlot, WrKind,
+};
 use crate::request::{Request, State};
 use crate::stats::Stats;
 use crate::store::{Store, VolumeIndex};
@@ -48,6 +52,14 @@ struct PollerEntry {
     sink: Option<Arena>,
     // Connection slot by QP index.
     qps: Vec<Option<u16>>,
+}
+
+struct Zeroing {
+    connection: ConnectionId,
+    tag: Tag,
+    region: Arc<Region>,
+    // Bytes left.
+    range: std::ops::Range<usize>,
 }
 
 #[derive(Clone, Copy)]
@@ -72,6 +84,10 @@ pub struct PollGroup<S> {
     volumes: Vec<Option<Arc<Volume>>>,
     shard: Shard<S>,
     peers: Peers,
+    // What dead connections lent whose QPs did not flush: kept until these are destroyed.
+    undrained: Vec<(ConnectionId, Lent)>,
+    // Ranges of memory volumes being zeroed, a step each turn.
+    zeroing: VecDeque<Zeroing>,
     // Parts of writes that wait for the READ sink (iWARP).
     waiting_sink: VecDeque<(ConnectionId, Tag, u8)>,
     reminded: Option<Instant>,
@@ -115,6 +131,8 @@ impl<S: Store> PollGroup<S> {
             volumes: Vec::new(),
             shard,
             peers,
+            undrained: Vec::new(),
+            zeroing: VecDeque::new(),
             waiting_sink: VecDeque::with_capacity(256),
             reminded: None,
             dirty: Vec::with_capacity(256),
@@ -164,7 +182,7 @@ impl<S: Store> PollGroup<S> {
     /// brought to the store and made durable, or could not be (false).
     #[must_use]
     pub fn stopped(&self) -> Option<bool> {
-        let over = self.stopping && self.connections.iter().all(Option::is_none);
+        let over = self.stopping && !self.has_connections() && !self.peers.keeps();
         if over { self.shard.stopped() } else { None }
     }
 
@@ -245,6 +263,12 @@ impl<S: Store> PollGroup<S> {
                     *view = None;
                 }
             }
+            ToGroup::Destroyed { connection } => {
+                if let Some(at) = self.undrained.iter().position(|(id, _)| *id == connection) {
+                    let (_, mut lent) = self.undrained.swap_remove(at);
+                    self.give_back_memory(&mut lent);
+                }
+            }
             ToGroup::Watch { connection, silence } => {
                 if let Some(Some(c)) = self.connections.get_mut(usize::from(connection.slot))
                     && c.id == connection
@@ -290,6 +314,7 @@ impl<S: Store> PollGroup<S> {
             epoch: params.epoch,
             connection,
             memory: params.memory,
+            undrained: None,
             reason,
         };
         let Some(entry) = self.pollers.get_mut(poller) else {
@@ -376,10 +401,11 @@ impl<S: Store> PollGroup<S> {
         if self.shard.is_short() {
             self.seek_memory();
         }
+        busy |= self.zero_on();
         if self.dying > 0 {
-            self.check_dying();
+            busy |= self.check_dying();
         }
-        if self.stopping && !self.has_connections() {
+        if self.stopping && !self.has_connections() && self.undrained.is_empty() {
             self.end_shard();
         }
         self.finish_turn();
@@ -458,6 +484,7 @@ impl<S: Store> PollGroup<S> {
                     // No marker will ever come back.
                     let Life::Dying { since, .. } = c.life else { continue };
                     c.life = Life::Dying { since, sends_drained: true, recvs_drained: true };
+                    c.gave_up = true;
                 }
             }
         }
@@ -494,6 +521,7 @@ impl<S: Store> PollGroup<S> {
         if !connection.is_live() {
             return;
         }
+        connection.completed += 1;
         match kind {
             Some(WrKind::Recv(recv)) if completion.opcode == WcOpcode::Recv => {
                 self.on_command(slot, recv, completion.byte_len as usize);
@@ -505,6 +533,11 @@ impl<S: Store> PollGroup<S> {
             }
             Some(WrKind::Proof) => {
                 connection.proving = false;
+                if let (Some(extent), Some(sink)) =
+                    (connection.proof_sink.take(), self.pollers[poller].sink.as_mut())
+                {
+                    sink.release(extent);
+                }
                 connection.reads_in_flight = connection.reads_in_flight.saturating_sub(1);
                 self.on_proof(slot, true);
             }
@@ -657,20 +690,32 @@ impl<S: Store> PollGroup<S> {
         self.dying += 1;
     }
 
-    /// Ends admin connections whose initiator has been silent for too long. The thread calls it now and then.
+    /// Ends admin connections whose initiator has been silent for too long, and connections whose peer takes
+    /// no data and gives none: what was lent to them is everybody's. The thread calls it now and then.
     pub fn check_silence(&mut self, now: Instant) {
         self.now = now;
         for slot in 0..self.connections.len() {
             let Some(connection) = self.connections[slot].as_ref() else { continue };
             let silent = now.saturating_duration_since(connection.heard);
-            if connection.silence.is_some_and(|limit| silent > limit) {
+            let mut reason = connection
+                .silence
+                .filter(|limit| silent > *limit)
+                .map(|_| "its initiator is silent");
+            if let Some(connection) = self.connections[slot].as_mut()
+                && connection.is_stuck(now)
+            {
+                reason = Some("its peer neither takes data nor gives any");
+            }
+            if let Some(reason) = reason {
                 self.stats.lost_connections.add(1);
-                self.kill(slot, "its initiator is silent");
+                self.kill(slot, reason);
             }
         }
     }
 
-    fn check_dying(&mut self) {
+    // Returns whether something was given back, for which others may wait.
+    fn check_dying(&mut self) -> bool {
+        let mut gave = false;
         for slot in 0..self.connections.len() {
             let Some(connection) = self.connections[slot].as_mut() else { continue };
             if let Life::Dying { since, sends_drained, recvs_drained } = connection.life
@@ -679,18 +724,23 @@ impl<S: Store> PollGroup<S> {
             {
                 tracing::error!(peer = %connection.params.peer, "a dead queue pair does not flush; giving up on it");
                 connection.life = Life::Dying { since, sends_drained: true, recvs_drained: true };
+                connection.gave_up = true;
             }
-            if connection.is_drained() && !connection.emptied {
+            if connection.is_drained() && !connection.gave_up && !connection.emptied {
                 connection.emptied = true;
-                if let Some(mut connection) = self.connections[slot].take() {
-                    self.give_back_memory(&mut connection);
-                    self.connections[slot] = Some(connection);
+                gave = true;
+                let mut lent = connection.take_lent();
+                self.give_back_memory(&mut lent);
+                if let Some(connection) = self.connections[slot].as_mut() {
+                    connection.requests = lent.requests;
                 }
             }
             if self.connections[slot].as_ref().is_some_and(|c| c.is_gone()) {
                 self.bury(slot);
+                gave = true;
             }
         }
+        gave
     }
 
     /// Takes a connection whose markers came back apart and tells control.
@@ -700,11 +750,15 @@ impl<S: Store> PollGroup<S> {
         if connection.dirty {
             self.dirty.retain(|dirty| usize::from(*dirty) != slot);
         }
-        for request in &mut connection.requests {
-            self.give_up_holds(request);
-            request.reset();
+        debug_assert!(connection.requests.iter().all(|r| r.holds.is_empty() && r.pending == 0));
+        if connection.gave_up {
+            // The device may still write to what was lent; not any more when the QP is destroyed.
+            self.undrained.push((connection.id, connection.take_lent()));
         }
         let entry = &mut self.pollers[connection.poller];
+        if let (Some(extent), Some(sink)) = (connection.proof_sink.take(), entry.sink.as_mut()) {
+            sink.release(extent);
+        }
         entry.qps[usize::from(connection.qp.0)] = None;
         let qp = entry.poller.detach(connection.qp);
         self.outbox.push(FromGroup::ConnectionGone {
@@ -713,6 +767,7 @@ impl<S: Store> PollGroup<S> {
             epoch: connection.params.epoch,
             connection: qp,
             memory: connection.params.memory,
+            undrained: connection.gave_up.then_some((self.index, connection.id)),
             reason: "it ended",
         });
     }

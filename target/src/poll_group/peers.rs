@@ -125,6 +125,12 @@ impl Peers {
         self.keeps
     }
 
+    /// Whether something waits to be sent by [`Self::flush`].
+    #[must_use]
+    pub fn keeps(&self) -> bool {
+        self.keeps
+    }
+
     /// The next message to this group.
     pub fn receive(&mut self) -> Option<PeerMail> {
         self.inboxes.get(self.own)?.queue.pop()

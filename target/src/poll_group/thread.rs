@@ -144,6 +144,8 @@ fn run(
     let mut idle_since = None;
     let mut pollers = 0u8;
     let mut listened = Instant::now();
+    let mut backings: Vec<(VolumeIndex, Arc<Backing>)> = Vec::new();
+    let mut errors = 0;
     loop {
         let now = Instant::now();
         if now.saturating_duration_since(listened) > IDLE_SLEEP {
@@ -158,6 +160,7 @@ fn run(
                     tracing::error!(volume = %volume.name, %error, "cannot serve a volume");
                     continue;
                 }
+                backings.push((volume.index, Arc::clone(backing)));
             }
             let is_poller = matches!(message, ToGroup::AddPoller { .. });
             group.take_mail(message, now);
@@ -172,6 +175,16 @@ fn run(
         let mut busy = group.turn(now);
         if busy {
             group.publish_turn();
+        }
+        if group.store_mut().counters().errors != errors {
+            errors = group.store_mut().counters().errors;
+            backings.retain(|(volume, backing)| {
+                let lost = backing.has_lost_writes();
+                if lost {
+                    let _ = outbox.send(FromGroup::LostWrites { volume: *volume });
+                }
+                !lost
+            });
         }
         if group.has_outbox() {
             for message in group.take_outbox() {

@@ -20,7 +20,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
 use nix::sys::stat::{major, minor};
 
-use super::StoreError;
+use super::{OpKind, StoreError};
 use crate::arena::MIN_EXTENT_BYTES;
 
 // Time between two tries to get the lock.
@@ -111,6 +111,7 @@ pub struct Backing {
     alignment: Alignment,
     discard_granularity: u32,
     size: AtomicU64,
+    lost_writes: AtomicBool,
     block_discard_refused: AtomicBool,
     punch_hole_refused: AtomicBool,
     zero_range_refused: AtomicBool,
@@ -141,6 +142,7 @@ impl Backing {
             alignment: Alignment { memory: 1, offset: 1 },
             discard_granularity: 0,
             size: AtomicU64::new(0),
+            lost_writes: AtomicBool::new(false),
             block_discard_refused: AtomicBool::new(kind == BackingKind::File),
             punch_hole_refused: AtomicBool::new(false),
             zero_range_refused: AtomicBool::new(false),
@@ -245,6 +247,38 @@ impl Backing {
         }
         self.size.store(size, Ordering::Relaxed);
         Ok(size)
+    }
+
+    /// Whether a flush has failed: writes that were acknowledged before may be lost. The system tells that once
+    /// and to one caller only, and takes the data for written from then on, so it is remembered here: every
+    /// later flush fails too, for as long as this is open.
+    #[must_use]
+    pub fn has_lost_writes(&self) -> bool {
+        self.lost_writes.load(Ordering::Relaxed)
+    }
+
+    // What an op with that result from the system is to be told.
+    pub(super) fn settle(&self, kind: &OpKind, result: Result<u32, Errno>) -> Result<u32, Errno> {
+        let tells = match kind {
+            OpKind::Flush => true,
+            // In the page cache it may be the news of others' writes.
+            OpKind::Write { fua, .. } => *fua && !self.direct,
+            _ => false,
+        };
+        if !tells {
+            return result;
+        }
+        let lost = match result {
+            // No room is an answer about this write.
+            Err(errno) => *kind == OpKind::Flush || errno == Errno::EIO,
+            Ok(_) => false,
+        };
+        if lost {
+            self.lost_writes.store(true, Ordering::Relaxed);
+        } else if *kind == OpKind::Flush && self.has_lost_writes() {
+            return Err(Errno::EIO);
+        }
+        result
     }
 
     pub(super) fn file(&self) -> &File {

@@ -161,9 +161,12 @@ impl Store for SyncStore {
         let refused = refusal(backing.as_deref(), self.region.len(), &op.kind, memory);
         let result = match (refused, backing) {
             (Some(result), _) => result,
-            (None, Some(backing)) => self
-                .run(&backing, op.kind, memory)
-                .map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)),
+            (None, Some(backing)) => {
+                let result = self
+                    .run(&backing, op.kind, memory)
+                    .map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw));
+                backing.settle(&op.kind, result)
+            }
             (None, None) => Err(Errno::ENXIO),
         };
         self.done.push(OpDone { token: op.token, result });

@@ -12,6 +12,8 @@ use super::wait::DEADLINE;
 
 /// How names of devices, and of files below [`MEMORY`], begin.
 const PREFIX: &str = "rblklab-";
+/// Making device nodes itself: nobody may be there to do it.
+const DMSETUP: &[&str] = &["env", "DM_DISABLE_UDEV=1", "dmsetup"];
 /// A file system in memory.
 const MEMORY: &str = "/dev/shm";
 
@@ -100,7 +102,7 @@ impl Mapped {
     /// It does not.
     pub fn message(&self, text: &str) {
         let words: Vec<&str> = text.split(' ').collect();
-        sh(&[&["dmsetup", "message", &self.name, "0"], &*words].concat());
+        sh(&[DMSETUP, &["message", &self.name, "0"], &words].concat());
     }
 
     /// The block device.
@@ -114,12 +116,12 @@ impl Mapped {
     /// # Panics
     /// Somebody has it open.
     pub fn remove(self) {
-        sh(&["dmsetup", "remove", "--retry", &self.name]);
+        sh(&[DMSETUP, &["remove", "--retry", &self.name]].concat());
     }
 
     fn dmsetup(&self, words: &[&str], table: Option<&str>) {
         let path = self.table.display().to_string();
-        let mut all = [&["dmsetup"], words, &[&self.name]].concat();
+        let mut all = [DMSETUP, words, &[&self.name]].concat();
         if let Some(table) = table {
             std::fs::write(&self.table, table).unwrap_or_else(|e| panic!("writing {path}: {e}"));
             all.push(&path);
@@ -136,7 +138,8 @@ impl Drop for Mapped {
 
 fn remove(name: &str) {
     if Path::new("/dev/mapper").join(name).exists() {
-        let _ = start(&["dmsetup", "remove", "--force", "--retry", name]).finish(DEADLINE);
+        let _ =
+            start(&[DMSETUP, &["remove", "--force", "--retry", name]].concat()).finish(DEADLINE);
     }
 }
 

@@ -75,7 +75,7 @@ pub(crate) enum Output {
     Json,
 }
 
-/// Serves a file, mounts it, and proves that a tree of files survives a second mount.
+/// Mount a volume for real, prove that data survives, and measure it
 ///
 /// Copies at least 100 MiB of real files onto ext4 on the volume, checks the file system and every
 /// file's SHA-256 after mounting again, verifies and measures a second volume with fio, and prints

@@ -28,17 +28,21 @@ use tally::{Count, Tally};
 /// The other kernel: the oldest that has what the initiator needs.
 const OTHER_KERNEL: &str = "6.12";
 
-/// Limit on one guest; `--long` has four times as much.
+/// Limit on one guest; `--long` has four times as much, as have the tests on this machine.
 const GUEST_LIMIT: Duration = Duration::from_secs(12 * 60);
 
 /// Test binaries that run in the guest: package, file in the workspace, name.
-const SUITES: [(&str, &str, &str); 3] = [
+const SUITES: [(&str, &str, &str); 4] = [
     ("rblk-fabric", "fabric/tests/verbs_conformance.rs", "verbs_conformance"),
     ("rblk-fabric", "fabric/tests/verbs_lifecycle.rs", "verbs_lifecycle"),
     ("rblk-tests", "tests/tests/lab.rs", "lab"),
+    ("rblk-tests", "tests/tests/lab_storage/main.rs", "lab_storage"),
 ];
 
-/// Runs every check and every test: on this machine, then in the lab on real verbs and ublk.
+/// Run every check and every test
+///
+/// They run on this machine, then in the lab on real verbs and ublk, up to the first step that
+/// fails; its name and `N passed, N failed` are the last lines.
 ///
 /// Missing system packages are installed first (as root; Debian). With FILTERs only tests are run
 /// whose names contain one of them, and no other checks.
@@ -72,6 +76,8 @@ struct Run<'a> {
     workspace: Workspace,
     start: Instant,
     steps: u32,
+    // The step that failed.
+    failed: Option<String>,
     count: Arc<Mutex<Count>>,
 }
 
@@ -83,24 +89,39 @@ impl TestArgs {
             workspace: Workspace::find()?,
             start: Instant::now(),
             steps: 0,
+            failed: None,
             count: Arc::default(),
         };
         let result = run.all();
         let mut count = *run.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = result.and_then(|()| self.anything_ran(count));
         if let Err(error) = &result {
             // A failed test has been counted; a failed step has not.
             count.failed = count.failed.max(1);
             println!("\nFAILED: {error:#}");
         }
-        println!(
-            "\n{} steps in {:.0} s; {} tests are marked as ignored",
-            run.steps,
-            run.start.elapsed().as_secs_f64(),
-            count.ignored
-        );
-        println!("{} passed, {} failed", count.passed, count.failed);
+        print!("{}", ending(run.steps, run.start.elapsed(), run.failed.as_deref(), count));
         Ok(i32::from(result.is_err()))
     }
+
+    /// A filter that no name contains is a mistake, not a success.
+    fn anything_ran(&self, count: Count) -> Result<()> {
+        if !self.filters.is_empty() && count.passed + count.failed == 0 {
+            bail!("no test ran: no name contains {}", self.filters.join(" or "));
+        }
+        Ok(())
+    }
+}
+
+/// The last lines: an error may be long, so the step is named once more after it.
+fn ending(steps: u32, took: Duration, failed: Option<&str>, count: Count) -> String {
+    let Count { passed, failed: failures, ignored, .. } = count;
+    let seconds = took.as_secs_f64();
+    let failed = failed.map(|step| format!("FAILED: {step}\n")).unwrap_or_default();
+    format!(
+        "\n{steps} steps in {seconds:.0} s; {ignored} tests are marked as ignored\n\
+         {failed}{passed} passed, {failures} failed\n"
+    )
 }
 
 impl Run<'_> {
@@ -114,6 +135,11 @@ impl Run<'_> {
             run.cargo(&["build", "--workspace", "--all-targets"])
         })?;
         self.step("tests on this machine", |run| run.host_tests())?;
+        let left_out = "LEFT OUT, as --no-lab asks: everything that needs an RDMA device or ublk";
+        if self.args.no_lab && !self.args.filters.is_empty() {
+            println!("\n{left_out}");
+            return Ok(());
+        }
         let suites: Vec<_> =
             SUITES.iter().filter(|(_, file, _)| self.workspace.root.join(file).exists()).collect();
         let mut selection =
@@ -125,9 +151,11 @@ impl Run<'_> {
             let words: Vec<&str> = selection.iter().map(String::as_str).collect();
             Artifacts::build(&run.workspace, &words)
         })?;
-        self.step("linkage", |_| linkage::check(artifacts.dir()))?;
+        if self.args.filters.is_empty() {
+            self.step("linkage", |_| linkage::check(artifacts.dir()))?;
+        }
         if self.args.no_lab {
-            println!("\nLEFT OUT, as --no-lab asks: everything that needs an RDMA device or ublk");
+            println!("\n{left_out}");
             return Ok(());
         }
         let kernels = match &self.args.kernel {
@@ -233,7 +261,8 @@ impl Run<'_> {
     fn execute(&self, command: &mut Command) -> Result<()> {
         println!("{}", process::words(command));
         let tally = Tally::new(std::io::stdout(), Arc::clone(&self.count));
-        match process::stream(command, BUILD_LIMIT, tally)? {
+        let limit = if self.args.long { 4 * BUILD_LIMIT } else { BUILD_LIMIT };
+        match process::stream(command, limit, tally)? {
             0 => Ok(()),
             status => bail!("{} ended with status {status}", process::words(command)),
         }
@@ -253,8 +282,55 @@ impl Run<'_> {
             }
             Err(error) => {
                 println!("=== {} {name}: FAILED after {seconds:.1} s", self.steps);
-                Err(error.context(format!("step {} ({name})", self.steps)))
+                let step = format!("step {} ({name})", self.steps);
+                self.failed = Some(step.clone());
+                Err(error.context(step))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(filters: &[&str]) -> TestArgs {
+        let filters = filters.iter().map(|&filter| filter.to_owned()).collect();
+        TestArgs { long: false, no_lab: true, kernel: None, filters }
+    }
+
+    fn run(args: &TestArgs) -> Run<'_> {
+        let workspace = Workspace::find().unwrap();
+        let count = Arc::default();
+        Run { args, workspace, start: Instant::now(), steps: 0, failed: None, count }
+    }
+
+    #[test]
+    fn the_last_lines_name_the_step_that_failed() {
+        let args = args(&[]);
+        let mut run = run(&args);
+        run.step("lints", |_| Ok(())).unwrap();
+        let error = run.step("tests", |_| -> Result<()> { bail!("many\nlines\n") }).unwrap_err();
+        assert!(format!("{error:#}").starts_with("step 2 (tests): many"), "{error:#}");
+        let count = Count { passed: 7, failed: 1, ignored: 2, results: 3 };
+        assert_eq!(
+            ending(run.steps, Duration::from_secs(3), run.failed.as_deref(), count),
+            "\n2 steps in 3 s; 2 tests are marked as ignored\n\
+             FAILED: step 2 (tests)\n7 passed, 1 failed\n"
+        );
+        let count = Count { failed: 0, ..count };
+        assert_eq!(
+            ending(2, Duration::ZERO, None, count),
+            "\n2 steps in 0 s; 2 tests are marked as ignored\n7 passed, 0 failed\n"
+        );
+    }
+
+    #[test]
+    fn a_filter_that_selects_nothing_fails() {
+        let none = Count { results: 9, ..Count::default() };
+        let one = Count { passed: 1, ..none };
+        assert!(args(&["drian"]).anything_ran(none).unwrap_err().to_string().contains("drian"));
+        assert!(args(&["drain"]).anything_ran(one).is_ok());
+        assert!(args(&[]).anything_ran(none).is_ok());
     }
 }

@@ -304,7 +304,9 @@ impl Case {
     }
 
     fn unhold(&mut self, job: JobId, outcome: Changed) {
-        self.request(ShardRequest::Unhold { job, outcome });
+        let from = self.token();
+        self.request(ShardRequest::Unhold { from, job, outcome });
+        assert_eq!(self.done(from.tag), Ok(()));
     }
 
     /// The ops that the store has, in the order in which it got them.

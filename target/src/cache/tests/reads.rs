@@ -256,26 +256,28 @@ fn memory_goes_to_who_came_first() {
         assert!(case.shard.is_short());
         assert_eq!(case.ops(), []);
         assert_eq!(case.shard.counters().memory_waits, 3);
-        // Enough for those behind, not for the first; time alone brings nothing.
+        // Enough for those behind, also for one that comes now, not for the first; time alone brings nothing.
         for _ in 0..3 {
             case.release(lent.pop().unwrap());
             case.wait(Duration::from_millis(20));
         }
+        let late = case.read(8 * 4096, 4096);
         assert_eq!(case.ops(), []);
         assert!(!case.is_answered(write));
         case.release(lent.pop().unwrap());
         case.turn();
         assert_eq!(case.ranges(), [(0, 4 * 4096)]);
         assert!(case.shard.is_short() && !case.is_answered(write));
-        for _ in 0..3 {
+        for _ in 0..4 {
             case.release(lent.pop().unwrap());
         }
         case.turn();
         assert!(!case.shard.is_short());
-        assert_eq!(case.ranges(), [(0, 4 * 4096), (6 * 4096, 4096)]);
+        assert_eq!(case.ranges(), [(0, 4 * 4096), (6 * 4096, 4096), (8 * 4096, 4096)]);
         case.finish_all();
         assert_eq!(case.got(large), Ok(bytes(0, 0, 4 * 4096)));
         assert_eq!(case.got(small), Ok(bytes(0, 6 * 4096, 4096)));
+        assert_eq!(case.got(late), Ok(bytes(0, 8 * 4096, 4096)));
         let write = case.land(write, &bytes(1, 4 * 4096, 2 * 4096), false);
         case.finish_all();
         assert_eq!(case.done(write), Ok(()));

@@ -160,15 +160,17 @@ fn allocate(slots: &mut Slots, model: &mut Model, count: usize, seed: u64) {
     assert_eq!(got, count <= free + leave, "seed {seed}: {count} of {free} and {leave}");
     assert_eq!(out.len(), if got { count } else { 0 });
     let taken = |slot: usize| out.iter().any(|out| out.0 as usize == slot);
-    let mut left = 0;
+    let mut left = 0usize;
     for at in model.all(Model::may_leave) {
         if taken(at) || slots.state(Slot(u32::try_from(at).unwrap())) == State::Free {
             model.forget(at);
             left += 1;
         }
     }
-    assert_eq!(slots.evictions() - evictions, left, "seed {seed}");
-    assert!(left as usize == count.saturating_sub(free) || !got, "seed {seed}: {left} left");
+    assert_eq!(slots.evictions() - evictions, left as u64, "seed {seed}");
+    // Room for a run may take up to as many more.
+    let needed = count.saturating_sub(free);
+    assert!((needed..=needed + count).contains(&left) || !got, "seed {seed}: {left} left");
     for slot in out {
         let kept = &mut model.slots[slot.0 as usize];
         assert_eq!(kept.state, State::Free, "seed {seed}: {slot:?} was handed out while in use");

@@ -131,20 +131,24 @@ fn a_failed_write_back_fails_every_flush_until_it_succeeds() {
     case.dirty(1, 0, 2 * 4096);
     for result in [Err(Errno::EIO), Ok(4096), Err(Errno::ENOSPC)] {
         let flush = case.flush();
-        case.dirty(2, 8 * 4096, 4096);
-        assert_eq!(case.ranges()[0], (0, 2 * 4096));
+        assert_eq!(case.ranges(), [(0, 2 * 4096)]);
         case.finish_with(0, result);
         assert_eq!(case.done(flush), Err(result.err().unwrap_or(Errno::EIO)));
         assert_eq!(case.hit(0, 2 * 4096), bytes(1, 0, 2 * 4096));
         assert_eq!(case.shard.slots.failed(VOLUME), 2);
-        // Other blocks get along.
-        case.finish_all();
+        // New writes are told by the store itself.
+        let write = case.write(2, 8 * 4096, 4096);
+        assert_eq!(case.ranges(), [(8 * 4096, 4096)]);
+        case.finish_with(0, Err(Errno::EROFS));
+        assert_eq!(case.done(write), Err(Errno::EROFS));
     }
     let flush = case.flush();
     case.finish_all();
     assert_eq!(case.done(flush), Ok(()));
     assert_eq!(case.stored(0, 2 * 4096), bytes(1, 0, 2 * 4096));
     assert_eq!((case.dirty_blocks(), case.shard.slots.failed(VOLUME)), (0, 0));
+    case.dirty(2, 8 * 4096, 4096);
+    case.wait(DELAY);
     case.end();
 }
 

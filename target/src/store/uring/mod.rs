@@ -339,8 +339,10 @@ impl UringStore {
         let slot = &mut self.slots[index];
         slot.stop();
         let op = slot.op;
+        let mut result = result;
         if let Some(Some(volume)) = self.volumes.get_mut(usize::from(op.volume.0)) {
             volume.ops -= 1;
+            result = volume.backing.settle(&op.kind, result);
         }
         self.free.push(u32::try_from(index).unwrap_or(0));
         self.record(&op, result);

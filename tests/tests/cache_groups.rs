@@ -1,0 +1,337 @@
+//! One volume, several poll groups: commands over stripes of several shards, discards that hold ranges at all
+//! of them, connections that die meanwhile, and memory of one shard that another's connection has.
+
+use std::time::Duration;
+
+use rblk_bench::crash_store::CrashStore;
+use rblk_bench::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_bench::ram_store::StoreConditions;
+use rblk_bench::seed::Random;
+use rblk_initiator::io::{Io, IoOp};
+use rblk_protocol::{AccessMode, Tag};
+use rblk_target::cache::STRIPE_BYTES;
+use rblk_target::connection::SessionSlot;
+use rblk_target::poll_group::PollGroup;
+use rblk_target::volume::CacheMode;
+use rblk_tests::bed::{PATIENCE, pattern};
+use rblk_tests::oracle::Oracle;
+use rblk_tests::storm::{Mix, Storm, StormOptions, VOLUME, is_long, seeds};
+
+const CACHED: [CacheMode; 2] = [CacheMode::WriteThrough, CacheMode::WriteBack];
+const MIB: usize = 1 << 20;
+
+/// A rig whose poll groups share a disk.
+fn rig(
+    options: RigOptions,
+    cache: CacheMode,
+    image: &[u8],
+    store: StoreConditions,
+) -> Rig<CrashStore> {
+    let volume = VolumeSpec { cache, ..VolumeSpec::new(VolumeKind::Store, image.len() as u64) };
+    let options = RigOptions { volumes: vec![volume], ..options };
+    let mut first: Option<CrashStore> = None;
+    Rig::new(&options, |region| {
+        let first = first.get_or_insert_with(|| {
+            let mut first = CrashStore::new(region, options.seed);
+            first.set_volume(VOLUME, image.to_vec());
+            first.set_conditions(store);
+            first
+        });
+        first.another()
+    })
+    .expect("a rig")
+}
+
+fn queue(rig: &mut Rig<CrashStore>, options: QueueOptions) -> (SessionSlot, QueueId) {
+    let session = rig.begin_session();
+    rig.open(session, VOLUME, AccessMode::Shared);
+    let queue = rig.add_queue(session, VOLUME, options).expect("a queue");
+    rig.run(PATIENCE, |rig| rig.is_connected(queue)).expect("a path");
+    (session, queue)
+}
+
+fn submit(rig: &mut Rig<CrashStore>, queue: QueueId, tag: u16, op: IoOp, at: usize, len: usize) {
+    let io = rig.request(queue, op, at as u64, len as u64);
+    rig.submit(queue, Tag(tag), io).expect("a free tag");
+}
+
+/// Waits for so many outcomes, all of which are good.
+fn finish(rig: &mut Rig<CrashStore>, count: usize, what: &str) {
+    let mut all = Vec::new();
+    let done = rig.run(PATIENCE, |rig| {
+        all.extend(rig.take_outcomes());
+        all.len() >= count
+    });
+    assert!(done.is_ok(), "{what}: {} of {count} ended: {rig:?}", all.len());
+    assert!(all.iter().all(|outcome| outcome.result >= 0), "{what}: {all:?}");
+}
+
+fn run(rig: &mut Rig<CrashStore>, queue: QueueId, op: IoOp, at: usize, len: usize) {
+    submit(rig, queue, 0, op, at, len);
+    finish(rig, 1, &format!("{op:?} of {at}+{len}"));
+}
+
+fn write(rig: &mut Rig<CrashStore>, queue: QueueId, at: usize, data: &[u8], fua: bool) {
+    rig.fill_buffer(queue, Tag(0), data);
+    let io = rig.request(queue, IoOp::Write, at as u64, data.len() as u64);
+    rig.submit(queue, Tag(0), Io { fua, ..io }).expect("a free tag");
+    finish(rig, 1, &format!("a write of {at}+{}", data.len()));
+}
+
+fn read(rig: &mut Rig<CrashStore>, queue: QueueId, at: usize, len: usize) -> Vec<u8> {
+    rig.fill_buffer(queue, Tag(0), &vec![0xee; len]);
+    run(rig, queue, IoOp::Read, at, len);
+    rig.buffer(queue, Tag(0), len)
+}
+
+/// Ends every connection; then nobody holds anything at any shard.
+fn end(rig: &mut Rig<CrashStore>, sessions: &[SessionSlot], what: &str) {
+    for session in sessions {
+        rig.new_epoch(*session).expect("connections end");
+    }
+    // What went back to a shard of another group is under way for a step or two.
+    let idle = |rig: &mut Rig<CrashStore>| {
+        rig.groups_mut().all(|group| {
+            let shard = group.shard();
+            shard.is_idle() && shard.slots().held().next().is_none()
+        })
+    };
+    if rig.run(1000, idle).is_err() {
+        let held = |group: &mut PollGroup<_>| group.shard().slots().held().next();
+        let held: Vec<_> = rig.groups_mut().map(held).collect();
+        panic!("{what}: {rig:?}; the first that is held in each group: {held:?}");
+    }
+    assert_eq!(rig.store_mut().breaches(), [""; 0], "{what}");
+}
+
+#[test]
+fn the_longest_commands_at_every_cut_of_a_stripe() {
+    let io = 4 * MIB;
+    for groups in [1, 2, 3] {
+        for cache in CACHED {
+            let mut model = pattern(3, 10 * MIB);
+            let options = RigOptions {
+                groups,
+                arena_bytes: groups * 8 * MIB,
+                dirty_max_bytes: groups * 2 * MIB,
+                io_max_bytes: 4 << 20,
+                ..RigOptions::default()
+            };
+            let mut rig = rig(options, cache, &model, StoreConditions::default());
+            let options =
+                QueueOptions { depth: 2, io_max_bytes: 4 << 20, ..QueueOptions::default() };
+            let queues: Vec<_> = (0..groups).map(|_| queue(&mut rig, options)).collect();
+            let what = |at: usize| format!("{groups} groups, {cache:?}, at {at}");
+            for (turn, at) in [0, MIB - 512, MIB / 2 + 1536, 3 * MIB + 4096].into_iter().enumerate()
+            {
+                let (_, writer) = queues[turn % groups];
+                let (_, reader) = queues[(turn + 1) % groups];
+                let data = pattern(turn as u64 + 10, io);
+                write(&mut rig, writer, at, &data, turn % 2 == 1);
+                model[at..at + io].copy_from_slice(&data);
+                let from = at + MIB / 4;
+                assert!(read(&mut rig, reader, from, io) == model[from..from + io], "{}", what(at));
+                // The parts in between go, and a part of a block at either end.
+                let (from, to) = (at + MIB - 1024, at + 3 * MIB + 512);
+                run(&mut rig, reader, IoOp::Discard, from, to - from);
+                model[from..to].fill(0);
+                assert!(read(&mut rig, writer, at, io) == model[at..at + io], "{}", what(at));
+            }
+            run(&mut rig, queues[0].1, IoOp::Flush, 0, 0);
+            assert!(rig.store_mut().durable(VOLUME) == model, "{groups} groups, {cache:?}");
+            let cached: Vec<_> =
+                rig.groups_mut().map(|group| group.shard().slots().cached()).collect();
+            assert!(cached.iter().all(|blocks| *blocks > 0), "{cached:?}");
+            let sessions: Vec<_> = queues.iter().map(|(session, _)| *session).collect();
+            end(&mut rig, &sessions, &what(0));
+        }
+    }
+}
+
+fn storm(seed: u64, mix: Mix, requests: u64) {
+    let mut random = Random::new(seed);
+    let cache = CACHED[random.index(2)];
+    let volume_bytes = 6 * MIB + random.index(3) * 512 * 1024;
+    let block_bytes = 4096;
+    let io_max_bytes = [1 << 20, 4 << 20][random.index(2)];
+    let groups = 2 + random.index(2);
+    let arena_bytes = groups * [4, 6][random.index(2)] * io_max_bytes as usize;
+    let mut options = StormOptions::random(seed, cache, block_bytes, volume_bytes);
+    options = StormOptions {
+        groups,
+        io_max_bytes,
+        arena_bytes,
+        dirty_max_bytes: arena_bytes / 2,
+        queues: groups + 1,
+        queue: QueueOptions { depth: 4, io_max_bytes, ..options.queue },
+        mix,
+        ..options
+    };
+    println!("seed {seed}: {volume_bytes} bytes, {options:?}");
+    let mut image = vec![0; volume_bytes];
+    random.fill(&mut image);
+    let oracle = Oracle::new(image.clone(), block_bytes as usize);
+    let mut storm = Storm::new(&options, oracle, &image);
+    for _ in 0..2 {
+        storm.run(requests / 2);
+        storm.settle();
+        storm.read_all();
+    }
+    storm.calm();
+    storm.check_lending();
+}
+
+fn storms(count: u64) -> std::ops::Range<u64> {
+    seeds(if is_long() { 20 * count } else { count })
+}
+
+#[test]
+fn requests_over_several_stripes_meet() {
+    let mix = Mix { flush: 30, erase: 40, fua: 200, begins: 3, pause: 30 };
+    storms(6).for_each(|seed| storm(seed, mix, 160));
+}
+
+#[test]
+fn discards_over_many_stripes_do_not_wait_for_each_other_for_ever() {
+    let mix = Mix { flush: 20, erase: 400, fua: 200, begins: 8, pause: 0 };
+    storms(6).for_each(|seed| storm(seed, mix, 300));
+}
+
+/// A connection whose discard holds the range at none, some or all of the shards, or is with the store, ends.
+/// Returns whether the discard was answered before.
+fn killed_after(steps: u64, groups: usize, cache: CacheMode) -> bool {
+    let what = format!("cut after {steps} steps, {groups} groups, {cache:?}");
+    let image = pattern(5, 4 * MIB);
+    let options = RigOptions {
+        seed: steps,
+        groups,
+        arena_bytes: groups * (512 << 10),
+        dirty_max_bytes: groups * (128 << 10),
+        io_max_bytes: 64 << 10,
+        write_back_delay: Duration::from_millis(1),
+        ..RigOptions::default()
+    };
+    let store = StoreConditions { delay_min: 2, delay_max: 6, ..StoreConditions::default() };
+    let mut rig = rig(options, cache, &image, store);
+    let options = QueueOptions { depth: 8, io_max_bytes: 64 << 10, ..QueueOptions::default() };
+    let (mortal, killed) = queue(&mut rig, options);
+    let (session, other) = queue(&mut rig, options);
+    // Blocks in every shard: clean ones, and dirty ones where that is possible.
+    rig.store_mut().set_conditions(StoreConditions::default());
+    for stripe in 0..4 {
+        read(&mut rig, other, stripe * MIB + (64 << 10), 16 << 10);
+    }
+    for stripe in 0..4 {
+        write(&mut rig, other, stripe * MIB + 8192, &pattern(stripe as u64, 16 << 10), false);
+    }
+    let dirty: usize = rig.groups_mut().map(|group| group.shard().slots().dirty()).sum();
+    assert_eq!(dirty > 0, cache == CacheMode::WriteBack, "{what}");
+    // Writes that keep the range busy in the first shard for a while, in the second for longer, and so on: the
+    // discard holds it here and waits for it there.
+    for shard in 0..groups {
+        let delay = 12 * (shard as u64 + 1);
+        rig.store_mut().set_conditions(StoreConditions {
+            delay_min: delay,
+            delay_max: delay,
+            ..store
+        });
+        let tag = 3 + u16::try_from(shard).expect("few groups");
+        rig.fill_buffer(other, Tag(tag), &pattern(50, 4096));
+        let io = rig.request(other, IoOp::Write, (shard * MIB + (512 << 10)) as u64, 4096);
+        rig.submit(other, Tag(tag), Io { fua: true, ..io }).expect("a free tag");
+        let under_way = |rig: &mut Rig<CrashStore>| rig.store_mut().disk_in_flight() > shard;
+        rig.run(PATIENCE, under_way).expect("a write under way");
+    }
+    rig.store_mut().set_conditions(store);
+    let (from, to) = (8192 + 512, 3 * MIB + 8192 + 512);
+    submit(&mut rig, killed, 0, IoOp::Discard, from, to - from);
+    for _ in 0..steps {
+        rig.step();
+    }
+    let outcomes = rig.take_outcomes();
+    let answered = outcomes.iter().any(|outcome| outcome.queue == killed);
+    let ended = outcomes.len() - usize::from(answered);
+    rig.wire(killed).expect("a path").cut();
+    // Another that wants to hold the same, and one that wants a part of it.
+    submit(&mut rig, other, 1, IoOp::WriteZeroes, MIB / 2, 3 * MIB);
+    submit(&mut rig, other, 2, IoOp::Write, 2 * MIB, 64 << 10);
+    finish(&mut rig, 2 + groups - ended, &what);
+    let gone = rig.run(PATIENCE, |rig| rig.connections(mortal) == 0);
+    assert!(gone.is_ok(), "{what}: {rig:?}");
+    for stripe in 0..4 {
+        let (at, data) = (stripe * MIB + 4096, pattern(stripe as u64 + 100, 64 << 10));
+        write(&mut rig, other, at, &data, stripe % 2 == 0);
+        assert!(read(&mut rig, other, at, 64 << 10) == data, "{what}: stripe {stripe}");
+    }
+    run(&mut rig, other, IoOp::Flush, 0, 0);
+    let stored = rig.store_mut().bytes(VOLUME);
+    for at in (0..4 * MIB).step_by(64 << 10) {
+        let data = read(&mut rig, other, at, 64 << 10);
+        assert!(data == stored[at..at + (64 << 10)], "{what}: {at} is not what the store has");
+    }
+    run(&mut rig, other, IoOp::Discard, 0, 4 * MIB);
+    assert!(read(&mut rig, other, MIB - 4096, 8192).iter().all(|byte| *byte == 0), "{what}");
+    end(&mut rig, &[session], &what);
+    answered
+}
+
+#[test]
+fn a_connection_that_dies_holds_no_range() {
+    for groups in [2, 3] {
+        for cache in CACHED {
+            let answered = (0..500).find(|steps| killed_after(*steps, groups, cache));
+            let steps = answered.expect("a discard that ends");
+            assert!(steps > 8 * groups as u64, "{groups} groups, {cache:?}: {steps} steps");
+        }
+    }
+}
+
+/// A shard is short of memory that was sent to another group's connection. Nothing more happens on that one, so
+/// only its group can find out that the data has left.
+#[test]
+fn memory_that_another_group_has_sent_comes_back() {
+    for cache in CACHED {
+        let io_max_bytes = 64 << 10;
+        let options = RigOptions {
+            groups: 2,
+            arena_bytes: 2 * 4 * (64 << 10),
+            io_max_bytes,
+            ..RigOptions::default()
+        };
+        let image = pattern(6, 4 * MIB);
+        let mut rig = rig(options, cache, &image, StoreConditions::default());
+        let options = QueueOptions { depth: 4, io_max_bytes, ..QueueOptions::default() };
+        let (idle, first) = queue(&mut rig, options);
+        let (session, second) = queue(&mut rig, options);
+        // The second stripe is the second group's; this connection is the first one's.
+        assert_eq!(STRIPE_BYTES, MIB as u64);
+        assert!(read(&mut rig, first, MIB, 64 << 10) == image[MIB..][..64 << 10]);
+        let lent = |rig: &mut Rig<CrashStore>| {
+            rig.groups_mut().map(|group| group.shard().slots().lent()).collect::<Vec<_>>()
+        };
+        for _ in 0..100 {
+            rig.step();
+        }
+        assert_eq!(lent(&mut rig), [0, 16], "nothing was lent that would have to come back");
+        let stalled = StoreConditions { stalled: true, ..StoreConditions::default() };
+        rig.store_mut().set_conditions(stalled);
+        for tag in 0..4 {
+            let at = 2 * MIB - (usize::from(tag) + 1) * (64 << 10);
+            rig.fill_buffer(second, Tag(tag), &[0xee; 64 << 10]);
+            submit(&mut rig, second, tag, IoOp::Read, at, 64 << 10);
+        }
+        // All memory of the shard at once.
+        let all = rig.run(PATIENCE, |rig| rig.store_mut().disk_in_flight() == 4);
+        assert!(all.is_ok(), "{cache:?}: {rig:?}");
+        assert_eq!(lent(&mut rig), [0, 0]);
+        assert!(rig.target_counts().memory_waits > 0);
+        rig.store_mut().set_conditions(StoreConditions::default());
+        finish(&mut rig, 4, "reads");
+        for tag in 0..4 {
+            let at = 2 * MIB - (usize::from(tag) + 1) * (64 << 10);
+            let data = rig.buffer(second, Tag(tag), 64 << 10);
+            assert!(data == image[at..at + (64 << 10)], "{cache:?}: {at}");
+        }
+        end(&mut rig, &[idle, session], "memory");
+    }
+}

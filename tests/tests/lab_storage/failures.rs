@@ -1,0 +1,147 @@
+//! Stores that fail or are full: who is told, and what becomes of the data.
+
+use std::fs::File;
+use std::time::Instant;
+
+use rblk_config::CacheMode;
+use rblk_tests::lab::{Aligned, FileSystem, Lab, LoopDisk, Mapped, Target, pattern, run};
+
+use super::{KIB, MIB, MODES, NEVER, config, errno, mount, open, serve, sh, with_delay};
+
+/// Looks at what the target's log has about failures of the store since the target was started, which was at
+/// `since`: a line for a burst, not one for each error. Returns how many lines.
+fn failure_lines(target: &Target<'_>, since: Instant) -> u64 {
+    let log = target.log();
+    // Those before it wrote to the same file.
+    let own = log.rsplit("registered").next().unwrap_or_default();
+    let lines = own.lines().filter(|line| line.contains("the store failed")).count() as u64;
+    // By each of two poll groups, and again every 10 s.
+    let most = 2 * (1 + since.elapsed().as_secs() / 10);
+    assert!((1..=most).contains(&lines), "{lines} lines about store errors:\n{own}");
+    lines
+}
+
+fn bad_sectors(lab: &Lab, cache: CacheMode) {
+    const BAD: u64 = 8 * MIB;
+    let disk = LoopDisk::new(lab, "disk", 32 * MIB);
+    let (all, at) = (disk.sectors(), disk.device().display());
+    let whole = format!("0 {all} linear {at} 0\n");
+    let (bad, end) = (BAD / 512, (BAD + 2 * MIB) / 512);
+    let broken = format!(
+        "0 {bad} linear {at} 0\n{bad} {} error\n{end} {} linear {at} {end}\n",
+        end - bad,
+        all - end
+    );
+    let store = Mapped::new(lab, "store", &broken);
+    let since = Instant::now();
+    let target = serve(lab, &with_delay(config(&store.device(), cache, 16 * MIB), NEVER));
+    let mounted = mount(lab);
+    let file = open(mounted.device());
+    let data = pattern(1, 64 << 10);
+
+    // Reads.
+    for offset in [BAD, BAD + MIB, BAD + 2 * MIB - 4096] {
+        assert_eq!(errno(Aligned::read_at(&file, 4096, offset)), libc::EIO);
+        assert_eq!(errno(Aligned::read_at(&file, 64 << 10, offset - 32 * KIB)), libc::EIO);
+    }
+    for offset in [0, BAD - 64 * KIB, BAD + 2 * MIB, 31 * MIB] {
+        assert!(
+            Aligned::read_at(&file, 64 << 10, offset)
+                .expect("a good place")
+                .iter()
+                .all(|b| *b == 0)
+        );
+    }
+    // Writes.
+    let mut told = 0;
+    if cache == CacheMode::WriteThrough {
+        assert_eq!(errno(Aligned::write_at(&file, &data, BAD)), libc::EIO);
+        assert_eq!(errno(Aligned::write_at(&file, &data, BAD - 32 * KIB)), libc::EIO);
+        assert_eq!(errno(Aligned::write_at(&file, &data[..4096], BAD + MIB)), libc::EIO);
+        file.sync_all().expect("nothing that was acknowledged is missing");
+    } else {
+        Aligned::write_at(&file, &data, BAD).expect("into memory");
+        Aligned::write_at(&file, &data, 20 * MIB).expect("into memory");
+        for _ in 0..3 {
+            assert_eq!(errno(file.sync_all()), libc::EIO, "it is not on the store");
+            told += 1;
+        }
+        assert!(Aligned::read_at(&file, data.len(), BAD).expect("from memory") == data);
+    }
+    // The good parts work on.
+    Aligned::write_at(&file, &data, MIB).expect("a good place");
+    assert!(Aligned::read_at(&file, data.len(), MIB).expect("a good place") == data);
+    let (counts, lines) = (target.counts(), failure_lines(&target, since));
+    println!(
+        "{} {cache}: {} store errors, {} failed commands, {told} fsyncs told, {lines} lines in the log; volumes: {}",
+        lab.test(),
+        counts.get("store_errors"),
+        counts.get("failed_commands"),
+        serde_json::to_string(&target.status().volumes).unwrap_or_default(),
+    );
+    assert!(counts.get("store_errors") >= 6);
+
+    store.load(&whole);
+    file.sync_all().expect("the store works again");
+    if cache == CacheMode::WriteThrough {
+        Aligned::write_at(&file, &data, BAD).expect("a repaired place");
+        file.sync_all().expect("fsync");
+    }
+    let behind = open(disk.device());
+    assert!(Aligned::read_at(&behind, data.len(), BAD).expect("the disk") == data);
+    assert!(Aligned::read_at(&file, data.len(), BAD).expect("reading") == data);
+    assert_eq!(target.counts().get("dirty_bytes"), 0);
+    assert_eq!(mounted.status().state, "connected");
+    assert_eq!(mounted.status().total.paths_lost, 0);
+    drop((file, behind));
+    mounted.umount();
+    drop(target);
+    store.remove();
+}
+
+/// A file on a file system that has no room for it, until it is given more.
+fn full_disk(lab: &Lab, cache: CacheMode) {
+    let dir = lab.path("small");
+    let fs = FileSystem::mount("tmpfs", "tmpfs", &dir, &["-o", "size=6m"]);
+    let image = dir.join("v0.img");
+    File::create(&image).and_then(|file| file.set_len(32 * MIB)).expect("a sparse image");
+    let since = Instant::now();
+    let target = serve(lab, &with_delay(config(&image, cache, 64 * MIB), NEVER));
+    let mounted = mount(lab);
+    let file = open(mounted.device());
+    let data = pattern(2, 12 << 20);
+    let written = Aligned::write_at(&file, &data, 0);
+    if cache == CacheMode::WriteThrough {
+        assert_eq!(errno(written), libc::ENOSPC);
+    } else {
+        written.expect("into memory");
+        assert_eq!(errno(file.sync_all()), libc::ENOSPC);
+        assert_eq!(errno(file.sync_all()), libc::ENOSPC);
+    }
+    let lines = failure_lines(&target, since);
+    println!(
+        "{} {cache}: full: {} store errors, {lines} lines in the log",
+        lab.test(),
+        target.counts().get("store_errors")
+    );
+    sh(&["mount", "-o", "remount,size=64m", &dir.display().to_string()]);
+    if cache == CacheMode::WriteThrough {
+        Aligned::write_at(&file, &data, 0).expect("there is room");
+    }
+    file.sync_all().expect("there is room");
+    assert!(std::fs::read(&image).expect("the image")[..data.len()] == data);
+    drop(file);
+    mounted.umount();
+    drop(target);
+    fs.umount();
+}
+
+#[test]
+fn store_errors() {
+    run("store_errors", |lab| {
+        for cache in MODES {
+            bad_sectors(lab, cache);
+            full_disk(lab, cache);
+        }
+    });
+}

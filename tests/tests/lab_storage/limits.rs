@@ -1,0 +1,170 @@
+//! What the device says of itself, discards of what is only in memory, and the pages of the arena.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rblk_config::{CacheMode, HugePages, TargetConfig, VolumeConfig};
+use rblk_tests::lab::{
+    Aligned, DEADLINE, Fio, MountFlags, Mounted, Running, Target, TargetFlags, pattern, run,
+};
+
+use super::{FIO_DEADLINE, KIB, MIB, NEVER, config, mount, open, serve, sh, with_delay};
+
+#[test]
+fn limits_tell_the_truth() {
+    run("limits_tell_the_truth", |lab| {
+        let modes = [
+            ("none", CacheMode::None, 4096, false),
+            ("through", CacheMode::WriteThrough, 4096, false),
+            ("through512", CacheMode::WriteThrough, 512, false),
+            ("through-ro", CacheMode::WriteThrough, 4096, true),
+            ("back", CacheMode::WriteBack, 4096, false),
+            ("back512", CacheMode::WriteBack, 512, false),
+        ];
+        let volumes = modes.map(|(name, cache, block_size, read_only)| VolumeConfig {
+            cache: Some(cache),
+            block_size,
+            read_only,
+            ..VolumeConfig::file(name, lab.image(name, 16 * MIB))
+        });
+        let all = TargetConfig {
+            volumes: volumes.to_vec(),
+            ..config(Path::new("/"), CacheMode::None, 64 * MIB)
+        };
+        let target = serve(lab, &all);
+        let names = [
+            "write_cache",
+            "fua",
+            "logical_block_size",
+            "physical_block_size",
+            "max_sectors_kb",
+            "max_hw_sectors_kb",
+            "discard_granularity",
+            "discard_max_bytes",
+            "write_zeroes_max_bytes",
+        ];
+        println!("{:<12} {}", "volume", names.join(" | "));
+        let served = target.status().volumes;
+        for ((name, _, block, read_only), served) in modes.into_iter().zip(served) {
+            let flags = MountFlags::new(lab.rdma(), name);
+            let mounted = Mounted::new(lab, &if read_only { flags.switch("--ro") } else { flags });
+            let sysfs = mounted.sysfs();
+            let text = |name: &str| sysfs.text(&format!("queue/{name}"));
+            let number = |name: &str| sysfs.number(&format!("queue/{name}"));
+            println!("{name:<12} {}", names.map(text).join(" | "));
+            assert_eq!((served.name.as_str(), served.volatile_cache), (name, !read_only));
+            assert_eq!(sysfs.number("ro"), u64::from(read_only));
+            assert_eq!(number("logical_block_size"), u64::from(block));
+            assert_eq!((number("max_hw_sectors_kb"), number("max_sectors_kb")), (256, 256));
+            // Without write-back, too: the disk behind may have a cache of its own.
+            let cache = if read_only { "write through" } else { "write back" };
+            assert_eq!(text("write_cache"), cache);
+            assert_eq!(number("fua"), u64::from(!read_only));
+            assert_eq!(number("discard_max_bytes") > 0, !read_only);
+            assert_eq!(number("write_zeroes_max_bytes") > 0, !read_only);
+            assert_eq!(number("discard_granularity") >= 4096, !read_only);
+            mounted.umount();
+        }
+    });
+}
+
+#[test]
+fn discards_reach_dirty_blocks() {
+    run("discards_reach_dirty_blocks", |lab| {
+        let image = lab.image("v0.img", 64 * MIB);
+        let target = serve(lab, &with_delay(config(&image, CacheMode::WriteBack, 64 * MIB), NEVER));
+        let mounted = mount(lab);
+        let file = open(mounted.device());
+        let data = pattern(5, 8 << 20);
+        Aligned::write_at(&file, &data, 0).expect("writing");
+        let allocated = || std::fs::metadata(&image).expect("the image").blocks() * 512;
+        let dirty = |target: &Target<'_>| target.counts().get("dirty_bytes");
+        assert_eq!((dirty(&target), allocated()), (8 * MIB, 0), "all of it is dirty");
+        let blkdiscard = |flags: &[&str], offset: u64, length: u64| {
+            let (offset, length) = (offset.to_string(), length.to_string());
+            let range = ["--offset", &*offset, "--length", &*length];
+            sh(&[&["blkdiscard", "-f"], flags, &range, &[&*mounted.dev()]].concat());
+        };
+        // Across stripes of the cache, which are 1 MiB, and from within one block to within another.
+        let (discarded, zeroed) = (MIB + 512 * KIB..MIB + 2560 * KIB, 5 * MIB..6 * MIB + 4096);
+        blkdiscard(&[], discarded.start, discarded.end - discarded.start);
+        blkdiscard(&["-z"], zeroed.start, zeroed.end - zeroed.start);
+        let mut expected = data;
+        for range in [&discarded, &zeroed] {
+            expected[range.start as usize..range.end as usize].fill(0);
+        }
+        let left = dirty(&target);
+        assert!(
+            Aligned::read_at(&file, 8 << 20, 0).expect("reading") == expected,
+            "before the flush"
+        );
+        file.sync_all().expect("fsync");
+        assert!(
+            Aligned::read_at(&file, 8 << 20, 0).expect("reading") == expected,
+            "after the flush"
+        );
+        assert!(std::fs::read(&image).expect("the image")[..8 << 20] == expected, "in the file");
+        println!(
+            "{}: {} KiB dirty after discards, {} KiB of the file allocated after the flush",
+            lab.test(),
+            left / KIB,
+            allocated() / KIB
+        );
+        // Zeroing may leave what it zeroed allocated; discarding may not.
+        assert!(left <= 8 * MIB - 2 * MIB - MIB, "{left} bytes are still dirty");
+        assert!(allocated() <= 6 * MIB, "{} bytes of the file are allocated", allocated());
+        blkdiscard(&[], 0, 64 * MIB);
+        file.sync_all().expect("fsync");
+        assert_eq!(allocated(), 0, "the whole device was discarded");
+        drop(file);
+        mounted.umount();
+    });
+}
+
+/// Huge pages of the kernel's pool. Dropped, there are none.
+struct HugePool;
+
+impl HugePool {
+    const COUNT: &str = "/proc/sys/vm/nr_hugepages";
+
+    fn new(pages: u32) -> Self {
+        let pool = Self;
+        std::fs::write(Self::COUNT, pages.to_string()).expect("asking for huge pages");
+        let got = std::fs::read_to_string(Self::COUNT).expect("counting huge pages");
+        assert_eq!(got.trim(), pages.to_string(), "the kernel has too little memory in one piece");
+        pool
+    }
+}
+
+impl Drop for HugePool {
+    fn drop(&mut self) {
+        let _ = std::fs::write(Self::COUNT, "0");
+    }
+}
+
+#[test]
+fn huge_pages() {
+    run("huge_pages", |lab| {
+        let image = lab.image("v0.img", 64 * MIB);
+        let mut config = config(&image, CacheMode::WriteBack, 64 * MIB);
+        config.hugepages = HugePages::Required;
+        let config_path = lab.path("target.toml");
+        let flags = TargetFlags::default().config(lab, &config);
+        let mut command = lab.program("rblk-target");
+        command.args(["serve", "--config"]).arg(&config_path);
+        let refused = Running::start(command).finish(DEADLINE);
+        println!("{}: without any: {}", lab.test(), refused.fails_with(7, &["huge pages"]).trim());
+
+        let pool = HugePool::new(64);
+        let target = Target::start(lab, &flags);
+        let status = target.status();
+        assert_eq!((status.arena_page_bytes, status.arena_bytes), (2 << 20, 64 * MIB));
+        let mounted = mount(lab);
+        let fio = Fio::verify(mounted.device(), 8 * MIB).with("bsrange", "4k-256k");
+        let fio = fio.run(FIO_DEADLINE).ok();
+        println!("{}: {} writes checked in {:.1?}", lab.test(), fio.writes, fio.took);
+        mounted.umount();
+        drop(target);
+        drop(pool);
+    });
+}
