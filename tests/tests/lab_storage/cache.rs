@@ -6,7 +6,7 @@ use std::path::Path;
 use rblk_config::{ByteSize, CacheMode};
 use rblk_tests::lab::{Counts, Fio, Lab, pattern, run};
 
-use super::{FIO_DEADLINE, KIB, MIB, MODES, config, mount, serve, sh};
+use super::{FIO_DEADLINE, KIB, MIB, MODES, config, mount, serve, sh, size};
 
 /// Percentage of blocks of reads that were in the cache.
 fn hit_ratio(counts: &Counts) -> f64 {
@@ -176,7 +176,7 @@ fn read_ahead() {
         const BYTES: u64 = 24 * MIB;
         const SEQUENCE: u64 = BYTES / 2 - MIB;
         let image = lab.path("v0.img");
-        std::fs::write(&image, pattern(1, BYTES as usize)).expect("writing the image");
+        std::fs::write(&image, pattern(1, size(BYTES))).expect("writing the image");
         sh(&["sync", &image.display().to_string()]);
         let mut results = Vec::new();
         for ahead in [0, 512 * KIB] {

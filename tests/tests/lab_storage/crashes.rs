@@ -12,11 +12,11 @@ use rblk_tests::lab::{
     DEADLINE, FileSystem, Lab, Logged, LoopDisk, Mapped, WriteLog, pattern, run, start, until,
 };
 
-use super::{MIB, MODES, config, mount, open, serve, sh, with_delay};
+use super::{MIB, MODES, config, mount, open, serve, sh, size, with_delay};
 
 /// Content of file number `number` of the tests with a file system.
 fn content(number: u64) -> Vec<u8> {
-    pattern(number, 3000 + 17_001 * (number as usize % 9))
+    pattern(number, 3000 + 17_001 * size(number % 9))
 }
 
 /// What is wrong with a file system that must have the files below `count`, whole.
@@ -42,7 +42,7 @@ fn check_crash_points(lab: &Lab, log: &WriteLog, bytes: u64) -> usize {
         (0..log.entries.len()).filter(|at| matches!(log.entries[*at], Logged::Mark(_))).collect();
     let made = *marks.first().expect("the mark of mkfs");
     // At marks all of what was promised is just there; between them things are half done.
-    let step = marks.len().div_ceil(4 * usize::try_from(lab.long(8)).unwrap_or(1)).max(1);
+    let step = marks.len().div_ceil(size(4 * lab.long(8))).max(1);
     let mut points: Vec<usize> = marks.iter().copied().step_by(step).collect();
     let seed = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |d| d.as_secs());
     println!(
@@ -51,7 +51,7 @@ fn check_crash_points(lab: &Lab, log: &WriteLog, bytes: u64) -> usize {
         log.entries.len(),
         marks.len()
     );
-    let random = pattern(seed, 8 * 4 * lab.long(8) as usize);
+    let random = pattern(seed, size(8 * 4 * lab.long(8)));
     points.extend(random.chunks_exact(8).map(|word| {
         let word = word.iter().fold(0, |word, byte| word << 8 | usize::from(*byte));
         made + word % (log.entries.len() - made)

@@ -9,7 +9,7 @@ use rblk_tests::lab::{
     Aligned, DEADLINE, Fio, Lab, MountFlags, Mounted, Target, pattern, run, until,
 };
 
-use super::{FIO_DEADLINE, KIB, MIB, NEVER, config, errno, open, serve, with_delay};
+use super::{FIO_DEADLINE, KIB, MIB, NEVER, config, errno, open, serve, size, with_delay};
 
 /// A mounted volume with acknowledged writes that no flush covered: small and large ones, and some blocks twice.
 struct Unflushed<'l> {
@@ -30,7 +30,7 @@ impl<'l> Unflushed<'l> {
         let device = open(mounted.device());
         let mut writes = Vec::new();
         for (number, len) in (0..).zip([4 * KIB, 64 * KIB, 20 * KIB, 256 * KIB].repeat(10)) {
-            let data = pattern(100 + number, len as usize);
+            let data = pattern(100 + number, size(len));
             let offset = number * 700 * KIB;
             Aligned::write_at(&device, &pattern(7, 8192), offset).expect("writing");
             Aligned::write_at(&device, &data, offset).expect("writing");

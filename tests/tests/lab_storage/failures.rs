@@ -67,6 +67,8 @@ fn bad_sectors(lab: &Lab, cache: CacheMode) {
             told += 1;
         }
         assert!(Aligned::read_at(&file, data.len(), BAD).expect("from memory") == data);
+        // As long as that is so, memory takes no more.
+        assert_eq!(errno(Aligned::write_at(&file, &data, BAD + 128 * KIB)), libc::EIO);
     }
     // The good parts work on.
     Aligned::write_at(&file, &data, MIB).expect("a good place");
@@ -106,9 +108,10 @@ fn full_disk(lab: &Lab, cache: CacheMode) {
     let image = dir.join("v0.img");
     File::create(&image).and_then(|file| file.set_len(32 * MIB)).expect("a sparse image");
     let since = Instant::now();
-    let target = serve(lab, &with_delay(config(&image, cache, 64 * MIB), NEVER));
+    let target = serve(lab, &with_delay(config(&image, cache, 128 * MIB), NEVER));
     let mounted = mount(lab);
     let file = open(mounted.device());
+    // Less than half of the room for dirty blocks, so that none is written back before the flush.
     let data = pattern(2, 12 << 20);
     let written = Aligned::write_at(&file, &data, 0);
     if cache == CacheMode::WriteThrough {

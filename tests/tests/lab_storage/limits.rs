@@ -8,7 +8,7 @@ use rblk_tests::lab::{
     Aligned, DEADLINE, Fio, MountFlags, Mounted, Running, Target, TargetFlags, pattern, run,
 };
 
-use super::{FIO_DEADLINE, KIB, MIB, NEVER, config, mount, open, serve, sh, with_delay};
+use super::{FIO_DEADLINE, KIB, MIB, NEVER, config, mount, open, serve, sh, size, with_delay};
 
 #[test]
 fn limits_tell_the_truth() {
@@ -91,7 +91,7 @@ fn discards_reach_dirty_blocks() {
         blkdiscard(&["-z"], zeroed.start, zeroed.end - zeroed.start);
         let mut expected = data;
         for range in [&discarded, &zeroed] {
-            expected[range.start as usize..range.end as usize].fill(0);
+            expected[size(range.start)..size(range.end)].fill(0);
         }
         let left = dirty(&target);
         assert!(

@@ -28,6 +28,11 @@ const FIO_DEADLINE: Duration = Duration::from_secs(240);
 /// A write-back delay that never comes.
 const NEVER: &str = "1h";
 
+/// Bytes of memory.
+fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).expect("it fits in memory")
+}
+
 /// A command of the host that must work.
 fn sh(words: &[&str]) -> String {
     start(words).finish(2 * DEADLINE).ok()

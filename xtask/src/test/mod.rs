@@ -31,6 +31,9 @@ const OTHER_KERNEL: &str = "6.12";
 /// Limit on one guest; `--long` has four times as much, as have the tests on this machine.
 const GUEST_LIMIT: Duration = Duration::from_secs(12 * 60);
 
+/// The test that is worth an optimised build of its own: package and name.
+const MODEL: (&str, &str) = ("rblk-tests", "storage_model");
+
 /// Test binaries that run in the guest: package, file in the workspace, name.
 const SUITES: [(&str, &str, &str); 4] = [
     ("rblk-fabric", "fabric/tests/verbs_conformance.rs", "verbs_conformance"),
@@ -144,6 +147,7 @@ impl Run<'_> {
             SUITES.iter().filter(|(_, file, _)| self.workspace.root.join(file).exists()).collect();
         let mut selection =
             ["--bins", "-p", "rblk-target", "-p", "rblk-initiator"].map(str::to_owned).to_vec();
+        selection.extend(["-p", MODEL.0, "--test", MODEL.1].map(str::to_owned));
         for (package, _, name) in &suites {
             selection.extend(["-p", *package, "--test", *name].map(str::to_owned));
         }
@@ -157,6 +161,9 @@ impl Run<'_> {
         if self.args.no_lab {
             println!("\n{left_out}");
             return Ok(());
+        }
+        if self.args.filters.is_empty() {
+            self.step("a million requests against the model", |run| run.model(&artifacts))?;
         }
         let kernels = match &self.args.kernel {
             Some(kernel) => vec![(kernel.as_str(), false)],
@@ -217,6 +224,11 @@ impl Run<'_> {
         command.args(&self.args.filters);
         command.envs([("RBLK_SKIP_LAB", "1"), ("RBLK_SKIP_RDMA", "1")]).envs(self.long());
         self.execute(&mut command)
+    }
+
+    fn model(&self, artifacts: &Artifacts) -> Result<()> {
+        let mut command = Command::new(artifacts.program(MODEL.1));
+        self.execute(command.current_dir(&self.workspace.root))
     }
 
     fn deny(&self) -> Result<()> {
