@@ -10,6 +10,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -45,6 +46,8 @@ use crate::seed::Random;
 const TARGET_CQ_ENTRIES: u32 = 1 << 16;
 /// Runs of memory that one WRITE of the target gathers.
 const SEND_SGES: u32 = 4;
+/// How often a poll group looks for silent peers, as its thread does.
+const LISTEN: Duration = Duration::from_secs(1);
 /// Steps that ending the connections of an older epoch may take.
 const QUIESCE_STEPS: u64 = 1_000_000;
 
@@ -274,6 +277,10 @@ pub struct Rig<S> {
     admin: Vec<AdminCommand>,
     fingerprint: u64,
     steps: u64,
+    listened: Instant,
+    jams: Arc<AtomicBool>,
+    // QPs that did not flush, to be destroyed, with the poll groups to tell.
+    jammed: Vec<(usize, ConnectionId, Option<Connection>)>,
 }
 
 impl<S: Store> std::fmt::Debug for Rig<S> {
@@ -290,15 +297,20 @@ impl<S: Store> std::fmt::Debug for Rig<S> {
 
 /// QPs of the in-memory network are connected when they are made, so there is nothing left to accept.
 #[derive(Debug)]
-struct PairedPoller(Box<dyn Poller>);
+struct PairedPoller {
+    inner: Box<dyn Poller>,
+    // QPs that fail while this is set do not flush.
+    jams: Arc<AtomicBool>,
+    jammed: Vec<QpIndex>,
+}
 
 impl Poller for PairedPoller {
     fn caps(&self) -> &DeviceCaps {
-        self.0.caps()
+        self.inner.caps()
     }
 
     fn attach(&mut self, connection: Connection) -> rblk_fabric::Result<QpIndex> {
-        self.0.attach(connection)
+        self.inner.attach(connection)
     }
 
     fn accept(&mut self, _qp: QpIndex, _params: &AcceptParams) -> rblk_fabric::Result<()> {
@@ -306,39 +318,54 @@ impl Poller for PairedPoller {
     }
 
     fn post_recv(&mut self, qp: QpIndex, wrs: &[RecvWr]) -> std::result::Result<(), PostError> {
-        self.0.post_recv(qp, wrs)
+        self.inner.post_recv(qp, wrs)
     }
 
     fn post_send(&mut self, qp: QpIndex, wrs: &[SendWr]) -> std::result::Result<(), PostError> {
-        self.0.post_send(qp, wrs)
+        self.inner.post_send(qp, wrs)
     }
 
     fn poll(&mut self, out: &mut [Completion]) -> rblk_fabric::Result<usize> {
-        self.0.poll(out)
+        let count = self.inner.poll(out)?;
+        if self.jammed.is_empty() {
+            return Ok(count);
+        }
+        let mut kept = 0;
+        for at in 0..count {
+            if !self.jammed.contains(&out[at].qp) {
+                out[kept] = out[at];
+                kept += 1;
+            }
+        }
+        Ok(kept)
     }
 
     fn arm(&mut self) -> rblk_fabric::Result<()> {
-        self.0.arm()
+        self.inner.arm()
     }
 
     fn event_fd(&self) -> BorrowedFd<'_> {
-        self.0.event_fd()
+        self.inner.event_fd()
     }
 
     fn clear_event(&mut self) {
-        self.0.clear_event();
+        self.inner.clear_event();
     }
 
     fn fail(&mut self, qp: QpIndex) {
-        self.0.fail(qp);
+        if self.jams.load(Ordering::Relaxed) {
+            self.jammed.push(qp);
+        }
+        self.inner.fail(qp);
     }
 
     fn detach(&mut self, qp: QpIndex) -> Option<Connection> {
-        self.0.detach(qp)
+        self.jammed.retain(|jammed| *jammed != qp);
+        self.inner.detach(qp)
     }
 
     fn counters(&self) -> PollerCounters {
-        self.0.counters()
+        self.inner.counters()
     }
 }
 
@@ -392,6 +419,7 @@ impl<S: Store> Rig<S> {
             write_back_max_bytes: options.io_max_bytes,
             seed: options.seed,
         };
+        let jams = Arc::new(AtomicBool::new(false));
         let mut groups = Vec::new();
         for (index, peers) in Peers::connect(count)?.into_iter().enumerate() {
             let (poller, handle) = target_pd.poller(TARGET_CQ_ENTRIES)?;
@@ -407,7 +435,8 @@ impl<S: Store> Rig<S> {
                 sink_extent_max: options.io_max_bytes,
                 volumes: memories.clone(),
             };
-            let poller = Box::new(PairedPoller(poller));
+            let jams = Arc::clone(&jams);
+            let poller = Box::new(PairedPoller { inner: poller, jams, jammed: Vec::new() });
             engine.take_mail(ToGroup::AddPoller { poller, memory }, now);
             let mut told = Vec::new();
             for volume in &volumes {
@@ -437,6 +466,9 @@ impl<S: Store> Rig<S> {
             admin: Vec::new(),
             fingerprint: options.seed,
             steps: 0,
+            listened: now,
+            jams,
+            jammed: Vec::new(),
         })
     }
 
@@ -548,6 +580,25 @@ impl<S: Store> Rig<S> {
 
     fn mail_to(&mut self, group: usize, message: ToGroup) {
         self.groups[group].engine.take_mail(message, self.now);
+    }
+
+    /// While this is set, QPs of the target that fail do not flush, and control does not come to destroying them.
+    pub fn jam_failed_qps(&mut self, jams: bool) {
+        self.jams.store(jams, Ordering::Relaxed);
+    }
+
+    /// QPs that did not flush, were given up and are not destroyed.
+    #[must_use]
+    pub fn jammed_qps(&self) -> usize {
+        self.jammed.len()
+    }
+
+    /// Destroys the QPs that did not flush, and tells their poll groups.
+    pub fn destroy_jammed(&mut self) {
+        for (group, id, connection) in std::mem::take(&mut self.jammed) {
+            drop(connection);
+            self.mail_to(group, ToGroup::Destroyed { connection: id });
+        }
     }
 
     /// The session's epoch.
@@ -850,7 +901,14 @@ impl<S: Store> Rig<S> {
         self.network.advance(1);
         let mut busy = false;
         let mut messages: Vec<FromGroup> = Vec::new();
+        let listens = self.now - self.listened > LISTEN;
+        if listens {
+            self.listened = self.now;
+        }
         for group in &mut self.groups {
+            if listens {
+                group.engine.check_silence(self.now);
+            }
             if self.skips.chance(self.skipped_turns_per_mille) {
                 busy = true;
                 continue;
@@ -896,11 +954,15 @@ impl<S: Store> Rig<S> {
                 undrained,
                 ..
             } => {
-                drop(connection);
-                drop(memory);
-                if let Some((group, connection)) = undrained {
-                    self.mail_to(group, ToGroup::Destroyed { connection });
+                if let Some((group, id)) = undrained {
+                    self.jammed.push((group, id, connection));
+                    if !self.jams.load(Ordering::Relaxed) {
+                        self.destroy_jammed();
+                    }
+                } else {
+                    drop(connection);
                 }
+                drop(memory);
                 self.note(&[4, u64::from(session.0), u64::from(epoch.0)]);
                 self.gone.push(Gone { session, kind, epoch });
                 let Some(state) = self.sessions.get_mut(usize::from(session.0)) else { return };

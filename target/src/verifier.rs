@@ -355,8 +355,56 @@ mod tests {
         let crashed = after_crash.lineage();
         drop(after_crash);
 
-        std::fs::write(state.join("store1.lineage"), "{\"clean\":true}").unwrap();
+        fs::write(state.join("store1.lineage"), "{\"clean\":true}").unwrap();
         assert_ne!(run("b3").lineage().machine, crashed.machine, "unreadable");
+    }
+
+    #[test]
+    fn a_renounced_run_has_no_heir_however_it_ends() {
+        for (mark, boot) in [(true, "b1"), (false, "b1"), (true, "b2"), (false, "b2")] {
+            let directory = tempfile::tempdir().unwrap();
+            let name = Name::new("store1").unwrap();
+            let run = |boot: &str| LineageFile::open_on(directory.path(), &name, boot).unwrap();
+            let first = run("b1");
+            let before = first.lineage();
+            first.renounce();
+            let noted = read(&directory.path().join("store1.lineage")).unwrap().unwrap();
+            assert!(!noted.clean);
+            // Once is enough: what was noted stays.
+            first.renounce();
+            assert_eq!(read(&directory.path().join("store1.lineage")).unwrap(), Some(noted));
+            assert_eq!(first.lineage(), before, "this run goes on as it is");
+            if mark {
+                first.mark_clean();
+            }
+            drop(first);
+            let second = run(boot);
+            assert_ne!(second.lineage().process, before.process, "{mark}, {boot}");
+            assert_ne!(second.lineage().machine, before.machine, "{mark}, {boot}");
+            // And that one is a run as any other.
+            let after = second.lineage();
+            second.mark_clean();
+            drop(second);
+            assert_eq!(run(boot).lineage(), after);
+        }
+    }
+
+    #[test]
+    fn what_is_not_remembered_can_be_renounced() {
+        LineageFile::forgetful().unwrap().renounce();
+        let directory = tempfile::tempdir().unwrap();
+        let name = Name::new("store1").unwrap();
+        let run = || LineageFile::open_on(directory.path(), &name, "b").unwrap();
+        let first = run();
+        // Nothing can be written there: at least the end is not clean.
+        let blocked = directory.path().join("store1.lineage.new");
+        fs::create_dir(&blocked).unwrap();
+        first.renounce();
+        fs::remove_dir(&blocked).unwrap();
+        first.mark_clean();
+        let before = first.lineage();
+        drop(first);
+        assert_ne!(run().lineage().process, before.process);
     }
 
     #[test]
@@ -376,7 +424,7 @@ mod tests {
     fn no_place_to_remember() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
-        std::fs::write(&file, "").unwrap();
+        fs::write(&file, "").unwrap();
         let name = Name::new("store1").unwrap();
         let one = LineageFile::open_on(&file, &name, "b").unwrap();
         one.mark_clean();

@@ -9,7 +9,7 @@ use rblk_fabric::soft::memory::Conditions;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
 use rblk_target::connection::SessionSlot;
-use rblk_target::store::{Store, VolumeIndex};
+use rblk_target::store::VolumeIndex;
 
 /// The volume in memory.
 pub const MEMORY: VolumeIndex = VolumeIndex(0);

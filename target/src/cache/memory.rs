@@ -1,8 +1,8 @@
 //! Who gets memory: a fair share for each volume, then first come, first served.
 //!
 //! A job takes all the memory it will ever need before anything else, and waits for it without holding memory or
-//! locks. When several volumes are served, the jobs of one that have not ended have half of the shard at most:
-//! one whose store hangs leaves the other half to the rest.
+//! locks. When several volumes are served, the jobs of one that have not ended have half at most of what is never
+//! dirty: one whose store hangs leaves as much to the rest.
 
 use super::job::{Entry, Job, Kind};
 use super::message::{Segments, ShardReply};
@@ -27,11 +27,10 @@ impl<S: Store> Shard<S> {
             }
             _ => edges,
         };
-        let alone = self.served < 2;
-        let share = self.slots.capacity() / 2;
+        let share = self.share;
         let Some(state) = self.volume(volume) else { return true };
         // One that has nothing may always begin.
-        if !alone && state.held > 0 && state.held + need > share {
+        if state.held > 0 && state.held + need > share {
             return false;
         }
         state.held += need;

@@ -112,8 +112,9 @@ pub struct Shard<S> {
     // Jobs and operations that wait because their volume has its share.
     pub(super) capped: usize,
     pub(super) waiting_ops: usize,
-    // Volumes served.
+    // Volumes served, and the slots that unfinished jobs of one may have.
     pub(super) served: usize,
+    pub(super) share: usize,
     // Whose waiting operations go first in the next turn.
     pub(super) next_volume: usize,
     pub(super) write_backs: Vec<u32>,
@@ -185,6 +186,7 @@ impl<S: Store> Shard<S> {
             capped: 0,
             waiting_ops: 0,
             served: 0,
+            share: usize::MAX,
             next_volume: 0,
             write_backs: Vec::with_capacity(64),
             flushes: Vec::with_capacity(64),
@@ -240,6 +242,14 @@ impl<S: Store> Shard<S> {
         });
         self.slots.add_volume(volume);
         self.served = self.volumes.iter().flatten().count();
+        let volumes = || self.volumes.iter().flatten();
+        // One whose store hangs may have every dirty block, besides its share.
+        let dirty = if volumes().any(|volume| volume.cache == CacheMode::WriteBack) {
+            self.options.dirty_max_bytes / SLOT_BYTES
+        } else {
+            0
+        };
+        self.share = if self.served < 2 { usize::MAX } else { (self.slots.capacity() - dirty) / 2 };
     }
 
     /// The store.

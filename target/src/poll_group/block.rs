@@ -8,13 +8,14 @@ use rblk_protocol::{AccessMode, CommandCapsule, Opcode, Status, Tag};
 use super::{Opened, PollGroup, Zeroing};
 use crate::cache::message::Changed;
 use crate::cache::{JobId, PartToken, STRIPE_BYTES, Segments, ShardReply, ShardRequest, shard_of};
-use crate::connection::{ConnectionId, Lent, WrKind};
+use crate::connection::{ConnectionId, Lent, SCRATCH_BYTES, WrKind};
 use crate::request::{Held, Part, Payload, Request, State, Step};
 use crate::store::{OpKind, Store, VolumeIndex};
 use crate::volume::{CacheMode, Placement, Volume};
 
-/// Bytes of a READ that only proves.
-const PROOF_BYTES: u32 = 8;
+/// Bytes of a READ that only proves. Not fewer: soft-iWARP answers a READ of up to 32 bytes from a shortcut that
+/// may look at a user's memory from a kernel thread, and then the connection or the kernel dies.
+const PROOF_BYTES: u32 = SCRATCH_BYTES;
 /// Bytes of a memory volume that are zeroed in one turn.
 const ZERO_STEP: usize = 4 << 20;
 

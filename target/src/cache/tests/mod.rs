@@ -7,6 +7,7 @@
 mod changes;
 mod reads;
 mod script;
+mod shares;
 mod slots;
 mod write_back;
 mod writes;

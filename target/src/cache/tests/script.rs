@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use rblk_fabric::Region;
 
-use crate::store::{Op, OpDone, OpKind, Segment, Store};
+use crate::store::{Op, OpDone, OpKind, Segment, Store, VolumeIndex};
 
 /// See the module. A write's bytes are looked at when it ends: until then they are lent.
 pub(super) struct Script {
@@ -37,6 +37,11 @@ impl Script {
 
     pub(super) fn ops(&self) -> Vec<OpKind> {
         self.pending.iter().map(|(op, _)| op.kind).collect()
+    }
+
+    /// Whose they are.
+    pub(super) fn volumes(&self) -> Vec<VolumeIndex> {
+        self.pending.iter().map(|(op, _)| op.volume).collect()
     }
 
     pub(super) fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {

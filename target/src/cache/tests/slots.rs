@@ -321,6 +321,115 @@ fn agrees_with_the_model() {
     }
 }
 
+/// What a long list of dirty blocks should be: order of the oldest write and block, oldest first.
+struct Line(Vec<(u64, u64)>);
+
+impl Line {
+    fn at(&self, block: u64) -> Option<usize> {
+        self.0.iter().position(|(_, other)| *other == block)
+    }
+
+    /// Behind everything that is as old.
+    fn put(&mut self, order: u64, block: u64) {
+        let at = self.0.partition_point(|(other, _)| *other <= order);
+        self.0.insert(at, (order, block));
+    }
+}
+
+/// The places in a long list of dirty blocks, exactly: who is written again, in the middle or at an end, keeps its
+/// own; who comes back from a write-back stands behind those as old.
+fn keeps_its_places(seed: u64) {
+    const BLOCKS: usize = 300;
+    const VOLUME: VolumeIndex = VolumeIndex(0);
+    let region = Region::allocate(1024 * SLOT_BYTES, PageKind::Normal).unwrap();
+    let mut slots = Slots::new(Arena::new(region, 16 << 10).unwrap(), seed);
+    slots.add_volume(VOLUME);
+    let (mut random, mut order, mut line) = (Rng(seed), 0, Line(Vec::new()));
+    let mut writing: Vec<(u64, u64, Slot)> = Vec::new();
+    let block_at = |slots: &Slots, block| slots.find(VOLUME, block).unwrap();
+    for step in 0..4000 {
+        let block = random.below(BLOCKS) as u64;
+        let at = line.at(block);
+        let is_writing = writing
+            .iter()
+            .any(|(_, other, slot)| *other == block && slots.state(*slot) == State::Writing);
+        match random.below(8) {
+            // Of several blocks now and then, which then are equally old.
+            0..4 => {
+                order += u64::from(random.below(3) > 0);
+                let mut slot = Vec::new();
+                assert!(slots.allocate(1, &mut slot));
+                let how = Install::Dirty { order, now_ms: step };
+                slots.install(slot[0], VOLUME, block, how);
+                if at.is_none() {
+                    line.put(order, block);
+                }
+            }
+            4 if at.is_some() || is_writing => {
+                let since = slots.since(block_at(&slots, block)).0;
+                let mut slot = Vec::new();
+                assert!(slots.allocate(1, &mut slot));
+                slots.install(slot[0], VOLUME, block, Install::Merged);
+                if at.is_none() {
+                    line.put(since, block);
+                }
+            }
+            5 => {
+                let Some(at) = at else { continue };
+                let (order, _) = line.0.remove(at);
+                let slot = block_at(&slots, block);
+                slots.begin_writing(slot);
+                writing.push((order, block, slot));
+            }
+            6 if !writing.is_empty() => {
+                let (order, block, slot) = writing.swap_remove(random.below(writing.len()));
+                if random.below(2) == 0 {
+                    slots.written(slot);
+                } else {
+                    let was_writing = slots.state(slot) == State::Writing;
+                    slots.not_written(slot, random.below(2) == 0);
+                    // What is newer is as old as this now.
+                    if let Some(at) = line.at(block) {
+                        let (other, _) = line.0.remove(at);
+                        line.put(order.min(other), block);
+                    } else if was_writing {
+                        line.put(order, block);
+                    }
+                }
+            }
+            7 if random.below(4) == 0 => {
+                let Some(at) = at else { continue };
+                line.0.remove(at);
+                slots.forget(block_at(&slots, block));
+            }
+            _ => {}
+        }
+        let oldest = slots.oldest_dirty(VOLUME).map(|slot| slots.block(slot));
+        assert_eq!(oldest, line.0.first().map(|(_, block)| *block), "seed {seed}, step {step}");
+    }
+    assert!(line.0.len() > BLOCKS / 2, "seed {seed}: a short list: {}", line.0.len());
+    // Out from anywhere: both directions of the list are whole. Then the rest, in its order.
+    for _ in 0..line.0.len() / 2 {
+        let (_, block) = line.0.remove(random.below(line.0.len()));
+        slots.begin_writing(block_at(&slots, block));
+        let oldest = slots.oldest_dirty(VOLUME).map(|slot| slots.block(slot));
+        assert_eq!(oldest, line.0.first().map(|(_, block)| *block), "seed {seed}");
+    }
+    let mut rest = Vec::new();
+    while let Some(slot) = slots.oldest_dirty(VOLUME) {
+        rest.push((slots.since(slot).0, slots.block(slot)));
+        slots.begin_writing(slot);
+    }
+    assert_eq!(rest, line.0, "seed {seed}");
+}
+
+#[test]
+fn a_long_list_of_dirty_blocks_keeps_its_places() {
+    for seed in 0..20 {
+        keeps_its_places(seed);
+    }
+}
+
 #[test]
 fn segments_join_neighbours_and_name_their_slots() {
     let region = Region::allocate(2 * SLOTS * SLOT_BYTES, PageKind::Normal).unwrap();

@@ -196,6 +196,62 @@ fn we_try_again_by_ourselves_less_and_less_often() {
     case.end();
 }
 
+/// The rest after a failure ends with what failed. The shard's clock goes round after 49 days: a rest that were
+/// kept would be one of weeks, weeks later.
+#[test]
+fn a_rest_does_not_outlive_its_failure() {
+    const LATER: Duration = Duration::from_secs(25 * 24 * 3600);
+    let ends: [fn(&mut Case); 3] = [
+        |case| {
+            let tag = case.discard(0, 4096);
+            case.finish(0);
+            assert_eq!(case.done(tag), Ok(()));
+        },
+        |case| {
+            // The store takes this one.
+            let tag = case.write(2, 0, 4096);
+            case.finish(0);
+            assert_eq!(case.done(tag), Ok(()));
+        },
+        |case| {
+            let tag = case.flush();
+            case.finish(0);
+            assert_eq!(case.done(tag), Ok(()));
+        },
+    ];
+    for (at, end) in ends.into_iter().enumerate() {
+        for later in [Duration::ZERO, LATER] {
+            let mut case = back();
+            case.dirty(1, 0, 4096);
+            case.wait(DELAY);
+            case.finish_with(0, Err(Errno::EIO));
+            assert_eq!(case.shard.next_deadline(), Some(Duration::from_secs(1)));
+            end(&mut case);
+            assert_eq!((case.dirty_blocks(), case.shard.slots.failed(VOLUME)), (0, 0), "{at}");
+            // Nothing turns the shard meanwhile but the thread's own clock.
+            case.wait(later);
+            case.dirty(3, 8 * 4096, 4096);
+            case.turn();
+            assert_eq!(case.shard.next_deadline(), Some(DELAY), "{at}, {later:?}");
+            case.wait(DELAY);
+            assert_eq!(case.ranges(), [(8 * 4096, 4096)], "{at}, {later:?}");
+            case.end();
+        }
+    }
+}
+
+/// A rest that is over is over, however long nobody looked.
+#[test]
+fn a_rest_ends_though_nobody_looks_for_weeks() {
+    let mut case = back();
+    case.dirty(1, 0, 4096);
+    case.wait(DELAY);
+    case.finish_with(0, Err(Errno::EIO));
+    case.wait(Duration::from_secs(20 * 24 * 3600));
+    assert_eq!(case.ranges(), [(0, 4096)]);
+    case.end();
+}
+
 /// Two write-backs of the same block wait behind a write. The newer of them has all that the older had: who
 /// flushed before it came waits for it.
 #[test]

@@ -7,10 +7,10 @@ use std::process::Command;
 use super::*;
 
 /// A loop device over a file, gone when dropped.
-struct LoopDevice(PathBuf);
+pub(super) struct LoopDevice(pub(super) PathBuf);
 
 impl LoopDevice {
-    fn attach(file: &Path, block_size: &str) -> Option<Self> {
+    pub(super) fn attach(file: &Path, block_size: &str) -> Option<Self> {
         if !is_root() {
             eprintln!("skipped: only root can make a loop device");
             return None;

@@ -105,10 +105,10 @@ fn grown_file_is_served_after_a_look() {
 }
 
 /// A tmpfs of 1 MiB, gone when dropped.
-struct SmallDisk(TempDir);
+pub(super) struct SmallDisk(pub(super) TempDir);
 
 impl SmallDisk {
-    fn mount() -> Option<Self> {
+    pub(super) fn mount() -> Option<Self> {
         if !is_root() {
             eprintln!("skipped: only root can mount a tmpfs");
             return None;

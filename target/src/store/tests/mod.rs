@@ -2,6 +2,7 @@
 
 mod device;
 mod errors;
+mod flushes;
 mod model;
 mod opening;
 mod ring;
