@@ -413,6 +413,12 @@ impl Connection {
         self.is_live() && now.saturating_duration_since(self.progress.1) > STUCK
     }
 
+    /// Takes a time in which nobody looked out of [`Self::is_stuck`] and of the peer's silence.
+    pub fn forgive(&mut self, paused: std::time::Duration) {
+        self.heard += paused;
+        self.progress.1 += paused;
+    }
+
     /// Takes what it lent, leaving nothing.
     pub fn take_lent(&mut self) -> Lent {
         Lent {

@@ -690,6 +690,13 @@ impl<S: Store> PollGroup<S> {
         self.dying += 1;
     }
 
+    /// Takes a time in which this thread did not run out of what [`Self::check_silence`] judges.
+    pub fn forgive(&mut self, paused: Duration) {
+        for connection in self.connections.iter_mut().flatten() {
+            connection.forgive(paused);
+        }
+    }
+
     /// Ends admin connections whose initiator has been silent for too long, and connections whose peer takes
     /// no data and gives none: what was lent to them is everybody's. The thread calls it now and then.
     pub fn check_silence(&mut self, now: Instant) {

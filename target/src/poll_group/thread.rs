@@ -31,6 +31,8 @@ const STOP_DEADLINE: Duration = Duration::from_secs(30);
 const LONG_SLEEP: Duration = Duration::from_secs(60);
 /// Longest sleep with connections: a net under devices that lose an event.
 const IDLE_SLEEP: Duration = Duration::from_secs(1);
+/// A thread with connections that did not come by for so long was stopped: a debugger, a paused machine.
+const PAUSE: Duration = Duration::from_secs(4);
 /// Sleep while a deadline of the engine runs.
 const SHORT_SLEEP: Duration = Duration::from_millis(100);
 
@@ -148,9 +150,15 @@ fn run(
     let mut errors = 0;
     loop {
         let now = Instant::now();
-        if now.saturating_duration_since(listened) > IDLE_SLEEP {
+        let since = now.saturating_duration_since(listened);
+        if since > IDLE_SLEEP {
             listened = now;
-            group.check_silence(now);
+            if since > PAUSE {
+                // Others may have spoken while nobody listened.
+                group.forgive(since);
+            } else {
+                group.check_silence(now);
+            }
         }
         while let Some(message) = mail.receive() {
             let mut message = message;
