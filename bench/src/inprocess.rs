@@ -18,8 +18,8 @@ use rblk_fabric::soft::PollerHandle as SoftHandle;
 use rblk_fabric::soft::memory::{Conditions, Network, Wire};
 use rblk_fabric::{
     AcceptParams, Access, Completion, Connection, ConnectionHello, Device, DeviceCaps, FabricError,
-    PageKind, Poller, PollerCounters, PollerHandle, PostError, ProtectionDomain, QpIndex, QpLimits,
-    RecvWr, Region, SendWr,
+    MemoryRegion, PageKind, Poller, PollerCounters, PollerHandle, PostError, ProtectionDomain,
+    QpIndex, QpLimits, RecvWr, Region, SendWr,
 };
 use rblk_initiator::engine::{Engine, PathEnd, QueueCounts, QueueStats};
 use rblk_initiator::inflight::WrongState;
@@ -279,8 +279,8 @@ pub struct Rig<S> {
     steps: u64,
     listened: Instant,
     jams: Arc<AtomicBool>,
-    // QPs that did not flush, to be destroyed, with the poll groups to tell.
-    jammed: Vec<(usize, ConnectionId, Option<Connection>)>,
+    // QPs that did not flush, to be destroyed before their memory, with the poll groups to tell.
+    jammed: Vec<(usize, ConnectionId, Option<Connection>, MemoryRegion)>,
 }
 
 impl<S: Store> std::fmt::Debug for Rig<S> {
@@ -595,8 +595,9 @@ impl<S: Store> Rig<S> {
 
     /// Destroys the QPs that did not flush, and tells their poll groups.
     pub fn destroy_jammed(&mut self) {
-        for (group, id, connection) in std::mem::take(&mut self.jammed) {
+        for (group, id, connection, memory) in std::mem::take(&mut self.jammed) {
             drop(connection);
+            drop(memory);
             self.mail_to(group, ToGroup::Destroyed { connection: id });
         }
     }
@@ -955,14 +956,14 @@ impl<S: Store> Rig<S> {
                 ..
             } => {
                 if let Some((group, id)) = undrained {
-                    self.jammed.push((group, id, connection));
+                    self.jammed.push((group, id, connection, memory));
                     if !self.jams.load(Ordering::Relaxed) {
                         self.destroy_jammed();
                     }
                 } else {
                     drop(connection);
+                    drop(memory);
                 }
-                drop(memory);
                 self.note(&[4, u64::from(session.0), u64::from(epoch.0)]);
                 self.gone.push(Gone { session, kind, epoch });
                 let Some(state) = self.sessions.get_mut(usize::from(session.0)) else { return };

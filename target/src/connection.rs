@@ -219,6 +219,8 @@ pub struct Lent {
     pub pinned: VecDeque<(u64, u16, Segments)>,
     /// See [`Connection::requests`].
     pub requests: Box<[Request]>,
+    /// See [`Connection::proof_sink`].
+    pub proof_sink: Option<Extent>,
     /// See [`Connection::poller`].
     pub poller: usize,
 }
@@ -424,6 +426,7 @@ impl Connection {
         Lent {
             pinned: std::mem::take(&mut self.pinned),
             requests: std::mem::take(&mut self.requests),
+            proof_sink: self.proof_sink.take(),
             poller: self.poller,
         }
     }

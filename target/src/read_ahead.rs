@@ -131,14 +131,14 @@ mod tests {
         let mut ahead = ReadAhead::default();
         let mut asked = [0u64; 3];
         for step in 0..200u64 {
-            for stream in 0..3u64 {
+            for stream in 0..3u16 {
                 // Pairs arrive swapped once the stream is known.
                 let step = if step >= 8 { step ^ 1 } else { step };
-                let offset = stream * (100 << 20) + step * 8192;
-                let volume = VolumeIndex(stream as u16 % 2);
+                let offset = u64::from(stream) * (100 << 20) + step * 8192;
+                let volume = VolumeIndex(stream % 2);
                 if let Some((from, len)) = ahead.on_read(volume, offset, 8192, 1 << 20, SIZE) {
-                    assert!(from / (100 << 20) == stream);
-                    asked[stream as usize] += u64::from(len);
+                    assert!(from / (100 << 20) == u64::from(stream));
+                    asked[usize::from(stream)] += u64::from(len);
                 }
             }
         }

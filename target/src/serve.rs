@@ -326,8 +326,9 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let begun = Instant::now();
     let result = control.run(incoming, outbox, requests).await;
-    if let Ok(true) = result {
-        lineage.mark_clean();
+    match result {
+        Ok(true) => lineage.mark_clean(),
+        _ => lineage.try_again(),
     }
     tracing::info!(served_for = ?begun.elapsed(), "stopped");
     result.map(|_| ())

@@ -124,7 +124,9 @@ pub struct LineageFile {
     lineage: Lineage,
     // `None` when nothing can be remembered.
     kept: Option<Kept>,
+    // Writes may be lost; and the file says so.
     renounced: AtomicBool,
+    noted: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -151,7 +153,12 @@ impl LineageFile {
     /// # Errors
     /// The system has no random bytes.
     pub fn forgetful() -> anyhow::Result<Self> {
-        Ok(Self { lineage: fresh()?, kept: None, renounced: AtomicBool::new(false) })
+        Ok(Self {
+            lineage: fresh()?,
+            kept: None,
+            renounced: AtomicBool::new(false),
+            noted: AtomicBool::new(false),
+        })
     }
 
     fn open_on(directory: &Path, name: &Name, boot_id: &str) -> anyhow::Result<Self> {
@@ -165,7 +172,12 @@ impl LineageFile {
                     "cannot remember how this run ends (state_dir): initiators will take the next start for a loss of \
                      writes that were not flushed"
                 );
-                Ok(Self { lineage: fresh, kept: None, renounced: AtomicBool::new(false) })
+                Ok(Self {
+                    lineage: fresh,
+                    kept: None,
+                    renounced: AtomicBool::new(false),
+                    noted: AtomicBool::new(false),
+                })
             }
         }
     }
@@ -182,7 +194,12 @@ impl LineageFile {
         let kept = Kept { path, boot_id: boot_id.to_owned(), _lock: lock };
         kept.write(lineage, false)?;
         tracing::info!(?before, "lineage");
-        Ok(Self { lineage, kept: Some(kept), renounced: AtomicBool::new(false) })
+        Ok(Self {
+            lineage,
+            kept: Some(kept),
+            renounced: AtomicBool::new(false),
+            noted: AtomicBool::new(false),
+        })
     }
 
     /// This run's lineages.
@@ -192,16 +209,25 @@ impl LineageFile {
     }
 
     /// Notes that acknowledged writes may be lost although nobody died: the next run begins new lineages, however
-    /// this one ends.
+    /// this one ends. Where that cannot be noted now, it is tried again at the next call and at the end.
     pub fn renounce(&self) {
-        let Some(kept) = &self.kept else { return };
-        if self.renounced.swap(true, Ordering::Relaxed) {
+        self.renounced.store(true, Ordering::Relaxed);
+        let Some(kept) = self.kept.as_ref().filter(|_| !self.noted.load(Ordering::Relaxed)) else {
             return;
+        };
+        match fresh().map_err(io::Error::other).and_then(|new| kept.write(new, false)) {
+            Ok(()) => self.noted.store(true, Ordering::Relaxed),
+            Err(error) => {
+                let path = kept.path.display();
+                tracing::error!(%path, %error, "cannot note that writes may be lost");
+            }
         }
-        // Without random bytes or a file system that takes it there is still `renounced`, and no clean end.
-        let written = fresh().map_err(io::Error::other).and_then(|new| kept.write(new, false));
-        if let Err(error) = written {
-            tracing::error!(path = %kept.path.display(), %error, "cannot note that writes may be lost");
+    }
+
+    /// [`Self::renounce`] once more, if it could not be noted when it was called.
+    pub fn try_again(&self) {
+        if self.renounced.load(Ordering::Relaxed) {
+            self.renounce();
         }
     }
 
@@ -210,7 +236,7 @@ impl LineageFile {
     pub fn mark_clean(&self) {
         let Some(kept) = &self.kept else { return };
         if self.renounced.load(Ordering::Relaxed) {
-            return;
+            return self.renounce();
         }
         if let Err(error) = kept.write(self.lineage, true) {
             tracing::warn!(

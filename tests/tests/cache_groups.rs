@@ -1,17 +1,19 @@
 //! One volume, several poll groups: commands over stripes of several shards, discards that hold ranges at all
 //! of them, connections that die meanwhile, and memory of one shard that another's connection has.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rblk_bench::crash_store::CrashStore;
+use nix::errno::Errno;
+use rblk_bench::crash_store::{CrashStore, Fault};
 use rblk_bench::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
-use rblk_bench::ram_store::StoreConditions;
+use rblk_bench::ram_store::{Kind, StoreConditions};
 use rblk_bench::seed::Random;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
-use rblk_target::cache::STRIPE_BYTES;
+use rblk_target::cache::{STRIPE_BYTES, shard_of};
 use rblk_target::connection::SessionSlot;
-use rblk_target::poll_group::PollGroup;
+use rblk_target::poll_group::peers::PeerMail;
+use rblk_target::poll_group::{PollGroup, ToGroup};
 use rblk_target::volume::CacheMode;
 use rblk_tests::bed::{PATIENCE, pattern};
 use rblk_tests::oracle::Oracle;
@@ -334,4 +336,243 @@ fn memory_that_another_group_has_sent_comes_back() {
         }
         end(&mut rig, &[idle, session], "memory");
     }
+}
+
+/// Places of single blocks in a range, each far from the others, of stripes of this group's shard.
+fn places(
+    range: std::ops::Range<usize>,
+    group: usize,
+    groups: usize,
+    random: &mut Random,
+) -> Vec<usize> {
+    let is_own = |at: &usize| shard_of(VOLUME, *at as u64, groups) == group;
+    let all: Vec<_> = range.step_by(16384).filter(is_own).collect();
+    let part = all.len() / 4;
+    assert!(part > 0, "a range without stripes of group {group}");
+    (0..4).map(|quarter| all[quarter * part + random.index(part)]).collect()
+}
+
+/// Discards and zeroing over several stripes by one group, and what others do as soon as they are answered, though
+/// their groups sleep through turns and have a lot to read: nobody finds what was there, and nobody loses a write.
+fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
+    let what = format!("seed {seed}, {groups} groups, {cache:?}, then {then:?}");
+    let mut random = Random::new(seed);
+    let mut model = pattern(seed, 4 * MIB);
+    let options = RigOptions {
+        seed,
+        groups,
+        skipped_turns_per_mille: 500,
+        arena_bytes: groups * 4 * MIB,
+        dirty_max_bytes: groups * MIB,
+        io_max_bytes: 64 << 10,
+        write_back_delay: Duration::from_secs(3600),
+        ..RigOptions::default()
+    };
+    let mut rig = rig(options, cache, &model, StoreConditions::default());
+    let options = QueueOptions { depth: 4, io_max_bytes: 64 << 10, ..QueueOptions::default() };
+    let queues: Vec<_> = (0..groups).map(|_| queue(&mut rig, options)).collect();
+    for round in 0..20 {
+        let by = random.index(groups);
+        // From within the first stripe to within the last.
+        let from = random.index(MIB / 4096) * 4096;
+        let to = 3 * MIB + (1 + random.index(MIB / 4096)) * 4096;
+        let mut asked = Vec::new();
+        for (at, (_, queue)) in queues.iter().enumerate().filter(|(at, _)| *at != by) {
+            for (tag, place) in (0u16..).zip(places(from..to, at, groups, &mut random)) {
+                // Cached, and something else than zeros, which perhaps is dirty.
+                let data = pattern(random.within(1, 1 << 40), 4096);
+                write(&mut rig, *queue, place, &data, random.chance(500));
+                assert!(read(&mut rig, *queue, place, 4096) == data, "{what}");
+                asked.push((*queue, tag, place));
+            }
+        }
+        let op = if random.chance(500) { IoOp::Discard } else { IoOp::WriteZeroes };
+        submit(&mut rig, queues[by].1, 0, op, from, to - from);
+        let mut steps = 0;
+        while rig.outstanding(queues[by].1) > 0 {
+            steps += 1;
+            assert!(steps < PATIENCE, "{what}, round {round}: {rig:?}");
+            if then == IoOp::Write && steps < 100 {
+                // More than a group reads in a turn: what it is told by the way comes later than what its own
+                // connections ask.
+                let peers = rig.groups_mut().nth(by).expect("a group").peers_mut();
+                for other in (0..groups).filter(|other| *other != by) {
+                    (0..2000).for_each(|_| peers.send(other, PeerMail::Prove));
+                }
+            }
+            rig.step();
+        }
+        finish(&mut rig, 1, &what);
+        model[from..to].fill(0);
+        // Answered: everybody may rely on it.
+        for (queue, tag, at) in &asked {
+            let data = pattern(random.within(1, 1 << 40), 4096);
+            rig.fill_buffer(*queue, Tag(*tag), &data);
+            submit(&mut rig, *queue, *tag, then, *at, 4096);
+            if then == IoOp::Write {
+                model[*at..*at + 4096].copy_from_slice(&data);
+            }
+        }
+        finish(&mut rig, asked.len(), &what);
+        for (queue, tag, at) in &asked {
+            let data = rig.buffer(*queue, Tag(*tag), 4096);
+            assert!(data == model[*at..*at + 4096], "{what}, round {round}: old data at {at}");
+        }
+        // Whatever is still on its way between the groups arrives.
+        for _ in 0..50 {
+            rig.step();
+        }
+        for (queue, _, at) in asked {
+            let data = read(&mut rig, queue, at, 4096);
+            assert!(data == model[at..at + 4096], "{what}, round {round}: lost at {at}");
+        }
+    }
+    run(&mut rig, queues[0].1, IoOp::Flush, 0, 0);
+    assert!(rig.store_mut().durable(VOLUME)[..] == model[..], "{what}");
+    let sessions: Vec<_> = queues.iter().map(|(session, _)| *session).collect();
+    end(&mut rig, &sessions, &what);
+}
+
+#[test]
+fn what_was_erased_is_read_by_no_group() {
+    for seed in seeds(if is_long() { 20 } else { 2 }) {
+        for groups in [2, 3] {
+            for cache in CACHED {
+                erased_under_others(seed, groups, cache, IoOp::Read);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_written_after_it_was_erased_stays() {
+    for seed in seeds(if is_long() { 20 } else { 2 }) {
+        for groups in [2, 3] {
+            // Where it is acknowledged from memory.
+            erased_under_others(seed, groups, CacheMode::WriteBack, IoOp::Write);
+        }
+    }
+}
+
+/// A discard that the store fails: its holds end all the same, before it is answered.
+#[test]
+fn a_failed_discard_holds_no_range() {
+    for cache in CACHED {
+        let image = pattern(8, 4 * MIB);
+        let options = RigOptions {
+            groups: 2,
+            skipped_turns_per_mille: 500,
+            write_back_delay: Duration::from_secs(3600),
+            ..RigOptions::default()
+        };
+        let mut rig = rig(options, cache, &image, StoreConditions::default());
+        let (first, writer) = queue(&mut rig, QueueOptions::default());
+        let (second, eraser) = queue(&mut rig, QueueOptions::default());
+        let data = pattern(9, 64 << 10);
+        write(&mut rig, writer, MIB, &data, false);
+        let all = 0..4 << 20;
+        let fault = Fault { kind: Kind::Discard, volume: VOLUME, range: all, errno: Errno::EIO };
+        rig.store_mut().set_faults(vec![fault]);
+        for _ in 0..20 {
+            submit(&mut rig, eraser, 0, IoOp::Discard, 4096, 3 * MIB);
+            let ended = rig.run(PATIENCE, |rig| rig.outstanding(eraser) == 0);
+            assert!(ended.is_ok(), "{cache:?}: {rig:?}");
+            let outcomes = rig.take_outcomes();
+            assert_eq!(outcomes[0].result, -(Errno::EIO as i32), "{cache:?}");
+            // Held by nobody now: what has to go to the store does.
+            write(&mut rig, writer, 2 * MIB, &data, true);
+        }
+        rig.store_mut().set_faults(Vec::new());
+        run(&mut rig, writer, IoOp::Flush, 0, 0);
+        // What a failed discard leaves of a range nobody can say, but of what was dirty or written since.
+        let stored = rig.store_mut().durable(VOLUME);
+        let dirty = (cache == CacheMode::WriteBack).then_some(MIB);
+        for at in [2 * MIB].into_iter().chain(dirty) {
+            assert!(stored[at..at + (64 << 10)] == data, "{cache:?}: {at}");
+        }
+        end(&mut rig, &[first, second], "a failed discard");
+    }
+}
+
+/// Nothing is asked of a group that has ended: those who have connections are first.
+#[test]
+fn a_group_ends_when_nobody_can_ask_it_any_more() {
+    for groups in [2, 3] {
+        for cache in CACHED {
+            for seed in seeds(if is_long() { 40 } else { 4 }) {
+                let what = format!("seed {seed}, {groups} groups, {cache:?}");
+                let mut random = Random::new(seed);
+                let mut model = pattern(seed, 4 * MIB);
+                let options = RigOptions {
+                    seed,
+                    groups,
+                    skipped_turns_per_mille: 700,
+                    write_back_delay: Duration::from_secs(3600),
+                    ..RigOptions::default()
+                };
+                let delays =
+                    StoreConditions { delay_min: 1, delay_max: 30, ..StoreConditions::default() };
+                let mut rig = rig(options, cache, &model, delays);
+                let (session, only) = queue(&mut rig, QueueOptions::default());
+                // Acknowledged, in every shard.
+                for stripe in 0..4 {
+                    let at = stripe * MIB + random.index(16) * (64 << 10);
+                    let data = pattern(random.within(0, u64::from(u32::MAX)), 64 << 10);
+                    write(&mut rig, only, at, &data, false);
+                    model[at..at + (64 << 10)].copy_from_slice(&data);
+                }
+                // On its way when the end comes.
+                for tag in 0..8u16 {
+                    let at = usize::from(tag) * (MIB / 2) + 4096;
+                    submit(&mut rig, only, tag, IoOp::Read, at, 128 << 10);
+                }
+                submit(&mut rig, only, 8, IoOp::Flush, 0, 0);
+                (0..random.index(30)).for_each(|_| _ = rig.step());
+                rig.mail(ToGroup::Stop);
+                let mut steps = 0;
+                while rig.stopped().is_none() {
+                    let ended = rig.groups_mut().any(|group| group.stopped().is_some());
+                    let asks = rig.groups_mut().any(|group| group.has_connections());
+                    assert!(!(ended && asks), "{what}: one ended that others may ask");
+                    let idle = |group: &mut PollGroup<_>| {
+                        group.stopped().is_none() || group.shard().is_idle()
+                    };
+                    assert!(rig.groups_mut().all(idle), "{what}: one ended that works");
+                    steps += 1;
+                    assert!(steps < PATIENCE, "{what}: {rig:?}");
+                    rig.step();
+                }
+                assert_eq!(rig.stopped(), Some(true), "{what}");
+                assert_eq!(rig.connections(session), 0, "{what}");
+                assert!(rig.store_mut().durable(VOLUME) == model, "{what}");
+                assert_eq!(rig.store_mut().breaches(), [""; 0], "{what}");
+            }
+        }
+    }
+}
+
+/// What a group has to say is said before it ends, also to one that does not read for a while.
+#[test]
+fn a_group_ends_when_its_mail_is_sent() {
+    let options = RigOptions { groups: 2, ..RigOptions::default() };
+    let mut rig =
+        rig(options, CacheMode::WriteBack, &pattern(1, 4 * MIB), StoreConditions::default());
+    rig.mail(ToGroup::Stop);
+    let now = Instant::now();
+    let mut groups: Vec<_> = rig.groups_mut().collect();
+    let [deaf, talker] = &mut groups[..] else { panic!("two groups") };
+    // The first has said that it has no connections; it does not get that of the other.
+    deaf.turn(now);
+    (0..5000).for_each(|_| talker.peers_mut().send(0, PeerMail::Prove));
+    for _ in 0..20 {
+        talker.turn(now);
+        assert!(talker.peers_mut().keeps());
+        assert_eq!(talker.stopped(), None, "what it has to say was not said");
+    }
+    assert_eq!(deaf.stopped(), None);
+    for _ in 0..20 {
+        deaf.turn(now);
+        talker.turn(now);
+    }
+    assert_eq!((deaf.stopped(), talker.stopped()), (Some(true), Some(true)));
 }

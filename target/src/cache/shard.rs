@@ -4,7 +4,7 @@
 //! on, [`Shard::take_reply`] gives the answers. A request may be answered before it returns.
 //!
 //! A read whose blocks are all in the index is answered at once and costs no job. Everything else is a
-//! [`Job`](super::job): memory first (first come, first served), then the lock on its range, then the store.
+//! job (`job.rs`): memory first (first come, first served), then the lock on its range, then the store.
 //! Volumes without a cache take memory and go to the store, and that is all.
 //!
 //! Write-through, FUA, and write-back beyond the limit of dirty blocks: the data lands in slots of its own,

@@ -610,6 +610,10 @@ impl<S: Store> PollGroup<S> {
             self.release(shard, memory);
         }
         let poller = lent.poller;
+        let sink = self.pollers[poller].sink.as_mut();
+        if let (Some(extent), Some(sink)) = (lent.proof_sink.take(), sink) {
+            sink.release(extent);
+        }
         for part in lent.requests.iter_mut().flat_map(Request::parts_mut) {
             let (shard, memory) = (usize::from(part.shard), std::mem::take(&mut part.memory));
             match part.job.take() {

@@ -762,10 +762,8 @@ impl<S: Store> PollGroup<S> {
             // The device may still write to what was lent; not any more when the QP is destroyed.
             self.undrained.push((connection.id, connection.take_lent()));
         }
+        debug_assert!(connection.proof_sink.is_none());
         let entry = &mut self.pollers[connection.poller];
-        if let (Some(extent), Some(sink)) = (connection.proof_sink.take(), entry.sink.as_mut()) {
-            sink.release(extent);
-        }
         entry.qps[usize::from(connection.qp.0)] = None;
         let qp = entry.poller.detach(connection.qp);
         self.outbox.push(FromGroup::ConnectionGone {

@@ -25,7 +25,7 @@ use crate::volume_stats::VolumeStats;
 
 const MAIL: WatchToken = WatchToken(0);
 const PEERS: WatchToken = WatchToken(MAX_WATCHES - 1);
-/// How long the end may take once nobody is connected: what is dirty goes to the stores.
+/// How long the end may take: what executes ends, and what is dirty goes to the stores.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
 /// Longest sleep without connections.
 const LONG_SLEEP: Duration = Duration::from_secs(60);
@@ -205,7 +205,7 @@ fn run(
             group.publish_stats();
             return Ok(clean);
         }
-        if group.is_stopping() && !group.has_connections() {
+        if group.is_stopping() {
             let by = *stop_by.get_or_insert(now + STOP_DEADLINE);
             if now > by {
                 let index = group.index();

@@ -55,7 +55,7 @@ impl Case {
         let write = self.reserve_of(WELL, at, len);
         self.work();
         assert!(self.is_answered(write), "{what}: no memory for a write");
-        let write = self.land(write, &bytes(version, at, len as usize), version % 2 == 0);
+        let write = self.land(write, &bytes(version, at, len as usize), version.is_multiple_of(2));
         self.work();
         assert_eq!(self.done(write), Ok(()), "{what}");
         for _ in 0..2 {
