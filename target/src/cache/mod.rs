@@ -15,7 +15,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `message.rs` | what poll groups and shards say to each other |
-//! | `slots.rs` | slots: memory, index by block, pins, dirty lists |
+//! | `slots.rs`, `slots/dirty.rs` | slots: memory, index by block, pins; lists of dirty ones |
 //! | `policy.rs` | which slot leaves: S3-FIFO. Pure |
 //! | `range_lock.rs` | who works on which range of a store. Pure |
 //! | `shard.rs` | the shard: requests, memory, locks, the store |

@@ -1,0 +1,130 @@
+//! Dirty slots: the lists of a volume's, oldest first, and what write-backs do to them.
+
+use super::super::policy::Slot;
+use super::{Meta, NONE, Slots, State};
+use crate::store::VolumeIndex;
+
+impl Slots {
+    // A write-back is done with a slot.
+    pub(super) fn leave_store(&mut self, slot: Slot) {
+        let meta = &mut self.metas[slot.0 as usize];
+        meta.stores -= 1;
+        self.outdated -= usize::from(meta.state == State::Gone && meta.stores == 0);
+    }
+
+    // The last of a volume's dirty slots that is as old as `order`, looked for from the oldest on.
+    pub(super) fn last_as_old(&self, volume: u16, order: u64) -> u32 {
+        let (mut after, mut next) = (NONE, self.lists[usize::from(volume)].head);
+        while next != NONE && self.metas[next as usize].since <= order {
+            (after, next) = (next, self.metas[next as usize].next);
+        }
+        after
+    }
+
+    // Puts a slot in its volume's list of dirty ones, behind `after`.
+    pub(super) fn enter_list(&mut self, slot: Slot, after: u32, order: u64, now_ms: u32) {
+        let list = usize::from(self.metas[slot.0 as usize].volume);
+        debug_assert!(after == NONE || self.metas[after as usize].since <= order);
+        let before = if after == NONE {
+            std::mem::replace(&mut self.lists[list].head, slot.0)
+        } else {
+            std::mem::replace(&mut self.metas[after as usize].next, slot.0)
+        };
+        if before == NONE {
+            self.lists[list].tail = slot.0;
+        } else {
+            self.metas[before as usize].prev = slot.0;
+        }
+        let meta = &mut self.metas[slot.0 as usize];
+        (meta.prev, meta.next) = (after, before);
+        (meta.since, meta.since_ms) = (order, now_ms);
+        meta.state = State::Dirty;
+        self.lists[list].counts.dirty += 1;
+        self.lists[list].counts.failed += u32::from(meta.failed);
+        self.dirty += 1;
+    }
+
+    // Takes a slot out of the count of dirty ones, and out of the list if it is there. The caller gives it a
+    // new state.
+    pub(super) fn leave_list(&mut self, slot: Slot) {
+        let Meta { prev, next, state, volume, failed, .. } = self.metas[slot.0 as usize];
+        if !matches!(state, State::Dirty | State::Writing) {
+            return;
+        }
+        self.dirty -= 1;
+        let list = &mut self.lists[usize::from(volume)];
+        list.counts.dirty -= 1;
+        list.counts.failed -= u32::from(failed);
+        self.metas[slot.0 as usize].failed = false;
+        if state == State::Writing {
+            return;
+        }
+        if prev == NONE {
+            list.head = next;
+        } else {
+            self.metas[prev as usize].next = next;
+        }
+        if next == NONE {
+            list.tail = prev;
+        } else {
+            self.metas[next as usize].prev = prev;
+        }
+    }
+
+    /// The slot of a volume that is dirty for longest and not with a write-back.
+    #[must_use]
+    pub fn oldest_dirty(&self, volume: VolumeIndex) -> Option<Slot> {
+        let head = self.lists.get(usize::from(volume.0))?.head;
+        (head != NONE).then_some(Slot(head))
+    }
+
+    /// A dirty slot goes with a write-back.
+    pub fn begin_writing(&mut self, slot: Slot) {
+        debug_assert_eq!(self.state(slot), State::Dirty, "{:?}", self.holders(slot));
+        let failed = self.metas[slot.0 as usize].failed;
+        self.leave_list(slot);
+        self.dirty += 1;
+        let meta = &mut self.metas[slot.0 as usize];
+        meta.state = State::Writing;
+        meta.stores += 1;
+        meta.failed = failed;
+        let volume = usize::from(meta.volume);
+        self.lists[volume].counts.dirty += 1;
+        self.lists[volume].counts.failed += u32::from(failed);
+    }
+
+    /// The store has the slot's bytes.
+    pub fn written(&mut self, slot: Slot) {
+        self.leave_store(slot);
+        if self.state(slot) == State::Writing {
+            self.leave_list(slot);
+            self.metas[slot.0 as usize].state = State::Clean;
+            self.policy.readmit(slot);
+            self.freed = true;
+        }
+        self.free_if_unpinned(slot);
+    }
+
+    /// The store has not: `failed`, or not tried after all. The slot is dirty again; if newer data took its
+    /// place, that is now as old as this.
+    pub fn not_written(&mut self, slot: Slot, failed: bool) {
+        self.leave_store(slot);
+        let meta = &self.metas[slot.0 as usize];
+        let since = (meta.since, meta.since_ms);
+        let (volume, block) = (VolumeIndex(meta.volume), meta.block);
+        let current = match meta.state {
+            State::Writing => Some(slot),
+            _ => self.find(volume, block).filter(|s| self.state(*s) == State::Dirty),
+        };
+        if let Some(current) = current {
+            // Order and time of the same write, which is the oldest.
+            let (order, now_ms) = since.min(self.since(current));
+            let keeps = failed || self.metas[current.0 as usize].failed;
+            self.leave_list(current);
+            self.metas[current.0 as usize].failed = keeps;
+            let after = self.last_as_old(volume.0, order);
+            self.enter_list(current, after, order, now_ms);
+        }
+        self.free_if_unpinned(slot);
+    }
+}

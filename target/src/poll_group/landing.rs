@@ -1,0 +1,199 @@
+//! How write data comes: out of the capsule, or by RDMA READs into the memory of a part.
+
+use rblk_fabric::{RemoteBuffer, Rkey, SendOp, Sge};
+use rblk_protocol::Tag;
+use rblk_protocol::limits::COMMAND_BYTES;
+
+use super::PollGroup;
+use crate::cache::ShardRequest;
+use crate::connection::{ConnectionId, WrKind};
+use crate::request::Step;
+use crate::store::Store;
+use crate::volume::Placement;
+
+impl<S: Store> PollGroup<S> {
+    /// A part of a write has its memory: its data may come.
+    pub(super) fn start_landing(&mut self, slot: usize, tag: Tag, at: usize) {
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let request = &mut connection.requests[tag.index()];
+        let Some(command) = request.command else { return };
+        let recv = request.recv_slot;
+        let part = &mut request.parts_mut()[at];
+        part.step = Step::Landing;
+        if command.in_capsule_bytes == 0 {
+            self.repost_recv(slot, tag);
+            return self.start_reads(slot, tag, at);
+        }
+        if let Some(recv) = recv {
+            let (from, len) = (part.at as usize, part.len);
+            let start = connection.recv_offset(recv) + COMMAND_BYTES + from;
+            let (arena, own) = (self.shard.slots().region(), connection.region());
+            let memory = &connection.requests[tag.index()].parts()[at].memory;
+            memory.each_run(0, len, |run, begins| {
+                own.copy_to(start + begins as usize, arena, run.offset, run.len as usize);
+            });
+            self.stats.copied_bytes.add(u64::from(len));
+        }
+        let request = &mut connection.requests[tag.index()];
+        let part = &mut request.parts_mut()[at];
+        part.posted = part.len;
+        if request.parts().iter().all(|p| p.posted == p.len) {
+            self.repost_recv(slot, tag);
+        }
+        self.landed(slot, tag, at);
+    }
+
+    /// Posts the READs of a part's data as far as credits and sink allow, or queues it for them.
+    pub(super) fn start_reads(&mut self, slot: usize, tag: Tag, at: usize) {
+        loop {
+            let Some(connection) = self.connections[slot].as_mut() else { return };
+            let id = connection.id;
+            let has_credit = connection.reads_in_flight < connection.params.reads_out
+                && connection.credits.available() > 0;
+            let sink = self.pollers[connection.poller].sink.as_mut();
+            let part = &mut connection.requests[tag.index()].parts_mut()[at];
+            if part.posted == part.len {
+                return;
+            }
+            // Parts are few.
+            let index = u8::try_from(at).unwrap_or(u8::MAX);
+            if let Some(sink) = sink
+                && part.sink.is_none()
+            {
+                part.sink = sink.allocate(part.len as usize);
+                if part.sink.is_none() {
+                    self.waiting_sink.push_back((id, tag, index));
+                    return;
+                }
+            }
+            if !has_credit {
+                self.stats.read_credit_waits.add(1);
+                connection.waiting_reads.push_back((tag, index));
+                return;
+            }
+            let Some((sge, remote)) = self.read_landing(slot, tag, at) else {
+                // Only a bug gets here: ranges were checked.
+                return self.protocol_error(slot, "a write without memory");
+            };
+            if let Some(connection) = self.connections[slot].as_mut() {
+                let part = &mut connection.requests[tag.index()].parts_mut()[at];
+                part.posted += sge.len;
+                part.reads += 1;
+                connection.reads_in_flight += 1;
+                let kind = WrKind::ReadData(tag, index);
+                connection.queue_send(kind, SendOp::Read(remote), sge, true, false);
+                self.mark_dirty(slot);
+            }
+        }
+    }
+
+    /// Where the next READ of a part lands, and where its data is at the initiator.
+    fn read_landing(&self, slot: usize, tag: Tag, at: usize) -> Option<(Sge, RemoteBuffer)> {
+        let connection = self.connections[slot].as_ref()?;
+        let request = &connection.requests[tag.index()];
+        let buffer = request.command?.buffer?;
+        let part = &request.parts()[at];
+        let memory = &self.pollers[connection.poller].memory;
+        let left = part.len - part.posted;
+        let sge = if let (Some(extent), Some(sink)) = (&part.sink, &memory.sink) {
+            sink.sge(extent.offset(), left)?
+        } else if part.memory.is_empty() {
+            let (_, mr) = memory.volumes.iter().find(|(index, _)| *index == request.volume)?;
+            mr.sge(usize::try_from(part.offset).ok()?, left)?
+        } else {
+            let mut first = None;
+            part.memory.each_run(part.posted, part.len, |run, _| {
+                first.get_or_insert(run);
+            });
+            let run = first?;
+            memory.arena.sge(run.offset, run.len)?
+        };
+        let addr = buffer.address + u64::from(part.at + part.posted);
+        Some((sge, RemoteBuffer { addr, rkey: Rkey(buffer.rkey) }))
+    }
+
+    /// A READ of write data completed.
+    pub(super) fn on_data_read(&mut self, slot: usize, tag: Tag, at: u8) {
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(request) = connection.requests.get_mut(tag.index()) else { return };
+        let volume = request.volume;
+        let part = request.parts_mut().get_mut(usize::from(at));
+        let Some(part) = part.filter(|p| p.step == Step::Landing && p.reads > 0) else {
+            return self.protocol_error(slot, "a READ completed that was not posted");
+        };
+        part.reads -= 1;
+        if part.reads > 0 || part.posted < part.len {
+            return;
+        }
+        let sink = self.pollers[connection.poller].sink.as_mut();
+        if let (Some(extent), Some(sink)) = (part.sink.take(), sink) {
+            let from = extent.offset();
+            let placement = self.volumes[usize::from(volume.0)].as_ref().map(|v| &v.placement);
+            if let Some(Placement::Memory(region)) = placement {
+                let to = usize::try_from(part.offset).unwrap_or(usize::MAX);
+                sink.region().copy_to(from, region, to, part.len as usize);
+            } else {
+                let arena = self.shard.slots().region();
+                part.memory.each_run(0, part.len, |run, begins| {
+                    let from = from + begins as usize;
+                    sink.region().copy_to(from, arena, run.offset, run.len as usize);
+                });
+            }
+            self.stats.copied_bytes.add(part.len.into());
+            sink.release(extent);
+        }
+        self.landed(slot, tag, usize::from(at));
+    }
+
+    /// The data of a part is in our memory: to its shard, or done.
+    fn landed(&mut self, slot: usize, tag: Tag, at: usize) {
+        let from = self.token(slot, tag, at);
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let request = &mut connection.requests[tag.index()];
+        let fua = request.command.is_some_and(|c| c.flags.fua);
+        let is_store = self.volumes[usize::from(request.volume.0)]
+            .as_ref()
+            .is_some_and(|v| matches!(v.placement, Placement::Store));
+        let part = &mut request.parts_mut()[at];
+        let (shard, memory) = (usize::from(part.shard), std::mem::take(&mut part.memory));
+        match part.job.take() {
+            Some(job) if is_store => {
+                part.step = Step::Asked;
+                self.ask(slot, tag, shard, ShardRequest::Write { from, job, memory, fua });
+            }
+            job => {
+                part.step = Step::Done;
+                if let Some(job) = job {
+                    self.tell(shard, ShardRequest::Cancel { job, memory });
+                }
+                self.finish_write(slot, tag);
+            }
+        }
+    }
+
+    /// Lets those go on who waited for the sink, in order.
+    pub(super) fn retry_sink(&mut self) {
+        for _ in 0..self.waiting_sink.len() {
+            let Some((id, tag, at)) = self.waiting_sink.pop_front() else { return };
+            if self.is_current(id) {
+                let slot = usize::from(id.slot);
+                let before = self.waiting_sink.len();
+                self.start_reads(slot, tag, usize::from(at));
+                if self.waiting_sink.len() > before {
+                    // Still nothing: the head stays the head.
+                    if let Some(waiting) = self.waiting_sink.pop_back() {
+                        self.waiting_sink.push_front(waiting);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn is_current(&self, id: ConnectionId) -> bool {
+        self.connections
+            .get(usize::from(id.slot))
+            .and_then(Option::as_ref)
+            .is_some_and(|c| c.id == id && c.is_live())
+    }
+}
