@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn only_what_is_hidden_is_shared() {
         let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
-        let given = paths(&["/work/main", "/tmp/a/b", "/tmpfoo", "/run/x", "/tmp/a/b"]);
+        let given = paths(&["/srv/work", "/tmp/a/b", "/tmpfoo", "/run/x", "/tmp/a/b"]);
         assert_eq!(shares(given.iter()).unwrap(), paths(&["/tmp/a/b", "/run/x"]));
         for bad in ["/tmp", "/proc/self", "/dev/shm/x", "/tmp/a\nb"] {
             assert!(shares(paths(&[bad]).iter()).is_err(), "{bad}");
