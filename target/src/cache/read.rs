@@ -2,7 +2,6 @@
 
 use super::job::{Entry, Job, Kind};
 use super::message::{PartToken, Segments, ShardReply};
-use super::range_lock::Acquired;
 use super::shard::{BLOCK, NO_SLOT, Shard};
 use super::slots::Install;
 use crate::store::{OpKind, Store, VolumeIndex};
@@ -118,16 +117,7 @@ impl<S: Store> Shard<S> {
         for block in entry.blocks.iter_mut().filter(|b| b.own) {
             block.slot = fresh.next().copied().unwrap_or(NO_SLOT);
         }
-        match self.locks.acquire(volume.0, hull.0 * BLOCK..(hull.1 + 1) * BLOCK, job) {
-            Acquired::Now(lock) => {
-                entry.lock = Some(lock);
-                self.on_lock(job);
-            }
-            Acquired::Queued(lock) => {
-                self.counters.range_waits += 1;
-                entry.lock = Some(lock);
-            }
-        }
+        self.lock_blocks(job, hull.0, hull.1);
         true
     }
 

@@ -403,10 +403,15 @@ impl<S: Store> Shard<S> {
         self.pool.push(list);
     }
 
-    // Takes a job's lock, and goes on if it is free.
+    // Takes the lock on a job's range, and goes on if it is free.
     pub(super) fn lock(&mut self, job: u32) {
+        let (first, last) = self.jobs.get(job).block_range();
+        self.lock_blocks(job, first, last);
+    }
+
+    // Takes the lock on some of a job's blocks, and goes on if it is free.
+    pub(super) fn lock_blocks(&mut self, job: u32, first: u64, last: u64) {
         let entry = self.jobs.get(job);
-        let (first, last) = entry.block_range();
         match self.locks.acquire(entry.volume.0, first * BLOCK..(last + 1) * BLOCK, job) {
             Acquired::Now(lock) => {
                 entry.lock = Some(lock);
@@ -419,7 +424,7 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    pub(super) fn on_lock(&mut self, job: u32) {
+    fn on_lock(&mut self, job: u32) {
         let entry = self.jobs.get(job);
         entry.holds = true;
         match entry.kind {

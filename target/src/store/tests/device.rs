@@ -12,7 +12,7 @@ pub(super) struct LoopDevice(pub(super) PathBuf);
 impl LoopDevice {
     pub(super) fn attach(file: &Path, block_size: &str) -> Option<Self> {
         if !is_root() {
-            eprintln!("skipped: only root can make a loop device");
+            leave_out("only root can make a loop device");
             return None;
         }
         let out =
@@ -22,7 +22,7 @@ impl LoopDevice {
                 Some(Self(PathBuf::from(String::from_utf8(out.stdout).unwrap().trim())))
             }
             other => {
-                eprintln!("skipped: no loop device: {other:?}");
+                leave_out(&format!("no loop device: {other:?}"));
                 None
             }
         }

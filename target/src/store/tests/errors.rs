@@ -110,7 +110,7 @@ pub(super) struct SmallDisk(pub(super) TempDir);
 impl SmallDisk {
     pub(super) fn mount() -> Option<Self> {
         if !is_root() {
-            eprintln!("skipped: only root can mount a tmpfs");
+            leave_out("only root can mount a tmpfs");
             return None;
         }
         let directory = directory();
