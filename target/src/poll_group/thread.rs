@@ -211,7 +211,7 @@ fn run(
                 let index = group.index();
                 tracing::error!(
                     poll_group = index,
-                    "the stores do not take what is dirty; giving up"
+                    "the stores do not end what they were given; giving up"
                 );
                 return Ok(false);
             }
