@@ -11,9 +11,10 @@ use anyhow::Context;
 use clap::Parser;
 use rblk_config::{ByteSize, Exit};
 use rblk_initiator::args::{Cli, Command, MountArgs, Output, Report, exit_of};
-use rblk_initiator::mount::socket::{Ask, Remains, Response, ask, names, socket_path};
+use rblk_initiator::mount::remains::{Remains, sweep};
+use rblk_initiator::mount::socket::{Ask, Response, ask, names, socket_path};
 use rblk_initiator::mount::status::MountStatus;
-use rblk_initiator::mount::{NotMounted, NotRoot, sweep};
+use rblk_initiator::mount::{NotMounted, NotRoot};
 use rblk_initiator::ublk::Control;
 
 const STATUS_TIME: Duration = Duration::from_secs(2);

@@ -161,53 +161,6 @@ pub async fn ask(path: &Path, ask: Ask, timeout: Duration) -> io::Result<Respons
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it does not answer"))?
 }
 
-/// What a mount leaves on disk so that its device can be removed when it dies.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Remains {
-    /// Its process.
-    pub pid: u32,
-    /// Its ublk device.
-    pub device_id: u32,
-}
-
-impl Remains {
-    fn path(name: &str) -> PathBuf {
-        Path::new(RUN_DIR).join(format!("{name}.json"))
-    }
-
-    /// Notes them for a mount, until the result is dropped.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub fn write(&self, name: &str) -> io::Result<Noted> {
-        let new = Self::path(name).with_extension("new");
-        std::fs::write(&new, serde_json::to_vec(self).map_err(io::Error::other)?)?;
-        std::fs::rename(new, Self::path(name))?;
-        Ok(Noted(name.to_owned()))
-    }
-
-    /// Those of a mount, if it left any.
-    #[must_use]
-    pub fn read(name: &str) -> Option<Self> {
-        serde_json::from_slice(&std::fs::read(Self::path(name)).ok()?).ok()
-    }
-
-    /// Forgets them.
-    pub fn remove(name: &str) {
-        let _ = std::fs::remove_file(Self::path(name));
-    }
-}
-
-/// The note of a living mount; goes with it when it ends in good order.
-#[derive(Debug)]
-pub struct Noted(String);
-
-impl Drop for Noted {
-    fn drop(&mut self) {
-        Remains::remove(&self.0);
-    }
-}
-
 /// Names of the mounts whose sockets are there, living or dead.
 #[must_use]
 pub fn names() -> Vec<String> {
