@@ -33,6 +33,7 @@ static MOUNT_KEYS: Schema = Schema {
             Rule::PowerOfTwo { min: limits::IO_MIN_BYTES as u64, max: limits::IO_MAX_BYTES as u64 },
         ),
         Key::optional("read_only", Rule::Flag),
+        Key::optional("shared", Rule::Flag),
         Key::optional("retain", Rule::Size { min: 0, max: RETAIN_MAX, step: 4096 }),
         Key::optional("device_id", Rule::Count { min: 0, max: DEVICE_ID_MAX }),
         Key::optional(
@@ -52,6 +53,14 @@ static MOUNT_KEYS: Schema = Schema {
             Rule::Span { min: Duration::from_millis(100), max: Duration::from_secs(300) },
         ),
         Key::optional(
+            "failback",
+            Rule::Span { min: Duration::from_secs(0), max: Duration::from_secs(86_400) },
+        ),
+        Key::optional(
+            "wait",
+            Rule::Span { min: Duration::from_secs(0), max: Duration::from_secs(30 * 86_400) },
+        ),
+        Key::optional(
             "spin",
             Rule::Span { min: Duration::from_secs(0), max: Duration::from_millis(10) },
         ),
@@ -63,7 +72,7 @@ static MOUNT_KEYS: Schema = Schema {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MountConfig {
-    /// Addresses of one target, tried in order. At least one.
+    /// Addresses of one target, in the order of preference. At least one.
     pub target: Vec<String>,
     /// The volume's name there.
     pub volume: String,
@@ -76,20 +85,26 @@ pub struct MountConfig {
     pub max_io: ByteSize,
     /// Whether the device refuses writes.
     pub read_only: bool,
+    /// Whether other hosts may write the volume at the same time: for those who know how to share it.
+    pub shared: bool,
     /// Memory for copies of acknowledged writes that no FLUSH covered yet, shared out over the queues; 0 keeps none.
     pub retain: ByteSize,
     /// N of `/dev/ublkbN`; the first free one if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_id: Option<u32>,
-    /// Pause before the first attempt to reconnect; later ones back off.
+    /// Pause when every address of a lost target was tried; it grows, to 10 s in the end.
     pub reconnect_delay: Duration,
     /// How long I/O waits for a lost target before it fails; for ever if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fail_after: Option<Duration>,
     /// Silence after which the path counts as lost.
     pub detect: Duration,
-    /// How long one attempt to connect may take.
+    /// How long one attempt to connect may take; one at a lost target is given no longer than `detect`, or 1 s.
     pub connect_timeout: Duration,
+    /// How often an address is tried that is better than the one in use, to go back to it; zero never does.
+    pub failback: Duration,
+    /// How long to wait for a target that is not there when the mount begins.
+    pub wait: Duration,
     /// How long an idle data thread spins before it sleeps.
     pub spin: Duration,
     /// This host's name as the target shows it; the system's if absent.
@@ -107,12 +122,15 @@ impl Default for MountConfig {
             queue_depth: limits::QUEUE_DEPTH_DEFAULT,
             max_io: ByteSize(256 << 10),
             read_only: false,
+            shared: false,
             retain: ByteSize(0),
             device_id: None,
             reconnect_delay: Duration::from_secs(1),
             fail_after: None,
             detect: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(5),
+            failback: Duration::from_secs(30),
+            wait: Duration::from_secs(0),
             spin: Duration::from_micros(50),
             host_name: None,
         }
@@ -197,6 +215,11 @@ impl MountConfig {
             let fit = ByteSize((BUFFERS_MAX / slots + 1).next_power_of_two() / 2);
             let fix = format!("lower max_io to \"{fit}\", or queues or queue_depth");
             faults.push(Fault::new("max_io", problem, fix).value(self.max_io.to_string()));
+        }
+        if self.shared && self.read_only {
+            let problem =
+                "who only reads excludes nobody, so read_only = true shares the volume anyway";
+            faults.push(Fault::new("shared", problem, "remove one of them").value(true));
         }
     }
 }

@@ -60,6 +60,10 @@ static TARGET_KEYS: Schema = Schema {
         ),
         Key::optional("sessions_max", Rule::Count { min: 1, max: 65_536 }),
         Key::optional(
+            "lease",
+            Rule::Span { min: Duration::from_secs(1), max: Duration::from_secs(3600) },
+        ),
+        Key::optional(
             "spin",
             Rule::Span { min: Duration::from_secs(0), max: Duration::from_millis(10) },
         ),
@@ -105,6 +109,8 @@ pub struct TargetConfig {
     pub drain_timeout: Duration,
     /// Most sessions at a time.
     pub sessions_max: u32,
+    /// How long an initiator that is not heard of keeps the volumes it opened; also over a restart of the target.
+    pub lease: Duration,
     /// How long an idle data thread spins before it sleeps.
     pub spin: Duration,
     /// What is served.
@@ -148,6 +154,7 @@ impl Default for TargetConfig {
             inline: ByteSize(limits::IN_CAPSULE_DEFAULT_BYTES as u64),
             drain_timeout: Duration::from_secs(10),
             sessions_max: 1024,
+            lease: Duration::from_secs(30),
             spin: Duration::from_micros(50),
             volumes: Vec::new(),
         }

@@ -159,7 +159,7 @@ prop_compose! {
         queue_depth_max in 1u16..=1024,
         inline in 0u64..=32,
         drain_timeout in micros(0..=3_600_000_000),
-        sessions_max in 1u32..=65_536,
+        (sessions_max, lease) in (1u32..=65_536, micros(1_000_000..=3_600_000_000)),
         spin in micros(0..=10_000),
         volumes in prop::collection::vec(volume(), 0..5),
     ) -> TargetConfig {
@@ -186,6 +186,7 @@ prop_compose! {
             inline: ByteSize(inline * 512),
             drain_timeout,
             sessions_max,
+            lease,
             spin,
             volumes,
         }
@@ -197,13 +198,14 @@ prop_compose! {
         queues in prop::option::of(1u16..=4),
         queue_depth in 1u16..=512,
         max_io in power(12..=22),
-        read_only: bool,
+        (read_only, shared) in prop::sample::select(vec![(false, false), (true, false), (false, true)]),
         retain in 0u64..=16 << 20,
         device_id in prop::option::of(0u32..1 << 20),
         reconnect_delay in micros(10_000..=300_000_000),
         fail_after in prop::option::of(micros(0..=2_592_000_000_000)),
         detect in micros(100_000..=300_000_000),
-        connect_timeout in micros(100_000..=300_000_000),
+        (connect_timeout, failback, wait) in
+            (micros(100_000..=300_000_000), micros(0..=86_400_000_000), micros(0..=86_400_000_000)),
         spin in micros(0..=10_000),
         host_name in prop::option::of("[a-z0-9_]{1,64}"),
     ) -> MountConfig {
@@ -211,8 +213,8 @@ prop_compose! {
             target: vec!["rdma://[::1]:1".to_owned()],
             volume: "v".to_owned(),
             retain: ByteSize(retain * 4096),
-            queues, queue_depth, max_io, read_only, device_id, reconnect_delay, fail_after, detect,
-            connect_timeout, spin, host_name,
+            queues, queue_depth, max_io, read_only, shared, device_id, reconnect_delay, fail_after,
+            detect, connect_timeout, failback, wait, spin, host_name,
         }
     }
 }

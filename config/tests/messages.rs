@@ -153,7 +153,8 @@ fn target_values() {
 #[test]
 fn target_keys() {
     let known = "the known keys are listen, name, control_socket, state_dir, poll_groups, cpus, arena, hugepages, \
-                 dirty_max, write_back_delay, max_io, queue_depth_max, inline, drain_timeout, sessions_max, spin, volume";
+                 dirty_max, write_back_delay, max_io, queue_depth_max, inline, drain_timeout, sessions_max, lease, \
+                 spin, volume";
     assert_eq!(
         target("max-io = 1"),
         format!("t.toml:2:1: max-io: unknown key; did you mean max_io? {known}")
@@ -327,6 +328,25 @@ fn mounts() {
             (
                 "read_only = 1",
                 "m.toml:3:13: read_only = 1: a number, not true or false; write true or false",
+            ),
+            (
+                "shared = true\nread_only = true",
+                "m.toml:3:10: shared = true: who only reads excludes nobody, so read_only = true shares the volume \
+                 anyway; remove one of them",
+            ),
+            (
+                "failback = '2days'",
+                "m.toml:3:12: failback = \"2days\": more than 1day; write a duration from \"0s\" to \"1day\"",
+            ),
+            (
+                "wait = 5",
+                "m.toml:3:8: wait = 5: a number without a unit; write a duration from \"0s\" to \"30days\"",
+            ),
+            (
+                "take_over = true",
+                "m.toml:3:1: take_over: unknown key; the known keys are target, volume, queues, queue_depth, max_io, \
+                 read_only, shared, retain, device_id, reconnect_delay, fail_after, detect, connect_timeout, \
+                 failback, wait, spin, host_name",
             ),
         ],
     );

@@ -4,7 +4,9 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::block::{BlockCount, BlockSize};
-use crate::identity::{Epoch, HostId, InstanceId, Name, SessionId, VolumeHandle, WriteVerifier};
+use crate::identity::{
+    Epoch, Generation, HostId, InstanceId, Name, SessionId, VolumeHandle, WriteVerifier,
+};
 use crate::limits::NAME_BYTES;
 
 /// A body that breaks a rule: which one.
@@ -55,8 +57,11 @@ pub struct OpenRequest {
     pub name: Name,
     /// How.
     pub mode: AccessMode,
-    /// Fence a present holder.
+    /// Fence a present holder. Means nothing to one that names a generation: it holds the volume or lost it.
     pub take_over: bool,
+    /// What the last OPEN of this volume was answered with, of one that comes back; [`Generation::FRESH`] of
+    /// one that has no past. Means nothing to one that only reads.
+    pub generation: Generation,
 }
 
 /// What a volume is and can do.
@@ -107,6 +112,8 @@ pub struct OpenReply {
     pub uuid: [u8; 16],
     /// Changes when acknowledged writes that no FLUSH covered may have been lost.
     pub verifier: WriteVerifier,
+    /// The volume's, now: a writer names it when it comes back.
+    pub generation: Generation,
 }
 
 /// Head of a LIST reply.
@@ -181,7 +188,8 @@ struct WireOpen {
     name: [u8; NAME_BYTES],
     mode: u8,
     take_over: u8,
-    reserved: [u8; 14],
+    reserved: [u8; 6],
+    generation: U64,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -192,7 +200,8 @@ struct WireOpenReply {
     blocks: U64,
     discard_granularity: U32,
     block_shift: u8,
-    reserved: [u8; 11],
+    reserved: [u8; 3],
+    generation: U64,
     uuid: [u8; 16],
     verifier: [u8; 16],
 }
@@ -314,7 +323,8 @@ impl OpenRequest {
             name: self.name.to_wire(),
             mode: self.mode as u8,
             take_over: u8::from(self.take_over),
-            reserved: [0; 14],
+            reserved: [0; 6],
+            generation: self.generation.0.into(),
         };
         zerocopy::transmute!(wire)
     }
@@ -337,7 +347,12 @@ impl OpenRequest {
             1 => true,
             _ => return Err("take-over is neither 0 nor 1"),
         };
-        Ok(Self { name: Name::from_wire(&wire.name).map_err(|_| NAME)?, mode, take_over })
+        Ok(Self {
+            name: Name::from_wire(&wire.name).map_err(|_| NAME)?,
+            mode,
+            take_over,
+            generation: Generation(wire.generation.get()),
+        })
     }
 }
 
@@ -354,7 +369,8 @@ impl OpenReply {
             blocks: self.blocks.0.into(),
             discard_granularity: self.discard_granularity_bytes.into(),
             block_shift: self.block_size.shift(),
-            reserved: [0; 11],
+            reserved: [0; 3],
+            generation: self.generation.0.into(),
             uuid: self.uuid,
             verifier: self.verifier.0,
         };
@@ -382,6 +398,7 @@ impl OpenReply {
             discard_granularity_bytes: wire.discard_granularity.get(),
             uuid: wire.uuid,
             verifier,
+            generation: Generation(wire.generation.get()),
         })
     }
 }
@@ -479,7 +496,9 @@ mod tests {
         };
         assert_eq!(LoginReply::from_wire(&reply.to_wire()), Ok(reply));
         for mode in [AccessMode::Exclusive, AccessMode::ReadOnly, AccessMode::Shared] {
-            let open = OpenRequest { name: name(), mode, take_over: mode == AccessMode::Shared };
+            let take_over = mode == AccessMode::Shared;
+            let open =
+                OpenRequest { name: name(), mode, take_over, generation: Generation(u64::MAX - 1) };
             assert_eq!(OpenRequest::from_wire(&open.to_wire()), Ok(open));
         }
         let opened = OpenReply {
@@ -490,6 +509,7 @@ mod tests {
             discard_granularity_bytes: 4096,
             uuid: [4; 16],
             verifier: WriteVerifier([6; 16]),
+            generation: Generation(1 << 40),
         };
         assert_eq!(OpenReply::from_wire(&opened.to_wire()), Ok(opened));
         let entry = VolumeEntry {
@@ -507,6 +527,23 @@ mod tests {
     }
 
     #[test]
+    fn open_request_golden_bytes() {
+        let open = OpenRequest {
+            name: name(),
+            mode: AccessMode::Shared,
+            take_over: true,
+            generation: Generation(0x0102_0304_0506_0708),
+        };
+        let mut golden = b"vol0".to_vec();
+        golden.extend([0; 60]);
+        golden.extend([2, 1, 0, 0, 0, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1]);
+        assert_eq!(open.to_wire().as_slice(), golden);
+        assert_eq!(OpenRequest::from_wire(&golden), Ok(open));
+        golden[71] = 1;
+        assert_eq!(OpenRequest::from_wire(&golden), Err(RESERVED));
+    }
+
+    #[test]
     fn open_reply_golden_bytes() {
         let opened = OpenReply {
             handle: VolumeHandle(7),
@@ -516,9 +553,10 @@ mod tests {
             discard_granularity_bytes: 0x1000,
             uuid: [9; 16],
             verifier: WriteVerifier([8; 16]),
+            generation: Generation(0x0b0a),
         };
         let mut golden = vec![7, 0, 0, 0, 4, 0, 0, 0, 4, 3, 2, 1, 0, 0, 0, 0, 0, 0x10, 0, 0, 9];
-        golden.extend([0; 11]);
+        golden.extend([0, 0, 0, 0x0a, 0x0b, 0, 0, 0, 0, 0, 0]);
         golden.extend([9; 16]);
         golden.extend([8; 16]);
         assert_eq!(opened.to_wire().as_slice(), golden);

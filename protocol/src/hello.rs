@@ -439,8 +439,8 @@ mod tests {
     fn asked() -> HelloRequest {
         HelloRequest {
             kind: ConnectionKind::Io { queue: 3 },
-            newest: Version(1),
-            oldest: Version(1),
+            newest: Version(2),
+            oldest: Version(2),
             depth: QueueDepth::new(128).unwrap(),
             features: Features(3),
             in_capsule_bytes: 4096,
@@ -463,7 +463,7 @@ mod tests {
     #[test]
     fn golden_request() {
         let mut golden =
-            vec![b'r', b'b', b'l', b'k', 48, 1, 1, 0, 1, 0, 3, 0, 128, 0, 0, 0, 3, 0, 0, 0];
+            vec![b'r', b'b', b'l', b'k', 48, 1, 2, 0, 2, 0, 3, 0, 128, 0, 0, 0, 3, 0, 0, 0];
         golden.extend([0, 16, 0, 0, 0, 0, 16, 0, 7, 0, 0, 0]);
         golden.extend([0xaa; 16]);
         assert_eq!(asked().to_wire().as_slice(), golden);
@@ -474,7 +474,7 @@ mod tests {
     #[test]
     fn golden_accept() {
         let accept = negotiate(&asked(), &offer()).unwrap();
-        let mut golden = vec![b'r', b'b', b'l', b'k', 48, 0, 1, 0, 64, 0, 0, 0, 1, 0, 0, 0];
+        let mut golden = vec![b'r', b'b', b'l', b'k', 48, 0, 2, 0, 64, 0, 0, 0, 1, 0, 0, 0];
         golden.extend([0, 16, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         golden.extend([0xbb; 16]);
         assert_eq!(accept.to_wire().as_slice(), golden);
@@ -492,7 +492,7 @@ mod tests {
             (5, 2, HelloError::Field("unknown kind of connection")),
             (10, 64, HelloError::Field("queue index out of bounds")),
             (5, 0, HelloError::Field("queue index out of bounds")),
-            (8, 2, HelloError::Field("version range is empty")),
+            (8, 3, HelloError::Field("version range is empty")),
             (13, 0xff, HelloError::Field("queue depth out of bounds")),
         ] {
             let mut bytes = good;
@@ -508,7 +508,7 @@ mod tests {
     fn a_target_cannot_grant_more_than_asked() {
         let fine = negotiate(&asked(), &offer()).unwrap();
         for greedy in [
-            HelloAccept { version: Version(2), ..fine },
+            HelloAccept { version: Version(3), ..fine },
             HelloAccept { depth: QueueDepth::new(129).unwrap(), ..fine },
             HelloAccept { features: Features(4), ..fine },
             HelloAccept { in_capsule_bytes: 4097, ..fine },
@@ -524,15 +524,18 @@ mod tests {
         let future = HelloRequest { newest: Version(9), oldest: Version(8), ..asked() };
         assert_eq!(negotiate(&future, &offer()), Err(RejectReason::Version));
         let wide = HelloRequest { newest: Version(9), ..asked() };
-        assert_eq!(negotiate(&wide, &offer()).unwrap().version, Version(1));
+        assert_eq!(negotiate(&wide, &offer()).unwrap().version, Version(2));
+        // It knows no generations, so it could write what it queued before it was fenced.
+        let past = HelloRequest { newest: Version(1), oldest: Version(1), ..asked() };
+        assert_eq!(negotiate(&past, &offer()), Err(RejectReason::Version));
     }
 
     #[test]
     fn rejection_round_trips_and_is_cut() {
         let reject = HelloReject {
             reason: Some(RejectReason::ShuttingDown),
-            newest: Version(1),
-            oldest: Version(1),
+            newest: Version(2),
+            oldest: Version(2),
             text: "draining \u{1b}[31m".to_owned() + &"ü".repeat(100),
         };
         let mut wire = reject.to_wire();

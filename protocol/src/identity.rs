@@ -65,6 +65,36 @@ impl Epoch {
     }
 }
 
+/// Who may write a volume: rises with every change of holder, and never falls. A holder that lost its session
+/// names the one it was given when it opens again; if the volume's is another by now, somebody else may have
+/// written since, and nothing that was queued before may follow. 0 is a fresh start, which has no past to answer
+/// for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Generation(pub u64);
+
+impl Generation {
+    /// Of an initiator that has not held the volume before.
+    pub const FRESH: Self = Self(0);
+
+    /// Whether it is of a fresh start.
+    #[must_use]
+    pub fn is_fresh(self) -> bool {
+        self == Self::FRESH
+    }
+
+    /// That of the next holder, or `None` at the end of the numbers.
+    #[must_use]
+    pub fn next(self) -> Option<Self> {
+        self.0.checked_add(1).map(Self)
+    }
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// Numbers the commands of one queue in one epoch; wraps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Sequence(pub u32);

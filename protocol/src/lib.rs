@@ -65,7 +65,8 @@ pub use hello::{
     RejectReason, negotiate,
 };
 pub use identity::{
-    Epoch, HostId, InstanceId, Name, NameError, Sequence, SessionId, VolumeHandle, WriteVerifier,
+    Epoch, Generation, HostId, InstanceId, Name, NameError, Sequence, SessionId, VolumeHandle,
+    WriteVerifier,
 };
 pub use immediate::Immediate;
 pub use opcode::Opcode;

@@ -13,9 +13,10 @@ impl Version {
 
 /// Every version this code speaks, newest first, with what changed.
 pub const VERSIONS: &[(Version, &str)] = &[(
-    Version(1),
-    "first: 64 B commands, 16 B responses, one keyed descriptor, in-capsule data, sessions with epochs, write \
-     verifiers",
+    Version(2),
+    "first of a release: 64 B commands, 16 B responses, one keyed descriptor, in-capsule data, sessions with \
+     epochs, write verifiers, generations of a volume's holders. Version 1 had no generations: an end that speaks \
+     only that cannot be fenced, and is refused",
 )];
 
 const _: () = {

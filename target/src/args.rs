@@ -20,6 +20,7 @@ Examples:
   rblk-target serve --memory ram0=4GiB                 a RAM disk
   rblk-target serve --config /etc/rblk/target.toml     volumes and limits from a file
   rblk-target status --output json
+  rblk-target drain                                    stop it in good order, and wait until it has
 
 Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 no target answers, 6 an address cannot be used,
 7 this host lacks something (RDMA device, lockable memory), 8 not permitted, 9 a backing store is missing,
@@ -51,11 +52,17 @@ pub enum Command {
         #[arg(long, value_enum, default_value = "table")]
         output: Output,
     },
-    /// Let I/O finish, tell the initiators, and stop the running target.
+    /// Let I/O finish, tell the initiators, and stop the running target; ends when it has.
     Drain {
         /// Which target.
         #[command(flatten)]
         socket: SocketArgs,
+        /// Only begin it.
+        #[arg(long)]
+        no_wait: bool,
+        /// Form of the answer.
+        #[arg(long, value_enum, default_value = "table")]
+        output: Output,
     },
 }
 
@@ -129,6 +136,9 @@ pub struct ServeArgs {
     /// How long a drain waits for initiators to leave.
     #[arg(long, value_name = "TIME")]
     pub drain_timeout: Option<Duration>,
+    /// How long an initiator that is not heard of keeps its volumes.
+    #[arg(long, value_name = "TIME")]
+    pub lease: Option<Duration>,
     /// Print the configuration that these flags and files make, and end.
     #[arg(long)]
     pub dump_config: bool,
@@ -214,6 +224,7 @@ impl ServeArgs {
         config.inline = self.inline.unwrap_or(config.inline);
         config.spin = self.spin.unwrap_or(config.spin);
         config.drain_timeout = self.drain_timeout.unwrap_or(config.drain_timeout);
+        config.lease = self.lease.unwrap_or(config.lease);
         config.validate()?;
         if config.volumes.is_empty() {
             return Err(NoVolumes.into());

@@ -55,8 +55,10 @@ pub enum WrKind {
     Recv(u16),
     /// RDMA READ of write data, for a part of the command.
     ReadData(Tag, u8),
-    /// RDMA WRITE or SEND of an answer.
+    /// SEND of an answer.
     Answer(Tag),
+    /// RDMA WRITE of an answer's data, with or without the answer.
+    WriteData(Tag),
     /// READ of the peer's scratch, to learn that everything before it is done.
     Proof,
     /// Marker behind everything on a dead send queue.
@@ -76,6 +78,7 @@ impl WrKind {
             Self::Proof => (3, 0, 0),
             Self::DrainSend => (4, 0, 0),
             Self::DrainRecv => (5, 0, 0),
+            Self::WriteData(tag) => (6, 0, tag.0),
         };
         WrId(kind << 24 | u64::from(part) << 16 | u64::from(index))
     }
@@ -91,8 +94,15 @@ impl WrKind {
             3 => Self::Proof,
             4 => Self::DrainSend,
             5 => Self::DrainRecv,
+            6 => Self::WriteData(Tag(index)),
             _ => return None,
         })
+    }
+
+    /// Whether it is an RDMA WRITE or READ: one that needs a key of the peer's memory.
+    #[must_use]
+    pub fn is_one_sided(self) -> bool {
+        matches!(self, Self::ReadData(..) | Self::WriteData(_) | Self::Proof)
     }
 }
 
@@ -209,7 +219,7 @@ pub struct ConnectionParams {
 
 /// A session's place in the tables of the poll groups; given by control, used again only after every poll
 /// group was told that the old one is gone.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SessionSlot(pub u16);
 
 /// What a connection lent to its device: memory that answers were sent from, and that of its commands.
@@ -458,6 +468,7 @@ mod tests {
             WrKind::Recv(700),
             WrKind::ReadData(Tag(1024), 7),
             WrKind::Answer(Tag(0)),
+            WrKind::WriteData(Tag(1024)),
             WrKind::Proof,
             WrKind::DrainSend,
             WrKind::DrainRecv,

@@ -1,7 +1,7 @@
 //! The target: owns volumes and a registered memory arena, and serves them to initiators.
 //!
 //! ```text
-//! control (tokio)   serve -> control::Control -> session, devices, admission, admin
+//! control (tokio)   serve -> control::Control -> admission, devices, core::Core -> session, holders
 //!                                 | mailbox          ^ channel
 //! data threads      poll_group::thread -> PollGroup -> connection, request, credit, volume
 //!                                              |-> store (io_uring)   |-> fabric (QPs)
@@ -16,6 +16,7 @@ pub mod args;
 pub mod cache;
 pub mod connection;
 pub mod control;
+pub mod holders;
 pub mod memory;
 pub mod poll_group;
 pub mod read_ahead;

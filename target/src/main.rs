@@ -9,6 +9,7 @@ use rblk_config::{Exit, TargetConfig};
 use rblk_target::args::{Cli, Command, Output, exit_of};
 use rblk_target::control::socket::{Ask, Response, ask};
 
+mod drain;
 mod table;
 
 fn main() -> ExitCode {
@@ -22,8 +23,8 @@ fn main() -> ExitCode {
             become_daemon()
         }),
         Command::Check { config } => check(&config),
-        Command::Status { socket, output } => talk(&socket.path, Ask::Status, output),
-        Command::Drain { socket } => talk(&socket.path, Ask::Drain, Output::Table),
+        Command::Status { socket, output } => status(&socket.path, output),
+        Command::Drain { socket, no_wait, output } => drain::drain(&socket.path, !no_wait, output),
     };
     match result {
         Ok(exit) => exit.into(),
@@ -62,25 +63,24 @@ fn check(path: &std::path::Path) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn talk(path: &std::path::Path, question: Ask, output: Output) -> anyhow::Result<Exit> {
+fn status(path: &std::path::Path, output: Output) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let answer = match runtime.block_on(ask(path, question)) {
-        Ok(answer) => answer,
-        Err(error) => {
-            eprintln!(
-                "rblk-target: no target answers at {}: {error}. Start one with `rblk-target serve`, or name its socket with --control-socket",
-                path.display()
-            );
-            return Ok(Exit::NotConnected);
+    match runtime.block_on(ask(path, Ask::Status)) {
+        Ok(Response::Status(status)) if output == Output::Json => {
+            println!("{}", serde_json::to_string_pretty(&status)?);
         }
-    };
-    match answer {
-        Response::Status(status) if output == Output::Json => {
-            println!("{}", serde_json::to_string_pretty(&status)?)
-        }
-        Response::Status(status) => print!("{}", table::status(&status)),
-        Response::Done => println!("draining"),
-        Response::Error(error) => anyhow::bail!(error),
+        Ok(Response::Status(status)) => print!("{}", table::status(&status)),
+        Ok(Response::Error(error)) => anyhow::bail!(error),
+        Ok(Response::Done) => anyhow::bail!("the target did not understand the question"),
+        Err(error) => return Ok(no_answer(path, &error)),
     }
     Ok(Exit::Ok)
+}
+
+fn no_answer(path: &std::path::Path, error: &std::io::Error) -> Exit {
+    eprintln!(
+        "rblk-target: no target answers at {}: {error}. Start one with `rblk-target serve`, or name its socket with --control-socket",
+        path.display()
+    );
+    Exit::NotConnected
 }

@@ -275,6 +275,7 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
             in_capsule_bytes: u32::try_from(config.inline.0).context("inline")?,
             io_max_bytes: io_max,
             sessions_max: config.sessions_max,
+            lease: config.lease.into(),
         },
         groups: handles,
         arena,
@@ -286,7 +287,8 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
         volumes: opened.into_iter().map(|o| o.volume).collect(),
         listening: listening.clone(),
         drain_timeout: config.drain_timeout.into(),
-    });
+    })
+    .context("control")?;
     // Registering takes seconds when the arena is large: before anybody connects.
     for device in &devices {
         control.device(device).with_context(|| format!("device {}", device.caps().name))?;

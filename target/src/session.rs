@@ -6,11 +6,13 @@
 //!   connections of the old epoch are dead, and LOGIN is answered only when all of them are gone: no command,
 //!   no RDMA, no store I/O of an older epoch can follow the first command of the new one.
 //! - One writer per volume: an exclusive opener excludes every other writer. Readers are never excluded.
-//! - A session whose connections are all lost keeps its volumes for [`LEASE`], so that a short loss of the
+//! - A session whose connections are all lost keeps its volumes for the lease, so that a short loss of the
 //!   path does not hand the volume to somebody else. The same host may take its own volume back at once: its
 //!   old process cannot have connections any more.
+//! - A writer that gave a volume up, or had it taken, is *leaving* it while it has connections of that time:
+//!   commands that came by them may still change the volume. The next writer waits for that.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use rblk_protocol::{AccessMode, Epoch, HostId, Name, RejectReason, SessionId, Status};
@@ -18,7 +20,7 @@ use rblk_protocol::{AccessMode, Epoch, HostId, Name, RejectReason, SessionId, St
 use crate::connection::SessionSlot;
 use crate::store::VolumeIndex;
 
-/// How long a session without connections keeps what it opened.
+/// How long a session without connections keeps what it opened, unless configured.
 pub const LEASE: Duration = Duration::from_secs(30);
 
 /// One session.
@@ -36,14 +38,28 @@ pub struct Session {
     pub host: Option<(HostId, Name)>,
     /// Where it connects from, for people.
     pub peer: String,
-    /// What it opened.
+    /// What it opened, also what it still waits for.
     pub opened: BTreeMap<VolumeIndex, AccessMode>,
+    /// What it was let in to.
+    admitted: BTreeSet<VolumeIndex>,
+    /// What it had opened for writing, how, and the last epoch in which it had: while connections up to that exist,
+    /// commands may still change the volume.
+    leaving: BTreeMap<VolumeIndex, (AccessMode, Epoch)>,
     /// Live connections by epoch: the queues that exist, `None` for admin.
     connections: Vec<(Epoch, Option<u16>)>,
     /// When the last connection went.
     lost_at: Option<Instant>,
+    /// Why it will end with its last connection, if it will.
+    leave: Option<Leave>,
+}
+
+/// Why a session ends while it has connections.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leave {
     /// It said goodbye.
-    logged_out: bool,
+    LoggedOut,
+    /// Another took over a volume it held.
+    Fenced,
 }
 
 impl Session {
@@ -62,7 +78,38 @@ impl Session {
     /// Whether connections of older epochs still exist.
     #[must_use]
     pub fn has_older_connections(&self) -> bool {
-        self.connections.iter().any(|(epoch, _)| *epoch < self.epoch)
+        self.has_connections_up_to(None)
+    }
+
+    // Of `epoch` and before; without one, of any before the session's.
+    fn has_connections_up_to(&self, epoch: Option<Epoch>) -> bool {
+        self.connections.iter().any(|(of, _)| epoch.map_or(*of < self.epoch, |e| *of <= e))
+    }
+
+    /// Why it will end with its last connection, if it will.
+    #[must_use]
+    pub fn leave(&self) -> Option<Leave> {
+        self.leave
+    }
+
+    /// It gave the volume up, or lost it.
+    fn give_up(&mut self, volume: VolumeIndex) -> Option<AccessMode> {
+        let mode = self.opened.remove(&volume)?;
+        let admitted = self.admitted.remove(&volume);
+        if admitted && mode != AccessMode::ReadOnly && !self.connections.is_empty() {
+            self.leaving.insert(volume, (mode, self.epoch));
+        }
+        Some(mode)
+    }
+
+    /// It gives everything up and ends with its last connection.
+    fn give_up_all(&mut self, why: Leave) -> Vec<(VolumeIndex, AccessMode)> {
+        self.leave = Some(why);
+        let held: Vec<_> = self.opened.iter().map(|(volume, mode)| (*volume, *mode)).collect();
+        for (volume, _) in &held {
+            self.give_up(*volume);
+        }
+        held
     }
 }
 
@@ -77,20 +124,42 @@ pub enum After {
     Ended,
 }
 
+/// Whether one that opened a volume so shuts out one that wants it so, which is the same in both directions.
+fn excludes(mode: AccessMode, theirs: AccessMode) -> bool {
+    match (mode, theirs) {
+        (AccessMode::ReadOnly, _) | (_, AccessMode::ReadOnly) => false,
+        (AccessMode::Shared, AccessMode::Shared) => false,
+        (AccessMode::Exclusive | AccessMode::Shared, _) => true,
+    }
+}
+
 /// All sessions.
 #[derive(Debug)]
 pub struct SessionTable {
     by_slot: Vec<Option<Session>>,
-    by_id: HashMap<SessionId, SessionSlot>,
+    by_id: BTreeMap<SessionId, SessionSlot>,
     max: usize,
+    lease: Duration,
 }
 
 impl SessionTable {
-    /// For at most `max` sessions.
+    /// For at most `max` sessions, which keep what they opened for `lease` without connections.
     #[must_use]
-    pub fn new(max: u32) -> Self {
+    pub fn new(max: u32, lease: Duration) -> Self {
         let max = usize::try_from(max).unwrap_or(usize::MAX).min(usize::from(u16::MAX));
-        Self { by_slot: Vec::new(), by_id: HashMap::new(), max }
+        Self { by_slot: Vec::new(), by_id: BTreeMap::new(), max, lease }
+    }
+
+    /// Sessions at a time.
+    #[must_use]
+    pub fn max(&self) -> usize {
+        self.max
+    }
+
+    /// How long a session without connections keeps what it opened.
+    #[must_use]
+    pub fn lease(&self) -> Duration {
+        self.lease
     }
 
     /// All of them.
@@ -137,9 +206,11 @@ impl SessionTable {
             host: None,
             peer,
             opened: BTreeMap::new(),
+            admitted: BTreeSet::new(),
+            leaving: BTreeMap::new(),
             connections: Vec::new(),
             lost_at: Some(now),
-            logged_out: false,
+            leave: None,
         });
         self.by_id.insert(id, slot);
         Ok(slot)
@@ -149,7 +220,8 @@ impl SessionTable {
     /// the caller.
     ///
     /// # Errors
-    /// Unknown session, or an epoch that is not higher.
+    /// Unknown session, an epoch that is not higher, or one that none can follow: its connections could never be
+    /// ended by a newer one.
     pub fn resume(
         &mut self,
         id: SessionId,
@@ -158,7 +230,7 @@ impl SessionTable {
     ) -> Result<SessionSlot, RejectReason> {
         let slot = *self.by_id.get(&id).ok_or(RejectReason::NoSuchSession)?;
         let session = self.get_mut(slot).ok_or(RejectReason::NoSuchSession)?;
-        if session.logged_out {
+        if session.leave.is_some() || epoch.next().is_none() {
             return Err(RejectReason::NoSuchSession);
         }
         if epoch <= session.epoch {
@@ -185,7 +257,7 @@ impl SessionTable {
         if session.epoch != epoch {
             return Err(RejectReason::StaleEpoch);
         }
-        if !session.logged_in || session.logged_out {
+        if !session.logged_in || session.leave.is_some() {
             return Err(RejectReason::NoSuchSession);
         }
         if session.connections.contains(&(epoch, Some(queue))) {
@@ -214,9 +286,12 @@ impl SessionTable {
         if let Some(at) = session.connections.iter().position(|c| *c == (epoch, queue)) {
             session.connections.swap_remove(at);
         }
+        let mut leaving = std::mem::take(&mut session.leaving);
+        leaving.retain(|_, (_, until)| session.has_connections_up_to(Some(*until)));
+        session.leaving = leaving;
         if session.connections.is_empty() {
             session.lost_at = Some(now);
-            if session.logged_out || (session.host.is_none() && epoch == session.epoch) {
+            if session.leave.is_some() || (session.host.is_none() && epoch == session.epoch) {
                 self.end(slot);
                 return After::Ended;
             }
@@ -229,12 +304,57 @@ impl SessionTable {
         }
     }
 
-    /// The session said goodbye: it ends with its last connection, and holds nothing from now on.
-    pub fn logout(&mut self, slot: SessionSlot) {
-        if let Some(session) = self.get_mut(slot) {
-            session.logged_out = true;
-            session.opened.clear();
+    /// The session said goodbye: it ends with its last connection, and holds nothing from now on. Returns what it
+    /// held.
+    pub fn logout(&mut self, slot: SessionSlot) -> Vec<(VolumeIndex, AccessMode)> {
+        self.get_mut(slot).map(|s| s.give_up_all(Leave::LoggedOut)).unwrap_or_default()
+    }
+
+    /// Another takes over: the session can neither be resumed nor joined from now on, holds nothing, and ends with
+    /// its last connection, which the caller must end; at once if it has none. Returns what it held, and whether it
+    /// ended.
+    pub fn fence(&mut self, slot: SessionSlot) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
+        let Some(session) = self.get_mut(slot) else { return (Vec::new(), false) };
+        let held = session.give_up_all(Leave::Fenced);
+        let ended = session.connections.is_empty();
+        if ended {
+            self.end(slot);
         }
+        (held, ended)
+    }
+
+    /// The session closed a volume. `None` if it had not opened it.
+    pub fn close(&mut self, slot: SessionSlot, volume: VolumeIndex) -> Option<AccessMode> {
+        self.get_mut(slot)?.give_up(volume)
+    }
+
+    /// The session may send commands for a volume that it opened, from now on.
+    pub fn admit(&mut self, slot: SessionSlot, volume: VolumeIndex) {
+        if let Some(session) = self.get_mut(slot)
+            && session.opened.contains_key(&volume)
+        {
+            session.admitted.insert(volume);
+            // Holding it as strongly as then says all that leaving it says.
+            let mode = session.opened.get(&volume).copied();
+            if session.leaving.get(&volume).is_some_and(|(then, _)| Some(*then) == mode) {
+                session.leaving.remove(&volume);
+            }
+        }
+    }
+
+    /// Other sessions whose commands may still change a volume that they held in a way that excludes `mode`, and do
+    /// not hold any more, with the epoch up to which their connections must end.
+    pub fn leaving(
+        &self,
+        volume: VolumeIndex,
+        except: SessionSlot,
+        mode: AccessMode,
+    ) -> impl Iterator<Item = (SessionSlot, Epoch)> {
+        let others = self.iter().filter(move |s| s.slot != except);
+        others.filter_map(move |s| {
+            let (theirs, until) = *s.leaving.get(&volume)?;
+            excludes(mode, theirs).then_some((s.slot, until))
+        })
     }
 
     fn end(&mut self, slot: SessionSlot) {
@@ -248,13 +368,28 @@ impl SessionTable {
         let old: Vec<SessionSlot> = self
             .iter()
             .filter(|s| s.connections.is_empty())
-            .filter(|s| s.lost_at.is_some_and(|at| now.saturating_duration_since(at) > LEASE))
+            .filter(|s| s.lost_at.is_some_and(|at| now.saturating_duration_since(at) > self.lease))
             .map(|s| s.slot)
             .collect();
         for slot in &old {
             self.end(*slot);
         }
         old
+    }
+
+    /// Other sessions that hold a volume in a way that excludes one that wants it so.
+    #[must_use]
+    pub fn excluders(
+        &self,
+        slot: SessionSlot,
+        volume: VolumeIndex,
+        mode: AccessMode,
+    ) -> Vec<SessionSlot> {
+        let excludes = |theirs| excludes(mode, theirs);
+        self.iter()
+            .filter(|s| s.slot != slot && s.opened.get(&volume).copied().is_some_and(excludes))
+            .map(|s| s.slot)
+            .collect()
     }
 
     /// A session wants a volume. On success it is entered. Also returns the places of sessions of the same
@@ -269,20 +404,10 @@ impl SessionTable {
         mode: AccessMode,
     ) -> Result<Vec<SessionSlot>, (Status, String)> {
         let host = self.get(slot).and_then(|s| s.host).map(|(id, _)| id);
-        let excludes = |theirs: AccessMode| match (mode, theirs) {
-            (AccessMode::ReadOnly, _) | (_, AccessMode::ReadOnly) => false,
-            (AccessMode::Shared, AccessMode::Shared) => false,
-            (AccessMode::Exclusive | AccessMode::Shared, _) => true,
-        };
-        let mut ended = Vec::new();
-        for other in self.by_slot.iter().flatten() {
-            if other.slot == slot || !other.opened.get(&volume).copied().is_some_and(excludes) {
-                continue;
-            }
+        let ended = self.excluders(slot, volume, mode);
+        for other in ended.iter().filter_map(|other| self.get(*other)) {
             let same_host = host.is_some() && other.host.map(|(id, _)| id) == host;
-            if same_host && other.connections.is_empty() {
-                ended.push(other.slot);
-            } else {
+            if !same_host || !other.connections.is_empty() {
                 return Err((Status::InUse, format!("{} ({})", other.host_name(), other.peer)));
             }
         }
@@ -299,6 +424,12 @@ impl SessionTable {
     #[must_use]
     pub fn is_open(&self, volume: VolumeIndex) -> bool {
         self.iter().any(|s| s.opened.contains_key(&volume))
+    }
+
+    /// A session that holds the volume for writing, or waits to.
+    #[must_use]
+    pub fn writer(&self, volume: VolumeIndex) -> Option<&Session> {
+        self.iter().find(|s| s.opened.get(&volume).is_some_and(|m| *m != AccessMode::ReadOnly))
     }
 }
 
@@ -326,7 +457,7 @@ mod tests {
     #[test]
     fn a_new_epoch_waits_for_the_old_connections() {
         let now = Instant::now();
-        let mut table = SessionTable::new(4);
+        let mut table = SessionTable::new(4, LEASE);
         let slot = logged_in(&mut table, 1, 1, now);
         assert_eq!(table.join(id(1), Epoch(1), 0), Ok(slot));
         table.connection_added(slot, Epoch(1), Some(0));
@@ -349,7 +480,7 @@ mod tests {
     #[test]
     fn a_lost_session_keeps_its_volume_for_the_lease() {
         let now = Instant::now();
-        let mut table = SessionTable::new(4);
+        let mut table = SessionTable::new(4, LEASE);
         let (a, b) = (logged_in(&mut table, 1, 1, now), logged_in(&mut table, 2, 2, now));
         let volume = VolumeIndex(0);
         assert_eq!(table.open(a, volume, AccessMode::Exclusive), Ok(vec![]));
@@ -368,7 +499,7 @@ mod tests {
     #[test]
     fn the_same_host_gets_its_volume_back_at_once() {
         let now = Instant::now();
-        let mut table = SessionTable::new(4);
+        let mut table = SessionTable::new(4, LEASE);
         let a = logged_in(&mut table, 1, 7, now);
         table.open(a, VolumeIndex(0), AccessMode::Exclusive).unwrap();
         let b = logged_in(&mut table, 2, 7, now);
@@ -383,7 +514,7 @@ mod tests {
     #[test]
     fn sessions_end_by_logout_or_before_login() {
         let now = Instant::now();
-        let mut table = SessionTable::new(2);
+        let mut table = SessionTable::new(2, LEASE);
         let a = logged_in(&mut table, 1, 1, now);
         table.open(a, VolumeIndex(3), AccessMode::Shared).unwrap();
         table.logout(a);

@@ -43,10 +43,15 @@ rblk_fabric::counters! {
     merged_bytes,
     /// Commands answered with an error.
     failed_commands,
+    /// Those of them that came by an older epoch, or after another initiator took the volume over.
+    fenced_commands,
     /// Connections ended because the peer broke a rule.
     protocol_errors,
     /// Connections that ended by a transport error or a lost peer.
     lost_connections,
+    /// RDMA WRITEs and READs that did not get to the initiator's memory: its device refused the key, or nobody took
+    /// them any more. Each ended its connection.
+    stale_rdma_blocked,
     /// Requests that had to wait for memory of the arena.
     memory_waits,
     /// Requests that had to wait for others on the same blocks.

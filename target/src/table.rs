@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use nix::errno::Errno;
 use rblk_config::{ByteSize, CacheMode};
-use rblk_target::control::status::{TargetStatus, VolumeStatus};
+use rblk_target::control::status::{DrainStatus, HolderStatus, TargetStatus, VolumeStatus};
 
 /// The state of a target.
 pub(crate) fn status(status: &TargetStatus) -> String {
@@ -16,25 +16,30 @@ pub(crate) fn status(status: &TargetStatus) -> String {
         "target {} ({state}, pid {}, version {}, up {} s)",
         status.name, status.pid, status.version, status.uptime_s
     );
+    if let Some(drain) = &status.drain {
+        let _ = writeln!(text, "{}", draining(drain));
+    }
     let _ = writeln!(text, "listening on {}", status.listen.join(", "));
     for device in &status.devices {
         let _ = writeln!(text, "device {} ({})", device.name, device.transport);
     }
     let _ = writeln!(
         text,
-        "\n{:<20} {:<7} {:>10} {:>6} {:<6} {:<6} BACKING",
-        "VOLUME", "STORE", "SIZE", "BLOCK", "MODE", "IN USE"
+        "\n{:<20} {:<7} {:>10} {:>6} {:<6} {:<6} {:>10} {:<20} BACKING",
+        "VOLUME", "STORE", "SIZE", "BLOCK", "MODE", "IN USE", "GENERATION", "HELD BY"
     );
     for v in &status.volumes {
         let _ = writeln!(
             text,
-            "{:<20} {:<7} {:>10} {:>6} {:<6} {:<6} {}",
+            "{:<20} {:<7} {:>10} {:>6} {:<6} {:<6} {:>10} {:<20} {}",
             v.name,
             v.store,
             ByteSize(v.size_bytes).to_string(),
             v.block_size,
             if v.read_only { "ro" } else { "rw" },
             if v.in_use { "yes" } else { "no" },
+            v.generation,
+            holder(v.holder.as_ref()),
             v.notes.path.as_deref().unwrap_or("-")
         );
     }
@@ -52,7 +57,7 @@ pub(crate) fn status(status: &TargetStatus) -> String {
             s.peer,
             s.epoch,
             s.connections,
-            s.volumes.join(", ")
+            if s.fenced { "(fenced)".to_owned() } else { s.volumes.join(", ") }
         );
     }
     let t = &status.total;
@@ -66,6 +71,14 @@ pub(crate) fn status(status: &TargetStatus) -> String {
         t.discards,
         t.write_zeroes,
         t.failed_commands
+    );
+    let _ = writeln!(
+        text,
+        "fenced: {} holders ({} by take-over), {} commands; a lost initiator keeps its volumes for {} s",
+        status.fencings,
+        status.take_overs,
+        t.fenced_commands,
+        status.lease_ms.div_ceil(1000)
     );
     let _ = writeln!(
         text,
@@ -101,6 +114,28 @@ pub(crate) fn status(status: &TargetStatus) -> String {
         t.range_waits
     );
     text
+}
+
+/// How far a drain is.
+pub(crate) fn draining(drain: &DrainStatus) -> String {
+    let sessions = match drain.sessions {
+        1 => "1 session".to_owned(),
+        n => format!("{n} sessions"),
+    };
+    let seconds = drain.left_ms.div_ceil(1000);
+    match (drain.sessions, seconds) {
+        (0, _) => "draining: every initiator has left".to_owned(),
+        (_, 0) => format!("draining: ending {sessions} that stayed"),
+        _ => format!("draining: {sessions} left, ended in {seconds} s at the latest"),
+    }
+}
+
+/// Who may write to a volume.
+fn holder(holder: Option<&HolderStatus>) -> String {
+    let Some(holder) = holder else { return "-".to_owned() };
+    let more = if holder.shared { " and others" } else { "" };
+    let away = if holder.present { "" } else { " (away)" };
+    format!("{}{more}{away}", holder.host)
 }
 
 /// What the cache does for volumes with a store; nothing if there are none.
@@ -178,6 +213,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_drain_is_told_in_words() {
+        let told = |sessions, left_ms| draining(&DrainStatus { lasted_ms: 1, left_ms, sessions });
+        assert_eq!(told(0, 5000), "draining: every initiator has left");
+        assert_eq!(told(1, 4001), "draining: 1 session left, ended in 5 s at the latest");
+        assert_eq!(told(2, 0), "draining: ending 2 sessions that stayed");
+    }
+
+    #[test]
+    fn holders_are_told_in_words() {
+        let of = |shared, present| HolderStatus { host: "db1".to_owned(), shared, present };
+        assert_eq!(holder(None), "-");
+        assert_eq!(holder(Some(&of(false, true))), "db1");
+        assert_eq!(holder(Some(&of(true, false))), "db1 and others (away)");
+    }
+
     fn volume(name: &str, store: &str, cache: CacheMode, counts: VolumeCounts) -> VolumeStatus {
         VolumeStatus {
             name: name.to_owned(),
@@ -190,6 +241,8 @@ mod tests {
             counts,
             last_errno: None,
             in_use: false,
+            generation: 0,
+            holder: None,
             notes: VolumeNotes::default(),
         }
     }

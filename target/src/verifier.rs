@@ -208,6 +208,12 @@ impl LineageFile {
         self.lineage
     }
 
+    /// Where something else may be remembered from run to run under the same lock; `None` where nothing can be.
+    #[must_use]
+    pub fn beside(&self, extension: &str) -> Option<PathBuf> {
+        self.kept.as_ref().map(|kept| kept.path.with_extension(extension))
+    }
+
     /// Notes that acknowledged writes may be lost although nobody died: the next run begins new lineages, however
     /// this one ends. Where that cannot be noted now, it is tried again at the next call and at the end.
     pub fn renounce(&self) {

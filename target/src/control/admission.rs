@@ -6,11 +6,12 @@ use rblk_fabric::{
     AcceptParams, Access, ConnectionHello, Incoming, MAX_SGE, PageKind, QpLimits, Region,
 };
 use rblk_protocol::{
-    ConnectionKind, Epoch, Features, HelloReject, HelloRequest, Offer, QueueDepth, RejectReason,
+    ConnectionKind, Features, HelloReject, HelloRequest, Offer, QueueDepth, RejectReason,
     SessionId, Version, limits, negotiate,
 };
 
 use super::Control;
+use super::core::Admitted;
 use crate::connection::{ConnectionParams, Layout};
 use crate::poll_group::ToGroup;
 
@@ -60,13 +61,6 @@ impl Control {
         asked: &HelloRequest,
         peer: &str,
     ) -> Result<(), (Option<Incoming>, RejectReason, String)> {
-        if self.draining.is_some() {
-            return Err((
-                Some(incoming),
-                RejectReason::ShuttingDown,
-                "the target is draining".into(),
-            ));
-        }
         let mut offer = self.offer(&incoming);
         if asked.kind == ConnectionKind::Admin {
             offer.in_capsule_bytes = limits::IN_CAPSULE_DEFAULT_BYTES;
@@ -99,45 +93,17 @@ impl Control {
                 return Err((Some(incoming), RejectReason::LimitReached, error.to_string()));
             }
         };
-        let now = Instant::now();
-        let (slot, epoch, queue) = match asked.kind {
-            ConnectionKind::Admin if asked.session.is_none() => {
-                let mut id = [0; 16];
-                let begun = getrandom::fill(&mut id)
-                    .map_err(|_| RejectReason::LimitReached)
-                    .and_then(|()| self.sessions.begin(SessionId(id), peer.to_owned(), now));
-                match begun {
-                    Ok(slot) => (slot, Epoch(1), None),
-                    Err(reason) => {
-                        let text = format!(
-                            "{} sessions are the limit (sessions_max)",
-                            self.limits.sessions_max
-                        );
-                        return Err((Some(incoming), reason, text));
-                    }
-                }
-            }
-            ConnectionKind::Admin => {
-                match self.sessions.resume(asked.session, asked.epoch, peer.to_owned()) {
-                    Ok(slot) => {
-                        let before = asked.epoch;
-                        self.send_all(|| ToGroup::EndConnections { session: slot, before });
-                        (slot, asked.epoch, None)
-                    }
-                    Err(reason) => {
-                        return Err((Some(incoming), reason, "cannot resume the session".into()));
-                    }
-                }
-            }
-            ConnectionKind::Io { queue } => {
-                match self.sessions.join(asked.session, asked.epoch, queue) {
-                    Ok(slot) => (slot, asked.epoch, Some(queue)),
-                    Err(reason) => {
-                        return Err((Some(incoming), reason, "cannot join the session".into()));
-                    }
-                }
-            }
-        };
+        let mut fresh = [0; 16];
+        if let Err(error) = getrandom::fill(&mut fresh) {
+            return Err((Some(incoming), RejectReason::LimitReached, error.to_string()));
+        }
+        let Admitted { session, epoch, queue } =
+            match self.core.connect(asked, peer, SessionId(fresh), Instant::now()) {
+                Ok(admitted) => admitted,
+                Err(refused) => return Err((Some(incoming), refused.reason, refused.text)),
+            };
+        // What it ends goes to the poll groups before the new connection does.
+        self.carry_out();
         let layout = Layout::new(accept.depth, accept.in_capsule_bytes, queue.is_none());
         let device = incoming.device();
         let caps = device.caps();
@@ -145,6 +111,7 @@ impl Control {
         let reads_out = peer_serves.min(caps.max_reads_out).min(READS_OUT_MAX);
         if queue.is_some() && reads_out == 0 {
             let text = "the initiator's device serves no RDMA READ, which writes need".to_owned();
+            self.core.gone(session, epoch, asked.kind, Instant::now());
             return Err((Some(incoming), RejectReason::LimitReached, text));
         }
         // Answers gather slots of the cache.
@@ -174,20 +141,15 @@ impl Control {
         let (connection, memory) = match prepared {
             Ok(prepared) => prepared,
             Err(text) => {
-                if asked.session.is_none() {
-                    // The session was begun for this connection alone.
-                    self.sessions.connection_gone(slot, epoch, queue, now);
-                }
+                self.core.gone(session, epoch, asked.kind, Instant::now());
                 return Err((None, RejectReason::LimitReached, text));
             }
         };
-        if queue.is_some() {
-            self.next_group = self.next_group.wrapping_add(1);
-        }
-        self.sessions.connection_added(slot, epoch, queue);
+        // Admin connections too: the heart-beats of several mounts then prove all poll groups.
+        self.next_group = self.next_group.wrapping_add(1);
         let params = ConnectionParams {
             kind: asked.kind,
-            session: slot,
+            session,
             epoch,
             layout,
             in_capsule_bytes: accept.in_capsule_bytes,
@@ -203,7 +165,7 @@ impl Control {
             reads_out,
             reads_in: 0,
         };
-        tracing::info!(peer, kind = ?asked.kind, session = slot.0, epoch = epoch.0, group, "connection");
+        tracing::info!(peer, kind = ?asked.kind, session = session.0, epoch = epoch.0, group, "connection");
         self.send(
             group,
             ToGroup::AddConnection {

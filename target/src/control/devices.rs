@@ -45,7 +45,7 @@ impl Control {
         let zeros = register(&self.zeros, Access::LOCAL_READ)?;
         let mut bytes = self.arena.len() as u64;
         let mut volumes: Vec<(VolumeIndex, Arc<MemoryRegion>)> = Vec::new();
-        for volume in &self.volumes {
+        for volume in self.core.volumes() {
             if let Placement::Memory(region) = &volume.placement {
                 volumes.push((volume.index, register(region, Access::LOCAL_WRITE)?));
                 bytes += region.len() as u64;

@@ -1,8 +1,9 @@
 //! Control: everything of a target that is not I/O. One task owns it all: sessions, devices, volumes and the
-//! mail to the poll groups, so there is nothing to lock.
+//! mail to the poll groups, so there is nothing to lock. [`core::Core`] decides; what is here brings it the news and
+//! does what it says.
 
-mod admin;
 mod admission;
+pub mod core;
 mod devices;
 pub mod socket;
 pub mod status;
@@ -12,19 +13,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{Incoming, Region};
-use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, InstanceId, Name, Status, Tag};
+use rblk_protocol::{InstanceId, Name};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::connection::{ConnectionId, SessionSlot};
+use crate::holders::file::HoldersFile;
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
-use crate::session::{After, SessionTable};
-use crate::verifier::{Lineage, LineageFile};
-use crate::volume::Volume;
+use crate::verifier::LineageFile;
+use crate::volume::{Placement, Volume};
 
+use self::core::{ConnectionRef, Core, CoreParts, Effect, Ticket};
 use devices::DeviceEntry;
-
-/// How long a LOGIN may wait for the connections of older epochs to end.
-const QUIESCE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// What a target offers on every connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,6 +35,8 @@ pub struct Limits {
     pub io_max_bytes: u32,
     /// Sessions at a time.
     pub sessions_max: u32,
+    /// How long a session without connections keeps what it opened.
+    pub lease: Duration,
 }
 
 /// What was asked through the control socket or by a signal.
@@ -48,27 +48,10 @@ pub enum Request {
     Drain,
 }
 
-struct WaitingLogin {
-    group: usize,
-    connection: ConnectionId,
-    tag: Tag,
-    epoch: Epoch,
-    since: Instant,
-}
-
-/// An ASYNC_EVENT that waits for something to happen.
-struct Parked {
-    group: usize,
-    connection: ConnectionId,
-    tag: Tag,
-    session: SessionSlot,
-}
-
 /// The control task's state.
 pub struct Control {
     name: Name,
     instance: InstanceId,
-    lineage: Lineage,
     lineage_file: Arc<LineageFile>,
     started: Instant,
     limits: Limits,
@@ -78,14 +61,12 @@ pub struct Control {
     arena: Arc<Region>,
     zeros: Arc<Region>,
     devices: Vec<DeviceEntry>,
-    volumes: Vec<Arc<Volume>>,
+    core: Core,
+    // `None` where nothing can be remembered.
+    holders_file: Option<HoldersFile>,
+    persisted: mpsc::UnboundedReceiver<(Ticket, Result<(), String>)>,
     volume_notes: HashMap<String, status::VolumeNotes>,
-    sessions: SessionTable,
-    waiting_logins: HashMap<SessionSlot, WaitingLogin>,
-    parked: Vec<Parked>,
     listening: Vec<String>,
-    draining: Option<Instant>,
-    drain_timeout: Duration,
     stopped: usize,
     // Every poll group that stopped had brought its dirty blocks to the stores.
     clean: bool,
@@ -130,12 +111,39 @@ pub struct Parts {
 
 impl Control {
     /// A target that has no connections yet.
-    #[must_use]
-    pub fn new(parts: Parts) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// The system has no thread left for the file of the holders.
+    pub fn new(parts: Parts) -> std::io::Result<Self> {
+        let (confirmed, persisted) = mpsc::unbounded_channel();
+        let path = parts.lineage.beside("holders");
+        let holders = path.as_deref().map_or_else(HoldersFile::nothing, HoldersFile::read);
+        let stays = |volume: &Arc<Volume>| matches!(volume.placement, Placement::Store);
+        if path.is_none() && parts.volumes.iter().any(stays) {
+            tracing::warn!(
+                "cannot remember who holds the volumes (state_dir): after the next start of this target an initiator \
+                 that comes back is let in, even if another held its volume meanwhile"
+            );
+        }
+        let confirm = Box::new(move |number, result| {
+            // Control is gone: nobody waits.
+            let _ = confirmed.send((Ticket(number), result));
+        });
+        let holders_file =
+            path.map(|path| HoldersFile::keep(path, &holders, confirm)).transpose()?;
+        let core = CoreParts {
             name: parts.name,
             instance: parts.instance,
             lineage: parts.lineage.lineage(),
+            volumes: parts.volumes,
+            sessions_max: parts.limits.sessions_max,
+            lease: parts.limits.lease,
+            drain_timeout: parts.drain_timeout,
+            holders,
+        };
+        Ok(Self {
+            name: parts.name,
+            instance: parts.instance,
             lineage_file: parts.lineage,
             started: Instant::now(),
             limits: parts.limits,
@@ -144,18 +152,15 @@ impl Control {
             arena: parts.arena,
             zeros: parts.zeros,
             devices: Vec::new(),
-            volumes: parts.volumes,
+            core: Core::new(core, Instant::now()),
+            holders_file,
+            persisted,
             volume_notes: parts.volume_notes,
-            sessions: SessionTable::new(parts.limits.sessions_max),
-            waiting_logins: HashMap::new(),
-            parked: Vec::new(),
             listening: parts.listening,
-            draining: None,
-            drain_timeout: parts.drain_timeout,
             stopped: 0,
             clean: true,
             failure: None,
-        }
+        })
     }
 
     /// Runs until a drain has ended. Returns whether every acknowledged write is durable.
@@ -174,8 +179,12 @@ impl Control {
                 Some(incoming) = incoming.recv() => self.admit(incoming),
                 Some(message) = from_groups.recv() => self.on_group(message),
                 Some(request) = requests.recv() => self.on_request(request),
-                _ = tick.tick() => self.on_tick(Instant::now()),
+                Some((ticket, result)) = self.persisted.recv() => {
+                    self.core.persisted(ticket, result);
+                }
+                _ = tick.tick() => self.core.tick(Instant::now()),
             }
+            self.carry_out();
             if self.stopped == self.groups.len() {
                 break;
             }
@@ -209,87 +218,42 @@ impl Control {
             Request::Status(reply) => {
                 let _ = reply.send(self.status());
             }
-            Request::Drain => self.drain(),
+            Request::Drain => self.core.drain(Instant::now()),
         }
     }
 
-    fn drain(&mut self) {
-        if self.draining.is_some() {
-            return;
-        }
-        tracing::info!(sessions = self.sessions.iter().count(), "draining");
-        self.draining = Some(Instant::now());
-        for parked in std::mem::take(&mut self.parked) {
-            self.reply(
-                parked.group,
-                parked.connection,
-                parked.tag,
-                Status::Ok,
-                event_number(),
-                Vec::new(),
-            );
-        }
-        self.stop_if_drained(Instant::now());
-    }
-
-    fn stop_if_drained(&mut self, now: Instant) {
-        let Some(since) = self.draining else { return };
-        let late = now.saturating_duration_since(since) > self.drain_timeout;
-        let busy = self.sessions.iter().any(|s| s.connections() > 0);
-        if (!busy || late) && self.drain_timeout != Duration::MAX {
-            if busy {
-                let sessions = self.sessions.iter().filter(|s| s.connections() > 0).count();
-                tracing::info!(sessions, "drained: ending the sessions that stayed");
-            }
-            // Once: the timeout is spent.
-            self.drain_timeout = Duration::MAX;
-            self.send_all(|| ToGroup::Stop);
-        }
-    }
-
-    fn on_tick(&mut self, now: Instant) {
-        for slot in self.sessions.expire(now) {
-            tracing::info!(session = slot.0, "a lost session's lease ended");
-            self.send_all(|| ToGroup::ForgetSession { session: slot });
-        }
-        let late: Vec<SessionSlot> = self
-            .waiting_logins
-            .iter()
-            .filter(|(_, login)| now.saturating_duration_since(login.since) > QUIESCE_DEADLINE)
-            .map(|(slot, _)| *slot)
-            .collect();
-        for slot in late {
-            if let Some(login) = self.waiting_logins.remove(&slot) {
-                tracing::error!(session = slot.0, "connections of an older epoch do not end");
-                self.reply(
-                    login.group,
-                    login.connection,
-                    login.tag,
-                    Status::TimedOut,
-                    0,
-                    Vec::new(),
-                );
+    /// Does what was decided.
+    fn carry_out(&mut self) {
+        while let Some(effect) = self.core.next_effect() {
+            match effect {
+                Effect::Reply { to, tag, status, value, payload } => {
+                    let connection = to.connection;
+                    let reply = ToGroup::Reply { connection, tag, status, value, payload };
+                    self.send(to.group, reply);
+                }
+                Effect::Watch { on, silence } => {
+                    self.send(on.group, ToGroup::Watch { connection: on.connection, silence });
+                }
+                Effect::All(notice) => self.send_all(|| notice.into()),
+                Effect::Persist { ticket, record } => match &self.holders_file {
+                    // There is nothing to remember, or nowhere, which was said at the start.
+                    None => self.core.persisted(ticket, Ok(())),
+                    Some(file) => {
+                        if !file.write(ticket.0, record) {
+                            self.core.persisted(ticket, Err("its thread is gone".to_owned()));
+                        }
+                    }
+                },
+                Effect::StopGroups => self.send_all(|| ToGroup::Stop),
             }
         }
-        self.stop_if_drained(now);
-    }
-
-    fn reply(
-        &self,
-        group: usize,
-        connection: ConnectionId,
-        tag: Tag,
-        status: Status,
-        value: u32,
-        payload: Vec<u8>,
-    ) {
-        self.send(group, ToGroup::Reply { connection, tag, status, value, payload });
     }
 
     fn on_group(&mut self, message: FromGroup) {
         match message {
             FromGroup::Admin { group, connection, session, command, body } => {
-                self.on_admin(group, connection, session, &command, &body);
+                let from = ConnectionRef { group, connection };
+                self.core.command(from, session, &command, &body, Instant::now());
             }
             FromGroup::ConnectionGone {
                 session,
@@ -306,10 +270,6 @@ impl Control {
                 if let Some((group, connection)) = undrained {
                     self.send(group, ToGroup::Destroyed { connection });
                 }
-                let queue = match kind {
-                    ConnectionKind::Admin => None,
-                    ConnectionKind::Io { queue } => Some(queue),
-                };
                 tracing::debug!(
                     session = session.0,
                     ?kind,
@@ -317,26 +277,11 @@ impl Control {
                     reason,
                     "connection gone"
                 );
-                if kind == ConnectionKind::Admin {
-                    self.parked.retain(|p| p.session != session);
-                    // A session without its admin connection is lost: its queues do not outlive it.
-                    if let Some(before) = epoch.next() {
-                        self.send_all(|| ToGroup::EndConnections { session, before });
-                    }
-                }
-                match self.sessions.connection_gone(session, epoch, queue, Instant::now()) {
-                    After::Lives => {}
-                    After::Quiesced => self.finish_login(session),
-                    After::Ended => {
-                        self.waiting_logins.remove(&session);
-                        self.send_all(|| ToGroup::ForgetSession { session });
-                    }
-                }
-                self.stop_if_drained(Instant::now());
+                self.core.gone(session, epoch, kind, Instant::now());
             }
             FromGroup::LostWrites { volume } => {
                 self.clean = false;
-                let volume = self.volumes.iter().find(|v| v.index == volume).map(|v| v.name);
+                let volume = self.core.volumes().iter().find(|v| v.index == volume).map(|v| v.name);
                 tracing::error!(
                     ?volume,
                     "the store could not make acknowledged writes durable: every flush of the volume fails from now \
@@ -357,24 +302,4 @@ impl Control {
             }
         }
     }
-
-    fn on_admin(
-        &mut self,
-        group: usize,
-        connection: ConnectionId,
-        session: SessionSlot,
-        command: &CommandCapsule,
-        body: &[u8],
-    ) {
-        match self.admin(group, connection, session, command, body) {
-            admin::Answer::Now(status, value, payload) => {
-                self.reply(group, connection, command.tag, status, value, payload);
-            }
-            admin::Answer::Later => {}
-        }
-    }
-}
-
-fn event_number() -> u32 {
-    rblk_protocol::AsyncEvent::Draining as u32
 }

@@ -1,9 +1,13 @@
 //! What `rblk-target status` shows: plain data, the same over the socket and in JSON output.
 
+use std::time::{Duration, Instant};
+
 use rblk_fabric::PageKind;
+use rblk_protocol::AccessMode;
 use serde::{Deserialize, Serialize};
 
 use super::Control;
+use crate::session::Leave;
 use crate::stats::StatsSnapshot;
 use crate::volume::{CacheMode, Placement, Volume};
 use crate::volume_stats::{LastError, VolumeCounts};
@@ -23,6 +27,15 @@ pub struct TargetStatus {
     pub uptime_s: u64,
     /// Whether it drains.
     pub draining: bool,
+    /// How far the drain is, while there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<DrainStatus>,
+    /// How long an initiator that is not heard of keeps its volumes, in milliseconds.
+    pub lease_ms: u64,
+    /// Times a holder was fenced: its volume was taken over, or it came back when another had held it since.
+    pub fencings: u64,
+    /// Those of them that were take-overs.
+    pub take_overs: u64,
     /// Addresses listened on.
     pub listen: Vec<String>,
     /// Bytes of the arena.
@@ -39,6 +52,17 @@ pub struct TargetStatus {
     pub total: StatsSnapshot,
     /// Counters by poll group.
     pub poll_groups: Vec<StatsSnapshot>,
+}
+
+/// A drain under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrainStatus {
+    /// How long it has taken so far, in milliseconds.
+    pub lasted_ms: u64,
+    /// When it ends those who stay, in milliseconds from now; 0 when it has.
+    pub left_ms: u64,
+    /// Sessions that have not left.
+    pub sessions: usize,
 }
 
 /// One device.
@@ -85,9 +109,25 @@ pub struct VolumeStatus {
     pub last_errno: Option<i32>,
     /// Somebody opened it.
     pub in_use: bool,
+    /// Rises with every change of who may write to it; 0 before the first.
+    pub generation: u64,
+    /// Who may write to it: has it open, or may come back for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<HolderStatus>,
     /// More.
     #[serde(flatten)]
     pub notes: VolumeNotes,
+}
+
+/// Who may write to a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HolderStatus {
+    /// The host's name; of those who share, one.
+    pub host: String,
+    /// Whether others may write too.
+    pub shared: bool,
+    /// It has a session; else it is waited for.
+    pub present: bool,
 }
 
 /// One session.
@@ -103,6 +143,9 @@ pub struct SessionStatus {
     pub connections: usize,
     /// Names of the volumes it opened.
     pub volumes: Vec<String>,
+    /// Another initiator took over what it had; it ends when nothing of it is under way any more.
+    #[serde(default)]
+    pub fenced: bool,
 }
 
 impl Control {
@@ -127,9 +170,27 @@ impl Control {
             cache: v.cache,
             counts,
             last_errno: last_error.errno(),
-            in_use: self.sessions.is_open(v.index),
+            generation: self.core.generation(v.index).0,
+            holder: self.holder_status(v),
+            in_use: self.core.sessions().is_open(v.index),
             notes: self.volume_notes.get(v.name.as_str()).cloned().unwrap_or_default(),
         }
+    }
+
+    fn holder_status(&self, v: &Volume) -> Option<HolderStatus> {
+        if let Some(session) = self.core.sessions().writer(v.index) {
+            return Some(HolderStatus {
+                host: session.host_name().to_owned(),
+                shared: session.opened.get(&v.index) == Some(&AccessMode::Shared),
+                present: true,
+            });
+        }
+        let record = self.core.holders().record(&v.uuid).filter(|_| self.core.is_kept(v.index))?;
+        Some(HolderStatus {
+            host: record.host_name.to_string(),
+            shared: record.mode == AccessMode::Shared,
+            present: false,
+        })
     }
 
     pub(super) fn status(&self) -> TargetStatus {
@@ -137,8 +198,10 @@ impl Control {
             self.groups.iter().map(|g| g.stats.snapshot()).collect();
         let mut total = StatsSnapshot::default();
         poll_groups.iter().for_each(|group| total.add(group));
+        let decisions = self.core.decisions();
         let name_of = |index| {
-            self.volumes
+            self.core
+                .volumes()
                 .iter()
                 .find(|v| v.index == index)
                 .map_or_else(String::new, |v| v.name.to_string())
@@ -149,7 +212,15 @@ impl Control {
             pid: std::process::id(),
             instance: self.instance.to_string(),
             uptime_s: self.started.elapsed().as_secs(),
-            draining: self.draining.is_some(),
+            draining: self.core.is_draining(),
+            drain: self.core.drain_state(Instant::now()).map(|drain| DrainStatus {
+                lasted_ms: millis(drain.lasted),
+                left_ms: millis(drain.left),
+                sessions: drain.sessions,
+            }),
+            lease_ms: millis(self.limits.lease),
+            fencings: decisions.take_overs + decisions.refused_returns,
+            take_overs: decisions.take_overs,
             listen: self.listening.clone(),
             arena_bytes: self.arena.len() as u64,
             arena_page_bytes: match self.arena.kind() {
@@ -164,9 +235,10 @@ impl Control {
                     transport: d.device.caps().transport.to_string(),
                 })
                 .collect(),
-            volumes: self.volumes.iter().map(|v| self.volume_status(v)).collect(),
+            volumes: self.core.volumes().iter().map(|v| self.volume_status(v)).collect(),
             sessions: self
-                .sessions
+                .core
+                .sessions()
                 .iter()
                 .map(|s| SessionStatus {
                     host: s.host_name().to_owned(),
@@ -174,10 +246,15 @@ impl Control {
                     epoch: s.epoch.0,
                     connections: s.connections(),
                     volumes: s.opened.keys().map(|v| name_of(*v)).collect(),
+                    fenced: s.leave() == Some(Leave::Fenced),
                 })
                 .collect(),
             total,
             poll_groups,
         }
     }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

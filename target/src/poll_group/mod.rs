@@ -12,6 +12,7 @@
 //! does with the tag; on a dead QP when the markers behind everything came back.
 
 mod block;
+mod completion;
 mod death;
 mod landing;
 mod mail;
@@ -26,16 +27,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{Completion, Poller, Region, Transport, WcOpcode, WcStatus};
+use rblk_fabric::{Completion, Poller, Region, Transport};
 use rblk_protocol::limits::COMMAND_BYTES;
 use rblk_protocol::{AccessMode, CommandCapsule, ConnectionKind, Opcode, Status, Tag};
 
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardRequest};
-use crate::connection::{
-    Connection, ConnectionId, ConnectionParams, Lent, Life, SessionSlot, WrKind,
-};
-use crate::request::{Request, State};
+use crate::connection::{Connection, ConnectionId, ConnectionParams, Lent, SessionSlot};
+use crate::request::State;
 use crate::stats::Stats;
 use crate::store::{Store, VolumeIndex};
 use crate::volume::{Placement, Volume};
@@ -472,79 +471,6 @@ impl<S: Store> PollGroup<S> {
                 self.peers.send(group, PeerMail::Prove);
             }
         }
-    }
-
-    fn on_completion(&mut self, poller: usize, completion: &Completion) {
-        let qps = &self.pollers[poller].qps;
-        let Some(slot) = qps.get(usize::from(completion.qp.0)).copied().flatten().map(usize::from)
-        else {
-            return;
-        };
-        let Some(connection) = self.connections[slot].as_mut() else { return };
-        let kind = WrKind::from_id(completion.id);
-        if completion.status != WcStatus::Success {
-            if let Life::Dying { sends_drained, recvs_drained, .. } = &mut connection.life {
-                match kind {
-                    Some(WrKind::DrainSend) => *sends_drained = true,
-                    Some(WrKind::DrainRecv) => *recvs_drained = true,
-                    _ => {}
-                }
-                return;
-            }
-            if completion.status != WcStatus::Flushed {
-                tracing::info!(peer = %connection.params.peer, status = ?completion.status, wr = ?kind, "connection failed");
-            }
-            // A peer that leaves when everything is answered says goodbye like this.
-            let parked = |r: &Request| r.command.is_some_and(|c| c.opcode == Opcode::AsyncEvent);
-            let left = completion.status == WcStatus::Flushed
-                && connection.requests.iter().all(|r| r.may_start() || parked(r));
-            self.stats.lost_connections.add(u64::from(!left));
-            self.kill(slot, if left { "the initiator left" } else { "the connection was lost" });
-            return;
-        }
-        if !connection.is_live() {
-            return;
-        }
-        connection.completed += 1;
-        match kind {
-            Some(WrKind::Recv(recv)) if completion.opcode == WcOpcode::Recv => {
-                self.on_command(slot, recv, completion.byte_len as usize);
-            }
-            Some(WrKind::ReadData(tag, part)) => {
-                connection.reads_in_flight = connection.reads_in_flight.saturating_sub(1);
-                self.on_data_read(slot, tag, part);
-                self.on_proof(slot, true);
-            }
-            Some(WrKind::Proof) => {
-                connection.proving = false;
-                if let (Some(extent), Some(sink)) =
-                    (connection.proof_sink.take(), self.pollers[poller].sink.as_mut())
-                {
-                    sink.release(extent);
-                }
-                connection.reads_in_flight = connection.reads_in_flight.saturating_sub(1);
-                self.on_proof(slot, true);
-            }
-            Some(WrKind::Answer(_)) => self.on_proof(slot, false),
-            _ => self.protocol_error(slot, "unexpected completion"),
-        }
-    }
-
-    /// A signaled WR completed: send-queue slots before it are free, and pinned extents too if it proves
-    /// that the peer has what was sent from them.
-    fn on_proof(&mut self, slot: usize, is_read: bool) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
-        let reclaimed = connection.credits.completed();
-        if !is_read && !connection.sends_prove {
-            return self.continue_connection(slot);
-        }
-        while let Some(connection) = self.connections[slot].as_mut()
-            && connection.pinned.front().is_some_and(|(position, ..)| *position <= reclaimed)
-            && let Some((_, shard, memory)) = connection.pinned.pop_front()
-        {
-            self.release(shard, memory);
-        }
-        self.continue_connection(slot);
     }
 
     fn on_command(&mut self, slot: usize, recv: u16, message_bytes: usize) {

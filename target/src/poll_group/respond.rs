@@ -48,6 +48,7 @@ impl<S: Store> PollGroup<S> {
             _ => stats.admin_commands.add(1),
         }
         stats.failed_commands.add(u64::from(status != Status::Ok));
+        stats.fenced_commands.add(u64::from(status == Status::Fenced));
     }
 
     /// Queues the WRs of an answer, or waits for send-queue slots.
@@ -81,7 +82,7 @@ impl<S: Store> PollGroup<S> {
             Some((sge, remote)) if with_imm => {
                 let imm = Immediate::new(tag, command.sequence).to_bits();
                 connection.queue_send(
-                    WrKind::Answer(tag),
+                    WrKind::WriteData(tag),
                     SendOp::WriteWithImm(remote, imm),
                     sge,
                     false,
@@ -91,7 +92,7 @@ impl<S: Store> PollGroup<S> {
             data => {
                 if let Some((sge, remote)) = data {
                     connection.queue_send(
-                        WrKind::Answer(tag),
+                        WrKind::WriteData(tag),
                         SendOp::Write(remote),
                         sge,
                         false,
@@ -155,7 +156,7 @@ impl<S: Store> PollGroup<S> {
             }
             // Without a scratch to read, only a signaled WR can prove that the memory is free.
             let must_signal = ends_part && connection.peer_scratch.is_none();
-            let kind = WrKind::Answer(tag);
+            let kind = WrKind::WriteData(tag);
             let op = if with_imm {
                 let imm = Immediate::new(tag, command.sequence).to_bits();
                 SendOp::WriteWithImm(remote, imm)
@@ -174,6 +175,7 @@ impl<S: Store> PollGroup<S> {
                 if !with_imm {
                     let response = ResponseCapsule::new(tag, command.sequence, Status::Ok);
                     let sge = connection.response_sge(tag, &response.to_wire());
+                    let kind = WrKind::Answer(tag);
                     sent_at = connection.queue_send(kind, SendOp::Send, sge, false, true);
                 }
                 connection.requests[tag.index()].state = State::Answered { sent_at };
@@ -291,14 +293,14 @@ impl<S: Store> PollGroup<S> {
         let sent_at = if connection.params.write_with_imm {
             let imm = Immediate::new(tag, command.sequence).to_bits();
             connection.queue_send(
-                WrKind::Answer(tag),
+                WrKind::WriteData(tag),
                 SendOp::WriteWithImm(remote, imm),
                 sge,
                 true,
                 false,
             )
         } else {
-            connection.queue_send(WrKind::Answer(tag), SendOp::Write(remote), sge, false, false);
+            connection.queue_send(WrKind::WriteData(tag), SendOp::Write(remote), sge, false, false);
             let response = ResponseCapsule::new(tag, command.sequence, Status::Ok);
             let sge = connection.response_sge(tag, &response.to_wire());
             connection.queue_send(WrKind::Answer(tag), SendOp::Send, sge, true, true)

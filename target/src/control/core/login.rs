@@ -1,0 +1,105 @@
+//! LOGIN: a session begins or goes on, once nothing of its older epochs is left.
+
+use std::time::{Duration, Instant};
+
+use rblk_protocol::{CommandCapsule, Epoch, LoginReply, LoginRequest, Status, Tag, limits};
+
+use super::{Answer, ConnectionRef, Core, Effect, QUIESCE_DEADLINE, refuse};
+use crate::connection::SessionSlot;
+
+/// Silence that every initiator is granted.
+const SILENCE_MIN: Duration = Duration::from_secs(2);
+
+/// A LOGIN that waits for the connections of older epochs to end. One per session: a newer epoch takes its place.
+#[derive(Debug)]
+pub(super) struct WaitingLogin {
+    from: ConnectionRef,
+    tag: Tag,
+    pub(super) epoch: Epoch,
+    since: Instant,
+}
+
+impl Core {
+    pub(super) fn login(
+        &mut self,
+        from: ConnectionRef,
+        slot: SessionSlot,
+        command: &CommandCapsule,
+        body: &[u8],
+        now: Instant,
+    ) -> Answer {
+        let request = match LoginRequest::from_wire(body) {
+            Ok(request) => request,
+            Err(error) => {
+                tracing::warn!(error, "bad LOGIN");
+                return refuse(Status::InvalidField);
+            }
+        };
+        let Some(session) = self.sessions.get_mut(slot) else {
+            return refuse(Status::NoSuchSession);
+        };
+        if session.logged_in || self.waiting_logins.contains_key(&slot) {
+            return refuse(Status::NotReady);
+        }
+        if session.host.is_some_and(|(host, _)| host != request.host) {
+            // Somebody learned the id of another host's session.
+            return refuse(Status::NoSuchSession);
+        }
+        session.host = Some((request.host, request.host_name));
+        // Four times what it promised, and time for a busy host.
+        let silence = Duration::from_millis(u64::from(request.keep_alive_ms)) * 4 + SILENCE_MIN;
+        let epoch = session.epoch;
+        let wait = session.has_older_connections();
+        self.effects.push_back(Effect::Watch { on: from, silence });
+        self.waiting_logins
+            .insert(slot, WaitingLogin { from, tag: command.tag, epoch, since: now });
+        if wait {
+            tracing::info!(
+                session = slot.0,
+                epoch = epoch.0,
+                "waiting for the commands of older epochs"
+            );
+        } else {
+            self.finish_login(slot);
+        }
+        Answer::Later
+    }
+
+    /// Nothing of an older epoch is left: the new one may begin.
+    pub(super) fn finish_login(&mut self, slot: SessionSlot) {
+        let Some(login) = self.waiting_logins.remove(&slot) else { return };
+        let Some(session) = self.sessions.get_mut(slot) else { return };
+        if session.epoch != login.epoch || session.leave().is_some() {
+            return self.reply(login.from, login.tag, Status::Fenced, 0, Vec::new());
+        }
+        session.logged_in = true;
+        let reply = LoginReply {
+            session: session.id,
+            epoch: session.epoch,
+            instance: self.instance,
+            queues_max: limits::QUEUES_MAX,
+            target_name: self.name,
+        };
+        tracing::info!(
+            session = slot.0,
+            host = session.host_name(),
+            peer = session.peer,
+            epoch = session.epoch.0,
+            "login"
+        );
+        self.reply(login.from, login.tag, Status::Ok, 0, reply.to_wire().to_vec());
+    }
+
+    pub(super) fn end_late_logins(&mut self, now: Instant) {
+        let late =
+            |login: &WaitingLogin| now.saturating_duration_since(login.since) > QUIESCE_DEADLINE;
+        let slots: Vec<SessionSlot> =
+            self.waiting_logins.iter().filter(|(_, l)| late(l)).map(|(slot, _)| *slot).collect();
+        for slot in slots {
+            if let Some(login) = self.waiting_logins.remove(&slot) {
+                tracing::error!(session = slot.0, "connections of an older epoch do not end");
+                self.reply(login.from, login.tag, Status::TimedOut, 0, Vec::new());
+            }
+        }
+    }
+}

@@ -1,0 +1,483 @@
+//! [`Core`]: the decisions of control. Who may connect, who has which session, who may use which volume, and when an
+//! answer may be given. Pure: the time is an argument, and what has to be done comes out as [`Effect`]s.
+//!
+//! The caller makes one call at a time and then takes the effects, in order, until there is none: mail to the poll
+//! groups must be sent in that order, and behind the connections that were admitted before. What Core promises:
+//!
+//! - LOGIN is answered when no connection of an older epoch of its session is left ([`login`]).
+//! - OPEN for writing is answered when whoever held the volume before, and does not any more, has no connection of that
+//!   time left, and when the next run of the target would know of the change of holder ([`open`]).
+//! - So a command of one that held the volume before takes effect before the answer, or never.
+//! - Every wait ends: by what it waits for, or by [`QUIESCE_DEADLINE`].
+
+mod drain;
+mod list;
+mod login;
+mod open;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rblk_protocol::{
+    AccessMode, CommandCapsule, ConnectionKind, Epoch, Generation, HelloRequest, InstanceId, Name,
+    Opcode, RejectReason, SessionId, Status, Tag,
+};
+
+use crate::connection::{ConnectionId, SessionSlot};
+use crate::holders::{HolderRecord, Holders, VolumeUuid};
+use crate::poll_group::ToGroup;
+use crate::session::{After, Leave, SessionTable};
+use crate::store::VolumeIndex;
+use crate::verifier::Lineage;
+use crate::volume::Volume;
+
+pub use drain::DrainState;
+
+use drain::{Draining, Parked};
+use login::WaitingLogin;
+use open::WaitingOpen;
+
+/// How long a LOGIN may wait for the connections of older epochs to end, and an OPEN for those of earlier holders.
+pub const QUIESCE_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Where an admin command came from, and its answer goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConnectionRef {
+    /// The poll group.
+    pub group: usize,
+    /// The connection there.
+    pub connection: ConnectionId,
+}
+
+/// The number of an [`Effect::Persist`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Ticket(pub u64);
+
+/// What all poll groups have to know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Notice {
+    /// [`ToGroup::Open`].
+    Open {
+        /// The session.
+        session: SessionSlot,
+        /// The volume.
+        volume: VolumeIndex,
+        /// How.
+        mode: AccessMode,
+    },
+    /// [`ToGroup::Close`].
+    Close {
+        /// The session.
+        session: SessionSlot,
+        /// The volume.
+        volume: VolumeIndex,
+        /// What later commands are told.
+        refusal: Status,
+    },
+    /// [`ToGroup::EndConnections`].
+    EndConnections {
+        /// The session.
+        session: SessionSlot,
+        /// Epochs below this.
+        before: Epoch,
+    },
+    /// [`ToGroup::ForgetSession`].
+    ForgetSession {
+        /// The session.
+        session: SessionSlot,
+    },
+}
+
+impl From<Notice> for ToGroup {
+    fn from(notice: Notice) -> Self {
+        match notice {
+            Notice::Open { session, volume, mode } => Self::Open { session, volume, mode },
+            Notice::Close { session, volume, refusal } => Self::Close { session, volume, refusal },
+            Notice::EndConnections { session, before } => Self::EndConnections { session, before },
+            Notice::ForgetSession { session } => Self::ForgetSession { session },
+        }
+    }
+}
+
+/// What the caller has to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Effect {
+    /// Answer an admin command. Its connection may be gone by now; then nothing is to be done.
+    Reply {
+        /// To whom.
+        to: ConnectionRef,
+        /// The command's tag.
+        tag: Tag,
+        /// Outcome.
+        status: Status,
+        /// Value of the response.
+        value: u32,
+        /// Written to the command's descriptor first.
+        payload: Vec<u8>,
+    },
+    /// End an admin connection that says nothing for this long.
+    Watch {
+        /// Which.
+        on: ConnectionRef,
+        /// Longest silence.
+        silence: Duration,
+    },
+    /// Tell every poll group.
+    All(Notice),
+    /// Make the record durable, in the order of these effects, and then call [`Core::persisted`], now or later. Nothing
+    /// that the next run must know of is told to anybody before that call.
+    Persist {
+        /// To name in that call.
+        ticket: Ticket,
+        /// What changed.
+        record: HolderRecord,
+    },
+    /// The drain is over: stop every poll group. Comes once.
+    StopGroups,
+}
+
+/// A connection that may be made. It counts as one from now on: if it cannot be made after all, [`Core::gone`] says so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Admitted {
+    /// Its session's place.
+    pub session: SessionSlot,
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Its index, for an I/O queue.
+    pub queue: Option<u16>,
+}
+
+/// A connection that is refused, in words for a person.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refused {
+    /// Why.
+    pub reason: RejectReason,
+    /// The same in words.
+    pub text: String,
+}
+
+/// What a core is made of.
+#[derive(Debug)]
+pub struct CoreParts {
+    /// The target's name.
+    pub name: Name,
+    /// This run.
+    pub instance: InstanceId,
+    /// What the verifiers of the volumes are made of.
+    pub lineage: Lineage,
+    /// What is exported; never changes.
+    pub volumes: Vec<Arc<Volume>>,
+    /// Sessions at a time.
+    pub sessions_max: u32,
+    /// How long a session without connections keeps what it opened, and a holder of the run before is waited for.
+    pub lease: Duration,
+    /// How long a drain may take.
+    pub drain_timeout: Duration,
+    /// What earlier runs left.
+    pub holders: Holders,
+}
+
+/// Counters of what was decided.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Decisions {
+    /// Sessions that lost what they held to a take-over.
+    pub take_overs: u64,
+    /// OPENs refused because the volume had another holder since.
+    pub refused_returns: u64,
+}
+
+/// The decisions of one run of a target.
+#[derive(Debug)]
+pub struct Core {
+    name: Name,
+    instance: InstanceId,
+    lineage: Lineage,
+    volumes: Vec<Arc<Volume>>,
+    sessions: SessionTable,
+    holders: Holders,
+    // Volumes whose record may not be durable, with the change on its way; without one, the last could not be written.
+    undurable: BTreeMap<VolumeUuid, Option<Ticket>>,
+    // Until when an absent holder is waited for, by volume.
+    kept_for: BTreeMap<VolumeIndex, Instant>,
+    waiting_logins: BTreeMap<SessionSlot, WaitingLogin>,
+    // In the order in which they came.
+    waiting_opens: Vec<WaitingOpen>,
+    parked: Vec<Parked>,
+    draining: Option<Draining>,
+    drain_timeout: Duration,
+    tickets: u64,
+    decisions: Decisions,
+    effects: VecDeque<Effect>,
+}
+
+/// The outcome of an admin command.
+enum Answer {
+    Now(Status, u32, Vec<u8>),
+    Later,
+}
+
+fn refuse(status: Status) -> Answer {
+    Answer::Now(status, 0, Vec::new())
+}
+
+fn refuse_saying(status: Status, text: String) -> Answer {
+    let text = text.into_bytes();
+    Answer::Now(status, u32::try_from(text.len()).unwrap_or(0), text)
+}
+
+impl Core {
+    /// A run that begins at `now`, without connections.
+    #[must_use]
+    pub fn new(parts: CoreParts, now: Instant) -> Self {
+        let may_come_back = |volume: &&Arc<Volume>| {
+            parts.holders.record(&volume.uuid).is_some_and(|record| record.present)
+        };
+        Self {
+            kept_for: parts
+                .volumes
+                .iter()
+                .filter(may_come_back)
+                .map(|volume| (volume.index, now + parts.lease))
+                .collect(),
+            name: parts.name,
+            instance: parts.instance,
+            lineage: parts.lineage,
+            volumes: parts.volumes,
+            sessions: SessionTable::new(parts.sessions_max, parts.lease),
+            holders: parts.holders,
+            undurable: BTreeMap::new(),
+            waiting_logins: BTreeMap::new(),
+            waiting_opens: Vec::new(),
+            parked: Vec::new(),
+            draining: None,
+            drain_timeout: parts.drain_timeout,
+            tickets: 0,
+            decisions: Decisions::default(),
+            effects: VecDeque::new(),
+        }
+    }
+
+    /// What is to be done next. After every other call, take all.
+    pub fn next_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// Somebody wants to connect, from `peer`. `fresh` is random: the id of the session that begins, if one does.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn connect(
+        &mut self,
+        asked: &HelloRequest,
+        peer: &str,
+        fresh: SessionId,
+        now: Instant,
+    ) -> Result<Admitted, Refused> {
+        let refused = |reason, text: &str| Refused { reason, text: text.to_owned() };
+        if self.draining.is_some() {
+            return Err(refused(RejectReason::ShuttingDown, "the target is draining"));
+        }
+        let admitted = match asked.kind {
+            ConnectionKind::Admin if asked.session.is_none() => {
+                let session =
+                    self.sessions.begin(fresh, peer.to_owned(), now).map_err(|reason| {
+                        let max = self.sessions.max();
+                        refused(reason, &format!("{max} sessions are the limit (sessions_max)"))
+                    })?;
+                Admitted { session, epoch: Epoch(1), queue: None }
+            }
+            ConnectionKind::Admin => {
+                let session = self
+                    .sessions
+                    .resume(asked.session, asked.epoch, peer.to_owned())
+                    .map_err(|reason| refused(reason, "cannot resume the session"))?;
+                // It was of an older epoch, to which nothing is said any more.
+                self.waiting_logins.remove(&session);
+                self.all(Notice::EndConnections { session, before: asked.epoch });
+                Admitted { session, epoch: asked.epoch, queue: None }
+            }
+            ConnectionKind::Io { queue } => {
+                let session = self
+                    .sessions
+                    .join(asked.session, asked.epoch, queue)
+                    .map_err(|reason| refused(reason, "cannot join the session"))?;
+                Admitted { session, epoch: asked.epoch, queue: Some(queue) }
+            }
+        };
+        self.sessions.connection_added(admitted.session, admitted.epoch, admitted.queue);
+        Ok(admitted)
+    }
+
+    /// An admitted connection ended and nothing of it is in use any more, or it could not be made.
+    pub fn gone(&mut self, session: SessionSlot, epoch: Epoch, kind: ConnectionKind, now: Instant) {
+        let queue = match kind {
+            ConnectionKind::Admin => None,
+            ConnectionKind::Io { queue } => Some(queue),
+        };
+        if kind == ConnectionKind::Admin {
+            self.parked.retain(|parked| (parked.session, parked.epoch) != (session, epoch));
+            if self.waiting_logins.get(&session).is_some_and(|login| login.epoch == epoch) {
+                self.waiting_logins.remove(&session);
+            }
+            self.drop_opens_of(session, epoch);
+            // A session without its admin connection is lost: its queues do not outlive it.
+            if let Some(before) = epoch.next() {
+                self.all(Notice::EndConnections { session, before });
+            }
+        }
+        match self.sessions.connection_gone(session, epoch, queue, now) {
+            After::Lives => {}
+            After::Quiesced => self.finish_login(session),
+            After::Ended => self.forget(session),
+        }
+        self.finish_opens();
+        self.stop_if_drained(now);
+    }
+
+    /// An admin command came by a connection of `session`, with its in-capsule data.
+    pub fn command(
+        &mut self,
+        from: ConnectionRef,
+        session: SessionSlot,
+        command: &CommandCapsule,
+        body: &[u8],
+        now: Instant,
+    ) {
+        match self.answer(from, session, command, body, now) {
+            Answer::Now(status, value, payload) => {
+                self.reply(from, command.tag, status, value, payload);
+            }
+            Answer::Later => {}
+        }
+        self.finish_opens();
+    }
+
+    fn answer(
+        &mut self,
+        from: ConnectionRef,
+        session: SessionSlot,
+        command: &CommandCapsule,
+        body: &[u8],
+        now: Instant,
+    ) -> Answer {
+        let Some(state) = self.sessions.get(session) else { return refuse(Status::NoSuchSession) };
+        match state.leave() {
+            Some(Leave::Fenced) => return refuse(Status::Fenced),
+            Some(Leave::LoggedOut) => return refuse(Status::NotReady),
+            None => {}
+        }
+        if command.epoch != state.epoch {
+            return refuse(Status::Fenced);
+        }
+        if !state.logged_in && command.opcode != Opcode::Login {
+            return refuse(Status::NotReady);
+        }
+        match command.opcode {
+            Opcode::Login => self.login(from, session, command, body, now),
+            Opcode::ListVolumes => self.list(command),
+            Opcode::OpenVolume => self.open(from, session, command, body, now),
+            Opcode::CloseVolume => self.close(session, command),
+            Opcode::AsyncEvent => self.async_event(from, session, command),
+            Opcode::Logout => self.logout(session),
+            _ => refuse(Status::InvalidOpcode),
+        }
+    }
+
+    /// The record of that [`Effect::Persist`] is durable, or why it may not be.
+    pub fn persisted(&mut self, ticket: Ticket, result: Result<(), String>) {
+        let volume =
+            self.undurable.iter().find(|(_, last)| **last == Some(ticket)).map(|(v, _)| *v);
+        match result {
+            Ok(()) => {
+                volume.map(|volume| self.undurable.remove(&volume));
+                self.open_persisted(ticket);
+            }
+            Err(error) => {
+                volume.map(|volume| self.undurable.insert(volume, None));
+                self.open_not_persisted(ticket, &error);
+            }
+        }
+        self.finish_opens();
+    }
+
+    /// Looks for what is over by now. The caller calls it every half second or so.
+    pub fn tick(&mut self, now: Instant) {
+        for session in self.sessions.expire(now) {
+            tracing::info!(session = session.0, "a lost session's lease ended");
+            self.forget(session);
+        }
+        self.kept_for.retain(|_, until| *until > now);
+        self.end_late_logins(now);
+        self.end_late_opens(now);
+        self.stop_if_drained(now);
+    }
+
+    /// All sessions.
+    #[must_use]
+    pub fn sessions(&self) -> &SessionTable {
+        &self.sessions
+    }
+
+    /// The last holders of the volumes.
+    #[must_use]
+    pub fn holders(&self) -> &Holders {
+        &self.holders
+    }
+
+    /// What is exported.
+    #[must_use]
+    pub fn volumes(&self) -> &[Arc<Volume>] {
+        &self.volumes
+    }
+
+    /// A volume's generation; fresh for none.
+    #[must_use]
+    pub fn generation(&self, volume: VolumeIndex) -> Generation {
+        let volume = self.volumes.iter().find(|v| v.index == volume);
+        volume.map_or(Generation::FRESH, |v| self.holders.generation(&v.uuid))
+    }
+
+    /// Whether an absent holder of the volume is waited for.
+    #[must_use]
+    pub fn is_kept(&self, volume: VolumeIndex) -> bool {
+        self.kept_for.contains_key(&volume)
+    }
+
+    /// What was decided so far.
+    #[must_use]
+    pub fn decisions(&self) -> Decisions {
+        self.decisions
+    }
+
+    /// A session ended; its place may be given to another.
+    fn forget(&mut self, session: SessionSlot) {
+        self.waiting_logins.remove(&session);
+        self.waiting_opens.retain(|open| open.session != session);
+        self.parked.retain(|parked| parked.session != session);
+        self.all(Notice::ForgetSession { session });
+    }
+
+    fn all(&mut self, notice: Notice) {
+        self.effects.push_back(Effect::All(notice));
+    }
+
+    fn reply(&mut self, to: ConnectionRef, tag: Tag, status: Status, value: u32, payload: Vec<u8>) {
+        self.effects.push_back(Effect::Reply { to, tag, status, value, payload });
+    }
+
+    fn reply_saying(&mut self, to: ConnectionRef, tag: Tag, status: Status, text: String) {
+        let text = text.into_bytes();
+        self.reply(to, tag, status, u32::try_from(text.len()).unwrap_or(0), text);
+    }
+
+    fn persist(&mut self, record: HolderRecord) -> Ticket {
+        self.tickets += 1;
+        let ticket = Ticket(self.tickets);
+        self.undurable.insert(record.volume, Some(ticket));
+        self.effects.push_back(Effect::Persist { ticket, record });
+        ticket
+    }
+}

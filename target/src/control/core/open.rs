@@ -1,0 +1,408 @@
+//! OPEN, CLOSE, LOGOUT: who may use which volume, and the take-over of one.
+//!
+//! An OPEN for writing is decided when it comes: the opener is entered as the volume's holder, in a generation of its
+//! own, and whoever it fences is out from then on. It is answered, and the opener let in to the volume, when
+//!
+//! - the change of holder is durable, so that the next run fences the same ones;
+//! - nobody is *leaving* the volume: no connection is left by which a command came when another session held it.
+//!
+//! | the opener names | it is | generation |
+//! | --- | --- | --- |
+//! | the generation of the volume, as the host that has it | let in again | kept |
+//! | any other | fenced for good, whoever holds the volume now | kept |
+//! | none, and others exclude it | refused with the holder's name, or takes over | kept, or next |
+//! | none, and a holder of the last run may come back | the same | the same |
+//! | none | let in | next; kept among those who share |
+//!
+//! Openers that only read neither exclude nor wait, and are asked for no generation.
+
+use std::time::Instant;
+
+use rblk_protocol::{
+    AccessMode, CommandCapsule, Epoch, Generation, OpenReply, OpenRequest, Status, Tag,
+};
+
+use super::{Answer, ConnectionRef, Core, Notice, QUIESCE_DEADLINE, Ticket, refuse, refuse_saying};
+use crate::connection::SessionSlot;
+use crate::holders::Claimant;
+use crate::session::Session;
+use crate::store::VolumeIndex;
+use crate::volume::Volume;
+
+/// An OPEN that was granted but not yet answered.
+#[derive(Debug)]
+pub(super) struct WaitingOpen {
+    from: ConnectionRef,
+    tag: Tag,
+    pub(super) session: SessionSlot,
+    epoch: Epoch,
+    volume: VolumeIndex,
+    mode: AccessMode,
+    // What must be durable first.
+    ticket: Option<Ticket>,
+    since: Instant,
+}
+
+fn held_by(session: &Session) -> String {
+    format!("held by {} ({})", session.host_name(), session.peer)
+}
+
+impl Core {
+    pub(super) fn open(
+        &mut self,
+        from: ConnectionRef,
+        session: SessionSlot,
+        command: &CommandCapsule,
+        body: &[u8],
+        now: Instant,
+    ) -> Answer {
+        let request = match OpenRequest::from_wire(body) {
+            Ok(request) => request,
+            Err(error) => {
+                tracing::warn!(error, "bad OPEN");
+                return refuse(Status::InvalidField);
+            }
+        };
+        let Some(volume) = self.volumes.iter().find(|v| v.name == request.name).cloned() else {
+            return refuse(Status::NoSuchVolume);
+        };
+        if volume.read_only && request.mode != AccessMode::ReadOnly {
+            return refuse(Status::ReadOnly);
+        }
+        self.reopen(session, volume.index, request.mode);
+        let ticket = if request.mode == AccessMode::ReadOnly {
+            Ok(None)
+        } else {
+            self.enter_writer(session, &volume, &request, now)
+        };
+        let ticket = match ticket {
+            Ok(ticket) => ticket,
+            Err(answer) => return answer,
+        };
+        match self.sessions.open(session, volume.index, request.mode) {
+            Ok(ended) => ended.into_iter().for_each(|session| self.forget(session)),
+            // Whoever writes was looked at before; one that reads is not in anybody's way.
+            Err((status, text)) => return refuse_saying(status, text),
+        }
+        self.waiting_opens.push(WaitingOpen {
+            from,
+            tag: command.tag,
+            session,
+            epoch: command.epoch,
+            volume: volume.index,
+            mode: request.mode,
+            ticket,
+            since: now,
+        });
+        self.end_leaving(volume.index, session, request.mode);
+        Answer::Later
+    }
+
+    /// A session that has the volume, or waits for it, opens it.
+    fn reopen(&mut self, session: SessionSlot, volume: VolumeIndex, mode: AccessMode) {
+        let older = self.take_opens(|open| (open.session, open.volume) == (session, volume));
+        let other_mode = self.mode_of(session, volume).is_some_and(|old| old != mode);
+        if other_mode || !older.is_empty() {
+            // To open in another way is to close first: what was sent before may still be under way.
+            self.give_up(session, volume, Status::NoSuchVolume);
+        }
+        // Asked again before the answer: the newer one counts.
+        for open in older {
+            self.reply(open.from, open.tag, Status::NotReady, 0, Vec::new());
+        }
+    }
+
+    fn mode_of(&self, session: SessionSlot, volume: VolumeIndex) -> Option<AccessMode> {
+        self.sessions.get(session)?.opened.get(&volume).copied()
+    }
+
+    /// Decides whether a writer gets the volume. If so, everybody who has to go is told, and the change of holder is
+    /// on its way to the disk.
+    fn enter_writer(
+        &mut self,
+        session: SessionSlot,
+        volume: &Volume,
+        request: &OpenRequest,
+        now: Instant,
+    ) -> Result<Option<Ticket>, Answer> {
+        let Some((host, host_name)) = self.sessions.get(session).and_then(|s| s.host) else {
+            return Err(refuse(Status::NotReady));
+        };
+        let who = Claimant { mode: request.mode, host, host_name };
+        let returns = !request.generation.is_fresh();
+        if returns && !self.holders.is_last(&volume.uuid, &who, request.generation) {
+            return Err(self.refuse_return(volume, &who, request.generation));
+        }
+        let take_over = request.take_over && !returns;
+        if take_over {
+            self.take_over(session, volume, &who, now);
+        } else {
+            self.is_excluded(session, volume, &who, returns, now)?;
+        }
+        let changed = if returns {
+            self.holders.come_back(&volume.uuid, &who, request.generation)
+        } else {
+            self.holders.begin(&volume.uuid, &who).map_err(|error| {
+                tracing::error!(volume = %volume.name, %error, "OPEN refused");
+                refuse_saying(Status::Internal, error.to_string())
+            })?
+        };
+        // Of those who share, others may still be about to come back.
+        if who.mode == AccessMode::Exclusive {
+            self.kept_for.remove(&volume.index);
+        }
+        // What is not changed may be on its way still, or have to be tried again.
+        Ok(match (changed, self.undurable.get(&volume.uuid)) {
+            (Some(record), _) => Some(self.persist(record)),
+            (None, Some(Some(ticket))) => Some(*ticket),
+            (None, Some(None)) => {
+                let record = self.holders.record(&volume.uuid).cloned();
+                record.map(|record| self.persist(record))
+            }
+            (None, None) => None,
+        })
+    }
+
+    /// One comes back after another had the volume.
+    fn refuse_return(&mut self, volume: &Volume, who: &Claimant, generation: Generation) -> Answer {
+        self.decisions.refused_returns += 1;
+        let text = match (self.sessions.writer(volume.index), self.holders.record(&volume.uuid)) {
+            (Some(holder), _) => held_by(holder),
+            (None, Some(record)) => format!("was held by {} since", record.host_name),
+            (None, None) => "its holders are not known any more".to_owned(),
+        };
+        tracing::warn!(
+            volume = %volume.name,
+            host = %who.host_name,
+            named = generation.0,
+            generation = self.holders.generation(&volume.uuid).0,
+            text,
+            "OPEN refused: fenced"
+        );
+        refuse_saying(Status::Fenced, text)
+    }
+
+    /// Whether somebody holds the volume who may not be taken it from.
+    fn is_excluded(
+        &self,
+        session: SessionSlot,
+        volume: &Volume,
+        who: &Claimant,
+        returns: bool,
+        now: Instant,
+    ) -> Result<(), Answer> {
+        let refused = |text: String| {
+            tracing::info!(volume = %volume.name, text, "OPEN refused: in use");
+            Err(refuse_saying(Status::InUse, text))
+        };
+        let excluders = self.sessions.excluders(session, volume.index, who.mode);
+        for other in excluders.into_iter().filter_map(|other| self.sessions.get(other)) {
+            // An old process of the same host, which cannot have connections any more, is in nobody's way.
+            if other.host.map(|(host, _)| host) != Some(who.host) || other.connections() > 0 {
+                return refused(held_by(other));
+            }
+        }
+        let absent = self.holders.record(&volume.uuid).filter(|record| {
+            let shares = (record.mode, who.mode) == (AccessMode::Shared, AccessMode::Shared);
+            !returns && record.present && record.host != who.host && !shares
+        });
+        if let (Some(record), Some(until)) = (absent, self.kept_for.get(&volume.index))
+            && *until > now
+        {
+            let seconds = until.saturating_duration_since(now).as_secs_f32().ceil();
+            return refused(format!(
+                "held by {}, which may come back for another {seconds:.0} s",
+                record.host_name
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whoever excludes the opener is fenced, from this moment and for good.
+    fn take_over(&mut self, session: SessionSlot, volume: &Volume, who: &Claimant, now: Instant) {
+        for victim in self.sessions.excluders(session, volume.index, who.mode) {
+            let Some(state) = self.sessions.get(victim) else { continue };
+            tracing::warn!(
+                volume = %volume.name,
+                from = state.host_name(),
+                peer = state.peer,
+                by = %who.host_name,
+                "take-over: fencing the holder"
+            );
+            self.decisions.take_overs += 1;
+            let before = state.epoch.next();
+            let opens = self.take_opens(|open| open.session == victim);
+            for open in opens {
+                let by = self.sessions.get(session).map(held_by).unwrap_or_default();
+                self.reply_saying(open.from, open.tag, Status::Fenced, by);
+            }
+            let (held, ended) = self.sessions.fence(victim);
+            for (lost, mode) in held {
+                let refusal = Status::Fenced;
+                self.all(Notice::Close { session: victim, volume: lost, refusal });
+                // Its other volumes were nobody's aim. It may come back for them, with a session of its own.
+                if lost != volume.index && mode != AccessMode::ReadOnly {
+                    self.kept_for.insert(lost, now + self.sessions.lease());
+                }
+            }
+            if ended {
+                self.forget(victim);
+            } else if let Some(before) = before {
+                self.all(Notice::EndConnections { session: victim, before });
+            }
+        }
+    }
+
+    /// Ends the connections by which commands of earlier holders may still be under way.
+    fn end_leaving(&mut self, volume: VolumeIndex, except: SessionSlot, mode: AccessMode) {
+        let leaving: Vec<_> = self.sessions.leaving(volume, except, mode).collect();
+        for (session, until) in leaving {
+            if let Some(before) = until.next() {
+                self.all(Notice::EndConnections { session, before });
+            }
+        }
+    }
+
+    /// Answers every OPEN that has nothing to wait for any more.
+    pub(super) fn finish_opens(&mut self) {
+        while let Some(at) = self.waiting_opens.iter().position(|open| self.is_ready(open)) {
+            let open = self.waiting_opens.remove(at);
+            self.finish_open(&open);
+        }
+    }
+
+    fn is_ready(&self, open: &WaitingOpen) -> bool {
+        let mut leaving = self.sessions.leaving(open.volume, open.session, open.mode);
+        open.ticket.is_none() && leaving.next().is_none()
+    }
+
+    fn finish_open(&mut self, open: &WaitingOpen) {
+        let Some(volume) = self.volumes.iter().find(|v| v.index == open.volume).cloned() else {
+            return self.reply(open.from, open.tag, Status::NoSuchVolume, 0, Vec::new());
+        };
+        let (session, mode) = (open.session, open.mode);
+        debug_assert_eq!(self.mode_of(session, volume.index), Some(mode), "it was granted");
+        let generation = self.holders.generation(&volume.uuid);
+        self.sessions.admit(session, volume.index);
+        self.all(Notice::Open { session, volume: volume.index, mode });
+        tracing::info!(
+            session = session.0,
+            volume = %volume.name,
+            ?mode,
+            generation = generation.0,
+            "open"
+        );
+        let reply = OpenReply {
+            handle: volume.handle(),
+            flags: volume.flags(mode),
+            block_size: volume.block_size,
+            blocks: volume.blocks,
+            discard_granularity_bytes: volume.discard_granularity_bytes,
+            uuid: volume.uuid,
+            verifier: self.lineage.verifier_for(&volume, self.instance),
+            generation,
+        };
+        self.reply(open.from, open.tag, Status::Ok, 0, reply.to_wire().to_vec());
+    }
+
+    pub(super) fn open_persisted(&mut self, ticket: Ticket) {
+        for open in self.waiting_opens.iter_mut().filter(|open| open.ticket == Some(ticket)) {
+            open.ticket = None;
+        }
+    }
+
+    pub(super) fn open_not_persisted(&mut self, ticket: Ticket, error: &str) {
+        for open in self.take_opens(|open| open.ticket == Some(ticket)) {
+            let text = format!("the target cannot remember who holds the volume: {error}");
+            self.fail_open(&open, Status::StoreError, text);
+        }
+    }
+
+    pub(super) fn end_late_opens(&mut self, now: Instant) {
+        let late =
+            |open: &WaitingOpen| now.saturating_duration_since(open.since) > QUIESCE_DEADLINE;
+        for open in self.take_opens(late) {
+            tracing::error!(
+                session = open.session.0,
+                volume = open.volume.0,
+                persisted = open.ticket.is_none(),
+                "connections of an earlier holder do not end, or the state directory takes no writes"
+            );
+            let text = "commands of the holder before do not end".to_owned();
+            self.fail_open(&open, Status::TimedOut, text);
+        }
+    }
+
+    /// The admin connection of that epoch is gone: nobody is there to be answered, and nobody was let in.
+    pub(super) fn drop_opens_of(&mut self, session: SessionSlot, epoch: Epoch) {
+        for open in self.take_opens(|open| (open.session, open.epoch) == (session, epoch)) {
+            self.give_up(session, open.volume, Status::NoSuchVolume);
+        }
+    }
+
+    /// An OPEN that was granted is not to be had after all.
+    fn fail_open(&mut self, open: &WaitingOpen, status: Status, text: String) {
+        self.give_up(open.session, open.volume, Status::NoSuchVolume);
+        self.reply_saying(open.from, open.tag, status, text);
+    }
+
+    fn take_opens(&mut self, which: impl Fn(&WaitingOpen) -> bool) -> Vec<WaitingOpen> {
+        let (taken, kept) =
+            std::mem::take(&mut self.waiting_opens).into_iter().partition(|open| which(open));
+        self.waiting_opens = kept;
+        taken
+    }
+
+    /// The session does not have the volume any more. False if it had not.
+    fn give_up(&mut self, session: SessionSlot, volume: VolumeIndex, refusal: Status) -> bool {
+        let Some(mode) = self.sessions.close(session, volume) else { return false };
+        self.all(Notice::Close { session, volume, refusal });
+        if mode != AccessMode::ReadOnly {
+            self.left(volume);
+        }
+        true
+    }
+
+    /// A writer left the volume in good order: nobody has to wait for it to come back.
+    fn left(&mut self, volume: VolumeIndex) {
+        if self.sessions.writer(volume).is_some() {
+            return;
+        }
+        let Some(uuid) = self.volumes.iter().find(|v| v.index == volume).map(|v| v.uuid) else {
+            return;
+        };
+        // Another that shared it may be about to come back.
+        if self.kept_for.contains_key(&volume) {
+            return;
+        }
+        if let Some(record) = self.holders.leave(&uuid) {
+            self.persist(record);
+        }
+    }
+
+    pub(super) fn close(&mut self, session: SessionSlot, command: &CommandCapsule) -> Answer {
+        let Some(volume) = Volume::index_of(command.volume) else {
+            return refuse(Status::NoSuchVolume);
+        };
+        for open in self.take_opens(|open| (open.session, open.volume) == (session, volume)) {
+            self.reply(open.from, open.tag, Status::NoSuchVolume, 0, Vec::new());
+        }
+        if !self.give_up(session, volume, Status::NoSuchVolume) {
+            return refuse(Status::NoSuchVolume);
+        }
+        Answer::Now(Status::Ok, 0, Vec::new())
+    }
+
+    pub(super) fn logout(&mut self, session: SessionSlot) -> Answer {
+        for open in self.take_opens(|open| open.session == session) {
+            self.reply(open.from, open.tag, Status::NotReady, 0, Vec::new());
+        }
+        for (volume, mode) in self.sessions.logout(session) {
+            self.all(Notice::Close { session, volume, refusal: Status::NoSuchVolume });
+            if mode != AccessMode::ReadOnly {
+                self.left(volume);
+            }
+        }
+        Answer::Now(Status::Ok, 0, Vec::new())
+    }
+}

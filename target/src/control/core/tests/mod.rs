@@ -1,0 +1,325 @@
+//! Core with poll groups that do just what they are told, when the test says so.
+
+mod holders;
+mod random;
+mod sessions;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rblk_protocol::{
+    AccessMode, BlockCount, BlockSize, CommandCapsule, ConnectionKind, Epoch, Features, Generation,
+    HelloRequest, HostId, InstanceId, LoginReply, LoginRequest, Name, Opcode, OpenReply,
+    OpenRequest, QueueDepth, RejectReason, Sequence, SessionId, Status, Tag, Version, VolumeHandle,
+};
+
+use super::{Admitted, ConnectionRef, Core, CoreParts, Effect, Notice, Ticket};
+use crate::connection::{ConnectionId, SessionSlot};
+use crate::holders::{HolderRecord, Holders, VolumeUuid};
+use crate::store::VolumeIndex;
+use crate::verifier::Lineage;
+use crate::volume::{CacheMode, Placement, Volume};
+
+const LEASE: Duration = Duration::from_secs(30);
+const DRAIN: Duration = Duration::from_secs(10);
+const VOLUMES: u16 = 2;
+
+/// A connection as the poll groups have it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Link {
+    session: SessionSlot,
+    id: SessionId,
+    epoch: Epoch,
+    kind: ConnectionKind,
+    at: ConnectionRef,
+    // Control wants it ended.
+    dying: bool,
+}
+
+/// An answer to an admin command.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Said {
+    to: ConnectionRef,
+    tag: Tag,
+    status: Status,
+    value: u32,
+    payload: Vec<u8>,
+}
+
+impl Said {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.payload[..self.value as usize]).into_owned()
+    }
+
+    fn generation(&self) -> Generation {
+        assert_eq!(self.status, Status::Ok, "{}", self.text());
+        OpenReply::from_wire(&self.payload).unwrap().generation
+    }
+}
+
+/// One run of a target.
+struct World {
+    core: Core,
+    now: Instant,
+    links: Vec<Link>,
+    said: Vec<Said>,
+    notices: Vec<Notice>,
+    // What would be there after a restart.
+    durable: BTreeMap<VolumeUuid, HolderRecord>,
+    // Changes on their way to it, when they are to wait there.
+    slow_disk: bool,
+    on_their_way: Vec<(Ticket, HolderRecord)>,
+    stopped: bool,
+    made: u32,
+}
+
+fn volume(index: u16) -> Arc<Volume> {
+    Arc::new(Volume {
+        index: VolumeIndex(index),
+        name: volume_name(index),
+        uuid: [u8::try_from(index).unwrap() + 1; 16],
+        block_size: BlockSize::new(512).unwrap(),
+        blocks: BlockCount(100),
+        read_only: false,
+        placement: Placement::Null,
+        cache: CacheMode::None,
+        read_ahead_bytes: 0,
+        discard: true,
+        discard_granularity_bytes: 512,
+    })
+}
+
+fn volume_name(index: u16) -> Name {
+    Name::new(&format!("v{index}")).unwrap()
+}
+
+fn host_name(host: u8) -> Name {
+    Name::new(&format!("host{host}")).unwrap()
+}
+
+fn open_as(volume: u16, mode: AccessMode) -> OpenRequest {
+    OpenRequest { name: volume_name(volume), mode, take_over: false, generation: Generation::FRESH }
+}
+
+fn exclusive(volume: u16) -> OpenRequest {
+    open_as(volume, AccessMode::Exclusive)
+}
+
+fn taking_over(volume: u16) -> OpenRequest {
+    OpenRequest { take_over: true, ..exclusive(volume) }
+}
+
+fn returning(volume: u16, generation: Generation) -> OpenRequest {
+    OpenRequest { generation, ..exclusive(volume) }
+}
+
+impl World {
+    fn new() -> Self {
+        Self::with(Holders::durable([]), BTreeMap::new(), Instant::now())
+    }
+
+    fn with(holders: Holders, durable: BTreeMap<VolumeUuid, HolderRecord>, now: Instant) -> Self {
+        let parts = CoreParts {
+            name: Name::new("t").unwrap(),
+            instance: InstanceId([9; 16]),
+            lineage: Lineage { process: [1; 16], machine: [2; 16] },
+            volumes: (0..VOLUMES).map(volume).collect(),
+            sessions_max: 8,
+            lease: LEASE,
+            drain_timeout: DRAIN,
+            holders,
+        };
+        Self {
+            core: Core::new(parts, now),
+            now,
+            links: Vec::new(),
+            said: Vec::new(),
+            notices: Vec::new(),
+            durable,
+            slow_disk: false,
+            on_their_way: Vec::new(),
+            stopped: false,
+            made: 0,
+        }
+    }
+
+    /// The target dies; the next run knows what was durable.
+    fn restart(self) -> Self {
+        let holders = Holders::durable(self.durable.values().cloned());
+        Self { made: self.made, ..Self::with(holders, self.durable, self.now) }
+    }
+
+    fn carry_out(&mut self) {
+        while let Some(effect) = self.core.next_effect() {
+            match effect {
+                Effect::Reply { to, tag, status, value, payload } => {
+                    self.said.push(Said { to, tag, status, value, payload });
+                }
+                Effect::Watch { on, .. } => {
+                    assert!(self.links.iter().any(|link| link.at == on), "nobody is there");
+                }
+                Effect::All(notice) => {
+                    if let Notice::EndConnections { session, before } = notice {
+                        let ends = |l: &&mut Link| l.session == session && l.epoch < before;
+                        self.links.iter_mut().filter(ends).for_each(|link| link.dying = true);
+                    }
+                    self.notices.push(notice);
+                }
+                Effect::Persist { ticket, record } => {
+                    self.on_their_way.push((ticket, record));
+                    if !self.slow_disk {
+                        self.write_all();
+                    }
+                }
+                Effect::StopGroups => {
+                    assert!(!self.stopped, "once");
+                    self.stopped = true;
+                }
+            }
+        }
+    }
+
+    /// Whatever is on its way to the disk gets there.
+    fn write_all(&mut self) {
+        for (ticket, record) in std::mem::take(&mut self.on_their_way) {
+            self.durable.insert(record.volume, record);
+            self.core.persisted(ticket, Ok(()));
+        }
+        self.carry_out();
+    }
+
+    fn connect(
+        &mut self,
+        kind: ConnectionKind,
+        session: SessionId,
+        epoch: Epoch,
+    ) -> Result<Link, RejectReason> {
+        self.made += 1;
+        let asked = HelloRequest {
+            kind,
+            newest: Version::NEWEST,
+            oldest: Version::OLDEST,
+            depth: QueueDepth::new(16).unwrap(),
+            features: Features::default(),
+            in_capsule_bytes: 4096,
+            io_max_bytes: 1 << 20,
+            epoch,
+            session,
+        };
+        let mut fresh = [0xee; 16];
+        fresh[..4].copy_from_slice(&self.made.to_le_bytes());
+        let peer = format!("peer{}", self.made);
+        let admitted = self.core.connect(&asked, &peer, SessionId(fresh), self.now);
+        self.carry_out();
+        let Admitted { session: slot, epoch, .. } = admitted.map_err(|refused| refused.reason)?;
+        let link = Link {
+            session: slot,
+            id: if session.is_none() { SessionId(fresh) } else { session },
+            epoch,
+            kind,
+            at: ConnectionRef {
+                group: self.made as usize % 2,
+                connection: ConnectionId { slot: 0, generation: self.made },
+            },
+            dying: false,
+        };
+        self.links.push(link);
+        Ok(link)
+    }
+
+    /// Nothing of a connection is in use any more.
+    fn bury(&mut self, link: Link) {
+        let at = self.links.iter().position(|l| l.at == link.at).expect("buried once");
+        self.links.remove(at);
+        self.core.gone(link.session, link.epoch, link.kind, self.now);
+        self.carry_out();
+    }
+
+    fn bury_the_dying(&mut self) {
+        while let Some(link) = self.links.iter().find(|link| link.dying).copied() {
+            self.bury(link);
+        }
+    }
+
+    fn is_dying(&self, link: Link) -> bool {
+        self.links.iter().any(|l| l.at == link.at && l.dying)
+    }
+
+    fn send(&mut self, link: Link, tag: u16, opcode: Opcode, volume: u32, body: &[u8]) {
+        let command = CommandCapsule {
+            volume: VolumeHandle(volume),
+            ..CommandCapsule::new(opcode, Tag(tag), link.epoch, Sequence(1))
+        };
+        self.core.command(link.at, link.session, &command, body, self.now);
+        self.carry_out();
+    }
+
+    /// The answer to a command that was answered.
+    fn answer(&mut self, link: Link, tag: u16) -> Option<Said> {
+        let at = self.said.iter().position(|said| said.to == link.at && said.tag == Tag(tag))?;
+        Some(self.said.remove(at))
+    }
+
+    fn log_in(&mut self, link: Link, tag: u16, host: u8) -> Option<Said> {
+        let login = LoginRequest {
+            host: HostId([host; 16]),
+            host_name: host_name(host),
+            keep_alive_ms: 1000,
+        };
+        self.send(link, tag, Opcode::Login, 0, &login.to_wire());
+        self.answer(link, tag)
+    }
+
+    /// A session of a host, logged in: its admin connection.
+    fn session(&mut self, host: u8) -> Link {
+        let link = self.connect(ConnectionKind::Admin, SessionId::default(), Epoch(0)).unwrap();
+        let said = self.log_in(link, 0, host).expect("nothing to wait for");
+        assert_eq!(LoginReply::from_wire(&said.payload).unwrap().session, link.id);
+        link
+    }
+
+    /// An I/O connection of the session's epoch.
+    fn queue(&mut self, admin: Link, queue: u16) -> Link {
+        self.connect(ConnectionKind::Io { queue }, admin.id, admin.epoch).unwrap()
+    }
+
+    fn open(&mut self, link: Link, tag: u16, request: OpenRequest) -> Option<Said> {
+        self.send(link, tag, Opcode::OpenVolume, 0, &request.to_wire());
+        self.answer(link, tag)
+    }
+
+    fn log_out(&mut self, link: Link) {
+        self.send(link, 9, Opcode::Logout, 0, &[]);
+        assert_eq!(self.answer(link, 9).unwrap().status, Status::Ok);
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.core.tick(self.now);
+        self.carry_out();
+    }
+
+    /// Volumes that the poll groups let a session write to.
+    fn writable(&self, session: SessionSlot) -> Vec<u16> {
+        (0..VOLUMES)
+            .filter(|volume| {
+                let last = self.notices.iter().rev().find_map(|notice| match *notice {
+                    Notice::Open { session: s, volume: v, mode }
+                        if (s, v.0) == (session, *volume) =>
+                    {
+                        Some(mode != AccessMode::ReadOnly)
+                    }
+                    Notice::Close { session: s, volume: v, .. }
+                        if (s, v.0) == (session, *volume) =>
+                    {
+                        Some(false)
+                    }
+                    Notice::ForgetSession { session: s } if s == session => Some(false),
+                    _ => None,
+                });
+                last.unwrap_or(false)
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,386 @@
+//! Random events against the rules, judged by what a poll group would have let happen: which connections exist, and
+//! by which of them a command for a volume can have come.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+
+const SEEDS: u64 = 400;
+const STEPS: usize = 400;
+const HOSTS: u64 = 3;
+
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
+        let len = u64::try_from(from.len()).unwrap();
+        (len > 0).then(|| from[usize::try_from(self.below(len)).unwrap()])
+    }
+}
+
+/// Says which seed failed.
+struct Seed(u64);
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("seed {}", self.0);
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    Login,
+    Open { host: u8, volume: u16, mode: AccessMode, named: Generation },
+    Other,
+}
+
+/// What is true of the volumes whatever run of the target says so.
+#[derive(Default)]
+struct History {
+    /// Highest generation that anybody was told, by volume, with the host if it was one's alone.
+    told: BTreeMap<u16, (Generation, Option<u8>)>,
+}
+
+#[derive(Default, Debug)]
+struct Counts {
+    logins: u32,
+    late_logins: u32,
+    opens: u32,
+    late_opens: u32,
+    fenced: u32,
+    in_use: u32,
+    take_overs: u64,
+    restarts: u32,
+}
+
+/// One run, and what the poll groups would know of it.
+struct Run {
+    w: World,
+    asked: BTreeMap<(u32, u16), (Link, Asked, bool)>,
+    // Sessions' volumes as the poll groups have them.
+    open: BTreeMap<SessionSlot, BTreeMap<u16, AccessMode>>,
+    // By connection: volumes for which it may have brought commands, and how it held them then.
+    touched: BTreeMap<u32, BTreeMap<u16, AccessMode>>,
+    seen: usize,
+    tag: u16,
+}
+
+fn excludes(a: AccessMode, b: AccessMode) -> bool {
+    let writes = |mode| mode != AccessMode::ReadOnly;
+    writes(a) && writes(b) && (a, b) != (AccessMode::Shared, AccessMode::Shared)
+}
+
+impl Run {
+    fn new(w: World) -> Self {
+        Self {
+            w,
+            asked: BTreeMap::new(),
+            open: BTreeMap::new(),
+            touched: BTreeMap::new(),
+            seen: 0,
+            tag: 0,
+        }
+    }
+
+    /// What the poll groups do with the news, and whether each answer may be given.
+    fn look(&mut self, history: &mut History, counts: &mut Counts) {
+        for notice in &self.w.notices[self.seen..] {
+            match *notice {
+                Notice::Open { session, volume, mode } => {
+                    self.open.entry(session).or_default().insert(volume.0, mode);
+                }
+                Notice::Close { session, volume, .. } => {
+                    self.open.entry(session).or_default().remove(&volume.0);
+                }
+                Notice::ForgetSession { session } => {
+                    self.open.remove(&session);
+                    assert!(
+                        self.w.links.iter().all(|link| link.session != session),
+                        "a session was forgotten that has connections"
+                    );
+                }
+                Notice::EndConnections { .. } => {}
+            }
+        }
+        self.seen = self.w.notices.len();
+        for link in &self.w.links {
+            let touched = self.touched.entry(link.at.connection.generation).or_default();
+            if let Some(open) = self.open.get(&link.session) {
+                touched.extend(open.iter().map(|(volume, mode)| (*volume, *mode)));
+            }
+        }
+        self.never_two_writers();
+        for said in std::mem::take(&mut self.w.said) {
+            let key = (said.to.connection.generation, said.tag.0);
+            let (link, asked, at_once) =
+                self.asked.remove(&key).expect("answered twice, or unasked");
+            match asked {
+                Asked::Login if said.status == Status::Ok => {
+                    let older = |l: &&Link| l.id == link.id && l.epoch < link.epoch;
+                    assert_eq!(self.w.links.iter().find(older), None, "LOGIN answered too early");
+                    let newer = |l: &&Link| l.id == link.id && l.epoch > link.epoch;
+                    assert_eq!(self.w.links.iter().find(newer), None, "LOGIN of an old epoch");
+                    counts.logins += 1;
+                    counts.late_logins += u32::from(!at_once);
+                }
+                Asked::Open { host, volume, mode, named } => {
+                    counts.fenced += u32::from(said.status == Status::Fenced);
+                    counts.in_use += u32::from(said.status == Status::InUse);
+                    if said.status == Status::Ok {
+                        counts.opens += 1;
+                        counts.late_opens += u32::from(!at_once);
+                        let given = said.generation();
+                        self.opened(link, volume, mode);
+                        if mode != AccessMode::ReadOnly {
+                            history.told_of(host, volume, mode, named, given);
+                        }
+                    }
+                }
+                Asked::Login | Asked::Other => {}
+            }
+        }
+    }
+
+    /// Whoever is let in to write finds nobody else who is, or was by a connection that is still there.
+    fn opened(&self, link: Link, volume: u16, mode: AccessMode) {
+        for other in self.w.links.iter().filter(|other| other.session != link.session) {
+            let touched = &self.touched[&other.at.connection.generation];
+            if let Some(theirs) = touched.get(&volume) {
+                assert!(!excludes(mode, *theirs), "OPEN answered too early: {other:?} is there");
+            }
+        }
+    }
+
+    fn never_two_writers(&self) {
+        for volume in 0..VOLUMES {
+            let live: BTreeSet<_> = self.w.links.iter().map(|link| link.session).collect();
+            let modes: Vec<_> =
+                live.iter().filter_map(|s| self.open.get(s)?.get(&volume)).copied().collect();
+            for (at, a) in modes.iter().enumerate() {
+                assert!(
+                    !modes[at + 1..].iter().any(|b| excludes(*a, *b)),
+                    "two writers: {modes:?}"
+                );
+            }
+        }
+    }
+
+    /// A command whose answer is looked at later.
+    fn ask(&mut self, link: Link, asked: Asked, send: impl FnOnce(&mut World, u16)) {
+        self.tag += 1;
+        let key = (link.at.connection.generation, self.tag);
+        self.asked.insert(key, (link, asked, false));
+        send(&mut self.w, self.tag);
+        let answered = |said: &Said| (said.to, said.tag) == (link.at, Tag(key.1));
+        if self.w.said.iter().any(answered)
+            && let Some(entry) = self.asked.get_mut(&key)
+        {
+            entry.2 = true;
+        }
+    }
+
+    fn admins(&self) -> Vec<Link> {
+        let admins = self.w.links.iter().filter(|link| link.kind == ConnectionKind::Admin);
+        admins.copied().collect()
+    }
+
+    /// An answer to one that is gone is nobody's.
+    fn forget_the_buried(&mut self) {
+        let alive: BTreeSet<u32> =
+            self.w.links.iter().map(|link| link.at.connection.generation).collect();
+        self.asked.retain(|(connection, _), _| alive.contains(connection));
+        self.w.said.retain(|said| alive.contains(&said.to.connection.generation));
+    }
+}
+
+impl History {
+    /// One may write in a generation.
+    fn told_of(
+        &mut self,
+        host: u8,
+        volume: u16,
+        mode: AccessMode,
+        named: Generation,
+        given: Generation,
+    ) {
+        let (highest, of) = self.told.get(&volume).copied().unwrap_or_default();
+        assert!(given >= highest, "generation {given} after {highest}");
+        let alone = (mode == AccessMode::Exclusive).then_some(host);
+        if named.is_fresh() {
+            assert!(given > highest || (alone, of) == (None, None), "a second holder in {given}");
+        } else {
+            assert_eq!(named, given, "one that came back was let in to another generation");
+            assert!(given > highest || of == alone, "another's generation {given}");
+        }
+        self.told.insert(volume, (given, alone));
+    }
+}
+
+/// Generations that a host was given, by volume, to come back with.
+type Given = BTreeMap<(u8, u16), Generation>;
+
+fn step(run: &mut Run, rng: &mut Rng, hosts: &mut BTreeMap<u32, u8>, given: &Given) {
+    let host = u8::try_from(1 + rng.below(HOSTS)).unwrap();
+    let admins = run.admins();
+    let admin = rng.pick(&admins);
+    let links = run.w.links.clone();
+    match rng.below(100) {
+        0..8 => {
+            if let Ok(link) = run.w.connect(ConnectionKind::Admin, SessionId::default(), Epoch(0)) {
+                hosts.insert(link.at.connection.generation, host);
+            }
+        }
+        8..16 => {
+            let ids: Vec<_> =
+                run.w.core.sessions().iter().map(|s| (s.id, s.epoch, s.host)).collect();
+            if let Some((id, epoch, Some((of, _)))) = rng.pick(&ids) {
+                let epoch = Epoch(epoch.0 + u32::try_from(rng.below(3)).unwrap());
+                if let Ok(link) = run.w.connect(ConnectionKind::Admin, id, epoch) {
+                    hosts.insert(link.at.connection.generation, of.0[0]);
+                }
+            }
+        }
+        16..32 => {
+            if let Some(link) = admin {
+                let host = hosts[&link.at.connection.generation];
+                let login = LoginRequest {
+                    host: HostId([host; 16]),
+                    host_name: host_name(host),
+                    keep_alive_ms: 1000,
+                };
+                run.ask(link, Asked::Login, |w, tag| {
+                    w.send(link, tag, Opcode::Login, 0, &login.to_wire());
+                });
+            }
+        }
+        32..54 => {
+            if let Some(link) = admin {
+                let host = hosts[&link.at.connection.generation];
+                let volume = u16::try_from(rng.below(u64::from(VOLUMES))).unwrap();
+                let mode = match rng.below(8) {
+                    0 => AccessMode::ReadOnly,
+                    1 | 2 => AccessMode::Shared,
+                    _ => AccessMode::Exclusive,
+                };
+                let named = match rng.below(4) {
+                    0 | 1 => given.get(&(host, volume)).copied().unwrap_or_default(),
+                    2 => Generation::FRESH,
+                    _ => Generation(rng.below(6)),
+                };
+                let take_over = rng.below(3) == 0;
+                let request = OpenRequest { take_over, generation: named, ..open_as(volume, mode) };
+                run.ask(link, Asked::Open { host, volume, mode, named }, |w, tag| {
+                    w.send(link, tag, Opcode::OpenVolume, 0, &request.to_wire());
+                });
+            }
+        }
+        54..64 => {
+            if let Some(link) = admin {
+                let queue = u16::try_from(rng.below(3)).unwrap();
+                let _ = run.w.connect(ConnectionKind::Io { queue }, link.id, link.epoch);
+            }
+        }
+        64..67 => {
+            if let Some(link) = admin {
+                let handle = 1 + u32::try_from(rng.below(u64::from(VOLUMES))).unwrap();
+                run.ask(link, Asked::Other, |w, tag| {
+                    w.send(link, tag, Opcode::CloseVolume, handle, &[]);
+                });
+            }
+        }
+        67..70 => {
+            if let Some(link) = admin {
+                run.ask(link, Asked::Other, |w, tag| w.send(link, tag, Opcode::Logout, 0, &[]));
+            }
+        }
+        70..88 => {
+            let dying: Vec<Link> = links.iter().filter(|link| link.dying).copied().collect();
+            if let Some(link) = rng.pick(&dying) {
+                run.w.bury(link);
+            }
+        }
+        88..91 => {
+            if let Some(link) = rng.pick(&links) {
+                run.w.bury(link);
+            }
+        }
+        91..94 => {
+            let long = rng.below(4) == 0;
+            run.w.pass(Duration::from_millis(if long { rng.below(40_000) } else { 500 }));
+        }
+        94..95 => run.w.slow_disk = !run.w.slow_disk,
+        _ => {
+            if run.w.on_their_way.is_empty() {
+                return;
+            }
+            // The disk takes the oldest change, or says that it does not; then it may have it all the same.
+            let (ticket, record) = run.w.on_their_way.remove(0);
+            let fails = rng.below(8) == 0;
+            if !fails || rng.below(2) == 0 {
+                run.w.durable.insert(record.volume, record);
+            }
+            let result = if fails { Err("disk".to_owned()) } else { Ok(()) };
+            run.w.core.persisted(ticket, result);
+            run.w.carry_out();
+        }
+    }
+}
+
+fn one(seed: u64, counts: &mut Counts) {
+    let _seed = Seed(seed);
+    let mut rng = Rng(seed);
+    let mut history = History::default();
+    let mut given = Given::new();
+    let mut hosts = BTreeMap::new();
+    let mut run = Run::new(World::new());
+    for _ in 0..STEPS {
+        if rng.below(120) == 0 {
+            counts.restarts += 1;
+            counts.take_overs += run.w.core.decisions().take_overs;
+            run = Run::new(run.w.restart());
+        }
+        step(&mut run, &mut rng, &mut hosts, &given);
+        run.forget_the_buried();
+        // Who was answered remembers the generation, so that old ones come back later.
+        for said in run.w.said.iter().filter(|said| said.status == Status::Ok) {
+            let key = (said.to.connection.generation, said.tag.0);
+            if let Some((_, Asked::Open { host, volume, mode, .. }, _)) = run.asked.get(&key)
+                && *mode != AccessMode::ReadOnly
+                && rng.below(2) == 0
+            {
+                given.insert((*host, *volume), said.generation());
+            }
+        }
+        run.look(&mut history, counts);
+    }
+    // Nothing waits for ever: when every end is buried and the disk caught up, all are answered.
+    run.w.slow_disk = false;
+    run.w.write_all();
+    run.w.bury_the_dying();
+    run.forget_the_buried();
+    run.look(&mut history, counts);
+    assert!(run.asked.is_empty(), "never answered: {:?}", run.asked);
+    counts.take_overs += run.w.core.decisions().take_overs;
+}
+
+#[test]
+fn whatever_happens_the_rules_hold() {
+    let mut counts = Counts::default();
+    for seed in 0..SEEDS {
+        one(seed, &mut counts);
+    }
+    println!("{counts:?}");
+    // Else it did not try what it is for.
+    assert!(counts.late_logins > 500 && counts.late_opens > 500, "{counts:?}");
+    assert!(counts.fenced > 500 && counts.in_use > 500 && counts.take_overs > 500, "{counts:?}");
+    assert!(counts.restarts > 500, "{counts:?}");
+}

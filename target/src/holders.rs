@@ -1,0 +1,273 @@
+//! [`Holders`]: for each volume, who held it last for writing and in which [`Generation`]. Pure; `file` keeps it.
+//!
+//! A generation rises with every change of holder and never falls. A holder that comes back after its session was
+//! forgotten names the generation it was given: if the volume's is another by now, somebody else may have written, and
+//! what the one that comes back has queued must never follow. That is all that protects a volume after a lease ended
+//! or a target was started anew, so:
+//!
+//! - What the target told anybody must be remembered by the next run: a record is made durable before the OPEN that
+//!   changed it is answered.
+//! - Without that, a generation that this run does not know is refused, except where nothing can be remembered at all
+//!   ([`Holders::forgetful`]): there every holder would be refused after every start of the target.
+//! - The number alone is not enough for an exclusive holder: one generation is one host's.
+
+pub mod file;
+
+use std::collections::BTreeMap;
+
+use rblk_protocol::{AccessMode, Generation, HostId, Name};
+
+/// The stable identity of a volume.
+pub type VolumeUuid = [u8; 16];
+
+/// Highest generation that is believed without being known.
+const ADOPTED_MAX: u64 = 1 << 62;
+
+/// The last holder of a volume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HolderRecord {
+    /// Which volume.
+    pub volume: VolumeUuid,
+    /// In which generation it holds it.
+    pub generation: Generation,
+    /// Exclusive, or shared: then it is the first of several.
+    pub mode: AccessMode,
+    /// Its host.
+    pub host: HostId,
+    /// Its host's name, for people.
+    pub host_name: Name,
+    /// It did not say goodbye, so it may come back.
+    pub present: bool,
+}
+
+/// One that opens a volume for writing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Claimant {
+    /// Exclusive or shared.
+    pub mode: AccessMode,
+    /// Its host.
+    pub host: HostId,
+    /// Its host's name.
+    pub host_name: Name,
+}
+
+/// The last holders of all volumes.
+#[derive(Clone, Debug)]
+pub struct Holders {
+    records: BTreeMap<VolumeUuid, HolderRecord>,
+    // Of volumes without a record.
+    base: Generation,
+    forgetful: bool,
+}
+
+impl Holders {
+    /// What earlier runs remembered. Generations that they did not give are refused.
+    #[must_use]
+    pub fn durable(records: impl IntoIterator<Item = HolderRecord>) -> Self {
+        Self {
+            records: records.into_iter().map(|record| (record.volume, record)).collect(),
+            base: Generation::FRESH,
+            forgetful: false,
+        }
+    }
+
+    /// What earlier runs remembered is lost; this run's will be kept. Generations begin above `base`, which must be
+    /// above all that were ever given.
+    #[must_use]
+    pub fn lost(base: Generation) -> Self {
+        Self { records: BTreeMap::new(), base, forgetful: false }
+    }
+
+    /// Nothing is remembered from one run to the next. The first holder that comes back is believed, unless another
+    /// came before. `base` as for [`Self::lost`].
+    #[must_use]
+    pub fn forgetful(base: Generation) -> Self {
+        Self { records: BTreeMap::new(), base, forgetful: true }
+    }
+
+    /// Whether nothing is remembered.
+    #[must_use]
+    pub fn is_forgetful(&self) -> bool {
+        self.forgetful
+    }
+
+    /// All records, in the order of the volumes' identities.
+    pub fn records(&self) -> impl Iterator<Item = &HolderRecord> {
+        self.records.values()
+    }
+
+    /// The last holder.
+    #[must_use]
+    pub fn record(&self, volume: &VolumeUuid) -> Option<&HolderRecord> {
+        self.records.get(volume)
+    }
+
+    /// The volume's generation; fresh if nobody ever held it for writing, as far as is known.
+    #[must_use]
+    pub fn generation(&self, volume: &VolumeUuid) -> Generation {
+        self.record(volume).map_or(Generation::FRESH, |record| record.generation)
+    }
+
+    /// Whether one that comes back with `generation` still is the last holder, or one of them.
+    #[must_use]
+    pub fn is_last(&self, volume: &VolumeUuid, who: &Claimant, generation: Generation) -> bool {
+        match self.record(volume) {
+            Some(record) => {
+                record.generation == generation
+                    && record.mode == who.mode
+                    && (record.mode == AccessMode::Shared || record.host == who.host)
+            }
+            None => self.forgetful && !generation.is_fresh() && generation.0 < ADOPTED_MAX,
+        }
+    }
+
+    /// One that [`Self::is_last`] came back. Returns the record if that changed it.
+    pub fn come_back(
+        &mut self,
+        volume: &VolumeUuid,
+        who: &Claimant,
+        generation: Generation,
+    ) -> Option<HolderRecord> {
+        if let Some(record) = self.records.get_mut(volume) {
+            let changed = !record.present;
+            record.present = true;
+            return changed.then(|| record.clone());
+        }
+        Some(self.set(*volume, who, generation))
+    }
+
+    /// A new holder begins, or one more that shares. Returns the record if that changed it; `Err` if no generation is
+    /// left.
+    ///
+    /// # Errors
+    /// The numbers are at their end.
+    pub fn begin(
+        &mut self,
+        volume: &VolumeUuid,
+        who: &Claimant,
+    ) -> Result<Option<HolderRecord>, NoGeneration> {
+        if let Some(record) = self.records.get_mut(volume)
+            && (record.mode, who.mode) == (AccessMode::Shared, AccessMode::Shared)
+        {
+            let changed = !record.present;
+            if changed {
+                (record.host, record.host_name) = (who.host, who.host_name);
+                record.present = true;
+            }
+            return Ok(changed.then(|| record.clone()));
+        }
+        let last = self.generation(volume).max(self.base);
+        let generation = last.next().ok_or(NoGeneration)?;
+        Ok(Some(self.set(*volume, who, generation)))
+    }
+
+    /// The holder, or the last of several, said goodbye. Returns the record if that changed it.
+    pub fn leave(&mut self, volume: &VolumeUuid) -> Option<HolderRecord> {
+        let record = self.records.get_mut(volume).filter(|record| record.present)?;
+        record.present = false;
+        Some(record.clone())
+    }
+
+    /// Takes a record as it is.
+    fn put(&mut self, record: HolderRecord) {
+        self.records.insert(record.volume, record);
+    }
+
+    fn set(&mut self, volume: VolumeUuid, who: &Claimant, generation: Generation) -> HolderRecord {
+        let record = HolderRecord {
+            volume,
+            generation,
+            mode: who.mode,
+            host: who.host,
+            host_name: who.host_name,
+            present: true,
+        };
+        self.put(record.clone());
+        record
+    }
+}
+
+/// No generation is left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("no generation is left")]
+pub struct NoGeneration;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V: VolumeUuid = [7; 16];
+
+    fn who(host: u8, mode: AccessMode) -> Claimant {
+        Claimant { mode, host: HostId([host; 16]), host_name: Name::new("h").unwrap() }
+    }
+
+    #[test]
+    fn every_exclusive_holder_has_a_generation_of_its_own() {
+        let mut holders = Holders::durable([]);
+        let (a, b) = (who(1, AccessMode::Exclusive), who(2, AccessMode::Exclusive));
+        assert_eq!(holders.generation(&V), Generation::FRESH);
+        let first = holders.begin(&V, &a).unwrap().unwrap();
+        assert_eq!((first.generation, first.present), (Generation(1), true));
+        assert!(holders.is_last(&V, &a, Generation(1)));
+        assert!(!holders.is_last(&V, &b, Generation(1)), "one generation is one host's");
+        assert!(!holders.is_last(&V, &who(1, AccessMode::Shared), Generation(1)));
+        assert_eq!(holders.come_back(&V, &a, Generation(1)), None, "nothing changed");
+        let left = holders.leave(&V).unwrap();
+        assert_eq!((left.generation, left.present), (Generation(1), false));
+        assert_eq!(holders.leave(&V), None);
+        assert!(holders.is_last(&V, &a, Generation(1)), "nobody came between");
+        assert!(holders.come_back(&V, &a, Generation(1)).unwrap().present);
+        assert_eq!(holders.begin(&V, &a).unwrap().unwrap().generation, Generation(2));
+        assert_eq!(holders.begin(&V, &b).unwrap().unwrap().generation, Generation(3));
+        for generation in [0, 1, 2, 4, u64::MAX] {
+            assert!(!holders.is_last(&V, &a, Generation(generation)));
+            assert!(!holders.is_last(&V, &b, Generation(generation)));
+        }
+        // The next run knows it all.
+        let next = Holders::durable(holders.records().cloned());
+        assert!(next.is_last(&V, &b, Generation(3)) && !next.is_last(&V, &a, Generation(1)));
+    }
+
+    #[test]
+    fn those_who_share_have_one_generation_together() {
+        let mut holders = Holders::durable([]);
+        let (a, b) = (who(1, AccessMode::Shared), who(2, AccessMode::Shared));
+        assert_eq!(holders.begin(&V, &a).unwrap().unwrap().generation, Generation(1));
+        assert_eq!(holders.begin(&V, &b), Ok(None));
+        assert!(holders.is_last(&V, &a, Generation(1)) && holders.is_last(&V, &b, Generation(1)));
+        holders.leave(&V).unwrap();
+        let again = holders.begin(&V, &b).unwrap().unwrap();
+        assert_eq!((again.generation, again.host), (Generation(1), HostId([2; 16])));
+        let c = who(3, AccessMode::Exclusive);
+        assert_eq!(holders.begin(&V, &c).unwrap().unwrap().generation, Generation(2));
+        assert!(!holders.is_last(&V, &a, Generation(1)) && !holders.is_last(&V, &a, Generation(2)));
+    }
+
+    #[test]
+    fn what_was_forgotten() {
+        let a = who(1, AccessMode::Exclusive);
+        assert!(!Holders::durable([]).is_last(&V, &a, Generation(5)), "it remembers all it gave");
+        let mut lost = Holders::lost(Generation(1000));
+        assert!(!lost.is_last(&V, &a, Generation(5)));
+        assert_eq!(lost.begin(&V, &a).unwrap().unwrap().generation, Generation(1001));
+        let mut forgetful = Holders::forgetful(Generation(1000));
+        assert!(forgetful.is_last(&V, &a, Generation(5)), "nobody came before it");
+        assert!(!forgetful.is_last(&V, &a, Generation::FRESH));
+        assert!(!forgetful.is_last(&V, &a, Generation(u64::MAX)));
+        assert_eq!(forgetful.come_back(&V, &a, Generation(5)).unwrap().generation, Generation(5));
+        assert!(!forgetful.is_last(&V, &who(2, AccessMode::Exclusive), Generation(5)));
+        let mut forgetful = Holders::forgetful(Generation(1000));
+        forgetful.begin(&V, &who(2, AccessMode::Exclusive)).unwrap();
+        assert!(!forgetful.is_last(&V, &a, Generation(5)), "somebody did");
+        let full = HolderRecord {
+            volume: V,
+            generation: Generation(u64::MAX),
+            mode: AccessMode::Exclusive,
+            host: HostId([1; 16]),
+            host_name: Name::new("h").unwrap(),
+            present: true,
+        };
+        assert_eq!(Holders::durable([full]).begin(&V, &a), Err(NoGeneration));
+    }
+}

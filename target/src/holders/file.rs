@@ -1,0 +1,284 @@
+//! [`HoldersFile`]: the records of the holders in the state directory, and the thread that writes them, so that a slow
+//! disk holds up one OPEN and nothing else.
+//!
+//! The file is replaced as a whole and durably, in the order of the changes; several that wait are one write. The lock
+//! of the lineage file covers it. A file that cannot be read is not believed: generations then begin far above any that
+//! was given, so every holder that comes back is refused, which is the safe mistake.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::JoinHandle;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rblk_protocol::{AccessMode, Generation, HostId, Name};
+use serde::{Deserialize, Serialize};
+
+use super::{HolderRecord, Holders, VolumeUuid};
+
+/// Form of the file.
+const FORM: u32 = 1;
+/// Longest file that is read: all the volumes a target can have, several times.
+const FILE_MAX: u64 = 64 << 20;
+
+/// Says how a change came out: its number, and why it is not durable.
+pub type Confirm = Box<dyn Fn(u64, Result<(), String>) + Send>;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Remembered {
+    version: u32,
+    volumes: Vec<RememberedHolder>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RememberedHolder {
+    uuid: String,
+    generation: u64,
+    mode: Mode,
+    host: String,
+    host_name: String,
+    present: bool,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Mode {
+    Exclusive,
+    Shared,
+}
+
+/// Where the holders are remembered.
+#[derive(Debug)]
+pub struct HoldersFile {
+    changes: Option<Sender<(u64, HolderRecord)>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HoldersFile {
+    /// Reads what earlier runs remembered at `path`, whose lock is ours.
+    #[must_use]
+    pub fn read(path: &Path) -> Holders {
+        match read(path) {
+            Ok(records) => Holders::durable(records),
+            Err(error) => {
+                tracing::error!(
+                    path = %path.display(),
+                    %error,
+                    "cannot read who held the volumes: mounts that were lost before now are refused when they come \
+                     back (fenced)"
+                );
+                Holders::lost(base_of_now())
+            }
+        }
+    }
+
+    /// For a target that remembers nothing.
+    #[must_use]
+    pub fn nothing() -> Holders {
+        Holders::forgetful(base_of_now())
+    }
+
+    /// Keeps `holders` and their changes at `path`; `confirm` is called by the thread for each change, in order.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub fn keep(path: PathBuf, holders: &Holders, confirm: Confirm) -> io::Result<Self> {
+        let mut known = holders.clone();
+        let (changes, from_control) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("holders".to_owned())
+            .spawn(move || run(&path, &mut known, &from_control, &confirm))?;
+        Ok(Self { changes: Some(changes), thread: Some(thread) })
+    }
+
+    /// Writes a change, soon. False if the thread is gone.
+    #[must_use]
+    pub fn write(&self, number: u64, record: HolderRecord) -> bool {
+        self.changes.as_ref().is_some_and(|changes| changes.send((number, record)).is_ok())
+    }
+}
+
+impl Drop for HoldersFile {
+    /// Waits until what was to be written is.
+    fn drop(&mut self) {
+        self.changes = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(
+    path: &Path,
+    known: &mut Holders,
+    from_control: &Receiver<(u64, HolderRecord)>,
+    confirm: &Confirm,
+) {
+    while let Ok(change) = from_control.recv() {
+        let mut numbers = Vec::new();
+        for (number, record) in std::iter::once(change).chain(from_control.try_iter()) {
+            numbers.push(number);
+            known.put(record);
+        }
+        let result = write(path, known).map_err(|error| {
+            tracing::error!(path = %path.display(), %error, "cannot remember who holds the volumes (state_dir)");
+            error.to_string()
+        });
+        numbers.into_iter().for_each(|number| confirm(number, result.clone()));
+    }
+}
+
+/// Above all generations given before now, unless somebody counts a million holders a second.
+fn base_of_now() -> Generation {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Generation(u64::try_from(since.as_micros()).unwrap_or(0))
+}
+
+/// Replaces the file as a whole, durably.
+fn write(path: &Path, holders: &Holders) -> io::Result<()> {
+    let volumes = holders
+        .records()
+        .map(|record| RememberedHolder {
+            uuid: HostId(record.volume).to_string(),
+            generation: record.generation.0,
+            mode: match record.mode {
+                AccessMode::Shared => Mode::Shared,
+                AccessMode::Exclusive | AccessMode::ReadOnly => Mode::Exclusive,
+            },
+            host: record.host.to_string(),
+            host_name: record.host_name.to_string(),
+            present: record.present,
+        })
+        .collect();
+    let mut text = serde_json::to_vec(&Remembered { version: FORM, volumes })?;
+    text.push(b'\n');
+    let new = path.with_extension("holders.new");
+    let mut file = File::create(&new)?;
+    file.write_all(&text)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+}
+
+/// No file is no record.
+fn read(path: &Path) -> io::Result<Vec<HolderRecord>> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        file => file?,
+    };
+    let mut text = Vec::new();
+    file.take(FILE_MAX).read_to_end(&mut text)?;
+    let remembered: Remembered = serde_json::from_slice(&text)?;
+    if remembered.version != FORM {
+        return Err(io::Error::other(format!("of form {}", remembered.version)));
+    }
+    let record = |holder: &RememberedHolder| {
+        Some(HolderRecord {
+            volume: from_hex(&holder.uuid)?,
+            generation: Generation(holder.generation),
+            mode: match holder.mode {
+                Mode::Exclusive => AccessMode::Exclusive,
+                Mode::Shared => AccessMode::Shared,
+            },
+            host: HostId(from_hex(&holder.host)?),
+            host_name: Name::new(&holder.host_name).ok()?,
+            present: holder.present,
+        })
+    };
+    let records: Option<Vec<_>> = remembered.volumes.iter().map(record).collect();
+    records.ok_or_else(|| io::Error::other("a field has a bad value"))
+}
+
+fn from_hex(text: &str) -> Option<VolumeUuid> {
+    let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    u128::from_str_radix(text, 16).ok().filter(|_| digits).map(u128::to_be_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Claimant;
+    use super::*;
+
+    fn who(mode: AccessMode) -> Claimant {
+        Claimant { mode, host: HostId([9; 16]), host_name: Name::new("host-1").unwrap() }
+    }
+
+    #[test]
+    fn the_next_run_knows_what_was_confirmed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.holders");
+        let mut holders = HoldersFile::read(&path);
+        assert!(!holders.is_forgetful() && holders.records().next().is_none());
+        let (confirmed, results) = mpsc::channel();
+        let confirm: Confirm = Box::new(move |number, result| {
+            confirmed.send((number, result)).unwrap();
+        });
+        let file = HoldersFile::keep(path.clone(), &holders, confirm).unwrap();
+        let changes = [([1; 16], AccessMode::Exclusive), ([2; 16], AccessMode::Shared)];
+        for (number, (volume, mode)) in (0..).zip(changes) {
+            let record = holders.begin(&volume, &who(mode)).unwrap().unwrap();
+            assert!(file.write(number, record));
+            assert_eq!(results.recv().unwrap(), (number, Ok(())));
+            let read: Vec<_> = HoldersFile::read(&path).records().cloned().collect();
+            assert_eq!(read, holders.records().cloned().collect::<Vec<_>>());
+        }
+        assert!(file.write(7, holders.leave(&[1; 16]).unwrap()));
+        drop(file);
+        assert_eq!(results.recv().unwrap(), (7, Ok(())));
+        let next = HoldersFile::read(&path);
+        assert!(!next.record(&[1; 16]).unwrap().present);
+        assert!(next.is_last(&[1; 16], &who(AccessMode::Exclusive), Generation(1)));
+        let left: Vec<_> =
+            fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["t.holders"]);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("missing").join("t.holders");
+        let mut holders = HoldersFile::read(&path);
+        let (confirmed, results) = mpsc::channel();
+        let confirm: Confirm = Box::new(move |number, result| {
+            confirmed.send((number, result)).unwrap();
+        });
+        let file = HoldersFile::keep(path, &holders, confirm).unwrap();
+        let record = holders.begin(&[1; 16], &who(AccessMode::Exclusive)).unwrap().unwrap();
+        assert!(file.write(1, record));
+        let (number, result) = results.recv().unwrap();
+        assert_eq!(number, 1);
+        assert!(result.unwrap_err().contains("No such file"));
+    }
+
+    #[test]
+    fn a_file_that_is_not_ours_is_not_believed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.holders");
+        let good = r#"{"version":1,"volumes":[{"uuid":"07070707070707070707070707070707","generation":3,
+            "mode":"exclusive","host":"09090909090909090909090909090909","host_name":"h","present":true}]}"#;
+        fs::write(&path, good).unwrap();
+        assert_eq!(HoldersFile::read(&path).generation(&[7; 16]), Generation(3));
+        let bads = [
+            "",
+            "{}",
+            &good.replace(r#""version":1"#, r#""version":2"#),
+            &good.replace("0707", "07g7"),
+            &good.replace(r#""h""#, r#""a b""#),
+            &good.replace("exclusive", "read-only"),
+            &good[..good.len() - 1],
+        ];
+        for bad in bads {
+            fs::write(&path, bad).unwrap();
+            let mut holders = HoldersFile::read(&path);
+            assert!(
+                !holders.is_last(&[7; 16], &who(AccessMode::Exclusive), Generation(3)),
+                "{bad}"
+            );
+            let begun = holders.begin(&[7; 16], &who(AccessMode::Exclusive)).unwrap().unwrap();
+            assert!(begun.generation.0 > 1 << 40, "{bad}");
+        }
+    }
+}
