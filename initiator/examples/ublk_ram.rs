@@ -82,6 +82,9 @@ struct Options {
     /// Show the driver's features and devices.
     #[arg(long)]
     list: bool,
+    /// Stop a device whose server died, without deleting it.
+    #[arg(long)]
+    stop: Option<u32>,
 }
 
 /// Where the data is.
@@ -311,6 +314,9 @@ fn main() -> Result<()> {
     let options = Options::parse();
     if options.list {
         return list();
+    }
+    if let Some(id) = options.stop {
+        return Ok(Control::open()?.stop(id, Duration::from_secs(10))?);
     }
     if options.cycles > 0 {
         return cycles(&options);

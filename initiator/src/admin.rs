@@ -1,7 +1,10 @@
 //! [`AdminChannel`]: the admin connection of a session, driven by control.
 //!
-//! One command at a time, plus a parked ASYNC_EVENT. Every wait has a deadline; after an error the channel is
-//! dead and the session must be connected anew.
+//! One command at a time, plus a parked ASYNC_EVENT and a KEEP_ALIVE. Every wait has a deadline; after an error the
+//! channel is dead and the session must be connected anew.
+//!
+//! The target may take its time for a command, a LOGIN that waits for the end of an older epoch above all. With a
+//! [`Pulse`] that is no reason to be late with a loss: its data thread answers KEEP_ALIVEs meanwhile.
 
 use std::time::{Duration, Instant};
 
@@ -40,6 +43,14 @@ pub struct Pulse {
     pub timeout: Duration,
 }
 
+impl Pulse {
+    /// One that sees a loss within `detect`: an eighth is left for a thread that is woken late.
+    #[must_use]
+    pub fn of(detect: Duration) -> Self {
+        Self { period: detect / 4, timeout: detect * 5 / 8 }
+    }
+}
+
 /// An admin connection.
 #[derive(Debug)]
 pub struct AdminChannel {
@@ -57,6 +68,7 @@ pub struct AdminChannel {
     // A KEEP_ALIVE under way, and since when.
     beat: Option<(Sequence, Instant)>,
     last_beat: Instant,
+    pulse: Option<Pulse>,
     event: Option<Option<AsyncEvent>>,
 }
 
@@ -123,12 +135,18 @@ impl AdminChannel {
             parked: None,
             beat: None,
             last_beat: Instant::now(),
+            pulse: None,
             event: None,
         };
         for slot in 0..RECV_SLOTS {
             channel.post_recv(slot)?;
         }
         Ok(channel)
+    }
+
+    /// From now on a command that lasts does not hide a loss: [`Self::call`] keeps this pulse while it waits.
+    pub fn set_pulse(&mut self, pulse: Pulse) {
+        self.pulse = Some(pulse);
     }
 
     fn post_recv(&mut self, slot: u16) -> Result<(), SessionError> {
@@ -165,11 +183,11 @@ impl AdminChannel {
         self.poller.post_send(self.qp, &[wr]).map_err(|e| SessionError::Lost(e.to_string()))
     }
 
-    /// Sends a command and waits for its answer.
+    /// Sends a command and waits for its answer, with KEEP_ALIVEs meanwhile if a [pulse](Self::set_pulse) is set.
     ///
     /// # Errors
-    /// The connection died, the target did not answer in time, or broke a rule. A status other than OK is no
-    /// error here.
+    /// The connection died, the target did not answer in time (the command, or a KEEP_ALIVE), or broke a rule. A
+    /// status other than OK is no error here.
     pub async fn call(
         &mut self,
         opcode: Opcode,
@@ -195,7 +213,10 @@ impl AdminChannel {
             });
         }
         self.post_command(&mut command, body, 0)?;
-        let deadline = Instant::now() + timeout;
+        let begun = Instant::now();
+        let deadline = begun + timeout;
+        // Only a command that lasts needs a pulse. Nobody looked after it since the last one.
+        self.last_beat = self.last_beat.max(begun);
         let mut armed = false;
         loop {
             if let Some(response) = self.next_response()? {
@@ -209,9 +230,22 @@ impl AdminChannel {
                 }
                 return Ok(Reply { status: response.status, value: response.value, payload });
             }
+            let due = match self.pulse {
+                Some(pulse) => match self.keep_beat(pulse)? {
+                    Some(due) => due.min(deadline),
+                    None => {
+                        armed = false;
+                        continue;
+                    }
+                },
+                None => deadline,
+            };
             // A completion between the last look and arming raises no event: look once more after it.
             if armed {
-                self.sleep(deadline, opcode).await?;
+                if Instant::now() >= deadline {
+                    return Err(SessionError::TimedOut { what: opcode });
+                }
+                self.sleep(due).await?;
             } else {
                 self.poller.arm()?;
             }
@@ -240,26 +274,13 @@ impl AdminChannel {
                 self.parked = Some(self.sequence);
                 self.post_command(&mut command, &[], CAPSULE_STRIDE)?;
             }
-            let now = Instant::now();
-            let due = match self.beat {
-                Some((_, since)) => since + pulse.timeout,
-                None => self.last_beat + pulse.period,
-            };
-            if now >= due {
-                if self.beat.is_some() {
-                    return Err(SessionError::TimedOut { what: Opcode::KeepAlive });
-                }
-                self.sequence = self.sequence.next();
-                let mut command =
-                    CommandCapsule::new(Opcode::KeepAlive, BEAT_TAG, self.epoch, self.sequence);
-                self.beat = Some((self.sequence, now));
-                self.post_command(&mut command, &[], 2 * CAPSULE_STRIDE)?;
+            let Some(due) = self.keep_beat(pulse)? else {
                 armed = false;
                 continue;
-            }
+            };
             // A completion between the last look and arming raises no event: look once more after it.
             if armed {
-                let left = due.saturating_duration_since(now);
+                let left = due.saturating_duration_since(Instant::now());
                 if let Ok(ready) = tokio::time::timeout(left, self.readiness.readable()).await {
                     ready.map_err(|source| SessionError::System {
                         what: "the admin connection",
@@ -274,11 +295,31 @@ impl AdminChannel {
         }
     }
 
-    async fn sleep(&mut self, deadline: Instant, opcode: Opcode) -> Result<(), SessionError> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(SessionError::TimedOut { what: opcode });
+    /// Sends a KEEP_ALIVE if one is due. Returns when to look again; `None` when one was sent. Called when everything
+    /// that came was taken.
+    fn keep_beat(&mut self, pulse: Pulse) -> Result<Option<Instant>, SessionError> {
+        let now = Instant::now();
+        let due = match self.beat {
+            Some((_, since)) => since + pulse.timeout,
+            None => self.last_beat + pulse.period,
+        };
+        if now < due {
+            return Ok(Some(due));
         }
+        if self.beat.is_some() {
+            return Err(SessionError::TimedOut { what: Opcode::KeepAlive });
+        }
+        self.sequence = self.sequence.next();
+        let mut command =
+            CommandCapsule::new(Opcode::KeepAlive, BEAT_TAG, self.epoch, self.sequence);
+        self.beat = Some((self.sequence, now));
+        self.post_command(&mut command, &[], 2 * CAPSULE_STRIDE)?;
+        Ok(None)
+    }
+
+    /// Until something may have come, at the latest until then.
+    async fn sleep(&mut self, until: Instant) -> Result<(), SessionError> {
+        let left = until.saturating_duration_since(Instant::now());
         // Some devices lose events; a look now and then costs nothing here.
         let nap = Duration::from_millis(100);
         if let Ok(ready) = tokio::time::timeout(left.min(nap), self.readiness.readable()).await {

@@ -8,6 +8,7 @@ use rblk_config::{ByteSize, ConfigError, Duration, Exit, MountConfig};
 use rblk_fabric::FabricError;
 
 use crate::error::SessionError;
+use crate::mount::remains::Refused;
 use crate::mount::{AlreadyMounted, NotMounted};
 use crate::ublk::UblkError;
 
@@ -22,8 +23,13 @@ Examples:
   rblk-initiator discover 10.0.0.1                 what a target serves
   rblk-initiator mount 10.0.0.1 vol0               prints the device, such as /dev/ublkb0
   rblk-initiator mount tcp://store1 vol0 --ro      over TCP, read-only
+  rblk-initiator mount 10.0.0.1 vol0 --path 10.1.0.1 --wait
+                                                   two ways to one target, which may not be up yet
+  rblk-initiator mount 10.0.0.1 vol0 --take-over   from a host that is dead or cut off
   rblk-initiator list --output json
   rblk-initiator umount vol0                       by name or by device
+  rblk-initiator recover --all                     after a crash of its processes
+  rblk-initiator upgrade --all                     after an update of rblk
 
 An address is rdma://HOST[:PORT] (InfiniBand, RoCE, iWARP; port 7720), tcp://HOST[:PORT] (port 7721), or HOST
 alone, which means rdma://HOST.
@@ -52,6 +58,22 @@ pub enum Command {
         #[arg(long)]
         force: bool,
     },
+    /// Go on with block devices whose process died: requests to them wait, and nothing is lost.
+    ///
+    /// The target need not be reachable yet. `mount` of the same volume under the same name does it, too.
+    Recover(Box<RecoverArgs>),
+    /// Have another program serve block devices, such as a newer version, while they are in use: requests wait.
+    Upgrade {
+        /// Name of the mount.
+        #[arg(required_unless_present = "all", conflicts_with = "all")]
+        name: Option<String>,
+        /// Every mount.
+        #[arg(long)]
+        all: bool,
+        /// The program; the rblk-initiatord beside this one by default.
+        #[arg(long, value_name = "PATH")]
+        program: Option<PathBuf>,
+    },
     /// Show what is mounted.
     List {
         /// Form of the answer.
@@ -69,6 +91,29 @@ pub enum Command {
         #[arg(long, value_enum, default_value = "table")]
         output: Output,
     },
+}
+
+/// What to recover.
+#[derive(Debug, Args)]
+pub struct RecoverArgs {
+    /// Name of the mount.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub name: Option<String>,
+    /// Every mount whose process died.
+    #[arg(long)]
+    pub all: bool,
+    /// Stay in the foreground and log to the terminal (for services).
+    #[arg(long, short = 'f', conflicts_with = "all")]
+    pub foreground: bool,
+    /// More words in the log; twice for everything. RBLK_LOG overrides.
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Only say whether this program could: the note of a mount that is served is read and nothing is changed.
+    #[arg(long, hide = true)]
+    pub check: bool,
+    /// A descriptor that holds the lock of the name.
+    #[arg(long, hide = true, value_name = "FD", requires = "foreground")]
+    pub lock_fd: Option<i32>,
 }
 
 /// Form of an answer.
@@ -92,7 +137,7 @@ pub struct MountArgs {
     /// Everything from a file instead, such as /etc/rblk/mounts.d/NAME.toml; flags win.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Another address of the same target; repeat for several.
+    /// Another address of the same target, for when the way by the one before dies; repeat for several.
     #[arg(long, value_name = "ADDRESS")]
     pub path: Vec<String>,
     /// Name of the mount; the volume's by default.
@@ -107,16 +152,23 @@ pub struct MountArgs {
     /// Most data of one command; longer requests are split.
     #[arg(long, value_name = "SIZE")]
     pub max_io: Option<ByteSize>,
-    /// Read-only.
+    /// Read-only: excludes nobody, and nobody excludes it.
     #[arg(long, visible_alias = "read-only")]
     pub ro: bool,
+    /// Let other hosts write, too, if they say so as well. For software that knows how to share a disk.
+    #[arg(long, conflicts_with = "ro")]
+    pub shared: bool,
+    /// Take the volume from the host that holds it: every request of that host fails from then on, and what it had
+    /// not flushed may be lost. For a host that is dead or cut off for good. Never from a file.
+    #[arg(long, conflicts_with = "ro")]
+    pub take_over: bool,
     /// Memory for copies of writes that no FLUSH covered yet, so that they survive the target; 0 by default.
     #[arg(long, value_name = "SIZE")]
     pub retain: Option<ByteSize>,
     /// The N of /dev/ublkbN; the lowest free one by default.
     #[arg(long, value_name = "N")]
     pub device_id: Option<u32>,
-    /// Pause before connecting again, doubled with every failure.
+    /// Pause when every address of a lost target was tried; it grows.
     #[arg(long, value_name = "TIME")]
     pub reconnect_delay: Option<Duration>,
     /// Fail requests when the target is gone for longer; without it they wait for ever.
@@ -125,9 +177,15 @@ pub struct MountArgs {
     /// How soon a silent target counts as gone.
     #[arg(long, value_name = "TIME")]
     pub detect: Option<Duration>,
-    /// How long to wait for the target now.
+    /// How long one try to connect may take.
     #[arg(long, value_name = "TIME")]
     pub connect_timeout: Option<Duration>,
+    /// Wait for a target that cannot be reached yet: so long, or as long as it takes.
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "30days")]
+    pub wait: Option<Duration>,
+    /// How often an address before the one in use is tried, to go back to it; 0s never goes back.
+    #[arg(long, value_name = "TIME")]
+    pub failback: Option<Duration>,
     /// How long an idle queue looks for work before it sleeps.
     #[arg(long, value_name = "TIME")]
     pub spin: Option<Duration>,
@@ -174,12 +232,15 @@ impl MountArgs {
         config.queue_depth = self.queue_depth.unwrap_or(config.queue_depth);
         config.max_io = self.max_io.unwrap_or(config.max_io);
         config.read_only |= self.ro;
+        config.shared |= self.shared;
         config.retain = self.retain.unwrap_or(config.retain);
         config.device_id = self.device_id.or(config.device_id);
         config.reconnect_delay = self.reconnect_delay.unwrap_or(config.reconnect_delay);
         config.fail_after = self.fail_after.or(config.fail_after);
         config.detect = self.detect.unwrap_or(config.detect);
         config.connect_timeout = self.connect_timeout.unwrap_or(config.connect_timeout);
+        config.wait = self.wait.unwrap_or(config.wait);
+        config.failback = self.failback.unwrap_or(config.failback);
         config.spin = self.spin.unwrap_or(config.spin);
         config.host_name = self.host_name.clone().or(config.host_name);
         config.validate()?;
@@ -196,6 +257,9 @@ impl MountArgs {
         Ok(name.clone())
     }
 }
+
+/// What a program says, followed by its version, to `recover --check` of a mount that it could go on with.
+pub const CHECKED: &str = "rblk-initiatord ";
 
 /// What the daemon tells the command that started it: one JSON line.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -225,7 +289,9 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
         if cause.is::<rblk_fabric::AddressError>() || cause.is::<rblk_protocol::NameError>() {
             return Exit::Usage;
         }
-        if cause.is::<AlreadyMounted>() {
+        if cause.is::<AlreadyMounted>()
+            || matches!(cause.downcast_ref::<Refused>(), Some(Refused::Other { .. }))
+        {
             return Exit::AlreadyMounted;
         }
         if cause.is::<crate::mount::NotRoot>() {

@@ -10,6 +10,10 @@
 //! is told: the next FLUSH, and every one that waited for an answer then, fails with EIO. Once: what they covered
 //! counts as settled, as after a failed `fsync` of a file.
 //!
+//! A mount that goes on where a dead process left a device does not know what that one acknowledged. It [inherits a
+//! doubt](Durability::inheriting): number 0 stands for all of it, and nobody retains it. Any FLUSH closes the doubt;
+//! while it is open, a target that lost its memory is a loss to be told, whatever the queues retain.
+//!
 //! A queue that retains always has a place for what it sends. A write that finds none sends a FLUSH first, under its
 //! own tag, and so does the one that makes the ring more than half full, so that the others need not wait. Only a
 //! write longer than the whole ring goes out with FUA instead.
@@ -30,6 +34,8 @@ pub struct Durability {
     acknowledged: AtomicU64,
     // Those numbered below are durable, or told to be lost.
     durable: AtomicU64,
+    // Those numbered below are a predecessor's: 1, or 0 without one.
+    inherited_below: u64,
     losses: AtomicU64,
     // Losses that some FLUSH was failed for.
     told: AtomicU64,
@@ -41,6 +47,19 @@ impl Durability {
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// A predecessor may have acknowledged writes that no FLUSH covered, and kept nothing of them for us: they count
+    /// as one.
+    #[must_use]
+    pub fn inheriting() -> Arc<Self> {
+        Arc::new(Self { acknowledged: AtomicU64::new(1), inherited_below: 1, ..Self::default() })
+    }
+
+    /// Whether no FLUSH has covered yet what a predecessor may have left: no queue retains it.
+    #[must_use]
+    pub fn inherits_doubt(&self) -> bool {
+        self.durable() < self.inherited_below
     }
 
     fn acknowledge(&self) -> u64 {
@@ -412,6 +431,41 @@ mod tests {
         b.submitted(Tag(0));
         assert!(!b.must_fail(Tag(0), &flush()));
         assert_eq!(shared.losses(), 2);
+    }
+
+    #[test]
+    fn what_a_predecessor_left_is_in_doubt_until_a_flush() {
+        assert!(!Durability::new().inherits_doubt());
+        let shared = Durability::inheriting();
+        let mut a = ledger(&shared, Some(RetainRing::new(4096, 64)));
+        assert!(shared.inherits_doubt());
+        assert_eq!((shared.unflushed(), shared.losses()), (1, 0), "nothing is lost yet");
+        // Our own write is retained; what is in doubt is not.
+        let write = io(IoOp::Write, 0, 1);
+        send(&mut a, 0, &write);
+        answer(&mut a, 0, &write, true);
+        assert_eq!((shared.unflushed(), a.unflushed().unwrap().len()), (2, 1));
+        assert!(shared.inherits_doubt());
+        // A FLUSH that fails covers nothing.
+        send(&mut a, 1, &flush());
+        answer(&mut a, 1, &flush(), false);
+        assert!(shared.inherits_doubt());
+        send(&mut a, 1, &flush());
+        answer(&mut a, 1, &flush(), true);
+        assert!(!shared.inherits_doubt());
+        assert_eq!((shared.unflushed(), shared.losses()), (0, 0));
+    }
+
+    #[test]
+    fn a_doubt_that_became_a_loss_is_told_once() {
+        let shared = Durability::inheriting();
+        let mut a = ledger(&shared, None);
+        shared.lose(shared.horizon());
+        assert!(!shared.inherits_doubt(), "it is settled");
+        a.submitted(Tag(0));
+        assert!(a.must_fail(Tag(0), &flush()));
+        a.submitted(Tag(0));
+        assert!(!a.must_fail(Tag(0), &flush()));
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub enum SessionError {
         reject: HelloReject,
     },
     /// The target said no to a command.
-    #[error("{what}: {status}{}", detail(.text))]
+    #[error("{what}: {status}{}{}", detail(.text), hint(*.status))]
     Status {
         /// What was asked.
         what: String,
@@ -33,6 +33,14 @@ pub enum SessionError {
         status: Status,
         /// The target's words, maybe none.
         text: String,
+    },
+    /// Another host was given the volume since this one held it.
+    #[error("volume `{volume}` is another host's now ({by})")]
+    Fenced {
+        /// The volume.
+        volume: String,
+        /// The target's words.
+        by: String,
     },
     /// Something else speaks there.
     #[error(
@@ -103,12 +111,22 @@ fn detail(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!(" ({text})") }
 }
 
+fn hint(status: Status) -> &'static str {
+    match status {
+        Status::InUse => {
+            "; unmount it there, or take it over with --take-over, which fences that host"
+        }
+        _ => "",
+    }
+}
+
 impl SessionError {
     /// Whether trying again later can help.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Fabric(FabricError::NoVerbs(_)) | Self::Address(_) => false,
+            Self::Fabric(FabricError::NoVerbs(_) | FabricError::MemlockTooSmall { .. })
+            | Self::Address(_) => false,
             Self::Refused { reject, .. } => !matches!(
                 reject.reason,
                 Some(RejectReason::Version | RejectReason::NotAllowed | RejectReason::Malformed)
@@ -116,12 +134,13 @@ impl SessionError {
             Self::Status { status, .. } => {
                 matches!(status, Status::ShuttingDown | Status::TimedOut | Status::Internal)
             }
-            Self::NoSuchVolume { .. } | Self::Memory(_) => false,
+            Self::NoSuchVolume { .. } | Self::Memory(_) | Self::Fenced { .. } => false,
             _ => true,
         }
     }
 
-    /// Whether the target does not know the session any more.
+    /// Whether the target does not know the session any more, or knows it in a higher epoch: a new one is needed.
+    /// That is no word on the volume: see [`Self::Fenced`].
     #[must_use]
     pub fn is_session_gone(&self) -> bool {
         match self {
@@ -156,7 +175,10 @@ impl SessionError {
             | Self::TimedOut { .. }
             | Self::NotRblk { .. }
             | Self::Lost(_) => Exit::Unreachable,
-            Self::Refused { .. } | Self::Status { .. } | Self::NoSuchVolume { .. } => Exit::Refused,
+            Self::Refused { .. }
+            | Self::Status { .. }
+            | Self::NoSuchVolume { .. }
+            | Self::Fenced { .. } => Exit::Refused,
             _ => Exit::Failure,
         }
     }

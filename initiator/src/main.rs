@@ -1,29 +1,38 @@
 //! `rblk-initiator`: the commands of the initiator. Links no RDMA library: `mount` and `discover` are done by
 //! `rblk-initiatord`, which stands beside this program.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, ExitCode, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Parser;
 use rblk_config::{ByteSize, Exit};
-use rblk_initiator::args::{Cli, Command, MountArgs, Output, Report, exit_of};
-use rblk_initiator::mount::remains::{Remains, sweep};
+use rblk_initiator::args::{
+    CHECKED, Cli, Command, MountArgs, Output, RecoverArgs, Report, exit_of,
+};
+use rblk_initiator::mount::lock::MountLock;
+use rblk_initiator::mount::note::Note;
+use rblk_initiator::mount::remains::{self, Condition, Purpose};
 use rblk_initiator::mount::socket::{Ask, Response, ask, names, socket_path};
 use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::{NotMounted, NotRoot};
-use rblk_initiator::ublk::Control;
+use rblk_initiator::ublk::{DeviceInfo, disk_path};
 
 const STATUS_TIME: Duration = Duration::from_secs(2);
+/// Time for a program to take the place of another: as long as the driver may need to see that.
+const UPGRADE_TIME: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     die_of_closed_pipes();
     let result = match Cli::parse().command {
         Command::Mount(args) => mount(&args),
         Command::Umount { what, force } => umount(&what, force),
+        Command::Recover(args) => recover(&args),
+        Command::Upgrade { name, program, .. } => upgrade(name.as_deref(), program),
         Command::List { output } => list(output),
         Command::Discover { .. } => Err(become_daemon()),
     };
@@ -72,8 +81,44 @@ fn mount(args: &MountArgs) -> anyhow::Result<Exit> {
         return Err(become_daemon());
     }
     let name = args.mount_name(&config)?;
+    let started = start_daemon(&name, std::env::args_os().skip(1))?;
+    if let (Started::Mounted(status), Output::Json) = (&started, args.output) {
+        println!("{}", serde_json::to_string_pretty(status)?);
+        return Ok(Exit::Ok);
+    }
+    Ok(started.tell())
+}
+
+/// What became of a daemon.
+enum Started {
+    Mounted(Box<MountStatus>),
+    Failed { error: String, exit: Exit },
+}
+
+impl Started {
+    /// In words.
+    fn tell(self) -> Exit {
+        match self {
+            Self::Mounted(status) => {
+                println!("{}", status.device);
+                Exit::Ok
+            }
+            Self::Failed { error, exit } => {
+                eprintln!("rblk-initiator: {error}");
+                exit
+            }
+        }
+    }
+}
+
+/// Starts a daemon for the mount of a name, in the background, and waits until it says what became of it.
+fn start_daemon(
+    name: &str,
+    args: impl IntoIterator<Item = impl AsRef<OsStr>>,
+) -> anyhow::Result<Started> {
     let path = daemon()?;
-    let log = log_path(&name);
+    let log = log_path(name);
+    let was_there = log.exists();
     if let Some(dir) = log.parent() {
         std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
     }
@@ -86,7 +131,7 @@ fn mount(args: &MountArgs) -> anyhow::Result<Exit> {
     // and not forked: RDMA objects do not survive a fork.
     let mut child = Process::new("setsid")
         .arg(&path)
-        .args(std::env::args_os().skip(1))
+        .args(args)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log_file)
@@ -98,19 +143,15 @@ fn mount(args: &MountArgs) -> anyhow::Result<Exit> {
         BufReader::new(out).read_line(&mut line)?;
     }
     match serde_json::from_str(&line) {
-        Ok(Report::Mounted(status)) => {
-            match args.output {
-                Output::Table => println!("{}", status.device),
-                Output::Json => println!("{}", serde_json::to_string_pretty(&status)?),
-            }
-            Ok(Exit::Ok)
-        }
+        Ok(Report::Mounted(status)) => Ok(Started::Mounted(status)),
         Ok(Report::Failed { error, exit }) => {
             let _ = child.wait();
-            // It ended in good order: the log has nothing that is not said here.
-            let _ = std::fs::remove_file(&log);
-            eprintln!("rblk-initiator: {error}");
-            Ok(Exit::ALL.into_iter().find(|e| e.code() == exit).unwrap_or(Exit::Failure))
+            if !was_there {
+                // It ended in good order: the log has nothing that is not said here.
+                let _ = std::fs::remove_file(&log);
+            }
+            let exit = Exit::ALL.into_iter().find(|e| e.code() == exit).unwrap_or(Exit::Failure);
+            Ok(Started::Failed { error, exit })
         }
         Err(_) => {
             anyhow::bail!("rblk-initiatord ended without a word; its log is {}", log.display())
@@ -122,50 +163,189 @@ fn log_path(name: &str) -> PathBuf {
     Path::new("/run/rblk/log").join(format!("{name}.log"))
 }
 
+/// Goes on with mounts whose processes died. With several, every one is tried; the exit code is the first failure's.
+fn recover(args: &RecoverArgs) -> anyhow::Result<Exit> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err(NotRoot.into());
+    }
+    if args.foreground || args.check {
+        return Err(become_daemon());
+    }
+    let verbose = std::iter::repeat_n("-v", args.verbose.into());
+    let Some(name) = &args.name else {
+        let mut exit = Exit::Ok;
+        for name in names() {
+            if MountLock::is_held(&name) {
+                continue;
+            }
+            if remains::find(&name)?.note.is_ok_and(|note| note.is_none()) {
+                continue;
+            }
+            let flags = ["recover", &name].into_iter().chain(verbose.clone());
+            let failed = match start_daemon(&name, flags) {
+                Ok(started) => started.tell(),
+                Err(error) => {
+                    eprintln!("rblk-initiator: {name}: {error:#}");
+                    Exit::Failure
+                }
+            };
+            // What a mount leaves when the machine, or its device, is gone is cleared away by that.
+            if exit == Exit::Ok && failed != Exit::NotConnected {
+                exit = failed;
+            }
+        }
+        return Ok(exit);
+    };
+    rblk_protocol::Name::new(name).with_context(|| format!("the name {name}"))?;
+    Ok(start_daemon(name, ["recover", name].into_iter().chain(verbose))?.tell())
+}
+
+/// Has a program take the place of the processes that serve one mount, or all.
+fn upgrade(name: Option<&str>, program: Option<PathBuf>) -> anyhow::Result<Exit> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err(NotRoot.into());
+    }
+    let program = match program {
+        Some(program) => std::path::absolute(program)?,
+        None => daemon()?,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let one = |name: &str| runtime.block_on(upgrade_one(name, &program));
+    if let Some(name) = name {
+        one(name)?;
+        return Ok(Exit::Ok);
+    }
+    let mut exit = Exit::Ok;
+    for name in names().iter().filter(|name| MountLock::is_held(name)) {
+        if let Err(error) = one(name) {
+            eprintln!("rblk-initiator: {name}: {error:#}");
+            exit = Exit::Failure;
+        }
+    }
+    Ok(exit)
+}
+
+async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<()> {
+    let before = status(name).await.ok_or_else(|| NotMounted { what: name.to_owned() })?;
+    // Before anything is disturbed.
+    check_program(program, name).await?;
+    let upgrade = Ask::Upgrade { program: program.to_owned() };
+    match ask(&socket_path(name), upgrade, STATUS_TIME).await {
+        Ok(Response::Error(text) | Response::Busy(text)) => anyhow::bail!(text),
+        // It may have gone before its answer: what counts is who serves the mount then.
+        Ok(_) | Err(_) => {}
+    }
+    let begun = Instant::now();
+    while begun.elapsed() < UPGRADE_TIME {
+        if let Some(now) = status(name).await
+            && now.recovered > before.recovered
+        {
+            eprintln!("{name}: version {} instead of {}", now.version, before.version);
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    anyhow::bail!(
+        "nobody serves {} since {UPGRADE_TIME:?}; see the log, and `rblk-initiator list`",
+        before.device
+    )
+}
+
+/// Has a program say whether it can go on with the mount of a name.
+async fn check_program(program: &Path, name: &str) -> anyhow::Result<()> {
+    let mut process = Process::new(program);
+    process.args(["recover", "--check", name]).stdin(Stdio::null());
+    let asked = tokio::task::spawn_blocking(move || process.output());
+    let output = tokio::time::timeout(STATUS_TIME, asked)
+        .await
+        .with_context(|| format!("{} does not end", program.display()))??;
+    let output = output.with_context(|| format!("cannot run {}", program.display()))?;
+    if !output.status.success() || !output.stdout.starts_with(CHECKED.as_bytes()) {
+        anyhow::bail!(
+            "{} cannot go on with mount `{name}`: {}",
+            program.display(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(())
+}
+
 fn umount(what: &str, force: bool) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let mut found = None;
-        for name in names() {
-            if name == what || what.starts_with("/dev/") {
-                let left = || Remains::read(&name).map(|r| format!("/dev/ublkb{}", r.device_id));
-                match status(&name).await {
-                    Some(status) if name == what || status.device == what => found = Some(name),
-                    None if left().is_some_and(|device| device == what) => found = Some(name),
-                    // Dead, but its name was given: the file is swept below.
-                    None if name == what => found = Some(name),
-                    _ => {}
-                }
-            }
+    let Some(name) = find_mount(what, &runtime) else {
+        return umount_orphan(what, force);
+    };
+    let lock = runtime.block_on(MountLock::take_unless_served(&name));
+    if let Some(lock) = lock.context("the lock of the mount")? {
+        // No process serves it: what is left of it is ours to clear away.
+        remains::claim(&lock, |_| Purpose::Unmount { force })?;
+        let _ = std::fs::remove_file(log_path(&name));
+        eprintln!("{name}: its process had died; removed what it left");
+        return Ok(Exit::Ok);
+    }
+    let path = socket_path(&name);
+    let time = if force { Duration::from_secs(5) } else { Duration::from_secs(60) };
+    match runtime.block_on(ask(&path, Ask::Unmount { force }, time)) {
+        Ok(Response::Done) => {
+            let _ = std::fs::remove_file(log_path(&name));
+            Ok(Exit::Ok)
         }
-        let Some(name) = found else { return Err(NotMounted { what: what.to_owned() }.into()) };
-        let path = socket_path(&name);
-        let time = if force { Duration::from_secs(5) } else { Duration::from_secs(60) };
-        match ask(&path, Ask::Unmount { force }, time).await {
-            Ok(Response::Done) => {
-                let _ = std::fs::remove_file(log_path(&name));
-                Ok(Exit::Ok)
-            }
-            Ok(Response::Busy(text)) => {
-                eprintln!("rblk-initiator: {text}");
-                Ok(Exit::Failure)
-            }
-            Ok(Response::Error(text)) => anyhow::bail!(text),
-            Ok(Response::Status(_)) => anyhow::bail!("the mount answered something else"),
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-                // Its process died: the device it left goes, and then its socket.
-                let mut control = Control::open()?;
-                sweep(&mut control, &name)?;
-                std::fs::remove_file(&path)
-                    .with_context(|| format!("removing {}", path.display()))?;
-                eprintln!("{name}: its process had died; removed its device");
-                Ok(Exit::Ok)
-            }
-            Err(error) => {
-                Err(error).with_context(|| format!("asking the mount at {}", path.display()))
-            }
+        Ok(Response::Busy(text)) => {
+            eprintln!("rblk-initiator: {text}");
+            Ok(Exit::Failure)
         }
+        Ok(Response::Error(text)) => anyhow::bail!(text),
+        Ok(Response::Status(_)) => anyhow::bail!("the mount answered something else"),
+        Err(error) => Err(error).with_context(|| format!("asking the mount at {}", path.display())),
+    }
+}
+
+/// The name of the mount that is called that, or has that device.
+fn find_mount(what: &str, runtime: &tokio::runtime::Runtime) -> Option<String> {
+    names().into_iter().find(|name| {
+        let device = || match runtime.block_on(status(name)) {
+            Some(status) => Some(status.device),
+            None => Note::read(name).ok().flatten().map(|note| note.disk()),
+        };
+        name == what || what.starts_with("/dev/") && device().is_some_and(|device| device == what)
     })
+}
+
+/// Removes a device whose process died and whose note is gone.
+fn umount_orphan(what: &str, force: bool) -> anyhow::Result<Exit> {
+    let is_it = |info: &DeviceInfo| disk_path(info.id).to_str() == Some(what);
+    let orphan = match what.starts_with("/dev/") {
+        true => remains::orphans(&names())?.into_iter().find(is_it),
+        false => None,
+    };
+    let Some(orphan) = orphan else { return Err(NotMounted { what: what.to_owned() }.into()) };
+    if !force {
+        eprintln!(
+            "rblk-initiator: the process of {what} died, nobody knows what it served, and requests to it wait; \
+             --force fails them"
+        );
+        return Ok(Exit::Failure);
+    }
+    remains::remove_orphan(&orphan)?;
+    eprintln!("{what}: its process had died; removed it");
+    Ok(Exit::Ok)
+}
+
+/// What there is to say of a mount whose target is not there: since when, why, and what its requests do.
+fn standing(mount: &MountStatus) -> Option<String> {
+    let why = mount.last_loss.as_deref().map(|why| format!(": {why}")).unwrap_or_default();
+    if mount.state == "waiting" {
+        return Some(format!("{}: it waits for its target{why}", mount.name));
+    }
+    let since = Duration::from_millis(mount.lost_ms_ago?);
+    let what = match mount.state.as_str() {
+        "reconnecting" => "its target is lost, and requests wait",
+        "failing" => "its target is lost, and requests fail until it is back",
+        "fenced" => "another host has its volume, and every request fails; unmount it",
+        "volume lost" => "its volume is another one now, and every request fails; unmount it",
+        _ => return None,
+    };
+    Some(format!("{}: {what} (for {} s{why})", mount.name, since.as_secs()))
 }
 
 async fn status(name: &str) -> Option<MountStatus> {
@@ -178,46 +358,75 @@ async fn status(name: &str) -> Option<MountStatus> {
 fn list(output: Output) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut mounts = Vec::new();
-    let mut dead = Vec::new();
-    runtime.block_on(async {
-        for name in names() {
-            match status(&name).await {
-                Some(status) => mounts.push(status),
-                None => dead.push(name),
-            }
+    let mut words = Vec::new();
+    let names = names();
+    for name in &names {
+        match runtime.block_on(status(name)) {
+            Some(status) => mounts.push(status),
+            None => words.extend(dead(name, &mut mounts)),
         }
-    });
+    }
+    for orphan in remains::orphans(&names).unwrap_or_default() {
+        let device = disk_path(orphan.id).display().to_string();
+        words.push(format!(
+            "{device}: its process died and nobody knows what it served; `rblk-initiator umount --force {device}` \
+             fails the requests that wait for it"
+        ));
+    }
     if output == Output::Json {
         println!("{}", serde_json::to_string_pretty(&mounts)?);
         return Ok(Exit::Ok);
     }
     println!(
-        "{:<20} {:<14} {:>10} {:<13} {:>6} {:<12} TARGET",
-        "NAME", "DEVICE", "SIZE", "STATE", "QUEUES", "TRANSPORT"
+        "{:<20} {:<14} {:>10} {:<13} {:>6} {:>4} {:<12} TARGET",
+        "NAME", "DEVICE", "SIZE", "STATE", "QUEUES", "GEN", "TRANSPORT"
     );
     for m in &mounts {
         println!(
-            "{:<20} {:<14} {:>10} {:<13} {:>6} {:<12} {} ({})",
+            "{:<20} {:<14} {:>10} {:<13} {:>6} {:>4} {:<12} {} ({})",
             m.name,
             m.device,
             ByteSize(m.size_bytes).to_string(),
             m.state,
             m.queues,
+            m.generation,
             m.transport,
             m.address,
             m.target_name
         );
     }
+    mounts.iter().filter_map(standing).for_each(|words| eprintln!("{words}"));
     for m in mounts.iter().filter(|m| m.loss_untold) {
         eprintln!(
             "{}: its target lost writes that were not flushed; the next fsync there will fail to say so",
             m.name
         );
     }
-    for name in dead {
-        eprintln!(
-            "{name}: its process does not answer; `rblk-initiator umount {name}` removes what a dead one left"
-        );
-    }
+    words.iter().for_each(|words| eprintln!("{words}"));
     Ok(Exit::Ok)
+}
+
+/// What to say of a mount that does not answer. It is listed if it has a device.
+fn dead(name: &str, mounts: &mut Vec<MountStatus>) -> Option<String> {
+    if MountLock::is_held(name) {
+        return Some(format!("{name}: its process does not answer"));
+    }
+    let found = match remains::find(name) {
+        Ok(found) => found,
+        Err(error) => return Some(format!("{name}: its process died; {error}")),
+    };
+    if let (Some(word), Ok(Some(note))) = (found.condition.word(), &found.note) {
+        mounts.push(note.status(word));
+    }
+    match found.condition {
+        Condition::Nothing | Condition::Running => None,
+        Condition::Unusable => found.note.err().map(|bad| bad.to_string()),
+        Condition::Ending | Condition::Waiting => Some(format!(
+            "{name}: its process died and requests wait; `rblk-initiator recover {name}` goes on with it, \
+             `rblk-initiator umount --force {name}` fails them"
+        )),
+        Condition::Diskless | Condition::Gone => Some(format!(
+            "{name}: its process died; `rblk-initiator umount {name}` clears away what it left"
+        )),
+    }
 }

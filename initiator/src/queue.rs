@@ -14,6 +14,7 @@ use rblk_fabric::mailbox::{Receiver, Sender, mailbox};
 use rblk_protocol::{BlockSize, QueueDepth, Tag};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::admin::Pulse;
 use crate::durability::Ledger;
 use crate::engine::{Engine, PathEnd, QueueStats};
 use crate::io::{Io, IoOp};
@@ -27,6 +28,8 @@ use crate::ublk::{Event, Queue, Wait, WatchToken};
 const MAIL: WatchToken = WatchToken(0);
 const LONG_SLEEP: Duration = Duration::from_secs(60);
 const SHORT_SLEEP: Duration = Duration::from_millis(100);
+/// Turns of the ring in which the last answers get out.
+const HAND_BACK_TRIES: u32 = 16;
 const EIO: i32 = 5;
 const EINVAL: i32 = 22;
 
@@ -42,6 +45,12 @@ pub enum ToQueue {
     /// Drop the present path, so that no more writes are acknowledged, and answer with copies of those that no
     /// FLUSH covered; `None` when the queue retains nothing.
     TakeStock(oneshot::Sender<Option<Vec<Retained>>>),
+    /// Take requests but send none, or send them again. [`FromQueue::Quiet`] tells, once for each `Hold(true)`, when
+    /// nothing that was sent is unanswered.
+    Hold(bool),
+    /// Hold; when nothing that was sent is unanswered, or after that time, drop the path and leave the device as it
+    /// is, with what it gave us: its next server gets that. Ends the thread.
+    Leave(Duration),
 }
 
 /// Queue thread to control.
@@ -56,7 +65,12 @@ pub enum FromQueue {
         /// What is left.
         dead: Box<DeadPath>,
     },
-    /// The thread left: the disk is stopped, or something broke.
+    /// The queue is held, and everything it sent is answered.
+    Quiet {
+        /// Which queue.
+        queue: u16,
+    },
+    /// The thread left: the disk is stopped, control asked for it, or something broke.
     Stopped {
         /// Which queue.
         queue: u16,
@@ -96,6 +110,8 @@ pub struct QueueParts {
     pub block_size: BlockSize,
     /// The account of what is durable, made for the queue's depth; none for a volume that promises it at once.
     pub ledger: Option<Ledger>,
+    /// How soon a path on which the target owes an answer and says nothing is given up.
+    pub pulse: Option<Pulse>,
     /// How long to look for work before sleeping.
     pub spin: Duration,
     /// For control.
@@ -142,7 +158,7 @@ fn run(
     stats: Arc<QueueStats>,
     ready: &sync_mpsc::SyncSender<io::Result<()>>,
 ) -> io::Result<()> {
-    let QueueParts { config, buffers, block_size, ledger, spin, outbox } = parts;
+    let QueueParts { config, buffers, block_size, ledger, pulse, spin, outbox } = parts;
     let queue_id = config.queue_id();
     let stride = buffers.stride();
     let mut ublk = Queue::new(&config, buffers).map_err(io::Error::other)?;
@@ -157,9 +173,14 @@ fn run(
     if let Some(ledger) = ledger {
         engine = engine.with_ledger(ledger);
     }
+    engine.set_pulse(pulse);
+    let short_sleep = short_sleep(pulse);
     let mut path_token = 0u32;
     let mut idle_since = None;
     let mut stopping = false;
+    // Control waits for word that nothing is unanswered.
+    let mut tell_quiet = false;
+    let mut leave_by = None;
     loop {
         let now = Instant::now();
         let mut busy = false;
@@ -180,6 +201,14 @@ fn run(
                     // Nobody listens when the try to connect was given up.
                     let _ = reply.send(engine.take_stock());
                 }
+                ToQueue::Hold(held) => {
+                    engine.hold(held || leave_by.is_some());
+                    tell_quiet = held;
+                }
+                ToQueue::Leave(within) => {
+                    engine.hold(true);
+                    leave_by = Some(now + within);
+                }
             }
         }
         while let Some(event) = ublk.next_event() {
@@ -198,7 +227,13 @@ fn run(
                     }
                 }
                 Event::Watch(_) | Event::WatchEnded(..) => {}
-                Event::Stopping => stopping = true,
+                Event::Stopping => {
+                    stopping = true;
+                    // The driver waits for the answers of what it gave us.
+                    if leave_by.is_none() {
+                        engine.hold(false);
+                    }
+                }
                 Event::TagLost(tag, errno) => {
                     tracing::error!(tag, errno, "the ublk driver refused a command")
                 }
@@ -215,7 +250,12 @@ fn run(
             let _ =
                 outbox.send(FromQueue::PathEnded { queue: queue_id, end, dead: Box::new(dead) });
         }
-        if stopping && ublk.is_down() {
+        if tell_quiet && engine.is_quiet() {
+            tell_quiet = false;
+            let _ = outbox.send(FromQueue::Quiet { queue: queue_id });
+        }
+        let leaves = leave_by.is_some_and(|by| engine.is_quiet() || now >= by);
+        if leaves || stopping && ublk.is_down() {
             engine.disconnect();
             while let Some((end, dead)) = engine.take_ended() {
                 let _ = outbox.send(FromQueue::PathEnded {
@@ -223,6 +263,9 @@ fn run(
                     end,
                     dead: Box::new(dead),
                 });
+            }
+            if leaves {
+                hand_back(&mut ublk)?;
             }
             return Ok(());
         }
@@ -250,12 +293,32 @@ fn run(
                 stats.sleeps.add(1);
                 // With answers outstanding, also a net under devices that lose an event.
                 let short = engine.has_deadline() || stopping || engine.outstanding() > 0;
-                Wait::For(if short { SHORT_SLEEP } else { LONG_SLEEP })
+                let sleep = if short { short_sleep } else { LONG_SLEEP };
+                Wait::For(leave_by.map_or(sleep, |by| sleep.min(by.saturating_duration_since(now))))
             }
         };
         ublk.enter(wait).map_err(io::Error::other)?;
         stats.ring_enters.set(ublk.stats().enters);
     }
+}
+
+/// How long to sleep while answers are outstanding: a beat must not come late.
+fn short_sleep(pulse: Option<Pulse>) -> Duration {
+    let least = Duration::from_millis(5);
+    pulse.map_or(SHORT_SLEEP, |pulse| (pulse.period / 4).clamp(least, SHORT_SLEEP))
+}
+
+/// Tells the driver of every answered request, before the ring goes with those that are not.
+fn hand_back(ublk: &mut Queue) -> io::Result<()> {
+    for _ in 0..HAND_BACK_TRIES {
+        ublk.enter(Wait::No).map_err(io::Error::other)?;
+        if !ublk.needs_enter() {
+            break;
+        }
+        // The kernel wants its completions reaped first. A request among them stays the driver's.
+        while ublk.next_event().is_some() {}
+    }
+    Ok(())
 }
 
 fn start_request(

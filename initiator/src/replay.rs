@@ -4,12 +4,14 @@
 //! log do not overlap, so their order is free and several are under way. It is done when the FLUSH behind them was
 //! answered; until then the log is still needed.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{PageKind, Readiness, Region};
 use rblk_protocol::{BlockCount, QueueDepth, Tag};
 
+use crate::admin::Pulse;
 use crate::engine::{Engine, PathEnd, QueueStats};
 use crate::error::SessionError;
 use crate::io::{Io, IoOp};
@@ -54,13 +56,13 @@ pub enum Progress {
     Done,
 }
 
-/// A replay under way.
+/// A replay under way, of a log that is borrowed or shared.
 #[derive(Debug)]
-pub struct Replayer<'l> {
+pub struct Replayer<L: Deref<Target = ReplayLog>> {
     engine: Engine,
     buffers: Arc<Region>,
     stride: usize,
-    log: &'l ReplayLog,
+    log: L,
     // The piece to go on with, and its blocks that are sent.
     at: usize,
     sent: u64,
@@ -86,11 +88,11 @@ pub fn buffers(wish: QueueWish) -> Result<Arc<Region>, SessionError> {
     Region::allocate(bytes, PageKind::Normal).map_err(|e| SessionError::Memory(e.to_string()))
 }
 
-impl<'l> Replayer<'l> {
+impl<L: Deref<Target = ReplayLog>> Replayer<L> {
     /// Of `log`, over a path that was asked for with `wish` and whose registered memory is `buffers`.
     #[must_use]
     pub fn new(
-        log: &'l ReplayLog,
+        log: L,
         path: Path,
         buffers: Arc<Region>,
         wish: QueueWish,
@@ -114,6 +116,13 @@ impl<'l> Replayer<'l> {
             flush: Flush::NotYet,
             last_answer: now,
         }
+    }
+
+    /// With a pulse: a path that is silent for too long ends as [`PathEnd::Silent`], which another try may mend.
+    #[must_use]
+    pub fn with_pulse(mut self, pulse: Pulse) -> Self {
+        self.engine.set_pulse(Some(pulse));
+        self
     }
 
     /// The next command: as much as one takes, its data in the tag's buffer. `None` when all is sent.
@@ -262,7 +271,7 @@ impl<'l> Replayer<'l> {
     }
 }
 
-impl Drop for Replayer<'_> {
+impl<L: Deref<Target = ReplayLog>> Drop for Replayer<L> {
     fn drop(&mut self) {
         // QP, then CQ, then registrations: as everywhere.
         self.engine.disconnect();

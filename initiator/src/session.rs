@@ -10,22 +10,23 @@ use rblk_fabric::{
 };
 use rblk_protocol::limits::{self, ADMIN_DEPTH};
 use rblk_protocol::{
-    AccessMode, ConnectionKind, Epoch, Features, HelloAccept, HelloError, HelloReject,
+    AccessMode, ConnectionKind, Epoch, Features, Generation, HelloAccept, HelloError, HelloReject,
     HelloRequest, HostId, InstanceId, LoginReply, LoginRequest, Name, Opcode, OpenReply,
     OpenRequest, QueueDepth, SessionId, Status, Version, VolumeEntry, VolumeHandle,
     VolumeListHeader,
 };
 use std::sync::Arc;
 
-use crate::admin::AdminChannel;
+use crate::admin::{AdminChannel, Pulse, Reply};
 use crate::error::SessionError;
 use crate::path::{Path, PathLayout, PathMemory};
 
 /// READs of a target that a queue serves at once, where the device can.
 const READS_IN_MAX: u8 = 16;
-/// How long the LOGIN of a session that goes on may take: the target first finishes what an older epoch began. That
-/// of a new session is answered at once, or was lost.
-const RESUME_TIMEOUT: Duration = Duration::from_secs(35);
+/// How long a command may take that the target answers when it has finished what older connections began: the LOGIN
+/// of a session that goes on, and an OPEN for writing. The LOGIN of a new session is answered at once, or was lost.
+/// KEEP_ALIVEs show meanwhile that the target lives.
+const QUIESCE_TIMEOUT: Duration = Duration::from_secs(35);
 
 /// Who we are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,6 +48,24 @@ pub struct QueueWish {
     pub in_capsule_bytes: u32,
     /// Optional verbs to try.
     pub features: Features,
+}
+
+/// How a volume is to be had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Claim {
+    /// How it is used.
+    pub mode: AccessMode,
+    /// Fence whoever holds it.
+    pub take_over: bool,
+    /// That of the last OPEN, of one that comes back; [`Generation::FRESH`] of one that has nothing to go on with.
+    pub generation: Generation,
+}
+
+impl From<AccessMode> for Claim {
+    /// A fresh start that fences nobody.
+    fn from(mode: AccessMode) -> Self {
+        Self { mode, take_over: false, generation: Generation::FRESH }
+    }
 }
 
 /// A session.
@@ -108,12 +127,13 @@ impl Session {
         let accept = parse_accept(address, &established.hello.0, &asked)?;
         let epoch = if resume.is_some() { epoch } else { Epoch(1) };
         let mut admin = AdminChannel::new(&pd, poller, established.connection, &accept, epoch)?;
+        admin.set_pulse(Pulse::of(options.detect));
         let login = LoginRequest {
             host: host.id,
             host_name: host.name,
             keep_alive_ms: u32::try_from(options.detect.as_millis()).unwrap_or(u32::MAX),
         };
-        let timeout = if resume.is_some() { RESUME_TIMEOUT } else { options.timeout };
+        let timeout = if resume.is_some() { QUIESCE_TIMEOUT } else { options.timeout };
         let reply =
             admin.call(Opcode::Login, VolumeHandle(0), 0, &login.to_wire(), timeout).await?;
         if reply.status != Status::Ok {
@@ -150,7 +170,7 @@ impl Session {
         host: &HostIdentity,
     ) -> Result<Self, SessionError> {
         match Self::connect(address, options, host, None).await {
-            Err(SessionError::TimedOut { what: Opcode::Login }) => {
+            Err(SessionError::TimedOut { what: Opcode::Login | Opcode::KeepAlive }) => {
                 tracing::warn!(%address, "no answer to LOGIN; trying once more");
                 Self::connect(address, options, host, None).await
             }
@@ -195,25 +215,40 @@ impl Session {
         }
     }
 
-    /// Opens a volume.
+    /// What LOGIN was answered with.
+    #[must_use]
+    pub fn login(&self) -> LoginReply {
+        LoginReply {
+            session: self.id,
+            epoch: self.epoch,
+            instance: self.instance,
+            queues_max: self.queues_max,
+            target_name: self.target_name,
+        }
+    }
+
+    /// Opens a volume. Waits while commands of earlier holders are finished, up to 35 s.
     ///
     /// # Errors
     /// [`SessionError::NoSuchVolume`] with what there is; [`SessionError::Status`] with the holder's name when
-    /// it is in use.
+    /// it is in use; [`SessionError::Fenced`] when somebody else had it since the generation that is named.
     pub async fn open(
         &mut self,
         volume: &Name,
-        mode: AccessMode,
+        claim: impl Into<Claim>,
     ) -> Result<OpenReply, SessionError> {
-        let request = OpenRequest { name: *volume, mode, take_over: false };
+        let Claim { mode, take_over, generation } = claim.into();
+        let request = OpenRequest { name: *volume, mode, take_over, generation };
+        let timeout = self.options.timeout.max(QUIESCE_TIMEOUT);
         let reply = self
             .admin
-            .call(Opcode::OpenVolume, VolumeHandle(0), 0, &request.to_wire(), self.options.timeout)
+            .call(Opcode::OpenVolume, VolumeHandle(0), 0, &request.to_wire(), timeout)
             .await?;
-        match reply.status {
-            Status::Ok => OpenReply::from_wire(&reply.payload[..OpenReply::BYTES])
+        let what = || format!("opening volume `{volume}` at {}", self.address);
+        match (reply.status, reply.value) {
+            (Status::Ok, _) => OpenReply::from_wire(&reply.payload[..OpenReply::BYTES])
                 .map_err(SessionError::Protocol),
-            Status::NoSuchVolume => {
+            (Status::NoSuchVolume, _) => {
                 let names: Vec<String> =
                     self.list().await?.iter().map(|v| v.name.to_string()).collect();
                 Err(SessionError::NoSuchVolume {
@@ -222,19 +257,16 @@ impl Session {
                     has: if names.is_empty() { "none".to_owned() } else { names.join(", ") },
                 })
             }
-            _ => {
-                Err(self.status(&format!("opening volume `{volume}` at {}", self.address), &reply))
+            // Without a word it is the session that is of no use any more, not the volume that was taken.
+            (Status::Fenced, 1..) => {
+                Err(SessionError::Fenced { volume: volume.to_string(), by: words(&reply) })
             }
+            _ => Err(self.status(&what(), &reply)),
         }
     }
 
-    fn status(&self, what: &str, reply: &crate::admin::Reply) -> SessionError {
-        let len = usize::try_from(reply.value).unwrap_or(0).min(reply.payload.len()).min(256);
-        let text = String::from_utf8_lossy(&reply.payload[..len])
-            .chars()
-            .filter(|c| !c.is_control())
-            .collect();
-        SessionError::Status { what: what.to_owned(), status: reply.status, text }
+    fn status(&self, what: &str, reply: &Reply) -> SessionError {
+        SessionError::Status { what: what.to_owned(), status: reply.status, text: words(reply) }
     }
 
     /// Says goodbye, as far as the target listens, and ends the admin connection.
@@ -292,6 +324,12 @@ impl Session {
             volume,
         })
     }
+}
+
+/// What the target says to a refusal, fit for a terminal.
+fn words(reply: &Reply) -> String {
+    let len = usize::try_from(reply.value).unwrap_or(0).min(reply.payload.len()).min(256);
+    String::from_utf8_lossy(&reply.payload[..len]).chars().filter(|c| !c.is_control()).collect()
 }
 
 fn explain(address: &Address, error: FabricError) -> SessionError {

@@ -1,4 +1,5 @@
-//! A target that loses the first LOGIN: beginning a session must neither hang nor fail for it.
+//! Targets that lose a LOGIN, or take their time for it: beginning a session must neither hang nor fail for it, and a
+//! target that is gone meanwhile must be noticed.
 
 use std::time::{Duration, Instant};
 
@@ -21,8 +22,19 @@ fn name() -> Name {
     Name::new("store1").unwrap()
 }
 
-/// Accepts an admin connection and drives it until it ends; LOGIN is answered if `answers`.
-async fn serve(incoming: Incoming, answers: bool) {
+/// What a target does with what it hears.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Manners {
+    /// Nothing.
+    Silent,
+    /// It answers all.
+    Prompt,
+    /// It answers LOGIN after that many KEEP_ALIVEs, which it answers.
+    Slow(u32),
+}
+
+/// Accepts an admin connection and drives it until it ends.
+async fn serve(incoming: Incoming, manners: Manners) {
     let asked = HelloRequest::from_wire(&incoming.hello().0).unwrap();
     let depth = QueueDepth::new(ADMIN_DEPTH).unwrap();
     let offer = Offer {
@@ -62,6 +74,8 @@ async fn serve(incoming: Incoming, answers: bool) {
         let wr = SendWr { id: WrId(1 << 16), op, sges, signaled: true, inline: false };
         poller.post_send(qp, &[wr]).unwrap();
     };
+    let mut beats = 0;
+    let mut login = None;
     loop {
         let mut one = [Completion::default()];
         if poller.poll(&mut one).unwrap() == 0 {
@@ -72,17 +86,34 @@ async fn serve(incoming: Incoming, answers: bool) {
         if completion.status != rblk_fabric::WcStatus::Success {
             return;
         }
-        if completion.id.0 >> 16 != 0 || !answers {
+        if completion.id.0 >> 16 != 0 || manners == Manners::Silent {
             continue;
         }
         let mut bytes = vec![0; completion.byte_len as usize];
         region.read(usize::try_from(completion.id.0).unwrap() * RECV_BYTES, &mut bytes);
         let fixed = bytes.first_chunk::<COMMAND_BYTES>().unwrap();
         let command = CommandCapsule::from_wire(fixed, bytes.len(), depth).unwrap();
-        assert_eq!(command.opcode, Opcode::Login);
+        let slot = usize::try_from(completion.id.0).unwrap();
+        let sge = memory.sge(slot * RECV_BYTES, 1024).unwrap();
+        poller.post_recv(qp, &[RecvWr { id: WrId(completion.id.0), sge }]).unwrap();
+        match command.opcode {
+            Opcode::Login => login = Some(command),
+            Opcode::KeepAlive => {
+                beats += 1;
+                let response = ResponseCapsule::new(command.tag, command.sequence, Status::Ok);
+                send(&mut *poller, SendOp::Send, 768, &response.to_wire());
+            }
+            other => panic!("{other:?}"),
+        }
+        if let (Manners::Slow(after), Some(_)) = (manners, login)
+            && beats < after
+        {
+            continue;
+        }
+        let Some(command) = login.take() else { continue };
         let reply = LoginReply {
             session: SessionId([2; 16]),
-            epoch: Epoch(1),
+            epoch: command.epoch,
             instance: InstanceId([1; 16]),
             queues_max: 4,
             target_name: name(),
@@ -95,15 +126,21 @@ async fn serve(incoming: Incoming, answers: bool) {
     }
 }
 
+/// A listener on a free port, and where it is.
+async fn listen() -> (Listener, Address) {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let any: Address = format!("tcp://{}", free.local_addr().unwrap()).parse().unwrap();
+    drop(free);
+    let listener = Listener::bind(&any).await.unwrap();
+    let address = listener.address().clone();
+    (listener, address)
+}
+
 /// A target that answers LOGIN from the `first`th connection on; how many connections it had, and the result.
 fn begin(first: usize) -> (usize, Result<SessionId, SessionError>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let any: Address = format!("tcp://{}", free.local_addr().unwrap()).parse().unwrap();
-        drop(free);
-        let mut listener = Listener::bind(&any).await.unwrap();
-        let address = listener.address().clone();
+        let (mut listener, address) = listen().await;
         let options =
             ConnectOptions { timeout: Duration::from_millis(300), ..ConnectOptions::default() };
         let host = HostIdentity { id: HostId([1; 16]), name: name() };
@@ -120,7 +157,9 @@ fn begin(first: usize) -> (usize, Result<SessionId, SessionError>) {
                 }
                 incoming = listener.accept() => {
                     connections += 1;
-                    tokio::spawn(serve(incoming.unwrap(), connections >= first));
+                    let answers = connections >= first;
+                    let manners = if answers { Manners::Prompt } else { Manners::Silent };
+                    tokio::spawn(serve(incoming.unwrap(), manners));
                 }
             }
         }
@@ -137,4 +176,30 @@ fn a_lost_login_is_tried_once_more() {
     let error = result.unwrap_err();
     assert!(matches!(error, SessionError::TimedOut { what: Opcode::Login }), "{error}");
     assert_eq!(connections, 2);
+}
+
+/// Resumes a session at a target of those manners.
+fn resume(manners: Manners, detect: Duration) -> Result<Epoch, SessionError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (mut listener, address) = listen().await;
+        tokio::spawn(async move { serve(listener.accept().await.unwrap(), manners).await });
+        let options = ConnectOptions { detect, ..ConnectOptions::default() };
+        let host = HostIdentity { id: HostId([1; 16]), name: name() };
+        let resume = Some((SessionId([2; 16]), Epoch(7)));
+        Session::connect(&address, &options, &host, resume).await.map(|session| session.epoch)
+    })
+}
+
+#[test]
+fn a_login_that_waits_is_waited_for_while_the_target_lives() {
+    assert_eq!(resume(Manners::Prompt, Duration::from_secs(60)).unwrap(), Epoch(7));
+    // It answers at the third KEEP_ALIVE, whenever that comes: without them it would not.
+    assert_eq!(resume(Manners::Slow(3), Duration::from_secs(4)).unwrap(), Epoch(7));
+}
+
+#[test]
+fn a_target_that_is_gone_during_login_is_noticed() {
+    let error = resume(Manners::Silent, Duration::from_millis(400)).unwrap_err();
+    assert!(matches!(error, SessionError::TimedOut { what: Opcode::KeepAlive }), "{error}");
 }

@@ -273,7 +273,10 @@ struct Bed {
 
 impl Bed {
     fn new(seed: u64, retain_bytes: Option<usize>) -> Self {
-        let durability = Durability::new();
+        Self::over(Durability::new(), seed, retain_bytes)
+    }
+
+    fn over(durability: Arc<Durability>, seed: u64, retain_bytes: Option<usize>) -> Self {
         let queues = (0..QUEUES)
             .map(|_| {
                 let ring = retain_bytes.map(|bytes| RetainRing::new(bytes, bytes / 2048 + 4));
@@ -408,6 +411,9 @@ impl Bed {
                 while !self.replay(&log) {
                     self.target.crash(&mut self.random);
                 }
+                if self.durability.inherits_doubt() {
+                    self.durability.lose(horizon);
+                }
                 self.durability.rewritten(horizon, log.writes());
                 for block in (0..BLOCKS).filter(|block| !self.busy[*block]) {
                     assert_eq!(self.target.disk[block], self.expected[block], "block {block}");
@@ -504,6 +510,44 @@ fn what_was_not_retained_is_told_once() {
         assert_eq!((bed.flushed.pop(), bed.durability.losses()), (Some(0), 1));
     }
     assert!(waited > 10);
+}
+
+#[test]
+fn what_a_predecessor_left_is_told_to_be_lost_unless_a_flush_covered_it() {
+    for seed in 0..32 {
+        println!("seed {seed}");
+        let retain_bytes = (seed & 1 != 0).then_some(256 << 10);
+        let (flushed, forgot, wrote) = (seed & 2 != 0, seed & 4 != 0, seed & 8 != 0);
+        let mut bed = Bed::over(Durability::inheriting(), seed, retain_bytes);
+        if flushed {
+            bed.submit(0, IoOp::Flush);
+            bed.settle();
+            assert_eq!(bed.flushed.pop(), Some(0));
+        }
+        for _ in 0..if wrote { 20 } else { 0 } {
+            bed.submit(1, IoOp::Write);
+        }
+        bed.settle();
+        if forgot {
+            // Where it retains, this also checks that our own writes are there again.
+            bed.recover();
+        }
+        let unretained = wrote && retain_bytes.is_none();
+        let lost = forgot && (!flushed || unretained);
+        assert_eq!(bed.durability.has_untold_loss(), lost);
+        for result in [if lost { EIO } else { 0 }, 0] {
+            bed.submit(0, IoOp::Flush);
+            bed.settle();
+            assert_eq!(bed.flushed.pop(), Some(result));
+        }
+        assert!(!bed.durability.inherits_doubt());
+        assert_eq!(bed.durability.unflushed(), 0);
+        // Told or covered, it is no doubt any more.
+        bed.recover();
+        bed.submit(0, IoOp::Flush);
+        bed.settle();
+        assert_eq!(bed.flushed.pop(), Some(0));
+    }
 }
 
 #[test]

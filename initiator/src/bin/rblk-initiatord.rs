@@ -8,8 +8,11 @@ use anyhow::Context;
 use clap::Parser;
 use rblk_config::{ByteSize, Exit};
 use rblk_fabric::{Address, ConnectOptions};
-use rblk_initiator::args::{Cli, Command, MountArgs, Output, Report, exit_of};
+use rblk_initiator::args::{
+    CHECKED, Cli, Command, MountArgs, Output, RecoverArgs, Report, exit_of,
+};
 use rblk_initiator::identity::host_identity;
+use rblk_initiator::mount::OnReady;
 use rblk_initiator::session::Session;
 use rblk_protocol::VolumeFlags;
 use serde::Serialize;
@@ -21,14 +24,18 @@ fn main() -> ExitCode {
             start_log(args.verbose, "info");
             mount(&args)
         }
+        Command::Recover(args) => {
+            start_log(args.verbose, "info");
+            recover(&args)
+        }
         Command::Discover { address, timeout, output } => {
             start_log(0, "error");
             die_of_closed_pipes();
             discover(&address, timeout.get(), output)
         }
-        Command::Umount { .. } | Command::List { .. } => {
+        Command::Umount { .. } | Command::List { .. } | Command::Upgrade { .. } => {
             eprintln!(
-                "rblk-initiatord: only `mount` and `discover`; everything else is rblk-initiator's"
+                "rblk-initiatord: only `mount`, `recover NAME` and `discover`; everything else is rblk-initiator's"
             );
             return Exit::Usage.into();
         }
@@ -65,25 +72,49 @@ fn start_log(verbose: u8, quiet: &str) {
 }
 
 fn mount(args: &MountArgs) -> anyhow::Result<()> {
-    let mut reported = false;
-    let result = args.configuration().map_err(Into::into).and_then(|config| {
-        prepare_process()?;
+    serve(args.foreground, async |on_ready| {
+        let config = args.configuration()?;
         let name = args.mount_name(&config)?;
+        prepare_process()?;
         let host = host_identity(config.host_name.as_deref());
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let result =
-            runtime.block_on(rblk_initiator::mount::run(&config, &name, host, &mut |status| {
-                reported = true;
-                report(args.foreground, &Report::Mounted(Box::new(status.clone())));
-            }));
-        runtime.shutdown_timeout(std::time::Duration::from_secs(1));
-        result
-    });
+        rblk_initiator::mount::run(&config, &name, host, args.take_over, on_ready).await
+    })
+}
+
+fn recover(args: &RecoverArgs) -> anyhow::Result<()> {
+    let Some(name) = &args.name else {
+        anyhow::bail!("rblk-initiatord serves one mount: name it");
+    };
+    rblk_protocol::Name::new(name).with_context(|| format!("the name {name}"))?;
+    if args.check {
+        rblk_initiator::mount::recover::check(name)?;
+        // By these words the command that asks knows the program.
+        println!("{CHECKED}{}", env!("CARGO_PKG_VERSION"));
+        return Ok(());
+    }
+    serve(args.foreground, async |on_ready| {
+        prepare_process()?;
+        rblk_initiator::mount::recover::run(name, args.lock_fd, on_ready).await
+    })
+}
+
+/// Serves a mount to its end, and reports how its beginning went.
+fn serve(
+    foreground: bool,
+    mount: impl AsyncFnOnce(OnReady<'_>) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut reported = false;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let result = runtime.block_on(mount(&mut |status| {
+        reported = true;
+        report(foreground, &Report::Mounted(Box::new(status.clone())));
+    }));
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
     if let Err(error) = &result
         && !reported
     {
         report(
-            args.foreground,
+            foreground,
             &Report::Failed { error: format!("{error:#}"), exit: exit_of(error).code() },
         );
     }

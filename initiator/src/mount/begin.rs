@@ -1,42 +1,85 @@
 //! The beginning of a mount: session, volume, buffers, I/O connections, ublk device, queue threads. What fails here
 //! leaves nothing behind.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rblk_config::MountConfig;
 use rblk_fabric::{Address, PageKind, Region};
-use rblk_protocol::{Features, Name, QueueDepth, VolumeFlags, limits};
+use rblk_protocol::{Features, Name, QueueDepth, Status, VolumeFlags, limits};
 use tokio::sync::mpsc;
 
+use super::course::Course;
+use super::known::Known;
 use super::status::MountStatus;
-use super::{Mount, access_mode, device, options, send};
+use super::{Mount, access_mode, device, link, options, pulse, send};
 use crate::durability::{Durability, Ledger};
-use crate::engine::QueueCounts;
 use crate::error::SessionError;
 use crate::path::Path;
 use crate::queue::{FromQueue, QueueParts, ToQueue};
 use crate::retain::RetainRing;
-use crate::session::{HostIdentity, QueueWish, Session};
+use crate::session::{Claim, HostIdentity, QueueWish, Session};
 use crate::ublk::{Buffers, Control, Device};
 
 /// Time for START_DEV, which reads the partition table through us.
 const START_DEADLINE: Duration = Duration::from_secs(30);
+/// Longest pause between two rounds of the addresses while a mount waits for its target.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// What the service manager is asked for while a mount waits: more than a round of 16 addresses takes by default.
+const ROUND_USEC: u32 = 300_000_000;
 
 impl Mount {
+    /// Connects, opens the volume and connects its queues. Waits for a target that cannot be reached as long as
+    /// `config.wait` says, and leaves in `why` what keeps it; tries every address once at least.
     pub(super) async fn connect_first(
         config: &MountConfig,
         name: &str,
         host: HostIdentity,
+        take_over: bool,
+        why: &RefCell<Option<String>>,
+    ) -> anyhow::Result<(Self, Vec<Path>)> {
+        let begun = Instant::now();
+        let mut round = 1u32;
+        loop {
+            let error = match Self::connect_once(config, name, host, take_over).await {
+                Ok(connected) => return Ok(connected),
+                Err(error) => error,
+            };
+            let may_pass =
+                error.downcast_ref::<SessionError>().is_some_and(SessionError::is_transient);
+            if !may_pass || begun.elapsed() >= config.wait.get() {
+                return Err(error);
+            }
+            let text = format!("{error:#}");
+            tracing::warn!(round, error = text, "waiting for the target");
+            why.replace(Some(text.clone()));
+            // Each round asks for the time of the next one.
+            let _ = sd_notify::notify(&[
+                sd_notify::NotifyState::Status(&format!("waiting for the target: {text}")),
+                sd_notify::NotifyState::ExtendTimeoutUsec(ROUND_USEC),
+            ]);
+            tokio::time::sleep(config.reconnect_delay.get().min(PAUSE_MAX)).await;
+            round = round.saturating_add(1);
+        }
+    }
+
+    async fn connect_once(
+        config: &MountConfig,
+        name: &str,
+        host: HostIdentity,
+        take_over: bool,
     ) -> anyhow::Result<(Self, Vec<Path>)> {
         let addresses =
             config.target.iter().map(|t| t.parse()).collect::<Result<Vec<Address>, _>>()?;
         let volume_name = Name::new(&config.volume)?;
-        let mut session = connect_any(&addresses, config, &host).await?;
-        match Self::open_first(config, name, host, addresses, volume_name, &mut session).await {
-            Ok((mut mount, paths)) => {
-                mount.session = Some(session);
+        let claim = Claim { take_over, ..access_mode(config).into() };
+        let (address, mut session) = connect_any(&addresses, config, &host).await?;
+        match open_first(config, host, addresses, volume_name, claim, &mut session).await {
+            Ok((known, paths)) => {
+                let mut mount = Self::from_known(config, name, known);
+                mount.begin_connected(session, address);
                 Ok((mount, paths))
             }
             Err(error) => {
@@ -47,146 +90,110 @@ impl Mount {
         }
     }
 
-    async fn open_first(
-        config: &MountConfig,
-        name: &str,
-        host: HostIdentity,
-        addresses: Vec<Address>,
-        volume_name: Name,
-        session: &mut Session,
-    ) -> anyhow::Result<(Self, Vec<Path>)> {
-        let volume = session.open(&volume_name, access_mode(config)).await?;
-        let queues = config
-            .queues
-            .unwrap_or_else(|| {
-                let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-                u16::try_from(cpus.min(4)).unwrap_or(1)
-            })
-            .min(session.queues_max);
-        let io_max_bytes = u32::try_from(config.max_io.0).context("max_io")?;
-        let depth = QueueDepth::new(config.queue_depth).context("queue_depth")?;
-        let mut wish = QueueWish {
-            depth,
-            io_max_bytes,
-            in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
-            features: Features::WRITE_WITH_IMM,
-        };
-        let mut buffers = Vec::new();
-        let mut paths = Vec::new();
-        for queue in 0..queues {
-            let bytes = usize::from(wish.depth.get()) * wish.io_max_bytes as usize;
-            let region = Region::allocate(bytes, PageKind::Normal)?;
-            let path = session.connect_queue(queue, wish, volume.handle, &region).await?;
-            if queue == 0
-                && (path.accept.depth != wish.depth
-                    || path.accept.io_max_bytes != wish.io_max_bytes)
-            {
-                // The target gives less: what it gives is what every queue asks for, now and later.
-                tracing::info!(
-                    depth = path.accept.depth.get(),
-                    io_max_bytes = path.accept.io_max_bytes,
-                    "the target grants less than was asked"
-                );
-                wish.depth = path.accept.depth;
-                wish.io_max_bytes = path.accept.io_max_bytes;
-            }
-            buffers.push(region);
-            paths.push(path);
-        }
-        wish.in_capsule_bytes = paths[0].accept.in_capsule_bytes;
-        let caps = session.device().caps();
-        let size_bytes = volume.blocks.bytes(volume.block_size).unwrap_or(0);
+    /// A mount whose target is lost, and which will have it again by what is known. Next: `start_queues`, and the
+    /// device's start; `serve` then connects.
+    pub(super) fn from_known(config: &MountConfig, name: &str, known: Known) -> Self {
+        let volume = &known.volume;
         let status = MountStatus {
             name: name.to_owned(),
-            device: String::new(),
             volume: config.volume.clone(),
             target: config.target.clone(),
-            address: session.address.to_string(),
-            target_name: session.target_name.to_string(),
-            rdma_device: caps.name.clone(),
-            transport: caps.transport.to_string(),
-            state: String::new(),
-            last_loss: None,
+            address: known.address.clone(),
+            target_name: known.target_name.to_string(),
+            rdma_device: known.rdma_device.clone(),
+            transport: known.transport.clone(),
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            uptime_s: 0,
-            size_bytes,
+            size_bytes: volume.blocks.bytes(volume.block_size).unwrap_or(0),
             block_size: volume.block_size.bytes(),
             read_only: volume.flags.has(VolumeFlags::READ_ONLY),
             volatile_cache: volume.flags.has(VolumeFlags::VOLATILE_CACHE),
-            queues,
-            queue_depth: wish.depth.get(),
-            max_io_bytes: wish.io_max_bytes,
-            in_capsule_bytes: wish.in_capsule_bytes,
-            write_with_imm: paths[0].accept.features.has(Features::WRITE_WITH_IMM),
-            retain_bytes: 0,
-            unflushed_writes: 0,
-            verifier_changes: 0,
-            writes_rewritten: 0,
-            losses: 0,
-            loss_untold: false,
-            epoch: session.epoch.0,
-            total: QueueCounts::default(),
-            by_queue: Vec::new(),
+            queues: known.queues,
+            queue_depth: known.wish.depth.get(),
+            max_io_bytes: known.wish.io_max_bytes,
+            in_capsule_bytes: known.wish.in_capsule_bytes,
+            write_with_imm: known.wish.features.has(Features::WRITE_WITH_IMM),
+            epoch: known.resume.map_or(0, |(_, epoch)| epoch.0),
+            generation: volume.generation.0,
+            last_loss: known.fenced.clone(),
+            ..MountStatus::default()
         };
-        let mount = Self {
+        let now = Instant::now();
+        Self {
             config: config.clone(),
             name: name.to_owned(),
-            volume_name,
-            addresses,
-            host,
-            features: wish.features,
-            wish,
-            volume,
-            resume: Some((session.id, session.epoch)),
-            instance: session.instance,
+            device: None,
             durability: Durability::new(),
             session: None,
-            connected_at: Instant::now(),
             queues: Vec::new(),
-            buffers,
             status,
-            since: Instant::now(),
-            lost_at: None,
-            failing: false,
-            changed: false,
-            attempt: 0,
-            stopped: 0,
+            since: now,
+            course: Course::lost(link::rules(config, &known), link::facts(&known), now),
             again: None,
-            retry_at: None,
-        };
-        Ok((mount, paths))
+            trying: String::new(),
+            steps: mpsc::channel(1),
+            probing: None,
+            probed: 0,
+            paths: Vec::new(),
+            quiet: Vec::new(),
+            stopped: 0,
+            known,
+        }
     }
 
+    /// Adds the device, starts its queues with their paths, and exposes it.
     pub(super) async fn build_device(
         &mut self,
         control: Control,
         paths: Vec<Path>,
         outbox: &mpsc::UnboundedSender<FromQueue>,
     ) -> anyhow::Result<Device> {
-        let queues = u16::try_from(paths.len()).context("queues")?;
-        let device = device::add(control, &self.config, &self.volume, queues, &self.wish)?;
+        let device = self.add_device(control)?;
+        self.start_queues(&device, outbox)?;
+        self.connect_queues(paths);
+        let mut device = self.start_device(device).await?;
+        device::spare_a_tag(&mut device);
+        Ok(device)
+    }
+
+    /// Starts a thread for every queue of the device, which fetches every tag. They have no paths: requests wait.
+    pub(super) fn start_queues(
+        &mut self,
+        device: &Device,
+        outbox: &mpsc::UnboundedSender<FromQueue>,
+    ) -> anyhow::Result<()> {
+        // The driver may have cut the number of queues to that of the CPUs.
         self.status.queues = device.info().queues;
         let retain_bytes = self.retain_bytes(device.info().queues);
         self.status.retain_bytes = retain_bytes as u64 * u64::from(device.info().queues);
-        for (queue, path) in (0u16..).zip(paths) {
-            // The driver may have cut the number of queues to that of the CPUs; their paths just end.
+        let wish = self.known.wish;
+        for queue in 0..device.info().queues {
             let Some(config) = device.queue_config(queue) else { continue };
-            let region = Arc::clone(&self.buffers[usize::from(queue)]);
+            let region = self.known.buffers.get(usize::from(queue)).context("a queue too many")?;
             let buffers =
-                Buffers::new(region, 0, self.wish.io_max_bytes as usize, self.wish.depth.get())?;
+                Buffers::new(Arc::clone(region), 0, wish.io_max_bytes as usize, wish.depth.get())?;
             let parts = QueueParts {
                 config,
                 buffers,
-                block_size: self.volume.block_size,
+                block_size: self.known.volume.block_size,
                 ledger: self.ledger(retain_bytes),
+                pulse: Some(pulse(&self.config)),
                 spin: self.config.spin.get(),
                 outbox: outbox.clone(),
             };
             let handle = crate::queue::start(parts)?;
-            send(&handle, ToQueue::Connect(Box::new(path)));
+            if self.known.fenced.is_some() {
+                // For good: not a request of it waits.
+                send(&handle, ToQueue::Fail(Some(Status::Fenced.errno())));
+            }
             self.queues.push(handle);
+            self.paths.push(0);
         }
+        Ok(())
+    }
+
+    /// Exposes a device whose queues are started, or ends the recovery of one.
+    pub(super) async fn start_device(&mut self, device: Device) -> anyhow::Result<Device> {
         // START_DEV waits for the queue threads, and on older kernels reads the disk: not on this thread.
         let (device, started) = tokio::task::spawn_blocking(move || {
             let mut device = device;
@@ -212,7 +219,7 @@ impl Mount {
         }
         let share = asked.0 / u64::from(queues.max(1));
         let share = usize::try_from(share).unwrap_or(usize::MAX);
-        if share < self.wish.io_max_bytes as usize {
+        if share < self.known.wish.io_max_bytes as usize {
             tracing::warn!(
                 retain = %asked,
                 queues,
@@ -227,21 +234,94 @@ impl Mount {
         if !self.status.volatile_cache {
             return None;
         }
-        let ring = (retain_bytes > 0).then(|| RetainRing::for_queue(retain_bytes, self.wish.depth));
-        Some(Ledger::new(Arc::clone(&self.durability), self.wish.depth, ring))
+        let ring =
+            (retain_bytes > 0).then(|| RetainRing::for_queue(retain_bytes, self.known.wish.depth));
+        Some(Ledger::new(Arc::clone(&self.durability), self.known.wish.depth, ring))
     }
 }
 
-/// The first address that answers; each is tried once.
+/// Opens the volume and connects its queues.
+async fn open_first(
+    config: &MountConfig,
+    host: HostIdentity,
+    addresses: Vec<Address>,
+    volume_name: Name,
+    claim: Claim,
+    session: &mut Session,
+) -> anyhow::Result<(Known, Vec<Path>)> {
+    let volume = session.open(&volume_name, claim).await?;
+    let queues = config
+        .queues
+        .unwrap_or_else(|| {
+            let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            u16::try_from(cpus.min(4)).unwrap_or(1)
+        })
+        .min(session.queues_max);
+    let io_max_bytes = u32::try_from(config.max_io.0).context("max_io")?;
+    let depth = QueueDepth::new(config.queue_depth).context("queue_depth")?;
+    let mut wish = QueueWish {
+        depth,
+        io_max_bytes,
+        in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
+        features: Features::WRITE_WITH_IMM,
+    };
+    let mut buffers = Vec::new();
+    let mut paths = Vec::new();
+    for queue in 0..queues {
+        let region = queue_memory(&wish)?;
+        let path = session.connect_queue(queue, wish, volume.handle, &region).await?;
+        if queue == 0
+            && (path.accept.depth != wish.depth || path.accept.io_max_bytes != wish.io_max_bytes)
+        {
+            // The target gives less: what it gives is what every queue asks for, now and later.
+            tracing::info!(
+                depth = path.accept.depth.get(),
+                io_max_bytes = path.accept.io_max_bytes,
+                "the target grants less than was asked"
+            );
+            wish.depth = path.accept.depth;
+            wish.io_max_bytes = path.accept.io_max_bytes;
+        }
+        buffers.push(region);
+        paths.push(path);
+    }
+    wish.in_capsule_bytes = paths[0].accept.in_capsule_bytes;
+    let caps = session.device().caps();
+    let known = Known {
+        volume_name,
+        addresses,
+        host,
+        volume,
+        resume: Some((session.id, session.epoch)),
+        instance: session.instance,
+        target_name: session.target_name,
+        wish,
+        queues,
+        buffers,
+        address: session.address.to_string(),
+        rdma_device: caps.name.clone(),
+        transport: caps.transport.to_string(),
+        fenced: None,
+    };
+    Ok((known, paths))
+}
+
+/// Memory for the data of one queue.
+pub(super) fn queue_memory(wish: &QueueWish) -> anyhow::Result<Arc<Region>> {
+    let bytes = usize::from(wish.depth.get()) * wish.io_max_bytes as usize;
+    Ok(Region::allocate(bytes, PageKind::Normal)?)
+}
+
+/// The first address that answers, by index too; each is tried once.
 async fn connect_any(
     addresses: &[Address],
     config: &MountConfig,
     host: &HostIdentity,
-) -> Result<Session, SessionError> {
+) -> Result<(usize, Session), SessionError> {
     let mut last = None;
-    for address in addresses {
+    for (at, address) in addresses.iter().enumerate() {
         match Session::begin(address, &options(config), host).await {
-            Ok(session) => return Ok(session),
+            Ok(session) => return Ok((at, session)),
             Err(error) => {
                 tracing::debug!(%address, %error, "no session");
                 last = Some(error);

@@ -1,24 +1,77 @@
 //! The ublk device of a mount: its parameters from what the volume is, and who uses it.
 
-use rblk_config::MountConfig;
+use std::time::Duration;
+
+use anyhow::anyhow;
 use rblk_protocol::{OpenReply, VolumeFlags};
 
+use super::Mount;
 use crate::session::QueueWish;
-use crate::ublk::Control;
-use crate::ublk::Device;
-use crate::ublk::UblkError;
-use crate::ublk::{DeviceSpec, DiscardParams, DiskParams};
+use crate::ublk::{
+    Control, Device, DeviceSpec, DeviceToken, DiscardParams, DiskParams, Features, Recovery,
+};
 
 /// Longest discard or write-zeroes of one command, in sectors: 1 GiB.
 const RANGE_SECTORS_MAX: u32 = 1 << 21;
 
-pub(super) fn add(
-    control: Control,
-    config: &MountConfig,
-    volume: &OpenReply,
-    queues: u16,
-    wish: &QueueWish,
-) -> Result<Device, UblkError> {
+/// Time to find out who uses a disk.
+const HOLDER_TIME: Duration = Duration::from_secs(2);
+/// The kernel takes no less than 4 for the number of requests.
+const DEPTH_TO_SPARE: u16 = 5;
+/// The number of a device that has none yet.
+const NO_DEVICE: u32 = u32::MAX;
+
+impl Mount {
+    /// Adds the device, whose disk is not there yet. It is noted before, by its mark, and after, by its number: so
+    /// there is never one that nobody knows of.
+    pub(super) fn add_device(&mut self, control: Control) -> anyhow::Result<Device> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|error| anyhow!("random numbers: {error}"))?;
+        let token = DeviceToken::new(u64::from_ne_bytes(random));
+        self.device = Some((NO_DEVICE, token));
+        self.note();
+        let known = &self.known;
+        let params = params(&known.volume, &known.wish);
+        let mut spec =
+            DeviceSpec::new(known.queues, known.wish.depth.get(), known.wish.io_max_bytes);
+        spec.id = self.config.device_id;
+        // A request that a dead process held comes again to the next one.
+        spec.recovery = Recovery::Reissue;
+        spec.token = Some(token);
+        let device = Device::add(control, spec, params)?;
+        // The driver cuts the number of queues to that of the CPUs.
+        self.known.queues = device.info().queues;
+        self.device = Some((device.info().id, token));
+        self.note();
+        Ok(device)
+    }
+}
+
+/// Has the kernel leave one tag of each queue unused, where it needs that to see this process die at once: before 6.16
+/// it does so by a fetch that is idle, and when there is none, by a timer of 30 s. What the disk was told stays with
+/// it when another process takes it over.
+pub(super) fn spare_a_tag(device: &mut Device) {
+    let (id, depth) = (device.info().id, device.info().depth);
+    if device.control().features().contains(Features::QUIESCE) || depth < DEPTH_TO_SPARE {
+        return;
+    }
+    // In the background: the kernel waits for the requests under way.
+    std::thread::spawn(move || {
+        let queue = format!("/sys/block/ublkb{id}/queue");
+        let scheduler = std::fs::read_to_string(format!("{queue}/scheduler")).unwrap_or_default();
+        // A scheduler has tags of its own, and its number is another.
+        if !scheduler.contains("[none]") {
+            return;
+        }
+        if let Err(error) = std::fs::write(format!("{queue}/nr_requests"), (depth - 1).to_string())
+        {
+            tracing::debug!(%error, "nr_requests");
+        }
+    });
+}
+
+/// What the disk tells its users.
+fn params(volume: &OpenReply, wish: &QueueWish) -> DiskParams {
     let block = volume.block_size.bytes();
     let sectors = volume.blocks.0.saturating_mul(u64::from(block / 512));
     let mut params = DiskParams::new(sectors, block, wish.io_max_bytes);
@@ -47,15 +100,21 @@ pub(super) fn add(
             },
         });
     }
-    let mut spec = DeviceSpec::new(queues, wish.depth.get(), wish.io_max_bytes);
-    spec.id = config.device_id;
-    // Until a restarted initiator can take devices over, a device must not outlive its server.
-    spec.recovery = crate::ublk::Recovery::Never;
-    Device::add(control, spec, params)
+    params
 }
 
 /// Who uses a block device, in words; `None` when nobody does.
-pub(super) fn holder(device: &str) -> Option<String> {
+pub(super) async fn holder(device: &str) -> Option<String> {
+    let path = device.to_owned();
+    // Opening a disk may read it, and that may take as long as the target does.
+    let asked = tokio::task::spawn_blocking(move || find_holder(&path));
+    match tokio::time::timeout(HOLDER_TIME, asked).await {
+        Ok(found) => found.ok().flatten(),
+        Err(_) => Some("it cannot be opened; --force ignores that".to_owned()),
+    }
+}
+
+fn find_holder(device: &str) -> Option<String> {
     let mounts = std::fs::read_to_string("/proc/1/mounts")
         .or_else(|_| std::fs::read_to_string("/proc/mounts"));
     if let Ok(mounts) = mounts

@@ -1,14 +1,24 @@
-//! One try to have the session again: a task of its own, so that the mount goes on answering meanwhile and can
-//! give the try up.
+//! Having the target again: [`Try`] and [`probe`], tasks of their own so that the mount goes on answering meanwhile and
+//! can give them up. What they find is told to the mount's [`Course`](super::course::Course), which judges it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use anyhow::Context;
 use rblk_fabric::{Address, ConnectOptions, Region};
-use rblk_protocol::{AccessMode, Epoch, InstanceId, Name, OpenReply, SessionId, VolumeFlags};
+use rblk_protocol::{Epoch, InstanceId, LoginReply, Name, OpenReply, SessionId};
+use tokio::sync::{mpsc, oneshot};
 
+use super::course::{OtherTarget, Verdict};
 use super::settle::{Account, settle};
+use crate::error::SessionError;
 use crate::path::Path;
-use crate::session::{HostIdentity, QueueWish, Session};
+use crate::session::{Claim, HostIdentity, QueueWish, Session};
+
+/// How long the mount may take to answer a try. It is busy for longer only when it ends.
+const STEP_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a target may take to hear that a session is not wanted after all.
+const LOGOUT_TIME: Duration = Duration::from_secs(1);
 
 /// The volume came back as another one.
 #[derive(Debug, thiserror::Error)]
@@ -24,19 +34,16 @@ pub(super) struct VolumeChanged {
 #[derive(Debug)]
 pub(super) struct Try {
     pub(super) address: Address,
+    /// Its timeout is that of each step.
     pub(super) options: ConnectOptions,
     pub(super) host: HostIdentity,
     /// The session and the epoch to raise it to; `None` begins a new session.
     pub(super) resume: Option<(SessionId, Epoch)>,
     pub(super) volume_name: Name,
-    pub(super) mode: AccessMode,
+    pub(super) claim: Claim,
     pub(super) wish: QueueWish,
     pub(super) buffers: Vec<Arc<Region>>,
-    /// What the volume was.
-    pub(super) volume: OpenReply,
-    /// The target's run then.
-    pub(super) instance: InstanceId,
-    /// Which of its acknowledged writes are durable.
+    /// Which acknowledged writes are durable.
     pub(super) account: Account,
 }
 
@@ -44,29 +51,54 @@ pub(super) struct Try {
 #[derive(Debug)]
 pub(super) struct Again {
     pub(super) session: Session,
-    pub(super) volume: OpenReply,
     pub(super) paths: Vec<Path>,
 }
 
+/// What a try has reached. It goes on when it is told what that means.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// It has a session.
+    LoggedIn(LoginReply, oneshot::Sender<Result<(), OtherTarget>>),
+    /// It has the volume.
+    Opened(Box<OpenReply>, oneshot::Sender<Verdict>),
+}
+
 impl Try {
-    /// Connects, logs in, opens the volume, checks that it is the same, settles what became of acknowledged writes,
-    /// and connects every queue.
-    pub(super) async fn run(self) -> anyhow::Result<Again> {
+    /// Connects, logs in, opens the volume, settles what became of acknowledged writes if it has to, and connects
+    /// every queue.
+    pub(super) async fn run(self, steps: mpsc::Sender<Step>) -> anyhow::Result<Again> {
         let mut session =
             Session::connect(&self.address, &self.options, &self.host, self.resume).await?;
-        let volume = session.open(&self.volume_name, self.mode).await?;
-        let changed = |how| VolumeChanged { volume: self.volume_name.to_string(), how };
-        let same = volume.blocks == self.volume.blocks
-            && volume.block_size == self.volume.block_size
-            && volume.uuid == self.volume.uuid;
-        if !same {
-            return Err(changed("came back as another volume or size").into());
+        match self.open(&mut session, &steps).await {
+            Ok(paths) => Ok(Again { session, paths }),
+            Err(error) => {
+                let unwanted = error.is::<OtherTarget>()
+                    || matches!(error.downcast_ref(), Some(SessionError::Fenced { .. }));
+                if unwanted {
+                    session.logout(LOGOUT_TIME).await;
+                } else {
+                    // The next epoch of it need not wait for the target to miss us.
+                    session.admin.close();
+                }
+                Err(error)
+            }
         }
-        if volume.flags.has(VolumeFlags::EPHEMERAL) && session.instance != self.instance {
-            return Err(changed("was in the memory of a target that ended").into());
-        }
-        if volume.verifier != self.volume.verifier {
-            settle(&mut session, &volume, &self.account).await?;
+    }
+
+    async fn open(
+        &self,
+        session: &mut Session,
+        steps: &mpsc::Sender<Step>,
+    ) -> anyhow::Result<Vec<Path>> {
+        let login = session.login();
+        ask(steps, |answer| Step::LoggedIn(login, answer)).await??;
+        let volume = session.open(&self.volume_name, self.claim).await?;
+        match ask(steps, |answer| Step::Opened(Box::new(volume), answer)).await? {
+            Verdict::Go => {}
+            Verdict::Settle => settle(session, &volume, &self.account).await?,
+            Verdict::Changed(how) => {
+                return Err(VolumeChanged { volume: self.volume_name.to_string(), how }.into());
+            }
         }
         let mut paths = Vec::new();
         for (queue, buffers) in (0u16..).zip(&self.buffers) {
@@ -82,6 +114,34 @@ impl Try {
             }
             paths.push(path);
         }
-        Ok(Again { session, volume, paths })
+        Ok(paths)
     }
+}
+
+/// Tells the mount of a step, and what it says to that.
+async fn ask<T>(
+    steps: &mpsc::Sender<Step>,
+    step: impl FnOnce(oneshot::Sender<T>) -> Step,
+) -> anyhow::Result<T> {
+    let exchange = async {
+        let (sender, answer) = oneshot::channel();
+        steps.send(step(sender)).await.ok().context("the mount is ending")?;
+        answer.await.context("the mount is ending")
+    };
+    tokio::time::timeout(STEP_DEADLINE, exchange).await.context("the mount does not answer")?
+}
+
+/// Whether the run of the target that is known answers at an address, too. It is asked for a session of its own, which
+/// ends at once and opens nothing.
+pub(super) async fn probe(
+    address: Address,
+    options: ConnectOptions,
+    host: HostIdentity,
+    instance: InstanceId,
+) -> anyhow::Result<()> {
+    let session = Session::connect(&address, &options, &host, None).await?;
+    let (found, name) = (session.instance, session.target_name);
+    session.logout(LOGOUT_TIME).await;
+    anyhow::ensure!(found == instance, "another target answers there, with the name `{name}`");
+    Ok(())
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rblk_fabric::mailbox::Sender;
-use rblk_protocol::{AsyncEvent, Features, OpenReply, QueueDepth, limits};
+use rblk_protocol::{AsyncEvent, BlockSize, Features, OpenReply, QueueDepth, limits};
 use tokio::sync::oneshot;
 
 use crate::admin::Pulse;
@@ -38,6 +38,67 @@ pub struct Account {
     pub pulse: Pulse,
 }
 
+/// What is to become of acknowledged writes that no FLUSH covered.
+#[derive(Debug)]
+pub enum Judgement {
+    /// There are none.
+    Nothing,
+    /// They may be lost, and that is to be told: not all queues retain what they acknowledged.
+    Lost {
+        /// Those numbered below.
+        horizon: u64,
+        /// How many there may be.
+        writes: u64,
+    },
+    /// They are to be written again.
+    Rewrite {
+        /// Those numbered below.
+        horizon: u64,
+        /// What is to be written, and durable, before the queues go on.
+        log: ReplayLog,
+        /// A process before this one may have left some that nobody retains: a loss is to be told all the same.
+        doubt: bool,
+    },
+}
+
+/// Judges what the queues retain, of all of them together: `None` when one of them retains nothing. No queue has a
+/// path: nothing more is acknowledged until they get theirs.
+#[must_use]
+pub fn judge(
+    durability: &Durability,
+    stock: Option<Vec<Retained>>,
+    block_size: BlockSize,
+) -> Judgement {
+    let (horizon, writes) = (durability.horizon(), durability.unflushed());
+    match stock {
+        _ if writes == 0 => Judgement::Nothing,
+        None => Judgement::Lost { horizon, writes },
+        Some(entries) => Judgement::Rewrite {
+            horizon,
+            log: ReplayLog::merge(entries, block_size),
+            doubt: durability.inherits_doubt(),
+        },
+    }
+}
+
+impl Judgement {
+    /// Enters it in the account. `rewritten` says that the log is written again and durable; if the target refused
+    /// that, its writes may be lost, too. A path that died on the way settles nothing: judge again.
+    pub fn settle(&self, durability: &Durability, rewritten: bool) {
+        match self {
+            Self::Nothing => {}
+            Self::Lost { horizon, .. } => durability.lose(*horizon),
+            Self::Rewrite { horizon, .. } if !rewritten => durability.lose(*horizon),
+            Self::Rewrite { horizon, log, doubt } => {
+                if *doubt {
+                    durability.lose(*horizon);
+                }
+                durability.rewritten(*horizon, log.writes());
+            }
+        }
+    }
+}
+
 /// Settles the account with a volume that came back with another verifier.
 ///
 /// # Errors
@@ -47,50 +108,64 @@ pub async fn settle(
     volume: &OpenReply,
     account: &Account,
 ) -> anyhow::Result<()> {
-    let durability = &account.durability;
     let stock = take_stock(&account.queues).await?;
-    // No queue has a path: nothing is acknowledged until they get theirs.
-    let (horizon, unflushed) = (durability.horizon(), durability.unflushed());
-    if unflushed == 0 {
-        tracing::info!("the target lost its memory; every acknowledged write was flushed before");
-        return Ok(());
-    }
-    let Some(entries) = stock else {
-        tracing::error!(
-            writes = unflushed,
+    let judgement = judge(&account.durability, stock, volume.block_size);
+    let begun = Instant::now();
+    let mut rewritten = true;
+    match &judgement {
+        Judgement::Nothing => {
+            tracing::info!(
+                "the target lost its memory; every acknowledged write was flushed before"
+            );
+        }
+        Judgement::Lost { writes, .. } => tracing::error!(
+            writes,
             "the target lost its memory: acknowledged writes that were not flushed may be lost; the next FLUSH fails. \
              --retain would have kept them"
-        );
-        durability.lose(horizon);
-        return Ok(());
-    };
-    let log = ReplayLog::merge(entries, volume.block_size);
-    let begun = Instant::now();
-    if !log.pieces().is_empty() {
-        match replay(session, volume, account, &log).await {
-            Ok(()) => {}
-            Err(error) => match error.downcast_ref::<ReplayError>() {
-                Some(ReplayError::Refused(_)) => {
-                    tracing::error!(
-                        writes = log.writes(),
-                        %error,
-                        "acknowledged writes that were not flushed may be lost; the next FLUSH fails"
-                    );
-                    durability.lose(horizon);
-                    return Ok(());
-                }
-                _ => return Err(error.context("writing again what was not flushed")),
-            },
+        ),
+        Judgement::Rewrite { log, doubt, .. } => {
+            if !log.pieces().is_empty() {
+                rewritten = rewrite(session, volume, account, log).await?;
+            }
+            if *doubt {
+                tracing::error!(
+                    "the target lost its memory: writes that the process before this one acknowledged may be lost; the \
+                     next FLUSH fails"
+                );
+            }
+            if rewritten {
+                tracing::warn!(
+                    writes = log.writes(),
+                    pieces = log.pieces().len(),
+                    took = ?begun.elapsed(),
+                    "the target lost its memory; what was not flushed was written again"
+                );
+            }
         }
     }
-    durability.rewritten(horizon, log.writes());
-    tracing::warn!(
-        writes = log.writes(),
-        pieces = log.pieces().len(),
-        took = ?begun.elapsed(),
-        "the target lost its memory; what was not flushed was written again"
-    );
+    judgement.settle(&account.durability, rewritten);
     Ok(())
+}
+
+/// Writes it again. Returns whether the target took it.
+async fn rewrite(
+    session: &mut Session,
+    volume: &OpenReply,
+    account: &Account,
+    log: &ReplayLog,
+) -> anyhow::Result<bool> {
+    let Err(error) = replay(session, volume, account, log).await else { return Ok(true) };
+    match error.downcast_ref::<ReplayError>() {
+        Some(ReplayError::Refused(_)) => {
+            tracing::error!(
+                writes = log.writes(),
+                %error,
+                "acknowledged writes that were not flushed may be lost; the next FLUSH fails"
+            );
+            Ok(false)
+        }
+        _ => Err(error.context("writing again what was not flushed")),
+    }
 }
 
 /// Ends what is left of the queues' paths, and returns what they retain; `None` when one of them retains nothing.
@@ -117,6 +192,19 @@ async fn take_stock(queues: &[Sender<ToQueue>]) -> anyhow::Result<Option<Vec<Ret
     Ok(all)
 }
 
+/// Has the target make durable what it acknowledged so far.
+///
+/// # Errors
+/// The session or the path for it died, or the target refuses.
+pub(super) async fn flush(
+    session: &mut Session,
+    volume: &OpenReply,
+    account: &Account,
+) -> anyhow::Result<()> {
+    let nothing = ReplayLog::merge(Vec::new(), volume.block_size);
+    replay(session, volume, account, &nothing).await
+}
+
 async fn replay(
     session: &mut Session,
     volume: &OpenReply,
@@ -127,7 +215,8 @@ async fn replay(
     let wish = QueueWish { depth, features: Features::default(), ..account.wish };
     let buffers = replay::buffers(wish)?;
     let path = session.connect_queue(REPLAY_QUEUE, wish, volume.handle, &buffers).await?;
-    let replay = Replayer::new(log, path, buffers, wish, Instant::now()).run();
+    let replay =
+        Replayer::new(log, path, buffers, wish, Instant::now()).with_pulse(account.pulse).run();
     tokio::pin!(replay);
     // Meanwhile the session has to be kept alive.
     loop {
@@ -137,6 +226,92 @@ async fn replay(
                 Some(AsyncEvent::Draining) => anyhow::bail!("the target drains"),
                 event => tracing::debug!(?event, "event of the target"),
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rblk_protocol::{BlockCount, Lba};
+
+    use super::*;
+    use crate::retain::What;
+
+    fn block_size() -> BlockSize {
+        BlockSize::new(512).unwrap()
+    }
+
+    fn retained(number: u64) -> Retained {
+        Retained {
+            number,
+            what: What::Data,
+            lba: Lba(number),
+            count: BlockCount(1),
+            data: vec![7; 512],
+        }
+    }
+
+    /// An account where `unflushed` writes were acknowledged since the last FLUSH.
+    fn account(durability: Arc<Durability>, unflushed: u64) -> Arc<Durability> {
+        use crate::durability::Ledger;
+        use crate::io::{Io, IoOp};
+        let depth = QueueDepth::new(1).unwrap();
+        let mut ledger = Ledger::new(Arc::clone(&durability), depth, None);
+        let io = Io::new(IoOp::Write, 0, 512, block_size()).unwrap();
+        for _ in 0..unflushed {
+            ledger.submitted(rblk_protocol::Tag(0));
+            ledger.plan(rblk_protocol::Tag(0), &io);
+            ledger.answered(rblk_protocol::Tag(0), &io, true, |_, _| {});
+        }
+        durability
+    }
+
+    #[test]
+    fn what_is_flushed_needs_nothing() {
+        let account = account(Durability::new(), 0);
+        for stock in [None, Some(Vec::new())] {
+            let judgement = judge(&account, stock, block_size());
+            assert!(matches!(judgement, Judgement::Nothing), "{judgement:?}");
+            judgement.settle(&account, true);
+            assert_eq!(account.losses(), 0);
+        }
+    }
+
+    #[test]
+    fn what_is_not_retained_is_told_and_what_is_retained_is_written_again() {
+        let lost = account(Durability::new(), 2);
+        let judgement = judge(&lost, None, block_size());
+        assert!(matches!(judgement, Judgement::Lost { horizon: 2, writes: 2 }), "{judgement:?}");
+        judgement.settle(&lost, true);
+        assert_eq!((lost.losses(), lost.unflushed()), (1, 0));
+
+        for (rewritten, losses, writes) in [(true, 0, 2), (false, 1, 0)] {
+            let kept = account(Durability::new(), 2);
+            let judgement = judge(&kept, Some(vec![retained(0), retained(1)]), block_size());
+            match &judgement {
+                Judgement::Rewrite { horizon: 2, log, doubt: false } => {
+                    assert_eq!(log.writes(), 2);
+                }
+                other => panic!("{other:?}"),
+            }
+            judgement.settle(&kept, rewritten);
+            let found = (kept.losses(), kept.writes_rewritten(), kept.unflushed());
+            assert_eq!(found, (losses, writes, 0));
+        }
+    }
+
+    #[test]
+    fn what_a_process_before_left_is_told_whatever_is_retained() {
+        for (own, stock) in [(0, vec![]), (1, vec![retained(1)])] {
+            let account = account(Durability::inheriting(), own);
+            let judgement = judge(&account, Some(stock), block_size());
+            assert!(matches!(judgement, Judgement::Rewrite { doubt: true, .. }), "{judgement:?}");
+            judgement.settle(&account, true);
+            assert_eq!((account.losses(), account.unflushed()), (1, 0));
+            assert_eq!(account.writes_rewritten(), own);
+            // Once.
+            let again = judge(&account, Some(Vec::new()), block_size());
+            assert!(matches!(again, Judgement::Nothing), "{again:?}");
         }
     }
 }

@@ -11,6 +11,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
+use super::lock::MountLock;
 use super::status::MountStatus;
 
 /// Where the sockets are.
@@ -25,7 +26,7 @@ pub fn socket_path(name: &str) -> PathBuf {
 }
 
 /// What is asked of a mount.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "do")]
 pub enum Ask {
     /// Its state.
@@ -34,6 +35,11 @@ pub enum Ask {
     Unmount {
         /// Even when requests wait for a target that is gone, or the device is open: they fail.
         force: bool,
+    },
+    /// Hand the device over to a program, which takes the place of the one that serves it. Answered when that begins.
+    Upgrade {
+        /// Its path.
+        program: PathBuf,
     },
 }
 
@@ -69,23 +75,19 @@ pub struct MountSocket {
 }
 
 impl MountSocket {
-    /// Binds. `None` when a living mount answers there; the file of a dead one is replaced.
+    /// Binds, for the holder of the name's lock: a file that is there is a dead one's.
     ///
     /// # Errors
-    /// The directory cannot be made or written.
-    pub async fn bind(name: &str) -> io::Result<Option<Self>> {
-        let path = socket_path(name);
-        std::fs::create_dir_all(RUN_DIR)?;
-        if UnixStream::connect(&path).await.is_ok() {
-            return Ok(None);
-        }
+    /// The directory cannot be written.
+    pub fn bind(lock: &MountLock) -> io::Result<Self> {
+        let path = socket_path(lock.name());
         match std::fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
         }
         let listener = UnixListener::bind(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
-        Ok(Some(Self { listener, path, unlinked: Cell::new(false) }))
+        Ok(Self { listener, path, unlinked: Cell::new(false) })
     }
 
     /// Removes the socket's file, once: a later one of that name is another mount's.
@@ -161,16 +163,24 @@ pub async fn ask(path: &Path, ask: Ask, timeout: Duration) -> io::Result<Respons
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it does not answer"))?
 }
 
-/// Names of the mounts whose sockets are there, living or dead.
+/// Removes the socket's file of a dead mount.
+pub(super) fn remove_file(name: &str) {
+    let _ = std::fs::remove_file(socket_path(name));
+}
+
+/// Names of the mounts of which there is a socket or a note, living or dead.
 #[must_use]
 pub fn names() -> Vec<String> {
     let Ok(dir) = std::fs::read_dir(RUN_DIR) else { return Vec::new() };
     let mut names: Vec<String> = dir
         .flatten()
-        .filter_map(|e| {
-            e.file_name().to_str().and_then(|n| n.strip_suffix(".sock")).map(str::to_owned)
+        .filter_map(|entry| {
+            let file = entry.file_name();
+            let file = file.to_str()?;
+            file.strip_suffix(".sock").or_else(|| file.strip_suffix(".json")).map(str::to_owned)
         })
         .collect();
     names.sort();
+    names.dedup();
     names
 }

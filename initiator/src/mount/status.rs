@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::engine::QueueCounts;
 
 /// State of a mount.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MountStatus {
     /// Its name: the volume's unless another was given.
     pub name: String,
@@ -23,10 +23,20 @@ pub struct MountStatus {
     pub rdma_device: String,
     /// What carries the messages.
     pub transport: String,
-    /// `connected` or `reconnecting`.
+    /// `waiting` (for the first connect; there is no device yet), `connected`, `reconnecting` (requests wait), `failing` (they fail until the target is back), `fenced` (they
+    /// fail for good: another host has the volume) or `volume lost` (they fail for good: it became another one).
     pub state: String,
-    /// The last reason for a lost connection.
+    /// The last reason for a lost connection, or for one that could not be had again.
     pub last_loss: Option<String>,
+    /// When the target was lost the last time, in milliseconds since 1970; it stays when the target is back.
+    #[serde(default)]
+    pub lost_at_unix_ms: Option<u64>,
+    /// For how many milliseconds the target has been lost; absent while it is there.
+    #[serde(default)]
+    pub lost_ms_ago: Option<u64>,
+    /// The longest time without the target so far, in milliseconds, with the present one.
+    #[serde(default)]
+    pub stall_ms_max: u64,
     /// Process.
     pub pid: u32,
     /// Version of the program.
@@ -69,8 +79,14 @@ pub struct MountStatus {
     /// A loss waits for the next FLUSH to tell it by.
     #[serde(default)]
     pub loss_untold: bool,
+    /// Times the device was taken over by a new process.
+    #[serde(default)]
+    pub recovered: u32,
     /// Session epoch: rises with every reconnect.
     pub epoch: u32,
+    /// The volume's generation that this mount holds: it changes with the host that may write.
+    #[serde(default)]
+    pub generation: u64,
     /// Counters of all queues together.
     pub total: QueueCounts,
     /// Counters by queue.

@@ -19,6 +19,7 @@ use super::abi::{self, CtrlCmd};
 use super::error::{Result, UblkError, kernel_release};
 use super::feature::Features;
 use super::params::{DeviceSpec, DiskParams, PARAMS_LEN};
+use super::token::DeviceToken;
 
 /// Deadline of commands that do not wait for anybody.
 const QUICK: Duration = Duration::from_secs(10);
@@ -59,8 +60,10 @@ pub struct DeviceInfo {
     pub state: DeviceState,
     /// Features in use.
     pub flags: Features,
-    /// Process that serves it, or last did.
+    /// Process that serves it, or last did. Before 7.0 that of a dead process stays.
     pub server_pid: Option<i32>,
+    /// The mark its server put on it; `None` for a server that puts none, or another kind.
+    pub token: Option<DeviceToken>,
 }
 
 impl DeviceInfo {
@@ -79,6 +82,7 @@ impl DeviceInfo {
             },
             flags: Features::from_bits(info.flags),
             server_pid: (info.ublksrv_pid > 0).then_some(info.ublksrv_pid),
+            token: DeviceToken::of(info.ublksrv_flags),
         }
     }
 }
@@ -306,6 +310,24 @@ impl Control {
         }
     }
 
+    /// Takes a device away that has no server, whatever state it is in: the disk first (requests that wait for a
+    /// server fail), then the device. A stop is no harm to a device that has none, and a deletion without it would
+    /// be done under the lock of all devices.
+    ///
+    /// # Errors
+    /// As [`stop`](Self::stop) and [`delete`](Self::delete). A device that is not there is removed.
+    pub fn remove(&mut self, id: u32, deadline: Duration) -> Result<()> {
+        let removed = match self.info(id) {
+            Ok(info) if info.state == DeviceState::Dead => self.delete(id, deadline),
+            Ok(_) => self.stop(id, deadline).and_then(|()| self.delete(id, deadline)),
+            Err(error) => Err(error),
+        };
+        match removed {
+            Err(UblkError::NoSuchDevice { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
     /// Deletes a device; it is gone when its last user lets go. On kernels without the asynchronous command
     /// (before 6.9) the wait is part of it, and is cut short at the deadline without harm.
     ///
@@ -325,10 +347,11 @@ impl Control {
         }
     }
 
-    /// Makes the driver forget a dead server. Retried until the dead one has let go, or the deadline.
+    /// Makes the driver forget a dead server. Retried until the dead one has let go, or the deadline; also when the
+    /// driver does not answer: kernels before 6.16 hold the device's lock while they wait for a timer of 30 s.
     ///
     /// # Errors
-    /// [`UblkError::StillServed`], [`UblkError::NotRecoverable`].
+    /// [`UblkError::StillServed`], [`UblkError::NotRecoverable`], [`UblkError::Timeout`].
     pub fn start_recovery(&mut self, id: u32, deadline: Duration) -> Result<DeviceInfo> {
         let begin = Instant::now();
         loop {
@@ -344,6 +367,8 @@ impl Control {
                 Err(UblkError::StillServed { .. }) => {
                     return Err(UblkError::StillServed { id, pid: info.server_pid });
                 }
+                // Should the one that was given up be done later, the next is done, or refused as below.
+                Err(UblkError::Timeout { .. }) if begin.elapsed() < deadline => {}
                 // Kernels before 6.16 refuse a second START_USER_RECOVERY when the first one's process died
                 // before it fetched anything. The device is ready for a server all the same.
                 Err(UblkError::Refused { source, .. })
@@ -392,6 +417,14 @@ impl Control {
     pub fn update_size(&mut self, id: u32, sectors: u64) -> Result<()> {
         self.require(Features::UPDATE_SIZE)?;
         self.plain(UPDATE_SIZE, CtrlCmd { data: sectors, ..header(id) }, QUICK)
+    }
+
+    /// The device that carries `token`, if it is there.
+    ///
+    /// # Errors
+    /// `/dev` cannot be read.
+    pub fn find(&mut self, token: DeviceToken) -> Result<Option<DeviceInfo>> {
+        Ok(self.list()?.into_iter().find(|info| info.token == Some(token)))
     }
 
     /// All devices that have a node in `/dev`, by id.

@@ -251,6 +251,13 @@ impl Device {
         self.control.delete(self.info.id, deadline)
     }
 
+    /// How many hold the device's node, this guard among them. While somebody else does, the driver takes the device
+    /// for served.
+    #[must_use]
+    pub fn holders(&self) -> usize {
+        self.node.as_ref().map_or(0, Arc::strong_count)
+    }
+
     /// From now on a drop leaves the device for the next server.
     pub fn disown(&mut self) {
         self.leave = true;

@@ -84,6 +84,7 @@ mod flusher;
 mod params;
 mod queue;
 mod request;
+mod token;
 
 pub use buffers::Buffers;
 pub use control::{Control, DeviceInfo, DeviceState, char_path, disk_path};
@@ -94,3 +95,4 @@ pub use flusher::become_io_flusher;
 pub use params::{DeviceSpec, DiscardParams, DiskParams, Recovery};
 pub use queue::{Event, MAX_WATCHES, Queue, QueueStats, RingMode, Wait, WatchToken};
 pub use request::{BadRequest, BlockFlags, BlockOp, BlockRequest};
+pub use token::DeviceToken;

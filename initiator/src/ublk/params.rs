@@ -4,6 +4,7 @@
 use super::abi;
 use super::error::{Result, UblkError};
 use super::feature::Features;
+use super::token::DeviceToken;
 
 /// Largest logical block: the block layer's limit for ordinary drivers is a page, and 4096 is one everywhere.
 const MAX_BLOCK_BYTES: u32 = 4096;
@@ -210,6 +211,8 @@ pub struct DeviceSpec {
     pub want: Features,
     /// Features without which the device must not be made.
     pub need: Features,
+    /// The mark by which its server knows it again.
+    pub token: Option<DeviceToken>,
 }
 
 impl DeviceSpec {
@@ -224,6 +227,7 @@ impl DeviceSpec {
             recovery: Recovery::default(),
             want: Features::QUIESCE | Features::UPDATE_SIZE,
             need: Features::NONE,
+            token: None,
         }
     }
 
@@ -265,6 +269,7 @@ impl DeviceSpec {
             dev_id: self.id.unwrap_or(abi::ANY_DEVICE),
             ublksrv_pid: pid,
             flags: (flags | Features::CMD_IOCTL_ENCODE).bits(),
+            ublksrv_flags: self.token.map_or(0, DeviceToken::word),
             ..abi::DevInfo::default()
         })
     }
@@ -349,6 +354,11 @@ mod tests {
         assert_eq!((info.dev_id, info.ublksrv_pid), (u32::MAX, 7));
         let info = spec.to_abi(Features::from_bits(u64::MAX), 7).unwrap();
         assert_eq!(info.flags, 0x1458);
+        assert_eq!(info.ublksrv_flags, 0);
+        let token = DeviceToken::new(5);
+        let marked = DeviceSpec { token: Some(token), ..spec };
+        let info = marked.to_abi(Features::NONE, 7).unwrap();
+        assert_eq!(info.ublksrv_flags, token.word());
         let never = DeviceSpec { recovery: Recovery::Never, ..spec };
         assert_eq!(never.to_abi(Features::from_bits(u64::MAX), 7).unwrap().flags, 0x440);
         assert!(DeviceSpec { depth: 4097, ..spec }.to_abi(Features::NONE, 1).is_err());

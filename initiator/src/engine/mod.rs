@@ -6,40 +6,40 @@
 //! requests only after its self-test: the verbs that both ends agreed on are tried on it first, and a path
 //! that fails there is given back with [`PathEnd::SelfTest`] so that control can ask for less.
 //!
+//! While it is [held](Engine::hold) it sends nothing, so that a path can be left with nothing on its way. With a
+//! [`Pulse`] it gives a path up on which the target owes an answer and says nothing.
+//!
 //! With a [`Ledger`] the engine keeps account of which acknowledged writes are durable: it decides how each write is
 //! sent, may put a FLUSH ahead of one, and has FLUSHes failed that must tell of a loss.
 //!
 //! Per request: one SEND, no completion of its own (the answer proves it), and one receive completion. No
 //! allocation, lock or system call of its own.
 
+mod beat;
+mod live;
+mod stats;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{
-    Completion, QpIndex, RecvWr, SendCredits, SendOp, SendWr, SgeList, WcOpcode, WcStatus, WrId,
-};
-use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_BYTES};
+use rblk_fabric::{Completion, WcOpcode, WcStatus};
+use rblk_protocol::limits::RESPONSE_BYTES;
 use rblk_protocol::{
-    CommandCapsule, Features, Immediate, KeyedDescriptor, Opcode, QueueDepth, ResponseCapsule,
-    SELF_TEST_BYTES, Sequence, Status, Tag, self_test_pattern,
+    CommandCapsule, Immediate, KeyedDescriptor, Opcode, QueueDepth, ResponseCapsule, Status, Tag,
 };
-use serde::{Deserialize, Serialize};
 
+use crate::admin::Pulse;
 use crate::durability::{Answered, Ledger, Plan};
 use crate::inflight::Inflight;
 use crate::io::{Io, IoOp};
-use crate::path::{DeadPath, Path, PathLayout};
+use crate::path::{DeadPath, Path};
+use beat::Due;
+use live::{Answer, KIND_SEND, Live, Phase};
+pub use stats::{QueueCounts, QueueStats};
 
 /// How long the self-test may take.
 const SELF_TEST_DEADLINE: Duration = Duration::from_secs(2);
 const EIO: i32 = 5;
-#[allow(clippy::cast_possible_truncation)] // constants below 100
-const COMMAND_LEN: u32 = COMMAND_BYTES as u32;
-#[allow(clippy::cast_possible_truncation)] // constants below 100
-const RESPONSE_LEN: u32 = RESPONSE_BYTES as u32;
-#[allow(clippy::cast_possible_truncation)] // constants below 100
-const SELF_TEST_LEN: u32 = SELF_TEST_BYTES as u32;
-
 /// Why a path ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PathEnd {
@@ -47,94 +47,14 @@ pub enum PathEnd {
     Lost(WcStatus),
     /// The self-test failed or did not come back: an agreed verb does not work here.
     SelfTest,
+    /// The target owes an answer and says nothing: see [`Engine::set_pulse`].
+    Silent,
     /// The target broke a rule of the protocol.
     Protocol(&'static str),
     /// Control asked for it.
     Dropped,
     /// The path could not be taken over.
     Unusable,
-}
-
-enum Phase {
-    Testing { sequence: Sequence, since: Instant },
-    Ready,
-}
-
-struct Live {
-    poller: Box<dyn rblk_fabric::Poller>,
-    qp: QpIndex,
-    memory: crate::path::PathMemory,
-    accept: rblk_protocol::HelloAccept,
-    epoch: rblk_protocol::Epoch,
-    volume: rblk_protocol::VolumeHandle,
-    layout: PathLayout,
-    credits: SendCredits,
-    sequence: Sequence,
-    phase: Phase,
-    with_imm: bool,
-    sends: Vec<SendWr>,
-    recvs: Vec<RecvWr>,
-}
-
-rblk_fabric::counters! {
-    /// Counters of one queue: written by its thread, read by anyone.
-    #[derive(Debug, Default)]
-    #[repr(align(128))]
-    pub struct QueueStats;
-
-    /// The counters at one moment; also their sum over queues.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-    #[serde(default)]
-    pub struct QueueCounts;
-
-    /// READs answered.
-    reads,
-    /// WRITEs answered.
-    writes,
-    /// FLUSHes answered.
-    flushes,
-    /// DISCARDs answered.
-    discards,
-    /// WRITE_ZEROES answered.
-    write_zeroes,
-    /// Bytes read.
-    read_bytes,
-    /// Bytes written.
-    written_bytes,
-    /// Writes whose data travelled in the command: no key was exposed.
-    in_capsule_writes,
-    /// Commands that named a remote key.
-    keyed_commands,
-    /// Requests answered with an error.
-    errors,
-    /// Requests sent again on another path.
-    replayed,
-    /// FLUSHes sent ahead of a write, to make room for retained writes.
-    flushes_ahead,
-    /// Paths that ended.
-    paths_lost,
-    /// SENDs posted.
-    sends,
-    /// SENDs that asked for a completion.
-    signaled,
-    /// Doorbells.
-    send_doorbells,
-    /// Posts of a list of RECVs.
-    recv_doorbells,
-    /// RECVs posted.
-    recvs,
-    /// Completions reaped.
-    completions,
-    /// Answers that came as WRITE_WITH_IMM.
-    immediates,
-    /// Bytes the initiator's CPU copied between buffers.
-    copied_bytes,
-    /// Turns of the data thread.
-    turns,
-    /// Times the data thread slept.
-    sleeps,
-    /// io_uring_enter calls.
-    ring_enters,
 }
 
 /// One I/O queue.
@@ -144,6 +64,9 @@ pub struct Engine {
     inflight: Inflight,
     path: Option<Live>,
     ended: Vec<(PathEnd, DeadPath)>,
+    pulse: Option<Pulse>,
+    // Nothing is sent.
+    held: bool,
     // Once set, every request fails with this errno.
     failed: Option<i32>,
     // Some request may wait to be sent.
@@ -157,15 +80,9 @@ impl std::fmt::Debug for Engine {
         f.debug_struct("Engine")
             .field("depth", &self.depth)
             .field("connected", &self.path.is_some())
+            .field("held", &self.held)
             .finish_non_exhaustive()
     }
-}
-
-const KIND_RECV: u64 = 0;
-const KIND_SEND: u64 = 1;
-
-fn wr_id(kind: u64, index: u16) -> WrId {
-    WrId(kind << 16 | u64::from(index))
 }
 
 impl Engine {
@@ -178,6 +95,8 @@ impl Engine {
             inflight: Inflight::new(depth),
             path: None,
             ended: Vec::new(),
+            pulse: None,
+            held: false,
             failed: None,
             backlog: false,
             ledger: None,
@@ -190,6 +109,26 @@ impl Engine {
     pub fn with_ledger(mut self, ledger: Ledger) -> Self {
         self.ledger = Some(ledger);
         self
+    }
+
+    /// How soon a path that does not answer is given up: on one where requests are outstanding and nothing was heard
+    /// for `period`, a KEEP_ALIVE goes out, and after `timeout` more without any answer the path ends with
+    /// [`PathEnd::Silent`]. A slow store is no silence: the target's data thread answers. `None`: never.
+    pub fn set_pulse(&mut self, pulse: Option<Pulse>) {
+        self.pulse = pulse;
+    }
+
+    /// While held, requests are taken and wait: nothing is sent, on this path or another, except the self-test of a
+    /// new one. What was sent before is answered as ever, and [`Self::set_failed`] fails what waits.
+    pub fn hold(&mut self, held: bool) {
+        self.held = held;
+        self.backlog = true;
+    }
+
+    /// Whether no request is sent and unanswered: ending the path now makes nothing be sent twice.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.inflight.sent() == 0
     }
 
     /// Ends the present path, so that no more writes are acknowledged, and copies what the queue retains:
@@ -245,7 +184,7 @@ impl Engine {
         }
         // A FLUSH may have to fail, which only a turn can tell.
         let sendable = self.ledger.is_none() || io.op != IoOp::Flush;
-        if sendable && self.is_connected() && self.failed.is_none() {
+        if sendable && self.is_connected() && !self.held && self.failed.is_none() {
             self.send(tag);
         } else {
             self.backlog = true;
@@ -258,49 +197,16 @@ impl Engine {
         if self.path.is_some() {
             self.end_path(PathEnd::Dropped);
         }
-        let Path { mut poller, connection, memory, accept, epoch, volume } = path;
-        let layout = PathLayout { depth: accept.depth };
         // Room for every tag, and buffers no shorter than what may be asked.
-        let fits = accept.depth == self.depth && accept.io_max_bytes as usize >= self.buffer_stride;
-        let qp = match poller.attach(connection) {
-            Ok(qp) if fits => qp,
-            attached => {
-                let connection = attached.ok().and_then(|qp| poller.detach(qp));
-                self.ended.push((PathEnd::Unusable, DeadPath { connection, poller, memory }));
-                return;
+        let fits = path.accept.depth == self.depth
+            && path.accept.io_max_bytes as usize >= self.buffer_stride;
+        match Live::begin(path, fits, now) {
+            Ok(live) => {
+                self.path = Some(live);
+                self.post();
             }
-        };
-        let mut live = Live {
-            poller,
-            qp,
-            memory,
-            with_imm: accept.features.has(Features::WRITE_WITH_IMM),
-            accept,
-            epoch,
-            volume,
-            credits: SendCredits::new(layout.send_wrs(), layout.signal_interval()),
-            layout,
-            sequence: Sequence(0),
-            phase: Phase::Testing { sequence: Sequence(1), since: now },
-            sends: Vec::with_capacity(layout.send_wrs() as usize),
-            recvs: Vec::with_capacity(usize::from(layout.recv_slots())),
-        };
-        for slot in 0..layout.recv_slots() {
-            live.queue_recv(slot);
+            Err(dead) => self.ended.push((PathEnd::Unusable, dead)),
         }
-        live.memory.scratch.region().zero(0, SELF_TEST_BYTES);
-        let remote = live.memory.scratch.remote(0);
-        live.sequence = live.sequence.next();
-        let tag = layout.depth.connection_tag();
-        let mut command = CommandCapsule::new(Opcode::SelfTest, tag, epoch, live.sequence);
-        command.buffer = Some(KeyedDescriptor {
-            address: remote.addr,
-            length: SELF_TEST_LEN,
-            rkey: remote.rkey.0,
-        });
-        live.queue_command(&command, None);
-        self.path = Some(live);
-        self.post();
     }
 
     /// Ends the present path: everything sent waits again.
@@ -357,11 +263,29 @@ impl Engine {
         {
             self.end_path(PathEnd::SelfTest);
         }
+        self.keep_beat(now);
         if self.backlog {
             busy |= self.work_backlog(&mut done);
         }
         self.post();
         busy
+    }
+
+    /// Asks a silent target for an answer, or gives its path up. Called when all that came was taken, and before
+    /// anything new is posted: nothing follows a silence that was too long.
+    fn keep_beat(&mut self, now: Instant) {
+        let Some(pulse) = self.pulse else { return };
+        let waits = self.inflight.sent() > 0;
+        let Some(live) = self.path.as_mut() else { return };
+        match live.beat.check(pulse, now, waits) {
+            Due::Nothing => {}
+            Due::Ask => {
+                if live.ask() {
+                    self.stats.beats.add(1);
+                }
+            }
+            Due::Dead => self.end_path(PathEnd::Silent),
+        }
     }
 
     /// Sends or fails what waits.
@@ -379,7 +303,7 @@ impl Engine {
                 }
             }
             self.backlog = self.inflight.sent() > 0;
-        } else if self.is_connected() {
+        } else if self.is_connected() && !self.held {
             self.backlog = false;
             for tag in self.inflight.tags() {
                 let Some(io) = self.inflight.waiting(tag) else { continue };
@@ -469,6 +393,7 @@ impl Engine {
             live.credits.completed();
             return Ok(());
         }
+        live.beat.heard();
         if index >= live.layout.recv_slots() {
             return Err(PathEnd::Protocol("completion of an unknown RECV"));
         }
@@ -503,7 +428,7 @@ impl Engine {
         };
         live.queue_recv(index);
         if answer.tag == live.layout.depth.connection_tag() {
-            return self.on_self_test(&answer);
+            return self.on_own_answer(&answer);
         }
         // Before the answer is taken: a request of a path that ends must be left to the next one.
         if answer.immediate
@@ -566,23 +491,26 @@ impl Engine {
         }
     }
 
-    fn on_self_test(&mut self, answer: &Answer) -> Result<(), PathEnd> {
+    /// An answer to one of the connection's own commands.
+    fn on_own_answer(&mut self, answer: &Answer) -> Result<(), PathEnd> {
         let Some(live) = self.path.as_mut() else { return Ok(()) };
-        let Phase::Testing { sequence, .. } = live.phase else {
-            return Err(PathEnd::Protocol("an answer nobody asked for"));
-        };
-        let mut seen = [0; SELF_TEST_BYTES];
-        live.memory.scratch.region().read(0, &mut seen);
-        let fine = answer.status == Status::Ok
-            && answer.check == (sequence.0 & 0xffff) as u16
-            && answer.immediate == live.with_imm
-            && seen == self_test_pattern(sequence);
-        if !fine {
-            return Err(PathEnd::SelfTest);
+        match live.phase {
+            Phase::Testing { sequence, .. } => {
+                if !live.passes_self_test(answer, sequence) {
+                    return Err(PathEnd::SelfTest);
+                }
+                live.phase = Phase::Ready;
+                self.backlog = true;
+                Ok(())
+            }
+            Phase::Ready if answer.immediate || !live.beat.take_answer(answer.check) => {
+                Err(PathEnd::Protocol("an answer nobody asked for"))
+            }
+            Phase::Ready if answer.status != Status::Ok => {
+                Err(PathEnd::Protocol("a KEEP_ALIVE that was refused"))
+            }
+            Phase::Ready => Ok(()),
         }
-        live.phase = Phase::Ready;
-        self.backlog = true;
-        Ok(())
     }
 
     /// Rings the doorbells: one list of RECVs, one of SENDs.
@@ -607,37 +535,5 @@ impl Engine {
             tracing::error!(%error, "cannot post");
             self.end_path(PathEnd::Lost(WcStatus::Other(u32::try_from(EIO).unwrap_or(0))));
         }
-    }
-}
-
-struct Answer {
-    tag: Tag,
-    status: Status,
-    check: u16,
-    immediate: bool,
-}
-
-impl Live {
-    fn queue_recv(&mut self, slot: u16) {
-        let sge = self.memory.slots.sge(self.layout.recv_offset(slot), RESPONSE_LEN);
-        if let Some(sge) = sge {
-            self.recvs.push(RecvWr { id: wr_id(KIND_RECV, slot), sge });
-        }
-    }
-
-    fn queue_command(&mut self, command: &CommandCapsule, data: Option<rblk_fabric::Sge>) {
-        let bytes = command.to_wire();
-        let offset = self.layout.capsule_offset(command.tag.index());
-        self.memory.slots.region().write(offset, &bytes);
-        let Some(capsule) = self.memory.slots.sge(offset, COMMAND_LEN) else { return };
-        let signaled = self.credits.wants_signal();
-        self.credits.take(signaled);
-        self.sends.push(SendWr {
-            id: wr_id(KIND_SEND, command.tag.0),
-            op: SendOp::Send,
-            sges: data.map_or_else(|| SgeList::one(capsule), |data| SgeList::two(capsule, data)),
-            signaled,
-            inline: data.is_none(),
-        });
     }
 }

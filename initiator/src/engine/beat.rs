@@ -1,0 +1,135 @@
+//! [`Beat`]: whether the target still answers on a queue's own path while requests wait for it. Pure.
+//!
+//! The beat of the admin connection proves one data thread of the target, and it may be another one. A path on
+//! which requests are outstanding and nothing was heard for the pulse's period asks by a KEEP_ALIVE, which the data
+//! thread answers whatever its store does. One on which nothing is heard for period and timeout together is given
+//! up, also when this thread did not run meanwhile and could not ask: what came in that time was read before
+//! [`Beat::check`] judges. Idle paths ask nothing.
+
+use std::time::Instant;
+
+use rblk_protocol::Sequence;
+
+use crate::admin::Pulse;
+
+/// What is to be done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Due {
+    Nothing,
+    /// Send a KEEP_ALIVE and [note](Beat::asked) it.
+    Ask,
+    /// The target is silent for too long: the path has ended.
+    Dead,
+}
+
+/// The beat of one path.
+#[derive(Debug, Default)]
+pub(super) struct Beat {
+    // Since when answers are awaited and none came.
+    silent_since: Option<Instant>,
+    // The KEEP_ALIVE that is not answered. It is not sent again: there is one tag for it.
+    asked: Option<Sequence>,
+}
+
+impl Beat {
+    /// The target answered something.
+    pub(super) fn heard(&mut self) {
+        self.silent_since = None;
+    }
+
+    /// A KEEP_ALIVE was sent.
+    pub(super) fn asked(&mut self, sequence: Sequence) {
+        self.asked = Some(sequence);
+    }
+
+    /// An answer with these bits of its sequence is that of the KEEP_ALIVE.
+    pub(super) fn take_answer(&mut self, check: u16) -> bool {
+        let fits = self.asked.is_some_and(|sequence| check == (sequence.0 & 0xffff) as u16);
+        if fits {
+            self.asked = None;
+        }
+        fits
+    }
+
+    /// What to do, after everything that came was taken. `waits` says whether requests are outstanding.
+    pub(super) fn check(&mut self, pulse: Pulse, now: Instant, waits: bool) -> Due {
+        if !waits {
+            self.silent_since = None;
+            return Due::Nothing;
+        }
+        let silent = now.saturating_duration_since(*self.silent_since.get_or_insert(now));
+        if silent > pulse.period.saturating_add(pulse.timeout) {
+            Due::Dead
+        } else if silent > pulse.period && self.asked.is_none() {
+            Due::Ask
+        } else {
+            Due::Nothing
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    const PULSE: Pulse =
+        Pulse { period: Duration::from_millis(500), timeout: Duration::from_millis(1250) };
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn it_asks_only_of_a_target_that_owes_an_answer() {
+        let now = Instant::now();
+        let mut beat = Beat::default();
+        assert_eq!(beat.check(PULSE, now, false), Due::Nothing);
+        // An hour without requests, then one: the silence begins with it.
+        let now = now + ms(3_600_000);
+        assert_eq!(beat.check(PULSE, now, true), Due::Nothing);
+        assert_eq!(beat.check(PULSE, now + ms(500), true), Due::Nothing);
+        assert_eq!(beat.check(PULSE, now + ms(501), true), Due::Ask);
+        beat.asked(Sequence(0x1_0007));
+        assert_eq!(beat.check(PULSE, now + ms(1000), true), Due::Nothing, "once");
+        assert!(!beat.take_answer(6), "of something else");
+        assert!(beat.take_answer(7));
+        assert!(!beat.take_answer(7), "answered twice");
+        beat.heard();
+        // A store that takes its time: the next question comes a period later.
+        let now = now + ms(1200);
+        assert_eq!(beat.check(PULSE, now, true), Due::Nothing);
+        assert_eq!(beat.check(PULSE, now + ms(501), true), Due::Ask);
+        beat.asked(Sequence(8));
+        // Everything was answered but the beat: nobody waits for it.
+        assert_eq!(beat.check(PULSE, now + ms(60_000), false), Due::Nothing);
+        assert_eq!(beat.check(PULSE, now + ms(60_001), true), Due::Nothing);
+        assert_eq!(beat.check(PULSE, now + ms(60_600), true), Due::Nothing, "it is under way");
+    }
+
+    #[test]
+    fn silence_ends_the_path_in_a_bounded_time() {
+        let now = Instant::now();
+        let mut beat = Beat::default();
+        beat.check(PULSE, now, true);
+        assert_eq!(beat.check(PULSE, now + ms(600), true), Due::Ask);
+        beat.asked(Sequence(1));
+        // Another answer is as good as that of the beat.
+        beat.heard();
+        let now = now + ms(700);
+        assert_eq!(beat.check(PULSE, now, true), Due::Nothing);
+        assert_eq!(beat.check(PULSE, now + ms(1750), true), Due::Nothing);
+        assert_eq!(beat.check(PULSE, now + ms(1751), true), Due::Dead);
+    }
+
+    #[test]
+    fn a_thread_that_was_stopped_finds_its_path_dead() {
+        let now = Instant::now();
+        let mut beat = Beat::default();
+        beat.check(PULSE, now, true);
+        assert_eq!(beat.check(PULSE, now + ms(60_000), true), Due::Dead, "it never came to ask");
+        // Unless answers came meanwhile.
+        beat.heard();
+        assert_eq!(beat.check(PULSE, now + ms(60_000), true), Due::Nothing);
+    }
+}

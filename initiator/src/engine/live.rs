@@ -1,0 +1,158 @@
+//! [`Live`]: the path an engine works on: its QP with the WRs of this turn, its credits and sequence, its self-test
+//! and its beat.
+
+use std::time::Instant;
+
+use rblk_fabric::{Poller, QpIndex, RecvWr, SendCredits, SendOp, SendWr, Sge, SgeList, WrId};
+use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_BYTES};
+use rblk_protocol::{
+    CommandCapsule, Epoch, Features, HelloAccept, KeyedDescriptor, Opcode, SELF_TEST_BYTES,
+    Sequence, Status, Tag, VolumeHandle, self_test_pattern,
+};
+
+use super::beat::Beat;
+use crate::path::{DeadPath, Path, PathLayout, PathMemory};
+
+#[allow(clippy::cast_possible_truncation)] // constants below 100
+const COMMAND_LEN: u32 = COMMAND_BYTES as u32;
+#[allow(clippy::cast_possible_truncation)] // constants below 100
+const RESPONSE_LEN: u32 = RESPONSE_BYTES as u32;
+#[allow(clippy::cast_possible_truncation)] // constants below 100
+const SELF_TEST_LEN: u32 = SELF_TEST_BYTES as u32;
+
+const KIND_RECV: u64 = 0;
+/// What the upper bits of a SEND's WrId are.
+pub(super) const KIND_SEND: u64 = 1;
+
+fn wr_id(kind: u64, index: u16) -> WrId {
+    WrId(kind << 16 | u64::from(index))
+}
+
+/// How far a path is.
+#[derive(Clone, Copy)]
+pub(super) enum Phase {
+    /// Its self-test is under way.
+    Testing { sequence: Sequence, since: Instant },
+    /// It carries requests.
+    Ready,
+}
+
+/// An answer, whichever way it came.
+pub(super) struct Answer {
+    pub(super) tag: Tag,
+    pub(super) status: Status,
+    pub(super) check: u16,
+    pub(super) immediate: bool,
+}
+
+pub(super) struct Live {
+    pub(super) poller: Box<dyn Poller>,
+    pub(super) qp: QpIndex,
+    pub(super) memory: PathMemory,
+    pub(super) accept: HelloAccept,
+    pub(super) epoch: Epoch,
+    pub(super) volume: VolumeHandle,
+    pub(super) layout: PathLayout,
+    pub(super) credits: SendCredits,
+    pub(super) sequence: Sequence,
+    pub(super) phase: Phase,
+    pub(super) with_imm: bool,
+    pub(super) beat: Beat,
+    pub(super) sends: Vec<SendWr>,
+    pub(super) recvs: Vec<RecvWr>,
+}
+
+impl Live {
+    /// Takes a path over, with its RECVs and its self-test ready to be posted. The rest of one that cannot be had,
+    /// or does not `fit` the queue, comes back.
+    pub(super) fn begin(path: Path, fits: bool, now: Instant) -> Result<Self, DeadPath> {
+        let Path { mut poller, connection, memory, accept, epoch, volume } = path;
+        let layout = PathLayout { depth: accept.depth };
+        let qp = match poller.attach(connection) {
+            Ok(qp) if fits => qp,
+            attached => {
+                let connection = attached.ok().and_then(|qp| poller.detach(qp));
+                return Err(DeadPath { connection, poller, memory });
+            }
+        };
+        let mut live = Self {
+            poller,
+            qp,
+            memory,
+            with_imm: accept.features.has(Features::WRITE_WITH_IMM),
+            accept,
+            epoch,
+            volume,
+            credits: SendCredits::new(layout.send_wrs(), layout.signal_interval()),
+            layout,
+            sequence: Sequence(0),
+            phase: Phase::Testing { sequence: Sequence(1), since: now },
+            beat: Beat::default(),
+            sends: Vec::with_capacity(layout.send_wrs() as usize),
+            recvs: Vec::with_capacity(usize::from(layout.recv_slots())),
+        };
+        for slot in 0..layout.recv_slots() {
+            live.queue_recv(slot);
+        }
+        live.memory.scratch.region().zero(0, SELF_TEST_BYTES);
+        let remote = live.memory.scratch.remote(0);
+        let mut command = live.own_command(Opcode::SelfTest);
+        command.buffer = Some(KeyedDescriptor {
+            address: remote.addr,
+            length: SELF_TEST_LEN,
+            rkey: remote.rkey.0,
+        });
+        live.queue_command(&command, None);
+        Ok(live)
+    }
+
+    /// A command of the connection's own, under its tag.
+    fn own_command(&mut self, opcode: Opcode) -> CommandCapsule {
+        self.sequence = self.sequence.next();
+        CommandCapsule::new(opcode, self.layout.depth.connection_tag(), self.epoch, self.sequence)
+    }
+
+    /// Whether the self-test's answer is as it must be.
+    pub(super) fn passes_self_test(&self, answer: &Answer, sequence: Sequence) -> bool {
+        let mut seen = [0; SELF_TEST_BYTES];
+        self.memory.scratch.region().read(0, &mut seen);
+        answer.status == Status::Ok
+            && answer.check == (sequence.0 & 0xffff) as u16
+            && answer.immediate == self.with_imm
+            && seen == self_test_pattern(sequence)
+    }
+
+    /// Queues a KEEP_ALIVE. False when the send queue is full: then its slots do not come back either.
+    pub(super) fn ask(&mut self) -> bool {
+        if self.credits.available() == 0 {
+            return false;
+        }
+        let command = self.own_command(Opcode::KeepAlive);
+        self.queue_command(&command, None);
+        self.beat.asked(command.sequence);
+        true
+    }
+
+    pub(super) fn queue_recv(&mut self, slot: u16) {
+        let sge = self.memory.slots.sge(self.layout.recv_offset(slot), RESPONSE_LEN);
+        if let Some(sge) = sge {
+            self.recvs.push(RecvWr { id: wr_id(KIND_RECV, slot), sge });
+        }
+    }
+
+    pub(super) fn queue_command(&mut self, command: &CommandCapsule, data: Option<Sge>) {
+        let bytes = command.to_wire();
+        let offset = self.layout.capsule_offset(command.tag.index());
+        self.memory.slots.region().write(offset, &bytes);
+        let Some(capsule) = self.memory.slots.sge(offset, COMMAND_LEN) else { return };
+        let signaled = self.credits.wants_signal();
+        self.credits.take(signaled);
+        self.sends.push(SendWr {
+            id: wr_id(KIND_SEND, command.tag.0),
+            op: SendOp::Send,
+            sges: data.map_or_else(|| SgeList::one(capsule), |data| SgeList::two(capsule, data)),
+            signaled,
+            inline: data.is_none(),
+        });
+    }
+}

@@ -1,0 +1,66 @@
+//! Counters of one I/O queue.
+
+use serde::{Deserialize, Serialize};
+
+rblk_fabric::counters! {
+    /// Counters of one queue: written by its thread, read by anyone.
+    #[derive(Debug, Default)]
+    #[repr(align(128))]
+    pub struct QueueStats;
+
+    /// The counters at one moment; also their sum over queues.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct QueueCounts;
+
+    /// READs answered.
+    reads,
+    /// WRITEs answered.
+    writes,
+    /// FLUSHes answered.
+    flushes,
+    /// DISCARDs answered.
+    discards,
+    /// WRITE_ZEROES answered.
+    write_zeroes,
+    /// Bytes read.
+    read_bytes,
+    /// Bytes written.
+    written_bytes,
+    /// Writes whose data travelled in the command: no key was exposed.
+    in_capsule_writes,
+    /// Commands that named a remote key.
+    keyed_commands,
+    /// Requests answered with an error.
+    errors,
+    /// Requests sent again on another path.
+    replayed,
+    /// FLUSHes sent ahead of a write, to make room for retained writes.
+    flushes_ahead,
+    /// Paths that ended.
+    paths_lost,
+    /// KEEP_ALIVEs sent on the queue's own connection, because answers were awaited and none came.
+    beats,
+    /// SENDs posted.
+    sends,
+    /// SENDs that asked for a completion.
+    signaled,
+    /// Doorbells.
+    send_doorbells,
+    /// Posts of a list of RECVs.
+    recv_doorbells,
+    /// RECVs posted.
+    recvs,
+    /// Completions reaped.
+    completions,
+    /// Answers that came as WRITE_WITH_IMM.
+    immediates,
+    /// Bytes the initiator's CPU copied between buffers.
+    copied_bytes,
+    /// Turns of the data thread.
+    turns,
+    /// Times the data thread slept.
+    sleeps,
+    /// io_uring_enter calls.
+    ring_enters,
+}

@@ -1,0 +1,533 @@
+//! [`Course`]: a mount's way to its target: which address is tried when, by which session, epoch and generation; and
+//! when it is over. No I/O, no clock, no chance: time and random numbers are arguments, so a simulation can drive it.
+//!
+//! The caller tells what happened ([`Course::lose`], [`Course::logged_in`], [`Course::opened`], ...), asks
+//! [`Course::due`] what is to be done until there is nothing, and again at [`Course::deadline`] at the latest.
+//!
+//! A lost target is tried in rounds: every address once, without a pause between them, the one whose path died last;
+//! only between two rounds there is a pause, which grows. Every try names the session there was, in an epoch that
+//! was never named before, and the generation of the volume that this mount holds. So a target that knows both lets
+//! it go on; one that lost the session, but not the generation, lets it go on in a new session; and one that gave
+//! the volume to somebody else meanwhile says so, which is final.
+//!
+//! What holds whatever the order of calls:
+//! - While the target is lost, a try is under way or a deadline is set.
+//! - The epochs of one session that are handed out rise strictly.
+//! - A try names the generation of the newest OPEN.
+//! - When the mount is fenced, or its volume became another one, nothing is ever due again.
+
+mod terms;
+
+use std::time::{Duration, Instant};
+
+use rblk_protocol::{InstanceId, LoginReply, OpenReply, VolumeFlags};
+
+pub use terms::{
+    Act, Arrival, Attempt, Facts, Failure, Leaving, Loss, OtherTarget, Rules, State, Verdict,
+};
+
+/// A session that lived this long was a good one: its loss begins a new round at once.
+pub const LASTING: Duration = Duration::from_secs(2);
+/// Longest pause between two rounds of the first minute, and of a long outage: a pause is not longer than a thirtieth
+/// of the outage.
+const PAUSE_MAX: (Duration, Duration) = (Duration::from_millis(1500), Duration::from_secs(10));
+/// Longest time for in-flight requests when the target drains.
+const DRAIN_HOLD_MAX: Duration = Duration::from_secs(2);
+/// How often in a row a better address must answer before the mount goes back to it.
+const GOOD_PROBES: u32 = 2;
+/// A path that the mount went back to and that lived this long is trusted again.
+const STEADY: Duration = Duration::from_secs(600);
+/// How often the time between two probes is doubled at most, for a better address that does not hold.
+const FALLS_MAX: u32 = 6;
+
+#[derive(Clone, Debug)]
+struct UnderWay {
+    attempt: Attempt,
+    since: Instant,
+    instance: Option<InstanceId>,
+    opened: Option<OpenReply>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Switch {
+    leaving: Leaving,
+    until: Instant,
+    holding: bool,
+    quiet: bool,
+}
+
+/// A mount's way to its target.
+#[derive(Clone, Debug)]
+pub struct Course {
+    rules: Rules,
+    facts: Facts,
+    state: State,
+    // The address in use, or last in use.
+    address: usize,
+    connected_at: Instant,
+    lost_at: Option<Instant>,
+    // What is left of the present round, the next one last.
+    round: Vec<usize>,
+    // Rounds that failed since the target was last there for long.
+    rounds: u32,
+    retry_at: Option<Instant>,
+    under_way: Option<UnderWay>,
+    // Addresses whose path died, or that did not answer in time: last in a round.
+    suspect: Vec<bool>,
+    // Before all others, once.
+    first: Option<usize>,
+    switch: Option<Switch>,
+    probe: Probe,
+}
+
+#[derive(Clone, Debug)]
+struct Probe {
+    // The next one, and when.
+    next: usize,
+    at: Instant,
+    under_way: Option<usize>,
+    // Answers in a row, by address.
+    good: Vec<u32>,
+    // The address that the mount went back to last, until it has proved steady.
+    back: Option<usize>,
+    falls: u32,
+}
+
+impl Course {
+    /// The way of a mount that has just connected, by that address.
+    #[must_use]
+    pub fn connected(rules: Rules, facts: Facts, address: usize, now: Instant) -> Self {
+        let mut course = Self::lost(rules, facts, now);
+        if course.state == State::Lost {
+            course.state = State::Connected;
+            course.address = address;
+            course.lost_at = None;
+            course.retry_at = None;
+            course.round.clear();
+            course.schedule_probe(now);
+        }
+        course
+    }
+
+    /// The way of a mount that knows its volume and has to have the target: the first try is due at once. If it is
+    /// fenced, it stays so.
+    #[must_use]
+    pub fn lost(rules: Rules, facts: Facts, now: Instant) -> Self {
+        let addresses = rules.addresses.max(1);
+        let is_fenced = facts.fenced.is_some();
+        let mut course = Self {
+            rules,
+            facts,
+            state: if is_fenced { State::Fenced } else { State::Lost },
+            address: 0,
+            connected_at: now,
+            lost_at: Some(now),
+            round: Vec::new(),
+            rounds: 0,
+            retry_at: (!is_fenced).then_some(now),
+            under_way: None,
+            suspect: vec![false; addresses],
+            first: None,
+            switch: None,
+            probe: Probe {
+                next: 0,
+                at: now,
+                under_way: None,
+                good: vec![0; addresses],
+                back: None,
+                falls: 0,
+            },
+        };
+        course.begin_round();
+        course
+    }
+
+    /// What it goes by.
+    #[must_use]
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// Where the mount stands.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// What is known of the volume now.
+    #[must_use]
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// Index of the address in use, or last in use.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.address
+    }
+
+    /// Since when the target is lost.
+    #[must_use]
+    pub fn lost_at(&self) -> Option<Instant> {
+        self.lost_at
+    }
+
+    /// Whether the mount is about to leave a target that lives, and sends nothing new.
+    #[must_use]
+    pub fn is_holding(&self) -> bool {
+        self.switch.is_some_and(|switch| switch.holding)
+    }
+
+    /// Whether nothing will ever be due again.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        matches!(self.state, State::Fenced | State::Changed)
+    }
+
+    /// The next thing to be done, if it is time. Ask until there is nothing.
+    pub fn due(&mut self, now: Instant, random: u64) -> Option<Act> {
+        match self.state {
+            State::Connected => self.due_connected(now, random),
+            State::Lost | State::Failing => self.due_lost(now),
+            State::Fenced | State::Changed => None,
+        }
+    }
+
+    /// When something will be due, unless something happens before. A try or probe that is under way has its own
+    /// deadlines.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        match self.state {
+            State::Connected => match self.switch {
+                // The hold itself, or the end of a quiet one, is due now.
+                Some(Switch { until, holding: true, quiet: false, .. }) => Some(until),
+                Some(_) => Some(self.connected_at),
+                None => self.wants_probe().then_some(self.probe.at),
+            },
+            State::Lost | State::Failing => {
+                let retry = if self.under_way.is_some() { None } else { self.retry_at };
+                [retry, self.fails_at()].into_iter().flatten().min()
+            }
+            State::Fenced | State::Changed => None,
+        }
+    }
+
+    fn due_connected(&mut self, now: Instant, random: u64) -> Option<Act> {
+        let Some(switch) = &mut self.switch else {
+            if !self.wants_probe() || now < self.probe.at {
+                return None;
+            }
+            self.probe.under_way = Some(self.probe.next);
+            return Some(Act::Probe(self.probe.next));
+        };
+        if !switch.holding {
+            switch.holding = true;
+            return Some(Act::Hold);
+        }
+        if !switch.quiet && now < switch.until {
+            return None;
+        }
+        let leaving = switch.leaving;
+        self.leave(Loss::Path, now, random);
+        Some(Act::Leave(leaving))
+    }
+
+    fn due_lost(&mut self, now: Instant) -> Option<Act> {
+        if self.fails_at().is_some_and(|at| now >= at) {
+            self.state = State::Failing;
+            return Some(Act::Fail);
+        }
+        if self.under_way.is_some() || self.retry_at.is_none_or(|at| now < at) {
+            return None;
+        }
+        if self.round.is_empty() {
+            self.begin_round();
+        }
+        let address = self.round.pop().unwrap_or(0);
+        self.retry_at = None;
+        // A try that fails half way has used its epoch up.
+        self.facts.resume =
+            self.facts.resume.and_then(|(id, epoch)| epoch.next().map(|next| (id, next)));
+        let attempt = Attempt {
+            address,
+            resume: self.facts.resume,
+            generation: self.facts.volume.generation,
+            limit: self.rules.try_limit(),
+        };
+        self.under_way = Some(UnderWay { attempt, since: now, instance: None, opened: None });
+        Some(Act::Try(attempt))
+    }
+
+    fn fails_at(&self) -> Option<Instant> {
+        match (self.state, self.lost_at, self.rules.fail_after) {
+            (State::Lost, Some(at), Some(after)) => at.checked_add(after),
+            _ => None,
+        }
+    }
+
+    /// The target is lost. Only of a mount that is connected.
+    pub fn lose(&mut self, loss: Loss, now: Instant, random: u64) {
+        if self.state == State::Connected {
+            self.leave(loss, now, random);
+        }
+    }
+
+    fn leave(&mut self, loss: Loss, now: Instant, random: u64) {
+        let lasted = now.saturating_duration_since(self.connected_at);
+        let leaving = self.switch.take().map(|switch| switch.leaving);
+        self.state = State::Lost;
+        self.lost_at = Some(now);
+        self.probe.under_way = None;
+        self.probe.good.fill(0);
+        if self.probe.back == Some(self.address) && loss == Loss::Path {
+            if lasted >= STEADY {
+                self.probe.falls = 0;
+            } else if leaving.is_none() {
+                self.probe.falls = (self.probe.falls + 1).min(FALLS_MAX);
+            }
+        }
+        self.probe.back = None;
+        let mut at_once = lasted >= LASTING;
+        match (leaving, loss) {
+            (Some(Leaving::Back { to }), _) => {
+                self.first = Some(to);
+                self.probe.back = Some(to);
+                at_once = true;
+            }
+            (None, Loss::Renegotiate) => {
+                self.first = Some(self.address);
+                at_once = true;
+            }
+            (Some(Leaving::Drain), _) => {
+                self.suspect_only(self.address);
+                // A target that drains needs a while to come back, if there is no other way to it.
+                at_once = self.rules.addresses > 1;
+            }
+            (None, Loss::Path) => self.suspect_only(self.address),
+        }
+        if lasted >= LASTING {
+            self.rounds = 0;
+            self.round.clear();
+        }
+        if at_once {
+            self.begin_round();
+            self.retry_at = Some(now);
+        } else {
+            // Like a try that failed there: a session that does not last is not tried again in a hurry.
+            self.next_of_round(now, random);
+        }
+    }
+
+    /// The freshest news is the best: what was suspected before may be fine by now.
+    fn suspect_only(&mut self, address: usize) {
+        self.suspect.fill(false);
+        if let Some(suspect) = self.suspect.get_mut(address) {
+            *suspect = true;
+        }
+    }
+
+    fn begin_round(&mut self) {
+        let first = self.first.take();
+        let mut order: Vec<usize> = (0..self.suspect.len()).collect();
+        order.sort_by_key(|&at| (Some(at) != first, self.suspect[at], at));
+        order.reverse();
+        self.round = order;
+    }
+
+    /// On to the next address, or to the next round after a pause.
+    fn next_of_round(&mut self, now: Instant, random: u64) {
+        if self.round.is_empty() {
+            self.rounds = self.rounds.saturating_add(1);
+            self.retry_at = Some(now + self.pause(now, random));
+        } else {
+            self.retry_at = Some(now);
+        }
+    }
+
+    /// Pause before the next round: the configured one, doubled with every round, with jitter so that the initiators
+    /// of a restarted target do not come all at once.
+    fn pause(&self, now: Instant, random: u64) -> Duration {
+        let outage = self.lost_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        let limit = (outage / 30).clamp(PAUSE_MAX.0, PAUSE_MAX.1);
+        let least = self.rules.reconnect_delay;
+        let doublings = self.rounds.saturating_sub(1).min(10);
+        let base = least.saturating_mul(1 << doublings).min(limit).max(least);
+        let share = u32::try_from(random >> 32).unwrap_or(0);
+        base.mul_f64(0.5 + 0.5 * f64::from(share) / f64::from(u32::MAX))
+    }
+
+    /// The try under way has a session.
+    ///
+    /// # Errors
+    /// It is another target's. The try is over: log out there, and tell [`Self::failed`].
+    pub fn logged_in(&mut self, login: &LoginReply) -> Result<(), OtherTarget> {
+        let Some(under_way) = &mut self.under_way else { return Ok(()) };
+        if login.target_name != self.facts.target_name {
+            let (found, expected) = (login.target_name, self.facts.target_name);
+            return Err(OtherTarget { found, expected });
+        }
+        under_way.instance = Some(login.instance);
+        let epoch = match under_way.attempt.resume {
+            Some((id, asked)) if id == login.session => asked.max(login.epoch),
+            _ => login.epoch,
+        };
+        self.facts.resume = Some((login.session, epoch));
+        Ok(())
+    }
+
+    /// The try under way has the volume: what that means.
+    pub fn opened(&mut self, volume: &OpenReply) -> Verdict {
+        let Some(under_way) = &mut self.under_way else { return Verdict::Go };
+        let known = self.facts.volume;
+        let is_same = volume.blocks == known.blocks
+            && volume.block_size == known.block_size
+            && volume.uuid == known.uuid;
+        let another_run =
+            under_way.instance.is_some_and(|instance| instance != self.facts.instance);
+        let how = if !is_same {
+            Some("came back as another volume or size")
+        } else if volume.flags.has(VolumeFlags::EPHEMERAL) && another_run {
+            Some("was in the memory of a target that ended")
+        } else {
+            None
+        };
+        if let Some(how) = how {
+            self.end(State::Changed);
+            return Verdict::Changed(how);
+        }
+        // Also if the try fails later: the target has it on record.
+        self.facts.volume.generation = volume.generation;
+        under_way.opened = Some(*volume);
+        if volume.verifier == known.verifier { Verdict::Go } else { Verdict::Settle }
+    }
+
+    /// OPEN was answered with `Fenced`: somebody else holds the volume, or held it since.
+    pub fn fenced(&mut self, by: impl Into<String>) {
+        if !self.is_over() {
+            self.facts.fenced = Some(by.into());
+            self.end(State::Fenced);
+        }
+    }
+
+    fn end(&mut self, state: State) {
+        self.state = state;
+        self.under_way = None;
+        self.retry_at = None;
+        self.switch = None;
+        self.probe.under_way = None;
+        self.round.clear();
+    }
+
+    /// The try under way has a path for every queue: requests are served again. `None` when there is no such try, or
+    /// it did not open the volume: then the session is to be given up.
+    pub fn arrived(&mut self, now: Instant) -> Option<Arrival> {
+        let under_way = self.under_way.take()?;
+        let Some(opened) = under_way.opened else {
+            self.under_way = Some(under_way);
+            return None;
+        };
+        let verifier_changed = opened.verifier != self.facts.volume.verifier;
+        self.facts.volume = opened;
+        if let Some(instance) = under_way.instance {
+            self.facts.instance = instance;
+        }
+        let lost_at = self.lost_at.take().unwrap_or(now);
+        let arrival = Arrival {
+            address: under_way.attempt.address,
+            stalled: now.saturating_duration_since(lost_at),
+            was_failing: self.state == State::Failing,
+            verifier_changed,
+        };
+        self.state = State::Connected;
+        self.address = arrival.address;
+        self.connected_at = now;
+        self.suspect[arrival.address] = false;
+        self.retry_at = None;
+        if self.probe.back.is_some_and(|back| back != arrival.address) {
+            self.probe.back = None;
+        }
+        self.schedule_probe(now);
+        Some(arrival)
+    }
+
+    /// The try under way failed.
+    pub fn failed(&mut self, why: Failure, now: Instant, random: u64) {
+        let Some(UnderWay { attempt, since, .. }) = self.under_way.take() else { return };
+        // What does not answer at all would make every round as long as its limit.
+        self.suspect[attempt.address] = now.saturating_duration_since(since) >= attempt.limit / 2;
+        if self.probe.back == Some(attempt.address) && why == Failure::Transient {
+            self.probe.back = None;
+            self.probe.falls = (self.probe.falls + 1).min(FALLS_MAX);
+        }
+        if why == Failure::SessionGone {
+            self.facts.resume = None;
+            if attempt.resume.is_some() {
+                // The target restarted, or gave the session up: a new one there, at once.
+                self.round.push(attempt.address);
+            }
+        }
+        self.next_of_round(now, random);
+    }
+
+    /// The target says that it drains: what was sent is waited for, briefly, and then it is left.
+    pub fn draining(&mut self, now: Instant) {
+        let hold = (self.rules.detect * 3 / 4).min(DRAIN_HOLD_MAX);
+        self.plan(Leaving::Drain, hold, now);
+    }
+
+    fn plan(&mut self, leaving: Leaving, hold: Duration, now: Instant) {
+        if self.state != State::Connected {
+            return;
+        }
+        let until = now + hold;
+        match &mut self.switch {
+            // Whichever it was to be, it is the drain now.
+            Some(switch) if leaving == Leaving::Drain => {
+                switch.leaving = leaving;
+                switch.until = switch.until.min(until);
+            }
+            Some(_) => {}
+            None => {
+                self.switch = Some(Switch { leaving, until, holding: false, quiet: false });
+            }
+        }
+    }
+
+    /// Nothing that the queues sent is unanswered.
+    pub fn quiet(&mut self) {
+        if let Some(switch) = &mut self.switch {
+            switch.quiet |= switch.holding;
+        }
+    }
+
+    /// A probe ended: whether the same run of the target answers at that address.
+    pub fn probed(&mut self, address: usize, answers: bool, now: Instant) {
+        if self.probe.under_way != Some(address) {
+            return;
+        }
+        self.probe.under_way = None;
+        let Some(good) = self.probe.good.get_mut(address) else { return };
+        *good = if answers { *good + 1 } else { 0 };
+        if *good >= GOOD_PROBES {
+            self.plan(Leaving::Back { to: address }, self.rules.detect, now);
+        } else if !answers && address + 1 < self.address {
+            // The next best.
+            self.probe.next = address + 1;
+            return;
+        }
+        self.schedule_probe(now);
+    }
+
+    fn schedule_probe(&mut self, now: Instant) {
+        self.probe.next = 0;
+        self.probe.under_way = None;
+        self.probe.at = now + self.rules.failback.saturating_mul(1 << self.probe.falls);
+    }
+
+    fn wants_probe(&self) -> bool {
+        self.address > 0 && !self.rules.failback.is_zero() && self.probe.under_way.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests;

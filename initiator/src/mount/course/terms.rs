@@ -1,0 +1,154 @@
+//! What a [`Course`](super::Course) is told and what it answers.
+
+use std::time::Duration;
+
+use rblk_protocol::{Epoch, Generation, InstanceId, Name, OpenReply, SessionId};
+
+/// What the way depends on and does not change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rules {
+    /// Addresses, in the order of preference: they are named by index. At least one.
+    pub addresses: usize,
+    /// Silence after which a path counts as lost.
+    pub detect: Duration,
+    /// How long a try to connect may take at most.
+    pub connect_timeout: Duration,
+    /// First pause between two rounds.
+    pub reconnect_delay: Duration,
+    /// How long requests wait for a lost target before they fail; for ever if absent.
+    pub fail_after: Option<Duration>,
+    /// How often a better address than the one in use is tried; zero never goes back.
+    pub failback: Duration,
+}
+
+impl Rules {
+    /// How long each step of a try may take: a try at a dead address must not keep the next one waiting.
+    #[must_use]
+    pub fn try_limit(&self) -> Duration {
+        self.connect_timeout.min(self.detect.max(Duration::from_secs(1)))
+    }
+}
+
+/// What a mount knows of its volume: enough to come back, also for another process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Facts {
+    /// The session, and the highest epoch that was named in it; `None` when it is gone.
+    pub resume: Option<(SessionId, Epoch)>,
+    /// The last OPEN that was answered: its generation is the one to name.
+    pub volume: OpenReply,
+    /// The target's run when the volume was last served.
+    pub instance: InstanceId,
+    /// The target's name.
+    pub target_name: Name,
+    /// Who holds the volume instead: this mount is fenced.
+    pub fenced: Option<String>,
+}
+
+/// Where the mount stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// Requests are served.
+    Connected,
+    /// Requests wait.
+    Lost,
+    /// Requests fail until the target is back.
+    Failing,
+    /// Somebody else holds the volume: every request fails, for good.
+    Fenced,
+    /// The volume became another one: every request fails, for good.
+    Changed,
+}
+
+/// Something to be done now.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Act {
+    /// Connect, log in, open, settle if told so, connect the queues. Tell [`Course::logged_in`], [`Course::opened`]
+    /// or [`Course::fenced`], and at last [`Course::arrived`] or [`Course::failed`]. There is one at a time.
+    Try(Attempt),
+    /// Requests fail from now on, until an [`Arrival`] says otherwise.
+    Fail,
+    /// The queues send nothing new from now on, until the next path. Tell [`Course::quiet`] when nothing that was
+    /// sent is unanswered.
+    Hold,
+    /// End the session and the paths; the target counts as lost by now, and a try is due.
+    Leave(Leaving),
+    /// See whether the same run of the target answers at that address, and tell [`Course::probed`].
+    Probe(usize),
+}
+
+/// A try to have the target again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attempt {
+    /// Where: index of the address.
+    pub address: usize,
+    /// The session and the epoch to raise it to; `None` begins a new session.
+    pub resume: Option<(SessionId, Epoch)>,
+    /// The generation to name in OPEN.
+    pub generation: Generation,
+    /// How long each step may take, but for a LOGIN or OPEN that waits for the end of older connections.
+    pub limit: Duration,
+}
+
+/// Why a mount leaves a target that lives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leaving {
+    /// It drains.
+    Drain,
+    /// A better address answers again.
+    Back {
+        /// Its index.
+        to: usize,
+    },
+}
+
+/// How the target was lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Loss {
+    /// A connection died, or did not answer.
+    Path,
+    /// The path is to be made anew with fewer features.
+    Renegotiate,
+}
+
+/// Why a try failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// The target does not know the session, or knows it in a higher epoch: a new one is needed.
+    SessionGone,
+    /// Anything else that may pass.
+    Transient,
+}
+
+/// What an OPEN means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Connect the queues.
+    Go,
+    /// Settle what became of acknowledged writes first: the verifier is another one.
+    Settle,
+    /// It is another volume: the course is over. How it changed.
+    Changed(&'static str),
+}
+
+/// An address led to another target than the mount's: a mistake of the configuration.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("another target answers there: `{found}`, and the volume is of `{expected}`")]
+pub struct OtherTarget {
+    /// The name there.
+    pub found: Name,
+    /// The mount's target.
+    pub expected: Name,
+}
+
+/// The target is back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Arrival {
+    /// Where: index of the address.
+    pub address: usize,
+    /// How long it was lost.
+    pub stalled: Duration,
+    /// Requests were failing, and may wait again.
+    pub was_failing: bool,
+    /// The verifier is another one than before.
+    pub verifier_changed: bool,
+}

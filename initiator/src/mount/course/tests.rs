@@ -1,0 +1,579 @@
+use proptest::prelude::*;
+use rblk_protocol::{
+    BlockCount, BlockSize, Epoch, Generation, InstanceId, Name, SessionId, VolumeHandle,
+    WriteVerifier,
+};
+
+use super::*;
+
+const SESSION: SessionId = SessionId([1; 16]);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+fn volume() -> OpenReply {
+    OpenReply {
+        handle: VolumeHandle(3),
+        flags: VolumeFlags::default(),
+        block_size: BlockSize::new(4096).unwrap(),
+        blocks: BlockCount(1024),
+        discard_granularity_bytes: 4096,
+        uuid: [7; 16],
+        verifier: WriteVerifier([1; 16]),
+        generation: Generation(5),
+    }
+}
+
+fn facts() -> Facts {
+    Facts {
+        resume: Some((SESSION, Epoch(1))),
+        volume: volume(),
+        instance: InstanceId([1; 16]),
+        target_name: name("store1"),
+        fenced: None,
+    }
+}
+
+fn rules(addresses: usize) -> Rules {
+    Rules {
+        addresses,
+        detect: ms(2000),
+        connect_timeout: ms(5000),
+        reconnect_delay: ms(1000),
+        fail_after: None,
+        failback: Duration::from_secs(30),
+    }
+}
+
+fn login(session: SessionId, epoch: Epoch) -> LoginReply {
+    LoginReply {
+        session,
+        epoch,
+        instance: InstanceId([1; 16]),
+        queues_max: 4,
+        target_name: name("store1"),
+    }
+}
+
+/// A course in virtual time.
+struct Way {
+    course: Course,
+    now: Instant,
+}
+
+impl Way {
+    fn connected(rules: Rules) -> Self {
+        let now = Instant::now();
+        Self { course: Course::connected(rules, facts(), 0, now), now }
+    }
+
+    fn lost(rules: Rules) -> Self {
+        let now = Instant::now();
+        Self { course: Course::lost(rules, facts(), now), now }
+    }
+
+    fn after(&mut self, time: Duration) -> &mut Self {
+        self.now += time;
+        self
+    }
+
+    fn due(&mut self) -> Option<Act> {
+        self.course.due(self.now, u64::MAX)
+    }
+
+    #[track_caller]
+    fn attempt(&mut self) -> Attempt {
+        match self.due() {
+            Some(Act::Try(attempt)) => attempt,
+            other => panic!("no try is due, but {other:?}"),
+        }
+    }
+
+    /// Sleeps until something is due; how long that was.
+    #[track_caller]
+    fn sleep(&mut self) -> Duration {
+        let deadline = self.course.deadline().expect("a deadline");
+        let slept = deadline.saturating_duration_since(self.now);
+        self.now += slept;
+        slept
+    }
+
+    fn lose(&mut self) {
+        self.course.lose(Loss::Path, self.now, u64::MAX);
+    }
+
+    fn fail(&mut self) {
+        self.course.failed(Failure::Transient, self.now, u64::MAX);
+    }
+
+    #[track_caller]
+    fn arrive(&mut self, attempt: Attempt) -> Arrival {
+        let (session, epoch) = attempt.resume.unwrap_or((SessionId([2; 16]), Epoch(1)));
+        self.course.logged_in(&login(session, epoch)).unwrap();
+        assert_eq!(self.course.opened(&volume()), Verdict::Go);
+        self.course.arrived(self.now).expect("an arrival")
+    }
+}
+
+#[test]
+fn a_lost_path_is_tried_again_at_once_and_then_with_growing_pauses() {
+    let mut way = Way::connected(rules(1));
+    assert_eq!(way.due(), None);
+    assert_eq!(way.course.deadline(), None, "one address: nothing to go back to");
+    way.after(ms(60_000)).lose();
+    assert_eq!(way.course.state(), State::Lost);
+    let first = way.attempt();
+    assert_eq!(first.resume, Some((SESSION, Epoch(2))));
+    assert_eq!(first.generation, Generation(5));
+    assert_eq!(first.limit, ms(2000));
+    assert_eq!(way.due(), None, "one try at a time");
+    let mut pauses = Vec::new();
+    for _ in 0..4 {
+        way.fail();
+        assert_eq!(way.due(), None);
+        pauses.push(way.sleep());
+        way.attempt();
+    }
+    assert_eq!(pauses, [ms(1000), ms(1500), ms(1500), ms(1500)]);
+    // A long outage: a pause is a thirtieth of it, and never longer than 10 s.
+    way.after(ms(90_000)).fail();
+    assert_eq!(way.sleep(), way.now.duration_since(way.course.lost_at().unwrap()) * 30 / 31 / 30);
+    way.attempt();
+    way.after(ms(3_600_000)).fail();
+    assert_eq!(way.sleep(), ms(10_000));
+    let attempt = way.attempt();
+    let arrival = way.arrive(attempt);
+    assert!(arrival.stalled > ms(3_600_000) && !arrival.was_failing);
+    assert_eq!(way.course.facts().resume, Some((SESSION, Epoch(8))));
+}
+
+#[test]
+fn jitter_halves_a_pause_at_most_and_a_long_one_is_what_was_asked_for() {
+    for (random, pause) in [(0, ms(500)), (u64::MAX, ms(1000))] {
+        let mut way = Way::lost(rules(1));
+        way.attempt();
+        way.course.failed(Failure::Transient, way.now, random);
+        assert_eq!(way.sleep(), pause);
+    }
+    let mut way = Way::lost(Rules { reconnect_delay: ms(20_000), ..rules(1) });
+    for _ in 0..5 {
+        way.attempt();
+        way.fail();
+        assert_eq!(way.sleep(), ms(20_000));
+    }
+}
+
+#[test]
+fn the_other_addresses_come_first_and_without_a_pause() {
+    let mut way = Way::connected(rules(3));
+    way.after(ms(10_000)).lose();
+    for (address, time) in [(1, 0), (2, 2000), (0, 2000)] {
+        assert_eq!(way.attempt().address, address);
+        way.after(ms(time)).fail();
+        if address != 0 {
+            assert_eq!(way.sleep(), ms(0));
+        }
+    }
+    assert!(way.sleep() > ms(0), "a pause after a round");
+    // 2 and 0 did not answer in time, 1 refused at once.
+    let order: Vec<usize> = (0..3)
+        .map(|_| {
+            let attempt = way.attempt();
+            way.fail();
+            attempt.address
+        })
+        .collect();
+    assert_eq!(order, [1, 0, 2]);
+    // All refuse: it is the target that is gone, and the preferred way is the first again.
+    way.sleep();
+    let attempt = way.attempt();
+    assert_eq!(attempt.address, 0);
+    way.arrive(attempt);
+}
+
+#[test]
+fn a_session_that_does_not_last_is_a_failed_try() {
+    let mut way = Way::connected(rules(2));
+    way.after(ms(10_000)).lose();
+    let attempt = way.attempt();
+    assert_eq!(attempt.address, 1);
+    way.arrive(attempt);
+    way.after(ms(100)).lose();
+    let attempt = way.attempt();
+    assert_eq!(attempt.address, 0, "the rest of the round");
+    way.arrive(attempt);
+    way.after(ms(100)).lose();
+    assert_eq!(way.due(), None);
+    assert_eq!(way.sleep(), ms(1000));
+    let attempt = way.attempt();
+    assert_eq!(attempt.address, 1);
+    way.arrive(attempt);
+    way.after(LASTING).lose();
+    assert_eq!(way.attempt().address, 0);
+    // One with fewer features is no failure: at once, the same way.
+    let mut way = Way::connected(rules(2));
+    way.course.lose(Loss::Renegotiate, way.now, 0);
+    assert_eq!(way.attempt().address, 0);
+}
+
+#[test]
+fn a_session_that_is_gone_is_begun_anew_with_the_old_generation() {
+    let mut way = Way::lost(rules(2));
+    let attempt = way.attempt();
+    assert_eq!((attempt.address, attempt.resume), (0, Some((SESSION, Epoch(2)))));
+    way.course.failed(Failure::SessionGone, way.now, 0);
+    let attempt = way.attempt();
+    assert_eq!((attempt.address, attempt.resume), (0, None), "at once, there");
+    assert_eq!(attempt.generation, Generation(5));
+    // It dies between LOGIN and OPEN: the new session is the one to go on with.
+    let new = SessionId([9; 16]);
+    way.course.logged_in(&login(new, Epoch(1))).unwrap();
+    way.fail();
+    assert_eq!(way.attempt().resume, Some((new, Epoch(2))));
+    // A target that never knows the session it has just made is not asked in a hurry.
+    way.course.failed(Failure::SessionGone, way.now, u64::MAX);
+    assert_eq!(way.attempt().resume, None);
+    way.course.failed(Failure::SessionGone, way.now, u64::MAX);
+    assert_eq!(way.sleep(), ms(1000));
+}
+
+#[test]
+fn the_last_epoch_is_followed_by_a_new_session() {
+    let mut way = Way::lost(rules(1));
+    way.course.facts.resume = Some((SESSION, Epoch(u32::MAX - 1)));
+    assert_eq!(way.attempt().resume, Some((SESSION, Epoch(u32::MAX))));
+    way.fail();
+    way.sleep();
+    assert_eq!(way.attempt().resume, None);
+}
+
+#[test]
+fn fenced_is_final() {
+    let mut way = Way::connected(Rules { fail_after: Some(ms(10)), ..rules(2) });
+    way.after(ms(5000)).lose();
+    let attempt = way.attempt();
+    way.course.logged_in(&login(SESSION, attempt.resume.unwrap().1)).unwrap();
+    way.course.fenced("held by b");
+    assert_eq!(way.course.state(), State::Fenced);
+    assert_eq!(way.course.facts().fenced.as_deref(), Some("held by b"));
+    assert_eq!(way.course.arrived(way.now), None);
+    way.after(ms(100_000)).fail();
+    assert_eq!((way.due(), way.course.deadline()), (None, None));
+    // So it is for the process that comes after this one.
+    let mut next = Course::connected(rules(2), way.course.facts().clone(), 0, way.now);
+    assert_eq!(next.state(), State::Fenced);
+    assert_eq!((next.due(way.now, 0), next.deadline()), (None, None));
+}
+
+#[test]
+fn another_volume_is_final_and_another_verifier_is_settled() {
+    let memory = |flags| OpenReply { flags, ..volume() };
+    let ephemeral = VolumeFlags::default().with(VolumeFlags::EPHEMERAL, true);
+    for (reply, instance, verdict) in [
+        (volume(), 1, Verdict::Go),
+        (volume(), 2, Verdict::Go),
+        (memory(ephemeral), 1, Verdict::Go),
+        (memory(ephemeral), 2, Verdict::Changed("was in the memory of a target that ended")),
+        (OpenReply { verifier: WriteVerifier([2; 16]), ..volume() }, 2, Verdict::Settle),
+        (
+            OpenReply { uuid: [8; 16], ..volume() },
+            1,
+            Verdict::Changed("came back as another volume or size"),
+        ),
+        (
+            OpenReply { blocks: BlockCount(1023), ..volume() },
+            1,
+            Verdict::Changed("came back as another volume or size"),
+        ),
+    ] {
+        let mut way = Way::lost(rules(1));
+        way.attempt();
+        let login = LoginReply { instance: InstanceId([instance; 16]), ..login(SESSION, Epoch(2)) };
+        way.course.logged_in(&login).unwrap();
+        assert_eq!(way.course.opened(&reply), verdict);
+        match verdict {
+            Verdict::Changed(_) => {
+                assert_eq!(way.course.state(), State::Changed);
+                assert_eq!((way.due(), way.course.deadline()), (None, None));
+            }
+            _ => {
+                assert_eq!(way.course.facts().volume, volume(), "not before the end");
+                let arrival = way.course.arrived(way.now).unwrap();
+                assert_eq!(arrival.verifier_changed, verdict == Verdict::Settle);
+                assert_eq!(way.course.facts().volume, reply);
+                assert_eq!(way.course.facts().instance, login.instance);
+            }
+        }
+    }
+}
+
+#[test]
+fn another_target_is_a_failed_try_and_gives_its_session_to_nobody() {
+    let mut way = Way::lost(rules(2));
+    way.attempt();
+    let other = LoginReply { target_name: name("store2"), ..login(SessionId([8; 16]), Epoch(1)) };
+    let error = way.course.logged_in(&other).unwrap_err();
+    assert!(error.to_string().contains("store2") && error.to_string().contains("store1"));
+    way.fail();
+    let attempt = way.attempt();
+    assert_eq!((attempt.address, attempt.resume), (1, Some((SESSION, Epoch(3)))));
+}
+
+#[test]
+fn requests_fail_after_a_while_and_wait_again_when_the_target_is_back() {
+    let mut way = Way::connected(Rules { fail_after: Some(ms(3000)), ..rules(1) });
+    way.after(ms(5000)).lose();
+    way.attempt();
+    assert_eq!(way.sleep(), ms(3000), "also while a try is under way");
+    assert_eq!(way.due(), Some(Act::Fail));
+    assert_eq!(way.course.state(), State::Failing);
+    assert_eq!(way.due(), None, "once");
+    way.fail();
+    way.sleep();
+    let attempt = way.attempt();
+    assert!(way.arrive(attempt).was_failing);
+    assert_eq!(way.course.state(), State::Connected);
+}
+
+#[test]
+fn a_better_address_is_gone_back_to_when_it_answered_twice() {
+    let mut way = Way::connected(rules(3));
+    way.after(ms(10_000)).lose();
+    way.attempt();
+    way.fail();
+    let attempt = way.attempt();
+    assert_eq!(attempt.address, 2);
+    way.arrive(attempt);
+    // 0 is dead, 1 answers; then 0 answers, too.
+    for (probes, next) in [(&[(0, false), (1, true)][..], true), (&[(0, true)], true)] {
+        assert_eq!(way.sleep(), ms(30_000));
+        for &(address, answers) in probes {
+            assert_eq!(way.due(), Some(Act::Probe(address)));
+            assert_eq!(way.due(), None);
+            assert_eq!(way.course.deadline(), None, "a probe has its own deadline");
+            way.course.probed(address, answers, way.now);
+        }
+        assert_eq!(way.due().is_none(), next);
+    }
+    way.sleep();
+    assert_eq!(way.due(), Some(Act::Probe(0)));
+    way.course.probed(1, true, way.now);
+    assert_eq!(way.due(), None, "an answer that was not asked for");
+    way.course.probed(0, true, way.now);
+    assert_eq!(way.due(), Some(Act::Hold));
+    assert!(way.course.is_holding());
+    assert_eq!(way.due(), None);
+    way.course.quiet();
+    assert_eq!(way.due(), Some(Act::Leave(Leaving::Back { to: 0 })));
+    let attempt = way.attempt();
+    assert_eq!(attempt.address, 0);
+    way.arrive(attempt);
+    assert_eq!(way.course.deadline(), None, "there is none better");
+    // It does not hold: the next probes are rarer.
+    way.after(ms(20_000)).lose();
+    let attempt = way.attempt();
+    assert_eq!(attempt.address, 1);
+    way.arrive(attempt);
+    assert_eq!(way.sleep(), ms(60_000));
+}
+
+#[test]
+fn a_hold_that_does_not_get_quiet_ends() {
+    let mut way = Way::connected(rules(2));
+    way.after(ms(10_000));
+    way.course.draining(way.now);
+    assert_eq!(way.sleep(), ms(0));
+    way.course.quiet();
+    assert_eq!(way.due(), Some(Act::Hold), "nobody was asked to be quiet before");
+    assert_eq!(way.sleep(), ms(1500));
+    assert_eq!(way.due(), Some(Act::Leave(Leaving::Drain)));
+    let attempt = way.attempt();
+    assert_eq!(attempt.address, 1, "the others first");
+    assert_eq!(attempt.resume, Some((SESSION, Epoch(2))), "in the same session");
+    way.fail();
+    assert_eq!(way.attempt().address, 0);
+    // The path dies meanwhile: the hold is over.
+    let mut way = Way::connected(rules(1));
+    way.after(ms(10_000));
+    way.course.draining(way.now);
+    assert_eq!(way.due(), Some(Act::Hold));
+    way.lose();
+    assert!(!way.course.is_holding());
+    assert_eq!(way.due(), None);
+    assert_eq!(way.sleep(), ms(1000), "no other address, and the target needs a while");
+    way.attempt();
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Wait(u16),
+    WaitDeadline,
+    Lose(bool),
+    Login { other: bool },
+    Open { generation: u64, verifier: u8, changed: bool },
+    Arrive,
+    Fail(bool),
+    Fenced,
+    Drain,
+    Quiet,
+    Probed(usize, bool),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        4 => any::<u16>().prop_map(Event::Wait),
+        6 => Just(Event::WaitDeadline),
+        3 => any::<bool>().prop_map(Event::Lose),
+        6 => prop::bool::weighted(0.1).prop_map(|other| Event::Login { other }),
+        6 => (1u64..9, 0u8..3, prop::bool::weighted(0.02)).prop_map(
+            |(generation, verifier, changed)| Event::Open { generation, verifier, changed }
+        ),
+        6 => Just(Event::Arrive),
+        4 => any::<bool>().prop_map(Event::Fail),
+        1 => prop::bool::weighted(0.05).prop_map(|yes| if yes { Event::Fenced } else { Event::Quiet }),
+        1 => Just(Event::Drain),
+        2 => Just(Event::Quiet),
+        3 => (0usize..4, any::<bool>()).prop_map(|(at, ok)| Event::Probed(at, ok)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    /// What the head of the module promises, whatever happens in whatever order.
+    #[test]
+    fn no_order_of_events_breaks_the_promises(
+        events in prop::collection::vec((event(), any::<u64>()), 1..120),
+        addresses in 1usize..4,
+        begins_lost in any::<bool>(),
+        fail_after in prop::option::of(0u64..20_000),
+        failback in prop_oneof![Just(0u64), 100u64..60_000],
+    ) {
+        let rules = Rules {
+            fail_after: fail_after.map(ms),
+            failback: ms(failback),
+            ..rules(addresses)
+        };
+        let mut now = Instant::now();
+        let mut course = if begins_lost {
+            Course::lost(rules, facts(), now)
+        } else {
+            Course::connected(rules, facts(), 0, now)
+        };
+        let mut epochs = std::collections::BTreeMap::new();
+        epochs.insert(SESSION, Epoch(1));
+        let mut newest = Generation(5);
+        let mut trying: Option<Attempt> = None;
+        let mut has_opened = false;
+        let mut fresh = 10u8;
+        for (event, random) in events {
+            let was_over = course.is_over();
+            match event {
+                Event::Wait(time) => now += ms(u64::from(time)),
+                Event::WaitDeadline => now = course.deadline().map_or(now, |at| at.max(now)),
+                Event::Lose(path) => {
+                    let loss = if path { Loss::Path } else { Loss::Renegotiate };
+                    course.lose(loss, now, random);
+                }
+                Event::Login { other } => {
+                    if let Some(attempt) = trying {
+                        fresh = fresh.wrapping_add(1);
+                        let (session, epoch) =
+                            attempt.resume.unwrap_or((SessionId([fresh; 16]), Epoch(1)));
+                        let mut login = login(session, epoch);
+                        if other {
+                            login.target_name = name("store2");
+                        }
+                        let result = course.logged_in(&login);
+                        prop_assert_eq!(result.is_err(), other);
+                        if !other {
+                            epochs.insert(session, epoch);
+                        }
+                    }
+                }
+                Event::Open { generation, verifier, changed } => {
+                    let reply = OpenReply {
+                        generation: Generation(generation),
+                        verifier: WriteVerifier([verifier; 16]),
+                        blocks: BlockCount(1024 + u64::from(changed)),
+                        ..volume()
+                    };
+                    let verdict = course.opened(&reply);
+                    if trying.is_some() {
+                        prop_assert_eq!(matches!(verdict, Verdict::Changed(_)), changed);
+                        if changed {
+                            trying = None;
+                            prop_assert_eq!(course.state(), State::Changed);
+                        } else {
+                            newest = reply.generation;
+                            has_opened = true;
+                        }
+                    }
+                }
+                Event::Arrive => {
+                    let arrival = course.arrived(now);
+                    prop_assert_eq!(arrival.is_some(), trying.is_some() && has_opened);
+                    if arrival.is_some() {
+                        trying = None;
+                        prop_assert_eq!(course.state(), State::Connected);
+                    }
+                }
+                Event::Fail(gone) => {
+                    let why = if gone { Failure::SessionGone } else { Failure::Transient };
+                    course.failed(why, now, random);
+                    trying = None;
+                }
+                Event::Fenced => {
+                    course.fenced("b");
+                    trying = None;
+                    prop_assert!(course.is_over());
+                }
+                Event::Drain => course.draining(now),
+                Event::Quiet => course.quiet(),
+                Event::Probed(at, ok) => course.probed(at, ok, now),
+            }
+            prop_assert!(!was_over || course.is_over(), "what is over stays so");
+            let mut acts = 0;
+            while let Some(act) = course.due(now, random) {
+                acts += 1;
+                prop_assert!(acts < 6, "it ends");
+                prop_assert!(!course.is_over());
+                match act {
+                    Act::Try(attempt) => {
+                        prop_assert!(trying.is_none(), "one at a time");
+                        prop_assert!(attempt.address < addresses);
+                        prop_assert_eq!(attempt.generation, newest);
+                        if let Some((id, epoch)) = attempt.resume {
+                            let last = epochs.insert(id, epoch);
+                            prop_assert!(last.is_none_or(|last| last < epoch), "epochs rise");
+                        }
+                        trying = Some(attempt);
+                        has_opened = false;
+                    }
+                    Act::Fail => prop_assert_eq!(course.state(), State::Failing),
+                    Act::Hold => prop_assert!(course.is_holding()),
+                    Act::Leave(_) => prop_assert_eq!(course.state(), State::Lost),
+                    Act::Probe(at) => prop_assert!(at < course.address()),
+                }
+            }
+            let deadline = course.deadline();
+            prop_assert!(deadline.is_none_or(|at| at > now), "nothing that is due is left");
+            match course.state() {
+                State::Lost | State::Failing => {
+                    prop_assert!(trying.is_some() || deadline.is_some(), "lost and idle");
+                    prop_assert!(course.lost_at().is_some());
+                }
+                State::Connected => {
+                    prop_assert!(trying.is_none() && course.lost_at().is_none());
+                    prop_assert!(!course.is_holding() || deadline.is_some(), "held for ever");
+                }
+                State::Fenced | State::Changed => prop_assert!(deadline.is_none()),
+            }
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! [`MountLock`]: one process per name. Whoever holds it serves the mount, begins it, or clears away what a dead one
+//! left; the kernel lets go of it when that process ends, however it ends.
+//!
+//! The lock belongs to the open file, so it outlives an exec that keeps the descriptor: so an upgrade does not let go
+//! of the name.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+
+use super::socket::{Ask, RUN_DIR, ask, socket_path};
+
+/// How often a lock file may be replaced under our hands before that is somebody's fault.
+const TRIES: u32 = 100;
+/// How long a holder may be silent before it is taken for one that lives.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long one question to it may take.
+const ANSWER_TIME: Duration = Duration::from_secs(1);
+const STEP: Duration = Duration::from_millis(10);
+
+/// The lock of a mount's name. Its file goes when it is dropped.
+#[derive(Debug)]
+pub struct MountLock {
+    name: String,
+    path: PathBuf,
+    held: Held,
+}
+
+#[derive(Debug)]
+enum Held {
+    Here(File),
+    // By a descriptor that this process was started with, and keeps for its life.
+    Inherited(i32),
+}
+
+impl MountLock {
+    fn path(dir: &Path, name: &str) -> PathBuf {
+        dir.join(format!("{name}.lock"))
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Takes the lock of a name; `None` when another process holds it.
+    ///
+    /// # Errors
+    /// The directory cannot be made, or the file not be opened.
+    pub fn take(name: &str) -> io::Result<Option<Self>> {
+        make_run_dir()?;
+        Self::take_in(Path::new(RUN_DIR), name)
+    }
+
+    /// Takes the lock of a name; `None` when a process that holds it answers, or neither answers nor ends for some time.
+    /// One that was killed holds it until the kernel has cleared its memory away.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub async fn take_unless_served(name: &str) -> io::Result<Option<Self>> {
+        let begun = Instant::now();
+        loop {
+            if let Some(lock) = Self::take(name)? {
+                return Ok(Some(lock));
+            }
+            let answer = ask(&socket_path(name), Ask::Status, ANSWER_TIME).await;
+            if answer.is_ok() || begun.elapsed() >= PATIENCE {
+                return Ok(None);
+            }
+            tokio::time::sleep(STEP).await;
+        }
+    }
+
+    fn take_in(dir: &Path, name: &str) -> io::Result<Option<Self>> {
+        let path = Self::path(dir, name);
+        for _ in 0..TRIES {
+            let file =
+                OpenOptions::new().read(true).write(true).create(true).mode(0o600).open(&path)?;
+            match fcntl(&file, FcntlArg::F_OFD_SETLK(&whole(libc::F_WRLCK))) {
+                Ok(_) => {}
+                Err(Errno::EAGAIN | Errno::EACCES) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+            // The last holder may have removed the file meanwhile: then this is a lock of nothing.
+            if is_file_at(&file, &path) {
+                let name = name.to_owned();
+                return Ok(Some(Self { name, path, held: Held::Here(file) }));
+            }
+        }
+        Err(io::Error::other(format!("{} is replaced all the time", path.display())))
+    }
+
+    /// The lock that `descriptor`, which this process was started with, holds. It is kept until the process ends.
+    ///
+    /// # Errors
+    /// It is not open on the name's lock file, or nobody holds the lock.
+    pub fn inherited(name: &str, descriptor: i32) -> io::Result<Self> {
+        let path = Self::path(Path::new(RUN_DIR), name);
+        let open = std::fs::metadata(format!("/proc/self/fd/{descriptor}"))?;
+        let there = std::fs::metadata(&path)?;
+        let same = (open.dev(), open.ino()) == (there.dev(), there.ino());
+        if !same || !Self::is_held(name) {
+            return Err(io::Error::other(format!("descriptor {descriptor} holds no lock of {name}")));
+        }
+        Ok(Self { name: name.to_owned(), path, held: Held::Inherited(descriptor) })
+    }
+
+    /// Whether some process holds the lock of a name.
+    #[must_use]
+    pub fn is_held(name: &str) -> bool {
+        Self::is_held_in(Path::new(RUN_DIR), name)
+    }
+
+    fn is_held_in(dir: &Path, name: &str) -> bool {
+        let Ok(file) = File::open(Self::path(dir, name)) else { return false };
+        let mut probe = whole(libc::F_WRLCK);
+        let asked = fcntl(&file, FcntlArg::F_OFD_GETLK(&mut probe));
+        // Who cannot ask must take it for held.
+        asked.is_err() || i32::from(probe.l_type) != libc::F_UNLCK
+    }
+
+    /// The descriptor, which from now on outlives an exec.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn keep_over_exec(&self) -> io::Result<i32> {
+        match &self.held {
+            Held::Here(file) => {
+                fcntl(file, FcntlArg::F_SETFD(FdFlag::empty()))?;
+                Ok(file.as_raw_fd())
+            }
+            Held::Inherited(descriptor) => Ok(*descriptor),
+        }
+    }
+}
+
+impl Drop for MountLock {
+    fn drop(&mut self) {
+        // While it is still held: see `take_in`.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Makes the directory of the mounts, which is root's alone: what is in there lets whoever reads it join a session.
+pub(super) fn make_run_dir() -> io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(RUN_DIR)
+}
+
+fn is_file_at(file: &File, path: &Path) -> bool {
+    let (Ok(open), Ok(there)) = (file.metadata(), std::fs::metadata(path)) else { return false };
+    (open.dev(), open.ino()) == (there.dev(), there.ino())
+}
+
+fn whole(kind: libc::c_int) -> libc::flock {
+    libc::flock {
+        l_type: libc::c_short::try_from(kind).unwrap_or(libc::c_short::MAX),
+        l_whence: 0,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_one_holder() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!MountLock::is_held_in(dir.path(), "a"));
+        let lock = MountLock::take_in(dir.path(), "a").unwrap().unwrap();
+        assert!(MountLock::is_held_in(dir.path(), "a"));
+        assert!(MountLock::take_in(dir.path(), "a").unwrap().is_none());
+        let other = MountLock::take_in(dir.path(), "b").unwrap().unwrap();
+        drop(lock);
+        assert!(!MountLock::is_held_in(dir.path(), "a"));
+        assert!(MountLock::take_in(dir.path(), "a").unwrap().is_some());
+        drop(other);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "files are left");
+    }
+
+    #[test]
+    fn the_file_of_a_dead_holder_is_no_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a.lock"), "").unwrap();
+        assert!(!MountLock::is_held_in(dir.path(), "a"));
+        assert!(MountLock::take_in(dir.path(), "a").unwrap().is_some());
+    }
+
+    #[test]
+    fn a_holder_that_leaves_under_our_hands_is_no_holder() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_owned();
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let path = path.clone();
+                std::thread::spawn(move || {
+                    let mut won = 0;
+                    for _ in 0..2000 {
+                        let Some(lock) = MountLock::take_in(&path, "a").unwrap() else { continue };
+                        // Were there two holders, one of them would find the other's file.
+                        let mine = path.join("mine");
+                        assert!(OpenOptions::new().write(true).create_new(true).open(&mine).is_ok());
+                        std::fs::remove_file(mine).unwrap();
+                        won += 1;
+                        drop(lock);
+                    }
+                    won
+                })
+            })
+            .collect();
+        let won: u32 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+        assert!(won > 0);
+    }
+}

@@ -1,0 +1,81 @@
+//! A mount that has no device yet: it connects for the first time, maybe for long, and answers its socket meanwhile.
+
+use std::cell::RefCell;
+
+use rblk_config::MountConfig;
+use tokio::sync::mpsc;
+
+use super::socket::{Ask, Asked, MountSocket, Response};
+use super::status::MountStatus;
+use super::{LAST_WORDS, Mount};
+use crate::path::Path;
+use crate::session::HostIdentity;
+
+/// An unmount was asked for before there was anything to unmount.
+#[derive(Debug, thiserror::Error)]
+#[error("`{name}` was unmounted while it waited for its target")]
+pub(super) struct GivenUp {
+    name: String,
+}
+
+/// The first connect. Whoever asks for the mount's state meanwhile is told that it waits, and why; an unmount ends it.
+pub(super) async fn connect(
+    socket: &MountSocket,
+    config: &MountConfig,
+    name: &str,
+    host: HostIdentity,
+    take_over: bool,
+) -> anyhow::Result<(Mount, Vec<Path>)> {
+    let why = RefCell::new(None);
+    tokio::select! {
+        connected = Mount::connect_first(config, name, host, take_over, &why) => connected,
+        () = unwanted(socket, config, name, &why) => {
+            Err(GivenUp { name: name.to_owned() }.into())
+        }
+    }
+}
+
+/// Answers until an unmount is asked for.
+async fn unwanted(
+    socket: &MountSocket,
+    config: &MountConfig,
+    name: &str,
+    why: &RefCell<Option<String>>,
+) {
+    let (asked_sender, mut asked) = mpsc::channel::<Asked>(16);
+    let serving = socket.serve(asked_sender);
+    tokio::pin!(serving);
+    loop {
+        let request = tokio::select! {
+            () = &mut serving => return std::future::pending().await,
+            Some(request) = asked.recv() => request,
+        };
+        let response = match &request.ask {
+            Ask::Status => Response::Status(Box::new(status(config, name, why.borrow().clone()))),
+            Ask::Unmount { .. } => {
+                let _ = request.reply.send(Response::Done);
+                // Let the answer out.
+                let _ = tokio::time::timeout(LAST_WORDS, &mut serving).await;
+                return;
+            }
+            _ => Response::Error(format!("{name} waits for its target and has no device yet")),
+        };
+        // The client is gone.
+        let _ = request.reply.send(response);
+    }
+}
+
+fn status(config: &MountConfig, name: &str, why: Option<String>) -> MountStatus {
+    MountStatus {
+        name: name.to_owned(),
+        volume: config.volume.clone(),
+        target: config.target.clone(),
+        address: config.target.first().cloned().unwrap_or_default(),
+        state: "waiting".to_owned(),
+        last_loss: why,
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        read_only: config.read_only,
+        ..MountStatus::default()
+    }
+}
