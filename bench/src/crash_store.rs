@@ -208,6 +208,34 @@ impl CrashStore {
         Self { region: Arc::clone(&self.region), disk: Arc::clone(&self.disk), number, now: 0 }
     }
 
+    /// The first store of a next user of the disk, whose segments are in `region`. What the users before had in
+    /// flight must have been [settled](Self::settle).
+    #[must_use]
+    pub fn over(&self, region: &Arc<Region>) -> Self {
+        Self { region: Arc::clone(region), ..self.another() }
+    }
+
+    /// The user of the disk has died, the machine has not: of what was in flight each op is done, whole, or is not,
+    /// by chance, and nobody waits for it.
+    pub fn settle(&mut self, seed: u64) {
+        let mut random = Random::new(seed);
+        let mut disk = self.disk();
+        for at in 0..disk.pending.len() {
+            let Pending { effect, result, .. } = &disk.pending[at];
+            if effect.is_none() && result.is_ok() && random.chance(500) {
+                disk.take_effect(at);
+            }
+        }
+        disk.pending.clear();
+        disk.ends += 1;
+        let ends = disk.ends;
+        for volume in disk.volumes.iter_mut().flatten() {
+            for change in volume.volatile.iter_mut().filter(|change| change.done.is_none()) {
+                change.done = Some(ends);
+            }
+        }
+    }
+
     fn in_flight_on(&self, disk: &Disk) -> usize {
         disk.pending.iter().filter(|pending| pending.store == self.number).count()
     }

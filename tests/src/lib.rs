@@ -8,4 +8,5 @@ pub mod lab;
 pub mod oracle;
 pub mod program;
 pub mod raw;
+pub mod sim;
 pub mod storm;

@@ -12,7 +12,7 @@ use rblk_fabric::{
 };
 use rblk_initiator::engine::{Engine, PathEnd, QueueStats};
 use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::path::{Path, PathLayout, PathMemory};
+use rblk_initiator::path::{DeadPath, Path, PathLayout, PathMemory};
 use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{
     BlockSize, CommandCapsule, ConnectionKind, Epoch, Features, HelloAccept, Immediate, InstanceId,
@@ -123,6 +123,7 @@ impl Mouth {
 #[derive(Debug)]
 pub struct RawPeer {
     mouth: Mouth,
+    pd: ProtectionDomain,
     /// Memory the target may read and write.
     pub lent: MemoryRegion,
     /// The link.
@@ -154,6 +155,7 @@ impl RawPeer {
         let lent = pd.register(&region, Access::REMOTE).expect("a registration");
         Self {
             mouth: Mouth::new(&pd, poller, qp),
+            pd,
             lent,
             wire,
             epoch: bed.rig.epoch(session),
@@ -223,6 +225,15 @@ impl RawPeer {
         KeyedDescriptor { address: remote.addr, length, rkey: remote.rkey.0 }
     }
 
+    /// Lends the same memory under another key; the old one is dead.
+    ///
+    /// # Panics
+    /// It cannot be registered.
+    pub fn lend_anew(&mut self) {
+        let region = Arc::clone(self.lent.region());
+        self.lent = self.pd.register(&region, Access::REMOTE).expect("a registration");
+    }
+
     /// Sends a message as it is.
     pub fn send(&mut self, bytes: &[u8]) {
         self.mouth.post(SendOp::Send, bytes);
@@ -289,9 +300,13 @@ pub struct RawTarget {
     pub buffers: Arc<Region>,
     /// What ended.
     pub outcomes: Vec<(Tag, i32)>,
+    /// The engine's memory that its self-test named.
+    pub scratch: KeyedDescriptor,
     mouth: Mouth,
     network: Network,
+    near: ProtectionDomain,
     now: Instant,
+    options: QueueOptions,
     depth: QueueDepth,
     block_size: BlockSize,
 }
@@ -304,53 +319,26 @@ impl RawTarget {
     #[must_use]
     pub fn new(options: QueueOptions) -> Self {
         let network = Network::new(options.depth.into());
-        let device = Device::Soft(network.device());
-        let (near, far) = (device.alloc_pd().expect("a PD"), device.alloc_pd().expect("a PD"));
+        let near = Device::Soft(network.device()).alloc_pd().expect("a PD");
         let depth = QueueDepth::new(options.depth).expect("a depth");
-        let layout = PathLayout { depth };
         let stride = options.io_max_bytes as usize;
         let buffers = Region::allocate(stride * usize::from(options.depth), PageKind::Normal)
             .expect("memory");
-        let memory = PathMemory::register(&near, &buffers, layout).expect("registrations");
-        let near_sizes = layout.qp_limits(0, options.reads_out);
-        let (near_poller, near_handle) = near.poller(2048).expect("a CQ");
-        let (mut far_poller, far_handle) = far.poller(2048).expect("a CQ");
-        let far_sizes = QpLimits { reads_out: options.reads_out, ..sizes() };
-        let (a, b, _) = network
-            .pair(
-                (soft_handle(&near_handle).expect("soft"), near_sizes),
-                (soft_handle(&far_handle).expect("soft"), far_sizes),
-            )
-            .expect("a pair");
-        let qp = far_poller.attach(Connection::Soft(b)).expect("a QP");
-        let mouth = Mouth::new(&far, far_poller, qp);
-        let stats = Arc::new(QueueStats::default());
-        let mut engine = Engine::new(depth, stride, stats);
-        let accept = HelloAccept {
-            version: Version::NEWEST,
-            depth,
-            features: options.features,
-            in_capsule_bytes: options.in_capsule_bytes,
-            io_max_bytes: options.io_max_bytes,
-            instance: InstanceId([1; 16]),
-        };
+        let mut engine = Engine::new(depth, stride, Arc::new(QueueStats::default()));
         let now = Instant::now();
-        let path = Path {
-            poller: near_poller,
-            connection: Connection::Soft(a),
-            memory,
-            accept,
-            epoch: Epoch(1),
-            volume: VolumeHandle(1),
-        };
+        let (path, mouth) = connect(&network, &near, &buffers, options, Epoch(1));
+        let scratch = scratch_of(&path);
         engine.connect(path, now);
         Self {
             engine,
             buffers,
             outcomes: Vec::new(),
+            scratch,
             mouth,
             network,
+            near,
             now,
+            options,
             depth,
             block_size: BlockSize::new(512).expect("a block size"),
         }
@@ -363,12 +351,45 @@ impl RawTarget {
     #[must_use]
     pub fn tested(options: QueueOptions) -> Self {
         let mut target = Self::new(options);
-        let command = target.next_command();
-        let with_imm = options.features.has(Features::WRITE_WITH_IMM);
-        target.answer_self_test(&command, &self_test_pattern(command.sequence), with_imm);
-        target.steps(20);
-        assert!(target.engine.is_connected(), "the self-test was answered");
+        target.pass_self_test();
         target
+    }
+
+    fn pass_self_test(&mut self) {
+        let command = self.next_command();
+        let with_imm = self.options.features.has(Features::WRITE_WITH_IMM);
+        self.answer_self_test(&command, &self_test_pattern(command.sequence), with_imm);
+        self.steps(20);
+        assert!(self.engine.is_connected(), "the self-test was answered");
+    }
+
+    /// Gives the engine another path to this target, over the same buffers, and answers its self-test. What is left
+    /// of the old path is destroyed, and its QP here forgotten.
+    ///
+    /// # Panics
+    /// It does not accept the answer.
+    pub fn reconnect(&mut self) {
+        self.engine.disconnect();
+        while let Some((_, dead)) = self.engine.take_ended() {
+            drop(dead);
+        }
+        let (path, mouth) =
+            connect(&self.network, &self.near, &self.buffers, self.options, Epoch(2));
+        self.scratch = scratch_of(&path);
+        self.mouth = mouth;
+        self.engine.connect(path, self.now);
+        self.pass_self_test();
+    }
+
+    /// The end of this end of the connection, if it came.
+    pub fn hear_end(&mut self) -> Option<WcStatus> {
+        self.mouth.poll().1
+    }
+
+    /// Writes to memory of the engine.
+    pub fn write(&mut self, to: KeyedDescriptor, bytes: &[u8]) {
+        let to = RemoteBuffer { addr: to.address, rkey: Rkey(to.rkey) };
+        self.mouth.post(SendOp::Write(to), bytes);
     }
 
     /// Answers a self-test with these bytes.
@@ -381,8 +402,7 @@ impl RawTarget {
             let imm = Immediate::new(command.tag, command.sequence);
             self.write_with_imm(buffer, bytes, imm);
         } else {
-            let to = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
-            self.mouth.post(SendOp::Write(to), bytes);
+            self.write(buffer, bytes);
             let response = ResponseCapsule::new(command.tag, command.sequence, Status::Ok);
             self.send(&response.to_wire());
         }
@@ -422,6 +442,28 @@ impl RawTarget {
         panic!("the engine sends nothing");
     }
 
+    /// Commands that came in and were not taken yet.
+    ///
+    /// # Panics
+    /// One cannot be parsed.
+    pub fn commands(&mut self) -> Vec<CommandCapsule> {
+        let (heard, _) = self.mouth.poll();
+        let parse = |bytes: &Vec<u8>| {
+            let fixed = bytes.first_chunk::<COMMAND_BYTES>().expect("a whole command");
+            CommandCapsule::from_wire(fixed, bytes.len(), self.depth).expect("a good command")
+        };
+        heard.iter().map(|(_, bytes)| parse(bytes)).collect()
+    }
+
+    /// Lets the engine end its path, and returns what is left of it: registered as it was.
+    ///
+    /// # Panics
+    /// It has no path.
+    pub fn drop_path(&mut self) -> DeadPath {
+        self.engine.disconnect();
+        self.engine.take_ended().expect("a path").1
+    }
+
     /// Submits a request of one block and returns its command.
     ///
     /// # Panics
@@ -450,4 +492,46 @@ impl RawTarget {
         self.steps(50);
         self.engine.take_ended().map(|(end, _)| end)
     }
+}
+
+/// A new path over these buffers, and this end of it.
+fn connect(
+    network: &Network,
+    near: &ProtectionDomain,
+    buffers: &Arc<Region>,
+    options: QueueOptions,
+    epoch: Epoch,
+) -> (Path, Mouth) {
+    let far = Device::Soft(network.device()).alloc_pd().expect("a PD");
+    let depth = QueueDepth::new(options.depth).expect("a depth");
+    let layout = PathLayout { depth };
+    let memory = PathMemory::register(near, buffers, layout).expect("registrations");
+    let near_sizes = layout.qp_limits(0, options.reads_out);
+    let (poller, near_handle) = near.poller(2048).expect("a CQ");
+    let (mut far_poller, far_handle) = far.poller(2048).expect("a CQ");
+    let far_sizes = QpLimits { reads_out: options.reads_out, ..sizes() };
+    let (a, b, _) = network
+        .pair(
+            (soft_handle(&near_handle).expect("soft"), near_sizes),
+            (soft_handle(&far_handle).expect("soft"), far_sizes),
+        )
+        .expect("a pair");
+    let qp = far_poller.attach(Connection::Soft(b)).expect("a QP");
+    let accept = HelloAccept {
+        version: Version::NEWEST,
+        depth,
+        features: options.features,
+        in_capsule_bytes: options.in_capsule_bytes,
+        io_max_bytes: options.io_max_bytes,
+        instance: InstanceId([1; 16]),
+    };
+    let connection = Connection::Soft(a);
+    let path = Path { poller, connection, memory, accept, epoch, volume: VolumeHandle(1) };
+    (path, Mouth::new(&far, far_poller, qp))
+}
+
+fn scratch_of(path: &Path) -> KeyedDescriptor {
+    let remote = path.memory.scratch.remote(0);
+    let length = u32::try_from(SELF_TEST_BYTES).expect("short");
+    KeyedDescriptor { address: remote.addr, length, rkey: remote.rkey.0 }
 }

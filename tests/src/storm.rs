@@ -417,9 +417,14 @@ impl Storm {
                     }
                 }
                 Expect::Read(begin) => self.oracle.drop_read(begin),
-                Expect::Change(id) => self.oracle.end_change(id, ok, fua),
-                Expect::Flush(begin) if ok => self.oracle.end_flush(begin),
-                Expect::Flush(_) => {}
+                Expect::Change(id) => {
+                    let ended = self.oracle.end_change(id, ok, fua);
+                    assert_eq!(ended, Ok(()), "seed {seed}");
+                }
+                Expect::Flush(begin) => {
+                    let ended = self.oracle.end_flush(begin, ok);
+                    assert_eq!(ended, Ok(()), "seed {seed}");
+                }
             }
         }
     }

@@ -7,7 +7,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{ConnectOptions, ConnectionHello, FabricError, QpLimits, Route};
@@ -174,6 +174,9 @@ fn an_initiator_that_cannot_connect_says_why() {
         (&["mount", "http://x", "v"], 2, &["http://x"]),
         (&["mount", &closed, "a/b"], 2, &["a/b"]),
         (&["mount", &closed], 2, &["<VOLUME>"]),
+        (&["mount", &closed, "v", "--ro", "--shared"], 2, &["--ro", "--shared"]),
+        (&["mount", &closed, "v", "--ro", "--take-over"], 2, &["--ro", "--take-over"]),
+        (&["mount", &closed, "v", "--wait=soon"], 2, &["--wait", "soon"]),
         (&["frobnicate"], 2, &["frobnicate"]),
         (&[], 2, &["Usage"]),
     ];
@@ -372,7 +375,17 @@ fn configurations_come_out_as_they_went_in() {
         "--ro",
         "--fail-after",
         "1m",
+        "--failback",
+        "5s",
+        "--wait",
     ]);
+    for words in ["failback = \"5s\"", "wait = \"30days\"", "shared = false"] {
+        assert!(first.contains(words), "{first}");
+    }
+    // Who is fenced once is not to be fenced by every restart of a service.
+    let fencing = mount(&["tcp://store1", "vol0", "--take-over", "--wait=3s", "--shared"]);
+    assert!(fencing.contains("wait = \"3s\"") && fencing.contains("shared = true"), "{fencing}");
+    assert!(!fencing.contains("take"), "{fencing}");
     let config = dir.path().join("mount.toml");
     std::fs::write(&config, &first).unwrap();
     assert_eq!(mount(&["--config", &config.display().to_string()]), first);
@@ -495,8 +508,8 @@ fn a_peer_of_another_version_is_refused_with_both_ranges() {
     let stranger = HelloRequest {
         session: SessionId([7; 16]),
         epoch: Epoch(2),
-        newest: Version(1),
-        oldest: Version(1),
+        newest: Version::NEWEST,
+        oldest: Version::OLDEST,
         ..asked
     };
     assert_eq!(reject(stranger.to_wire().to_vec()).reason, Some(RejectReason::NoSuchSession));
@@ -598,11 +611,52 @@ fn sigterm_drains_and_ends_well() {
     let mut target = Target::start(dir.path(), &["--file", &volume, "--drain-timeout", "30s"]);
     let client = Client::connect(&target.address, "v", 1).unwrap();
     let ended = run(Command::new(program("rblk-target"))
-        .args(["drain", "--control-socket"])
+        .args(["drain", "--no-wait", "--control-socket"])
         .arg(&target.socket));
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "draining\n"), "{ended:?}");
+    let drain = target.status().drain.expect("a drain");
+    assert_eq!((drain.sessions, drain.left_ms > 0), (1, true), "{drain:?}");
     client.logout();
     assert_eq!(target.wait(), Some(0), "{}", target.log());
+}
+
+#[test]
+fn drain_waits_until_the_target_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let drain = |target: &Target, output: &str| {
+        Command::new(program("rblk-target"))
+            .args(["drain", "--output", output, "--control-socket"])
+            .arg(&target.socket)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let outcome = |mut target: Target, drain: Child| {
+        let ended = drain.wait_with_output().unwrap();
+        assert_eq!(processes_naming(&target.socket), [""; 0], "it ended before the target did");
+        assert_eq!(target.wait(), Some(0), "{}", target.log());
+        assert!(ended.status.success(), "{ended:?}");
+        String::from_utf8(ended.stdout).unwrap()
+    };
+    // An initiator that leaves.
+    let target = Target::start(dir.path(), &["--memory", "a=1MiB", "--drain-timeout", "60s"]);
+    let client = Client::connect(&target.address, "a", 1).unwrap();
+    let child = drain(&target, "table");
+    wait_for("the drain", || target.status().drain);
+    client.logout();
+    let text = outcome(target, child);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("draining: 1 session left, ended in "), "{text}");
+    assert!(lines.last().unwrap().starts_with("stopped after "), "{text}");
+
+    // One that does not.
+    let target = Target::start(dir.path(), &["--memory", "a=1MiB", "--drain-timeout", "1s"]);
+    let _client = Client::connect(&target.address, "a", 1).unwrap();
+    let pid = target.status().pid;
+    let child = drain(&target, "json");
+    let json: serde_json::Value = serde_json::from_str(&outcome(target, child)).unwrap();
+    assert_eq!((&json["pid"], &json["stopped"]), (&pid.into(), &true.into()), "{json}");
+    assert!(json["took_ms"].as_u64().is_some_and(|ms| ms >= 1000), "{json}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Memory that direct I/O takes.
@@ -83,6 +83,29 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// A device node by what makes it the same one: a node that was made anew has another inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Node {
+    /// The device behind it.
+    pub rdev: u64,
+    /// The node itself.
+    pub inode: u64,
+}
+
+impl Node {
+    /// Of a device.
+    ///
+    /// # Panics
+    /// It is not there, or no block device.
+    #[must_use]
+    pub fn of(device: &Path) -> Self {
+        let found = std::fs::metadata(device);
+        let found = found.unwrap_or_else(|e| panic!("{}: {e}", device.display()));
+        assert!(found.file_type().is_block_device(), "{}", device.display());
+        Self { rdev: found.rdev(), inode: found.ino() }
+    }
+}
+
 /// What the kernel says of a block device.
 #[derive(Debug)]
 pub struct Sysfs(PathBuf);
@@ -104,6 +127,12 @@ impl Sysfs {
         let text =
             std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         text.trim().to_owned()
+    }
+
+    /// Path of an attribute.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
     }
 
     /// A numeric attribute.

@@ -4,6 +4,7 @@
 //! Made by losetup and dmsetup; their modules are loaded when they are first needed. No name of theirs is used
 //! outside of tests, and all begin with [`PREFIX`], so that what a test left is found and removed.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::Lab;
@@ -78,7 +79,7 @@ impl Mapped {
     /// It cannot be made.
     #[must_use]
     pub fn new(lab: &Lab, name: &str, table: &str) -> Self {
-        for module in ["dm-mod", "dm-flakey", "dm-log-writes"] {
+        for module in ["dm-mod", "dm-flakey", "dm-log-writes", "dm-multipath", "dm-round-robin"] {
             sh(&["modprobe", "-q", module]);
         }
         let mapped = Self { name: format!("{PREFIX}{name}"), table: lab.path(name) };
@@ -94,6 +95,45 @@ impl Mapped {
         self.dmsetup(&["load"], Some(table));
         self.dmsetup(&["suspend", "--nolockfs"], None);
         self.dmsetup(&["resume"], None);
+    }
+
+    /// Holds what it is asked for, from now on until [`resume`](Self::resume).
+    ///
+    /// # Panics
+    /// The kernel refuses.
+    pub fn suspend(&self) {
+        self.dmsetup(&["suspend", "--noflush", "--nolockfs"], None);
+    }
+
+    /// Lets go of what it holds.
+    ///
+    /// # Panics
+    /// The kernel refuses.
+    pub fn resume(&self) {
+        self.dmsetup(&["resume"], None);
+    }
+
+    /// `major:minor`, as tables and messages name a device.
+    ///
+    /// # Panics
+    /// It is not there.
+    #[must_use]
+    pub fn numbers(&self) -> String {
+        let device = self.device();
+        let found = std::fs::metadata(&device);
+        let rdev = found.unwrap_or_else(|e| panic!("{}: {e}", device.display())).rdev();
+        format!("{}:{}", libc::major(rdev), libc::minor(rdev))
+    }
+
+    /// How many requests it has not answered.
+    ///
+    /// # Panics
+    /// The kernel does not tell.
+    #[must_use]
+    pub fn in_flight(&self) -> u64 {
+        let path = format!("/sys/dev/block/{}/inflight", self.numbers());
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+        text.split_whitespace().filter_map(|n| n.parse::<u64>().ok()).sum()
     }
 
     /// Tells it something that its kind understands.

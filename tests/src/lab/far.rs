@@ -1,73 +1,100 @@
-//! [`FarHost`]: a second host of sorts, joined to this one by a cable that can be cut.
+//! [`FarHost`]: a second host of sorts, joined to this one by cables that can be cut.
 //!
 //! Packets to an address of its own never leave a Soft-RoCE device, so nothing can be done to them. This is a
-//! network namespace with a Soft-RoCE device on a virtual interface; a target runs there, and every packet goes
-//! over a bridge that both sides are plugged into.
+//! network namespace with a Soft-RoCE device on a virtual interface for each cable; a target runs there, and every
+//! packet goes over a bridge that both sides of the cable are plugged into.
 //!
 //! Cut, the bridge loses a port. Interfaces stay up and sending never fails, as with a cable that is cut beyond
 //! the first switch. Taking the interface down, or dropping on its way out, fails sends now and then; one that
 //! rdma_cm makes just then puts QP 1 of a Soft-RoCE device into the error state for ever (Linux 7.2), and
 //! nobody connects through the device again.
 
+use std::path::Path;
+use std::time::SystemTime;
+
 use super::Lab;
 use super::process::start;
 use super::wait::DEADLINE;
 
 const SPACE: &str = "rblkfar";
-const ENDS: [&str; 2] = ["rblknear0", "rblkfar0"];
-const PORTS: [&str; 2] = ["rblknear1", "rblkfar1"];
-const BRIDGE: &str = "rblkbridge0";
-const DEVICES: [&str; 2] = ["rxenear", "rxefar"];
-const HOSTS: [&str; 2] = ["10.91.7.1", "10.91.7.2"];
-const LINKS: [&str; 2] = ["02:72:62:6c:6b:01", "02:72:62:6c:6b:02"];
+/// Most cables.
+const CABLES: usize = 2;
 
-/// The host behind the cable. Dropped, it is gone.
+/// The host behind the cables. Dropped, it is gone.
 #[derive(Debug)]
-pub struct FarHost(());
+pub struct FarHost {
+    hosts: Vec<String>,
+}
 
 /// A cut cable. Dropped, it is whole again.
 #[derive(Debug)]
-pub struct Cut<'f>(&'f FarHost);
+pub struct Cut<'f> {
+    far: &'f FarHost,
+    cable: usize,
+    /// A moment just before the cut.
+    pub at: SystemTime,
+}
 
 fn ip(words: &str) {
     let words: Vec<&str> = words.split(' ').collect();
     let _ = start(&words).finish(DEADLINE).ok();
 }
 
+/// Names of one cable's parts: here and there.
+struct Names {
+    ends: [String; 2],
+    ports: [String; 2],
+    bridge: String,
+    devices: [String; 2],
+    hosts: [String; 2],
+    links: [String; 2],
+}
+
+impl Names {
+    fn of(cable: usize) -> Self {
+        Self {
+            ends: ["near", "far"].map(|side| format!("rblk{side}{cable}")),
+            ports: ["near", "far"].map(|side| format!("rblk{side}p{cable}")),
+            bridge: format!("rblkbridge{cable}"),
+            devices: ["near", "far"].map(|side| format!("rxe{side}{cable}")),
+            hosts: [1, 2].map(|side| format!("10.91.{}.{side}", 7 + cable)),
+            links: [1, 2].map(|side| format!("02:72:62:6c:6b:{cable}{side}")),
+        }
+    }
+}
+
 impl FarHost {
-    /// Makes it. `lab` is proof that this machine may be changed.
+    /// Makes it, with one cable. `lab` is proof that this machine may be changed.
     ///
     /// # Panics
     /// The kernel has no network namespaces for Soft-RoCE (before 7.1), or other things are missing.
     #[must_use]
-    pub fn new(_lab: &Lab) -> Self {
+    pub fn new(lab: &Lab) -> Self {
+        Self::with_cables(lab, 1)
+    }
+
+    /// The same with as many cables, at most two, each with addresses and devices of its own.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    #[must_use]
+    pub fn with_cables(_lab: &Lab, cables: usize) -> Self {
+        assert!((1..=CABLES).contains(&cables), "{cables} cables");
         for module in ["veth", "bridge"] {
             // Built in, maybe.
             let _ = start(&["modprobe", "-q", module]).finish(DEADLINE);
         }
-        let [near, far] = ENDS;
+        // `ip netns exec` has a copy of all mounts. Where they are not shared, as with systemd they are, the copy of a
+        // file system that a test unmounts would stay, and hold its device.
+        ip("mount --make-rshared /");
         ip(&format!("ip netns add {SPACE}"));
-        let host = Self(());
-        ip(&format!("ip link add {BRIDGE} mtu 4500 type bridge"));
-        ip(&format!("ip link set {BRIDGE} up"));
-        for ((end, port), mac) in ENDS.iter().zip(PORTS).zip(LINKS) {
-            ip(&format!(
-                "ip link add {end} mtu 4500 address {mac} type veth peer name {port} mtu 4500"
-            ));
-            ip(&format!("ip link set {port} master {BRIDGE} up"));
-        }
-        ip(&format!("ip link set {far} netns {SPACE}"));
-        ip(&format!("ip addr add {}/24 dev {near}", HOSTS[0]));
-        ip(&format!("ip link set {near} up"));
-        ip(&format!("ip -n {SPACE} addr add {}/24 dev {far}", HOSTS[1]));
+        let mut host = Self { hosts: Vec::new() };
         ip(&format!("ip -n {SPACE} link set lo up"));
-        ip(&format!("ip -n {SPACE} link set {far} up"));
-        // Neighbours know each other: here the answer to ARP comes before the RDMA core waits for it, which then
-        // sits out its whole timeout.
-        ip(&format!("ip neigh replace {} lladdr {} dev {near}", HOSTS[1], LINKS[1]));
-        ip(&format!("ip -n {SPACE} neigh replace {} lladdr {} dev {far}", HOSTS[0], LINKS[0]));
-        ip(&format!("rdma link add {} type rxe netdev {near}", DEVICES[0]));
-        ip(&format!("ip netns exec {SPACE} rdma link add {} type rxe netdev {far}", DEVICES[1]));
+        for cable in 0..cables {
+            let names = Names::of(cable);
+            plug(&names);
+            host.hosts.push(names.hosts[1].clone());
+        }
         host
     }
 
@@ -77,28 +104,69 @@ impl FarHost {
         SPACE
     }
 
-    /// Its address.
+    /// Its address on the first cable.
     #[must_use]
-    pub fn host(&self) -> &'static str {
-        HOSTS[1]
+    pub fn host(&self) -> &str {
+        &self.hosts[0]
     }
 
-    /// Cuts the cable: both hosts still send, and neither hears anything.
+    /// Its addresses, by cable.
+    #[must_use]
+    pub fn hosts(&self) -> &[String] {
+        &self.hosts
+    }
+
+    /// Cuts the first cable: both hosts still send, and neither hears anything.
     ///
     /// # Panics
     /// The bridge keeps its port.
     #[must_use]
     pub fn cut(&self) -> Cut<'_> {
-        ip(&format!("ip link set {} nomaster", PORTS[1]));
-        Cut(self)
+        self.cut_cable(0)
     }
+
+    /// Cuts any one.
+    ///
+    /// # Panics
+    /// The bridge keeps its port.
+    #[must_use]
+    pub fn cut_cable(&self, cable: usize) -> Cut<'_> {
+        let at = SystemTime::now();
+        ip(&format!("ip link set {} nomaster", Names::of(cable).ports[1]));
+        Cut { far: self, cable, at }
+    }
+}
+
+fn plug(names: &Names) {
+    let Names { ends: [near, far], ports, bridge, devices, hosts, links } = names;
+    ip(&format!("ip link add {bridge} mtu 4500 type bridge"));
+    ip(&format!("ip link set {bridge} up"));
+    for ((end, port), mac) in names.ends.iter().zip(ports).zip(links) {
+        ip(&format!(
+            "ip link add {end} mtu 4500 address {mac} type veth peer name {port} mtu 4500"
+        ));
+        ip(&format!("ip link set {port} master {bridge} up"));
+    }
+    ip(&format!("ip link set {far} netns {SPACE}"));
+    ip(&format!("ip addr add {}/24 dev {near}", hosts[0]));
+    ip(&format!("ip link set {near} up"));
+    ip(&format!("ip -n {SPACE} addr add {}/24 dev {far}", hosts[1]));
+    ip(&format!("ip -n {SPACE} link set {far} up"));
+    // Neighbours know each other: here the answer to ARP comes before the RDMA core waits for it, which then
+    // sits out its whole timeout.
+    ip(&format!("ip neigh replace {} lladdr {} dev {near}", hosts[1], links[1]));
+    ip(&format!("ip -n {SPACE} neigh replace {} lladdr {} dev {far}", hosts[0], links[0]));
+    ip(&format!("rdma link add {} type rxe netdev {near}", devices[0]));
+    ip(&format!("ip netns exec {SPACE} rdma link add {} type rxe netdev {far}", devices[1]));
 }
 
 impl Drop for Cut<'_> {
     fn drop(&mut self) {
-        let ended = start(&["ip", "link", "set", PORTS[1], "master", BRIDGE]).finish(DEADLINE);
+        let names = Names::of(self.cable);
+        let ended = start(&["ip", "link", "set", &names.ports[1], "master", &names.bridge])
+            .finish(DEADLINE);
         if ended.code() != 0 {
-            println!("the cable to {} stays cut: {ended}", self.0.host());
+            println!("the cable to {} stays cut: {ended}", self.far.hosts[self.cable]);
         }
     }
 }
@@ -106,7 +174,7 @@ impl Drop for Cut<'_> {
 impl Drop for FarHost {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            println!("--- the cable, and what is connected through it");
+            println!("--- the cables, and what is connected through them");
             for words in ["rdma link show", "rdma resource show qp", "bridge link show", "ip neigh"]
             {
                 let words: Vec<&str> = words.split(' ').collect();
@@ -119,11 +187,17 @@ impl Drop for FarHost {
 
 /// Removes it, as far as it is there.
 pub(super) fn take_down() {
-    for device in DEVICES {
-        let _ = start(&["rdma", "link", "del", device]).finish(DEADLINE);
-    }
-    for link in [PORTS[0], PORTS[1], BRIDGE] {
-        let _ = start(&["ip", "link", "del", link]).finish(DEADLINE);
+    for cable in 0..CABLES {
+        let Names { ports, bridge, devices, .. } = Names::of(cable);
+        if !Path::new("/sys/class/net").join(&bridge).exists() {
+            continue;
+        }
+        for device in devices {
+            let _ = start(&["rdma", "link", "del", &device]).finish(DEADLINE);
+        }
+        for link in [&ports[0], &ports[1], &bridge] {
+            let _ = start(&["ip", "link", "del", link]).finish(DEADLINE);
+        }
     }
     let _ = start(&["ip", "netns", "del", SPACE]).finish(DEADLINE);
 }

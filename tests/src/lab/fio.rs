@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use super::process::{Finished, Running, start};
 
+/// fio's exit code when it was told to end.
+const INTERRUPTED: i32 = 128;
+
 /// A run of fio with direct I/O on one device, to be completed and started.
 #[derive(Clone, Debug)]
 pub struct Fio {
@@ -97,6 +100,22 @@ impl RunningFio {
     #[must_use]
     pub fn is_running(&mut self) -> bool {
         self.running.is_running()
+    }
+
+    /// Tells it to end now, and waits for that.
+    ///
+    /// # Panics
+    /// It does not end within `deadline`, or had ended before.
+    #[must_use]
+    pub fn stop(mut self, deadline: Duration) -> FioResult {
+        let was_running = self.is_running();
+        super::process::signal("INT", &self.running.pid().to_string());
+        let mut result = FioResult::of(&self.running.finish(deadline));
+        assert!(was_running, "fio had ended: {}", result.text);
+        if result.code == INTERRUPTED {
+            result.code = 0;
+        }
+        result
     }
 
     /// Waits for its end.

@@ -1,11 +1,21 @@
 //! What a test must not leave: devices, mounts, processes, RDMA objects.
+//!
+//! A ublk device without a server makes whoever uses it wait, and such processes cannot be killed. So devices are
+//! stopped, which fails what waits, after their servers were killed and before anybody's end is waited for.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rblk_initiator::ublk::{Control, DeviceState, UblkError};
+
 use super::process::signal;
 use super::usage::rdma_resources;
+
+/// Of mounts: their sockets, notes and locks, and their logs.
+const RUN_DIRS: [&str; 2] = ["/run/rblk/mounts", "/run/rblk/log"];
+/// Time for each step of removing a device. Linux 6.12 may take 30 s to see that a server died.
+const REMOVAL: Duration = Duration::from_secs(40);
 
 const DAEMONS: [&str; 5] =
     ["rblk-target", "rblk-targetd", "rblk-initiator", "rblk-initiatord", "fio"];
@@ -23,11 +33,14 @@ pub(super) fn find(before: &BTreeMap<String, u64>, patience: Duration) -> Vec<St
 }
 
 fn look(before: &BTreeMap<String, u64>) -> Vec<String> {
-    let mut found: Vec<String> =
-        named("/dev", "ublkb").iter().map(|name| format!("/dev/{name}")).collect();
-    found.extend(
-        named("/run/rblk/mounts", "").iter().map(|name| format!("/run/rblk/mounts/{name}")),
-    );
+    let mut found: Vec<String> = ["ublkb", "ublkc"]
+        .iter()
+        .flat_map(|prefix| named("/dev", prefix))
+        .map(|name| format!("/dev/{name}"))
+        .collect();
+    for dir in RUN_DIRS {
+        found.extend(named(dir, "").iter().map(|name| format!("{dir}/{name}")));
+    }
     found.extend(daemons().iter().map(|(pid, name)| format!("process {pid} ({name})")));
     found.extend(super::disk::left());
     let now = rdma_resources();
@@ -44,22 +57,59 @@ pub(super) fn sweep() {
     for (pid, _) in daemons() {
         signal("KILL", &pid.to_string());
     }
-    let since = Instant::now();
-    while !daemons().is_empty() && since.elapsed() < Duration::from_secs(5) {
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    // A daemon has to be gone before its device can be stopped; a user of the device goes after that.
+    wait_for_no("rblk");
+    remove_devices();
+    wait_for_no("");
     if Path::new("/run/netns/rblkfar").exists() {
         super::far::take_down();
     }
     super::disk::sweep();
-    for name in named("/run/rblk/mounts", "") {
-        let _ = std::fs::remove_file(Path::new("/run/rblk/mounts").join(name));
+    for dir in RUN_DIRS {
+        for name in named(dir, "") {
+            let _ = std::fs::remove_file(Path::new(dir).join(name));
+        }
     }
 }
 
-/// How many ublk devices have no server any more. A killed daemon leaves its device's number taken.
-pub(super) fn dead_devices() -> usize {
-    named("/dev", "ublkc").len()
+/// Kills all processes of a name, and waits until they are gone.
+pub(super) fn kill(name: &str) {
+    for (pid, _) in daemons().iter().filter(|(_, found)| found == name) {
+        signal("KILL", &pid.to_string());
+    }
+    wait_for_no(name);
+}
+
+fn wait_for_no(prefix: &str) {
+    let since = Instant::now();
+    while daemons().iter().any(|(_, name)| name.starts_with(prefix))
+        && since.elapsed() < Duration::from_secs(5)
+    {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Removes all ublk devices: nobody else has any in the lab.
+fn remove_devices() {
+    let ids: Vec<u32> = named("/dev", "ublkc").iter().filter_map(|n| n[5..].parse().ok()).collect();
+    if ids.is_empty() {
+        return;
+    }
+    let remove = |id: u32| {
+        // After a deadline a channel may have a command in it that goes on.
+        let mut control = Control::open()?;
+        if control.info(id)?.state != DeviceState::Dead {
+            control.stop(id, REMOVAL)?;
+        }
+        control.delete(id, REMOVAL)
+    };
+    for id in ids {
+        match remove(id) {
+            Ok(()) => println!("removed ublk device {id}, which a test had left"),
+            Err(UblkError::NoSuchDevice { .. }) => {}
+            Err(error) => println!("ublk device {id} cannot be removed: {error}"),
+        }
+    }
 }
 
 fn daemons() -> Vec<(u32, String)> {

@@ -1,14 +1,19 @@
 //! [`Mounted`]: a volume as a local block device.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
+use rblk_initiator::mount::socket::{Ask, Response, ask, socket_path};
 use rblk_initiator::mount::status::MountStatus;
 
 use super::counts::Counts;
-use super::process::{Finished, signal};
+use super::process::{Finished, Running, signal};
 use super::wait::{DEADLINE, until};
-use super::{Lab, Sysfs};
+use super::{Lab, Node, Sysfs};
+
+/// A running mount answers at once.
+const ANSWER: Duration = Duration::from_secs(2);
 
 /// What a volume is mounted with.
 #[derive(Clone, Debug)]
@@ -17,14 +22,26 @@ pub struct MountFlags {
     volume: String,
     name: String,
     flags: Vec<String>,
+    host: Option<&'static str>,
 }
+
+/// Runs the rest of its arguments on a host whose name is the first: what names a host is not shared then, all else
+/// is.
+const HOST: &str = r#"
+echo "$1" >/proc/sys/kernel/hostname
+if [ -e /etc/machine-id ]; then
+    printf %s "$1" | md5sum | cut -c1-32 >"/run/host-$1"
+    mount --bind "/run/host-$1" /etc/machine-id
+fi
+shift
+exec "$@""#;
 
 impl MountFlags {
     /// A volume of the target at `address`, with two queues.
     #[must_use]
     pub fn new(address: String, volume: &str) -> Self {
         let flags = ["--queues", "2", "--reconnect-delay", "200ms"].map(str::to_owned).to_vec();
-        Self { address, volume: volume.to_owned(), name: volume.to_owned(), flags }
+        Self { address, volume: volume.to_owned(), name: volume.to_owned(), flags, host: None }
     }
 
     /// Under another name than the volume's.
@@ -32,6 +49,19 @@ impl MountFlags {
     pub fn name(mut self, name: &str) -> Self {
         name.clone_into(&mut self.name);
         self.flag("--name", name)
+    }
+
+    /// As another host, of that name.
+    #[must_use]
+    pub fn host(mut self, host: &'static str) -> Self {
+        self.host = Some(host);
+        self
+    }
+
+    /// By another address, too.
+    #[must_use]
+    pub fn path(self, address: &str) -> Self {
+        self.flag("--path", address)
     }
 
     /// Any flag with its value.
@@ -54,9 +84,18 @@ impl MountFlags {
     /// It does not end.
     #[must_use]
     pub fn try_mount(&self, lab: &Lab) -> Finished {
-        let mut words = vec!["mount", &self.address, &self.volume];
-        words.extend(self.flags.iter().map(String::as_str));
-        lab.initiator(&words, 2 * DEADLINE)
+        let program = lab.program("rblk-initiator");
+        let mut command = match self.host {
+            Some(host) => {
+                let mut command = Command::new("unshare");
+                command.args(["-m", "-u", "sh", "-c", HOST, "sh", host]).arg(program.get_program());
+                command.current_dir("/");
+                command
+            }
+            None => program,
+        };
+        command.args(["mount", &self.address, &self.volume]).args(&self.flags);
+        Running::start(command).finish(2 * DEADLINE)
     }
 }
 
@@ -77,27 +116,43 @@ impl<'l> Mounted<'l> {
     /// It cannot be mounted.
     #[must_use]
     pub fn new(lab: &'l Lab, flags: &MountFlags) -> Self {
-        let said = flags.try_mount(lab).ok();
+        Self::try_new(lab, flags).unwrap_or_else(|said| panic!("{said}"))
+    }
+
+    /// Mounts, and waits for the device, if that can be.
+    ///
+    /// # Errors
+    /// How the command ended.
+    pub fn try_new(lab: &'l Lab, flags: &MountFlags) -> Result<Self, Finished> {
+        let said = flags.try_mount(lab);
+        if said.code() != 0 {
+            return Err(said);
+        }
         let mut mounted = Self {
             lab,
             name: flags.name.clone(),
             pid: 0,
-            device: PathBuf::from(said.trim()),
+            device: PathBuf::from(said.stdout.trim()),
             done: false,
         };
-        let status = mounted.status();
-        assert_eq!(
-            mounted.device.to_str(),
-            Some(&*status.device),
-            "what mount says is what list says"
-        );
-        mounted.pid = status.pid;
-        mounted
+        mounted.pid = mounted.listed().pid;
+        Ok(mounted)
+    }
+
+    /// What `rblk-initiator list` shows of it.
+    fn listed(&self) -> MountStatus {
+        let text = self.lab.initiator(&["list", "--output", "json"], DEADLINE).ok();
+        let mounts: Vec<MountStatus> =
+            serde_json::from_str(&text).unwrap_or_else(|e| panic!("list is not JSON: {e}: {text}"));
+        let status = mounts.into_iter().find(|m| m.name == self.name);
+        let status = status.unwrap_or_else(|| panic!("{} is not listed: {text}", self.name));
+        assert_eq!(self.device.to_str(), Some(&*status.device), "what was said is what is listed");
+        status
     }
 
     /// The block device.
     #[must_use]
-    pub fn device(&self) -> &std::path::Path {
+    pub fn device(&self) -> &Path {
         &self.device
     }
 
@@ -119,32 +174,47 @@ impl<'l> Mounted<'l> {
         self.pid
     }
 
-    /// What `rblk-initiator list` shows.
+    /// The device node.
     ///
     /// # Panics
-    /// It is not listed.
+    /// It is not there.
+    #[must_use]
+    pub fn node(&self) -> Node {
+        Node::of(&self.device)
+    }
+
+    /// What it tells of itself.
+    ///
+    /// # Panics
+    /// It does not answer.
     #[must_use]
     pub fn status(&self) -> MountStatus {
-        until("the mount to be listed", DEADLINE, || self.ask()).0
+        until("the mount to answer", DEADLINE, || self.look())
     }
 
     /// Its counters, all queues together.
     ///
     /// # Panics
-    /// It is not listed.
+    /// It does not answer.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        until("the mount to be listed", DEADLINE, || self.ask()).1
+        let total = serde_json::to_value(self.status().total);
+        Counts::of(&total.unwrap_or_else(|e| panic!("counters of {}: {e}", self.name)))
     }
 
-    fn ask(&self) -> Option<(MountStatus, Counts)> {
-        let text = self.lab.initiator(&["list", "--output", "json"], DEADLINE).ok();
-        let mounts: Vec<serde_json::Value> =
-            serde_json::from_str(&text).unwrap_or_else(|e| panic!("list is not JSON: {e}: {text}"));
-        let value = mounts.into_iter().find(|m| m["name"] == *self.name)?;
-        let counts = Counts::of(&value["total"]);
-        let status = serde_json::from_value(value).unwrap_or_else(|e| panic!("list: {e}: {text}"));
-        Some((status, counts))
+    /// What it tells of itself, if it answers.
+    ///
+    /// # Panics
+    /// It answers something else.
+    #[must_use]
+    pub fn look(&self) -> Option<MountStatus> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.unwrap_or_else(|e| panic!("a runtime: {e}"));
+        match runtime.block_on(ask(&socket_path(&self.name), Ask::Status, ANSWER)) {
+            Ok(Response::Status(status)) => Some(*status),
+            Ok(other) => panic!("{} answers {other:?}", self.name),
+            Err(_) => None,
+        }
     }
 
     /// The daemon's log so far.
@@ -183,17 +253,112 @@ impl<'l> Mounted<'l> {
         let took = finished.took;
         assert_eq!(finished.code(), 0, "{finished}\nits log:\n{}", self.log());
         assert!(!self.device.exists(), "{} is still there", self.device.display());
-        until("the daemon to end", DEADLINE, || {
-            (!std::path::Path::new(&format!("/proc/{}", self.pid)).exists()).then_some(())
-        });
+        self.wait_gone();
         self.done = true;
         took
     }
 
-    /// Kills the daemon, with no goodbye. What that leaves is the caller's.
-    pub fn kill(mut self) {
+    /// Kills the daemon, with no goodbye, and waits until it is gone. The device stays and has no server.
+    ///
+    /// # Panics
+    /// It does not go.
+    pub fn kill_daemon(&self) {
         signal("KILL", &self.pid.to_string());
+        self.wait_gone();
+    }
+
+    /// Starts a new daemon in the place of one that is gone, by `rblk-initiator recover`.
+    ///
+    /// # Panics
+    /// It cannot be done, or the device is another one.
+    pub fn recover(&mut self) {
+        let said = self.lab.initiator(&["recover", &self.name], 2 * DEADLINE).ok();
+        self.is_served_again(said.trim());
+    }
+
+    /// Starts a new daemon as [`recover`](Self::recover) does, and kills it after `time`, wherever it has got to.
+    pub fn recover_and_kill(&self, time: Duration) {
+        let mut command = self.lab.program("rblk-initiator");
+        command.args(["recover", &self.name]);
+        let running = Running::start(command);
+        std::thread::sleep(time);
+        super::leftovers::kill("rblk-initiatord");
+        let _ = running.finish(DEADLINE);
+    }
+
+    /// Starts a new daemon in the place of one that is gone, as a service does it: by the same `mount` as before.
+    ///
+    /// # Panics
+    /// It cannot be done, or the device is another one.
+    pub fn mount_again(&mut self, flags: &MountFlags) {
+        let said = flags.try_mount(self.lab).ok();
+        self.is_served_again(said.trim());
+    }
+
+    /// Has the daemon replaced by a program, itself if none is named, while it serves.
+    ///
+    /// # Panics
+    /// It cannot be done, or the device is another one.
+    pub fn upgrade(&mut self, program: Option<&Path>) -> Duration {
+        let mut words = vec!["upgrade".to_owned(), self.name.clone()];
+        if let Some(program) = program {
+            words.extend(["--program".to_owned(), program.display().to_string()]);
+        }
+        let finished = self.lab.initiator(&words, 2 * DEADLINE);
+        let took = finished.took;
+        let _ = finished.ok();
+        self.pid = self.listed().pid;
+        took
+    }
+
+    fn is_served_again(&mut self, device: &str) {
+        assert_eq!(self.device.to_str(), Some(device), "another device");
+        let before = self.pid;
+        self.pid = self.listed().pid;
+        assert_ne!(self.pid, before, "no other process");
+    }
+
+    /// It was taken away by other means.
+    pub fn forget(mut self) {
         self.done = true;
+    }
+
+    /// Stops the daemon's process until the result is dropped: it is there, and does nothing.
+    #[must_use]
+    pub fn freeze(&self) -> Frozen {
+        signal("STOP", &self.pid.to_string());
+        let state = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
+            stat.rsplit_once(") ").filter(|(_, rest)| rest.starts_with('T')).map(|_| ())
+        };
+        until("the daemon to stop", DEADLINE, state);
+        Frozen(self.pid)
+    }
+
+    fn wait_gone(&self) {
+        let proc = PathBuf::from(format!("/proc/{}", self.pid));
+        until("the daemon to end", DEADLINE, || (!proc.exists()).then_some(()));
+    }
+
+    /// Kills the daemon, with no goodbye, and takes away the device that it leaves.
+    ///
+    /// # Panics
+    /// That cannot be done.
+    pub fn kill(mut self) {
+        self.kill_daemon();
+        let _ = self.lab.initiator(&["umount", "--force", &self.name], 2 * DEADLINE).ok();
+        assert!(!self.device.exists(), "{} is still there", self.device.display());
+        self.done = true;
+    }
+}
+
+/// A stopped process. Dropped, it goes on.
+#[derive(Debug)]
+pub struct Frozen(u32);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        signal("CONT", &self.0.to_string());
     }
 }
 
@@ -206,8 +371,11 @@ impl Drop for Mounted<'_> {
             println!("--- the log of mount {}", self.name);
             self.log().lines().for_each(|line| println!("    {line}"));
         }
+        if self.pid != 0 {
+            signal("CONT", &self.pid.to_string());
+        }
         // Not by `Lab::initiator`, which panics at its deadline.
-        let mut command = std::process::Command::new("timeout");
+        let mut command = Command::new("timeout");
         command.args(["-k", "1", "10"]).arg(self.lab.program("rblk-initiator").get_program());
         let _ = command.args(["umount", "--force", &self.name]).output();
         if self.pid != 0 {

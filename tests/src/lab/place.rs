@@ -41,19 +41,16 @@ pub fn run(test: &'static str, body: impl FnOnce(&Lab)) {
         Err(why) => panic!("{test} cannot run here: {why}. {HOW}"),
     };
     leftovers::sweep();
-    leftovers::dead_devices();
     std::fs::create_dir_all(&lab.dir)
         .unwrap_or_else(|e| panic!("making {}: {e}", lab.dir.display()));
     let before = rdma_resources();
     let since = Instant::now();
     let outcome = catch_unwind(AssertUnwindSafe(|| body(&lab)));
     let took = since.elapsed();
-    let found = leftovers::find(&before, Duration::from_secs(10));
+    // A test that failed has left something, most likely.
+    let patience = Duration::from_secs(if outcome.is_ok() { 10 } else { 1 });
+    let found = leftovers::find(&before, patience);
     leftovers::sweep();
-    let dead = leftovers::dead_devices();
-    if dead > 0 {
-        println!("{test}: {dead} ublk device(s) of killed daemons were still there, dead");
-    }
     match outcome {
         Err(panic) => {
             println!("{test}: FAILED after {took:.1?}; its logs are in {}", lab.dir.display());
@@ -127,6 +124,12 @@ impl Lab {
     #[must_use]
     pub fn long(&self, factor: u64) -> u64 {
         if std::env::var("RBLK_LONG").is_ok_and(|v| v == "1") { factor } else { 1 }
+    }
+
+    /// How often to do something: `usual` times, or `long` times with `RBLK_LONG=1`.
+    #[must_use]
+    pub fn times(&self, usual: usize, long: usize) -> usize {
+        if self.long(2) > 1 { long } else { usual }
     }
 
     /// A sparse file of that size.

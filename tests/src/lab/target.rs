@@ -1,23 +1,27 @@
 //! [`Target`]: a running `rblk-target serve`.
 
 use std::fs::{File, OpenOptions};
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rblk_config::TargetConfig;
+use rblk_target::args::CONTROL_SOCKET;
+use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::control::status::TargetStatus;
 
 use super::counts::Counts;
-use super::process::{Running, signal};
+use super::process::signal;
 use super::wait::{DEADLINE, until};
 use super::{FarHost, Lab};
 
-/// What a target is started with. It listens on both of the lab's addresses and has two poll groups.
+/// What a target is started with. It listens on the addresses of its host, for both transports, and has two poll
+/// groups.
 #[derive(Clone, Debug, Default)]
 pub struct TargetFlags {
     flags: Vec<String>,
-    place: Option<(&'static str, &'static str)>,
+    place: Option<(&'static str, Vec<String>)>,
 }
 
 impl TargetFlags {
@@ -44,7 +48,7 @@ impl TargetFlags {
     /// On another host.
     #[must_use]
     pub fn on(mut self, far: &FarHost) -> Self {
-        self.place = Some((far.space(), far.host()));
+        self.place = Some((far.space(), far.hosts().to_vec()));
         self
     }
 
@@ -66,7 +70,8 @@ impl TargetFlags {
 /// A running target. Dropped, it is killed.
 #[derive(Debug)]
 pub struct Target<'l> {
-    lab: &'l Lab,
+    // The lab outlives what runs in it.
+    lab: PhantomData<&'l Lab>,
     child: Child,
     log: PathBuf,
 }
@@ -85,19 +90,22 @@ impl<'l> Target<'l> {
         };
         let (out, err) = to_log().unwrap_or_else(|e| panic!("opening {}: {e}", log.display()));
         let mut command = lab.program("rblk-target");
-        let mut host = lab.host();
-        if let Some((space, address)) = flags.place {
+        let mut hosts = vec![lab.host().to_owned()];
+        if let Some((space, addresses)) = &flags.place {
             let mut outer = Command::new("ip");
             // It becomes the program, so the process is the same.
             outer.args(["netns", "exec", space]).arg(command.get_program()).current_dir("/");
-            (command, host) = (outer, address);
+            (command, hosts) = (outer, addresses.clone());
         }
         command.args(["serve", "--poll-groups", "2"]);
-        command.args(["--listen", &format!("rdma://{host}"), "--listen", &format!("tcp://{host}")]);
+        for host in hosts {
+            command.args(["--listen", &format!("rdma://{host}")]);
+            command.args(["--listen", &format!("tcp://{host}")]);
+        }
         command.arg("--state-dir").arg(lab.path("state"));
         command.args(&flags.flags).stdin(Stdio::null()).stdout(out).stderr(err);
         let child = command.spawn().unwrap_or_else(|e| panic!("starting rblk-target: {e}"));
-        let mut target = Self { lab, child, log };
+        let mut target = Self { lab: PhantomData, child, log };
         until("the target to serve", DEADLINE, || {
             let ended = target.child.try_wait().expect("wait");
             assert!(ended.is_none(), "the target ended ({ended:?}); its log:\n{}", target.log());
@@ -118,7 +126,7 @@ impl<'l> Target<'l> {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// What `rblk-target status` shows.
+    /// What it tells of itself.
     ///
     /// # Panics
     /// It does not answer.
@@ -136,19 +144,19 @@ impl<'l> Target<'l> {
         until("the target's status", DEADLINE, || self.ask()).1
     }
 
+    // Not by `rblk-target status`, which `commands.rs` has: tests ask often, and starting a program takes long here.
     fn ask(&self) -> Option<(TargetStatus, Counts)> {
-        let mut command = self.lab.program("rblk-target");
-        command.args(["status", "--output", "json"]);
-        let finished = Running::start(command).finish(DEADLINE);
-        if finished.code() != 0 {
-            return None;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.unwrap_or_else(|e| panic!("a runtime: {e}"));
+        match runtime.block_on(ask(Path::new(CONTROL_SOCKET), Ask::Status)) {
+            Ok(Response::Status(status)) => {
+                let total = serde_json::to_value(&status.total);
+                let counts = Counts::of(&total.unwrap_or_else(|e| panic!("counters: {e}")));
+                Some((*status, counts))
+            }
+            Ok(other) => panic!("the target answers {other:?}"),
+            Err(_) => None,
         }
-        let value: serde_json::Value = serde_json::from_str(&finished.stdout)
-            .unwrap_or_else(|e| panic!("status is not JSON: {e}: {finished}"));
-        let counts = Counts::of(&value["total"]);
-        let status =
-            serde_json::from_value(value).unwrap_or_else(|e| panic!("status: {e}: {finished}"));
-        Some((status, counts))
     }
 
     /// Asks it to drain, as `kill` does.

@@ -35,11 +35,12 @@ const GUEST_LIMIT: Duration = Duration::from_secs(12 * 60);
 const MODEL: (&str, &str) = ("rblk-tests", "storage_model");
 
 /// Test binaries that run in the guest: package, file in the workspace, name.
-const SUITES: [(&str, &str, &str); 4] = [
+const SUITES: [(&str, &str, &str); 5] = [
     ("rblk-fabric", "fabric/tests/verbs_conformance.rs", "verbs_conformance"),
     ("rblk-fabric", "fabric/tests/verbs_lifecycle.rs", "verbs_lifecycle"),
     ("rblk-tests", "tests/tests/lab.rs", "lab"),
     ("rblk-tests", "tests/tests/lab_storage/main.rs", "lab_storage"),
+    ("rblk-tests", "tests/tests/lab_faults/main.rs", "lab_faults"),
 ];
 
 /// Run every check and every test

@@ -1,0 +1,126 @@
+//! What a [`Rig`](super::Rig) is made of: volumes, the target, queues.
+
+use std::time::Duration;
+
+use rblk_fabric::soft::memory::Conditions;
+use rblk_protocol::{Features, limits};
+use rblk_target::volume::CacheMode;
+
+/// Where a volume's bytes are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum VolumeKind {
+    /// In registered memory.
+    Memory,
+    /// Nowhere.
+    Null,
+    /// In the store.
+    Store,
+}
+
+/// A volume to serve; its index is its place in [`RigOptions::volumes`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VolumeSpec {
+    /// Where its bytes are.
+    pub kind: VolumeKind,
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// Capacity.
+    pub blocks: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// DISCARD does something.
+    pub discard: bool,
+    /// What the target's cache does for it; matters for [`VolumeKind::Store`] only.
+    pub cache: CacheMode,
+    /// Most bytes to read ahead of a sequential reader.
+    pub read_ahead_bytes: u32,
+}
+
+impl VolumeSpec {
+    /// A volume that can be written, of blocks of 512 bytes, without a cache.
+    #[must_use]
+    pub fn new(kind: VolumeKind, bytes: u64) -> Self {
+        Self {
+            kind,
+            block_size: 512,
+            blocks: bytes / 512,
+            read_only: false,
+            discard: true,
+            cache: CacheMode::None,
+            read_ahead_bytes: 0,
+        }
+    }
+}
+
+/// What a [`Rig`] is made of.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RigOptions {
+    /// Decides how the network behaves.
+    pub seed: u64,
+    /// How its streams behave.
+    pub conditions: Conditions,
+    /// What one step takes.
+    pub tick: Duration,
+    /// Poll groups of the target; connections are dealt to them in turn.
+    pub groups: usize,
+    /// How many of a thousand turns a poll group sleeps through, so that they are not in step.
+    pub skipped_turns_per_mille: u32,
+    /// Memory of the target for data in flight and the cache, of all poll groups together.
+    pub arena_bytes: usize,
+    /// Most acknowledged bytes in memory only, of all poll groups together.
+    pub dirty_max_bytes: usize,
+    /// A dirty block is on its way to the store at the latest after this.
+    pub write_back_delay: Duration,
+    /// Longest extent of the arena, and most data of one command.
+    pub io_max_bytes: u32,
+    /// Entries of each CQ of the target.
+    pub cq_entries: u32,
+    /// What the target serves.
+    pub volumes: Vec<VolumeSpec>,
+}
+
+impl Default for RigOptions {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            conditions: Conditions::default(),
+            tick: Duration::from_micros(10),
+            groups: 1,
+            skipped_turns_per_mille: 0,
+            arena_bytes: 16 << 20,
+            dirty_max_bytes: 4 << 20,
+            write_back_delay: Duration::from_millis(10),
+            io_max_bytes: 1 << 20,
+            // Some tens of queues of default depth.
+            cq_entries: 1 << 16,
+            volumes: Vec::new(),
+        }
+    }
+}
+
+/// What an I/O queue asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QueueOptions {
+    /// Commands outstanding.
+    pub depth: u16,
+    /// Most data per command, and bytes of each buffer.
+    pub io_max_bytes: u32,
+    /// Most write data inside a command.
+    pub in_capsule_bytes: u32,
+    /// Optional verbs.
+    pub features: Features,
+    /// READs the target may have outstanding.
+    pub reads_out: u8,
+}
+
+impl Default for QueueOptions {
+    fn default() -> Self {
+        Self {
+            depth: 32,
+            io_max_bytes: 1 << 20,
+            in_capsule_bytes: limits::IN_CAPSULE_DEFAULT_BYTES,
+            features: Features::WRITE_WITH_IMM,
+            reads_out: 16,
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! The initiators' queues of a [`Rig`].
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use rblk_fabric::soft::memory::Wire;
+use rblk_fabric::{Device, DeviceCaps, PageKind, QpLimits, Region};
+use rblk_initiator::durability::Ledger;
+use rblk_initiator::engine::{Engine, PathEnd, QueueCounts, QueueStats};
+use rblk_initiator::inflight::WrongState;
+use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::path::{Path, PathLayout, PathMemory};
+use rblk_protocol::{ConnectionKind, QueueDepth, Tag, VolumeHandle};
+use rblk_target::connection::SessionSlot;
+use rblk_target::store::{Store, VolumeIndex};
+use rblk_target::volume::Volume;
+
+use super::{Join, Outcome, QueueOptions, RawEnd, Rig};
+
+/// Names an I/O queue of a rig.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct QueueId(usize);
+
+#[derive(Debug)]
+pub(super) struct Queue {
+    pub(super) engine: Engine,
+    stats: Arc<QueueStats>,
+    buffers: Arc<Region>,
+    options: QueueOptions,
+    // Of a rig without control.
+    session: Option<(SessionSlot, u16)>,
+    volume: VolumeHandle,
+    wire: Option<Wire>,
+    ended: Vec<PathEnd>,
+    frozen: bool,
+}
+
+impl<S: Store> Rig<S> {
+    fn queue(&self, id: QueueId) -> &Queue {
+        self.queues[id.0].as_ref().expect("a queue that was not dropped")
+    }
+
+    fn queue_mut(&mut self, id: QueueId) -> &mut Queue {
+        self.queues[id.0].as_mut().expect("a queue that was not dropped")
+    }
+
+    /// An I/O queue of a session for one of its volumes, connected.
+    ///
+    /// # Errors
+    /// Memory is short, or the sizes do not fit.
+    pub fn add_queue(
+        &mut self,
+        session: SessionSlot,
+        volume: VolumeIndex,
+        options: QueueOptions,
+    ) -> Result<QueueId> {
+        let id = self.add_engine(volume, options, None)?;
+        let of_session = |q: &&Queue| q.session.is_some_and(|(of, _)| of == session);
+        let number = self.queues.iter().flatten().filter(of_session).count();
+        self.queue_mut(id).session = Some((session, u16::try_from(number)?));
+        self.reconnect(id)?;
+        Ok(id)
+    }
+
+    /// An I/O queue for a volume, without a path; with a ledger it keeps account of what is durable.
+    ///
+    /// # Errors
+    /// Memory is short.
+    pub fn add_engine(
+        &mut self,
+        volume: VolumeIndex,
+        options: QueueOptions,
+        ledger: Option<Ledger>,
+    ) -> Result<QueueId> {
+        let depth = QueueDepth::new(options.depth).context("queue depth")?;
+        let stride = options.io_max_bytes as usize;
+        let buffers = Region::allocate(stride * usize::from(options.depth), PageKind::Normal)?;
+        let stats = Arc::new(QueueStats::default());
+        let mut engine = Engine::new(depth, stride, Arc::clone(&stats));
+        if let Some(ledger) = ledger {
+            engine = engine.with_ledger(ledger);
+        }
+        self.queues.push(Some(Queue {
+            engine,
+            stats,
+            buffers,
+            options,
+            session: None,
+            volume: VolumeHandle(u32::from(volume.0) + 1),
+            wire: None,
+            ended: Vec::new(),
+            frozen: false,
+        }));
+        Ok(QueueId(self.queues.len() - 1))
+    }
+
+    /// The queue's process dies: whatever it had is gone. With `silent` its machine does, so that the target hears
+    /// nothing of it.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    pub fn drop_queue(&mut self, id: QueueId, silent: bool) {
+        let Some(mut queue) = self.queues[id.0].take() else { return };
+        if let Some(wire) = queue.wire.take().filter(|_| silent) {
+            wire.silence();
+        }
+        self.outcomes.retain(|outcome| outcome.queue != id);
+        queue.engine.disconnect();
+        while let Some((_, dead)) = queue.engine.take_ended() {
+            drop(dead);
+        }
+        self.note(&[6, id.0 as u64]);
+    }
+
+    /// Stops a queue's thread, or lets it go on: while it is stopped it has no turns.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    pub fn freeze(&mut self, id: QueueId, frozen: bool) {
+        self.queue_mut(id).frozen = frozen;
+    }
+
+    /// Gives a queue of [`Self::add_queue`] a new path in its session's epoch. A path it still has ends.
+    ///
+    /// # Errors
+    /// Connections of an older epoch are not gone, or memory is short.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    pub fn reconnect(&mut self, id: QueueId) -> Result<()> {
+        let (session, queue) = self.queue(id).session.context("a queue of a session")?;
+        let join = self.join_by_hand(session, ConnectionKind::Io { queue })?;
+        self.connect_queue(id, join)
+    }
+
+    /// Gives a queue a new path. A path it still has ends.
+    ///
+    /// # Errors
+    /// Memory is short.
+    ///
+    /// # Panics
+    /// There is no such queue, or the target is dead.
+    pub fn connect_queue(&mut self, id: QueueId, join: Join) -> Result<()> {
+        let queue = self.queue(id);
+        let (options, volume) = (queue.options, queue.volume);
+        let buffers = Arc::clone(&queue.buffers);
+        let (path, wire) = self.path(join, volume, options, &buffers)?;
+        self.give_path(id, path, wire);
+        Ok(())
+    }
+
+    /// Gives a queue a path that was made with its options over its buffers. A path it still has ends.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    pub fn give_path(&mut self, id: QueueId, path: Path, wire: Wire) {
+        let now = self.now;
+        let queue = self.queue_mut(id);
+        queue.wire = Some(wire);
+        queue.engine.connect(path, now);
+    }
+
+    /// A queue's buffers, one after the other.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    #[must_use]
+    pub fn buffers(&self, id: QueueId) -> &Arc<Region> {
+        &self.queue(id).buffers
+    }
+
+    /// A path to the target for an engine with these buffers.
+    ///
+    /// # Errors
+    /// Memory is short, or the sizes do not fit.
+    ///
+    /// # Panics
+    /// The target is dead.
+    pub fn path(
+        &mut self,
+        join: Join,
+        volume: VolumeHandle,
+        options: QueueOptions,
+        buffers: &Arc<Region>,
+    ) -> Result<(Path, Wire)> {
+        let layout = PathLayout { depth: QueueDepth::new(options.depth).context("queue depth")? };
+        let memory = PathMemory::register(&self.initiator_pd, buffers, layout)?;
+        let caps = self.initiator_pd_caps();
+        let sizes = layout.qp_limits(caps.inline_bytes, options.reads_out);
+        let (poller, handle) = self.initiator_pd.poller(sizes.send_wrs + sizes.recv_wrs)?;
+        let (connection, wire, accept) = self.connect(join, options, &handle, sizes)?;
+        let path = Path { poller, connection, memory, accept, epoch: join.epoch, volume };
+        Ok((path, wire))
+    }
+
+    fn initiator_pd_caps(&self) -> DeviceCaps {
+        Device::Soft(self.network.device()).caps().clone()
+    }
+
+    /// A connection of the session's present epoch whose initiator's end is driven by hand.
+    ///
+    /// # Errors
+    /// As [`Self::reconnect`].
+    pub fn raw_connection(
+        &mut self,
+        session: SessionSlot,
+        kind: ConnectionKind,
+        options: QueueOptions,
+        sizes: QpLimits,
+    ) -> Result<RawEnd> {
+        let join = self.join_by_hand(session, kind)?;
+        self.raw_end(join, options, sizes)
+    }
+
+    /// A connection whose initiator's end is driven by hand.
+    ///
+    /// # Errors
+    /// Memory is short, or the sizes do not fit.
+    ///
+    /// # Panics
+    /// The target is dead.
+    pub fn raw_end(
+        &mut self,
+        join: Join,
+        options: QueueOptions,
+        sizes: QpLimits,
+    ) -> Result<RawEnd> {
+        let pd = Device::Soft(self.network.device()).alloc_pd()?;
+        let (mut poller, handle) = pd.poller(sizes.send_wrs + sizes.recv_wrs)?;
+        let (connection, wire, _) = self.connect(join, options, &handle, sizes)?;
+        let qp = poller.attach(connection)?;
+        Ok(RawEnd { pd, poller, qp, wire })
+    }
+
+    ///
+    /// # Panics
+    /// There is no such queue.
+    #[must_use]
+    pub fn wire(&self, queue: QueueId) -> Option<&Wire> {
+        self.queue(queue).wire.as_ref()
+    }
+
+    /// Ends a queue's path from the initiator's side.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    pub fn disconnect(&mut self, queue: QueueId) {
+        self.queue_mut(queue).engine.disconnect();
+    }
+
+    /// A queue's engine.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    pub fn engine_mut(&mut self, queue: QueueId) -> &mut Engine {
+        &mut self.queue_mut(queue).engine
+    }
+
+    /// Whether a queue's path has passed its self-test.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    #[must_use]
+    pub fn is_connected(&self, queue: QueueId) -> bool {
+        self.queue(queue).engine.is_connected()
+    }
+
+    /// Requests of a queue that are not answered.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    #[must_use]
+    pub fn outstanding(&self, queue: QueueId) -> usize {
+        self.queue(queue).engine.outstanding()
+    }
+
+    /// Why the paths of a queue ended, oldest first, since the last call.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    pub fn take_path_ends(&mut self, queue: QueueId) -> Vec<PathEnd> {
+        std::mem::take(&mut self.queue_mut(queue).ended)
+    }
+
+    /// Puts bytes into a tag's buffer.
+    ///
+    /// # Panics
+    /// They do not fit, or there is no such queue.
+    pub fn fill_buffer(&self, queue: QueueId, tag: Tag, bytes: &[u8]) {
+        let queue = self.queue(queue);
+        let stride = queue.options.io_max_bytes as usize;
+        assert!(bytes.len() <= stride, "longer than the buffer");
+        queue.buffers.write(tag.index() * stride, bytes);
+    }
+
+    /// Takes bytes out of a tag's buffer.
+    ///
+    /// # Panics
+    /// It is not so long, or there is no such queue.
+    #[must_use]
+    pub fn buffer(&self, queue: QueueId, tag: Tag, len: usize) -> Vec<u8> {
+        let queue = self.queue(queue);
+        let stride = queue.options.io_max_bytes as usize;
+        assert!(len <= stride, "longer than the buffer");
+        let mut bytes = vec![0; len];
+        queue.buffers.read(tag.index() * stride, &mut bytes);
+        bytes
+    }
+
+    /// Gives a queue a request; its data, if any, is in the tag's buffer.
+    ///
+    /// # Errors
+    /// The tag is in use or out of bounds.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    pub fn submit(&mut self, queue: QueueId, tag: Tag, io: Io) -> Result<(), WrongState> {
+        self.note(&[1, queue.0 as u64, u64::from(tag.0), io.lba.0, io.count.0]);
+        self.queue_mut(queue).engine.submit(tag, io)
+    }
+
+    /// A request over a range in bytes of the queue's volume.
+    ///
+    /// # Panics
+    /// There is no such queue or volume, or the range is not whole blocks.
+    #[must_use]
+    pub fn request(&self, queue: QueueId, op: IoOp, offset: u64, len: u64) -> Io {
+        let handle = self.queue(queue).volume;
+        let volume = Volume::index_of(handle).and_then(|i| self.volumes.get(usize::from(i.0)));
+        let size = volume.expect("a volume of the rig").block_size;
+        Io::new(op, offset, len, size).expect("whole blocks")
+    }
+
+    /// One turn of a queue. Returns whether anything happened.
+    pub(super) fn turn_queue(&mut self, at: usize) -> bool {
+        let (outcomes, now) = (&mut self.outcomes, self.now);
+        let Some(queue) = self.queues[at].as_mut().filter(|queue| !queue.frozen) else {
+            return false;
+        };
+        let from = outcomes.len();
+        let mut busy = queue.engine.turn(now, |tag, result| {
+            outcomes.push(Outcome { queue: QueueId(at), tag, result });
+        });
+        let ended = queue.engine.take_ended();
+        if let Some((end, _)) = &ended {
+            busy = true;
+            queue.ended.push(*end);
+            self.note(&[2, at as u64]);
+        }
+        drop(ended);
+        for at in from..self.outcomes.len() {
+            let Outcome { queue, tag, result } = self.outcomes[at];
+            let result = u64::from(result.cast_unsigned());
+            self.note(&[3, queue.0 as u64, u64::from(tag.0), result]);
+        }
+        busy
+    }
+
+    /// A queue's counters.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    #[must_use]
+    pub fn queue_counts(&self, queue: QueueId) -> QueueCounts {
+        self.queue(queue).stats.snapshot()
+    }
+}

@@ -1,0 +1,53 @@
+//! [`Log`]: the last things that happened in a simulation, for whoever looks into a failure.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+/// How many are kept.
+const KEPT: usize = 250;
+
+/// The last events of a run, by step.
+#[derive(Debug, Default)]
+pub struct Log {
+    events: VecDeque<(u64, &'static str, [u64; 3])>,
+    step: u64,
+    hash: u64,
+}
+
+impl Log {
+    /// From now on it is this step.
+    pub fn at(&mut self, step: u64) {
+        self.step = step;
+    }
+
+    /// Something happened; the numbers say to whom.
+    pub fn add(&mut self, what: &'static str, numbers: [u64; 3]) {
+        if self.events.len() == KEPT {
+            self.events.pop_front();
+        }
+        self.events.push_back((self.step, what, numbers));
+        let mut hash = self.hash ^ self.step;
+        for byte in what.bytes() {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+        for number in numbers {
+            hash = (hash ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
+        }
+        self.hash = hash;
+    }
+
+    /// A number over everything that was added: equal for equal runs.
+    #[must_use]
+    pub fn hash(&self) -> u64 {
+        self.hash
+    }
+}
+
+impl fmt::Display for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (step, what, [a, b, c]) in &self.events {
+            writeln!(f, "{step:>8}  {what} {a} {b} {c}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,24 @@
+//! A deterministic simulation of hosts, their mounts and a target over a faulty network, from one seed.
+//!
+//! | part | what it is | what is real in it |
+//! |---|---|---|
+//! | [`plan`] | what a run is made of and what goes wrong in it | - |
+//! | [`site`] | the target: its control, its poll groups, what it remembers, its lives | control's decisions, poll groups, cache, fencing, verifiers |
+//! | [`process`] | the server of one mount | its course, engines, accounts of what is durable, writing again |
+//! | [`admin`] | an admin connection, as capsules over a QP | the capsules and the QP |
+//! | [`kernel`] | the requests of a device, and what the driver does with them when the server dies | - |
+//! | [`world`] | all of them together, and the [oracle](crate::oracle) that watches | - |
+//!
+//! Time is a count of steps of a millisecond; nobody sleeps and nothing is random but by the seed, so a run can be had
+//! again from its seed, and its [log](log) compared.
+
+pub mod admin;
+pub mod kernel;
+pub mod log;
+pub mod plan;
+pub mod process;
+pub mod site;
+pub mod world;
+
+pub use plan::Plan;
+pub use world::World;

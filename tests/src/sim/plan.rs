@@ -1,0 +1,362 @@
+//! [`Plan`]: what a simulation is made of and what goes wrong in it, from a seed.
+
+use std::time::Duration;
+
+use rblk_bench::ram_store::StoreConditions;
+use rblk_bench::seed::Random;
+use rblk_fabric::soft::memory::Conditions;
+use rblk_protocol::Features;
+use rblk_target::volume::CacheMode;
+
+use crate::storm::Mix;
+
+/// How a link fails.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Break {
+    /// Both ends see it.
+    Cut,
+    /// Nothing arrives any more; what was under way is lost.
+    Silence,
+    /// Nothing arrives until it heals, and then everything does.
+    Stall,
+}
+
+/// How a process ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Death {
+    /// It is killed; its machine closes what it had.
+    Program,
+    /// Its machine loses its power.
+    Machine,
+}
+
+/// Something that goes wrong. Times are in steps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// A host's link to an address of the target.
+    Link {
+        /// Which host.
+        host: usize,
+        /// Which address; all of them if there is none.
+        address: Option<usize>,
+        /// How.
+        how: Break,
+        /// When it heals.
+        steps: u64,
+    },
+    /// One connection of a host that serves, after so many bytes.
+    Wire {
+        /// Which host.
+        host: usize,
+        /// Which of its queues.
+        queue: usize,
+        /// It is the initiator's bytes that are counted.
+        near: bool,
+        /// How many.
+        bytes: usize,
+    },
+    /// The target.
+    Target {
+        /// How it ends.
+        death: Death,
+        /// When it is back.
+        steps: u64,
+    },
+    /// The target drains, and is back after so many steps.
+    Drain {
+        /// When it is back.
+        steps: u64,
+    },
+    /// A host's server process; the next one recovers the device.
+    Server {
+        /// Which host.
+        host: usize,
+        /// When the next one begins.
+        steps: u64,
+    },
+    /// A host loses its power, and its mount with it.
+    Host {
+        /// Which host.
+        host: usize,
+        /// When it mounts anew, if the volume is free.
+        steps: u64,
+    },
+    /// A host's server is stopped and goes on later.
+    Freeze {
+        /// Which host.
+        host: usize,
+        /// When it goes on.
+        steps: u64,
+    },
+    /// Another host mounts the volume.
+    Mount {
+        /// Which host.
+        host: usize,
+        /// It fences the present holder.
+        take_over: bool,
+    },
+    /// The store is as slow as this.
+    Slow {
+        /// Until when.
+        steps: u64,
+        /// Nothing is done meanwhile, or everything takes longer.
+        stalled: bool,
+    },
+    /// Ops of the store fail.
+    Errors {
+        /// Until when.
+        steps: u64,
+        /// How many of a thousand.
+        per_mille: u32,
+    },
+    /// QPs of the target do not flush when they fail.
+    Jam {
+        /// Until when.
+        steps: u64,
+    },
+}
+
+/// A moment of a simulation at which a fault is worth more than elsewhere.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Moment {
+    /// LOGIN was sent.
+    Login,
+    /// LOGIN was answered by the target; the answer is under way.
+    LoggedIn,
+    /// OPEN was sent.
+    Open,
+    /// The record of a change of holder is to be made durable.
+    Persist,
+    /// OPEN was answered by the target; the answer is under way.
+    Opened,
+    /// Writing again has begun.
+    Settle,
+    /// Part of it has been done.
+    Rewrite,
+    /// A queue has its connection, others do not.
+    Queue,
+    /// The queues serve.
+    Arrived,
+}
+
+/// When the next fault comes, after the one before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum When {
+    /// After so many steps.
+    Steps(u64),
+    /// At the next such moment, or after many steps without one.
+    At(Moment),
+}
+
+/// A simulation.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Plan {
+    /// Decides everything else.
+    pub seed: u64,
+    /// Hosts; the first one mounts at the beginning.
+    pub hosts: usize,
+    /// Addresses of the target.
+    pub addresses: usize,
+    /// I/O queues of a mount.
+    pub queues: usize,
+    /// Commands outstanding on each.
+    pub depth: u16,
+    /// Most data of a request.
+    pub io_max_bytes: u32,
+    /// Most data inside a command.
+    pub in_capsule_bytes: u32,
+    /// Optional verbs.
+    pub features: Features,
+    /// RDMA READs outstanding on a connection.
+    pub reads_out: u8,
+    /// Bytes of a block.
+    pub block_bytes: u32,
+    /// Of the volume.
+    pub volume_bytes: usize,
+    /// Poll groups of the target.
+    pub groups: usize,
+    /// Turns that they miss.
+    pub skipped_turns_per_mille: u32,
+    /// Memory of the target.
+    pub arena_bytes: usize,
+    /// How the volume is cached.
+    pub cache: CacheMode,
+    /// Most that write-back may hold.
+    pub dirty_max_bytes: usize,
+    /// How long it may hold it.
+    pub write_back_delay: Duration,
+    /// How much a mount retains of what is not flushed, for each queue.
+    pub retain_bytes: Option<usize>,
+    /// The network, in steps.
+    pub network: Conditions,
+    /// The store, in turns.
+    pub store: StoreConditions,
+    /// Silence that counts as a loss.
+    pub detect: Duration,
+    /// How long a lost session keeps the volume.
+    pub lease: Duration,
+    /// When requests fail for want of a target.
+    pub fail_after: Option<Duration>,
+    /// Requests, at least.
+    pub requests: u64,
+    /// What they are.
+    pub mix: Mix,
+    /// Requests outstanding at a time, at most.
+    pub outstanding: usize,
+    /// What goes wrong, one after the other.
+    pub faults: Vec<(When, Fault)>,
+}
+
+impl Plan {
+    /// The plan of a seed.
+    #[must_use]
+    pub fn random(seed: u64) -> Self {
+        let mut random = Random::new(seed ^ 0x51_3a7e);
+        let mut plan = Self::base(seed, &mut random);
+        for _ in 0..random.within(3, 9) {
+            let when = plan.when(&mut random);
+            let fault = plan.fault(&mut random);
+            plan.faults.push((when, fault));
+            // A take-over is worth most from a holder that cannot know of it, or that is in the middle of something.
+            if let Fault::Freeze { host, .. } = fault
+                && plan.hosts > 1
+                && random.chance(700)
+            {
+                let to = (host + 1) % plan.hosts;
+                let take_over = random.chance(700);
+                plan.faults
+                    .push((When::Steps(random.below(40)), Fault::Mount { host: to, take_over }));
+            }
+        }
+        plan
+    }
+
+    fn base(seed: u64, random: &mut Random) -> Self {
+        let cache =
+            [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack, CacheMode::WriteBack]
+                [random.index(4)];
+        let block_bytes: u32 = [512, 512, 4096][random.index(3)];
+        let io_max_bytes: u32 = [8 << 10, 16 << 10][random.index(2)];
+        let volume_bytes = [16 << 10, 32 << 10, 128 << 10][random.index(3)];
+        let groups = [1, 1, 2, 3][random.index(4)];
+        let more: usize = [0, volume_bytes / 2, 2 * volume_bytes][random.index(3)];
+        let arena_bytes =
+            groups * (4 * io_max_bytes as usize + more.next_multiple_of(io_max_bytes as usize));
+        let delay_min = random.below(3);
+        let detect = Duration::from_millis([100, 200, 400, 1000][random.index(4)]);
+        Self {
+            seed,
+            hosts: [1, 2, 2][random.index(3)],
+            addresses: [1, 1, 2][random.index(3)],
+            queues: 1 + random.index(2),
+            depth: [1, 2, 4, 8][random.index(4)],
+            io_max_bytes,
+            in_capsule_bytes: [0, 512, 4096][random.index(3)],
+            features: [Features::WRITE_WITH_IMM, Features::default()][random.index(2)],
+            reads_out: [1, 4, 16][random.index(3)],
+            block_bytes,
+            volume_bytes,
+            groups,
+            skipped_turns_per_mille: if groups == 1 { 0 } else { [0, 300][random.index(2)] },
+            arena_bytes,
+            cache,
+            dirty_max_bytes: [4 << 10, 16 << 10, arena_bytes / 2][random.index(3)],
+            write_back_delay: Duration::from_millis([0, 2, 20, 500][random.index(4)]),
+            retain_bytes: [None, Some(8 << 10), Some(64 << 10)][random.index(3)],
+            network: Conditions {
+                fragment: random.chance(200),
+                delay_min,
+                delay_max: delay_min + random.below(5),
+                ..Conditions::default()
+            },
+            store: StoreConditions {
+                delay_min: random.below(3),
+                delay_max: [2, 8, 30][random.index(3)],
+                capacity: [4, 4096][random.index(2)],
+                ..StoreConditions::default()
+            },
+            detect,
+            lease: Duration::from_millis([300, 1000, 3000][random.index(3)]),
+            fail_after: random.chance(150).then(|| Duration::from_millis(random.within(100, 4000))),
+            requests: random.within(100, 260),
+            mix: Mix {
+                flush: [10, 40, 120][random.index(3)],
+                erase: [0, 30][random.index(2)],
+                fua: [0, 100, 400][random.index(3)],
+                begins: [1, 2, 4][random.index(3)],
+                pause: [0, 20, 100][random.index(3)],
+            },
+            outstanding: [2, 6, 16][random.index(3)],
+            faults: Vec::new(),
+        }
+    }
+
+    fn when(&self, random: &mut Random) -> When {
+        if random.chance(400) {
+            let moments = [
+                Moment::Login,
+                Moment::LoggedIn,
+                Moment::Open,
+                Moment::Persist,
+                Moment::Opened,
+                Moment::Settle,
+                Moment::Rewrite,
+                Moment::Queue,
+                Moment::Arrived,
+            ];
+            return When::At(moments[random.index(moments.len())]);
+        }
+        When::Steps(match random.index(4) {
+            0 => random.below(10),
+            1 => random.below(100),
+            2 => random.below(400),
+            _ => random.below(1500),
+        })
+    }
+
+    /// How long something lasts: shorter and longer than what notices it.
+    fn steps(&self, random: &mut Random) -> u64 {
+        let detect = u64::try_from(self.detect.as_millis()).unwrap_or(0);
+        let lease = u64::try_from(self.lease.as_millis()).unwrap_or(0);
+        match random.index(5) {
+            0 => random.below(30),
+            1 => random.below(detect),
+            2 => detect + random.below(detect),
+            3 => lease + random.below(600),
+            _ => random.below(3000),
+        }
+    }
+
+    fn fault(&self, random: &mut Random) -> Fault {
+        let host = random.index(self.hosts);
+        let steps = self.steps(random);
+        let take_over = random.chance(600);
+        match random.index(20) {
+            0..=3 => Fault::Link {
+                host,
+                address: random.chance(500).then(|| random.index(self.addresses)),
+                how: [Break::Cut, Break::Silence, Break::Stall][random.index(3)],
+                steps,
+            },
+            4 | 5 => Fault::Wire {
+                host,
+                queue: random.index(self.queues),
+                near: random.chance(500),
+                bytes: random.index(20_000),
+            },
+            6..=8 => {
+                Fault::Target { death: [Death::Program, Death::Machine][random.index(2)], steps }
+            }
+            9 => Fault::Drain { steps: random.below(500) },
+            10..=12 => Fault::Server { host, steps },
+            13 => Fault::Host { host, steps },
+            14 => Fault::Freeze { host, steps },
+            15 | 16 => Fault::Mount { host, take_over },
+            17 | 18 => Fault::Slow { steps: random.below(400), stalled: random.chance(500) },
+            _ => match random.index(3) {
+                0 => Fault::Errors { steps: random.below(200), per_mille: 100 },
+                _ => Fault::Jam { steps: random.below(300) },
+            },
+        }
+    }
+}

@@ -1,0 +1,481 @@
+//! [`Site`]: the target of a simulation: the real [`Core`] over the real poll groups, what it must remember, and its
+//! lives.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use rblk_bench::crash_store::CrashStore;
+use rblk_bench::inprocess::{AdminCommand, Join, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_bench::seed::Random;
+use rblk_protocol::{
+    ConnectionKind, HelloRequest, InstanceId, Name, Opcode, OpenRequest, SessionId, Status, Tag,
+};
+use rblk_target::connection::SessionSlot;
+use rblk_target::control::core::{ConnectionRef, Core, CoreParts, Effect, Refused, Ticket};
+use rblk_target::holders::{HolderRecord, Holders};
+use rblk_target::poll_group::ToGroup;
+use rblk_target::verifier::Lineage;
+use rblk_target::volume::CacheMode;
+
+use super::log::Log;
+use super::plan::{Death, Moment, Plan};
+use crate::oracle::Host;
+use crate::storm::VOLUME;
+
+/// What every address of the target is called.
+#[must_use]
+pub fn name() -> Name {
+    Name::new("site").expect("a name")
+}
+
+/// The volume's name, as [`Rig`] calls its first.
+#[must_use]
+pub fn volume_name() -> Name {
+    Name::new("v0").expect("a name")
+}
+
+/// How often control looks for what is over.
+const TICK: Duration = Duration::from_millis(100);
+/// How long a drain may take.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// Something the target has decided.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Decided {
+    /// LOGIN of a mount was answered: nothing of its older epochs is left.
+    LoggedIn(Host),
+    /// A mount wants the volume, by force.
+    Threatened(Host),
+    /// OPEN of a mount was answered: the volume is its, and was not before if it is `fresh`.
+    Opened {
+        /// Whose.
+        host: Host,
+        /// It came without a past.
+        fresh: bool,
+    },
+}
+
+/// An admin command that is not answered.
+#[derive(Clone, Debug)]
+struct Asked {
+    to: ConnectionRef,
+    tag: Tag,
+    opcode: Opcode,
+    host: Host,
+    fresh: bool,
+}
+
+/// How a connect request ended.
+#[derive(Debug)]
+pub enum Knock {
+    /// Nobody is there.
+    Nobody,
+    /// The target says no.
+    Refused(Refused),
+    /// It may be made.
+    Admitted(Join),
+}
+
+/// What the store holds after the target's end, and what of it counts.
+#[derive(Debug)]
+pub enum Left {
+    /// All that took effect, on the same disk.
+    Everything,
+    /// These bytes.
+    Image(Vec<u8>),
+}
+
+/// The target.
+#[derive(Debug)]
+pub struct Site {
+    /// Its groups and its peers' queues.
+    pub rig: Rig<CrashStore>,
+    plan: Plan,
+    core: Option<Core>,
+    random: Random,
+    // What the next run knows.
+    holders: BTreeMap<[u8; 16], HolderRecord>,
+    lineage: Lineage,
+    renounced: bool,
+    // Records on their way to the disk, and when they are there.
+    persists: VecDeque<(u64, Ticket, HolderRecord)>,
+    asked: Vec<Asked>,
+    owners: BTreeMap<SessionSlot, Host>,
+    ticked: Duration,
+    stopping: bool,
+    breaches: Vec<String>,
+}
+
+impl Site {
+    /// A target that runs, whose volume holds `image`.
+    ///
+    /// # Panics
+    /// It cannot be made.
+    #[must_use]
+    pub fn new(plan: &Plan, image: Vec<u8>) -> Self {
+        let volume = VolumeSpec {
+            block_size: plan.block_bytes,
+            blocks: (plan.volume_bytes / plan.block_bytes as usize) as u64,
+            cache: plan.cache,
+            ..VolumeSpec::new(VolumeKind::Store, plan.volume_bytes as u64)
+        };
+        let options = RigOptions {
+            seed: plan.seed,
+            conditions: plan.network,
+            tick: Duration::from_millis(1),
+            groups: plan.groups,
+            skipped_turns_per_mille: plan.skipped_turns_per_mille,
+            arena_bytes: plan.arena_bytes,
+            dirty_max_bytes: plan.dirty_max_bytes,
+            write_back_delay: plan.write_back_delay,
+            io_max_bytes: plan.io_max_bytes,
+            cq_entries: 1 << 12,
+            volumes: vec![volume],
+        };
+        let mut first = None;
+        let rig = Rig::new(&options, |region| {
+            let first: &mut CrashStore = first.get_or_insert_with(|| {
+                let mut store = CrashStore::new(region, plan.seed);
+                store.set_volume(VOLUME, image.clone());
+                store.set_conditions(plan.store);
+                if plan.cache != CacheMode::None {
+                    store.set_exclusive();
+                }
+                store
+            });
+            first.another()
+        })
+        .expect("a rig");
+        let mut random = Random::new(plan.seed ^ 0x7461_7267);
+        let lineage = Lineage { process: id(&mut random), machine: id(&mut random) };
+        let mut site = Self {
+            rig,
+            plan: plan.clone(),
+            core: None,
+            random,
+            holders: BTreeMap::new(),
+            lineage,
+            renounced: false,
+            persists: VecDeque::new(),
+            asked: Vec::new(),
+            owners: BTreeMap::new(),
+            ticked: Duration::ZERO,
+            stopping: false,
+            breaches: Vec::new(),
+        };
+        site.begin();
+        site
+    }
+
+    fn begin(&mut self) {
+        let parts = CoreParts {
+            name: name(),
+            instance: InstanceId(id(&mut self.random)),
+            lineage: self.lineage,
+            volumes: self.rig.volumes().to_vec(),
+            sessions_max: 64,
+            lease: self.plan.lease,
+            drain_timeout: DRAIN,
+            holders: Holders::durable(self.holders.values().cloned()),
+        };
+        self.core = Some(Core::new(parts, self.rig.now()));
+        self.stopping = false;
+        self.ticked = self.rig.elapsed();
+    }
+
+    /// Whether it runs.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.core.is_some()
+    }
+
+    /// Whether it is about to end.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.stopping
+    }
+
+    /// Its sessions that have connections.
+    #[must_use]
+    pub fn sessions(&self) -> usize {
+        let sessions = |core: &Core| core.sessions().iter().filter(|s| s.connections() > 0).count();
+        self.core.as_ref().map_or(0, sessions)
+    }
+
+    /// Breaches of the store's contract so far.
+    pub fn breaches(&mut self) -> Vec<String> {
+        if self.rig.has_target() {
+            self.breaches.extend(self.rig.store_mut().breaches());
+        }
+        std::mem::take(&mut self.breaches)
+    }
+
+    /// A connect request comes in, of a mount.
+    pub fn knock(&mut self, asked: &HelloRequest, host: Host, log: &mut Log) -> Knock {
+        let now = self.rig.now();
+        let Some(core) = &mut self.core else { return Knock::Nobody };
+        if self.stopping {
+            return Knock::Nobody;
+        }
+        let fresh = SessionId(id(&mut self.random));
+        // What comes over the wire is what counts.
+        let asked = HelloRequest::from_wire(&asked.to_wire()).expect("a good hello");
+        match core.connect(&asked, "host", fresh, now) {
+            Ok(admitted) => {
+                let join =
+                    Join { session: admitted.session, epoch: admitted.epoch, kind: asked.kind };
+                if asked.kind == ConnectionKind::Admin {
+                    self.owners.insert(admitted.session, host);
+                }
+                log.add(
+                    "admitted",
+                    [host.0.into(), admitted.session.0.into(), admitted.epoch.0.into()],
+                );
+                Knock::Admitted(join)
+            }
+            Err(refused) => {
+                log.add("refused", [host.0.into(), asked.epoch.0.into(), 0]);
+                Knock::Refused(refused)
+            }
+        }
+    }
+
+    /// Hands its control what came from the poll groups, and carries out what it decides. Call it after each step
+    /// and after each [`Self::knock`].
+    pub fn pump(&mut self, log: &mut Log, moments: &mut Vec<Moment>) -> Vec<Decided> {
+        let mut decided = Vec::new();
+        let (now, elapsed) = (self.rig.now(), self.rig.elapsed());
+        if self.core.is_none() {
+            return decided;
+        }
+        self.renounced |= self.rig.take_lost_writes();
+        self.carry_out(log, moments, &mut decided);
+        for gone in self.rig.take_gone() {
+            log.add("gone", [gone.session.0.into(), gone.epoch.0.into(), 0]);
+            if let Some(core) = &mut self.core {
+                core.gone(gone.session, gone.epoch, gone.kind, now);
+            }
+            self.carry_out(log, moments, &mut decided);
+        }
+        for command in self.rig.take_admin() {
+            self.command(&command, log, moments, &mut decided);
+        }
+        let step = self.rig.steps();
+        while self.persists.front().is_some_and(|(due, ..)| *due <= step) {
+            let Some((_, ticket, record)) = self.persists.pop_front() else { break };
+            self.holders.insert(record.volume, record);
+            if let Some(core) = &mut self.core {
+                core.persisted(ticket, Ok(()));
+            }
+            self.carry_out(log, moments, &mut decided);
+        }
+        if elapsed - self.ticked >= TICK {
+            self.ticked = elapsed;
+            if let Some(core) = &mut self.core {
+                core.tick(now);
+            }
+            self.carry_out(log, moments, &mut decided);
+        }
+        decided
+    }
+
+    fn command(
+        &mut self,
+        command: &AdminCommand,
+        log: &mut Log,
+        moments: &mut Vec<Moment>,
+        decided: &mut Vec<Decided>,
+    ) {
+        let opcode = command.command.opcode;
+        let to = ConnectionRef { group: command.group, connection: command.connection };
+        let host = self.owners.get(&command.session).copied().expect("a session of somebody");
+        let open = match opcode {
+            Opcode::OpenVolume => OpenRequest::from_wire(&command.body).ok(),
+            _ => None,
+        };
+        match opcode {
+            Opcode::Login => moments.push(Moment::Login),
+            Opcode::OpenVolume => moments.push(Moment::Open),
+            _ => {}
+        }
+        if open.is_some_and(|open| open.generation.is_fresh()) {
+            decided.push(Decided::Threatened(host));
+        }
+        let fresh = open.is_some_and(|open| open.generation.is_fresh());
+        self.asked.push(Asked { to, tag: command.command.tag, opcode, host, fresh });
+        let now = self.rig.now();
+        if let Some(core) = &mut self.core {
+            core.command(to, command.session, &command.command, &command.body, now);
+        }
+        self.carry_out(log, moments, decided);
+    }
+
+    fn carry_out(&mut self, log: &mut Log, moments: &mut Vec<Moment>, decided: &mut Vec<Decided>) {
+        while let Some(effect) = self.core.as_mut().and_then(Core::next_effect) {
+            match effect {
+                Effect::Reply { to, tag, status, value, payload } => {
+                    let is = |asked: &Asked| asked.to == to && asked.tag == tag;
+                    if let Some(at) = self.asked.iter().position(is) {
+                        let asked = self.asked.swap_remove(at);
+                        Self::answered(&asked, status, log, moments, decided);
+                    }
+                    self.rig.reply_to(to.group, to.connection, tag, status, value, payload);
+                }
+                Effect::Watch { on, silence } => {
+                    let connection = on.connection;
+                    self.rig.mail_to(on.group, ToGroup::Watch { connection, silence });
+                }
+                Effect::All(notice) => self.rig.mail(notice.into()),
+                Effect::Persist { ticket, record } => {
+                    moments.push(Moment::Persist);
+                    log.add("persist", [record.generation.0, u64::from(record.present), 0]);
+                    let delay = [0, 1, 5, 60][self.random.index(4)];
+                    let due = self.rig.steps() + self.random.within(0, delay);
+                    // In order.
+                    let due = self.persists.back().map_or(due, |(last, ..)| due.max(*last));
+                    self.persists.push_back((due, ticket, record));
+                }
+                Effect::StopGroups => {
+                    log.add("stop", [0; 3]);
+                    self.stopping = true;
+                    self.rig.mail(ToGroup::Stop);
+                }
+            }
+        }
+    }
+
+    fn answered(
+        asked: &Asked,
+        status: Status,
+        log: &mut Log,
+        moments: &mut Vec<Moment>,
+        decided: &mut Vec<Decided>,
+    ) {
+        let host = asked.host;
+        let number = u64::from(status as u16);
+        match asked.opcode {
+            Opcode::Login => {
+                log.add("LOGIN answered", [host.0.into(), number, 0]);
+                moments.push(Moment::LoggedIn);
+                if status == Status::Ok {
+                    decided.push(Decided::LoggedIn(host));
+                }
+            }
+            Opcode::OpenVolume => {
+                log.add("OPEN answered", [host.0.into(), number, u64::from(asked.fresh)]);
+                moments.push(Moment::Opened);
+                if status == Status::Ok {
+                    decided.push(Decided::Opened { host, fresh: asked.fresh });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether something of it is due within a few steps.
+    #[must_use]
+    pub fn has_due(&self) -> bool {
+        !self.persists.is_empty()
+    }
+
+    /// It is asked to drain.
+    pub fn drain(&mut self, log: &mut Log) {
+        log.add("drain", [0; 3]);
+        let now = self.rig.now();
+        if let Some(core) = &mut self.core {
+            core.drain(now);
+        }
+    }
+
+    /// Whether a drain is over: and then whether everything acknowledged is durable.
+    #[must_use]
+    pub fn drained(&self) -> Option<bool> {
+        if self.stopping { self.rig.stopped() } else { None }
+    }
+
+    /// It ends: by a drain that is over, or by a death. Returns what is left.
+    pub fn end(&mut self, death: Option<Death>, log: &mut Log) -> Left {
+        let chance = self.random.bits();
+        let clean = death.is_none() && self.drained() == Some(true) && !self.renounced;
+        log.add("target ends", [u64::from(clean), u64::from(death == Some(Death::Machine)), 0]);
+        let store = self.rig.store_mut();
+        self.breaches.extend(store.breaches());
+        let in_place = death == Some(Death::Program) && self.plan.cache != CacheMode::WriteBack;
+        let left = if in_place {
+            store.settle(chance);
+            Left::Everything
+        } else if death == Some(Death::Program) || (death.is_none() && !clean) {
+            Left::Image(store.kill(VOLUME, chance))
+        } else {
+            // After a clean end the machine may well lose its power.
+            Left::Image(store.crash(VOLUME, chance))
+        };
+        // As the lineage file has it.
+        let machine = death == Some(Death::Machine) || self.renounced;
+        if !clean {
+            self.lineage.process = id(&mut self.random);
+        }
+        if machine {
+            self.lineage.machine = id(&mut self.random);
+        }
+        self.renounced = false;
+        // Of the records on their way, the disk may have got some.
+        let kept = self.random.index(self.persists.len() + 1);
+        for (_, _, record) in self.persists.drain(..).take(kept) {
+            self.holders.insert(record.volume, record);
+        }
+        self.core = None;
+        self.stopping = false;
+        self.asked.clear();
+        self.owners.clear();
+        left
+    }
+
+    /// Its process and its connections are gone. Call it after [`Self::end`].
+    pub fn vanish(&mut self, silent: bool) {
+        self.rig.kill_target(silent);
+    }
+
+    /// It starts anew on this store.
+    ///
+    /// # Panics
+    /// It cannot.
+    pub fn start(&mut self, left: &Left, before: Option<&CrashStore>, log: &mut Log) {
+        log.add("target starts", [0; 3]);
+        let plan = &self.plan;
+        let mut first = None;
+        let seed = self.random.bits();
+        self.rig
+            .start_target(|region| {
+                let first: &mut CrashStore = first.get_or_insert_with(|| match (left, before) {
+                    (Left::Everything, Some(before)) => before.over(region),
+                    (Left::Everything, None) => panic!("no disk"),
+                    (Left::Image(image), _) => {
+                        let mut store = CrashStore::new(region, seed);
+                        store.set_volume(VOLUME, image.clone());
+                        store.set_conditions(plan.store);
+                        if plan.cache != CacheMode::None {
+                            store.set_exclusive();
+                        }
+                        store
+                    }
+                });
+                first.another()
+            })
+            .expect("a target");
+        self.begin();
+    }
+
+    /// Another store of the same disk, to keep it while there is no target.
+    #[must_use]
+    pub fn disk(&mut self) -> CrashStore {
+        self.rig.store_mut().another()
+    }
+}
+
+/// 16 bytes that are not all zero.
+fn id(random: &mut Random) -> [u8; 16] {
+    let mut bytes = [1; 16];
+    random.fill(&mut bytes[1..]);
+    bytes
+}

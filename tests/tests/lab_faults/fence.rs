@@ -1,0 +1,170 @@
+//! Hosts that stop and come back after somebody else took their volume: nothing they send is written.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rblk_tests::lab::{Aligned, DEADLINE, Lab, MountFlags, Mounted, Target, pattern, run, until};
+
+use super::{MIB, PATIENCE, serve_file};
+
+const EBADE: i32 = 52;
+/// A write of everybody's.
+const LEN: usize = 16 << 10;
+/// What is written to, over and over.
+const PLACES: u64 = 64;
+
+/// Somebody who goes on writing, whatever he is told.
+struct Stubborn {
+    stop: Arc<AtomicBool>,
+    ends: Arc<Mutex<Vec<(Instant, i32)>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Stubborn {
+    fn start(device: &Path) -> Self {
+        let (stop, ends) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let file = Aligned::open(device, true, 0).expect("opening");
+        let (stopped, told) = (Arc::clone(&stop), Arc::clone(&ends));
+        let thread = std::thread::spawn(move || {
+            for number in 0.. {
+                if stopped.load(Ordering::Relaxed) {
+                    break;
+                }
+                let result =
+                    Aligned::write_at(&file, &pattern(1 << 20 | number, LEN), place(number));
+                let errno = result.err().map_or(0, |e| e.raw_os_error().unwrap_or(-1));
+                let told: &Mutex<Vec<(Instant, i32)>> = &told;
+                told.lock().unwrap_or_else(PoisonError::into_inner).push((Instant::now(), errno));
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        Self { stop, ends, thread: Some(thread) }
+    }
+
+    /// How the writes ended that ended after `since`: 0 or an errno each.
+    fn ends(&self, since: Instant) -> Vec<i32> {
+        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        ends.iter().filter(|(at, _)| *at >= since).map(|(_, errno)| *errno).collect()
+    }
+
+    fn stop(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the writer");
+        }
+    }
+}
+
+impl Drop for Stubborn {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn place(number: u64) -> u64 {
+    number % PLACES * MIB / 4
+}
+
+fn content(number: u64) -> Vec<u8> {
+    pattern(2 << 20 | number, LEN)
+}
+
+/// Fills all places with what B writes.
+fn write_all(mounted: &Mounted<'_>) {
+    let file = Aligned::open(mounted.device(), true, 0).expect("opening");
+    for number in 0..PLACES {
+        Aligned::write_at(&file, &content(number), place(number)).expect("writing");
+    }
+    file.sync_all().expect("fsync");
+}
+
+/// All places have what B wrote.
+fn check_all(path: &Path) {
+    let file = Aligned::open(path, false, 0).expect("opening");
+    for number in 0..PLACES {
+        let found = Aligned::read_at(&file, LEN, place(number)).expect("reading");
+        assert!(found == content(number), "place {number} of {} was overwritten", path.display());
+    }
+}
+
+fn host(lab: &Lab, host: &'static str) -> MountFlags {
+    MountFlags::new(lab.rdma(), "v0").name(host).host(host).flag("--detect", "500ms")
+}
+
+/// A is told, whatever it does; and goes in good order.
+fn is_fenced(target: &Target<'_>, a: Mounted<'_>, writer: Stubborn, since: Instant) {
+    until("A's writes to end", PATIENCE, || (writer.ends(since).len() >= 20).then_some(()));
+    let ends = writer.ends(since);
+    assert!(ends.iter().all(|errno| *errno == EBADE), "writes of the fenced host: {ends:?}");
+    let status = a.status();
+    assert_eq!(status.state, "fenced", "{status:?}");
+    println!("A says: {}", status.last_loss.unwrap_or_default());
+    let error = Aligned::open(a.device(), false, 0)
+        .and_then(|file| Aligned::read_at(&file, LEN, 0))
+        .expect_err("a read of the fenced host");
+    assert_eq!(error.raw_os_error(), Some(EBADE), "{error}");
+    writer.stop();
+    let _ = target; // FENCINGS
+    a.umount();
+}
+
+#[test]
+fn fence_a_stopped_host() {
+    run("fence_a_stopped_host", |lab| {
+        for restart in [false, true] {
+            let target_flags = serve_file(lab, 64 * MIB);
+            let mut target = Target::start(lab, &target_flags);
+            let a = Mounted::new(lab, &host(lab, "alice"));
+            let writer = Stubborn::start(a.device());
+            let begun = Instant::now();
+            until("A to write", DEADLINE, || (writer.ends(begun).len() > 20).then_some(()));
+            let frozen = a.freeze();
+            // Who has it is told; only whoever says so gets it.
+            let refused = host(lab, "bob").try_mount(lab).fails_with(5, &["in use", "alice"]);
+            println!("{}: B is told: {}", lab.test(), refused.trim());
+            let since = Instant::now();
+            let b = Mounted::new(lab, &host(lab, "bob").switch("--take-over"));
+            println!("{}: B had it after {:.2?}", lab.test(), since.elapsed());
+            write_all(&b);
+            if restart {
+                target.kill();
+                target = Target::start(lab, &target_flags);
+                b.wait_connected();
+            }
+            let since = Instant::now();
+            drop(frozen);
+            is_fenced(&target, a, writer, since);
+            check_all(b.device());
+            check_all(&lab.path("v0.img"));
+            // The volume is B's, and B's alone: it is not fenced by its own return.
+            write_all(&b);
+            b.umount();
+        }
+    });
+}
+
+#[test]
+fn fence_after_the_lease() {
+    run("fence_after_the_lease", |lab| {
+        let target = Target::start(lab, &serve_file(lab, 64 * MIB).flag("--lease", "2s"));
+        let a = Mounted::new(lab, &host(lab, "alice"));
+        let writer = Stubborn::start(a.device());
+        let begun = Instant::now();
+        until("A to write", DEADLINE, || (writer.ends(begun).len() > 20).then_some(()));
+        let frozen = a.freeze();
+        // Nobody takes anything over: A is gone, as far as anybody can tell, and B mounts what is free.
+        let since = Instant::now();
+        let bob = host(lab, "bob");
+        let b = until("A's lease to end", PATIENCE, || Mounted::try_new(lab, &bob).ok());
+        println!("{}: B had it after {:.2?}", lab.test(), since.elapsed());
+        write_all(&b);
+        b.umount();
+        let since = Instant::now();
+        drop(frozen);
+        is_fenced(&target, a, writer, since);
+        check_all(&lab.path("v0.img"));
+    });
+}

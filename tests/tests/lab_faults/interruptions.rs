@@ -1,0 +1,173 @@
+//! Faults of every kind, one after the other, below a fio that checks everything and below a file system.
+//! Each is a stall that ends when its cause does.
+
+use std::time::{Duration, Instant};
+
+use rblk_tests::lab::{
+    DEADLINE, FarHost, FileSystem, KernelLog, Lab, Mounted, RunningFio, StallMeter, Target,
+    TargetFlags, run,
+};
+
+use super::writer::{Writer, check};
+use super::{DETECT, MIB, SLACK, endless_fio, flags, serve_file, sh, wait_for_io};
+
+/// One life of a device, with everything that can be interrupted.
+struct Life<'l> {
+    lab: &'l Lab,
+    far: Option<&'l FarHost>,
+    target_flags: TargetFlags,
+    target: Option<Target<'l>>,
+    mounted: Mounted<'l>,
+    meter: StallMeter,
+}
+
+impl<'l> Life<'l> {
+    fn new(lab: &'l Lab, far: Option<&'l FarHost>, bytes: u64) -> Self {
+        let mut target_flags = serve_file(lab, bytes);
+        let mut address = lab.rdma();
+        if let Some(far) = far {
+            target_flags = target_flags.on(far);
+            address = format!("rdma://{}", far.host());
+        }
+        let target = Target::start(lab, &target_flags);
+        let mounted = Mounted::new(lab, &flags(address));
+        let meter = StallMeter::start(mounted.device());
+        Self { lab, far, target_flags, target: Some(target), mounted, meter }
+    }
+
+    /// Does something that interrupts I/O, and returns when it is repaired: the stall ends soon after.
+    fn interrupt(&mut self, what: &str, cause: impl FnOnce(&mut Self)) {
+        wait_for_io(&self.mounted, &self.meter);
+        let node = self.mounted.node();
+        let _ = self.meter.longest();
+        let since = Instant::now();
+        cause(self);
+        let repaired = since.elapsed();
+        wait_for_io(&self.mounted, &self.meter);
+        let stall = self.meter.longest();
+        println!("{}: {what} for {repaired:.2?}: no answer for {stall:.2?}", self.lab.test());
+        assert!(stall <= repaired + DETECT + SLACK, "{what}: a stall of {stall:?}");
+        assert_eq!(self.mounted.node(), node, "the device is another one");
+    }
+
+    fn cut(&mut self, time: Duration) {
+        self.interrupt("the cable was cut", |life| {
+            let cut = life.far.expect("a far host").cut();
+            std::thread::sleep(time);
+            drop(cut);
+        });
+    }
+
+    fn restart_target(&mut self) {
+        self.interrupt("the target was dead", |life| {
+            life.target.take().expect("a target").kill();
+            life.target = Some(Target::start(life.lab, &life.target_flags));
+        });
+    }
+
+    fn crash_initiator(&mut self) {
+        self.interrupt("the initiator was dead", |life| {
+            life.mounted.kill_daemon();
+            life.mounted.recover();
+        });
+    }
+
+    fn fio(&self) -> RunningFio {
+        endless_fio(&self.mounted).start()
+    }
+
+    fn end(self, fio: RunningFio) {
+        let fio = fio.stop(DEADLINE).ok();
+        let status = self.mounted.status();
+        println!(
+            "{}: {} writes and {} reads; {} requests were sent again",
+            self.lab.test(),
+            fio.writes,
+            fio.reads,
+            status.total.replayed
+        );
+        assert_eq!(status.total.errors, 0);
+        self.mounted.umount();
+    }
+}
+
+#[test]
+fn link_cut() {
+    run("link_cut", |lab| {
+        let far = FarHost::new(lab);
+        let mut life = Life::new(lab, Some(&far), 1024 * MIB);
+        let fio = life.fio();
+        // Shorter than the detection, a little longer, and long enough for the pauses between tries to grow.
+        let times = [1000, 3000, 6000].map(Duration::from_millis);
+        for time in times.into_iter().cycle().take(lab.times(3, 25)) {
+            life.cut(time);
+        }
+        life.end(fio);
+    });
+}
+
+#[test]
+fn target_kill_restart() {
+    run("target_kill_restart", |lab| {
+        let mut life = Life::new(lab, None, 1024 * MIB);
+        let fio = life.fio();
+        for _ in 0..lab.times(3, 25) {
+            life.restart_target();
+        }
+        assert!(life.mounted.status().total.replayed > 0, "nothing was interrupted");
+        life.end(fio);
+    });
+}
+
+#[test]
+fn initiator_kill_recover() {
+    run("initiator_kill_recover", |lab| {
+        let mut life = Life::new(lab, None, 1024 * MIB);
+        let fio = life.fio();
+        let times = lab.times(3, 25);
+        for _ in 0..times {
+            life.crash_initiator();
+        }
+        assert_eq!(life.mounted.status().recovered as usize, times);
+        // As a service that was killed comes back.
+        let again = flags(lab.rdma());
+        life.interrupt("the service was dead", |life| {
+            life.mounted.kill_daemon();
+            life.mounted.mount_again(&again);
+        });
+        life.end(fio);
+    });
+}
+
+#[test]
+fn ext4_sees_nothing() {
+    run("ext4_sees_nothing", |lab| {
+        let far = FarHost::new(lab);
+        let mut life = Life::new(lab, Some(&far), 128 * MIB);
+        let device = life.mounted.dev();
+        let dir = lab.path("mnt");
+        sh(&["mkfs.ext4", "-q", "-F", &device]);
+        let log = KernelLog::mark(lab);
+        let fs = FileSystem::mount("ext4", &device, &dir, &[]);
+        let writer = Writer::start(&dir);
+        for _ in 0..lab.times(3, 25) {
+            life.cut(Duration::from_secs(3));
+            life.restart_target();
+            life.crash_initiator();
+        }
+        let files = writer.stop();
+        println!("{}: {} files written", lab.test(), files.end);
+        assert_eq!(log.complaints(), Vec::<String>::new(), "the kernel complains");
+        check(&dir, files.clone());
+        fs.umount();
+        sh(&["fsck.ext4", "-fn", &device]);
+        life.mounted.umount();
+        // What was read back may have come from the page cache; a new device has none.
+        life.mounted = Mounted::new(lab, &flags(format!("rdma://{}", far.host())));
+        let fs = FileSystem::mount("ext4", &life.mounted.dev(), &dir, &["-o", "ro"]);
+        check(&dir, files);
+        fs.umount();
+        assert_eq!(log.complaints(), Vec::<String>::new(), "the kernel complains");
+        life.mounted.umount();
+    });
+}

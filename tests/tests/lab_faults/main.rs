@@ -1,0 +1,70 @@
+//! The lab suite of faults: links that are cut, targets and initiators that die, hosts that stop, with the real
+//! programs on a real kernel. Whoever uses the device sees a stall, never an error, a lost or a stale block.
+//!
+//! Run like `lab.rs`. `RBLK_LONG=1` does each fault more often. Bounds on times are those that the documentation
+//! promises, and times are measured from outside the programs.
+
+#![forbid(unsafe_code)]
+
+mod detect;
+mod drain;
+mod fence;
+mod interruptions;
+mod leaks;
+mod portals;
+mod recovery;
+mod stale;
+mod writer;
+
+use std::time::{Duration, Instant};
+
+use rblk_tests::lab::{Fio, Lab, MountFlags, Mounted, StallMeter, TargetFlags, start, until};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// The one knob, as the tests set it.
+const DETECT: Duration = Duration::from_secs(2);
+/// A stall may last this much longer than the fault and its detection.
+const SLACK: Duration = Duration::from_secs(2);
+/// For whatever waits for a stall to end.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A command of the host that must work.
+fn sh(words: &[&str]) -> String {
+    start(words).finish(PATIENCE).ok()
+}
+
+/// A target with the one file volume `v0`.
+fn serve_file(lab: &Lab, bytes: u64) -> TargetFlags {
+    TargetFlags::default().file("v0", &lab.image("v0.img", bytes))
+}
+
+/// A mount of `v0` that notices in time.
+fn flags(address: String) -> MountFlags {
+    MountFlags::new(address, "v0").flag("--detect", "2s")
+}
+
+/// fio that goes on until it is told to stop, and checks what it writes while it writes.
+fn endless_fio(mounted: &Mounted<'_>) -> Fio {
+    Fio::new(mounted.device(), "randwrite")
+        .with("bsrange", "4k-128k")
+        .with("iodepth", 16)
+        .with("size", "100%")
+        .with("rate", "2M,2M")
+        .with("verify", "crc32c")
+        .with("verify_backlog", 32)
+        .with("verify_fatal", 1)
+        .with("verify_state_save", 0)
+}
+
+/// Waits until requests are answered, and go on being answered.
+fn wait_for_io(mounted: &Mounted<'_>, meter: &StallMeter) {
+    let lively = Duration::from_millis(300);
+    let begun = Instant::now();
+    until("I/O to go on", PATIENCE, || (meter.silent_for() < lively).then_some(()));
+    until("I/O to be at work", PATIENCE, || {
+        (begun.elapsed() > lively && meter.silent_for() < lively).then_some(())
+    });
+    assert_eq!(mounted.status().total.errors, 0, "requests failed");
+}

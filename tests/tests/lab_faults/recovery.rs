@@ -1,0 +1,221 @@
+//! Initiators that die or are replaced while their device is in use.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::Duration;
+
+use rblk_config::{CacheMode, TargetConfig, VolumeConfig};
+use rblk_tests::lab::{
+    Aligned, DEADLINE, Lab, MountFlags, Mounted, StallMeter, Target, TargetFlags, pattern, run,
+    until,
+};
+
+use super::{DETECT, MIB, PATIENCE, SLACK, endless_fio, flags, serve_file, wait_for_io};
+
+#[test]
+fn crash_while_recovering() {
+    run("crash_while_recovering", |lab| {
+        let _target = Target::start(lab, &serve_file(lab, 1024 * MIB));
+        let mut mounted = Mounted::new(lab, &flags(lab.rdma()));
+        let node = mounted.node();
+        let meter = StallMeter::start(mounted.device());
+        let fio = endless_fio(&mounted).start();
+        wait_for_io(&mounted, &meter);
+        mounted.kill_daemon();
+        for number in 0..lab.times(6, 60) {
+            mounted.recover_and_kill(Duration::from_millis(number as u64 * 97 % 700));
+        }
+        mounted.recover();
+        wait_for_io(&mounted, &meter);
+        let _ = fio.stop(DEADLINE).ok();
+        assert_eq!(mounted.node(), node);
+        mounted.umount();
+    });
+}
+
+#[test]
+fn upgrade_under_fio() {
+    run("upgrade_under_fio", |lab| {
+        let _target = Target::start(lab, &serve_file(lab, 1024 * MIB));
+        let mut mounted = Mounted::new(lab, &flags(lab.rdma()));
+        let node = mounted.node();
+        let meter = StallMeter::start(mounted.device());
+        let fio = endless_fio(&mounted).start();
+        // Another file each time, so that what runs afterwards tells that it is the new one.
+        for round in 0..lab.times(3, 25) {
+            wait_for_io(&mounted, &meter);
+            let dir = lab.path(&format!("new{round}"));
+            std::fs::create_dir_all(&dir).expect("a directory");
+            let new = dir.join("rblk-initiatord");
+            let old = lab.program("rblk-initiatord");
+            std::fs::copy(old.get_program(), &new).expect("copying the program");
+            let _ = meter.longest();
+            let took = mounted.upgrade(Some(&new));
+            wait_for_io(&mounted, &meter);
+            let stall = meter.longest();
+            println!(
+                "{}: {round}: the command took {took:.2?}; no answer for {stall:.2?}",
+                lab.test()
+            );
+            let runs = std::fs::read_link(format!("/proc/{}/exe", mounted.pid()));
+            assert_eq!(runs.expect("the daemon runs"), new);
+            assert!(stall <= DETECT + SLACK, "a stall of {stall:?}");
+        }
+        // A program that does not work changes nothing.
+        let pid = mounted.pid();
+        let said = lab.initiator(&["upgrade", "v0", "--program", "/bin/false"], DEADLINE);
+        assert_ne!(said.code(), 0, "{said}");
+        assert_eq!(mounted.status().pid, pid, "{said}");
+        wait_for_io(&mounted, &meter);
+        let _ = fio.stop(DEADLINE).ok();
+        assert_eq!(mounted.node(), node);
+        mounted.umount();
+    });
+}
+
+/// A write-back volume that is mounted, with an acknowledged write that no flush covered.
+struct Unflushed<'l> {
+    lab: &'l Lab,
+    target_flags: TargetFlags,
+    target: Option<Target<'l>>,
+    mounted: Mounted<'l>,
+    device: File,
+    data: Vec<u8>,
+}
+
+impl<'l> Unflushed<'l> {
+    fn new(lab: &'l Lab, retain: bool) -> Self {
+        let mut volume = VolumeConfig::file("v0", lab.image("v0.img", 64 * MIB));
+        volume.cache = Some(CacheMode::WriteBack);
+        let config = TargetConfig {
+            volumes: vec![volume],
+            write_back_delay: "1h".parse().expect("a duration"),
+            ..TargetConfig::default()
+        };
+        let target_flags = TargetFlags::default().config(lab, &config);
+        let target = Target::start(lab, &target_flags);
+        let mut flags = flags(lab.rdma());
+        if retain {
+            flags = flags.flag("--retain", "16MiB");
+        }
+        let mounted = Mounted::new(lab, &flags);
+        let device = Aligned::open(mounted.device(), true, 0).expect("opening");
+        Aligned::write_at(&device, &pattern(1, 64 << 10), MIB).expect("writing");
+        device.sync_all().expect("fsync");
+        let data = pattern(2, 64 << 10);
+        Aligned::write_at(&device, &data, MIB).expect("writing");
+        Self { lab, target_flags, target: Some(target), mounted, device, data }
+    }
+
+    fn restart_initiator(&mut self) {
+        self.mounted.kill_daemon();
+        self.mounted.recover();
+    }
+
+    fn kill_target(&mut self) {
+        self.target.take().expect("a target").kill();
+    }
+
+    fn start_target(&mut self) {
+        self.target = Some(Target::start(self.lab, &self.target_flags));
+        self.mounted.wait_connected();
+    }
+
+    /// Nothing is lost, and nobody says so.
+    fn is_whole(&self) {
+        let found = Aligned::read_at(&self.device, self.data.len(), MIB).expect("reading");
+        assert!(found == self.data, "an acknowledged write is gone");
+        self.device.sync_all().expect("fsync");
+        let image = File::open(self.lab.path("v0.img")).expect("the image");
+        let found = Aligned::read_at(&image, self.data.len(), MIB).expect("reading the image");
+        assert!(found == self.data, "fsync did not bring it to the store");
+    }
+
+    /// The next flush says that something may be lost, and only that one.
+    fn is_told(&self) {
+        let error = self.device.sync_all().expect_err("the loss must be told");
+        assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+        Aligned::write_at(&self.device, &self.data, MIB).expect("writing");
+        self.is_whole();
+    }
+
+    fn end(self) {
+        drop(self.device);
+        self.mounted.umount();
+    }
+}
+
+#[test]
+fn unflushed_writes_outlive_the_initiator() {
+    run("unflushed_writes_outlive_the_initiator", |lab| {
+        let mut life = Unflushed::new(lab, false);
+        life.restart_initiator();
+        life.mounted.wait_connected();
+        life.is_whole();
+        // What that flush covered is no doubt any more.
+        life.kill_target();
+        life.start_target();
+        life.is_whole();
+        life.end();
+    });
+}
+
+#[test]
+fn both_ends_killed_is_told() {
+    run("both_ends_killed_is_told", |lab| {
+        for retain in [false, true] {
+            // The initiator comes back first: its target need not be there.
+            let mut life = Unflushed::new(lab, retain);
+            life.kill_target();
+            life.restart_initiator();
+            assert_ne!(life.mounted.status().state, "connected");
+            life.start_target();
+            life.is_told();
+            life.end();
+            // It comes back, and then the target dies: what the first process knew is still not known.
+            let mut life = Unflushed::new(lab, retain);
+            life.restart_initiator();
+            life.mounted.wait_connected();
+            life.kill_target();
+            life.start_target();
+            life.is_told();
+            life.end();
+        }
+    });
+}
+
+#[test]
+fn dead_mounts_are_seen_and_given_up() {
+    run("dead_mounts_are_seen_and_given_up", |lab| {
+        let target = Target::start(lab, &serve_file(lab, 256 * MIB));
+        let mounted = Mounted::new(lab, &flags(lab.rdma()));
+        let device = mounted.device().to_owned();
+        let meter = StallMeter::start(&device);
+        let mut fio = endless_fio(&mounted).start();
+        wait_for_io(&mounted, &meter);
+        mounted.kill_daemon();
+        let list = lab.initiator(&["list"], DEADLINE).ok();
+        let line = list.lines().find(|line| line.starts_with("v0 ")).unwrap_or(&list);
+        println!("{}: {line}", lab.test());
+        assert!(line.contains("no server") || line.contains("ending"), "{list}");
+        // Somebody uses it, so nobody but force takes it away.
+        let said = lab.initiator(&["umount", "v0"], 2 * PATIENCE).fails_with(1, &["recover"]);
+        println!("{}: {}", lab.test(), said.trim());
+        // Another volume under that name would be a surprise.
+        let other = MountFlags::new(lab.rdma(), "v1").name("v0").try_mount(lab);
+        println!("{}: {}", lab.test(), other.fails_with(4, &["v0"]).trim());
+        assert!(fio.is_running(), "fio saw an error although nobody asked for one");
+        let force = lab.initiator(&["umount", "--force", "v0"], 2 * PATIENCE);
+        assert_eq!(force.code(), 0, "{force}");
+        let ended = fio.finish(DEADLINE);
+        assert_ne!(ended.code, 0, "fio lost its device and did not notice");
+        assert!(!Path::new(&device).exists());
+        let _ = lab.initiator(&["recover", "v0"], DEADLINE).fails_with(3, &["v0"]);
+        let again = Mounted::new(lab, &flags(lab.rdma()));
+        until("the session of the dead one to make way", DEADLINE, || {
+            (target.status().sessions.len() == 1).then_some(())
+        });
+        again.umount();
+        mounted.forget();
+    });
+}
