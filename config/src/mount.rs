@@ -221,5 +221,12 @@ impl MountConfig {
                 "who only reads excludes nobody, so read_only = true shares the volume anyway";
             faults.push(Fault::new("shared", problem, "remove one of them").value(true));
         }
+        if self.shared && self.retain.0 > 0 {
+            let problem = "writes that are written again after a loss could replace what another host wrote since";
+            faults.push(
+                Fault::new("retain", problem, "remove it, or shared")
+                    .value(self.retain.to_string()),
+            );
+        }
     }
 }

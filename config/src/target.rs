@@ -82,7 +82,7 @@ pub struct TargetConfig {
     pub name: Option<String>,
     /// Where `rblk-target status` and the like reach the running target.
     pub control_socket: PathBuf,
-    /// Where the target remembers whether it stopped cleanly.
+    /// Where the target remembers whether it stopped cleanly, and who held its volumes.
     pub state_dir: PathBuf,
     /// Data threads; the number of CPUs, at most 4, if absent.
     #[serde(skip_serializing_if = "Option::is_none")]

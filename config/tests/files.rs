@@ -212,7 +212,7 @@ prop_compose! {
         MountConfig {
             target: vec!["rdma://[::1]:1".to_owned()],
             volume: "v".to_owned(),
-            retain: ByteSize(retain * 4096),
+            retain: ByteSize(if shared { 0 } else { retain * 4096 }),
             queues, queue_depth, max_io, read_only, shared, device_id, reconnect_delay, fail_after,
             detect, connect_timeout, failback, wait, spin, host_name,
         }

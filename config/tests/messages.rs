@@ -335,6 +335,11 @@ fn mounts() {
                  anyway; remove one of them",
             ),
             (
+                "retain = '8MiB'\nshared = true",
+                "m.toml:3:10: retain = \"8MiB\": writes that are written again after a loss could replace what another \
+                 host wrote since; remove it, or shared",
+            ),
+            (
                 "failback = '2days'",
                 "m.toml:3:12: failback = \"2days\": more than 1day; write a duration from \"0s\" to \"1day\"",
             ),

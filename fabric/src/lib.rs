@@ -34,6 +34,7 @@ mod error;
 pub mod mailbox;
 mod readiness;
 mod region;
+mod retire;
 pub mod soft;
 #[cfg(feature = "verbs")]
 pub mod verbs;

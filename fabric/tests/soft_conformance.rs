@@ -16,6 +16,9 @@ fn expect() -> Expect {
         responder_dies: true,
         peer_death: vec![WcStatus::RetryExceeded],
         dead_region: true,
+        refusal_is_told: true,
+        refusal_may_be_lost: false,
+        immediates: true,
     }
 }
 

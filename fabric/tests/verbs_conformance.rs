@@ -50,6 +50,11 @@ fn over_verbs() {
         responder_dies: true,
         peer_death: vec![WcStatus::Flushed, WcStatus::RetryExceeded],
         dead_region: true,
+        // An iWARP WR is done when TCP has it.
+        refusal_is_told: caps.transport != Transport::Iwarp,
+        // Soft-RoCE loses one now and then.
+        refusal_may_be_lost: caps.transport == Transport::Roce,
+        immediates: caps.write_with_imm,
     };
     let extra = [("remote_wrap_around", remote_wrap_around as fn(&mut Pair, &Expect))];
     let mut failed = Vec::new();

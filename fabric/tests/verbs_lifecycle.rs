@@ -48,7 +48,7 @@ fn nothing_is_left() {
         let memory = a.memory(1 << 16, Access::REMOTE);
         a.recv(1, memory.sge(0, 64).unwrap());
         // The pieces die in any order: what they rest on stays as long as it must.
-        match round % 5 {
+        match round % 6 {
             0 => drop((a, b, memory)),
             1 => drop((memory, b, a)),
             2 => {
@@ -57,6 +57,13 @@ fn nothing_is_left() {
                 drop(connection);
             }
             3 => {
+                a.poller.fail(a.qp);
+                let connection = a.poller.detach(a.qp).unwrap();
+                connection.retire((a.poller, memory));
+                // Later than the domain, too.
+                drop((b, a.pd));
+            }
+            4 => {
                 b.poller.fail(b.qp);
                 drop((b, a.pd, memory, a.poller));
             }

@@ -371,9 +371,16 @@ impl AdminChannel {
         }
     }
 
-    /// Ends the connection.
-    pub fn close(mut self) {
+    /// Ends the connection, as dropping it does.
+    pub fn close(self) {}
+}
+
+impl Drop for AdminChannel {
+    fn drop(&mut self) {
         self.poller.fail(self.qp);
-        drop(self.poller.detach(self.qp));
+        if let Some(connection) = self.poller.detach(self.qp) {
+            // Its target may be silent; nothing here waits for the end of the QP.
+            connection.retire(());
+        }
     }
 }

@@ -64,12 +64,9 @@ pub enum Command {
     Recover(Box<RecoverArgs>),
     /// Have another program serve block devices, such as a newer version, while they are in use: requests wait.
     Upgrade {
-        /// Name of the mount.
-        #[arg(required_unless_present = "all", conflicts_with = "all")]
-        name: Option<String>,
-        /// Every mount.
-        #[arg(long)]
-        all: bool,
+        /// Which mounts.
+        #[command(flatten)]
+        which: Which,
         /// The program; the rblk-initiatord beside this one by default.
         #[arg(long, value_name = "PATH")]
         program: Option<PathBuf>,
@@ -93,15 +90,23 @@ pub enum Command {
     },
 }
 
+/// One mount, or all that there is reason for.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct Which {
+    /// Name of the mount.
+    pub name: Option<String>,
+    /// Every one.
+    #[arg(long)]
+    pub all: bool,
+}
+
 /// What to recover.
 #[derive(Debug, Args)]
 pub struct RecoverArgs {
-    /// Name of the mount.
-    #[arg(required_unless_present = "all", conflicts_with = "all")]
-    pub name: Option<String>,
-    /// Every mount whose process died.
-    #[arg(long)]
-    pub all: bool,
+    /// Which mounts.
+    #[command(flatten)]
+    pub which: Which,
     /// Stay in the foreground and log to the terminal (for services).
     #[arg(long, short = 'f', conflicts_with = "all")]
     pub foreground: bool,

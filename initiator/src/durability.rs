@@ -37,7 +37,9 @@ pub struct Durability {
     // Those numbered below are a predecessor's: 1, or 0 without one.
     inherited_below: u64,
     losses: AtomicU64,
-    // Losses that some FLUSH was failed for.
+    // Of all losses: what is lost is numbered below.
+    lost_below: AtomicU64,
+    // Losses that some FLUSH was failed for which covered all of what is lost.
     told: AtomicU64,
     rewritten: AtomicU64,
 }
@@ -93,7 +95,8 @@ impl Durability {
 
     /// What is numbered below `horizon` and was not durable may be lost.
     pub fn lose(&self, horizon: u64) {
-        // The loss first: who sees the writes settled sees it too.
+        // The loss first: who sees the writes settled sees it too, and who sees it sees how far it reaches.
+        self.lost_below.fetch_max(horizon, Ordering::AcqRel);
         self.losses.fetch_add(1, Ordering::AcqRel);
         self.made_durable(horizon);
     }
@@ -122,11 +125,23 @@ impl Durability {
         self.told.load(Ordering::Acquire) < self.losses()
     }
 
-    /// Whether a FLUSH that was submitted after `seen` losses must fail. Whoever gets a yes tells it.
-    fn must_tell(&self, seen: u64) -> bool {
+    /// What a FLUSH that is submitted now is sure to have been meant for: those numbered below. What a predecessor left
+    /// is not, as long as that may be a request of its time which is given to us again.
+    fn submission(&self) -> u64 {
+        if self.inherits_doubt() { 0 } else { self.horizon() }
+    }
+
+    /// Whether a FLUSH that was submitted after `seen` losses and is meant for those numbered below `meant` must fail.
+    /// Whoever gets a yes tells the losses, if they are among them: the next FLUSH has to tell what was acknowledged
+    /// after this one had been submitted.
+    fn must_tell(&self, seen: u64, meant: u64) -> bool {
         let losses = self.losses();
-        let first = self.told.fetch_max(losses, Ordering::AcqRel) < losses;
-        first || seen < losses
+        let told = if meant >= self.lost_below.load(Ordering::Acquire) {
+            self.told.fetch_max(losses, Ordering::AcqRel)
+        } else {
+            self.told.load(Ordering::Acquire)
+        };
+        told < losses || seen < losses
     }
 }
 
@@ -172,6 +187,8 @@ struct Mark {
     horizon: u64,
     // Losses when it was submitted.
     losses: u64,
+    // What it is meant for, if it is a FLUSH.
+    meant: u64,
     ahead: Ahead,
 }
 
@@ -201,17 +218,17 @@ impl Ledger {
 
     /// A request came.
     pub fn submitted(&mut self, tag: Tag) {
-        let losses = self.shared.losses();
+        let (losses, meant) = (self.shared.losses(), self.shared.submission());
         if let Some(mark) = self.mark(tag) {
-            *mark = Mark { losses, ..Mark::default() };
+            *mark = Mark { losses, meant, ..Mark::default() };
         }
     }
 
     /// Whether a FLUSH must fail instead of being sent, to tell a loss. Ask once, and do as it says.
     #[must_use]
     pub fn must_fail(&mut self, tag: Tag, io: &Io) -> bool {
-        let seen = self.marks.get(tag.index()).map_or(0, |mark| mark.losses);
-        io.op == IoOp::Flush && self.shared.must_tell(seen)
+        let mark = self.marks.get(tag.index()).copied().unwrap_or_default();
+        io.op == IoOp::Flush && self.shared.must_tell(mark.losses, mark.meant)
     }
 
     /// How to send a request that waits. [`Plan::Send`] and [`Plan::FlushAhead`] have to be carried out.
@@ -462,6 +479,34 @@ mod tests {
         let mut a = ledger(&shared, None);
         shared.lose(shared.horizon());
         assert!(!shared.inherits_doubt(), "it is settled");
+        a.submitted(Tag(0));
+        assert!(a.must_fail(Tag(0), &flush()));
+        a.submitted(Tag(0));
+        assert!(!a.must_fail(Tag(0), &flush()));
+    }
+
+    #[test]
+    fn a_flush_from_before_the_lost_write_does_not_tell_it_to_the_next() {
+        let shared = Durability::new();
+        let mut a = ledger(&shared, None);
+        let write = io(IoOp::Write, 0, 1);
+        a.submitted(Tag(0));
+        send(&mut a, 1, &write);
+        answer(&mut a, 1, &write, true);
+        a.submitted(Tag(2));
+        shared.lose(shared.horizon());
+        assert!(a.must_fail(Tag(0), &flush()), "it waited");
+        assert!(shared.has_untold_loss(), "whoever wrote may not know of that FLUSH");
+        assert!(a.must_fail(Tag(2), &flush()));
+        assert!(!shared.has_untold_loss());
+        a.submitted(Tag(0));
+        assert!(!a.must_fail(Tag(0), &flush()));
+        // Those that are given to a successor again are from before, too.
+        let shared = Durability::inheriting();
+        let mut a = ledger(&shared, None);
+        a.submitted(Tag(0));
+        shared.lose(shared.horizon());
+        assert!(a.must_fail(Tag(0), &flush()));
         a.submitted(Tag(0));
         assert!(a.must_fail(Tag(0), &flush()));
         a.submitted(Tag(0));

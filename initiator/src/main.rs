@@ -23,6 +23,8 @@ use rblk_initiator::mount::{NotMounted, NotRoot};
 use rblk_initiator::ublk::{DeviceInfo, disk_path};
 
 const STATUS_TIME: Duration = Duration::from_secs(2);
+/// Time for a program to start and say whether it could serve a mount: nothing is disturbed yet.
+const CHECK_TIME: Duration = Duration::from_secs(20);
 /// Time for a program to take the place of another: as long as the driver may need to see that.
 const UPGRADE_TIME: Duration = Duration::from_secs(60);
 
@@ -32,7 +34,7 @@ fn main() -> ExitCode {
         Command::Mount(args) => mount(&args),
         Command::Umount { what, force } => umount(&what, force),
         Command::Recover(args) => recover(&args),
-        Command::Upgrade { name, program, .. } => upgrade(name.as_deref(), program),
+        Command::Upgrade { which, program } => upgrade(which.name.as_deref(), program),
         Command::List { output } => list(output),
         Command::Discover { .. } => Err(become_daemon()),
     };
@@ -165,6 +167,9 @@ fn log_path(name: &str) -> PathBuf {
 
 /// Goes on with mounts whose processes died. With several, every one is tried; the exit code is the first failure's.
 fn recover(args: &RecoverArgs) -> anyhow::Result<Exit> {
+    if let Some(name) = &args.which.name {
+        must_be_known(name)?;
+    }
     if !nix::unistd::geteuid().is_root() {
         return Err(NotRoot.into());
     }
@@ -172,7 +177,7 @@ fn recover(args: &RecoverArgs) -> anyhow::Result<Exit> {
         return Err(become_daemon());
     }
     let verbose = std::iter::repeat_n("-v", args.verbose.into());
-    let Some(name) = &args.name else {
+    let Some(name) = &args.which.name else {
         let mut exit = Exit::Ok;
         for name in names() {
             if MountLock::is_held(&name) {
@@ -196,12 +201,23 @@ fn recover(args: &RecoverArgs) -> anyhow::Result<Exit> {
         }
         return Ok(exit);
     };
-    rblk_protocol::Name::new(name).with_context(|| format!("the name {name}"))?;
     Ok(start_daemon(name, ["recover", name].into_iter().chain(verbose))?.tell())
+}
+
+/// There is something of that name, living or dead.
+fn must_be_known(name: &str) -> anyhow::Result<()> {
+    rblk_protocol::Name::new(name).with_context(|| format!("the name {name}"))?;
+    if names().iter().any(|known| known == name) {
+        return Ok(());
+    }
+    Err(NotMounted { what: name.to_owned() }.into())
 }
 
 /// Has a program take the place of the processes that serve one mount, or all.
 fn upgrade(name: Option<&str>, program: Option<PathBuf>) -> anyhow::Result<Exit> {
+    if let Some(name) = name {
+        must_be_known(name)?;
+    }
     if !nix::unistd::geteuid().is_root() {
         return Err(NotRoot.into());
     }
@@ -230,10 +246,11 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<()> {
     // Before anything is disturbed.
     check_program(program, name).await?;
     let upgrade = Ask::Upgrade { program: program.to_owned() };
-    match ask(&socket_path(name), upgrade, STATUS_TIME).await {
-        Ok(Response::Error(text) | Response::Busy(text)) => anyhow::bail!(text),
-        // It may have gone before its answer: what counts is who serves the mount then.
-        Ok(_) | Err(_) => {}
+    // It may have gone before its answer: what counts is who serves the mount then.
+    if let Ok(Response::Error(text) | Response::Busy(text)) =
+        ask(&socket_path(name), upgrade, STATUS_TIME).await
+    {
+        anyhow::bail!(text);
     }
     let begun = Instant::now();
     while begun.elapsed() < UPGRADE_TIME {
@@ -242,6 +259,10 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<()> {
         {
             eprintln!("{name}: version {} instead of {}", now.version, before.version);
             return Ok(());
+        }
+        // The lock goes from one program to the next without a gap.
+        if !MountLock::is_held(name) {
+            anyhow::bail!("the process ended; `rblk-initiator recover {name}` goes on with it");
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -256,7 +277,7 @@ async fn check_program(program: &Path, name: &str) -> anyhow::Result<()> {
     let mut process = Process::new(program);
     process.args(["recover", "--check", name]).stdin(Stdio::null());
     let asked = tokio::task::spawn_blocking(move || process.output());
-    let output = tokio::time::timeout(STATUS_TIME, asked)
+    let output = tokio::time::timeout(CHECK_TIME, asked)
         .await
         .with_context(|| format!("{} does not end", program.display()))??;
     let output = output.with_context(|| format!("cannot run {}", program.display()))?;
@@ -315,7 +336,8 @@ fn find_mount(what: &str, runtime: &tokio::runtime::Runtime) -> Option<String> {
 fn umount_orphan(what: &str, force: bool) -> anyhow::Result<Exit> {
     let is_it = |info: &DeviceInfo| disk_path(info.id).to_str() == Some(what);
     let orphan = match what.starts_with("/dev/") {
-        true => remains::orphans(&names())?.into_iter().find(is_it),
+        true => remains::orphans(&names()).unwrap_or_default().into_iter().find(is_it),
+        // A name; and where there is no driver, there is no device either.
         false => None,
     };
     let Some(orphan) = orphan else { return Err(NotMounted { what: what.to_owned() }.into()) };

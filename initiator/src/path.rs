@@ -131,7 +131,7 @@ pub struct Path {
     pub volume: VolumeHandle,
 }
 
-/// What is left of a path: control destroys it, which may block shortly.
+/// What is left of a path, for control to [retire](Self::retire).
 #[derive(Debug)]
 pub struct DeadPath {
     /// The QP goes first.
@@ -140,4 +140,16 @@ pub struct DeadPath {
     pub poller: Box<dyn Poller>,
     /// Then the registrations.
     pub memory: PathMemory,
+}
+
+impl DeadPath {
+    /// Destroys it, without waiting for the kernel: nothing of the peer gets in any more since the engine gave the
+    /// path up, and a new path has keys of its own.
+    pub fn retire(self) {
+        let Self { connection, poller, memory } = self;
+        match connection {
+            Some(connection) => connection.retire((poller, memory)),
+            None => drop((poller, memory)),
+        }
+    }
 }

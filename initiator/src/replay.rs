@@ -91,13 +91,7 @@ pub fn buffers(wish: QueueWish) -> Result<Arc<Region>, SessionError> {
 impl<L: Deref<Target = ReplayLog>> Replayer<L> {
     /// Of `log`, over a path that was asked for with `wish` and whose registered memory is `buffers`.
     #[must_use]
-    pub fn new(
-        log: L,
-        path: Path,
-        buffers: Arc<Region>,
-        wish: QueueWish,
-        now: Instant,
-    ) -> Self {
+    pub fn new(log: L, path: Path, buffers: Arc<Region>, wish: QueueWish, now: Instant) -> Self {
         // The target may grant less now than it did.
         let depth = QueueDepth::new(path.accept.depth.get().min(wish.depth.get()));
         let depth = depth.unwrap_or(wish.depth);
@@ -219,7 +213,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
             return Ok(Progress::Done);
         }
         if let Some((end, dead)) = self.engine.take_ended() {
-            drop(dead);
+            dead.retire();
             return Err(ReplayError::Path(end));
         }
         if now.saturating_duration_since(self.last_answer) > ANSWER_DEADLINE {
@@ -276,7 +270,7 @@ impl<L: Deref<Target = ReplayLog>> Drop for Replayer<L> {
         // QP, then CQ, then registrations: as everywhere.
         self.engine.disconnect();
         while let Some((_, dead)) = self.engine.take_ended() {
-            drop(dead);
+            dead.retire();
         }
     }
 }

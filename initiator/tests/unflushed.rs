@@ -12,6 +12,7 @@ use rblk_fabric::{
 use rblk_initiator::durability::{Durability, Ledger};
 use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::mount::settle::{Judgement, judge};
 use rblk_initiator::path::{Path, PathLayout, PathMemory};
 use rblk_initiator::replay::{Progress, ReplayError, Replayer, buffers};
 use rblk_initiator::retain::{ReplayLog, RetainRing};
@@ -403,24 +404,18 @@ impl Bed {
                 drop(dead);
             }
         }
-        let (horizon, unflushed) = (self.durability.horizon(), self.durability.unflushed());
-        match stock {
-            _ if unflushed == 0 => {}
-            Some(entries) => {
-                let log = ReplayLog::merge(entries, size());
-                while !self.replay(&log) {
-                    self.target.crash(&mut self.random);
-                }
-                if self.durability.inherits_doubt() {
-                    self.durability.lose(horizon);
-                }
-                self.durability.rewritten(horizon, log.writes());
-                for block in (0..BLOCKS).filter(|block| !self.busy[*block]) {
-                    assert_eq!(self.target.disk[block], self.expected[block], "block {block}");
-                    assert_eq!(self.target.memory[block], self.expected[block], "block {block}");
-                }
+        let judgement = judge(&self.durability, stock, size());
+        if let Judgement::Rewrite { log, .. } = &judgement {
+            while !self.replay(log) {
+                self.target.crash(&mut self.random);
             }
-            None => self.durability.lose(horizon),
+        }
+        judgement.settle(&self.durability, true);
+        if matches!(judgement, Judgement::Rewrite { .. }) {
+            for block in (0..BLOCKS).filter(|block| !self.busy[*block]) {
+                assert_eq!(self.target.disk[block], self.expected[block], "block {block}");
+                assert_eq!(self.target.memory[block], self.expected[block], "block {block}");
+            }
         }
         self.connect();
     }

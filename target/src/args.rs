@@ -115,7 +115,8 @@ pub struct ServeArgs {
     /// Where `status` and `drain` reach this target.
     #[arg(long, value_name = "PATH")]
     pub control_socket: Option<PathBuf>,
-    /// Where this target remembers whether it stopped cleanly; targets of one name need one each.
+    /// Where this target remembers whether it stopped cleanly and who held its volumes; targets of one name need one
+    /// each.
     #[arg(long, value_name = "DIRECTORY")]
     pub state_dir: Option<PathBuf>,
     /// Data threads; one per CPU up to 4 by default.

@@ -36,6 +36,8 @@ pub const REPLY_AREA_BYTES: usize = 4096;
 const SIGNAL_INTERVAL: u32 = 16;
 /// A connection on which WRs wait and none completes for this long has ended.
 const STUCK: std::time::Duration = std::time::Duration::from_secs(20);
+/// An admin connection that says nothing at all, not even LOGIN, ends after this long: its peer may have died unseen.
+pub const LOGIN_SILENCE: std::time::Duration = std::time::Duration::from_secs(30);
 /// Bytes that a proof READ moves.
 pub const SCRATCH_BYTES: u32 = 64;
 
@@ -250,7 +252,7 @@ pub struct Connection {
     pub life: Life,
     /// When a command came last, and how long a silence ends the connection.
     pub heard: Instant,
-    /// See `heard`; none until LOGIN.
+    /// See `heard`; [`LOGIN_SILENCE`] for an admin connection until LOGIN says otherwise, none for others.
     pub silence: Option<std::time::Duration>,
     /// The self-test was answered: block commands are in order.
     pub tested: bool,
@@ -275,6 +277,8 @@ pub struct Connection {
     pub sends_prove: bool,
     /// Its QP did not flush, or cannot say so.
     pub gave_up: bool,
+    /// Its QP is with the poller; control has it otherwise.
+    pub has_qp: bool,
     /// Dead, and what it held was given back.
     pub emptied: bool,
     /// A proof READ is on its way.
@@ -311,7 +315,7 @@ impl Connection {
             qp,
             life: Life::Live,
             heard: now,
-            silence: None,
+            silence: (params.kind == ConnectionKind::Admin).then_some(LOGIN_SILENCE),
             tested: matches!(params.kind, ConnectionKind::Admin),
             peer_scratch: None,
             requests: (0..tags).map(|_| Request::new()).collect(),
@@ -323,6 +327,7 @@ impl Connection {
             read_ahead: ReadAhead::default(),
             sends_prove: true,
             gave_up: false,
+            has_qp: true,
             emptied: false,
             proving: false,
             proof_sink: None,
@@ -454,7 +459,7 @@ impl Connection {
         // Control holds nothing of a connection while it works on an admin command (it may park one for ever),
         // and its answer finds the connection gone.
         let admin = self.params.kind == ConnectionKind::Admin;
-        drained && (admin || !self.requests.iter().any(Request::is_executing))
+        drained && !self.gave_up && (admin || !self.requests.iter().any(Request::is_executing))
     }
 }
 

@@ -74,10 +74,11 @@ pub(crate) fn status(status: &TargetStatus) -> String {
     );
     let _ = writeln!(
         text,
-        "fenced: {} holders ({} by take-over), {} commands; a lost initiator keeps its volumes for {} s",
+        "fenced: {} holders ({} by take-over), {} commands, {} stale RDMA operations; a lost initiator keeps its volumes for {} s",
         status.fencings,
         status.take_overs,
         t.fenced_commands,
+        t.stale_rdma_blocked,
         status.lease_ms.div_ceil(1000)
     );
     let _ = writeln!(

@@ -124,9 +124,22 @@ pub struct LineageFile {
     lineage: Lineage,
     // `None` when nothing can be remembered.
     kept: Option<Kept>,
+    // Where it would be, and whether another target has it.
+    directory: Option<(PathBuf, bool)>,
     // Writes may be lost; and the file says so.
     renounced: AtomicBool,
     noted: AtomicBool,
+}
+
+/// A file that is to be remembered from run to run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Beside {
+    /// It is this run's to read and to replace. Replacing it may fail.
+    Ours(PathBuf),
+    /// Another target has it: to be read, not to be replaced.
+    Foreign(PathBuf),
+    /// There is none, and none can be made.
+    Nothing,
 }
 
 #[derive(Debug)]
@@ -156,6 +169,7 @@ impl LineageFile {
         Ok(Self {
             lineage: fresh()?,
             kept: None,
+            directory: None,
             renounced: AtomicBool::new(false),
             noted: AtomicBool::new(false),
         })
@@ -172,9 +186,11 @@ impl LineageFile {
                     "cannot remember how this run ends (state_dir): initiators will take the next start for a loss of \
                      writes that were not flushed"
                 );
+                let foreign = error.kind() == io::ErrorKind::ResourceBusy;
                 Ok(Self {
                     lineage: fresh,
                     kept: None,
+                    directory: Some((directory.join(format!("{name}.lineage")), foreign)),
                     renounced: AtomicBool::new(false),
                     noted: AtomicBool::new(false),
                 })
@@ -196,6 +212,7 @@ impl LineageFile {
         tracing::info!(?before, "lineage");
         Ok(Self {
             lineage,
+            directory: Some((kept.path.clone(), false)),
             kept: Some(kept),
             renounced: AtomicBool::new(false),
             noted: AtomicBool::new(false),
@@ -208,10 +225,29 @@ impl LineageFile {
         self.lineage
     }
 
-    /// Where something else may be remembered from run to run under the same lock; `None` where nothing can be.
+    /// Where something else that a target remembers from run to run is, under the same lock.
     #[must_use]
-    pub fn beside(&self, extension: &str) -> Option<PathBuf> {
-        self.kept.as_ref().map(|kept| kept.path.with_extension(extension))
+    pub fn beside(&self, extension: &str) -> Beside {
+        match (&self.directory, &self.kept) {
+            (Some((path, _)), Some(_)) => Beside::Ours(path.with_extension(extension)),
+            (Some((path, true)), None) => Beside::Foreign(path.with_extension(extension)),
+            (Some((path, false)), None) => {
+                let path = path.with_extension(extension);
+                // Only what is surely not there was never remembered.
+                match fs::symlink_metadata(&path) {
+                    Err(error)
+                        if matches!(
+                            error.kind(),
+                            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                        ) =>
+                    {
+                        Beside::Nothing
+                    }
+                    _ => Beside::Ours(path),
+                }
+            }
+            (None, _) => Beside::Nothing,
+        }
     }
 
     /// Notes that acknowledged writes may be lost although nobody died: the next run begins new lineages, however
@@ -294,7 +330,10 @@ fn lock(path: &Path) -> io::Result<Flock<File>> {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),
             Err((_, nix::errno::Errno::EWOULDBLOCK)) if Instant::now() >= deadline => {
-                return Err(io::Error::other("another target of that name runs here"));
+                return Err(io::Error::new(
+                    io::ErrorKind::ResourceBusy,
+                    "another target of that name runs here",
+                ));
             }
             Err((unlocked, nix::errno::Errno::EWOULDBLOCK)) => file = unlocked,
             Err((_, error)) => return Err(error.into()),
@@ -446,10 +485,26 @@ mod tests {
         let first = LineageFile::open_on(directory.path(), &name, "b").unwrap();
         let second = LineageFile::open_on(directory.path(), &name, "b").unwrap();
         assert_ne!(second.lineage().machine, first.lineage().machine);
+        let holders = directory.path().join("store1.holders");
+        assert_eq!(first.beside("holders"), Beside::Ours(holders.clone()));
+        assert_eq!(second.beside("holders"), Beside::Foreign(holders));
         second.mark_clean();
         drop(second);
         let text = read(&directory.path().join("store1.lineage")).unwrap().unwrap();
         assert_eq!((text.clean, text.machine), (false, to_hex(first.lineage().machine)));
+    }
+
+    #[test]
+    fn what_is_there_is_read_where_nothing_can_be_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let name = Name::new("store1").unwrap();
+        fs::create_dir(directory.path().join("store1.lineage.new")).unwrap();
+        let file = LineageFile::open_on(directory.path(), &name, "b").unwrap();
+        assert_eq!(file.beside("holders"), Beside::Nothing);
+        let holders = directory.path().join("store1.holders");
+        fs::write(&holders, "").unwrap();
+        assert_eq!(file.beside("holders"), Beside::Ours(holders));
+        assert_eq!(LineageFile::forgetful().unwrap().beside("holders"), Beside::Nothing);
     }
 
     #[test]

@@ -368,9 +368,13 @@ impl Oracle {
                 }
             }
         }
+        // It will not write them again, and nobody is owed anything for it.
         for block in &mut self.blocks {
             for version in block.versions.iter_mut().filter(|v| v.kept == Some(host)) {
                 (version.kept, version.latest) = (None, version.latest.min(now));
+                version.acknowledged = false;
+                let id = version.source.id();
+                self.volatile.retain(|(of, _)| Some(*of) != id);
             }
         }
         self.losses.retain(|loss| loss.host != host);
@@ -438,14 +442,24 @@ impl Oracle {
     /// # Errors
     /// It cannot have succeeded, in words.
     pub fn end_flush(&mut self, begin: Begin, ok: bool) -> Result<(), String> {
+        self.end_flush_given(begin, begin, ok)
+    }
+
+    /// [`Self::end_flush`] of one that had waited before it was given to whom it is for. What it covers is everything
+    /// from before it began; what it can tell, or has to, is from before it was given.
+    ///
+    /// # Errors
+    /// As [`Self::end_flush`].
+    pub fn end_flush_given(&mut self, begin: Begin, given: Begin, ok: bool) -> Result<(), String> {
         let now = self.tick();
         let Begin { at, host } = begin;
-        let mut covered = self.losses.iter_mut().filter(|l| l.host == host && l.ended < at);
+        let mut losses = self.losses.iter_mut().filter(|loss| loss.host == host);
         if !ok {
-            covered.for_each(|loss| loss.told = true);
+            losses.filter(|loss| loss.ended < given.at).for_each(|loss| loss.told = true);
             return Ok(());
         }
-        if let Some(loss) = covered.find(|loss| !loss.told || at < loss.at) {
+        let hides = |loss: &&mut Loss| loss.ended < at && (!loss.told || given.at < loss.at);
+        if let Some(loss) = losses.find(hides) {
             return Err(format!("a flush of {at}..{now} succeeded over {loss:?}"));
         }
         if let Some(fenced) = self.fenced.get(&host).filter(|fenced| **fenced < at) {
@@ -609,38 +623,43 @@ impl Oracle {
         let lost: Vec<bool> = (0..blocks.len()).map(|at| self.loses(at, &image)).collect();
         let count = self.crash(image, survives)?;
         (self.outstanding, self.losses, self.reads) = (outstanding, losses, reads);
-        if survives == Survives::Durable {
-            for (id, change) in volatile {
-                let fenced = self.fenced.contains_key(&change.host);
-                let kept = retains(change.host) && change.life == self.life(change.host);
-                let mut is_lost = false;
-                let mut is_kept = false;
-                for at in change.blocks.clone() {
-                    let newer = |v: &&Version| v.acknowledged && change.ended < v.begun;
-                    if fenced || blocks[at].versions.iter().any(|v| newer(&v)) {
-                        continue;
-                    }
-                    if kept {
-                        is_kept = true;
-                        let version = Version {
-                            acknowledged: true,
-                            ended: change.ended,
-                            kept: Some(change.host),
-                            ..Version::attempt(change.source, change.begun, now)
-                        };
-                        self.blocks[at].versions.push(version);
-                        self.blocks[at].lost |= lost[at];
-                    } else {
-                        is_lost |= lost[at];
-                    }
+        for (block, _) in self.blocks.iter_mut().zip(&lost).filter(|(_, lost)| !**lost) {
+            // What is there is as new as anything acknowledged so far.
+            block.versions[0].ended = now;
+        }
+        for (id, change) in volatile {
+            let fenced = self.fenced.contains_key(&change.host);
+            let kept = retains(change.host) && change.life == self.life(change.host);
+            let mut is_lost = false;
+            let mut is_kept = false;
+            for at in change.blocks.clone() {
+                let versions = &blocks[at].versions;
+                let newer = |v: &Version| v.acknowledged && change.ended < v.begun;
+                let owed = versions.iter().any(|v| v.kept.is_some() && v.source.id() == Some(id));
+                let survived = survives == Survives::Acknowledged && !owed;
+                if fenced || survived || versions.iter().any(newer) {
+                    continue;
                 }
-                if is_lost {
-                    let Change { host, ended, .. } = change;
-                    self.losses.push(Loss { host, ended, at: now, told: false });
+                if kept {
+                    is_kept = true;
+                    let version = Version {
+                        acknowledged: true,
+                        ended: change.ended,
+                        kept: Some(change.host),
+                        ..Version::attempt(change.source, change.begun, now)
+                    };
+                    self.blocks[at].versions.push(version);
+                    self.blocks[at].lost |= lost[at];
+                } else {
+                    is_lost |= lost[at];
                 }
-                if is_kept {
-                    self.volatile.push((id, change));
-                }
+            }
+            if is_lost {
+                let Change { host, ended, .. } = change;
+                self.losses.push(Loss { host, ended, at: now, told: false });
+            }
+            if is_kept {
+                self.volatile.push((id, change));
             }
         }
         for change in self.outstanding.values() {
@@ -654,14 +673,16 @@ impl Oracle {
         Ok(count)
     }
 
-    /// Whether an image has not what was acknowledged of a block, or something as new.
+    /// Whether an image has not what was acknowledged of a block, or something as new. Of requests that overlapped in
+    /// time any may be the newest here, whatever was read since: who retains them knows only when they were answered.
     fn loses(&self, at: usize, image: &[u8]) -> bool {
         let block = &self.blocks[at];
         let sectors = at * self.block_bytes / SECTOR..(at + 1) * self.block_bytes / SECTOR;
         sectors.into_iter().any(|number| {
             let place = number * SECTOR..(number + 1) * SECTOR;
             let (bytes, base) = (&image[place.clone()], &self.base[place]);
-            let alive = |v: &&Version| !block.is_lost(v, |w| w.acknowledged);
+            let newer = |v: &Version, w: &Version| w.acknowledged && v.ended < w.begun;
+            let alive = |v: &&Version| !block.versions.iter().any(|w| newer(v, w));
             !block.versions.iter().filter(alive).any(|v| v.source.is(bytes, base, number))
         })
     }
@@ -1125,6 +1146,12 @@ mod tests {
             oracle.end_flush(begin, false).unwrap();
             flush(&mut oracle);
         }
+        // Nor does a clean stop make them needless.
+        let (mut oracle, _, new) = fresh();
+        oracle.restart(vec![0; 1024], Survives::Acknowledged, |_| true).unwrap();
+        assert!(oracle.go_on(A, Some(&|_| false)).is_err());
+        oracle.go_on(A, Some(&|_| true)).unwrap();
+        read(&mut oracle, &data(new)).unwrap();
         // Those of an earlier life do not count.
         let mut oracle = self::oracle();
         written(&mut oracle, false);

@@ -11,7 +11,7 @@ use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
 use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::error::SessionError;
 use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::session::{HostIdentity, QueueWish, Session};
+use rblk_initiator::session::{Claim, HostIdentity, QueueWish, Session};
 use rblk_protocol::{AccessMode, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag};
 use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::control::status::TargetStatus;
@@ -240,6 +240,19 @@ impl Client {
     /// # Errors
     /// The target does not have it so.
     pub fn connect(address: &Address, volume: &str, host: u8) -> Result<Self, SessionError> {
+        Self::claim(address, volume, host, AccessMode::Exclusive)
+    }
+
+    /// [`Self::connect`] of one that has a past, or takes over.
+    ///
+    /// # Errors
+    /// The target does not have it so.
+    pub fn claim(
+        address: &Address,
+        volume: &str,
+        host: u8,
+        claim: impl Into<Claim>,
+    ) -> Result<Self, SessionError> {
         let runtime = runtime();
         let name = Name::new("test").expect("a name");
         let identity = HostIdentity { id: HostId([host; 16]), name };
@@ -250,7 +263,7 @@ impl Client {
         let (session, volume, path) = runtime.block_on(async {
             let mut session = Session::connect(address, &options, &identity, None).await?;
             let name = Name::new(volume).expect("a volume's name");
-            let volume = session.open(&name, AccessMode::Exclusive).await?;
+            let volume = session.open(&name, claim).await?;
             let wish = QueueWish {
                 depth,
                 io_max_bytes: IO_MAX,

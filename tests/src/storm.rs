@@ -130,18 +130,17 @@ impl StormOptions {
     }
 }
 
-/// The seeds of a test: those below `count`, or the one in `RBLK_SEED`.
+/// The seeds of a test: those below `count`, or what `RBLK_SEED` says: one, or `FIRST..END`.
 ///
 /// # Panics
-/// `RBLK_SEED` is not a number.
+/// `RBLK_SEED` is nothing of that.
 #[must_use]
 pub fn seeds(count: u64) -> Range<u64> {
-    match std::env::var("RBLK_SEED") {
-        Ok(seed) => {
-            let seed = seed.parse().expect("RBLK_SEED is a number");
-            seed..seed + 1
-        }
-        Err(_) => 0..count,
+    let Ok(text) = std::env::var("RBLK_SEED") else { return 0..count };
+    let seed = |text: &str| -> u64 { text.parse().expect("RBLK_SEED is N, or FIRST..END") };
+    match text.split_once("..") {
+        Some((first, end)) => seed(first)..seed(end),
+        None => seed(&text)..seed(&text) + 1,
     }
 }
 

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rblk_fabric::soft::memory::{Network, Wire};
-use rblk_fabric::{Connection, Device, MemoryRegion, Poller, ProtectionDomain, QpIndex, Region};
+use rblk_fabric::{Connection, Device, Poller, ProtectionDomain, QpIndex, Region};
 use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, Tag};
 use rblk_target::connection::{ConnectionId, SessionSlot};
 use rblk_target::poll_group::FromGroup;
@@ -136,8 +136,8 @@ pub struct Rig<S> {
     steps: u64,
     listened: Instant,
     jams: Arc<AtomicBool>,
-    // QPs that did not flush, to be destroyed before their memory, with the poll groups to tell.
-    jammed: Vec<(usize, ConnectionId, Option<Connection>, MemoryRegion)>,
+    // QPs that did not flush, with the poll groups to tell when they are destroyed.
+    jammed: Vec<(usize, ConnectionId, Option<Connection>)>,
 }
 
 impl<S: Store> std::fmt::Debug for Rig<S> {

@@ -246,9 +246,8 @@ impl<S: Store> Rig<S> {
 
     /// Destroys the QPs that did not flush, and tells their poll groups.
     pub fn destroy_jammed(&mut self) {
-        for (group, id, connection, memory) in std::mem::take(&mut self.jammed) {
-            drop(connection);
-            drop(memory);
+        for (group, id, qp) in std::mem::take(&mut self.jammed) {
+            drop(qp);
             self.mail_to(group, ToGroup::Destroyed { connection: id });
         }
     }
@@ -381,29 +380,20 @@ impl<S: Store> Rig<S> {
             FromGroup::Admin { group, connection, session, command, body } => {
                 self.admin.push(AdminCommand { connection, session, command, body, group });
             }
-            FromGroup::ConnectionGone {
-                session,
-                kind,
-                epoch,
-                connection,
-                memory,
-                undrained,
-                ..
-            } => {
-                if let Some((group, id)) = undrained {
-                    self.jammed.push((group, id, connection, memory));
-                    if !self.jams.load(Ordering::Relaxed) {
-                        self.destroy_jammed();
-                    }
-                } else {
-                    drop(connection);
-                    drop(memory);
-                }
+            FromGroup::ConnectionGone { session, kind, epoch, connection, memory, .. } => {
+                drop(connection);
+                drop(memory);
                 self.note(&[4, u64::from(session.0), u64::from(epoch.0)]);
                 self.gone.push(Gone { session, kind, epoch });
                 let Some(state) = self.sessions.get_mut(usize::from(session.0)) else { return };
                 if let Some(at) = state.connections.iter().position(|of| *of == epoch) {
                     state.connections.swap_remove(at);
+                }
+            }
+            FromGroup::Undrained { group, connection, qp } => {
+                self.jammed.push((group, connection, qp));
+                if !self.jams.load(Ordering::Relaxed) {
+                    self.destroy_jammed();
                 }
             }
             FromGroup::LostWrites { .. } => self.lost_writes = true,

@@ -82,6 +82,8 @@ struct WireState {
     // By the end that sends.
     streams: [Stream; 2],
     cut: bool,
+    // What is sent is lost, and nothing of the other end's fate is seen.
+    silent: bool,
     wakers: [Option<Arc<EventFd>>; 2],
 }
 
@@ -206,7 +208,7 @@ impl Network {
     #[must_use]
     pub fn next_arrival(&self) -> Option<u64> {
         let state = self.state();
-        let wires = state.wires.iter().filter(|w| !w.cut);
+        let wires = state.wires.iter().filter(|w| !w.cut && !w.silent);
         wires.flat_map(|w| &w.streams).filter_map(|s| s.arrivals.front().map(|a| a.1)).min()
     }
 
@@ -255,6 +257,12 @@ impl Wire {
     /// Cuts both directions: what is under way is lost and both ends see a reset.
     pub fn cut(&self) {
         self.with(WireState::cut);
+    }
+
+    /// Loses whatever is sent from now on or is under way, in both directions, for ever: as when the machine of one
+    /// end has lost its power. Neither end sees anything of it.
+    pub fn silence(&self) {
+        self.with(|w| w.silent = true);
     }
 
     /// Cuts the wire once `from` has sent so many more bytes, which still arrive.
@@ -307,6 +315,9 @@ impl Link for MemoryLink {
         let mut state = self.network.state();
         let Conditions { delay_min, delay_max, buffer, .. } = state.conditions;
         let wire = &state.wires[self.wire];
+        if wire.silent && !wire.cut {
+            return Ok(Moved { bytes: total(pieces), more: true });
+        }
         let stream = &wire.streams[self.end.number()];
         if wire.cut || stream.finished {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -374,7 +385,7 @@ impl Link for MemoryLink {
         }
         wire.settle(from, now);
         let stream = &wire.streams[from.number()];
-        if stream.stalled {
+        if stream.stalled || wire.silent {
             return would_block();
         }
         let available = stream.arrived;

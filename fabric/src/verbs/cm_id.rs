@@ -16,8 +16,9 @@ use super::event_channel::{EventChannel, Reply, Role};
 use super::ffi;
 use crate::error::{FabricError, Result};
 
-/// Send retries before a path counts as dead, the most there is.
-pub(super) const RETRIES: u8 = 7;
+/// Send retries before a path counts as dead. One less than the most there is: Soft-RoCE takes that for endless, and
+/// the WRs of its QP then wait for a dead peer until somebody else ends the connection.
+pub(super) const RETRIES: u8 = 6;
 
 /// A rejection always carries a byte: on iWARP it could not be told from "nothing listens" otherwise.
 const NO_REASON: [u8; 1] = [0];

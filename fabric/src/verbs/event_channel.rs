@@ -188,6 +188,16 @@ impl EventChannel {
             }
             _ => {}
         }
+        // SAFETY: a QP is freed under the lock only, and the id still has it.
+        let given_up = event.event == event::ESTABLISHED
+            && matches!(role, Role::Passive)
+            && !qp.is_null()
+            && unsafe { queue_pair::is_in_error(qp) };
+        if given_up {
+            // It was before the peer's last word came, and until then the kernel could not tell the peer so.
+            // SAFETY: the id is alive.
+            let _ = unsafe { ffi::rdma_disconnect(event.id) };
+        }
         if event.event == event::DISCONNECTED {
             // Answers the peer, who waits for that before it frees its side.
             // SAFETY: the id is alive.

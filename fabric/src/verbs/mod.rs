@@ -42,4 +42,5 @@ pub use memory_region::MemoryRegion;
 pub use poller::Poller;
 pub use protection_domain::ProtectionDomain;
 pub use queue_pair::Connection;
+pub(crate) use queue_pair::retire;
 pub use route::Route;

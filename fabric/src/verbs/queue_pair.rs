@@ -3,6 +3,8 @@
 use std::io;
 use std::mem;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::cm_id::{CmId, ConnectParams};
 use super::completion_queue::{CompletionQueue, PollerHandle};
@@ -11,6 +13,9 @@ use super::ffi;
 use super::protection_domain::ProtectionDomain;
 use crate::device::QpLimits;
 use crate::error::{FabricError, Result};
+
+/// Destroying a connection takes less, as a rule.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// A QP on its way between control and a data thread. Dropping it destroys the QP and its CM id, rejecting
 /// the peer first when it was never accepted; that may block shortly.
@@ -130,6 +135,20 @@ impl Drop for Connection {
     }
 }
 
+/// Destroys a connection, and then drops `rest`, on a thread that nothing waits for.
+pub(crate) fn retire<T: Send + 'static>(connection: Connection, rest: T) {
+    let leaving = (connection, rest);
+    // Without a thread the closure, and so the connection, is dropped here.
+    let _ = thread::Builder::new().name("verbs-retire".into()).spawn(move || {
+        let begun = Instant::now();
+        drop(leaving);
+        let took = begun.elapsed();
+        if took > SLOW {
+            tracing::warn!(?took, "the kernel took its time to destroy a connection");
+        }
+    });
+}
+
 /// Moves a QP to the error state, from whatever state. A QP that refuses is one that is already dead, or
 /// whose device is; so the result says nothing.
 ///
@@ -142,6 +161,20 @@ pub(super) unsafe fn move_to_error(qp: *mut ffi::ibv_qp) {
     let mask = i32::try_from(ffi::ibv_qp_attr_mask::IBV_QP_STATE.0).unwrap_or(1);
     // SAFETY: the caller's promise.
     let _ = unsafe { ffi::ibv_modify_qp(qp, &raw mut attr, mask) };
+}
+
+/// Whether the QP is in the error state.
+///
+/// # Safety
+/// `qp` is a QP that is not freed during the call.
+pub(super) unsafe fn is_in_error(qp: *mut ffi::ibv_qp) -> bool {
+    // SAFETY: all-zero values of plain integers and null pointers.
+    let (mut attr, mut init): (ffi::ibv_qp_attr, ffi::ibv_qp_init_attr) =
+        unsafe { (mem::zeroed(), mem::zeroed()) };
+    let mask = i32::try_from(ffi::ibv_qp_attr_mask::IBV_QP_STATE.0).unwrap_or(1);
+    // SAFETY: the caller's promise; both structs live during the call.
+    let rc = unsafe { ffi::ibv_query_qp(qp, &raw mut attr, mask, &raw mut init) };
+    rc == 0 && attr.qp_state == ffi::ibv_qp_state::IBV_QPS_ERR
 }
 
 /// Checks the limits and makes the QP; returns the inline bytes granted.

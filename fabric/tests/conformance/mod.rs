@@ -27,6 +27,22 @@ pub struct Expect {
     pub peer_death: Vec<WcStatus>,
     /// A region may be deregistered while the peer writes to it, and the peer's WR fails.
     pub dead_region: bool,
+    /// A WR that the peer refuses completes with the reason; else it may complete well, when it was sent.
+    pub refusal_is_told: bool,
+    /// The word of a refusal may not arrive: the requester then finds the responder dead.
+    pub refusal_may_be_lost: bool,
+    /// WRITE_WITH_IMM is there.
+    pub immediates: bool,
+}
+
+impl Expect {
+    /// What a WR completes with that was refused for `cause`, given what was seen.
+    fn told(&self, cause: WcStatus, seen: Option<WcStatus>) -> WcStatus {
+        match seen {
+            Some(WcStatus::RetryExceeded) if self.refusal_may_be_lost => WcStatus::RetryExceeded,
+            _ => cause,
+        }
+    }
 }
 
 /// One end.
@@ -174,6 +190,11 @@ pub const CASES: &[(&str, Case)] = &[
     ("posting_after_error", posting_after_error),
     ("peer_death", peer_death),
     ("dead_region_is_not_written", dead_region_is_not_written),
+    ("dead_qp_guards_memory", dead_qp_guards_memory),
+    ("death_amid_writes_guards_memory", death_amid_writes_guards_memory),
+    ("dead_key_is_not_written", dead_key_is_not_written),
+    ("dead_key_is_not_written_with_immediate", dead_key_is_not_written_with_immediate),
+    ("dead_key_is_not_read", dead_key_is_not_read),
     ("unknown_qp", unknown_qp),
 ];
 
@@ -316,6 +337,7 @@ fn large_both_ways(p: &mut Pair, _: &Expect) {
 /// The requester's first WR fails with its cause, the rest flush, and the responder dies where it does.
 fn refused(p: &mut Pair, expect: &Expect, first: u64, cause: WcStatus, last: u64) {
     p.until("the refusal", |p| p.a.status_of(last).is_some());
+    let cause = expect.told(cause, p.a.status_of(first));
     let expected: Vec<_> =
         (first..=last).map(|id| (id, if id == first { cause } else { FLUSHED })).collect();
     assert_eq!(p.a.outcome(), expected);
@@ -341,7 +363,7 @@ fn immediate_without_recv_is_rnr(p: &mut Pair, expect: &Expect) {
     let op = SendOp::WriteWithImm(window.remote(0), 1);
     p.a.post(&[wr(1, op, from.sge(0, 64).unwrap(), true)]);
     p.until_a(1);
-    assert_eq!(p.a.outcome(), [(1, expect.rnr)]);
+    assert_eq!(p.a.outcome(), [(1, expect.told(expect.rnr, p.a.status_of(1)))]);
 }
 
 fn recv_too_short(p: &mut Pair, _: &Expect) {
@@ -401,7 +423,8 @@ fn wrong_access(p: &mut Pair, expect: &Expect) {
         wr(2, SendOp::Write(read_only.remote(0)), sge, true),
     ]);
     p.until_a(2);
-    assert_eq!(p.a.outcome(), [(1, OK), (2, WcStatus::RemoteAccess)]);
+    let told = expect.told(WcStatus::RemoteAccess, p.a.status_of(2));
+    assert_eq!(p.a.outcome(), [(1, OK), (2, told)]);
     if expect.responder_dies {
         p.until_b(1);
         assert_eq!(p.b.outcome(), [(900, FLUSHED)]);
@@ -586,7 +609,112 @@ fn dead_region_is_not_written(p: &mut Pair, expect: &Expect) {
     region.read(0, &mut bytes);
     assert!(bytes.iter().all(|b| *b == 0), "bytes landed in a dead region");
     // All of it may have been there already when the region died.
-    assert!(matches!(p.a.seen[0].status, OK | WcStatus::RemoteAccess), "{:?}", p.a.seen);
+    let seen = p.a.seen[0].status;
+    assert!(seen == OK || seen == expect.told(WcStatus::RemoteAccess, Some(seen)), "{seen:?}");
+}
+
+/// RDMA of a requester that does not know yet that the responder gave its QP up: the memory is registered still.
+fn dead_qp_guards_memory(p: &mut Pair, expect: &Expect) {
+    const LEN: u32 = 16 << 10;
+    let from = p.a.memory(1 << 16, Access::REMOTE);
+    let window = p.b.memory(1 << 16, Access::REMOTE);
+    fill(&from, 1);
+    fill(&window, 2);
+    guarded(p);
+    p.b.poller.fail(p.b.qp);
+    let write = |id| wr(id, SendOp::Write(window.remote(0)), from.sge(0, LEN).unwrap(), true);
+    let sink = from.sge(1 << 15, LEN).unwrap();
+    let mut last = wr(2, SendOp::Write(window.remote(0)), from.sge(0, LEN).unwrap(), true);
+    if expect.immediates {
+        last.op = SendOp::WriteWithImm(window.remote(0), 7);
+    }
+    // One may be refused at once: the end may have come already.
+    let _ = p
+        .a
+        .poller
+        .post_send(p.a.qp, &[write(1), last, wr(3, SendOp::Read(window.remote(0)), sink, true)]);
+    if expect.refusal_is_told {
+        p.until_a(3);
+        assert!(p.a.seen.iter().all(|c| c.status != OK), "{:?}", p.a.outcome());
+    }
+    p.settle();
+    assert_eq!(p.b.status_of(900), Some(FLUSHED));
+    assert_unharmed(&window, 2);
+    // Nor was anything read out of it.
+    assert_unharmed(&from, 1);
+}
+
+/// Writes are landing when the responder gives its QP up: from then on its memory is its own.
+fn death_amid_writes_guards_memory(p: &mut Pair, _: &Expect) {
+    const LEN: u32 = 1 << 18;
+    let from = p.a.memory(LEN as usize, Access::REMOTE);
+    let window = p.b.memory(LEN as usize, Access::REMOTE);
+    fill(&from, 1);
+    guarded(p);
+    let write = |id| wr(id, SendOp::Write(window.remote(0)), from.sge(0, LEN).unwrap(), true);
+    p.a.post(&[write(1), write(2), write(3), write(4)]);
+    let last = pattern(1, LEN as usize - 1);
+    p.until("the first write", |_| bytes_of(&window, LEN as usize - 1, 1) == [last]);
+    p.b.poller.fail(p.b.qp);
+    fill(&window, 2);
+    p.settle();
+    assert_unharmed(&window, 2);
+}
+
+fn assert_unharmed(mr: &MemoryRegion, seed: u8) {
+    let len = mr.region().len();
+    let fresh: Vec<u8> = (0..len).map(|at| pattern(seed, at)).collect();
+    assert!(bytes_of(mr, 0, len) == fresh, "the guard pattern of seed {seed} is spoilt");
+}
+
+/// The QP lives and the memory is registered, but not under the key that the requester has.
+fn dead_key(p: &mut Pair, expect: &Expect, op: impl Fn(RemoteBuffer) -> SendOp) {
+    const LEN: u32 = 16 << 10;
+    let from = p.a.memory(1 << 16, Access::REMOTE);
+    let old = p.b.memory(1 << 16, Access::REMOTE);
+    fill(&from, 1);
+    guarded(p);
+    let sge = from.sge(0, LEN).unwrap();
+    // While it lives, the key opens.
+    p.a.post(&[wr(1, SendOp::Write(old.remote(0)), sge, true)]);
+    p.until_a(1);
+    assert_eq!(p.a.status_of(1), Some(OK));
+    let region = std::sync::Arc::clone(old.region());
+    let remote = old.remote(0);
+    let new = p.b.pd.register(&region, Access::REMOTE).unwrap();
+    drop(old);
+    assert_ne!(new.rkey(), remote.rkey);
+    assert_eq!(new.remote(0).addr, remote.addr);
+    fill(&new, 2);
+    let op = op(remote);
+    let is_read = matches!(op, SendOp::Read(_));
+    p.a.post(&[wr(2, op, sge, true)]);
+    if expect.refusal_is_told {
+        p.until_a(2);
+        let told = expect.told(WcStatus::RemoteAccess, p.a.status_of(2));
+        assert_eq!(p.a.status_of(2), Some(told));
+    } else if is_read {
+        p.until_a(2);
+        assert_ne!(p.a.status_of(2), Some(OK));
+    }
+    p.settle();
+    assert_unharmed(&new, 2);
+    assert_unharmed(&from, 1);
+}
+
+fn dead_key_is_not_written(p: &mut Pair, expect: &Expect) {
+    dead_key(p, expect, SendOp::Write);
+}
+
+fn dead_key_is_not_written_with_immediate(p: &mut Pair, expect: &Expect) {
+    if expect.immediates {
+        dead_key(p, expect, |remote| SendOp::WriteWithImm(remote, 7));
+        assert!(p.b.seen.iter().all(|c| c.status != OK), "no immediate of a refused write");
+    }
+}
+
+fn dead_key_is_not_read(p: &mut Pair, expect: &Expect) {
+    dead_key(p, expect, SendOp::Read);
 }
 
 fn unknown_qp(p: &mut Pair, _: &Expect) {

@@ -82,7 +82,7 @@ fn mount(args: &MountArgs) -> anyhow::Result<()> {
 }
 
 fn recover(args: &RecoverArgs) -> anyhow::Result<()> {
-    let Some(name) = &args.name else {
+    let Some(name) = &args.which.name else {
         anyhow::bail!("rblk-initiatord serves one mount: name it");
     };
     rblk_protocol::Name::new(name).with_context(|| format!("the name {name}"))?;
@@ -165,6 +165,7 @@ fn prepare_process() -> anyhow::Result<()> {
         None::<&str>,
     )
     .context("making the mount namespace a slave")?;
+    rblk_initiator::mount::namespace::let_go_of_ublk();
     rblk_initiator::ublk::become_io_flusher();
     Ok(())
 }

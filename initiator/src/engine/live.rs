@@ -65,14 +65,14 @@ pub(super) struct Live {
 impl Live {
     /// Takes a path over, with its RECVs and its self-test ready to be posted. The rest of one that cannot be had,
     /// or does not `fit` the queue, comes back.
-    pub(super) fn begin(path: Path, fits: bool, now: Instant) -> Result<Self, DeadPath> {
+    pub(super) fn begin(path: Path, fits: bool, now: Instant) -> Result<Self, Box<DeadPath>> {
         let Path { mut poller, connection, memory, accept, epoch, volume } = path;
         let layout = PathLayout { depth: accept.depth };
         let qp = match poller.attach(connection) {
             Ok(qp) if fits => qp,
             attached => {
                 let connection = attached.ok().and_then(|qp| poller.detach(qp));
-                return Err(DeadPath { connection, poller, memory });
+                return Err(Box::new(DeadPath { connection, poller, memory }));
             }
         };
         let mut live = Self {

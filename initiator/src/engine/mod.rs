@@ -205,7 +205,7 @@ impl Engine {
                 self.path = Some(live);
                 self.post();
             }
-            Err(dead) => self.ended.push((PathEnd::Unusable, dead)),
+            Err(dead) => self.ended.push((PathEnd::Unusable, *dead)),
         }
     }
 

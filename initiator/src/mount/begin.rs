@@ -44,7 +44,13 @@ impl Mount {
         let mut round = 1u32;
         loop {
             let error = match Self::connect_once(config, name, host, take_over).await {
-                Ok(connected) => return Ok(connected),
+                Ok(connected) => {
+                    if round > 1 {
+                        let status = sd_notify::NotifyState::Status("connected");
+                        let _ = sd_notify::notify(&[status]);
+                    }
+                    return Ok(connected);
+                }
                 Err(error) => error,
             };
             let may_pass =
@@ -119,6 +125,10 @@ impl Mount {
             ..MountStatus::default()
         };
         let now = Instant::now();
+        let mut course = Course::lost(link::rules(config, &known), link::facts(&known), now);
+        let last =
+            known.addresses.iter().position(|known_as| known_as.to_string() == known.address);
+        course.prefer(last.unwrap_or(0));
         Self {
             config: config.clone(),
             name: name.to_owned(),
@@ -128,9 +138,10 @@ impl Mount {
             queues: Vec::new(),
             status,
             since: now,
-            course: Course::lost(link::rules(config, &known), link::facts(&known), now),
+            course,
             again: None,
             trying: String::new(),
+            said: Vec::new(),
             steps: mpsc::channel(1),
             probing: None,
             probed: 0,
@@ -208,7 +219,8 @@ impl Mount {
     /// Memory for retained writes of each queue; 0 when none are to be kept.
     fn retain_bytes(&self, queues: u16) -> usize {
         let asked = self.config.retain;
-        if asked.0 == 0 || self.status.read_only {
+        // What others may have written since must not be replaced by what is written again.
+        if asked.0 == 0 || self.status.read_only || self.config.shared {
             return 0;
         }
         if !self.status.volatile_cache {

@@ -142,6 +142,14 @@ impl Course {
         course
     }
 
+    /// The address to begin with: the one that was in use. Only before the first try.
+    pub fn prefer(&mut self, address: usize) {
+        if self.state == State::Lost && self.under_way.is_none() && address < self.suspect.len() {
+            self.first = Some(address);
+            self.begin_round();
+        }
+    }
+
     /// What it goes by.
     #[must_use]
     pub fn rules(&self) -> &Rules {
@@ -363,8 +371,10 @@ impl Course {
     pub fn logged_in(&mut self, login: &LoginReply) -> Result<(), OtherTarget> {
         let Some(under_way) = &mut self.under_way else { return Ok(()) };
         if login.target_name != self.facts.target_name {
-            let (found, expected) = (login.target_name, self.facts.target_name);
-            return Err(OtherTarget { found, expected });
+            return Err(OtherTarget {
+                found: login.target_name.to_string(),
+                expected: self.facts.target_name.to_string(),
+            });
         }
         under_way.instance = Some(login.instance);
         let epoch = match under_way.attempt.resume {

@@ -20,6 +20,9 @@ use crate::queue::ToQueue;
 use crate::session::{Claim, Session};
 use rblk_config::MountConfig;
 
+/// How many reasons for failed tries are logged in one outage.
+const SAID_MAX: usize = 32;
+
 /// Something that was begun and is not over.
 pub(super) type Running<T> = Option<JoinHandle<anyhow::Result<T>>>;
 
@@ -69,7 +72,6 @@ pub(super) fn facts(known: &Known) -> Facts {
     }
 }
 
-/// Why the target was lost, and when, for whoever asks.
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -245,7 +247,16 @@ impl Mount {
                     self.fail_all(Some(Status::Fenced.errno()));
                     return;
                 }
-                tracing::warn!(address = self.trying, error = text, "cannot connect again yet");
+                if self.said.contains(&text) || self.said.len() >= SAID_MAX {
+                    tracing::debug!(
+                        address = self.trying,
+                        error = text,
+                        "cannot connect again yet"
+                    );
+                } else {
+                    tracing::warn!(address = self.trying, error = text, "cannot connect again yet");
+                    self.said.push(text.clone());
+                }
                 let why = if session_error.is_some_and(SessionError::is_session_gone) {
                     Failure::SessionGone
                 } else {
@@ -270,6 +281,7 @@ impl Mount {
         self.status.rdma_device.clone_from(&self.known.rdma_device);
         self.status.transport.clone_from(&self.known.transport);
         self.session = Some(session);
+        self.said.clear();
         self.note();
         self.connect_queues(paths);
         if was_failing {
@@ -331,6 +343,8 @@ impl Mount {
                 tracing::info!("the target drains: finishing what is in flight");
                 self.course.draining(Instant::now());
             }
+            // The next OPEN says who has it.
+            Ok(Some(AsyncEvent::Fenced)) => self.lose("the volume was taken over", Loss::Path),
             Ok(event) => tracing::debug!(?event, "event of the target"),
             Err(error) => self.lose(&error.to_string(), Loss::Path),
         }

@@ -81,8 +81,13 @@ impl MountLock {
     fn take_in(dir: &Path, name: &str) -> io::Result<Option<Self>> {
         let path = Self::path(dir, name);
         for _ in 0..TRIES {
-            let file =
-                OpenOptions::new().read(true).write(true).create(true).mode(0o600).open(&path)?;
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .open(&path)?;
             match fcntl(&file, FcntlArg::F_OFD_SETLK(&whole(libc::F_WRLCK))) {
                 Ok(_) => {}
                 Err(Errno::EAGAIN | Errno::EACCES) => return Ok(None),
@@ -107,7 +112,9 @@ impl MountLock {
         let there = std::fs::metadata(&path)?;
         let same = (open.dev(), open.ino()) == (there.dev(), there.ino());
         if !same || !Self::is_held(name) {
-            return Err(io::Error::other(format!("descriptor {descriptor} holds no lock of {name}")));
+            return Err(io::Error::other(format!(
+                "descriptor {descriptor} holds no lock of {name}"
+            )));
         }
         Ok(Self { name: name.to_owned(), path, held: Held::Inherited(descriptor) })
     }
@@ -208,7 +215,9 @@ mod tests {
                         let Some(lock) = MountLock::take_in(&path, "a").unwrap() else { continue };
                         // Were there two holders, one of them would find the other's file.
                         let mine = path.join("mine");
-                        assert!(OpenOptions::new().write(true).create_new(true).open(&mine).is_ok());
+                        assert!(
+                            OpenOptions::new().write(true).create_new(true).open(&mine).is_ok()
+                        );
                         std::fs::remove_file(mine).unwrap();
                         won += 1;
                         drop(lock);

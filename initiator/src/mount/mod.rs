@@ -17,6 +17,7 @@ mod device;
 mod known;
 mod link;
 pub mod lock;
+pub mod namespace;
 pub mod note;
 mod reconnect;
 pub mod recover;
@@ -95,6 +96,8 @@ struct Mount {
     // The try to connect again that is under way, where it goes, and what it reached.
     again: Running<Again>,
     trying: String,
+    // What tries failed of since the target was lost: each is logged once.
+    said: Vec<String>,
     steps: (mpsc::Sender<Step>, mpsc::Receiver<Step>),
     // The probe of a better address that is under way, and its index.
     probing: Running<(usize, bool)>,
@@ -130,9 +133,7 @@ pub async fn run(
     let (outbox, from_queues) = mpsc::unbounded_channel();
     let (mut mount, paths) = waiting::connect(&socket, config, name, host, take_over).await?;
     match mount.build_device(control, paths, &outbox).await {
-        Ok(device) => {
-            Serving { mount, device, socket, lock, from_queues }.run(on_ready).await
-        }
+        Ok(device) => Serving { mount, device, socket, lock, from_queues }.run(on_ready).await,
         Err(error) => {
             // The device went with the attempt.
             recover::forget_if_gone(name);
@@ -253,8 +254,7 @@ impl Mount {
     fn on_queue(&mut self, message: FromQueue) -> anyhow::Result<()> {
         match message {
             FromQueue::PathEnded { queue, end, dead } => {
-                // Destroying QP, CQ and MRs may block shortly.
-                drop(dead);
+                dead.retire();
                 self.on_path_end(queue, end);
                 Ok(())
             }

@@ -8,9 +8,9 @@
 
 use std::time::{Duration, Instant};
 
+use super::NotMounted;
 use super::lock::MountLock;
 use super::note::{BadNote, Note};
-use super::NotMounted;
 use crate::ublk::{Control, DeviceInfo, DeviceState, DeviceToken, UblkError};
 
 /// Time for the driver to see that a server died: at once, but for a timer of 30 s of some kernels before 6.16.

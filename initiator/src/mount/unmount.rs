@@ -38,11 +38,7 @@ pub(super) struct Ending {
 
 impl Mount {
     /// A request of the mount's socket.
-    pub(super) async fn on_ask(
-        &self,
-        request: Asked,
-        ending: &mut Ending,
-    ) -> Option<End> {
+    pub(super) async fn on_ask(&self, request: Asked, ending: &mut Ending) -> Option<End> {
         let device = &self.status.device;
         let response = match &request.ask {
             Ask::Status => Response::Status(Box::new(self.status())),
@@ -117,11 +113,7 @@ impl Mount {
     }
 
     /// The page cache is written back, or cannot be: whoever asked for the unmount is told, and the mount goes on.
-    pub(super) fn on_synced(
-        &self,
-        result: anyhow::Result<()>,
-        ending: &mut Ending,
-    ) -> Option<End> {
+    pub(super) fn on_synced(&self, result: anyhow::Result<()>, ending: &mut Ending) -> Option<End> {
         let Err(error) = result else { return Some(End::Unmount { force: false }) };
         let device = &self.status.device;
         let text = format!(

@@ -143,7 +143,9 @@ impl Mount {
         }
         self.note_with(maybe_unflushed);
         if device.holders() > 1 {
-            tracing::error!("something still holds the device's node: no other process can serve it");
+            tracing::error!(
+                "something still holds the device's node: no other process can serve it"
+            );
         }
         Ok(())
     }

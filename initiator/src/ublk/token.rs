@@ -70,7 +70,8 @@ mod tests {
         for word in [0, 1, u64::MAX, MAGIC >> 1] {
             assert_eq!(DeviceToken::of(word), None);
         }
-        for text in ["", "7262", "+262000000000001", "0000000000000000", "72620000000000zz", "ü262"] {
+        for text in ["", "7262", "+262000000000001", "0000000000000000", "72620000000000zz", "ü262"]
+        {
             assert!(text.parse::<DeviceToken>().is_err(), "{text}");
         }
     }

@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::holders::file::HoldersFile;
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
-use crate::verifier::LineageFile;
+use crate::verifier::{Beside, LineageFile};
 use crate::volume::{Placement, Volume};
 
 use self::core::{ConnectionRef, Core, CoreParts, Effect, Ticket};
@@ -116,8 +116,12 @@ impl Control {
     /// The system has no thread left for the file of the holders.
     pub fn new(parts: Parts) -> std::io::Result<Self> {
         let (confirmed, persisted) = mpsc::unbounded_channel();
-        let path = parts.lineage.beside("holders");
-        let holders = path.as_deref().map_or_else(HoldersFile::nothing, HoldersFile::read);
+        let (holders, path) = match parts.lineage.beside("holders") {
+            // Where it cannot be replaced, whoever changes the holder is refused: those who were fenced stay so.
+            Beside::Ours(path) => (HoldersFile::read(&path), Some(path)),
+            Beside::Foreign(path) => (HoldersFile::read(&path), None),
+            Beside::Nothing => (HoldersFile::nothing(), None),
+        };
         let stays = |volume: &Arc<Volume>| matches!(volume.placement, Placement::Store);
         if path.is_none() && parts.volumes.iter().any(stays) {
             tracing::warn!(
@@ -255,21 +259,10 @@ impl Control {
                 let from = ConnectionRef { group, connection };
                 self.core.command(from, session, &command, &body, Instant::now());
             }
-            FromGroup::ConnectionGone {
-                session,
-                kind,
-                epoch,
-                connection,
-                memory,
-                undrained,
-                reason,
-            } => {
+            FromGroup::ConnectionGone { session, kind, epoch, connection, memory, reason } => {
                 // The QP first, then its memory. Destroying may block shortly, which is why it is done here.
                 drop(connection);
                 drop(memory);
-                if let Some((group, connection)) = undrained {
-                    self.send(group, ToGroup::Destroyed { connection });
-                }
                 tracing::debug!(
                     session = session.0,
                     ?kind,
@@ -278,6 +271,10 @@ impl Control {
                     "connection gone"
                 );
                 self.core.gone(session, epoch, kind, Instant::now());
+            }
+            FromGroup::Undrained { group, connection, qp } => {
+                drop(qp);
+                self.send(group, ToGroup::Destroyed { connection });
             }
             FromGroup::LostWrites { volume } => {
                 self.clean = false;

@@ -2,7 +2,8 @@
 //!
 //! A dead connection waits until both markers behind everything on its QP have come back: then the device
 //! touches nothing of it any more, and what it lent goes back. It is buried when no shard works for it either.
-//! Where the markers do not come in time, what it lent stays lent until control has destroyed the QP.
+//! Where the markers do not come in time, control gets the QP to destroy, and what was lent stays lent until it has:
+//! not until the burial, since others of the same connection may wait in a shard for just that.
 
 use std::time::{Duration, Instant};
 
@@ -109,6 +110,13 @@ impl<S: Store> PollGroup<S> {
                 connection.life = Life::Dying { since, sends_drained: true, recvs_drained: true };
                 connection.gave_up = true;
             }
+            if connection.gave_up && connection.has_qp {
+                connection.has_qp = false;
+                let (id, entry) = (connection.id, &mut self.pollers[connection.poller]);
+                entry.qps[usize::from(connection.qp.0)] = None;
+                let qp = entry.poller.detach(connection.qp);
+                self.outbox.push(FromGroup::Undrained { group: self.index, connection: id, qp });
+            }
             if connection.is_drained() && !connection.gave_up && !connection.emptied {
                 connection.emptied = true;
                 gave = true;
@@ -128,27 +136,26 @@ impl<S: Store> PollGroup<S> {
 
     /// Takes a connection whose markers came back apart and tells control.
     fn bury(&mut self, slot: usize) {
-        let Some(mut connection) = self.connections[slot].take() else { return };
+        let Some(connection) = self.connections[slot].take() else { return };
         self.dying -= 1;
         if connection.dirty {
             self.dirty.retain(|dirty| usize::from(*dirty) != slot);
         }
         debug_assert!(connection.requests.iter().all(|r| r.holds.is_empty() && r.pending == 0));
-        if connection.gave_up {
-            // The device may still write to what was lent; not any more when the QP is destroyed.
-            self.undrained.push((connection.id, connection.take_lent()));
-        }
         debug_assert!(connection.proof_sink.is_none());
-        let entry = &mut self.pollers[connection.poller];
-        entry.qps[usize::from(connection.qp.0)] = None;
-        let qp = entry.poller.detach(connection.qp);
+        let qp = if connection.has_qp {
+            let entry = &mut self.pollers[connection.poller];
+            entry.qps[usize::from(connection.qp.0)] = None;
+            entry.poller.detach(connection.qp)
+        } else {
+            None
+        };
         self.outbox.push(FromGroup::ConnectionGone {
             session: connection.params.session,
             kind: connection.params.kind,
             epoch: connection.params.epoch,
             connection: qp,
             memory: connection.params.memory,
-            undrained: connection.gave_up.then_some((self.index, connection.id)),
             reason: "it ended",
         });
     }

@@ -140,15 +140,22 @@ pub enum FromGroup {
         kind: rblk_protocol::ConnectionKind,
         /// Its epoch.
         epoch: Epoch,
-        /// The QP, to be destroyed by control; `None` when it could not even be attached.
+        /// The QP, to be destroyed by control; `None` when it could not even be attached, or was destroyed before.
         connection: Option<rblk_fabric::Connection>,
         /// Its memory, to be freed after the QP.
         memory: MemoryRegion,
-        /// The QP did not flush: once it is destroyed, tell this poll group by [`ToGroup::Destroyed`], which
-        /// keeps what the device might still touch.
-        undrained: Option<(usize, ConnectionId)>,
         /// Why, for the log.
         reason: &'static str,
+    },
+    /// A dead connection's QP does not flush. Once it is destroyed, tell this poll group by [`ToGroup::Destroyed`], which
+    /// keeps what the device might still touch; until then the connection is not gone.
+    Undrained {
+        /// The poll group.
+        group: usize,
+        /// The connection.
+        connection: ConnectionId,
+        /// The QP.
+        qp: Option<rblk_fabric::Connection>,
     },
     /// A flush of a volume's store failed: writes that were acknowledged may be lost. Told once by each group.
     LostWrites {

@@ -33,7 +33,7 @@ use rblk_protocol::{AccessMode, CommandCapsule, ConnectionKind, Opcode, Status, 
 
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardRequest};
-use crate::connection::{Connection, ConnectionId, ConnectionParams, Lent, SessionSlot};
+use crate::connection::{Connection, ConnectionId, ConnectionParams, SessionSlot};
 use crate::request::State;
 use crate::stats::Stats;
 use crate::store::{Store, VolumeIndex};
@@ -81,8 +81,6 @@ pub struct PollGroup<S> {
     volumes: Vec<Option<Arc<Volume>>>,
     shard: Shard<S>,
     peers: Peers,
-    // What dead connections lent whose QPs did not flush: kept until these are destroyed.
-    undrained: Vec<(ConnectionId, Lent)>,
     // Ranges of memory volumes being zeroed, a step each turn.
     zeroing: VecDeque<Zeroing>,
     // Parts of writes that wait for the READ sink (iWARP).
@@ -128,7 +126,6 @@ impl<S: Store> PollGroup<S> {
             volumes: Vec::new(),
             shard,
             peers,
-            undrained: Vec::new(),
             zeroing: VecDeque::new(),
             waiting_sink: VecDeque::with_capacity(256),
             reminded: None,
@@ -261,9 +258,11 @@ impl<S: Store> PollGroup<S> {
                 }
             }
             ToGroup::Destroyed { connection } => {
-                if let Some(at) = self.undrained.iter().position(|(id, _)| *id == connection) {
-                    let (_, mut lent) = self.undrained.swap_remove(at);
-                    self.give_back_memory(&mut lent);
+                if let Some(Some(c)) = self.connections.get_mut(usize::from(connection.slot))
+                    && c.id == connection
+                {
+                    // The device touches nothing of it any more.
+                    c.gave_up = false;
                 }
             }
             ToGroup::Watch { connection, silence } => {
@@ -311,7 +310,6 @@ impl<S: Store> PollGroup<S> {
             epoch: params.epoch,
             connection,
             memory: params.memory,
-            undrained: None,
             reason,
         };
         let Some(entry) = self.pollers.get_mut(poller) else {
@@ -402,7 +400,7 @@ impl<S: Store> PollGroup<S> {
         if self.dying > 0 {
             busy |= self.check_dying();
         }
-        if self.stopping && !self.has_connections() && self.undrained.is_empty() {
+        if self.stopping && !self.has_connections() {
             self.end_shard();
         }
         self.finish_turn();

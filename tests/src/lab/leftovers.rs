@@ -72,12 +72,19 @@ pub(super) fn sweep() {
     }
 }
 
-/// Kills all processes of a name, and waits until they are gone.
-pub(super) fn kill(name: &str) {
-    for (pid, _) in daemons().iter().filter(|(_, found)| found == name) {
-        signal("KILL", &pid.to_string());
+/// Kills the daemons of mounts, and the commands that may be about to start one.
+pub(super) fn kill_initiators() {
+    const NAMES: [&str; 3] = ["rblk-initiator", "setsid", "rblk-initiatord"];
+    // One becomes the other, so a look may miss it; twice none is none.
+    let mut none = 0;
+    while none < 2 {
+        let found = processes(&NAMES);
+        none = if found.is_empty() { none + 1 } else { 0 };
+        for (pid, _) in found {
+            signal("KILL", &pid.to_string());
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
-    wait_for_no(name);
 }
 
 fn wait_for_no(prefix: &str) {
@@ -113,6 +120,11 @@ fn remove_devices() {
 }
 
 fn daemons() -> Vec<(u32, String)> {
+    processes(&DAEMONS)
+}
+
+/// Those of some names that are not dead.
+fn processes(names: &[&str]) -> Vec<(u32, String)> {
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     processes
         .flatten()
@@ -122,7 +134,7 @@ fn daemons() -> Vec<(u32, String)> {
             let stat = std::fs::read_to_string(process.path().join("stat")).ok()?;
             let (name, rest) = stat.split_once('(')?.1.rsplit_once(") ")?;
             let dead = rest.starts_with('Z') || rest.starts_with('X');
-            (!dead && DAEMONS.contains(&name)).then(|| (pid, name.to_owned()))
+            (!dead && names.contains(&name)).then(|| (pid, name.to_owned()))
         })
         .collect()
 }

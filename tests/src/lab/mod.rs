@@ -36,5 +36,5 @@ pub use process::{Finished, Running, start};
 pub use stall::StallMeter;
 pub use target::{Target, TargetFlags};
 pub use usage::{Usage, cpu_time, rdma_resources};
-pub use wait::{DEADLINE, until};
+pub use wait::{DEADLINE, until, within};
 pub use write_log::{Logged, WriteLog};

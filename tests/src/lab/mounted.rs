@@ -282,8 +282,8 @@ impl<'l> Mounted<'l> {
         command.args(["recover", &self.name]);
         let running = Running::start(command);
         std::thread::sleep(time);
-        super::leftovers::kill("rblk-initiatord");
-        let _ = running.finish(DEADLINE);
+        drop(running);
+        super::leftovers::kill_initiators();
     }
 
     /// Starts a new daemon in the place of one that is gone, as a service does it: by the same `mount` as before.

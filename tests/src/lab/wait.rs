@@ -20,3 +20,23 @@ pub fn until<T>(what: &str, deadline: Duration, mut look: impl FnMut() -> Option
         std::thread::sleep(Duration::from_millis(150));
     }
 }
+
+/// Does something that a stall may hold up, on a thread of its own.
+///
+/// # Panics
+/// It is not done within `deadline`, or panics; the text says that it was `what`. The thread goes on.
+pub fn within<T: Send + 'static>(
+    what: &str,
+    deadline: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        // Nobody may wait any more.
+        let _ = sender.send(work());
+    });
+    match receiver.recv_timeout(deadline) {
+        Ok(done) => done,
+        Err(error) => panic!("{what} within {deadline:?}: {error}"),
+    }
+}

@@ -33,6 +33,8 @@ pub struct Request {
     pub fua: bool,
     /// What is known of it.
     pub expect: Expect,
+    /// A flush as the server sees it, since it was given one for the first time.
+    pub given: Option<Begin>,
     /// The server has it: by queue and tag.
     pub place: Option<(usize, Tag)>,
 }
@@ -65,11 +67,14 @@ impl Kernel {
     /// The server died.
     pub fn crash(&mut self, random: &mut Random) {
         self.begin_service(self.idle.len());
+        // What the server had comes first: the driver keeps tags for it.
+        self.requests.sort_by_key(|request| request.place.is_none());
+        let had = self.requests.iter().filter(|request| request.place.is_some()).count();
+        for last in (1..had).rev() {
+            self.requests.swap(last, random.index(last + 1));
+        }
         for request in &mut self.requests {
             request.place = None;
-        }
-        for last in (1..self.requests.len()).rev() {
-            self.requests.swap(last, random.index(last + 1));
         }
     }
 
@@ -85,14 +90,14 @@ impl Kernel {
     }
 
     /// The next request for the server, with its new place, if there is a tag for it.
-    pub fn next(&mut self, random: &mut Random) -> Option<Request> {
+    pub fn next(&mut self, random: &mut Random) -> Option<&mut Request> {
         let at = self.requests.iter().position(|request| request.place.is_none())?;
         let first = random.index(self.idle.len());
         let queues = (0..self.idle.len()).map(|more| (first + more) % self.idle.len());
         let queue = queues.into_iter().find(|queue| !self.idle[*queue].is_empty())?;
         let tag = self.idle[queue].pop()?;
         self.requests[at].place = Some((queue, tag));
-        Some(self.requests[at].clone())
+        Some(&mut self.requests[at])
     }
 
     /// The server answered.

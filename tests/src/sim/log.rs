@@ -12,9 +12,17 @@ pub struct Log {
     events: VecDeque<(u64, &'static str, [u64; 3])>,
     step: u64,
     hash: u64,
+    aloud: bool,
 }
 
 impl Log {
+    /// An empty log. With `RBLK_LOG=1` it prints what is added at once.
+    #[must_use]
+    pub fn new() -> Self {
+        let aloud = std::env::var("RBLK_LOG").is_ok_and(|value| value == "1");
+        Self { aloud, ..Self::default() }
+    }
+
     /// From now on it is this step.
     pub fn at(&mut self, step: u64) {
         self.step = step;
@@ -22,6 +30,10 @@ impl Log {
 
     /// Something happened; the numbers say to whom.
     pub fn add(&mut self, what: &'static str, numbers: [u64; 3]) {
+        if self.aloud {
+            let [a, b, c] = numbers;
+            eprintln!("{:>8}  {what} {a} {b} {c}", self.step);
+        }
         if self.events.len() == KEPT {
             self.events.pop_front();
         }

@@ -67,6 +67,13 @@ pub struct Ground<'a> {
     pub dark: bool,
 }
 
+/// What a process writes down for the next one of its mount.
+#[derive(Clone, Debug)]
+pub struct Note {
+    facts: Facts,
+    loss_untold: bool,
+}
+
 #[derive(Debug)]
 struct Session {
     admin: AdminEnd,
@@ -139,7 +146,7 @@ pub struct Process {
     session: Option<Session>,
     trying: Option<Trying>,
     // What the next process of this mount will know.
-    note: Option<Facts>,
+    note: Option<Note>,
     gave_up: bool,
     frozen: bool,
 }
@@ -190,19 +197,23 @@ impl Process {
         plan: &Plan,
         mount: Host,
         host: usize,
-        note: Facts,
+        note: Note,
         seed: u64,
         ground: &mut Ground<'_>,
     ) -> Self {
         let mut process = Self::new(plan, mount, host, seed);
         process.durability = Durability::inheriting();
-        process.make_queues(&note.volume, ground);
-        if note.fenced.is_some() {
+        if note.loss_untold {
+            process.durability.lose(0);
+        }
+        let facts = note.facts.clone();
+        process.make_queues(&facts.volume, ground);
+        if facts.fenced.is_some() {
             process.fail_all(Some(EBADE), ground);
         }
         let now = ground.site.rig.now();
-        process.note = Some(note.clone());
-        process.course = Some(Course::lost(process.rules(), note, now));
+        process.note = Some(note);
+        process.course = Some(Course::lost(process.rules(), facts, now));
         process
     }
 
@@ -235,12 +246,6 @@ impl Process {
     #[must_use]
     pub fn course(&self) -> Option<&Course> {
         self.course.as_ref()
-    }
-
-    /// What the next process of the mount will know.
-    #[must_use]
-    pub fn note(&self) -> Option<&Facts> {
-        self.note.as_ref()
     }
 
     /// Its queues.
@@ -297,7 +302,7 @@ impl Process {
     }
 
     /// It dies; with `silent` its machine does. Its device is left to the next one.
-    pub fn die(mut self, silent: bool, site: &mut Site) -> Option<Facts> {
+    pub fn die(mut self, silent: bool, site: &mut Site) -> Option<Note> {
         if silent {
             for address in 0..self.plan.addresses {
                 self.wires(address, site).iter().for_each(Wire::silence);
@@ -310,7 +315,11 @@ impl Process {
     }
 
     fn write_note(&mut self) {
-        self.note = self.course.as_ref().map(|course| course.facts().clone());
+        let loss_untold = self.durability.has_untold_loss();
+        self.note = self.course.as_ref().map(|course| {
+            let facts = course.facts().clone();
+            Note { facts, loss_untold }
+        });
     }
 
     fn make_queues(&mut self, volume: &OpenReply, ground: &mut Ground<'_>) {

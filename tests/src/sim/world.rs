@@ -7,15 +7,15 @@ use rblk_bench::crash_store::CrashStore;
 use rblk_bench::seed::Random;
 use rblk_fabric::soft::memory::{End, Wire};
 use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::mount::course::{self, Facts};
+use rblk_initiator::mount::course;
 use rblk_target::store::Store;
 
 use super::kernel::{Expect, Kernel, Request};
 use super::log::Log;
 use super::plan::{Break, Death, Fault, Moment, Plan, When};
-use super::process::{EBADE, EIO, Ground, Link, Process, State};
+use super::process::{EBADE, EIO, Ground, Link, Note, Process, State};
 use super::site::{Decided, Left, Site};
-use crate::oracle::{Host, Oracle, Survives};
+use crate::oracle::{ChangeId, Host, Oracle, Survives};
 use crate::storm::VOLUME;
 
 /// What reads find in their buffer's place before they are answered.
@@ -29,7 +29,7 @@ const SKIP: u64 = 25;
 /// Steps after which a fault comes although its moment did not.
 const IMPATIENCE: u64 = 1200;
 /// How often a mount is tried that does not come about.
-const TRIES: u32 = 30;
+const TRIES: u32 = 12;
 /// Requests of a mount that was fenced: they have to fail.
 const LATE_REQUESTS: u32 = 6;
 
@@ -39,7 +39,7 @@ struct Mount {
     host: usize,
     kernel: Kernel,
     process: Option<Process>,
-    note: Option<Facts>,
+    note: Option<Note>,
     // The next process begins then.
     revives: Option<u64>,
     served: bool,
@@ -80,6 +80,20 @@ pub struct Report {
     pub fingerprint: u64,
 }
 
+impl Report {
+    /// Adds what was done in another run.
+    pub fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.errors += other.errors;
+        self.steps += other.steps;
+        self.mounts += other.mounts;
+        self.fenced += other.fenced;
+        self.restarts += other.restarts;
+        self.recoveries += other.recoveries;
+        self.fingerprint ^= other.fingerprint;
+    }
+}
+
 /// See the module.
 pub struct World {
     plan: Plan,
@@ -109,6 +123,8 @@ pub struct World {
     // Ops of the store have failed.
     store_failed: bool,
     calm: bool,
+    ending: bool,
+    by_hand: bool,
     pause: u64,
     // Steps in which nothing happened.
     idle: u64,
@@ -144,7 +160,7 @@ impl World {
         let mut world = Self {
             site: Site::new(&plan, image),
             oracle,
-            log: Log::default(),
+            log: Log::new(),
             moments: Vec::new(),
             random,
             mounts: Vec::new(),
@@ -162,6 +178,8 @@ impl World {
             fault_since: 0,
             store_failed: false,
             calm: false,
+            ending: false,
+            by_hand: false,
             pause: 0,
             idle: 0,
             begun: 0,
@@ -211,7 +229,7 @@ impl World {
         self.pump();
         self.turn_processes();
         self.pump();
-        if !self.calm {
+        if !self.calm && !self.by_hand {
             busy |= self.begin_requests();
         }
         busy |= self.dispatch();
@@ -309,7 +327,7 @@ impl World {
     fn check(&mut self, at: usize, request: &Request, result: i32, bytes: &[u8]) {
         let mount = &self.mounts[at];
         let number = mount.number;
-        let Request { op, range, fua, expect, .. } = request;
+        let Request { op, range, fua, expect, given, .. } = request;
         let ok = result >= 0;
         if ok {
             let moves = matches!(op, IoOp::Read | IoOp::Write);
@@ -345,7 +363,7 @@ impl World {
                 }
                 self.oracle.end_change(id, ok, *fua)
             }
-            Expect::Flush(begin) => self.oracle.end_flush(begin, ok),
+            Expect::Flush(begin) => self.oracle.end_flush_given(begin, given.unwrap_or(begin), ok),
         };
         if let Err(wrong) = held {
             panic!("{request:?} of {number:?}: {wrong}");
@@ -415,7 +433,7 @@ impl World {
         first * block..(first + blocks) * block
     }
 
-    fn begin(&mut self, at: usize, op: IoOp, range: Range<usize>, fua: bool) {
+    fn begin(&mut self, at: usize, op: IoOp, range: Range<usize>, fua: bool) -> Expect {
         let mount = &mut self.mounts[at];
         let host = mount.number;
         let expect = match op {
@@ -427,7 +445,8 @@ impl World {
             IoOp::Flush => Expect::Flush(self.oracle.begin_flush_by(host)),
         };
         self.begun += 1;
-        mount.kernel.begin(Request { op, range, fua, expect, place: None });
+        mount.kernel.begin(Request { op, range, fua, expect, given: None, place: None });
+        expect
     }
 
     /// Gives the servers what the driver has for them.
@@ -440,6 +459,10 @@ impl World {
             }
             while let Some(request) = mount.kernel.next(&mut self.random) {
                 let Some((queue, tag)) = request.place else { continue };
+                if let Expect::Flush(_) = request.expect {
+                    request.given.get_or_insert_with(|| self.oracle.begin_flush_by(mount.number));
+                }
+                let request = request.clone();
                 let id = process.queues()[queue];
                 if let Some(guarded) = mount.kernel.guard(queue, tag, None) {
                     let is = self.site.rig.buffer(id, tag, guarded.len());
@@ -587,8 +610,11 @@ impl World {
             Fault::Mount { host, take_over } => {
                 let holds = |at: usize| {
                     let mount = &self.mounts[at];
-                    mount.served && !mount.fenced
+                    mount.served && !mount.is_out()
                 };
+                // The holder itself has it already.
+                let holds_it = self.mount_of(host).is_some_and(holds);
+                let host = if holds_it { (host + 1) % self.plan.hosts } else { host };
                 if self.mount_of(host).is_some_and(holds) || self.wishes[host].is_some() {
                     return;
                 }
@@ -783,16 +809,23 @@ impl World {
     }
 
     fn mount_wished(&mut self) {
+        let nobody = self.mounts.iter().all(Mount::is_out);
+        if nobody && !self.ending && self.wishes.iter().all(Option::is_none) {
+            // Somebody comes in the end.
+            let (host, delay) = (self.random.index(self.plan.hosts), self.random.within(50, 500));
+            let at = self.step_number() + delay;
+            self.wishes[host] = Some(Wish { at, take_over: false, tries: 0 });
+        }
         for host in 0..self.plan.hosts {
             let steps = self.step_number();
             let Some(wish) = self.wishes[host].filter(|wish| wish.at <= steps) else { continue };
             match self.mount_of(host) {
                 // It came about.
-                Some(at) if self.mounts[at].served && !self.mounts[at].fenced => {
+                Some(at) if self.mounts[at].served && !self.mounts[at].is_out() => {
                     self.wishes[host] = None;
                     continue;
                 }
-                Some(at) if self.mounts[at].fenced => {
+                Some(at) if self.mounts[at].is_out() => {
                     // By force: the device's users are told that it is gone.
                     self.unmount(at, false);
                 }
@@ -884,7 +917,7 @@ impl World {
 
     /// The place of the mount that has the volume.
     fn holder(&self) -> Option<usize> {
-        self.mounts.iter().position(|mount| mount.served && !mount.fenced)
+        self.mounts.iter().position(|mount| mount.served && !mount.is_out())
     }
 
     fn is_settled(&self) -> bool {
@@ -892,22 +925,19 @@ impl World {
             let state = mount.process.as_ref().and_then(|p| p.course()).map(|c| c.state());
             let right = match state {
                 Some(course::State::Connected) => !mount.fenced,
-                Some(course::State::Fenced) => mount.fenced,
+                // The other may have gone before it had the volume.
+                Some(course::State::Fenced) => mount.threatened,
                 _ => false,
             };
             right && mount.kernel.requests().is_empty()
         };
-        self.mounts.iter().all(settled) && self.holder().is_some()
+        let nobody_comes = self.wishes.iter().all(Option::is_none);
+        self.mounts.iter().all(settled) && self.holder().is_some() && nobody_comes
     }
 
     fn settle(&mut self) {
         let until = self.step_number() + PATIENCE;
         while !self.is_settled() {
-            let hopeless = self.mounts.iter().all(|mount| mount.fenced);
-            if hopeless && self.wishes.iter().all(Option::is_none) {
-                let at = self.step_number() + 50;
-                self.wishes[0] = Some(Wish { at, take_over: false, tries: 0 });
-            }
             self.step();
             let stuck = self.step_number() >= until;
             assert!(!stuck, "it does not end: {:#?}", self.describe());
@@ -952,6 +982,7 @@ impl World {
     }
 
     fn end_mounts(&mut self) {
+        self.ending = true;
         while !self.mounts.is_empty() {
             self.unmount(0, false);
         }
@@ -961,15 +992,30 @@ impl World {
             self.step();
             assert!(self.step_number() < until, "connections are left without a peer");
         }
-        for group in self.site.rig.groups_mut() {
-            let held: Vec<_> = group.shard().slots().held().collect();
-            assert!(held.is_empty(), "slots are held: {held:?}");
+        // What one poll group has of another's is given back by messages.
+        let held = |world: &mut Self| -> Vec<String> {
+            let groups = world.site.rig.groups_mut();
+            groups
+                .flat_map(|g| {
+                    g.shard().slots().held().map(|h| format!("{h:?}")).collect::<Vec<_>>()
+                })
+                .collect()
+        };
+        while !held(self).is_empty() {
+            self.step();
+            assert!(self.step_number() < until, "slots are held: {:?}", held(self));
         }
         assert_eq!(self.site.rig.store_mut().in_flight(), 0, "the store has something to do");
     }
 }
 
 impl Mount {
+    /// It has lost the volume for good.
+    fn is_out(&self) -> bool {
+        let course = self.process.as_ref().and_then(|process| process.course());
+        self.fenced || course.is_some_and(|course| course.state() == course::State::Fenced)
+    }
+
     fn is_hasty(&self) -> bool {
         self.process.as_ref().is_some_and(|process| !process.is_frozen() && process.is_hasty())
     }
@@ -977,6 +1023,11 @@ impl Mount {
 
 /// For tests of single scenarios: one mount, driven by hand.
 impl World {
+    /// Makes no requests of its own.
+    pub fn by_hand(&mut self) {
+        self.by_hand = true;
+    }
+
     /// Steps until something is so.
     ///
     /// # Panics
@@ -995,13 +1046,27 @@ impl World {
         self.holder().is_some()
     }
 
-    /// The oldest mount that has the volume gets a request.
+    /// The oldest mount that has the volume gets a request. Returns the change, if it is one.
     ///
     /// # Panics
     /// There is none.
-    pub fn submit(&mut self, op: IoOp, range: Range<usize>) {
+    pub fn submit(&mut self, op: IoOp, range: Range<usize>, fua: bool) -> Option<ChangeId> {
         let at = self.holder().expect("a mount");
-        self.begin(at, op, range, false);
+        match self.begin(at, op, range, fua) {
+            Expect::Change(id) => Some(id),
+            Expect::Read(_) | Expect::Flush(_) => None,
+        }
+    }
+
+    /// The address in use by the mount that has the volume.
+    #[must_use]
+    pub fn address(&self) -> Option<usize> {
+        self.mounts[self.holder()?].process.as_ref()?.address()
+    }
+
+    /// What the store has.
+    pub fn stored(&mut self) -> Vec<u8> {
+        self.site.rig.store_mut().bytes(VOLUME)
     }
 
     /// Requests that are not answered.

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rblk_tests::lab::{Aligned, DEADLINE, Lab, MountFlags, Mounted, Target, pattern, run, until};
+use rblk_tests::lab::{
+    Aligned, DEADLINE, Frozen, Lab, MountFlags, Mounted, Target, pattern, run, until,
+};
 
 use super::{MIB, PATIENCE, serve_file};
 
@@ -19,6 +21,7 @@ const PLACES: u64 = 64;
 /// Somebody who goes on writing, whatever he is told.
 struct Stubborn {
     stop: Arc<AtomicBool>,
+    // When each write began, and 0 or its errno.
     ends: Arc<Mutex<Vec<(Instant, i32)>>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -33,18 +36,19 @@ impl Stubborn {
                 if stopped.load(Ordering::Relaxed) {
                     break;
                 }
+                let begun = Instant::now();
                 let result =
                     Aligned::write_at(&file, &pattern(1 << 20 | number, LEN), place(number));
                 let errno = result.err().map_or(0, |e| e.raw_os_error().unwrap_or(-1));
                 let told: &Mutex<Vec<(Instant, i32)>> = &told;
-                told.lock().unwrap_or_else(PoisonError::into_inner).push((Instant::now(), errno));
+                told.lock().unwrap_or_else(PoisonError::into_inner).push((begun, errno));
                 std::thread::sleep(Duration::from_millis(2));
             }
         });
         Self { stop, ends, thread: Some(thread) }
     }
 
-    /// How the writes ended that ended after `since`: 0 or an errno each.
+    /// How the writes ended that began after `since`: 0 or an errno each.
     fn ends(&self, since: Instant) -> Vec<i32> {
         let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
         ends.iter().filter(|(at, _)| *at >= since).map(|(_, errno)| *errno).collect()
@@ -90,12 +94,16 @@ fn check_all(path: &Path) {
     }
 }
 
-fn host(lab: &Lab, host: &'static str) -> MountFlags {
-    MountFlags::new(lab.rdma(), "v0").name(host).host(host).flag("--detect", "500ms")
+/// The target ends the connections of a host that says nothing for 4 times `detect` and 2 s.
+fn host(lab: &Lab, host: &'static str, detect: &str) -> MountFlags {
+    MountFlags::new(lab.rdma(), "v0").name(host).host(host).flag("--detect", detect)
 }
 
-/// A is told, whatever it does; and goes in good order.
-fn is_fenced(target: &Target<'_>, a: Mounted<'_>, writer: Stubborn, since: Instant) {
+/// A wakes up. It is told, whatever it does, and goes in good order. A write from before may have been answered before,
+/// too, and A only learns that now.
+fn wakes_up_fenced(target: &Target<'_>, a: Mounted<'_>, frozen: Frozen, writer: Stubborn) {
+    let since = Instant::now();
+    drop(frozen);
     until("A's writes to end", PATIENCE, || (writer.ends(since).len() >= 20).then_some(()));
     let ends = writer.ends(since);
     assert!(ends.iter().all(|errno| *errno == EBADE), "writes of the fenced host: {ends:?}");
@@ -107,7 +115,7 @@ fn is_fenced(target: &Target<'_>, a: Mounted<'_>, writer: Stubborn, since: Insta
         .expect_err("a read of the fenced host");
     assert_eq!(error.raw_os_error(), Some(EBADE), "{error}");
     writer.stop();
-    let _ = target; // FENCINGS
+    assert!(target.status().fencings > 0, "the target does not say that it fenced somebody");
     a.umount();
 }
 
@@ -117,16 +125,17 @@ fn fence_a_stopped_host() {
         for restart in [false, true] {
             let target_flags = serve_file(lab, 64 * MIB);
             let mut target = Target::start(lab, &target_flags);
-            let a = Mounted::new(lab, &host(lab, "alice"));
+            let a = Mounted::new(lab, &host(lab, "alice", "10s"));
             let writer = Stubborn::start(a.device());
             let begun = Instant::now();
             until("A to write", DEADLINE, || (writer.ends(begun).len() > 20).then_some(()));
             let frozen = a.freeze();
             // Who has it is told; only whoever says so gets it.
-            let refused = host(lab, "bob").try_mount(lab).fails_with(5, &["in use", "alice"]);
+            let refused =
+                host(lab, "bob", "10s").try_mount(lab).fails_with(5, &["in use", "alice"]);
             println!("{}: B is told: {}", lab.test(), refused.trim());
             let since = Instant::now();
-            let b = Mounted::new(lab, &host(lab, "bob").switch("--take-over"));
+            let b = Mounted::new(lab, &host(lab, "bob", "10s").switch("--take-over"));
             println!("{}: B had it after {:.2?}", lab.test(), since.elapsed());
             write_all(&b);
             if restart {
@@ -134,9 +143,7 @@ fn fence_a_stopped_host() {
                 target = Target::start(lab, &target_flags);
                 b.wait_connected();
             }
-            let since = Instant::now();
-            drop(frozen);
-            is_fenced(&target, a, writer, since);
+            wakes_up_fenced(&target, a, frozen, writer);
             check_all(b.device());
             check_all(&lab.path("v0.img"));
             // The volume is B's, and B's alone: it is not fenced by its own return.
@@ -150,21 +157,19 @@ fn fence_a_stopped_host() {
 fn fence_after_the_lease() {
     run("fence_after_the_lease", |lab| {
         let target = Target::start(lab, &serve_file(lab, 64 * MIB).flag("--lease", "2s"));
-        let a = Mounted::new(lab, &host(lab, "alice"));
+        let a = Mounted::new(lab, &host(lab, "alice", "500ms"));
         let writer = Stubborn::start(a.device());
         let begun = Instant::now();
         until("A to write", DEADLINE, || (writer.ends(begun).len() > 20).then_some(()));
         let frozen = a.freeze();
         // Nobody takes anything over: A is gone, as far as anybody can tell, and B mounts what is free.
         let since = Instant::now();
-        let bob = host(lab, "bob");
+        let bob = host(lab, "bob", "500ms");
         let b = until("A's lease to end", PATIENCE, || Mounted::try_new(lab, &bob).ok());
         println!("{}: B had it after {:.2?}", lab.test(), since.elapsed());
         write_all(&b);
         b.umount();
-        let since = Instant::now();
-        drop(frozen);
-        is_fenced(&target, a, writer, since);
+        wakes_up_fenced(&target, a, frozen, writer);
         check_all(&lab.path("v0.img"));
     });
 }

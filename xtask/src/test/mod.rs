@@ -31,8 +31,11 @@ const OTHER_KERNEL: &str = "6.12";
 /// Limit on one guest; `--long` has four times as much, as have the tests on this machine.
 const GUEST_LIMIT: Duration = Duration::from_secs(12 * 60);
 
-/// The test that is worth an optimised build of its own: package and name.
-const MODEL: (&str, &str) = ("rblk-tests", "storage_model");
+/// Tests that an optimised build makes more of: package, name, and what it is then.
+const MODELS: [(&str, &str, &str); 2] = [
+    ("rblk-tests", "storage_model", "a million requests against the model"),
+    ("rblk-tests", "simulation", "five thousand simulations"),
+];
 
 /// Test binaries that run in the guest: package, file in the workspace, name.
 const SUITES: [(&str, &str, &str); 5] = [
@@ -148,7 +151,9 @@ impl Run<'_> {
             SUITES.iter().filter(|(_, file, _)| self.workspace.root.join(file).exists()).collect();
         let mut selection =
             ["--bins", "-p", "rblk-target", "-p", "rblk-initiator"].map(str::to_owned).to_vec();
-        selection.extend(["-p", MODEL.0, "--test", MODEL.1].map(str::to_owned));
+        for (package, name, _) in MODELS {
+            selection.extend(["-p", package, "--test", name].map(str::to_owned));
+        }
         for (package, _, name) in &suites {
             selection.extend(["-p", *package, "--test", *name].map(str::to_owned));
         }
@@ -164,7 +169,9 @@ impl Run<'_> {
             return Ok(());
         }
         if self.args.filters.is_empty() {
-            self.step("a million requests against the model", |run| run.model(&artifacts))?;
+            for (_, name, what) in MODELS {
+                self.step(what, |run| run.model(&artifacts, name))?;
+            }
         }
         let kernels = match &self.args.kernel {
             Some(kernel) => vec![(kernel.as_str(), false)],
@@ -227,8 +234,8 @@ impl Run<'_> {
         self.execute(&mut command)
     }
 
-    fn model(&self, artifacts: &Artifacts) -> Result<()> {
-        let mut command = Command::new(artifacts.program(MODEL.1));
+    fn model(&self, artifacts: &Artifacts, name: &str) -> Result<()> {
+        let mut command = Command::new(artifacts.program(name));
         self.execute(command.current_dir(&self.workspace.root))
     }
 

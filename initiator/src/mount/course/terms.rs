@@ -62,17 +62,17 @@ pub enum State {
 /// Something to be done now.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Act {
-    /// Connect, log in, open, settle if told so, connect the queues. Tell [`Course::logged_in`], [`Course::opened`]
-    /// or [`Course::fenced`], and at last [`Course::arrived`] or [`Course::failed`]. There is one at a time.
+    /// Connect, log in, open, settle if told so, connect the queues. Tell `Course::logged_in`, `Course::opened`
+    /// or `Course::fenced`, and at last `Course::arrived` or `Course::failed`. There is one at a time.
     Try(Attempt),
     /// Requests fail from now on, until an [`Arrival`] says otherwise.
     Fail,
-    /// The queues send nothing new from now on, until the next path. Tell [`Course::quiet`] when nothing that was
+    /// The queues send nothing new from now on, until the next path. Tell `Course::quiet` when nothing that was
     /// sent is unanswered.
     Hold,
     /// End the session and the paths; the target counts as lost by now, and a try is due.
     Leave(Leaving),
-    /// See whether the same run of the target answers at that address, and tell [`Course::probed`].
+    /// See whether the same run of the target answers at that address, and tell `Course::probed`.
     Probe(usize),
 }
 
@@ -135,9 +135,9 @@ pub enum Verdict {
 #[error("another target answers there: `{found}`, and the volume is of `{expected}`")]
 pub struct OtherTarget {
     /// The name there.
-    pub found: Name,
+    pub found: String,
     /// The mount's target.
-    pub expected: Name,
+    pub expected: String,
 }
 
 /// The target is back.

@@ -197,6 +197,19 @@ fn the_other_addresses_come_first_and_without_a_pause() {
 }
 
 #[test]
+fn who_goes_on_for_another_begins_where_that_one_was() {
+    let mut way = Way::lost(rules(3));
+    way.course.prefer(7);
+    way.course.prefer(2);
+    for address in [2, 0, 1] {
+        assert_eq!(way.attempt().address, address);
+        way.fail();
+    }
+    way.sleep();
+    assert_eq!(way.attempt().address, 0);
+}
+
+#[test]
 fn a_session_that_does_not_last_is_a_failed_try() {
     let mut way = Way::connected(rules(2));
     way.after(ms(10_000)).lose();
@@ -414,7 +427,7 @@ enum Event {
     Wait(u16),
     WaitDeadline,
     Lose(bool),
-    Login { other: bool },
+    Login { other: bool, low: bool },
     Open { generation: u64, verifier: u8, changed: bool },
     Arrive,
     Fail(bool),
@@ -429,7 +442,8 @@ fn event() -> impl Strategy<Value = Event> {
         4 => any::<u16>().prop_map(Event::Wait),
         6 => Just(Event::WaitDeadline),
         3 => any::<bool>().prop_map(Event::Lose),
-        6 => prop::bool::weighted(0.1).prop_map(|other| Event::Login { other }),
+        6 => (prop::bool::weighted(0.1), prop::bool::weighted(0.2))
+            .prop_map(|(other, low)| Event::Login { other, low }),
         6 => (1u64..9, 0u8..3, prop::bool::weighted(0.02)).prop_map(
             |(generation, verifier, changed)| Event::Open { generation, verifier, changed }
         ),
@@ -480,12 +494,13 @@ proptest! {
                     let loss = if path { Loss::Path } else { Loss::Renegotiate };
                     course.lose(loss, now, random);
                 }
-                Event::Login { other } => {
+                Event::Login { other, low } => {
                     if let Some(attempt) = trying {
                         fresh = fresh.wrapping_add(1);
                         let (session, epoch) =
                             attempt.resume.unwrap_or((SessionId([fresh; 16]), Epoch(1)));
-                        let mut login = login(session, epoch);
+                        // One may be answered with less than was asked for.
+                        let mut login = login(session, if low { Epoch(1) } else { epoch });
                         if other {
                             login.target_name = name("store2");
                         }

@@ -458,3 +458,50 @@ fn a_first_mount_waits_for_its_target_but_not_for_what_will_not_pass() {
         assert!(text.contains("held by b (10.0.0.2)") && text.contains("--take-over"), "{text}");
     });
 }
+
+#[test]
+fn the_end_of_a_path_that_has_a_successor_is_no_loss() {
+    runtime().block_on(async {
+        let toy = Toy::new().await;
+        let mut mount = mounted(&config(&[&toy])).await;
+        mount.paths = vec![2];
+        mount.on_path_end(0, PathEnd::Lost(WcStatus::Flushed));
+        assert_eq!(mount.status().state, "connected");
+        mount.on_path_end(0, PathEnd::Dropped);
+        assert_eq!(mount.status().state, "connected", "it was asked for");
+        mount.paths = vec![1];
+        mount.on_path_end(0, PathEnd::Silent);
+        assert_eq!(mount.status().state, "reconnecting");
+        assert_eq!(mount.status().last_loss.as_deref(), Some("queue 0: Silent"));
+        until_status(&mut mount, |status| status.state == "connected").await;
+
+        // One that shows that a feature does not work is not tried again with it, and in no other way at once.
+        mount.paths = vec![1];
+        mount.on_path_end(0, PathEnd::SelfTest);
+        assert!(!mount.known.wish.features.has(Features::WRITE_WITH_IMM));
+        until_status(&mut mount, |status| status.state == "connected" && status.epoch == 3).await;
+        assert!(!mount.status().write_with_imm);
+    });
+}
+
+#[test]
+fn a_target_that_drains_is_left_when_every_queue_is_quiet() {
+    runtime().block_on(async {
+        let toy = Toy::new().await;
+        let mut mount = mounted(&config(&[&toy])).await;
+        mount.on_event(Ok(Some(AsyncEvent::Draining)));
+        mount.carry_out();
+        assert!(mount.course.is_holding());
+        let begun = Instant::now();
+        mount.quiet = vec![false; 2];
+        for queue in [0, 0, 9, 1] {
+            // The hold ends of itself after a while.
+            let ended = mount.session.is_none();
+            assert!(!ended || begun.elapsed() >= Duration::from_millis(700));
+            mount.on_quiet(queue);
+            mount.carry_out();
+        }
+        assert!(mount.session.is_none());
+        assert_eq!(mount.status().state, "reconnecting");
+    });
+}

@@ -4,9 +4,9 @@
 //! The caller makes one call at a time and then takes the effects, in order, until there is none: mail to the poll
 //! groups must be sent in that order, and behind the connections that were admitted before. What Core promises:
 //!
-//! - LOGIN is answered when no connection of an older epoch of its session is left ([`login`]).
+//! - LOGIN is answered when no connection of an older epoch of its session is left (`login.rs`).
 //! - OPEN for writing is answered when whoever held the volume before, and does not any more, has no connection of that
-//!   time left, and when the next run of the target would know of the change of holder ([`open`]).
+//!   time left, and when the next run of the target would know of the change of holder (`open.rs`).
 //! - So a command of one that held the volume before takes effect before the answer, or never.
 //! - Every wait ends: by what it waits for, or by [`QUIESCE_DEADLINE`].
 
@@ -209,6 +209,8 @@ pub struct Core {
     draining: Option<Draining>,
     drain_timeout: Duration,
     tickets: u64,
+    // Of which this many are not confirmed.
+    unconfirmed: u64,
     decisions: Decisions,
     effects: VecDeque<Effect>,
 }
@@ -255,6 +257,7 @@ impl Core {
             draining: None,
             drain_timeout: parts.drain_timeout,
             tickets: 0,
+            unconfirmed: 0,
             decisions: Decisions::default(),
             effects: VecDeque::new(),
         }
@@ -388,6 +391,7 @@ impl Core {
 
     /// The record of that [`Effect::Persist`] is durable, or why it may not be.
     pub fn persisted(&mut self, ticket: Ticket, result: Result<(), String>) {
+        self.unconfirmed = self.unconfirmed.saturating_sub(1);
         let volume =
             self.undurable.iter().find(|(_, last)| **last == Some(ticket)).map(|(v, _)| *v);
         match result {
@@ -475,6 +479,7 @@ impl Core {
 
     fn persist(&mut self, record: HolderRecord) -> Ticket {
         self.tickets += 1;
+        self.unconfirmed += 1;
         let ticket = Ticket(self.tickets);
         self.undurable.insert(record.volume, Some(ticket));
         self.effects.push_back(Effect::Persist { ticket, record });

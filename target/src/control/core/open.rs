@@ -29,6 +29,9 @@ use crate::session::Session;
 use crate::store::VolumeIndex;
 use crate::volume::Volume;
 
+/// Changes of holders that may be on their way to the disk before OPENs are refused.
+const UNCONFIRMED_MAX: u64 = 1024;
+
 /// An OPEN that was granted but not yet answered.
 #[derive(Debug)]
 pub(super) struct WaitingOpen {
@@ -133,12 +136,17 @@ impl Core {
         if returns && !self.holders.is_last(&volume.uuid, &who, request.generation) {
             return Err(self.refuse_return(volume, &who, request.generation));
         }
+        if self.unconfirmed >= UNCONFIRMED_MAX {
+            let text = "the target's state directory does not keep up".to_owned();
+            return Err(refuse_saying(Status::LimitReached, text));
+        }
         let take_over = request.take_over && !returns;
         if take_over {
             self.take_over(session, volume, &who, now);
         } else {
             self.is_excluded(session, volume, &who, returns, now)?;
         }
+        let before = self.holders.generation(&volume.uuid);
         let changed = if returns {
             self.holders.come_back(&volume.uuid, &who, request.generation)
         } else {
@@ -148,7 +156,8 @@ impl Core {
             })?
         };
         // Of those who share, others may still be about to come back.
-        if who.mode == AccessMode::Exclusive {
+        let next = self.holders.generation(&volume.uuid) != before;
+        if next || who.mode == AccessMode::Exclusive {
             self.kept_for.remove(&volume.index);
         }
         // What is not changed may be on its way still, or have to be tried again.

@@ -144,6 +144,49 @@ fn a_take_over_that_no_disk_knows_did_not_happen() {
 }
 
 #[test]
+fn a_disk_that_hangs_is_not_given_more_and_more() {
+    let mut w = World::new();
+    let a = w.session(1);
+    w.slow_disk = true;
+    // Asked over and over: each OPEN is the end of the one before.
+    let refused = (1..2000).find_map(|tag| w.open(a, tag, exclusive(0)));
+    assert_eq!(refused.unwrap().status, Status::LimitReached);
+    assert!(w.on_their_way.len() <= 1025, "{}", w.on_their_way.len());
+    w.write_all();
+    w.said.clear();
+    w.slow_disk = false;
+    assert_eq!(w.open(a, 2, exclusive(0)).unwrap().status, Status::Ok);
+}
+
+#[test]
+fn a_change_that_could_not_be_written_is_written_again() {
+    let (mut w, a, queue) = held();
+    w.slow_disk = true;
+    let shared = open_as(1, AccessMode::Shared);
+    assert_eq!(w.open(a, 2, shared), None);
+    let b = w.session(2);
+    assert_eq!(w.open(b, 1, taking_over(0)), None);
+    assert_eq!(w.answer(a, 2).unwrap().status, Status::Fenced);
+    let (ticket, _) = w.on_their_way.remove(0);
+    w.core.persisted(ticket, Err("No space left".to_owned()));
+    w.carry_out();
+    w.bury(a);
+    w.bury(queue);
+    w.write_all();
+    assert_eq!(w.answer(b, 1).unwrap().generation(), SECOND);
+    // It is the same holder in the same generation, which the disk does not know.
+    let again = w.session(1);
+    assert_eq!(w.open(again, 1, shared), None);
+    let other = w.session(3);
+    assert_eq!(w.open(other, 1, shared), None, "nor may one that shares it be let in before");
+    assert_eq!(w.on_their_way.len(), 1);
+    w.write_all();
+    assert_eq!(w.answer(again, 1).unwrap().generation(), FIRST);
+    assert_eq!(w.answer(other, 1).unwrap().generation(), FIRST);
+    assert_eq!(w.durable[&[2; 16]].generation, FIRST);
+}
+
+#[test]
 fn a_take_over_of_one_that_waits_to_take_over() {
     let (mut w, a, queue) = held();
     let (b, c) = (w.session(2), w.session(3));

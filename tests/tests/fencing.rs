@@ -1,0 +1,174 @@
+//! Real targets whose volumes change hands: by force, after a lease, and over a restart.
+
+use std::path::{Path, PathBuf};
+
+use rblk_fabric::Address;
+use rblk_initiator::error::SessionError;
+use rblk_initiator::io::IoOp;
+use rblk_initiator::session::Claim;
+use rblk_protocol::{AccessMode, Generation};
+use rblk_tests::bed::pattern;
+use rblk_tests::program::{Client, Target, wait_for};
+
+const ALICE: u8 = 1;
+const BOB: u8 = 2;
+const CAROL: u8 = 3;
+const LEN: usize = 4096;
+
+fn start(dir: &Path, more: &[&str]) -> Target {
+    let path = dir.join("v.img");
+    if !path.exists() {
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    }
+    let file = format!("v={}", path.display());
+    let mut flags = vec!["--name", "store1", "--file", &file];
+    flags.extend(more);
+    Target::start(dir, &flags)
+}
+
+fn holders(dir: &Path) -> PathBuf {
+    dir.join("store1.holders")
+}
+
+fn returning(generation: Generation) -> Claim {
+    Claim { generation, ..AccessMode::Exclusive.into() }
+}
+
+fn taking_over() -> Claim {
+    Claim { take_over: true, ..AccessMode::Exclusive.into() }
+}
+
+fn claim(at: &Address, host: u8, claim: impl Into<Claim>) -> Result<Client, SessionError> {
+    Client::claim(at, "v", host, claim)
+}
+
+/// Whoever held the volume in that generation is told that it is over.
+fn assert_fenced(target: &Target, host: u8, generation: Generation) {
+    match claim(&target.address, host, returning(generation)) {
+        Err(SessionError::Fenced { by, .. }) => println!("{by}"),
+        other => panic!("not fenced: {other:?}"),
+    }
+}
+
+fn assert_in_use(target: &Target, host: u8, words: &str) {
+    let error = claim(&target.address, host, AccessMode::Exclusive).unwrap_err().to_string();
+    assert!(error.contains("in use") && error.contains(words), "{error}");
+}
+
+#[test]
+fn a_holder_whose_volume_was_taken_over_is_out_for_good() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut target = start(dir.path(), &[]);
+    let mut alice = Client::connect(&target.address, "v", ALICE).unwrap();
+    alice.write(0, &pattern(1, LEN));
+    assert_in_use(&target, BOB, "held by test (");
+    let mut bob = claim(&target.address, BOB, taking_over()).unwrap();
+    assert!(bob.volume.generation > alice.volume.generation);
+    bob.write(0, &pattern(2, LEN));
+    assert_eq!(alice.try_io(IoOp::Write, 0, LEN as u64), None, "the path is lost");
+    assert_fenced(&target, ALICE, alice.volume.generation);
+    let status = target.status();
+    assert_eq!((status.fencings, status.take_overs), (2, 1));
+    let volume = &status.volumes[0];
+    assert_eq!(volume.generation, bob.volume.generation.0);
+    assert!(volume.holder.as_ref().is_some_and(|holder| holder.present && !holder.shared));
+
+    // The next run knows it too, whether the one before it ended well or not.
+    target.kill();
+    let mut target = start(dir.path(), &[]);
+    assert_fenced(&target, ALICE, alice.volume.generation);
+    assert_in_use(&target, CAROL, "may come back");
+    assert!(target.status().volumes[0].holder.as_ref().is_some_and(|holder| !holder.present));
+    let mut bob = claim(&target.address, BOB, returning(bob.volume.generation)).unwrap();
+    assert!(bob.read(0, LEN) == pattern(2, LEN));
+    let last = bob.volume.generation;
+    bob.logout();
+    target.terminate();
+    assert_eq!(target.wait(), Some(0), "{}", target.log());
+    let target = start(dir.path(), &[]);
+    assert_fenced(&target, ALICE, alice.volume.generation);
+    assert_fenced(&target, ALICE, last);
+    // Nobody is there, and nobody is waited for.
+    let carol = claim(&target.address, CAROL, AccessMode::Exclusive).unwrap();
+    assert!(carol.volume.generation > last);
+    assert_fenced(&target, BOB, last);
+    carol.logout();
+}
+
+#[test]
+fn a_holder_that_was_cut_off_too_long_is_out_when_another_came() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = start(dir.path(), &["--lease", "1s"]);
+    assert_eq!(target.status().lease_ms, 1000);
+    let alice = Client::connect(&target.address, "v", ALICE).unwrap();
+    let first = alice.volume.generation;
+    drop(alice);
+    assert_in_use(&target, BOB, "held by test (");
+    let session_ended = || target.status().sessions.is_empty().then_some(());
+    wait_for("the lease's end", session_ended);
+    let alice = claim(&target.address, ALICE, returning(first)).unwrap();
+    assert_eq!(alice.volume.generation, first, "nobody came between");
+    drop(alice);
+    wait_for("the lease's end", session_ended);
+    let bob = claim(&target.address, BOB, AccessMode::Exclusive).unwrap();
+    bob.logout();
+    assert_fenced(&target, ALICE, first);
+    let status = target.status();
+    assert_eq!((status.fencings, status.take_overs), (1, 0));
+    assert_eq!(status.volumes[0].holder, None);
+}
+
+#[test]
+fn what_cannot_be_remembered_lets_nobody_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut target = start(dir.path(), &[]);
+    let alice = Client::connect(&target.address, "v", ALICE).unwrap();
+    // A directory in the place of the new file: it cannot be written any more.
+    let new = dir.path().join("store1.holders.new");
+    std::fs::create_dir(&new).unwrap();
+    let error = claim(&target.address, BOB, taking_over()).unwrap_err().to_string();
+    assert!(error.contains("cannot remember who holds the volume"), "{error}");
+    std::fs::remove_dir(&new).unwrap();
+    let first = alice.volume.generation;
+    drop(alice);
+    target.kill();
+    // As far as the next run knows, nothing happened.
+    let mut target = start(dir.path(), &[]);
+    let alice = claim(&target.address, ALICE, returning(first)).unwrap();
+    drop(alice);
+    target.kill();
+    // A file that cannot be read says nothing for anybody.
+    std::fs::write(holders(dir.path()), "{").unwrap();
+    let target = start(dir.path(), &[]);
+    assert_fenced(&target, ALICE, first);
+    let alice = claim(&target.address, ALICE, AccessMode::Exclusive).unwrap();
+    assert!(alice.volume.generation > first);
+    alice.logout();
+    wait_for("a file that can be read", || {
+        serde_json::from_slice::<serde_json::Value>(&std::fs::read(holders(dir.path())).ok()?).ok()
+    });
+}
+
+#[test]
+fn who_was_fenced_stays_so_where_nothing_can_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut target = start(dir.path(), &[]);
+    let alice = Client::connect(&target.address, "v", ALICE).unwrap();
+    let bob = claim(&target.address, BOB, taking_over()).unwrap();
+    let generations = (alice.volume.generation, bob.volume.generation);
+    drop((alice, bob));
+    target.kill();
+    // Directories in the place of the new files: as on a full disk, what is there can be read and not replaced.
+    for file in ["store1.lineage.new", "store1.holders.new"] {
+        std::fs::create_dir(dir.path().join(file)).unwrap();
+    }
+    let target = start(dir.path(), &["--lease", "1s"]);
+    assert_fenced(&target, ALICE, generations.0);
+    let bob = claim(&target.address, BOB, returning(generations.1)).unwrap();
+    bob.logout();
+    let error = wait_for("the end of the grace", || {
+        let error = claim(&target.address, CAROL, AccessMode::Exclusive).unwrap_err().to_string();
+        (!error.contains("in use")).then_some(error)
+    });
+    assert!(error.contains("cannot remember who holds the volume"), "{error}");
+}
