@@ -147,6 +147,8 @@ struct Pending {
     due: u64,
     // Place in the order of effects, once it took effect.
     effect: Option<u64>,
+    // Nothing becomes of it for now.
+    held: bool,
     result: Result<u32, Errno>,
     // A flush covers what had ended by then.
     covers: u64,
@@ -297,6 +299,28 @@ impl CrashStore {
     #[must_use]
     pub fn disk_in_flight(&self) -> usize {
         self.disk().pending.len()
+    }
+
+    /// Of what is in flight now nothing becomes anything until [`Self::release`]; what comes later overtakes it.
+    pub fn hold(&mut self) {
+        self.disk().pending.iter_mut().for_each(|pending| pending.held = true);
+    }
+
+    /// What was held goes on.
+    pub fn release(&mut self) {
+        self.disk().pending.iter_mut().for_each(|pending| pending.held = false);
+    }
+
+    /// Ops in flight at any store of the disk that change something.
+    #[must_use]
+    pub fn changes_in_flight(&self) -> usize {
+        self.disk().pending.iter().filter(|pending| pending.op.kind.changes()).count()
+    }
+
+    /// Ops in flight at any store of the disk that are not held.
+    #[must_use]
+    pub fn disk_busy(&self) -> usize {
+        self.disk().pending.iter().filter(|pending| !pending.held).count()
     }
 
     /// From now on it is a breach when ops of overlapping ranges are in flight together, whichever they are.
@@ -519,6 +543,7 @@ impl Store for CrashStore {
             effect_at,
             due,
             effect: None,
+            held: false,
             result,
             covers,
         });
@@ -537,8 +562,8 @@ impl Store for CrashStore {
             return;
         }
         for at in 0..disk.pending.len() {
-            let Pending { store, effect_at, effect, result, .. } = &disk.pending[at];
-            let due = *store == self.number && *effect_at < self.now;
+            let Pending { store, effect_at, effect, held, result, .. } = &disk.pending[at];
+            let due = *store == self.number && !held && *effect_at < self.now;
             if due && effect.is_none() && result.is_ok() {
                 disk.take_effect(at);
             }
@@ -546,8 +571,8 @@ impl Store for CrashStore {
         let begin = out.len();
         let mut at = 0;
         while at < disk.pending.len() {
-            let Pending { store, due, .. } = &disk.pending[at];
-            if *store == self.number && *due < self.now {
+            let Pending { store, due, held, .. } = &disk.pending[at];
+            if *store == self.number && !held && *due < self.now {
                 out.push(disk.end(at, &self.region));
             } else {
                 at += 1;
@@ -666,6 +691,28 @@ mod tests {
         store.set_conditions(StoreConditions::default());
         finish(&mut store);
         assert_eq!(store.breaches().len(), 1);
+    }
+
+    #[test]
+    fn what_is_held_is_overtaken() {
+        let mut store = store(6);
+        let memory = [Segment { offset: 0, len: 512 }];
+        store.region.write(0, &[1; 512]);
+        store.set_conditions(StoreConditions { delay_min: 2, ..StoreConditions::default() });
+        submit(&mut store, OpKind::Write { offset: 0, len: 512, fua: false }, &memory);
+        let early = store.bytes(V)[0] == 1;
+        store.hold();
+        submit(&mut store, OpKind::Discard { offset: 0, len: 512 }, &[]);
+        let mut done = Vec::new();
+        for _ in 0..10 {
+            store.reap(&mut done);
+        }
+        assert_eq!((done.len(), store.in_flight(), store.disk_busy()), (1, 1, 0));
+        assert_eq!(store.bytes(V)[0], 0);
+        store.release();
+        store.reap(&mut done);
+        assert_eq!((done.len(), store.in_flight()), (2, 0));
+        assert_eq!(store.bytes(V)[0], u8::from(!early), "it took effect last");
     }
 
     #[test]

@@ -7,8 +7,8 @@ impl Connection {
     /// kernel may take its time for that, some drivers until a silent peer has timed out, a thread of its own waits,
     /// so that whoever serves others does not.
     ///
-    /// The QP must be in the error state ([`crate::Poller::fail`]), and nothing may depend on its end: it may come
-    /// later. To know when it has ended, drop the connection instead.
+    /// The QP must be in the error state ([`crate::Poller::fail`]) or never have been accepted. It may end later: who has
+    /// to know when gives a `rest` that tells when it is dropped.
     pub fn retire<T: Send + 'static>(self, rest: T) {
         match self {
             Self::Soft(connection) => drop((connection, rest)),

@@ -70,6 +70,8 @@ pub struct AdminChannel {
     last_beat: Instant,
     pulse: Option<Pulse>,
     event: Option<Option<AsyncEvent>>,
+    // The target drains: it answers every ASYNC_EVENT at once, and has nothing more to say.
+    drains: bool,
 }
 
 /// An answer to an admin command.
@@ -137,6 +139,7 @@ impl AdminChannel {
             last_beat: Instant::now(),
             pulse: None,
             event: None,
+            drains: false,
         };
         for slot in 0..RECV_SLOTS {
             channel.post_recv(slot)?;
@@ -267,7 +270,7 @@ impl AdminChannel {
             if let Some(event) = self.event.take() {
                 return Ok(event);
             }
-            if self.parked.is_none() {
+            if self.parked.is_none() && !self.drains {
                 self.sequence = self.sequence.next();
                 let mut command =
                     CommandCapsule::new(Opcode::AsyncEvent, EVENT_TAG, self.epoch, self.sequence);
@@ -358,7 +361,9 @@ impl AdminChannel {
             if response.tag == EVENT_TAG && self.parked.is_some_and(|s| response.answers(s)) {
                 self.parked = None;
                 if response.status == Status::Ok {
-                    self.event = Some(AsyncEvent::from_wire(response.value));
+                    let event = AsyncEvent::from_wire(response.value);
+                    self.drains |= event == Some(AsyncEvent::Draining);
+                    self.event = Some(event);
                 }
                 continue;
             }

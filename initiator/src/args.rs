@@ -9,7 +9,7 @@ use rblk_fabric::FabricError;
 
 use crate::error::SessionError;
 use crate::mount::remains::Refused;
-use crate::mount::{AlreadyMounted, NotMounted};
+use crate::mount::{AlreadyMounted, HeldHere, NotMounted};
 use crate::ublk::UblkError;
 
 /// Turns volumes of a target into local block devices.
@@ -71,6 +71,15 @@ pub enum Command {
         #[arg(long, value_name = "PATH")]
         program: Option<PathBuf>,
     },
+    /// Write the page cache of a disk back.
+    #[command(hide = true)]
+    WriteBack {
+        /// The disk.
+        disk: String,
+        /// Not if somebody uses it.
+        #[arg(long)]
+        unless_used: bool,
+    },
     /// Show what is mounted.
     List {
         /// Form of the answer.
@@ -116,9 +125,9 @@ pub struct RecoverArgs {
     /// Only say whether this program could: the note of a mount that is served is read and nothing is changed.
     #[arg(long, hide = true)]
     pub check: bool,
-    /// A descriptor that holds the lock of the name.
-    #[arg(long, hide = true, value_name = "FD", requires = "foreground")]
-    pub lock_fd: Option<i32>,
+    /// The standard input holds the lock of the name.
+    #[arg(long, hide = true, requires = "foreground")]
+    pub lock_on_stdin: bool,
 }
 
 /// Form of an answer.
@@ -295,6 +304,7 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
             return Exit::Usage;
         }
         if cause.is::<AlreadyMounted>()
+            || cause.is::<HeldHere>()
             || matches!(cause.downcast_ref::<Refused>(), Some(Refused::Other { .. }))
         {
             return Exit::AlreadyMounted;

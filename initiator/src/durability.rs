@@ -12,14 +12,16 @@
 //!
 //! A mount that goes on where a dead process left a device does not know what that one acknowledged. It [inherits a
 //! doubt](Durability::inheriting): number 0 stands for all of it, and nobody retains it. Any FLUSH closes the doubt;
-//! while it is open, a target that lost its memory is a loss to be told, whatever the queues retain.
+//! while it is open, a target that lost its memory is a loss to be told, whatever the queues retain. It may also
+//! [inherit a loss](Durability::inheriting_loss) that no FLUSH told. Until it has [arrived](Durability::arrived) at the
+//! target, a FLUSH may be one that the driver gave to the dead process before: it fails of a loss, and tells none.
 //!
 //! A queue that retains always has a place for what it sends. A write that finds none sends a FLUSH first, under its
 //! own tag, and so does the one that makes the ring more than half full, so that the others need not wait. Only a
 //! write longer than the whole ring goes out with FUA instead.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rblk_protocol::{QueueDepth, Tag};
 
@@ -34,8 +36,10 @@ pub struct Durability {
     acknowledged: AtomicU64,
     // Those numbered below are durable, or told to be lost.
     durable: AtomicU64,
-    // Those numbered below are a predecessor's: 1, or 0 without one.
+    // Those numbered below are a predecessor's and in doubt: 1, or 0 if there are none.
     inherited_below: u64,
+    // What is submitted may have been submitted to a predecessor first.
+    given_again: AtomicBool,
     losses: AtomicU64,
     // Of all losses: what is lost is numbered below.
     lost_below: AtomicU64,
@@ -55,7 +59,33 @@ impl Durability {
     /// as one.
     #[must_use]
     pub fn inheriting() -> Arc<Self> {
-        Arc::new(Self { acknowledged: AtomicU64::new(1), inherited_below: 1, ..Self::default() })
+        Arc::new(Self {
+            acknowledged: AtomicU64::new(1),
+            inherited_below: 1,
+            given_again: AtomicBool::new(true),
+            ..Self::default()
+        })
+    }
+
+    /// A predecessor knew of a loss that no FLUSH had told yet. With `doubt`, what it acknowledged since may not be
+    /// durable either.
+    #[must_use]
+    pub fn inheriting_loss(doubt: bool) -> Arc<Self> {
+        Arc::new(Self {
+            acknowledged: AtomicU64::new(1),
+            durable: AtomicU64::new(u64::from(!doubt)),
+            inherited_below: u64::from(doubt),
+            given_again: AtomicBool::new(true),
+            losses: AtomicU64::new(1),
+            lost_below: AtomicU64::new(1),
+            ..Self::default()
+        })
+    }
+
+    /// The target is there, for the first time since a predecessor died: what is submitted from now on was never
+    /// submitted before. Told before any queue has its path.
+    pub fn arrived(&self) {
+        self.given_again.store(false, Ordering::Release);
     }
 
     /// Whether no FLUSH has covered yet what a predecessor may have left: no queue retains it.
@@ -128,7 +158,7 @@ impl Durability {
     /// What a FLUSH that is submitted now is sure to have been meant for: those numbered below. What a predecessor left
     /// is not, as long as that may be a request of its time which is given to us again.
     fn submission(&self) -> u64 {
-        if self.inherits_doubt() { 0 } else { self.horizon() }
+        if self.given_again.load(Ordering::Acquire) { 0 } else { self.horizon() }
     }
 
     /// Whether a FLUSH that was submitted after `seen` losses and is meant for those numbered below `meant` must fail.
@@ -479,6 +509,7 @@ mod tests {
         let mut a = ledger(&shared, None);
         shared.lose(shared.horizon());
         assert!(!shared.inherits_doubt(), "it is settled");
+        shared.arrived();
         a.submitted(Tag(0));
         assert!(a.must_fail(Tag(0), &flush()));
         a.submitted(Tag(0));
@@ -507,6 +538,39 @@ mod tests {
         a.submitted(Tag(0));
         shared.lose(shared.horizon());
         assert!(a.must_fail(Tag(0), &flush()));
+        shared.arrived();
+        a.submitted(Tag(0));
+        assert!(a.must_fail(Tag(0), &flush()));
+        a.submitted(Tag(0));
+        assert!(!a.must_fail(Tag(0), &flush()));
+    }
+
+    #[test]
+    fn an_inherited_loss_is_told_to_whoever_came_after_the_dead_process() {
+        for doubt in [false, true] {
+            let shared = Durability::inheriting_loss(doubt);
+            assert!(shared.has_untold_loss());
+            assert_eq!((shared.inherits_doubt(), shared.unflushed()), (doubt, u64::from(doubt)));
+            let mut a = ledger(&shared, None);
+            // The driver gives these again: whoever wrote what is lost may have sent neither.
+            a.submitted(Tag(0));
+            a.submitted(Tag(1));
+            shared.arrived();
+            assert!(a.must_fail(Tag(0), &flush()) && a.must_fail(Tag(1), &flush()));
+            assert!(shared.has_untold_loss());
+            a.submitted(Tag(0));
+            assert!(a.must_fail(Tag(0), &flush()));
+            assert!(!shared.has_untold_loss());
+            // It ends: the next one is sent, and settles what is in doubt.
+            assert_eq!(send(&mut a, 0, &flush()), AS_IT_IS);
+            assert!(!a.must_fail(Tag(0), &flush()));
+            answer(&mut a, 0, &flush(), true);
+            assert_eq!((shared.unflushed(), shared.inherits_doubt()), (0, false));
+        }
+        // With nobody waiting, it is told at once and once.
+        let shared = Durability::inheriting_loss(true);
+        let mut a = ledger(&shared, None);
+        shared.arrived();
         a.submitted(Tag(0));
         assert!(a.must_fail(Tag(0), &flush()));
         a.submitted(Tag(0));

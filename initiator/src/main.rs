@@ -20,7 +20,7 @@ use rblk_initiator::mount::remains::{self, Condition, Purpose};
 use rblk_initiator::mount::socket::{Ask, Response, ask, names, socket_path};
 use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::{NotMounted, NotRoot};
-use rblk_initiator::ublk::{DeviceInfo, disk_path};
+use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
 
 const STATUS_TIME: Duration = Duration::from_secs(2);
 /// Time for a program to start and say whether it could serve a mount: nothing is disturbed yet.
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         Command::Recover(args) => recover(&args),
         Command::Upgrade { which, program } => upgrade(which.name.as_deref(), program),
         Command::List { output } => list(output),
-        Command::Discover { .. } => Err(become_daemon()),
+        Command::Discover { .. } | Command::WriteBack { .. } => Err(become_daemon()),
     };
     match result {
         Ok(exit) => exit.into(),
@@ -336,8 +336,11 @@ fn find_mount(what: &str, runtime: &tokio::runtime::Runtime) -> Option<String> {
 fn umount_orphan(what: &str, force: bool) -> anyhow::Result<Exit> {
     let is_it = |info: &DeviceInfo| disk_path(info.id).to_str() == Some(what);
     let orphan = match what.starts_with("/dev/") {
-        true => remains::orphans(&names()).unwrap_or_default().into_iter().find(is_it),
-        // A name; and where there is no driver, there is no device either.
+        true => match remains::orphans(&names()) {
+            // Where there is no driver, there is no device either.
+            Err(UblkError::NoDriver { .. } | UblkError::NotPermitted { .. }) => None,
+            found => found?.into_iter().find(is_it),
+        },
         false => None,
     };
     let Some(orphan) = orphan else { return Err(NotMounted { what: what.to_owned() }.into()) };

@@ -188,6 +188,9 @@ fn run(
             busy = true;
             match message {
                 ToQueue::Connect(path) => {
+                    // One that ended, or ends now, gives its place up before the next one takes the token.
+                    engine.disconnect();
+                    send_off(&mut engine, &mut ublk, path_token, queue_id, &outbox)?;
                     let fd = path.poller.event_fd().as_raw_fd();
                     engine.connect(*path, now);
                     if engine.poller_mut().is_some() {
@@ -242,14 +245,7 @@ fn run(
         busy |= engine.turn(now, |tag, result| {
             let _ = ublk.complete(tag.0, result);
         });
-        while let Some((end, dead)) = engine.take_ended() {
-            busy = true;
-            ublk.unwatch(WatchToken(path_token));
-            // Submits the removal while the descriptor is still open.
-            ublk.enter(Wait::No).map_err(io::Error::other)?;
-            let _ =
-                outbox.send(FromQueue::PathEnded { queue: queue_id, end, dead: Box::new(dead) });
-        }
+        busy |= send_off(&mut engine, &mut ublk, path_token, queue_id, &outbox)?;
         if tell_quiet && engine.is_quiet() {
             tell_quiet = false;
             let _ = outbox.send(FromQueue::Quiet { queue: queue_id });
@@ -300,6 +296,25 @@ fn run(
         ublk.enter(wait).map_err(io::Error::other)?;
         stats.ring_enters.set(ublk.stats().enters);
     }
+}
+
+/// Takes the path that ended off the ring, and sends it to control. Whether there was one.
+fn send_off(
+    engine: &mut Engine,
+    ublk: &mut Queue,
+    path_token: u32,
+    queue_id: u16,
+    outbox: &mpsc::UnboundedSender<FromQueue>,
+) -> io::Result<bool> {
+    let mut any = false;
+    while let Some((end, dead)) = engine.take_ended() {
+        any = true;
+        ublk.unwatch(WatchToken(path_token));
+        // Submits the removal while the descriptor is still open.
+        ublk.enter(Wait::No).map_err(io::Error::other)?;
+        let _ = outbox.send(FromQueue::PathEnded { queue: queue_id, end, dead: Box::new(dead) });
+    }
+    Ok(any)
 }
 
 /// How long to sleep while answers are outstanding: a beat must not come late.

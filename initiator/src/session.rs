@@ -10,9 +10,9 @@ use rblk_fabric::{
 };
 use rblk_protocol::limits::{self, ADMIN_DEPTH};
 use rblk_protocol::{
-    AccessMode, ConnectionKind, Epoch, Features, Generation, HelloAccept, HelloError, HelloReject,
-    HelloRequest, HostId, InstanceId, LoginReply, LoginRequest, Name, Opcode, OpenReply,
-    OpenRequest, QueueDepth, SessionId, Status, Version, VolumeEntry, VolumeHandle,
+    AccessMode, AsyncEvent, ConnectionKind, Epoch, Features, Generation, HelloAccept, HelloError,
+    HelloReject, HelloRequest, HostId, InstanceId, LoginReply, LoginRequest, Name, Opcode,
+    OpenReply, OpenRequest, QueueDepth, SessionId, Status, Version, VolumeEntry, VolumeHandle,
     VolumeListHeader,
 };
 use std::sync::Arc;
@@ -275,10 +275,10 @@ impl Session {
         self.admin.close();
     }
 
-    /// Connects an I/O queue over `buffers`, for an engine.
+    /// Connects an I/O queue over `buffers`, for an engine. The session is kept alive meanwhile.
     ///
     /// # Errors
-    /// [`SessionError`].
+    /// [`SessionError`]; [`SessionError::Lost`] when the target drains, or gave the volume to somebody else.
     pub async fn connect_queue(
         &mut self,
         queue: u16,
@@ -286,8 +286,49 @@ impl Session {
         volume: VolumeHandle,
         buffers: &Arc<Region>,
     ) -> Result<Path, SessionError> {
-        let route = Route::resolve(&self.address, &self.options).await?;
-        if !route.device().same_as(&self.device) {
+        let Self { address, options, device, pd, admin, id, epoch, .. } = self;
+        let pulse = Pulse::of(options.detect);
+        let place = Place { address, options, device, pd, session: *id, epoch: *epoch };
+        let connect = place.connect_queue(queue, wish, volume, buffers);
+        tokio::pin!(connect);
+        loop {
+            tokio::select! {
+                path = &mut connect => return path,
+                event = admin.event(pulse) => match event? {
+                    Some(AsyncEvent::Draining) => {
+                        return Err(SessionError::Lost("the target drains".to_owned()));
+                    }
+                    Some(AsyncEvent::Fenced) => {
+                        return Err(SessionError::Lost("the volume was taken over".to_owned()));
+                    }
+                    event => tracing::debug!(?event, "event of the target"),
+                },
+            }
+        }
+    }
+}
+
+/// Where the I/O connections of a session go, apart from its admin connection.
+#[derive(Debug)]
+struct Place<'s> {
+    address: &'s Address,
+    options: &'s ConnectOptions,
+    device: &'s Device,
+    pd: &'s ProtectionDomain,
+    session: SessionId,
+    epoch: Epoch,
+}
+
+impl Place<'_> {
+    async fn connect_queue(
+        &self,
+        queue: u16,
+        wish: QueueWish,
+        volume: VolumeHandle,
+        buffers: &Arc<Region>,
+    ) -> Result<Path, SessionError> {
+        let route = Route::resolve(self.address, self.options).await?;
+        if !route.device().same_as(self.device) {
             return Err(SessionError::Lost("the route changed to another device".to_owned()));
         }
         let caps = self.device.caps();
@@ -304,17 +345,17 @@ impl Session {
             in_capsule_bytes: wish.in_capsule_bytes,
             io_max_bytes: wish.io_max_bytes,
             epoch: self.epoch,
-            session: self.id,
+            session: self.session,
         };
         let layout = PathLayout { depth: wish.depth };
         let sizes = layout.qp_limits(caps.inline_bytes, caps.max_reads_in.min(READS_IN_MAX));
         let (poller, handle) = self.pd.poller(sizes.send_wrs + sizes.recv_wrs)?;
         let established = route
-            .connect(&self.pd, &handle, sizes, &ConnectionHello(asked.to_wire().to_vec()))
+            .connect(self.pd, &handle, sizes, &ConnectionHello(asked.to_wire().to_vec()))
             .await
-            .map_err(|error| explain(&self.address, error))?;
-        let accept = parse_accept(&self.address, &established.hello.0, &asked)?;
-        let memory = PathMemory::register(&self.pd, buffers, PathLayout { depth: accept.depth })?;
+            .map_err(|error| explain(self.address, error))?;
+        let accept = parse_accept(self.address, &established.hello.0, &asked)?;
+        let memory = PathMemory::register(self.pd, buffers, PathLayout { depth: accept.depth })?;
         Ok(Path {
             poller,
             connection: established.connection,

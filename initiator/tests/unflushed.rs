@@ -514,6 +514,7 @@ fn what_a_predecessor_left_is_told_to_be_lost_unless_a_flush_covered_it() {
         let retain_bytes = (seed & 1 != 0).then_some(256 << 10);
         let (flushed, forgot, wrote) = (seed & 2 != 0, seed & 4 != 0, seed & 8 != 0);
         let mut bed = Bed::over(Durability::inheriting(), seed, retain_bytes);
+        bed.durability.arrived();
         if flushed {
             bed.submit(0, IoOp::Flush);
             bed.settle();

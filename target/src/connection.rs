@@ -34,8 +34,9 @@ const RESPONSE_LEN: u32 = RESPONSE_BYTES as u32;
 pub const REPLY_AREA_BYTES: usize = 4096;
 /// At least every n-th send WR is signaled.
 const SIGNAL_INTERVAL: u32 = 16;
-/// A connection on which WRs wait and none completes for this long has ended.
-const STUCK: std::time::Duration = std::time::Duration::from_secs(20);
+/// Bounds of [`ConnectionParams::patience`].
+const PATIENCE: (std::time::Duration, std::time::Duration) =
+    (std::time::Duration::from_secs(2), std::time::Duration::from_secs(20));
 /// An admin connection that says nothing at all, not even LOGIN, ends after this long: its peer may have died unseen.
 pub const LOGIN_SILENCE: std::time::Duration = std::time::Duration::from_secs(30);
 /// Bytes that a proof READ moves.
@@ -215,8 +216,18 @@ pub struct ConnectionParams {
     pub send_sges: u32,
     /// Its memory, registered with the poller's domain.
     pub memory: MemoryRegion,
+    /// A connection on which send WRs wait and none completes for this long has ended: [`patience`].
+    pub patience: std::time::Duration,
     /// Who it is, for logs.
     pub peer: String,
+}
+
+/// How long the send WRs of a connection may wait, none of them completing, where the initiator wants a dead path seen
+/// within `detect`. Devices give a lost message up much sooner; this is for those that do not, and for peers that live
+/// and take nothing.
+#[must_use]
+pub fn patience(detect: Option<std::time::Duration>) -> std::time::Duration {
+    detect.map_or(PATIENCE.1, |detect| detect.clamp(PATIENCE.0, PATIENCE.1))
 }
 
 /// A session's place in the tables of the poll groups; given by control, used again only after every poll
@@ -285,7 +296,7 @@ pub struct Connection {
     pub proving: bool,
     /// Where it lands, if not in our scratch (iWARP).
     pub proof_sink: Option<Extent>,
-    /// Completions without error so far.
+    /// Send WRs that completed without error so far.
     pub completed: u64,
     // What `completed` was when it was last seen to change or nothing was on its way, and when that was.
     progress: (u64, Instant),
@@ -427,7 +438,7 @@ impl Connection {
         if !waits || self.completed != self.progress.0 {
             self.progress = (self.completed, now);
         }
-        self.is_live() && now.saturating_duration_since(self.progress.1) > STUCK
+        self.is_live() && now.saturating_duration_since(self.progress.1) > self.params.patience
     }
 
     /// Takes a time in which nobody looked out of [`Self::is_stuck`] and of the peer's silence.

@@ -133,32 +133,52 @@ impl Holders {
             record.present = true;
             return changed.then(|| record.clone());
         }
-        Some(self.set(*volume, who, generation))
+        let record = record_of(*volume, who, generation);
+        self.put(record.clone());
+        Some(record)
     }
 
-    /// A new holder begins, or one more that shares. Returns the record if that changed it; `Err` if no generation is
-    /// left.
+    /// The record of a holder that would begin now, in the next generation. `None` for one more that shares: it only
+    /// [joins](Self::join).
     ///
     /// # Errors
     /// The numbers are at their end.
+    pub fn claim(
+        &self,
+        volume: &VolumeUuid,
+        who: &Claimant,
+    ) -> Result<Option<HolderRecord>, NoGeneration> {
+        if self.record(volume).is_some_and(|record| record.is_shared_with(who)) {
+            return Ok(None);
+        }
+        let last = self.generation(volume).max(self.base);
+        let generation = last.next().ok_or(NoGeneration)?;
+        Ok(Some(record_of(*volume, who, generation)))
+    }
+
+    /// One more that shares, where somebody does. Returns the record if that changed it.
+    pub fn join(&mut self, volume: &VolumeUuid, who: &Claimant) -> Option<HolderRecord> {
+        let record = self.records.get_mut(volume).filter(|record| record.is_shared_with(who))?;
+        if record.present {
+            return None;
+        }
+        (record.host, record.host_name) = (who.host, who.host_name);
+        record.present = true;
+        Some(record.clone())
+    }
+
+    /// A new holder begins, or one more that shares. Returns the record if that changed it.
+    ///
+    /// # Errors
+    /// As of [`Self::claim`].
     pub fn begin(
         &mut self,
         volume: &VolumeUuid,
         who: &Claimant,
     ) -> Result<Option<HolderRecord>, NoGeneration> {
-        if let Some(record) = self.records.get_mut(volume)
-            && (record.mode, who.mode) == (AccessMode::Shared, AccessMode::Shared)
-        {
-            let changed = !record.present;
-            if changed {
-                (record.host, record.host_name) = (who.host, who.host_name);
-                record.present = true;
-            }
-            return Ok(changed.then(|| record.clone()));
-        }
-        let last = self.generation(volume).max(self.base);
-        let generation = last.next().ok_or(NoGeneration)?;
-        Ok(Some(self.set(*volume, who, generation)))
+        let Some(record) = self.claim(volume, who)? else { return Ok(self.join(volume, who)) };
+        self.put(record.clone());
+        Ok(Some(record))
     }
 
     /// The holder, or the last of several, said goodbye. Returns the record if that changed it.
@@ -168,23 +188,21 @@ impl Holders {
         Some(record.clone())
     }
 
-    /// Takes a record as it is.
-    fn put(&mut self, record: HolderRecord) {
+    /// Takes a record as it is, such as one that was claimed.
+    pub fn put(&mut self, record: HolderRecord) {
         self.records.insert(record.volume, record);
     }
+}
 
-    fn set(&mut self, volume: VolumeUuid, who: &Claimant, generation: Generation) -> HolderRecord {
-        let record = HolderRecord {
-            volume,
-            generation,
-            mode: who.mode,
-            host: who.host,
-            host_name: who.host_name,
-            present: true,
-        };
-        self.put(record.clone());
-        record
+impl HolderRecord {
+    fn is_shared_with(&self, who: &Claimant) -> bool {
+        (self.mode, who.mode) == (AccessMode::Shared, AccessMode::Shared)
     }
+}
+
+fn record_of(volume: VolumeUuid, who: &Claimant, generation: Generation) -> HolderRecord {
+    let (mode, host, host_name) = (who.mode, who.host, who.host_name);
+    HolderRecord { volume, generation, mode, host, host_name, present: true }
 }
 
 /// No generation is left.

@@ -36,6 +36,8 @@ pub struct Session {
     pub logged_in: bool,
     /// Who it is, once LOGIN said so.
     pub host: Option<(HostId, Name)>,
+    /// Within which time its host wants a dead path to be seen, once LOGIN said so.
+    pub detect: Option<Duration>,
     /// Where it connects from, for people.
     pub peer: String,
     /// What it opened, also what it still waits for.
@@ -204,6 +206,7 @@ impl SessionTable {
             epoch: Epoch(1),
             logged_in: false,
             host: None,
+            detect: None,
             peer,
             opened: BTreeMap::new(),
             admitted: BTreeSet::new(),

@@ -126,6 +126,8 @@ pub struct LineageFile {
     kept: Option<Kept>,
     // Where it would be, and whether another target has it.
     directory: Option<(PathBuf, bool)>,
+    // It was there before.
+    inherited: bool,
     // Writes may be lost; and the file says so.
     renounced: AtomicBool,
     noted: AtomicBool,
@@ -170,6 +172,7 @@ impl LineageFile {
             lineage: fresh()?,
             kept: None,
             directory: None,
+            inherited: false,
             renounced: AtomicBool::new(false),
             noted: AtomicBool::new(false),
         })
@@ -191,6 +194,7 @@ impl LineageFile {
                     lineage: fresh,
                     kept: None,
                     directory: Some((directory.join(format!("{name}.lineage")), foreign)),
+                    inherited: false,
                     renounced: AtomicBool::new(false),
                     noted: AtomicBool::new(false),
                 })
@@ -206,6 +210,7 @@ impl LineageFile {
         if let Err(error) = &old {
             tracing::warn!(path = %path.display(), %error, "the lineage file is unreadable");
         }
+        let inherited = !matches!(old, Ok(None));
         let (before, lineage) = begin(old.ok().flatten().as_ref(), boot_id, fresh);
         let kept = Kept { path, boot_id: boot_id.to_owned(), _lock: lock };
         kept.write(lineage, false)?;
@@ -213,6 +218,7 @@ impl LineageFile {
         Ok(Self {
             lineage,
             directory: Some((kept.path.clone(), false)),
+            inherited,
             kept: Some(kept),
             renounced: AtomicBool::new(false),
             noted: AtomicBool::new(false),
@@ -223,6 +229,12 @@ impl LineageFile {
     #[must_use]
     pub fn lineage(&self) -> Lineage {
         self.lineage
+    }
+
+    /// Whether an earlier run left its lineages, so that what it remembered beside them should be there too.
+    #[must_use]
+    pub fn is_inherited(&self) -> bool {
+        self.inherited
     }
 
     /// Where something else that a target remembers from run to run is, under the same lock.
@@ -405,12 +417,14 @@ mod tests {
 
         let first = run("b1");
         assert!(!read(&state.join("store1.lineage")).unwrap().unwrap().clean, "before it serves");
+        assert!(!first.is_inherited());
         first.mark_clean();
         let before = first.lineage();
         drop(first);
 
         let after_stop = run("b2");
         assert_eq!(after_stop.lineage(), before);
+        assert!(after_stop.is_inherited());
         drop(after_stop);
 
         let after_kill = run("b2");

@@ -222,6 +222,8 @@ struct Change {
     blocks: Range<usize>,
     begun: u64,
     ended: u64,
+    // A flush that covered it has failed: it may be lost.
+    told: bool,
 }
 
 /// Something acknowledged that is gone.
@@ -324,7 +326,7 @@ impl Oracle {
             }
         }
         let life = self.life(host);
-        let change = Change { host, life, source, blocks, begun: now, ended: NEVER };
+        let change = Change { host, life, source, blocks, begun: now, ended: NEVER, told: false };
         self.outstanding.insert(id, change);
         id
     }
@@ -456,6 +458,9 @@ impl Oracle {
         let mut losses = self.losses.iter_mut().filter(|loss| loss.host == host);
         if !ok {
             losses.filter(|loss| loss.ended < given.at).for_each(|loss| loss.told = true);
+            let covered = |change: &&mut Change| change.host == host && change.ended < given.at;
+            let volatile = self.volatile.iter_mut().map(|(_, change)| change);
+            volatile.filter(covered).for_each(|change| change.told = true);
             return Ok(());
         }
         let hides = |loss: &&mut Loss| loss.ended < at && (!loss.told || given.at < loss.at);
@@ -649,9 +654,9 @@ impl Oracle {
                         ..Version::attempt(change.source, change.begun, now)
                     };
                     self.blocks[at].versions.push(version);
-                    self.blocks[at].lost |= lost[at];
+                    self.blocks[at].lost |= lost[at] && !change.told;
                 } else {
-                    is_lost |= lost[at];
+                    is_lost |= lost[at] && !change.told;
                 }
             }
             if is_lost {
@@ -688,7 +693,8 @@ impl Oracle {
     }
 
     /// A host goes on after [`Self::restart`]: it has written again the blocks of which `rewritten` says so, from its
-    /// copies, and made them durable; or, with none, nothing at all.
+    /// copies, and made them durable; or, with none, nothing at all. What is lost then has to be told by its next flush,
+    /// as always; with copies it need not be lost, unless the host has something to tell (`owes`) anyhow.
     ///
     /// # Errors
     /// It did not write again what is lost, in words.
@@ -696,8 +702,9 @@ impl Oracle {
         &mut self,
         host: Host,
         rewritten: Option<&dyn Fn(usize) -> bool>,
+        owes: bool,
     ) -> Result<(), String> {
-        if let Some(rewritten) = rewritten {
+        if let Some(rewritten) = rewritten.filter(|_| !owes) {
             let missing = |(at, block): (usize, &Block)| {
                 let kept = block.versions.iter().any(|v| v.kept == Some(host));
                 (kept && block.lost && !rewritten(at)).then_some(at)
@@ -738,6 +745,9 @@ impl Oracle {
                 block.versions.retain(|v| v.source != Source::Base);
             }
             block.lost = false;
+        }
+        for (id, _) in self.volatile.iter().filter(|(_, change)| change.told) {
+            lost.remove(&Some(*id));
         }
         for ended in lost.into_values() {
             self.losses.push(Loss { host, ended, at: now, told: false });
@@ -1119,8 +1129,8 @@ mod tests {
             (oracle, old, new)
         };
         let (mut oracle, old, new) = fresh();
-        assert!(oracle.go_on(A, Some(&|_| false)).is_err(), "lost, and not written again");
-        oracle.go_on(A, Some(&|_| true)).unwrap();
+        assert!(oracle.go_on(A, Some(&|_| false), false).is_err(), "lost, and not written again");
+        oracle.go_on(A, Some(&|_| true), false).unwrap();
         assert!(read(&mut oracle, &data(old)).is_err(), "older than the newest");
         assert!(read(&mut oracle, &[0; 1024]).is_err());
         read(&mut oracle, &data(new)).unwrap();
@@ -1129,8 +1139,8 @@ mod tests {
         // The target dies once more before all is written again.
         let (mut oracle, _, new) = fresh();
         oracle.restart(vec![0; 1024], Survives::Durable, |_| true).unwrap();
-        assert!(oracle.go_on(A, Some(&|_| false)).is_err());
-        oracle.go_on(A, Some(&|_| true)).unwrap();
+        assert!(oracle.go_on(A, Some(&|_| false), false).is_err());
+        oracle.go_on(A, Some(&|_| true), false).unwrap();
         read(&mut oracle, &data(new)).unwrap();
         // The copies are lost, or nobody made use of them.
         for dies in [true, false] {
@@ -1138,7 +1148,7 @@ mod tests {
             if dies {
                 oracle.host_died(A);
             } else {
-                oracle.go_on(A, None).unwrap();
+                oracle.go_on(A, None, false).unwrap();
             }
             read(&mut oracle, &[0; 1024]).unwrap();
             let begin = oracle.begin_flush();
@@ -1149,15 +1159,15 @@ mod tests {
         // Nor does a clean stop make them needless.
         let (mut oracle, _, new) = fresh();
         oracle.restart(vec![0; 1024], Survives::Acknowledged, |_| true).unwrap();
-        assert!(oracle.go_on(A, Some(&|_| false)).is_err());
-        oracle.go_on(A, Some(&|_| true)).unwrap();
+        assert!(oracle.go_on(A, Some(&|_| false), false).is_err());
+        oracle.go_on(A, Some(&|_| true), false).unwrap();
         read(&mut oracle, &data(new)).unwrap();
         // Those of an earlier life do not count.
         let mut oracle = self::oracle();
         written(&mut oracle, false);
         oracle.host_died(A);
         oracle.restart(vec![0; 1024], Survives::Durable, |_| true).unwrap();
-        oracle.go_on(A, Some(&|_| true)).unwrap();
+        oracle.go_on(A, Some(&|_| true), false).unwrap();
         let begin = oracle.begin_flush();
         assert!(oracle.end_flush(begin, true).is_err());
     }
@@ -1172,11 +1182,26 @@ mod tests {
             oracle.end_change(b, true, false).unwrap();
             read(&mut oracle, &data(b)).unwrap();
             oracle.restart(vec![0; 1024], Survives::Durable, |_| true).unwrap();
-            oracle.go_on(A, Some(&|_| true)).unwrap();
+            oracle.go_on(A, Some(&|_| true), false).unwrap();
             let (winner, loser) = if second { (b, a) } else { (a, b) };
             assert!(read(&mut oracle, &[0; 1024]).is_err());
             read(&mut oracle, &data(winner)).unwrap();
             assert!(read(&mut oracle, &data(loser)).is_err());
+        }
+    }
+
+    #[test]
+    fn what_a_failed_flush_told_is_not_told_again() {
+        for keeps in [true, false] {
+            let mut oracle = oracle();
+            let a = written(&mut oracle, false);
+            let begin = oracle.begin_flush();
+            oracle.end_flush(begin, false).unwrap();
+            oracle.restart(vec![0; 1024], Survives::Durable, |_| keeps).unwrap();
+            let again = |_| keeps;
+            oracle.go_on(A, Some(&again), false).unwrap();
+            read(&mut oracle, &if keeps { data(a) } else { vec![0; 1024] }).unwrap();
+            flush(&mut oracle);
         }
     }
 

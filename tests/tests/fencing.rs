@@ -8,7 +8,7 @@ use rblk_initiator::io::IoOp;
 use rblk_initiator::session::Claim;
 use rblk_protocol::{AccessMode, Generation};
 use rblk_tests::bed::pattern;
-use rblk_tests::program::{Client, Target, wait_for};
+use rblk_tests::program::{Client, Target, free_port, program, run, wait_for};
 
 const ALICE: u8 = 1;
 const BOB: u8 = 2;
@@ -122,14 +122,19 @@ fn a_holder_that_was_cut_off_too_long_is_out_when_another_came() {
 fn what_cannot_be_remembered_lets_nobody_in() {
     let dir = tempfile::tempdir().unwrap();
     let mut target = start(dir.path(), &[]);
-    let alice = Client::connect(&target.address, "v", ALICE).unwrap();
+    let mut alice = Client::connect(&target.address, "v", ALICE).unwrap();
     // A directory in the place of the new file: it cannot be written any more.
     let new = dir.path().join("store1.holders.new");
     std::fs::create_dir(&new).unwrap();
     let error = claim(&target.address, BOB, taking_over()).unwrap_err().to_string();
     assert!(error.contains("cannot remember who holds the volume"), "{error}");
-    std::fs::remove_dir(&new).unwrap();
+    // Nothing happened to the holder, who may even come back.
+    alice.write(0, &pattern(1, LEN));
+    assert_eq!(target.status().take_overs, 0);
     let first = alice.volume.generation;
+    drop(alice);
+    let alice = claim(&target.address, ALICE, returning(first)).unwrap();
+    std::fs::remove_dir(&new).unwrap();
     drop(alice);
     target.kill();
     // As far as the next run knows, nothing happened.
@@ -147,6 +152,43 @@ fn what_cannot_be_remembered_lets_nobody_in() {
     wait_for("a file that can be read", || {
         serde_json::from_slice::<serde_json::Value>(&std::fs::read(holders(dir.path())).ok()?).ok()
     });
+}
+
+#[test]
+fn holders_that_cannot_be_read_are_neither_forgotten_nor_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut target = start(dir.path(), &[]);
+    let alice = Client::connect(&target.address, "v", ALICE).unwrap();
+    let first = alice.volume.generation;
+    drop(alice);
+    target.kill();
+    // Something that every read of fails: no start, and the file is as it was.
+    let (path, aside) = (holders(dir.path()), dir.path().join("aside"));
+    std::fs::rename(&path, &aside).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    let file = format!("v={}", dir.path().join("v.img").display());
+    let mut serve = std::process::Command::new(program("rblk-target"));
+    serve.args(["serve", "--name", "store1", "--file", &file, "--listen"]);
+    serve.arg(format!("tcp://127.0.0.1:{}", free_port())).arg("--state-dir").arg(dir.path());
+    serve.arg("--control-socket").arg(dir.path().join("other.sock"));
+    serve.args(["--poll-groups", "1", "--arena", "8MiB", "--max-io", "1MiB"]);
+    let ended = run(&mut serve);
+    assert_ne!(ended.code, Some(0));
+    for words in ["cannot read", "store1.holders", "Is a directory", "state_dir"] {
+        assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    }
+    std::fs::remove_dir(&path).unwrap();
+    std::fs::rename(&aside, &path).unwrap();
+    let mut target = start(dir.path(), &[]);
+    assert!(!target.log().contains("is gone"), "{}", target.log());
+    drop(claim(&target.address, ALICE, returning(first)).unwrap());
+    target.kill();
+    // One that is gone fences, and says so.
+    std::fs::remove_file(&path).unwrap();
+    let target = start(dir.path(), &[]);
+    let log = target.log();
+    assert!(log.contains("is gone") && log.contains("mounted anew"), "{log}");
+    assert_fenced(&target, ALICE, first);
 }
 
 #[test]

@@ -569,8 +569,14 @@ fn refusals_say_why() {
         let mounted =
             Mounted::new(lab, &MountFlags::new(rdma.clone(), "v0").flag("--host-name", "alice"));
         refused(&MountFlags::new(rdma.clone(), "v0"), 4, &["v0", "mounted already"]);
+        // The target would take it for the first one come back, should that one be away at this moment.
         refused(
             &MountFlags::new(rdma.clone(), "v0").name("other").flag("--host-name", "bob"),
+            4,
+            &["on this host already", "umount v0", "--take-over"],
+        );
+        refused(
+            &MountFlags::new(rdma.clone(), "v0").name("other").host("bob"),
             5,
             &["in use", "alice"],
         );

@@ -711,3 +711,31 @@ fn random_answers_never_panic_and_never_answer_what_was_not_asked() {
         assert_eq!(tags.len(), target.outcomes.len(), "seed {seed}: a tag was answered twice");
     }
 }
+
+#[test]
+fn a_peer_that_talks_and_gives_no_data_is_left() {
+    let (mut bed, bystander, suspect) = watched(&RigOptions::default());
+    let mut peer = RawPeer::tested(&mut bed, suspect, STORE, options());
+    let write = peer.transfer(Opcode::Write, 0, 0, 16);
+    peer.send(&write.to_wire());
+    bed.rig.take_gone();
+    // It never looks at what comes in, so that its device serves no READ; but it says that it lives.
+    let begun = bed.rig.now();
+    let mut beats = 0;
+    while bed.rig.take_gone().is_empty() {
+        let waited = bed.rig.now() - begun;
+        assert!(waited < Duration::from_secs(30), "after {beats} beats");
+        if waited > Duration::from_secs(beats) && beats < 19 {
+            beats += 1;
+            let tag = Tag(DEPTH);
+            let beat = peer.command(Opcode::KeepAlive, tag.0);
+            peer.send(&beat.to_wire());
+        }
+        bed.rig.skip(50);
+        bed.rig.step();
+    }
+    let waited = bed.rig.now() - begun;
+    println!("left after {waited:?} and {beats} beats");
+    assert!(beats >= 10 && waited > Duration::from_secs(15), "{waited:?}, {beats} beats");
+    assert_unharmed(&mut bed, bystander);
+}

@@ -59,10 +59,10 @@ fn a_stale_write_never_lands() {
         world.submit(IoOp::Flush, 0..0, false);
         world.until("the first write", |world| world.outstanding() == 0);
         let lasts = random.within(1, 2000);
-        world.fault(Fault::Slow { steps: lasts, stalled: true });
         // With FUA it goes to the store whatever the cache.
+        world.fault(Fault::Hold { steps: lasts });
         world.submit(IoOp::Write, range.clone(), true);
-        world.until("the store has it", |world| world.in_store() > 0);
+        world.until("the store has it", |world| world.is_holding() || world.outstanding() == 0);
         if random.chance(200) {
             world.fault(Fault::Server { host: 0, steps: random.below(1000) });
         } else {

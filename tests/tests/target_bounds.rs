@@ -510,9 +510,8 @@ impl Jam {
         self.rig.jam_failed_qps(true);
         wire.cut();
         self.rig.network().set_conditions(Conditions::default());
-        let mortal = self.mortal;
-        self.rig.run(20 * SECOND, |rig| rig.connections(mortal) == 0).expect("it is given up");
-        assert_eq!(self.rig.jammed_qps(), 1);
+        self.rig.run(20 * SECOND, |rig| rig.jammed_qps() == 1).expect("it is given up");
+        assert_eq!(self.rig.connections(self.mortal), 1, "its QP is not destroyed");
         self.rig.take_outcomes();
     }
 

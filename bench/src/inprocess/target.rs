@@ -355,6 +355,7 @@ impl<S: Store> Rig<S> {
             reads_out,
             send_sges: SEND_SGES,
             memory,
+            patience: rblk_target::connection::patience(None),
             peer: format!("session {} {kind:?}", session.0),
         };
         if let Some(state) = self.sessions.get_mut(usize::from(session.0)) {

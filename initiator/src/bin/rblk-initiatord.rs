@@ -12,7 +12,7 @@ use rblk_initiator::args::{
     CHECKED, Cli, Command, MountArgs, Output, RecoverArgs, Report, exit_of,
 };
 use rblk_initiator::identity::host_identity;
-use rblk_initiator::mount::OnReady;
+use rblk_initiator::mount::{OnReady, ToldToEnd};
 use rblk_initiator::session::Session;
 use rblk_protocol::VolumeFlags;
 use serde::Serialize;
@@ -32,6 +32,9 @@ fn main() -> ExitCode {
             start_log(0, "error");
             die_of_closed_pipes();
             discover(&address, timeout.get(), output)
+        }
+        Command::WriteBack { disk, unless_used } => {
+            return ExitCode::from(rblk_initiator::mount::write_back::here(&disk, unless_used));
         }
         Command::Umount { .. } | Command::List { .. } | Command::Upgrade { .. } => {
             eprintln!(
@@ -94,7 +97,7 @@ fn recover(args: &RecoverArgs) -> anyhow::Result<()> {
     }
     serve(args.foreground, async |on_ready| {
         prepare_process()?;
-        rblk_initiator::mount::recover::run(name, args.lock_fd, on_ready).await
+        rblk_initiator::mount::recover::run(name, args.lock_on_stdin, on_ready).await
     })
 }
 
@@ -118,7 +121,11 @@ fn serve(
             &Report::Failed { error: format!("{error:#}"), exit: exit_of(error).code() },
         );
     }
-    result
+    match result {
+        // A service that is stopped has not failed.
+        Err(error) if foreground && error.is::<ToldToEnd>() => Ok(()),
+        result => result,
+    }
 }
 
 /// One line for the command that waits for us; then the pipe closes, so that it may go.

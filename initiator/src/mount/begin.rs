@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -13,8 +14,9 @@ use tokio::sync::mpsc;
 
 use super::course::Course;
 use super::known::Known;
+use super::signals::Signals;
 use super::status::MountStatus;
-use super::{Mount, access_mode, device, link, options, pulse, send};
+use super::{EIO, Mount, access_mode, device, link, neighbour, options, pulse, send};
 use crate::durability::{Durability, Ledger};
 use crate::error::SessionError;
 use crate::path::Path;
@@ -25,6 +27,10 @@ use crate::ublk::{Buffers, Control, Device};
 
 /// Time for START_DEV, which reads the partition table through us.
 const START_DEADLINE: Duration = Duration::from_secs(30);
+// How a start goes: it runs, its target is lost, it is of no use any more.
+const RUNS: u8 = 0;
+const LOST: u8 = 1;
+const OVER: u8 = 2;
 /// Longest pause between two rounds of the addresses while a mount waits for its target.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// What the service manager is asked for while a mount waits: more than a round of 16 addresses takes by default.
@@ -82,7 +88,11 @@ impl Mount {
         let volume_name = Name::new(&config.volume)?;
         let claim = Claim { take_over, ..access_mode(config).into() };
         let (address, mut session) = connect_any(&addresses, config, &host).await?;
-        match open_first(config, host, addresses, volume_name, claim, &mut session).await {
+        let opened = match may_open(config, name, &host, take_over, &session) {
+            Ok(()) => open_first(config, host, addresses, volume_name, claim, &mut session).await,
+            Err(error) => Err(error),
+        };
+        match opened {
             Ok((known, paths)) => {
                 let mut mount = Self::from_known(config, name, known);
                 mount.begin_connected(session, address);
@@ -134,6 +144,7 @@ impl Mount {
             name: name.to_owned(),
             device: None,
             durability: Durability::new(),
+            noted_loss: false,
             session: None,
             queues: Vec::new(),
             status,
@@ -158,11 +169,13 @@ impl Mount {
         control: Control,
         paths: Vec<Path>,
         outbox: &mpsc::UnboundedSender<FromQueue>,
+        from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
+        signals: &mut Signals,
     ) -> anyhow::Result<Device> {
         let device = self.add_device(control)?;
         self.start_queues(&device, outbox)?;
         self.connect_queues(paths);
-        let mut device = self.start_device(device).await?;
+        let mut device = self.start_device(device, from_queues, signals).await?;
         device::spare_a_tag(&mut device);
         Ok(device)
     }
@@ -203,15 +216,60 @@ impl Mount {
         Ok(())
     }
 
-    /// Exposes a device whose queues are started, or ends the recovery of one.
-    pub(super) async fn start_device(&mut self, device: Device) -> anyhow::Result<Device> {
+    /// Exposes a device whose queues are started, or ends the recovery of one. A new one may be read meanwhile: its
+    /// session is kept, and had again when it is lost, for which there is no deadline here. Told to end, it goes on
+    /// with requests that fail; whoever serves is told again.
+    pub(super) async fn start_device(
+        &mut self,
+        mut device: Device,
+        from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
+        signals: &mut Signals,
+    ) -> anyhow::Result<Device> {
+        let is_new = self.status.recovered == 0;
+        let halt = Arc::new(AtomicU8::new(RUNS));
+        let halted = Arc::clone(&halt);
         // START_DEV waits for the queue threads, and on older kernels reads the disk: not on this thread.
-        let (device, started) = tokio::task::spawn_blocking(move || {
-            let mut device = device;
-            let started = device.start(START_DEADLINE);
+        let mut starting = tokio::task::spawn_blocking(move || {
+            let mut patience = Patience::new(START_DEADLINE);
+            let started = device.start_while(&mut |waited| match halted.load(Ordering::Relaxed) {
+                OVER => false,
+                halt => patience.lasts(waited, halt == LOST),
+            });
             (device, started)
-        })
-        .await?;
+        });
+        let (mut broke, mut told) = (None, false);
+        let (device, started) = loop {
+            // Whom nothing reaches any more, nothing waits for.
+            let lost = is_new && self.session.is_none() && !self.course.is_over() && !told;
+            let now = match (&broke, lost) {
+                (Some(_), _) => OVER,
+                (None, true) => LOST,
+                (None, false) => RUNS,
+            };
+            halt.store(now, Ordering::Relaxed);
+            tokio::select! {
+                done = &mut starting => break done?,
+                Some(message) = from_queues.recv() => {
+                    if let Err(error) = self.on_queue(message) {
+                        broke = Some(error);
+                    }
+                }
+                // One that is recovered has requests of before given again now, and no path before they are there.
+                () = self.attend(), if is_new => {}
+                () = signals.next(), if !told => {
+                    told = true;
+                    if is_new {
+                        self.fail_all(Some(EIO));
+                    }
+                }
+            }
+        };
+        if told {
+            signals.keep();
+        }
+        if let Some(error) = broke {
+            return Err(error);
+        }
         self.status.device = started?.display().to_string();
         Ok(device)
     }
@@ -250,6 +308,20 @@ impl Mount {
             (retain_bytes > 0).then(|| RetainRing::for_queue(retain_bytes, self.known.wish.depth));
         Some(Ledger::new(Arc::clone(&self.durability), self.known.wish.depth, ring))
     }
+}
+
+/// Whether no mount of this host holds the volume: now that the target has said who it is.
+fn may_open(
+    config: &MountConfig,
+    name: &str,
+    host: &HostIdentity,
+    take_over: bool,
+    session: &Session,
+) -> anyhow::Result<()> {
+    if take_over {
+        return Ok(());
+    }
+    neighbour::must_not_hold(name, config, host.id, Some(&session.target_name))
 }
 
 /// Opens the volume and connects its queues.
@@ -318,6 +390,29 @@ async fn open_first(
     Ok((known, paths))
 }
 
+/// A time that stands still while the target is lost.
+#[derive(Debug)]
+struct Patience {
+    left: Duration,
+    seen: Duration,
+}
+
+impl Patience {
+    fn new(left: Duration) -> Self {
+        Self { left, seen: Duration::ZERO }
+    }
+
+    /// Whether it lasts, when that much has passed since it began. `lost` holds for what passed since the last question.
+    fn lasts(&mut self, passed: Duration, lost: bool) -> bool {
+        let step = passed.saturating_sub(self.seen);
+        self.seen = passed;
+        if !lost {
+            self.left = self.left.saturating_sub(step);
+        }
+        !self.left.is_zero()
+    }
+}
+
 /// Memory for the data of one queue.
 pub(super) fn queue_memory(wish: &QueueWish) -> anyhow::Result<Arc<Region>> {
     let bytes = usize::from(wish.depth.get()) * wish.io_max_bytes as usize;
@@ -341,4 +436,21 @@ async fn connect_any(
         }
     }
     Err(last.unwrap_or(SessionError::Protocol("no address")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_with_a_start_ends_only_while_the_target_is_there() {
+        let mut patience = Patience::new(Duration::from_secs(30));
+        let mut lasts = |seconds, lost| patience.lasts(Duration::from_secs(seconds), lost);
+        assert!(lasts(10, false));
+        // Lost for a day.
+        assert!(lasts(86_400, true));
+        assert!(lasts(86_419, false));
+        assert!(!lasts(86_420, false));
+        assert!(!lasts(90_000, true), "it is over");
+    }
 }

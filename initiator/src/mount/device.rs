@@ -1,35 +1,33 @@
 //! The ublk device of a mount: its parameters from what the volume is, and who uses it.
 
-use std::time::Duration;
-
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use rblk_protocol::{OpenReply, VolumeFlags};
 
 use super::Mount;
+use super::note::NO_DEVICE;
 use crate::session::QueueWish;
 use crate::ublk::{
     Control, Device, DeviceSpec, DeviceToken, DiscardParams, DiskParams, Features, Recovery,
+    UblkError,
 };
 
 /// Longest discard or write-zeroes of one command, in sectors: 1 GiB.
 const RANGE_SECTORS_MAX: u32 = 1 << 21;
 
-/// Time to find out who uses a disk.
-const HOLDER_TIME: Duration = Duration::from_secs(2);
 /// The kernel takes no less than 4 for the number of requests.
 const DEPTH_TO_SPARE: u16 = 5;
-/// The number of a device that has none yet.
-const NO_DEVICE: u32 = u32::MAX;
+
+const NO_NOTE: &str = "writing the note by which the device could be recovered";
 
 impl Mount {
     /// Adds the device, whose disk is not there yet. It is noted before, by its mark, and after, by its number: so
-    /// there is never one that nobody knows of.
+    /// there is never one that nobody knows of. Without a note there is no device: nobody could recover it.
     pub(super) fn add_device(&mut self, control: Control) -> anyhow::Result<Device> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| anyhow!("random numbers: {error}"))?;
         let token = DeviceToken::new(u64::from_ne_bytes(random));
         self.device = Some((NO_DEVICE, token));
-        self.note();
+        self.must_note().context(NO_NOTE)?;
         let known = &self.known;
         let params = params(&known.volume, &known.wish);
         let mut spec =
@@ -42,8 +40,16 @@ impl Mount {
         // The driver cuts the number of queues to that of the CPUs.
         self.known.queues = device.info().queues;
         self.device = Some((device.info().id, token));
-        self.note();
+        self.must_note().context(NO_NOTE)?;
         Ok(device)
+    }
+}
+
+/// Refuses a number that is taken, before anything is asked of the target: taking a volume over cannot be undone.
+pub(super) fn must_be_free(control: &mut Control, id: Option<u32>) -> Result<(), UblkError> {
+    match id {
+        Some(id) if control.info(id).is_ok() => Err(UblkError::DeviceIdTaken { id }),
+        _ => Ok(()),
     }
 }
 
@@ -103,18 +109,9 @@ fn params(volume: &OpenReply, wish: &QueueWish) -> DiskParams {
     params
 }
 
-/// Who uses a block device, in words; `None` when nobody does.
-pub(super) async fn holder(device: &str) -> Option<String> {
-    let path = device.to_owned();
-    // Opening a disk may read it, and that may take as long as the target does.
-    let asked = tokio::task::spawn_blocking(move || find_holder(&path));
-    match tokio::time::timeout(HOLDER_TIME, asked).await {
-        Ok(found) => found.ok().flatten(),
-        Err(_) => Some("it cannot be opened; --force ignores that".to_owned()),
-    }
-}
-
-fn find_holder(device: &str) -> Option<String> {
+/// Who uses a block device, in words; `None` when nobody does. Opening a disk may read it, and closing it may write it
+/// back: not in the process that serves it.
+pub(super) fn find_holder(device: &str) -> Option<String> {
     let mounts = std::fs::read_to_string("/proc/1/mounts")
         .or_else(|_| std::fs::read_to_string("/proc/mounts"));
     if let Ok(mounts) = mounts

@@ -39,7 +39,7 @@ pub(super) async fn next<T>(running: &mut Running<T>) -> anyhow::Result<T> {
 }
 
 /// Until then; for ever without.
-async fn until(deadline: Option<Instant>) {
+pub(super) async fn until(deadline: Option<Instant>) {
     match deadline {
         Some(at) => tokio::time::sleep_until(at.into()).await,
         None => std::future::pending().await,
@@ -143,7 +143,15 @@ impl Mount {
 
     fn begin_try(&mut self, attempt: Attempt) {
         self.keep_facts();
-        self.note();
+        if let Err(error) = self.must_note() {
+            tracing::error!(%error, "cannot note the state of the mount: it could not be recovered now");
+            // Whoever recovers a mount by a note that is behind cannot have its session, and in a new one what this
+            // process had sent may come late. A volume that is shared is not kept from it until that is over.
+            if self.config.shared {
+                self.course.failed(Failure::Transient, Instant::now(), random());
+                return;
+            }
+        }
         let Attempt { address, resume, generation, limit } = attempt;
         let task = Try {
             address: self.known.addresses[address].clone(),
@@ -282,6 +290,7 @@ impl Mount {
         self.status.transport.clone_from(&self.known.transport);
         self.session = Some(session);
         self.said.clear();
+        self.durability.arrived();
         self.note();
         self.connect_queues(paths);
         if was_failing {

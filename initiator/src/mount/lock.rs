@@ -6,13 +6,14 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::unistd::dup2_stdin;
 
 use super::socket::{Ask, RUN_DIR, ask, socket_path};
 
@@ -29,14 +30,7 @@ const STEP: Duration = Duration::from_millis(10);
 pub struct MountLock {
     name: String,
     path: PathBuf,
-    held: Held,
-}
-
-#[derive(Debug)]
-enum Held {
-    Here(File),
-    // By a descriptor that this process was started with, and keeps for its life.
-    Inherited(i32),
+    file: File,
 }
 
 impl MountLock {
@@ -96,27 +90,31 @@ impl MountLock {
             // The last holder may have removed the file meanwhile: then this is a lock of nothing.
             if is_file_at(&file, &path) {
                 let name = name.to_owned();
-                return Ok(Some(Self { name, path, held: Held::Here(file) }));
+                return Ok(Some(Self { name, path, file }));
             }
         }
         Err(io::Error::other(format!("{} is replaced all the time", path.display())))
     }
 
-    /// The lock that `descriptor`, which this process was started with, holds. It is kept until the process ends.
+    /// The lock that the standard input holds which this process was started with. No process that this one starts gets
+    /// it: it would hold the name when this one is dead.
     ///
     /// # Errors
     /// It is not open on the name's lock file, or nobody holds the lock.
-    pub fn inherited(name: &str, descriptor: i32) -> io::Result<Self> {
-        let path = Self::path(Path::new(RUN_DIR), name);
-        let open = std::fs::metadata(format!("/proc/self/fd/{descriptor}"))?;
-        let there = std::fs::metadata(&path)?;
-        let same = (open.dev(), open.ino()) == (there.dev(), there.ino());
-        if !same || !Self::is_held(name) {
-            return Err(io::Error::other(format!(
-                "descriptor {descriptor} holds no lock of {name}"
-            )));
+    pub fn inherited(name: &str) -> io::Result<Self> {
+        Self::inherited_in(Path::new(RUN_DIR), name)
+    }
+
+    fn inherited_in(dir: &Path, name: &str) -> io::Result<Self> {
+        let path = Self::path(dir, name);
+        // Another descriptor of the same open file, so of the same lock, which does not outlive an exec.
+        let file = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+        if !is_file_at(&file, &path) || !Self::is_held_in(dir, name) {
+            return Err(io::Error::other(format!("the standard input holds no lock of {name}")));
         }
-        Ok(Self { name: name.to_owned(), path, held: Held::Inherited(descriptor) })
+        let lock = Self { name: name.to_owned(), path, file };
+        lock.close_on_exec()?;
+        Ok(lock)
     }
 
     /// Whether some process holds the lock of a name.
@@ -133,18 +131,20 @@ impl MountLock {
         asked.is_err() || i32::from(probe.l_type) != libc::F_UNLCK
     }
 
-    /// The descriptor, which from now on outlives an exec.
+    /// From now on it outlives an exec, as the standard input.
     ///
     /// # Errors
     /// The system's.
-    pub fn keep_over_exec(&self) -> io::Result<i32> {
-        match &self.held {
-            Held::Here(file) => {
-                fcntl(file, FcntlArg::F_SETFD(FdFlag::empty()))?;
-                Ok(file.as_raw_fd())
-            }
-            Held::Inherited(descriptor) => Ok(*descriptor),
-        }
+    pub fn keep_over_exec(&self) -> io::Result<()> {
+        Ok(dup2_stdin(&self.file)?)
+    }
+
+    /// It does not outlive an exec, as in the beginning.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn close_on_exec(&self) -> io::Result<()> {
+        Ok(dup2_stdin(File::open("/dev/null")?)?)
     }
 }
 
@@ -200,6 +200,34 @@ mod tests {
         std::fs::write(dir.path().join("a.lock"), "").unwrap();
         assert!(!MountLock::is_held_in(dir.path(), "a"));
         assert!(MountLock::take_in(dir.path(), "a").unwrap().is_some());
+    }
+
+    #[test]
+    fn a_process_that_is_started_gets_no_lock_unless_it_is_meant_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.lock").display().to_string();
+        // Whether a child has it open. The shell's own descriptors are among those that it lists.
+        let passed = || {
+            let mut child = std::process::Command::new("sh");
+            child.args(["-c", "ls -l /proc/$$/fd"]);
+            let said = child.stdin(std::process::Stdio::inherit()).output().unwrap();
+            assert!(said.status.success());
+            String::from_utf8(said.stdout).unwrap().contains(&path)
+        };
+        let first = MountLock::take_in(dir.path(), "a").unwrap().unwrap();
+        assert!(!passed());
+        assert!(MountLock::inherited_in(dir.path(), "a").is_err(), "it is not there");
+        first.keep_over_exec().unwrap();
+        assert!(passed());
+        assert!(MountLock::inherited_in(dir.path(), "b").is_err(), "it is another's");
+        // As after an exec: what is left of the first is what the standard input holds.
+        let second = MountLock::inherited_in(dir.path(), "a").unwrap();
+        assert!(!passed());
+        second.keep_over_exec().unwrap();
+        assert!(passed());
+        second.close_on_exec().unwrap();
+        assert!(!passed());
+        assert!(MountLock::is_held_in(dir.path(), "a"));
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! [`run`]: a mount from the first connect to the last goodbye. One task owns the session, the device and the
 //! mail to the queue threads.
 //!
-//! Order of the start: socket (so that a second mount of the name sees the first), session, volume, buffers,
-//! I/O connections, ublk device, queue threads, START_DEV, ready. What fails before that leaves nothing.
+//! Order of the start: lock of the name, what a dead mount of that name left (a disk that waits is gone on with),
+//! socket, session, volume, buffers, I/O connections, note, ublk device, queue threads, START_DEV, ready. What fails
+//! before that leaves nothing. After it only an unmount takes the device away: whatever else ends this process leaves
+//! it to the next ([`recover`]).
 //!
 //! Losing the target is a stall: requests wait in their queues while the session is connected again in a
 //! higher epoch; the target admits it when nothing of the old epoch is left, and everything unanswered is
@@ -18,16 +20,19 @@ mod known;
 mod link;
 pub mod lock;
 pub mod namespace;
+mod neighbour;
 pub mod note;
 mod reconnect;
 pub mod recover;
 pub mod remains;
 pub mod settle;
+mod signals;
 pub mod socket;
 pub mod status;
 mod unmount;
 mod upgrade;
 mod waiting;
+pub mod write_back;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,7 +42,6 @@ use anyhow::Context;
 use rblk_config::MountConfig;
 use rblk_fabric::ConnectOptions;
 use rblk_protocol::{AccessMode, AsyncEvent};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::admin::Pulse;
@@ -51,15 +55,20 @@ use course::Course;
 use known::Known;
 use link::Running;
 use lock::MountLock;
+pub use neighbour::HeldHere;
 use reconnect::{Again, Step};
 use remains::{Claimed, Purpose};
+use signals::Signals;
 use socket::{MountSocket, Response};
 use status::MountStatus;
 use unmount::Ending;
 use upgrade::{HandOver, Serving};
+pub use waiting::ToldToEnd;
 
 const EIO: i32 = 5;
 
+/// How soon it is noted that a loss was told.
+const NOTE_STEP: Duration = Duration::from_secs(1);
 /// Time for an answer to get out before the process ends.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
@@ -89,6 +98,8 @@ struct Mount {
     device: Option<(u32, DeviceToken)>,
     session: Option<Session>,
     durability: Arc<Durability>,
+    // Whether the note says that a loss is to be told.
+    noted_loss: bool,
     queues: Vec<QueueHandle>,
     status: MountStatus,
     since: Instant,
@@ -120,23 +131,34 @@ pub async fn run(
     take_over: bool,
     on_ready: OnReady<'_>,
 ) -> anyhow::Result<()> {
-    let lock = recover::lock(name, None).await?;
+    let mut signals = Signals::listen()?;
+    let lock = recover::lock(name, false).await?;
     // Looked for before anything is asked of the target.
     let same = |note: Option<&note::Note>| note.is_some_and(|note| recover::is_same(note, config));
     if let Claimed::Waiting(note) =
         remains::claim(&lock, |note| Purpose::Mount { same: same(note) })?
     {
-        return recover::take_over(lock, *note, Some(config)).await?.run(on_ready).await;
+        let serving = recover::take_over(lock, *note, Some(config), &mut signals).await?;
+        return serving.run(&mut signals, on_ready).await;
     }
-    let control = Control::open()?;
+    if !take_over {
+        neighbour::must_not_hold(name, config, host.id, None)?;
+    }
+    let mut control = Control::open()?;
+    device::must_be_free(&mut control, config.device_id)?;
     let socket = MountSocket::bind(&lock).context("the mount's socket")?;
-    let (outbox, from_queues) = mpsc::unbounded_channel();
-    let (mut mount, paths) = waiting::connect(&socket, config, name, host, take_over).await?;
-    match mount.build_device(control, paths, &outbox).await {
-        Ok(device) => Serving { mount, device, socket, lock, from_queues }.run(on_ready).await,
+    let (outbox, mut from_queues) = mpsc::unbounded_channel();
+    let (mut mount, paths) =
+        waiting::connect(&socket, config, name, host, take_over, &mut signals).await?;
+    let built = mount.build_device(control, paths, &outbox, &mut from_queues, &mut signals).await;
+    match built {
+        Ok(device) => {
+            let serving = Serving { mount, device, socket, lock, from_queues };
+            serving.run(&mut signals, on_ready).await
+        }
         Err(error) => {
             // The device went with the attempt.
-            recover::forget_if_gone(name);
+            recover::forget_if_gone(name).await;
             Err(error)
         }
     }
@@ -161,6 +183,7 @@ impl Mount {
         socket: MountSocket,
         lock: MountLock,
         mut from_queues: mpsc::UnboundedReceiver<FromQueue>,
+        signals: &mut Signals,
         on_ready: OnReady<'_>,
     ) -> anyhow::Result<Option<HandOver>> {
         tracing::info!(
@@ -174,12 +197,13 @@ impl Mount {
         on_ready(&self.status());
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         let (asked_sender, mut asked) = mpsc::channel(16);
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut noting = tokio::time::interval(NOTE_STEP);
+        noting.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let serving = socket.serve(asked_sender);
         tokio::pin!(serving);
         let mut ending = Ending::default();
         loop {
+            let patience = ending.patience();
             let end = tokio::select! {
                 () = &mut serving => None,
                 Some(message) = from_queues.recv() => {
@@ -188,10 +212,17 @@ impl Mount {
                 }
                 () = self.attend() => None,
                 result = link::next(&mut ending.syncing) => self.on_synced(result, &mut ending),
-                Some(request) = asked.recv() => self.on_ask(request, &mut ending).await,
-                _ = terminate.recv() => self.on_terminate(&mut ending),
-                _ = interrupt.recv() => self.on_terminate(&mut ending),
+                Some(request) = asked.recv() => self.on_ask(request, &mut ending),
+                () = link::until(patience) => None,
+                () = signals.next() => self.on_terminate(&mut ending),
+                _ = noting.tick(), if self.status.volatile_cache => {
+                    if self.owes_note() {
+                        self.note();
+                    }
+                    None
+                }
             };
+            let end = end.or_else(|| self.on_patience(&mut ending));
             if self.stopped > 0 && end.is_none() {
                 anyhow::bail!(
                     "a queue of {} stopped: was the device removed by someone else?",

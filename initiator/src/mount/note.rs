@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use rblk_config::MountConfig;
 use rblk_fabric::Address;
 use rblk_protocol::{
-    BlockCount, BlockSize, Epoch, Features, Generation, InstanceId, Name, OpenReply, QueueDepth,
-    SessionId, VolumeFlags, VolumeHandle, WriteVerifier, limits,
+    BlockCount, BlockSize, Epoch, Features, Generation, HostId, InstanceId, Name, OpenReply,
+    QueueDepth, SessionId, VolumeFlags, VolumeHandle, WriteVerifier, limits,
 };
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +30,8 @@ use crate::ublk::{DeviceToken, disk_path};
 const FORM: u32 = 2;
 /// No note is longer.
 const LEN_MAX: u64 = 64 << 10;
+/// The number of a device that has none yet.
+pub(super) const NO_DEVICE: u32 = u32::MAX;
 /// No text in a note that is for people is longer.
 const TEXT_MAX: usize = 1024;
 
@@ -59,6 +61,9 @@ pub struct Note {
     pub token: DeviceToken,
     /// What it was mounted with.
     pub config: MountConfig,
+    // Whom the target knows as the holder. What it was made of may be another by now.
+    #[serde(with = "as_hex")]
+    host: [u8; 16],
     // The session, and the highest epoch that was asked for in it.
     session: Option<Session>,
     #[serde(with = "as_hex")]
@@ -133,6 +138,7 @@ impl Note {
             device_id: device.0,
             token: device.1,
             config: config.clone(),
+            host: known.host.id.0,
             session: known.resume.map(|(id, epoch)| Session { id: id.0, epoch: epoch.0 }),
             instance: known.instance.0,
             target_name: known.target_name.to_string(),
@@ -178,14 +184,17 @@ impl Note {
     fn write_in(&self, dir: &Path) -> io::Result<()> {
         let text = serde_json::to_vec(self).map_err(io::Error::other)?;
         let new = dir.join(format!("{}.json.new", self.name));
-        std::fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&new)?
-            .write_all(&text)?;
-        std::fs::rename(new, Self::path(dir, &self.name))
+        let mut options = std::fs::OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let written = options
+            .open(&new)
+            .and_then(|mut file| file.write_all(&text))
+            .and_then(|()| std::fs::rename(&new, Self::path(dir, &self.name)));
+        if written.is_err() {
+            // Half a note is of no use, and takes room that may be what is missing.
+            let _ = std::fs::remove_file(new);
+        }
+        written
     }
 
     /// The note of a mount; `None` when there is none.
@@ -238,6 +247,7 @@ impl Note {
         rule(self.name == name, "it is another mount's")?;
         rule(Name::new(&self.name).is_ok(), "the name is none")?;
         self.config.validate().map_err(|error| format!("its configuration: {error}"))?;
+        rule(!HostId(self.host).is_none(), "the host's id is none")?;
         rule(Name::new(&self.target_name).is_ok(), "the target's name is none")?;
         rule(self.block_size().is_some(), "the block size is none")?;
         rule(self.volume.blocks > 0, "the volume is empty")?;
@@ -264,11 +274,12 @@ impl Note {
         BlockSize::new(self.volume.block_size)
     }
 
-    /// What the mount knew of its volume, with no memory for its queues yet.
+    /// What the mount knew of its volume, with no memory for its queues yet. The target goes on knowing this host by
+    /// the id that it had then, and by `host_name`.
     ///
     /// # Errors
     /// An address of `config`, which may be another than the note's, is none.
-    pub(super) fn known(&self, config: &MountConfig, host: HostIdentity) -> anyhow::Result<Known> {
+    pub(super) fn known(&self, config: &MountConfig, host_name: Name) -> anyhow::Result<Known> {
         let none = || anyhow::anyhow!("a note that was not checked");
         let session =
             self.session.as_ref().map(|session| (SessionId(session.id), Epoch(session.epoch)));
@@ -279,7 +290,7 @@ impl Note {
                 .iter()
                 .map(|target| target.parse())
                 .collect::<Result<Vec<Address>, _>>()?,
-            host,
+            host: HostIdentity { id: HostId(self.host), name: host_name },
             volume: OpenReply {
                 handle: VolumeHandle(0),
                 flags: VolumeFlags(self.volume.flags),
@@ -306,6 +317,22 @@ impl Note {
             transport: self.transport.clone(),
             fenced: self.fenced.clone(),
         })
+    }
+
+    /// Whom the target knows as the holder.
+    pub(super) fn host(&self) -> HostId {
+        HostId(self.host)
+    }
+
+    /// What its target calls itself.
+    pub(super) fn target_name(&self) -> &str {
+        &self.target_name
+    }
+
+    /// The device's number, once its process had noted one.
+    #[must_use]
+    pub fn numbered(&self) -> Option<u32> {
+        (self.device_id != NO_DEVICE).then_some(self.device_id)
     }
 
     /// The disk's path.
@@ -407,7 +434,7 @@ mod tests {
     use super::*;
 
     fn host() -> HostIdentity {
-        HostIdentity { id: rblk_protocol::HostId([9; 16]), name: Name::new("host").unwrap() }
+        HostIdentity { id: HostId([9; 16]), name: Name::new("host").unwrap() }
     }
 
     fn known() -> Known {
@@ -452,6 +479,13 @@ mod tests {
         Note::of("vol0", (4, DeviceToken::new(77)), &config, known, doubts)
     }
 
+    impl Note {
+        /// The note of a living mount.
+        pub(in crate::mount) fn sample() -> Self {
+            note_of(&known())
+        }
+    }
+
     fn text(note: &Note) -> Vec<u8> {
         serde_json::to_vec(note).unwrap()
     }
@@ -465,7 +499,9 @@ mod tests {
             assert_eq!(read, note);
             assert_eq!((read.device_id, read.token), (4, DeviceToken::new(77)));
             assert!(read.maybe_unflushed && read.loss_untold && read.recovered == 3);
-            let again = read.known(&read.config, host()).unwrap();
+            // The id of this host may be another by now, and the holder is who mounted.
+            let again = read.known(&read.config, Name::new("renamed").unwrap()).unwrap();
+            assert_eq!((again.host.id, again.host.name.as_str()), (host().id, "renamed"));
             // The handle was the old session's.
             let volume = OpenReply { handle: VolumeHandle(0), ..known.volume };
             assert_eq!(again.volume, volume);
@@ -491,6 +527,11 @@ mod tests {
         let file = dir.path().join("vol0.json");
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "more than the note is left");
+        // One that cannot be written leaves the one before, or nothing.
+        std::fs::create_dir(dir.path().join("vol1.json")).unwrap();
+        let other = Note { name: "vol1".to_owned(), ..note.clone() };
+        assert!(other.write_in(dir.path()).is_err());
+        assert!(!dir.path().join("vol1.json.new").exists());
         std::fs::write(&file, vec![b' '; usize::try_from(LEN_MAX).unwrap() + 1]).unwrap();
         let bad = Note::read_in(dir.path(), "vol0").unwrap_err().to_string();
         assert!(bad.contains("too long") && bad.contains("umount --force vol0"), "{bad}");
@@ -498,7 +539,7 @@ mod tests {
 
     #[test]
     fn a_note_with_a_bad_value_is_refused() {
-        let cases: [(&str, Value, &str); 24] = [
+        let cases: [(&str, Value, &str); 26] = [
             ("/form", json!(1), "form"),
             ("/form", json!("2"), "invalid type"),
             ("/name", json!("../../etc/x"), "another mount's"),
@@ -507,6 +548,8 @@ mod tests {
             ("/token", json!(5), "invalid type"),
             ("/device_id", json!(-1), "invalid value"),
             ("/pid", json!(1u64 << 40), "invalid value"),
+            ("/host", json!("0".repeat(32)), "host's id"),
+            ("/host", json!("1"), "hexadecimal"),
             ("/session/id", json!("+".repeat(32)), "hexadecimal"),
             ("/session/epoch", json!(1u64 << 32), "invalid value"),
             ("/instance", json!("é".repeat(16)), "hexadecimal"),
@@ -531,7 +574,7 @@ mod tests {
             let error = Note::parse(&serde_json::to_vec(&bad).unwrap(), "vol0").unwrap_err();
             assert!(error.contains(why), "{path} = {value}: {error}");
         }
-        for path in ["token", "config", "volume", "wish", "queues", "maybe_unflushed"] {
+        for path in ["token", "config", "host", "volume", "wish", "queues", "maybe_unflushed"] {
             let mut bad = good.clone();
             bad.as_object_mut().unwrap().remove(path);
             let error = Note::parse(&serde_json::to_vec(&bad).unwrap(), "vol0").unwrap_err();
@@ -559,7 +602,7 @@ mod tests {
             let end = (at + with.len()).min(text.len());
             text.splice(at..end, with);
             if let Ok(note) = Note::parse(&text, "vol0") {
-                let _ = note.known(&note.config, host());
+                let _ = note.known(&note.config, host().name);
                 let _ = note.status("no server");
             }
         }

@@ -7,6 +7,8 @@
 //! still the target's to make durable (its verifier is the note's), or may be lost, and then the next FLUSH fails: the
 //! copies that the dead one may have retained died with it.
 
+use std::time::{Duration, Instant};
+
 use anyhow::Context;
 use rblk_config::MountConfig;
 use rblk_fabric::Region;
@@ -16,6 +18,7 @@ use tokio::sync::mpsc;
 use super::lock::MountLock;
 use super::note::{Doubts, Note};
 use super::remains::{Claimed, ENDING_DEADLINE, Purpose, claim, find};
+use super::signals::Signals;
 use super::socket::MountSocket;
 use super::upgrade::Serving;
 use super::{AlreadyMounted, Mount, NotMounted, OnReady, begin};
@@ -24,6 +27,9 @@ use crate::identity::host_identity;
 use crate::ublk::{Control, Device, DeviceInfo, DiskParams};
 
 const PAGE: usize = 4096;
+/// Time for a device to go that was added in vain.
+const GONE_DEADLINE: Duration = Duration::from_secs(5);
+const GONE_STEP: Duration = Duration::from_millis(10);
 
 /// A device is not the one of its note.
 #[derive(Debug, thiserror::Error)]
@@ -41,36 +47,37 @@ struct Mismatch {
 ///
 /// # Errors
 /// [`AlreadyMounted`], or the system's.
-pub(super) async fn lock(name: &str, inherited: Option<i32>) -> anyhow::Result<MountLock> {
+pub(super) async fn lock(name: &str, inherited: bool) -> anyhow::Result<MountLock> {
     let lock = match inherited {
-        Some(descriptor) => MountLock::inherited(name, descriptor).map(Some),
-        None => MountLock::take_unless_served(name).await,
+        true => MountLock::inherited(name).map(Some),
+        false => MountLock::take_unless_served(name).await,
     };
     let lock = lock.with_context(|| format!("the lock of mount {name}"))?;
     lock.ok_or_else(|| AlreadyMounted { name: name.to_owned() }.into())
 }
 
-/// Goes on with the mount of a name, and serves until it is unmounted. `inherited` is a descriptor that this process
-/// was started with and that holds the name's lock. Blocks before the first await for as long as the driver needs to
+/// Goes on with the mount of a name, and serves until it is unmounted. With `inherited`, the
+/// standard input that this process was started with holds the name's lock. Blocks before the first await for as long as the driver needs to
 /// see that the old process died.
 ///
 /// # Errors
 /// [`NotMounted`] when there is nothing to go on with, [`AlreadyMounted`] when somebody does; anything that keeps the
 /// device from being served, which then stays for another try.
-pub async fn run(name: &str, inherited: Option<i32>, on_ready: OnReady<'_>) -> anyhow::Result<()> {
+pub async fn run(name: &str, inherited: bool, on_ready: OnReady<'_>) -> anyhow::Result<()> {
+    let mut signals = Signals::listen()?;
     let lock = lock(name, inherited).await?;
     let Claimed::Waiting(note) = claim(&lock, |_| Purpose::Recover)? else {
         return Err(NotMounted { what: name.to_owned() }.into());
     };
-    take_over(lock, *note, None).await?.run(on_ready).await
+    take_over(lock, *note, None, &mut signals).await?.run(&mut signals, on_ready).await
 }
 
 /// The same, in the process that has just let go of the device.
-pub(super) async fn again(lock: MountLock) -> anyhow::Result<Serving> {
+pub(super) async fn again(lock: MountLock, signals: &mut Signals) -> anyhow::Result<Serving> {
     let Claimed::Waiting(note) = claim(&lock, |_| Purpose::Recover)? else {
         return Err(NotMounted { what: lock.name().to_owned() }.into());
     };
-    take_over(lock, *note, None).await
+    take_over(lock, *note, None, signals).await
 }
 
 /// Whether this program could go on with a mount: its note makes sense. Changes nothing.
@@ -80,7 +87,7 @@ pub(super) async fn again(lock: MountLock) -> anyhow::Result<Serving> {
 pub fn check(name: &str) -> anyhow::Result<()> {
     let note = Note::read(name)?.ok_or_else(|| NotMounted { what: name.to_owned() })?;
     let host = host_identity(note.config.host_name.as_deref());
-    note.known(&note.config, host).map(drop)
+    note.known(&note.config, host.name).map(drop)
 }
 
 /// Whether `config` asks for what the note says is mounted: the same volume by an address of the same target, as
@@ -98,13 +105,14 @@ pub(super) async fn take_over(
     lock: MountLock,
     note: Note,
     config: Option<&MountConfig>,
+    signals: &mut Signals,
 ) -> anyhow::Result<Serving> {
     let name = lock.name().to_owned();
     let config = config.unwrap_or(&note.config);
     let host = host_identity(config.host_name.as_deref());
     let socket = MountSocket::bind(&lock).context("the mount's socket")?;
     // All that can fail for want of memory comes first, while nobody waits for this process in particular.
-    let mut known = note.known(config, host)?;
+    let mut known = note.known(config, host.name)?;
     for _ in 0..known.queues {
         let memory = begin::queue_memory(&known.wish)?;
         touch(&memory);
@@ -112,13 +120,12 @@ pub(super) async fn take_over(
     }
     let volatile = known.volume.flags.has(VolumeFlags::VOLATILE_CACHE);
     let mut mount = Mount::from_known(config, &name, known);
-    if volatile && note.maybe_unflushed {
-        mount.durability = Durability::inheriting();
-    }
-    if note.loss_untold {
-        // The next FLUSH tells it.
-        mount.durability.lose(0);
-    }
+    let doubt = volatile && note.maybe_unflushed;
+    mount.durability = match note.loss_untold {
+        true => Durability::inheriting_loss(doubt),
+        false if doubt => Durability::inheriting(),
+        false => mount.durability,
+    };
     mount.status.recovered = note.recovered.saturating_add(1);
     mount.device = Some((note.device_id, note.token));
 
@@ -131,9 +138,9 @@ pub(super) async fn take_over(
         return Err(Mismatch { name, device: note.disk(), what }.into());
     }
     mount.note();
-    let (outbox, from_queues) = mpsc::unbounded_channel();
+    let (outbox, mut from_queues) = mpsc::unbounded_channel();
     mount.start_queues(&device, &outbox)?;
-    let device = mount.start_device(device).await?;
+    let device = mount.start_device(device, &mut from_queues, signals).await?;
     tracing::info!(
         device = mount.status.device,
         dead = note.pid,
@@ -174,28 +181,53 @@ fn mismatch(mount: &Mount, info: &DeviceInfo, params: &DiskParams) -> Option<Str
 impl Mount {
     /// Writes down what another process needs to go on with the device, once there is one. Where that fails the mount
     /// goes on: what is lost is the way to recover it.
-    pub(super) fn note(&self) {
+    pub(super) fn note(&mut self) {
         self.note_with(self.status.volatile_cache);
     }
 
     /// The same, with a word on whether acknowledged writes may be in the target's memory only.
-    pub(super) fn note_with(&self, maybe_unflushed: bool) {
-        let Some(device) = self.device else { return };
+    pub(super) fn note_with(&mut self, maybe_unflushed: bool) {
+        if let Err(error) = self.write_note(maybe_unflushed) {
+            tracing::error!(%error, "cannot note the state of the mount: it could not be recovered now");
+        }
+    }
+
+    /// The same, for whom the note matters more than to go on.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn must_note(&mut self) -> std::io::Result<()> {
+        self.write_note(self.status.volatile_cache)
+    }
+
+    /// Whether a loss became known, or was told, since the last note: a process that goes on by it would tell a loss
+    /// again, or not at all.
+    pub(super) fn owes_note(&self) -> bool {
+        self.device.is_some() && self.noted_loss != self.durability.has_untold_loss()
+    }
+
+    fn write_note(&mut self, maybe_unflushed: bool) -> std::io::Result<()> {
+        let Some(device) = self.device else { return Ok(()) };
         let doubts = Doubts {
             maybe_unflushed,
             loss_untold: self.durability.has_untold_loss(),
             recovered: self.status.recovered,
         };
-        let note = Note::of(&self.name, device, &self.config, &self.known, doubts);
-        if let Err(error) = note.write() {
-            tracing::error!(%error, "cannot note the state of the mount: it could not be recovered now");
-        }
+        // Also where it fails: then it is tried again with the next change.
+        self.noted_loss = doubts.loss_untold;
+        Note::of(&self.name, device, &self.config, &self.known, doubts).write()
     }
 }
 
 /// Forgets the note of a mount that could not begin, unless its device is still there.
-pub(super) fn forget_if_gone(name: &str) {
-    if find(name).is_ok_and(|found| found.device.is_none()) {
-        Note::remove(name);
+pub(super) async fn forget_if_gone(name: &str) {
+    let begun = Instant::now();
+    while begun.elapsed() < GONE_DEADLINE {
+        match find(name) {
+            Ok(found) if found.device.is_none() => return Note::remove(name),
+            // It goes when its queue threads have let go.
+            Ok(_) => tokio::time::sleep(GONE_STEP).await,
+            Err(_) => return,
+        }
     }
 }

@@ -175,17 +175,21 @@ pub struct Found {
 /// # Errors
 /// There is a note, and the driver cannot be asked about its device.
 pub fn find(name: &str) -> Result<Found, UblkError> {
-    let note = Note::read(name);
-    let (usable, token) = match &note {
-        Ok(None) => (None, None),
-        Ok(Some(note)) => (Some(true), Some(note.token)),
-        Err(_) => (Some(false), Note::token_of(name)),
+    let mut note = Note::read(name);
+    let (usable, token, id) = match &note {
+        Ok(None) => (None, None, None),
+        Ok(Some(note)) => (Some(true), Some(note.token), note.numbered()),
+        Err(_) => (Some(false), Note::token_of(name), None),
     };
     // Without a note the driver is not asked: a host may have none.
     let device = match token {
-        Some(token) => Control::open()?.find(token)?,
+        Some(token) => Control::open()?.find(token, id)?,
         None => None,
     };
+    if let (Ok(Some(note)), Some(info)) = (&mut note, &device) {
+        // Its process may have died before it could note the number.
+        note.device_id = info.id;
+    }
     let condition = Condition::of(false, usable, device.map(|info| info.state));
     Ok(Found { condition, note, device })
 }

@@ -3,17 +3,20 @@
 //! In good order the page cache is written back first, while the mount goes on as ever: the driver fails what comes
 //! after the stop, and a write-back may take as long as the target does.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tokio::sync::mpsc;
 
 use super::link::Running;
 use super::socket::{Ask, Asked, Response};
-use super::{EIO, End, Mount, device, send};
+use super::write_back::{WrittenBack, elsewhere};
+use super::{EIO, End, Mount, send};
 use crate::queue::{FromQueue, ToQueue};
 use crate::ublk::Device;
 
+/// How long an unmount waits for a lost target to be back.
+const RECONNECT_PATIENCE: Duration = Duration::from_secs(2);
 /// Time for the write-back when somebody waits for the answer; a little less than he waits.
 const SYNC_ASKED: Duration = Duration::from_secs(55);
 /// Time for the write-back when this process is told to end.
@@ -33,16 +36,30 @@ pub(super) struct Ending {
     /// Who waits for the end.
     pub(super) pending: Option<Asked>,
     /// The write-back ahead of it.
-    pub(super) syncing: Running<()>,
+    pub(super) syncing: Running<WrittenBack>,
+    // Who asked, unless this process was told to end, and how long a lost target is waited for.
+    waiting: Option<(Option<Asked>, Instant)>,
+}
+
+impl Ending {
+    /// An unmount in good order is under way.
+    fn has_begun(&self) -> bool {
+        self.syncing.is_some() || self.waiting.is_some()
+    }
+
+    /// When the patience with a lost target ends.
+    pub(super) fn patience(&self) -> Option<Instant> {
+        self.waiting.as_ref().map(|(_, until)| *until)
+    }
 }
 
 impl Mount {
     /// A request of the mount's socket.
-    pub(super) async fn on_ask(&self, request: Asked, ending: &mut Ending) -> Option<End> {
+    pub(super) fn on_ask(&self, request: Asked, ending: &mut Ending) -> Option<End> {
         let device = &self.status.device;
         let response = match &request.ask {
             Ask::Status => Response::Status(Box::new(self.status())),
-            Ask::Unmount { force: false } | Ask::Upgrade { .. } if ending.syncing.is_some() => {
+            Ask::Unmount { force: false } | Ask::Upgrade { .. } if ending.has_begun() => {
                 Response::Busy(format!("{device} is being unmounted"))
             }
             Ask::Upgrade { program } => match self.may_upgrade(program) {
@@ -53,76 +70,90 @@ impl Mount {
                 }
                 Err(response) => response,
             },
-            Ask::Unmount { force } => {
-                let force = *force;
-                match self.may_unmount(force).await {
-                    Ok(()) => {
-                        ending.pending = Some(request);
-                        return self.begin_unmount(ending, force, SYNC_ASKED);
-                    }
-                    Err(response) => response,
-                }
+            Ask::Unmount { force: true } => {
+                ending.pending = Some(request);
+                return Some(End::Unmount { force: true });
+            }
+            Ask::Unmount { force: false } => {
+                // A moment later a lost target may be back: right after a recovery, that is so.
+                ending.waiting = Some((Some(request), Instant::now() + RECONNECT_PATIENCE));
+                return None;
             }
         };
         let _ = request.reply.send(response);
         None
     }
 
-    /// This process is told to end: the second time, at once.
-    pub(super) fn on_terminate(&self, ending: &mut Ending) -> Option<End> {
-        let force = ending.syncing.is_some() || self.session.is_none();
-        self.begin_unmount(ending, force, SYNC_TERMINATED)
-    }
-
-    async fn may_unmount(&self, force: bool) -> Result<(), Response> {
-        if force {
-            return Ok(());
+    /// Goes on with an unmount that waits for a lost target. In the end it is refused; this process has to end.
+    pub(super) fn on_patience(&self, ending: &mut Ending) -> Option<End> {
+        let (request, until) = ending.waiting.take()?;
+        if !self.is_without_target() {
+            ending.pending = request;
+            return self.begin_unmount(ending);
         }
-        let device = &self.status.device;
-        if let Some(holder) = device::holder(device).await {
-            return Err(Response::Busy(format!("{device} is in use: {holder}")));
+        if Instant::now() < until {
+            ending.waiting = Some((request, until));
+            return None;
         }
-        // What fails anyhow is not waited for by anybody.
-        if self.session.is_none() && !self.course.is_over() {
-            return Err(Response::Busy(format!(
-                "{device}: the target is not connected, and requests may wait for it; --force fails them"
-            )));
-        }
-        Ok(())
-    }
-
-    fn begin_unmount(&self, ending: &mut Ending, force: bool, within: Duration) -> Option<End> {
-        // Every write fails, and has for some time, if the mount is over.
-        if force || self.course.is_over() {
-            return Some(End::Unmount { force: true });
-        }
-        let path = self.status.device.clone();
-        let sync = tokio::task::spawn_blocking(move || {
-            std::fs::OpenOptions::new().write(true).open(path)?.sync_all()
-        });
-        let read_only = self.status.read_only;
-        ending.syncing = Some(tokio::spawn(async move {
-            match tokio::time::timeout(within, sync).await {
-                Err(_) => anyhow::bail!("it takes longer than {within:?}"),
-                // A disk that is read-only has nothing to write back, and cannot be opened for writing.
-                Ok(done) if !read_only => Ok(done??),
-                Ok(_) => Ok(()),
-            }
-        }));
+        let Some(request) = request else { return Some(End::Unmount { force: true }) };
+        let _ = request.reply.send(Response::Busy(format!(
+            "{}: the target is not connected, and requests may wait for it; --force fails them",
+            self.status.device
+        )));
         None
     }
 
-    /// The page cache is written back, or cannot be: whoever asked for the unmount is told, and the mount goes on.
-    pub(super) fn on_synced(&self, result: anyhow::Result<()>, ending: &mut Ending) -> Option<End> {
-        let Err(error) = result else { return Some(End::Unmount { force: false }) };
+    /// Requests wait for the target. Not if the mount is over: what fails anyhow is not waited for by anybody.
+    fn is_without_target(&self) -> bool {
+        self.session.is_none() && !self.course.is_over()
+    }
+
+    /// This process is told to end: the second time, at once.
+    pub(super) fn on_terminate(&self, ending: &mut Ending) -> Option<End> {
+        if ending.has_begun() {
+            return Some(End::Unmount { force: true });
+        }
+        ending.waiting = Some((None, Instant::now() + RECONNECT_PATIENCE));
+        None
+    }
+
+    /// Begins the write-back. Who asked is refused if somebody uses the disk; this process ends all the same.
+    fn begin_unmount(&self, ending: &mut Ending) -> Option<End> {
+        // Every write fails, and has for some time, if the mount is over.
+        if self.course.is_over() {
+            return Some(End::Unmount { force: true });
+        }
+        let (disk, asked) = (self.status.device.clone(), ending.pending.is_some());
+        let within = if asked { SYNC_ASKED } else { SYNC_TERMINATED };
+        let written = tokio::task::spawn_blocking(move || elsewhere(&disk, asked, within));
+        ending.syncing = Some(tokio::spawn(async move { written.await? }));
+        None
+    }
+
+    /// The page cache is written back, or is not: whoever asked for the unmount is told, and the mount goes on.
+    pub(super) fn on_synced(
+        &self,
+        result: anyhow::Result<WrittenBack>,
+        ending: &mut Ending,
+    ) -> Option<End> {
         let device = &self.status.device;
-        let text = format!(
-            "{device}: writing back the page cache: {error:#}; it stays mounted, --force gives up what cannot be written"
-        );
-        tracing::error!("{text}");
+        let response = match result {
+            Ok(WrittenBack::Done) => return Some(End::Unmount { force: false }),
+            Ok(WrittenBack::InUse(holder)) => {
+                Response::Busy(format!("{device} is in use: {holder}"))
+            }
+            Err(error) => {
+                let text = format!(
+                    "{device}: writing back the page cache: {error:#}; it stays mounted, --force gives up what cannot \
+                     be written"
+                );
+                tracing::error!("{text}");
+                Response::Error(text)
+            }
+        };
         match ending.pending.take() {
             Some(request) => {
-                let _ = request.reply.send(Response::Error(text));
+                let _ = request.reply.send(response);
                 None
             }
             // Nobody else decides, and this process has to end.

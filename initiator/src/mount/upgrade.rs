@@ -21,9 +21,10 @@ use tokio::time::Instant;
 
 use super::lock::MountLock;
 use super::settle::flush;
+use super::signals::Signals;
 use super::socket::{MountSocket, Response};
 use super::{Mount, OnReady, next_event, pulse, recover, send};
-use crate::queue::{FromQueue, ToQueue};
+use crate::queue::{FromQueue, QueueHandle, ToQueue};
 use crate::ublk::Device;
 
 /// What a queue thread may take beyond the time it has for its answers.
@@ -49,27 +50,34 @@ pub(super) struct HandOver {
 impl Serving {
     /// Serves until the mount is unmounted, or breaks. Hands the device over when that is asked for; goes on with it
     /// where that fails.
-    pub(super) async fn run(self, on_ready: OnReady<'_>) -> anyhow::Result<()> {
+    pub(super) async fn run(
+        self,
+        signals: &mut Signals,
+        on_ready: OnReady<'_>,
+    ) -> anyhow::Result<()> {
         let mut serving = self;
         loop {
             let Serving { mount, device, socket, lock, from_queues } = serving;
-            let ended = mount.serve(device, socket, lock, from_queues, &mut *on_ready).await?;
+            let ended =
+                mount.serve(device, socket, lock, from_queues, signals, &mut *on_ready).await?;
             let Some(HandOver { lock, program }) = ended else { return Ok(()) };
             let error = become_program(&program, &lock);
             tracing::error!(%error, program = %program.display(), "cannot hand over; going on");
-            serving = recover::again(lock).await?;
+            // Another process that this one starts must not hold the name.
+            if let Err(error) = lock.close_on_exec() {
+                tracing::warn!(%error, "the lock of the mount");
+            }
+            serving = recover::again(lock, signals).await?;
         }
     }
 }
 
 /// Replaces this program. Returns only the failure.
 fn become_program(program: &Path, lock: &MountLock) -> std::io::Error {
-    let descriptor = match lock.keep_over_exec() {
-        Ok(descriptor) => descriptor.to_string(),
-        Err(error) => return error,
-    };
-    let words =
-        ["rblk-initiatord", "recover", lock.name(), "--foreground", "--lock-fd", &descriptor];
+    if let Err(error) = lock.keep_over_exec() {
+        return error;
+    }
+    let words = ["rblk-initiatord", "recover", lock.name(), "--foreground", "--lock-on-stdin"];
     let program = CString::new(program.as_os_str().as_bytes());
     let words: Result<Vec<CString>, _> = words.into_iter().map(CString::new).collect();
     match (program, words) {
@@ -85,6 +93,14 @@ fn become_program(program: &Path, lock: &MountLock) -> std::io::Error {
 impl Mount {
     /// Whether a program can be one to hand over to, as far as that shows from here.
     pub(super) fn may_upgrade(&self, program: &Path) -> Result<(), Response> {
+        let unflushed = self.durability.unflushed();
+        if self.session.is_none() && self.status.retain_bytes > 0 && unflushed > 0 {
+            return Err(Response::Busy(format!(
+                "{}: the target is away, and copies of {unflushed} writes that it has not flushed are kept in this \
+                 process only",
+                self.status.device
+            )));
+        }
         let refuse = |why: &str| Err(Response::Error(format!("{}: {why}", program.display())));
         if !program.is_absolute() {
             return refuse("not an absolute path");
@@ -116,7 +132,8 @@ impl Mount {
             send(queue, ToQueue::Leave(detect));
         }
         let deadline = Instant::now() + detect + QUEUE_GRACE;
-        while self.stopped < self.queues.len() {
+        let mut quiet = true;
+        while quiet && self.stopped < self.queues.len() {
             let session_pulse = pulse(&self.config);
             tokio::select! {
                 Some(message) = from_queues.recv() => {
@@ -125,18 +142,23 @@ impl Mount {
                     }
                 }
                 event = next_event(&mut self.session, session_pulse) => self.on_event(event),
-                () = tokio::time::sleep_until(deadline) => {
-                    anyhow::bail!("the queues of {} do not let go of it", self.status.device);
-                }
+                () = tokio::time::sleep_until(deadline) => quiet = false,
             }
         }
-        for queue in &mut self.queues {
-            queue.join();
+        if quiet {
+            self.queues.iter_mut().for_each(QueueHandle::join);
+        } else {
+            // The exec ends their threads, and then the driver sees that they are gone.
+            tracing::error!(
+                device = self.status.device,
+                "queues do not let go; going on all the same"
+            );
         }
         while let Ok(message) = from_queues.try_recv() {
             let _ = self.on_queue(message);
         }
-        let maybe_unflushed = self.status.volatile_cache && !self.flush_all(detect).await;
+        let flushed = quiet && self.flush_all(detect).await;
+        let maybe_unflushed = self.status.volatile_cache && !flushed;
         if let Some(session) = self.session.take() {
             // No LOGOUT: the session goes on.
             session.admin.close();

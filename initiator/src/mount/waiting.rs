@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use rblk_config::MountConfig;
 use tokio::sync::mpsc;
 
+use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
 use super::status::MountStatus;
 use super::{LAST_WORDS, Mount};
@@ -18,6 +19,14 @@ pub(super) struct GivenUp {
     name: String,
 }
 
+/// SIGTERM or SIGINT came before there was a device.
+#[derive(Debug, thiserror::Error)]
+#[error("told to end before `{name}` had a device")]
+pub struct ToldToEnd {
+    /// The mount.
+    pub name: String,
+}
+
 /// The first connect. Whoever asks for the mount's state meanwhile is told that it waits, and why; an unmount ends it.
 pub(super) async fn connect(
     socket: &MountSocket,
@@ -25,6 +34,7 @@ pub(super) async fn connect(
     name: &str,
     host: HostIdentity,
     take_over: bool,
+    signals: &mut Signals,
 ) -> anyhow::Result<(Mount, Vec<Path>)> {
     let why = RefCell::new(None);
     tokio::select! {
@@ -32,6 +42,7 @@ pub(super) async fn connect(
         () = unwanted(socket, config, name, &why) => {
             Err(GivenUp { name: name.to_owned() }.into())
         }
+        () = signals.next() => Err(ToldToEnd { name: name.to_owned() }.into()),
     }
 }
 

@@ -27,6 +27,8 @@ const QUICK: Duration = Duration::from_secs(10);
 const CANCEL_GRACE: Duration = Duration::from_secs(1);
 /// Step of waits that can only be polled.
 const POLL_STEP: Duration = Duration::from_millis(5);
+/// How often somebody is asked whether to wait on.
+const ASK_STEP: Duration = Duration::from_millis(100);
 /// `user_data` of cancellations; commands count up from 1.
 const CANCEL: u64 = 0;
 
@@ -261,13 +263,14 @@ impl Control {
     }
 
     /// Exposes the disk. Waits until every tag of every queue has been fetched (by other threads of this
-    /// process, the one that opened the char node).
+    /// process, the one that opened the char node). `more` is told now and then how long that has taken, and says
+    /// whether to wait on.
     ///
     /// # Errors
     /// [`UblkError::Timeout`] when a queue is not ready in time; the device is as before.
-    pub fn start(&mut self, id: u32, deadline: Duration) -> Result<()> {
+    pub fn start(&mut self, id: u32, more: &mut dyn FnMut(Duration) -> bool) -> Result<()> {
         let header = CtrlCmd { data: own_pid().unsigned_abs().into(), ..header(id) };
-        self.plain(START, header, deadline)
+        self.plain_while(START, header, more)
     }
 
     /// Takes the disk away. Waits for the requests in flight, so the queues have to go on serving; then
@@ -386,9 +389,9 @@ impl Control {
     ///
     /// # Errors
     /// [`UblkError::Timeout`] when a queue is not ready in time.
-    pub fn end_recovery(&mut self, id: u32, deadline: Duration) -> Result<()> {
+    pub fn end_recovery(&mut self, id: u32, more: &mut dyn FnMut(Duration) -> bool) -> Result<()> {
         let header = CtrlCmd { data: own_pid().unsigned_abs().into(), ..header(id) };
-        self.plain(END_RECOVERY, header, deadline)
+        self.plain_while(END_RECOVERY, header, more)
     }
 
     /// Parks the disk (6.16): new requests wait in the kernel, every fetch ends with "stopping", and when
@@ -419,26 +422,31 @@ impl Control {
         self.plain(UPDATE_SIZE, CtrlCmd { data: sectors, ..header(id) }, QUICK)
     }
 
-    /// The device that carries `token`, if it is there.
+    /// The device that carries `token`, if it is there. `id` is where it was last; without, it is one that has a node
+    /// in `/dev`.
     ///
     /// # Errors
-    /// `/dev` cannot be read.
-    pub fn find(&mut self, token: DeviceToken) -> Result<Option<DeviceInfo>> {
-        Ok(self.list()?.into_iter().find(|info| info.token == Some(token)))
+    /// The driver does not answer for some device, which may be the one: nothing is said of it then.
+    pub fn find(&mut self, token: DeviceToken, id: Option<u32>) -> Result<Option<DeviceInfo>> {
+        let noted = id.map(|id| self.info(id));
+        marked(token, noted, || self.list())
     }
 
     /// All devices that have a node in `/dev`, by id.
     ///
     /// # Errors
-    /// `/dev` cannot be read.
+    /// `/dev` cannot be read, or the driver does not answer for one of them.
     pub fn list(&mut self) -> Result<Vec<DeviceInfo>> {
         let nodes = std::fs::read_dir("/dev").map_err(|e| UblkError::system("listing /dev", e))?;
         let mut ids: Vec<u32> = nodes
             .filter_map(|node| node.ok()?.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok())
             .collect();
         ids.sort_unstable();
-        // A device may go between the listing and the question; that is no error.
-        Ok(ids.into_iter().filter_map(|id| self.info(id).ok()).collect())
+        let mut devices = Vec::new();
+        for id in ids {
+            devices.extend(if_there(self.info(id))?);
+        }
+        Ok(devices)
     }
 
     /// Waits for `/dev/ublkcN` to exist as the device's own node.
@@ -467,12 +475,20 @@ impl Control {
 
     /// A command without a buffer.
     fn plain(&mut self, command: Command, header: CtrlCmd, deadline: Duration) -> Result<()> {
-        match self.issue(command, header, deadline)? {
-            Ended::Answered(result) if result >= 0 => Ok(()),
-            Ended::Answered(result) => Err(refusal(command, header.dev_id, -result)),
-            Ended::Cancelled => Err(timeout(command, header.dev_id, deadline, false)),
-            Ended::Running => Err(timeout(command, header.dev_id, deadline, true)),
-        }
+        let ended = self.issue(command, header, deadline, &mut |_| false)?;
+        answered(command, header.dev_id, ended, deadline)
+    }
+
+    /// The same, as long as somebody wants to wait.
+    fn plain_while(
+        &mut self,
+        command: Command,
+        header: CtrlCmd,
+        more: &mut dyn FnMut(Duration) -> bool,
+    ) -> Result<()> {
+        let begin = Instant::now();
+        let ended = self.issue(command, header, ASK_STEP, more)?;
+        answered(command, header.dev_id, ended, begin.elapsed())
     }
 
     /// A command with a buffer, which the driver reads, fills, or both.
@@ -487,7 +503,7 @@ impl Control {
         let raw = Box::into_raw(Box::new(payload));
         #[allow(clippy::cast_possible_truncation)] // Asserted above.
         let header = CtrlCmd { addr: raw as u64, len: size_of::<T>() as u16, ..header };
-        let ended = self.issue(command, header, deadline);
+        let ended = self.issue(command, header, deadline, &mut |_| false);
         if !matches!(ended, Ok(Ended::Running)) {
             // SAFETY: `raw` came from a Box above, and the command is over (or was never accepted), so the
             // kernel does not use the memory any more. T is a Payload: whatever the kernel left is valid.
@@ -502,8 +518,15 @@ impl Control {
         Err(timeout(command, header.dev_id, deadline, true))
     }
 
-    /// Submits a command and waits for its end, for its cancellation, or in vain.
-    fn issue(&mut self, command: Command, header: CtrlCmd, deadline: Duration) -> Result<Ended> {
+    /// Submits a command and waits for its end, for its cancellation, or in vain. Waits for another `step` as long as
+    /// `more` says so.
+    fn issue(
+        &mut self,
+        command: Command,
+        header: CtrlCmd,
+        step: Duration,
+        more: &mut dyn FnMut(Duration) -> bool,
+    ) -> Result<Ended> {
         self.issued += 1;
         let user_data = self.issued;
         let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), command.0)
@@ -511,8 +534,14 @@ impl Control {
             .build()
             .user_data(user_data);
         self.push(&entry)?;
-        if let Some(result) = self.wait(user_data, deadline)? {
-            return Ok(Ended::Answered(result));
+        let begin = Instant::now();
+        loop {
+            if let Some(result) = self.wait(user_data, step)? {
+                return Ok(Ended::Answered(result));
+            }
+            if !more(begin.elapsed()) {
+                break;
+            }
         }
         let cancel = opcode::AsyncCancel::new(user_data).build().user_data(CANCEL);
         self.push(&cancel.into())?;
@@ -593,6 +622,40 @@ fn timeout(command: Command, id: u32, waited: Duration, still_running: bool) -> 
     UblkError::Timeout { command: command.1, id, waited, still_running }
 }
 
+/// What the end of a command without a buffer means.
+fn answered(command: Command, id: u32, ended: Ended, waited: Duration) -> Result<()> {
+    match ended {
+        Ended::Answered(result) if result >= 0 => Ok(()),
+        Ended::Answered(result) => Err(refusal(command, id, -result)),
+        Ended::Cancelled => Err(timeout(command, id, waited, false)),
+        Ended::Running => Err(timeout(command, id, waited, true)),
+    }
+}
+
+/// A device may go between a listing and the question; that is no error, and no other answer says that it is gone.
+fn if_there(answer: Result<DeviceInfo>) -> Result<Option<DeviceInfo>> {
+    match answer {
+        Ok(info) => Ok(Some(info)),
+        Err(UblkError::NoSuchDevice { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The device that carries `token`: the one at the place that is known, or one of those that there are.
+fn marked(
+    token: DeviceToken,
+    noted: Option<Result<DeviceInfo>>,
+    list: impl FnOnce() -> Result<Vec<DeviceInfo>>,
+) -> Result<Option<DeviceInfo>> {
+    let is_it = |info: &DeviceInfo| info.token == Some(token);
+    if let Some(answer) = noted
+        && let Some(info) = if_there(answer)?.filter(is_it)
+    {
+        return Ok(Some(info));
+    }
+    Ok(list()?.into_iter().find(is_it))
+}
+
 /// What a negative answer means. `errno` is positive.
 fn refusal(command: Command, id: u32, errno: i32) -> UblkError {
     match (command.0, errno) {
@@ -657,6 +720,39 @@ mod tests {
         assert!(text(STOP, 4000).contains("4000"));
         assert!(missing(Features::QUIESCE).to_string().contains("came with 6.16"));
         assert!(missing(Features::from_bits(1 << 50)).to_string().contains("unknown"));
+    }
+
+    #[test]
+    fn a_device_is_gone_only_if_the_driver_says_so() {
+        let token = DeviceToken::new(7);
+        let there = |id, token| {
+            let info = DeviceInfo::from_abi(&abi::DevInfo { dev_id: id, ..Default::default() });
+            DeviceInfo { token, ..info }
+        };
+        let gone = || Err(UblkError::NoSuchDevice { id: 3 });
+        let other = || there(3, Some(DeviceToken::new(8)));
+        let mute = || Err(timeout(INFO, 3, QUICK, false));
+        let refused = || Err(refusal(INFO, 3, libc::EINTR));
+        let none = || Ok(Vec::new());
+        let id = |found: Result<Option<DeviceInfo>>| found.unwrap().map(|info| info.id);
+        assert_eq!(id(marked(token, Some(Ok(there(3, Some(token)))), none)), Some(3));
+        assert_eq!(id(marked(token, Some(gone()), none)), None);
+        assert_eq!(id(marked(token, Some(Ok(other())), none)), None);
+        assert_eq!(id(marked(token, None, none)), None);
+        // It is somewhere else than it was noted.
+        for noted in [None, Some(gone()), Some(Ok(other()))] {
+            let listed = || Ok(vec![there(4, None), there(5, Some(token))]);
+            assert_eq!(id(marked(token, noted, listed)), Some(5));
+        }
+        // Whoever does not answer is not gone, noted or listed.
+        assert!(marked(token, Some(mute()), none).is_err());
+        assert!(marked(token, Some(refused()), none).is_err());
+        assert!(
+            marked(token, Some(gone()), || Err(UblkError::StillServed { id: 9, pid: None }))
+                .is_err()
+        );
+        assert!(if_there(mute()).is_err() && if_there(refused()).is_err());
+        assert_eq!(if_there(gone()).unwrap(), None);
     }
 
     #[test]

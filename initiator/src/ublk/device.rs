@@ -181,9 +181,17 @@ impl Device {
     /// # Errors
     /// [`UblkError::Timeout`] when a queue is not ready in time.
     pub fn start(&mut self, deadline: Duration) -> Result<PathBuf> {
+        self.start_while(&mut |waited| waited < deadline)
+    }
+
+    /// The same, for as long as `more` says. It is told every tenth of a second how long that has taken.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_while(&mut self, more: &mut dyn FnMut(Duration) -> bool) -> Result<PathBuf> {
         match self.stage {
-            Stage::Recovering => self.control.end_recovery(self.info.id, deadline)?,
-            _ => self.control.start(self.info.id, deadline)?,
+            Stage::Recovering => self.control.end_recovery(self.info.id, more)?,
+            _ => self.control.start(self.info.id, more)?,
         }
         self.stage = Stage::Live;
         self.info = self.control.info(self.info.id)?;

@@ -303,7 +303,9 @@ impl Queue {
         if let Some(slot) = found {
             self.watches[slot].state = WatchState::Removing;
             let target = self.watch_data(slot);
-            let entry = opcode::PollRemove::new(target).build().user_data(KIND_UNWATCH);
+            // POLL_REMOVE leaves a poll alone that is just being woken (EALREADY), as one of a dying path is; it would
+            // keep its place for ever. A cancellation ends it whatever it is doing.
+            let entry = opcode::AsyncCancel::new(target).build().user_data(KIND_UNWATCH);
             self.push(&entry);
         }
     }

@@ -12,7 +12,7 @@ use rblk_protocol::{
 
 use super::Control;
 use super::core::Admitted;
-use crate::connection::{ConnectionParams, Layout};
+use crate::connection::{ConnectionParams, Layout, patience};
 use crate::poll_group::ToGroup;
 
 /// READs a target has outstanding on one connection at most, where device and peer have more.
@@ -158,6 +158,7 @@ impl Control {
             reads_out,
             send_sges,
             memory,
+            patience: patience(self.core.sessions().get(session).and_then(|s| s.detect)),
             peer: peer.to_owned(),
         };
         let accept = AcceptParams {
@@ -166,7 +167,7 @@ impl Control {
             reads_in: 0,
         };
         tracing::info!(peer, kind = ?asked.kind, session = session.0, epoch = epoch.0, group, "connection");
-        self.send(
+        self.hand_over(
             group,
             ToGroup::AddConnection {
                 poller: device_at,

@@ -3,24 +3,29 @@
 //! does what it says.
 
 mod admission;
+mod burial;
 pub mod core;
 mod devices;
 pub mod socket;
 pub mod status;
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use rblk_fabric::{Incoming, Region};
 use rblk_protocol::{InstanceId, Name};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::holders::Holders;
 use crate::holders::file::HoldersFile;
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
 use crate::verifier::{Beside, LineageFile};
 use crate::volume::{Placement, Volume};
 
+use self::burial::{Burials, Buried};
 use self::core::{ConnectionRef, Core, CoreParts, Effect, Ticket};
 use devices::DeviceEntry;
 
@@ -65,6 +70,8 @@ pub struct Control {
     // `None` where nothing can be remembered.
     holders_file: Option<HoldersFile>,
     persisted: mpsc::UnboundedReceiver<(Ticket, Result<(), String>)>,
+    burials: Burials,
+    buried: mpsc::UnboundedReceiver<Buried>,
     volume_notes: HashMap<String, status::VolumeNotes>,
     listening: Vec<String>,
     stopped: usize,
@@ -113,13 +120,13 @@ impl Control {
     /// A target that has no connections yet.
     ///
     /// # Errors
-    /// The system has no thread left for the file of the holders.
-    pub fn new(parts: Parts) -> std::io::Result<Self> {
+    /// The file of the holders is there and cannot be read, or the system has no thread left for it.
+    pub fn new(parts: Parts) -> anyhow::Result<Self> {
         let (confirmed, persisted) = mpsc::unbounded_channel();
         let (holders, path) = match parts.lineage.beside("holders") {
             // Where it cannot be replaced, whoever changes the holder is refused: those who were fenced stay so.
-            Beside::Ours(path) => (HoldersFile::read(&path), Some(path)),
-            Beside::Foreign(path) => (HoldersFile::read(&path), None),
+            Beside::Ours(path) => (remembered(&path, &parts.lineage)?, Some(path)),
+            Beside::Foreign(path) => (remembered(&path, &parts.lineage)?, None),
             Beside::Nothing => (HoldersFile::nothing(), None),
         };
         let stays = |volume: &Arc<Volume>| matches!(volume.placement, Placement::Store);
@@ -135,6 +142,7 @@ impl Control {
         });
         let holders_file =
             path.map(|path| HoldersFile::keep(path, &holders, confirm)).transpose()?;
+        let (burials, buried) = Burials::new();
         let core = CoreParts {
             name: parts.name,
             instance: parts.instance,
@@ -159,6 +167,8 @@ impl Control {
             core: Core::new(core, Instant::now()),
             holders_file,
             persisted,
+            burials,
+            buried,
             volume_notes: parts.volume_notes,
             listening: parts.listening,
             stopped: 0,
@@ -186,6 +196,7 @@ impl Control {
                 Some((ticket, result)) = self.persisted.recv() => {
                     self.core.persisted(ticket, result);
                 }
+                Some(buried) = self.buried.recv() => self.on_buried(buried),
                 _ = tick.tick() => self.core.tick(Instant::now()),
             }
             self.carry_out();
@@ -203,11 +214,27 @@ impl Control {
     }
 
     fn send(&self, group: usize, message: ToGroup) {
-        if let Some(handle) = self.groups.get(group)
-            && handle.mail.send(message).is_err()
+        let _ = self.try_send(group, message);
+    }
+
+    /// Returns what could not be sent.
+    fn try_send(&self, group: usize, message: ToGroup) -> Option<ToGroup> {
+        let Some(handle) = self.groups.get(group) else { return Some(message) };
+        let refused = handle.mail.send(message).err()?;
+        // The box holds thousands of messages: the thread is stuck or gone, and says so elsewhere.
+        tracing::error!(group, "a poll group takes no mail");
+        Some(refused.0)
+    }
+
+    /// Hands an admitted connection to a poll group. One that it does not take is over, and told of as any other: its
+    /// session must not wait for it.
+    fn hand_over(&self, group: usize, connection: ToGroup) {
+        if let Some(ToGroup::AddConnection { connection, params, .. }) =
+            self.try_send(group, connection)
         {
-            // The box holds thousands of messages: the thread is stuck or gone, and says so elsewhere.
-            tracing::error!(group, "a poll group takes no mail");
+            let (session, kind, epoch) = (params.session, params.kind, params.epoch);
+            let gone = Buried::Gone { session, kind, epoch };
+            self.burials.bury(Some(connection), Some(params.memory), gone);
         }
     }
 
@@ -260,9 +287,6 @@ impl Control {
                 self.core.command(from, session, &command, &body, Instant::now());
             }
             FromGroup::ConnectionGone { session, kind, epoch, connection, memory, reason } => {
-                // The QP first, then its memory. Destroying may block shortly, which is why it is done here.
-                drop(connection);
-                drop(memory);
                 tracing::debug!(
                     session = session.0,
                     ?kind,
@@ -270,11 +294,11 @@ impl Control {
                     reason,
                     "connection gone"
                 );
-                self.core.gone(session, epoch, kind, Instant::now());
+                let gone = Buried::Gone { session, kind, epoch };
+                self.burials.bury(connection, Some(memory), gone);
             }
             FromGroup::Undrained { group, connection, qp } => {
-                drop(qp);
-                self.send(group, ToGroup::Destroyed { connection });
+                self.burials.bury(qp, None, Buried::Destroyed { group, connection });
             }
             FromGroup::LostWrites { volume } => {
                 self.clean = false;
@@ -299,4 +323,38 @@ impl Control {
             }
         }
     }
+
+    fn on_buried(&mut self, buried: Buried) {
+        match buried {
+            Buried::Gone { session, kind, epoch } => {
+                self.core.gone(session, epoch, kind, Instant::now());
+            }
+            Buried::Destroyed { group, connection } => {
+                self.send(group, ToGroup::Destroyed { connection });
+            }
+        }
+    }
 }
+
+/// What earlier runs remembered of the holders.
+fn remembered(path: &Path, lineage: &LineageFile) -> anyhow::Result<Holders> {
+    let holders = HoldersFile::read(path).with_context(|| {
+        format!(
+            "cannot read {}, which says who may write to the volumes: let this target read it, or put back what was \
+             there (state_dir); only without the file does it start as if nobody had ever held them, and fences every \
+             mount that comes back",
+            path.display()
+        )
+    })?;
+    if holders.is_none() && lineage.is_inherited() {
+        tracing::error!(
+            path = %path.display(),
+            "what was remembered of the holders of the volumes is gone: every mount that comes back is refused (fenced) \
+             and has to be mounted anew. If it was moved away, stop this target and put it back"
+        );
+    }
+    Ok(holders.unwrap_or_else(|| Holders::durable([])))
+}
+
+#[cfg(test)]
+mod tests;

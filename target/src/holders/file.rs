@@ -2,8 +2,9 @@
 //! disk holds up one OPEN and nothing else.
 //!
 //! The file is replaced as a whole and durably, in the order of the changes; several that wait are one write. The lock
-//! of the lineage file covers it. A file that cannot be read is not believed: generations then begin far above any that
-//! was given, so every holder that comes back is refused, which is the safe mistake.
+//! of the lineage file covers it. A file that cannot be understood is not believed: generations then begin far above any
+//! that was given, so every holder that comes back is refused, which is the safe mistake. One that cannot be read may
+//! be as good as ever: then no target starts on it.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -58,21 +59,25 @@ pub struct HoldersFile {
 }
 
 impl HoldersFile {
-    /// Reads what earlier runs remembered at `path`, whose lock is ours.
-    #[must_use]
-    pub fn read(path: &Path) -> Holders {
-        match read(path) {
+    /// Reads what earlier runs remembered at `path`; `None` if there is no file.
+    ///
+    /// # Errors
+    /// It cannot be read now: what it says is not known, and must be neither ignored nor replaced. That it says nothing
+    /// that can be understood is no error, but remembered nothing, for good.
+    pub fn read(path: &Path) -> io::Result<Option<Holders>> {
+        let Some(text) = read(path)? else { return Ok(None) };
+        Ok(Some(match parse(&text) {
             Ok(records) => Holders::durable(records),
             Err(error) => {
                 tracing::error!(
                     path = %path.display(),
                     %error,
-                    "cannot read who held the volumes: mounts that were lost before now are refused when they come \
-                     back (fenced)"
+                    "cannot understand who held the volumes: mounts that were lost before now are refused when they \
+                     come back (fenced)"
                 );
                 Holders::lost(base_of_now())
             }
-        }
+        }))
     }
 
     /// For a target that remembers nothing.
@@ -81,7 +86,8 @@ impl HoldersFile {
         Holders::forgetful(base_of_now())
     }
 
-    /// Keeps `holders` and their changes at `path`; `confirm` is called by the thread for each change, in order.
+    /// Keeps `holders` and their changes at `path`, where a file is from now on, so that it is missed when it is gone;
+    /// `confirm` is called by the thread for each change, in order.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -117,18 +123,25 @@ fn run(
     from_control: &Receiver<(u64, HolderRecord)>,
     confirm: &Confirm,
 ) {
+    if !path.exists() {
+        // That it cannot be is said; each change that it should take is refused then.
+        let _ = remember(path, known);
+    }
     while let Ok(change) = from_control.recv() {
         let mut numbers = Vec::new();
         for (number, record) in std::iter::once(change).chain(from_control.try_iter()) {
             numbers.push(number);
             known.put(record);
         }
-        let result = write(path, known).map_err(|error| {
-            tracing::error!(path = %path.display(), %error, "cannot remember who holds the volumes (state_dir)");
-            error.to_string()
-        });
+        let result = remember(path, known).map_err(|error| error.to_string());
         numbers.into_iter().for_each(|number| confirm(number, result.clone()));
     }
+}
+
+fn remember(path: &Path, known: &Holders) -> io::Result<()> {
+    write(path, known).inspect_err(|error| {
+        tracing::error!(path = %path.display(), %error, "cannot remember who holds the volumes (state_dir)");
+    })
 }
 
 /// Above all generations given before now, unless somebody counts a million holders a second.
@@ -163,15 +176,18 @@ fn write(path: &Path, holders: &Holders) -> io::Result<()> {
     File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
-/// No file is no record.
-fn read(path: &Path) -> io::Result<Vec<HolderRecord>> {
+fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let file = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file?,
     };
     let mut text = Vec::new();
     file.take(FILE_MAX).read_to_end(&mut text)?;
-    let remembered: Remembered = serde_json::from_slice(&text)?;
+    Ok(Some(text))
+}
+
+fn parse(text: &[u8]) -> io::Result<Vec<HolderRecord>> {
+    let remembered: Remembered = serde_json::from_slice(text)?;
     if remembered.version != FORM {
         return Err(io::Error::other(format!("of form {}", remembered.version)));
     }
@@ -206,12 +222,42 @@ mod tests {
         Claimant { mode, host: HostId([9; 16]), host_name: Name::new("host-1").unwrap() }
     }
 
+    fn remembered(path: &Path) -> Holders {
+        HoldersFile::read(path).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_file_is_there_from_the_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.holders");
+        let keep = |holders: &Holders| {
+            drop(HoldersFile::keep(path.clone(), holders, Box::new(|_, _| ())).unwrap());
+        };
+        keep(&Holders::durable([]));
+        assert_eq!(remembered(&path).records().next(), None);
+        // What is there is replaced by changes only.
+        fs::write(&path, "{").unwrap();
+        keep(&Holders::lost(Generation(7)));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "{");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_neither_missing_nor_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.holders");
+        fs::create_dir(&path).unwrap();
+        assert_eq!(HoldersFile::read(&path).unwrap_err().kind(), io::ErrorKind::IsADirectory);
+        fs::remove_dir(&path).unwrap();
+        std::os::unix::fs::symlink("t.holders", &path).unwrap();
+        assert!(HoldersFile::read(&path).is_err());
+    }
+
     #[test]
     fn the_next_run_knows_what_was_confirmed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("t.holders");
-        let mut holders = HoldersFile::read(&path);
-        assert!(!holders.is_forgetful() && holders.records().next().is_none());
+        assert!(HoldersFile::read(&path).unwrap().is_none());
+        let mut holders = Holders::durable([]);
         let (confirmed, results) = mpsc::channel();
         let confirm: Confirm = Box::new(move |number, result| {
             confirmed.send((number, result)).unwrap();
@@ -222,13 +268,13 @@ mod tests {
             let record = holders.begin(&volume, &who(mode)).unwrap().unwrap();
             assert!(file.write(number, record));
             assert_eq!(results.recv().unwrap(), (number, Ok(())));
-            let read: Vec<_> = HoldersFile::read(&path).records().cloned().collect();
+            let read: Vec<_> = remembered(&path).records().cloned().collect();
             assert_eq!(read, holders.records().cloned().collect::<Vec<_>>());
         }
         assert!(file.write(7, holders.leave(&[1; 16]).unwrap()));
         drop(file);
         assert_eq!(results.recv().unwrap(), (7, Ok(())));
-        let next = HoldersFile::read(&path);
+        let next = remembered(&path);
         assert!(!next.record(&[1; 16]).unwrap().present);
         assert!(next.is_last(&[1; 16], &who(AccessMode::Exclusive), Generation(1)));
         let left: Vec<_> =
@@ -240,7 +286,7 @@ mod tests {
     fn what_cannot_be_written_is_said() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("missing").join("t.holders");
-        let mut holders = HoldersFile::read(&path);
+        let mut holders = Holders::durable([]);
         let (confirmed, results) = mpsc::channel();
         let confirm: Confirm = Box::new(move |number, result| {
             confirmed.send((number, result)).unwrap();
@@ -260,7 +306,7 @@ mod tests {
         let good = r#"{"version":1,"volumes":[{"uuid":"07070707070707070707070707070707","generation":3,
             "mode":"exclusive","host":"09090909090909090909090909090909","host_name":"h","present":true}]}"#;
         fs::write(&path, good).unwrap();
-        assert_eq!(HoldersFile::read(&path).generation(&[7; 16]), Generation(3));
+        assert_eq!(remembered(&path).generation(&[7; 16]), Generation(3));
         let bads = [
             "",
             "{}",
@@ -272,7 +318,7 @@ mod tests {
         ];
         for bad in bads {
             fs::write(&path, bad).unwrap();
-            let mut holders = HoldersFile::read(&path);
+            let mut holders = remembered(&path);
             assert!(
                 !holders.is_last(&[7; 16], &who(AccessMode::Exclusive), Generation(3)),
                 "{bad}"

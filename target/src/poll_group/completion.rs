@@ -44,7 +44,8 @@ impl<S: Store> PollGroup<S> {
         if !connection.is_live() {
             return;
         }
-        connection.completed += 1;
+        // What the peer sends says nothing of what it takes.
+        connection.completed += u64::from(!matches!(kind, Some(WrKind::Recv(_))));
         match kind {
             Some(WrKind::Recv(recv)) if completion.opcode == WcOpcode::Recv => {
                 self.on_command(slot, recv, completion.byte_len as usize);

@@ -31,6 +31,8 @@ const STOP_DEADLINE: Duration = Duration::from_secs(30);
 const LONG_SLEEP: Duration = Duration::from_secs(60);
 /// Longest sleep with connections: a net under devices that lose an event.
 const IDLE_SLEEP: Duration = Duration::from_secs(1);
+/// Least time between two looks for peers that are silent or take nothing.
+const LISTEN_INTERVAL: Duration = Duration::from_millis(250);
 /// A thread with connections that did not come by for so long was stopped: a debugger, a paused machine.
 const PAUSE: Duration = Duration::from_secs(4);
 /// Sleep while a deadline of the engine runs.
@@ -151,7 +153,7 @@ fn run(
     loop {
         let now = Instant::now();
         let since = now.saturating_duration_since(listened);
-        if since > IDLE_SLEEP {
+        if since > LISTEN_INTERVAL {
             listened = now;
             if since > PAUSE {
                 // Others may have spoken while nobody listened.

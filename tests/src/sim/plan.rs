@@ -102,6 +102,11 @@ pub enum Fault {
         /// Nothing is done meanwhile, or everything takes longer.
         stalled: bool,
     },
+    /// What the store has in flight, as soon as there is something, stays there and is overtaken by what comes later.
+    Hold {
+        /// Until when.
+        steps: u64,
+    },
     /// Ops of the store fail.
     Errors {
         /// Until when.
@@ -137,6 +142,8 @@ pub enum Moment {
     Queue,
     /// The queues serve.
     Arrived,
+    /// The store holds something.
+    Held,
 }
 
 /// When the next fault comes, after the one before.
@@ -217,6 +224,19 @@ impl Plan {
             let when = plan.when(&mut random);
             let fault = plan.fault(&mut random);
             plan.faults.push((when, fault));
+            // What is held is worth most when its connection dies, its sender comes back and goes on.
+            if let Fault::Hold { .. } = fault {
+                let (when, then) = plan.orphan(&mut random);
+                plan.faults.push((when, then));
+            }
+            // The one who lost the volume asks for it first, of a target that has just told somebody else that it has it.
+            if let Fault::Mount { take_over: true, .. } = fault
+                && random.chance(300)
+            {
+                let death = [Death::Program, Death::Machine][random.index(2)];
+                let steps = random.below(200);
+                plan.faults.push((When::At(Moment::Opened), Fault::Target { death, steps }));
+            }
             // A take-over is worth most from a holder that cannot know of it, or that is in the middle of something.
             if let Fault::Freeze { host, .. } = fault
                 && plan.hosts > 1
@@ -247,7 +267,7 @@ impl Plan {
         Self {
             seed,
             hosts: [1, 2, 2][random.index(3)],
-            addresses: [1, 1, 2][random.index(3)],
+            addresses: [1, 2, 2][random.index(3)],
             queues: 1 + random.index(2),
             depth: [1, 2, 4, 8][random.index(4)],
             io_max_bytes,
@@ -314,6 +334,19 @@ impl Plan {
         })
     }
 
+    /// Something that ends the connections of a host that goes on at once, or lets another go on.
+    fn orphan(&self, random: &mut Random) -> (When, Fault) {
+        let host = random.index(self.hosts);
+        let steps = random.below(60);
+        let fault = match random.index(4) {
+            0 => Fault::Wire { host, queue: random.index(self.queues), near: true, bytes: 0 },
+            1 => Fault::Link { host, address: None, how: Break::Cut, steps },
+            2 => Fault::Server { host, steps },
+            _ => Fault::Mount { host, take_over: true },
+        };
+        (When::At(Moment::Held), fault)
+    }
+
     /// How long something lasts: shorter and longer than what notices it.
     fn steps(&self, random: &mut Random) -> u64 {
         let detect = u64::try_from(self.detect.as_millis()).unwrap_or(0);
@@ -331,12 +364,20 @@ impl Plan {
         let host = random.index(self.hosts);
         let steps = self.steps(random);
         let take_over = random.chance(600);
-        match random.index(20) {
-            0..=3 => Fault::Link {
+        let detect = u64::try_from(self.detect.as_millis()).unwrap_or(0);
+        match random.index(22) {
+            0 | 1 => Fault::Link {
                 host,
                 address: random.chance(500).then(|| random.index(self.addresses)),
                 how: [Break::Cut, Break::Silence, Break::Stall][random.index(3)],
                 steps,
+            },
+            // What is under way comes when the host is back by another address.
+            2 | 3 => Fault::Link {
+                host,
+                address: Some(random.index(self.addresses)),
+                how: Break::Stall,
+                steps: detect + random.below(detect + 200),
             },
             4 | 5 => Fault::Wire {
                 host,
@@ -352,7 +393,8 @@ impl Plan {
             13 => Fault::Host { host, steps },
             14 => Fault::Freeze { host, steps },
             15 | 16 => Fault::Mount { host, take_over },
-            17 | 18 => Fault::Slow { steps: random.below(400), stalled: random.chance(500) },
+            17 => Fault::Slow { steps: random.below(400), stalled: random.chance(500) },
+            18 | 19 => Fault::Hold { steps: random.within(50, 2000) },
             _ => match random.index(3) {
                 0 => Fault::Errors { steps: random.below(200), per_mille: 100 },
                 _ => Fault::Jam { steps: random.below(300) },

@@ -202,10 +202,10 @@ impl Process {
         ground: &mut Ground<'_>,
     ) -> Self {
         let mut process = Self::new(plan, mount, host, seed);
-        process.durability = Durability::inheriting();
-        if note.loss_untold {
-            process.durability.lose(0);
-        }
+        process.durability = match note.loss_untold {
+            true => Durability::inheriting_loss(true),
+            false => Durability::inheriting(),
+        };
         let facts = note.facts.clone();
         process.make_queues(&facts.volume, ground);
         if facts.fenced.is_some() {
@@ -524,8 +524,9 @@ impl Process {
         };
         ground.log.add("arrived", [self.mount.0.into(), address as u64, 0]);
         ground.moments.push(Moment::Arrived);
+        self.durability.arrived();
         // Whatever was to be written again has been by now.
-        let settled = ground.oracle.go_on(self.mount, None);
+        let settled = ground.oracle.go_on(self.mount, None, true);
         assert_eq!(settled, Ok(()));
         self.session = trying.admin.map(|admin| Session { admin, address });
         self.hold_all(false, ground);
@@ -787,12 +788,13 @@ impl Process {
                     log.pieces().iter().any(has)
                 };
                 ground.log.add("rewritten", [self.mount.0.into(), log.writes(), 0]);
-                ground.oracle.go_on(self.mount, Some(&again))
+                let owes = self.durability.has_untold_loss();
+                ground.oracle.go_on(self.mount, Some(&again), owes)
             }
             _ => {
                 let losses = self.durability.losses();
                 ground.log.add("settled", [self.mount.0.into(), losses, 0]);
-                ground.oracle.go_on(self.mount, None)
+                ground.oracle.go_on(self.mount, None, true)
             }
         };
         assert_eq!(settled, Ok(()), "mount {}", self.mount.0);

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use rblk_bench::crash_store::CrashStore;
+use rblk_bench::ram_store::StoreConditions;
 use rblk_bench::seed::Random;
 use rblk_fabric::soft::memory::{End, Wire};
 use rblk_initiator::io::{Io, IoOp};
@@ -28,6 +29,8 @@ const IDLE: u64 = 4;
 const SKIP: u64 = 25;
 /// Steps after which a fault comes although its moment did not.
 const IMPATIENCE: u64 = 1200;
+/// Steps that are waited for something in the store to be held.
+const HOLD: u64 = 100;
 /// How often a mount is tried that does not come about.
 const TRIES: u32 = 12;
 /// Requests of a mount that was fenced: they have to fail.
@@ -112,6 +115,9 @@ pub struct World {
     thaws: Vec<(u64, Host)>,
     // The store behaves again, the QPs flush again.
     store_heals: Option<u64>,
+    // What the store has is held as soon as it has something, or never then; and for how long.
+    holds: Option<(u64, u64)>,
+    releases: Option<u64>,
     jam_heals: Option<u64>,
     // The target is down: when it is back, on what.
     down: Option<(u64, Left, Option<CrashStore>)>,
@@ -170,6 +176,8 @@ impl World {
             heals: Vec::new(),
             thaws: Vec::new(),
             store_heals: None,
+            holds: None,
+            releases: None,
             jam_heals: None,
             down: None,
             dark: false,
@@ -492,12 +500,12 @@ impl World {
     fn skip(&mut self) {
         let steps = self.step_number();
         let mut ticks = SKIP;
-        if self.site.has_due() || self.mounts.iter().any(Mount::is_hasty) {
+        if self.holds.is_some() || self.site.has_due() || self.mounts.iter().any(Mount::is_hasty) {
             return;
         }
         if self.site.rig.has_target() {
             let store = self.site.rig.store_mut();
-            if store.disk_in_flight() > 0 && !store.conditions().stalled {
+            if store.disk_busy() > 0 && !store.conditions().stalled {
                 return;
             }
             for group in self.site.rig.groups_mut() {
@@ -512,7 +520,7 @@ impl World {
         }
         let dues = self.heals.iter().map(|heal| heal.0);
         let dues = dues.chain(self.thaws.iter().map(|thaw| thaw.0));
-        let dues = dues.chain(self.store_heals).chain(self.jam_heals);
+        let dues = dues.chain(self.store_heals).chain(self.releases).chain(self.jam_heals);
         let dues = dues.chain(self.down.iter().map(|down| down.0));
         let dues = dues.chain(self.mounts.iter().filter_map(|mount| mount.revives));
         let dues = dues.chain(self.wishes.iter().flatten().map(|wish| wish.at));
@@ -556,16 +564,24 @@ impl World {
         self.mounts.iter().rposition(|mount| mount.host == host)
     }
 
+    /// The host if it has a mount, else the one that has the volume.
+    fn aim(&self, host: usize) -> usize {
+        let other = || self.holder().map(|at| self.mounts[at].host);
+        if self.mount_of(host).is_some() { host } else { other().unwrap_or(host) }
+    }
+
     fn strike(&mut self, fault: Fault) {
         let steps = self.step_number();
         match fault {
             Fault::Link { host, address, how, steps: lasts } => {
+                let host = self.aim(host);
                 let all = 0..self.plan.addresses;
                 for address in all.filter(|at| address.is_none_or(|only| only == *at)) {
                     self.break_link(host, address, how, steps + lasts);
                 }
             }
             Fault::Wire { host, queue, near, bytes } => {
+                let host = self.aim(host);
                 let Some(at) = self.mount_of(host) else { return };
                 let Some(process) = &self.mounts[at].process else { return };
                 let Some(queue) = process.queues().get(queue) else { return };
@@ -587,6 +603,7 @@ impl World {
                 }
             }
             Fault::Server { host, steps: lasts } => {
+                let host = self.aim(host);
                 if let Some(at) = self.mount_of(host) {
                     self.kill_server(at, steps + lasts);
                 }
@@ -599,6 +616,7 @@ impl World {
                 self.wishes[host] = Some(Wish { at: steps + lasts, take_over: false, tries: 0 });
             }
             Fault::Freeze { host, steps: lasts } => {
+                let host = self.aim(host);
                 let Some(at) = self.mount_of(host) else { return };
                 let mount = &mut self.mounts[at];
                 if let Some(process) = &mut mount.process {
@@ -627,6 +645,11 @@ impl World {
                 self.set_store(conditions);
                 self.store_heals = Some(steps + lasts);
             }
+            Fault::Hold { steps: lasts } => {
+                let conditions = StoreConditions { stalled: true, ..self.plan.store };
+                self.set_store(conditions);
+                self.holds = Some((steps + HOLD, lasts));
+            }
             Fault::Errors { steps: lasts, per_mille } => {
                 let mut conditions = self.plan.store;
                 conditions.errors_per_mille = per_mille;
@@ -642,7 +665,7 @@ impl World {
         }
     }
 
-    fn set_store(&mut self, conditions: rblk_bench::ram_store::StoreConditions) {
+    fn set_store(&mut self, conditions: StoreConditions) {
         self.log.add(
             "store",
             [
@@ -705,11 +728,41 @@ impl World {
             self.store_heals = None;
             self.set_store(self.plan.store);
         }
+        self.hold(now);
+        if self.releases.is_some_and(|at| at <= now) {
+            self.releases = None;
+            self.log.add("store releases", [0; 3]);
+            if self.site.rig.has_target() {
+                self.site.rig.store_mut().release();
+            }
+        }
         if self.jam_heals.is_some_and(|at| at <= now) {
             self.jam_heals = None;
             self.site.rig.jam_failed_qps(false);
             self.site.rig.destroy_jammed();
             self.log.add("QPs flush again", [0; 3]);
+        }
+    }
+
+    fn hold(&mut self, now: u64) {
+        let Some((until, lasts)) = self.holds else { return };
+        if !self.site.rig.has_target() {
+            self.holds = None;
+            return;
+        }
+        let store = self.site.rig.store_mut();
+        let has = store.changes_in_flight();
+        if has > 0 {
+            store.hold();
+            self.releases = Some(self.site.rig.steps() + lasts);
+            self.moments.push(Moment::Held);
+            self.log.add("store holds", [has as u64, 0, 0]);
+        }
+        if has > 0 || until <= now {
+            self.holds = None;
+            if self.store_heals.is_none() {
+                self.set_store(self.plan.store);
+            }
         }
     }
 
@@ -1080,9 +1133,10 @@ impl World {
         self.strike(fault);
     }
 
-    /// Ops that the store has.
-    pub fn in_store(&mut self) -> usize {
-        if self.site.rig.has_target() { self.site.rig.store_mut().disk_in_flight() } else { 0 }
+    /// Whether the store holds something.
+    #[must_use]
+    pub fn is_holding(&self) -> bool {
+        self.releases.is_some()
     }
 
     /// What it is made of.

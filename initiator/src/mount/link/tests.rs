@@ -12,12 +12,15 @@ use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, IO_MIN_BYTES};
 use rblk_protocol::{
     BlockCount, BlockSize, CommandCapsule, ConnectionKind, Epoch, Generation, HelloReject,
     HelloRequest, HostId, InstanceId, LoginReply, Name, Offer, Opcode, OpenReply, OpenRequest,
-    QueueDepth, RejectReason, ResponseCapsule, SessionId, Version, VolumeFlags, VolumeHandle,
+    QueueDepth, RejectReason, ResponseCapsule, SessionId, Tag, Version, VolumeFlags, VolumeHandle,
     WriteVerifier, negotiate,
 };
 
 use super::*;
+use crate::durability::{Durability, Ledger};
+use crate::io::{Io, IoOp};
 use crate::session::HostIdentity;
+use crate::ublk::DeviceToken;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const SLOT: usize = 1024;
@@ -41,10 +44,15 @@ struct Manners {
     is_dead: bool,
     knows_session: bool,
     drains: bool,
+    // Queues are let in when that many KEEP_ALIVEs were heard.
+    beats_before_queues: u32,
     open: (Status, &'static str),
     instance: u8,
     name: &'static str,
     heard: Vec<Heard>,
+    beats: u32,
+    // ASYNC_EVENTs, answered or not.
+    events: u32,
 }
 
 /// A target of one volume that serves no I/O.
@@ -67,10 +75,13 @@ impl Toy {
             is_dead: false,
             knows_session: true,
             drains: false,
+            beats_before_queues: 0,
             open: (Status::Ok, ""),
             instance: 1,
             name: "store1",
             heard: Vec::new(),
+            beats: 0,
+            events: 0,
         }));
         let toy = Self { address: listener.address().clone(), manners: Arc::clone(&manners) };
         tokio::spawn(async move {
@@ -162,6 +173,13 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
             return;
         }
     }
+    let heard_enough = || {
+        let manners = manners.lock().unwrap();
+        manners.beats >= manners.beats_before_queues
+    };
+    while !is_admin && !heard_enough() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     let depth = if is_admin { QueueDepth::new(ADMIN_DEPTH).unwrap() } else { asked.depth };
     let offer = Offer {
         depth,
@@ -248,8 +266,14 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
                     mouth.answer(&command, status, length, text.as_bytes());
                 }
             }
-            Opcode::KeepAlive => mouth.answer(&command, Status::Ok, 0, &[]),
-            Opcode::AsyncEvent => parked = Some(command),
+            Opcode::KeepAlive => {
+                manners.beats += 1;
+                mouth.answer(&command, Status::Ok, 0, &[]);
+            }
+            Opcode::AsyncEvent => {
+                manners.events += 1;
+                parked = Some(command);
+            }
             Opcode::Logout => {
                 manners.heard.push(Heard::Logout);
                 mouth.answer(&command, Status::Ok, 0, &[]);
@@ -503,5 +527,62 @@ fn a_target_that_drains_is_left_when_every_queue_is_quiet() {
         }
         assert!(mount.session.is_none());
         assert_eq!(mount.status().state, "reconnecting");
+    });
+}
+
+#[test]
+fn a_session_is_kept_while_its_queues_connect() {
+    runtime().block_on(async {
+        let toy = Toy::new().await;
+        toy.is(|manners| manners.beats_before_queues = 2);
+        // Without a KEEP_ALIVE no queue is let in.
+        let mount = mounted(&config(&[&toy])).await;
+        assert!(mount.session.is_some());
+    });
+}
+
+#[test]
+fn a_target_that_drains_is_not_asked_for_events_again_and_again() {
+    runtime().block_on(async {
+        let toy = Toy::new().await;
+        let config = config(&[&toy]);
+        let mut mount = mounted(&config).await;
+        let pulse = pulse(&config);
+        let session = mount.session.as_mut().unwrap();
+        toy.is(|manners| manners.drains = true);
+        let event = tokio::time::timeout(PATIENCE, session.admin.event(pulse)).await.unwrap();
+        assert_eq!(event.unwrap(), Some(AsyncEvent::Draining));
+        // Held, it goes on: every ASYNC_EVENT would be answered at once.
+        toy.is(|manners| manners.beats = 0);
+        let begun = Instant::now();
+        while toy.manners.lock().unwrap().beats < 2 {
+            assert!(begun.elapsed() < PATIENCE, "the session is not kept");
+            let wait = Duration::from_millis(20);
+            let event = tokio::time::timeout(wait, session.admin.event(pulse)).await;
+            assert!(event.is_err(), "{event:?}");
+        }
+        assert_eq!(toy.manners.lock().unwrap().events, 1);
+    });
+}
+
+#[test]
+fn a_loss_that_was_told_or_came_is_to_be_noted() {
+    runtime().block_on(async {
+        let toy = Toy::new().await;
+        let mut mount = mounted(&config(&[&toy])).await;
+        mount.durability = Durability::inheriting_loss(false);
+        assert!(!mount.owes_note(), "there is no device to recover");
+        mount.device = Some((7, DeviceToken::new(7)));
+        // What the note of the dead process said, is said by nobody yet.
+        assert!(mount.owes_note());
+        mount.noted_loss = true;
+        assert!(!mount.owes_note());
+        let mut ledger =
+            Ledger::new(Arc::clone(&mount.durability), QueueDepth::new(2).unwrap(), None);
+        mount.durability.arrived();
+        let flush = Io::new(IoOp::Flush, 0, 0, BlockSize::new(4096).unwrap()).unwrap();
+        ledger.submitted(Tag(0));
+        assert!(ledger.must_fail(Tag(0), &flush));
+        assert!(mount.owes_note(), "it is told: nobody must tell it again");
     });
 }

@@ -1,5 +1,6 @@
 //! Drain: the initiators are told, and the poll groups stopped when they have left or the time is over.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use rblk_protocol::{AsyncEvent, CommandCapsule, Epoch, Status, Tag};
@@ -23,6 +24,8 @@ pub(super) struct Parked {
 pub(super) struct Draining {
     since: Instant,
     stopped: bool,
+    // Who knows of it: one that asks again has nothing else to be told.
+    told: BTreeSet<(SessionSlot, Epoch)>,
 }
 
 /// How far a drain is.
@@ -44,11 +47,14 @@ impl Core {
             return;
         }
         tracing::info!(sessions = self.sessions.iter().count(), "draining");
-        self.draining = Some(Draining { since: now, stopped: false });
+        self.latest = now;
+        let mut told = BTreeSet::new();
         for parked in std::mem::take(&mut self.parked) {
             let event = AsyncEvent::Draining as u32;
+            told.insert((parked.session, parked.epoch));
             self.reply(parked.from, parked.tag, Status::Ok, event, Vec::new());
         }
+        self.draining = Some(Draining { since: now, stopped: false, told });
         self.stop_if_drained(now);
     }
 
@@ -93,10 +99,10 @@ impl Core {
         if self.parked.iter().filter(|p| p.session == session).count() >= PARKED_PER_SESSION {
             return refuse(Status::LimitReached);
         }
-        if self.is_draining() {
+        let epoch = command.epoch;
+        if self.draining.as_mut().is_some_and(|draining| draining.told.insert((session, epoch))) {
             return Answer::Now(Status::Ok, AsyncEvent::Draining as u32, Vec::new());
         }
-        let epoch = command.epoch;
         self.parked.push(Parked { from, tag: command.tag, session, epoch });
         Answer::Later
     }

@@ -47,7 +47,9 @@ impl Core {
         }
         session.host = Some((request.host, request.host_name));
         // Four times what it promised, and time for a busy host.
-        let silence = Duration::from_millis(u64::from(request.keep_alive_ms)) * 4 + SILENCE_MIN;
+        let detect = Duration::from_millis(u64::from(request.keep_alive_ms));
+        session.detect = Some(detect);
+        let silence = detect * 4 + SILENCE_MIN;
         let epoch = session.epoch;
         let wait = session.has_older_connections();
         self.effects.push_back(Effect::Watch { on: from, silence });

@@ -7,9 +7,12 @@
 //! - LOGIN is answered when no connection of an older epoch of its session is left (`login.rs`).
 //! - OPEN for writing is answered when whoever held the volume before, and does not any more, has no connection of that
 //!   time left, and when the next run of the target would know of the change of holder (`open.rs`).
+//! - Whoever is fenced by that is so from the moment when it is durable: a take-over that cannot be remembered leaves the
+//!   holder as it is.
 //! - So a command of one that held the volume before takes effect before the answer, or never.
 //! - Every wait ends: by what it waits for, or by [`QUIESCE_DEADLINE`].
 
+mod claim;
 mod drain;
 mod list;
 mod login;
@@ -36,6 +39,7 @@ use crate::volume::Volume;
 
 pub use drain::DrainState;
 
+use claim::Claim;
 use drain::{Draining, Parked};
 use login::WaitingLogin;
 use open::WaitingOpen;
@@ -198,8 +202,11 @@ pub struct Core {
     volumes: Vec<Arc<Volume>>,
     sessions: SessionTable,
     holders: Holders,
-    // Volumes whose record may not be durable, with the change on its way; without one, the last could not be written.
+    // Volumes whose record above may not be durable, with the change on its way; without one, the last could not be
+    // written.
     undurable: BTreeMap<VolumeUuid, Option<Ticket>>,
+    // New holders on their way to the disk, one of a volume.
+    claims: BTreeMap<VolumeUuid, Claim>,
     // Until when an absent holder is waited for, by volume.
     kept_for: BTreeMap<VolumeIndex, Instant>,
     waiting_logins: BTreeMap<SessionSlot, WaitingLogin>,
@@ -213,6 +220,8 @@ pub struct Core {
     unconfirmed: u64,
     decisions: Decisions,
     effects: VecDeque<Effect>,
+    // The time of the last call that named one.
+    latest: Instant,
 }
 
 /// The outcome of an admin command.
@@ -251,6 +260,7 @@ impl Core {
             sessions: SessionTable::new(parts.sessions_max, parts.lease),
             holders: parts.holders,
             undurable: BTreeMap::new(),
+            claims: BTreeMap::new(),
             waiting_logins: BTreeMap::new(),
             waiting_opens: Vec::new(),
             parked: Vec::new(),
@@ -260,6 +270,7 @@ impl Core {
             unconfirmed: 0,
             decisions: Decisions::default(),
             effects: VecDeque::new(),
+            latest: now,
         }
     }
 
@@ -316,6 +327,7 @@ impl Core {
 
     /// An admitted connection ended and nothing of it is in use any more, or it could not be made.
     pub fn gone(&mut self, session: SessionSlot, epoch: Epoch, kind: ConnectionKind, now: Instant) {
+        self.latest = now;
         let queue = match kind {
             ConnectionKind::Admin => None,
             ConnectionKind::Io { queue } => Some(queue),
@@ -349,6 +361,7 @@ impl Core {
         body: &[u8],
         now: Instant,
     ) {
+        self.latest = now;
         match self.answer(from, session, command, body, now) {
             Answer::Now(status, value, payload) => {
                 self.reply(from, command.tag, status, value, payload);
@@ -397,11 +410,13 @@ impl Core {
         match result {
             Ok(()) => {
                 volume.map(|volume| self.undurable.remove(&volume));
+                self.claim_persisted(ticket);
                 self.open_persisted(ticket);
             }
             Err(error) => {
                 volume.map(|volume| self.undurable.insert(volume, None));
                 self.open_not_persisted(ticket, &error);
+                self.claim_not_persisted(ticket);
             }
         }
         self.finish_opens();
@@ -409,6 +424,7 @@ impl Core {
 
     /// Looks for what is over by now. The caller calls it every half second or so.
     pub fn tick(&mut self, now: Instant) {
+        self.latest = now;
         for session in self.sessions.expire(now) {
             tracing::info!(session = session.0, "a lost session's lease ended");
             self.forget(session);
@@ -477,12 +493,20 @@ impl Core {
         self.reply(to, tag, status, u32::try_from(text.len()).unwrap_or(0), text);
     }
 
+    /// Has a record made durable that need not be that of [`Self::holders`].
     fn persist(&mut self, record: HolderRecord) -> Ticket {
         self.tickets += 1;
         self.unconfirmed += 1;
         let ticket = Ticket(self.tickets);
-        self.undurable.insert(record.volume, Some(ticket));
         self.effects.push_back(Effect::Persist { ticket, record });
+        ticket
+    }
+
+    /// Has the record of [`Self::holders`] made durable, which just changed.
+    fn persist_change(&mut self, record: HolderRecord) -> Ticket {
+        let volume = record.volume;
+        let ticket = self.persist(record);
+        self.undurable.insert(volume, Some(ticket));
         ticket
     }
 }

@@ -1,9 +1,10 @@
 //! OPEN, CLOSE, LOGOUT: who may use which volume, and the take-over of one.
 //!
-//! An OPEN for writing is decided when it comes: the opener is entered as the volume's holder, in a generation of its
-//! own, and whoever it fences is out from then on. It is answered, and the opener let in to the volume, when
+//! An OPEN for writing is decided when it comes, or when nobody's [claim](super::claim) to the volume is on its way any
+//! more. If it may be, a new holder claims the volume in a generation of its own. It is answered, and the opener let in
+//! to the volume, when
 //!
-//! - the change of holder is durable, so that the next run fences the same ones;
+//! - the change of holder is durable, so that the next run fences the same ones; from then on whoever it fences is out;
 //! - nobody is *leaving* the volume: no connection is left by which a command came when another session held it.
 //!
 //! | the opener names | it is | generation |
@@ -13,6 +14,10 @@
 //! | none, and others exclude it | refused with the holder's name, or takes over | kept, or next |
 //! | none, and a holder of the last run may come back | the same | the same |
 //! | none | let in | next; kept among those who share |
+//!
+//! The same host may take the place of a session of its own that has no connections, and of its own absent holder, at
+//! once: it is taken for the same machine, whose old process is gone. Machines cloned from one another have one host id,
+//! so each clone needs its own `/etc/rblk/host-id`, or it takes a volume from another that is only cut off.
 //!
 //! Openers that only read neither exclude nor wait, and are asked for no generation.
 
@@ -32,21 +37,50 @@ use crate::volume::Volume;
 /// Changes of holders that may be on their way to the disk before OPENs are refused.
 const UNCONFIRMED_MAX: u64 = 1024;
 
-/// An OPEN that was granted but not yet answered.
+/// An OPEN that was neither refused nor answered.
 #[derive(Debug)]
 pub(super) struct WaitingOpen {
-    from: ConnectionRef,
-    tag: Tag,
+    pub(super) from: ConnectionRef,
+    pub(super) tag: Tag,
     pub(super) session: SessionSlot,
-    epoch: Epoch,
-    volume: VolumeIndex,
+    pub(super) epoch: Epoch,
+    pub(super) volume: VolumeIndex,
     mode: AccessMode,
-    // What must be durable first.
-    ticket: Option<Ticket>,
+    pub(super) stage: Stage,
     since: Instant,
 }
 
-fn held_by(session: &Session) -> String {
+/// How far an OPEN is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Stage {
+    /// Somebody else's claim is on its way to the disk.
+    Undecided(OpenRequest),
+    /// Its own claim is.
+    Claims {
+        /// The claim's.
+        ticket: Ticket,
+        /// Whoever excludes it has to go.
+        take_over: bool,
+    },
+    /// The session was entered as one that has the volume. What must be durable before the answer.
+    Granted(Option<Ticket>),
+}
+
+impl WaitingOpen {
+    fn is_granted(&self) -> bool {
+        matches!(self.stage, Stage::Granted(_))
+    }
+
+    fn waits_for(&self, ticket: Ticket) -> bool {
+        match self.stage {
+            Stage::Undecided(_) => false,
+            Stage::Claims { ticket: its, .. } => its == ticket,
+            Stage::Granted(its) => its == Some(ticket),
+        }
+    }
+}
+
+pub(super) fn held_by(session: &Session) -> String {
     format!("held by {} ({})", session.host_name(), session.peer)
 }
 
@@ -73,20 +107,14 @@ impl Core {
             return refuse(Status::ReadOnly);
         }
         self.reopen(session, volume.index, request.mode);
-        let ticket = if request.mode == AccessMode::ReadOnly {
-            Ok(None)
+        let stage = if self.waits_for_claim(&volume, &request) {
+            Stage::Undecided(request)
         } else {
-            self.enter_writer(session, &volume, &request, now)
+            match self.decide(session, &volume, &request, now) {
+                Ok(stage) => stage,
+                Err(answer) => return answer,
+            }
         };
-        let ticket = match ticket {
-            Ok(ticket) => ticket,
-            Err(answer) => return answer,
-        };
-        match self.sessions.open(session, volume.index, request.mode) {
-            Ok(ended) => ended.into_iter().for_each(|session| self.forget(session)),
-            // Whoever writes was looked at before; one that reads is not in anybody's way.
-            Err((status, text)) => return refuse_saying(status, text),
-        }
         self.waiting_opens.push(WaitingOpen {
             from,
             tag: command.tag,
@@ -94,10 +122,9 @@ impl Core {
             epoch: command.epoch,
             volume: volume.index,
             mode: request.mode,
-            ticket,
+            stage,
             since: now,
         });
-        self.end_leaving(volume.index, session, request.mode);
         Answer::Later
     }
 
@@ -105,7 +132,7 @@ impl Core {
     fn reopen(&mut self, session: SessionSlot, volume: VolumeIndex, mode: AccessMode) {
         let older = self.take_opens(|open| (open.session, open.volume) == (session, volume));
         let other_mode = self.mode_of(session, volume).is_some_and(|old| old != mode);
-        if other_mode || !older.is_empty() {
+        if other_mode || older.iter().any(WaitingOpen::is_granted) {
             // To open in another way is to close first: what was sent before may still be under way.
             self.give_up(session, volume, Status::NoSuchVolume);
         }
@@ -119,19 +146,23 @@ impl Core {
         self.sessions.get(session)?.opened.get(&volume).copied()
     }
 
-    /// Decides whether a writer gets the volume. If so, everybody who has to go is told, and the change of holder is
-    /// on its way to the disk.
-    fn enter_writer(
+    /// Decides whether a session gets the volume, which nobody claims. If so, whatever the answer waits for is on its
+    /// way.
+    pub(super) fn decide(
         &mut self,
         session: SessionSlot,
         volume: &Volume,
         request: &OpenRequest,
         now: Instant,
-    ) -> Result<Option<Ticket>, Answer> {
+    ) -> Result<Stage, Answer> {
         let Some((host, host_name)) = self.sessions.get(session).and_then(|s| s.host) else {
             return Err(refuse(Status::NotReady));
         };
         let who = Claimant { mode: request.mode, host, host_name };
+        if who.mode == AccessMode::ReadOnly {
+            self.enter(session, volume, &who, false);
+            return Ok(Stage::Granted(None));
+        }
         let returns = !request.generation.is_fresh();
         if returns && !self.holders.is_last(&volume.uuid, &who, request.generation) {
             return Err(self.refuse_return(volume, &who, request.generation));
@@ -141,35 +172,37 @@ impl Core {
             return Err(refuse_saying(Status::LimitReached, text));
         }
         let take_over = request.take_over && !returns;
-        if take_over {
-            self.take_over(session, volume, &who, now);
-        } else {
+        if !take_over {
             self.is_excluded(session, volume, &who, returns, now)?;
         }
-        let before = self.holders.generation(&volume.uuid);
         let changed = if returns {
             self.holders.come_back(&volume.uuid, &who, request.generation)
         } else {
-            self.holders.begin(&volume.uuid, &who).map_err(|error| {
+            let claimed = self.holders.claim(&volume.uuid, &who).map_err(|error| {
                 tracing::error!(volume = %volume.name, %error, "OPEN refused");
                 refuse_saying(Status::Internal, error.to_string())
-            })?
+            })?;
+            if let Some(record) = claimed {
+                return Ok(self.claim(record, take_over));
+            }
+            self.holders.join(&volume.uuid, &who)
         };
         // Of those who share, others may still be about to come back.
-        let next = self.holders.generation(&volume.uuid) != before;
-        if next || who.mode == AccessMode::Exclusive {
+        if who.mode == AccessMode::Exclusive {
             self.kept_for.remove(&volume.index);
         }
+        self.enter(session, volume, &who, take_over);
         // What is not changed may be on its way still, or have to be tried again.
-        Ok(match (changed, self.undurable.get(&volume.uuid)) {
-            (Some(record), _) => Some(self.persist(record)),
+        let ticket = match (changed, self.undurable.get(&volume.uuid)) {
+            (Some(record), _) => Some(self.persist_change(record)),
             (None, Some(Some(ticket))) => Some(*ticket),
             (None, Some(None)) => {
                 let record = self.holders.record(&volume.uuid).cloned();
-                record.map(|record| self.persist(record))
+                record.map(|record| self.persist_change(record))
             }
             (None, None) => None,
-        })
+        };
+        Ok(Stage::Granted(ticket))
     }
 
     /// One comes back after another had the volume.
@@ -213,57 +246,31 @@ impl Core {
         }
         let absent = self.holders.record(&volume.uuid).filter(|record| {
             let shares = (record.mode, who.mode) == (AccessMode::Shared, AccessMode::Shared);
-            !returns && record.present && record.host != who.host && !shares
+            // One record stands for all who share: the opener's host may have been but the first of them.
+            let other = record.mode == AccessMode::Shared || record.host != who.host;
+            !returns && record.present && other && !shares
         });
         if let (Some(record), Some(until)) = (absent, self.kept_for.get(&volume.index))
             && *until > now
         {
             let seconds = until.saturating_duration_since(now).as_secs_f32().ceil();
-            return refused(format!(
-                "held by {}, which may come back for another {seconds:.0} s",
-                record.host_name
-            ));
+            let name = &record.host_name;
+            let holders = match record.mode {
+                AccessMode::Shared => format!("shared by {name} and perhaps others, which"),
+                AccessMode::Exclusive | AccessMode::ReadOnly => format!("held by {name}, which"),
+            };
+            return refused(format!("{holders} may come back for another {seconds:.0} s"));
         }
         Ok(())
     }
 
-    /// Whoever excludes the opener is fenced, from this moment and for good.
-    fn take_over(&mut self, session: SessionSlot, volume: &Volume, who: &Claimant, now: Instant) {
-        for victim in self.sessions.excluders(session, volume.index, who.mode) {
-            let Some(state) = self.sessions.get(victim) else { continue };
-            tracing::warn!(
-                volume = %volume.name,
-                from = state.host_name(),
-                peer = state.peer,
-                by = %who.host_name,
-                "take-over: fencing the holder"
-            );
-            self.decisions.take_overs += 1;
-            let before = state.epoch.next();
-            let opens = self.take_opens(|open| open.session == victim);
-            for open in opens {
-                let by = self.sessions.get(session).map(held_by).unwrap_or_default();
-                self.reply_saying(open.from, open.tag, Status::Fenced, by);
-            }
-            let (held, ended) = self.sessions.fence(victim);
-            for (lost, mode) in held {
-                let refusal = Status::Fenced;
-                self.all(Notice::Close { session: victim, volume: lost, refusal });
-                // Its other volumes were nobody's aim. It may come back for them, with a session of its own.
-                if lost != volume.index && mode != AccessMode::ReadOnly {
-                    self.kept_for.insert(lost, now + self.sessions.lease());
-                }
-            }
-            if ended {
-                self.forget(victim);
-            } else if let Some(before) = before {
-                self.all(Notice::EndConnections { session: victim, before });
-            }
-        }
-    }
-
     /// Ends the connections by which commands of earlier holders may still be under way.
-    fn end_leaving(&mut self, volume: VolumeIndex, except: SessionSlot, mode: AccessMode) {
+    pub(super) fn end_leaving(
+        &mut self,
+        volume: VolumeIndex,
+        except: SessionSlot,
+        mode: AccessMode,
+    ) {
         let leaving: Vec<_> = self.sessions.leaving(volume, except, mode).collect();
         for (session, until) in leaving {
             if let Some(before) = until.next() {
@@ -274,15 +281,19 @@ impl Core {
 
     /// Answers every OPEN that has nothing to wait for any more.
     pub(super) fn finish_opens(&mut self) {
-        while let Some(at) = self.waiting_opens.iter().position(|open| self.is_ready(open)) {
-            let open = self.waiting_opens.remove(at);
-            self.finish_open(&open);
+        loop {
+            if let Some(at) = self.waiting_opens.iter().position(|open| self.is_ready(open)) {
+                let open = self.waiting_opens.remove(at);
+                self.finish_open(&open);
+            } else if !self.decide_waiting() {
+                return;
+            }
         }
     }
 
     fn is_ready(&self, open: &WaitingOpen) -> bool {
         let mut leaving = self.sessions.leaving(open.volume, open.session, open.mode);
-        open.ticket.is_none() && leaving.next().is_none()
+        matches!(open.stage, Stage::Granted(None)) && leaving.next().is_none()
     }
 
     fn finish_open(&mut self, open: &WaitingOpen) {
@@ -315,13 +326,15 @@ impl Core {
     }
 
     pub(super) fn open_persisted(&mut self, ticket: Ticket) {
-        for open in self.waiting_opens.iter_mut().filter(|open| open.ticket == Some(ticket)) {
-            open.ticket = None;
+        for open in &mut self.waiting_opens {
+            if matches!(open.stage, Stage::Granted(its) if its == Some(ticket)) {
+                open.stage = Stage::Granted(None);
+            }
         }
     }
 
     pub(super) fn open_not_persisted(&mut self, ticket: Ticket, error: &str) {
-        for open in self.take_opens(|open| open.ticket == Some(ticket)) {
+        for open in self.take_opens(|open| open.waits_for(ticket)) {
             let text = format!("the target cannot remember who holds the volume: {error}");
             self.fail_open(&open, Status::StoreError, text);
         }
@@ -334,28 +347,35 @@ impl Core {
             tracing::error!(
                 session = open.session.0,
                 volume = open.volume.0,
-                persisted = open.ticket.is_none(),
+                stage = ?open.stage,
                 "connections of an earlier holder do not end, or the state directory takes no writes"
             );
-            let text = "commands of the holder before do not end".to_owned();
-            self.fail_open(&open, Status::TimedOut, text);
+            let text = match open.stage {
+                Stage::Granted(None) => "commands of the holder before do not end",
+                _ => "the target's state directory does not keep up",
+            };
+            self.fail_open(&open, Status::TimedOut, text.to_owned());
         }
     }
 
     /// The admin connection of that epoch is gone: nobody is there to be answered, and nobody was let in.
     pub(super) fn drop_opens_of(&mut self, session: SessionSlot, epoch: Epoch) {
         for open in self.take_opens(|open| (open.session, open.epoch) == (session, epoch)) {
-            self.give_up(session, open.volume, Status::NoSuchVolume);
+            if open.is_granted() {
+                self.give_up(session, open.volume, Status::NoSuchVolume);
+            }
         }
     }
 
-    /// An OPEN that was granted is not to be had after all.
+    /// An OPEN that waited is not to be had after all.
     fn fail_open(&mut self, open: &WaitingOpen, status: Status, text: String) {
-        self.give_up(open.session, open.volume, Status::NoSuchVolume);
+        if open.is_granted() {
+            self.give_up(open.session, open.volume, Status::NoSuchVolume);
+        }
         self.reply_saying(open.from, open.tag, status, text);
     }
 
-    fn take_opens(&mut self, which: impl Fn(&WaitingOpen) -> bool) -> Vec<WaitingOpen> {
+    pub(super) fn take_opens(&mut self, which: impl Fn(&WaitingOpen) -> bool) -> Vec<WaitingOpen> {
         let (taken, kept) =
             std::mem::take(&mut self.waiting_opens).into_iter().partition(|open| which(open));
         self.waiting_opens = kept;
@@ -384,8 +404,12 @@ impl Core {
         if self.kept_for.contains_key(&volume) {
             return;
         }
-        if let Some(record) = self.holders.leave(&uuid) {
-            self.persist(record);
+        let Some(record) = self.holders.leave(&uuid) else { return };
+        if self.claims.contains_key(&uuid) {
+            // Written if nothing comes of the claim.
+            self.undurable.insert(uuid, None);
+        } else {
+            self.persist_change(record);
         }
     }
 
@@ -393,10 +417,11 @@ impl Core {
         let Some(volume) = Volume::index_of(command.volume) else {
             return refuse(Status::NoSuchVolume);
         };
-        for open in self.take_opens(|open| (open.session, open.volume) == (session, volume)) {
+        let waiting = self.take_opens(|open| (open.session, open.volume) == (session, volume));
+        for open in &waiting {
             self.reply(open.from, open.tag, Status::NoSuchVolume, 0, Vec::new());
         }
-        if !self.give_up(session, volume, Status::NoSuchVolume) {
+        if !self.give_up(session, volume, Status::NoSuchVolume) && waiting.is_empty() {
             return refuse(Status::NoSuchVolume);
         }
         Answer::Now(Status::Ok, 0, Vec::new())

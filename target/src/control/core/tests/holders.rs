@@ -68,47 +68,57 @@ fn whoever_came_back_in_time_goes_on() {
 }
 
 #[test]
-fn a_take_over_waits_for_the_victims_connections_and_the_disk() {
-    for disk_first in [true, false] {
-        let (mut w, a, queue) = held();
-        w.slow_disk = true;
-        let b = w.session(2);
-        let refused = w.open(b, 1, exclusive(0)).unwrap();
-        assert_eq!(refused.status, Status::InUse);
-        assert_eq!(refused.text(), "held by host1 (peer1)");
-        assert_eq!(w.open(b, 2, taking_over(0)), None);
-        assert_eq!(w.core.decisions().take_overs, 1);
-        assert!(w.is_dying(a) && w.is_dying(queue));
-        let close =
-            Notice::Close { session: a.session, volume: VolumeIndex(0), refusal: Status::Fenced };
-        assert!(w.notices.contains(&close));
-        // It is out for good, whatever it tries.
-        assert_eq!(w.open(a, 3, exclusive(0)).unwrap().status, Status::Fenced);
-        assert_eq!(w.open(a, 3, taking_over(0)).unwrap().status, Status::Fenced);
-        for kind in [ConnectionKind::Admin, ConnectionKind::Io { queue: 1 }] {
-            let epoch = if kind == ConnectionKind::Admin { Epoch(2) } else { Epoch(1) };
-            assert_eq!(w.connect(kind, a.id, epoch), Err(RejectReason::NoSuchSession));
-        }
-        if disk_first {
-            w.write_all();
-        }
-        w.bury(a);
-        assert_eq!(w.answer(b, 2), None);
-        assert_eq!(w.writable(b.session), [0_u16; 0]);
-        w.bury(queue);
-        if !disk_first {
-            assert_eq!(w.answer(b, 2), None, "the next run would know nothing of it");
-            w.write_all();
-        }
-        assert_eq!(w.answer(b, 2).unwrap().generation(), SECOND);
-        assert_eq!(w.writable(b.session), [0]);
-        assert!(w.notices.contains(&Notice::ForgetSession { session: a.session }));
-        let a = w.session(1);
-        assert_eq!(w.open(a, 1, returning(0, FIRST)).unwrap().status, Status::Fenced);
-        let mut w = w.restart();
-        let a = w.session(1);
-        assert_eq!(w.open(a, 1, returning(0, FIRST)).unwrap().status, Status::Fenced);
+fn a_take_over_waits_for_the_disk_and_the_victims_connections() {
+    let (mut w, a, queue) = held();
+    w.slow_disk = true;
+    let b = w.session(2);
+    let refused = w.open(b, 1, exclusive(0)).unwrap();
+    assert_eq!(refused.status, Status::InUse);
+    assert_eq!(refused.text(), "held by host1 (peer1)");
+    assert_eq!(w.open(b, 2, taking_over(0)), None);
+    // The next run would know nothing of it, so nothing happens before.
+    assert_untouched(&w, a, queue);
+    w.write_all();
+    assert_eq!(w.core.decisions().take_overs, 1);
+    assert!(w.is_dying(a) && w.is_dying(queue));
+    let close =
+        Notice::Close { session: a.session, volume: VolumeIndex(0), refusal: Status::Fenced };
+    assert!(w.notices.contains(&close));
+    // It is out for good, whatever it tries.
+    assert_eq!(w.open(a, 3, exclusive(0)).unwrap().status, Status::Fenced);
+    assert_eq!(w.open(a, 3, taking_over(0)).unwrap().status, Status::Fenced);
+    for kind in [ConnectionKind::Admin, ConnectionKind::Io { queue: 1 }] {
+        let epoch = if kind == ConnectionKind::Admin { Epoch(2) } else { Epoch(1) };
+        assert_eq!(w.connect(kind, a.id, epoch), Err(RejectReason::NoSuchSession));
     }
+    w.bury(a);
+    assert_eq!(w.answer(b, 2), None);
+    assert_eq!(w.writable(b.session), [0_u16; 0]);
+    w.bury(queue);
+    assert_eq!(w.answer(b, 2).unwrap().generation(), SECOND);
+    assert_eq!(w.writable(b.session), [0]);
+    assert!(w.notices.contains(&Notice::ForgetSession { session: a.session }));
+    let a = w.session(1);
+    assert_eq!(w.open(a, 1, returning(0, FIRST)).unwrap().status, Status::Fenced);
+    let mut w = w.restart();
+    let a = w.session(1);
+    assert_eq!(w.open(a, 1, returning(0, FIRST)).unwrap().status, Status::Fenced);
+}
+
+/// Host 1 still has volume 0, as if nobody else had asked for it.
+fn assert_untouched(w: &World, a: Link, queue: Link) {
+    assert!(!w.is_dying(a) && !w.is_dying(queue));
+    assert_eq!(w.writable(a.session), [0]);
+    assert_eq!(w.core.decisions().take_overs, 0);
+    assert_eq!(w.core.generation(VolumeIndex(0)), FIRST);
+}
+
+/// The disk fails the oldest change.
+fn fail_one(w: &mut World) -> HolderRecord {
+    let (ticket, record) = w.on_their_way.remove(0);
+    w.core.persisted(ticket, Err("No space left".to_owned()));
+    w.carry_out();
+    record
 }
 
 #[test]
@@ -123,24 +133,120 @@ fn a_take_over_that_no_disk_knows_did_not_happen() {
     let mut w = w.restart();
     let a = w.session(1);
     assert_eq!(w.open(a, 1, returning(0, FIRST)).unwrap().generation(), FIRST);
+}
 
-    let (mut w, a, queue) = held();
-    w.slow_disk = true;
-    let b = w.session(2);
-    assert_eq!(w.open(b, 1, taking_over(0)), None);
-    w.bury(a);
-    w.bury(queue);
-    let (ticket, _) = w.on_their_way.remove(0);
-    w.core.persisted(ticket, Err("No space left".to_owned()));
-    w.carry_out();
-    let failed = w.answer(b, 1).unwrap();
-    assert_eq!(failed.status, Status::StoreError);
-    assert!(failed.text().ends_with("No space left"), "{}", failed.text());
-    assert_eq!(w.writable(b.session), [0_u16; 0]);
-    assert!(!w.core.sessions().is_open(VolumeIndex(0)));
-    w.write_all();
-    w.slow_disk = false;
-    assert_eq!(w.open(b, 2, exclusive(0)).unwrap().generation(), Generation(3));
+#[test]
+fn a_take_over_that_cannot_be_remembered_leaves_the_holder_as_it_is() {
+    for (may_have_it, heals) in [(false, true), (true, true), (false, false)] {
+        let (mut w, a, queue) = held();
+        w.slow_disk = true;
+        let b = w.session(2);
+        assert_eq!(w.open(b, 1, taking_over(0)), None);
+        let record = fail_one(&mut w);
+        assert_eq!(record.generation, SECOND);
+        if may_have_it {
+            w.durable.insert(record.volume, record);
+        }
+        let failed = w.answer(b, 1).unwrap();
+        assert_eq!(failed.status, Status::StoreError);
+        assert!(failed.text().ends_with("No space left"), "{}", failed.text());
+        assert_eq!(w.writable(b.session), [0_u16; 0]);
+        assert_untouched(&w, a, queue);
+        // Whatever the disk has now, it is told again who the holder is.
+        if heals {
+            w.write_all();
+        } else {
+            assert_eq!(fail_one(&mut w).generation, FIRST);
+            assert_eq!(w.on_their_way, []);
+        }
+        assert_eq!(w.durable[&[1; 16]].generation, FIRST);
+        // It comes back for its volume, for which no disk is needed.
+        let again = w.connect(ConnectionKind::Admin, a.id, Epoch(2)).unwrap();
+        w.bury_the_dying();
+        assert_eq!(w.log_in(again, 1, 1).unwrap().status, Status::Ok);
+        assert_eq!(w.open(again, 2, returning(0, FIRST)).unwrap().generation(), FIRST);
+        // And may be taken it from when the disk can take that.
+        w.slow_disk = false;
+        assert_eq!(w.open(b, 2, taking_over(0)), None);
+        w.bury_the_dying();
+        assert_eq!(w.answer(b, 2).unwrap().generation(), SECOND);
+    }
+}
+
+#[test]
+fn what_comes_while_a_take_over_is_on_its_way_to_the_disk() {
+    for succeeds in [true, false] {
+        let (mut w, a, queue) = held();
+        let (b, c) = (w.session(2), w.session(3));
+        w.slow_disk = true;
+        assert_eq!(w.open(b, 1, taking_over(0)), None);
+        assert_eq!(w.open(c, 1, exclusive(0)), None, "who has it is not known yet");
+        // Its path was lost, it comes back to what it had, and it leaves.
+        let again = w.connect(ConnectionKind::Admin, a.id, Epoch(2)).unwrap();
+        w.bury(a);
+        w.bury(queue);
+        assert_eq!(w.log_in(again, 1, 1).unwrap().status, Status::Ok);
+        assert_eq!(w.open(again, 2, returning(0, FIRST)), None);
+        if !succeeds {
+            assert_eq!(fail_one(&mut w).host, HostId([2; 16]));
+            assert_eq!(w.answer(b, 1).unwrap().status, Status::StoreError);
+            assert_eq!(w.answer(c, 1).unwrap().status, Status::InUse);
+            assert_eq!(w.answer(again, 2).unwrap().generation(), FIRST);
+            continue;
+        }
+        w.send(again, 3, Opcode::CloseVolume, 1, &[]);
+        assert_eq!(w.answer(again, 2).unwrap().status, Status::NoSuchVolume);
+        assert_eq!(w.answer(again, 3).unwrap().status, Status::Ok);
+        assert_eq!(w.on_their_way.len(), 1, "the generation must not fall on the disk");
+        w.write_all();
+        assert_eq!(w.answer(b, 1), None, "it may have sent commands");
+        w.bury_the_dying();
+        assert_eq!(w.answer(b, 1).unwrap().generation(), SECOND);
+        assert_eq!(w.answer(c, 1).unwrap().status, Status::InUse);
+        assert_eq!(w.durable[&[1; 16]].generation, SECOND);
+        assert_eq!(w.said, []);
+    }
+}
+
+#[test]
+fn a_claim_that_nobody_waits_for_any_more() {
+    let give_up: [fn(&mut World, Link); 4] = [
+        |w, b| w.bury(b),
+        |w, b| {
+            w.send(b, 2, Opcode::CloseVolume, 1, &[]);
+            assert_eq!(w.answer(b, 1).unwrap().status, Status::NoSuchVolume);
+            assert_eq!(w.answer(b, 2).unwrap().status, Status::Ok);
+        },
+        |w, b| {
+            w.log_out(b);
+            assert_eq!(w.answer(b, 1).unwrap().status, Status::NotReady);
+        },
+        |w, b| {
+            w.pass(Duration::from_secs(31));
+            let late = w.answer(b, 1).unwrap();
+            assert_eq!(late.status, Status::TimedOut);
+            assert!(late.text().contains("state directory"), "{}", late.text());
+        },
+    ];
+    for give_up in give_up {
+        let (mut w, a, queue) = held();
+        let b = w.session(2);
+        w.slow_disk = true;
+        assert_eq!(w.open(b, 1, taking_over(0)), None);
+        give_up(&mut w, b);
+        let c = w.session(3);
+        assert_eq!(w.open(c, 1, exclusive(0)), None);
+        // The disk has it, and then has the holder's record again.
+        let (ticket, record) = w.on_their_way.remove(0);
+        w.durable.insert(record.volume, record);
+        w.core.persisted(ticket, Ok(()));
+        w.carry_out();
+        assert_untouched(&w, a, queue);
+        assert_eq!(w.answer(c, 1).unwrap().status, Status::InUse);
+        w.write_all();
+        assert_eq!(w.durable[&[1; 16]].generation, FIRST);
+        assert_eq!(w.said, []);
+    }
 }
 
 #[test]
@@ -148,8 +254,19 @@ fn a_disk_that_hangs_is_not_given_more_and_more() {
     let mut w = World::new();
     let a = w.session(1);
     w.slow_disk = true;
-    // Asked over and over: each OPEN is the end of the one before.
-    let refused = (1..2000).find_map(|tag| w.open(a, tag, exclusive(0)));
+    // Asked over and over: each OPEN is the end of the one before, which is on its way.
+    assert_eq!((1..2000).find_map(|tag| w.open(a, tag, exclusive(0))), None);
+    assert_eq!(w.on_their_way.len(), 1);
+    while !w.on_their_way.is_empty() {
+        w.write_all();
+    }
+    w.said.clear();
+    // Left and entered over and over.
+    let refused = (1..2000).find_map(|tag| {
+        w.send(a, tag, Opcode::CloseVolume, 1, &[]);
+        w.said.clear();
+        w.open(a, tag, returning(0, FIRST))
+    });
     assert_eq!(refused.unwrap().status, Status::LimitReached);
     assert!(w.on_their_way.len() <= 1025, "{}", w.on_their_way.len());
     w.write_all();
@@ -161,28 +278,35 @@ fn a_disk_that_hangs_is_not_given_more_and_more() {
 #[test]
 fn a_change_that_could_not_be_written_is_written_again() {
     let (mut w, a, queue) = held();
+    w.log_out(a);
+    w.bury(a);
+    w.bury(queue);
+    assert!(!w.durable[&[1; 16]].present);
+    // It comes back, of which the disk is not told.
+    let a = w.session(1);
     w.slow_disk = true;
+    assert_eq!(w.open(a, 1, returning(0, FIRST)), None);
+    fail_one(&mut w);
+    assert_eq!(w.answer(a, 1).unwrap().status, Status::StoreError);
+    w.write_all();
+    let (a, again) = (w.session(1), returning(0, FIRST));
+    // The same holder in the same generation, which the disk does not know to be there.
+    assert_eq!(w.open(a, 1, again), None);
+    assert_eq!(w.on_their_way.len(), 1);
+    w.write_all();
+    assert_eq!(w.answer(a, 1).unwrap().generation(), FIRST);
+    assert!(w.durable[&[1; 16]].present);
+
+    // Nor may one that shares it be let in before.
     let shared = open_as(1, AccessMode::Shared);
     assert_eq!(w.open(a, 2, shared), None);
     let b = w.session(2);
-    assert_eq!(w.open(b, 1, taking_over(0)), None);
-    assert_eq!(w.answer(a, 2).unwrap().status, Status::Fenced);
-    let (ticket, _) = w.on_their_way.remove(0);
-    w.core.persisted(ticket, Err("No space left".to_owned()));
-    w.carry_out();
-    w.bury(a);
-    w.bury(queue);
+    assert_eq!(w.open(b, 1, shared), None);
+    fail_one(&mut w);
+    assert_eq!(w.answer(a, 2).unwrap().status, Status::StoreError);
+    assert_eq!(w.answer(b, 1), None, "it claims the volume itself");
     w.write_all();
-    assert_eq!(w.answer(b, 1).unwrap().generation(), SECOND);
-    // It is the same holder in the same generation, which the disk does not know.
-    let again = w.session(1);
-    assert_eq!(w.open(again, 1, shared), None);
-    let other = w.session(3);
-    assert_eq!(w.open(other, 1, shared), None, "nor may one that shares it be let in before");
-    assert_eq!(w.on_their_way.len(), 1);
-    w.write_all();
-    assert_eq!(w.answer(again, 1).unwrap().generation(), FIRST);
-    assert_eq!(w.answer(other, 1).unwrap().generation(), FIRST);
+    assert_eq!(w.answer(b, 1).unwrap().generation(), FIRST);
     assert_eq!(w.durable[&[2; 16]].generation, FIRST);
 }
 
@@ -394,6 +518,29 @@ fn those_who_share() {
     assert_eq!(w.open(a, 3, take), None);
     w.bury(c);
     assert_eq!(w.answer(a, 3).unwrap().generation(), Generation(3));
+}
+
+#[test]
+fn the_first_of_those_who_share_does_not_get_it_alone_after_a_restart() {
+    let shared = open_as(0, AccessMode::Shared);
+    let mut w = World::new();
+    let (a, b) = (w.session(1), w.session(2));
+    assert_eq!(w.open(a, 1, shared).unwrap().generation(), FIRST);
+    assert_eq!(w.open(b, 1, shared).unwrap().generation(), FIRST);
+    let mut w = w.restart();
+    // The record names host 1.
+    let a = w.session(1);
+    let refused = w.open(a, 1, exclusive(0)).unwrap();
+    assert_eq!(refused.status, Status::InUse);
+    let text = "shared by host1 and perhaps others, which may come back for another 30 s";
+    assert_eq!(refused.text(), text);
+    let b = w.session(2);
+    let back = OpenRequest { generation: FIRST, ..shared };
+    assert_eq!(w.open(b, 1, back).unwrap().generation(), FIRST);
+    w.log_out(b);
+    w.bury(b);
+    w.pass(LEASE + Duration::from_secs(1));
+    assert_eq!(w.open(a, 2, exclusive(0)).unwrap().generation(), SECOND, "nobody else came");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 
-const SEEDS: u64 = 400;
+const SEEDS: u64 = 600;
 const STEPS: usize = 400;
 const HOSTS: u64 = 3;
 
@@ -119,6 +119,7 @@ impl Run {
             }
         }
         self.never_two_writers();
+        self.never_ahead_of_the_disk();
         for said in std::mem::take(&mut self.w.said) {
             let key = (said.to.connection.generation, said.tag.0);
             let (link, asked, at_once) =
@@ -157,6 +158,14 @@ impl Run {
             if let Some(theirs) = touched.get(&volume) {
                 assert!(!excludes(mode, *theirs), "OPEN answered too early: {other:?} is there");
             }
+        }
+    }
+
+    /// Whoever is fenced would be by the next run, too.
+    fn never_ahead_of_the_disk(&self) {
+        for record in self.w.core.holders().records() {
+            let durable = self.w.durable.get(&record.volume).map(|record| record.generation);
+            assert!(durable >= Some(record.generation), "{record:?}, on the disk {durable:?}");
         }
     }
 

@@ -121,6 +121,10 @@ fn a_drain_tells_and_waits() {
     assert_eq!(told, expected);
     w.send(b, 1, Opcode::AsyncEvent, 0, &[]);
     assert_eq!(w.answer(b, 1).unwrap().value, 1, "at once");
+    for (link, tag) in [(a, 6), (b, 2)] {
+        w.send(link, tag, Opcode::AsyncEvent, 0, &[]);
+        assert_eq!(w.answer(link, tag), None, "it was told, and would ask for ever");
+    }
     assert_eq!(
         w.connect(ConnectionKind::Admin, SessionId::default(), Epoch(0)),
         Err(RejectReason::ShuttingDown)
@@ -134,6 +138,22 @@ fn a_drain_tells_and_waits() {
     w.bury(b);
     assert!(w.stopped);
     w.pass(DRAIN);
+}
+
+#[test]
+fn a_session_that_came_back_just_before_a_drain_is_told_too() {
+    let mut w = World::new();
+    let old = w.session(1);
+    w.send(old, 1, Opcode::AsyncEvent, 0, &[]);
+    let new = w.connect(ConnectionKind::Admin, old.id, Epoch(2)).unwrap();
+    assert_eq!(w.log_in(new, 1, 1), None);
+    w.core.drain(w.now);
+    w.carry_out();
+    assert_eq!(w.answer(old, 1).unwrap().value, 1);
+    w.bury(old);
+    assert_eq!(w.answer(new, 1).unwrap().status, Status::Ok);
+    w.send(new, 2, Opcode::AsyncEvent, 0, &[]);
+    assert_eq!(w.answer(new, 2).unwrap().value, 1);
 }
 
 #[test]

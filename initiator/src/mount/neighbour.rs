@@ -1,0 +1,103 @@
+//! Other mounts of a volume on this host. The target lets a host that comes back have its volume at once, and by the
+//! host is meant the machine, not the mount: a second mount under another name would be taken for the first one come
+//! back, whenever that one only waits for its target, and fence it for good. So the mounts of a host look after each
+//! other by their notes.
+
+use rblk_config::MountConfig;
+use rblk_protocol::{HostId, Name};
+
+use super::lock::MountLock;
+use super::note::Note;
+use super::remains::find;
+use super::socket::names;
+use crate::ublk::DeviceState;
+
+/// Another mount of this host has the volume.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "volume `{volume}` is mounted on this host already: `{name}` is {device}, whose users may only wait for the target; \
+     `rblk-initiator umount {name}` first, or take it from them for good by --take-over"
+)]
+pub struct HeldHere {
+    /// The volume.
+    pub volume: String,
+    /// The mount that has it.
+    pub name: String,
+    /// Its disk.
+    pub device: String,
+}
+
+/// Refuses to mount what another mount of this host holds, whether its target is there or not, and whether its process
+/// lives or not. `target_name` is what the target calls itself, once it was asked.
+///
+/// # Errors
+/// [`HeldHere`], or the driver cannot be asked about the device of the other one.
+pub(super) fn must_not_hold(
+    name: &str,
+    config: &MountConfig,
+    host: HostId,
+    target_name: Option<&Name>,
+) -> anyhow::Result<()> {
+    for other in names().into_iter().filter(|other| other != name) {
+        let Ok(Some(note)) = Note::read(&other) else { continue };
+        if !is_held_by(&note, config, host, target_name) {
+            continue;
+        }
+        let Some(device) = find(&other)?.device else { continue };
+        // One without a disk has no users, unless its process is about to make it.
+        if device.state != DeviceState::Dead || MountLock::is_held(&other) {
+            let volume = config.volume.clone();
+            return Err(HeldHere { volume, name: other, device: note.disk() }.into());
+        }
+    }
+    Ok(())
+}
+
+/// Whether the mount of a note, if it lives, would be fenced by what `config` asks for.
+fn is_held_by(note: &Note, config: &MountConfig, host: HostId, target_name: Option<&Name>) -> bool {
+    let same_target = config.target.iter().any(|target| note.config.target.contains(target))
+        || target_name.is_some_and(|name| note.target_name() == name.as_str());
+    let is_shared = config.shared && note.config.shared;
+    let tolerates = config.read_only || note.config.read_only || is_shared || note.fenced.is_some();
+    // The target tells hosts from one another by itself.
+    !tolerates && note.host() == host && note.config.volume == config.volume && same_target
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_has_one_writer_of_a_host_unless_all_share_it() {
+        let note = Note::sample();
+        let (us, target) = (note.host(), Name::new(note.target_name()).unwrap());
+        let same = note.config.clone();
+        let held = |change: &dyn Fn(&mut Note, &mut MountConfig)| {
+            let (mut note, mut config) = (note.clone(), same.clone());
+            change(&mut note, &mut config);
+            let elsewhere = Name::new("elsewhere").unwrap();
+            (
+                is_held_by(&note, &config, us, None),
+                is_held_by(&note, &config, us, Some(&target)),
+                is_held_by(&note, &config, us, Some(&elsewhere)),
+            )
+        };
+        assert_eq!(held(&|_, _| {}), (true, true, true));
+        // By another address it is the same target if it says so.
+        let other_address = |_: &mut Note, config: &mut MountConfig| {
+            config.target = vec!["10.9.9.9".to_owned()];
+        };
+        assert_eq!(held(&other_address), (false, true, false));
+        let free = (false, false, false);
+        assert_eq!(held(&|_, config| config.volume = "vol1".to_owned()), free);
+        assert_eq!(held(&|_, config| config.read_only = true), free);
+        assert_eq!(held(&|note, _| note.config.read_only = true), free);
+        assert_eq!(held(&|note, _| note.fenced = Some("b".to_owned())), free);
+        assert_eq!(held(&|_, config| config.shared = true), (true, true, true));
+        let both = |note: &mut Note, config: &mut MountConfig| {
+            (note.config.shared, config.shared) = (true, true);
+        };
+        assert_eq!(held(&both), free);
+        assert!(!is_held_by(&note, &same, HostId([8; 16]), Some(&target)), "another host's");
+    }
+}

@@ -1,0 +1,134 @@
+//! Control without poll groups.
+
+use rblk_fabric::soft::memory::Network;
+use rblk_fabric::{
+    AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle, QpLimits,
+};
+use rblk_protocol::{
+    BlockCount, BlockSize, ConnectionKind, Epoch, Features, HelloRequest, QueueDepth, SessionId,
+    Version,
+};
+
+use super::*;
+use crate::connection::{ConnectionParams, Layout};
+use crate::store::VolumeIndex;
+use crate::volume::CacheMode;
+
+fn volume() -> Arc<Volume> {
+    Arc::new(Volume {
+        index: VolumeIndex(0),
+        name: Name::new("v").unwrap(),
+        uuid: [1; 16],
+        block_size: BlockSize::new(512).unwrap(),
+        blocks: BlockCount(1),
+        read_only: false,
+        placement: Placement::Store,
+        cache: CacheMode::None,
+        read_ahead_bytes: 0,
+        discard: true,
+        discard_granularity_bytes: 512,
+    })
+}
+
+fn control(lineage: LineageFile) -> anyhow::Result<Control> {
+    let region = || Region::allocate(4096, PageKind::Normal).unwrap();
+    Control::new(Parts {
+        name: Name::new("t").unwrap(),
+        instance: InstanceId([9; 16]),
+        lineage: Arc::new(lineage),
+        limits: Limits {
+            queue_depth_max: 16,
+            in_capsule_bytes: 4096,
+            io_max_bytes: 1 << 20,
+            sessions_max: 4,
+            lease: Duration::from_secs(30),
+        },
+        groups: Vec::new(),
+        arena: region(),
+        zeros: region(),
+        volumes: vec![volume()],
+        volume_notes: HashMap::new(),
+        listening: Vec::new(),
+        drain_timeout: Duration::from_secs(1),
+    })
+}
+
+fn hello() -> HelloRequest {
+    HelloRequest {
+        kind: ConnectionKind::Admin,
+        newest: Version::NEWEST,
+        oldest: Version::OLDEST,
+        depth: QueueDepth::new(16).unwrap(),
+        features: Features::default(),
+        in_capsule_bytes: 4096,
+        io_max_bytes: 1 << 20,
+        epoch: Epoch(0),
+        session: SessionId::default(),
+    }
+}
+
+#[test]
+fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
+    let mut control = control(LineageFile::forgetful().unwrap()).unwrap();
+    let admitted = control
+        .core
+        .connect(&hello(), "peer", SessionId([7; 16]), Instant::now())
+        .expect("there is room");
+    let network = Network::new(1);
+    let device = Device::Soft(network.device());
+    let pd = device.alloc_pd().unwrap();
+    let (_poller, handle) = pd.poller(64).unwrap();
+    #[allow(irrefutable_let_patterns, reason = "verbs may be built in or not")]
+    let PollerHandle::Soft(handle) = handle else { panic!("another provider") };
+    let layout = Layout::admin();
+    let sizes = QpLimits {
+        send_wrs: layout.send_wrs(),
+        recv_wrs: layout.recv_wrs(),
+        send_sges: 1,
+        inline_bytes: 64,
+        reads_out: 1,
+        reads_in: 1,
+    };
+    let (near, _far, _wire) = network.pair((&handle, sizes), (&handle, sizes)).unwrap();
+    let region = Region::allocate(layout.bytes(), PageKind::Normal).unwrap();
+    let params = ConnectionParams {
+        kind: ConnectionKind::Admin,
+        session: admitted.session,
+        epoch: admitted.epoch,
+        layout,
+        in_capsule_bytes: 4096,
+        io_max_bytes: 1 << 20,
+        write_with_imm: false,
+        reads_out: 1,
+        send_sges: 1,
+        memory: pd.register(&region, Access::LOCAL_WRITE).unwrap(),
+        patience: crate::connection::patience(None),
+        peer: "peer".to_owned(),
+    };
+    let accept = AcceptParams { hello: ConnectionHello(Vec::new()), reads_out: 1, reads_in: 1 };
+    let params = Box::new(params);
+    let connection = Connection::Soft(near);
+    control.hand_over(0, ToGroup::AddConnection { poller: 0, connection, params, accept });
+    assert_eq!(control.core.sessions().get(admitted.session).unwrap().connections(), 1);
+    let buried = control.buried.try_recv().expect("it is over");
+    assert_eq!(Arc::strong_count(&region), 1, "and was freed before");
+    control.on_buried(buried);
+    assert_eq!(control.core.sessions().iter().count(), 0);
+}
+
+#[test]
+fn a_file_of_holders_that_cannot_be_read_is_no_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let lineage = || LineageFile::open(dir.path(), &Name::new("t").unwrap()).unwrap();
+    let path = dir.path().join("t.holders");
+    drop(control(lineage()).unwrap());
+    assert!(path.exists(), "so that it is missed");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    let error = format!("{:#}", control(lineage()).unwrap_err());
+    let words = [path.to_str().unwrap(), "Is a directory", "state_dir"];
+    assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    assert!(path.is_dir(), "and stays as it is");
+    std::fs::remove_dir(&path).unwrap();
+    drop(control(lineage()).unwrap());
+}
