@@ -665,6 +665,9 @@ impl Oracle {
             }
             if is_kept {
                 self.volatile.push((id, change));
+            } else if survives == Survives::Acknowledged && kept && !fenced {
+                // It is durable, but its host may not know, and write it again after another restart.
+                self.volatile.push((id, Change { told: true, ..change }));
             }
         }
         for change in self.outstanding.values() {
