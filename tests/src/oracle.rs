@@ -13,7 +13,7 @@
 //! in each of its attempts, and an attempt is over when the target has admitted the host to a newer epoch
 //! ([`Oracle::new_attempt`]). A host that lost the volume to another changes nothing from that moment on
 //! ([`Oracle::fence`]). When the target dies and comes back ([`Oracle::restart`]), the outstanding goes on; what was
-//! acknowledged and is lost is written again by a host that retains ([`Oracle::settled`]), or a flush must tell
+//! acknowledged and is lost is written again by a host that retains (`Oracle::settled`), or a flush must tell
 //! ([`Oracle::end_flush`]).
 //!
 //! Every write has a number and fills each of its sectors with a stamp of that number and the sector's

@@ -90,7 +90,7 @@ pub struct AdminCommand {
     pub group: usize,
 }
 
-/// The initiator's end of a connection without an [`Engine`], to be driven by hand.
+/// The initiator's end of a connection without an [`rblk_initiator::engine::Engine`], to be driven by hand.
 #[derive(Debug)]
 pub struct RawEnd {
     /// Domain for memory of its own.

@@ -52,7 +52,7 @@ impl VolumeSpec {
     }
 }
 
-/// What a [`Rig`] is made of.
+/// What a [`super::Rig`] is made of.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RigOptions {
     /// Decides how the network behaves.

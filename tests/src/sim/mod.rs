@@ -10,7 +10,7 @@
 //! | [`world`] | all of them together, and the [oracle](crate::oracle) that watches | - |
 //!
 //! Time is a count of steps of a millisecond; nobody sleeps and nothing is random but by the seed, so a run can be had
-//! again from its seed, and its [log](log) compared.
+//! again from its seed, and its [`log`] compared.
 
 pub mod admin;
 pub mod kernel;
