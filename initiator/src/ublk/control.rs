@@ -25,6 +25,8 @@ use super::token::DeviceToken;
 const QUICK: Duration = Duration::from_secs(10);
 /// How long a cancelled command gets to notice.
 const CANCEL_GRACE: Duration = Duration::from_secs(1);
+/// How long a device that was deleted is waited for, where its users are in no hurry.
+const HELD_WAIT: Duration = Duration::from_secs(2);
 /// Step of waits that can only be polled.
 const POLL_STEP: Duration = Duration::from_millis(5);
 /// How often somebody is asked whether to wait on.
@@ -317,16 +319,26 @@ impl Control {
     /// server fail), then the device. A stop is no harm to a device that has none, and a deletion without it would
     /// be done under the lock of all devices.
     ///
+    /// A device whose disk is still open, such as by a mounted file system, goes when that is closed: its number is taken
+    /// until then, and nothing else waits for it.
+    ///
     /// # Errors
-    /// As [`stop`](Self::stop) and [`delete`](Self::delete). A device that is not there is removed.
+    /// As [`stop`](Self::stop) and [`delete_async`](Self::delete_async). A device that is not there is removed.
     pub fn remove(&mut self, id: u32, deadline: Duration) -> Result<()> {
         let removed = match self.info(id) {
-            Ok(info) if info.state == DeviceState::Dead => self.delete(id, deadline),
-            Ok(_) => self.stop(id, deadline).and_then(|()| self.delete(id, deadline)),
+            Ok(info) if info.state == DeviceState::Dead => Ok(()),
+            Ok(_) => self.stop(id, deadline),
             Err(error) => Err(error),
         };
-        match removed {
+        match removed.and_then(|()| self.delete(id, deadline.min(HELD_WAIT))) {
             Err(UblkError::NoSuchDevice { .. }) => Ok(()),
+            Err(UblkError::StillHeld { .. }) => {
+                tracing::warn!(
+                    device = id,
+                    "the device is deleted; it goes when its last user closes it"
+                );
+                Ok(())
+            }
             other => other,
         }
     }
