@@ -17,7 +17,7 @@ use rblk_target::arena::Arena;
 use rblk_target::cache::{Shard, ShardOptions};
 use rblk_target::connection::{ConnectionId, ConnectionParams, Layout, SessionSlot};
 use rblk_target::poll_group::peers::Peers;
-use rblk_target::poll_group::{FromGroup, PollGroup, PollerMemory, ToGroup};
+use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, ToGroup};
 use rblk_target::stats::{Stats, StatsSnapshot};
 use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::volume::{CacheMode, Placement, Volume};
@@ -194,12 +194,12 @@ impl<S: Store> Rig<S> {
 
     /// A session opens a volume.
     pub fn open(&mut self, session: SessionSlot, volume: VolumeIndex, mode: AccessMode) {
-        self.mail(ToGroup::Open { session, volume, mode });
+        self.mail(ToGroup::Notice(Notice::Open { session, volume, mode }));
     }
 
     /// A session closes a volume, or loses it; later commands are answered with `refusal`.
     pub fn close(&mut self, session: SessionSlot, volume: VolumeIndex, refusal: Status) {
-        self.mail(ToGroup::Close { session, volume, refusal });
+        self.mail(ToGroup::Notice(Notice::Close { session, volume, refusal }));
     }
 
     /// Hands the target a message of control: to every poll group what concerns a session or all, else to the
@@ -207,16 +207,7 @@ impl<S: Store> Rig<S> {
     pub fn mail(&mut self, message: ToGroup) {
         for at in 1..self.groups.len() {
             let copy = match &message {
-                ToGroup::Open { session, volume, mode } => {
-                    ToGroup::Open { session: *session, volume: *volume, mode: *mode }
-                }
-                ToGroup::Close { session, volume, refusal } => {
-                    ToGroup::Close { session: *session, volume: *volume, refusal: *refusal }
-                }
-                ToGroup::EndConnections { session, before } => {
-                    ToGroup::EndConnections { session: *session, before: *before }
-                }
-                ToGroup::ForgetSession { session } => ToGroup::ForgetSession { session: *session },
+                ToGroup::Notice(notice) => ToGroup::Notice(*notice),
                 ToGroup::Stop => ToGroup::Stop,
                 _ => break,
             };
@@ -278,7 +269,7 @@ impl<S: Store> Rig<S> {
         let state = &mut self.sessions[usize::from(session.0)];
         let epoch = state.epoch.next().context("no epoch is left")?;
         state.epoch = epoch;
-        self.mail(ToGroup::EndConnections { session, before: epoch });
+        self.mail(ToGroup::Notice(Notice::EndConnections { session, before: epoch }));
         self.run(QUIESCE_STEPS, |rig| rig.connections(session) == 0)
             .context("the connections of an older epoch do not end")?;
         Ok(epoch)

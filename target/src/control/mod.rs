@@ -265,7 +265,7 @@ impl Control {
                 Effect::Watch { on, silence } => {
                     self.send(on.group, ToGroup::Watch { connection: on.connection, silence });
                 }
-                Effect::All(notice) => self.send_all(|| notice.into()),
+                Effect::All(notice) => self.send_all(|| ToGroup::Notice(notice)),
                 Effect::Persist { ticket, record } => match &self.holders_file {
                     // There is nothing to remember, or nowhere, which was said at the start.
                     None => self.core.persisted(ticket, Ok(())),

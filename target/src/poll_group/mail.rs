@@ -26,36 +26,9 @@ pub struct PollerMemory {
     pub volumes: Vec<(VolumeIndex, Arc<MemoryRegion>)>,
 }
 
-/// Control to data thread.
-#[derive(Debug)]
-pub enum ToGroup {
-    /// Serve another device. Its index is the number of devices before it.
-    AddPoller {
-        /// The CQ and its QPs.
-        poller: Box<dyn Poller>,
-        /// Our memory there.
-        memory: PollerMemory,
-    },
-    /// Serve another volume.
-    AddVolume {
-        /// The volume.
-        volume: Arc<Volume>,
-        /// Its file, for volumes with a store.
-        backing: Option<Arc<Backing>>,
-        /// Where this poll group tells of it.
-        stats: Arc<VolumeStats>,
-    },
-    /// Serve another connection: post its RECVs, then accept it.
-    AddConnection {
-        /// Index of the device's poller.
-        poller: usize,
-        /// The prepared QP.
-        connection: rblk_fabric::Connection,
-        /// What it is.
-        params: Box<ConnectionParams>,
-        /// The answer to the peer.
-        accept: AcceptParams,
-    },
+/// What every poll group is told of a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Notice {
     /// A session opened a volume.
     Open {
         /// The session.
@@ -87,6 +60,40 @@ pub enum ToGroup {
         /// The session.
         session: SessionSlot,
     },
+}
+
+/// Control to data thread.
+#[derive(Debug)]
+pub enum ToGroup {
+    /// Serve another device. Its index is the number of devices before it.
+    AddPoller {
+        /// The CQ and its QPs.
+        poller: Box<dyn Poller>,
+        /// Our memory there.
+        memory: PollerMemory,
+    },
+    /// Serve another volume.
+    AddVolume {
+        /// The volume.
+        volume: Arc<Volume>,
+        /// Its file, for volumes with a store.
+        backing: Option<Arc<Backing>>,
+        /// Where this poll group tells of it.
+        stats: Arc<VolumeStats>,
+    },
+    /// Serve another connection: post its RECVs, then accept it.
+    AddConnection {
+        /// Index of the device's poller.
+        poller: usize,
+        /// The prepared QP.
+        connection: rblk_fabric::Connection,
+        /// What it is.
+        params: Box<ConnectionParams>,
+        /// The answer to the peer.
+        accept: AcceptParams,
+    },
+    /// What concerns a session, and all poll groups alike.
+    Notice(Notice),
     /// The QP of a connection that did not flush is destroyed.
     Destroyed {
         /// The connection.

@@ -20,7 +20,7 @@ pub mod peers;
 mod respond;
 pub mod thread;
 
-pub use mail::{FromGroup, PollerMemory, ToGroup};
+pub use mail::{FromGroup, Notice, PollerMemory, ToGroup};
 use peers::{PeerMail, Peers};
 
 use std::collections::VecDeque;
@@ -210,6 +210,32 @@ impl<S: Store> PollGroup<S> {
         self.shard.next_deadline()
     }
 
+    fn take_notice(&mut self, notice: Notice) {
+        match notice {
+            Notice::Open { session, volume, mode } => {
+                self.set_opened(session, volume, Opened::Mode(mode))
+            }
+            Notice::Close { session, volume, refusal } => {
+                self.set_opened(session, volume, Opened::Refused(refusal));
+            }
+            Notice::EndConnections { session, before } => {
+                for slot in 0..self.connections.len() {
+                    if let Some(c) = &self.connections[slot]
+                        && c.params.session == session
+                        && c.params.epoch < before
+                    {
+                        self.kill(slot, "superseded by a newer epoch");
+                    }
+                }
+            }
+            Notice::ForgetSession { session } => {
+                if let Some(view) = self.sessions.get_mut(usize::from(session.0)) {
+                    *view = None;
+                }
+            }
+        }
+    }
+
     /// One message of control.
     pub fn take_mail(&mut self, mail: ToGroup, now: Instant) {
         self.now = now;
@@ -236,27 +262,7 @@ impl<S: Store> PollGroup<S> {
             ToGroup::AddConnection { poller, connection, params, accept } => {
                 self.add_connection(poller, connection, *params, &accept);
             }
-            ToGroup::Open { session, volume, mode } => {
-                self.set_opened(session, volume, Opened::Mode(mode))
-            }
-            ToGroup::Close { session, volume, refusal } => {
-                self.set_opened(session, volume, Opened::Refused(refusal));
-            }
-            ToGroup::EndConnections { session, before } => {
-                for slot in 0..self.connections.len() {
-                    if let Some(c) = &self.connections[slot]
-                        && c.params.session == session
-                        && c.params.epoch < before
-                    {
-                        self.kill(slot, "superseded by a newer epoch");
-                    }
-                }
-            }
-            ToGroup::ForgetSession { session } => {
-                if let Some(view) = self.sessions.get_mut(usize::from(session.0)) {
-                    *view = None;
-                }
-            }
+            ToGroup::Notice(notice) => self.take_notice(notice),
             ToGroup::Destroyed { connection } => {
                 if let Some(Some(c)) = self.connections.get_mut(usize::from(connection.slot))
                     && c.id == connection

@@ -689,8 +689,16 @@ impl Process {
             Phase::Open => {
                 match status {
                     Status::Ok => {}
-                    Status::Fenced => return Going::Fenced(text),
-                    _ => return Going::Failed(Failure::Transient),
+                    // Without a word it is the session that has gone, not the volume that was taken.
+                    Status::Fenced if !text.is_empty() => return Going::Fenced(text),
+                    _ => {
+                        let what = "open".to_owned();
+                        return Going::Failed(failure(&SessionError::Status {
+                            what,
+                            status,
+                            text,
+                        }));
+                    }
                 }
                 let volume =
                     OpenReply::from_wire(&payload[..OpenReply::BYTES]).expect("an OPEN reply");

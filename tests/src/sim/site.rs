@@ -325,7 +325,7 @@ impl Site {
                     let connection = on.connection;
                     self.rig.mail_to(on.group, ToGroup::Watch { connection, silence });
                 }
-                Effect::All(notice) => self.rig.mail(notice.into()),
+                Effect::All(notice) => self.rig.mail(ToGroup::Notice(notice)),
                 Effect::Persist { ticket, record } => {
                     moments.push(Moment::Persist);
                     log.add("persist", [record.generation.0, u64::from(record.present), 0]);

@@ -25,13 +25,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_protocol::{
-    AccessMode, CommandCapsule, ConnectionKind, Epoch, Generation, HelloRequest, InstanceId, Name,
-    Opcode, RejectReason, SessionId, Status, Tag,
+    CommandCapsule, ConnectionKind, Epoch, Generation, HelloRequest, InstanceId, Name, Opcode,
+    RejectReason, SessionId, Status, Tag,
 };
 
 use crate::connection::{ConnectionId, SessionSlot};
 use crate::holders::{HolderRecord, Holders, VolumeUuid};
-use crate::poll_group::ToGroup;
+use crate::poll_group::Notice;
 use crate::session::{After, Leave, SessionTable};
 use crate::store::VolumeIndex;
 use crate::verifier::Lineage;
@@ -59,52 +59,6 @@ pub struct ConnectionRef {
 /// The number of an [`Effect::Persist`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket(pub u64);
-
-/// What all poll groups have to know.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Notice {
-    /// [`ToGroup::Open`].
-    Open {
-        /// The session.
-        session: SessionSlot,
-        /// The volume.
-        volume: VolumeIndex,
-        /// How.
-        mode: AccessMode,
-    },
-    /// [`ToGroup::Close`].
-    Close {
-        /// The session.
-        session: SessionSlot,
-        /// The volume.
-        volume: VolumeIndex,
-        /// What later commands are told.
-        refusal: Status,
-    },
-    /// [`ToGroup::EndConnections`].
-    EndConnections {
-        /// The session.
-        session: SessionSlot,
-        /// Epochs below this.
-        before: Epoch,
-    },
-    /// [`ToGroup::ForgetSession`].
-    ForgetSession {
-        /// The session.
-        session: SessionSlot,
-    },
-}
-
-impl From<Notice> for ToGroup {
-    fn from(notice: Notice) -> Self {
-        match notice {
-            Notice::Open { session, volume, mode } => Self::Open { session, volume, mode },
-            Notice::Close { session, volume, refusal } => Self::Close { session, volume, refusal },
-            Notice::EndConnections { session, before } => Self::EndConnections { session, before },
-            Notice::ForgetSession { session } => Self::ForgetSession { session },
-        }
-    }
-}
 
 /// What the caller has to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
