@@ -3,141 +3,128 @@
 #![forbid(unsafe_code)]
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use rblk_bench::cost::{self, Plan};
-use rblk_bench::inprocess::VolumeKind;
-use rblk_config::{ByteSize, Exit};
-use rblk_initiator::io::IoOp;
+use anyhow::{Context, Result};
+use clap::Parser;
+use rblk_bench::args::{self, Cli, Command, Output, OutputArgs, ReportArgs};
+use rblk_bench::cost::allocations::CountingAllocator;
+use rblk_bench::folder::{self, RunFolder};
+use rblk_bench::result::{Place, Run};
+use rblk_bench::{compare, cost, fabric, peer, place, report, scale};
+use rblk_config::Exit;
 
-/// Measures rblk.
-#[derive(Debug, Parser)]
-#[command(name = "rblk-bench", version, arg_required_else_help = true)]
-struct Cli {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Count what one I/O costs: messages, completions, doorbells and copied bytes at each end.
-    ///
-    /// Runs the real engines of initiator and target in this process over the in-memory fabric and divides
-    /// their own counters by the number of I/Os. Nothing is timed: the numbers are the same on every host.
-    Cost(CostArgs),
-}
-
-#[derive(Debug, Args)]
-struct CostArgs {
-    /// Operations to measure.
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "read,write")]
-    ops: Vec<Op>,
-    /// Bytes per I/O, whole blocks of 512.
-    #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4KiB,128KiB")]
-    sizes: Vec<ByteSize>,
-    /// I/Os outstanding.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,32")]
-    depths: Vec<u16>,
-    /// Depth of the queue; deeper where more are outstanding.
-    #[arg(long, value_name = "N", default_value_t = rblk_protocol::limits::QUEUE_DEPTH_DEFAULT)]
-    queue_depth: u16,
-    /// I/Os of each case.
-    #[arg(long, value_name = "N", default_value_t = 4096)]
-    ios: u64,
-    /// Where the volume's bytes are.
-    #[arg(long, value_enum, default_value = "store")]
-    volume: Volume,
-    /// Write data up to this size travels inside the command.
-    #[arg(long, value_name = "SIZE", default_value_t = ByteSize(rblk_protocol::limits::IN_CAPSULE_DEFAULT_BYTES.into()))]
-    inline: ByteSize,
-    /// Answer READs with WRITE and SEND, as over devices without WRITE_WITH_IMM.
-    #[arg(long)]
-    no_immediates: bool,
-    /// READs the target may have outstanding.
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    reads_out: u8,
-    /// Seed of the in-memory fabric.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
-    /// Form of the answer.
-    #[arg(long, value_enum, default_value = "table")]
-    output: Output,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-enum Op {
-    /// Volume to initiator.
-    Read,
-    /// Initiator to volume.
-    Write,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-enum Volume {
-    /// In registered memory of the target.
-    Memory,
-    /// Nowhere.
-    Null,
-    /// In a store behind the arena, as files are.
-    Store,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-enum Output {
-    /// For people.
-    Table,
-    /// For programs: one JSON document.
-    Json,
-}
-
-impl CostArgs {
-    fn plan(&self) -> anyhow::Result<Plan> {
-        let bytes = |size: &ByteSize| u32::try_from(size.0);
-        Ok(Plan {
-            ops: self
-                .ops
-                .iter()
-                .map(|op| match op {
-                    Op::Read => IoOp::Read,
-                    Op::Write => IoOp::Write,
-                })
-                .collect(),
-            sizes: self.sizes.iter().map(bytes).collect::<Result<_, _>>()?,
-            depths: self.depths.clone(),
-            queue_depth: self.queue_depth,
-            ios: self.ios,
-            volume: match self.volume {
-                Volume::Memory => VolumeKind::Memory,
-                Volume::Null => VolumeKind::Null,
-                Volume::Store => VolumeKind::Store,
-            },
-            in_capsule_bytes: bytes(&self.inline)?,
-            immediates: !self.no_immediates,
-            reads_out: self.reads_out,
-            seed: self.seed,
-        })
-    }
-}
+// `cost` counts what the data path asks it for.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
-    let Command::Cost(args) = Cli::parse().command;
-    let result = args.plan().and_then(|plan| cost::measure(&plan)).and_then(|report| {
-        let text = match args.output {
-            Output::Table => cost::table(&report),
-            Output::Json => serde_json::to_string_pretty(&report)? + "\n",
-        };
-        match std::io::stdout().write_all(text.as_bytes()) {
-            // Who reads it has seen enough.
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-            written => Ok(written?),
-        }
-    });
-    match result {
+    match work(Cli::parse().command) {
         Ok(()) => Exit::Ok.into(),
         Err(error) => {
             eprintln!("rblk-bench: {error:#}");
             Exit::Failure.into()
         }
+    }
+}
+
+fn work(command: Command) -> Result<()> {
+    match command {
+        Command::Compare(args) => {
+            into_run("compare", &args.output, |folder, run| compare::run(&args, folder, run))
+        }
+        Command::Fabric(args) if args.serve => fabric::run(&args).map(drop),
+        Command::Fabric(args) => into_run("fabric", &args.output, |_, run| {
+            run.fabric = Some(fabric::run(&args)?);
+            Ok(())
+        }),
+        Command::Scale(args) => {
+            into_run("scale", &args.output, |folder, run| scale::run(&args, folder, run))
+        }
+        Command::Cost(args) => {
+            let costs = args.cost.run()?;
+            let text = match args.output {
+                Output::Table => cost::table(&costs),
+                Output::Json => serde_json::to_string_pretty(&costs)? + "\n",
+            };
+            if let Some(out) = &args.out {
+                let folder = RunFolder::open(out)?;
+                let mut run = begin(&folder, "cost")?;
+                let all = run.cost.get_or_insert_default();
+                all.add(costs);
+                finish(&folder, &run)?;
+            }
+            say(&text)
+        }
+        Command::Report(args) => draw_again(&args),
+        Command::CleanUp(args) => peer::clean_up(&args),
+    }
+}
+
+/// Does a command's work into the run of its folder, then keeps it, draws it and tells it.
+fn into_run(
+    name: &str,
+    args: &OutputArgs,
+    work: impl FnOnce(&RunFolder, &mut Run) -> Result<()>,
+) -> Result<()> {
+    let out = args.out.clone().unwrap_or_else(|| PathBuf::from(folder::name_for_now()));
+    let folder = RunFolder::open(&out)?;
+    let mut run = begin(&folder, name)?;
+    let done = work(&folder, &mut run);
+    // What was measured before it failed is worth as much as it was.
+    finish(&folder, &run)?;
+    done?;
+    tell(&run, args.output)
+}
+
+/// The run of a folder, to be added to.
+fn begin(folder: &RunFolder, command: &str) -> Result<Run> {
+    let mut run = folder.load()?.unwrap_or_else(|| Run::begin(&folder.name()));
+    // Who runs this for others knows how to have it again.
+    let words = match std::env::var("RBLK_BENCH_COMMAND") {
+        Ok(words) if !words.is_empty() => words.split_whitespace().map(str::to_owned).collect(),
+        _ => args::to_record(std::env::args()),
+    };
+    if !run.commands.contains(&words) {
+        run.commands.push(words);
+    }
+    // The place is where fio runs; what is counted does not depend on it.
+    if run.place == Place::default() || (command == "compare" && run.samples.is_empty()) {
+        run.place = place::here();
+    }
+    Ok(run)
+}
+
+fn finish(folder: &RunFolder, run: &Run) -> Result<()> {
+    folder.save(run)?;
+    report::draw(run, folder)?;
+    eprintln!("rblk-bench: the report is {}", folder.path().join(report::FILE).display());
+    Ok(())
+}
+
+fn draw_again(args: &ReportArgs) -> Result<()> {
+    let file = if args.run.is_dir() { args.run.join(folder::RUN) } else { args.run.clone() };
+    let run = folder::read(&file)?
+        .with_context(|| format!("there is no run in {}", args.run.display()))?;
+    let out = args.out.as_deref().or(file.parent()).unwrap_or(Path::new("."));
+    let folder = RunFolder::open(out)?;
+    report::draw(&run, &folder)?;
+    eprintln!("rblk-bench: the report is {}", folder.path().join(report::FILE).display());
+    tell(&run, args.output)
+}
+
+fn tell(run: &Run, output: Output) -> Result<()> {
+    match output {
+        Output::Table => say(&report::table::text(run)),
+        Output::Json => say(&(serde_json::to_string_pretty(run)? + "\n")),
+    }
+}
+
+fn say(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // Who reads it has seen enough.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
     }
 }

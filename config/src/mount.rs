@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::document::{Document, Sites};
 use crate::error::{ConfigError, Fault};
 use crate::rule::{ADDRESS, Key, NAME, Rule, Schema};
+use crate::spin::Spin;
 use crate::units::{ByteSize, Duration};
 
 /// Most memory for the data of one mount: all its queues full of the largest I/Os.
@@ -60,10 +61,7 @@ static MOUNT_KEYS: Schema = Schema {
             "wait",
             Rule::Span { min: Duration::from_secs(0), max: Duration::from_secs(30 * 86_400) },
         ),
-        Key::optional(
-            "spin",
-            Rule::Span { min: Duration::from_secs(0), max: Duration::from_millis(10) },
-        ),
+        Key::optional("spin", Rule::Spin { max: Duration::from_millis(10) }),
         Key::optional("host_name", NAME),
     ],
 };
@@ -105,8 +103,8 @@ pub struct MountConfig {
     pub failback: Duration,
     /// How long to wait for a target that is not there when the mount begins.
     pub wait: Duration,
-    /// How long an idle data thread spins before it sleeps.
-    pub spin: Duration,
+    /// How long an idle data thread looks for work before it sleeps.
+    pub spin: Spin,
     /// This host's name as the target shows it; the system's if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_name: Option<String>,
@@ -131,7 +129,7 @@ impl Default for MountConfig {
             connect_timeout: Duration::from_secs(5),
             failback: Duration::from_secs(30),
             wait: Duration::from_secs(0),
-            spin: Duration::from_micros(50),
+            spin: Spin::Adaptive,
             host_name: None,
         }
     }

@@ -63,6 +63,11 @@ pub enum Rule {
         /// Most.
         max: Duration,
     },
+    /// A [`Spin`](crate::Spin).
+    Spin {
+        /// The longest time.
+        max: Duration,
+    },
     /// A whole number.
     Count {
         /// Least.
@@ -175,6 +180,9 @@ impl Rule {
                 ByteSize(*max)
             ),
             Self::Span { min, max } => format!("a duration from \"{min}\" to \"{max}\""),
+            Self::Spin { max } => {
+                format!("\"adaptive\", \"always\" or a duration from \"0s\" to \"{max}\"")
+            }
             Self::Count { min, max } => format!("a whole number from {min} to {max}"),
             Self::Choice(numbers) => alternatives(numbers.iter().map(ToString::to_string)),
             Self::Word(words) => alternatives(words.iter().map(|word| format!("\"{word}\""))),
@@ -253,13 +261,10 @@ impl Rule {
                     _ => Err(format!("not a multiple of {}", ByteSize(*step))),
                 }
             }
-            Self::Span { min, max } => match value {
-                Value::String(text) => {
-                    let span: Duration = text.parse().map_err(|e| format!("{e}"))?;
-                    within(span, *min, *max)
-                }
-                Value::Integer(_) | Value::Float(_) => Err("a number without a unit".to_owned()),
-                _ => Err(format!("{}, not a duration", kind(value))),
+            Self::Span { min, max } => judge_span(value, *min, *max),
+            Self::Spin { max } => match value.as_str().map(str::trim) {
+                Some("adaptive" | "always") => Ok(()),
+                _ => judge_span(value, Duration::default(), *max),
             },
             Self::Count { min, max } => within(integer(value)?, i64::from(*min), i64::from(*max)),
             Self::Choice(numbers) => {
@@ -330,6 +335,17 @@ fn size(value: &Value) -> Result<ByteSize, String> {
         }
         Value::Float(_) => Err("a fraction; use a smaller unit".to_owned()),
         _ => Err(format!("{}, not a size", kind(value))),
+    }
+}
+
+fn judge_span(value: &Value, min: Duration, max: Duration) -> Result<(), String> {
+    match value {
+        Value::String(text) => {
+            let span: Duration = text.parse().map_err(|e| format!("{e}"))?;
+            within(span, min, max)
+        }
+        Value::Integer(_) | Value::Float(_) => Err("a number without a unit".to_owned()),
+        _ => Err(format!("{}, not a duration", kind(value))),
     }
 }
 

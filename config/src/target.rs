@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::document::{Document, Sites, lay_with_drop_ins};
 use crate::error::{ConfigError, Fault};
 use crate::rule::{ADDRESS, DIRECTORY, Key, NAME, Rule, SOCKET, Schema};
+use crate::spin::Spin;
 use crate::units::{ByteSize, Duration};
 use crate::volume::{VOLUME_KEYS, VolumeConfig};
 
@@ -63,10 +64,7 @@ static TARGET_KEYS: Schema = Schema {
             "lease",
             Rule::Span { min: Duration::from_secs(1), max: Duration::from_secs(3600) },
         ),
-        Key::optional(
-            "spin",
-            Rule::Span { min: Duration::from_secs(0), max: Duration::from_millis(10) },
-        ),
+        Key::optional("spin", Rule::Spin { max: Duration::from_millis(10) }),
         Key::optional("volume", Rule::Tables(&VOLUME_KEYS)),
     ],
 };
@@ -84,7 +82,7 @@ pub struct TargetConfig {
     pub control_socket: PathBuf,
     /// Where the target remembers whether it stopped cleanly, and who held its volumes.
     pub state_dir: PathBuf,
-    /// Data threads; the number of CPUs, at most 4, if absent.
+    /// Data threads; half the number of CPUs, 1 to 4, if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub poll_groups: Option<u16>,
     /// CPUs the data threads are pinned to, one each; any if absent.
@@ -111,8 +109,8 @@ pub struct TargetConfig {
     pub sessions_max: u32,
     /// How long an initiator that is not heard of keeps the volumes it opened; also over a restart of the target.
     pub lease: Duration,
-    /// How long an idle data thread spins before it sleeps.
-    pub spin: Duration,
+    /// How long an idle data thread looks for work before it sleeps.
+    pub spin: Spin,
     /// What is served.
     #[serde(rename = "volume", skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<VolumeConfig>,
@@ -155,7 +153,7 @@ impl Default for TargetConfig {
             drain_timeout: Duration::from_secs(10),
             sessions_max: 1024,
             lease: Duration::from_secs(30),
-            spin: Duration::from_micros(50),
+            spin: Spin::Adaptive,
             volumes: Vec::new(),
         }
     }

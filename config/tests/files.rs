@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use rblk_config::{
-    Backing, ByteSize, CacheMode, DirectIo, Duration, HugePages, MountConfig, StoreKind,
+    Backing, ByteSize, CacheMode, DirectIo, Duration, HugePages, MountConfig, Spin, StoreKind,
     TargetConfig, VolumeConfig,
 };
 use tempfile::TempDir;
@@ -117,6 +117,10 @@ fn micros(range: std::ops::RangeInclusive<u64>) -> impl Strategy<Value = Duratio
     range.prop_map(Duration::from_micros)
 }
 
+fn spin() -> impl Strategy<Value = Spin> {
+    prop_oneof![Just(Spin::Adaptive), Just(Spin::Always), micros(0..=10_000).prop_map(Spin::For)]
+}
+
 fn volume() -> impl Strategy<Value = VolumeConfig> {
     let path = "/[a-z\"'\\\\ \n]{1,20}";
     let kinds = prop_oneof![
@@ -160,7 +164,7 @@ prop_compose! {
         inline in 0u64..=32,
         drain_timeout in micros(0..=3_600_000_000),
         (sessions_max, lease) in (1u32..=65_536, micros(1_000_000..=3_600_000_000)),
-        spin in micros(0..=10_000),
+        spin in spin(),
         volumes in prop::collection::vec(volume(), 0..5),
     ) -> TargetConfig {
         let mut volumes = volumes;
@@ -206,7 +210,7 @@ prop_compose! {
         detect in micros(100_000..=300_000_000),
         (connect_timeout, failback, wait) in
             (micros(100_000..=300_000_000), micros(0..=86_400_000_000), micros(0..=86_400_000_000)),
-        spin in micros(0..=10_000),
+        spin in spin(),
         host_name in prop::option::of("[a-z0-9_]{1,64}"),
     ) -> MountConfig {
         MountConfig {

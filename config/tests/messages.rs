@@ -86,12 +86,13 @@ fn target_values() {
             ),
             (
                 "spin = '1s'",
-                "t.toml:2:8: spin = \"1s\": more than 10ms; write a duration from \"0s\" to \"10ms\"",
+                "t.toml:2:8: spin = \"1s\": more than 10ms; write \"adaptive\", \"always\" or a duration from \"0s\" to \
+                 \"10ms\"",
             ),
             (
                 "spin = '5 parsecs'",
                 "t.toml:2:8: spin = \"5 parsecs\": unknown unit \"parsecs\"; the common ones are us, ms, s, min, h \
-                 and days; write a duration from \"0s\" to \"10ms\"",
+                 and days; write \"adaptive\", \"always\" or a duration from \"0s\" to \"10ms\"",
             ),
             (
                 "name = 'a b'",
@@ -362,7 +363,8 @@ fn mounts() {
 fn several_faults() {
     assert_eq!(
         target("spin = 1\narena = true\ninline = 'x'"),
-        "t.toml:2:8: spin = 1: a number without a unit; write a duration from \"0s\" to \"10ms\"\n\
+        "t.toml:2:8: spin = 1: a number without a unit; write \"adaptive\", \"always\" or a duration from \"0s\" to \
+         \"10ms\"\n\
          t.toml:3:9: arena = true: true or false, not a size; write a multiple of 4KiB from \"1MiB\" to \"1TiB\"\n\
          t.toml:4:10: inline = \"x\": not a number with a unit; write a multiple of 512B from \"0B\" to \"16KiB\""
     );

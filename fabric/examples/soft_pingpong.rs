@@ -1,5 +1,5 @@
-//! Round trips of a read as rblk does it, over TCP loopback: a 64-byte SEND, answered by a 4 KiB
-//! WRITE_WITH_IMM. Two threads; spinning, and sleeping on the event descriptor.
+//! Round trips of a read as rblk does it, over TCP loopback: a 64-byte SEND, answered by a WRITE_WITH_IMM of 4 or
+//! 128 KiB. Two threads; spinning, and sleeping on the event descriptors.
 //!
 //! `cargo run --release --no-default-features -p rblk-fabric --example soft_pingpong [SECONDS]`
 
@@ -8,19 +8,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 use rblk_fabric::{
     AcceptParams, Access, Address, Completion, ConnectOptions, Connection, ConnectionHello,
     Listener, MemoryRegion, PageKind, Poller as _, ProtectionDomain, QpIndex, QpLimits, RecvWr,
     Region, RemoteBuffer, Scheme, SendOp, SendWr, SgeList, WcStatus, WrId, soft,
 };
 
-const BLOCK: usize = 4096;
 const COMMAND: usize = 64;
 
 struct Side {
     poller: soft::Poller,
     qp: QpIndex,
     memory: MemoryRegion,
+    block: usize,
     polls: u64,
 }
 
@@ -37,11 +39,11 @@ fn limits(depth: u32) -> QpLimits {
     }
 }
 
-fn connect(depth: u32) -> Result<(Side, Side), Failure> {
+fn connect(depth: u32, block: usize) -> Result<(Side, Side), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let device = soft::Device::tcp();
     let pd = device.alloc_pd()?;
-    let slots = BLOCK * depth as usize * 2;
+    let slots = block * depth as usize * 2;
     let register = || -> Result<MemoryRegion, Failure> {
         let region = Region::allocate(slots, PageKind::Normal)?;
         Ok(ProtectionDomain::Soft(pd.clone()).register(&region, Access::REMOTE)?)
@@ -66,8 +68,8 @@ fn connect(depth: u32) -> Result<(Side, Side), Failure> {
             tokio::join!(route.connect(&pd, &handle_a, limits(depth), &hello), accepting);
         Ok::<_, Failure>((poller_a.attach(established?.connection)?, qp_b?))
     })?;
-    let a = Side { poller: poller_a, qp: qp_a, memory: register()?, polls: 0 };
-    let b = Side { poller: poller_b, qp: qp_b, memory: register()?, polls: 0 };
+    let a = Side { poller: poller_a, qp: qp_a, memory: register()?, block, polls: 0 };
+    let b = Side { poller: poller_b, qp: qp_b, memory: register()?, block, polls: 0 };
     Ok((a, b))
 }
 
@@ -85,13 +87,14 @@ impl Side {
             self.poller.arm()?;
             count = self.poller.poll(out)?;
             if count == 0 {
-                let mut wait = libc::pollfd {
-                    fd: self.poller.event_fd().as_raw_fd(),
+                // The kernel skips the entry of a descriptor that is none.
+                let mut wait = self.poller.event_fds().map(|fd| libc::pollfd {
+                    fd: fd.map_or(-1, |fd| fd.as_raw_fd()),
                     events: libc::POLLIN,
                     revents: 0,
-                };
-                // SAFETY: one valid pollfd.
-                unsafe { libc::poll(&raw mut wait, 1, 100) };
+                });
+                // SAFETY: two valid pollfds.
+                unsafe { libc::poll(wait.as_mut_ptr(), 2, 100) };
                 self.poller.clear_event();
                 count = self.poller.poll(out)?;
             }
@@ -117,17 +120,19 @@ fn serve(
     let mut out = vec![Completion::default(); 64];
     let mut replies = Vec::with_capacity(64);
     let mut served = 0u64;
+    let len = u32::try_from(side.block)?;
     while !stop.load(Ordering::Relaxed) {
         let count = side.reap(&mut out, sleep)?;
         for done in out[..count].iter().filter(|c| c.byte_len > 0) {
             let slot = usize::try_from(done.id.0)?;
             side.recv(slot)?;
             served += 1;
-            let to = RemoteBuffer { addr: to.addr + (BLOCK * (depth + slot % depth)) as u64, ..to };
+            let to =
+                RemoteBuffer { addr: to.addr + (side.block * (depth + slot % depth)) as u64, ..to };
             replies.push(SendWr {
                 id: WrId(1),
                 op: SendOp::WriteWithImm(to, u32::try_from(slot)?),
-                sges: SgeList::one(side.memory.sge(BLOCK * depth, 4096).ok_or("block")?),
+                sges: SgeList::one(side.memory.sge(side.block * depth, len).ok_or("block")?),
                 signaled: served.is_multiple_of(u64::try_from(depth.min(8))?),
                 inline: false,
             });
@@ -138,8 +143,14 @@ fn serve(
     Ok(side)
 }
 
-fn measure(depth: usize, sleep: bool, seconds: f64) -> Result<(), Failure> {
-    let (mut a, mut b) = connect(u32::try_from(depth)?)?;
+/// Microseconds of user and system time of both ends together: says more than the clock where others run too.
+fn cpu_time() -> Result<[i64; 2], Failure> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    Ok([usage.user_time().num_microseconds(), usage.system_time().num_microseconds()])
+}
+
+fn measure(block: usize, depth: usize, sleep: bool, seconds: f64) -> Result<(), Failure> {
+    let (mut a, mut b) = connect(u32::try_from(depth)?, block)?;
     for slot in 0..2 * depth {
         a.recv(slot)?;
         b.recv(slot)?;
@@ -154,7 +165,7 @@ fn measure(depth: usize, sleep: bool, seconds: f64) -> Result<(), Failure> {
     let command = SendWr {
         id: WrId(0),
         op: SendOp::Send,
-        sges: SgeList::one(a.memory.sge(BLOCK * depth - 64, 64).ok_or("command")?),
+        sges: SgeList::one(a.memory.sge(block * depth - 64, 64).ok_or("command")?),
         signaled: false,
         inline: false,
     };
@@ -162,6 +173,7 @@ fn measure(depth: usize, sleep: bool, seconds: f64) -> Result<(), Failure> {
     let mut done = 0u64;
     let every = depth.min(8) as u64;
     let mut batch = Vec::with_capacity(depth);
+    let before = cpu_time()?;
     let start = Instant::now();
     let limit = Duration::from_secs_f64(seconds);
     let mut due = depth;
@@ -181,16 +193,22 @@ fn measure(depth: usize, sleep: bool, seconds: f64) -> Result<(), Failure> {
         }
     }
     let took = start.elapsed().as_secs_f64();
+    let cpu = cpu_time()?;
     stop.store(true, Ordering::Relaxed);
     let b = server.join().map_err(|_| "the server panicked")??;
     #[allow(clippy::cast_precision_loss, reason = "figures for people")]
     let per = |calls: u64| calls as f64 / done as f64;
     #[allow(clippy::cast_precision_loss, reason = "figures for people")]
-    let rate = done as f64 / took;
+    let (rate, mib) = (done as f64 / took, (done * block as u64) as f64 / took / 1_048_576.0);
+    #[allow(clippy::cast_precision_loss, reason = "figures for people")]
+    let spent = [0, 1].map(|at| (cpu[at] - before[at]) as f64 / done as f64);
     println!(
-        "depth {depth:3} {}: {rate:9.0} round trips/s, {:7.2} us each; link calls per round trip: client {:.2}, server {:.2}; polls {:.1}, {:.1}",
+        "{:3} KiB depth {depth:3} {}: {rate:9.0} round trips/s, {mib:6.0} MiB/s, {:7.2} us each; CPU us user {:.2}, system {:.2}; link calls per round trip: client {:.2}, server {:.2}; polls {:.1}, {:.1}",
+        block >> 10,
         if sleep { "sleep" } else { "spin " },
         1e6 / rate,
+        spent[0],
+        spent[1],
         per(a.poller.link_calls()),
         per(b.poller.link_calls()),
         per(a.polls),
@@ -201,9 +219,9 @@ fn measure(depth: usize, sleep: bool, seconds: f64) -> Result<(), Failure> {
 
 fn main() -> Result<(), Failure> {
     let seconds = std::env::args().nth(1).map_or(Ok(2.0), |s| s.parse())?;
-    for depth in [1, 8, 32] {
+    for (block, depth) in [(4096, 1), (4096, 8), (4096, 32), (128 << 10, 16)] {
         for sleep in [false, true] {
-            measure(depth, sleep, seconds)?;
+            measure(block, depth, sleep, seconds)?;
         }
     }
     Ok(())

@@ -97,7 +97,7 @@ impl End {
             if left.is_zero() {
                 return Ok(None);
             }
-            let fd = self.poller.event_fd();
+            let [Some(fd), _] = self.poller.event_fds() else { return Err("no event".into()) };
             let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
             poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], timeout)?;
             self.poller.clear_event();

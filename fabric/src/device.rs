@@ -303,8 +303,8 @@ pub struct AcceptParams {
 /// One data thread's CQ and the QPs on it.
 ///
 /// Not `Sync`: one thread at a time. The caller drives it in turns: poll until empty, act, post one batch
-/// per QP; to sleep, [`arm`](Self::arm), poll once more, and only if that was empty wait for
-/// [`event_fd`](Self::event_fd) to be readable, then [`clear_event`](Self::clear_event).
+/// per QP; to sleep, [`arm`](Self::arm), poll once more, and only if that was empty wait for one of
+/// [`event_fds`](Self::event_fds) to be readable, then [`clear_event`](Self::clear_event).
 pub trait Poller: Send + fmt::Debug {
     /// The device's abilities.
     fn caps(&self) -> &DeviceCaps;
@@ -339,16 +339,20 @@ pub trait Poller: Send + fmt::Debug {
     /// The CQ itself is broken (overrun, device gone): nothing on it will complete any more.
     fn poll(&mut self, out: &mut [Completion]) -> Result<usize>;
 
-    /// Asks for an event at the next completion.
+    /// Asks for an event at the next completion. Call it before every sleep: a CQ that was asked and gave no
+    /// event is still armed, so that costs nothing then.
     ///
     /// # Errors
     /// The CQ itself is broken.
     fn arm(&mut self) -> Result<()>;
 
-    /// Readable when an armed CQ has something. Stays the same for the poller's life.
-    fn event_fd(&self) -> BorrowedFd<'_>;
+    /// One of them is readable when an armed CQ has something, until [`Self::clear_event`]. They may change with
+    /// [`Self::attach`] and [`Self::detach`]: who watches them asks again after those.
+    fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2];
 
-    /// Consumes pending events, to EAGAIN.
+    /// Takes the event that was waited for, after which the CQ is not armed. Call it after each wake by a
+    /// descriptor, and after a sleep that took its whole time: should the device have lost the event, the next
+    /// [`Self::arm`] asks again.
     fn clear_event(&mut self);
 
     /// Moves the QP to the error state: everything outstanding completes, nothing of the peer gets in any
@@ -384,6 +388,30 @@ pub struct PollerCounters {
     pub recvs: u64,
     /// Completions reaped.
     pub completions: u64,
+    /// Times the CQ was asked for an event. One that is asked already is not asked again.
+    pub arms: u64,
+    /// Events taken.
+    pub events: u64,
+    /// Calls into links and epoll (software provider); over TCP each is a system call.
+    pub link_calls: u64,
+}
+
+impl PollerCounters {
+    /// Adds another's, field by field.
+    pub fn add(&mut self, other: &Self) {
+        self.send_doorbells += other.send_doorbells;
+        self.recv_doorbells += other.recv_doorbells;
+        self.sends += other.sends;
+        self.writes += other.writes;
+        self.writes_with_imm += other.writes_with_imm;
+        self.reads += other.reads;
+        self.signaled += other.signaled;
+        self.recvs += other.recvs;
+        self.completions += other.completions;
+        self.arms += other.arms;
+        self.events += other.events;
+        self.link_calls += other.link_calls;
+    }
 }
 
 /// A way to a peer: the device is known, nothing is connected yet.

@@ -32,6 +32,7 @@ mod credit;
 mod device;
 mod error;
 pub mod mailbox;
+pub mod patience;
 mod readiness;
 mod region;
 mod retire;

@@ -1,34 +1,52 @@
-//! [`Readiness`]: awaiting a poller's event descriptor, for control tasks that drive a poller themselves.
+//! [`Readiness`]: awaiting a poller's event descriptors, for control tasks that drive a poller themselves.
 
+use std::future::poll_fn;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::task::{Context, Poll};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A duplicate of an event descriptor, registered with the tokio runtime of the caller.
+/// Duplicates of event descriptors, registered with the tokio runtime of the caller.
 #[derive(Debug)]
-pub struct Readiness(AsyncFd<OwnedFd>);
+pub struct Readiness([Option<AsyncFd<OwnedFd>>; 2]);
 
 impl Readiness {
-    /// Watches a [`crate::Poller::event_fd`].
+    /// Watches what [`crate::Poller::event_fds`] says now: make it when the QPs are attached.
     ///
     /// # Errors
-    /// The descriptor cannot be duplicated or registered.
-    pub fn new(fd: BorrowedFd<'_>) -> io::Result<Self> {
-        let own = fd.try_clone_to_owned()?;
-        // SAFETY: `own` is moved in and handed out by nobody, so the descriptor stays open and the same
-        // until the registration ends with the AsyncFd.
-        let watched = unsafe { AsyncFd::register_with_interest(own, Interest::READABLE) };
-        Ok(Self(watched.map_err(io::Error::from)?))
+    /// A descriptor cannot be duplicated or registered.
+    pub fn new(fds: [Option<BorrowedFd<'_>>; 2]) -> io::Result<Self> {
+        let [first, second] = fds;
+        Ok(Self([first.map(watch).transpose()?, second.map(watch).transpose()?]))
     }
 
-    /// Waits until the descriptor is readable. The caller then clears the event and looks, in this order.
+    /// Waits until one of them is readable. The caller then clears the event and looks, in this order.
     ///
     /// # Errors
     /// The runtime is shutting down.
     pub async fn readable(&self) -> io::Result<()> {
-        self.0.readable().await?.clear_ready();
-        Ok(())
+        poll_fn(|context| self.poll_readable(context)).await
     }
+
+    fn poll_readable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut ready = false;
+        // Both are asked, so that both wake the task, and both forget what they said.
+        for fd in self.0.iter().flatten() {
+            if let Poll::Ready(guard) = fd.poll_read_ready(context) {
+                guard?.clear_ready();
+                ready = true;
+            }
+        }
+        if ready { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+}
+
+fn watch(fd: BorrowedFd<'_>) -> io::Result<AsyncFd<OwnedFd>> {
+    let own = fd.try_clone_to_owned()?;
+    // SAFETY: `own` is moved in and handed out by nobody, so the descriptor stays open and the same until the
+    // registration ends with the AsyncFd.
+    let watched = unsafe { AsyncFd::register_with_interest(own, Interest::READABLE) };
+    watched.map_err(io::Error::from)
 }

@@ -107,6 +107,13 @@ impl SgeList {
         true
     }
 
+    /// Makes the last entry longer by the bytes that follow it in memory.
+    pub fn grow_last(&mut self, bytes: u32) {
+        if let Some(last) = self.entries[..usize::from(self.count)].last_mut() {
+            last.len += bytes;
+        }
+    }
+
     /// The entries in order.
     #[must_use]
     pub fn as_slice(&self) -> &[Sge] {

@@ -26,7 +26,7 @@ use nix::sys::signal::{SigSet, Signal};
 use rblk_fabric::{PageKind, Region};
 use rblk_initiator::ublk::{
     BlockOp, BlockRequest, Buffers, Control, Device, DeviceSpec, DiscardParams, DiskParams, Event,
-    Queue, QueueConfig, QueueStats, Recovery, Wait, WatchToken,
+    Features, Queue, QueueConfig, QueueStats, Recovery, Wait, WatchToken,
 };
 
 #[derive(Parser, Clone, Debug)]
@@ -58,6 +58,9 @@ struct Options {
     /// No recovery: the disk goes with its server.
     #[arg(long)]
     mortal: bool,
+    /// Requests come and go in batches (7.0).
+    #[arg(long)]
+    batch: bool,
     /// End after so many seconds; 0 waits for a signal.
     #[arg(long, default_value_t = 0)]
     seconds: u64,
@@ -70,6 +73,9 @@ struct Options {
     /// At the end park the device for another server instead of deleting it.
     #[arg(long)]
     hand_over: bool,
+    /// At the end leave the device to another server without a word to the driver.
+    #[arg(long)]
+    leave: bool,
     /// At the end stop the disk under the running queues, instead of ending the queues first.
     #[arg(long)]
     stop_live: bool,
@@ -260,6 +266,7 @@ fn spec(options: &Options) -> (DeviceSpec, DiskParams) {
     let spec = DeviceSpec {
         id: options.id,
         recovery: if options.mortal { Recovery::Never } else { Recovery::Reissue },
+        need: if options.batch { Features::BATCH_IO } else { Features::NONE },
         ..DeviceSpec::new(options.queues, options.depth, io)
     };
     let disk = DiskParams {
@@ -362,6 +369,10 @@ fn main() -> Result<()> {
         server.ring(false)?;
         device.disown();
         device.control().quiesce(id, limit)?;
+        show(server.join()?);
+    } else if options.leave {
+        device.disown();
+        server.ring(true)?;
         show(server.join()?);
     } else if options.stop_live {
         server.ring(false)?;

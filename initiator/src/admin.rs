@@ -121,7 +121,7 @@ impl AdminChannel {
         let remote = Access { local_write: true, remote_write: true, remote_read: false };
         let replies = pd.register(&region(REPLY_BYTES)?, remote)?;
         let qp = poller.attach(connection)?;
-        let readiness = Readiness::new(poller.event_fd()).map_err(|source| {
+        let readiness = Readiness::new(poller.event_fds()).map_err(|source| {
             SessionError::System { what: "watching the admin connection", source }
         })?;
         let mut channel = Self {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rblk_config::{ByteSize, ConfigError, Duration, Exit, MountConfig};
+use rblk_config::{ByteSize, ConfigError, Duration, Exit, MountConfig, Spin};
 use rblk_fabric::FabricError;
 
 use crate::error::SessionError;
@@ -200,9 +200,9 @@ pub struct MountArgs {
     /// How often an address before the one in use is tried, to go back to it; 0s never goes back.
     #[arg(long, value_name = "TIME")]
     pub failback: Option<Duration>,
-    /// How long an idle queue looks for work before it sleeps.
+    /// How long an idle queue looks for work before it sleeps: a time, "adaptive" or "always".
     #[arg(long, value_name = "TIME")]
-    pub spin: Option<Duration>,
+    pub spin: Option<Spin>,
     /// This host's name as the target shows it.
     #[arg(long)]
     pub host_name: Option<String>,

@@ -9,16 +9,21 @@ use rblk_fabric::{
     Access, Connection, FabricError, MemoryRegion, PageKind, Poller, ProtectionDomain, QpLimits,
     Region,
 };
-use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_BYTES};
+use rblk_protocol::limits::{COMMAND_BYTES, COMMAND_LIST_BYTES, RESPONSE_LIST_BYTES};
 use rblk_protocol::{Epoch, HelloAccept, QueueDepth, SELF_TEST_BYTES, VolumeHandle};
 
 /// Receive slots beyond depth + 1.
 const SPARE_RECVS: usize = 2;
-/// Bytes of a receive slot.
-const RECV_STRIDE: usize = 64;
-const _: () = assert!(RECV_STRIDE >= RESPONSE_BYTES);
+/// Bytes of a tag's command slot: a list that begins with its command. One line more, so that the first lines of all
+/// slots do not meet in a few sets of the cache.
+const COMMAND_STRIDE: usize = COMMAND_LIST_BYTES + COMMAND_BYTES;
+/// Bytes of a receive slot: a list of responses.
+const RECV_STRIDE: usize = RESPONSE_LIST_BYTES;
 
-/// Sizes of a path's own memory: `| capsules, depth + 1 | receive slots |`.
+/// Sizes of a path's own memory: `| command slots, depth + 1 | receive slots |`.
+///
+/// Commands are sent from the slot of their message's first tag. It is written again for the next command of that tag:
+/// the answer to the last one proves that the target has it, and so all of the message that it began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathLayout {
     /// Agreed depth.
@@ -32,10 +37,10 @@ impl PathLayout {
         self.recv_offset(self.recv_slots())
     }
 
-    /// Offset of a tag's command capsule.
+    /// Offset of the command slot of a tag.
     #[must_use]
     pub fn capsule_offset(self, index: usize) -> usize {
-        index * COMMAND_BYTES
+        index * COMMAND_STRIDE
     }
 
     /// Receive slots.
@@ -47,7 +52,7 @@ impl PathLayout {
     /// Offset of a receive slot.
     #[must_use]
     pub fn recv_offset(self, slot: u16) -> usize {
-        self.depth.tags() * COMMAND_BYTES + usize::from(slot) * RECV_STRIDE
+        self.depth.tags() * COMMAND_STRIDE + usize::from(slot) * RECV_STRIDE
     }
 
     /// What to ask of the QP. `reads_in` is how many READs of the target the device serves at once.

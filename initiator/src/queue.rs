@@ -2,6 +2,9 @@
 //!
 //! One thread, one ring: it fetches and commits ublk requests, and it is the place to sleep for completions,
 //! mail and requests alike. A turn enters the kernel at most once.
+//!
+//! Without work it looks for more as long as its [`Patience`] says. To sleep it arms the path's CQ, looks once more,
+//! and only then waits in the ring, for a bounded time: nothing that completed is slept through.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -10,7 +13,9 @@ use std::sync::mpsc as sync_mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rblk_fabric::PollerCounters;
 use rblk_fabric::mailbox::{Receiver, Sender, mailbox};
+use rblk_fabric::patience::{Hint, Idle, Patience, SpinMode, measure_wake_cost};
 use rblk_protocol::{BlockSize, QueueDepth, Tag};
 use tokio::sync::{mpsc, oneshot};
 
@@ -30,6 +35,10 @@ const LONG_SLEEP: Duration = Duration::from_secs(60);
 const SHORT_SLEEP: Duration = Duration::from_millis(100);
 /// Turns of the ring in which the last answers get out.
 const HAND_BACK_TRIES: u32 = 16;
+/// Busy turns after which the poller's counters are published; they are before every sleep.
+const PUBLISH_TURNS: u32 = 64;
+/// Looks for more answers before those that came are given to the driver, where many are outstanding.
+const GATHERINGS: u32 = 3;
 const EIO: i32 = 5;
 const EINVAL: i32 = 22;
 
@@ -113,7 +122,7 @@ pub struct QueueParts {
     /// How soon a path on which the target owes an answer and says nothing is given up.
     pub pulse: Option<Pulse>,
     /// How long to look for work before sleeping.
-    pub spin: Duration,
+    pub spin: SpinMode,
     /// For control.
     pub outbox: mpsc::UnboundedSender<FromQueue>,
 }
@@ -175,8 +184,16 @@ fn run(
     }
     engine.set_pulse(pulse);
     let short_sleep = short_sleep(pulse);
-    let mut path_token = 0u32;
-    let mut idle_since = None;
+    // Of the path's first descriptor; the second has the next one. None of them is the mail's.
+    let mut path_token = 2u32;
+    let wake_cost = measure_wake_cost();
+    let mut patience = Patience::new(spin, wake_cost);
+    let gathers = std::env::var_os("RBLK_COALESCE").is_none_or(|value| value != "0");
+    let mut wire = Wire::new(depth);
+    let mut published = PollerCounters::default();
+    let mut unpublished = 0;
+    // Since the last sleep nothing woke the thread: the device may have lost the event.
+    let mut timed_out = false;
     let mut stopping = false;
     // Control waits for word that nothing is unanswered.
     let mut tell_quiet = false;
@@ -184,6 +201,8 @@ fn run(
     loop {
         let now = Instant::now();
         let mut busy = false;
+        // What clients wait for was done.
+        let mut io = false;
         while let Some(message) = mail.receive() {
             busy = true;
             match message {
@@ -191,11 +210,16 @@ fn run(
                     // One that ended, or ends now, gives its place up before the next one takes the token.
                     engine.disconnect();
                     send_off(&mut engine, &mut ublk, path_token, queue_id, &outbox)?;
-                    let fd = path.poller.event_fd().as_raw_fd();
                     engine.connect(*path, now);
-                    if engine.poller_mut().is_some() {
-                        path_token += 1;
-                        ublk.watch(fd, WatchToken(path_token)).map_err(io::Error::other)?;
+                    published = PollerCounters::default();
+                    if let Some(poller) = engine.poller_mut() {
+                        // Two tokens for each path.
+                        path_token += 2;
+                        for (token, fd) in (path_token..).zip(poller.event_fds()) {
+                            let Some(fd) = fd else { continue };
+                            ublk.watch_asleep(fd.as_raw_fd(), WatchToken(token))
+                                .map_err(io::Error::other)?;
+                        }
                     }
                 }
                 ToQueue::Disconnect => engine.disconnect(),
@@ -219,12 +243,16 @@ fn run(
             match event {
                 Event::Request(tag, request) => {
                     // What cannot be sent is answered at once; the tag is ours, so completing it works.
-                    if let Err(errno) = start_request(&mut engine, tag, &request, block_size) {
-                        let _ = ublk.complete(tag, -errno);
+                    io = true;
+                    match start_request(&mut engine, tag, &request, block_size) {
+                        Ok(data_bytes) => wire.start(tag, data_bytes),
+                        Err(errno) => {
+                            let _ = ublk.complete(tag, -errno);
+                        }
                     }
                 }
                 Event::Watch(MAIL) => mail.clear_event(),
-                Event::Watch(token) if token.0 == path_token => {
+                Event::Watch(token) if token.0 & !1 == path_token => {
                     if let Some(poller) = engine.poller_mut() {
                         poller.clear_event();
                     }
@@ -242,9 +270,36 @@ fn run(
                 }
             }
         }
-        busy |= engine.turn(now, |tag, result| {
+        if timed_out {
+            timed_out = false;
+            if let Some(poller) = engine.poller_mut() {
+                poller.clear_event();
+            }
+        }
+        let mut answers = 0;
+        let mut done = |tag: Tag, result| {
+            answers += 1;
+            wire.end(tag);
             let _ = ublk.complete(tag.0, result);
-        });
+        };
+        busy |= engine.turn(now, &mut done);
+        let first = answers;
+        if gathers && first > 0 && engine.outstanding() > 4 * first {
+            // Many more are on their way: what comes now gets to the driver with what came.
+            for _ in 0..GATHERINGS {
+                std::thread::yield_now();
+                stats.yields.add(1);
+                engine.turn(now, |tag, result| {
+                    answers += 1;
+                    wire.end(tag);
+                    let _ = ublk.complete(tag.0, result);
+                });
+                if engine.outstanding() <= 4 * answers || now.elapsed() > wake_cost / 8 {
+                    break;
+                }
+            }
+        }
+        io |= answers > 0;
         busy |= send_off(&mut engine, &mut ublk, path_token, queue_id, &outbox)?;
         if tell_quiet && engine.is_quiet() {
             tell_quiet = false;
@@ -265,36 +320,101 @@ fn run(
             }
             return Ok(());
         }
-        let wait = if busy {
-            idle_since = None;
-            Wait::No
-        } else if now.saturating_duration_since(*idle_since.get_or_insert(now)) < spin
-            && engine.is_connected()
-        {
+        if busy {
+            patience.worked(now, io);
+            unpublished += 1;
+            if unpublished >= PUBLISH_TURNS {
+                unpublished = 0;
+                publish(&mut engine, &mut published, &stats);
+            }
+        }
+        // After I/O that leaves nothing to look for, what the turn has for the driver goes with the sleep: one call.
+        let may_wait = !busy || io && engine.is_connected() && !stopping && leave_by.is_none();
+        let looks =
+            may_wait && engine.is_connected() && patience.next(now, wire.hint()) == Idle::Look;
+        let wait = if looks && !busy {
             // Software devices make progress on this very CPU.
+            let given_up = Instant::now();
             std::thread::yield_now();
+            patience.yielded(given_up.elapsed());
+            stats.yields.add(1);
+            Wait::No
+        } else if looks || !may_wait {
             Wait::No
         } else {
             if let Some(poller) = engine.poller_mut() {
                 poller.arm().map_err(io::Error::other)?;
             }
             // Something may have come between the last look and the arming.
+            let mut answers = 0;
             let late = engine.turn(now, |tag, result| {
+                answers += 1;
+                wire.end(tag);
                 let _ = ublk.complete(tag.0, result);
             });
-            if late || mail.has_some() || ublk.is_ready() {
+            if late || mail.has_some() || !busy && ublk.is_ready() {
+                patience.worked(now, answers > 0);
                 Wait::No
             } else {
-                idle_since = None;
-                stats.sleeps.add(1);
+                unpublished = 0;
+                publish(&mut engine, &mut published, &stats);
                 // With answers outstanding, also a net under devices that lose an event.
                 let short = engine.has_deadline() || stopping || engine.outstanding() > 0;
                 let sleep = if short { short_sleep } else { LONG_SLEEP };
+                // It does not sleep when something is in the ring already.
                 Wait::For(leave_by.map_or(sleep, |by| sleep.min(by.saturating_duration_since(now))))
             }
         };
         ublk.enter(wait).map_err(io::Error::other)?;
-        stats.ring_enters.set(ublk.stats().enters);
+        let ring = ublk.stats();
+        stats.ring_enters.set(ring.enters);
+        if stats.sleeps.get() != ring.sleeps {
+            stats.sleeps.set(ring.sleeps);
+            patience.slept(Instant::now());
+            timed_out = !ublk.is_ready();
+        }
+    }
+}
+
+/// Publishes what the path's poller counted since the last time.
+fn publish(engine: &mut Engine, published: &mut PollerCounters, stats: &QueueStats) {
+    let Some(poller) = engine.poller_mut() else { return };
+    let counters = poller.counters();
+    stats.arms.add(counters.arms - published.arms);
+    stats.events.add(counters.events - published.events);
+    stats.link_calls.add(counters.link_calls - published.link_calls);
+    *published = counters;
+}
+
+/// What is under way, by tag: bytes, and whether it is.
+struct Wire {
+    requests: Box<[Option<u32>]>,
+    hint: Hint,
+}
+
+impl Wire {
+    fn new(depth: QueueDepth) -> Self {
+        let requests = vec![None; usize::from(depth.get())].into_boxed_slice();
+        Self { requests, hint: Hint::default() }
+    }
+
+    fn start(&mut self, tag: u16, data_bytes: u32) {
+        if let Some(request @ None) = self.requests.get_mut(usize::from(tag)) {
+            *request = Some(data_bytes);
+            self.hint.outstanding += 1;
+            self.hint.wire_bytes += u64::from(data_bytes);
+        }
+    }
+
+    fn end(&mut self, tag: Tag) {
+        if let Some(data_bytes) = self.requests.get_mut(tag.index()).and_then(Option::take) {
+            self.hint.outstanding -= 1;
+            self.hint.wire_bytes -= u64::from(data_bytes);
+        }
+    }
+
+    fn hint(&self) -> Hint {
+        self.hint
     }
 }
 
@@ -309,7 +429,9 @@ fn send_off(
     let mut any = false;
     while let Some((end, dead)) = engine.take_ended() {
         any = true;
-        ublk.unwatch(WatchToken(path_token));
+        for token in path_token..=path_token + 1 {
+            ublk.unwatch(WatchToken(token));
+        }
         // Submits the removal while the descriptor is still open.
         ublk.enter(Wait::No).map_err(io::Error::other)?;
         let _ = outbox.send(FromQueue::PathEnded { queue: queue_id, end, dead: Box::new(dead) });
@@ -336,12 +458,13 @@ fn hand_back(ublk: &mut Queue) -> io::Result<()> {
     Ok(())
 }
 
+/// Gives a request to the engine. Returns the bytes of its data, or an errno.
 fn start_request(
     engine: &mut Engine,
     tag: u16,
     request: &BlockRequest,
     block_size: BlockSize,
-) -> Result<(), i32> {
+) -> Result<u32, i32> {
     let op = match request.op {
         BlockOp::Read => IoOp::Read,
         BlockOp::Write => IoOp::Write,
@@ -358,5 +481,6 @@ fn start_request(
     let mut io = Io::new(op, offset, len, block_size).ok_or(EINVAL)?;
     io.fua = request.flags.fua();
     io.may_unmap = !request.flags.no_unmap();
-    engine.submit(Tag(tag), io).map_err(|_| EIO)
+    engine.submit(Tag(tag), io).map_err(|_| EIO)?;
+    Ok(io.data_bytes)
 }

@@ -229,7 +229,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
     pub async fn run(mut self) -> Result<(), ReplayError> {
         let system = |source| SessionError::System { what: "the path for writing again", source };
         let readiness = match self.engine.poller_mut() {
-            Some(poller) => Some(Readiness::new(poller.event_fd()).map_err(system)?),
+            Some(poller) => Some(Readiness::new(poller.event_fds()).map_err(system)?),
             // It could not be taken over, as the first turn will tell.
             None => None,
         };

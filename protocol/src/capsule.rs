@@ -172,13 +172,24 @@ impl CommandCapsule {
         zerocopy::transmute!(wire)
     }
 
-    /// Parses the fixed part of a message of `message_bytes` bytes in all.
+    /// Parses the fixed part of a message of `message_bytes` bytes in all, which holds one command.
     ///
     /// # Errors
     /// [`CapsuleError`]: the first rule that is broken.
     pub fn from_wire(
         bytes: &[u8; COMMAND_BYTES],
         message_bytes: usize,
+        depth: QueueDepth,
+    ) -> Result<Self, CapsuleError> {
+        Self::from_list(bytes, message_bytes, false, depth)
+    }
+
+    /// Parses a capsule with which the last `message_bytes` bytes of a message begin, where another may follow if it
+    /// has no data.
+    pub(crate) fn from_list(
+        bytes: &[u8; COMMAND_BYTES],
+        message_bytes: usize,
+        may_follow: bool,
         depth: QueueDepth,
     ) -> Result<Self, CapsuleError> {
         let wire = WireCommand::ref_from_bytes(bytes)
@@ -200,7 +211,8 @@ impl CommandCapsule {
             return Err(CapsuleError::Field("in-capsule data above the limit"));
         }
         let expected = COMMAND_BYTES + in_capsule_bytes as usize;
-        if message_bytes != expected {
+        let another = may_follow && in_capsule_bytes == 0 && message_bytes >= 2 * COMMAND_BYTES;
+        if message_bytes != expected && !another {
             return Err(CapsuleError::Length { got: message_bytes, expected });
         }
         let buffer = KeyedDescriptor::from_wire(&wire.descriptor).map_err(CapsuleError::Field)?;

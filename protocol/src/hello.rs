@@ -34,6 +34,8 @@ impl Features {
     pub const WRITE_WITH_IMM: Self = Self(1);
     /// Data carries CRC-32C digests.
     pub const DIGEST: Self = Self(2);
+    /// A message may hold several capsules, either way: [`crate::CommandList`], [`crate::ResponseList`].
+    pub const CAPSULE_LISTS: Self = Self(4);
 
     /// Whether all of `other` is in it.
     #[must_use]

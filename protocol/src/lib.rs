@@ -32,6 +32,12 @@
 //! | in-capsule data, if any ...                                            | 64
 //! ```
 //!
+//! # Lists
+//!
+//! Where [`Features::CAPSULE_LISTS`] was agreed, one message may hold up to [`limits::LIST_MAX`] capsules, one behind
+//! the other: commands, of which only the last may have in-capsule data, or responses. A list means what its capsules
+//! would mean, sent one by one in the same order. An immediate always answers one READ.
+//!
 //! # Rules
 //!
 //! - All integers are little-endian; reserved bytes are zero and checked; nothing has zero length.
@@ -47,6 +53,7 @@ mod hello;
 mod identity;
 mod immediate;
 pub mod limits;
+mod list;
 mod opcode;
 mod selftest;
 mod status;
@@ -69,6 +76,7 @@ pub use identity::{
     WriteVerifier,
 };
 pub use immediate::Immediate;
+pub use list::{CommandList, ResponseList};
 pub use opcode::Opcode;
 pub use selftest::{SELF_TEST_BYTES, self_test_pattern};
 pub use status::Status;

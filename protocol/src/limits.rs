@@ -7,6 +7,16 @@ pub const COMMAND_BYTES: usize = 64;
 /// Bytes of a response capsule.
 pub const RESPONSE_BYTES: usize = 16;
 
+/// Most capsules of one message, where [lists](crate::CommandList) were agreed: what the messages of a busy queue cost
+/// is then shared by so many, and the slots that lists land in stay small.
+pub const LIST_MAX: usize = 16;
+
+/// Bytes of the longest list of commands, without the data behind it.
+pub const COMMAND_LIST_BYTES: usize = LIST_MAX * COMMAND_BYTES;
+
+/// Bytes of the longest list of responses.
+pub const RESPONSE_LIST_BYTES: usize = LIST_MAX * RESPONSE_BYTES;
+
 /// Bytes of a keyed descriptor.
 pub const DESCRIPTOR_BYTES: usize = 16;
 

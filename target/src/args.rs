@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rblk_config::{ByteSize, ConfigError, Duration, TargetConfig, VolumeConfig};
+use rblk_config::{ByteSize, ConfigError, Duration, Spin, TargetConfig, VolumeConfig};
 
 /// Where a running target listens for `status` and `drain`, unless told otherwise.
 pub const CONTROL_SOCKET: &str = "/run/rblk/target.sock";
@@ -119,7 +119,7 @@ pub struct ServeArgs {
     /// each.
     #[arg(long, value_name = "DIRECTORY")]
     pub state_dir: Option<PathBuf>,
-    /// Data threads; one per CPU up to 4 by default.
+    /// Data threads; one per two CPUs, 1 to 4, by default.
     #[arg(long, value_name = "N")]
     pub poll_groups: Option<u16>,
     /// Registered memory for the cache and data in flight.
@@ -131,9 +131,9 @@ pub struct ServeArgs {
     /// Write data up to this size travels inside the command.
     #[arg(long, value_name = "SIZE")]
     pub inline: Option<ByteSize>,
-    /// How long an idle data thread looks for work before it sleeps.
+    /// How long an idle data thread looks for work before it sleeps: a time, "adaptive" or "always".
     #[arg(long, value_name = "TIME")]
-    pub spin: Option<Duration>,
+    pub spin: Option<Spin>,
     /// How long a drain waits for initiators to leave.
     #[arg(long, value_name = "TIME")]
     pub drain_timeout: Option<Duration>,

@@ -7,9 +7,13 @@
 //! | receive slots, depth + 1 + spare | response slots, depth + 1 | reply areas (admin) | scratch |
 //! ```
 //!
-//! Invariants: a receive slot is posted again before the command that came in it is answered, so the peer,
-//! which has at most depth + 1 commands outstanding, always finds one (RNR cannot happen); a response slot is
-//! rewritten only for a new command with its tag, which proves that the peer has the old response.
+//! A receive slot holds a list of commands and the data behind it, a response slot a list of responses: it is the
+//! slot of the first one's tag.
+//!
+//! Invariants: a receive slot is posted again at once, or before the command whose data is in it is answered, so the
+//! peer, which has at most depth + 1 commands outstanding, always finds one (RNR cannot happen); a response slot is
+//! rewritten only for a new command with its tag, which proves that the peer has the old response and so all of the
+//! message it was in.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +22,9 @@ use std::time::Instant;
 use rblk_fabric::{
     MemoryRegion, QpIndex, RecvWr, Region, SendCredits, SendOp, SendWr, Sge, SgeList, WrId,
 };
-use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, RESPONSE_BYTES};
+use rblk_protocol::limits::{
+    ADMIN_DEPTH, COMMAND_BYTES, COMMAND_LIST_BYTES, LIST_MAX, RESPONSE_BYTES, RESPONSE_LIST_BYTES,
+};
 use rblk_protocol::{ConnectionKind, Epoch, KeyedDescriptor, QueueDepth, Tag};
 
 use crate::arena::Extent;
@@ -30,6 +36,8 @@ use crate::request::Request;
 const SPARE_RECVS: usize = 2;
 #[allow(clippy::cast_possible_truncation)] // a constant of 16
 const RESPONSE_LEN: u32 = RESPONSE_BYTES as u32;
+#[allow(clippy::cast_possible_truncation)] // a constant of 16
+const LIST_LEN: u32 = LIST_MAX as u32;
 /// Bytes of a reply area of an admin connection.
 pub const REPLY_AREA_BYTES: usize = 4096;
 /// At least every n-th send WR is signaled.
@@ -118,25 +126,32 @@ pub struct Layout {
     recv_stride: usize,
     recv_slots: u16,
     responses_at: usize,
+    response_stride: usize,
     replies_at: usize,
     scratch_at: usize,
     total: usize,
 }
 
 impl Layout {
-    /// For a connection with that depth and in-capsule size; `admin` ones have reply areas.
+    /// For a connection with that depth and in-capsule size; `admin` ones have reply areas, others room for lists.
     #[must_use]
     pub fn new(depth: QueueDepth, in_capsule_bytes: u32, admin: bool) -> Self {
-        let recv_stride = (COMMAND_BYTES + in_capsule_bytes as usize).next_multiple_of(64);
+        let (commands, response_stride) = if admin {
+            (COMMAND_BYTES, RESPONSE_BYTES)
+        } else {
+            (COMMAND_LIST_BYTES, RESPONSE_LIST_BYTES)
+        };
+        let recv_stride = (commands + in_capsule_bytes as usize).next_multiple_of(64);
         let slots = depth.tags() + SPARE_RECVS;
         let responses_at = recv_stride * slots;
-        let replies_at = (responses_at + depth.tags() * RESPONSE_BYTES).next_multiple_of(64);
+        let replies_at = (responses_at + depth.tags() * response_stride).next_multiple_of(64);
         let scratch_at = replies_at + if admin { depth.tags() * REPLY_AREA_BYTES } else { 0 };
         Self {
             depth,
             recv_stride,
             recv_slots: u16::try_from(slots).unwrap_or(u16::MAX),
             responses_at,
+            response_stride,
             replies_at,
             scratch_at,
             total: scratch_at + SCRATCH_BYTES as usize,
@@ -147,6 +162,12 @@ impl Layout {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.total
+    }
+
+    /// Bytes of a receive slot: the longest message.
+    #[must_use]
+    pub fn recv_bytes(&self) -> usize {
+        self.recv_stride
     }
 
     /// Receive slots.
@@ -210,6 +231,8 @@ pub struct ConnectionParams {
     pub io_max_bytes: u32,
     /// WRITE_WITH_IMM was agreed.
     pub write_with_imm: bool,
+    /// Lists of capsules were agreed.
+    pub capsule_lists: bool,
     /// READs we may have outstanding.
     pub reads_out: u8,
     /// Runs of memory that one WRITE may gather.
@@ -248,6 +271,13 @@ pub struct Lent {
     pub poller: usize,
 }
 
+/// Responses that go out together at the end of the turn, in the response slot of the first one's tag.
+#[derive(Clone, Copy, Debug)]
+struct Responses {
+    first: Tag,
+    count: u32,
+}
+
 /// One QP and everything that belongs to it.
 #[derive(Debug)]
 pub struct Connection {
@@ -271,8 +301,12 @@ pub struct Connection {
     pub peer_scratch: Option<KeyedDescriptor>,
     /// By tag.
     pub requests: Box<[Request]>,
-    /// Send-queue slots.
+    /// Messages received.
+    pub messages: u64,
+    /// Send-queue slots. What others may take of them is [`Self::free_sends`].
     pub credits: SendCredits,
+    // A send-queue slot is kept for them.
+    responses: Option<Responses>,
     /// READs posted and not completed.
     pub reads_in_flight: u8,
     /// Parts of requests that wait for a READ credit or slot.
@@ -330,7 +364,9 @@ impl Connection {
             tested: matches!(params.kind, ConnectionKind::Admin),
             peer_scratch: None,
             requests: (0..tags).map(|_| Request::new()).collect(),
+            messages: 0,
             credits: SendCredits::new(send_wrs, SIGNAL_INTERVAL),
+            responses: None,
             reads_in_flight: 0,
             waiting_reads: VecDeque::with_capacity(tags),
             waiting_sends: VecDeque::with_capacity(tags),
@@ -369,6 +405,13 @@ impl Connection {
         usize::from(slot) * self.params.layout.recv_stride
     }
 
+    /// Offset of a command's in-capsule data, as long as it is there.
+    #[must_use]
+    pub fn data_offset(&self, tag: Tag) -> Option<usize> {
+        let request = &self.requests[tag.index()];
+        request.recv_slot.map(|recv| self.recv_offset(recv) + request.data_at)
+    }
+
     /// Offset of an admin reply area.
     #[must_use]
     pub fn reply_offset(&self, tag: Tag) -> usize {
@@ -395,6 +438,50 @@ impl Connection {
         let stride = u32::try_from(self.params.layout.recv_stride).unwrap_or(u32::MAX);
         let sge = self.own_sge(self.recv_offset(slot), stride);
         self.recvs.push(RecvWr { id: WrKind::Recv(slot).id(), sge });
+    }
+
+    /// Send-queue slots that may be taken.
+    #[must_use]
+    pub fn free_sends(&self) -> u64 {
+        self.credits.available() - u64::from(self.responses.is_some())
+    }
+
+    /// Send-queue slots that one more response takes.
+    #[must_use]
+    pub fn response_needs(&self) -> u64 {
+        u64::from(self.responses.is_none())
+    }
+
+    /// Collects a response; it is sent by [`Self::queue_responses`]. True when no other may join it.
+    #[must_use]
+    pub fn add_response(&mut self, tag: Tag, bytes: &[u8; RESPONSE_BYTES]) -> bool {
+        let list = self.responses.get_or_insert(Responses { first: tag, count: 0 });
+        let (first, at) = (list.first, list.count);
+        list.count += 1;
+        let full = list.count >= if self.params.capsule_lists { LIST_LEN } else { 1 };
+        let offset = self.response_offset(first) + at as usize * RESPONSE_BYTES;
+        self.region().write(offset, bytes);
+        full
+    }
+
+    /// Queues the SEND of the responses collected. It is behind every WR queued so far, so the data of each arrives
+    /// first. Returns how many there are.
+    pub fn queue_responses(&mut self) -> u32 {
+        let Some(Responses { first, count }) = self.responses.take() else { return 0 };
+        let sge = self.own_sge(self.response_offset(first), count * RESPONSE_LEN);
+        self.queue_send(WrKind::Answer(first), SendOp::Send, sge, false, true);
+        count
+    }
+
+    /// Forgets what was queued and not posted.
+    pub fn clear_posts(&mut self) {
+        self.sends.clear();
+        self.recvs.clear();
+        self.responses = None;
+    }
+
+    fn response_offset(&self, tag: Tag) -> usize {
+        self.params.layout.responses_at + tag.index() * self.params.layout.response_stride
     }
 
     /// Queues a send WR, taking a slot. Returns its position.
@@ -427,7 +514,7 @@ impl Connection {
     /// Writes a response into the tag's slot and returns its SGE.
     #[must_use]
     pub fn response_sge(&self, tag: Tag, bytes: &[u8; RESPONSE_BYTES]) -> Sge {
-        let offset = self.params.layout.responses_at + tag.index() * RESPONSE_BYTES;
+        let offset = self.response_offset(tag);
         self.region().write(offset, bytes);
         self.own_sge(offset, RESPONSE_LEN)
     }
@@ -501,11 +588,12 @@ mod tests {
             [(1, 0, false), (128, 4096, false), (1024, 16384, false), (16, 4096, true)]
         {
             let layout = Layout::new(QueueDepth::new(depth).unwrap(), in_capsule, admin);
-            assert!(layout.recv_stride >= COMMAND_BYTES + in_capsule as usize);
+            let (commands, responses) =
+                if admin { (64, 16) } else { (COMMAND_LIST_BYTES, RESPONSE_LIST_BYTES) };
+            assert!(layout.recv_stride >= commands + in_capsule as usize);
+            assert!(layout.response_stride >= responses);
             assert_eq!(layout.responses_at, layout.recv_stride * usize::from(layout.recv_slots));
-            assert!(
-                layout.replies_at >= layout.responses_at + layout.depth.tags() * RESPONSE_BYTES
-            );
+            assert!(layout.replies_at >= layout.responses_at + layout.depth.tags() * responses);
             let replies = if admin { layout.depth.tags() * REPLY_AREA_BYTES } else { 0 };
             assert_eq!(layout.scratch_at, layout.replies_at + replies);
             assert_eq!(layout.bytes(), layout.scratch_at + SCRATCH_BYTES as usize);

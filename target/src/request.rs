@@ -10,7 +10,7 @@
 //! waits for that of another. Any failure leads to `Respond` with a status once no shard works on the command
 //! any more. On a dead QP a request goes to `Free` when nothing it lent out is in use any more.
 //!
-//! `Answered` means: the response is posted. The tag may be used by the peer again at once; the memory it was
+//! `Answered` means: the response is posted, or will be at the end of the turn. The tag may be used by the peer again at once; the memory it was
 //! sent from is then not the request's any more but the connection's, until it is known to have left.
 
 use rblk_protocol::{CommandCapsule, Status};
@@ -30,11 +30,8 @@ pub enum State {
     Execute,
     /// Waits for send-queue slots to be answered.
     Respond,
-    /// Answered; `sent_at` is the position of the last WR in the send queue.
-    Answered {
-        /// Position in the send queue.
-        sent_at: u64,
-    },
+    /// Answered.
+    Answered,
 }
 
 /// How a finished request is answered.
@@ -118,8 +115,12 @@ pub struct Request {
     pub state: State,
     /// The command, once parsed.
     pub command: Option<CommandCapsule>,
-    /// Receive slot the command arrived in, until it is posted again.
+    /// Receive slot that the command's in-capsule data is in, until it is posted again.
     pub recv_slot: Option<u16>,
+    /// Where in that slot.
+    pub data_at: usize,
+    /// Number of the message it came in.
+    pub message: u64,
     /// Bytes of the volume, for block commands.
     pub offset_bytes: u64,
     /// See `offset_bytes`.
@@ -149,6 +150,8 @@ impl Request {
             state: State::Free,
             command: None,
             recv_slot: None,
+            data_at: 0,
+            message: 0,
             offset_bytes: 0,
             len_bytes: 0,
             volume: VolumeIndex(0),
@@ -165,7 +168,7 @@ impl Request {
     /// Whether a new command with this tag is in order: the previous one was answered.
     #[must_use]
     pub fn may_start(&self) -> bool {
-        matches!(self.state, State::Free | State::Answered { .. })
+        matches!(self.state, State::Free | State::Answered)
     }
 
     /// Whether a shard or control still works on it, so that its memory is not ours.
@@ -174,12 +177,12 @@ impl Request {
         self.state == State::Execute || self.pending > 0
     }
 
-    /// Takes a new command. Whatever the old one held was given back.
-    pub fn start(&mut self, command: CommandCapsule, recv_slot: u16) {
+    /// Takes a new command, of that message. Whatever the old one held was given back.
+    pub fn start(&mut self, command: CommandCapsule, message: u64) {
         debug_assert!(self.may_start() && self.pending == 0 && self.holds.is_empty());
         debug_assert!(self.parts().iter().all(|p| p.memory.is_empty() && p.sink.is_none()));
         self.reset();
-        (self.command, self.recv_slot) = (Some(command), Some(recv_slot));
+        (self.command, self.message) = (Some(command), message);
     }
 
     /// Forgets the command.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
-use rblk_config::{Backing as BackingConfig, DirectIo, TargetConfig, VolumeConfig};
+use rblk_config::{Backing as BackingConfig, DirectIo, Spin, TargetConfig, VolumeConfig};
+use rblk_fabric::patience::SpinMode;
 use rblk_fabric::{Address, FabricError, Listener, PageKind, Region};
 use rblk_protocol::{BlockCount, BlockSize, InstanceId, Name};
 use sha2::{Digest, Sha256};
@@ -161,6 +162,20 @@ pub struct WrongSize {
     configured: u64,
 }
 
+fn spin_mode(spin: Spin) -> SpinMode {
+    match spin {
+        Spin::Adaptive => SpinMode::ADAPTIVE,
+        Spin::Always => SpinMode::Always,
+        Spin::For(time) => SpinMode::Fixed(time.into()),
+    }
+}
+
+/// Half of the CPUs: interrupts, the fabric's own threads and the stores need the others, and fewer groups mean fewer
+/// requests that another group's shard must be asked for.
+fn default_poll_groups() -> usize {
+    std::thread::available_parallelism().map_or(1, |cpus| (cpus.get() / 2).clamp(1, 4))
+}
+
 fn default_name() -> Name {
     let host =
         nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok()).unwrap_or_default();
@@ -193,10 +208,7 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
     };
     let addresses =
         config.listen.iter().map(|a| a.parse::<Address>()).collect::<Result<Vec<_>, _>>()?;
-    let groups = config.poll_groups.map_or_else(
-        || std::thread::available_parallelism().map_or(1, |n| n.get().min(4)),
-        usize::from,
-    );
+    let groups = config.poll_groups.map_or_else(default_poll_groups, usize::from);
     let demand = Demand::of(config, groups);
     memory::raise_limits();
     demand.check(&Host::read())?;
@@ -253,7 +265,7 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
             tracing::warn!(poll_group = index, "{warning}");
         }
         let cpu = config.cpus.as_ref().and_then(|cpus| cpus.get(index).copied());
-        let tuning = Tuning { cpu, spin: config.spin.into() };
+        let tuning = Tuning { cpu, spin: spin_mode(config.spin) };
         let arena = Arena::over(Arc::clone(&arena), range, extent_max)?;
         let shard = Shard::new(store, arena, shard_options, Instant::now());
         let mut handle = thread::start(index, shard, peers, tuning, from_groups.clone())?;

@@ -112,6 +112,18 @@ rblk_fabric::counters! {
     recvs,
     /// Completions reaped.
     completions,
+    /// Times the data thread gave its CPU up while it looked for work.
+    yields,
+    /// Times a CQ was asked for an event. One that is asked already is not asked again.
+    arms,
+    /// Events of the CQs that were taken.
+    events,
+    /// Calls of the software provider into its links and epoll; over TCP each is a system call.
+    link_calls,
+    /// SENDs that carried several responses.
+    lists,
+    /// Responses in them.
+    listed,
 }
 
 impl StatsSnapshot {
@@ -160,6 +172,9 @@ impl Stats {
         self.recv_doorbells.set(counters.recv_doorbells);
         self.recvs.set(counters.recvs);
         self.completions.set(counters.completions);
+        self.arms.set(counters.arms);
+        self.events.set(counters.events);
+        self.link_calls.set(counters.link_calls);
     }
 }
 

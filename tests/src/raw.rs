@@ -15,9 +15,9 @@ use rblk_initiator::io::{Io, IoOp};
 use rblk_initiator::path::{DeadPath, Path, PathLayout, PathMemory};
 use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{
-    BlockSize, CommandCapsule, ConnectionKind, Epoch, Features, HelloAccept, Immediate, InstanceId,
-    KeyedDescriptor, Opcode, QueueDepth, ResponseCapsule, SELF_TEST_BYTES, Sequence, Status, Tag,
-    Version, VolumeHandle, self_test_pattern,
+    BlockSize, CommandCapsule, CommandList, ConnectionKind, Epoch, Features, HelloAccept,
+    Immediate, InstanceId, KeyedDescriptor, Opcode, QueueDepth, ResponseCapsule, ResponseList,
+    SELF_TEST_BYTES, Sequence, Status, Tag, Version, VolumeHandle, self_test_pattern,
 };
 use rblk_target::connection::SessionSlot;
 use rblk_target::store::VolumeIndex;
@@ -29,8 +29,8 @@ pub const LENT_BYTES: usize = 1 << 20;
 const SEND_SLOTS: usize = 64;
 const SEND_STRIDE: usize = 20 << 10;
 const RECVS: u16 = 256;
-const RECV_STRIDE: usize = 128;
-const RECV_BYTES: u32 = 128;
+const RECV_STRIDE: usize = 1024;
+const RECV_BYTES: u32 = 1024;
 
 /// Something the peer received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -131,6 +131,7 @@ pub struct RawPeer {
     /// Epoch of its commands.
     pub epoch: Epoch,
     depth: QueueDepth,
+    lists: bool,
     sequence: Sequence,
     volume: VolumeHandle,
     ended: Option<WcStatus>,
@@ -160,6 +161,7 @@ impl RawPeer {
             wire,
             epoch: bed.rig.epoch(session),
             depth: QueueDepth::new(options.depth).expect("a depth"),
+            lists: options.features.has(Features::CAPSULE_LISTS),
             sequence: Sequence(0),
             volume: VolumeHandle(u32::from(volume.0) + 1),
             ended: None,
@@ -251,17 +253,20 @@ impl RawPeer {
     /// It is not what a target says.
     pub fn listen(&mut self) -> Vec<Heard> {
         let (messages, end) = self.mouth.poll();
-        let mut heard: Vec<Heard> = messages
-            .iter()
-            .map(|(completion, bytes)| {
-                if completion.opcode == WcOpcode::RecvWithImm {
-                    return Heard::Immediate(Immediate::from_bits(completion.imm));
-                }
-                let fixed = bytes.first_chunk::<RESPONSE_BYTES>().expect("a whole response");
-                let response = ResponseCapsule::from_wire(fixed, bytes.len(), self.depth);
-                Heard::Response(response.expect("a response"))
-            })
-            .collect();
+        let mut heard = Vec::new();
+        for (completion, bytes) in &messages {
+            if completion.opcode == WcOpcode::RecvWithImm {
+                heard.push(Heard::Immediate(Immediate::from_bits(completion.imm)));
+                continue;
+            }
+            let mut list =
+                ResponseList::new(bytes.len(), self.lists, self.depth).expect("responses");
+            while let Some(response) = list.take(|at, one| {
+                one.copy_from_slice(&bytes[at..at + RESPONSE_BYTES]);
+            }) {
+                heard.push(Heard::Response(response.expect("a response")));
+            }
+        }
         if let (Some(status), None) = (end, self.ended) {
             self.ended = Some(status);
             heard.push(Heard::End(status));
@@ -430,13 +435,10 @@ impl RawTarget {
     pub fn next_command(&mut self) -> CommandCapsule {
         for _ in 0..1000 {
             self.steps(1);
-            let (mut heard, end) = self.mouth.poll();
-            assert_eq!(end, None, "the engine ended the connection");
-            if let Some((_, bytes)) = heard.pop() {
-                assert!(heard.is_empty(), "one command at a time");
-                let fixed = bytes.first_chunk::<COMMAND_BYTES>().expect("a whole command");
-                return CommandCapsule::from_wire(fixed, bytes.len(), self.depth)
-                    .expect("a good command");
+            let mut commands = self.commands();
+            if let Some(command) = commands.pop() {
+                assert!(commands.is_empty(), "one command at a time");
+                return command;
             }
         }
         panic!("the engine sends nothing");
@@ -447,10 +449,25 @@ impl RawTarget {
     /// # Panics
     /// One cannot be parsed.
     pub fn commands(&mut self) -> Vec<CommandCapsule> {
+        self.messages().into_iter().flatten().collect()
+    }
+
+    /// Messages that came in and were not taken yet, as the commands in them.
+    ///
+    /// # Panics
+    /// One cannot be parsed, or has data that does not fit our RECVs.
+    pub fn messages(&mut self) -> Vec<Vec<CommandCapsule>> {
         let (heard, _) = self.mouth.poll();
+        let lists = self.options.features.has(Features::CAPSULE_LISTS);
         let parse = |bytes: &Vec<u8>| {
-            let fixed = bytes.first_chunk::<COMMAND_BYTES>().expect("a whole command");
-            CommandCapsule::from_wire(fixed, bytes.len(), self.depth).expect("a good command")
+            let mut list = CommandList::new(bytes.len(), lists, self.depth);
+            let mut commands = Vec::new();
+            while let Some(command) = list.take(|at, one| {
+                one.copy_from_slice(&bytes[at..at + COMMAND_BYTES]);
+            }) {
+                commands.push(command.expect("a good command"));
+            }
+            commands
         };
         heard.iter().map(|(_, bytes)| parse(bytes)).collect()
     }

@@ -77,6 +77,13 @@ pub struct StormOptions {
     pub mix: Mix,
 }
 
+/// Whether the ends agree on lists of capsules: every other seed, whatever else it decides.
+#[must_use]
+pub fn lists(seed: u64) -> Features {
+    let agreed = Random::new(seed ^ 0x6c69_7374).chance(500);
+    if agreed { Features::CAPSULE_LISTS } else { Features::default() }
+}
+
 impl StormOptions {
     /// Options that follow from a seed.
     #[must_use]
@@ -104,7 +111,8 @@ impl StormOptions {
                 depth: [1, 3, 8, 16][random.index(4)],
                 io_max_bytes,
                 in_capsule_bytes: [0, 512, 4096][random.index(3)],
-                features: [Features::WRITE_WITH_IMM, Features::default()][random.index(2)],
+                features: [Features::WRITE_WITH_IMM, Features::default()][random.index(2)]
+                    .or(lists(seed)),
                 reads_out: [1, 4, 16][random.index(3)],
             },
             network: Conditions {

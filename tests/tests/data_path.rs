@@ -413,6 +413,11 @@ fn a_volume_the_store_does_not_know_is_gone() {
     assert_eq!(bed.io(queue, IoOp::Read, 0, 4096), -EIO, "it shrank under us");
 }
 
+/// One capsule in each message.
+fn one_by_one() -> QueueOptions {
+    QueueOptions { features: Features::WRITE_WITH_IMM, ..QueueOptions::default() }
+}
+
 /// Runs I/Os at a depth in a steady state; returns the counters' differences.
 fn counted(
     options: QueueOptions,
@@ -457,7 +462,7 @@ fn counted(
 
 #[test]
 fn a_small_write_is_two_messages_and_no_key() {
-    let (i, t) = counted(QueueOptions::default(), IoOp::Write, 4096, 3200);
+    let (i, t) = counted(one_by_one(), IoOp::Write, 4096, 3200);
     assert_eq!((i.sends, i.keyed_commands, i.in_capsule_writes), (3200, 0, 3200));
     assert_eq!((t.sends, t.rdma_reads, t.rdma_writes, t.rdma_writes_with_imm), (3200, 0, 0, 0));
     assert_eq!(i.completions, 3200 + i.signaled, "one completion per I/O");
@@ -466,7 +471,7 @@ fn a_small_write_is_two_messages_and_no_key() {
 
 #[test]
 fn a_read_is_two_messages_with_an_immediate_and_three_without() {
-    let (i, t) = counted(QueueOptions::default(), IoOp::Read, 4096, 3200);
+    let (i, t) = counted(one_by_one(), IoOp::Read, 4096, 3200);
     assert_eq!((i.sends, i.immediates), (3200, 3200));
     assert_eq!((t.sends, t.rdma_writes, t.rdma_writes_with_imm), (0, 0, 3200));
     assert_eq!(i.completions, 3200 + i.signaled, "one completion per I/O");
@@ -480,7 +485,7 @@ fn a_read_is_two_messages_with_an_immediate_and_three_without() {
 
 #[test]
 fn a_large_write_is_pulled_by_one_read() {
-    let (i, t) = counted(QueueOptions::default(), IoOp::Write, 16384, 640);
+    let (i, t) = counted(one_by_one(), IoOp::Write, 16384, 640);
     assert_eq!((i.sends, i.keyed_commands, i.in_capsule_writes), (640, 640, 0));
     assert_eq!((t.sends, t.rdma_reads, t.rdma_writes), (640, 640, 0));
     assert_eq!(i.completions, 640 + i.signaled);

@@ -16,6 +16,7 @@ struct Case {
     depth: u16,
     queues: usize,
     immediates: bool,
+    lists: bool,
     in_capsule_bytes: u32,
     reads_out: u8,
     arena_extents: usize,
@@ -41,7 +42,7 @@ fn case() -> impl Strategy<Value = Case> {
         prop_oneof![Just(MEMORY), Just(STORE)],
         1..=64u16,
         1..4usize,
-        any::<bool>(),
+        any::<[bool; 2]>(),
         prop_oneof![Just(0), Just(512), Just(4096), Just(16384)],
         1..=16u8,
         1..12usize,
@@ -51,7 +52,8 @@ fn case() -> impl Strategy<Value = Case> {
         volume: queue.0,
         depth: queue.1,
         queues: queue.2,
-        immediates: queue.3,
+        immediates: queue.3[0],
+        lists: queue.3[1],
         in_capsule_bytes: queue.4,
         reads_out: queue.5,
         arena_extents: queue.6,
@@ -70,6 +72,7 @@ fn run(case: &Case) {
         ..RigOptions::default()
     };
     let features = if case.immediates { Features::WRITE_WITH_IMM } else { Features::default() };
+    let features = if case.lists { features.or(Features::CAPSULE_LISTS) } else { features };
     let options = QueueOptions {
         depth: case.depth,
         io_max_bytes,

@@ -491,14 +491,21 @@ fn a_hundred_thousand_doubtful_capsules_harm_nobody_else() {
         let mut random = Random::new(seed);
         let volume = [MEMORY, FROZEN][random.index(2)];
         let features = [Features::WRITE_WITH_IMM, Features::default()][random.index(2)];
+        let lists = random.chance(500);
+        let features = if lists { features.or(Features::CAPSULE_LISTS) } else { features };
         let depth = u16::try_from(random.within(1, 32)).unwrap();
         let options = QueueOptions { depth, features, reads_out: 2, ..options() };
         let mut peer = RawPeer::tested(&mut bed, suspect, volume, options);
         for _ in 0..random.within(1, 60) {
             for _ in 0..random.within(1, u64::from(depth)) {
-                let bytes = doubtful(&mut random, &mut peer, depth);
-                peer.send(&bytes);
+                let mut bytes = doubtful(&mut random, &mut peer, depth);
                 said += 1;
+                // Some have data, and then it is in the middle.
+                while lists && random.chance(600) && bytes.len() < 15 << 10 {
+                    bytes.extend(doubtful(&mut random, &mut peer, depth));
+                    said += 1;
+                }
+                peer.send(&bytes);
             }
             bed.rig.step();
             bed.rig.step();

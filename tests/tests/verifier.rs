@@ -76,7 +76,7 @@ fn wish() -> QueueWish {
         depth: QueueDepth::new(8).unwrap(),
         io_max_bytes: 64 << 10,
         in_capsule_bytes: 4096,
-        features: Features::WRITE_WITH_IMM,
+        features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS),
     }
 }
 

@@ -36,7 +36,16 @@ struct Program {
 impl Artifacts {
     /// Builds what `selection` (words for `cargo build`) names.
     pub(crate) fn build(workspace: &Workspace, selection: &[&str]) -> Result<Self> {
-        let mut command = workspace.cargo(&["build", "--profile", PROFILE]);
+        Self::build_with(workspace, PROFILE, selection)
+    }
+
+    /// The same with another profile.
+    pub(crate) fn build_with(
+        workspace: &Workspace,
+        profile: &str,
+        selection: &[&str],
+    ) -> Result<Self> {
+        let mut command = workspace.cargo(&["build", "--profile", profile]);
         command.arg("--message-format=json-render-diagnostics").args(selection);
         let messages = capture(&mut command)?;
         let programs = programs(&messages)?;

@@ -11,6 +11,7 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
 mod artifacts;
+mod bench;
 mod demo;
 mod lab;
 mod packages;
@@ -38,6 +39,7 @@ enum Command {
     #[command(hide = true)]
     DemoInside(demo::InsideArgs),
     Test(test::TestArgs),
+    Bench(bench::BenchArgs),
 }
 
 /// Run a command as root inside a stock Debian kernel that has RDMA and ublk
@@ -115,6 +117,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => (args.run(), 1),
         Command::DemoInside(args) => (args.run(), 1),
         Command::Test(args) => (args.run(), 1),
+        Command::Bench(args) => (args.run(), 1),
     };
     match outcome {
         // A status is one byte; anything else would be a bug in the guest's script.

@@ -1,4 +1,4 @@
-//! The Debian packages that building the workspace needs, and why. The lab's are in `lab/host.rs`.
+//! The Debian packages that building and testing the workspace needs, and why. The lab's are in `lab/host.rs`.
 
 use crate::lab::host::Package;
 
@@ -16,3 +16,7 @@ pub(crate) const BUILD: &[Package] = &[
     Package { name: "libibverbs-dev", why: "the verbs library to link with" },
     Package { name: "librdmacm-dev", why: "the connection manager's library to link with" },
 ];
+
+/// What tests on this machine start.
+pub(crate) const TEST: &[Package] =
+    &[Package { name: "valgrind", why: "counts the instructions of a request" }];

@@ -37,10 +37,21 @@ use queue::Queue;
 pub use queue::QueueId;
 use target::{Group, SessionState};
 
+use crate::cost::allocations;
 use crate::seed::Random;
 
 /// How often a poll group looks for silent peers, as its thread does.
 const LISTEN: Duration = Duration::from_secs(1);
+
+/// Allocations that the turns of each end made, where this program
+/// [counts](crate::cost::allocations::are_counted) them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Allocations {
+    /// By queues, in [`Rig::submit`] too.
+    pub initiator: u64,
+    /// By poll groups.
+    pub target: u64,
+}
 
 /// The end of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,6 +144,7 @@ pub struct Rig<S> {
     admin: Vec<AdminCommand>,
     lost_writes: bool,
     fingerprint: u64,
+    allocations: Allocations,
     steps: u64,
     listened: Instant,
     jams: Arc<AtomicBool>,
@@ -183,6 +195,7 @@ impl<S: Store> Rig<S> {
             admin: Vec::new(),
             lost_writes: false,
             fingerprint: options.seed,
+            allocations: Allocations::default(),
             steps: 0,
             listened: now,
             jams: Arc::new(AtomicBool::new(false)),
@@ -260,7 +273,9 @@ impl<S: Store> Rig<S> {
                 busy = true;
                 continue;
             }
-            busy |= group.engine.turn(self.now) || group.engine.has_outbox();
+            let allocated = allocations::of_this_thread();
+            busy |= group.turn(self.now) || group.engine.has_outbox();
+            self.allocations.target += allocations::of_this_thread() - allocated;
             messages.extend(group.engine.take_outbox());
         }
         for message in messages {
@@ -308,6 +323,12 @@ impl<S: Store> Rig<S> {
     /// What ended since the last call, in order.
     pub fn take_outcomes(&mut self) -> Vec<Outcome> {
         std::mem::take(&mut self.outcomes)
+    }
+
+    /// What the ends' turns have allocated so far.
+    #[must_use]
+    pub fn allocations(&self) -> Allocations {
+        self.allocations
     }
 
     /// Connections the target reported gone since the last call.

@@ -107,7 +107,7 @@ pub struct QueueOptions {
     pub io_max_bytes: u32,
     /// Most write data inside a command.
     pub in_capsule_bytes: u32,
-    /// Optional verbs.
+    /// Optional verbs, and lists of capsules.
     pub features: Features,
     /// READs the target may have outstanding.
     pub reads_out: u8,
@@ -119,7 +119,7 @@ impl Default for QueueOptions {
             depth: 32,
             io_max_bytes: 1 << 20,
             in_capsule_bytes: limits::IN_CAPSULE_DEFAULT_BYTES,
-            features: Features::WRITE_WITH_IMM,
+            features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS),
             reads_out: 16,
         }
     }

@@ -60,8 +60,8 @@ impl Poller for PairedPoller {
         self.inner.arm()
     }
 
-    fn event_fd(&self) -> BorrowedFd<'_> {
-        self.inner.event_fd()
+    fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        self.inner.event_fds()
     }
 
     fn clear_event(&mut self) {

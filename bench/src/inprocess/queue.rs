@@ -1,6 +1,7 @@
 //! The initiators' queues of a [`Rig`].
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use rblk_fabric::soft::memory::Wire;
@@ -16,6 +17,7 @@ use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::volume::Volume;
 
 use super::{Join, Outcome, QueueOptions, RawEnd, Rig};
+use crate::cost::allocations;
 
 /// Names an I/O queue of a rig.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -32,7 +34,23 @@ pub(super) struct Queue {
     volume: VolumeHandle,
     wire: Option<Wire>,
     ended: Vec<PathEnd>,
+    // Outcomes of one turn.
+    done: Vec<(Tag, i32)>,
     frozen: bool,
+}
+
+impl Queue {
+    /// One turn of the engine, apart from what the rig does about it: profiles name it.
+    #[inline(never)]
+    fn turn(&mut self, now: Instant) -> bool {
+        let Self { engine, done, .. } = self;
+        engine.turn(now, |tag, result| done.push((tag, result)))
+    }
+
+    #[inline(never)]
+    fn submit(&mut self, tag: Tag, io: Io) -> Result<(), WrongState> {
+        self.engine.submit(tag, io)
+    }
 }
 
 impl<S: Store> Rig<S> {
@@ -89,6 +107,7 @@ impl<S: Store> Rig<S> {
             volume: VolumeHandle(u32::from(volume.0) + 1),
             wire: None,
             ended: Vec::new(),
+            done: Vec::with_capacity(depth.tags()),
             frozen: false,
         }));
         Ok(QueueId(self.queues.len() - 1))
@@ -316,7 +335,10 @@ impl<S: Store> Rig<S> {
     /// There is no such queue.
     pub fn submit(&mut self, queue: QueueId, tag: Tag, io: Io) -> Result<(), WrongState> {
         self.note(&[1, queue.0 as u64, u64::from(tag.0), io.lba.0, io.count.0]);
-        self.queue_mut(queue).engine.submit(tag, io)
+        let allocated = allocations::of_this_thread();
+        let submitted = self.queue_mut(queue).submit(tag, io);
+        self.allocations.initiator += allocations::of_this_thread() - allocated;
+        submitted
     }
 
     /// A request over a range in bytes of the queue's volume.
@@ -333,14 +355,20 @@ impl<S: Store> Rig<S> {
 
     /// One turn of a queue. Returns whether anything happened.
     pub(super) fn turn_queue(&mut self, at: usize) -> bool {
-        let (outcomes, now) = (&mut self.outcomes, self.now);
+        let now = self.now;
         let Some(queue) = self.queues[at].as_mut().filter(|queue| !queue.frozen) else {
             return false;
         };
-        let from = outcomes.len();
-        let mut busy = queue.engine.turn(now, |tag, result| {
-            outcomes.push(Outcome { queue: QueueId(at), tag, result });
-        });
+        let allocated = allocations::of_this_thread();
+        let mut busy = queue.turn(now);
+        self.allocations.initiator += allocations::of_this_thread() - allocated;
+        let from = self.outcomes.len();
+        let of = QueueId(at);
+        self.outcomes.extend(queue.done.drain(..).map(|(tag, result)| Outcome {
+            queue: of,
+            tag,
+            result,
+        }));
         let ended = queue.engine.take_ended();
         if let Some((end, _)) = &ended {
             busy = true;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use rblk_fabric::soft::memory::Wire;
@@ -45,6 +46,14 @@ pub(super) struct Group<S> {
     // By volume index.
     volumes: Vec<Arc<VolumeStats>>,
     poller: PollerHandle,
+}
+
+impl<S: Store> Group<S> {
+    /// One turn of the engine, apart from what the rig does about it: profiles name it.
+    #[inline(never)]
+    pub(super) fn turn(&mut self, now: Instant) -> bool {
+        self.engine.turn(now)
+    }
 }
 
 impl<S: Store> Rig<S> {
@@ -308,7 +317,7 @@ impl<S: Store> Rig<S> {
         };
         let offer = Offer {
             depth: QueueDepth::new(limits::QUEUE_DEPTH_MAX).context("queue depth")?,
-            features: Features::WRITE_WITH_IMM,
+            features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS),
             in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
             io_max_bytes: self.options.io_max_bytes,
             instance: InstanceId([2; 16]),
@@ -343,6 +352,7 @@ impl<S: Store> Rig<S> {
             in_capsule_bytes: accept.in_capsule_bytes,
             io_max_bytes: accept.io_max_bytes,
             write_with_imm: accept.features.has(Features::WRITE_WITH_IMM),
+            capsule_lists: accept.features.has(Features::CAPSULE_LISTS),
             reads_out,
             send_sges: SEND_SGES,
             memory,

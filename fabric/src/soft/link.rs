@@ -74,14 +74,14 @@ fn moved(result: isize, pieces: &[libc::iovec]) -> io::Result<Moved> {
 
 impl Link for TcpLink {
     unsafe fn send(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved> {
-        let message = message(pieces);
-        // SAFETY: the fd is open; `message` names `pieces`, readable by the caller's promise.
-        let sent = unsafe {
-            libc::sendmsg(
-                self.0.as_raw_fd(),
-                &raw const message,
-                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
-            )
+        let (fd, flags) = (self.0.as_raw_fd(), libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
+        let sent = if let [only] = pieces {
+            // SAFETY: the fd is open; the piece is readable by the caller's promise.
+            unsafe { libc::send(fd, only.iov_base, only.iov_len, flags) }
+        } else {
+            let message = message(pieces);
+            // SAFETY: the fd is open; `message` names `pieces`, readable by the caller's promise.
+            unsafe { libc::sendmsg(fd, &raw const message, flags) }
         };
         moved(sent, pieces)
     }

@@ -2,8 +2,9 @@
 //! in-memory link in tests.
 //!
 //! There is no "NIC thread": the engine of a queue pair runs inside its owner's [`Poller`]. Posting tries
-//! to put the frames on the link right away, one call per batch, headers from a fixed buffer and payload
-//! straight from the MR; polling drives the receiving side, payload straight into the MR.
+//! to put the frames on the link right away, one call per batch, headers and short payloads from a fixed buffer
+//! and long ones straight from the MR; polling drives the receiving side: long payloads straight into the MR,
+//! short ones many to a call and copied.
 //!
 //! | file | what is in it |
 //! |---|---|

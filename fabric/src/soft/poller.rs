@@ -1,7 +1,22 @@
 //! The data thread's end: turns over the QPs, readiness, and the completion queue.
+//!
+//! # Whom a turn asks
+//!
+//! Asking a socket costs a call whether it has something or not. A QP alone is asked directly. Of a few, those that
+//! had something lately are asked directly, and epoll is asked for the others now and then, after each event, and
+//! when nobody had anything lately. Of many, epoll tells. When nobody had anything for long, a turn asks only now and
+//! then at all: its thread then has other pollers to serve.
+//!
+//! # What wakes
+//!
+//! epoll has every socket, and the eventfd that is written when something completes without a socket's doing. A QP
+//! alone that is not blocked is given out itself by [`event_fds`](crate::Poller::event_fds), and then epoll does
+//! without it: its data then wakes the sleeper and nobody on the way. epoll takes it back when it is blocked, or when
+//! another QP comes; since `event_fds` always names epoll, who watches what it said earlier misses nothing.
 
+use std::cell::Cell;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,8 +25,9 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::completions::CompletionQueue;
 use super::domain::{KeyCopy, ProtectionDomain};
-use super::queue_pair::{Connection, QueuePair, State};
+use super::queue_pair::{Connection, Interest, QueuePair, State};
 use super::receive::STAGING;
+use super::transmit::LINES;
 use crate::device::{AcceptParams, DeviceCaps, PollerCounters};
 use crate::error::{FabricError, PostError, Result};
 use crate::work::{Completion, QpIndex, RecvWr, SendWr};
@@ -19,6 +35,16 @@ use crate::work::{Completion, QpIndex, RecvWr, SendWr};
 /// Up to this many QPs are asked directly, which is one call each and finds the data at once; beyond it
 /// epoll tells which to ask.
 const ASKED_DIRECTLY: usize = 2;
+/// Up to this many QPs are looked at one by one for who had something lately.
+const FEW: usize = 8;
+/// Asked so often without having anything, a QP is left to epoll.
+const QUIET: u8 = 16;
+/// Turns without asking epoll, while there is a QP that is left to it.
+const EPOLL_TURNS: u8 = 8;
+/// After so many turns in which no socket had anything, only some turns ask: longer than a thread looks for an answer.
+const IDLE_TURNS: u16 = 1024;
+/// One in so many.
+const IDLE_ASKS: u16 = 8;
 /// Receive calls per QP and turn, so that one busy peer cannot hold up the others.
 const CALLS_PER_TURN: usize = 16;
 /// Empty polls before an acknowledgement goes out in a frame of its own. The first empty poll ends the
@@ -57,10 +83,22 @@ pub struct Poller {
     epoll: Epoll,
     // Readable through epoll when something completed without a socket's doing.
     kick: Arc<EventFd>,
+    // Written to since it was last read; links without a descriptor write to it when they like.
+    kicked: bool,
+    kicked_by_links: bool,
+    // The only QP's socket was given out by `event_fds`.
+    direct: Cell<bool>,
     qps: Vec<Option<Box<QueuePair>>>,
     live: Vec<u16>,
+    // QPs whose peer may wait for an acknowledgement.
+    owing: Vec<u16>,
     events: Vec<EpollEvent>,
+    // Turns since epoll was asked.
+    epoll_age: u8,
+    // Turns since a socket had something, or an event was taken.
+    idle: u16,
     staging: Box<[u8]>,
+    lines: Box<[u8]>,
     cq: CompletionQueue,
     cq_entries: u64,
     cq_promised: u64,
@@ -69,8 +107,6 @@ pub struct Poller {
     // The last turn drained every link, so the poll that only looks whether it is over need not ask again.
     drained: bool,
     skip: bool,
-    // Calls to epoll, and to the links of QPs that are gone.
-    calls: u64,
 }
 
 fn call(call: &'static str) -> impl Fn(nix::Error) -> FabricError {
@@ -98,10 +134,17 @@ impl Poller {
             keys,
             epoll,
             kick: Arc::new(kick),
+            kicked: false,
+            kicked_by_links: false,
+            direct: Cell::new(false),
             qps: Vec::new(),
             live: Vec::new(),
+            owing: Vec::new(),
             events: Vec::new(),
+            epoll_age: 0,
+            idle: 0,
             staging: vec![0; STAGING].into_boxed_slice(),
+            lines: vec![0; LINES].into_boxed_slice(),
             cq: CompletionQueue::new(cq_entries as usize),
             cq_entries: cq_entries.into(),
             cq_promised: 0,
@@ -109,7 +152,6 @@ impl Poller {
             armed: false,
             drained: false,
             skip: false,
-            calls: 0,
         };
         Ok((poller, handle))
     }
@@ -117,7 +159,7 @@ impl Poller {
     /// Calls into links and epoll so far; over TCP each is one system call.
     #[must_use]
     pub fn link_calls(&self) -> u64 {
-        self.qps.iter().flatten().map(|pair| pair.calls).sum::<u64>() + self.calls
+        self.counters.link_calls
     }
 
     fn known(&mut self, qp: QpIndex) -> std::result::Result<&mut QueuePair, PostError> {
@@ -127,17 +169,65 @@ impl Poller {
         }
     }
 
+    /// Whom the next turn asks.
+    fn whom(&self) -> Whom {
+        if self.live.len() > FEW {
+            return if self.has_sockets() { Whom::Epoll } else { Whom::All };
+        }
+        let (mut sockets, mut busy) = (0, 0);
+        for pair in self.live.iter().filter_map(|i| self.qps.get(usize::from(*i))?.as_deref()) {
+            if pair.link.fd().is_none() || pair.state == State::Dead {
+                continue;
+            }
+            if pair.outbound.blocked {
+                // Direct asking happens only while no socket is full.
+                return Whom::Epoll;
+            }
+            sockets += 1;
+            busy += usize::from(pair.quiet < QUIET);
+        }
+        if sockets <= 1 {
+            // A memory link costs nothing to ask.
+            Whom::All
+        } else if busy == 0
+            || busy > ASKED_DIRECTLY
+            || busy < sockets && self.epoll_age >= EPOLL_TURNS
+        {
+            Whom::Epoll
+        } else {
+            Whom::Busy
+        }
+    }
+
+    /// Whether this turn asks nobody.
+    fn rests(&mut self) -> bool {
+        if self.idle < IDLE_TURNS || !self.has_sockets() {
+            return false;
+        }
+        self.idle = IDLE_TURNS + (self.idle + 1) % IDLE_ASKS;
+        self.idle != IDLE_TURNS
+    }
+
+    fn has_sockets(&self) -> bool {
+        let first = self.live.first().and_then(|i| self.qps.get(usize::from(*i))?.as_deref());
+        first.is_some_and(|pair| pair.link.fd().is_some())
+    }
+
     /// One turn of the engine: receives until drained or `room` completions are there, and sends what came
     /// of it.
     fn turn(&mut self, room: usize) -> Result<()> {
-        let Self { keys, qps, live, events, staging, cq, epoll, calls, .. } = self;
-        let mut pairs = live.iter().filter_map(|i| qps.get(usize::from(*i))?.as_deref());
-        let ask_epoll = pairs.clone().any(|p| p.link.fd().is_some())
-            && (live.len() > ASKED_DIRECTLY || pairs.any(|p| p.outbound.blocked));
+        let whom = self.whom();
+        let Self { keys, qps, live, owing, events, staging, lines, cq, epoll, counters, .. } = self;
+        let direct = self.direct.get();
         let keys = keys.read();
         let mut drained = true;
+        let mut found = false;
+        let mut calls = 0;
         let mut visit = |index: u16, readable: bool, writable: bool| {
             let Some(Some(pair)) = qps.get_mut(usize::from(index)) else { return };
+            if whom == Whom::Busy && pair.quiet >= QUIET {
+                return;
+            }
             if writable {
                 pair.outbound.blocked = false;
             }
@@ -147,15 +237,17 @@ impl Poller {
                     break;
                 }
                 more = pair.receive(&keys, cq, staging);
+                found |= pair.quiet == 0;
             }
             drained &= !more;
             if pair.wants_to_send() {
-                pair.pump(&keys, cq);
+                pair.pump(&keys, cq, lines);
             }
-            watch(epoll, pair);
+            calls += settle(epoll, pair, direct, owing);
         };
-        if ask_epoll {
-            *calls += 1;
+        if whom == Whom::Epoll {
+            self.epoll_age = 0;
+            counters.link_calls += 1;
             let ready = match epoll.wait(events, EpollTimeout::ZERO) {
                 Ok(ready) => ready,
                 Err(nix::Error::EINTR) => 0,
@@ -172,26 +264,44 @@ impl Poller {
                 }
             }
         } else {
-            // Direct asking happens only while no socket is full; a memory link costs nothing to ask.
+            self.epoll_age = self.epoll_age.saturating_add(1);
             for index in &*live {
                 visit(*index, true, true);
             }
         }
+        counters.link_calls += calls;
         self.drained = drained;
+        if found {
+            self.idle = 0;
+        } else if self.idle < IDLE_TURNS {
+            self.idle += 1;
+        }
         Ok(())
     }
 
     /// Lets acknowledgements age, and sends those that are old enough, or all.
     fn acknowledge(&mut self, all: bool) {
-        let Self { keys, qps, live, cq, epoll, .. } = self;
-        for index in &*live {
-            let Some(Some(pair)) = qps.get_mut(usize::from(*index)) else { continue };
-            let Some(age) = &mut pair.outbound.ack_due else { continue };
-            *age = age.saturating_add(1);
-            if *age >= PATIENCE || all {
-                pair.outbound.ack_now = true;
-                pair.pump(&keys.read(), cq);
-                watch(epoll, pair);
+        let Self { keys, qps, owing, cq, epoll, lines, counters, .. } = self;
+        let direct = self.direct.get();
+        let mut at = 0;
+        while let Some(index) = owing.get(at).copied() {
+            let Some(Some(pair)) = qps.get_mut(usize::from(index)) else {
+                owing.swap_remove(at);
+                continue;
+            };
+            if let Some(age) = &mut pair.outbound.ack_due {
+                *age = age.saturating_add(1);
+                if *age >= PATIENCE || all {
+                    pair.outbound.ack_now = true;
+                    pair.pump(&keys.read(), cq, lines);
+                    counters.link_calls += settle(epoll, pair, direct, &mut Vec::new());
+                }
+            }
+            if pair.outbound.ack_due.is_some() {
+                at += 1;
+            } else {
+                pair.is_owing = false;
+                owing.swap_remove(at);
             }
         }
     }
@@ -199,39 +309,90 @@ impl Poller {
     /// What every change from outside of a turn ends with.
     fn after(&mut self, qp: QpIndex) {
         self.skip = false;
+        self.idle = 0;
         if let Some(Some(pair)) = self.qps.get_mut(usize::from(qp.0)) {
-            watch(&self.epoll, pair);
+            self.counters.link_calls +=
+                settle(&self.epoll, pair, self.direct.get(), &mut self.owing);
         }
         if self.armed && !self.cq.is_empty() {
-            // EAGAIN means that it is readable already.
-            let _ = self.kick.write(1);
+            self.kick();
         }
+    }
+
+    fn kick(&mut self) {
+        self.kicked = true;
+        // EAGAIN means that it is readable already.
+        let _ = self.kick.write(1);
+    }
+
+    /// epoll has the sockets of all.
+    fn gather(&self) {
+        if self.direct.replace(false) {
+            for pair in self.qps.iter().flatten() {
+                watch(&self.epoll, pair, false);
+            }
+        }
+    }
+
+    /// The QP whose socket may be watched itself, and the socket.
+    fn alone(&self) -> Option<(&QueuePair, RawFd)> {
+        let [index] = self.live[..] else { return None };
+        let pair = self.qps.get(usize::from(index))?.as_deref()?;
+        let free = pair.state != State::Dead && !pair.outbound.blocked;
+        pair.link.fd().filter(|_| free).map(|fd| (pair, fd))
     }
 }
 
-/// Brings epoll's view of a QP up to date. It fails only for want of kernel memory, and then the next
-/// change tries again.
-fn watch(epoll: &Epoll, pair: &mut QueuePair) {
-    let wanted = (pair.state != State::Dead).then_some(pair.outbound.blocked);
-    if wanted == pair.interest {
-        return;
+/// Whom a turn asks for data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Whom {
+    /// Every QP.
+    All,
+    /// Those that had something lately.
+    Busy,
+    /// Those that epoll names.
+    Epoll,
+}
+
+/// Books what a QP did: epoll's view of it, whether its peer waits for an acknowledgement, and the calls it made.
+fn settle(epoll: &Epoll, pair: &mut QueuePair, direct: bool, owing: &mut Vec<u16>) -> u64 {
+    if pair.outbound.ack_due.is_some() && !pair.is_owing {
+        pair.is_owing = true;
+        owing.push(pair.index.0);
     }
-    let Some(fd) = pair.link.fd() else { return };
+    std::mem::take(&mut pair.calls) + watch(epoll, pair, direct)
+}
+
+/// Brings epoll's view of a QP up to date; the calls it took. It fails only for want of kernel memory, and then the
+/// next change tries again.
+fn watch(epoll: &Epoll, pair: &QueuePair, direct: bool) -> u64 {
+    let wanted = match (pair.state, pair.outbound.blocked) {
+        (State::Dead, _) => Interest::None,
+        (_, true) => Interest::Both,
+        (_, false) if direct => Interest::None,
+        _ => Interest::Readable,
+    };
+    let present = pair.interest.get();
+    if wanted == present {
+        return 0;
+    }
+    let Some(fd) = pair.link.fd() else { return 0 };
     // SAFETY: the descriptor belongs to the link, which outlives this borrow.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let mut flags = EpollFlags::EPOLLIN;
-    if wanted == Some(true) {
+    if wanted == Interest::Both {
         flags |= EpollFlags::EPOLLOUT;
     }
     let mut event = EpollEvent::new(flags, pair.index.0.into());
-    let done = match (pair.interest, wanted) {
-        (None, _) => epoll.add(fd, event),
-        (Some(_), Some(_)) => epoll.modify(fd, &mut event),
-        (Some(_), None) => epoll.delete(fd),
+    let done = match (present, wanted) {
+        (Interest::None, _) => epoll.add(fd, event),
+        (_, Interest::None) => epoll.delete(fd),
+        _ => epoll.modify(fd, &mut event),
     };
     if done.is_ok() {
-        pair.interest = wanted;
+        pair.interest.set(wanted);
     }
+    1
 }
 
 impl crate::device::Poller for Poller {
@@ -263,14 +424,22 @@ impl crate::device::Poller for Poller {
         };
         let index = u16::try_from(at).unwrap_or(u16::MAX);
         pair.index = QpIndex(index);
+        pair.quiet = 0;
+        pair.is_owing = false;
         pair.link.wake_by(&self.kick);
-        watch(&self.epoll, &mut pair);
-        if pair.interest.is_none() && pair.link.fd().is_some() && pair.state != State::Dead {
-            return Err(FabricError::last_os("epoll_ctl"));
+        watch(&self.epoll, &pair, false);
+        if pair.link.fd().is_some() {
+            if pair.interest.get() == Interest::None && pair.state != State::Dead {
+                return Err(FabricError::last_os("epoll_ctl"));
+            }
+        } else {
+            self.kicked_by_links = true;
         }
+        self.gather();
         self.cq_promised += wrs;
         self.qps[at] = Some(pair);
         self.live.push(index);
+        self.owing.reserve(self.live.len());
         self.events.resize(self.live.len() + 1, EpollEvent::empty());
         self.skip = false;
         Ok(QpIndex(index))
@@ -317,7 +486,7 @@ impl crate::device::Poller for Poller {
         if pair.is_broken() {
             pair.flush_posted(&mut self.cq);
         } else if !pair.outbound.blocked {
-            pair.pump(&self.keys.read(), &mut self.cq);
+            pair.pump(&self.keys.read(), &mut self.cq, &mut self.lines);
         }
         self.after(qp);
         taken
@@ -327,7 +496,7 @@ impl crate::device::Poller for Poller {
         if out.is_empty() {
             return Ok(0);
         }
-        if self.cq.is_empty() && !std::mem::take(&mut self.skip) {
+        if self.cq.is_empty() && !std::mem::take(&mut self.skip) && !self.rests() {
             self.turn(out.len())?;
         }
         let mut count = 0;
@@ -351,25 +520,38 @@ impl crate::device::Poller for Poller {
 
     fn arm(&mut self) -> Result<()> {
         self.acknowledge(true);
-        self.armed = true;
+        self.counters.arms += u64::from(!std::mem::replace(&mut self.armed, true));
         // Sockets are level-triggered in epoll: what comes from now on keeps the event readable, so the
         // poll that follows need not ask them. Completions that wait are returned by it all the same.
         self.skip = self.drained;
         if !self.cq.is_empty() {
-            let _ = self.kick.write(1);
+            self.kick();
         }
         Ok(())
     }
 
-    fn event_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.0.as_fd()
+    fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        let Some((pair, fd)) = self.alone() else {
+            self.gather();
+            return [Some(self.epoll.0.as_fd()), None];
+        };
+        self.direct.set(true);
+        watch(&self.epoll, pair, true);
+        // SAFETY: the descriptor belongs to the link, which is not touched while `self` is borrowed.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+        [Some(self.epoll.0.as_fd()), Some(socket)]
     }
 
     fn clear_event(&mut self) {
-        self.armed = false;
+        self.counters.events += u64::from(std::mem::take(&mut self.armed));
         self.skip = false;
-        // EAGAIN means that there was none.
-        let _ = self.kick.read();
+        // It may have been of a QP that is left to epoll.
+        self.epoll_age = EPOLL_TURNS;
+        self.idle = 0;
+        if std::mem::take(&mut self.kicked) || self.kicked_by_links {
+            // EAGAIN means that there was none.
+            let _ = self.kick.read();
+        }
     }
 
     fn fail(&mut self, qp: QpIndex) {
@@ -383,13 +565,17 @@ impl crate::device::Poller for Poller {
         let mut pair = self.qps.get_mut(usize::from(qp.0))?.take()?;
         self.live.retain(|i| *i != qp.0);
         self.cq_promised -= u64::from(pair.limits.send_wrs) + u64::from(pair.limits.recv_wrs);
-        self.calls += std::mem::take(&mut pair.calls);
-        if let (Some(_), Some(fd)) = (pair.interest.take(), pair.link.fd()) {
+        self.counters.link_calls += std::mem::take(&mut pair.calls);
+        if let (true, Some(fd)) =
+            (pair.interest.replace(Interest::None) != Interest::None, pair.link.fd())
+        {
             // SAFETY: the descriptor belongs to the link, which is still here.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
             // It can only fail when it is not there.
             let _ = self.epoll.delete(fd);
         }
+        self.owing.retain(|i| *i != qp.0);
+        self.gather();
         // What it left unfinished completes never, also when it is attached again.
         // One that was refusing goes on to say so until it is dropped, and so does one never accepted.
         if !matches!(pair.state, State::Prepared { .. } | State::Draining) {

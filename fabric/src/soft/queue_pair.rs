@@ -3,6 +3,7 @@
 //! Positions in the queues only grow (`usize`); a ring index is a position under a mask. The position of a
 //! send WR is its sequence number on the wire.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 
@@ -35,6 +36,17 @@ pub(super) enum State {
     Draining,
     /// Error state, link closed.
     Dead,
+}
+
+/// What wakes epoll of a QP's link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Interest {
+    /// Nothing: it has no descriptor, is dead, or is watched by whoever sleeps.
+    None,
+    /// Data.
+    Readable,
+    /// Data, and room to send.
+    Both,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -80,9 +92,13 @@ pub(super) struct QueuePair {
     pub(super) serves: u32,
     pub(super) outbound: Outbound,
     pub(super) inbound: Inbound,
-    /// Whether the poller's epoll has it, and with which events.
-    pub(super) interest: Option<bool>,
-    /// Calls into the link.
+    /// What the poller's epoll has of it.
+    pub(super) interest: Cell<Interest>,
+    /// How often it was asked since it had something.
+    pub(super) quiet: u8,
+    /// In the poller's list of those whose peer may wait for an acknowledgement.
+    pub(super) is_owing: bool,
+    /// Calls into the link that the poller has not counted.
     pub(super) calls: u64,
 }
 
@@ -120,7 +136,9 @@ impl QueuePair {
             serves: u32::from(serves),
             outbound: Outbound::new(limits.reads_in),
             inbound: Inbound::default(),
-            interest: None,
+            interest: Cell::new(Interest::None),
+            quiet: 0,
+            is_owing: false,
             calls: 0,
         })
     }

@@ -1,8 +1,9 @@
 //! The receiving side of a queue pair: headers are collected, payload goes straight to its place.
 //!
 //! One call fills first what is missing of the current payload, in place, then a staging buffer with
-//! whatever follows. Small messages thus cost one call for many and a short copy each; of a large one only
-//! the beginning is copied.
+//! whatever follows. Small messages thus cost one call for many and a short copy each. Where large ones come,
+//! little of the staging buffer is offered: just enough for the headers between them, so that their payload is
+//! not copied either.
 
 use std::io;
 
@@ -11,11 +12,17 @@ use super::domain::{KeyTable, Right};
 use super::frame::{HEADER, Header, Kind, Refusal};
 use super::queue_pair::{QueuePair, State};
 use super::transmit::{NO_PIECE, Response, local_pieces, low32};
+use crate::region::copy_apart;
 use crate::work::{MAX_SGE, Rkey, SgeList, WcStatus};
 
-/// Size of a poller's staging buffer.
-pub(super) const STAGING: usize = 16 << 10;
-
+/// Size of a poller's staging buffer: what a deep queue of small messages has in its socket, in one call. Pages
+/// that were never filled are not there.
+pub(super) const STAGING: usize = 128 << 10;
+/// A payload from this size on is worth a call of its own.
+const LARGE: u32 = 16 << 10;
+/// Staged behind a large payload, and where the next one is expected: some headers and small messages, and little
+/// of a large payload.
+const GLIMPSE: usize = 512;
 #[derive(Clone, Copy, Debug)]
 enum Sink {
     /// The first waiting RECV.
@@ -49,6 +56,8 @@ pub(super) struct Inbound {
     header: [u8; HEADER],
     header_len: usize,
     body: Option<Body>,
+    /// The last payload that began was a large one.
+    large: bool,
     reads_requested: u32,
     reads_received_by_peer: u32,
 }
@@ -57,6 +66,7 @@ impl Inbound {
     pub(super) fn clear(&mut self) {
         self.body = None;
         self.header_len = 0;
+        self.large = false;
     }
 }
 
@@ -84,9 +94,12 @@ impl QueuePair {
             count = parts;
             direct = (body.len - body.done) as usize;
         }
+        let room = if self.inbound.large { GLIMPSE } else { staging.len() };
+        let staging = &mut staging[..room];
         pieces[count] =
             libc::iovec { iov_base: staging.as_mut_ptr().cast(), iov_len: staging.len() };
         self.calls += 1;
+        self.quiet = self.quiet.saturating_add(1);
         // SAFETY: the pieces are ranges that `keys` just found inside live regions with the right to write,
         // which stay alive while it is borrowed, and the staging buffer, borrowed exclusively.
         match unsafe { self.link.receive(&pieces[..=count]) } {
@@ -101,6 +114,7 @@ impl QueuePair {
                 false
             }
             Ok(moved) => {
+                self.quiet = 0;
                 let placed = moved.bytes.min(direct);
                 if let Some(body) = &mut self.inbound.body {
                     body.done += u32::try_from(placed).unwrap_or(0);
@@ -134,13 +148,7 @@ impl QueuePair {
                     // SAFETY: the part is writable for its length (`sink_pieces` found it in a live
                     // region, `keys` is still borrowed), `head` is no longer than it and is staging
                     // memory, which no region contains.
-                    unsafe {
-                        std::ptr::copy_nonoverlapping(
-                            head.as_ptr(),
-                            part.iov_base.cast(),
-                            head.len(),
-                        );
-                    }
+                    unsafe { copy_apart(head.as_ptr(), part.iov_base.cast(), head.len()) };
                     from = tail;
                 }
                 let body = Body { done: body.done + take, ..body };
@@ -237,6 +245,7 @@ impl QueuePair {
     }
 
     fn begin_body(&mut self, sink: Sink, header: &Header) {
+        self.inbound.large = header.len >= LARGE;
         self.inbound.body =
             Some(Body { sink, len: header.len, done: 0, ack_wanted: header.ack_wanted });
     }

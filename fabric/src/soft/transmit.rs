@@ -1,8 +1,13 @@
 //! The sending side of a queue pair: frames of requests, READ responses and acknowledgements, gathered into
 //! as few calls as possible.
+//!
+//! One call takes headers and short payloads from one buffer, where they lie one behind the other, and long
+//! payloads from their regions. What a socket does not take waits in the batch, until there is room again: short
+//! payloads are then copied anew, so nothing of a frame is kept anywhere but in its region.
 
 use std::collections::VecDeque;
 use std::io;
+use std::marker::PhantomData;
 
 use super::completions::CompletionQueue;
 use super::domain::{KeyTable, Right};
@@ -11,9 +16,13 @@ use super::queue_pair::{QueuePair, State};
 use crate::work::{MAX_SGE, Rkey, SendOp, Sge, SgeList, WcStatus};
 
 /// Frames gathered at once.
-const BATCH: usize = 32;
+const BATCH: usize = 64;
 /// Pieces in one call.
-pub(super) const PIECES: usize = 64;
+const PIECES: usize = 64;
+/// Bytes of headers and short payloads in one call.
+pub(super) const LINES: usize = 16 << 10;
+/// A payload up to this size is copied behind its header: a piece of its own costs the kernel more.
+const SHORT: usize = 1 << 10;
 
 pub(super) const NO_PIECE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
@@ -31,27 +40,19 @@ pub(super) struct Response {
     pub(super) len: u32,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Origin {
-    /// The WR at this position.
+    /// The WR at this position; the payload is what its SGEs name.
     Request(usize),
-    /// The response to the peer's READ of this number.
-    Response(usize),
+    /// The response to a READ of the peer.
+    Response(Response),
     Nak,
     Control,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Payload {
-    None,
-    Local(SgeList),
-    Remote(Rkey, u64),
-}
-
-#[derive(Clone, Copy, Debug)]
 struct Frame {
     header: [u8; HEADER],
-    payload: Payload,
     /// Bytes of payload.
     len: u32,
     origin: Origin,
@@ -61,23 +62,82 @@ impl Frame {
     fn bytes(&self) -> usize {
         HEADER + self.len as usize
     }
+}
 
-    /// Pieces of the payload from `skip` on; `None` when a key died or was never good.
-    fn payload(
-        &self,
-        keys: &KeyTable,
-        skip: u32,
-        out: &mut [libc::iovec; MAX_SGE],
-    ) -> Option<usize> {
-        match self.payload {
-            Payload::None => Some(0),
-            Payload::Remote(key, addr) => {
-                let len = self.len - skip;
-                let from = keys.remote(key, addr + u64::from(skip), len, Right::Read)?;
-                out[0] = libc::iovec { iov_base: from.as_ptr().cast(), iov_len: len as usize };
-                Some(1)
+/// The pieces of a call, and the buffer of its headers and short payloads.
+struct Gathered<'a> {
+    // Raw, because pieces point into it while more is added behind them.
+    lines: *mut u8,
+    room: usize,
+    used: usize,
+    pieces: [libc::iovec; PIECES],
+    count: usize,
+    // The last piece ends where the next line begins.
+    open: bool,
+    _lines: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Gathered<'a> {
+    fn new(lines: &'a mut [u8]) -> Self {
+        Self {
+            lines: lines.as_mut_ptr(),
+            room: lines.len(),
+            used: 0,
+            pieces: [NO_PIECE; PIECES],
+            count: 0,
+            open: false,
+            _lines: PhantomData,
+        }
+    }
+
+    /// Whether a frame of so many parts fits in any case.
+    fn has_room(&self, parts: usize) -> bool {
+        self.count + 1 + parts <= PIECES && self.room - self.used >= HEADER + SHORT
+    }
+
+    /// Adds bytes to the buffer. The caller has seen to the room.
+    ///
+    /// # Safety
+    /// `from` is readable for `len` bytes.
+    unsafe fn line(&mut self, from: *const u8, len: usize) {
+        assert!(len <= self.room - self.used, "has_room");
+        // SAFETY: `used <= room`, the length of the buffer.
+        let to = unsafe { self.lines.add(self.used) };
+        // SAFETY: `from` by the caller's promise; `to` has so much room in a buffer that `self` borrows
+        // exclusively, and which no region contains.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+        if self.open {
+            self.pieces[self.count - 1].iov_len += len;
+        } else {
+            self.pieces[self.count] = libc::iovec { iov_base: to.cast(), iov_len: len };
+            self.count += 1;
+            self.open = true;
+        }
+        self.used += len;
+    }
+
+    fn header(&mut self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            // SAFETY: a slice is readable for its length.
+            unsafe { self.line(bytes.as_ptr(), bytes.len()) };
+        }
+    }
+
+    /// Adds a payload, after its header.
+    ///
+    /// # Safety
+    /// Every part is readable for its length, until the call is over.
+    unsafe fn payload(&mut self, parts: &[libc::iovec]) {
+        let bytes: usize = parts.iter().map(|part| part.iov_len).sum();
+        for part in parts {
+            if bytes <= SHORT {
+                // SAFETY: by the caller's promise.
+                unsafe { self.line(part.iov_base.cast(), part.iov_len) };
+            } else {
+                self.pieces[self.count] = *part;
+                self.count += 1;
+                self.open = false;
             }
-            Payload::Local(sges) => local_pieces(keys, &sges, skip, self.len - skip, false, out),
         }
     }
 }
@@ -181,11 +241,35 @@ impl QueuePair {
                 || refusing)
     }
 
-    fn frame(&mut self, mut header: Header, payload: Payload, len: u32, origin: Origin) {
+    fn frame(&mut self, mut header: Header, len: u32, origin: Origin) {
         header.executed = low32(self.outbound.executed);
         self.outbound.ack_due = None;
         self.outbound.ack_now = false;
-        self.outbound.batch.push_back(Frame { header: header.encode(), payload, len, origin });
+        self.outbound.batch.push_back(Frame { header: header.encode(), len, origin });
+    }
+
+    /// Pieces of a frame's payload from `skip` on; `None` when a key died or was never good.
+    fn payload(
+        &self,
+        frame: &Frame,
+        keys: &KeyTable,
+        skip: u32,
+        out: &mut [libc::iovec; MAX_SGE],
+    ) -> Option<usize> {
+        let len = frame.len - skip;
+        match frame.origin {
+            Origin::Request(position) if len > 0 => {
+                let sges = &self.slot(position)?.wr.sges;
+                local_pieces(keys, sges, skip, len, false, out)
+            }
+            Origin::Response(response) => {
+                let addr = response.addr + u64::from(skip);
+                let from = keys.remote(response.key, addr, len, Right::Read)?;
+                out[0] = libc::iovec { iov_base: from.as_ptr().cast(), iov_len: len as usize };
+                Some(1)
+            }
+            Origin::Request(_) | Origin::Nak | Origin::Control => Some(0),
+        }
     }
 
     fn build_response(&mut self) -> bool {
@@ -195,8 +279,7 @@ impl QueuePair {
             seq: low32(response.seq),
             ..Header::new(Kind::ReadResponse)
         };
-        let payload = Payload::Remote(response.key, response.addr);
-        self.frame(header, payload, response.len, Origin::Response(response.seq));
+        self.frame(header, response.len, Origin::Response(response));
         true
     }
 
@@ -219,9 +302,12 @@ impl QueuePair {
             SendOp::Read(remote) => (Kind::ReadRequest, Some(remote), self.reads_answered),
         };
         let is_read = kind == Kind::ReadRequest;
-        let mut pieces = [NO_PIECE; MAX_SGE];
-        if local_pieces(keys, &wr.sges, 0, len, is_read, &mut pieces).is_none() {
-            return self.poisoned(position, WcStatus::LocalProtection);
+        if is_read {
+            // What is to be sent is looked at when it is gathered, which is soon; a sink would be much later.
+            let mut pieces = [NO_PIECE; MAX_SGE];
+            if local_pieces(keys, &wr.sges, 0, len, true, &mut pieces).is_none() {
+                return self.poisoned(position, WcStatus::LocalProtection);
+            }
         }
         let header = Header {
             kind,
@@ -235,9 +321,7 @@ impl QueuePair {
             addr: remote.map_or(0, |r| r.addr),
         };
         self.send_built += 1;
-        let (payload, bytes) =
-            if is_read { (Payload::None, 0) } else { (Payload::Local(wr.sges), len) };
-        self.frame(header, payload, bytes, Origin::Request(position));
+        self.frame(header, if is_read { 0 } else { len }, Origin::Request(position));
         true
     }
 
@@ -268,37 +352,36 @@ impl QueuePair {
             && !self.outbound.nak_built
         {
             let header = Header { seq: low32(seq), imm: refusal.code(), ..Header::new(Kind::Nak) };
-            self.frame(header, Payload::None, 0, Origin::Nak);
+            self.frame(header, 0, Origin::Nak);
             self.outbound.nak_built = true;
         } else if self.outbound.probe {
             self.outbound.probe = false;
             let header = Header { ack_wanted: true, ..Header::new(Kind::Probe) };
-            self.frame(header, Payload::None, 0, Origin::Control);
+            self.frame(header, 0, Origin::Control);
         } else if self.outbound.ack_due.is_some() && self.outbound.ack_now {
-            self.frame(Header::new(Kind::Ack), Payload::None, 0, Origin::Control);
+            self.frame(Header::new(Kind::Ack), 0, Origin::Control);
         }
     }
 
     /// Sends what can be sent.
-    pub(super) fn pump(&mut self, keys: &KeyTable, cq: &mut CompletionQueue) {
+    pub(super) fn pump(&mut self, keys: &KeyTable, cq: &mut CompletionQueue, lines: &mut [u8]) {
         while self.wants_to_send() && !self.outbound.blocked {
             self.build(keys);
             if self.outbound.batch.is_empty() {
                 break;
             }
-            let mut pieces = [NO_PIECE; PIECES];
-            let (count, dead) = self.gather(keys, &mut pieces);
-            if count == 0 {
+            let mut gathered = Gathered::new(lines);
+            let dead = self.gather(keys, &mut gathered);
+            if gathered.count == 0 {
                 if dead {
                     self.source_died(cq);
                 }
                 continue;
             }
             self.calls += 1;
-            // SAFETY: the pieces are headers in the batch, which is not touched during the call, and
-            // ranges that `keys` just found inside live regions, which stay alive and mapped while it is
-            // borrowed.
-            match unsafe { self.link.send(&pieces[..count]) } {
+            // SAFETY: the pieces are in `lines`, which is not touched during the call, and ranges that `keys`
+            // just found inside live regions, which stay alive and mapped while it is borrowed.
+            match unsafe { self.link.send(&gathered.pieces[..gathered.count]) } {
                 Ok(moved) => {
                     self.sent(moved.bytes, cq);
                     // Blocked by a full socket; a dead source is dealt with in the next round.
@@ -317,29 +400,26 @@ impl QueuePair {
         }
     }
 
-    /// Pieces of what is in the batch, and whether the last frame looked at has lost its memory.
-    fn gather(&self, keys: &KeyTable, pieces: &mut [libc::iovec; PIECES]) -> (usize, bool) {
-        let mut count = 0;
+    /// Gathers what is in the batch. Whether the last frame looked at has lost its memory.
+    fn gather(&self, keys: &KeyTable, gathered: &mut Gathered<'_>) -> bool {
         let mut skip = self.outbound.offset;
         for frame in &self.outbound.batch {
-            if count + 1 + MAX_SGE > PIECES {
+            let mut parts = [NO_PIECE; MAX_SGE];
+            let past_header = u32::try_from(skip.saturating_sub(HEADER)).unwrap_or(u32::MAX);
+            let Some(count) = self.payload(frame, keys, past_header.min(frame.len), &mut parts)
+            else {
+                return true;
+            };
+            if !gathered.has_room(count) {
                 break;
             }
-            let mut payload = [NO_PIECE; MAX_SGE];
-            let past_header = u32::try_from(skip.saturating_sub(HEADER)).unwrap_or(u32::MAX);
-            let Some(parts) = frame.payload(keys, past_header.min(frame.len), &mut payload) else {
-                return (count, true);
-            };
-            if let Some(rest) = frame.header.get(skip..).filter(|rest| !rest.is_empty()) {
-                let iov_base = rest.as_ptr().cast_mut().cast();
-                pieces[count] = libc::iovec { iov_base, iov_len: rest.len() };
-                count += 1;
-            }
-            pieces[count..count + parts].copy_from_slice(&payload[..parts]);
-            count += parts;
+            gathered.header(frame.header.get(skip..).unwrap_or_default());
+            // SAFETY: `keys` has just found the parts inside live regions, which stay alive and mapped while it
+            // is borrowed; the caller holds it over the call.
+            unsafe { gathered.payload(&parts[..count]) };
             skip = 0;
         }
-        (count, false)
+        false
     }
 
     /// The link took so many bytes.
@@ -386,7 +466,7 @@ impl QueuePair {
                 self.send_built = position;
                 self.poisoned(position, WcStatus::LocalProtection);
             }
-            Origin::Response(seq) if !begun => {
+            Origin::Response(Response { seq, .. }) if !begun => {
                 self.outbound.responses.clear();
                 self.outbound
                     .batch

@@ -8,6 +8,9 @@
 //!   was asked for, cannot overrun: a caller who miscounts gets ENOMEM.
 //! - An empty message completes with [`WcStatus::LocalLength`] and kills its QP, as a bad WR does in
 //!   hardware; the devices themselves differ, and some lose it.
+//! - **Arming.** An armed CQ stays armed until it gives its one event, so [`arm`](crate::Poller::arm) asks the
+//!   device only when the last event was taken since. An event that nobody took keeps the descriptor readable:
+//!   the sleep that would miss it ends at once.
 //! - Each index has a generation that changes at detach: completions of an earlier QP are dropped. (Most
 //!   providers remove them from the CQ when the QP is destroyed; Soft-RoCE does not.)
 //! - **Dead QPs.** A QP is known dead here after its first failed completion or [`fail`](crate::Poller::fail).
@@ -68,6 +71,8 @@ pub struct Poller {
     poll_cq: PollCq,
     req_notify: ReqNotify,
     unacknowledged: u32,
+    // Asked for an event, and none was taken since.
+    armed: bool,
     counters: PollerCounters,
     queue: Arc<CompletionQueue>,
 }
@@ -128,6 +133,7 @@ impl Poller {
             poll_cq: ops.poll_cq.ok_or_else(|| missing("ibv_poll_cq"))?,
             req_notify: ops.req_notify_cq.ok_or_else(|| missing("ibv_req_notify_cq"))?,
             unacknowledged: 0,
+            armed: false,
             counters: PollerCounters::default(),
             queue,
         })
@@ -459,30 +465,34 @@ impl crate::Poller for Poller {
     }
 
     fn arm(&mut self) -> Result<()> {
-        // SAFETY: the CQ lives.
-        let rc = unsafe { (self.req_notify)(self.queue.raw(), 0) };
-        if rc != 0 || self.queue.is_broken() {
-            return Err(Self::broken());
+        if !self.armed {
+            // SAFETY: the CQ lives.
+            let rc = unsafe { (self.req_notify)(self.queue.raw(), 0) };
+            if rc != 0 {
+                return Err(Self::broken());
+            }
+            self.armed = true;
+            self.counters.arms += 1;
         }
-        Ok(())
+        if self.queue.is_broken() { Err(Self::broken()) } else { Ok(()) }
     }
 
-    fn event_fd(&self) -> BorrowedFd<'_> {
-        self.queue.event_fd()
+    fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        [Some(self.queue.event_fd()), None]
     }
 
     fn clear_event(&mut self) {
-        loop {
-            let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: channel and its only CQ live; the descriptor is nonblocking.
-            let rc = unsafe {
-                ffi::ibv_get_cq_event(self.queue.channel(), &raw mut cq, &raw mut context)
-            };
-            if rc != 0 {
-                // EAGAIN; anything else shows at the next poll.
-                break;
-            }
+        // An armed CQ gives one event, and the channel has no other CQ: a second read would only say so. Whatever
+        // the first says, the next sleep arms anew.
+        self.armed = false;
+        let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: channel and its only CQ live; the descriptor is nonblocking.
+        let rc =
+            unsafe { ffi::ibv_get_cq_event(self.queue.channel(), &raw mut cq, &raw mut context) };
+        // EAGAIN is no event; anything else shows at the next poll.
+        if rc == 0 {
             self.unacknowledged += 1;
+            self.counters.events += 1;
         }
         // An acknowledgement takes a mutex of libibverbs, so they are saved up.
         if self.unacknowledged >= 64 {

@@ -168,6 +168,7 @@ type Case = fn(&mut Pair, &Expect);
 /// The cases by name.
 pub const CASES: &[(&str, Case)] = &[
     ("send_and_recv", send_and_recv),
+    ("nothing_is_slept_through", nothing_is_slept_through),
     ("write_then_send_is_ordered", write_then_send_is_ordered),
     ("immediate_arrives", immediate_arrives),
     ("read_fetches", read_fetches),
@@ -234,6 +235,70 @@ fn send_and_recv(p: &mut Pair, _: &Expect) {
     p.settle();
     assert_eq!(p.a.outcome(), [(3, OK)], "unsignaled successes are silent");
     assert_eq!(p.a.seen[0].opcode, WcOpcode::Send);
+}
+
+/// Whether b's poller has an event, or gets one while a and the time go on.
+fn event(p: &mut Pair, wait: Duration) -> bool {
+    let start = Instant::now();
+    loop {
+        let mut fds = p.b.poller.event_fds().map(|fd| {
+            // The kernel skips the entry of a descriptor that is none.
+            let fd = fd.map_or(-1, |fd| std::os::fd::AsRawFd::as_raw_fd(&fd));
+            libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
+        });
+        // SAFETY: two valid pollfds.
+        if unsafe { libc::poll(fds.as_mut_ptr(), 2, 0) } > 0 {
+            return true;
+        }
+        if start.elapsed() >= wait {
+            return false;
+        }
+        (p.tick)();
+        p.a.poll();
+        std::thread::yield_now();
+    }
+}
+
+/// Arming as often as one likes, taking events or not: whoever armed, looked, and sleeps is woken.
+fn nothing_is_slept_through(p: &mut Pair, _: &Expect) {
+    let from = p.a.memory(4096, Access::LOCAL_READ);
+    let to = p.b.memory(4096, Access::LOCAL_WRITE);
+    let send = |p: &mut Pair, round| {
+        p.a.post(&[wr(round, SendOp::Send, from.sge(0, 64).unwrap(), true)]);
+    };
+    for round in 0..40 {
+        p.b.recv(round, to.sge(0, 64).unwrap());
+        let count = usize::try_from(round).unwrap() + 1;
+        if round % 2 == 0 {
+            for _ in 0..=round % 3 {
+                p.b.poller.arm().unwrap();
+                assert_eq!(p.b.poll(), 0);
+            }
+            // Looked through, and the event is left where it is.
+            send(p, round);
+            p.until_b(count);
+        } else {
+            // What is left of earlier rounds ends a sleep or two.
+            let asleep = (0..8).any(|_| {
+                p.b.poller.arm().unwrap();
+                assert_eq!(p.b.poll(), 0);
+                let woken = event(p, Duration::ZERO);
+                if woken {
+                    p.b.poller.clear_event();
+                }
+                !woken
+            });
+            assert!(asleep, "round {round}: events without end");
+            for _ in 0..round % 3 {
+                p.b.poller.arm().unwrap();
+            }
+            send(p, round);
+            assert!(event(p, PATIENCE), "round {round}: slept through");
+            p.b.poller.clear_event();
+            p.until_b(count);
+        }
+        p.until_a(count);
+    }
 }
 
 fn write_then_send_is_ordered(p: &mut Pair, _: &Expect) {

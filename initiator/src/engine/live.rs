@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use rblk_fabric::{Poller, QpIndex, RecvWr, SendCredits, SendOp, SendWr, Sge, SgeList, WrId};
-use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_BYTES};
+use rblk_protocol::limits::{COMMAND_BYTES, LIST_MAX, RESPONSE_LIST_BYTES};
 use rblk_protocol::{
     CommandCapsule, Epoch, Features, HelloAccept, KeyedDescriptor, Opcode, SELF_TEST_BYTES,
     Sequence, Status, Tag, VolumeHandle, self_test_pattern,
@@ -15,8 +15,8 @@ use crate::path::{DeadPath, Path, PathLayout, PathMemory};
 
 #[allow(clippy::cast_possible_truncation)] // constants below 100
 const COMMAND_LEN: u32 = COMMAND_BYTES as u32;
-#[allow(clippy::cast_possible_truncation)] // constants below 100
-const RESPONSE_LEN: u32 = RESPONSE_BYTES as u32;
+#[allow(clippy::cast_possible_truncation)] // a constant of 256
+const RESPONSES_LEN: u32 = RESPONSE_LIST_BYTES as u32;
 #[allow(clippy::cast_possible_truncation)] // constants below 100
 const SELF_TEST_LEN: u32 = SELF_TEST_BYTES as u32;
 
@@ -45,6 +45,21 @@ pub(super) struct Answer {
     pub(super) immediate: bool,
 }
 
+/// The last SEND of the turn, as long as another command may join it.
+#[derive(Clone, Copy)]
+struct OpenList {
+    // Offset behind its last capsule.
+    end: usize,
+    commands: usize,
+}
+
+/// How many SENDs of the turn hold several commands, and how many are in them.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Packed {
+    pub(super) lists: u64,
+    pub(super) listed: u64,
+}
+
 pub(super) struct Live {
     pub(super) poller: Box<dyn Poller>,
     pub(super) qp: QpIndex,
@@ -57,9 +72,13 @@ pub(super) struct Live {
     pub(super) sequence: Sequence,
     pub(super) phase: Phase,
     pub(super) with_imm: bool,
+    /// Messages may hold several capsules.
+    pub(super) with_lists: bool,
     pub(super) beat: Beat,
     pub(super) sends: Vec<SendWr>,
     pub(super) recvs: Vec<RecvWr>,
+    packed: Packed,
+    open: Option<OpenList>,
 }
 
 impl Live {
@@ -80,6 +99,7 @@ impl Live {
             qp,
             memory,
             with_imm: accept.features.has(Features::WRITE_WITH_IMM),
+            with_lists: accept.features.has(Features::CAPSULE_LISTS),
             accept,
             epoch,
             volume,
@@ -90,6 +110,8 @@ impl Live {
             beat: Beat::default(),
             sends: Vec::with_capacity(layout.send_wrs() as usize),
             recvs: Vec::with_capacity(usize::from(layout.recv_slots())),
+            packed: Packed::default(),
+            open: None,
         };
         for slot in 0..layout.recv_slots() {
             live.queue_recv(slot);
@@ -124,7 +146,7 @@ impl Live {
 
     /// Queues a KEEP_ALIVE. False when the send queue is full: then its slots do not come back either.
     pub(super) fn ask(&mut self) -> bool {
-        if self.credits.available() == 0 {
+        if !self.can_send() {
             return false;
         }
         let command = self.own_command(Opcode::KeepAlive);
@@ -134,14 +156,36 @@ impl Live {
     }
 
     pub(super) fn queue_recv(&mut self, slot: u16) {
-        let sge = self.memory.slots.sge(self.layout.recv_offset(slot), RESPONSE_LEN);
+        let sge = self.memory.slots.sge(self.layout.recv_offset(slot), RESPONSES_LEN);
         if let Some(sge) = sge {
             self.recvs.push(RecvWr { id: wr_id(KIND_RECV, slot), sge });
         }
     }
 
+    /// Whether a command may be queued.
+    pub(super) fn can_send(&self) -> bool {
+        self.open.is_some() || self.credits.available() > 0
+    }
+
+    /// Queues a command: in the last message of the turn where that has room and nothing but commands, or in one of
+    /// its own. Data is the end of a message.
     pub(super) fn queue_command(&mut self, command: &CommandCapsule, data: Option<Sge>) {
         let bytes = command.to_wire();
+        if let (Some(mut list), Some(wr)) = (self.open, self.sends.last_mut()) {
+            self.memory.slots.region().write(list.end, &bytes);
+            wr.sges.grow_last(COMMAND_LEN);
+            list.end += COMMAND_BYTES;
+            list.commands += 1;
+            self.packed.lists += u64::from(list.commands == 2);
+            self.packed.listed += if list.commands == 2 { 2 } else { 1 };
+            if let Some(data) = data {
+                // There are two entries at most.
+                wr.inline = !wr.sges.push(data);
+            }
+            let goes_on = data.is_none() && list.commands < LIST_MAX;
+            self.open = goes_on.then_some(list);
+            return;
+        }
         let offset = self.layout.capsule_offset(command.tag.index());
         self.memory.slots.region().write(offset, &bytes);
         let Some(capsule) = self.memory.slots.sge(offset, COMMAND_LEN) else { return };
@@ -154,5 +198,15 @@ impl Live {
             signaled,
             inline: data.is_none(),
         });
+        if self.with_lists && data.is_none() {
+            self.open = Some(OpenList { end: offset + COMMAND_BYTES, commands: 1 });
+        }
+    }
+
+    /// The SENDs of the turn are posted: what comes next goes into messages of its own.
+    pub(super) fn sent(&mut self) -> Packed {
+        self.sends.clear();
+        self.open = None;
+        std::mem::take(&mut self.packed)
     }
 }

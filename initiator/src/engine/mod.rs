@@ -12,8 +12,9 @@
 //! With a [`Ledger`] the engine keeps account of which acknowledged writes are durable: it decides how each write is
 //! sent, may put a FLUSH ahead of one, and has FLUSHes failed that must tell of a loss.
 //!
-//! Per request: one SEND, no completion of its own (the answer proves it), and one receive completion. No
-//! allocation, lock or system call of its own.
+//! Per request: at most one SEND, no completion of its own (the answer proves it), and at most one receive completion:
+//! where lists were agreed, the commands of a turn share messages, and so do answers. No allocation, lock or system
+//! call of its own.
 
 mod beat;
 mod live;
@@ -23,9 +24,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{Completion, WcOpcode, WcStatus};
-use rblk_protocol::limits::RESPONSE_BYTES;
 use rblk_protocol::{
-    CommandCapsule, Immediate, KeyedDescriptor, Opcode, QueueDepth, ResponseCapsule, Status, Tag,
+    CommandCapsule, Immediate, KeyedDescriptor, Opcode, QueueDepth, ResponseList, Status, Tag,
 };
 
 use crate::admin::Pulse;
@@ -39,6 +39,8 @@ pub use stats::{QueueCounts, QueueStats};
 
 /// How long the self-test may take.
 const SELF_TEST_DEADLINE: Duration = Duration::from_secs(2);
+/// Completions taken at once.
+const REAP: usize = 64;
 const EIO: i32 = 5;
 /// Why a path ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,6 +74,8 @@ pub struct Engine {
     // Some request may wait to be sent.
     backlog: bool,
     ledger: Option<Ledger>,
+    // Where completions are reaped to.
+    reaped: Box<[Completion]>,
     stats: Arc<QueueStats>,
 }
 
@@ -100,6 +104,7 @@ impl Engine {
             failed: None,
             backlog: false,
             ledger: None,
+            reaped: vec![Completion::default(); REAP].into_boxed_slice(),
             stats,
         }
     }
@@ -234,7 +239,7 @@ impl Engine {
     pub fn turn(&mut self, now: Instant, mut done: impl FnMut(Tag, i32)) -> bool {
         self.stats.turns.add(1);
         let mut busy = false;
-        let mut completions = [Completion::default(); 64];
+        let mut completions = std::mem::take(&mut self.reaped);
         // Bounded, so that new requests get in between.
         for _ in 0..4 {
             let Some(live) = self.path.as_mut() else { break };
@@ -258,6 +263,7 @@ impl Engine {
                 break;
             }
         }
+        self.reaped = completions;
         if let Some(Live { phase: Phase::Testing { since, .. }, .. }) = &self.path
             && now.saturating_duration_since(*since) > SELF_TEST_DEADLINE
         {
@@ -325,7 +331,7 @@ impl Engine {
     fn send(&mut self, tag: Tag) -> bool {
         let Some(live) = self.path.as_mut() else { return false };
         let Some(mut io) = self.inflight.waiting(tag) else { return false };
-        if live.credits.available() == 0 {
+        if !live.can_send() {
             // Slots come back with a signaled SEND that is on its way.
             self.backlog = true;
             return false;
@@ -397,7 +403,9 @@ impl Engine {
         if index >= live.layout.recv_slots() {
             return Err(PathEnd::Protocol("completion of an unknown RECV"));
         }
-        let answer = match completion.opcode {
+        // It is posted when the turn ends.
+        live.queue_recv(index);
+        match completion.opcode {
             WcOpcode::RecvWithImm => {
                 let imm = Immediate::from_bits(completion.imm);
                 if !live.with_imm || live.layout.depth.check(imm.tag.0).is_none() {
@@ -406,29 +414,38 @@ impl Engine {
                     ));
                 }
                 self.stats.immediates.add(1);
-                Answer { tag: imm.tag, status: Status::Ok, check: imm.check, immediate: true }
+                let (tag, check) = (imm.tag, imm.check);
+                self.on_answer(&Answer { tag, status: Status::Ok, check, immediate: true }, done)
             }
             WcOpcode::Recv => {
-                let mut bytes = [0; RESPONSE_BYTES];
-                live.memory.slots.region().read(live.layout.recv_offset(index), &mut bytes);
-                let response = ResponseCapsule::from_wire(
-                    &bytes,
-                    completion.byte_len as usize,
-                    live.layout.depth,
-                )
-                .map_err(|_| PathEnd::Protocol("a response that cannot be parsed"))?;
-                Answer {
-                    tag: response.tag,
-                    status: response.status,
-                    check: response.check,
-                    immediate: false,
+                let unreadable = |_| PathEnd::Protocol("a response that cannot be parsed");
+                let bytes = completion.byte_len as usize;
+                let mut list = ResponseList::new(bytes, live.with_lists, live.layout.depth)
+                    .map_err(unreadable)?;
+                let at = live.layout.recv_offset(index);
+                while let Some(live) = self.path.as_ref()
+                    && let Some(response) = list.take(|from, bytes| {
+                        live.memory.slots.region().read(at + from, bytes);
+                    })
+                {
+                    let response = response.map_err(unreadable)?;
+                    let (tag, status, check) = (response.tag, response.status, response.check);
+                    self.on_answer(&Answer { tag, status, check, immediate: false }, done)?;
                 }
+                Ok(())
             }
-            _ => return Err(PathEnd::Protocol("a RECV completed as something else")),
-        };
-        live.queue_recv(index);
+            _ => Err(PathEnd::Protocol("a RECV completed as something else")),
+        }
+    }
+
+    fn on_answer(
+        &mut self,
+        answer: &Answer,
+        done: &mut impl FnMut(Tag, i32),
+    ) -> Result<(), PathEnd> {
+        let Some(live) = self.path.as_mut() else { return Ok(()) };
         if answer.tag == live.layout.depth.connection_tag() {
-            return self.on_own_answer(&answer);
+            return self.on_own_answer(answer);
         }
         // Before the answer is taken: a request of a path that ends must be left to the next one.
         if answer.immediate
@@ -529,7 +546,9 @@ impl Engine {
             let signaled = live.sends.iter().filter(|wr| wr.signaled).count();
             self.stats.signaled.add(signaled as u64);
             result = live.poller.post_send(live.qp, &live.sends);
-            live.sends.clear();
+            let packed = live.sent();
+            self.stats.lists.add(packed.lists);
+            self.stats.listed.add(packed.listed);
         }
         if let Err(error) = result {
             tracing::error!(%error, "cannot post");

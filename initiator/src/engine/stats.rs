@@ -63,4 +63,16 @@ rblk_fabric::counters! {
     sleeps,
     /// io_uring_enter calls.
     ring_enters,
+    /// Times the data thread gave its CPU up while it looked for work.
+    yields,
+    /// Times the CQ was asked for an event. One that is asked already is not asked again.
+    arms,
+    /// Events of the CQ that were taken.
+    events,
+    /// Calls of the software provider into its links and epoll; over TCP each is a system call.
+    link_calls,
+    /// SENDs that carried several commands.
+    lists,
+    /// Commands in them.
+    listed,
 }

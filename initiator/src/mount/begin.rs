@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rblk_config::MountConfig;
+use rblk_config::{MountConfig, Spin};
+use rblk_fabric::patience::SpinMode;
 use rblk_fabric::{Address, PageKind, Region};
 use rblk_protocol::{Features, Name, QueueDepth, Status, VolumeFlags, limits};
 use tokio::sync::mpsc;
@@ -35,6 +36,20 @@ const OVER: u8 = 2;
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// What the service manager is asked for while a mount waits: more than a round of 16 addresses takes by default.
 const ROUND_USEC: u32 = 300_000_000;
+
+fn spin_mode(spin: Spin) -> SpinMode {
+    match spin {
+        Spin::Adaptive => SpinMode::ADAPTIVE,
+        Spin::Always => SpinMode::Always,
+        Spin::For(time) => SpinMode::Fixed(time.get()),
+    }
+}
+
+/// Lists of capsules, unless a measurement wants to know what they are worth.
+pub(super) fn lists() -> Features {
+    let off = std::env::var_os("RBLK_LISTS").is_some_and(|value| value == "0");
+    if off { Features::default() } else { Features::CAPSULE_LISTS }
+}
 
 impl Mount {
     /// Connects, opens the volume and connects its queues. Waits for a target that cannot be reached as long as
@@ -176,7 +191,7 @@ impl Mount {
         self.start_queues(&device, outbox)?;
         self.connect_queues(paths);
         let mut device = self.start_device(device, from_queues, signals).await?;
-        device::spare_a_tag(&mut device);
+        device::tune_disk(&mut device);
         Ok(device)
     }
 
@@ -202,7 +217,7 @@ impl Mount {
                 block_size: self.known.volume.block_size,
                 ledger: self.ledger(retain_bytes),
                 pulse: Some(pulse(&self.config)),
-                spin: self.config.spin.get(),
+                spin: spin_mode(self.config.spin),
                 outbox: outbox.clone(),
             };
             let handle = crate::queue::start(parts)?;
@@ -347,7 +362,7 @@ async fn open_first(
         depth,
         io_max_bytes,
         in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
-        features: Features::WRITE_WITH_IMM,
+        features: Features::WRITE_WITH_IMM.or(lists()),
     };
     let mut buffers = Vec::new();
     let mut paths = Vec::new();

@@ -1,5 +1,7 @@
 //! The ublk device of a mount: its parameters from what the volume is, and who uses it.
 
+use std::process::{Command, Stdio};
+
 use anyhow::{Context, anyhow};
 use rblk_protocol::{OpenReply, VolumeFlags};
 
@@ -36,6 +38,9 @@ impl Mount {
         // A request that a dead process held comes again to the next one.
         spec.recovery = Recovery::Reissue;
         spec.token = Some(token);
+        if wants_batches() {
+            spec.want = spec.want | Features::BATCH_IO;
+        }
         let device = Device::add(control, spec, params)?;
         // The driver cuts the number of queues to that of the CPUs.
         self.known.queues = device.info().queues;
@@ -43,6 +48,12 @@ impl Mount {
         self.must_note().context(NO_NOTE)?;
         Ok(device)
     }
+}
+
+/// Requests come and go in batches, where the kernel can (7.0). For measurements only: the death of this process under
+/// load may then harm others (see [`crate::ublk`]).
+fn wants_batches() -> bool {
+    std::env::var_os("RBLK_UBLK_BATCH").is_some_and(|value| value == "1")
 }
 
 /// Refuses a number that is taken, before anything is asked of the target: taking a volume over cannot be undone.
@@ -53,27 +64,53 @@ pub(super) fn must_be_free(control: &mut Control, id: Option<u32>) -> Result<(),
     }
 }
 
+/// What is set on a new disk, in the background: the kernel waits for the requests under way.
+pub(super) fn tune_disk(device: &mut Device) {
+    let (id, depth) = (device.info().id, device.info().depth);
+    let spare = !device.control().features().contains(Features::QUIESCE) && depth >= DEPTH_TO_SPARE;
+    std::thread::spawn(move || {
+        without_scheduler(id);
+        if spare {
+            spare_a_tag(id, depth);
+        }
+    });
+}
+
+/// Has requests go to the queue as they come, where the kernel would sort them first: the disk of the target does that,
+/// and with a scheduler every request takes one thread more, and batches are torn apart.
+///
+/// The kernel waits without end when the target goes at that moment. So it is a process of its own that writes: it
+/// holds nothing of ours, and ours can end.
+fn without_scheduler(id: u32) {
+    let path = format!("/sys/block/ublkb{id}/queue/scheduler");
+    if std::fs::read_to_string(&path).is_ok_and(|now| now.contains("[none]")) {
+        return;
+    }
+    let child = Command::new("/bin/sh")
+        .args(["-c", "echo none > \"$0\"", &path])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    match child {
+        Ok(status) if status.success() => {}
+        how => tracing::warn!(?how, "{path}: `none` was not taken; more CPU time is used"),
+    }
+}
+
 /// Has the kernel leave one tag of each queue unused, where it needs that to see this process die at once: before 6.16
 /// it does so by a fetch that is idle, and when there is none, by a timer of 30 s. What the disk was told stays with
 /// it when another process takes it over.
-pub(super) fn spare_a_tag(device: &mut Device) {
-    let (id, depth) = (device.info().id, device.info().depth);
-    if device.control().features().contains(Features::QUIESCE) || depth < DEPTH_TO_SPARE {
+fn spare_a_tag(id: u32, depth: u16) {
+    let queue = format!("/sys/block/ublkb{id}/queue");
+    let scheduler = std::fs::read_to_string(format!("{queue}/scheduler")).unwrap_or_default();
+    // A scheduler has tags of its own, and its number is another.
+    if !scheduler.contains("[none]") {
         return;
     }
-    // In the background: the kernel waits for the requests under way.
-    std::thread::spawn(move || {
-        let queue = format!("/sys/block/ublkb{id}/queue");
-        let scheduler = std::fs::read_to_string(format!("{queue}/scheduler")).unwrap_or_default();
-        // A scheduler has tags of its own, and its number is another.
-        if !scheduler.contains("[none]") {
-            return;
-        }
-        if let Err(error) = std::fs::write(format!("{queue}/nr_requests"), (depth - 1).to_string())
-        {
-            tracing::debug!(%error, "nr_requests");
-        }
-    });
+    if let Err(error) = std::fs::write(format!("{queue}/nr_requests"), (depth - 1).to_string()) {
+        tracing::debug!(%error, "nr_requests");
+    }
 }
 
 /// What the disk tells its users.

@@ -407,7 +407,8 @@ impl Control {
     }
 
     /// Parks the disk (6.16): new requests wait in the kernel, every fetch ends with "stopping", and when
-    /// the queues have answered what they hold and let go, the device can be recovered by a new process.
+    /// the queues have answered what they hold and let go, the device can be recovered by a new process. Not for a
+    /// device with batches: its requests fail meanwhile (7.2).
     ///
     /// # Errors
     /// [`UblkError::Busy`] when all tags of a queue stay in flight; [`UblkError::FeatureMissing`].

@@ -4,10 +4,46 @@ use super::job::{Entry, Job, Kind};
 use super::message::{PartToken, Segments, ShardReply};
 use super::shard::{BLOCK, NO_SLOT, Shard};
 use super::slots::Install;
-use crate::store::{OpKind, Store, VolumeIndex};
+use crate::store::{OpKind, Segment, Store, VolumeIndex};
 use crate::volume::CacheMode;
 
 impl<S: Store> Shard<S> {
+    /// What [`ShardRequest::Read`](super::ShardRequest::Read) would be answered, if the index has every block: lent
+    /// and counted as a hit. `None` changes nothing.
+    pub fn lend_hit(&mut self, volume: VolumeIndex, offset: u64, len: u32) -> Option<Segments> {
+        if self.mode(volume) == CacheMode::None {
+            return None;
+        }
+        let last = (offset + u64::from(len)).checked_sub(1).filter(|_| len > 0)?;
+        let (first, last) = (offset / BLOCK, last / BLOCK);
+        let skip = (offset % BLOCK) as usize;
+        // Most requests are of one block.
+        if first == last {
+            let slot = self.slots.find(volume, first)?;
+            self.count_lookups(volume, 1, 0);
+            self.slots.touch(slot);
+            self.slots.lend(slot);
+            let mut list = self.pool.pop().unwrap_or_default();
+            list.push(Segment { offset: self.slots.offset(slot) + skip, len });
+            return Some(Segments(list));
+        }
+        let slots = &self.slots;
+        self.found.clear();
+        self.found.extend((first..=last).map_while(|block| slots.find(volume, block)));
+        let count = last - first + 1;
+        if (self.found.len() as u64) < count {
+            return None;
+        }
+        self.count_lookups(volume, count, 0);
+        let mut list = self.pool.pop().unwrap_or_default();
+        for slot in &self.found {
+            self.slots.touch(*slot);
+            self.slots.lend(*slot);
+        }
+        self.slots.segments(self.found.iter().copied(), skip, len, &mut list);
+        Some(Segments(list))
+    }
+
     pub(super) fn read(
         &mut self,
         from: Option<PartToken>,
@@ -20,25 +56,13 @@ impl<S: Store> Shard<S> {
             return;
         };
         let blocks = offset / BLOCK..last / BLOCK + 1;
-        if cached {
-            self.found.clear();
-            let slots = &self.slots;
-            self.found.extend(blocks.clone().map_while(|block| slots.find(volume, block)));
-            let count = blocks.end - blocks.start;
-            if self.found.len() as u64 == count {
-                let Some(to) = from else { return };
-                self.count_lookups(volume, count, 0);
-                let mut list = self.pool.pop().unwrap_or_default();
-                let skip = (offset % BLOCK) as usize;
-                for slot in &self.found {
-                    self.slots.touch(*slot);
-                    self.slots.lend(*slot);
-                }
-                self.slots.segments(self.found.iter().copied(), skip, len, &mut list);
-                let result = Ok(Segments(list));
-                self.replies.push_back(ShardReply::Read { to, result });
+        if let Some(to) = from {
+            if let Some(memory) = self.lend_hit(volume, offset, len) {
+                self.replies.push_back(ShardReply::Read { to, result: Ok(memory) });
                 return;
             }
+        } else if cached && blocks.clone().all(|block| self.slots.find(volume, block).is_some()) {
+            return;
         }
         // Nobody waits for a prefetch, and it waits for nobody.
         if from.is_none() {

@@ -132,6 +132,8 @@ pub struct Shard<S> {
     pub(super) order: u64,
     pub(super) began: Instant,
     pub(super) now_ms: u32,
+    // When that is to be counted on.
+    next_ms: Instant,
     pub(super) tried_ms: u32,
     pub(super) now: Instant,
     pub(super) stopping: Option<Stopping>,
@@ -200,6 +202,7 @@ impl<S: Store> Shard<S> {
             order: 0,
             began: now,
             now_ms: 0,
+            next_ms: now,
             tried_ms: 0,
             now,
             stopping: None,
@@ -309,8 +312,15 @@ impl<S: Store> Shard<S> {
 
     fn tick(&mut self, now: Instant) {
         self.now = now;
+        // Seldom, as turns go.
+        if now < self.next_ms {
+            return;
+        }
+        let since = now.saturating_duration_since(self.began);
         // Wraps after 49 days; differences are taken modulo that.
-        self.now_ms = (now.saturating_duration_since(self.began).as_millis() & 0xffff_ffff) as u32;
+        self.now_ms = (since.as_millis() & 0xffff_ffff) as u32;
+        let into_ms = Duration::from_nanos(u64::from(since.subsec_nanos() % 1_000_000));
+        self.next_ms = now + Duration::from_millis(1) - into_ms;
     }
 
     /// Takes a request.

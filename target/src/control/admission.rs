@@ -48,7 +48,7 @@ impl Control {
         let depth = QueueDepth::new(self.limits.queue_depth_max.clamp(1, limits::QUEUE_DEPTH_MAX));
         Offer {
             depth: depth.unwrap_or_else(|| unreachable!("clamped")),
-            features: imm,
+            features: imm.or(Features::CAPSULE_LISTS),
             in_capsule_bytes: self.limits.in_capsule_bytes,
             io_max_bytes: self.limits.io_max_bytes,
             instance: self.instance,
@@ -155,6 +155,7 @@ impl Control {
             in_capsule_bytes: accept.in_capsule_bytes,
             io_max_bytes: accept.io_max_bytes,
             write_with_imm: accept.features.has(Features::WRITE_WITH_IMM),
+            capsule_lists: accept.features.has(Features::CAPSULE_LISTS),
             reads_out,
             send_sges,
             memory,

@@ -99,6 +99,7 @@ fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
         in_capsule_bytes: 4096,
         io_max_bytes: 1 << 20,
         write_with_imm: false,
+        capsule_lists: false,
         reads_out: 1,
         send_sges: 1,
         memory: pd.register(&region, Access::LOCAL_WRITE).unwrap(),

@@ -2,7 +2,6 @@
 
 use nix::errno::Errno;
 use rblk_fabric::{RemoteBuffer, Rkey, SendOp};
-use rblk_protocol::limits::COMMAND_BYTES;
 use rblk_protocol::{AccessMode, CommandCapsule, Opcode, Status, Tag};
 
 use super::{Opened, PollGroup, Zeroing};
@@ -75,9 +74,8 @@ impl<S: Store> PollGroup<S> {
             }
             (Opcode::Write, Placement::Memory(region)) if command.in_capsule_bytes > 0 => {
                 if let Some(connection) = self.connections[slot].as_ref()
-                    && let Some(recv) = connection.requests[tag.index()].recv_slot
+                    && let Some(from) = connection.data_offset(tag)
                 {
-                    let from = connection.recv_offset(recv) + COMMAND_BYTES;
                     let to = usize::try_from(offset_bytes).unwrap_or(usize::MAX);
                     connection.region().copy_to(from, region, to, len as usize);
                     self.stats.copied_bytes.add(u64::from(len));
@@ -93,12 +91,7 @@ impl<S: Store> PollGroup<S> {
             (Opcode::Read, Placement::Store) => {
                 self.split(slot, tag, &volume, offset_bytes, len);
                 self.repost_recv(slot, tag);
-                self.ask_parts(slot, tag, |from, part| ShardRequest::Read {
-                    from,
-                    volume: volume.index,
-                    offset: part.offset,
-                    len: part.len,
-                });
+                self.ask_reads(slot, tag, volume.index);
                 self.read_ahead(slot, &volume, offset_bytes, len);
             }
             (Opcode::Write, Placement::Memory(_)) => {
@@ -264,6 +257,31 @@ impl<S: Store> PollGroup<S> {
             part.step = Step::Asked;
             let (shard, request) = (usize::from(part.shard), make(token, part));
             self.ask(slot, tag, shard, request);
+        }
+    }
+
+    /// Asks the shard of each part of a read. What this group's own has in memory need not be asked for.
+    fn ask_reads(&mut self, slot: usize, tag: Tag, volume: VolumeIndex) {
+        let count =
+            self.connections[slot].as_ref().map_or(0, |c| c.requests[tag.index()].parts().len());
+        let mut hits = false;
+        for at in 0..count {
+            let Some(connection) = self.connections[slot].as_mut() else { return };
+            let part = &mut connection.requests[tag.index()].parts_mut()[at];
+            let (shard, offset, len) = (usize::from(part.shard), part.offset, part.len);
+            if shard == self.index
+                && let Some(memory) = self.shard.lend_hit(volume, offset, len)
+            {
+                (part.memory, part.step) = (memory, Step::Ready);
+                hits = true;
+                continue;
+            }
+            part.step = Step::Asked;
+            let from = self.token(slot, tag, at);
+            self.ask(slot, tag, shard, ShardRequest::Read { from, volume, offset, len });
+        }
+        if hits {
+            self.send_parts(slot, tag);
         }
     }
 
@@ -492,7 +510,7 @@ impl<S: Store> PollGroup<S> {
         let can = connection.is_live()
             && !connection.proving
             && !(connection.sends_prove && connection.credits.will_prove(position))
-            && connection.credits.available() > 0
+            && connection.free_sends() > 0
             && connection.reads_in_flight < connection.params.reads_out;
         if can {
             let entry = &mut self.pollers[connection.poller];

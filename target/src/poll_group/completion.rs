@@ -48,9 +48,10 @@ impl<S: Store> PollGroup<S> {
         connection.completed += u64::from(!matches!(kind, Some(WrKind::Recv(_))));
         match kind {
             Some(WrKind::Recv(recv)) if completion.opcode == WcOpcode::Recv => {
-                self.on_command(slot, recv, completion.byte_len as usize);
+                self.on_message(slot, recv, completion.byte_len as usize);
             }
             Some(WrKind::ReadData(tag, part)) => {
+                self.io = true;
                 connection.reads_in_flight = connection.reads_in_flight.saturating_sub(1);
                 self.on_data_read(slot, tag, part);
                 self.on_proof(slot, true);

@@ -46,8 +46,7 @@ impl<S: Store> PollGroup<S> {
             return;
         }
         tracing::info!(peer = %connection.params.peer, kind = ?connection.params.kind, epoch = connection.params.epoch.0, reason, "connection ends");
-        connection.sends.clear();
-        connection.recvs.clear();
+        connection.clear_posts();
         connection.waiting_reads.clear();
         connection.waiting_sends.clear();
         let poller = &mut self.pollers[connection.poller].poller;

@@ -2,7 +2,6 @@
 
 use rblk_fabric::{RemoteBuffer, Rkey, SendOp, Sge};
 use rblk_protocol::Tag;
-use rblk_protocol::limits::COMMAND_BYTES;
 
 use super::PollGroup;
 use crate::cache::ShardRequest;
@@ -17,16 +16,15 @@ impl<S: Store> PollGroup<S> {
         let Some(connection) = self.connections[slot].as_mut() else { return };
         let request = &mut connection.requests[tag.index()];
         let Some(command) = request.command else { return };
-        let recv = request.recv_slot;
         let part = &mut request.parts_mut()[at];
         part.step = Step::Landing;
         if command.in_capsule_bytes == 0 {
             self.repost_recv(slot, tag);
             return self.start_reads(slot, tag, at);
         }
-        if let Some(recv) = recv {
-            let (from, len) = (part.at as usize, part.len);
-            let start = connection.recv_offset(recv) + COMMAND_BYTES + from;
+        let (from, len) = (part.at as usize, part.len);
+        if let Some(data) = connection.data_offset(tag) {
+            let start = data + from;
             let (arena, own) = (self.shard.slots().region(), connection.region());
             let memory = &connection.requests[tag.index()].parts()[at].memory;
             memory.each_run(0, len, |run, begins| {
@@ -49,7 +47,7 @@ impl<S: Store> PollGroup<S> {
             let Some(connection) = self.connections[slot].as_mut() else { return };
             let id = connection.id;
             let has_credit = connection.reads_in_flight < connection.params.reads_out
-                && connection.credits.available() > 0;
+                && connection.free_sends() > 0;
             let sink = self.pollers[connection.poller].sink.as_mut();
             let part = &mut connection.requests[tag.index()].parts_mut()[at];
             if part.posted == part.len {

@@ -28,8 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{Completion, Poller, Region, Transport};
-use rblk_protocol::limits::COMMAND_BYTES;
-use rblk_protocol::{AccessMode, CommandCapsule, ConnectionKind, Opcode, Status, Tag};
+use rblk_protocol::{AccessMode, CommandCapsule, CommandList, ConnectionKind, Opcode, Status, Tag};
 
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardRequest};
@@ -41,6 +40,8 @@ use crate::volume::{Placement, Volume};
 
 /// How often other groups are reminded of memory that a shard is short of.
 const PROVE_INTERVAL: Duration = Duration::from_millis(1);
+/// Completions taken at once.
+const REAP: usize = 64;
 
 struct PollerEntry {
     poller: Box<dyn Poller>,
@@ -87,7 +88,11 @@ pub struct PollGroup<S> {
     waiting_sink: VecDeque<(ConnectionId, Tag, u8)>,
     reminded: Option<Instant>,
     dirty: Vec<u16>,
+    // Where completions are reaped to.
+    reaped: Box<[Completion]>,
     outbox: Vec<FromGroup>,
+    // Something was done that clients wait for.
+    io: bool,
     stats: Arc<Stats>,
     now: Instant,
     dying: usize,
@@ -130,7 +135,9 @@ impl<S: Store> PollGroup<S> {
             waiting_sink: VecDeque::with_capacity(256),
             reminded: None,
             dirty: Vec::with_capacity(256),
+            reaped: vec![Completion::default(); REAP].into_boxed_slice(),
             outbox: Vec::new(),
+            io: false,
             stats,
             now,
             dying: 0,
@@ -202,6 +209,12 @@ impl<S: Store> PollGroup<S> {
     #[must_use]
     pub fn has_deadline(&self) -> bool {
         self.dying > 0 || self.shard.is_short()
+    }
+
+    /// Whether anything was done since the last call that clients wait for, and not only beats, words of control and
+    /// sends that completed.
+    pub fn take_io(&mut self) -> bool {
+        std::mem::take(&mut self.io)
     }
 
     /// When the shard has something to do that nobody will wake the thread for.
@@ -371,7 +384,7 @@ impl<S: Store> PollGroup<S> {
         self.now = now;
         self.stats.turns.add(1);
         let mut busy = false;
-        let mut completions = [Completion::default(); 64];
+        let mut completions = std::mem::take(&mut self.reaped);
         for poller in 0..self.pollers.len() {
             // Bounded, so that one busy device cannot starve the store or the others.
             for _ in 0..4 {
@@ -392,8 +405,11 @@ impl<S: Store> PollGroup<S> {
                 }
             }
         }
+        self.reaped = completions;
         busy |= self.take_peer_mail();
-        busy |= self.shard.turn(now);
+        let stored = self.shard.turn(now);
+        self.io |= stored;
+        busy |= stored;
         self.deliver();
         if !self.waiting_sink.is_empty() {
             self.retry_sink();
@@ -442,7 +458,7 @@ impl<S: Store> PollGroup<S> {
         // Bounded, so that talkative peers cannot starve the devices.
         for _ in 0..1024 {
             let Some(mail) = self.peers.receive() else { break };
-            busy = true;
+            (busy, self.io) = (true, true);
             match mail {
                 PeerMail::Request(request) => self.shard.request(request, self.now),
                 PeerMail::Reply(reply) => self.on_reply(reply),
@@ -477,37 +493,61 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    fn on_command(&mut self, slot: usize, recv: u16, message_bytes: usize) {
+    /// A message came: one command or, where that was agreed, several, each of which is served as if it had come
+    /// alone.
+    fn on_message(&mut self, slot: usize, recv: u16, message_bytes: usize) {
         let Some(connection) = self.connections[slot].as_mut() else { return };
         connection.heard = self.now;
-        if recv >= connection.params.layout.recv_slots() || message_bytes < COMMAND_BYTES {
-            self.protocol_error(slot, "message shorter than a command");
+        let layout = &connection.params.layout;
+        if recv >= layout.recv_slots() || message_bytes > layout.recv_bytes() {
+            self.protocol_error(slot, "message longer than its slot");
             return;
         }
-        let mut bytes = [0; COMMAND_BYTES];
-        connection.region().read(connection.recv_offset(recv), &mut bytes);
-        let command = match CommandCapsule::from_wire(
-            &bytes,
-            message_bytes,
-            connection.params.layout.depth,
-        ) {
-            Ok(command) => command,
-            Err(error) => {
-                tracing::warn!(peer = %connection.params.peer, %error, "bad command");
-                self.protocol_error(slot, "bad command");
-                return;
+        let mut list =
+            CommandList::new(message_bytes, connection.params.capsule_lists, layout.depth);
+        connection.messages += 1;
+        let at = connection.recv_offset(recv);
+        while let Some(connection) = self.connections[slot].as_mut().filter(|c| c.is_live()) {
+            let region = connection.region();
+            match list.take(|from, bytes| region.read(at + from, bytes)) {
+                None => {
+                    // Every command was copied out, and none has data.
+                    connection.queue_recv(recv);
+                    return self.mark_dirty(slot);
+                }
+                Some(Ok(command)) => {
+                    self.on_command(slot, &command, recv, list.data_offset());
+                    if command.in_capsule_bytes > 0 {
+                        // It is the last, and has the slot.
+                        return;
+                    }
+                }
+                Some(Err(error)) => {
+                    tracing::warn!(peer = %connection.params.peer, %error, "bad command");
+                    return self.protocol_error(slot, "bad command");
+                }
             }
-        };
+        }
+    }
+
+    /// A command, whose data, if it has any, is in that receive slot from `data_at` on.
+    fn on_command(&mut self, slot: usize, command: &CommandCapsule, recv: u16, data_at: usize) {
+        let Some(connection) = self.connections[slot].as_mut() else { return };
         if command.in_capsule_bytes > connection.params.in_capsule_bytes {
             self.protocol_error(slot, "in-capsule data above what was agreed");
             return;
         }
+        let message = connection.messages;
         let request = &mut connection.requests[command.tag.index()];
-        if !request.may_start() {
+        // Nobody has the answer to a command that is in the same message.
+        if !request.may_start() || request.message == message {
             self.protocol_error(slot, "tag used twice");
             return;
         }
-        request.start(command, recv);
+        request.start(*command, message);
+        if command.in_capsule_bytes > 0 {
+            (request.recv_slot, request.data_at) = (Some(recv), data_at);
+        }
         let connection_tag = command.tag == connection.params.layout.depth.connection_tag();
         let for_connection = matches!(command.opcode, Opcode::SelfTest | Opcode::KeepAlive);
         let status = if command.epoch != connection.params.epoch {
@@ -518,14 +558,17 @@ impl<S: Store> PollGroup<S> {
             match connection.params.kind {
                 ConnectionKind::Admin if command.opcode == Opcode::KeepAlive => Status::Ok,
                 ConnectionKind::Admin if command.opcode.is_admin() => {
-                    return self.forward_admin(slot, recv, &command);
+                    return self.forward_admin(slot, command);
                 }
                 ConnectionKind::Io { .. } if for_connection == connection_tag => {
                     match command.opcode {
                         Opcode::KeepAlive => Status::Ok,
-                        Opcode::SelfTest => return self.self_test(slot, &command),
+                        Opcode::SelfTest => return self.self_test(slot, command),
                         opcode if opcode.is_admin() => Status::InvalidOpcode,
-                        _ => return self.start_block(slot, &command),
+                        _ => {
+                            self.io = true;
+                            return self.start_block(slot, command);
+                        }
                     }
                 }
                 _ => Status::InvalidOpcode,
@@ -534,10 +577,12 @@ impl<S: Store> PollGroup<S> {
         self.finish(slot, command.tag, status);
     }
 
-    fn forward_admin(&mut self, slot: usize, recv: u16, command: &CommandCapsule) {
+    fn forward_admin(&mut self, slot: usize, command: &CommandCapsule) {
         let Some(connection) = self.connections[slot].as_mut() else { return };
         let mut body = vec![0; command.in_capsule_bytes as usize];
-        connection.region().read(connection.recv_offset(recv) + COMMAND_BYTES, &mut body);
+        if let Some(data) = connection.data_offset(command.tag) {
+            connection.region().read(data, &mut body);
+        }
         connection.requests[command.tag.index()].state = State::Execute;
         let message = FromGroup::Admin {
             group: self.index,
@@ -550,7 +595,7 @@ impl<S: Store> PollGroup<S> {
         self.repost_recv(slot, command.tag);
     }
 
-    /// Gives the receive slot of a command back to the QP.
+    /// Gives the receive slot of a command's data back to the QP, if it has one.
     fn repost_recv(&mut self, slot: usize, tag: Tag) {
         let Some(connection) = self.connections[slot].as_mut() else { return };
         if let Some(recv) = connection.requests[tag.index()].recv_slot.take() {
@@ -577,6 +622,7 @@ impl<S: Store> PollGroup<S> {
             if !connection.is_live() {
                 continue;
             }
+            respond::queue_responses(connection, &self.stats);
             let poller = &mut self.pollers[connection.poller].poller;
             let mut result = Ok(());
             // RECVs first: an answer lets the peer send the next command.
@@ -611,16 +657,7 @@ impl<S: Store> PollGroup<S> {
     fn publish_own(&self) {
         let mut sum = rblk_fabric::PollerCounters::default();
         for entry in &self.pollers {
-            let c = entry.poller.counters();
-            sum.send_doorbells += c.send_doorbells;
-            sum.recv_doorbells += c.recv_doorbells;
-            sum.sends += c.sends;
-            sum.writes += c.writes;
-            sum.writes_with_imm += c.writes_with_imm;
-            sum.reads += c.reads;
-            sum.signaled += c.signaled;
-            sum.recvs += c.recvs;
-            sum.completions += c.completions;
+            sum.add(&entry.poller.counters());
         }
         self.stats.set_fabric(&sum);
         let shard = &self.shard;

@@ -1,4 +1,8 @@
 //! Answers: data back to the initiator, then the response, in one list and one doorbell.
+//!
+//! A READ's answer rides on its data where immediates were agreed. Other responses are collected per connection and go
+//! out at the end of the turn, many in one message where that was agreed: behind all data of the turn, their own
+//! included.
 
 use rblk_fabric::{MAX_SGE, RemoteBuffer, Rkey, SendOp, Sge, SgeList};
 use rblk_protocol::{
@@ -7,8 +11,9 @@ use rblk_protocol::{
 };
 
 use super::PollGroup;
-use crate::connection::{ConnectionId, REPLY_AREA_BYTES, SCRATCH_BYTES, WrKind};
+use crate::connection::{Connection, ConnectionId, REPLY_AREA_BYTES, SCRATCH_BYTES, WrKind};
 use crate::request::{Payload, State, Step};
+use crate::stats::Stats;
 use crate::store::Store;
 
 impl<S: Store> PollGroup<S> {
@@ -22,8 +27,10 @@ impl<S: Store> PollGroup<S> {
         if status != Status::Ok && !matches!(request.payload, Payload::Reply { .. }) {
             request.payload = Payload::None;
         }
-        if let Some(command) = request.command {
-            self.count(&command, status);
+        if let Some(connection) = self.connections[slot].as_ref()
+            && let Some(command) = &connection.requests[tag.index()].command
+        {
+            self.count(command, status);
         }
         self.repost_recv(slot, tag);
         self.answer(slot, tag);
@@ -55,56 +62,58 @@ impl<S: Store> PollGroup<S> {
     fn answer(&mut self, slot: usize, tag: Tag) {
         let Some(connection) = self.connections[slot].as_mut() else { return };
         let request = &connection.requests[tag.index()];
-        let Some(command) = request.command else { return };
+        let Some(command) = &request.command else { return };
         let with_imm = connection.params.write_with_imm
             && command.opcode == Opcode::Read
             && request.payload != Payload::None;
-        let needed = if request.payload == Payload::None || with_imm { 1 } else { 2 };
-        if connection.credits.available() < needed || !connection.waiting_sends.is_empty() {
+        let needed = if with_imm {
+            1
+        } else {
+            u64::from(request.payload != Payload::None) + connection.response_needs()
+        };
+        if connection.free_sends() < needed || !connection.waiting_sends.is_empty() {
             self.stats.send_credit_waits.add(1);
             connection.waiting_sends.push_back(tag);
             return;
         }
-        self.post_answer(slot, tag, &command, with_imm);
+        self.post_answer(slot, tag, with_imm);
     }
 
-    fn post_answer(&mut self, slot: usize, tag: Tag, command: &CommandCapsule, with_imm: bool) {
-        let data = self.answer_data(slot, tag, command);
+    fn post_answer(&mut self, slot: usize, tag: Tag, with_imm: bool) {
+        let data = self.answer_data(slot, tag);
         let Some(connection) = self.connections[slot].as_mut() else { return };
         let request = &connection.requests[tag.index()];
-        let mut response = ResponseCapsule::new(tag, command.sequence, request.status);
+        let Some(sequence) = request.command.as_ref().map(|c| c.sequence) else { return };
+        let mut response = ResponseCapsule::new(tag, sequence, request.status);
         response.value = request.value;
         if request.payload != Payload::None && data.is_none() {
             // Only a bug gets here: ranges were checked. The peer must not hang for it.
             response.status = Status::Internal;
         }
-        let sent_at = match data {
+        connection.requests[tag.index()].state = State::Answered;
+        let kind = WrKind::WriteData(tag);
+        match data {
             Some((sge, remote)) if with_imm => {
-                let imm = Immediate::new(tag, command.sequence).to_bits();
-                connection.queue_send(
-                    WrKind::WriteData(tag),
-                    SendOp::WriteWithImm(remote, imm),
-                    sge,
-                    false,
-                    false,
-                )
+                let imm = Immediate::new(tag, sequence).to_bits();
+                let op = SendOp::WriteWithImm(remote, imm);
+                connection.queue_send(kind, op, sge, false, false);
             }
             data => {
                 if let Some((sge, remote)) = data {
-                    connection.queue_send(
-                        WrKind::WriteData(tag),
-                        SendOp::Write(remote),
-                        sge,
-                        false,
-                        false,
-                    );
+                    connection.queue_send(kind, SendOp::Write(remote), sge, false, false);
                 }
-                let sge = connection.response_sge(tag, &response.to_wire());
-                connection.queue_send(WrKind::Answer(tag), SendOp::Send, sge, false, true)
+                self.respond(slot, &response);
             }
-        };
-        connection.requests[tag.index()].state = State::Answered { sent_at };
+        }
         self.mark_dirty(slot);
+    }
+
+    /// Collects a response, for which there is a send-queue slot.
+    fn respond(&mut self, slot: usize, response: &ResponseCapsule) {
+        let Some(connection) = self.connections[slot].as_mut() else { return };
+        if connection.add_response(response.tag, &response.to_wire()) {
+            queue_responses(connection, &self.stats);
+        }
     }
 
     /// Sends what is there of a READ's parts, as far as send-queue slots allow. The last WR of all carries the
@@ -128,7 +137,7 @@ impl<S: Store> PollGroup<S> {
     fn continue_parts(&mut self, slot: usize, tag: Tag) {
         while let Some(connection) = self.connections[slot].as_mut() {
             let request = &connection.requests[tag.index()];
-            let Some(command) = request.command else { return };
+            let Some(sequence) = request.command.as_ref().map(|c| c.sequence) else { return };
             let pending = request.pending > 0;
             let status = request.status;
             let Some(at) = request.parts().iter().position(|p| p.step == Step::Ready) else {
@@ -148,8 +157,8 @@ impl<S: Store> PollGroup<S> {
             let ends_part = part.posted + bytes == part.len;
             let is_last = only && ends_part && status == Status::Ok;
             let with_imm = is_last && connection.params.write_with_imm;
-            let needed = if is_last && !with_imm { 2 } else { 1 };
-            if connection.credits.available() < needed {
+            let needed = if is_last && !with_imm { 1 + connection.response_needs() } else { 1 };
+            if connection.free_sends() < needed {
                 self.stats.send_credit_waits.add(1);
                 connection.waiting_sends.push_front(tag);
                 return;
@@ -158,12 +167,12 @@ impl<S: Store> PollGroup<S> {
             let must_signal = ends_part && connection.peer_scratch.is_none();
             let kind = WrKind::WriteData(tag);
             let op = if with_imm {
-                let imm = Immediate::new(tag, command.sequence).to_bits();
+                let imm = Immediate::new(tag, sequence).to_bits();
                 SendOp::WriteWithImm(remote, imm)
             } else {
                 SendOp::Write(remote)
             };
-            let mut sent_at = connection.queue_send_list(kind, op, sges, must_signal);
+            let sent_at = connection.queue_send_list(kind, op, sges, must_signal);
             let part = &mut connection.requests[tag.index()].parts_mut()[at];
             part.posted += bytes;
             if ends_part {
@@ -172,14 +181,16 @@ impl<S: Store> PollGroup<S> {
                 connection.pinned.push_back((sent_at, shard, memory));
             }
             if is_last {
+                connection.requests[tag.index()].state = State::Answered;
                 if !with_imm {
-                    let response = ResponseCapsule::new(tag, command.sequence, Status::Ok);
-                    let sge = connection.response_sge(tag, &response.to_wire());
-                    let kind = WrKind::Answer(tag);
-                    sent_at = connection.queue_send(kind, SendOp::Send, sge, false, true);
+                    let response = ResponseCapsule::new(tag, sequence, Status::Ok);
+                    self.respond(slot, &response);
                 }
-                connection.requests[tag.index()].state = State::Answered { sent_at };
-                self.count(&command, Status::Ok);
+                if let Some(connection) = self.connections[slot].as_ref()
+                    && let Some(command) = &connection.requests[tag.index()].command
+                {
+                    self.count(command, Status::Ok);
+                }
             }
             // Where sends prove nothing, nobody else bounds what is pinned.
             let connection = self.connections[slot].as_ref();
@@ -199,9 +210,17 @@ impl<S: Store> PollGroup<S> {
     fn part_data(&self, slot: usize, tag: Tag, at: usize) -> Option<(SgeList, RemoteBuffer, u32)> {
         let connection = self.connections[slot].as_ref()?;
         let request = &connection.requests[tag.index()];
-        let buffer = request.command?.buffer?;
+        let buffer = request.command.as_ref()?.buffer?;
         let part = &request.parts()[at];
         let arena = &self.pollers[connection.poller].memory.arena;
+        if let [run] = part.memory.as_slice()
+            && (part.posted, run.len) == (0, part.len)
+        {
+            // Most answers are of one run.
+            let list = SgeList::one(arena.sge(run.offset, run.len)?);
+            let addr = buffer.address + u64::from(part.at);
+            return Some((list, RemoteBuffer { addr, rkey: Rkey(buffer.rkey) }, run.len));
+        }
         let most = (connection.params.send_sges as usize).clamp(1, MAX_SGE);
         let (mut list, mut count, mut bytes, mut inside) = (SgeList::default(), 0, 0, true);
         part.memory.each_run(part.posted, part.len, |run, _| {
@@ -223,15 +242,10 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// Source and destination of the data that goes back.
-    fn answer_data(
-        &self,
-        slot: usize,
-        tag: Tag,
-        command: &CommandCapsule,
-    ) -> Option<(Sge, RemoteBuffer)> {
+    fn answer_data(&self, slot: usize, tag: Tag) -> Option<(Sge, RemoteBuffer)> {
         let connection = self.connections[slot].as_ref()?;
         let request = &connection.requests[tag.index()];
-        let buffer = command.buffer?;
+        let buffer = request.command.as_ref()?.buffer?;
         let memory = &self.pollers[connection.poller].memory;
         let sge = match request.payload {
             Payload::None => return None,
@@ -249,7 +263,7 @@ impl<S: Store> PollGroup<S> {
     pub(super) fn continue_connection(&mut self, slot: usize) {
         while let Some(connection) = self.connections[slot].as_mut() {
             let Some(&tag) = connection.waiting_sends.front() else { break };
-            if connection.credits.available() < 2 {
+            if connection.free_sends() < 2 {
                 return;
             }
             connection.waiting_sends.pop_front();
@@ -257,14 +271,14 @@ impl<S: Store> PollGroup<S> {
                 self.continue_parts(slot, tag);
                 continue;
             }
-            let Some(command) = connection.requests[tag.index()].command else { continue };
+            let Some(command) = &connection.requests[tag.index()].command else { continue };
             let with_imm = connection.params.write_with_imm && command.opcode == Opcode::Read;
             let with_imm = with_imm && connection.requests[tag.index()].payload != Payload::None;
-            self.post_answer(slot, tag, &command, with_imm);
+            self.post_answer(slot, tag, with_imm);
         }
         while let Some(connection) = self.connections[slot].as_mut() {
             if connection.reads_in_flight >= connection.params.reads_out
-                || connection.credits.available() == 0
+                || connection.free_sends() == 0
             {
                 break;
             }
@@ -279,7 +293,7 @@ impl<S: Store> PollGroup<S> {
         let Some(buffer) = command.buffer.filter(|b| b.length >= SCRATCH_BYTES) else {
             return self.finish(slot, command.tag, Status::BadLength);
         };
-        if connection.credits.available() < 2 {
+        if connection.free_sends() < 2 {
             return self.protocol_error(slot, "self-tests faster than their answers are taken");
         }
         connection.tested = true;
@@ -290,7 +304,7 @@ impl<S: Store> PollGroup<S> {
         connection.region().write(at, &pattern);
         let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
         let tag = command.tag;
-        let sent_at = if connection.params.write_with_imm {
+        if connection.params.write_with_imm {
             let imm = Immediate::new(tag, command.sequence).to_bits();
             connection.queue_send(
                 WrKind::WriteData(tag),
@@ -298,14 +312,14 @@ impl<S: Store> PollGroup<S> {
                 sge,
                 true,
                 false,
-            )
+            );
         } else {
             connection.queue_send(WrKind::WriteData(tag), SendOp::Write(remote), sge, false, false);
             let response = ResponseCapsule::new(tag, command.sequence, Status::Ok);
             let sge = connection.response_sge(tag, &response.to_wire());
-            connection.queue_send(WrKind::Answer(tag), SendOp::Send, sge, true, true)
-        };
-        connection.requests[tag.index()].state = State::Answered { sent_at };
+            connection.queue_send(WrKind::Answer(tag), SendOp::Send, sge, true, true);
+        }
+        connection.requests[tag.index()].state = State::Answered;
         self.repost_recv(slot, tag);
     }
 
@@ -349,5 +363,14 @@ impl<S: Store> PollGroup<S> {
             }
         }
         self.finish(slot, tag, status);
+    }
+}
+
+/// Queues the SEND of the responses that a connection has collected.
+pub(super) fn queue_responses(connection: &mut Connection, stats: &Stats) {
+    let count = connection.queue_responses();
+    if count > 1 {
+        stats.lists.add(1);
+        stats.listed.add(count.into());
     }
 }

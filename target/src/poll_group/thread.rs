@@ -1,8 +1,8 @@
 //! The thread around a [`PollGroup`]: mailbox, ring, spinning and sleeping.
 //!
 //! A turn takes mail, lets the engine reap and post, and enters the kernel at most once. While there is work
-//! it does not sleep; after it has found nothing for `spin` it arms every CQ, looks once more, and sleeps in
-//! the ring, which wakes for I/O, CQ events and mail alike. An idle target uses no CPU.
+//! it does not sleep; without, it looks for more as long as its [`Patience`] says, then arms every CQ, looks once
+//! more, and sleeps in the ring, which wakes for I/O, CQ events and mail alike. An idle target uses no CPU.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::mailbox::{Receiver, Sender, mailbox};
+use rblk_fabric::patience::{Hint, Idle, Patience, SpinMode, measure_wake_cost};
 use tokio::sync::mpsc;
 
 use super::peers::Peers;
@@ -35,6 +36,10 @@ const IDLE_SLEEP: Duration = Duration::from_secs(1);
 const LISTEN_INTERVAL: Duration = Duration::from_millis(250);
 /// A thread with connections that did not come by for so long was stopped: a debugger, a paused machine.
 const PAUSE: Duration = Duration::from_secs(4);
+/// Least time between two publications of the counters while there is work; they are published before a sleep, too.
+const PUBLISH_INTERVAL: Duration = Duration::from_millis(1);
+/// Busy turns without one.
+const PUBLISH_TURNS: u32 = 64;
 /// Sleep while a deadline of the engine runs.
 const SHORT_SLEEP: Duration = Duration::from_millis(100);
 
@@ -87,7 +92,7 @@ pub struct Tuning {
     /// CPU to pin to.
     pub cpu: Option<u16>,
     /// How long to look for work before sleeping.
-    pub spin: Duration,
+    pub spin: SpinMode,
 }
 
 /// Starts a poll group.
@@ -145,7 +150,10 @@ fn run(
     }
     let mut stop_by = None;
     let mut woken = WatchSet::default();
-    let mut idle_since = None;
+    let mut patience = Patience::new(tuning.spin, measure_wake_cost());
+    let mut served = Served::default();
+    let mut published = Instant::now();
+    let mut unpublished = 0;
     let mut pollers = 0u8;
     let mut listened = Instant::now();
     let mut backings: Vec<(VolumeIndex, Arc<Backing>)> = Vec::new();
@@ -175,16 +183,25 @@ fn run(
             let is_poller = matches!(message, ToGroup::AddPoller { .. });
             group.take_mail(message, now);
             if is_poller {
-                pollers += 1;
-                let fd = group.pollers_mut().last().map(|p| p.event_fd().as_raw_fd());
-                if let Some(fd) = fd {
-                    group.store_mut().watch(fd, WatchToken(pollers))?;
+                let fds = group
+                    .pollers_mut()
+                    .last()
+                    .map(|p| p.event_fds().map(|fd| fd.map(|fd| fd.as_raw_fd())));
+                for (at, fd) in (0..).zip(fds.into_iter().flatten()) {
+                    if let Some(fd) = fd {
+                        group.store_mut().watch_asleep(fd, poller_token(pollers, at))?;
+                    }
                 }
+                pollers += 1;
             }
         }
         let mut busy = group.turn(now);
         if busy {
-            group.publish_turn();
+            unpublished += 1;
+            if unpublished >= PUBLISH_TURNS || now > published + PUBLISH_INTERVAL {
+                (published, unpublished) = (now, 0);
+                group.publish_turn();
+            }
         }
         if group.store_mut().counters().errors != errors {
             errors = group.store_mut().counters().errors;
@@ -218,12 +235,18 @@ fn run(
                 return Ok(false);
             }
         }
+        let io = group.take_io();
         let wait = if busy {
-            idle_since = None;
+            patience.worked(now, io);
             Wait::No
-        } else if now.saturating_duration_since(*idle_since.get_or_insert(now)) < tuning.spin {
+        } else if patience.next(now, served.hint(&group.stats)) == Idle::Look
+            && group.has_connections()
+        {
             // Software devices make progress on this very CPU.
+            let given_up = Instant::now();
             std::thread::yield_now();
+            patience.yielded(given_up.elapsed());
+            group.stats.yields.add(1);
             Wait::No
         } else {
             let mut empty = !mail.has_some();
@@ -234,7 +257,10 @@ fn run(
             empty &= !group.turn(now) && !group.has_outbox() && !mail.has_some();
             empty = empty && group.peers_mut().fall_asleep();
             if empty {
-                group.publish_stats();
+                if unpublished > 0 {
+                    (published, unpublished) = (now, 0);
+                    group.publish_stats();
+                }
                 group.stats.sleeps.add(1);
                 let short = group.has_deadline() || group.is_stopping();
                 let longest = match (short, group.has_connections()) {
@@ -244,6 +270,9 @@ fn run(
                 };
                 Wait::Until(group.next_deadline().map_or(longest, |at| at.min(longest)))
             } else {
+                let io = group.take_io();
+                patience.worked(now, io);
+                unpublished += 1;
                 Wait::No
             }
         };
@@ -257,13 +286,43 @@ fn run(
         if woken.contains(MAIL) {
             mail.clear_event();
         }
-        for (token, poller) in (1u8..).zip(group.pollers_mut()) {
-            if woken.contains(WatchToken(token)) {
+        // Whoever slept its time out asks the devices again, should one have lost the event.
+        let timed_out = wait != Wait::No && woken.is_empty();
+        for (poller, at) in group.pollers_mut().zip(0..) {
+            let [first, second] = [0, 1].map(|fd| woken.contains(poller_token(at, fd)));
+            if first || second || timed_out {
                 poller.clear_event();
             }
         }
         if wait != Wait::No {
-            idle_since = None;
+            patience.slept(Instant::now());
         }
+    }
+}
+
+/// Names the descriptors of a poller, two at most.
+fn poller_token(poller: u8, descriptor: u8) -> WatchToken {
+    WatchToken(poller.saturating_mul(2).saturating_add(descriptor + 1))
+}
+
+/// What was served until the last wait.
+#[derive(Default)]
+struct Served {
+    commands: u64,
+    bytes: u64,
+}
+
+impl Served {
+    /// What was served since the last call tells what is awaited now.
+    fn hint(&mut self, stats: &Stats) -> Hint {
+        let commands = stats.reads.get() + stats.writes.get();
+        let bytes = stats.read_bytes.get() + stats.written_bytes.get();
+        let served = commands - self.commands;
+        if served == 0 {
+            return Hint { wire_bytes: 0, outstanding: 1 };
+        }
+        let wire_bytes = bytes - self.bytes;
+        (self.commands, self.bytes) = (commands, bytes);
+        Hint { wire_bytes, outstanding: u32::try_from(served).unwrap_or(u32::MAX) }
     }
 }

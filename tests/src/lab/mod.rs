@@ -6,6 +6,7 @@
 //!
 //! Everything that waits has a deadline, and what a deadline kills is killed with its children.
 
+mod bench;
 mod blocks;
 mod counts;
 mod disk;
@@ -23,6 +24,7 @@ mod usage;
 mod wait;
 mod write_log;
 
+pub use bench::Bench;
 pub use blocks::{Aligned, Node, Sysfs, file_syncs, pattern};
 pub use counts::{Counts, fabric_packets};
 pub use disk::{LoopDisk, Mapped};

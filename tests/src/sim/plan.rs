@@ -8,7 +8,7 @@ use rblk_fabric::soft::memory::Conditions;
 use rblk_protocol::Features;
 use rblk_target::volume::CacheMode;
 
-use crate::storm::Mix;
+use crate::storm::{Mix, lists};
 
 /// How a link fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -172,7 +172,7 @@ pub struct Plan {
     pub io_max_bytes: u32,
     /// Most data inside a command.
     pub in_capsule_bytes: u32,
-    /// Optional verbs.
+    /// Optional verbs, and lists of capsules.
     pub features: Features,
     /// RDMA READs outstanding on a connection.
     pub reads_out: u8,
@@ -272,7 +272,8 @@ impl Plan {
             depth: [1, 2, 4, 8][random.index(4)],
             io_max_bytes,
             in_capsule_bytes: [0, 512, 4096][random.index(3)],
-            features: [Features::WRITE_WITH_IMM, Features::default()][random.index(2)],
+            features: [Features::WRITE_WITH_IMM, Features::default()][random.index(2)]
+                .or(lists(seed)),
             reads_out: [1, 4, 16][random.index(3)],
             block_bytes,
             volume_bytes,

@@ -31,6 +31,10 @@ const OTHER_KERNEL: &str = "6.12";
 /// Limit on one guest; `--long` has four times as much, as have the tests on this machine.
 const GUEST_LIMIT: Duration = Duration::from_secs(12 * 60);
 
+/// Instructions that an end may spend on one request of 4 KiB, the fabric's and the store's apart, in the profile of
+/// the lab; that of releases makes a tenth fewer.
+const INSTRUCTIONS_MOST: &str = "2000";
+
 /// Tests that an optimised build makes more of: package, name, and what it is then.
 const MODELS: [(&str, &str, &str); 2] = [
     ("rblk-tests", "storage_model", "a million requests against the model"),
@@ -150,7 +154,9 @@ impl Run<'_> {
         let suites: Vec<_> =
             SUITES.iter().filter(|(_, file, _)| self.workspace.root.join(file).exists()).collect();
         let mut selection =
-            ["--bins", "-p", "rblk-target", "-p", "rblk-initiator"].map(str::to_owned).to_vec();
+            ["--bins", "-p", "rblk-target", "-p", "rblk-initiator", "-p", "rblk-bench"]
+                .map(str::to_owned)
+                .to_vec();
         for (package, name, _) in MODELS {
             selection.extend(["-p", package, "--test", name].map(str::to_owned));
         }
@@ -163,6 +169,7 @@ impl Run<'_> {
         })?;
         if self.args.filters.is_empty() {
             self.step("linkage", |_| linkage::check(artifacts.dir()))?;
+            self.step("instructions of a request", |run| run.instructions(&artifacts))?;
         }
         if self.args.no_lab {
             println!("\n{left_out}");
@@ -207,6 +214,7 @@ impl Run<'_> {
 
     fn install(&self) -> Result<()> {
         host::ensure_installed(packages::BUILD)?;
+        host::ensure_installed(packages::TEST)?;
         if !self.args.no_lab {
             host::ensure_installed(host::PACKAGES)?;
         }
@@ -237,6 +245,18 @@ impl Run<'_> {
     fn model(&self, artifacts: &Artifacts, name: &str) -> Result<()> {
         let mut command = Command::new(artifacts.program(name));
         self.execute(command.current_dir(&self.workspace.root))
+    }
+
+    /// Counted, not timed, so it is a test like any other; of an optimised build it says something.
+    fn instructions(&self, artifacts: &Artifacts) -> Result<()> {
+        // What needs no store; at depth 32, where no turn finds nothing.
+        for (op, volumes) in [("read", "memory,cached"), ("write", "memory")] {
+            let mut command = Command::new(artifacts.program("rblk-bench"));
+            command.args(["cost", "--instructions", "--ios", "2000", "--depths", "32"]);
+            command.args(["--ops", op, "--volume", volumes, "--at-most", INSTRUCTIONS_MOST]);
+            self.execute(command.current_dir(&self.workspace.root))?;
+        }
+        Ok(())
     }
 
     fn deny(&self) -> Result<()> {

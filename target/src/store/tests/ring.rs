@@ -146,6 +146,48 @@ fn sleeps_until_woken_or_the_time_is_over() {
 }
 
 #[test]
+fn what_is_watched_asleep_costs_nothing_awake() {
+    let (_directory, _region, mut store) = small_store(4);
+    let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
+    let token = WatchToken(5);
+    store.watch_asleep(event.as_raw_fd(), token).unwrap();
+    assert!(store.watch(event.as_raw_fd(), token).is_err());
+    let mut woken = WatchSet::default();
+    for _ in 0..100 {
+        event.write(1).unwrap();
+        store.turn(Wait::No, &mut woken).unwrap();
+        event.read().unwrap();
+    }
+    assert!(woken.is_empty());
+    assert_eq!(store.counters().enters, 0);
+    // Each sleep ends while it is readable, whenever that began.
+    event.write(1).unwrap();
+    for _ in 0..100 {
+        store.turn(Wait::Until(Duration::from_secs(10)), &mut woken).unwrap();
+        assert!(woken.contains(token));
+        woken.clear();
+    }
+    event.read().unwrap();
+    store.turn(Wait::Until(Duration::from_millis(20)), &mut woken).unwrap();
+    assert!(woken.is_empty());
+    // The poll of that sleep is still there: it is told once.
+    event.write(1).unwrap();
+    store.turn(Wait::No, &mut woken).unwrap();
+    assert!(woken.contains(token));
+    woken.clear();
+    let enters = store.counters().enters;
+    store.turn(Wait::No, &mut woken).unwrap();
+    assert!(woken.is_empty() && store.counters().enters == enters);
+    store.unwatch(token);
+    store.turn(Wait::Until(Duration::from_millis(20)), &mut woken).unwrap();
+    assert!(woken.is_empty());
+    store.watch_asleep(event.as_raw_fd(), token).unwrap();
+    store.turn(Wait::Until(Duration::from_secs(10)), &mut woken).unwrap();
+    assert!(woken.contains(token));
+    assert_eq!(store.counters().watch_errors, 0);
+}
+
+#[test]
 fn a_store_belongs_to_the_thread_of_its_first_turn() {
     let (_directory, _region, mut store) = small_store(4);
     store.start(1, &read(0, 0, 512)).unwrap();

@@ -88,6 +88,8 @@ pub struct UringStore {
     watches: Box<[Watch]>,
     // Watches to arm again; room in the queue permitting.
     unarmed: bool,
+    // Tokens of watches that are armed for a sleep.
+    asleep: u64,
     counters: Counters,
     warnings: Vec<Warning>,
 }
@@ -157,6 +159,7 @@ impl UringStore {
             done: Vec::with_capacity(capacity as usize),
             watches: (0..MAX_WATCHES).map(|_| Watch::default()).collect(),
             unarmed: false,
+            asleep: 0,
             counters: Counters::default(),
             warnings,
         })
@@ -245,6 +248,11 @@ impl UringStore {
             self.enabled = true;
         }
         self.arm_the_rest();
+        let wait = match wait {
+            // What finds no room is armed in the next turn; this one makes the room.
+            Wait::Until(time) if !time.is_zero() && !self.arm_for_sleep() => Wait::No,
+            wait => wait,
+        };
         let busy = self.free.len() < self.slots.len();
         let (submitter, queue, completions) = self.ring.split();
         let queued = u32::try_from(queue.len()).unwrap_or(u32::MAX);

@@ -51,6 +51,8 @@ pub(super) struct Watch {
     // Our own duplicate: arming again must find the same file whatever the owner did with the number.
     fd: Option<OwnedFd>,
     armed: bool,
+    // Only while a turn sleeps.
+    asleep: bool,
     // Tells late completions of an earlier watch under the same token.
     generation: u32,
 }
@@ -63,6 +65,25 @@ impl UringStore {
     /// # Errors
     /// The token is too large or in use, or the descriptor cannot be duplicated.
     pub fn watch(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
+        self.add_watch(fd, token)?;
+        self.arm(token.0);
+        Ok(())
+    }
+
+    /// As [`Self::watch`], for a descriptor that matters to a sleeper only: every sleep of [`Self::turn`] ends when it
+    /// is readable or becomes so, and what happens to it otherwise costs nothing and is not told, but for one that
+    /// woke a sleep which was over already.
+    ///
+    /// # Errors
+    /// As [`Self::watch`].
+    pub fn watch_asleep(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
+        self.add_watch(fd, token)?;
+        self.watches[usize::from(token.0)].asleep = true;
+        self.asleep |= 1 << token.0;
+        Ok(())
+    }
+
+    fn add_watch(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
         let watch =
             self.watches.get_mut(usize::from(token.0)).ok_or(io::ErrorKind::InvalidInput)?;
         if watch.fd.is_some() {
@@ -73,14 +94,15 @@ impl UringStore {
         // SAFETY: the call has just made this descriptor and nothing else knows it.
         watch.fd = Some(unsafe { OwnedFd::from_raw_fd(copy) });
         watch.armed = false;
+        watch.asleep = false;
         watch.generation = watch.generation.wrapping_add(1);
-        self.arm(token.0);
         Ok(())
     }
 
     /// Ends a watch; does nothing when there is none. A turn may still report it once.
     pub fn unwatch(&mut self, token: WatchToken) {
         let Some(watch) = self.watches.get_mut(usize::from(token.0)) else { return };
+        self.asleep &= !(1 << token.0);
         if watch.fd.take().is_some() && watch.armed {
             watch.armed = false;
             let armed = watch_user_data(token.0, watch.generation);
@@ -103,10 +125,27 @@ impl UringStore {
             // Arming again would fail again; the owner is told and will find out by reading.
             self.counters.watch_errors += 1;
             watch.armed = false;
+            self.asleep &= !(1 << token);
         } else if !cqueue::more(entry.flags()) {
             watch.armed = false;
-            self.arm(token);
+            if !watch.asleep {
+                self.arm(token);
+            }
         }
+    }
+
+    /// Arms what is watched asleep; whether all is, so that a sleep misses nothing.
+    pub(super) fn arm_for_sleep(&mut self) -> bool {
+        let mut tokens = self.asleep;
+        while tokens != 0 {
+            let token = u8::try_from(tokens.trailing_zeros()).unwrap_or(MAX_WATCHES);
+            tokens &= tokens - 1;
+            self.arm(token);
+            if !self.watches[usize::from(token)].armed {
+                return false;
+            }
+        }
+        true
     }
 
     /// Arms those that found no room in the queue.
@@ -122,7 +161,7 @@ impl UringStore {
         let Some(fd) = watch.fd.as_ref().filter(|_| !watch.armed) else { return };
         let events = u32::try_from(libc::POLLIN).unwrap_or(1);
         let poll = opcode::PollAdd::new(Fd(fd.as_raw_fd()), events)
-            .multi(true)
+            .multi(!watch.asleep)
             .build()
             .user_data(watch_user_data(token, watch.generation));
         watch.armed = true;

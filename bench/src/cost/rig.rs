@@ -1,4 +1,4 @@
-//! What one I/O costs on the wire and in the CPU: messages, completions, doorbells, copies.
+//! What one I/O costs by the ends' own counters: messages, completions, doorbells, copies, allocations.
 //!
 //! Nothing here is timed. The numbers are the ends' own counters over a closed loop of I/Os through a
 //! [`Rig`], so they are exact, the same on every host, and hold for every provider with the same abilities.
@@ -6,23 +6,28 @@
 use anyhow::{Context, Result, ensure};
 use rblk_fabric::Transport;
 use rblk_initiator::engine::QueueCounts;
-use rblk_initiator::io::IoOp;
 use rblk_protocol::{AccessMode, Features, Tag};
 use rblk_target::stats::StatsSnapshot;
 use rblk_target::store::VolumeIndex;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
+use super::{Case, Op, Report, Volume, allocations};
+use crate::inprocess::{Allocations, QueueId, QueueOptions, Rig, RigOptions, VolumeSpec};
 use crate::ram_store::RamStore;
 
 /// Steps one I/O may take.
 const STEPS_PER_IO: u64 = 10_000;
+/// Distance of the ranges of I/Os that are outstanding together: those of random I/O on a large volume are seldom
+/// neighbours, which matters to locks on ranges.
+const SPREAD_BYTES: u64 = 1 << 20;
+/// I/Os before those that are measured, at least: every list has grown to its length, and the cache is warm.
+const WARM_UP: u64 = 1024;
 
 /// What to measure.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
     /// Reads, writes, or both.
-    pub ops: Vec<IoOp>,
+    pub ops: Vec<Op>,
     /// Bytes per I/O.
     pub sizes: Vec<u32>,
     /// I/Os outstanding.
@@ -32,11 +37,13 @@ pub struct Plan {
     /// I/Os of each case.
     pub ios: u64,
     /// What the volume is.
-    pub volume: VolumeKind,
+    pub volumes: Vec<Volume>,
     /// Most write data inside a command.
     pub in_capsule_bytes: u32,
     /// Whether READs may be answered by WRITE_WITH_IMM.
     pub immediates: bool,
+    /// Whether a message may hold several capsules.
+    pub lists: bool,
     /// READs the target may have outstanding.
     pub reads_out: u8,
     /// Decides how the network behaves.
@@ -44,7 +51,7 @@ pub struct Plan {
 }
 
 /// One end's cost of one I/O, on average.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct EndCost {
     /// Work requests posted on the send queue: SENDs, RDMA WRITEs and READs.
     pub messages: f64,
@@ -58,18 +65,16 @@ pub struct EndCost {
     pub recv_doorbells: f64,
     /// Bytes the CPU copied between buffers.
     pub copied_bytes: f64,
+    /// Allocations, the fabric's included; absent where they are not counted.
+    pub allocations: Option<f64>,
 }
 
 /// The cost of one case.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Cost {
-    /// READ or WRITE.
-    #[serde(serialize_with = "as_word")]
-    pub op: IoOp,
-    /// Bytes per I/O.
-    pub bytes: u32,
-    /// I/Os outstanding.
-    pub depth: u16,
+    /// Which I/O.
+    #[serde(flatten)]
+    pub case: Case,
     /// I/Os measured.
     pub ios: u64,
     /// Commands that named a key of the initiator, per I/O.
@@ -80,36 +85,22 @@ pub struct Cost {
     pub target: EndCost,
 }
 
-/// The word for an operation.
-#[must_use]
-pub fn word(op: IoOp) -> &'static str {
-    match op {
-        IoOp::Read => "read",
-        IoOp::Write => "write",
-        IoOp::Flush => "flush",
-        IoOp::Discard => "discard",
-        IoOp::WriteZeroes => "write-zeroes",
+impl Plan {
+    /// Its cases, in the order in which they are measured.
+    #[must_use]
+    pub fn cases(&self) -> Vec<Case> {
+        let mut cases = Vec::new();
+        for volume in self.volumes.iter().copied() {
+            for op in self.ops.iter().copied() {
+                for bytes in self.sizes.iter().copied() {
+                    for depth in self.depths.iter().copied() {
+                        cases.push(Case { op, bytes, depth, volume });
+                    }
+                }
+            }
+        }
+        cases
     }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature is serde's")]
-fn as_word<S: serde::Serializer>(op: &IoOp, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-    serializer.serialize_str(word(*op))
-}
-
-/// Everything that was measured, for programs.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Report {
-    /// What carried the messages.
-    pub transport: String,
-    /// Depth of the queue.
-    pub queue_depth: u16,
-    /// Whether READs were answered by WRITE_WITH_IMM.
-    pub immediates: bool,
-    /// Most write data inside a command.
-    pub in_capsule_bytes: u32,
-    /// The cases.
-    pub costs: Vec<Cost>,
 }
 
 /// Measures every case of a plan.
@@ -118,14 +109,8 @@ pub struct Report {
 /// The sizes do not fit each other, or the I/O does not end.
 pub fn measure(plan: &Plan) -> Result<Report> {
     let mut costs = Vec::new();
-    for op in &plan.ops {
-        for bytes in &plan.sizes {
-            for depth in &plan.depths {
-                let cost = measure_one(plan, *op, *bytes, *depth)
-                    .with_context(|| format!("{} of {bytes} bytes at depth {depth}", word(*op)))?;
-                costs.push(cost);
-            }
-        }
+    for case in plan.cases() {
+        costs.push(measure_one(plan, case).with_context(|| case.to_string())?);
     }
     Ok(Report {
         transport: Transport::SoftMemory.to_string(),
@@ -133,19 +118,23 @@ pub fn measure(plan: &Plan) -> Result<Report> {
         immediates: plan.immediates,
         in_capsule_bytes: plan.in_capsule_bytes,
         costs,
+        ..Report::default()
     })
 }
 
-fn measure_one(plan: &Plan, op: IoOp, bytes: u32, depth: u16) -> Result<Cost> {
+fn measure_one(plan: &Plan, case: Case) -> Result<Cost> {
+    let Case { bytes, depth, .. } = case;
     ensure!(plan.ios > 0, "no I/O to measure");
     ensure!(bytes > 0 && bytes.is_multiple_of(512), "the size is not whole blocks of 512 bytes");
     let io_max_bytes = bytes.next_power_of_two().max(rblk_protocol::limits::IO_MIN_BYTES);
-    let volume_bytes = u64::from(bytes) * u64::from(depth);
+    let volume_bytes = SPREAD_BYTES.max(bytes.into()) * u64::from(depth);
+    let (kind, cache) = case.volume.kind();
     let options = RigOptions {
         seed: plan.seed,
-        arena_bytes: io_max_bytes as usize * (usize::from(depth) + 1) * 2,
+        // All of the volume stays in the cache, and everything may be in flight at once.
+        arena_bytes: io_max_bytes as usize * (usize::from(depth) + 4) * 4,
         io_max_bytes,
-        volumes: vec![VolumeSpec::new(plan.volume, volume_bytes)],
+        volumes: vec![VolumeSpec { cache, ..VolumeSpec::new(kind, volume_bytes) }],
         ..RigOptions::default()
     };
     let volume = VolumeIndex(0);
@@ -164,38 +153,60 @@ fn measure_one(plan: &Plan, op: IoOp, bytes: u32, depth: u16) -> Result<Cost> {
             depth: depth.max(plan.queue_depth),
             io_max_bytes,
             in_capsule_bytes: plan.in_capsule_bytes,
-            features: if plan.immediates { Features::WRITE_WITH_IMM } else { Features::default() },
+            features: if plan.immediates { Features::WRITE_WITH_IMM } else { Features::default() }
+                .or(if plan.lists { Features::CAPSULE_LISTS } else { Features::default() }),
             reads_out: plan.reads_out,
         },
     )?;
     rig.settle(STEPS_PER_IO)?;
-    // Not from the very beginning: what is measured is the steady state.
-    run(&mut rig, queue, op, bytes, depth, u64::from(depth.max(plan.queue_depth)))?;
-    let before = (rig.queue_counts(queue), rig.target_counts());
-    run(&mut rig, queue, op, bytes, depth, plan.ios)?;
-    let after = (rig.queue_counts(queue), rig.target_counts());
+    // Not from the very beginning: what is measured is the steady state. All blocks are read once, so that the cache
+    // has them.
+    run(&mut rig, queue, Case { op: Op::Read, ..case }, u64::from(depth))?;
+    run(&mut rig, queue, case, WARM_UP.max(2 * u64::from(depth.max(plan.queue_depth))))?;
+    let before = Counts::of(&rig, queue);
+    measured_loop(&mut rig, queue, case, plan.ios)?;
+    let after = Counts::of(&rig, queue);
     Ok(Cost {
-        op,
-        bytes,
-        depth,
+        case,
         ios: plan.ios,
-        keyed: per_io(plan.ios, after.0.keyed_commands, before.0.keyed_commands),
-        initiator: initiator_cost(plan.ios, &before.0, &after.0),
-        target: target_cost(plan.ios, &before.1, &after.1),
+        keyed: per_io(plan.ios, after.initiator.keyed_commands, before.initiator.keyed_commands),
+        initiator: initiator_cost(plan.ios, &before, &after),
+        target: target_cost(plan.ios, &before, &after),
     })
 }
 
+struct Counts {
+    initiator: QueueCounts,
+    target: StatsSnapshot,
+    allocations: Allocations,
+}
+
+impl Counts {
+    fn of(rig: &Rig<RamStore>, queue: QueueId) -> Self {
+        Self {
+            initiator: rig.queue_counts(queue),
+            target: rig.target_counts(),
+            allocations: rig.allocations(),
+        }
+    }
+}
+
+/// The name of what is measured, as profiles have it.
+pub(super) const MEASURED: &str = concat!(module_path!(), "::measured_loop");
+
+/// What is measured.
+#[inline(never)]
+fn measured_loop(rig: &mut Rig<RamStore>, queue: QueueId, case: Case, ios: u64) -> Result<()> {
+    // Not the last call: profiles see where this function ends.
+    std::hint::black_box(run(rig, queue, case, ios))
+}
+
 /// A closed loop: as many I/Os as the depth are outstanding until the last have begun.
-fn run(
-    rig: &mut Rig<RamStore>,
-    queue: QueueId,
-    op: IoOp,
-    bytes: u32,
-    depth: u16,
-    ios: u64,
-) -> Result<()> {
+fn run(rig: &mut Rig<RamStore>, queue: QueueId, case: Case, ios: u64) -> Result<()> {
+    let Case { op, bytes, depth, .. } = case;
     let io = |rig: &Rig<RamStore>, tag: u16| {
-        rig.request(queue, op, u64::from(tag) * u64::from(bytes), bytes.into())
+        let offset = u64::from(tag) * SPREAD_BYTES.max(bytes.into());
+        rig.request(queue, op.io(), offset, bytes.into())
     };
     let mut begun = 0;
     for tag in 0..depth {
@@ -230,7 +241,13 @@ fn per_io(ios: u64, after: u64, before: u64) -> f64 {
     (after - before) as f64 / ios as f64
 }
 
-fn initiator_cost(ios: u64, before: &QueueCounts, after: &QueueCounts) -> EndCost {
+fn allocations_per_io(ios: u64, after: u64, before: u64) -> Option<f64> {
+    allocations::are_counted().then(|| per_io(ios, after, before))
+}
+
+fn initiator_cost(ios: u64, before: &Counts, after: &Counts) -> EndCost {
+    let allocated = (after.allocations.initiator, before.allocations.initiator);
+    let (before, after) = (&before.initiator, &after.initiator);
     EndCost {
         messages: per_io(ios, after.sends, before.sends),
         signaled: per_io(ios, after.signaled, before.signaled),
@@ -238,10 +255,13 @@ fn initiator_cost(ios: u64, before: &QueueCounts, after: &QueueCounts) -> EndCos
         send_doorbells: per_io(ios, after.send_doorbells, before.send_doorbells),
         recv_doorbells: per_io(ios, after.recv_doorbells, before.recv_doorbells),
         copied_bytes: per_io(ios, after.copied_bytes, before.copied_bytes),
+        allocations: allocations_per_io(ios, allocated.0, allocated.1),
     }
 }
 
-fn target_cost(ios: u64, before: &StatsSnapshot, after: &StatsSnapshot) -> EndCost {
+fn target_cost(ios: u64, before: &Counts, after: &Counts) -> EndCost {
+    let allocated = (after.allocations.target, before.allocations.target);
+    let (before, after) = (&before.target, &after.target);
     let messages =
         |s: &StatsSnapshot| s.sends + s.rdma_writes + s.rdma_writes_with_imm + s.rdma_reads;
     EndCost {
@@ -251,59 +271,6 @@ fn target_cost(ios: u64, before: &StatsSnapshot, after: &StatsSnapshot) -> EndCo
         send_doorbells: per_io(ios, after.send_doorbells, before.send_doorbells),
         recv_doorbells: per_io(ios, after.recv_doorbells, before.recv_doorbells),
         copied_bytes: per_io(ios, after.copied_bytes, before.copied_bytes),
+        allocations: allocations_per_io(ios, allocated.0, allocated.1),
     }
-}
-
-/// The report as a table for people.
-#[must_use]
-pub fn table(report: &Report) -> String {
-    use std::fmt::Write;
-    let mut text = String::new();
-    let immediates = if report.immediates { "with" } else { "without" };
-    let _ = writeln!(
-        text,
-        "per I/O over {}, {immediates} immediates, {} bytes in capsule, queue depth {} (I: initiator, T: target)",
-        report.transport, report.in_capsule_bytes, report.queue_depth
-    );
-    let _ = writeln!(
-        text,
-        "{:<6}{:>8}{:>4}{:>7}  {:>13}  {:>13}  {:>13}  {:>13}  {:>13}  {:>15}",
-        "",
-        "",
-        "",
-        "",
-        "messages",
-        "signaled",
-        "completions",
-        "send bells",
-        "recv bells",
-        "copied bytes"
-    );
-    let _ = write!(text, "{:<6}{:>8}{:>4}{:>7}", "op", "bytes", "qd", "keyed");
-    for width in [6, 6, 6, 6, 6, 7] {
-        let _ = write!(text, "  {:>width$} {:>width$}", "I", "T");
-    }
-    text.push('\n');
-    for cost in &report.costs {
-        let (i, t) = (&cost.initiator, &cost.target);
-        let _ = write!(
-            text,
-            "{:<6}{:>8}{:>4}{:>7.2}",
-            word(cost.op),
-            cost.bytes,
-            cost.depth,
-            cost.keyed
-        );
-        for (i, t) in [
-            (i.messages, t.messages),
-            (i.signaled, t.signaled),
-            (i.completions, t.completions),
-            (i.send_doorbells, t.send_doorbells),
-            (i.recv_doorbells, t.recv_doorbells),
-        ] {
-            let _ = write!(text, "  {i:>6.3} {t:>6.3}");
-        }
-        let _ = writeln!(text, "  {:>7.0} {:>7.0}", i.copied_bytes, t.copied_bytes);
-    }
-    text
 }

@@ -6,19 +6,32 @@
 //! request is delivered, read data while a completion is submitted. So a buffer belongs to the caller
 //! exactly while the tag does, and to nobody once the queue is dropped.
 //!
+//! How tags go to and fro is a matter of the device: a command for each ([`single`]), or for many ([`batch`]). A
+//! device is of one kind or the other for its whole life, over all its servers.
+//!
 //! The ring also carries polls of other descriptors (a completion channel, an eventfd), so that a thread
 //! has one place to sleep in.
 
-use std::io;
+mod batch;
+mod descriptors;
+mod ring;
+mod single;
+mod watches;
+
 use std::marker::PhantomData;
 use std::os::fd::RawFd;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use io_uring::{IoUring, cqueue, squeue, types};
 
-use super::abi::{self, IoCmd, IoDesc};
+pub use self::ring::RingMode;
+
+use self::batch::{Batch, Command, Said};
+use self::descriptors::Descriptors;
+use self::single::Came;
+use self::watches::Watches;
+use super::abi;
 use super::buffers::Buffers;
 use super::device::{CharNode, QueueConfig};
 use super::error::{Result, UblkError};
@@ -30,13 +43,10 @@ pub const MAX_WATCHES: u8 = 8;
 /// The char node is file 0 of the ring's table: no reference count is touched per command.
 const NODE: types::Fixed = types::Fixed(0);
 
-/// Upper bits of `user_data`: what the completion is of. Lower bits: tag, or watch slot and generation.
+/// Upper bits of `user_data`: what the completion is of. Lower bits: tag, batch command, or watch slot and generation.
 const KIND_WATCH: u64 = 1 << 62;
 const KIND_UNWATCH: u64 = 1 << 63;
 const KIND_MASK: u64 = KIND_WATCH | KIND_UNWATCH;
-
-const POLL_READ: u32 = libc::POLLIN.cast_unsigned() as u32;
-const POLL_ENDED: i32 = (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) as i32;
 
 /// The caller's name for a watched descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -68,15 +78,6 @@ pub enum Event {
     TagLost(u16, i32),
 }
 
-/// How the kernel runs this ring's completions.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RingMode {
-    /// In this thread's turns only (DEFER_TASKRUN): the normal way, from 6.1 on.
-    Deferred,
-    /// In any of this thread's system calls (COOP_TASKRUN): where the other is refused.
-    Cooperative,
-}
-
 /// Counters of a queue. Plain numbers: the owner copies them out where others can see them.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct QueueStats {
@@ -94,6 +95,8 @@ pub struct QueueStats {
     pub rejected: u64,
     /// Watch events delivered.
     pub watched: u64,
+    /// Commands queued, of every kind.
+    pub commands: u64,
 }
 
 /// Who has a tag.
@@ -107,19 +110,13 @@ enum Holder {
     Caller { data_len: u32, has_data: bool },
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum WatchState {
-    Free,
-    Armed,
-    Removing,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Watch {
-    state: WatchState,
-    fd: RawFd,
-    token: WatchToken,
-    generation: u32,
+/// How tags go to and fro.
+#[allow(clippy::large_enum_variant)] // One of them to a thread.
+enum Protocol {
+    /// A command for each.
+    Single,
+    /// A command for many.
+    Batch(Batch),
 }
 
 /// The data side of a hardware queue. Lives and dies on the thread that made it.
@@ -128,9 +125,9 @@ pub struct Queue {
     ring: IoUring,
     descriptors: Descriptors,
     buffers: Buffers,
+    protocol: Protocol,
     holders: Box<[Holder]>,
-    watches: [Watch; MAX_WATCHES as usize],
-    generation: u32,
+    watches: Watches,
     mode: RingMode,
     queue_id: u16,
     max_io_bytes: u32,
@@ -147,6 +144,7 @@ impl std::fmt::Debug for Queue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Queue")
             .field("queue_id", &self.queue_id)
+            .field("batch", &self.is_batch())
             .field("mode", &self.mode)
             .field("with_kernel", &self.with_kernel)
             .field("with_caller", &self.with_caller)
@@ -162,7 +160,7 @@ impl Queue {
     /// # Errors
     /// The buffers do not fit the queue, io_uring is refused, or the char node cannot be mapped.
     pub fn new(config: &QueueConfig, buffers: Buffers) -> Result<Self> {
-        let QueueConfig { node, queue_id, depth, max_io_bytes } = config;
+        let QueueConfig { node, queue_id, depth, max_io_bytes, batch } = config;
         if buffers.count() < *depth || buffers.stride() < *max_io_bytes as usize {
             return Err(UblkError::Invalid {
                 name: "buffers",
@@ -170,19 +168,24 @@ impl Queue {
                 rule: "a queue needs one buffer per tag, each of the device's buffer size",
             });
         }
-        let (ring, mode) = build_ring(*depth)?;
+        let commands = if *batch { batch::COMMANDS } else { *depth };
+        let (ring, mode) = ring::build(commands, *depth)?;
         ring.submitter()
             .register_files(&[node.raw_fd()])
             .map_err(|e| UblkError::system("registering the ublk char node with io_uring", e))?;
         let descriptors = Descriptors::map(node, *queue_id, *depth)?;
-        let free = Watch { state: WatchState::Free, fd: -1, token: WatchToken(0), generation: 0 };
+        let protocol = if *batch {
+            Protocol::Batch(Batch::new(&ring, *queue_id, *depth)?)
+        } else {
+            Protocol::Single
+        };
         Ok(Self {
             ring,
             descriptors,
             buffers,
+            protocol,
             holders: vec![Holder::None; usize::from(*depth)].into_boxed_slice(),
-            watches: [free; MAX_WATCHES as usize],
-            generation: 0,
+            watches: Watches::new(),
             mode,
             queue_id: *queue_id,
             max_io_bytes: *max_io_bytes,
@@ -204,7 +207,13 @@ impl Queue {
     /// Number of tags.
     #[must_use]
     pub fn depth(&self) -> u16 {
-        self.descriptors.depth
+        self.descriptors.depth()
+    }
+
+    /// Tags go to and fro by the batch.
+    #[must_use]
+    pub fn is_batch(&self) -> bool {
+        matches!(self.protocol, Protocol::Batch(_))
     }
 
     /// How the ring works here.
@@ -240,15 +249,30 @@ impl Queue {
     /// Nothing is left to do: stopping, no request held, every completion submitted. Drop the queue.
     #[must_use]
     pub fn is_down(&mut self) -> bool {
-        self.stopping && self.with_caller == 0 && self.ring.submission().is_empty()
+        self.stopping
+            && self.with_caller == 0
+            && !self.has_results()
+            && self.ring.submission().is_empty()
     }
 
     /// Queues the first fetch of every tag. The next turn submits them, and makes this thread the one that
-    /// serves the queue. Once per queue; later calls do nothing.
+    /// serves the queue. Once per queue; later calls do nothing while a tag is anybody's.
     pub fn fetch_all(&mut self) {
-        for tag in 0..self.depth() {
-            if self.holders[usize::from(tag)] == Holder::None && !self.stopping {
-                self.push_io(abi::IO_FETCH_REQ, tag, 0);
+        if self.stopping || self.with_kernel + self.with_caller > 0 {
+            return;
+        }
+        self.holders.fill(Holder::Kernel);
+        self.with_kernel = self.depth();
+        match &mut self.protocol {
+            Protocol::Single => {
+                for tag in 0..self.depth() {
+                    self.push(&single::fetch(self.queue_id, tag, self.buffers.address(tag)));
+                }
+            }
+            Protocol::Batch(batch) => {
+                let prepare = batch.prepare_all(|tag| self.buffers.address(tag));
+                self.push_batch(prepare);
+                self.push_batch(Command::Fetch);
             }
         }
     }
@@ -270,8 +294,33 @@ impl Queue {
         };
         self.with_caller -= 1;
         self.stats.committed += 1;
-        self.push_io(abi::IO_COMMIT_AND_FETCH_REQ, tag, driver_result(result, data_len, has_data));
+        self.give_back(tag, driver_result(result, data_len, has_data));
         Ok(())
+    }
+
+    /// Tells the driver of a tag's result; the tag is the kernel's.
+    #[inline]
+    fn give_back(&mut self, tag: u16, result: i32) {
+        self.holders[usize::from(tag)] = Holder::Kernel;
+        self.with_kernel += 1;
+        let addr = self.buffers.address(tag);
+        match &mut self.protocol {
+            Protocol::Single => self.push(&single::commit(self.queue_id, tag, result, addr)),
+            Protocol::Batch(batch) => {
+                // There is room by construction: a tag comes again only after the list that has it was handed in.
+                let noted = batch.add(tag, result, addr);
+                debug_assert!(noted, "list full");
+            }
+        }
+    }
+
+    /// Results that wait for the next turn to become a command.
+    #[inline]
+    fn has_results(&self) -> bool {
+        match &self.protocol {
+            Protocol::Single => false,
+            Protocol::Batch(batch) => batch.has_results(),
+        }
     }
 
     /// Adds a descriptor to what wakes this thread. Interest is in reading.
@@ -281,32 +330,33 @@ impl Queue {
     /// # Errors
     /// All places are taken, or the token is.
     pub fn watch(&mut self, fd: RawFd, token: WatchToken) -> Result<()> {
-        let taken = |w: &Watch| w.state != WatchState::Free;
-        let refuse = |reason| Err(UblkError::CannotWatch { queue_id: self.queue_id, reason });
-        if self.watches.iter().any(|w| w.state == WatchState::Armed && w.token == token) {
-            return refuse("the token is in use");
+        self.add_watch(fd, token, false)
+    }
+
+    /// As [`Self::watch`], for a descriptor that matters to a sleeper only: every sleep ends when it is readable or
+    /// becomes so, and what happens to it while the thread is awake costs nothing and is not told.
+    ///
+    /// # Errors
+    /// As [`Self::watch`].
+    pub fn watch_asleep(&mut self, fd: RawFd, token: WatchToken) -> Result<()> {
+        self.add_watch(fd, token, true)
+    }
+
+    fn add_watch(&mut self, fd: RawFd, token: WatchToken, asleep: bool) -> Result<()> {
+        let armed = self
+            .watches
+            .add(fd, token, asleep)
+            .map_err(|reason| UblkError::CannotWatch { queue_id: self.queue_id, reason })?;
+        if let Some(armed) = armed {
+            self.push(&armed);
         }
-        let Some(slot) = self.watches.iter().position(|w| !taken(w)) else {
-            return refuse("all places are taken");
-        };
-        self.generation = self.generation.wrapping_add(1);
-        let generation = self.generation;
-        self.watches[slot] = Watch { state: WatchState::Armed, fd, token, generation };
-        self.arm(slot);
         Ok(())
     }
 
     /// Takes a descriptor off again; its place is free after the next turn. Unknown tokens are ignored.
     pub fn unwatch(&mut self, token: WatchToken) {
-        let found =
-            self.watches.iter().position(|w| w.state == WatchState::Armed && w.token == token);
-        if let Some(slot) = found {
-            self.watches[slot].state = WatchState::Removing;
-            let target = self.watch_data(slot);
-            // POLL_REMOVE leaves a poll alone that is just being woken (EALREADY), as one of a dying path is; it would
-            // keep its place for ever. A cancellation ends it whatever it is doing.
-            let entry = opcode::AsyncCancel::new(target).build().user_data(KIND_UNWATCH);
-            self.push(&entry);
+        if let Some(removal) = self.watches.remove(token) {
+            self.push(&removal);
         }
     }
 
@@ -315,15 +365,17 @@ impl Queue {
     #[inline]
     #[must_use]
     pub fn needs_enter(&mut self) -> bool {
+        let results = self.has_results();
         let queue = self.ring.submission();
-        !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
+        results || !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
     }
 
     /// A turn without waiting would do something. A look at shared memory.
     #[inline]
     #[must_use]
     pub fn is_ready(&mut self) -> bool {
-        self.needs_enter() || !self.ring.completion().is_empty()
+        let tags = matches!(&self.protocol, Protocol::Batch(batch) if batch.has_tags());
+        tags || self.needs_enter() || !self.ring.completion().is_empty()
     }
 
     /// One turn: at most one system call, which submits everything queued and sleeps if `wait` says so and
@@ -351,12 +403,26 @@ impl Queue {
     /// [`UblkError::Enter`]: the ring is unusable, the queue has to be dropped.
     #[inline]
     pub fn enter(&mut self, wait: Wait) -> Result<()> {
+        let mut wanted = 1;
+        let mut ready = false;
+        if let Protocol::Batch(batch) = &mut self.protocol {
+            let sealed = batch.seal();
+            // A list completes within its submission, and is not what a sleeper waits for.
+            wanted += batch.lists_out();
+            ready = batch.has_tags();
+            if let Some(commit) = sealed {
+                self.push_batch(commit);
+            }
+        }
         let entered = match wait {
-            Wait::For(time) if !time.is_zero() && self.ring.completion().is_empty() => {
+            Wait::For(time) if !time.is_zero() && !ready && self.ring.completion().is_empty() => {
+                while let Some(armed) = self.watches.arm_next() {
+                    self.push(&armed);
+                }
                 let timespec = types::Timespec::from(time);
                 let args = types::SubmitArgs::new().timespec(&timespec);
                 self.stats.sleeps += 1;
-                self.ring.submitter().submit_with_args(1, &args)
+                self.ring.submitter().submit_with_args(wanted, &args)
             }
             _ if self.needs_enter() => self.ring.submitter().submit(),
             _ => return Ok(()),
@@ -381,9 +447,16 @@ impl Queue {
     #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
         loop {
+            while let Some(tag) = self.next_tag() {
+                if self.holders.get(usize::from(tag)) == Some(&Holder::Kernel)
+                    && let Some(request) = self.delivered(tag)
+                {
+                    return Some(request);
+                }
+            }
             let entry = self.ring.completion().next()?;
             let event = match entry.user_data() & KIND_MASK {
-                0 => self.io_event(entry.user_data(), entry.result()),
+                0 => self.io_event(&entry),
                 KIND_WATCH => self.watch_event(&entry),
                 _ => None,
             };
@@ -393,103 +466,141 @@ impl Queue {
         }
     }
 
+    /// The next tag of those that one completion brought.
     #[inline]
-    fn io_event(&mut self, user_data: u64, result: i32) -> Option<Event> {
-        let tag = u16::try_from(user_data).ok()?;
-        let holder = self.holders.get_mut(usize::from(tag))?;
-        if *holder != Holder::Kernel {
-            return None;
+    fn next_tag(&mut self) -> Option<u16> {
+        match &mut self.protocol {
+            Protocol::Single => None,
+            Protocol::Batch(batch) => batch.next_tag(),
         }
-        self.with_kernel -= 1;
-        if result != abi::IO_RES_OK {
-            *holder = Holder::None;
-            if result != abi::IO_RES_ABORT {
-                return Some(Event::TagLost(tag, -result));
+    }
+
+    #[inline]
+    fn io_event(&mut self, entry: &cqueue::Entry) -> Option<Event> {
+        match &mut self.protocol {
+            Protocol::Single => {
+                let tag = u16::try_from(entry.user_data()).ok()?;
+                if self.holders.get(usize::from(tag)) != Some(&Holder::Kernel) {
+                    return None;
+                }
+                match Came::from_result(entry.result()) {
+                    Came::Request => self.delivered(tag),
+                    Came::Abort => {
+                        self.lose(tag);
+                        self.stop()
+                    }
+                    Came::Refused(errno) => {
+                        self.lose(tag);
+                        Some(Event::TagLost(tag, errno))
+                    }
+                }
             }
-            let first = !std::mem::replace(&mut self.stopping, true);
-            return first.then_some(Event::Stopping);
+            Protocol::Batch(batch) => {
+                let said = batch.completed(entry.user_data(), entry.result(), entry.flags());
+                self.batch_event(said)
+            }
         }
+    }
+
+    /// What a batch command said, beyond the tags it brought.
+    #[inline]
+    fn batch_event(&mut self, said: Said) -> Option<Event> {
+        match said {
+            Said::Nothing => None,
+            Said::Again(command) => {
+                self.push_again(command);
+                None
+            }
+            Said::Abort => self.stop(),
+            Said::Refused(errno) => {
+                // The queue gets no request any more; the first tag stands for all.
+                Some(Event::TagLost(0, errno))
+            }
+            Said::Lost(tag, errno, rest) => {
+                if self.holders.get(usize::from(tag)) == Some(&Holder::Kernel) {
+                    self.lose(tag);
+                }
+                if let Some(rest) = rest {
+                    self.push_again(rest);
+                }
+                Some(Event::TagLost(tag, errno))
+            }
+        }
+    }
+
+    fn push_again(&mut self, command: Command) {
+        if let (Command::Fetch, Protocol::Batch(batch)) = (command, &mut self.protocol) {
+            self.stats.retries += 1;
+            if let Err(error) = batch.renew_buffers(&self.ring) {
+                // The fetch then ends again for want of buffers, and this is tried again.
+                tracing::error!(%error, "renewing the buffers of a ublk queue");
+            }
+        }
+        self.push_batch(command);
+    }
+
+    /// The disk is being stopped or parked; said once.
+    fn stop(&mut self) -> Option<Event> {
+        let first = !std::mem::replace(&mut self.stopping, true);
+        first.then_some(Event::Stopping)
+    }
+
+    /// A tag that was the kernel's is nobody's.
+    fn lose(&mut self, tag: u16) {
+        self.with_kernel -= 1;
+        self.holders[usize::from(tag)] = Holder::None;
+    }
+
+    /// A tag that was the kernel's has a request.
+    #[inline]
+    fn delivered(&mut self, tag: u16) -> Option<Event> {
+        self.with_kernel -= 1;
         match BlockRequest::parse(&self.descriptors.read(tag), self.max_io_bytes) {
             Ok(request) => {
                 let has_data = request.op.has_data();
-                *holder = Holder::Caller { data_len: request.data_len(), has_data };
+                self.holders[usize::from(tag)] =
+                    Holder::Caller { data_len: request.data_len(), has_data };
                 self.with_caller += 1;
                 self.stats.fetched += 1;
                 Some(Event::Request(tag, request))
             }
             Err(bad) => {
                 self.stats.rejected += 1;
-                self.push_io(abi::IO_COMMIT_AND_FETCH_REQ, tag, -bad.errno());
+                self.give_back(tag, -bad.errno());
                 None
             }
         }
     }
 
     fn watch_event(&mut self, entry: &cqueue::Entry) -> Option<Event> {
-        let slot = usize::from(entry.user_data().to_le_bytes()[0]);
-        let watch = self.watches.get(slot).copied()?;
-        if self.watch_data(slot) != entry.user_data() || watch.state == WatchState::Free {
-            return None;
+        let (event, again) = self.watches.completed(entry);
+        if let Some(again) = again {
+            self.push(&again);
         }
-        let armed = cqueue::more(entry.flags());
-        let result = entry.result();
-        if watch.state == WatchState::Removing {
-            if !armed {
-                self.watches[slot].state = WatchState::Free;
-            }
-            return None;
-        }
-        self.stats.watched += 1;
-        if armed {
-            return Some(Event::Watch(watch.token));
-        }
-        // The multishot ended: for good if the descriptor did, else (the completion queue was full, say)
-        // it is armed again.
-        if result < 0 || result & POLL_ENDED != 0 {
-            self.watches[slot].state = WatchState::Free;
-            return Some(Event::WatchEnded(
-                watch.token,
-                if result < 0 { -result } else { libc::EPIPE },
-            ));
-        }
-        self.arm(slot);
-        Some(Event::Watch(watch.token))
-    }
-
-    fn watch_data(&self, slot: usize) -> u64 {
-        KIND_WATCH | u64::from(self.watches[slot].generation) << 8 | slot as u64
-    }
-
-    fn arm(&mut self, slot: usize) {
-        let entry = opcode::PollAdd::new(types::Fd(self.watches[slot].fd), POLL_READ)
-            .multi(true)
-            .build()
-            .user_data(self.watch_data(slot));
-        self.push(&entry);
+        self.stats.watched += u64::from(matches!(event, Some(Event::Watch(_))));
+        event
     }
 
     #[inline]
-    fn push_io(&mut self, command: u32, tag: u16, result: i32) {
-        let addr = self.buffers.address(tag);
-        let body = IoCmd { q_id: self.queue_id, tag, result, addr };
-        let entry = opcode::UringCmd16::new(NODE, command)
-            .cmd(body.to_sqe_bytes())
-            .build()
-            .user_data(tag.into());
-        self.holders[usize::from(tag)] = Holder::Kernel;
-        self.with_kernel += 1;
-        self.push(&entry);
+    fn push_batch(&mut self, command: Command) {
+        if let Protocol::Batch(batch) = &self.protocol {
+            let entry = batch.entry(command);
+            self.push(&entry);
+        }
     }
 
     #[inline]
     fn push(&mut self, entry: &squeue::Entry) {
+        self.stats.commands += 1;
         // SAFETY: the entry names the node (file 0, registered for the ring's life) and a buffer inside
-        // `self.buffers`, both held by `self` until after the ring is gone; or a poll, which has no memory.
+        // `self.buffers`, or a list inside the batch's memory, all held by `self` until after the ring is gone; or a
+        // poll, which has no memory.
         let pushed = unsafe { self.ring.submission().push(entry) };
         // There is room by construction. Between two submissions a tag queues one command (only its
-        // holder queues, and queuing makes the kernel the holder), a watch slot one poll and one removal
-        // (arming needs it free or just ended, removing makes it wait for the end), and the queue has
-        // depth + 2 * MAX_WATCHES entries. An enter that takes less than all has queued nothing new.
+        // holder queues, and queuing makes the kernel the holder), or in a batch a list one (handing it in needs it
+        // to be ours, or just completed) and the fetch one (arming needs it just ended); a watch slot queues one
+        // poll and one removal (arming needs it free or just ended, removing makes it wait for the end), and the
+        // queue has room for all. An enter that takes less than all has queued nothing new.
         debug_assert!(pushed.is_ok(), "submission queue full");
     }
 }
@@ -504,98 +615,6 @@ fn driver_result(result: i32, data_len: u32, has_data: bool) -> i32 {
             let whole = bytes.min(data_len) & !(abi::SECTOR_BYTES - 1);
             if whole == 0 { -libc::EIO } else { whole.cast_signed() }
         }
-    }
-}
-
-/// Builds the ring: completions only in this thread's turns where the kernel can, and a flag in shared
-/// memory when there are some. Without that flag a turn that does not wait would see none, ever.
-fn build_ring(depth: u16) -> Result<(IoUring, RingMode)> {
-    let entries = u32::from(depth) + 2 * u32::from(MAX_WATCHES);
-    // Every command completes once, a watch any number of times: room for several rounds of watches, and
-    // the kernel keeps what does not fit (NODROP).
-    let completions = (2 * entries).next_power_of_two().max(256);
-    let refused = |source: io::Error| match source.raw_os_error() {
-        Some(libc::EPERM | libc::ENOSYS) => UblkError::NoIoUring { source },
-        _ => UblkError::system("making an io_uring for a ublk queue", source),
-    };
-    let deferred = IoUring::builder()
-        .setup_cqsize(completions)
-        .setup_submit_all()
-        .setup_single_issuer()
-        .setup_defer_taskrun()
-        .setup_taskrun_flag()
-        .build(entries);
-    let (ring, mode) = match deferred {
-        Ok(ring) => (ring, RingMode::Deferred),
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            let ring = IoUring::builder()
-                .setup_cqsize(completions)
-                .setup_submit_all()
-                .setup_coop_taskrun()
-                .setup_taskrun_flag()
-                .build(entries)
-                .map_err(refused)?;
-            (ring, RingMode::Cooperative)
-        }
-        Err(e) => return Err(refused(e)),
-    };
-    if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
-        let source = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
-        return Err(UblkError::system("io_uring without EXT_ARG and NODROP", source));
-    }
-    Ok((ring, mode))
-}
-
-/// The queue's descriptor array, mapped read-only from the char node.
-struct Descriptors {
-    base: NonNull<IoDesc>,
-    len: usize,
-    depth: u16,
-}
-
-impl Descriptors {
-    fn map(node: &CharNode, queue_id: u16, depth: u16) -> Result<Self> {
-        let action = "mapping the ublk request descriptors";
-        // SAFETY: sysconf reads a constant.
-        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        let page = usize::try_from(page).map_err(|_| {
-            UblkError::system("asking for the page size", io::Error::last_os_error())
-        })?;
-        let len = abi::descriptors_len(depth, page);
-        let offset = libc::off_t::try_from(abi::descriptors_offset(queue_id, page))
-            .map_err(|_| UblkError::system(action, io::ErrorKind::InvalidInput.into()))?;
-        // SAFETY: a new shared read-only mapping at an address the kernel chooses; it aliases nothing.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ,
-                libc::MAP_SHARED | libc::MAP_POPULATE,
-                node.raw_fd(),
-                offset,
-            )
-        };
-        match NonNull::new(base.cast::<IoDesc>()) {
-            Some(base) if base.as_ptr().cast() != libc::MAP_FAILED => Ok(Self { base, len, depth }),
-            _ => Err(UblkError::system(action, io::Error::last_os_error())),
-        }
-    }
-
-    /// A copy of a tag's descriptor.
-    #[inline]
-    fn read(&self, tag: u16) -> IoDesc {
-        assert!(tag < self.depth, "tag of this queue");
-        // SAFETY: the mapping holds `depth` descriptors (its length was made from the depth) and the tag is
-        // below it. The driver wrote it before the completion that brought us here and writes it again
-        // only after the tag is completed; the read is volatile because the writer is outside the program.
-        unsafe { self.base.add(usize::from(tag)).read_volatile() }
-    }
-}
-
-impl Drop for Descriptors {
-    fn drop(&mut self) {
-        // SAFETY: the mapping made in `map`, of that length, unmapped once; no reference into it exists.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 

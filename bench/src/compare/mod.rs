@@ -1,0 +1,131 @@
+//! fio on rblk and on its peers, in the same run on the same machine, round by round.
+//!
+//! ```text
+//! plan (cells, systems) -> per number of queues: set all up -> fill -> rounds x cells x systems -> probe -> take down
+//! ```
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | [`plan`] | keys of systems and workloads, and their order |
+//! | [`rounds`] | the measuring |
+//! | [`fio`] | one sample |
+//! | [`probe`] | what it cost the processor |
+//! | [`wire`] | perftest beside |
+
+pub mod fio;
+pub mod plan;
+pub mod probe;
+pub mod rounds;
+pub mod wire;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use anyhow::{Context, Result, bail};
+
+use self::rounds::{Progress, Rounds};
+use self::wire::Wire;
+use crate::args::{CompareArgs, CompareVolume};
+use crate::fabric::sysfs;
+use crate::folder::RunFolder;
+use crate::peer::module::Loaded;
+use crate::peer::undo::{self, Journal};
+use crate::peer::{Setting, Volume};
+use crate::result::Run;
+use crate::{child, interrupt};
+
+/// Measures what the arguments ask for into `run`, which is saved after every round; samples that it holds already
+/// are not measured again. A system that cannot be measured is one with an error in the run, and no error here.
+///
+/// # Errors
+/// Nothing can be measured at all, or it was interrupted.
+pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> {
+    let cells = plan::cells(&args.cells, &args.queues)?;
+    let candidates = plan::systems(&args.systems, &args.variant, &args.rblk, &args.peer)?;
+    if candidates.is_empty() {
+        bail!("no system is to be measured");
+    }
+    if !nix::unistd::geteuid().is_root() {
+        bail!("this needs root: it makes devices and writes to them");
+    }
+    if !child::is_installed("fio") {
+        bail!("there is no fio: install it");
+    }
+    interrupt::watch()?;
+    let swept = undo::sweep(Path::new(undo::DIR))?;
+    if swept.undone > 0 {
+        eprintln!("took away what a run had left: {} steps", swept.undone);
+    }
+    for error in &swept.failed {
+        eprintln!("rblk-bench: a run that was killed has left: {error:#}");
+    }
+    let journal = Journal::create(Path::new(undo::DIR))?;
+    let modules = Rc::new(Loaded::new(&journal));
+    let rdma_address = rdma_address(args.address);
+    let programs = match &args.programs {
+        Some(dir) => std::path::absolute(dir)?,
+        None => programs()?,
+    };
+    let wire = if args.no_perftest || !(args.rblk.is_empty() && args.peer.is_empty()) {
+        None
+    } else {
+        rdma_address.and_then(Wire::of)
+    };
+    for cell in &cells {
+        run.add_cell(cell.clone());
+    }
+    let rounds_of_all = usize::try_from(args.rounds)?;
+    let total = cells.len() * candidates.len() * rounds_of_all;
+    let mut rounds = Rounds {
+        folder,
+        run,
+        rounds: args.rounds,
+        seconds: args.seconds,
+        probe: !args.no_probe,
+        wire,
+        progress: Progress::of(total, args.seconds),
+    };
+    for (queues, cells) in rounds::by_queues(&cells) {
+        let setting = Setting {
+            journal: journal.clone(),
+            modules: Rc::clone(&modules),
+            rdma_address,
+            address: args.address.or(rdma_address).unwrap_or(Ipv4Addr::LOCALHOST.into()),
+            bytes: args.size.0,
+            queues: u16::try_from(queues)?,
+            programs: programs.clone(),
+            volume: match args.volume {
+                CompareVolume::Memory => Volume::Memory,
+                CompareVolume::RamDisk => Volume::RamDisk,
+                CompareVolume::File => Volume::File,
+            },
+        };
+        rounds.measure(&candidates, &cells, &setting)?;
+    }
+    if run.samples.is_empty() {
+        bail!("no system could be measured");
+    }
+    Ok(())
+}
+
+/// The address of an RDMA device of this host: the one that was asked for, if it is one's, or the first one.
+pub(crate) fn rdma_address(asked: Option<IpAddr>) -> Option<IpAddr> {
+    let all = sysfs::gids();
+    match asked {
+        Some(address) => sysfs::gid_of(address, &all).map(|gid| gid.ip),
+        None => {
+            let of_v4 = all.iter().find(|gid| gid.ip.is_ipv4());
+            of_v4.or(all.first()).map(|gid| gid.ip)
+        }
+    }
+}
+
+/// Where the daemons are: `RBLK_BIN_DIR`, or beside this program.
+pub(crate) fn programs() -> Result<PathBuf> {
+    if let Some(dir) = std::env::var_os("RBLK_BIN_DIR") {
+        return Ok(std::path::absolute(PathBuf::from(dir))?);
+    }
+    let exe = std::env::current_exe().context("the path of this program")?;
+    Ok(exe.parent().context("its directory")?.to_owned())
+}

@@ -1,0 +1,427 @@
+//! The measuring itself: systems side by side, cells one after the other, in every cell all systems in turn, round by
+//! round.
+//!
+//! A system that fails is taken down and left out from then on, with its reason in the run; what was measured of it
+//! stays. Only an interrupt ends it all.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::plan::{Candidate, order};
+use super::probe::{self, Look};
+use super::{fio, wire};
+use crate::folder::RunFolder;
+use crate::interrupt;
+use crate::peer::undo::{Journal, Step};
+use crate::peer::{Setting, System};
+use crate::result::{Cell, Run, Sample};
+
+/// How long filling a disk once may take.
+const FILL_SECONDS: u32 = 180;
+/// How long system calls are counted, within a sample of its own.
+const COUNTED: Duration = Duration::from_millis(1500);
+/// Seconds of such a sample.
+const PROBE_SECONDS: u32 = 4;
+/// How long fio may take to begin in such a sample.
+const START: Duration = Duration::from_secs(30);
+/// Length of one sample beyond what is measured, for the estimate of what is left.
+const OVERHEAD: Duration = Duration::from_millis(1500);
+
+/// What is common to all measuring of a run.
+#[derive(Debug)]
+pub struct Rounds<'r> {
+    /// Where everything goes.
+    pub folder: &'r RunFolder,
+    /// What everything is added to.
+    pub run: &'r mut Run,
+    /// Rounds.
+    pub rounds: u32,
+    /// Seconds of a sample.
+    pub seconds: u32,
+    /// Whether to count system calls in extra samples.
+    pub probe: bool,
+    /// perftest beside, where there is a device for it.
+    pub wire: Option<wire::Wire>,
+    /// Samples of the whole run, and how many are done.
+    pub progress: Progress,
+}
+
+/// How far it is.
+#[derive(Debug)]
+pub struct Progress {
+    total: usize,
+    done: usize,
+    measured: u32,
+    begun: Instant,
+    each: Duration,
+}
+
+/// A system that is there, or was.
+struct Contender<'p> {
+    candidate: &'p Candidate,
+    system: Option<System>,
+}
+
+impl Progress {
+    /// Of a run of so many samples.
+    #[must_use]
+    pub fn of(total: usize, seconds: u32) -> Self {
+        let each = Duration::from_secs(u64::from(seconds + fio::RAMP)) + OVERHEAD;
+        Self { total, done: 0, measured: 0, begun: Instant::now(), each }
+    }
+
+    fn step(&mut self, was_measured: bool) {
+        if self.measured == 0 && was_measured {
+            // What is there already, and setting up, is no measure of the rest.
+            self.begun = Instant::now();
+        } else if was_measured {
+            self.each = self.begun.elapsed() / self.measured;
+        }
+        self.measured += u32::from(was_measured);
+        self.done += 1;
+    }
+
+    fn left(&self) -> String {
+        let left = u32::try_from(self.total.saturating_sub(self.done)).unwrap_or(u32::MAX);
+        let seconds = self.each.saturating_mul(left).as_secs();
+        format!("{}:{:02} left", seconds / 60, seconds % 60)
+    }
+}
+
+impl Rounds<'_> {
+    /// Sets the systems up with one number of queues, measures `cells` on them, and takes them down.
+    ///
+    /// # Errors
+    /// Interrupted, or the run cannot be saved.
+    pub fn measure(
+        &mut self,
+        candidates: &[Candidate],
+        cells: &[Cell],
+        setting: &Setting,
+    ) -> Result<()> {
+        let mut contenders = self.set_up(candidates, setting)?;
+        for round in 1..=self.rounds {
+            if let Some(wire) = &self.wire {
+                wire.measure(self.run, round)?;
+            }
+            for cell in cells {
+                for at in order(contenders.len(), round) {
+                    interrupt::check()?;
+                    let measured = self.one(&mut contenders[at], cell, round, setting)?;
+                    self.progress.step(measured);
+                }
+            }
+            self.folder.save(self.run)?;
+        }
+        if self.probe && probe::counts_syscalls(&setting.journal)? {
+            for cell in cells.iter().filter(|cell| cell.jobs == 1 && cell.block_bytes <= 128 << 10)
+            {
+                for contender in &contenders {
+                    self.count_syscalls(contender, cell, setting)?;
+                }
+            }
+        }
+        for contender in &mut contenders {
+            take_down(contender);
+        }
+        self.folder.save(self.run)
+    }
+
+    fn set_up<'p>(
+        &mut self,
+        candidates: &'p [Candidate],
+        setting: &Setting,
+    ) -> Result<Vec<Contender<'p>>> {
+        let mut contenders = Vec::new();
+        for (number, candidate) in (0..).zip(candidates) {
+            let key = &candidate.info.key;
+            let since = Instant::now();
+            let started = System::start(setting, key, &candidate.kind, number).and_then(|system| {
+                fill(&system, setting)?;
+                Ok(system)
+            });
+            interrupt::check()?;
+            let system = match started {
+                Ok(system) => {
+                    say(&format!(
+                        "{key:<16} {} after {:.1} s: {}",
+                        system.path().display(),
+                        since.elapsed().as_secs_f64(),
+                        system.detail()
+                    ));
+                    self.describe(candidate, system.detail(), None);
+                    Some(system)
+                }
+                Err(error) => {
+                    let why = one_line(&error);
+                    say(&format!("{key:<16} not measured: {why}"));
+                    self.describe(candidate, "", Some(why));
+                    None
+                }
+            };
+            contenders.push(Contender { candidate, system });
+        }
+        Ok(contenders)
+    }
+
+    /// Takes a system into the run. With several numbers of queues the first decides what is said of it.
+    fn describe(&mut self, candidate: &Candidate, detail: &str, error: Option<String>) {
+        let key = &candidate.info.key;
+        let mut info = candidate.info.clone();
+        let known = self.run.systems.iter().find(|info| info.key == *key);
+        let has_samples = self.run.samples.iter().any(|sample| sample.system == *key);
+        match known {
+            Some(known) if has_samples => info = known.clone(),
+            _ => (info.detail, info.error) = (detail.to_owned(), error),
+        }
+        self.run.set_system(info);
+    }
+
+    /// Measures one sample, unless the run has it. Whether it did.
+    fn one(
+        &mut self,
+        contender: &mut Contender<'_>,
+        cell: &Cell,
+        round: u32,
+        setting: &Setting,
+    ) -> Result<bool> {
+        let key = contender.candidate.info.key.clone();
+        let Some(system) = &contender.system else { return Ok(false) };
+        if self.run.sample(&key, &cell.key, round).is_some() {
+            return Ok(false);
+        }
+        let measured = self.sample(system, &key, cell, round, setting);
+        interrupt::check()?;
+        let place = format!("[{}/{}] round {round}", self.progress.done + 1, self.progress.total);
+        match measured {
+            Ok(sample) => {
+                say(&format!(
+                    "{place} {:<26} {key:<16} {:>8.0} IOPS {:>8.1} MiB/s  mean {:>7.0} us  p99 {:>7.0} us  cpu {:.2}  {}",
+                    cell.key,
+                    sample.iops,
+                    sample.bytes_per_s / f64::from(1 << 20),
+                    sample.latency.mean_ns / 1e3,
+                    sample.latency.p99 as f64 / 1e3,
+                    sample.cpu.busy,
+                    self.progress.left()
+                ));
+                self.run.set_sample(sample);
+                Ok(true)
+            }
+            Err(error) => {
+                let why = format!("{} round {round}: {}", cell.key, one_line(&error));
+                say(&format!("{place} {key}: {why}"));
+                take_down(contender);
+                let mut info = contender.candidate.info.clone();
+                if let Some(known) = self.run.systems.iter().find(|info| info.key == key) {
+                    info = known.clone();
+                }
+                info.error = Some(why);
+                self.run.set_system(info);
+                Ok(true)
+            }
+        }
+    }
+
+    fn sample(
+        &self,
+        system: &System,
+        key: &str,
+        cell: &Cell,
+        round: u32,
+        setting: &Setting,
+    ) -> Result<Sample> {
+        let name = format!("r{round}-{}-{key}", cell.key);
+        let (path, raw) = self.folder.raw(&format!("{name}.json"));
+        let load_before = probe::load()?;
+        let before = Look::at(system);
+        let words = fio::words(cell, system.path(), setting.bytes, self.seconds, &path);
+        load(&setting.journal, &words, self.seconds)?;
+        let after = Look::at(system);
+        let measured = fio::read(&path)?;
+        // fio does not tell of the I/Os of its first second, which are counted, too.
+        let ios = measured.iops * (measured.seconds + f64::from(fio::RAMP));
+        let mut spent = after.since(&before, Some(ios));
+        spent.cpu.fio = measured.cpu;
+        let (counters, _) = self.folder.raw(&format!("{name}.counters.json"));
+        if spent.counters["initiator"].as_object().is_some_and(|counts| !counts.is_empty()) {
+            std::fs::write(&counters, serde_json::to_string_pretty(&spent.counters)?)
+                .with_context(|| format!("cannot write {}", counters.display()))?;
+        }
+        Ok(Sample {
+            system: key.to_owned(),
+            cell: cell.key.clone(),
+            round,
+            seconds: measured.seconds,
+            iops: measured.iops,
+            bytes_per_s: measured.bytes_per_s,
+            latency: measured.latency,
+            errors: measured.errors,
+            cpu: spent.cpu,
+            initiator: spent.initiator,
+            target: spent.target,
+            load_before,
+            raw,
+        })
+    }
+
+    /// Counts the system calls of a cell's I/Os in a sample of its own, which is not kept: counting them costs time.
+    fn count_syscalls(
+        &mut self,
+        contender: &Contender<'_>,
+        cell: &Cell,
+        setting: &Setting,
+    ) -> Result<()> {
+        let key = &contender.candidate.info.key;
+        let Some(system) = &contender.system else { return Ok(()) };
+        if system.counters().initiator.is_none() || self.run.rounds(key, &cell.key).is_empty() {
+            return Ok(());
+        }
+        let counted = calls_per_io(system, cell, setting);
+        interrupt::check()?;
+        match counted {
+            Ok([initiator, target]) => {
+                let show = |calls: Option<f64>| calls.map_or("-".into(), |c| format!("{c:.2}"));
+                say(&format!(
+                    "{:<26} {key:<16} system calls per I/O: initiator {}, target {}",
+                    cell.key,
+                    show(initiator),
+                    show(target)
+                ));
+                let samples = self.run.samples.iter_mut();
+                for sample in samples.filter(|s| s.system == *key && s.cell == cell.key) {
+                    if let Some(end) = &mut sample.initiator {
+                        end.syscalls = initiator;
+                    }
+                    if let Some(end) = &mut sample.target {
+                        end.syscalls = target;
+                    }
+                }
+            }
+            Err(error) => {
+                say(&format!("{} {key}: system calls not counted: {}", cell.key, one_line(&error)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// System calls per I/O of both ends' data threads.
+fn calls_per_io(system: &System, cell: &Cell, setting: &Setting) -> Result<[Option<f64>; 2]> {
+    let dir = tempfile::tempdir().context("a directory for fio")?;
+    let output = dir.path().join("fio.json");
+    let words = fio::words(cell, system.path(), setting.bytes, PROBE_SECONDS, &output);
+    let (tag, undo) = load_tag(&setting.journal)?;
+    let fio = std::thread::scope(|scope| {
+        let running = scope.spawn(|| fio::run(&words, PROBE_SECONDS, &tag));
+        let counted = (|| {
+            wait_for_io(system)?;
+            let before = system.counters();
+            let calls = probe::syscalls(&setting.journal, system, COUNTED)?;
+            Ok((before, calls, system.counters()))
+        })();
+        let done = running.join().unwrap_or_else(|_| Err(anyhow::anyhow!("fio's thread")));
+        done.and(counted)
+    });
+    undo.undo()?;
+    let (before, [initiator, target], after) = fio?;
+    let ios = |end: fn(&crate::peer::rblk::Counters) -> Option<u64>| {
+        let ios = end(&after)?.checked_sub(end(&before)?)?;
+        (ios > 0).then_some(ios as f64)
+    };
+    let per = |calls: u64, ios: Option<f64>| ios.map(|ios| calls as f64 / ios);
+    Ok([
+        per(initiator, ios(|c| c.initiator.map(|c| c.reads + c.writes))),
+        per(target, ios(|c| c.target.map(|c| c.reads + c.writes))),
+    ])
+}
+
+/// Waits until a load that was started does I/O: programs start slowly on a guest's shared file system.
+fn wait_for_io(system: &System) -> Result<()> {
+    let ios = || system.counters().initiator.map_or(0, |counts| counts.reads + counts.writes);
+    let (before, deadline) = (ios(), Instant::now() + START);
+    while ios() == before {
+        if Instant::now() > deadline {
+            anyhow::bail!("no I/O after {START:?}");
+        }
+        interrupt::sleep(Duration::from_millis(100))?;
+    }
+    interrupt::sleep(Duration::from_millis(500))
+}
+
+/// Runs a load whose processes are ended by whoever undoes, should this process be killed.
+fn load(journal: &Journal, words: &[String], seconds: u32) -> Result<()> {
+    let (tag, undo) = load_tag(journal)?;
+    let done = fio::run(words, seconds, &tag);
+    if done.is_ok() {
+        undo.forget();
+    } else if let Err(error) = undo.undo() {
+        // It waits for its disk, and ends when that is taken down.
+        say(&format!("{error:#}"));
+    }
+    done
+}
+
+fn load_tag(journal: &Journal) -> Result<(String, crate::peer::undo::Undo)> {
+    let tag = format!("{}-load", std::process::id());
+    let undo = journal.note(Step::Load { tag: tag.clone() })?;
+    Ok((tag, undo))
+}
+
+fn fill(system: &System, setting: &Setting) -> Result<()> {
+    let words = fio::fill_words(system.path(), setting.bytes);
+    load(&setting.journal, &words, FILL_SECONDS).context("writing the whole disk once")
+}
+
+fn take_down(contender: &mut Contender<'_>) {
+    if let Some(system) = contender.system.take() {
+        let since = Instant::now();
+        drop(system);
+        let took = since.elapsed();
+        if took > Duration::from_secs(5) {
+            say(&format!("{} took {took:.1?} to take down", contender.candidate.info.key));
+        }
+    }
+}
+
+/// Cells by number of queues, in the order in which they come.
+#[must_use]
+pub fn by_queues(cells: &[Cell]) -> BTreeMap<u32, Vec<Cell>> {
+    let mut groups: BTreeMap<u32, Vec<Cell>> = BTreeMap::new();
+    for cell in cells {
+        groups.entry(cell.queues).or_default().push(cell.clone());
+    }
+    groups
+}
+
+/// An error with its reasons, without line breaks.
+fn one_line(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
+/// A line of progress.
+fn say(line: &str) {
+    eprintln!("{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_are_measured_by_queues() {
+        let cell = |depth, queues| Cell::new("randread", 4096, depth, 1, queues, 100);
+        let groups = by_queues(&[cell(1, 1), cell(1, 2), cell(8, 1)]);
+        assert_eq!(groups[&1], [cell(1, 1), cell(8, 1)]);
+        assert_eq!(groups[&2], [cell(1, 2)]);
+    }
+
+    #[test]
+    fn reasons_are_one_line() {
+        let error = anyhow::anyhow!("b\n\n  c\n").context("a");
+        assert_eq!(one_line(&error), "a: b; c");
+    }
+}

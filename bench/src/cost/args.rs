@@ -1,0 +1,142 @@
+//! The command line of `rblk-bench cost`.
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use rblk_config::ByteSize;
+use rblk_protocol::limits;
+
+use super::{Op, Plan, Report, Volume, instructions, live, rig};
+
+/// What to count, and of which I/O.
+#[derive(Clone, Debug, Args)]
+pub struct CostArgs {
+    /// Operations to measure.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "read,write")]
+    pub ops: Vec<Op>,
+    /// Bytes per I/O, whole blocks of 512; with --instructions or --live 4KiB unless given.
+    #[arg(long, value_name = "SIZE", value_delimiter = ',')]
+    pub sizes: Vec<ByteSize>,
+    /// I/Os outstanding.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,32")]
+    pub depths: Vec<u16>,
+    /// Depth of the queue; deeper where more are outstanding.
+    #[arg(long, value_name = "N", default_value_t = limits::QUEUE_DEPTH_DEFAULT)]
+    pub queue_depth: u16,
+    /// I/Os of each case.
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub ios: u64,
+    /// Where the volume's bytes are.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "memory,cached")]
+    pub volume: Vec<Volume>,
+    /// Write data up to this size travels inside the command.
+    #[arg(long, value_name = "SIZE", default_value_t = ByteSize(limits::IN_CAPSULE_DEFAULT_BYTES.into()))]
+    pub inline: ByteSize,
+    /// Answer READs with WRITE and SEND, as over devices without WRITE_WITH_IMM.
+    #[arg(long)]
+    pub no_immediates: bool,
+    /// One capsule in each message, as with a peer that knows no lists.
+    #[arg(long)]
+    pub no_lists: bool,
+    /// READs the target may have outstanding.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub reads_out: u8,
+    /// Seed of the in-memory fabric.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Count the instructions of both ends' engines instead, by valgrind (which must be installed).
+    #[arg(long, conflicts_with = "live")]
+    pub instructions: bool,
+    /// Fail if an engine takes more instructions per I/O than this.
+    #[arg(long, value_name = "N", requires = "instructions")]
+    pub at_most: Option<u32>,
+    /// Name so many functions with the most instructions, per case.
+    #[arg(long, value_name = "N", requires = "instructions", default_value_t = 0)]
+    pub hottest: usize,
+    /// Running daemons.
+    #[command(flatten)]
+    pub live: live::LiveArgs,
+}
+
+impl CostArgs {
+    /// Measures what is asked for.
+    ///
+    /// # Errors
+    /// It cannot be measured, or is above [`Self::at_most`].
+    pub fn run(&self) -> Result<Report> {
+        let plan = self.plan()?;
+        if self.live.is_wanted() {
+            return Ok(Report { live: live::measure(&self.live, &plan)?, ..Report::default() });
+        }
+        if !self.instructions {
+            return rig::measure(&plan);
+        }
+        let instructions = instructions::measure(&plan, self.hottest)?;
+        let dearest = instructions::dearest(&instructions);
+        let report = Report {
+            transport: rblk_fabric::Transport::SoftMemory.to_string(),
+            queue_depth: plan.queue_depth,
+            immediates: plan.immediates,
+            in_capsule_bytes: plan.in_capsule_bytes,
+            instructions,
+            ..Report::default()
+        };
+        if let Some(most) = self.at_most {
+            ensure!(
+                dearest <= f64::from(most),
+                "an engine takes {dearest:.0} instructions per I/O, more than {most}:\n{}",
+                super::table(&report)
+            );
+        }
+        Ok(report)
+    }
+
+    fn plan(&self) -> Result<Plan> {
+        let bytes = |size: &ByteSize| u32::try_from(size.0);
+        let mut sizes = self.sizes.iter().map(bytes).collect::<Result<Vec<_>, _>>()?;
+        if sizes.is_empty() {
+            sizes.push(4 << 10);
+            if !self.instructions && !self.live.is_wanted() {
+                sizes.push(128 << 10);
+            }
+        }
+        Ok(Plan {
+            ops: self.ops.clone(),
+            sizes,
+            depths: self.depths.clone(),
+            queue_depth: self.queue_depth,
+            ios: self.ios,
+            volumes: self.volume.clone(),
+            in_capsule_bytes: bytes(&self.inline)?,
+            immediates: !self.no_immediates,
+            lists: !self.no_lists,
+            reads_out: self.reads_out,
+            seed: self.seed,
+        })
+    }
+}
+
+/// The arguments that make this program measure a plan by its own counters.
+pub(super) fn of(plan: &Plan) -> Vec<String> {
+    fn list<T>(of: &[T], word: impl Fn(&T) -> String) -> String {
+        of.iter().map(word).collect::<Vec<_>>().join(",")
+    }
+    let mut args = vec![
+        "cost".to_owned(),
+        format!("--ops={}", list(&plan.ops, |op| op.word().to_owned())),
+        format!("--sizes={}", list(&plan.sizes, u32::to_string)),
+        format!("--depths={}", list(&plan.depths, u16::to_string)),
+        format!("--queue-depth={}", plan.queue_depth),
+        format!("--ios={}", plan.ios),
+        format!("--volume={}", list(&plan.volumes, |volume| volume.word().to_owned())),
+        format!("--inline={}", plan.in_capsule_bytes),
+        format!("--reads-out={}", plan.reads_out),
+        format!("--seed={}", plan.seed),
+    ];
+    if !plan.immediates {
+        args.push("--no-immediates".to_owned());
+    }
+    if !plan.lists {
+        args.push("--no-lists".to_owned());
+    }
+    args
+}

@@ -1,0 +1,127 @@
+//! Instructions of each end's engine per I/O, by valgrind's callgrind.
+//!
+//! The same program is started once more under callgrind with the same cases, and dumps a profile at the end of each
+//! measured loop. The cost of an end is that of its calls by the rig, less what its calls into the fabric and the
+//! store took: what is left is the protocol, the cache and the bookkeeping. The fabric of the rig is not that of an
+//! RDMA device, so it is told apart. Turns in which nothing came are counted too, as a polling thread has them.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::callgrind::Profile;
+use super::rig::MEASURED;
+use super::{Case, Plan};
+use crate::child;
+
+/// How long one run of callgrind may take.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Instructions of one end, on average per I/O.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct EndInstructions {
+    /// Of the engine.
+    pub engine: f64,
+    /// Of the software fabric under it.
+    pub fabric: f64,
+    /// Of the store behind it.
+    pub store: f64,
+    /// Turns, no instructions.
+    pub turns: f64,
+}
+
+/// Instructions of one case.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct InstructionCost {
+    /// Which I/O.
+    #[serde(flatten)]
+    pub case: Case,
+    /// I/Os measured.
+    pub ios: u64,
+    /// The initiator.
+    pub initiator: EndInstructions,
+    /// The target.
+    pub target: EndInstructions,
+    /// Functions with the most instructions of their own, both ends and everything under them, per I/O.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hottest: Vec<(String, f64)>,
+}
+
+/// Measures the cases of a plan. `hottest` says how many functions to name.
+///
+/// # Errors
+/// There is no valgrind, or it fails; this program has no symbols.
+pub fn measure(plan: &Plan, hottest: usize) -> Result<Vec<InstructionCost>> {
+    let directory = tempfile::tempdir()?;
+    let out = directory.path().join("out");
+    let mut command = Command::new("valgrind");
+    command.args(["--tool=callgrind", "--quiet"]);
+    command.arg(format!("--zero-before={MEASURED}"));
+    command.arg(format!("--dump-after={MEASURED}"));
+    command.arg(format!("--callgrind-out-file={}", out.display()));
+    command.arg(std::env::current_exe()?).args(super::args::of(plan));
+    child::output(&mut command, LIMIT).context("valgrind is a package of that name")?;
+    let mut costs = Vec::new();
+    for (number, case) in plan.cases().into_iter().enumerate() {
+        let dump = Path::new(&format!("{}.{}", out.display(), number + 1)).to_owned();
+        let text = std::fs::read_to_string(&dump)
+            .with_context(|| format!("callgrind left no profile of {case}"))?;
+        let profile = Profile::parse(&text).with_context(|| dump.display().to_string())?;
+        costs.push(of_profile(&profile, case, plan.ios, hottest)?);
+    }
+    Ok(costs)
+}
+
+// The names are those of the rig's own functions, which are never inlined.
+fn is_initiator(name: &str) -> bool {
+    name.contains("inprocess::queue::Queue")
+        && (name.ends_with("::turn") || name.ends_with("::submit"))
+}
+
+fn is_target(name: &str) -> bool {
+    name.contains("inprocess::target::Group") && name.ends_with("::turn")
+}
+
+fn is_rigs_poller(name: &str) -> bool {
+    name.contains("inprocess::poller::PairedPoller as ")
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a run are far below 2^53")]
+fn of_profile(profile: &Profile, case: Case, ios: u64, hottest: usize) -> Result<InstructionCost> {
+    let per_io = |count: u64| count as f64 / ios as f64;
+    let initiator = profile.sum(|_, to| is_initiator(to));
+    let turns = profile.sum(|_, to| is_initiator(to) && to.ends_with("::turn"));
+    let target = profile.sum(|_, to| is_target(to));
+    ensure!(turns.calls > 0 && target.calls > 0, "this program has no symbols");
+    // The target's fabric is behind the rig's own poller; the initiator's is not.
+    let near =
+        profile.sum(|from, to| to.contains("soft::poller::Poller as ") && !is_rigs_poller(from));
+    let far = profile.sum(|_, to| is_rigs_poller(to));
+    let store = profile.sum(|_, to| to.contains("RamStore as "));
+    let end = |all: u64, fabric: u64, store: u64, turns: u64| EndInstructions {
+        engine: per_io(all.saturating_sub(fabric + store)),
+        fabric: per_io(fabric),
+        store: per_io(store),
+        turns: per_io(turns),
+    };
+    Ok(InstructionCost {
+        case,
+        ios,
+        initiator: end(initiator.cost, near.cost, 0, turns.calls),
+        target: end(target.cost, far.cost, store.cost, target.calls),
+        hottest: profile
+            .hottest(hottest)
+            .into_iter()
+            .map(|(name, cost)| (name.to_owned(), per_io(cost)))
+            .collect(),
+    })
+}
+
+/// The dearest engine of all, in instructions per I/O.
+#[must_use]
+pub fn dearest(costs: &[InstructionCost]) -> f64 {
+    costs.iter().flat_map(|cost| [cost.initiator.engine, cost.target.engine]).fold(0.0, f64::max)
+}

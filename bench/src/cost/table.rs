@@ -1,0 +1,133 @@
+//! A [`Report`] for people.
+
+use std::fmt::Write;
+
+use super::live::LiveEnd;
+use super::{Case, EndCost, InstructionCost, LiveCost, Report};
+
+/// The report as tables, one per way of measuring.
+#[must_use]
+pub fn table(report: &Report) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    if !report.costs.is_empty() {
+        let _ = counters(&mut text, report);
+    }
+    if !report.instructions.is_empty() {
+        let _ = instructions(&mut text, &report.instructions);
+    }
+    if !report.live.is_empty() {
+        let _ = live(&mut text, &report.live);
+    }
+    text
+}
+
+fn case(case: &Case) -> String {
+    let Case { op, bytes, depth, volume } = case;
+    format!("{:<6}{bytes:>8}{depth:>4}  {:<10}", op.word(), volume.word())
+}
+
+fn heading(text: &mut String, columns: &[(&str, usize)]) -> std::fmt::Result {
+    write!(text, "{:<30}", "")?;
+    for (name, width) in columns {
+        write!(text, "  {name:>w$}", w = 2 * width + 1)?;
+    }
+    write!(text, "\n{:<6}{:>8}{:>4}  {:<10}", "op", "bytes", "qd", "volume")?;
+    for (_, width) in columns {
+        write!(text, "  {:>width$} {:>width$}", "I", "T")?;
+    }
+    text.push('\n');
+    Ok(())
+}
+
+fn counters(text: &mut String, report: &Report) -> std::fmt::Result {
+    writeln!(
+        text,
+        "per I/O over {}, {} immediates, {} bytes in capsule, queue depth {} (I: initiator, T: target)",
+        report.transport,
+        if report.immediates { "with" } else { "without" },
+        report.in_capsule_bytes,
+        report.queue_depth
+    )?;
+    let columns = [
+        ("messages", 6),
+        ("signaled", 6),
+        ("completions", 6),
+        ("send bells", 6),
+        ("recv bells", 6),
+        ("copied bytes", 7),
+        ("allocations", 6),
+    ];
+    heading(text, &columns)?;
+    for cost in &report.costs {
+        text.push_str(&case(&cost.case));
+        let mut pair = |of: fn(&EndCost) -> f64, width: usize, digits: usize| {
+            let (i, t) = (of(&cost.initiator), of(&cost.target));
+            write!(text, "  {i:>width$.digits$} {t:>width$.digits$}")
+        };
+        pair(|end| end.messages, 6, 3)?;
+        pair(|end| end.signaled, 6, 3)?;
+        pair(|end| end.completions, 6, 3)?;
+        pair(|end| end.send_doorbells, 6, 3)?;
+        pair(|end| end.recv_doorbells, 6, 3)?;
+        pair(|end| end.copied_bytes, 7, 0)?;
+        match (cost.initiator.allocations, cost.target.allocations) {
+            (Some(i), Some(t)) => writeln!(text, "  {i:>6.3} {t:>6.3}")?,
+            _ => writeln!(text, "  {0:>6} {0:>6}", "-")?,
+        }
+    }
+    Ok(())
+}
+
+fn instructions(text: &mut String, rows: &[InstructionCost]) -> std::fmt::Result {
+    writeln!(
+        text,
+        "instructions per I/O by callgrind: the engines, then with the in-memory fabric (I: initiator, T: target)"
+    )?;
+    heading(text, &[("engine", 7), ("with fabric", 7), ("turns", 6)])?;
+    for row in rows {
+        let (i, t) = (&row.initiator, &row.target);
+        write!(text, "{}  {:>7.0} {:>7.0}", case(&row.case), i.engine, t.engine)?;
+        write!(text, "  {:>7.0} {:>7.0}", i.engine + i.fabric, t.engine + t.fabric)?;
+        writeln!(text, "  {:>6.2} {:>6.2}", i.turns, t.turns)?;
+    }
+    Ok(())
+}
+
+fn live(text: &mut String, rows: &[LiveCost]) -> std::fmt::Result {
+    writeln!(text, "per I/O of running daemons (I: initiator, T: target)")?;
+    let columns: [(&str, fn(&LiveEnd) -> Option<f64>); 8] = [
+        ("messages", |end| Some(end.messages)),
+        ("completions", |end| Some(end.completions)),
+        ("send bells", |end| Some(end.send_doorbells)),
+        ("ring enters", |end| Some(end.ring_enters)),
+        ("yields", |end| Some(end.yields)),
+        ("arms", |end| Some(end.arms)),
+        ("sleeps", |end| Some(end.sleeps)),
+        ("switches", |end| end.switches),
+    ];
+    write!(text, "{:<34}", "")?;
+    for (name, _) in columns {
+        write!(text, "  {name:>13}")?;
+    }
+    write!(text, "\n{:<16}{:<6}{:>8}{:>4}", "device", "op", "bytes", "qd")?;
+    for _ in columns {
+        write!(text, "  {:>6} {:>6}", "I", "T")?;
+    }
+    text.push('\n');
+    for row in rows {
+        let device = row.device.display().to_string();
+        write!(text, "{device:<16}{:<6}{:>8}{:>4}", row.op.word(), row.bytes, row.depth)?;
+        for (_, of) in columns {
+            for value in [of(&row.initiator), row.target.as_ref().and_then(of)] {
+                match value {
+                    Some(value) => write!(text, " {value:>6.3}")?,
+                    None => write!(text, " {:>6}", "-")?,
+                }
+            }
+            text.push(' ');
+        }
+        text.push('\n');
+    }
+    Ok(())
+}

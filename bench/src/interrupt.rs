@@ -1,0 +1,78 @@
+//! SIGINT and SIGTERM as a word that loops ask for, so that what was set up is taken down in good order.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use tokio::signal::unix::{SignalKind, signal};
+
+static WATCHED: AtomicBool = AtomicBool::new(false);
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// From now on SIGINT and SIGTERM do not end this process: [`check`] fails after the first. A second one ends it at
+/// once, with exit code 130; what it leaves then is for `rblk-bench clean-up`.
+///
+/// # Errors
+/// The handlers cannot be installed.
+pub fn watch() -> Result<()> {
+    if WATCHED.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("cannot watch for signals")?;
+    let (mut int, mut term) = {
+        let _inside = runtime.enter();
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        runtime.block_on(async {
+            loop {
+                tokio::select! {
+                    _ = int.recv() => {}
+                    _ = term.recv() => {}
+                }
+                if INTERRUPTED.swap(true, Ordering::Relaxed) {
+                    eprintln!(
+                        "rblk-bench: ended at once; `rblk-bench clean-up` takes down what is left"
+                    );
+                    std::process::exit(130);
+                }
+                eprintln!("rblk-bench: interrupted; taking down what was set up");
+            }
+        });
+    })?;
+    Ok(())
+}
+
+/// Whether this process was asked to end.
+#[must_use]
+pub fn is_set() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// Fails once this process was asked to end.
+///
+/// # Errors
+/// It was.
+pub fn check() -> Result<()> {
+    if is_set() {
+        bail!("interrupted");
+    }
+    Ok(())
+}
+
+/// Sleeps, or less when this process is asked to end.
+///
+/// # Errors
+/// It was.
+pub fn sleep(time: Duration) -> Result<()> {
+    let end = Instant::now() + time;
+    loop {
+        check()?;
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        std::thread::sleep(left.min(Duration::from_millis(50)));
+    }
+}

@@ -1,0 +1,57 @@
+//! RAM disks of the kernel (brd): one as the floor under all remote disks, the others as what targets export.
+//!
+//! They are bio-based: a request is a copy in the caller, with no queue in between. What was in them is overwritten,
+//! so one that somebody uses is refused.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use super::module::Loaded;
+
+/// RAM disks that are made when the kernel has none.
+const DISKS: u32 = 4;
+
+/// The RAM disks of this kernel.
+#[derive(Debug)]
+pub struct RamDisks {
+    bytes: u64,
+}
+
+impl RamDisks {
+    /// Makes four of `bytes` each, or takes those that are there.
+    ///
+    /// # Errors
+    /// The kernel cannot make any.
+    pub fn make(modules: &Loaded, bytes: u64) -> Result<Self> {
+        let (count, size) = (format!("rd_nr={DISKS}"), format!("rd_size={}", bytes >> 10));
+        modules.ensure("brd", &[&count, &size])?;
+        Ok(Self { bytes })
+    }
+
+    /// One of them, by its number.
+    ///
+    /// # Errors
+    /// It is not there, is in use, or is too small.
+    pub fn disk(&self, number: u32) -> Result<PathBuf> {
+        let path = PathBuf::from(format!("/dev/ram{number}"));
+        let is_disk = fs::metadata(&path).is_ok_and(|meta| meta.file_type().is_block_device());
+        if !is_disk {
+            bail!("there is no RAM disk {}", path.display());
+        }
+        // Exclusive: fails if it is mounted, a part of another device, or swapped to.
+        OpenOptions::new()
+            .write(true)
+            .custom_flags(nix::libc::O_EXCL)
+            .open(&path)
+            .with_context(|| format!("{} is in use", path.display()))?;
+        let sectors = Path::new("/sys/block").join(format!("ram{number}/size"));
+        let sectors: u64 = fs::read_to_string(sectors)?.trim().parse()?;
+        if sectors * 512 < self.bytes {
+            bail!("{} has {} bytes, not {}", path.display(), sectors * 512, self.bytes);
+        }
+        Ok(path)
+    }
+}

@@ -1,0 +1,421 @@
+//! The systems that are measured, each set up and taken down.
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | [`rblk`] | a target of ours and a mount |
+//! | [`nvmet`] | the kernel's target and host of NVMe over RDMA and TCP |
+//! | [`nbd`] | nbdkit and the kernel's client |
+//! | [`ublk_null`] | a ublk disk that does nothing |
+//! | [`local`] | RAM disks |
+//! | [`undo`] | the journal by which all of it is taken down |
+//! | [`module`] | kernel modules |
+//!
+//! A [`System`] is a disk that is there; dropped, it is gone. Nothing is set up without a line in the journal.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use self::local::RamDisks;
+use self::module::Loaded;
+use self::nbd::Nbd;
+use self::nvmet::{Nvme, Transport};
+use self::rblk::{Backing, Carrier, Counters, Rblk, RblkSpec};
+use self::ublk_null::{NullDisk, UblkNull};
+use self::undo::{Journal, Step, Undo};
+use crate::args::CleanUpArgs;
+use crate::child;
+
+pub mod local;
+pub mod module;
+pub mod nbd;
+pub mod nvmet;
+pub mod rblk;
+pub mod ublk_null;
+pub mod undo;
+
+/// Commands outstanding per queue, of every system that has queues.
+pub const QUEUE_DEPTH: u16 = 128;
+/// Where nbdkit listens.
+const NBD_PORT: u16 = 10809;
+
+/// What a system is.
+#[derive(Clone, Debug)]
+pub enum Kind {
+    /// rblk; with what is special about it.
+    Rblk(Variant),
+    /// The kernel's NVMe over a fabric.
+    Nvme(Transport),
+    /// NBD.
+    Nbd,
+    /// A ublk disk that does nothing.
+    UblkNull {
+        /// With the kernel's batch commands.
+        batch: bool,
+    },
+    /// A RAM disk.
+    Local,
+    /// A disk that is there already.
+    Given(PathBuf),
+}
+
+/// An rblk that is not what a user gets who gives no flags.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Variant {
+    /// What carries its messages.
+    pub carrier: Carrier,
+    /// Variables for both ends.
+    pub environment: Vec<(String, String)>,
+    /// More flags of the target.
+    pub target_flags: Vec<String>,
+    /// More flags of the mount.
+    pub mount_flags: Vec<String>,
+    /// Where its programs are, if not where the others' are.
+    pub programs: Option<PathBuf>,
+}
+
+/// What rblk's volumes are in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Volume {
+    /// Registered memory of the target.
+    Memory,
+    /// A RAM disk, behind the cache.
+    RamDisk,
+    /// A file, behind the cache.
+    File,
+}
+
+/// What all systems of a run have in common.
+#[derive(Debug)]
+pub struct Setting {
+    /// Where everything is written down.
+    pub journal: Journal,
+    /// Modules that were loaded; they stay for the whole run.
+    pub modules: Rc<Loaded>,
+    /// Address of the RDMA device, for what needs one.
+    pub rdma_address: Option<IpAddr>,
+    /// Address for what needs no RDMA device.
+    pub address: IpAddr,
+    /// Bytes of each disk.
+    pub bytes: u64,
+    /// Queues of each disk.
+    pub queues: u16,
+    /// Where rblk's programs are.
+    pub programs: PathBuf,
+    /// What rblk's volumes are in.
+    pub volume: Volume,
+}
+
+/// A disk that is there. Dropped, it is gone, unless it was [`Kind::Given`].
+#[derive(Debug)]
+pub struct System {
+    path: PathBuf,
+    detail: String,
+    what: What,
+    _more: Vec<Undo>,
+}
+
+#[derive(Debug)]
+enum What {
+    Rblk(Box<Rblk>),
+    // Dropped before the notes in `_more`, which then find nothing.
+    Nbd { server_pid: u32, _nbd: Nbd },
+    UblkNull(#[expect(dead_code, reason = "held, so that the disk is")] UblkNull),
+    Nvme(#[expect(dead_code, reason = "held, so that the disk is")] Nvme),
+    Given { mount: Option<String> },
+    Local,
+}
+
+impl Variant {
+    /// What a user gets who gives no flags.
+    #[must_use]
+    pub fn plain(carrier: Carrier) -> Self {
+        Self {
+            carrier,
+            environment: Vec::new(),
+            target_flags: Vec::new(),
+            mount_flags: Vec::new(),
+            programs: None,
+        }
+    }
+
+    /// A variant in words: `tcp`, `programs=DIR`, `VARIABLE=VALUE` for both ends, `--flag=value` for both ends,
+    /// `target:--flag=value`, `mount:--flag=value`.
+    ///
+    /// # Errors
+    /// A word is none of these.
+    pub fn parse(words: &str) -> Result<Self> {
+        let mut variant = Self::plain(Carrier::Verbs);
+        for word in words.split_whitespace() {
+            if word == "tcp" {
+                variant.carrier = Carrier::Tcp;
+            } else if word == "verbs" {
+                variant.carrier = Carrier::Verbs;
+            } else if let Some(flag) = word.strip_prefix("target:") {
+                variant.target_flags.push(flag.to_owned());
+            } else if let Some(flag) = word.strip_prefix("mount:") {
+                variant.mount_flags.push(flag.to_owned());
+            } else if word.starts_with("--") {
+                variant.target_flags.push(word.to_owned());
+                variant.mount_flags.push(word.to_owned());
+            } else if let Some(dir) = word.strip_prefix("programs=") {
+                variant.programs = Some(dir.into());
+            } else if let Some((name, value)) = word.split_once('=') {
+                variant.environment.push((name.to_owned(), value.to_owned()));
+            } else {
+                bail!(
+                    "`{word}` is none of tcp, programs=DIR, VARIABLE=VALUE, --flag=value, target:--flag=value, mount:--flag=value"
+                );
+            }
+        }
+        Ok(variant)
+    }
+}
+
+impl System {
+    /// Sets a system up. `number` is its place among the systems: those of one kind differ by it.
+    ///
+    /// # Errors
+    /// This machine lacks something for it, or it does not come up in time; nothing is left behind.
+    pub fn start(setting: &Setting, key: &str, kind: &Kind, number: u16) -> Result<Self> {
+        match kind {
+            Kind::Rblk(variant) => Self::rblk(setting, key, variant, number),
+            Kind::Nvme(transport) => Self::nvme(setting, *transport),
+            Kind::Nbd => Self::nbd(setting),
+            Kind::UblkNull { batch } => Self::ublk_null(setting, *batch),
+            Kind::Local => {
+                let disks = RamDisks::make(&setting.modules, setting.bytes)?;
+                Ok(Self::new(disks.disk(0)?, "brd, no network".to_owned(), What::Local))
+            }
+            Kind::Given(path) => {
+                if !path.exists() {
+                    bail!("there is no {}", path.display());
+                }
+                let mount = rblk::mount_of(path).map(|status| status.name);
+                Ok(Self::new(path.clone(), format!("{}", path.display()), What::Given { mount }))
+            }
+        }
+    }
+
+    fn new(path: PathBuf, detail: String, what: What) -> Self {
+        Self { path, detail, what, _more: Vec::new() }
+    }
+
+    fn rblk(setting: &Setting, key: &str, variant: &Variant, number: u16) -> Result<Self> {
+        need_ublk(&setting.modules)?;
+        let mut more = Vec::new();
+        let backing = match setting.volume {
+            Volume::Memory => Backing::Memory,
+            Volume::RamDisk => {
+                let disks = RamDisks::make(&setting.modules, setting.bytes)?;
+                // The first two are the local one and nvmet's.
+                Backing::Path(disks.disk(2 + u32::from(number))?)
+            }
+            Volume::File => {
+                let name = format!("{}-{key}-file", std::process::id());
+                let (dir, undo) = setting.journal.directory(&name)?;
+                more.push(undo);
+                let path = dir.join("volume");
+                std::fs::File::create(&path)?.set_len(setting.bytes)?;
+                Backing::Path(path)
+            }
+        };
+        let address = match variant.carrier {
+            Carrier::Verbs => setting.rdma_address.context("there is no RDMA device")?,
+            Carrier::Tcp => setting.address,
+        };
+        let spec = RblkSpec {
+            key: key.to_owned(),
+            carrier: variant.carrier,
+            address,
+            // Not the ports of a target that somebody uses.
+            port: 7730 + number,
+            backing,
+            bytes: setting.bytes,
+            queues: setting.queues,
+            programs: variant.programs.clone().unwrap_or_else(|| setting.programs.clone()),
+            environment: variant.environment.clone(),
+            target_flags: variant.target_flags.clone(),
+            mount_flags: variant.mount_flags.clone(),
+        };
+        let rblk = Rblk::start(&setting.journal, &spec)?;
+        let path = rblk.path().to_owned();
+        let detail = format!("{} on {:?}", rblk.detail(), setting.volume);
+        let mut system = Self::new(path, detail, What::Rblk(Box::new(rblk)));
+        system._more = more;
+        Ok(system)
+    }
+
+    fn nvme(setting: &Setting, transport: Transport) -> Result<Self> {
+        let disks = RamDisks::make(&setting.modules, setting.bytes)?;
+        let address = match transport {
+            Transport::Rdma => setting.rdma_address.context("there is no RDMA device")?,
+            Transport::Tcp => setting.address,
+        };
+        let backing = disks.disk(1)?;
+        let nvme = Nvme::start(
+            &setting.journal,
+            &setting.modules,
+            transport,
+            address,
+            &backing,
+            setting.queues,
+            QUEUE_DEPTH,
+        )?;
+        let path = nvme.path().to_owned();
+        let detail = format!(
+            "nvmet on {}, nr_io_queues={}, queue_size={QUEUE_DEPTH}",
+            backing.display(),
+            setting.queues
+        );
+        Ok(Self::new(path, detail, What::Nvme(nvme)))
+    }
+
+    fn nbd(setting: &Setting) -> Result<Self> {
+        let journal = &setting.journal;
+        let mut more = Vec::new();
+        setting.modules.ensure("nbd", &[])?;
+        let tag = format!("{}-nbd", std::process::id());
+        let processes = journal.note(Step::Processes { tag: tag.clone() })?;
+        let to_come = journal.note(Step::NbdToCome { connected: connected_nbd() })?;
+        let nbd = Nbd::start(setting.address, NBD_PORT, setting.queues, setting.bytes, &tag)?;
+        let path = nbd.path().to_owned();
+        more.push(journal.note(Step::Nbd { device: path.clone() })?);
+        to_come.forget();
+        more.push(processes);
+        let detail = format!("nbdkit memory, {} connections", setting.queues);
+        let what = What::Nbd { server_pid: nbd.server_pid(), _nbd: nbd };
+        let mut system = Self::new(path, detail, what);
+        system._more = more;
+        Ok(system)
+    }
+
+    fn ublk_null(setting: &Setting, batch: bool) -> Result<Self> {
+        need_ublk(&setting.modules)?;
+        let mut more = Vec::new();
+        let mut disk = NullDisk::new(setting.queues, QUEUE_DEPTH)?;
+        (disk.bytes, disk.batch) = (setting.bytes, batch);
+        more.push(setting.journal.note(Step::Ublk { token: disk.token.to_string() })?);
+        let null = UblkNull::start_disk(disk)?;
+        let path = null.path().to_owned();
+        let detail = format!(
+            "{} queues of {QUEUE_DEPTH}{}",
+            null.queues(),
+            if batch { ", batch commands" } else { "" }
+        );
+        let mut system = Self::new(path, detail, What::UblkNull(null));
+        system._more = more;
+        Ok(system)
+    }
+
+    /// The block device.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What was set up, in a line.
+    #[must_use]
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// Process of the initiator's side, if it is one.
+    #[must_use]
+    pub fn initiator_pid(&self) -> Option<u32> {
+        match &self.what {
+            What::Rblk(rblk) => Some(rblk.initiator_pid()),
+            What::UblkNull(_) => Some(std::process::id()),
+            What::Given { mount } => Some(rblk::mount_status(mount.as_deref()?)?.pid),
+            What::Nbd { .. } | What::Nvme(_) | What::Local => None,
+        }
+    }
+
+    /// Process of the target's side on this host, if it is one.
+    #[must_use]
+    pub fn target_pid(&self) -> Option<u32> {
+        match &self.what {
+            What::Rblk(rblk) => Some(rblk.target_pid()),
+            What::Nbd { server_pid, .. } => Some(*server_pid),
+            _ => None,
+        }
+    }
+
+    /// Our counters, for what has them.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        match &self.what {
+            What::Rblk(rblk) => rblk.counters(),
+            What::Given { mount: Some(name) } => Counters {
+                initiator: rblk::mount_status(name).map(|status| status.total),
+                target: None,
+            },
+            _ => Counters::default(),
+        }
+    }
+}
+
+/// Makes sure that there is a ublk driver.
+fn need_ublk(modules: &Loaded) -> Result<()> {
+    let control = Path::new("/dev/ublk-control");
+    if !control.exists() {
+        modules.ensure("ublk_drv", &[])?;
+    }
+    child::until(Duration::from_secs(5), || control.exists().then_some(()))
+        .context("there is no /dev/ublk-control")
+}
+
+/// NBD devices that are connected.
+fn connected_nbd() -> Vec<PathBuf> {
+    let Ok(disks) = std::fs::read_dir("/sys/block") else { return Vec::new() };
+    let names = disks.flatten().filter(|disk| disk.path().join("pid").exists());
+    let names = names.filter_map(|disk| disk.file_name().into_string().ok());
+    names.filter(|n| n.starts_with("nbd")).map(|n| Path::new("/dev").join(n)).collect()
+}
+
+/// Takes away what runs that were killed have left.
+///
+/// # Errors
+/// Something of it cannot be taken away.
+pub fn clean_up(args: &CleanUpArgs) -> Result<()> {
+    let dir = Path::new(undo::DIR);
+    if args.dry_run {
+        for step in undo::look(dir)? {
+            println!("{}", serde_json::to_string(&step)?);
+        }
+        return Ok(());
+    }
+    let swept = undo::sweep(dir)?;
+    if swept.alive > 0 {
+        println!("{} runs are still going on; they were left alone", swept.alive);
+    }
+    println!("{} steps of runs that were killed are undone", swept.undone);
+    if swept.failed.is_empty() {
+        return Ok(());
+    }
+    let failed: Vec<String> = swept.failed.iter().map(|error| format!("{error:#}")).collect();
+    bail!("still there: {}", failed.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variants_are_told_in_words() {
+        let variant = Variant::parse(
+            "tcp RBLK_LISTS=0 --spin=always target:--poll-groups=1 mount:--max-io=256KiB programs=/x",
+        )
+        .unwrap();
+        assert_eq!(variant.carrier, Carrier::Tcp);
+        assert_eq!(variant.environment, [("RBLK_LISTS".to_owned(), "0".to_owned())]);
+        assert_eq!(variant.target_flags, ["--spin=always", "--poll-groups=1"]);
+        assert_eq!(variant.mount_flags, ["--spin=always", "--max-io=256KiB"]);
+        assert_eq!(variant.programs, Some("/x".into()));
+        assert!(Variant::parse("fast").is_err());
+        assert_eq!(Variant::parse("").unwrap(), Variant::plain(Carrier::Verbs));
+    }
+}

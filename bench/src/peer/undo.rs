@@ -1,0 +1,484 @@
+//! The undo journal: what was set up on this machine, so that it can be taken down even by another process.
+//!
+//! ```text
+//! note(step) -> line in PID.undo, synced -> the action itself -> drop or undo() -> the action undone -> line "done"
+//! ```
+//!
+//! A journal is held by a lock on its file for as long as its process lives, so whoever gets the lock knows that
+//! nobody will undo what is in it ([`sweep`]). Steps are undone last one first. Each is such that undoing it twice,
+//! or without its having been done, changes nothing; each touches only names that were made for it; each has a
+//! deadline.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rblk_initiator::ublk::DeviceToken;
+use serde::{Deserialize, Serialize};
+
+use super::ublk_null::UblkNull;
+use super::{module, nbd, nvmet, rblk};
+use crate::child;
+use crate::compare::probe;
+
+/// Where journals are: kernel state and this directory end together, at the next boot.
+pub const DIR: &str = "/run/rblk-bench";
+
+/// How long a process may take to end in good order.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Something that was set up.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "what")]
+pub enum Step {
+    /// Processes that carry a tag ([`child::TAG`]).
+    Processes {
+        /// The tag.
+        tag: String,
+    },
+    /// Processes of a load: killed, not asked.
+    Load {
+        /// Their tag.
+        tag: String,
+    },
+    /// Loaded kernel modules, in the order of loading.
+    Modules {
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// A directory of the run's files beside the journal.
+    Directory {
+        /// Its name.
+        name: String,
+    },
+    /// A subsystem of nvmet with its namespace.
+    NvmetSubsystem {
+        /// Its name.
+        nqn: String,
+    },
+    /// A port of nvmet that exports one subsystem.
+    NvmetPort {
+        /// Its number.
+        id: u16,
+        /// The subsystem.
+        nqn: String,
+    },
+    /// Controllers of the NVMe host for a subsystem.
+    NvmeHost {
+        /// The subsystem.
+        nqn: String,
+    },
+    /// A mount of rblk.
+    Mount {
+        /// Its name.
+        name: String,
+        /// The program that makes and removes mounts.
+        program: PathBuf,
+        /// The tag of its processes.
+        tag: String,
+    },
+    /// A ublk device.
+    Ublk {
+        /// Its mark, as [`DeviceToken`] writes it.
+        token: String,
+    },
+    /// An NBD device.
+    Nbd {
+        /// Its path.
+        device: PathBuf,
+    },
+    /// The counting of system calls by the kernel.
+    SyscallTrigger,
+    /// An NBD device that is about to be chosen: one that is connected and was not.
+    NbdToCome {
+        /// Those that were connected.
+        connected: Vec<PathBuf>,
+    },
+}
+
+impl Step {
+    /// Undoes it. `dir` is where the journal is.
+    ///
+    /// # Errors
+    /// It is still there.
+    fn undo(&self, dir: &Path) -> Result<()> {
+        match self {
+            Self::Processes { tag } => child::end_tagged(tag, PATIENCE),
+            Self::Load { tag } => child::end_tagged(tag, Duration::ZERO),
+            Self::Modules { names } => module::unload(names),
+            Self::Directory { name } => remove_directory(dir, name),
+            Self::NvmetSubsystem { nqn } => nvmet::remove_subsystem(nqn),
+            Self::NvmetPort { id, nqn } => nvmet::remove_port(*id, nqn),
+            Self::NvmeHost { nqn } => nvmet::disconnect(nqn),
+            Self::Mount { name, program, tag } => rblk::unmount(program, name, tag),
+            Self::Ublk { token } => match token.parse::<DeviceToken>() {
+                Ok(_) if !Path::new("/dev/ublk-control").exists() => Ok(()),
+                Ok(token) => UblkNull::remove_left_over(token).map(drop),
+                Err(error) => bail!("{token}: {error}"),
+            },
+            Self::SyscallTrigger => probe::remove_trigger(),
+            Self::Nbd { device } => nbd::disconnect(device),
+            Self::NbdToCome { connected } => super::connected_nbd()
+                .iter()
+                .filter(|device| !connected.contains(device))
+                .try_for_each(|device| nbd::disconnect(device)),
+        }
+    }
+}
+
+/// A line of a journal.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Line {
+    Begun { id: u64, step: Step },
+    Undone(u64),
+}
+
+/// The journal of this process. Clones are the same journal.
+#[derive(Clone, Debug)]
+pub struct Journal(Arc<Mutex<Inner>>);
+
+#[derive(Debug)]
+struct Inner {
+    dir: PathBuf,
+    path: PathBuf,
+    file: File,
+    next: u64,
+    open: usize,
+}
+
+/// One step that was done. Dropped, it is undone; what cannot be undone stays in the journal.
+#[derive(Debug)]
+#[must_use = "dropped, it is undone"]
+pub struct Undo {
+    journal: Journal,
+    id: u64,
+    step: Step,
+    pending: bool,
+}
+
+impl Journal {
+    /// Begins a journal in `dir`, which is made if it is not there.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn create(dir: &Path) -> Result<Self> {
+        make_private(dir)?;
+        let pid = std::process::id();
+        // Under another name until it is locked, so that nobody takes it for a dead one's.
+        let new = dir.join(format!("{pid}.new"));
+        let open = || OpenOptions::new().create(true).append(true).open(&new);
+        let file = open().with_context(|| format!("cannot make {}", new.display()))?;
+        file.lock().context("cannot lock the journal")?;
+        let path = (0..u32::MAX)
+            .map(|n| dir.join(format!("{pid}-{n}.undo")))
+            .find(|path| !path.exists())
+            .context("no name for a journal")?;
+        std::fs::rename(&new, &path).with_context(|| format!("cannot make {}", path.display()))?;
+        let inner = Inner { dir: dir.to_owned(), path, file, next: 0, open: 0 };
+        Ok(Self(Arc::new(Mutex::new(inner))))
+    }
+
+    /// Writes down what is about to be done.
+    ///
+    /// # Errors
+    /// It cannot be written; then it must not be done.
+    pub fn note(&self, step: Step) -> Result<Undo> {
+        let mut inner = self.inner();
+        let id = inner.next;
+        inner.write(&Line::Begun { id, step: step.clone() })?;
+        inner.next += 1;
+        inner.open += 1;
+        drop(inner);
+        Ok(Undo { journal: self.clone(), id, step, pending: true })
+    }
+
+    /// Makes a directory for the run's files.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn directory(&self, name: &str) -> Result<(PathBuf, Undo)> {
+        let undo = self.note(Step::Directory { name: name.to_owned() })?;
+        let path = self.inner().dir.join(name);
+        std::fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok((path, undo))
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn write(&mut self, line: &Line) -> Result<()> {
+        let mut text = serde_json::to_vec(line)?;
+        text.push(b'\n');
+        let written = self.file.write_all(&text).and_then(|()| self.file.sync_data());
+        written.with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.open == 0 {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Undo {
+    /// Undoes it now.
+    ///
+    /// # Errors
+    /// It is still there, and stays in the journal.
+    pub fn undo(mut self) -> Result<()> {
+        self.take()
+    }
+
+    /// Writes down that it is undone: by somebody else, or by being a part of another step.
+    pub fn forget(mut self) {
+        self.pending = false;
+        self.done();
+    }
+
+    fn take(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.pending) {
+            let dir = self.journal.inner().dir.clone();
+            self.step.undo(&dir)?;
+            self.done();
+        }
+        Ok(())
+    }
+
+    fn done(&self) {
+        let mut inner = self.journal.inner();
+        inner.open -= 1;
+        // Undone twice at worst.
+        let _ = inner.write(&Line::Undone(self.id));
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        if let Err(error) = self.take() {
+            eprintln!("rblk-bench: {error:#}; `rblk-bench clean-up` tries again");
+        }
+    }
+}
+
+/// What a sweep found.
+#[derive(Debug, Default)]
+pub struct Swept {
+    /// Steps that were undone.
+    pub undone: usize,
+    /// Journals of living processes, which were left alone.
+    pub alive: usize,
+    /// What could not be undone.
+    pub failed: Vec<anyhow::Error>,
+}
+
+/// Undoes what dead processes left, by their journals in `dir`.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn sweep(dir: &Path) -> Result<Swept> {
+    let mut swept = Swept::default();
+    for path in journals(dir)? {
+        if let Err(error) = sweep_one(dir, &path, &mut swept) {
+            swept.failed.push(error.context(path.display().to_string()));
+        }
+    }
+    Ok(swept)
+}
+
+/// What dead and living processes have set up, by their journals in `dir`: the last step first.
+///
+/// # Errors
+/// A journal cannot be read.
+pub fn look(dir: &Path) -> Result<Vec<Step>> {
+    let mut steps = Vec::new();
+    for path in journals(dir)? {
+        let text = std::fs::read_to_string(&path);
+        let text = text.with_context(|| format!("reading {}", path.display()))?;
+        steps.extend(pending(&text).into_iter().map(|(_, step)| step));
+    }
+    Ok(steps)
+}
+
+fn journals(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).with_context(|| format!("reading {}", dir.display())),
+    };
+    let mut journals: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    journals.retain(|path| path.extension().is_some_and(|extension| extension == "undo"));
+    journals.sort();
+    Ok(journals)
+}
+
+fn sweep_one(dir: &Path, path: &Path, swept: &mut Swept) -> Result<()> {
+    let mut file = OpenOptions::new().append(true).open(path)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            swept.alive += 1;
+            return Ok(());
+        }
+        Err(TryLockError::Error(error)) => return Err(error.into()),
+    }
+    let text = std::fs::read_to_string(path)?;
+    let mut left = 0;
+    for (id, step) in pending(&text) {
+        match step.undo(dir) {
+            Ok(()) => {
+                swept.undone += 1;
+                writeln!(file, "{}", serde_json::to_string(&Line::Undone(id))?)?;
+            }
+            Err(error) => {
+                left += 1;
+                swept.failed.push(error);
+            }
+        }
+    }
+    if left == 0 {
+        std::fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
+/// The steps of a journal that are not undone, the last one first. A line that was cut off has no step: what it
+/// would have said was not done.
+fn pending(text: &str) -> Vec<(u64, Step)> {
+    let mut steps = BTreeMap::new();
+    for line in text.lines() {
+        match serde_json::from_str(line) {
+            Ok(Line::Begun { id, step }) => {
+                steps.insert(id, step);
+            }
+            Ok(Line::Undone(id)) => {
+                steps.remove(&id);
+            }
+            Err(_) => {}
+        }
+    }
+    steps.into_iter().rev().collect()
+}
+
+fn make_private(dir: &Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .with_context(|| format!("cannot make {}", dir.display()))
+}
+
+/// Removes a directory beside the journal: never another one.
+fn remove_directory(dir: &Path, name: &str) -> Result<()> {
+    if name.is_empty() || name.starts_with('.') || name.contains('/') {
+        bail!("`{name}` is no directory of a run");
+    }
+    let path = dir.join(name);
+    match std::fs::remove_dir_all(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(dir: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(dir).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn what_is_pending_comes_last_first() {
+        let step = |nqn: &str| Step::NvmetSubsystem { nqn: nqn.into() };
+        let lines = [
+            Line::Begun { id: 0, step: step("a") },
+            Line::Begun { id: 1, step: step("b") },
+            Line::Begun { id: 2, step: step("c") },
+            Line::Undone(1),
+        ];
+        let mut text: String =
+            lines.iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect();
+        text.push_str(r#"{"begun":{"id":3,"step":{"what":"nvmet-sub"#);
+        assert_eq!(pending(&text), [(2, step("c")), (0, step("a"))]);
+    }
+
+    #[test]
+    fn every_step_is_read_as_it_was_written() {
+        let path = || PathBuf::from("/dev/nbd0");
+        let text = || "x".to_owned();
+        for step in [
+            Step::Processes { tag: text() },
+            Step::Load { tag: text() },
+            Step::Modules { names: vec![text()] },
+            Step::Directory { name: text() },
+            Step::NvmetSubsystem { nqn: text() },
+            Step::NvmetPort { id: 7, nqn: text() },
+            Step::NvmeHost { nqn: text() },
+            Step::Mount { name: text(), program: path(), tag: text() },
+            Step::Ublk { token: text() },
+            Step::SyscallTrigger,
+            Step::Nbd { device: path() },
+            Step::NbdToCome { connected: vec![path()] },
+        ] {
+            let line = serde_json::to_string(&Line::Begun { id: 1, step: step.clone() }).unwrap();
+            assert_eq!(pending(&line), [(1, step)]);
+        }
+    }
+
+    #[test]
+    fn a_drop_undoes_and_the_journal_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = Journal::create(dir.path()).unwrap();
+        let (path, undo) = journal.directory("work").unwrap();
+        std::fs::write(path.join("file"), "x").unwrap();
+        assert_eq!(files(dir.path()).len(), 2);
+        // Somebody lives, so nothing is swept.
+        let swept = sweep(dir.path()).unwrap();
+        assert_eq!((swept.undone, swept.alive), (0, 1));
+        assert!(path.exists());
+        drop(undo);
+        assert!(!path.exists());
+        drop(journal);
+        assert_eq!(files(dir.path()), [""; 0]);
+    }
+
+    #[test]
+    fn what_a_dead_process_left_is_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("work")).unwrap();
+        let line = Line::Begun { id: 0, step: Step::Directory { name: "work".into() } };
+        let journal = dir.path().join("1-0.undo");
+        std::fs::write(&journal, serde_json::to_string(&line).unwrap()).unwrap();
+        let swept = sweep(dir.path()).unwrap();
+        assert_eq!((swept.undone, swept.failed.len()), (1, 0));
+        assert_eq!(files(dir.path()), [""; 0]);
+        assert_eq!(sweep(&dir.path().join("none")).unwrap().undone, 0);
+    }
+
+    #[test]
+    fn what_cannot_be_undone_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["", "..", "a/b", ".x"] {
+            assert!(remove_directory(dir.path(), name).is_err(), "{name}");
+        }
+        let line = Line::Begun { id: 0, step: Step::Directory { name: "../x".into() } };
+        let journal = dir.path().join("1-0.undo");
+        std::fs::write(&journal, serde_json::to_string(&line).unwrap()).unwrap();
+        assert_eq!(sweep(dir.path()).unwrap().failed.len(), 1);
+        assert!(journal.exists());
+    }
+}

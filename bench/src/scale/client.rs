@@ -1,0 +1,139 @@
+//! [`Client`]: a session with one queue and no block device, as an initiator has it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
+use rblk_initiator::engine::{Engine, QueueStats};
+use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::session::{HostIdentity, QueueWish, Session};
+use rblk_protocol::{AccessMode, BlockSize, Features, HostId, Name, QueueDepth, Tag};
+use tokio::runtime::Runtime;
+
+use crate::histogram::Histogram;
+use crate::interrupt;
+
+/// Commands outstanding.
+const DEPTH: u16 = 16;
+/// Most bytes of one command.
+pub(super) const IO_MAX: u32 = 128 << 10;
+/// How long an idle session lives without a word: longer than any measurement, for nobody keeps it alive.
+const DETECT: Duration = Duration::from_secs(600);
+/// Deadline of each step of connecting.
+const CONNECT_LIMIT: Duration = Duration::from_secs(20);
+/// Deadline of one I/O.
+const IO_LIMIT: Duration = Duration::from_secs(20);
+
+/// Bytes of the smallest I/O here.
+pub(super) const BLOCK: u64 = 4096;
+
+/// Memory for the data of a queue; queues that move no data may share one.
+pub(super) fn buffers() -> Result<Arc<Region>> {
+    Ok(Region::allocate(IO_MAX as usize * usize::from(DEPTH), PageKind::Normal)?)
+}
+
+/// A session and its queue.
+pub(super) struct Client {
+    session: Session,
+    engine: Engine,
+    block_size: BlockSize,
+}
+
+impl Client {
+    /// Connects, logs in, opens a volume for reading, connects a queue and waits until it is ready.
+    pub(super) fn connect(
+        runtime: &Runtime,
+        address: &Address,
+        volume: &str,
+        number: u32,
+        buffers: &Arc<Region>,
+    ) -> Result<Self> {
+        let mut id = [0xbe; 16];
+        id[..4].copy_from_slice(&number.to_le_bytes());
+        id[4..8].copy_from_slice(&std::process::id().to_le_bytes());
+        let name = Name::new(&format!("bench-{number}")).context("a name")?;
+        let host = HostIdentity { id: HostId(id), name };
+        let options = ConnectOptions { timeout: CONNECT_LIMIT, bind: None, detect: DETECT };
+        let depth = QueueDepth::new(DEPTH).context("a depth")?;
+        let volume = Name::new(volume).context("a volume's name")?;
+        let (session, opened, path) = runtime.block_on(async {
+            let mut session = Session::connect(address, &options, &host, None).await?;
+            let opened = session.open(&volume, AccessMode::ReadOnly).await?;
+            let wish = QueueWish {
+                depth,
+                io_max_bytes: IO_MAX,
+                in_capsule_bytes: 4096,
+                features: Features::WRITE_WITH_IMM,
+            };
+            let path = session.connect_queue(0, wish, opened.handle, buffers).await?;
+            Ok::<_, anyhow::Error>((session, opened, path))
+        })?;
+        let block_size = BlockSize::new(opened.block_size.bytes()).context("a block size")?;
+        let mut engine = Engine::new(depth, IO_MAX as usize, Arc::new(QueueStats::default()));
+        engine.connect(path, Instant::now());
+        let mut client = Self { session, engine, block_size };
+        let deadline = Instant::now() + CONNECT_LIMIT;
+        while !client.engine.is_connected() {
+            client.turn(deadline, |_| {})?;
+        }
+        Ok(client)
+    }
+
+    fn turn(&mut self, deadline: Instant, mut done: impl FnMut(i32)) -> Result<()> {
+        let now = Instant::now();
+        if !self.engine.turn(now, |_, result| done(result)) {
+            if let Some((end, _)) = self.engine.take_ended() {
+                bail!("the queue was lost: {end:?}");
+            }
+            ensure!(now < deadline, "the target does not answer");
+            interrupt::check()?;
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Reads once, to nowhere in particular.
+    pub(super) fn read(&mut self, offset: u64, len: u64) -> Result<()> {
+        let io = Io::new(IoOp::Read, offset, len, self.block_size)
+            .with_context(|| format!("{len} bytes at {offset} are no whole blocks"))?;
+        self.engine.submit(Tag(0), io).ok().context("one request at a time")?;
+        let deadline = Instant::now() + IO_LIMIT;
+        let mut result = None;
+        while result.is_none() {
+            self.turn(deadline, |outcome| result = Some(outcome))?;
+        }
+        ensure!(
+            result == i32::try_from(len).ok(),
+            "a read of {len} bytes at {offset} gave {result:?}"
+        );
+        Ok(())
+    }
+
+    /// Reads a block after the other, where `next` says, until it says nothing or the time is over.
+    pub(super) fn latency(
+        &mut self,
+        time: Duration,
+        mut next: impl FnMut() -> Option<u64>,
+    ) -> Result<Histogram> {
+        let mut histogram = Histogram::new();
+        let end = Instant::now() + time;
+        while let Some(offset) = next() {
+            let begin = Instant::now();
+            if begin >= end {
+                break;
+            }
+            self.read(offset, BLOCK)?;
+            histogram.record(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        }
+        ensure!(histogram.count() > 0, "nothing was read");
+        Ok(histogram)
+    }
+
+    /// Says goodbye.
+    pub(super) fn leave(self, runtime: &Runtime) {
+        let Self { session, engine, .. } = self;
+        drop(engine);
+        runtime.block_on(session.logout(Duration::from_secs(1)));
+    }
+}

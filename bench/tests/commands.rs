@@ -1,0 +1,110 @@
+//! `rblk-bench` as people run it: several commands into one folder, and the report of them all.
+//!
+//! Nothing is said of the numbers, but that they are there. What needs root, devices and peers is in the lab's tests.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rblk_bench::result::Run;
+
+/// A command that takes longer is stuck.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// Runs rblk-bench in `dir`; gives its exit code, stdout and stderr.
+fn bench(dir: &Path, words: &[&str]) -> (Option<i32>, String, String) {
+    let (out, err) = (dir.join("stdout"), dir.join("stderr"));
+    let mut child = Command::new(env!("CARGO_BIN_EXE_rblk-bench"))
+        .args(words)
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .stdout(File::create(&out).unwrap())
+        .stderr(File::create(&err).unwrap())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + LIMIT;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            panic!("rblk-bench {words:?} does not end:\n{}", fs::read_to_string(&err).unwrap());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let read = |file: &Path| fs::read_to_string(file).unwrap();
+    (status.code(), read(&out), read(&err))
+}
+
+#[test]
+fn several_commands_make_one_report() {
+    let dir = tempfile::tempdir().unwrap();
+    let cost = ["cost", "--sizes", "4KiB", "--ios", "256", "--out", "run"];
+    let (code, table, err) = bench(dir.path(), &cost);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(table.contains("messages"), "{table}");
+    let fabric = [
+        "fabric",
+        "--address",
+        "tcp://127.0.0.1",
+        "--seconds",
+        "0.05",
+        "--region",
+        "1MiB",
+        "--no-perftest",
+        "--out",
+        "run",
+        "--output",
+        "json",
+    ];
+    let (code, json, err) = bench(dir.path(), &fabric);
+    assert_eq!(code, Some(0), "{err}");
+    let run: Run = serde_json::from_str(&json).unwrap();
+    assert_eq!(run.id, "run");
+    assert_eq!(run.commands.len(), 2, "{:?}", run.commands);
+    assert!(!run.commands.iter().flatten().any(|word| word == "--out"), "{:?}", run.commands);
+    let costs = run.cost.as_ref().unwrap();
+    assert!(costs.costs.iter().all(|cost| cost.initiator.messages > 0.0), "{costs:?}");
+    let device = &run.fabric.as_ref().unwrap().devices[0];
+    assert_eq!(device.error, None);
+    let send = device.pingpong.iter().find(|row| row.what == "SEND" && row.error.is_none());
+    assert!(send.unwrap().latency.mean_ns > 0.0, "{device:?}");
+    assert!(device.bandwidth.iter().any(|row| row.bytes_per_s > 0.0), "{device:?}");
+    // What was said is what was kept.
+    let kept: Run =
+        serde_json::from_slice(&fs::read(dir.path().join("run/run.json")).unwrap()).unwrap();
+    assert_eq!(kept, run);
+    let page = fs::read_to_string(dir.path().join("run/report.html")).unwrap();
+    for id in ["cost", "fabric", "goals", "place"] {
+        assert!(page.contains(&format!("<h2 id=\"{id}\">")), "{id}: {page}");
+    }
+    assert!(dir.path().join("run/bandwidth-0.svg").is_file());
+
+    // Drawn again somewhere else, with a note.
+    fs::write(dir.path().join("run/notes.txt"), "3: counted twice\n").unwrap();
+    let (code, table, err) = bench(dir.path(), &["report", "run"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(table.contains("4 KiB: messages"), "{table}");
+    let page = fs::read_to_string(dir.path().join("run/report.html")).unwrap();
+    assert!(page.contains("counted twice"));
+    let (code, _, err) = bench(dir.path(), &["report", "run/run.json", "--out", "again"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(dir.path().join("again/report.html").is_file());
+}
+
+#[test]
+fn what_is_no_run_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let (code, _, err) = bench(dir.path(), &["report", "nowhere"]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("there is no run in nowhere"), "{err}");
+    fs::write(dir.path().join("run.json"), "{]").unwrap();
+    let (code, _, err) = bench(dir.path(), &["report", "."]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("is no run"), "{err}");
+    let (code, _, err) = bench(dir.path(), &["compare", "--cells", "nonsense", "--out", "x"]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("nonsense"), "{err}");
+}

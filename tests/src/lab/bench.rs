@@ -1,0 +1,172 @@
+//! [`Bench`]: runs of `rblk-bench`, and what they must not leave.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rblk_bench::child::TAG;
+use rblk_bench::folder;
+use rblk_bench::peer::undo;
+use rblk_bench::result::Run;
+
+use super::Lab;
+use super::process::{Finished, Running, signal};
+use super::wait::{DEADLINE, until};
+
+/// For setting everything up, two cells of a second each, and taking it down again; programs start slowly here.
+const COMPARE: Duration = Duration::from_secs(300);
+/// For every measurement of two providers at a tenth of a second.
+const FABRIC: Duration = Duration::from_secs(240);
+/// For taking down what a killed run left: every step has a deadline of its own.
+const CLEAN_UP: Duration = Duration::from_secs(120);
+
+/// The bench. Dropped, it is told to clean up, in case a test failed amid a run.
+#[derive(Debug)]
+pub struct Bench<'l> {
+    lab: &'l Lab,
+    modules: BTreeSet<String>,
+}
+
+impl<'l> Bench<'l> {
+    /// Knows what the kernel has now, before any run.
+    #[must_use]
+    pub fn new(lab: &'l Lab) -> Self {
+        Self { lab, modules: modules() }
+    }
+
+    /// Compares all systems in the cells of `smoke`, one round of a second each, with small disks.
+    ///
+    /// # Panics
+    /// It cannot be started.
+    #[must_use]
+    pub fn start(&self, name: &str) -> Running {
+        let mut command = self.lab.program("rblk-bench");
+        command.args(["compare", "--cells", "smoke", "--rounds", "1", "--seconds", "1"]);
+        command.args(["--size", "32MiB", "--no-perftest", "--address", self.lab.host()]);
+        command.arg("--out").arg(self.folder(name));
+        Running::start(command)
+    }
+
+    /// [`start`](Self::start)s it, waits for its end, and gives what it measured.
+    ///
+    /// # Panics
+    /// It fails, or takes too long.
+    #[must_use]
+    pub fn compare(&self, name: &str) -> Run {
+        let finished = self.start(name).finish(COMPARE);
+        println!("{finished}");
+        let _ = finished.ok();
+        let run = folder::read(&self.folder(name).join("run.json"));
+        run.unwrap_or_else(|e| panic!("{e:#}")).expect("a run.json")
+    }
+
+    /// Measures the fabric at `addresses`, a tenth of a second each, and gives what it measured.
+    ///
+    /// # Panics
+    /// It fails, or takes too long.
+    #[must_use]
+    pub fn fabric(&self, name: &str, addresses: &[String]) -> Run {
+        let mut command = self.lab.program("rblk-bench");
+        command.args(["fabric", "--seconds", "0.1", "--region", "4MiB", "--no-perftest"]);
+        command.args(["--address", &addresses.join(",")]);
+        command.arg("--out").arg(self.folder(name));
+        let finished = Running::start(command).finish(FABRIC);
+        println!("{finished}");
+        let _ = finished.ok();
+        let run = folder::read(&self.folder(name).join("run.json"));
+        run.unwrap_or_else(|e| panic!("{e:#}")).expect("a run.json")
+    }
+
+    /// [`start`](Self::start)s it, and kills it, and it alone, when it measures.
+    ///
+    /// # Panics
+    /// It ends before, or takes too long.
+    pub fn kill_amid(&self, name: &str) {
+        let mut running = self.start(name);
+        let raw = self.folder(name).join("raw");
+        until("a first sample", COMPARE, || {
+            assert!(running.is_running(), "rblk-bench ended before it measured anything");
+            std::fs::read_dir(&raw).ok()?.flatten().next()
+        });
+        signal("KILL", &running.pid().to_string());
+        let finished = running.finish(DEADLINE);
+        assert_eq!(finished.code(), 128 + 9, "{finished}");
+    }
+
+    /// `rblk-bench clean-up`.
+    ///
+    /// # Panics
+    /// It takes too long.
+    #[must_use]
+    pub fn clean_up(&self) -> Finished {
+        let mut command = self.lab.program("rblk-bench");
+        command.arg("clean-up");
+        Running::start(command).finish(CLEAN_UP)
+    }
+
+    /// What runs have left, in words.
+    #[must_use]
+    pub fn left(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        for dir in [
+            undo::DIR,
+            "/run/rblk/mounts",
+            "/sys/kernel/config/nvmet/subsystems",
+            "/sys/kernel/config/nvmet/ports",
+            "/sys/class/nvme",
+        ] {
+            left.extend(names(Path::new(dir)).into_iter().map(|name| format!("{dir}/{name}")));
+        }
+        for disk in names(Path::new("/sys/block")) {
+            if disk.starts_with("ublkb") || disk.starts_with("nvme") {
+                left.push(format!("/dev/{disk}"));
+            }
+            if Path::new("/sys/block").join(&disk).join("pid").exists() {
+                left.push(format!("/dev/{disk}, connected"));
+            }
+        }
+        let ublk = names(Path::new("/dev")).into_iter().filter(|name| name.starts_with("ublkc"));
+        left.extend(ublk.map(|name| format!("/dev/{name}")));
+        left.extend(modules().difference(&self.modules).map(|name| format!("module {name}")));
+        left.extend(children().into_iter().map(|pid| format!("process {pid}")));
+        let trigger = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/trigger";
+        if std::fs::read_to_string(trigger).is_ok_and(|text| text.contains("rblk_bench")) {
+            left.push("system calls are counted".to_owned());
+        }
+        left
+    }
+
+    fn folder(&self, name: &str) -> PathBuf {
+        self.lab.path(name)
+    }
+}
+
+impl Drop for Bench<'_> {
+    fn drop(&mut self) {
+        if !self.left().is_empty() {
+            println!("{}", self.clean_up());
+        }
+    }
+}
+
+/// Modules that were loaded: parts of the kernel have no such file.
+fn modules() -> BTreeSet<String> {
+    let place = Path::new("/sys/module");
+    names(place).into_iter().filter(|name| place.join(name).join("initstate").exists()).collect()
+}
+
+/// Processes that a run has started.
+fn children() -> Vec<String> {
+    let mark = format!("{TAG}=");
+    let is_child = |pid: &String| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|word| word.starts_with(mark.as_bytes()))
+    };
+    let processes = names(Path::new("/proc")).into_iter();
+    processes.filter(|name| name.bytes().all(|b| b.is_ascii_digit())).filter(is_child).collect()
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}

@@ -1,0 +1,82 @@
+//! What one I/O may cost: messages, completions, copies and allocations, as the promise of the data path says. The
+//! ends' own counters tell, over the real engines in this process; nothing is timed.
+//!
+//! A binary of its own: it counts its allocations.
+
+use rblk_bench::cost::allocations::{self, CountingAllocator};
+use rblk_bench::cost::rig::{Cost, Plan, measure};
+use rblk_bench::cost::{Op, Volume};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const BLOCK: u32 = 4096;
+/// A signaled WR of an end for at least so many messages; the initiator has fewer.
+const SIGNALED_MOST: f64 = 1.0 / 16.0;
+/// Measured I/Os are not a multiple of every interval, so one more WR may have been signaled than their share.
+const IOS: u64 = 1024;
+
+fn costs(volumes: &[Volume], immediates: bool) -> Vec<Cost> {
+    let plan = Plan {
+        ops: vec![Op::Read, Op::Write],
+        sizes: vec![BLOCK],
+        depths: vec![1, 32],
+        queue_depth: 128,
+        ios: IOS,
+        volumes: volumes.to_vec(),
+        in_capsule_bytes: BLOCK,
+        immediates,
+        lists: true,
+        reads_out: 16,
+        seed: 1,
+    };
+    let costs = measure(&plan).unwrap().costs;
+    assert_eq!(costs.len(), volumes.len() * 4);
+    costs
+}
+
+#[test]
+fn a_4_kib_request_takes_two_messages_and_one_completion() {
+    let one_more = 1.0 / IOS as f64;
+    for cost in costs(&[Volume::Memory, Volume::Cached, Volume::WriteBack], true) {
+        let (case, i, t) = (cost.case, cost.initiator, cost.target);
+        // The command, and the answer. Several may share a message, never the other way round.
+        assert!(i.messages > 0.0 && t.messages > 0.0, "{case}: nothing was counted");
+        assert!(i.messages <= 1.0, "{case}: {} messages of the initiator", i.messages);
+        assert!(t.messages <= 1.0, "{case}: {} messages of the target", t.messages);
+        for (end, of) in [("initiator", i), ("target", t)] {
+            let most = of.messages * SIGNALED_MOST + one_more;
+            assert!(of.signaled <= most, "{case}: {} of the {end} are signaled", of.signaled);
+            // One arrives, and of those sent the signaled ones complete.
+            let most = 1.0 + most + one_more;
+            assert!(of.completions <= most, "{case}: {} completions at the {end}", of.completions);
+            let bells = of.send_doorbells.max(of.recv_doorbells);
+            assert!(bells <= 1.0 + one_more, "{case}: {bells} doorbells at the {end}");
+        }
+    }
+}
+
+#[test]
+fn data_is_not_copied_but_out_of_a_capsule() {
+    for cost in costs(&[Volume::Memory, Volume::Cached, Volume::WriteBack, Volume::Store], true) {
+        let (case, copied) = (cost.case, cost.target.copied_bytes);
+        assert_eq!(cost.initiator.copied_bytes, 0.0, "{case}");
+        let most = if case.op == Op::Read { 0.0 } else { f64::from(BLOCK) };
+        assert_eq!(copied, most, "{case}: bytes copied by the target");
+        assert_eq!(cost.keyed, f64::from(u8::from(case.op == Op::Read)), "{case}: keys exposed");
+    }
+}
+
+#[test]
+fn nothing_is_allocated_for_a_request() {
+    assert!(allocations::are_counted(), "the allocator of this test does not count");
+    let volumes = [Volume::Memory, Volume::Null, Volume::Store, Volume::Cached, Volume::WriteBack];
+    for (volumes, immediates) in [(&volumes[..], true), (&[Volume::Memory, Volume::Cached], false)]
+    {
+        for cost in costs(volumes, immediates) {
+            let case = cost.case;
+            assert_eq!(cost.initiator.allocations, Some(0.0), "{case}: at the initiator");
+            assert_eq!(cost.target.allocations, Some(0.0), "{case}: at the target");
+        }
+    }
+}

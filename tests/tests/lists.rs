@@ -1,0 +1,446 @@
+//! Several capsules in one message: what is packed, that it means what its capsules mean, and what a list that breaks a
+//! rule does.
+
+use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};
+use rblk_bench::ram_store::StoreConditions;
+use rblk_bench::seed::Random;
+use rblk_initiator::engine::{PathEnd, QueueCounts};
+use rblk_initiator::io::{Io, IoOp};
+use rblk_protocol::limits::{COMMAND_LIST_BYTES, LIST_MAX};
+use rblk_protocol::{
+    BlockCount, BlockSize, CommandCapsule, Features, Opcode, ResponseCapsule, Sequence, Status, Tag,
+};
+use rblk_target::stats::StatsSnapshot;
+use rblk_target::store::VolumeIndex;
+use rblk_tests::bed::{Bed, FROZEN, MEMORY, PATIENCE, STORE, pattern};
+use rblk_tests::raw::{Heard, RawPeer, RawTarget};
+
+const DEPTH: u16 = 32;
+const LISTS: Features = Features::CAPSULE_LISTS;
+const NONE: Features = Features(0);
+const BOTH: Features = Features(Features::WRITE_WITH_IMM.0 | LISTS.0);
+
+fn options(features: Features) -> QueueOptions {
+    QueueOptions { depth: DEPTH, io_max_bytes: 64 << 10, features, ..QueueOptions::default() }
+}
+
+/// A path whose commands are all keyed, unless they are shorter than this.
+fn raw(features: Features, in_capsule_bytes: u32) -> RawTarget {
+    RawTarget::tested(QueueOptions { in_capsule_bytes, ..options(features) })
+}
+
+fn submit(target: &mut RawTarget, op: IoOp, tag: u16) {
+    let len = if op == IoOp::Flush { 0 } else { 512 };
+    let io = Io::new(op, 0, len, BlockSize::new(512).unwrap()).unwrap();
+    target.engine.submit(Tag(tag), io).unwrap();
+}
+
+fn packed(target: &mut RawTarget) -> Vec<Vec<CommandCapsule>> {
+    target.steps(5);
+    target.messages()
+}
+
+fn tags(messages: &[Vec<CommandCapsule>]) -> Vec<Vec<u16>> {
+    messages.iter().map(|message| message.iter().map(|c| c.tag.0).collect()).collect()
+}
+
+#[test]
+fn the_commands_of_a_turn_share_messages_in_the_order_of_their_sequence() {
+    let mut target = raw(BOTH, 512);
+    for tag in 0..20 {
+        submit(&mut target, [IoOp::Read, IoOp::Flush][usize::from(tag % 2)], tag);
+    }
+    let messages = packed(&mut target);
+    assert_eq!(tags(&messages), [(0..16).collect::<Vec<_>>(), (16..20).collect()]);
+    let sequences: Vec<u32> = messages.iter().flatten().map(|c| c.sequence.0).collect();
+    assert!(sequences.is_sorted_by(|a, b| a + 1 == *b), "{sequences:?}");
+    // Data is the end of a message, and what comes later does not change one that was posted.
+    for (tag, op) in [IoOp::Read, IoOp::Write, IoOp::Write, IoOp::Read].into_iter().enumerate() {
+        submit(&mut target, op, 20 + u16::try_from(tag).unwrap());
+    }
+    assert_eq!(tags(&packed(&mut target)), [vec![20, 21], vec![22], vec![23]]);
+    submit(&mut target, IoOp::Read, 24);
+    assert_eq!(tags(&packed(&mut target)), [vec![24]]);
+    assert_eq!(target.path_end(), None);
+}
+
+#[test]
+fn nothing_is_packed_that_was_not_agreed() {
+    let mut target = raw(Features::WRITE_WITH_IMM, 512);
+    for tag in 0..8 {
+        submit(&mut target, IoOp::Read, tag);
+    }
+    assert_eq!(tags(&packed(&mut target)), (0..8).map(|tag| vec![tag]).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_slot_is_written_again_only_when_its_message_arrived() {
+    // Tags come free and are used again in another order each time, while nothing is signaled: what the target reads is
+    // what the engine says last, message by message.
+    let mut random = Random::new(1);
+    let mut target = raw(LISTS, 0);
+    for round in 0..200 {
+        let mut order: Vec<u16> = (0..DEPTH).collect();
+        for at in 0..order.len() {
+            order.swap(at, random.index(at + 1));
+        }
+        order.truncate(1 + random.index(order.len()));
+        for tag in &order {
+            submit(&mut target, IoOp::Flush, *tag);
+        }
+        let commands: Vec<_> = packed(&mut target).concat();
+        let seen: Vec<u16> = commands.iter().map(|c| c.tag.0).collect();
+        assert_eq!(seen, order, "round {round}");
+        let answers: Vec<_> = commands
+            .iter()
+            .map(|c| ResponseCapsule::new(c.tag, c.sequence, Status::Ok).to_wire())
+            .collect();
+        for list in answers.chunks(1 + random.index(LIST_MAX)) {
+            target.send(list.as_flattened());
+        }
+        assert_eq!(target.path_end(), None, "round {round}");
+        assert_eq!(target.outcomes.len(), order.len(), "round {round}");
+        target.outcomes.clear();
+    }
+}
+
+/// What a round of requests at full depth takes, in a steady state.
+fn counted(features: Features, op: IoOp, rounds: u64) -> (QueueCounts, StatsSnapshot) {
+    let mut bed = Bed::new(&RigOptions::default());
+    let queue = bed.queue(MEMORY, options(features));
+    let run = |bed: &mut Bed, rounds: u64| {
+        for _ in 0..rounds {
+            for tag in 0..DEPTH {
+                bed.submit(queue, tag, op, u64::from(tag) * 4096, 4096);
+            }
+            assert!(bed.outcomes(DEPTH.into()).iter().all(|o| o.result == 4096));
+        }
+    };
+    run(&mut bed, 10);
+    let (i, t) = (bed.rig.queue_counts(queue), bed.rig.target_counts());
+    run(&mut bed, rounds);
+    let (i2, t2) = (bed.rig.queue_counts(queue), bed.rig.target_counts());
+    let initiator = QueueCounts {
+        sends: i2.sends - i.sends,
+        signaled: i2.signaled - i.signaled,
+        completions: i2.completions - i.completions,
+        lists: i2.lists - i.lists,
+        listed: i2.listed - i.listed,
+        recvs: i2.recvs - i.recvs,
+        ..QueueCounts::default()
+    };
+    let target = StatsSnapshot {
+        sends: t2.sends - t.sends,
+        rdma_writes: t2.rdma_writes - t.rdma_writes,
+        rdma_writes_with_imm: t2.rdma_writes_with_imm - t.rdma_writes_with_imm,
+        lists: t2.lists - t.lists,
+        listed: t2.listed - t.listed,
+        recvs: t2.recvs - t.recvs,
+        ..StatsSnapshot::default()
+    };
+    (initiator, target)
+}
+
+#[test]
+fn reads_at_depth_share_their_commands_and_writes_their_answers() {
+    let rounds = 100;
+    let ios = rounds * u64::from(DEPTH);
+    let lists = ios / LIST_MAX as u64;
+    let (i, t) = counted(BOTH, IoOp::Read, rounds);
+    assert_eq!((i.sends, i.lists, i.listed), (lists, lists, ios));
+    assert_eq!((t.rdma_writes_with_imm, t.sends, t.recvs), (ios, 0, lists), "data differs");
+    let (i, t) = counted(LISTS, IoOp::Read, rounds);
+    assert_eq!((i.sends, i.lists, i.listed), (lists, lists, ios));
+    assert_eq!((t.rdma_writes, t.sends, t.lists, t.listed), (ios, lists, lists, ios));
+    assert_eq!((i.recvs, i.completions), (lists, lists + i.signaled));
+    let (i, t) = counted(BOTH, IoOp::Write, rounds);
+    assert_eq!((i.sends, i.lists), (ios, 0), "each has its data");
+    assert_eq!((t.sends, t.lists, t.listed, t.recvs), (lists, lists, ios, ios));
+    for op in [IoOp::Read, IoOp::Write] {
+        let (i, t) = counted(Features::WRITE_WITH_IMM, op, rounds);
+        assert_eq!((i.sends, t.sends + t.rdma_writes_with_imm), (ios, ios));
+        assert_eq!((i.lists, i.listed, t.lists, t.listed), (0, 0, 0, 0));
+    }
+}
+
+/// An honest queue, and a peer to be watched.
+fn watched(features: Features, volume: VolumeIndex) -> (Bed, QueueId, RawPeer) {
+    let mut bed = Bed::new(&RigOptions::default());
+    let bystander = bed.queue(STORE, options(BOTH));
+    let session = bed.rig.begin_session();
+    bed.open_all(session);
+    let peer = RawPeer::tested(&mut bed, session, volume, options(features));
+    (bed, bystander, peer)
+}
+
+fn assert_unharmed(bed: &mut Bed, bystander: QueueId) {
+    bed.write(bystander, 4096, &pattern(21, 16384));
+    assert!(bed.read(bystander, 4096, 16384) == pattern(21, 16384));
+    assert_eq!(bed.rig.take_path_ends(bystander), []);
+}
+
+fn hear(bed: &mut Bed, peer: &mut RawPeer, count: usize) -> Vec<Heard> {
+    let mut heard = Vec::new();
+    let came = bed.rig.run(PATIENCE, |_| {
+        heard.extend(peer.listen());
+        heard.len() >= count || heard.iter().any(|h| matches!(h, Heard::End(_)))
+    });
+    assert!(came.is_ok(), "{count} answers, not {heard:?}");
+    heard
+}
+
+fn bytes(commands: &[CommandCapsule]) -> Vec<u8> {
+    commands.iter().flat_map(CommandCapsule::to_wire).collect()
+}
+
+fn write(peer: &mut RawPeer, tag: u16, blocks: u32) -> CommandCapsule {
+    let command = peer.transfer(Opcode::Write, tag, 0, blocks);
+    CommandCapsule { buffer: None, in_capsule_bytes: blocks * 512, ..command }
+}
+
+#[test]
+fn a_list_is_served_as_its_commands_would_be() {
+    for features in [BOTH, LISTS] {
+        let mut bed = Bed::new(&RigOptions::default());
+        let session = bed.rig.begin_session();
+        bed.open_all(session);
+        let mut peer = RawPeer::tested(&mut bed, session, STORE, options(features));
+        // Of another epoch, of no volume, of nothing, out of bounds, good: each gets its own answer.
+        let mut list: Vec<_> =
+            (0..14).map(|tag| peer.transfer(Opcode::Read, tag, u64::from(tag) * 8, 8)).collect();
+        for (tag, command) in list.iter_mut().enumerate() {
+            let at = tag * 4096;
+            command.buffer = Some(peer.descriptor(at, 4096));
+        }
+        list[3].epoch.0 += 1;
+        list[4].volume.0 = 77;
+        list[5].count = BlockCount(0);
+        list[6].lba.0 = 1 << 40;
+        list.push(CommandCapsule { tag: Tag(DEPTH), ..peer.command(Opcode::KeepAlive, 0) });
+        list.push(write(&mut peer, 15, 8));
+        assert_eq!(list.len(), LIST_MAX);
+        let data = pattern(4, 4096);
+        peer.send(&[bytes(&list), data.clone()].concat());
+        let heard = hear(&mut bed, &mut peer, LIST_MAX);
+        assert_eq!(heard.len(), LIST_MAX);
+        let mut statuses = vec![None; usize::from(DEPTH) + 1];
+        for answer in heard {
+            let (tag, status) = match answer {
+                Heard::Response(response) => (response.tag, response.status),
+                Heard::Immediate(imm) => (imm.tag, Status::Ok),
+                Heard::End(status) => panic!("{status:?}"),
+            };
+            assert_eq!(statuses[tag.index()].replace(status), None, "{tag:?} is answered twice");
+        }
+        for command in &list {
+            let expected = match command.tag.0 {
+                3 => Some(Status::Fenced),
+                4 => Some(Status::NoSuchVolume),
+                5 | 6 => None,
+                _ => Some(Status::Ok),
+            };
+            let status = statuses[command.tag.index()].expect("an answer");
+            assert_eq!(status, expected.unwrap_or(status), "{:?}", command.tag);
+            assert_eq!(status == Status::Ok, !(3..=6).contains(&command.tag.0));
+        }
+        let read = peer.transfer(Opcode::Read, 0, 0, 8);
+        peer.send(&read.to_wire());
+        hear(&mut bed, &mut peer, 1);
+        let mut got = vec![0; 4096];
+        peer.lent.region().read(0, &mut got);
+        assert!(got == data, "the data of the list's last command");
+    }
+}
+
+#[test]
+fn receive_slots_of_lists_come_back_at_once() {
+    // More messages than there are slots, while the first commands of each list are still worked on.
+    let mut bed = Bed::new(&RigOptions::default());
+    let session = bed.rig.begin_session();
+    bed.open_all(session);
+    let mut peer = RawPeer::tested(&mut bed, session, STORE, options(BOTH));
+    let stalled = StoreConditions { stalled: true, ..StoreConditions::default() };
+    bed.rig.store_mut().set_conditions(stalled);
+    let slow: Vec<_> = (0..4).map(|tag| peer.transfer(Opcode::Read, tag, 0, 8)).collect();
+    peer.send(&bytes(&slow));
+    for round in 0..200 {
+        let beat = CommandCapsule { tag: Tag(DEPTH), ..peer.command(Opcode::KeepAlive, 0) };
+        let refused = CommandCapsule { volume: rblk_protocol::VolumeHandle(77), ..slow[0] };
+        peer.send(&bytes(&[CommandCapsule { tag: Tag(9), ..refused }, beat]));
+        assert_eq!(hear(&mut bed, &mut peer, 2).len(), 2, "round {round}");
+    }
+    bed.rig.store_mut().set_conditions(StoreConditions::default());
+    assert_eq!(hear(&mut bed, &mut peer, 4).len(), 4);
+}
+
+#[test]
+fn a_list_that_breaks_a_rule_ends_its_connection_and_harms_nobody_else() {
+    type Spoil = fn(&mut RawPeer) -> Vec<u8>;
+    fn reads(peer: &mut RawPeer, count: u16) -> Vec<CommandCapsule> {
+        (0..count).map(|tag| peer.transfer(Opcode::Read, tag, 0, 1)).collect()
+    }
+    let cases: &[(&str, Features, Spoil)] = &[
+        ("a list where none was agreed", Features::WRITE_WITH_IMM, |p| bytes(&reads(p, 2))),
+        ("a command and one byte", BOTH, |p| [bytes(&reads(p, 1)), vec![0]].concat()),
+        ("cut in its last command", BOTH, |p| bytes(&reads(p, 3))[..191].to_vec()),
+        ("longer than any", BOTH, |p| bytes(&reads(p, 17))),
+        ("as long as the slot", BOTH, |p| {
+            let mut list = bytes(&reads(p, 17));
+            list.resize(COMMAND_LIST_BYTES + 4096, 0);
+            list
+        }),
+        ("longer than the slot", BOTH, |p| {
+            let mut list = bytes(&reads(p, 17));
+            list.resize(COMMAND_LIST_BYTES + 4097, 0);
+            list
+        }),
+        ("data in the middle", BOTH, |p| {
+            let data = [bytes(&[write(p, 1, 1)]), vec![7; 512]].concat();
+            [data, bytes(&reads(p, 1))].concat()
+        }),
+        ("the data of its first command behind its second", BOTH, |p| {
+            let first = write(p, 1, 1);
+            [bytes(&[first, reads(p, 1)[0]]), vec![7; 512]].concat()
+        }),
+        ("data that nobody announced", BOTH, |p| [bytes(&reads(p, 2)), vec![0; 512]].concat()),
+        ("data that is cut", BOTH, |p| {
+            let last = write(p, 1, 1);
+            [bytes(&[reads(p, 1)[0], last]), vec![7; 511]].concat()
+        }),
+        ("data above what was agreed", BOTH, |p| {
+            let last = write(p, 1, 9);
+            [bytes(&[last]), vec![7; 9 * 512]].concat()
+        }),
+        ("a tag twice", BOTH, |p| {
+            let twice = [reads(p, 1), reads(p, 1)].concat();
+            bytes(&twice)
+        }),
+        ("a tag twice, at both ends", BOTH, |p| {
+            let twice = [reads(p, 15), reads(p, 1)].concat();
+            bytes(&twice)
+        }),
+        ("a tag beyond the depth", BOTH, |p| {
+            let mut list = reads(p, 3);
+            list[2].tag = Tag(DEPTH + 1);
+            bytes(&list)
+        }),
+        ("an opcode of nobody", BOTH, |p| {
+            let mut list = bytes(&reads(p, 3));
+            list[64] = 0x7f;
+            list
+        }),
+    ];
+    // One answers within the turn, the other later.
+    let both = cases.iter().flat_map(|case| [MEMORY, FROZEN].map(|volume| (case, volume)));
+    for ((what, features, spoil), volume) in both {
+        let (mut bed, bystander, mut peer) = watched(*features, volume);
+        let before = bed.rig.target_counts();
+        let message = spoil(&mut peer);
+        peer.send(&message);
+        // What stood before the broken rule may have been answered.
+        let heard = hear(&mut bed, &mut peer, LIST_MAX + 1);
+        assert!(matches!(heard.last(), Some(Heard::End(_))), "{what}: {heard:?}");
+        let after = bed.rig.target_counts();
+        let ends = |c: &StatsSnapshot| c.protocol_errors + c.lost_connections;
+        assert_eq!(ends(&after) - ends(&before), 1, "{what}");
+        assert_unharmed(&mut bed, bystander);
+    }
+}
+
+fn answer(command: &CommandCapsule) -> ResponseCapsule {
+    ResponseCapsule::new(command.tag, command.sequence, Status::Ok)
+}
+
+#[test]
+fn answers_count_up_to_the_one_that_breaks_a_rule() {
+    type Spoil = fn(&[CommandCapsule]) -> Vec<u8>;
+    fn wire(answers: &[ResponseCapsule]) -> Vec<u8> {
+        answers.iter().flat_map(ResponseCapsule::to_wire).collect()
+    }
+    // How many of three are answered.
+    let cases: &[(&str, usize, Features, Spoil)] = &[
+        ("all", 3, LISTS, |c| wire(&[answer(&c[2]), answer(&c[0]), answer(&c[1])])),
+        ("a list where none was agreed", 0, NONE, |c| wire(&[answer(&c[0]), answer(&c[1])])),
+        ("cut in its last answer", 0, LISTS, |c| {
+            wire(&[answer(&c[0]), answer(&c[1])])[..31].to_vec()
+        }),
+        ("longer than any", 0, LISTS, |c| wire(&[answer(&c[0]); 17])),
+        ("longer than the slot", 0, LISTS, |c| wire(&[answer(&c[0]); 40])),
+        ("one twice", 1, LISTS, |c| wire(&[answer(&c[0]), answer(&c[0]), answer(&c[1])])),
+        ("a wrong check", 1, LISTS, |c| {
+            let stale = Sequence(c[1].sequence.0 + 7);
+            let wrong = ResponseCapsule::new(c[1].tag, stale, Status::Ok);
+            wire(&[answer(&c[0]), wrong, answer(&c[2])])
+        }),
+        ("a tag beyond the depth", 2, LISTS, |c| {
+            let wrong = ResponseCapsule { tag: Tag(DEPTH + 1), ..answer(&c[2]) };
+            wire(&[answer(&c[0]), answer(&c[1]), wrong])
+        }),
+        ("the connection's own tag", 2, LISTS, |c| {
+            let wrong = ResponseCapsule { tag: Tag(DEPTH), ..answer(&c[2]) };
+            wire(&[answer(&c[0]), answer(&c[1]), wrong])
+        }),
+        ("a reserved byte", 1, LISTS, |c| {
+            let mut bytes = wire(&[answer(&c[0]), answer(&c[1])]);
+            bytes[31] = 1;
+            bytes
+        }),
+    ];
+    for (what, answered, features, spoil) in cases {
+        let mut target = raw(*features, 0);
+        for tag in 0..3 {
+            submit(&mut target, IoOp::Flush, tag);
+        }
+        let commands = packed(&mut target).concat();
+        target.send(&spoil(&commands));
+        let end = target.path_end();
+        assert_eq!(end.is_none(), *answered == 3, "{what}: {end:?}");
+        assert!(
+            matches!(end, None | Some(PathEnd::Protocol(_) | PathEnd::Lost(_))),
+            "{what}: {end:?}"
+        );
+        assert_eq!(target.outcomes.len(), *answered, "{what}");
+        assert_eq!(target.engine.outstanding(), 3 - answered, "{what}: the rest waits");
+    }
+}
+
+#[test]
+fn random_lists_of_answers_never_panic_and_never_answer_what_was_not_asked() {
+    for seed in 0..400 {
+        let mut random = Random::new(seed);
+        let mut target = raw([LISTS, BOTH][random.index(2)], 0);
+        for tag in 0..DEPTH {
+            submit(&mut target, IoOp::Flush, tag);
+        }
+        let mut commands = packed(&mut target).concat();
+        while target.engine.is_connected() && !commands.is_empty() {
+            let mut bytes = Vec::new();
+            for _ in 0..random.within(1, 1 + LIST_MAX as u64) {
+                if commands.is_empty() || random.chance(5) {
+                    bytes.extend([0; 16].map(|_: u8| u8::try_from(random.below(256)).unwrap()));
+                } else {
+                    let command = commands.swap_remove(random.index(commands.len()));
+                    bytes.extend(answer(&command).to_wire());
+                }
+            }
+            if random.chance(20) {
+                bytes.truncate(1 + random.index(bytes.len()));
+            }
+            if random.chance(20) {
+                let at = random.index(bytes.len());
+                bytes[at] ^= 1 << random.below(8);
+            }
+            target.send(&bytes);
+            target.steps(3);
+        }
+        assert_eq!(
+            target.engine.outstanding() + target.outcomes.len(),
+            usize::from(DEPTH),
+            "seed {seed}"
+        );
+        let mut tags: Vec<u16> = target.outcomes.iter().map(|(tag, _)| tag.0).collect();
+        tags.sort_unstable();
+        tags.dedup();
+        assert_eq!(tags.len(), target.outcomes.len(), "seed {seed}: a tag was answered twice");
+    }
+}
