@@ -121,9 +121,6 @@ pub struct CompareArgs {
     /// `--flag=value` for both ends, `target:--flag=value`, `mount:--flag=value`, `programs=DIR`. Repeat for several.
     #[arg(long, value_name = "NAME=WORDS")]
     pub variant: Vec<String>,
-    /// With --rblk and --peer: the host of the target, for ib_*_lat and ib_*_bw (a server must run there).
-    #[arg(long, value_name = "HOST")]
-    pub target: Option<String>,
     /// Do not count system calls and context switches in extra samples.
     #[arg(long)]
     pub no_probe: bool,

@@ -6,9 +6,10 @@
 //! look and a wake-up. What a wake-up is worth is a multiple of what it takes here ([`measure_wake_cost`]): whoever
 //! waits for the I/O waits for it too.
 //!
-//! Looking pays only on a CPU that nobody else wants: where those that do the awaited work run on it too (the threads of
+//! Looking pays only on a CPU that nobody else wants for long: where those that do the awaited work run on it too (the threads of
 //! a software device, the peer on the same host), a look keeps the answer from coming. The thread yields while it looks,
-//! and a yield that comes back late tells ([`Patience::yielded`]): then it sleeps, now and for some waits to come.
+//! and a yield that comes back late tells ([`Patience::yielded`]): then it sleeps, now and for some waits to come. Only a long
+//! absence counts: who ran shortly did the awaited work, and would have had to be waited for in any case.
 //!
 //! Invariants:
 //!
@@ -31,12 +32,13 @@ const WINDOW: usize = 16;
 const PLAN_EVERY: u8 = 4;
 /// Looking is never worth less than this, nor is it done for less.
 const LEAST: Duration = Duration::from_micros(50);
-/// What a wake-up is worth, in times of what it takes.
-const WORTH: u32 = 4;
+/// What a wake-up is worth, in times of what it takes: the other end, which sleeps because this one does, and the client
+/// pay for it, too.
+const WORTH: u32 = 32;
 /// Requests of at least so many bytes each wait for the wire, whose work the CPU may have to do.
 const BULK_BYTES: u64 = 32 << 10;
-/// A yield that takes so long let others run, whatever it takes alone.
-const CONTENDED: Duration = Duration::from_micros(5);
+/// A yield that takes so long let somebody run who does not work for us, whatever a yield takes alone.
+const CONTENDED: Duration = Duration::from_millis(1);
 /// A yield that takes so many times as long as the shortest one let others run.
 const CONTENDED_TIMES: u32 = 4;
 /// After others wanted the CPU: waits that are slept through at once, doubled each time up to the other.
@@ -63,7 +65,7 @@ pub enum SpinMode {
 
 impl SpinMode {
     /// [`SpinMode::Adaptive`] with the longest look that is sensible.
-    pub const ADAPTIVE: Self = Self::Adaptive { most: Duration::from_millis(1) };
+    pub const ADAPTIVE: Self = Self::Adaptive { most: Duration::from_millis(2) };
 }
 
 /// What is known about a wait when it begins.
@@ -89,8 +91,8 @@ pub enum Idle {
 struct Waits {
     // Nanoseconds, none above `4 * worth`.
     window: [u32; WINDOW],
-    len: u8,
-    at: u8,
+    len: usize,
+    at: usize,
     fresh: u8,
     // Nanoseconds.
     budget: u32,
@@ -100,9 +102,9 @@ impl Waits {
     const NONE: Self = Self { window: [0; WINDOW], len: 0, at: 0, fresh: 0, budget: 0 };
 
     fn record(&mut self, wait: u32, worth: u32, limit: u32) {
-        self.window[usize::from(self.at)] = wait.min(worth.saturating_mul(4));
-        self.at = (self.at + 1) % WINDOW as u8;
-        self.len = (self.len + 1).min(WINDOW as u8);
+        self.window[self.at] = wait.min(worth.saturating_mul(4));
+        self.at = (self.at + 1) % WINDOW;
+        self.len = (self.len + 1).min(WINDOW);
         self.fresh += 1;
         if self.fresh >= PLAN_EVERY || wait > self.budget {
             self.fresh = 0;
@@ -113,7 +115,7 @@ impl Waits {
     /// The look that would have cost least, doubled: the next wait is like those, not the same.
     fn plan(&self, worth: u32, limit: u32) -> u32 {
         let mut sorted = self.window;
-        let sorted = &mut sorted[..usize::from(self.len)];
+        let sorted = &mut sorted[..self.len];
         sorted.sort_unstable();
         // Not looking at all: every wait ends with a wake-up.
         let mut least = u64::from(worth) * sorted.len() as u64;
@@ -138,7 +140,7 @@ impl Waits {
 pub struct Patience {
     mode: SpinMode,
     wake_cost: Duration,
-    // For an answer or a request, for bulk data, and when nothing is under way.
+    // By kind of wait.
     kinds: [Waits; 3],
     kind: usize,
     idle: Option<Instant>,
@@ -250,7 +252,10 @@ impl Patience {
 
     /// What a wake-up is worth in the present wait. Bulk data comes by work that may need this CPU.
     fn worth(&self) -> Duration {
-        if self.kind == BULK { self.wake_cost } else { (self.wake_cost * WORTH).max(LEAST) }
+        match self.kind {
+            BULK => self.wake_cost,
+            _ => (self.wake_cost * WORTH).max(LEAST),
+        }
     }
 
     /// The longest look in the present wait.
@@ -263,15 +268,18 @@ impl Patience {
     }
 }
 
+// Kinds of waits: for an answer, for bulk data, and with nothing under way.
+const ANSWERS: usize = 0;
 const BULK: usize = 1;
+const IDLE: usize = 2;
 
 fn kind(hint: Hint) -> usize {
     match hint {
-        Hint { outstanding: 0, .. } => 2,
+        Hint { outstanding: 0, .. } => IDLE,
         Hint { outstanding, wire_bytes } if wire_bytes / u64::from(outstanding) >= BULK_BYTES => {
             BULK
         }
-        _ => 0,
+        _ => ANSWERS,
     }
 }
 
@@ -385,7 +393,7 @@ mod tests {
 
     #[test]
     fn waits_that_are_short_are_looked_through() {
-        for (wake_cost, wait) in [(5 * US, 10 * US), (5 * US, 45 * US), (150 * US, 390 * US)] {
+        for (wake_cost, wait) in [(5 * US, 10 * US), (5 * US, 150 * US), (150 * US, 390 * US)] {
             let mut bed = Bed::adaptive(wake_cost);
             for _ in 0..4 {
                 bed.wait(ANSWER, wait);
@@ -399,7 +407,7 @@ mod tests {
 
     #[test]
     fn waits_that_are_long_are_slept_through_at_once() {
-        for (wake_cost, wait) in [(5 * US, 60 * US), (5 * US, 1000 * US), (150 * US, 1100 * US)] {
+        for (wake_cost, wait) in [(5 * US, 170 * US), (5 * US, 1000 * US), (150 * US, 2100 * US)] {
             let mut bed = Bed::adaptive(wake_cost);
             for _ in 0..1000 {
                 bed.wait(ANSWER, wait);
@@ -513,7 +521,7 @@ mod tests {
         for _ in 0..10_000 {
             if bed.patience.next(bed.now, ANSWER) == Idle::Look {
                 looks += 1;
-                bed.patience.yielded(100 * US);
+                bed.patience.yielded(3000 * US);
                 assert_eq!(bed.patience.next(bed.now, ANSWER), Idle::Sleep);
             }
             bed.wait(ANSWER, 100 * US);
@@ -526,6 +534,26 @@ mod tests {
             bed.wait(ANSWER, 100 * US);
         }
         assert!(bed.sleeps <= REST_MOST + 1, "{}", bed.sleeps);
+    }
+
+    #[test]
+    fn only_a_long_absence_counts() {
+        let mut bed = Bed::adaptive(40 * US);
+        for _ in 0..50 {
+            bed.wait(ANSWER, 300 * US);
+        }
+        bed.settle();
+        // Who does the awaited work runs in each look.
+        for _ in 0..1000 {
+            assert_eq!(bed.patience.next(bed.now, ANSWER), Idle::Look);
+            bed.patience.yielded(150 * US);
+            bed.wait(ANSWER, 300 * US);
+        }
+        assert_eq!(bed.sleeps, 0);
+        // Somebody else takes the CPU for a time slice.
+        assert_eq!(bed.patience.next(bed.now, ANSWER), Idle::Look);
+        bed.patience.yielded(3000 * US);
+        assert_eq!(bed.patience.next(bed.now, ANSWER), Idle::Sleep);
     }
 
     #[test]

@@ -289,8 +289,9 @@ impl AdminChannel {
                         what: "the admin connection",
                         source,
                     })?;
-                    self.poller.clear_event();
                 }
+                // After a time-out, too: the device may have lost the event.
+                self.poller.clear_event();
             } else {
                 self.poller.arm()?;
             }
@@ -328,8 +329,8 @@ impl AdminChannel {
         if let Ok(ready) = tokio::time::timeout(left.min(nap), self.readiness.readable()).await {
             ready
                 .map_err(|source| SessionError::System { what: "the admin connection", source })?;
-            self.poller.clear_event();
         }
+        self.poller.clear_event();
         Ok(())
     }
 

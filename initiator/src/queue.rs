@@ -252,7 +252,8 @@ fn run(
                     }
                 }
                 Event::Watch(MAIL) => mail.clear_event(),
-                Event::Watch(token) if token.0 & !1 == path_token => {
+                // A socket that ended is looked at as well.
+                Event::Watch(token) | Event::WatchEnded(token, _) if token.0 & !1 == path_token => {
                     if let Some(poller) = engine.poller_mut() {
                         poller.clear_event();
                     }

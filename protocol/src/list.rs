@@ -353,7 +353,7 @@ mod tests {
             let (seen, end) = commands(&bytes[..cut], true);
             prop_assert!(seen.iter().map(|(command, _)| command).eq(&list[..seen.len()]));
             let without_data = list.len() - usize::from(!data.is_empty());
-            if cut > 0 && cut % COMMAND_BYTES == 0 && cut / COMMAND_BYTES <= without_data {
+            if cut > 0 && cut.is_multiple_of(COMMAND_BYTES) && cut / COMMAND_BYTES <= without_data {
                 prop_assert_eq!((seen.len(), end), (cut / COMMAND_BYTES, None));
             } else {
                 prop_assert!(end.is_some(), "cut at {}", cut);

@@ -151,6 +151,9 @@ pub fn cells(text: &str, queues: &[u16]) -> Result<Vec<Cell>> {
         }
     };
     let (first, others) = queues.split_first().context("no number of queues")?;
+    if queues.contains(&0) {
+        bail!("a device has one queue at least");
+    }
     for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
         match set(word, u32::from(*first)) {
             Some(set) => {
@@ -319,7 +322,7 @@ mod tests {
         assert_eq!(keys(&all)[6], "randread-4k-qd1-j1-q2");
         assert_eq!(keys(&all)[12], "randrw50-4k-qd4-j2-q1");
         assert_eq!(cells("full", &[1, 2, 4]).unwrap().len(), 13 + 6 + 6);
-        assert!(cells(" , ", &[1]).is_err());
+        assert!(cells(" , ", &[1]).is_err() && cells("gate", &[1, 0]).is_err());
     }
 
     #[test]
@@ -339,6 +342,7 @@ mod tests {
             (variants[1].info.key.as_str(), variants[1].info.transport.as_str()),
             ("one", "tcp")
         );
+        assert_eq!(systems(&one("none"), &one("one="), &[], &[]).unwrap().len(), 1);
         assert!(systems(&one("nvme"), &[], &[], &[]).is_err());
         assert!(systems(&one("local"), &one("local=tcp"), &[], &[]).is_err());
         assert!(systems(&[], &one("a/b=tcp"), &[], &[]).is_err());

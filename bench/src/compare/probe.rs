@@ -223,11 +223,7 @@ pub fn syscalls(journal: &Journal, system: &System, time: Duration) -> Result<[u
 ///
 /// # Errors
 /// As [`syscalls`].
-pub fn syscalls_of(
-    journal: &Journal,
-    pids: [Option<u32>; 2],
-    time: Duration,
-) -> Result<[u64; 2]> {
+pub fn syscalls_of(journal: &Journal, pids: [Option<u32>; 2], time: Duration) -> Result<[u64; 2]> {
     let undo = journal.note(Step::SyscallTrigger)?;
     set_trigger(WORDS)?;
     let slept = interrupt::sleep(time);

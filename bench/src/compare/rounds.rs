@@ -116,8 +116,10 @@ impl Rounds<'_> {
             self.folder.save(self.run)?;
         }
         if self.probe && probe::counts_syscalls(&setting.journal)? {
-            for cell in cells.iter().filter(|cell| cell.jobs == 1 && cell.block_bytes <= 128 << 10)
-            {
+            let at_depth = |cell: &&Cell| {
+                cell.jobs == 1 && cell.block_bytes == 4096 && [1, 32].contains(&cell.depth)
+            };
+            for cell in cells.iter().filter(at_depth) {
                 for contender in &contenders {
                     self.count_syscalls(contender, cell, setting)?;
                 }

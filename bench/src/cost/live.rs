@@ -4,7 +4,7 @@
 //! difference is divided by the I/Os that the mount answered meanwhile. A target on another host has no column.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -14,8 +14,11 @@ use rblk_target::stats::StatsSnapshot;
 use serde::{Deserialize, Serialize};
 
 use super::{Op, Plan};
-use crate::child;
+use crate::child::{self, OnInterrupt};
+use crate::compare::probe;
+use crate::interrupt;
 use crate::peer::rblk::{mount_of, target_status};
+use crate::peer::undo::{self, Journal};
 
 /// How long fio may take beyond what it was told to run.
 const FIO_MARGIN: Duration = Duration::from_secs(60);
@@ -65,6 +68,8 @@ pub struct LiveEnd {
     pub sleeps: f64,
     /// Context switches of the whole process, wanted or not.
     pub switches: Option<f64>,
+    /// System calls of the data threads, of whatever kind.
+    pub syscalls: Option<f64>,
 }
 
 /// The cost of one case.
@@ -91,9 +96,16 @@ pub struct LiveCost {
 // Everything that counts, at one moment.
 struct Counts {
     transport: String,
+    pid: u32,
     initiator: QueueCounts,
     initiator_switches: Option<u64>,
-    target: Option<(StatsSnapshot, Option<u64>)>,
+    target: Option<TargetCounts>,
+}
+
+struct TargetCounts {
+    pid: u32,
+    total: StatsSnapshot,
+    switches: Option<u64>,
 }
 
 impl Counts {
@@ -103,9 +115,14 @@ impl Counts {
         let target = target_status(&args.target_socket);
         Ok(Self {
             transport: mount.transport,
+            pid: mount.pid,
             initiator: mount.total,
             initiator_switches: switches(mount.pid),
-            target: target.map(|status| (status.total, switches(status.pid))),
+            target: target.map(|status| TargetCounts {
+                pid: status.pid,
+                total: status.total,
+                switches: switches(status.pid),
+            }),
         })
     }
 }
@@ -126,6 +143,49 @@ pub(super) fn measure(args: &LiveArgs, plan: &Plan) -> Result<Vec<LiveCost>> {
 
 fn measure_one(args: &LiveArgs, device: &Path, op: Op, bytes: u32, depth: u16) -> Result<LiveCost> {
     let before = Counts::now(args, device)?;
+    let limit = Duration::from_secs(args.seconds.into()) + FIO_MARGIN;
+    let mut fio = fio(device, op, bytes, depth, args.seconds);
+    child::output(&mut fio, limit).context("fio is a package of that name")?;
+    let after = Counts::now(args, device)?;
+    let ios = answered(&before, &after);
+    ensure!(ios > 0, "{} answered nothing", device.display());
+    let per_io = PerIo(ios);
+    let target = match (&before.target, &after.target) {
+        (Some(before), Some(after)) => {
+            // Another target's counters would say that it did nothing.
+            let did = |of: &TargetCounts| of.total.reads + of.total.writes;
+            let did = did(after) > did(before);
+            did.then(|| target_end(per_io, before, after))
+        }
+        _ => None,
+    };
+    let mut initiator = initiator_end(per_io, &before, &after);
+    let mut target = target;
+    // Counting them costs time, so it is done apart.
+    if let Some([near, far]) = syscalls(args, device, op, bytes, depth)? {
+        initiator.syscalls = Some(near);
+        if let Some(target) = &mut target {
+            target.syscalls = Some(far);
+        }
+    }
+    Ok(LiveCost {
+        device: device.to_owned(),
+        op,
+        bytes,
+        depth,
+        ios,
+        initiator,
+        target,
+        transport: after.transport,
+    })
+}
+
+fn answered(before: &Counts, after: &Counts) -> u64 {
+    let answered = |counts: &Counts| counts.initiator.reads + counts.initiator.writes;
+    answered(after).saturating_sub(answered(before))
+}
+
+fn fio(device: &Path, op: Op, bytes: u32, depth: u16, seconds: u32) -> Command {
     let mut fio = Command::new("fio");
     fio.args(["--name=cost", "--direct=1", "--ioengine=io_uring", "--time_based"]);
     fio.args(["--norandommap", "--randrepeat=0", "--output-format=terse"]);
@@ -135,32 +195,36 @@ fn measure_one(args: &LiveArgs, device: &Path, op: Op, bytes: u32, depth: u16) -
         Op::Write => "--rw=randwrite",
     });
     fio.arg(format!("--bs={bytes}")).arg(format!("--iodepth={depth}"));
-    fio.arg(format!("--runtime={}", args.seconds));
-    let limit = Duration::from_secs(args.seconds.into()) + FIO_MARGIN;
-    child::output(&mut fio, limit).context("fio is a package of that name")?;
-    let after = Counts::now(args, device)?;
-    let answered = |counts: &QueueCounts| counts.reads + counts.writes;
-    let ios = answered(&after.initiator).saturating_sub(answered(&before.initiator));
-    ensure!(ios > 0, "{} answered nothing", device.display());
-    let per_io = PerIo(ios);
-    let target = match (&before.target, &after.target) {
-        (Some(before), Some(after)) => {
-            // Another target's counters would say that it did nothing.
-            let did = after.0.reads + after.0.writes > before.0.reads + before.0.writes;
-            did.then(|| target_end(per_io, before, after))
-        }
-        _ => None,
-    };
-    Ok(LiveCost {
-        device: device.to_owned(),
-        op,
-        bytes,
-        depth,
-        ios,
-        initiator: initiator_end(per_io, &before, &after),
-        target,
-        transport: after.transport,
-    })
+    fio.arg(format!("--runtime={seconds}"));
+    fio
+}
+
+/// System calls per I/O of the data threads of both ends; `None` where the kernel does not count them.
+fn syscalls(
+    args: &LiveArgs,
+    device: &Path,
+    op: Op,
+    bytes: u32,
+    depth: u16,
+) -> Result<Option<[f64; 2]>> {
+    let journal = Journal::create(Path::new(undo::DIR))?;
+    if !probe::counts_syscalls(&journal)? {
+        return Ok(None);
+    }
+    let seconds = args.seconds.saturating_add(2);
+    let mut fio = fio(device, op, bytes, depth, seconds);
+    let mut load = child::spawn(fio.stdout(Stdio::null()).stderr(Stdio::null()))?;
+    let counted = interrupt::sleep(Duration::from_secs(1)).and_then(|()| {
+        let before = Counts::now(args, device)?;
+        let pids = [Some(before.pid), before.target.as_ref().map(|target| target.pid)];
+        let time = Duration::from_secs(args.seconds.into());
+        let calls = probe::syscalls_of(&journal, pids, time)?;
+        let per_io = PerIo(answered(&before, &Counts::now(args, device)?).max(1));
+        Ok(calls.map(|calls| per_io.of(0, calls)))
+    });
+    let limit = Duration::from_secs(seconds.into()) + FIO_MARGIN;
+    child::wait(&mut load, limit, OnInterrupt::End)?;
+    counted.map(Some)
 }
 
 #[derive(Clone, Copy)]
@@ -191,14 +255,13 @@ fn initiator_end(per_io: PerIo, before: &Counts, after: &Counts) -> LiveEnd {
         arms: per_io.of(before.arms, after.arms),
         sleeps: per_io.of(before.sleeps, after.sleeps),
         switches,
+        syscalls: None,
     }
 }
 
-fn target_end(
-    per_io: PerIo,
-    (before, switches_before): &(StatsSnapshot, Option<u64>),
-    (after, switches_after): &(StatsSnapshot, Option<u64>),
-) -> LiveEnd {
+fn target_end(per_io: PerIo, before: &TargetCounts, after: &TargetCounts) -> LiveEnd {
+    let switches = per_io.of_both(before.switches, after.switches);
+    let (before, after) = (&before.total, &after.total);
     let messages =
         |s: &StatsSnapshot| s.sends + s.rdma_writes + s.rdma_writes_with_imm + s.rdma_reads;
     LiveEnd {
@@ -211,7 +274,8 @@ fn target_end(
         yields: per_io.of(before.yields, after.yields),
         arms: per_io.of(before.arms, after.arms),
         sleeps: per_io.of(before.sleeps, after.sleeps),
-        switches: per_io.of_both(*switches_before, *switches_after),
+        switches,
+        syscalls: None,
     }
 }
 

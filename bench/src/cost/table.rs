@@ -94,9 +94,12 @@ fn instructions(text: &mut String, rows: &[InstructionCost]) -> std::fmt::Result
     Ok(())
 }
 
+/// Its heading, and what is in it.
+type Column = (&'static str, fn(&LiveEnd) -> Option<f64>);
+
 fn live(text: &mut String, rows: &[LiveCost]) -> std::fmt::Result {
     writeln!(text, "per I/O of running daemons (I: initiator, T: target)")?;
-    let columns: [(&str, fn(&LiveEnd) -> Option<f64>); 8] = [
+    let columns: [Column; 9] = [
         ("messages", |end| Some(end.messages)),
         ("completions", |end| Some(end.completions)),
         ("send bells", |end| Some(end.send_doorbells)),
@@ -105,6 +108,7 @@ fn live(text: &mut String, rows: &[LiveCost]) -> std::fmt::Result {
         ("arms", |end| Some(end.arms)),
         ("sleeps", |end| Some(end.sleeps)),
         ("switches", |end| end.switches),
+        ("syscalls", |end| end.syscalls),
     ];
     write!(text, "{:<34}", "")?;
     for (name, _) in columns {

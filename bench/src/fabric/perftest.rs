@@ -58,11 +58,14 @@ impl PerfPlace {
 pub fn run(tool: &str, place: &PerfPlace, bytes: u64, events: bool, seconds: u64) -> Perf {
     let perf = Perf { tool: tool.to_owned(), bytes, round: 1, events, ..Perf::default() };
     match measure(tool, place, bytes, events, seconds) {
-        Ok(columns) => Perf {
-            mean_us: columns.get("t_avg[usec]"),
-            mib_per_s: columns.get("BW average[MB/sec]").or(columns.get("BW average[MiB/sec]")),
-            ..perf
-        },
+        Ok(columns) => {
+            let rate = columns.get("BW average[MB/sec]").or(columns.get("BW average[MiB/sec]"));
+            let (mean_us, mib_per_s) = (columns.get("t_avg[usec]"), rate.filter(|r| *r > 0.0));
+            // On a machine that is too busy for its time it says 0.
+            let nothing = mean_us.is_none() && mib_per_s.is_none();
+            let error = nothing.then(|| "it measured nothing".to_owned());
+            Perf { mean_us, mib_per_s, error, ..perf }
+        }
         Err(error) => Perf { error: Some(format!("{error:#}")), ..perf },
     }
 }

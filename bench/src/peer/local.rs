@@ -41,12 +41,7 @@ impl RamDisks {
         if !is_disk {
             bail!("there is no RAM disk {}", path.display());
         }
-        // Exclusive: fails if it is mounted, a part of another device, or swapped to.
-        OpenOptions::new()
-            .write(true)
-            .custom_flags(nix::libc::O_EXCL)
-            .open(&path)
-            .with_context(|| format!("{} is in use", path.display()))?;
+        must_be_unused(&path)?;
         let sectors = Path::new("/sys/block").join(format!("ram{number}/size"));
         let sectors: u64 = fs::read_to_string(sectors)?.trim().parse()?;
         if sectors * 512 < self.bytes {
@@ -54,4 +49,14 @@ impl RamDisks {
         }
         Ok(path)
     }
+}
+
+/// Fails if a disk is mounted, a part of another device, or swapped to.
+///
+/// # Errors
+/// It is, or it cannot be written to.
+pub fn must_be_unused(disk: &Path) -> Result<()> {
+    // Exclusively: for block devices that is what those who use one do.
+    let opened = OpenOptions::new().write(true).custom_flags(nix::libc::O_EXCL).open(disk);
+    opened.map(drop).with_context(|| format!("{} is in use, or is none", disk.display()))
 }

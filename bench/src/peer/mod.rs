@@ -191,9 +191,13 @@ impl System {
                 Ok(Self::new(disks.disk(0)?, "brd, no network".to_owned(), What::Local))
             }
             Kind::Given(path) => {
-                if !path.exists() {
-                    bail!("there is no {}", path.display());
+                let is_disk = std::fs::metadata(path).is_ok_and(|meta| {
+                    std::os::unix::fs::FileTypeExt::is_block_device(&meta.file_type())
+                });
+                if !is_disk {
+                    bail!("{} is no block device", path.display());
                 }
+                local::must_be_unused(path)?;
                 let mount = rblk::mount_of(path).map(|status| status.name);
                 Ok(Self::new(path.clone(), format!("{}", path.display()), What::Given { mount }))
             }

@@ -59,8 +59,8 @@ pub(super) fn measure(setting: &Setting, most: u32) -> Result<Vec<ScalePlot>> {
         let latency = busy.latency(READ_TIME, || next.next())?.latency();
         setting.tell(&format!(
             "{step} sessions: {} KiB each at the target, {} KiB here; a read takes {} us",
-            there / u64::from(step) >> 10,
-            here / u64::from(step) >> 10,
+            (there / u64::from(step)) >> 10,
+            (here / u64::from(step)) >> 10,
             latency.p50 / 1000
         ));
         grown.add(step, &took, there, here, &latency);
@@ -137,12 +137,12 @@ impl Grown {
 
 /// 1, 3, 10, 30, ... up to `most`, which is the last one.
 fn steps(most: u32) -> Vec<u32> {
-    let mut steps: Vec<u32> = Vec::new();
-    let mut decade: u32 = 1;
-    while decade <= most {
-        steps.extend([decade, 3 * decade].into_iter().filter(|step| *step <= most));
-        decade = decade.saturating_mul(10);
-    }
+    let decades = std::iter::successors(Some(1_u32), |decade| decade.checked_mul(10));
+    let mut steps: Vec<u32> = decades
+        .flat_map(|decade| [Some(decade), decade.checked_mul(3)])
+        .flatten()
+        .take_while(|step| *step <= most)
+        .collect();
     if steps.last().is_some_and(|last| *last != most) {
         steps.push(most);
     }

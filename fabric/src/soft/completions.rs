@@ -38,7 +38,12 @@ impl CompletionQueue {
     }
 
     pub(super) fn pop(&mut self) -> Option<(Completion, Returns)> {
-        self.entries.pop_front()
+        let entry = self.entries.pop_front();
+        if self.entries.is_empty() {
+            // Begins anew at the front: the memory behind is touched only when so many are waiting.
+            self.entries.clear();
+        }
+        entry
     }
 
     /// Forgets what belongs to a QP that goes.

@@ -3,8 +3,8 @@
 //! The beat of the admin connection proves one data thread of the target, and it may be another one. A path on
 //! which requests are outstanding and nothing was heard for the pulse's period asks by a KEEP_ALIVE, which the data
 //! thread answers whatever its store does. One on which nothing is heard for period and timeout together is given
-//! up, also when this thread did not run meanwhile and could not ask: what came in that time was read before
-//! [`Beat::check`] judges. Idle paths ask nothing.
+//! up, also when this thread did not run meanwhile and could not ask. A poller does not look at every call, so before
+//! that it is told to ([`Due::Look`]): what came in that time is read before the path ends. Idle paths ask nothing.
 
 use std::time::Instant;
 
@@ -18,6 +18,8 @@ pub(super) enum Due {
     Nothing,
     /// Send a KEEP_ALIVE and [note](Beat::asked) it.
     Ask,
+    /// The target is silent for too long, or what it said was not read: read it, whatever it takes.
+    Look,
     /// The target is silent for too long: the path has ended.
     Dead,
 }
@@ -29,12 +31,15 @@ pub(super) struct Beat {
     silent_since: Option<Instant>,
     // The KEEP_ALIVE that is not answered. It is not sent again: there is one tag for it.
     asked: Option<Sequence>,
+    // Everything that came is read in the next turn.
+    looked: bool,
 }
 
 impl Beat {
     /// The target answered something.
     pub(super) fn heard(&mut self) {
         self.silent_since = None;
+        self.looked = false;
     }
 
     /// A KEEP_ALIVE was sent.
@@ -54,12 +59,12 @@ impl Beat {
     /// What to do, after everything that came was taken. `waits` says whether requests are outstanding.
     pub(super) fn check(&mut self, pulse: Pulse, now: Instant, waits: bool) -> Due {
         if !waits {
-            self.silent_since = None;
+            self.heard();
             return Due::Nothing;
         }
         let silent = now.saturating_duration_since(*self.silent_since.get_or_insert(now));
         if silent > pulse.period.saturating_add(pulse.timeout) {
-            Due::Dead
+            if std::mem::replace(&mut self.looked, true) { Due::Dead } else { Due::Look }
         } else if silent > pulse.period && self.asked.is_none() {
             Due::Ask
         } else {
@@ -119,6 +124,7 @@ mod tests {
         let now = now + ms(700);
         assert_eq!(beat.check(PULSE, now, true), Due::Nothing);
         assert_eq!(beat.check(PULSE, now + ms(1750), true), Due::Nothing);
+        assert_eq!(beat.check(PULSE, now + ms(1751), true), Due::Look);
         assert_eq!(beat.check(PULSE, now + ms(1751), true), Due::Dead);
     }
 
@@ -127,7 +133,8 @@ mod tests {
         let now = Instant::now();
         let mut beat = Beat::default();
         beat.check(PULSE, now, true);
-        assert_eq!(beat.check(PULSE, now + ms(60_000), true), Due::Dead, "it never came to ask");
+        assert_eq!(beat.check(PULSE, now + ms(60_000), true), Due::Look, "it never came to ask");
+        assert_eq!(beat.check(PULSE, now + ms(60_000), true), Due::Dead);
         // Unless answers came meanwhile.
         beat.heard();
         assert_eq!(beat.check(PULSE, now + ms(60_000), true), Due::Nothing);

@@ -290,6 +290,7 @@ impl Engine {
                     self.stats.beats.add(1);
                 }
             }
+            Due::Look => live.poller.clear_event(),
             Due::Dead => self.end_path(PathEnd::Silent),
         }
     }

@@ -69,47 +69,43 @@ pub(super) fn tune_disk(device: &mut Device) {
     let (id, depth) = (device.info().id, device.info().depth);
     let spare = !device.control().features().contains(Features::QUIESCE) && depth >= DEPTH_TO_SPARE;
     std::thread::spawn(move || {
-        without_scheduler(id);
-        if spare {
-            spare_a_tag(id, depth);
-        }
+        let spared = spare.then(|| depth - 1);
+        tune(id, spared);
     });
 }
 
 /// Has requests go to the queue as they come, where the kernel would sort them first: the disk of the target does that,
-/// and with a scheduler every request takes one thread more, and batches are torn apart.
+/// and with a scheduler every request takes one thread more, and batches are torn apart. And has the kernel leave a tag
+/// of each queue unused (`requests`), where it needs that to see this process die at once: before 6.16 it does so by a
+/// fetch that is idle, and when there is none, by a timer of 30 s. What the disk was told stays with it when another
+/// process takes it over.
 ///
 /// The kernel waits without end when the target goes at that moment. So it is a process of its own that writes: it
 /// holds nothing of ours, and ours can end.
-fn without_scheduler(id: u32) {
-    let path = format!("/sys/block/ublkb{id}/queue/scheduler");
-    if std::fs::read_to_string(&path).is_ok_and(|now| now.contains("[none]")) {
+fn tune(id: u32, requests: Option<u16>) {
+    let queue = format!("/sys/block/ublkb{id}/queue");
+    let unsorted = || {
+        std::fs::read_to_string(format!("{queue}/scheduler")).is_ok_and(|s| s.contains("[none]"))
+    };
+    if unsorted() && requests.is_none() {
         return;
     }
+    // With a scheduler `nr_requests` is the number of its own tags.
+    let script =
+        "echo none >\"$0/scheduler\" && { [ -z \"$1\" ] || echo \"$1\" >\"$0/nr_requests\"; }";
+    let requests = requests.map(|n| n.to_string()).unwrap_or_default();
     let child = Command::new("/bin/sh")
-        .args(["-c", "echo none > \"$0\"", &path])
+        .args(["-c", script, &queue, &requests])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();
     match child {
         Ok(status) if status.success() => {}
-        how => tracing::warn!(?how, "{path}: `none` was not taken; more CPU time is used"),
-    }
-}
-
-/// Has the kernel leave one tag of each queue unused, where it needs that to see this process die at once: before 6.16
-/// it does so by a fetch that is idle, and when there is none, by a timer of 30 s. What the disk was told stays with
-/// it when another process takes it over.
-fn spare_a_tag(id: u32, depth: u16) {
-    let queue = format!("/sys/block/ublkb{id}/queue");
-    let scheduler = std::fs::read_to_string(format!("{queue}/scheduler")).unwrap_or_default();
-    // A scheduler has tags of its own, and its number is another.
-    if !scheduler.contains("[none]") {
-        return;
-    }
-    if let Err(error) = std::fs::write(format!("{queue}/nr_requests"), (depth - 1).to_string()) {
-        tracing::debug!(%error, "nr_requests");
+        how if !unsorted() => {
+            tracing::warn!(?how, "{queue}/scheduler: `none` was not taken; more CPU time is used");
+        }
+        how => tracing::debug!(?how, "{queue}/nr_requests"),
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rblk_fabric::{
     Access, Device, MemoryRegion, PageKind, PollerHandle, ProtectionDomain, Region, Result,
+    Transport,
 };
 
 use super::Control;
@@ -15,6 +16,8 @@ use crate::volume::Placement;
 
 /// CQ entries of one poller, where the device has them: about a hundred I/O queues of default depth.
 const CQ_ENTRIES: u32 = 1 << 16;
+/// The same of the software provider, where an entry has memory only once it was used: thousands of sessions.
+const CQ_ENTRIES_SOFTWARE: u32 = 1 << 20;
 /// Sink of READs per poll group, on devices that need one.
 const SINK_BYTES: usize = 16 << 20;
 
@@ -52,6 +55,10 @@ impl Control {
             }
         }
         tracing::info!("registered {} with {} in {:.1?}", Human(bytes), caps.name, begin.elapsed());
+        let cq_entries = match caps.transport {
+            Transport::SoftTcp | Transport::SoftMemory => CQ_ENTRIES_SOFTWARE,
+            _ => CQ_ENTRIES,
+        };
         let mut pollers = Vec::new();
         let mut boxes = Vec::new();
         for _ in &self.groups {
@@ -69,7 +76,7 @@ impl Control {
             } else {
                 None
             };
-            let (poller, handle) = pd.poller(CQ_ENTRIES.min(caps.max_cq_entries))?;
+            let (poller, handle) = pd.poller(cq_entries.min(caps.max_cq_entries))?;
             let memory = PollerMemory {
                 arena: Arc::clone(&arena),
                 zeros: Arc::clone(&zeros),

@@ -154,6 +154,8 @@ fn run(
     let mut served = Served::default();
     let mut published = Instant::now();
     let mut unpublished = 0;
+    // Some counters are older than the last busy turn.
+    let mut behind = false;
     let mut pollers = 0u8;
     let mut listened = Instant::now();
     let mut backings: Vec<(VolumeIndex, Arc<Backing>)> = Vec::new();
@@ -183,20 +185,20 @@ fn run(
             let is_poller = matches!(message, ToGroup::AddPoller { .. });
             group.take_mail(message, now);
             if is_poller {
-                let fds = group
+                // A second one would be that of a lone QP; a poller begins with none.
+                let fd = group
                     .pollers_mut()
                     .last()
-                    .map(|p| p.event_fds().map(|fd| fd.map(|fd| fd.as_raw_fd())));
-                for (at, fd) in (0..).zip(fds.into_iter().flatten()) {
-                    if let Some(fd) = fd {
-                        group.store_mut().watch_asleep(fd, poller_token(pollers, at))?;
-                    }
+                    .and_then(|p| p.event_fds()[0].map(|fd| fd.as_raw_fd()));
+                if let Some(fd) = fd {
+                    group.store_mut().watch_asleep(fd, poller_token(pollers))?;
                 }
                 pollers += 1;
             }
         }
         let mut busy = group.turn(now);
         if busy {
+            behind = true;
             unpublished += 1;
             if unpublished >= PUBLISH_TURNS || now > published + PUBLISH_INTERVAL {
                 (published, unpublished) = (now, 0);
@@ -257,8 +259,8 @@ fn run(
             empty &= !group.turn(now) && !group.has_outbox() && !mail.has_some();
             empty = empty && group.peers_mut().fall_asleep();
             if empty {
-                if unpublished > 0 {
-                    (published, unpublished) = (now, 0);
+                if behind {
+                    (published, unpublished, behind) = (now, 0, false);
                     group.publish_stats();
                 }
                 group.stats.sleeps.add(1);
@@ -272,7 +274,7 @@ fn run(
             } else {
                 let io = group.take_io();
                 patience.worked(now, io);
-                unpublished += 1;
+                behind = true;
                 Wait::No
             }
         };
@@ -289,8 +291,7 @@ fn run(
         // Whoever slept its time out asks the devices again, should one have lost the event.
         let timed_out = wait != Wait::No && woken.is_empty();
         for (poller, at) in group.pollers_mut().zip(0..) {
-            let [first, second] = [0, 1].map(|fd| woken.contains(poller_token(at, fd)));
-            if first || second || timed_out {
+            if woken.contains(poller_token(at)) || timed_out {
                 poller.clear_event();
             }
         }
@@ -300,9 +301,9 @@ fn run(
     }
 }
 
-/// Names the descriptors of a poller, two at most.
-fn poller_token(poller: u8, descriptor: u8) -> WatchToken {
-    WatchToken(poller.saturating_mul(2).saturating_add(descriptor + 1))
+/// Names the descriptor of a poller.
+fn poller_token(poller: u8) -> WatchToken {
+    WatchToken(poller.saturating_add(1))
 }
 
 /// What was served until the last wait.
