@@ -239,6 +239,27 @@ impl Engine {
     pub fn turn(&mut self, now: Instant, mut done: impl FnMut(Tag, i32)) -> bool {
         self.stats.turns.add(1);
         let mut busy = false;
+        busy |= self.reap(&mut done);
+        if let Some(Live { phase: Phase::Testing { since, .. }, .. }) = &self.path
+            && now.saturating_duration_since(*since) > SELF_TEST_DEADLINE
+        {
+            self.end_path(PathEnd::SelfTest);
+        }
+        if self.keep_beat(now) {
+            // It may be that nothing was read for long, not that nothing came.
+            busy |= self.reap(&mut done);
+            self.keep_beat(now);
+        }
+        if self.backlog {
+            busy |= self.work_backlog(&mut done);
+        }
+        self.post();
+        busy
+    }
+
+    /// Takes what came. Returns whether anything did.
+    fn reap(&mut self, done: &mut impl FnMut(Tag, i32)) -> bool {
+        let mut busy = false;
         let mut completions = std::mem::take(&mut self.reaped);
         // Bounded, so that new requests get in between.
         for _ in 0..4 {
@@ -254,7 +275,7 @@ impl Engine {
             self.stats.completions.add(reaped as u64);
             busy |= reaped > 0;
             for completion in &completions[..reaped] {
-                if let Err(end) = self.on_completion(completion, &mut done) {
+                if let Err(end) = self.on_completion(completion, done) {
                     self.end_path(end);
                     break;
                 }
@@ -264,25 +285,16 @@ impl Engine {
             }
         }
         self.reaped = completions;
-        if let Some(Live { phase: Phase::Testing { since, .. }, .. }) = &self.path
-            && now.saturating_duration_since(*since) > SELF_TEST_DEADLINE
-        {
-            self.end_path(PathEnd::SelfTest);
-        }
-        self.keep_beat(now);
-        if self.backlog {
-            busy |= self.work_backlog(&mut done);
-        }
-        self.post();
         busy
     }
 
     /// Asks a silent target for an answer, or gives its path up. Called when all that came was taken, and before
-    /// anything new is posted: nothing follows a silence that was too long.
-    fn keep_beat(&mut self, now: Instant) {
-        let Some(pulse) = self.pulse else { return };
+    /// anything new is posted: nothing follows a silence that was too long. Returns whether to take what came once
+    /// more before that, now that the poller really looks, and to call this again.
+    fn keep_beat(&mut self, now: Instant) -> bool {
+        let Some(pulse) = self.pulse else { return false };
         let waits = self.inflight.sent() > 0;
-        let Some(live) = self.path.as_mut() else { return };
+        let Some(live) = self.path.as_mut() else { return false };
         match live.beat.check(pulse, now, waits) {
             Due::Nothing => {}
             Due::Ask => {
@@ -290,9 +302,13 @@ impl Engine {
                     self.stats.beats.add(1);
                 }
             }
-            Due::Look => live.poller.clear_event(),
+            Due::Look => {
+                live.poller.clear_event();
+                return true;
+            }
             Due::Dead => self.end_path(PathEnd::Silent),
         }
+        false
     }
 
     /// Sends or fails what waits.
