@@ -188,7 +188,6 @@ fn run(
     let mut path_token = 2u32;
     let wake_cost = measure_wake_cost();
     let mut patience = Patience::new(spin, wake_cost);
-    let gathers = std::env::var_os("RBLK_COALESCE").is_none_or(|value| value != "0");
     let mut wire = Wire::new(depth);
     let mut published = PollerCounters::default();
     let mut unpublished = 0;
@@ -285,7 +284,7 @@ fn run(
         };
         busy |= engine.turn(now, &mut done);
         let first = answers;
-        if gathers && first > 0 && engine.outstanding() > 4 * first {
+        if first > 0 && engine.outstanding() > 4 * first {
             // Many more are on their way: what comes now gets to the driver with what came.
             for _ in 0..GATHERINGS {
                 std::thread::yield_now();

@@ -2,9 +2,9 @@
 //!
 //! | made | by | removed by |
 //! |---|---|---|
-//! | subsystem, namespace 1 on a block device | `nvmet/subsystems/NQN` | [`remove_subsystem`] |
-//! | port with the subsystem | `nvmet/ports/N`, the first free one | [`remove_port`] |
-//! | controller | a line written to `/dev/nvme-fabrics` | [`disconnect`] |
+//! | subsystem, namespace 1 on a block device | `nvmet/subsystems/NQN` | `remove_subsystem` |
+//! | port with the subsystem | `nvmet/ports/N`, the first free one | `remove_port` |
+//! | controller | a line written to `/dev/nvme-fabrics` | `disconnect` |
 //!
 //! Everything has the kernel's defaults but the number of queues and their depth, which are those of the others.
 //! Controllers go before ports: a host whose port vanishes tries to reconnect, and over rxe does not recover.

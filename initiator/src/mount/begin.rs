@@ -45,12 +45,6 @@ fn spin_mode(spin: Spin) -> SpinMode {
     }
 }
 
-/// Lists of capsules, unless a measurement wants to know what they are worth.
-pub(super) fn lists() -> Features {
-    let off = std::env::var_os("RBLK_LISTS").is_some_and(|value| value == "0");
-    if off { Features::default() } else { Features::CAPSULE_LISTS }
-}
-
 impl Mount {
     /// Connects, opens the volume and connects its queues. Waits for a target that cannot be reached as long as
     /// `config.wait` says, and leaves in `why` what keeps it; tries every address once at least.
@@ -362,7 +356,7 @@ async fn open_first(
         depth,
         io_max_bytes,
         in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
-        features: Features::WRITE_WITH_IMM.or(lists()),
+        features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS),
     };
     let mut buffers = Vec::new();
     let mut paths = Vec::new();

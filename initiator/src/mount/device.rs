@@ -38,9 +38,6 @@ impl Mount {
         // A request that a dead process held comes again to the next one.
         spec.recovery = Recovery::Reissue;
         spec.token = Some(token);
-        if wants_batches() {
-            spec.want = spec.want | Features::BATCH_IO;
-        }
         let device = Device::add(control, spec, params)?;
         // The driver cuts the number of queues to that of the CPUs.
         self.known.queues = device.info().queues;
@@ -48,12 +45,6 @@ impl Mount {
         self.must_note().context(NO_NOTE)?;
         Ok(device)
     }
-}
-
-/// Requests come and go in batches, where the kernel can (7.0). For measurements only: the death of this process under
-/// load may then harm others (see [`crate::ublk`]).
-fn wants_batches() -> bool {
-    std::env::var_os("RBLK_UBLK_BATCH").is_some_and(|value| value == "1")
 }
 
 /// Refuses a number that is taken, before anything is asked of the target: taking a volume over cannot be undone.

@@ -309,7 +309,7 @@ impl Note {
                 depth: QueueDepth::new(self.wish.depth).ok_or_else(none)?,
                 io_max_bytes: self.wish.io_max,
                 in_capsule_bytes: self.wish.in_capsule,
-                features: Features(self.wish.features).or(super::begin::lists()),
+                features: Features(self.wish.features).or(Features::CAPSULE_LISTS),
             },
             queues: self.queues,
             buffers: Vec::new(),

@@ -87,6 +87,8 @@ pub fn rdma_resources() -> BTreeMap<String, u64> {
     let text = start(&["rdma", "resource", "show", "cq"]).finish(DEADLINE).ok();
     let is_spare = |line: &&str| line.contains(" users 0 ") && line.contains(" poll-ctx ");
     let spare = text.lines().filter(is_spare).count() as u64;
-    counts.entry("cq".to_owned()).and_modify(|count: &mut u64| *count = count.saturating_sub(spare));
+    counts
+        .entry("cq".to_owned())
+        .and_modify(|count: &mut u64| *count = count.saturating_sub(spare));
     counts
 }
