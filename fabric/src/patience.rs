@@ -9,7 +9,8 @@
 //! Looking pays only on a CPU that nobody else wants for long: where those that do the awaited work run on it too (the threads of
 //! a software device, the peer on the same host), a look keeps the answer from coming. The thread yields while it looks,
 //! and a yield that comes back late tells ([`Patience::yielded`]): then it sleeps, now and for some waits to come. Only a long
-//! absence counts: who ran shortly did the awaited work, and would have had to be waited for in any case.
+//! absence counts while few requests are under way: who ran shortly did the awaited work, and would have had to be waited
+//! for in any case. With many there is always something else to do on the CPU.
 //!
 //! Invariants:
 //!
@@ -35,10 +36,16 @@ const LEAST: Duration = Duration::from_micros(50);
 /// What a wake-up is worth, in times of what it takes: the other end, which sleeps because this one does, and the client
 /// pay for it, too.
 const WORTH: u32 = 32;
+/// The same with many requests under way, which share it.
+const WORTH_MANY: u32 = 4;
+/// More requests than these are many.
+const FEW: u32 = 8;
 /// Requests of at least so many bytes each wait for the wire, whose work the CPU may have to do.
 const BULK_BYTES: u64 = 32 << 10;
 /// A yield that takes so long let somebody run who does not work for us, whatever a yield takes alone.
 const CONTENDED: Duration = Duration::from_millis(1);
+/// With many requests: it let others run.
+const CONTENDED_MANY: Duration = Duration::from_micros(5);
 /// A yield that takes so many times as long as the shortest one let others run.
 const CONTENDED_TIMES: u32 = 4;
 /// After others wanted the CPU: waits that are slept through at once, doubled each time up to the other.
@@ -141,7 +148,7 @@ pub struct Patience {
     mode: SpinMode,
     wake_cost: Duration,
     // By kind of wait.
-    kinds: [Waits; 3],
+    kinds: [Waits; 4],
     kind: usize,
     idle: Option<Instant>,
     budget: Duration,
@@ -163,7 +170,7 @@ impl Patience {
         Self {
             mode,
             wake_cost,
-            kinds: [Waits::NONE; 3],
+            kinds: [Waits::NONE; 4],
             kind: 0,
             idle: None,
             budget: Duration::ZERO,
@@ -219,7 +226,8 @@ impl Patience {
     pub fn yielded(&mut self, took: Duration) {
         self.yields = self.yields.min(took);
         let adapts = matches!(self.mode, SpinMode::Adaptive { .. });
-        if adapts && took > CONTENDED.max(self.yields.saturating_mul(CONTENDED_TIMES)) {
+        let least = if self.kind == MANY { CONTENDED_MANY } else { CONTENDED };
+        if adapts && took > least.max(self.yields.saturating_mul(CONTENDED_TIMES)) {
             self.contended = true;
             self.rest = self.next_rest;
             self.next_rest = (self.next_rest * 2).min(REST_MOST);
@@ -254,6 +262,7 @@ impl Patience {
     fn worth(&self) -> Duration {
         match self.kind {
             BULK => self.wake_cost,
+            MANY => (self.wake_cost * WORTH_MANY).max(LEAST),
             _ => (self.wake_cost * WORTH).max(LEAST),
         }
     }
@@ -268,10 +277,11 @@ impl Patience {
     }
 }
 
-// Kinds of waits: for an answer, for bulk data, and with nothing under way.
+// Kinds of waits: for one of few answers, for bulk data, with nothing under way, and for one of many answers.
 const ANSWERS: usize = 0;
 const BULK: usize = 1;
 const IDLE: usize = 2;
+const MANY: usize = 3;
 
 fn kind(hint: Hint) -> usize {
     match hint {
@@ -279,6 +289,7 @@ fn kind(hint: Hint) -> usize {
         Hint { outstanding, wire_bytes } if wire_bytes / u64::from(outstanding) >= BULK_BYTES => {
             BULK
         }
+        Hint { outstanding, .. } if outstanding > FEW => MANY,
         _ => ANSWERS,
     }
 }
@@ -534,6 +545,19 @@ mod tests {
             bed.wait(ANSWER, 100 * US);
         }
         assert!(bed.sleeps <= REST_MOST + 1, "{}", bed.sleeps);
+    }
+
+    #[test]
+    fn with_many_requests_any_absence_counts() {
+        let many = Hint { wire_bytes: 32 << 12, outstanding: 32 };
+        let mut bed = Bed::adaptive(40 * US);
+        bed.patience.yielded(US);
+        for _ in 0..50 {
+            bed.wait(many, 100 * US);
+        }
+        assert_eq!(bed.patience.next(bed.now, many), Idle::Look);
+        bed.patience.yielded(150 * US);
+        assert_eq!(bed.patience.next(bed.now, many), Idle::Sleep);
     }
 
     #[test]
