@@ -1,7 +1,7 @@
 //! [`Patience`]: how long a data thread looks for work before it sleeps.
 //!
 //! Looking costs CPU time, sleeping a wake-up. What is right depends on how long the next wait takes, which nobody
-//! knows; but waits resemble those before them. So the last [`WINDOW`] waits of each kind are kept, and the thread
+//! knows; but waits resemble those before them. So the last 16 waits of each kind are kept, and the thread
 //! looks for as long as would have cost least in them: a wait shorter than that costs what it took, a longer one the
 //! look and a wake-up. What a wake-up is worth is a multiple of what it takes here ([`measure_wake_cost`]): whoever
 //! waits for the I/O waits for it too.

@@ -75,7 +75,7 @@ const NONE: &str = "none";
 
 /// The systems that were asked for.
 ///
-/// `keys` are known ones; no key means all but those that spin all the time, [`NONE`] means none. `variants` are `NAME=WORDS`
+/// `keys` are known ones; no key means all but those that spin all the time, `none` means none. `variants` are `NAME=WORDS`
 /// ([`Variant::parse`]); `rblk` are disks of ours as `PATH` or `NAME=PATH`, `peers` are others as `NAME=PATH`. With
 /// either of the last two nothing is set up but what `keys` and `variants` say.
 ///
