@@ -84,6 +84,12 @@ macro_rules! counters {
             pub fn add(&mut self, other: &Self) {
                 $(self.$name = self.$name.wrapping_add(other.$name);)*
             }
+
+            /// What was counted since an earlier moment, field by field.
+            #[must_use]
+            pub fn since(&self, earlier: &Self) -> Self {
+                Self { $($name: self.$name.wrapping_sub(earlier.$name),)* }
+            }
         }
     };
 }

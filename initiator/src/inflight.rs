@@ -25,6 +25,7 @@ pub struct Inflight {
     states: Box<[State]>,
     queued: usize,
     sent: usize,
+    data_bytes: u64,
 }
 
 /// A tag was used that is not in the state the caller took it for.
@@ -40,6 +41,7 @@ impl Inflight {
             states: vec![State::Idle; usize::from(depth.get())].into_boxed_slice(),
             queued: 0,
             sent: 0,
+            data_bytes: 0,
         }
     }
 
@@ -55,6 +57,12 @@ impl Inflight {
         self.sent
     }
 
+    /// Bytes of the data of all of them.
+    #[must_use]
+    pub fn data_bytes(&self) -> u64 {
+        self.data_bytes
+    }
+
     /// Takes a request.
     ///
     /// # Errors
@@ -64,6 +72,7 @@ impl Inflight {
             Some(state @ State::Idle) => {
                 *state = State::Queued(io);
                 self.queued += 1;
+                self.data_bytes += u64::from(io.data_bytes);
                 Ok(())
             }
             _ => Err(WrongState(tag.0)),
@@ -120,6 +129,7 @@ impl Inflight {
                 State::Sent(io, sequence) if answers(sequence) => {
                     *state = State::Idle;
                     self.sent -= 1;
+                    self.data_bytes -= u64::from(io.data_bytes);
                     Ok(io)
                 }
                 _ => Err(WrongState(tag.0)),
@@ -146,6 +156,7 @@ impl Inflight {
         let io = self.waiting(tag)?;
         self.states[tag.index()] = State::Idle;
         self.queued -= 1;
+        self.data_bytes -= u64::from(io.data_bytes);
         Some(io)
     }
 
@@ -172,9 +183,10 @@ mod tests {
         assert_eq!(table.queue(Tag(0), io(1)), Err(WrongState(0)));
         assert_eq!(table.queue(Tag(2), io(1)), Err(WrongState(2)), "the connection's own tag");
         table.send(Tag(0), Sequence(7)).unwrap();
-        assert_eq!((table.queued(), table.sent()), (0, 1));
+        assert_eq!((table.queued(), table.sent(), table.data_bytes()), (0, 1, 512));
         assert_eq!(table.answer(Tag(0), |s| s == Sequence(6)), Err(WrongState(0)), "stale answer");
         assert_eq!(table.path_lost(), 1);
+        assert_eq!(table.data_bytes(), 512, "it is sent again");
         assert_eq!(table.answer(Tag(0), |_| true), Err(WrongState(0)), "answer of the dead path");
         assert_eq!(table.waiting(Tag(0)), Some(io(1)));
         table.send(Tag(0), Sequence(8)).unwrap();
@@ -182,6 +194,6 @@ mod tests {
         assert_eq!(table.answer(Tag(0), |_| true), Err(WrongState(0)), "answered twice");
         table.queue(Tag(1), io(2)).unwrap();
         assert_eq!(table.cancel(Tag(1)), Some(io(2)));
-        assert_eq!((table.queued(), table.sent()), (0, 0));
+        assert_eq!((table.queued(), table.sent(), table.data_bytes()), (0, 0, 0));
     }
 }

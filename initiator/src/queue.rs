@@ -188,7 +188,6 @@ fn run(
     let mut path_token = 2u32;
     let wake_cost = measure_wake_cost();
     let mut patience = Patience::new(spin, wake_cost);
-    let mut wire = Wire::new(depth);
     let mut published = PollerCounters::default();
     let mut unpublished = 0;
     // Since the last sleep nothing woke the thread: the device may have lost the event.
@@ -243,11 +242,8 @@ fn run(
                 Event::Request(tag, request) => {
                     // What cannot be sent is answered at once; the tag is ours, so completing it works.
                     io = true;
-                    match start_request(&mut engine, tag, &request, block_size) {
-                        Ok(data_bytes) => wire.start(tag, data_bytes),
-                        Err(errno) => {
-                            let _ = ublk.complete(tag, -errno);
-                        }
+                    if let Err(errno) = start_request(&mut engine, tag, &request, block_size) {
+                        let _ = ublk.complete(tag, -errno);
                     }
                 }
                 Event::Watch(MAIL) => mail.clear_event(),
@@ -276,24 +272,19 @@ fn run(
                 poller.clear_event();
             }
         }
-        let mut answers = 0;
-        let mut done = |tag: Tag, result| {
-            answers += 1;
-            wire.end(tag);
+        let asked = engine.outstanding();
+        let mut complete = |tag: Tag, result| {
             let _ = ublk.complete(tag.0, result);
         };
-        busy |= engine.turn(now, &mut done);
-        let first = answers;
-        if first > 0 && engine.outstanding() > 4 * first {
+        busy |= engine.turn(now, &mut complete);
+        let mut answers = asked - engine.outstanding();
+        if answers > 0 && engine.outstanding() > 4 * answers {
             // Many more are on their way: what comes now gets to the driver with what came.
             for _ in 0..GATHERINGS {
                 std::thread::yield_now();
                 stats.yields.add(1);
-                engine.turn(now, |tag, result| {
-                    answers += 1;
-                    wire.end(tag);
-                    let _ = ublk.complete(tag.0, result);
-                });
+                engine.turn(now, &mut complete);
+                answers = asked - engine.outstanding();
                 if engine.outstanding() <= 4 * answers || now.elapsed() > wake_cost / 8 {
                     break;
                 }
@@ -331,7 +322,7 @@ fn run(
         // After I/O that leaves nothing to look for, what the turn has for the driver goes with the sleep: one call.
         let may_wait = !busy || io && engine.is_connected() && !stopping && leave_by.is_none();
         let looks =
-            may_wait && engine.is_connected() && patience.next(now, wire.hint()) == Idle::Look;
+            may_wait && engine.is_connected() && patience.next(now, hint(&engine)) == Idle::Look;
         let wait = if looks && !busy {
             // Software devices make progress on this very CPU.
             let given_up = Instant::now();
@@ -346,14 +337,12 @@ fn run(
                 poller.arm().map_err(io::Error::other)?;
             }
             // Something may have come between the last look and the arming.
-            let mut answers = 0;
+            let asked = engine.outstanding();
             let late = engine.turn(now, |tag, result| {
-                answers += 1;
-                wire.end(tag);
                 let _ = ublk.complete(tag.0, result);
             });
-            if late || mail.has_some() || !busy && ublk.is_ready() {
-                patience.worked(now, answers > 0);
+            if late || mail.has_some() {
+                patience.worked(now, engine.outstanding() < asked);
                 Wait::No
             } else {
                 unpublished = 0;
@@ -361,7 +350,9 @@ fn run(
                 // With answers outstanding, also a net under devices that lose an event.
                 let short = engine.has_deadline() || stopping || engine.outstanding() > 0;
                 let sleep = if short { short_sleep } else { LONG_SLEEP };
-                // It does not sleep when something is in the ring already.
+                // It does not sleep when something is in the ring already. What the kernel has to hand over is no reason
+                // not to: it does so before it sleeps, and its word for it may be stale (TASKRUN is set behind the work
+                // it tells of), for as long as nothing else comes.
                 Wait::For(leave_by.map_or(sleep, |by| sleep.min(by.saturating_duration_since(now))))
             }
         };
@@ -371,9 +362,15 @@ fn run(
         if stats.sleeps.get() != ring.sleeps {
             stats.sleeps.set(ring.sleeps);
             patience.slept(Instant::now());
-            timed_out = !ublk.is_ready();
+            timed_out = !ublk.has_event();
         }
     }
+}
+
+/// What is under way.
+fn hint(engine: &Engine) -> Hint {
+    let outstanding = u32::try_from(engine.outstanding()).unwrap_or(u32::MAX);
+    Hint { wire_bytes: engine.data_bytes(), outstanding }
 }
 
 /// Publishes what the path's poller counted since the last time.
@@ -384,38 +381,6 @@ fn publish(engine: &mut Engine, published: &mut PollerCounters, stats: &QueueSta
     stats.events.add(counters.events - published.events);
     stats.link_calls.add(counters.link_calls - published.link_calls);
     *published = counters;
-}
-
-/// What is under way, by tag: bytes, and whether it is.
-struct Wire {
-    requests: Box<[Option<u32>]>,
-    hint: Hint,
-}
-
-impl Wire {
-    fn new(depth: QueueDepth) -> Self {
-        let requests = vec![None; usize::from(depth.get())].into_boxed_slice();
-        Self { requests, hint: Hint::default() }
-    }
-
-    fn start(&mut self, tag: u16, data_bytes: u32) {
-        if let Some(request @ None) = self.requests.get_mut(usize::from(tag)) {
-            *request = Some(data_bytes);
-            self.hint.outstanding += 1;
-            self.hint.wire_bytes += u64::from(data_bytes);
-        }
-    }
-
-    fn end(&mut self, tag: Tag) {
-        if let Some(data_bytes) = self.requests.get_mut(tag.index()).and_then(Option::take) {
-            self.hint.outstanding -= 1;
-            self.hint.wire_bytes -= u64::from(data_bytes);
-        }
-    }
-
-    fn hint(&self) -> Hint {
-        self.hint
-    }
 }
 
 /// Takes the path that ended off the ring, and sends it to control. Whether there was one.
@@ -458,13 +423,13 @@ fn hand_back(ublk: &mut Queue) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives a request to the engine. Returns the bytes of its data, or an errno.
+/// Gives a request to the engine, or tells an errno.
 fn start_request(
     engine: &mut Engine,
     tag: u16,
     request: &BlockRequest,
     block_size: BlockSize,
-) -> Result<u32, i32> {
+) -> Result<(), i32> {
     let op = match request.op {
         BlockOp::Read => IoOp::Read,
         BlockOp::Write => IoOp::Write,
@@ -481,6 +446,5 @@ fn start_request(
     let mut io = Io::new(op, offset, len, block_size).ok_or(EINVAL)?;
     io.fua = request.flags.fua();
     io.may_unmap = !request.flags.no_unmap();
-    engine.submit(Tag(tag), io).map_err(|_| EIO)?;
-    Ok(io.data_bytes)
+    engine.submit(Tag(tag), io).map_err(|_| EIO)
 }

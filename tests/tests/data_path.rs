@@ -439,25 +439,7 @@ fn counted(
     let (i, t) = (bed.rig.queue_counts(queue), bed.rig.target_counts());
     rounds(&mut bed, ios);
     let (i2, t2) = (bed.rig.queue_counts(queue), bed.rig.target_counts());
-    let initiator = rblk_initiator::engine::QueueCounts {
-        sends: i2.sends - i.sends,
-        signaled: i2.signaled - i.signaled,
-        completions: i2.completions - i.completions,
-        keyed_commands: i2.keyed_commands - i.keyed_commands,
-        immediates: i2.immediates - i.immediates,
-        in_capsule_writes: i2.in_capsule_writes - i.in_capsule_writes,
-        ..Default::default()
-    };
-    let target = rblk_target::stats::StatsSnapshot {
-        sends: t2.sends - t.sends,
-        rdma_writes: t2.rdma_writes - t.rdma_writes,
-        rdma_writes_with_imm: t2.rdma_writes_with_imm - t.rdma_writes_with_imm,
-        rdma_reads: t2.rdma_reads - t.rdma_reads,
-        signaled: t2.signaled - t.signaled,
-        send_credit_waits: t2.send_credit_waits - t.send_credit_waits,
-        ..Default::default()
-    };
-    (initiator, target)
+    (i2.since(&i), t2.since(&t))
 }
 
 #[test]

@@ -120,25 +120,7 @@ fn counted(features: Features, op: IoOp, rounds: u64) -> (QueueCounts, StatsSnap
     let (i, t) = (bed.rig.queue_counts(queue), bed.rig.target_counts());
     run(&mut bed, rounds);
     let (i2, t2) = (bed.rig.queue_counts(queue), bed.rig.target_counts());
-    let initiator = QueueCounts {
-        sends: i2.sends - i.sends,
-        signaled: i2.signaled - i.signaled,
-        completions: i2.completions - i.completions,
-        lists: i2.lists - i.lists,
-        listed: i2.listed - i.listed,
-        recvs: i2.recvs - i.recvs,
-        ..QueueCounts::default()
-    };
-    let target = StatsSnapshot {
-        sends: t2.sends - t.sends,
-        rdma_writes: t2.rdma_writes - t.rdma_writes,
-        rdma_writes_with_imm: t2.rdma_writes_with_imm - t.rdma_writes_with_imm,
-        lists: t2.lists - t.lists,
-        listed: t2.listed - t.listed,
-        recvs: t2.recvs - t.recvs,
-        ..StatsSnapshot::default()
-    };
-    (initiator, target)
+    (i2.since(&i), t2.since(&t))
 }
 
 #[test]

@@ -121,7 +121,7 @@ impl BenchArgs {
         host::ensure_installed(packages::BUILD)?;
         host::ensure_installed(packages::TEST)?;
         host::ensure_installed(host::PACKAGES)?;
-        let name = self.name.clone().unwrap_or_else(|| self.name_for_now());
+        let name = self.name.clone().map_or_else(|| self.name_for_now(), Ok)?;
         if name.is_empty() || name.contains('/') || name.starts_with('.') {
             bail!("{name:?} cannot be the name of a run: it is the name of a directory");
         }
@@ -153,14 +153,14 @@ impl BenchArgs {
         Ok(status)
     }
 
-    fn name_for_now(&self) -> String {
+    fn name_for_now(&self) -> Result<String> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let extent = match self.extent() {
             Extent::Quick => "quick",
             Extent::Gate => "gate",
             Extent::Full => "full",
         };
-        format!("{}-{extent}", stamp(now))
+        Ok(format!("{}-{extent}", stamp(now)?))
     }
 
     /// What does not depend on the machine.
@@ -349,17 +349,10 @@ fn keep(run: &Path, results: &Path) -> Result<()> {
 }
 
 /// Seconds of the Unix clock as `20261121-1159`, in UTC.
-fn stamp(unix: u64) -> String {
-    // Days since 0000-03-01, so that the leap day is the last of its year.
-    let days = unix / 86_400 + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    let (hour, minute) = (unix / 3600 % 24, unix / 60 % 60);
-    format!("{:04}{month:02}{day:02}-{hour:02}{minute:02}", era * 400 + year + next)
+fn stamp(unix: u64) -> Result<String> {
+    let mut date = Command::new("date");
+    date.arg("-u").arg("-d").arg(format!("@{unix}")).arg("+%Y%m%d-%H%M");
+    Ok(process::output(&mut date, Duration::from_secs(10))?.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -414,7 +407,7 @@ mod tests {
 
     #[test]
     fn runs_are_named_by_their_time() {
-        assert_eq!(stamp(1_795_261_140), "20261121-1139");
-        assert_eq!(stamp(951_827_696), "20000229-1234");
+        assert_eq!(stamp(1_795_261_140).unwrap(), "20261121-1139");
+        assert_eq!(stamp(951_827_696).unwrap(), "20000229-1234");
     }
 }

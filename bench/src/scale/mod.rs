@@ -185,6 +185,20 @@ fn title(growth: Growth) -> &'static str {
     }
 }
 
+/// `parts` of 1, 10, 100, ... up to `most`, which is the last one.
+fn steps(parts: &[u32], most: u32) -> Vec<u32> {
+    let decades = std::iter::successors(Some(1_u32), |decade| decade.checked_mul(10));
+    let mut steps: Vec<u32> = decades
+        .flat_map(|decade| parts.iter().map(move |part| decade.checked_mul(*part)))
+        .flatten()
+        .take_while(|step| *step <= most)
+        .collect();
+    if steps.last().is_some_and(|last| *last != most) {
+        steps.push(most);
+    }
+    steps
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

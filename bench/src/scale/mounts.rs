@@ -272,16 +272,7 @@ fn watch(setting: &Setting, mounts: &Mounts<'_>, time: Duration) -> Result<Idle>
 
 /// 1, 2, 5, 10, 20, 50, ... up to `most`, which is the last one.
 fn steps(most: u32) -> Vec<u32> {
-    let decades = std::iter::successors(Some(1_u32), |decade| decade.checked_mul(10));
-    let mut steps: Vec<u32> = decades
-        .flat_map(|decade| [1, 2, 5].map(|part| decade.checked_mul(part)))
-        .flatten()
-        .take_while(|step| *step <= most)
-        .collect();
-    if steps.last().is_some_and(|last| *last != most) {
-        steps.push(most);
-    }
-    steps
+    super::steps(&[1, 2, 5], most)
 }
 
 /// Writes a disk once, so that it has its memory.

@@ -137,16 +137,7 @@ impl Grown {
 
 /// 1, 3, 10, 30, ... up to `most`, which is the last one.
 fn steps(most: u32) -> Vec<u32> {
-    let decades = std::iter::successors(Some(1_u32), |decade| decade.checked_mul(10));
-    let mut steps: Vec<u32> = decades
-        .flat_map(|decade| [Some(decade), decade.checked_mul(3)])
-        .flatten()
-        .take_while(|step| *step <= most)
-        .collect();
-    if steps.last().is_some_and(|last| *last != most) {
-        steps.push(most);
-    }
-    steps
+    super::steps(&[1, 3], most)
 }
 
 /// Raises the limit of open files; how many sessions it has room for.

@@ -31,7 +31,7 @@ pub(super) struct Beat {
     silent_since: Option<Instant>,
     // The KEEP_ALIVE that is not answered. It is not sent again: there is one tag for it.
     asked: Option<Sequence>,
-    // Everything that came is read in the next turn.
+    // It was said that this silence is too long: what came since was read.
     looked: bool,
 }
 

@@ -155,6 +155,12 @@ impl Engine {
         self.inflight.queued() + self.inflight.sent()
     }
 
+    /// Bytes of the data of those.
+    #[must_use]
+    pub fn data_bytes(&self) -> u64 {
+        self.inflight.data_bytes()
+    }
+
     /// The path's CQ, for arming and sleeping.
     pub fn poller_mut(&mut self) -> Option<&mut (dyn rblk_fabric::Poller + 'static)> {
         self.path.as_mut().map(|p| &mut *p.poller)
@@ -238,8 +244,7 @@ impl Engine {
     /// negative errno. Returns whether anything happened.
     pub fn turn(&mut self, now: Instant, mut done: impl FnMut(Tag, i32)) -> bool {
         self.stats.turns.add(1);
-        let mut busy = false;
-        busy |= self.reap(&mut done);
+        let mut busy = self.reap(&mut done);
         if let Some(Live { phase: Phase::Testing { since, .. }, .. }) = &self.path
             && now.saturating_duration_since(*since) > SELF_TEST_DEADLINE
         {

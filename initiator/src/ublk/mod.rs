@@ -20,7 +20,7 @@
 //!   [`Queue::complete`], and the kernel's otherwise. The driver copies on the data thread itself, inside
 //!   its turns, so nobody touches a buffer after the queue is dropped, and there is no copy in the
 //!   completion path of a write or before the delivery of a read.
-//! - A data thread makes at most one system call a turn, and none when [`Queue::is_ready`] is false. It
+//! - A data thread makes at most one system call a turn, and without waiting none when [`Queue::needs_enter`] is false. It
 //!   allocates nothing, takes no lock and writes no log. Nothing the kernel hands over can make it panic.
 //!
 //! # Kernels

@@ -360,8 +360,8 @@ impl Queue {
         }
     }
 
-    /// A turn would enter the kernel: commands are queued, or the kernel has completions to hand over.
-    /// A look at shared memory.
+    /// A turn would enter the kernel: commands are queued, or the kernel says that it has completions to hand over,
+    /// which may be stale. A look at shared memory.
     #[inline]
     #[must_use]
     pub fn needs_enter(&mut self) -> bool {
@@ -370,12 +370,12 @@ impl Queue {
         results || !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
     }
 
-    /// A turn without waiting would do something. A look at shared memory.
+    /// An event is there already. A look at shared memory.
     #[inline]
     #[must_use]
-    pub fn is_ready(&mut self) -> bool {
+    pub fn has_event(&mut self) -> bool {
         let tags = matches!(&self.protocol, Protocol::Batch(batch) if batch.has_tags());
-        tags || self.needs_enter() || !self.ring.completion().is_empty()
+        tags || !self.ring.completion().is_empty()
     }
 
     /// One turn: at most one system call, which submits everything queued and sleeps if `wait` says so and
