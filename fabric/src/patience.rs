@@ -35,22 +35,27 @@ const PLAN_EVERY: u8 = 4;
 const LEAST: Duration = Duration::from_micros(50);
 /// What a wake-up is worth, in times of what it takes: the other end, which sleeps because this one does, and the client
 /// pay for it, too.
-const WORTH: u32 = 32;
+const WORTH: u32 = 64;
 /// The same with many requests under way, which share it.
 const WORTH_MANY: u32 = 4;
 /// More requests than these are many.
 const FEW: u32 = 8;
 /// Requests of at least so many bytes each wait for the wire, whose work the CPU may have to do.
 const BULK_BYTES: u64 = 32 << 10;
-/// A yield that takes so long let somebody run who does not work for us, whatever a yield takes alone.
+/// A yield that takes so long let somebody run who does not work for us, whatever a yield takes alone: a time slice.
 const CONTENDED: Duration = Duration::from_millis(1);
+/// The same in times of a wake-up, where everything takes long.
+const CONTENDED_WAKES: u32 = 32;
 /// With many requests: it let others run.
 const CONTENDED_MANY: Duration = Duration::from_micros(5);
 /// A yield that takes so many times as long as the shortest one let others run.
 const CONTENDED_TIMES: u32 = 4;
-/// After others wanted the CPU: waits that are slept through at once, doubled each time up to the other.
+/// After others wanted the CPU: waits that are slept through at once, doubled each time up to the other, and halved
+/// when nobody did.
 const REST: u32 = 8;
 const REST_MOST: u32 = 256;
+/// The longest that a sleep goes on though something came.
+const GATHER_MOST: Duration = Duration::from_micros(200);
 /// Rounds of [`measure_wake_cost`].
 const ROUNDS: usize = 16;
 
@@ -72,7 +77,7 @@ pub enum SpinMode {
 
 impl SpinMode {
     /// [`SpinMode::Adaptive`] with the longest look that is sensible.
-    pub const ADAPTIVE: Self = Self::Adaptive { most: Duration::from_millis(2) };
+    pub const ADAPTIVE: Self = Self::Adaptive { most: Duration::from_millis(5) };
 }
 
 /// What is known about a wait when it begins.
@@ -211,8 +216,8 @@ impl Patience {
         }
         let Some(since) = self.idle.take() else { return };
         if self.woke.is_none() && !self.contended {
-            // Looked through, and nobody else wanted the CPU.
-            self.next_rest = REST;
+            // Looked through, and nobody else wanted the CPU. That may have been luck.
+            self.next_rest = (self.next_rest / 2).max(REST);
         }
         // Had it looked, it would have seen this a wake-up earlier.
         let seen =
@@ -226,12 +231,21 @@ impl Patience {
     pub fn yielded(&mut self, took: Duration) {
         self.yields = self.yields.min(took);
         let adapts = matches!(self.mode, SpinMode::Adaptive { .. });
-        let least = if self.kind == MANY { CONTENDED_MANY } else { CONTENDED };
+        let slice = CONTENDED.max(self.wake_cost * CONTENDED_WAKES);
+        let least = if self.kind == MANY { CONTENDED_MANY } else { slice };
         if adapts && took > least.max(self.yields.saturating_mul(CONTENDED_TIMES)) {
             self.contended = true;
             self.rest = self.next_rest;
             self.next_rest = (self.next_rest * 2).min(REST_MOST);
         }
+    }
+
+    /// For how long a sleep that begins now may go on though something came, so that more of it shares the wake-up:
+    /// for as long as a wake-up takes, and only with many requests under way.
+    #[must_use]
+    pub fn gathers(&self) -> Option<Duration> {
+        let adapts = matches!(self.mode, SpinMode::Adaptive { .. });
+        (adapts && self.kind == MANY).then(|| self.wake_cost.min(GATHER_MOST))
     }
 
     /// The thread slept until now.
@@ -403,6 +417,21 @@ mod tests {
     }
 
     #[test]
+    fn only_many_requests_wait_for_each_other() {
+        let many = Hint { wire_bytes: 32 * 4096, outstanding: 32 };
+        let gathers = |mode, wake_cost, hint| {
+            let mut patience = Patience::new(mode, wake_cost);
+            patience.next(Instant::now(), hint);
+            patience.gathers()
+        };
+        assert_eq!(gathers(SpinMode::ADAPTIVE, 5 * US, many), Some(5 * US));
+        assert_eq!(gathers(SpinMode::ADAPTIVE, 900 * US, many), Some(GATHER_MOST));
+        assert_eq!(gathers(SpinMode::ADAPTIVE, 5 * US, ANSWER), None);
+        assert_eq!(gathers(SpinMode::ADAPTIVE, 5 * US, REQUEST), None);
+        assert_eq!(gathers(SpinMode::Never, 5 * US, many), None, "asked to be woken at once");
+    }
+
+    #[test]
     fn waits_that_are_short_are_looked_through() {
         for (wake_cost, wait) in [(5 * US, 10 * US), (5 * US, 150 * US), (150 * US, 390 * US)] {
             let mut bed = Bed::adaptive(wake_cost);
@@ -418,7 +447,7 @@ mod tests {
 
     #[test]
     fn waits_that_are_long_are_slept_through_at_once() {
-        for (wake_cost, wait) in [(5 * US, 170 * US), (5 * US, 1000 * US), (150 * US, 2100 * US)] {
+        for (wake_cost, wait) in [(5 * US, 330 * US), (5 * US, 1000 * US), (150 * US, 5100 * US)] {
             let mut bed = Bed::adaptive(wake_cost);
             for _ in 0..1000 {
                 bed.wait(ANSWER, wait);

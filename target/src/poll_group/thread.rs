@@ -270,7 +270,11 @@ fn run(
                     (false, true) => IDLE_SLEEP,
                     (false, false) => LONG_SLEEP,
                 };
-                Wait::Until(group.next_deadline().map_or(longest, |at| at.min(longest)))
+                let longest = group.next_deadline().map_or(longest, |at| at.min(longest));
+                match patience.gathers() {
+                    Some(within) => Wait::Gather { within, longest },
+                    None => Wait::Until(longest),
+                }
             } else {
                 let io = group.take_io();
                 patience.worked(now, io);
@@ -324,6 +328,8 @@ impl Served {
         }
         let wire_bytes = bytes - self.bytes;
         (self.commands, self.bytes) = (commands, bytes);
-        Hint { wire_bytes, outstanding: u32::try_from(served).unwrap_or(u32::MAX) }
+        // About as many are on their way while those are answered.
+        let outstanding = u32::try_from(2 * served).unwrap_or(u32::MAX);
+        Hint { wire_bytes: 2 * wire_bytes, outstanding }
     }
 }

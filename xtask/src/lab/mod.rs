@@ -44,6 +44,9 @@ pub(crate) const FAILED: u8 = 125;
 /// The kernel that is booted when none is asked for.
 pub(crate) const DEFAULT_KERNEL: &str = "7.2";
 
+/// How often a guest is booted until it boots.
+const BOOTS: u32 = 3;
+
 /// The address of `rxe0` inside the guest.
 const RDMA_ADDRESS: &str = "10.9.0.1";
 
@@ -117,8 +120,27 @@ impl Lab {
             scratch: scratch.as_ref(),
             timeout: self.timeout,
         };
-        let log = cache.new_log(&kernel.release)?;
-        let end = machine.run(&cache, &task, &log, output);
+        let mut output = Some(output);
+        let mut boots = 0;
+        let (log, end) = loop {
+            boots += 1;
+            let log = cache.new_log(&kernel.release)?;
+            let out = output.take().context("the guest's output cannot be passed on")?;
+            let end = machine.run(&cache, &task, &log, out);
+            match end {
+                // Nothing of the command ran. The translator now and then breaks a kernel that patches its own code.
+                Ok((qemu::End::NotBooted, out))
+                    if boots < BOOTS && engine != accel::Engine::Kvm =>
+                {
+                    eprintln!(
+                        "lab: the guest died while booting, and is booted again; its console is in {}",
+                        log.display()
+                    );
+                    output = out;
+                }
+                end => break (log, end.map(|(end, _)| end)),
+            }
+        };
         if let Some(copy) = &self.keep_log {
             std::fs::copy(&log, copy).with_context(|| {
                 format!("cannot copy the guest's console to {} (--keep-log)", copy.display())
@@ -134,7 +156,11 @@ impl Lab {
                 );
                 Ok(i32::from(TIMED_OUT))
             }
-            qemu::End::Died(why) => {
+            end @ (qemu::End::Died(_) | qemu::End::NotBooted) => {
+                let why = match end {
+                    qemu::End::Died(why) => why,
+                    _ => "the guest died while booting".to_owned(),
+                };
                 eprintln!("lab: {why}; the end of its console ({}):", log.display());
                 eprintln!("{}", qemu::tail(&log, 60));
                 Ok(i32::from(FAILED))

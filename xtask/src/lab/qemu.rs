@@ -61,6 +61,8 @@ pub(crate) enum End {
     Exited(i32),
     /// The time limit came first.
     TimedOut,
+    /// The guest died before the command started.
+    NotBooted,
     /// The guest died, or could not run the command, for this reason.
     Died(String),
 }
@@ -78,14 +80,15 @@ enum Notice {
 }
 
 impl Machine<'_> {
-    /// Runs `task` and copies its output to `output`; the guest is gone when this returns.
-    pub(crate) fn run(
+    /// Runs `task` and copies its output to `output`; the guest is gone when this returns. Gives the output back, unless
+    /// it could not be written to.
+    pub(crate) fn run<W: Write + Send + 'static>(
         &self,
         cache: &Cache,
         task: &Task,
         log: &Path,
-        output: impl Write + Send + 'static,
-    ) -> Result<End> {
+        output: W,
+    ) -> Result<(End, Option<W>)> {
         let work = cache.scratch_dir()?;
         let initrd = work.path().join("initrd");
         initramfs::join(
@@ -114,8 +117,8 @@ impl Machine<'_> {
         let end = self.follow(&mut child, &notices, deadline);
         // Closes the pipe, which ends the thread.
         drop(child);
-        let _ = pump.join();
-        end
+        let output = pump.join().ok();
+        Ok((end?, output))
     }
 
     fn follow(
@@ -141,8 +144,8 @@ impl Machine<'_> {
                     Ok(End::Died(format!("the guest could not run the command: {why}")))
                 }
                 Ok(Notice::Closed) | Err(RecvTimeoutError::Disconnected) => {
-                    let during = if started { "before the command ended" } else { "while booting" };
-                    Ok(End::Died(format!("the guest died {during}")))
+                    let died = || End::Died("the guest died before the command ended".to_owned());
+                    Ok(if started { died() } else { End::NotBooted })
                 }
                 Ok(Notice::Output(error)) => {
                     Err(anyhow!(error).context("cannot pass on the guest's output"))
@@ -157,7 +160,7 @@ impl Machine<'_> {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-        command.args(["-machine", "pc", "-cpu", "max", "-accel", self.engine.option()]);
+        command.args(["-machine", "pc", "-cpu", self.engine.cpu(), "-accel", self.engine.option()]);
         command.args(["-smp", &self.cpus.to_string(), "-m", &format!("{}M", self.mem >> 20)]);
         command.arg("-kernel").arg(self.kernel.image());
         command.arg("-initrd").arg(initrd);
@@ -214,12 +217,12 @@ impl Drop for Guest {
     }
 }
 
-fn pump(
+fn pump<W: Write>(
     mut stdout: ChildStdout,
     mut reader: Reader,
-    mut output: impl Write,
+    mut output: W,
     notify: &mpsc::Sender<Notice>,
-) {
+) -> W {
     let mut buffer = vec![0; 64 << 10];
     loop {
         let bytes = match stdout.read(&mut buffer) {
@@ -243,6 +246,7 @@ fn pump(
         }
     }
     let _ = notify.send(Notice::Closed);
+    output
 }
 
 /// A path as part of a QEMU option, where a comma ends the value unless doubled.
