@@ -1,6 +1,7 @@
 //! Counters of one poll group: written by its thread alone, read by anyone.
 
 use rblk_fabric::PollerCounters;
+use rblk_protocol::{CommandCapsule, Opcode, Status};
 use serde::{Deserialize, Serialize};
 
 use crate::cache::slots::Slots;
@@ -141,6 +142,30 @@ impl StatsSnapshot {
 }
 
 impl Stats {
+    /// Counts a command that is answered with this status.
+    pub fn count(&self, command: &CommandCapsule, status: Status) {
+        let bytes = u64::from(command.buffer.map_or(command.in_capsule_bytes, |b| b.length));
+        match command.opcode {
+            Opcode::Read => {
+                self.reads.add(1);
+                self.read_bytes.add(bytes);
+            }
+            Opcode::Write => {
+                self.writes.add(1);
+                self.written_bytes.add(bytes);
+                self.in_capsule_writes.add(u64::from(command.in_capsule_bytes > 0));
+            }
+            Opcode::Flush => self.flushes.add(1),
+            Opcode::Discard => self.discards.add(1),
+            Opcode::WriteZeroes => self.write_zeroes.add(1),
+            _ => self.admin_commands.add(1),
+        }
+        if status != Status::Ok {
+            self.failed_commands.add(1);
+            self.fenced_commands.add(u64::from(status == Status::Fenced));
+        }
+    }
+
     /// Publishes the shard's own counters.
     pub fn set_cache(&self, counters: &CacheCounters, slots: &Slots, dirty_max_bytes: usize) {
         self.memory_waits.set(counters.memory_waits);

@@ -30,32 +30,10 @@ impl<S: Store> PollGroup<S> {
         if let Some(connection) = self.connections[slot].as_ref()
             && let Some(command) = &connection.requests[tag.index()].command
         {
-            self.count(command, status);
+            self.stats.count(command, status);
         }
         self.repost_recv(slot, tag);
         self.answer(slot, tag);
-    }
-
-    fn count(&self, command: &CommandCapsule, status: Status) {
-        let stats = &self.stats;
-        let bytes = u64::from(command.buffer.map_or(command.in_capsule_bytes, |b| b.length));
-        match command.opcode {
-            Opcode::Read => {
-                stats.reads.add(1);
-                stats.read_bytes.add(bytes);
-            }
-            Opcode::Write => {
-                stats.writes.add(1);
-                stats.written_bytes.add(bytes);
-                stats.in_capsule_writes.add(u64::from(command.in_capsule_bytes > 0));
-            }
-            Opcode::Flush => stats.flushes.add(1),
-            Opcode::Discard => stats.discards.add(1),
-            Opcode::WriteZeroes => stats.write_zeroes.add(1),
-            _ => stats.admin_commands.add(1),
-        }
-        stats.failed_commands.add(u64::from(status != Status::Ok));
-        stats.fenced_commands.add(u64::from(status == Status::Fenced));
     }
 
     /// Queues the WRs of an answer, or waits for send-queue slots.
@@ -140,14 +118,14 @@ impl<S: Store> PollGroup<S> {
             let Some(sequence) = request.command.as_ref().map(|c| c.sequence) else { return };
             let pending = request.pending > 0;
             let status = request.status;
-            let Some(at) = request.parts().iter().position(|p| p.step == Step::Ready) else {
+            let mut ready = (0..).zip(request.parts()).filter(|(_, p)| p.step == Step::Ready);
+            let Some((at, _)) = ready.next() else {
                 if !pending && status != Status::Ok {
                     self.finish(slot, tag, status);
                 }
                 return;
             };
-            let only =
-                !pending && request.parts().iter().filter(|p| p.step == Step::Ready).count() == 1;
+            let only = !pending && ready.next().is_none();
             let Some((sges, remote, bytes)) = self.part_data(slot, tag, at) else {
                 // Only a bug gets here: ranges were checked.
                 return self.protocol_error(slot, "a read without memory");
@@ -180,22 +158,20 @@ impl<S: Store> PollGroup<S> {
                 let (shard, memory) = (part.shard, std::mem::take(&mut part.memory));
                 connection.pinned.push_back((sent_at, shard, memory));
             }
+            // Where sends prove nothing, nobody else bounds what is pinned.
+            let many =
+                !connection.sends_prove && connection.pinned.len() >= connection.requests.len() / 2;
             if is_last {
-                connection.requests[tag.index()].state = State::Answered;
+                let request = &mut connection.requests[tag.index()];
+                request.state = State::Answered;
+                if let Some(command) = &request.command {
+                    self.stats.count(command, Status::Ok);
+                }
                 if !with_imm {
                     let response = ResponseCapsule::new(tag, sequence, Status::Ok);
                     self.respond(slot, &response);
                 }
-                if let Some(connection) = self.connections[slot].as_ref()
-                    && let Some(command) = &connection.requests[tag.index()].command
-                {
-                    self.count(command, Status::Ok);
-                }
             }
-            // Where sends prove nothing, nobody else bounds what is pinned.
-            let connection = self.connections[slot].as_ref();
-            let many = connection
-                .is_some_and(|c| !c.sends_prove && c.pinned.len() >= c.requests.len() / 2);
             self.mark_dirty(slot);
             if many {
                 self.prove_tail(slot);
