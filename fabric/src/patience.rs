@@ -54,8 +54,6 @@ const CONTENDED_TIMES: u32 = 4;
 /// when nobody did.
 const REST: u32 = 8;
 const REST_MOST: u32 = 256;
-/// The longest that a sleep goes on though something came.
-const GATHER_MOST: Duration = Duration::from_micros(200);
 /// Rounds of [`measure_wake_cost`].
 const ROUNDS: usize = 16;
 
@@ -240,14 +238,6 @@ impl Patience {
         }
     }
 
-    /// For how long a sleep that begins now may go on though something came, so that more of it shares the wake-up:
-    /// for as long as a wake-up takes, and only with many requests under way.
-    #[must_use]
-    pub fn gathers(&self) -> Option<Duration> {
-        let adapts = matches!(self.mode, SpinMode::Adaptive { .. });
-        (adapts && self.kind == MANY).then(|| self.wake_cost.min(GATHER_MOST))
-    }
-
     /// The thread slept until now.
     pub fn slept(&mut self, now: Instant) {
         self.woke = Some(now);
@@ -414,21 +404,6 @@ mod tests {
         fn settle(&mut self) {
             (self.sleeps, self.looked, self.longest_look) = (0, Duration::ZERO, Duration::ZERO);
         }
-    }
-
-    #[test]
-    fn only_many_requests_wait_for_each_other() {
-        let many = Hint { wire_bytes: 32 * 4096, outstanding: 32 };
-        let gathers = |mode, wake_cost, hint| {
-            let mut patience = Patience::new(mode, wake_cost);
-            patience.next(Instant::now(), hint);
-            patience.gathers()
-        };
-        assert_eq!(gathers(SpinMode::ADAPTIVE, 5 * US, many), Some(5 * US));
-        assert_eq!(gathers(SpinMode::ADAPTIVE, 900 * US, many), Some(GATHER_MOST));
-        assert_eq!(gathers(SpinMode::ADAPTIVE, 5 * US, ANSWER), None);
-        assert_eq!(gathers(SpinMode::ADAPTIVE, 5 * US, REQUEST), None);
-        assert_eq!(gathers(SpinMode::Never, 5 * US, many), None, "asked to be woken at once");
     }
 
     #[test]

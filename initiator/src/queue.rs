@@ -37,8 +37,8 @@ const SHORT_SLEEP: Duration = Duration::from_millis(100);
 const HAND_BACK_TRIES: u32 = 16;
 /// Busy turns after which the poller's counters are published; they are before every sleep.
 const PUBLISH_TURNS: u32 = 64;
-/// Events that end a sleep at once where many requests are under way.
-const GATHERED: u16 = 8;
+/// Looks for more answers before those that came are given to the driver, where many are outstanding.
+const GATHERINGS: u32 = 3;
 const EIO: i32 = 5;
 const EINVAL: i32 = 22;
 
@@ -277,7 +277,19 @@ fn run(
             let _ = ublk.complete(tag.0, result);
         };
         busy |= engine.turn(now, &mut complete);
-        let answers = asked - engine.outstanding();
+        let mut answers = asked - engine.outstanding();
+        if answers > 0 && engine.outstanding() > 4 * answers {
+            // Many more are on their way: what comes now gets to the driver with what came.
+            for _ in 0..GATHERINGS {
+                std::thread::yield_now();
+                stats.yields.add(1);
+                engine.turn(now, &mut complete);
+                answers = asked - engine.outstanding();
+                if engine.outstanding() <= 4 * answers || now.elapsed() > wake_cost / 8 {
+                    break;
+                }
+            }
+        }
         io |= answers > 0;
         busy |= send_off(&mut engine, &mut ublk, path_token, queue_id, &outbox)?;
         if tell_quiet && engine.is_quiet() {
@@ -341,12 +353,7 @@ fn run(
                 // It does not sleep when something is in the ring already. What the kernel has to hand over is no reason
                 // not to: it does so before it sleeps, and its word for it may be stale (TASKRUN is set behind the work
                 // it tells of), for as long as nothing else comes.
-                let longest =
-                    leave_by.map_or(sleep, |by| sleep.min(by.saturating_duration_since(now)));
-                match patience.gathers() {
-                    Some(within) => Wait::Gather { events: GATHERED, within, longest },
-                    None => Wait::For(longest),
-                }
+                Wait::For(leave_by.map_or(sleep, |by| sleep.min(by.saturating_duration_since(now))))
             }
         };
         ublk.enter(wait).map_err(io::Error::other)?;

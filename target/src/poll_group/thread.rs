@@ -270,11 +270,7 @@ fn run(
                     (false, true) => IDLE_SLEEP,
                     (false, false) => LONG_SLEEP,
                 };
-                let longest = group.next_deadline().map_or(longest, |at| at.min(longest));
-                match patience.gathers() {
-                    Some(within) => Wait::Gather { within, longest },
-                    None => Wait::Until(longest),
-                }
+                Wait::Until(group.next_deadline().map_or(longest, |at| at.min(longest)))
             } else {
                 let io = group.take_io();
                 patience.worked(now, io);

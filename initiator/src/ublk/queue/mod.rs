@@ -59,31 +59,6 @@ pub enum Wait {
     No,
     /// Until something completes, or this long.
     For(Duration),
-    /// The same, but until `events` completed where that takes less than `within`, which is rounded down to
-    /// microseconds: those share the wake-up. Kernels before 6.12 wake for the first one.
-    Gather {
-        /// So many events end the sleep at once.
-        events: u16,
-        /// Then one does, too.
-        within: Duration,
-        /// The longest sleep.
-        longest: Duration,
-    },
-}
-
-impl Wait {
-    /// The longest sleep, the events that end it at once, and the microseconds after which one does.
-    fn parts(self) -> (Duration, usize, u32) {
-        match self {
-            Self::No => (Duration::ZERO, 1, 0),
-            Self::For(longest) => (longest, 1, 0),
-            Self::Gather { events, within, longest } => {
-                let within = within.min(longest);
-                let micros = u32::try_from(within.as_micros()).unwrap_or(u32::MAX);
-                (longest, usize::from(events.max(1)), micros)
-            }
-        }
-    }
 }
 
 /// What a turn found.
@@ -428,9 +403,7 @@ impl Queue {
     /// [`UblkError::Enter`]: the ring is unusable, the queue has to be dropped.
     #[inline]
     pub fn enter(&mut self, wait: Wait) -> Result<()> {
-        let (longest, events, within) = wait.parts();
-        let gathers = within > 0 && self.ring.params().is_feature_min_timeout();
-        let mut wanted = if gathers { events } else { 1 };
+        let mut wanted = 1;
         let mut ready = false;
         if let Protocol::Batch(batch) = &mut self.protocol {
             let sealed = batch.seal();
@@ -441,22 +414,18 @@ impl Queue {
                 self.push_batch(commit);
             }
         }
-        let sleeps = !longest.is_zero() && !ready && self.ring.completion().is_empty();
-        let entered = if sleeps {
-            while let Some(armed) = self.watches.arm_next() {
-                self.push(&armed);
+        let entered = match wait {
+            Wait::For(time) if !time.is_zero() && !ready && self.ring.completion().is_empty() => {
+                while let Some(armed) = self.watches.arm_next() {
+                    self.push(&armed);
+                }
+                let timespec = types::Timespec::from(time);
+                let args = types::SubmitArgs::new().timespec(&timespec);
+                self.stats.sleeps += 1;
+                self.ring.submitter().submit_with_args(wanted, &args)
             }
-            let timespec = types::Timespec::from(longest);
-            let mut args = types::SubmitArgs::new().timespec(&timespec);
-            if gathers {
-                args = args.min_wait_usec(within);
-            }
-            self.stats.sleeps += 1;
-            self.ring.submitter().submit_with_args(wanted, &args)
-        } else if self.needs_enter() {
-            self.ring.submitter().submit()
-        } else {
-            return Ok(());
+            _ if self.needs_enter() => self.ring.submitter().submit(),
+            _ => return Ok(()),
         };
         self.stats.enters += 1;
         match entered {

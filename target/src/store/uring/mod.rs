@@ -63,27 +63,6 @@ pub enum Wait {
     No,
     /// Until something is done or woken, at most this long. It does not sleep when something already is.
     Until(Duration),
-    /// The same, but one that comes within the first time ends the sleep only when that is over, together with what
-    /// else came by then. Kernels before 6.12 wake at once.
-    Gather {
-        /// Rounded down to microseconds.
-        within: Duration,
-        /// The longest sleep.
-        longest: Duration,
-    },
-}
-
-impl Wait {
-    /// The longest sleep, none for [`Wait::No`], and the microseconds for which one that came waits for more.
-    fn parts(self) -> (Option<Duration>, u32) {
-        let (longest, within) = match self {
-            Self::No => (Duration::ZERO, Duration::ZERO),
-            Self::Until(longest) => (longest, Duration::ZERO),
-            Self::Gather { within, longest } => (longest, within.min(longest)),
-        };
-        let within = u32::try_from(within.as_micros()).unwrap_or(u32::MAX);
-        ((!longest.is_zero()).then(|| longest.min(LONGEST_SLEEP)), within)
-    }
 }
 
 #[derive(Debug)]
@@ -99,7 +78,6 @@ pub struct UringStore {
     ring: IoUring,
     enabled: bool,
     no_iowait: bool,
-    gathers: bool,
     region: Arc<Region>,
     pieces: Pieces,
     zeroes: Arc<Region>,
@@ -171,7 +149,6 @@ impl UringStore {
         Ok(Self {
             enabled: false,
             no_iowait: ring.params().is_feature_no_iowait(),
-            gathers: ring.params().is_feature_min_timeout(),
             ring,
             region,
             pieces,
@@ -271,16 +248,21 @@ impl UringStore {
             self.enabled = true;
         }
         self.arm_the_rest();
-        let (sleep, within) = wait.parts();
-        // What finds no room is armed in the next turn; this one makes the room.
-        let sleep = sleep.filter(|_| self.arm_for_sleep());
+        let wait = match wait {
+            // What finds no room is armed in the next turn; this one makes the room.
+            Wait::Until(time) if !time.is_zero() && !self.arm_for_sleep() => Wait::No,
+            wait => wait,
+        };
         let busy = self.free.len() < self.slots.len();
         let (submitter, queue, completions) = self.ring.split();
         let queued = u32::try_from(queue.len()).unwrap_or(u32::MAX);
         let due = queue.taskrun() || queue.cq_overflow();
         let ready = !completions.is_empty() || !self.done.is_empty() || !woken.is_empty();
         drop((queue, completions));
-        let sleep = sleep.filter(|_| !ready);
+        let sleep = match wait {
+            Wait::Until(time) if !ready && !time.is_zero() => Some(time.min(LONGEST_SLEEP)),
+            _ => None,
+        };
         if queued > 0 || due || sleep.is_some() {
             self.counters.enters += 1;
             let mut flags = EnterFlags::GETEVENTS;
@@ -292,14 +274,10 @@ impl UringStore {
                     flags |= EnterFlags::NO_IOWAIT;
                 }
                 let time = Timespec::from(time);
-                let mut args = SubmitArgs::new().timespec(&time);
-                let mut wanted = 1;
-                if within > 0 && self.gathers {
-                    (args, wanted) = (args.min_wait_usec(within), 2);
-                }
+                let args = SubmitArgs::new().timespec(&time);
                 // SAFETY: the queued entries obey `push`; `args` is the extended argument EXT_ARG announces
                 // and outlives the call, as does the time it points to.
-                unsafe { submitter.enter(queued, wanted, flags.bits(), Some(&args)) }
+                unsafe { submitter.enter(queued, 1, flags.bits(), Some(&args)) }
             } else {
                 // SAFETY: the queued entries obey `push`; without EXT_ARG a null argument means no signal mask.
                 unsafe { submitter.enter::<libc::sigset_t>(queued, 0, flags.bits(), None) }
