@@ -6,11 +6,11 @@
 //! look and a wake-up. What a wake-up is worth is a multiple of what it takes here ([`measure_wake_cost`]): whoever
 //! waits for the I/O waits for it too.
 //!
-//! Looking pays only on a CPU that nobody else wants for long: where those that do the awaited work run on it too (the threads of
-//! a software device, the peer on the same host), a look keeps the answer from coming. The thread yields while it looks,
-//! and a yield that comes back late tells ([`Patience::yielded`]): then it sleeps, now and for some waits to come. Only a long
-//! absence counts while few requests are under way: who ran shortly did the awaited work, and would have had to be waited
-//! for in any case. With many there is always something else to do on the CPU.
+//! Looking pays only on a CPU that nobody else wants for long: where those that do the awaited work run on it too (the
+//! threads of a software device, the peer on the same host), a look keeps the answer from coming. The thread yields while
+//! it looks, and a yield that comes back late tells ([`Patience::yielded`]): then it sleeps, now and for some waits to
+//! come. Only a long absence counts while few requests are under way: who ran shortly did the awaited work, and would have
+//! had to be waited for in any case. With many there is always something else to do on the CPU.
 //!
 //! Invariants:
 //!

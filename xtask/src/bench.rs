@@ -216,8 +216,10 @@ impl BenchArgs {
         };
         // Counting system calls patches the running kernel, which an emulated one may not survive: by itself, last, and
         // nothing is measured again.
-        let probing =
-            || compare(&["--cells", "gate", "--systems", "rblk-verbs,rblk-tcp", "--no-perftest"]);
+        let probing = |words: &[&str]| {
+            let gate = ["--cells", "gate", "--systems", "rblk-verbs,rblk-tcp", "--no-perftest"];
+            compare(&[&gate, words].concat())
+        };
         // Spinning and not spinning, in turn and each alone: what is measured is there only as long as it is.
         let waiting = || {
             let of = |system: &[&str], round: &str| {
@@ -236,8 +238,9 @@ impl BenchArgs {
                 cpus: self.cpus,
                 limit: minutes(20),
                 steps: vec![
-                    compare(&["--cells", "gate", "--rounds", "1", "--seconds", "2"]),
+                    compare(&["--cells", "gate", "--no-probe", "--rounds", "1", "--seconds", "2"]),
                     step("fabric", &["--seconds", "0.3"]),
+                    probing(&["--rounds", "1", "--seconds", "2"]),
                 ],
             }],
             Extent::Gate => vec![Boot {
@@ -249,7 +252,7 @@ impl BenchArgs {
                 ]
                 .into_iter()
                 .chain(waiting())
-                .chain([probing()])
+                .chain([probing(&[])])
                 .collect(),
             }],
             Extent::Full => vec![
@@ -264,7 +267,7 @@ impl BenchArgs {
                     .chain(waiting())
                     .chain([
                         step("scale", &["--what", "volumes,sessions,file-size,arena,idle"]),
-                        probing(),
+                        probing(&[]),
                     ])
                     .collect(),
                 },

@@ -27,7 +27,7 @@ mod step;
 use std::ffi::OsString;
 use std::fmt;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ pub(crate) const FAILED: u8 = 125;
 /// The kernel that is booted when none is asked for.
 pub(crate) const DEFAULT_KERNEL: &str = "7.2";
 
-/// How often a guest is booted until it boots.
+/// How often an emulated guest is booted, at most, until its command starts.
 const BOOTS: u32 = 3;
 
 /// The address of `rxe0` inside the guest.
@@ -156,17 +156,17 @@ impl Lab {
                 );
                 Ok(i32::from(TIMED_OUT))
             }
-            end @ (qemu::End::Died(_) | qemu::End::NotBooted) => {
-                let why = match end {
-                    qemu::End::Died(why) => why,
-                    _ => "the guest died while booting".to_owned(),
-                };
-                eprintln!("lab: {why}; the end of its console ({}):", log.display());
-                eprintln!("{}", qemu::tail(&log, 60));
-                Ok(i32::from(FAILED))
-            }
+            qemu::End::NotBooted => Ok(failed("the guest died while booting", &log)),
+            qemu::End::Died(why) => Ok(failed(&why, &log)),
         }
     }
+}
+
+/// Says why the lab failed, with the end of the guest's console; the exit status of that.
+fn failed(why: &str, log: &Path) -> i32 {
+    eprintln!("lab: {why}; the end of its console ({}):", log.display());
+    eprintln!("{}", qemu::tail(log, 60));
+    i32::from(FAILED)
 }
 
 /// A number of bytes, written with an optional binary suffix: `512M`, `4G`, `4GiB`.

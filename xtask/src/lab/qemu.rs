@@ -81,7 +81,7 @@ enum Notice {
 
 impl Machine<'_> {
     /// Runs `task` and copies its output to `output`; the guest is gone when this returns. Gives the output back, unless
-    /// it could not be written to.
+    /// the thread that writes it panicked.
     pub(crate) fn run<W: Write + Send + 'static>(
         &self,
         cache: &Cache,
@@ -144,8 +144,8 @@ impl Machine<'_> {
                     Ok(End::Died(format!("the guest could not run the command: {why}")))
                 }
                 Ok(Notice::Closed) | Err(RecvTimeoutError::Disconnected) => {
-                    let died = || End::Died("the guest died before the command ended".to_owned());
-                    Ok(if started { died() } else { End::NotBooted })
+                    let why = "the guest died before the command ended";
+                    Ok(if started { End::Died(why.to_owned()) } else { End::NotBooted })
                 }
                 Ok(Notice::Output(error)) => {
                     Err(anyhow!(error).context("cannot pass on the guest's output"))
