@@ -148,7 +148,7 @@ impl Default for TargetConfig {
             dirty_max: None,
             write_back_delay: Duration::from_secs(1),
             max_io: ByteSize(1 << 20),
-            queue_depth_max: limits::QUEUE_DEPTH_DEFAULT,
+            queue_depth_max: limits::QUEUE_DEPTH_GRANTED_DEFAULT,
             inline: ByteSize(limits::IN_CAPSULE_DEFAULT_BYTES as u64),
             drain_timeout: Duration::from_secs(10),
             sessions_max: 1024,

@@ -13,6 +13,8 @@ pub struct SendCredits {
     reclaimed: u64,
     // Positions of signaled WRs that have not completed, oldest first; completions come in this order.
     signaled: VecDeque<u64>,
+    // Position of the newest signaled WR, completed or not; 0 before the first.
+    newest: u64,
     interval: u64,
 }
 
@@ -25,29 +27,33 @@ impl SendCredits {
             posted: 0,
             reclaimed: 0,
             signaled: VecDeque::with_capacity(capacity as usize),
+            newest: 0,
             interval: u64::from(interval.clamp(1, (capacity / 4).max(1))),
         }
     }
 
     /// Free slots.
     #[must_use]
+    #[inline]
     pub fn available(&self) -> u64 {
         self.capacity - (self.posted - self.reclaimed)
     }
 
     /// Whether the next WR should be signaled so that slots keep coming back.
     #[must_use]
+    #[inline]
     pub fn wants_signal(&self) -> bool {
-        let last = self.signaled.back().copied().unwrap_or(self.reclaimed);
-        self.posted + 1 - last >= self.interval
+        self.posted + 1 - self.newest >= self.interval
     }
 
     /// Takes a slot; returns the WR's position, 1 for the first.
+    #[inline]
     pub fn take(&mut self, signaled: bool) -> u64 {
         debug_assert!(self.available() > 0, "slot taken without credit");
         self.posted += 1;
         if signaled {
             self.signaled.push_back(self.posted);
+            self.newest = self.posted;
         }
         self.posted
     }
@@ -62,6 +68,7 @@ impl SendCredits {
 
     /// Whether a signaled WR is on its way.
     #[must_use]
+    #[inline]
     pub fn expects_completion(&self) -> bool {
         !self.signaled.is_empty()
     }
@@ -75,7 +82,7 @@ impl SendCredits {
     /// Whether a signaled WR at or after `position` is on its way.
     #[must_use]
     pub fn will_prove(&self, position: u64) -> bool {
-        self.signaled.back().is_some_and(|last| *last >= position)
+        self.expects_completion() && self.newest >= position
     }
 }
 
@@ -97,5 +104,12 @@ mod tests {
         assert_eq!(credits.completed(), 2);
         assert_eq!(credits.available(), 7);
         assert_eq!(credits.completed(), 2, "a stray completion changes nothing");
+        assert!(!credits.will_prove(1) && !credits.expects_completion());
+        // A signaled WR that nobody asked for counts, too.
+        assert!(credits.wants_signal());
+        assert_eq!(credits.take(true), 4);
+        assert!(!credits.wants_signal() && credits.will_prove(4));
+        assert_eq!(credits.completed(), 4);
+        assert!(!credits.wants_signal());
     }
 }

@@ -82,6 +82,7 @@ pub struct SgeList {
 impl SgeList {
     /// A list of one.
     #[must_use]
+    #[inline]
     pub fn one(sge: Sge) -> Self {
         let mut list = Self::default();
         list.entries[0] = sge;
@@ -100,6 +101,7 @@ impl SgeList {
 
     /// Adds an entry. False when [`MAX_SGE`] are there already.
     #[must_use]
+    #[inline]
     pub fn push(&mut self, sge: Sge) -> bool {
         let Some(place) = self.entries.get_mut(usize::from(self.count)) else { return false };
         *place = sge;

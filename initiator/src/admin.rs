@@ -20,6 +20,7 @@ use rblk_protocol::{
 };
 
 use crate::error::SessionError;
+use crate::lull::Lull;
 
 const CAPSULE_STRIDE: usize = 512;
 const RECV_SLOTS: u16 = ADMIN_DEPTH + 3;
@@ -39,15 +40,18 @@ const BEAT_TAG: Tag = Tag(2);
 pub struct Pulse {
     /// Between an answer and the next question.
     pub period: Duration,
+    /// The same for a disk that nobody uses: see [`Lull`].
+    pub idle_period: Duration,
     /// Between a question and its answer.
     pub timeout: Duration,
 }
 
 impl Pulse {
-    /// One that sees a loss within `detect`: an eighth is left for a thread that is woken late.
+    /// One that sees a loss within `detect`: an eighth is left for a thread that is woken late. Of a disk that nobody
+    /// uses, within three times that; a target waits for four times that.
     #[must_use]
     pub fn of(detect: Duration) -> Self {
-        Self { period: detect / 4, timeout: detect * 5 / 8 }
+        Self { period: detect / 4, idle_period: detect * 2, timeout: detect * 5 / 8 }
     }
 }
 
@@ -68,6 +72,7 @@ pub struct AdminChannel {
     // A KEEP_ALIVE under way, and since when.
     beat: Option<(Sequence, Instant)>,
     last_beat: Instant,
+    lull: Lull,
     pulse: Option<Pulse>,
     event: Option<Option<AsyncEvent>>,
     // The target drains: it answers every ASYNC_EVENT at once, and has nothing more to say.
@@ -137,6 +142,7 @@ impl AdminChannel {
             parked: None,
             beat: None,
             last_beat: Instant::now(),
+            lull: Lull::new(Instant::now()),
             pulse: None,
             event: None,
             drains: false,
@@ -234,7 +240,7 @@ impl AdminChannel {
                 return Ok(Reply { status: response.status, value: response.value, payload });
             }
             let due = match self.pulse {
-                Some(pulse) => match self.keep_beat(pulse)? {
+                Some(pulse) => match self.keep_beat(pulse, pulse.period)? {
                     Some(due) => due.min(deadline),
                     None => {
                         armed = false;
@@ -262,6 +268,26 @@ impl AdminChannel {
     /// # Errors
     /// The connection died, the target's data thread does not answer, or it broke a rule.
     pub async fn event(&mut self, pulse: Pulse) -> Result<Option<AsyncEvent>, SessionError> {
+        self.event_while(pulse, |_, _| pulse.period).await
+    }
+
+    /// As [`Self::event`], and rarer where nobody uses the disk: `ios` tells its I/Os until now.
+    ///
+    /// # Errors
+    /// As of [`Self::event`].
+    pub async fn event_of_disk(
+        &mut self,
+        pulse: Pulse,
+        ios: impl Fn() -> u64,
+    ) -> Result<Option<AsyncEvent>, SessionError> {
+        self.event_while(pulse, |lull, now| lull.period(pulse, ios(), now)).await
+    }
+
+    async fn event_while(
+        &mut self,
+        pulse: Pulse,
+        period: impl Fn(&mut Lull, Instant) -> Duration,
+    ) -> Result<Option<AsyncEvent>, SessionError> {
         let mut armed = false;
         loop {
             if self.next_response()?.is_some() {
@@ -277,7 +303,8 @@ impl AdminChannel {
                 self.parked = Some(self.sequence);
                 self.post_command(&mut command, &[], CAPSULE_STRIDE)?;
             }
-            let Some(due) = self.keep_beat(pulse)? else {
+            let period = period(&mut self.lull, Instant::now());
+            let Some(due) = self.keep_beat(pulse, period)? else {
                 armed = false;
                 continue;
             };
@@ -301,11 +328,15 @@ impl AdminChannel {
 
     /// Sends a KEEP_ALIVE if one is due. Returns when to look again; `None` when one was sent. Called when everything
     /// that came was taken.
-    fn keep_beat(&mut self, pulse: Pulse) -> Result<Option<Instant>, SessionError> {
+    fn keep_beat(
+        &mut self,
+        pulse: Pulse,
+        period: Duration,
+    ) -> Result<Option<Instant>, SessionError> {
         let now = Instant::now();
         let due = match self.beat {
             Some((_, since)) => since + pulse.timeout,
-            None => self.last_beat + pulse.period,
+            None => self.last_beat + period,
         };
         if now < due {
             return Ok(Some(due));

@@ -19,6 +19,7 @@ pub mod error;
 pub mod identity;
 pub mod inflight;
 pub mod io;
+pub mod lull;
 pub mod mount;
 pub mod path;
 pub mod queue;

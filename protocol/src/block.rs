@@ -56,6 +56,7 @@ pub struct BlockCount(pub u64);
 impl BlockCount {
     /// In bytes, or `None` beyond [`limits::VOLUME_MAX_BYTES`].
     #[must_use]
+    #[inline]
     pub fn bytes(self, size: BlockSize) -> Option<u64> {
         let bytes = self.0.checked_mul(u64::from(size.bytes()))?;
         (bytes <= limits::VOLUME_MAX_BYTES).then_some(bytes)
@@ -72,6 +73,7 @@ pub struct BlockRange {
 impl BlockRange {
     /// Checks `lba..lba+count` against a volume of `volume` blocks.
     #[must_use]
+    #[inline]
     pub fn new(lba: Lba, count: BlockCount, volume: BlockCount, size: BlockSize) -> Option<Self> {
         let end = lba.0.checked_add(count.0)?;
         if count.0 == 0 || end > volume.0 {
@@ -84,12 +86,14 @@ impl BlockRange {
 
     /// First byte, from the start of the volume.
     #[must_use]
+    #[inline]
     pub fn offset_bytes(self) -> u64 {
         self.offset_bytes
     }
 
     /// Length in bytes, never 0.
     #[must_use]
+    #[inline]
     pub fn len_bytes(self) -> u64 {
         self.len_bytes
     }

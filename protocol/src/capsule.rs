@@ -34,6 +34,7 @@ impl CommandFlags {
             | bit(self.digest, Self::DIGEST)
     }
 
+    #[inline]
     fn from_bits(bits: u8) -> Option<Self> {
         (bits & !(Self::FUA | Self::MAY_UNMAP | Self::DIGEST) == 0).then_some(Self {
             fua: bits & Self::FUA != 0,
@@ -186,6 +187,7 @@ impl CommandCapsule {
 
     /// Parses a capsule with which the last `message_bytes` bytes of a message begin, where another may follow if it
     /// has no data.
+    #[inline]
     pub(crate) fn from_list(
         bytes: &[u8; COMMAND_BYTES],
         message_bytes: usize,

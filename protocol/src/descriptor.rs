@@ -1,5 +1,8 @@
 //! [`KeyedDescriptor`]: a buffer of the initiator, named by address, length and rkey.
 
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
 use crate::limits::DESCRIPTOR_BYTES;
 
 /// Memory of the initiator that the target may reach for one command. The length is never 0.
@@ -13,26 +16,35 @@ pub struct KeyedDescriptor {
     pub rkey: u32,
 }
 
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct WireDescriptor {
+    address: U64,
+    length: U32,
+    rkey: U32,
+}
+
+const _: () = assert!(size_of::<WireDescriptor>() == DESCRIPTOR_BYTES);
+
 impl KeyedDescriptor {
     /// 16 bytes: address, length, rkey.
     #[must_use]
     pub fn to_wire(self) -> [u8; DESCRIPTOR_BYTES] {
-        let mut bytes = [0; DESCRIPTOR_BYTES];
-        bytes[..8].copy_from_slice(&self.address.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.length.to_le_bytes());
-        bytes[12..].copy_from_slice(&self.rkey.to_le_bytes());
-        bytes
+        zerocopy::transmute!(WireDescriptor {
+            address: self.address.into(),
+            length: self.length.into(),
+            rkey: self.rkey.into(),
+        })
     }
 
     /// Parses; length 0 means there is none, and then all must be zero.
     ///
     /// # Errors
     /// Which rule is broken.
+    #[inline]
     pub fn from_wire(bytes: &[u8; DESCRIPTOR_BYTES]) -> Result<Option<Self>, &'static str> {
-        let [a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, l3, k0, k1, k2, k3] = *bytes;
-        let address = u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]);
-        let length = u32::from_le_bytes([l0, l1, l2, l3]);
-        let rkey = u32::from_le_bytes([k0, k1, k2, k3]);
+        let wire: WireDescriptor = zerocopy::transmute!(*bytes);
+        let (address, length, rkey) = (wire.address.get(), wire.length.get(), wire.rkey.get());
         if length == 0 {
             return if address == 0 && rkey == 0 {
                 Ok(None)

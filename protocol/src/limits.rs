@@ -42,6 +42,9 @@ pub const QUEUE_DEPTH_MAX: u16 = 1024;
 /// Default depth of an I/O queue, that of nvme-rdma.
 pub const QUEUE_DEPTH_DEFAULT: u16 = 128;
 
+/// The deepest I/O queue that a target grants unless it is told otherwise: for those who ask for more than the default.
+pub const QUEUE_DEPTH_GRANTED_DEFAULT: u16 = 512;
+
 /// Depth of the admin queue: a few commands and one parked ASYNC_EVENT.
 pub const ADMIN_DEPTH: u16 = 16;
 
@@ -76,7 +79,8 @@ const _: () = {
     assert!(16 + REJECT_TEXT_BYTES <= CM_REJECT_BYTES);
     assert!(IN_CAPSULE_DEFAULT_BYTES <= IN_CAPSULE_MAX_BYTES);
     assert!(IN_CAPSULE_DEFAULT_BYTES >= BLOCK_MAX_BYTES, "a block fits a capsule");
-    assert!(QUEUE_DEPTH_DEFAULT <= QUEUE_DEPTH_MAX);
+    assert!(QUEUE_DEPTH_DEFAULT <= QUEUE_DEPTH_GRANTED_DEFAULT);
+    assert!(QUEUE_DEPTH_GRANTED_DEFAULT <= QUEUE_DEPTH_MAX);
     assert!(QUEUE_DEPTH_MAX < u16::MAX, "one tag more is used by the self-test");
     assert!(IO_MIN_BYTES >= BLOCK_MAX_BYTES && IO_MIN_BYTES <= IO_MAX_BYTES);
     assert!(BLOCK_MIN_BYTES.is_power_of_two() && BLOCK_MAX_BYTES.is_power_of_two());

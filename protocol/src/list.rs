@@ -27,6 +27,7 @@ impl CommandList {
 
     /// The next command; `None` behind the last. `read` copies the bytes at that offset of the message. Behind an
     /// error there is nothing more.
+    #[inline]
     pub fn take(
         &mut self,
         read: impl FnOnce(usize, &mut [u8; COMMAND_BYTES]),

@@ -53,12 +53,21 @@ impl Opcode {
 
     /// From the wire.
     #[must_use]
+    #[inline]
     pub fn from_wire(byte: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|opcode| *opcode as u8 == byte)
     }
 
+    /// Whether it is for the blocks of a volume.
+    #[must_use]
+    #[inline]
+    pub fn is_block(self) -> bool {
+        self as u8 <= Self::WriteZeroes as u8
+    }
+
     /// Whether it belongs on the admin connection.
     #[must_use]
+    #[inline]
     pub fn is_admin(self) -> bool {
         self as u8 >= Self::Login as u8
     }
@@ -73,6 +82,14 @@ mod tests {
         let bytes: Vec<u8> = Opcode::ALL.iter().map(|o| *o as u8).collect();
         assert_eq!(bytes, [1, 2, 3, 4, 5, 0x10, 0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26]);
         let known = (0..=255u8).filter_map(Opcode::from_wire).count();
+        let blocks = Opcode::ALL.into_iter().filter(|o| o.is_block());
+        assert!(blocks.eq([
+            Opcode::Read,
+            Opcode::Write,
+            Opcode::Flush,
+            Opcode::Discard,
+            Opcode::WriteZeroes
+        ]));
         assert_eq!(known, Opcode::ALL.len());
     }
 }

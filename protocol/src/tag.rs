@@ -35,6 +35,7 @@ impl QueueDepth {
     /// A tag from a peer, if it is below the depth. One tag more than the depth is valid: it belongs to the
     /// connection itself (self-test, keep-alive) and never to a block request.
     #[must_use]
+    #[inline]
     pub fn check(self, tag: u16) -> Option<Tag> {
         (tag <= self.0).then_some(Tag(tag))
     }

@@ -145,6 +145,7 @@ impl Arena {
 
     /// The part of the region this arena hands out.
     #[must_use]
+    #[inline]
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }

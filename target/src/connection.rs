@@ -25,7 +25,9 @@ use rblk_fabric::{
 use rblk_protocol::limits::{
     ADMIN_DEPTH, COMMAND_BYTES, COMMAND_LIST_BYTES, LIST_MAX, RESPONSE_BYTES, RESPONSE_LIST_BYTES,
 };
-use rblk_protocol::{ConnectionKind, Epoch, KeyedDescriptor, QueueDepth, Tag};
+use rblk_protocol::{
+    CommandCapsule, ConnectionKind, Epoch, KeyedDescriptor, Opcode, QueueDepth, Status, Tag,
+};
 
 use crate::arena::Extent;
 use crate::cache::Segments;
@@ -124,6 +126,7 @@ pub struct Layout {
     /// Commands the peer may have outstanding, less the connection's own.
     pub depth: QueueDepth,
     recv_stride: usize,
+    recv_len: u32,
     recv_slots: u16,
     responses_at: usize,
     response_stride: usize,
@@ -149,6 +152,7 @@ impl Layout {
         Self {
             depth,
             recv_stride,
+            recv_len: u32::try_from(recv_stride).unwrap_or(u32::MAX),
             recv_slots: u16::try_from(slots).unwrap_or(u16::MAX),
             responses_at,
             response_stride,
@@ -166,12 +170,14 @@ impl Layout {
 
     /// Bytes of a receive slot: the longest message.
     #[must_use]
+    #[inline]
     pub fn recv_bytes(&self) -> usize {
         self.recv_stride
     }
 
     /// Receive slots.
     #[must_use]
+    #[inline]
     pub fn recv_slots(&self) -> u16 {
         self.recv_slots
     }
@@ -276,6 +282,19 @@ pub struct Lent {
 struct Responses {
     first: Tag,
     count: u32,
+}
+
+/// What is to be done about a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Admitted {
+    /// It is for a volume.
+    Block,
+    /// It is for control.
+    Admin,
+    /// The pattern is to be written.
+    SelfTest,
+    /// No more than to answer.
+    Answer(Status),
 }
 
 /// One QP and everything that belongs to it.
@@ -387,26 +406,85 @@ impl Connection {
         }
     }
 
+    /// Takes a command of the message that came last. Its data, if it has any, is in that receive slot from `data_at`
+    /// on. Returns what is to be done about it.
+    ///
+    /// # Errors
+    /// The rule that the peer broke.
+    #[inline]
+    pub fn admit(
+        &mut self,
+        command: &CommandCapsule,
+        recv: u16,
+        data_at: usize,
+    ) -> Result<Admitted, &'static str> {
+        let params = &self.params;
+        if command.in_capsule_bytes > params.in_capsule_bytes {
+            return Err("in-capsule data above what was agreed");
+        }
+        let request = &mut self.requests[command.tag.index()];
+        // Nobody has the answer to a command that is in the same message.
+        if !request.may_start() || request.message == self.messages {
+            return Err("tag used twice");
+        }
+        request.start(command, self.messages);
+        if command.in_capsule_bytes > 0 {
+            (request.recv_slot, request.data_at) = (Some(recv), data_at);
+        }
+        if command.epoch != params.epoch {
+            return Ok(Admitted::Answer(Status::Fenced));
+        }
+        if !self.tested && command.opcode != Opcode::SelfTest {
+            return Ok(Admitted::Answer(Status::NotReady));
+        }
+        let connection_tag = command.tag == params.layout.depth.connection_tag();
+        Ok(match params.kind {
+            ConnectionKind::Io { .. } if connection_tag => match command.opcode {
+                Opcode::KeepAlive => Admitted::Answer(Status::Ok),
+                Opcode::SelfTest => Admitted::SelfTest,
+                _ => Admitted::Answer(Status::InvalidOpcode),
+            },
+            ConnectionKind::Io { .. } if command.opcode.is_block() => Admitted::Block,
+            ConnectionKind::Admin if command.opcode == Opcode::KeepAlive => {
+                Admitted::Answer(Status::Ok)
+            }
+            ConnectionKind::Admin if command.opcode.is_admin() => Admitted::Admin,
+            _ => Admitted::Answer(Status::InvalidOpcode),
+        })
+    }
+
     /// Its memory.
     #[must_use]
+    #[inline]
     pub fn region(&self) -> &Arc<Region> {
         self.params.memory.region()
     }
 
     /// Whether it still serves.
     #[must_use]
+    #[inline]
     pub fn is_live(&self) -> bool {
         self.life == Life::Live
     }
 
     /// Offset of a receive slot.
     #[must_use]
+    #[inline]
     pub fn recv_offset(&self, slot: u16) -> usize {
         usize::from(slot) * self.params.layout.recv_stride
     }
 
+    /// Queues the receive slot of a command's data, if it has one.
+    #[inline]
+    pub fn repost_recv(&mut self, tag: Tag) {
+        if let Some(recv) = self.requests[tag.index()].recv_slot.take() {
+            self.queue_recv(recv);
+        }
+    }
+
     /// Offset of a command's in-capsule data, as long as it is there.
     #[must_use]
+    #[inline]
     pub fn data_offset(&self, tag: Tag) -> Option<usize> {
         let request = &self.requests[tag.index()];
         request.recv_slot.map(|recv| self.recv_offset(recv) + request.data_at)
@@ -423,6 +501,7 @@ impl Connection {
     /// # Panics
     /// The range is not inside: a bug of the layout.
     #[must_use]
+    #[inline]
     pub fn own_sge(&self, offset: usize, len: u32) -> Sge {
         self.params.memory.sge(offset, len).expect("inside the connection's memory")
     }
@@ -434,26 +513,29 @@ impl Connection {
     }
 
     /// Queues a RECV for a slot.
+    #[inline]
     pub fn queue_recv(&mut self, slot: u16) {
-        let stride = u32::try_from(self.params.layout.recv_stride).unwrap_or(u32::MAX);
-        let sge = self.own_sge(self.recv_offset(slot), stride);
+        let sge = self.own_sge(self.recv_offset(slot), self.params.layout.recv_len);
         self.recvs.push(RecvWr { id: WrKind::Recv(slot).id(), sge });
     }
 
     /// Send-queue slots that may be taken.
     #[must_use]
+    #[inline]
     pub fn free_sends(&self) -> u64 {
         self.credits.available() - u64::from(self.responses.is_some())
     }
 
     /// Send-queue slots that one more response takes.
     #[must_use]
+    #[inline]
     pub fn response_needs(&self) -> u64 {
         u64::from(self.responses.is_none())
     }
 
     /// Collects a response; it is sent by [`Self::queue_responses`]. True when no other may join it.
     #[must_use]
+    #[inline]
     pub fn add_response(&mut self, tag: Tag, bytes: &[u8; RESPONSE_BYTES]) -> bool {
         let list = self.responses.get_or_insert(Responses { first: tag, count: 0 });
         let (first, at) = (list.first, list.count);
@@ -466,6 +548,7 @@ impl Connection {
 
     /// Queues the SEND of the responses collected. It is behind every WR queued so far, so the data of each arrives
     /// first. Returns how many there are.
+    #[inline(always)]
     pub fn queue_responses(&mut self) -> u32 {
         let Some(Responses { first, count }) = self.responses.take() else { return 0 };
         let sge = self.own_sge(self.response_offset(first), count * RESPONSE_LEN);
@@ -485,6 +568,7 @@ impl Connection {
     }
 
     /// Queues a send WR, taking a slot. Returns its position.
+    #[inline]
     pub fn queue_send(
         &mut self,
         kind: WrKind,
@@ -499,15 +583,17 @@ impl Connection {
     }
 
     /// Queues a send WR that gathers, taking a slot. Returns its position.
+    #[inline]
     pub fn queue_send_list(
         &mut self,
         kind: WrKind,
         op: SendOp,
-        sges: SgeList,
+        sges: &SgeList,
         must_signal: bool,
     ) -> u64 {
         let signaled = must_signal || self.credits.wants_signal();
-        self.sends.push(SendWr { id: kind.id(), op, sges, signaled, inline: false });
+        let (id, sges) = (kind.id(), *sges);
+        self.sends.push(SendWr { id, op, sges, signaled, inline: false });
         self.credits.take(signaled)
     }
 

@@ -67,7 +67,7 @@ pub enum Step {
     /// Nothing more to do.
     #[default]
     Done,
-    /// A shard works on it.
+    /// A shard works on it, or is about to.
     Asked,
     /// Its memory is there; its data comes by RDMA READ.
     Landing,
@@ -179,31 +179,36 @@ impl Request {
     }
 
     /// Takes a new command, of that message. Whatever the old one held was given back.
-    pub fn start(&mut self, command: CommandCapsule, message: u64) {
+    #[inline]
+    pub fn start(&mut self, command: &CommandCapsule, message: u64) {
         debug_assert!(self.may_start() && self.pending == 0 && self.holds.is_empty());
         debug_assert!(self.parts().iter().all(|p| p.memory.is_empty() && p.sink.is_none()));
-        self.reset();
-        (self.command, self.message) = (Some(command), message);
-    }
-
-    /// Forgets the command.
-    pub fn reset(&mut self) {
-        let (parts, holds) = (std::mem::take(&mut self.parts), std::mem::take(&mut self.holds));
-        *self = Self { parts, holds, ..Self::new() };
+        // Field by field: the lists stay where they are, and the range is set with its volume.
+        self.state = State::Free;
+        self.command = Some(*command);
+        self.message = message;
+        self.recv_slot = None;
+        self.status = Status::Ok;
+        self.value = 0;
+        self.payload = Payload::None;
+        self.count = 0;
     }
 
     /// Its parts.
     #[must_use]
+    #[inline]
     pub fn parts(&self) -> &[Part] {
         &self.parts[..self.count]
     }
 
     /// Its parts.
+    #[inline]
     pub fn parts_mut(&mut self) -> &mut [Part] {
         &mut self.parts[..self.count]
     }
 
     /// Adds a part.
+    #[inline]
     pub fn add_part(&mut self, part: Part) {
         if let Some(place) = self.parts.get_mut(self.count) {
             *place = part;
@@ -211,6 +216,13 @@ impl Request {
             self.parts.push(part);
         }
         self.count += 1;
+    }
+
+    /// Whether all parts of a write are done.
+    #[must_use]
+    #[inline]
+    pub fn is_written(&self) -> bool {
+        self.pending == 0 && self.parts().iter().all(|p| p.step == Step::Done)
     }
 
     /// The first failure counts.

@@ -143,6 +143,7 @@ impl StatsSnapshot {
 
 impl Stats {
     /// Counts a command that is answered with this status.
+    #[inline]
     pub fn count(&self, command: &CommandCapsule, status: Status) {
         let bytes = u64::from(command.buffer.map_or(command.in_capsule_bytes, |b| b.length));
         match command.opcode {

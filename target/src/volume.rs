@@ -59,6 +59,7 @@ impl Volume {
 
     /// Index for a handle from the wire.
     #[must_use]
+    #[inline]
     pub fn index_of(handle: VolumeHandle) -> Option<VolumeIndex> {
         handle.0.checked_sub(1).and_then(|i| u16::try_from(i).ok()).map(VolumeIndex)
     }
@@ -88,6 +89,7 @@ impl Volume {
     ///
     /// # Errors
     /// The status to answer with.
+    #[inline]
     pub fn check(
         &self,
         command: &CommandCapsule,

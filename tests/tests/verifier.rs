@@ -159,7 +159,7 @@ fn lose(retain: bool) -> (Arc<Durability>, Vec<u8>, Vec<u8>) {
             durability: Arc::clone(&durability),
             queues: vec![mail],
             wish: wish(),
-            pulse: Pulse { period: second, timeout: 10 * second },
+            pulse: Pulse { period: second, idle_period: second, timeout: 10 * second },
         };
         settle(&mut session, &now, &account).await.unwrap();
         session.logout(second).await;

@@ -86,7 +86,7 @@ pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> 
         wire,
         progress: Progress::of(total, args.seconds),
     };
-    for (queues, cells) in rounds::by_queues(&cells) {
+    for ((queues, depth), cells) in rounds::by_shape(&cells) {
         let setting = Setting {
             journal: journal.clone(),
             modules: Rc::clone(&modules),
@@ -94,6 +94,7 @@ pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> 
             address: args.address.or(rdma_address).unwrap_or(Ipv4Addr::LOCALHOST.into()),
             bytes: args.size.0,
             queues: u16::try_from(queues)?,
+            depth,
             programs: programs.clone(),
             volume: match args.volume {
                 CompareVolume::Memory => Volume::Memory,

@@ -15,7 +15,7 @@ use super::{fio, wire};
 use crate::folder::RunFolder;
 use crate::interrupt;
 use crate::peer::undo::{Journal, Step};
-use crate::peer::{Setting, System};
+use crate::peer::{QUEUE_DEPTH, QUEUE_DEPTH_DEEP, Setting, System};
 use crate::result::{Cell, Run, Sample};
 
 /// How long filling a disk once may take.
@@ -388,12 +388,18 @@ fn take_down(contender: &mut Contender<'_>) {
     }
 }
 
-/// Cells by number of queues, in the order in which they come.
+/// Cells by number and depth of the queues they need, in the order in which they come.
+///
+/// io_uring gives every request for which a disk has no tag to a kernel thread of its own, and hundreds of those are
+/// what is measured then, on all systems alike.
 #[must_use]
-pub fn by_queues(cells: &[Cell]) -> BTreeMap<u32, Vec<Cell>> {
-    let mut groups: BTreeMap<u32, Vec<Cell>> = BTreeMap::new();
+pub fn by_shape(cells: &[Cell]) -> BTreeMap<(u32, u16), Vec<Cell>> {
+    let mut groups: BTreeMap<_, Vec<Cell>> = BTreeMap::new();
     for cell in cells {
-        groups.entry(cell.queues).or_default().push(cell.clone());
+        let outstanding = cell.depth.saturating_mul(cell.jobs).div_ceil(cell.queues.max(1));
+        let fits = outstanding <= u32::from(QUEUE_DEPTH);
+        let depth = if fits { QUEUE_DEPTH } else { QUEUE_DEPTH_DEEP };
+        groups.entry((cell.queues, depth)).or_default().push(cell.clone());
     }
     groups
 }
@@ -414,11 +420,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_are_measured_by_queues() {
-        let cell = |depth, queues| Cell::new("randread", 4096, depth, 1, queues, 100);
-        let groups = by_queues(&[cell(1, 1), cell(1, 2), cell(8, 1)]);
-        assert_eq!(groups[&1], [cell(1, 1), cell(8, 1)]);
-        assert_eq!(groups[&2], [cell(1, 2)]);
+    fn cells_are_measured_by_the_queues_they_need() {
+        let cell = |depth, jobs, queues| Cell::new("randread", 4096, depth, jobs, queues, 100);
+        let shallow = [cell(1, 1, 1), cell(128, 1, 1)];
+        let deep = [cell(8, 64, 1), cell(129, 1, 1)];
+        let two = [cell(2, 128, 2), cell(1, 1, 2)];
+        let groups = by_shape(&[shallow.as_slice(), &deep, &two].concat());
+        assert_eq!(groups[&(1, QUEUE_DEPTH)], shallow);
+        assert_eq!(groups[&(1, QUEUE_DEPTH_DEEP)], deep);
+        assert_eq!(groups[&(2, QUEUE_DEPTH)], two);
+        assert_eq!(groups.len(), 3);
     }
 
     #[test]

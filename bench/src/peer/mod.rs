@@ -39,6 +39,8 @@ pub mod undo;
 
 /// Commands outstanding per queue, of every system that has queues.
 pub const QUEUE_DEPTH: u16 = 128;
+/// The same for loads that have more outstanding.
+pub const QUEUE_DEPTH_DEEP: u16 = 512;
 /// Where nbdkit listens.
 const NBD_PORT: u16 = 10809;
 
@@ -103,6 +105,8 @@ pub struct Setting {
     pub bytes: u64,
     /// Queues of each disk.
     pub queues: u16,
+    /// Commands outstanding on each queue, of what has a depth.
+    pub depth: u16,
     /// Where rblk's programs are.
     pub programs: PathBuf,
     /// What rblk's volumes are in.
@@ -240,6 +244,7 @@ impl System {
             backing,
             bytes: setting.bytes,
             queues: setting.queues,
+            depth: setting.depth,
             programs: variant.programs.clone().unwrap_or_else(|| setting.programs.clone()),
             environment: variant.environment.clone(),
             target_flags: variant.target_flags.clone(),
@@ -267,13 +272,14 @@ impl System {
             address,
             &backing,
             setting.queues,
-            QUEUE_DEPTH,
+            setting.depth,
         )?;
         let path = nvme.path().to_owned();
         let detail = format!(
-            "nvmet on {}, nr_io_queues={}, queue_size={QUEUE_DEPTH}",
+            "nvmet on {}, nr_io_queues={}, queue_size={}",
             backing.display(),
-            setting.queues
+            setting.queues,
+            setting.depth
         );
         Ok(Self::new(path, detail, What::Nvme(nvme)))
     }
@@ -300,14 +306,15 @@ impl System {
     fn ublk_null(setting: &Setting, batch: bool) -> Result<Self> {
         need_ublk(&setting.modules)?;
         let mut more = Vec::new();
-        let mut disk = NullDisk::new(setting.queues, QUEUE_DEPTH)?;
+        let mut disk = NullDisk::new(setting.queues, setting.depth)?;
         (disk.bytes, disk.batch) = (setting.bytes, batch);
         more.push(setting.journal.note(Step::Ublk { token: disk.token.to_string() })?);
         let null = UblkNull::start_disk(disk)?;
         let path = null.path().to_owned();
         let detail = format!(
-            "{} queues of {QUEUE_DEPTH}{}",
+            "{} queues of {}{}",
             null.queues(),
+            setting.depth,
             if batch { ", batch commands" } else { "" }
         );
         let mut system = Self::new(path, detail, What::UblkNull(null));

@@ -71,6 +71,8 @@ pub struct RblkSpec {
     pub bytes: u64,
     /// Queues of the mount.
     pub queues: u16,
+    /// Commands outstanding on each of them.
+    pub depth: u16,
     /// Where the programs are.
     pub programs: PathBuf,
     /// Variables for both ends.
@@ -154,6 +156,9 @@ impl Rblk {
         let mut command = spec.program("rblk-initiator")?;
         command.args(["mount", &url, VOLUME, "--name", &name, "--output", "json"]);
         command.args(["--queues", &spec.queues.to_string()]);
+        if !spec.mount_flags.iter().any(|flag| flag.starts_with("--queue-depth")) {
+            command.args(["--queue-depth", &spec.depth.to_string()]);
+        }
         command.args(&spec.mount_flags).env(child::TAG, &tag);
         let json = child::output(&mut command, MOUNT_LIMIT)
             .with_context(|| format!("the target's log ends with:\n{}", tail(&log)))?;

@@ -13,9 +13,9 @@ use super::Setting;
 use super::plot::{Line, plot};
 use super::target::{Target, processor_time, resident};
 use crate::compare::fio;
-use crate::peer::module;
 use crate::peer::rblk::{Backing, Carrier, Rblk, RblkSpec, mount_status};
 use crate::peer::undo::{Step, Undo};
+use crate::peer::{QUEUE_DEPTH, module};
 use crate::result::{Axis, Cell, Idle, ScalePlot, Summary, Unit};
 use crate::{child, interrupt};
 
@@ -30,8 +30,8 @@ const BYTES: u64 = 256 << 20;
 const SMALL_BYTES: u64 = 16 << 20;
 /// How long one mount may take.
 const MOUNT_LIMIT: Duration = Duration::from_secs(60);
-/// After how long mounts that nobody uses have come to rest.
-const REST: Duration = Duration::from_secs(3);
+/// After how long mounts that nobody uses have come to rest: their beats are rare then.
+const REST: Duration = Duration::from_secs(15);
 /// Port of a target of which the queues are measured.
 const PORT: u16 = 7750;
 
@@ -80,6 +80,7 @@ pub(super) fn queues(setting: &Setting) -> Result<ScalePlot> {
                 backing: Backing::Memory,
                 bytes: BYTES,
                 queues,
+                depth: QUEUE_DEPTH,
                 programs: setting.programs.clone(),
                 environment: Vec::new(),
                 target_flags: Vec::new(),

@@ -78,8 +78,11 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    const PULSE: Pulse =
-        Pulse { period: Duration::from_millis(500), timeout: Duration::from_millis(1250) };
+    const PULSE: Pulse = Pulse {
+        period: Duration::from_millis(500),
+        idle_period: Duration::from_secs(4),
+        timeout: Duration::from_millis(1250),
+    };
 
     fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)

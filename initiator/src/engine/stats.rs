@@ -76,3 +76,19 @@ rblk_fabric::counters! {
     /// Commands in them.
     listed,
 }
+
+impl QueueStats {
+    /// Requests answered, well or not.
+    #[must_use]
+    pub fn answered(&self) -> u64 {
+        let of_kinds = [
+            &self.reads,
+            &self.writes,
+            &self.flushes,
+            &self.discards,
+            &self.write_zeroes,
+            &self.errors,
+        ];
+        of_kinds.iter().map(|counter| counter.get()).sum()
+    }
+}

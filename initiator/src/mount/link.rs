@@ -104,7 +104,7 @@ impl Mount {
         self.carry_out();
         let pulse = pulse(&self.config);
         tokio::select! {
-            event = next_event(&mut self.session, pulse) => self.on_event(event),
+            event = next_event(&mut self.session, pulse, &self.queues) => self.on_event(event),
             Some(step) = self.steps.1.recv() => self.on_step(step),
             result = next(&mut self.again) => self.on_try(result),
             result = next(&mut self.probing) => self.on_probe(result),

@@ -167,9 +167,11 @@ pub async fn run(
 async fn next_event(
     session: &mut Option<Session>,
     pulse: Pulse,
+    queues: &[QueueHandle],
 ) -> Result<Option<AsyncEvent>, SessionError> {
+    let ios = || queues.iter().map(|queue| queue.stats.answered()).sum();
     match session {
-        Some(session) => session.admin.event(pulse).await,
+        Some(session) => session.admin.event_of_disk(pulse, ios).await,
         None => std::future::pending().await,
     }
 }

@@ -141,7 +141,7 @@ impl Mount {
                         tracing::warn!(%error, "on the way out");
                     }
                 }
-                event = next_event(&mut self.session, session_pulse) => self.on_event(event),
+                event = next_event(&mut self.session, session_pulse, &self.queues) => self.on_event(event),
                 () = tokio::time::sleep_until(deadline) => quiet = false,
             }
         }

@@ -6,6 +6,7 @@ use super::message::{JobId, PartToken};
 use super::policy::Slot;
 use super::range_lock::LockId;
 use crate::store::{OpKind, OpToken, VolumeIndex};
+use crate::volume::CacheMode;
 
 /// What a job is for, and how far it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,7 +28,7 @@ pub(super) enum Kind {
     /// Makes the store durable.
     Sync,
     /// A discard or zeroing.
-    Change(OpKind),
+    Change,
     /// A range held for a change by another shard.
     Hold,
 }
@@ -47,8 +48,15 @@ pub(super) struct Job {
     /// Nobody, for what the shard does by itself.
     pub from: Option<PartToken>,
     pub volume: VolumeIndex,
+    /// Of the volume.
+    pub cache: CacheMode,
     pub offset: u64,
     pub len: u64,
+    // First and last block of the range.
+    first: u64,
+    last: u64,
+    /// What the store is to do, for a change.
+    pub change: OpKind,
     /// By block of the range.
     pub blocks: Vec<Entry>,
     /// Spare slots for blocks that are written or changed in part.
@@ -73,8 +81,12 @@ impl Job {
             generation: 0,
             from: None,
             volume: VolumeIndex(0),
+            cache: CacheMode::None,
             offset: 0,
             len: 0,
+            first: 0,
+            last: 0,
+            change: OpKind::Flush,
             blocks: Vec::new(),
             edges: Vec::new(),
             lock: None,
@@ -88,11 +100,19 @@ impl Job {
     }
 
     /// First and last block of its range.
+    #[inline]
     pub(super) fn block_range(&self) -> (u64, u64) {
-        let size = super::SLOT_BYTES as u64;
-        (self.offset / size, (self.offset + self.len.max(1) - 1) / size)
+        (self.first, self.last)
+    }
+
+    /// Whether its range is whole slots.
+    #[inline]
+    pub(super) fn is_aligned(&self) -> bool {
+        (self.offset | self.len).is_multiple_of(BLOCK)
     }
 }
+
+const BLOCK: u64 = super::SLOT_BYTES as u64;
 
 // The token of a store operation: job, generation and the sectors it must move.
 const INDEX_BITS: u32 = 24;
@@ -108,28 +128,36 @@ pub(super) struct Jobs {
 
 impl Jobs {
     /// A new job.
+    #[inline]
     pub(super) fn start(
         &mut self,
         kind: Kind,
         from: Option<PartToken>,
         volume: VolumeIndex,
+        cache: CacheMode,
         offset: u64,
         len: u64,
     ) -> u32 {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.table.push(Job::new());
-            // Bounded by what connections may have outstanding.
-            u32::try_from(self.table.len() - 1).unwrap_or(u32::MAX)
-        });
+        let index = self.free.pop().unwrap_or_else(|| self.grow());
         let job = &mut self.table[index as usize];
         job.kind = kind;
-        (job.from, job.volume, job.offset, job.len) = (from, volume, offset, len);
+        (job.from, job.volume, job.cache) = (from, volume, cache);
+        (job.offset, job.len) = (offset, len);
+        (job.first, job.last) = (offset / BLOCK, (offset + len.max(1) - 1) / BLOCK);
         debug_assert!(job.blocks.is_empty() && job.edges.is_empty() && job.lock.is_none());
         (job.holds, job.ops, job.error, job.fua, job.order) = (false, 0, None, false, 0);
         index
     }
 
+    #[cold]
+    fn grow(&mut self) -> u32 {
+        self.table.push(Job::new());
+        // Bounded by what connections may have outstanding.
+        u32::try_from(self.table.len() - 1).unwrap_or(u32::MAX)
+    }
+
     /// A job that exists.
+    #[inline]
     pub(super) fn get(&mut self, index: u32) -> &mut Job {
         &mut self.table[index as usize]
     }
@@ -140,6 +168,7 @@ impl Jobs {
     }
 
     /// Ends a job. Its slots and its lock were given back.
+    #[inline]
     pub(super) fn end(&mut self, index: u32) {
         let job = &mut self.table[index as usize];
         debug_assert!(job.kind != Kind::Free && job.edges.is_empty() && job.lock.is_none());
@@ -155,17 +184,20 @@ impl Jobs {
     }
 
     /// The name of a job for others.
+    #[inline]
     pub(super) fn id(&self, index: u32) -> JobId {
         JobId { index, generation: self.table[index as usize].generation }
     }
 
     /// The job of a name, if it has not ended.
+    #[inline]
     pub(super) fn find(&self, id: JobId) -> Option<u32> {
         let job = self.table.get(id.index as usize)?;
         (job.kind != Kind::Free && job.generation == id.generation).then_some(id.index)
     }
 
     /// A token for a store operation that must move `len` bytes.
+    #[inline]
     pub(super) fn token(&self, index: u32, len: u32) -> OpToken {
         let generation = u64::from(self.table[index as usize].generation);
         OpToken(
@@ -176,6 +208,7 @@ impl Jobs {
     }
 
     /// The job of a token and the bytes that must have been moved.
+    #[inline]
     pub(super) fn of_token(&self, token: OpToken) -> Option<(u32, u32)> {
         let index = u32::try_from(token.0 & ((1 << INDEX_BITS) - 1)).ok()?;
         let generation =
@@ -192,12 +225,12 @@ mod tests {
     #[test]
     fn tokens_and_names_die_with_their_job() {
         let mut jobs = Jobs::default();
-        let first = jobs.start(Kind::Read, None, VolumeIndex(0), 0, 4096);
+        let first = jobs.start(Kind::Read, None, VolumeIndex(0), CacheMode::None, 0, 4096);
         let (token, id) = (jobs.token(first, 4 << 20), jobs.id(first));
         assert_eq!(jobs.of_token(token), Some((first, 4 << 20)));
         jobs.end(first);
         assert_eq!((jobs.of_token(token), jobs.find(id)), (None, None));
-        let again = jobs.start(Kind::Sync, None, VolumeIndex(0), 0, 0);
+        let again = jobs.start(Kind::Sync, None, VolumeIndex(0), CacheMode::None, 0, 0);
         assert_eq!((again, jobs.find(id), jobs.len()), (first, None, 1));
         assert_eq!(jobs.of_token(jobs.token(again, 0)), Some((again, 0)));
     }

@@ -6,58 +6,80 @@
 
 use super::job::{Entry, Job, Kind};
 use super::message::{Segments, ShardReply};
-use super::shard::{BLOCK, Shard};
-use crate::store::{Store, VolumeIndex};
+use super::policy::Slot;
+use super::shard::{BLOCK, Shard, VolumeState, state_of};
+use crate::store::{Segment, Store, VolumeIndex};
 use crate::volume::CacheMode;
 
 /// Who waits for memory tries again at the latest after this.
 const RETRY_MS: u32 = 10;
 
-impl<S: Store> Shard<S> {
-    /// Takes a job's part of its volume's share. False: the volume has its share.
-    pub(super) fn take_share(&mut self, job: u32) -> bool {
-        let entry = self.jobs.get(job);
-        let (first, last) = entry.block_range();
-        let (kind, volume) = (entry.kind, entry.volume);
-        let edges = if self.mode(volume) == CacheMode::WriteBack { 2 } else { 0 };
-        let need = match kind {
+impl VolumeState {
+    // Takes what a job needs of the volume's share. False: there is not so much left.
+    #[inline]
+    fn take(&mut self, job: &mut Job, share: usize) -> bool {
+        let (first, last) = job.block_range();
+        let edges = if job.cache == CacheMode::WriteBack { 2 } else { 0 };
+        let need = match job.kind {
             // A data command: its length fits.
             Kind::Read | Kind::Reserve => {
                 usize::try_from(last - first + 1).unwrap_or(usize::MAX) + edges
             }
             _ => edges,
         };
-        let share = self.share;
-        let Some(state) = self.volume(volume) else { return true };
         // One that has nothing may always begin.
-        if state.held > 0 && state.held + need > share {
+        if self.held > 0 && self.held + need > share {
             return false;
         }
-        state.held += need;
-        self.jobs.get(job).held = need;
+        self.held += need;
+        job.held = need;
         true
+    }
+}
+
+impl<S: Store> Shard<S> {
+    /// Takes a job's part of its volume's share. False: the volume has its share.
+    pub(super) fn take_share(&mut self, job: u32) -> bool {
+        let job = self.jobs.get(job);
+        state_of(&mut self.volumes, job.volume).is_none_or(|state| state.take(job, self.share))
+    }
+
+    /// Takes a job's part of its volume's share, or waits in line for it and returns false.
+    #[inline]
+    pub(super) fn enter_share(&mut self, job: u32) -> bool {
+        let entry = self.jobs.get(job);
+        let Some(state) = state_of(&mut self.volumes, entry.volume) else { return true };
+        if state.waiting.is_empty() && state.take(entry, self.share) {
+            return true;
+        }
+        self.wait_for_share(job);
+        false
+    }
+
+    fn wait_for_share(&mut self, job: u32) {
+        let volume = self.jobs.get(job).volume;
+        let Some(state) = state_of(&mut self.volumes, volume) else { return };
+        state.waiting.push_back(job);
+        self.counters.memory_waits += 1;
+        self.capped += 1;
     }
 
     /// Waits in line for memory, or goes on if there is some and nobody waits.
     pub(super) fn or_wait(&mut self, job: u32) {
-        let volume = self.jobs.get(job).volume;
-        let queues = self.volume(volume).is_some_and(|state| !state.waiting.is_empty());
-        if queues || !self.take_share(job) {
-            self.counters.memory_waits += 1;
-            self.capped += 1;
-            if let Some(state) = self.volume(volume) {
-                state.waiting.push_back(job);
-            }
-            return;
+        if self.enter_share(job) {
+            self.stand_in_line(job);
         }
-        self.stand_in_line(job);
     }
 
     fn stand_in_line(&mut self, job: u32) {
         if !self.waiting_memory.is_empty() || !self.with_memory(job) {
-            self.counters.memory_waits += 1;
-            self.waiting_memory.push_back(job);
+            self.wait_for_memory(job);
         }
+    }
+
+    pub(super) fn wait_for_memory(&mut self, job: u32) {
+        self.counters.memory_waits += 1;
+        self.waiting_memory.push_back(job);
     }
 
     /// Lets those go on who waited for memory, or for their volume's share of it.
@@ -93,30 +115,16 @@ impl<S: Store> Shard<S> {
 
     // Tries to get a job's memory and goes on with it; or changes nothing and returns false.
     pub(super) fn with_memory(&mut self, job: u32) -> bool {
-        let Job { kind, volume, offset, len, .. } = *self.jobs.get(job);
-        match kind {
+        match self.jobs.get(job).kind {
             Kind::Read => return self.read_with_memory(job),
             Kind::Reserve => {
-                let cached = self.mode(volume) != CacheMode::None;
-                let (first, last) = self.jobs.get(job).block_range();
-                let blocks = if cached {
-                    usize::try_from(last - first + 1).unwrap_or(usize::MAX)
-                } else {
-                    usize::try_from(len.div_ceil(BLOCK)).unwrap_or(usize::MAX)
-                };
-                let edges = self.edges_needed(job);
-                if !self.allocate(job, blocks, edges) {
-                    return false;
+                let Some(memory) = self.reserved(job) else { return false };
+                if let Some(to) = self.jobs.get(job).from {
+                    let job = self.jobs.id(job);
+                    self.replies.push_back(ShardReply::Reserved { to, job, memory });
                 }
-                let skip = if cached { (offset % BLOCK) as usize } else { 0 };
-                let memory = self.segments_of(job, skip);
-                let reply = match self.jobs.get(job).from {
-                    Some(to) => ShardReply::Reserved { to, job: self.jobs.id(job), memory },
-                    None => return true,
-                };
-                self.replies.push_back(reply);
             }
-            Kind::Change(_) | Kind::Hold => {
+            Kind::Change | Kind::Hold => {
                 let edges = self.edges_needed(job);
                 if !self.allocate(job, 0, edges) {
                     return false;
@@ -128,23 +136,66 @@ impl<S: Store> Shard<S> {
         true
     }
 
+    /// The memory of a reservation, if there is that much.
+    #[inline(always)]
+    pub(super) fn reserved(&mut self, job: u32) -> Option<Segments> {
+        let entry = self.jobs.get(job);
+        let (first, last) = entry.block_range();
+        let (blocks, skip) = match entry.cache {
+            CacheMode::None => (entry.len.div_ceil(BLOCK), 0),
+            _ => (last - first + 1, (entry.offset % BLOCK) as usize),
+        };
+        let blocks = usize::try_from(blocks).unwrap_or(usize::MAX);
+        let edges = self.edges_needed(job);
+        self.allocate(job, blocks, edges).then(|| self.segments_of(job, skip))
+    }
+
+    #[inline(always)]
     pub(super) fn allocate(&mut self, job: u32, blocks: usize, edges: usize) -> bool {
+        if (blocks, edges) != (1, 0) {
+            return self.allocate_more(job, blocks, edges);
+        }
+        let Some(slot) = self.slots.allocate_one() else { return false };
+        self.jobs.get(job).blocks.push(Entry { slot, own: true });
+        true
+    }
+
+    fn allocate_more(&mut self, job: u32, blocks: usize, edges: usize) -> bool {
         self.found.clear();
         if !self.slots.allocate(blocks + edges, &mut self.found) {
             return false;
         }
-        let job = self.jobs.get(job);
-        job.blocks.extend(self.found[..blocks].iter().map(|slot| Entry { slot: *slot, own: true }));
-        job.edges.extend_from_slice(&self.found[blocks..]);
+        let entry = self.jobs.get(job);
+        let own = |slot: &Slot| Entry { slot: *slot, own: true };
+        entry.blocks.extend(self.found[..blocks].iter().map(own));
+        entry.edges.extend_from_slice(&self.found[blocks..]);
         true
     }
 
+    #[inline(always)]
     pub(super) fn segments_of(&mut self, job: u32, skip: usize) -> Segments {
-        let mut list = self.pool.pop().unwrap_or_default();
-        let job = self.jobs.get(job);
+        let entry = self.jobs.get(job);
         // A data command: its length fits.
-        let len = u32::try_from(job.len).unwrap_or(u32::MAX);
-        self.slots.segments(job.blocks.iter().map(|e| e.slot), skip, len, &mut list);
-        Segments(list)
+        let len = u32::try_from(entry.len).unwrap_or(u32::MAX);
+        if let [only] = entry.blocks[..] {
+            return Segments::one(Segment { offset: self.slots.offset(only.slot) + skip, len });
+        }
+        self.list_of(job, skip, len)
+    }
+
+    fn list_of(&mut self, job: u32, skip: usize, len: u32) -> Segments {
+        let mut list = self.pool.pop().unwrap_or_default();
+        let slots = self.jobs.get(job).blocks.iter().map(|e| e.slot);
+        self.slots.segments(slots, skip, len, &mut list);
+        self.lend_list(list)
+    }
+
+    /// Runs of a list from the pool.
+    pub(super) fn lend_list(&mut self, list: Vec<Segment>) -> Segments {
+        let (memory, rest) = Segments::of_list(list);
+        if let Some(list) = rest {
+            self.recycle_list(list);
+        }
+        memory
     }
 }

@@ -15,26 +15,65 @@ use crate::store::{OpKind, Segment, VolumeIndex};
 /// [`ShardRequest::Release`]. Not `Clone`, so that they come back once.
 #[must_use = "lent slots stay pinned until they are given back"]
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Segments(pub(super) Vec<Segment>);
+pub struct Segments(Runs);
+
+// One run, the most frequent by far, needs no list.
+#[derive(Debug, PartialEq, Eq)]
+enum Runs {
+    One(Segment),
+    // None, or more than one.
+    List(Vec<Segment>),
+}
+
+impl Default for Runs {
+    fn default() -> Self {
+        Self::List(Vec::new())
+    }
+}
 
 impl Segments {
+    pub(super) fn one(run: Segment) -> Self {
+        Self(Runs::One(run))
+    }
+
+    /// Of a list. What it does not need of it comes back, too.
+    pub(super) fn of_list(list: Vec<Segment>) -> (Self, Option<Vec<Segment>>) {
+        match list[..] {
+            [run] => (Self::one(run), Some(list)),
+            _ => (Self(Runs::List(list)), None),
+        }
+    }
+
+    /// The list, if they are in one.
+    pub(super) fn into_list(self) -> Option<Vec<Segment>> {
+        match self.0 {
+            Runs::One(_) => None,
+            Runs::List(list) => Some(list),
+        }
+    }
+
     /// The runs.
     #[must_use]
+    #[inline]
     pub fn as_slice(&self) -> &[Segment] {
-        &self.0
+        match &self.0 {
+            Runs::One(run) => std::slice::from_ref(run),
+            Runs::List(list) => list,
+        }
     }
 
     /// Whether there is nothing to give back.
     #[must_use]
+    #[inline]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.as_slice().is_empty()
     }
 
     /// Calls `act` with the place in the region of the bytes `from..to`, run by run, and with where in
     /// those bytes each run begins.
     pub fn each_run(&self, from: u32, to: u32, mut act: impl FnMut(Segment, u32)) {
         let mut start = 0;
-        for run in &self.0 {
+        for run in self.as_slice() {
             let end = start + run.len;
             let (low, high) = (from.max(start), to.min(end));
             if low < high {

@@ -64,17 +64,18 @@ const LIST_ASIDE: u32 = 2;
 struct Links {
     newer: u32,
     older: u32,
+    /// Of the block. A sentinel has none.
+    key: u64,
 }
 
 /// The order in which slots are given up.
 ///
-/// Memory, fixed by [`Policy::new`]: about 35 bytes per slot (1 state, 8 links, 8 key, 18 ghost).
+/// Memory, fixed by [`Policy::new`]: about 35 bytes per slot (1 state, 16 links and key, 18 ghost).
 pub struct Policy {
     /// Hits and place of every slot; the only thing a hit reads and writes.
     state: Box<[u8]>,
     /// Rings of newer and older neighbours; one sentinel per list behind the slots.
     links: Box<[Links]>,
-    keys: Box<[u64]>,
     lens: [u32; 3],
     ghost: Ghost,
 }
@@ -102,8 +103,7 @@ impl Policy {
         assert!(slots <= MAX_SLOTS, "{slots} cache slots: at most {MAX_SLOTS}");
         Self {
             state: vec![ABSENT; slots as usize].into(),
-            links: (0..slots + 3).map(|own| Links { newer: own, older: own }).collect(),
-            keys: vec![0; slots as usize].into(),
+            links: (0..slots + 3).map(|own| Links { newer: own, older: own, key: 0 }).collect(),
             lens: [0; 3],
             ghost: Ghost::new(slots - slots / 10),
         }
@@ -120,7 +120,7 @@ impl Policy {
     /// If there is no such slot.
     pub fn insert(&mut self, slot: Slot, key: u64) {
         self.remove(slot);
-        self.keys[slot.0 as usize] = key;
+        self.links[slot.0 as usize].key = key;
         if self.ghost.take(key) {
             self.state[slot.0 as usize] = MAIN;
             self.push_newest(LIST_MAIN, slot.0);
@@ -150,6 +150,7 @@ impl Policy {
     /// # Panics
     ///
     /// If `old` is resident and there is no slot `new`.
+    #[inline]
     pub fn replace(&mut self, old: Slot, new: Slot) {
         if !self.is_resident(old) {
             return;
@@ -157,13 +158,12 @@ impl Policy {
         if old != new {
             self.remove(new);
             let (from, to) = (old.0 as usize, new.0 as usize);
-            let Links { newer, older } = self.links[from];
-            self.links[to] = Links { newer, older };
-            self.links[newer as usize].older = new.0;
-            self.links[older as usize].newer = new.0;
-            self.keys[to] = self.keys[from];
-            self.state[to] = self.state[from];
-            self.state[from] = ABSENT;
+            let (links, state) = (&mut self.links[..], &mut self.state[..]);
+            let Links { newer, older, .. } = links[from];
+            links[to] = links[from];
+            links[newer as usize].older = new.0;
+            links[older as usize].newer = new.0;
+            state[to] = std::mem::replace(&mut state[from], ABSENT);
         }
         self.touch(new);
     }
@@ -235,7 +235,7 @@ impl Policy {
             } else if may_leave(Slot(slot)) {
                 self.state[slot as usize] = ABSENT;
                 if list == LIST_SMALL {
-                    self.ghost.remember(self.keys[slot as usize]);
+                    self.ghost.remember(self.links[slot as usize].key);
                 }
                 return Some(Slot(slot));
             } else {
@@ -332,14 +332,15 @@ impl Policy {
     /// Links `slot` on the newer side of `older`.
     fn link_before(&mut self, list: u32, older: u32, slot: u32) {
         let newer = self.links[older as usize].newer;
-        self.links[slot as usize] = Links { newer, older };
+        let links = &mut self.links[slot as usize];
+        (links.newer, links.older) = (newer, older);
         self.links[newer as usize].older = slot;
         self.links[older as usize].newer = slot;
         self.lens[list as usize] += 1;
     }
 
     fn unlink(&mut self, list: u32, slot: u32) {
-        let Links { newer, older } = self.links[slot as usize];
+        let Links { newer, older, .. } = self.links[slot as usize];
         self.links[newer as usize].older = older;
         self.links[older as usize].newer = newer;
         self.lens[list as usize] -= 1;

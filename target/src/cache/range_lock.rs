@@ -70,6 +70,8 @@ struct Lock {
     waits_for: u32,
     /// Times this entry was used, in the bits of `USE_MASK`.
     uses: u32,
+    /// Its chain, if it lies in one stripe; else `NONE`.
+    chain: u32,
     volume: u16,
     alive: bool,
 }
@@ -160,33 +162,45 @@ impl RangeLocks {
     /// # Panics
     ///
     /// At 2^20 locks.
+    #[inline]
     pub fn acquire(&mut self, volume: u16, range: Range<u64>, owner: u32) -> Acquired {
         // Without bytes: where nothing can overlap it, not even what covers all.
         let range = if range.start < range.end { range } else { u64::MAX..u64::MAX };
-        let mut waits_for = 0;
-        if self.len > 0 {
-            self.for_each_overlapping(volume, &range, |_, _| waits_for += 1);
-        }
         if self.free == NONE {
             self.grow(self.locks.len() * 2);
         }
-        let first_link = self.free;
-        self.free = self.links[first_link as usize].next;
-        let index = first_link as usize / STRIPES;
-        let uses = self.locks[index].uses;
-        self.locks[index] = Lock {
+        let first_link = self.free as usize;
+        self.free = self.links[first_link].next;
+        let index = first_link / STRIPES;
+        let chain = self.chain_of(volume, &range);
+        let waits_for = match self.chains.get(chain as usize).copied() {
+            Some(head) => {
+                let alone = head == NONE && self.long == NONE;
+                let waits_for = if alone { 0 } else { self.count_overlapping(volume, &range) };
+                self.chains[chain as usize] = self.push(head, first_link);
+                waits_for
+            }
+            None => {
+                let waits_for = self.count_overlapping(volume, &range);
+                self.link(index, volume, &range);
+                waits_for
+            }
+        };
+        let lock = &mut self.locks[index];
+        let uses = lock.uses;
+        *lock = Lock {
             start: range.start,
             end: range.end,
             arrival: self.next_arrival,
             owner,
             waits_for,
             uses,
+            chain,
             volume,
             alive: true,
         };
         self.next_arrival += 1;
         self.len += 1;
-        self.link(index);
         let id = LockId(uses << INDEX_BITS | number(index));
         if waits_for == 0 {
             Acquired::Now(id)
@@ -198,12 +212,17 @@ impl RangeLocks {
 
     /// Ends a lock that is held, or gives up one that waits. The owners whose locks are held from now on are
     /// appended to `granted` in the order in which they acquired. Nothing happens if there is no such lock.
+    #[inline]
     pub fn release(&mut self, lock: LockId, granted: &mut Vec<u32>) {
         let Some(index) = self.find(lock) else { return };
-        let Lock { start, end, arrival, waits_for, volume, uses, .. } = self.locks[index];
-        self.unlink(index);
-        self.locks[index].alive = false;
-        self.locks[index].uses = (uses + 1) & USE_MASK;
+        let lock = &mut self.locks[index];
+        let Lock { start, end, arrival, waits_for, volume, uses, chain, .. } = *lock;
+        (lock.alive, lock.uses) = (false, (uses + 1) & USE_MASK);
+        if chain == NONE {
+            self.unlink(index, volume, &(start..end));
+        } else {
+            self.unlink_from(chain as usize, index * STRIPES);
+        }
         let first_link = number(index * STRIPES);
         self.links[first_link as usize].next = self.free;
         self.free = first_link;
@@ -211,11 +230,16 @@ impl RangeLocks {
         if waits_for > 0 {
             self.waiting -= 1;
         }
-        if self.waiting == 0 {
-            return;
+        if self.waiting > 0 {
+            self.grant(volume, &(start..end), arrival, granted);
         }
+    }
+
+    /// Appends the owners whose locks are held from now on, that lock being gone.
+    #[inline(never)]
+    fn grant(&mut self, volume: u16, range: &Range<u64>, arrival: u64, granted: &mut Vec<u32>) {
         let mut now = std::mem::take(&mut self.granted);
-        self.for_each_overlapping(volume, &(start..end), |locks, other| {
+        self.for_each_overlapping(volume, range, |locks, other| {
             let other = &mut locks[other];
             if other.arrival > arrival {
                 other.waits_for -= 1;
@@ -271,6 +295,13 @@ impl RangeLocks {
         (entry.alive && entry.uses == lock.0 >> INDEX_BITS).then_some(index)
     }
 
+    #[inline(never)]
+    fn count_overlapping(&mut self, volume: u16, range: &Range<u64>) -> u32 {
+        let mut count = 0;
+        self.for_each_overlapping(volume, range, |_, _| count += 1);
+        count
+    }
+
     /// Calls `f` once for each lock that overlaps.
     fn for_each_overlapping(
         &mut self,
@@ -324,6 +355,15 @@ impl RangeLocks {
         std::iter::successors(some(head), move |&link| some(self.links[link as usize].next))
     }
 
+    /// The chain of a range that lies in one stripe, as most do; else `NONE`.
+    #[inline]
+    fn chain_of(&self, volume: u16, range: &Range<u64>) -> u32 {
+        let stripe = range.start >> STRIPE_SHIFT;
+        let one = range.start < range.end && (range.end - 1) >> STRIPE_SHIFT == stripe;
+        if one { number(self.bucket(volume, stripe)) } else { NONE }
+    }
+
+    #[inline]
     fn bucket(&self, volume: u16, stripe: u64) -> usize {
         let hash = (stripe ^ u64::from(volume) << 44).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         // Scales the upper half to the number of chains.
@@ -332,9 +372,8 @@ impl RangeLocks {
         bucket
     }
 
-    fn link(&mut self, index: usize) {
-        let Lock { start, end, volume, .. } = self.locks[index];
-        match shelf(&(start..end)) {
+    fn link(&mut self, index: usize, volume: u16, range: &Range<u64>) {
+        match shelf(range) {
             Shelf::Nowhere => {}
             Shelf::Long => {
                 let head = self.long;
@@ -351,6 +390,7 @@ impl RangeLocks {
     }
 
     /// Makes `link` the first before `head` and returns it.
+    #[inline]
     fn push(&mut self, head: u32, link: usize) -> u32 {
         self.links[link] = Link { next: head, prev: NONE };
         if head != NONE {
@@ -359,9 +399,8 @@ impl RangeLocks {
         number(link)
     }
 
-    fn unlink(&mut self, index: usize) {
-        let Lock { start, end, volume, .. } = self.locks[index];
-        match shelf(&(start..end)) {
+    fn unlink(&mut self, index: usize, volume: u16, range: &Range<u64>) {
+        match shelf(range) {
             Shelf::Nowhere => {}
             Shelf::Long => {
                 if let Some(head) = self.pull(index * STRIPES) {
@@ -370,16 +409,23 @@ impl RangeLocks {
             }
             Shelf::Stripes(first, count) => {
                 for k in 0..count {
-                    if let Some(head) = self.pull(index * STRIPES + k) {
-                        let bucket = self.bucket(volume, first + k as u64);
-                        self.chains[bucket] = head;
-                    }
+                    let bucket = self.bucket(volume, first + k as u64);
+                    self.unlink_from(bucket, index * STRIPES + k);
                 }
             }
         }
     }
 
+    /// Takes a link out of that chain.
+    #[inline]
+    fn unlink_from(&mut self, bucket: usize, link: usize) {
+        if let Some(head) = self.pull(link) {
+            self.chains[bucket] = head;
+        }
+    }
+
     /// Takes `link` out of its chain; the chain's new head if it was the first.
+    #[inline]
     fn pull(&mut self, link: usize) -> Option<u32> {
         let Link { next, prev } = self.links[link];
         if next != NONE {
@@ -393,6 +439,7 @@ impl RangeLocks {
     }
 
     /// To `capacity` entries, all chains made anew.
+    #[cold]
     fn grow(&mut self, capacity: usize) {
         let capacity = capacity.min(1 << INDEX_BITS);
         let old = self.locks.len();
@@ -404,6 +451,7 @@ impl RangeLocks {
             owner: 0,
             waits_for: 0,
             uses: 0,
+            chain: NONE,
             volume: 0,
             alive: false,
         };
@@ -418,14 +466,16 @@ impl RangeLocks {
         self.chains.resize((capacity * 2).next_power_of_two(), NONE);
         self.long = NONE;
         for index in 0..old {
-            if self.locks[index].alive {
-                self.link(index);
+            let Lock { start, end, volume, alive, .. } = self.locks[index];
+            if alive {
+                self.locks[index].chain = self.chain_of(volume, &(start..end));
+                self.link(index, volume, &(start..end));
             }
         }
     }
 }
 
-/// Entries and links are below 2^20 × 5: `grow` bounds them.
+/// Entries, chains and links are below 2^20 × 5: `grow` bounds them.
 #[allow(clippy::cast_possible_truncation)]
 fn number(index: usize) -> u32 {
     index as u32

@@ -2,7 +2,7 @@
 
 use super::job::{Entry, Job, Kind};
 use super::message::{PartToken, Segments, ShardReply};
-use super::shard::{BLOCK, NO_SLOT, Shard};
+use super::shard::{BLOCK, NO_SLOT, Shard, state_of};
 use super::slots::Install;
 use crate::store::{OpKind, Segment, Store, VolumeIndex};
 use crate::volume::CacheMode;
@@ -11,7 +11,8 @@ impl<S: Store> Shard<S> {
     /// What [`ShardRequest::Read`](super::ShardRequest::Read) would be answered, if the index has every block: lent
     /// and counted as a hit. `None` changes nothing.
     pub fn lend_hit(&mut self, volume: VolumeIndex, offset: u64, len: u32) -> Option<Segments> {
-        if self.mode(volume) == CacheMode::None {
+        let state = state_of(&mut self.volumes, volume)?;
+        if state.cache == CacheMode::None {
             return None;
         }
         let last = (offset + u64::from(len)).checked_sub(1).filter(|_| len > 0)?;
@@ -20,12 +21,12 @@ impl<S: Store> Shard<S> {
         // Most requests are of one block.
         if first == last {
             let slot = self.slots.find(volume, first)?;
-            self.count_lookups(volume, 1, 0);
+            self.counters.hits += 1;
+            state.hits += 1;
             self.slots.touch(slot);
             self.slots.lend(slot);
-            let mut list = self.pool.pop().unwrap_or_default();
-            list.push(Segment { offset: self.slots.offset(slot) + skip, len });
-            return Some(Segments(list));
+            let offset = self.slots.offset(slot) + skip;
+            return Some(Segments::one(Segment { offset, len }));
         }
         let slots = &self.slots;
         self.found.clear();
@@ -41,7 +42,7 @@ impl<S: Store> Shard<S> {
             self.slots.lend(*slot);
         }
         self.slots.segments(self.found.iter().copied(), skip, len, &mut list);
-        Some(Segments(list))
+        Some(self.lend_list(list))
     }
 
     pub(super) fn read(
@@ -71,7 +72,7 @@ impl<S: Store> Shard<S> {
                 return;
             }
         }
-        let job = self.jobs.start(Kind::Read, from, volume, offset, len.into());
+        let job = self.start(Kind::Read, from, volume, offset, len.into());
         if cached {
             let present = blocks.clone().filter(|b| self.slots.find(volume, *b).is_some()).count();
             let missing = blocks.end - blocks.start - present as u64;
@@ -141,7 +142,9 @@ impl<S: Store> Shard<S> {
         for block in entry.blocks.iter_mut().filter(|b| b.own) {
             block.slot = fresh.next().copied().unwrap_or(NO_SLOT);
         }
-        self.lock_blocks(job, hull.0, hull.1);
+        if self.take_lock_of(job, hull.0, hull.1) {
+            self.fill(job);
+        }
         true
     }
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use super::job::{Jobs, Kind};
-use super::message::{Changed, PartToken, ShardReply, ShardRequest};
+use super::message::{Changed, JobId, PartToken, Segments, ShardReply, ShardRequest};
 use super::policy::Slot;
 use super::range_lock::{Acquired, RangeLocks};
 use super::slots::Slots;
@@ -163,6 +163,14 @@ impl<S> std::fmt::Debug for Shard<S> {
     }
 }
 
+#[inline]
+pub(super) fn state_of(
+    volumes: &mut [Option<VolumeState>],
+    volume: VolumeIndex,
+) -> Option<&mut VolumeState> {
+    volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut)
+}
+
 impl<S: Store> Shard<S> {
     /// A shard over a part of the arena, without volumes.
     ///
@@ -284,13 +292,20 @@ impl<S: Store> Shard<S> {
         !self.waiting_memory.is_empty()
     }
 
+    /// Whether there is one.
+    #[must_use]
+    #[inline]
+    pub fn has_reply(&self) -> bool {
+        !self.replies.is_empty()
+    }
+
     /// The next answer.
     pub fn take_reply(&mut self) -> Option<ShardReply> {
         self.replies.pop_front()
     }
 
     pub(super) fn volume(&mut self, volume: VolumeIndex) -> Option<&mut VolumeState> {
-        self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut)
+        state_of(&mut self.volumes, volume)
     }
 
     pub(super) fn mode(&self, volume: VolumeIndex) -> CacheMode {
@@ -310,12 +325,31 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    fn tick(&mut self, now: Instant) {
+    /// A new job, which knows its volume's mode.
+    #[inline]
+    pub(super) fn start(
+        &mut self,
+        kind: Kind,
+        from: Option<PartToken>,
+        volume: VolumeIndex,
+        offset: u64,
+        len: u64,
+    ) -> u32 {
+        let cache = self.mode(volume);
+        self.jobs.start(kind, from, volume, cache, offset, len)
+    }
+
+    #[inline]
+    pub(super) fn tick(&mut self, now: Instant) {
         self.now = now;
         // Seldom, as turns go.
-        if now < self.next_ms {
-            return;
+        if now >= self.next_ms {
+            self.count_ms(now);
         }
+    }
+
+    #[cold]
+    fn count_ms(&mut self, now: Instant) {
         let since = now.saturating_duration_since(self.began);
         // Wraps after 49 days; differences are taken modulo that.
         self.now_ms = (since.as_millis() & 0xffff_ffff) as u32;
@@ -332,34 +366,28 @@ impl<S: Store> Shard<S> {
             }
             ShardRequest::Prefetch { volume, offset, len } => self.read(None, volume, offset, len),
             ShardRequest::Reserve { from, volume, offset, len } => {
-                let job = self.jobs.start(Kind::Reserve, Some(from), volume, offset, len.into());
-                self.or_wait(job);
+                if let Some((job, memory)) = self.reserve(from, volume, offset, len) {
+                    self.replies.push_back(ShardReply::Reserved { to: from, job, memory });
+                }
             }
-            ShardRequest::Write { job, memory, fua, .. } => {
-                self.recycle(memory.0);
-                if let Some(job) = self.jobs.find(job) {
-                    self.write(job, fua);
+            ShardRequest::Write { from, job, memory, fua } => {
+                if self.write(job, memory, fua, now) {
+                    self.done(Some(from), Ok(()));
                 }
             }
             ShardRequest::Cancel { job, memory } => {
-                self.recycle(memory.0);
+                self.recycle(memory);
                 if let Some(job) = self.jobs.find(job) {
                     self.end(job);
                 }
             }
-            ShardRequest::Release { memory } => {
-                for segment in &memory.0 {
-                    for slot in self.slots.slots_of(*segment) {
-                        self.slots.unlend(slot);
-                    }
-                }
-                self.recycle(memory.0);
-            }
+            ShardRequest::Release { memory } => self.release(memory),
             ShardRequest::Flush { from, volume } => self.flush(Some(from), volume),
             ShardRequest::Sync { from, volume } => self.sync(Some(from), volume),
             ShardRequest::Change { from, volume, kind, held } => {
                 let (offset, len) = kind.range();
-                let job = self.jobs.start(Kind::Change(kind), Some(from), volume, offset, len);
+                let job = self.start(Kind::Change, Some(from), volume, offset, len);
+                self.jobs.get(job).change = kind;
                 if held || self.mode(volume) == CacheMode::None {
                     self.submit(job, kind, 0);
                 } else {
@@ -367,7 +395,7 @@ impl<S: Store> Shard<S> {
                 }
             }
             ShardRequest::Hold { from, volume, offset, len } => {
-                let job = self.jobs.start(Kind::Hold, Some(from), volume, offset, len);
+                let job = self.start(Kind::Hold, Some(from), volume, offset, len);
                 self.or_wait(job);
             }
             ShardRequest::Unhold { from, job, outcome } => {
@@ -380,20 +408,64 @@ impl<S: Store> Shard<S> {
         }
     }
 
+    /// What [`ShardRequest::Reserve`] is answered, if there is memory at once and nobody waits for it. `None`: the
+    /// answer comes later.
+    pub fn reserve(
+        &mut self,
+        from: PartToken,
+        volume: VolumeIndex,
+        offset: u64,
+        len: u32,
+    ) -> Option<(JobId, Segments)> {
+        let job = self.start(Kind::Reserve, Some(from), volume, offset, len.into());
+        if !self.enter_share(job) {
+            return None;
+        }
+        let memory = if self.waiting_memory.is_empty() { self.reserved(job) } else { None };
+        if memory.is_none() {
+            self.wait_for_memory(job);
+        }
+        Some((self.jobs.id(job), memory?))
+    }
+
+    /// Does what [`ShardRequest::Release`] asks for.
+    pub fn release(&mut self, memory: Segments) {
+        for run in memory.as_slice() {
+            for slot in self.slots.slots_of(*run) {
+                self.slots.unlend(slot);
+            }
+        }
+        self.recycle(memory);
+    }
+
     /// Reaps the store and lets what waits go on. Returns whether anything happened.
+    #[inline]
     pub fn turn(&mut self, now: Instant) -> bool {
         self.tick(now);
+        self.store.reap(&mut self.done);
+        let busy = !self.done.is_empty();
+        if busy {
+            self.take_done();
+        }
+        if self.waiting_ops > 0 {
+            self.retry_store();
+        }
+        if self.capped > 0 || self.is_short() {
+            self.retry_memory();
+        }
+        if self.slots.dirty() > 0 {
+            self.pump();
+        }
+        busy
+    }
+
+    #[inline(never)]
+    fn take_done(&mut self) {
         let mut done = std::mem::take(&mut self.done);
-        self.store.reap(&mut done);
-        let busy = !done.is_empty();
         for op in done.drain(..) {
             self.on_store_done(op);
         }
         self.done = done;
-        self.retry_store();
-        self.retry_memory();
-        self.pump();
-        busy
     }
 
     /// When [`Self::turn`] has something to do that nobody will wake it for.
@@ -408,30 +480,45 @@ impl<S: Store> Shard<S> {
         self.jobs.len() == 0 && self.store.in_flight() == 0
     }
 
-    pub(super) fn recycle(&mut self, mut list: Vec<Segment>) {
-        list.clear();
-        self.pool.push(list);
+    pub(super) fn recycle(&mut self, memory: Segments) {
+        if let Some(list) = memory.into_list() {
+            self.recycle_list(list);
+        }
+    }
+
+    pub(super) fn recycle_list(&mut self, mut list: Vec<Segment>) {
+        // What was taken out leaves a list behind that never had memory.
+        if list.capacity() > 0 {
+            list.clear();
+            self.pool.push(list);
+        }
     }
 
     // Takes the lock on a job's range, and goes on if it is free.
     pub(super) fn lock(&mut self, job: u32) {
-        let (first, last) = self.jobs.get(job).block_range();
-        self.lock_blocks(job, first, last);
+        if self.take_lock(job) {
+            self.on_lock(job);
+        }
     }
 
-    // Takes the lock on some of a job's blocks, and goes on if it is free.
-    pub(super) fn lock_blocks(&mut self, job: u32, first: u64, last: u64) {
+    // Takes the lock on a job's range. False: it goes on when those before it have ended.
+    #[inline]
+    pub(super) fn take_lock(&mut self, job: u32) -> bool {
+        let (first, last) = self.jobs.get(job).block_range();
+        self.take_lock_of(job, first, last)
+    }
+
+    // Takes the lock on some of a job's blocks. False: it goes on when those before it have ended.
+    #[inline]
+    pub(super) fn take_lock_of(&mut self, job: u32, first: u64, last: u64) -> bool {
         let entry = self.jobs.get(job);
-        match self.locks.acquire(entry.volume.0, first * BLOCK..(last + 1) * BLOCK, job) {
-            Acquired::Now(lock) => {
-                entry.lock = Some(lock);
-                self.on_lock(job);
-            }
-            Acquired::Queued(lock) => {
-                self.counters.range_waits += 1;
-                entry.lock = Some(lock);
-            }
+        let lock = self.locks.acquire(entry.volume.0, first * BLOCK..(last + 1) * BLOCK, job);
+        entry.lock = Some(lock.id());
+        entry.holds = matches!(lock, Acquired::Now(_));
+        if !entry.holds {
+            self.counters.range_waits += 1;
         }
+        entry.holds
     }
 
     fn on_lock(&mut self, job: u32) {
@@ -441,7 +528,10 @@ impl<S: Store> Shard<S> {
             Kind::Read => self.fill(job),
             Kind::Write => self.write_locked(job),
             Kind::WriteBack => self.write_back_locked(job),
-            Kind::Change(kind) => self.submit(job, kind, 0),
+            Kind::Change => {
+                let kind = entry.change;
+                self.submit(job, kind, 0);
+            }
             Kind::Hold => {
                 if let Some(to) = entry.from {
                     let job = self.jobs.id(job);
@@ -455,29 +545,26 @@ impl<S: Store> Shard<S> {
     // Ends a job: its private slots and its lock are free, and who waited for the lock goes on.
     pub(super) fn end(&mut self, job: u32) {
         let entry = self.jobs.get(job);
-        let own_blocks = entry.kind != Kind::WriteBack;
-        let (volume, held) = (entry.volume, std::mem::take(&mut entry.held));
-        if let Some(state) = self.volume(volume) {
-            state.held = state.held.saturating_sub(held);
+        if let Some(state) = state_of(&mut self.volumes, entry.volume) {
+            state.held = state.held.saturating_sub(entry.held);
         }
-        let entry = self.jobs.get(job);
-        let lock = entry.lock.take();
-        let mut blocks = std::mem::take(&mut entry.blocks);
-        let mut edges = std::mem::take(&mut entry.edges);
-        for block in blocks.drain(..) {
-            if own_blocks && block.own {
+        entry.held = 0;
+        // Those of a write-back are not its own but still to be written.
+        if entry.kind != Kind::WriteBack {
+            for block in entry.blocks.iter().filter(|block| block.own) {
                 self.slots.give_back(block.slot);
             }
         }
-        for edge in edges.drain(..) {
+        while let Some(edge) = entry.edges.pop() {
             self.slots.give_back(edge);
         }
-        let entry = self.jobs.get(job);
-        (entry.blocks, entry.edges) = (blocks, edges);
+        let lock = entry.lock.take();
         self.jobs.end(job);
         if let Some(lock) = lock {
             self.locks.release(lock, &mut self.granted);
-            self.start_granted();
+            if !self.granted.is_empty() {
+                self.start_granted();
+            }
         }
     }
 
@@ -503,15 +590,7 @@ impl<S: Store> Shard<S> {
         let result = error.map_or(Ok(()), Err);
         match kind {
             Kind::Read => self.finish_read(job),
-            Kind::Write => {
-                if error.is_some() {
-                    self.forget_clean(job);
-                } else if self.jobs.get(job).lock.is_some() {
-                    self.install_written(job);
-                }
-                self.done(from, result);
-                self.end(job);
-            }
+            Kind::Write => self.finish_write(job),
             Kind::Merge => {
                 self.merging -= self.jobs.get(job).blocks.len();
                 if error.is_none() {
@@ -520,7 +599,7 @@ impl<S: Store> Shard<S> {
                 self.done(from, result);
                 self.end(job);
             }
-            Kind::Change(_) => {
+            Kind::Change => {
                 if self.jobs.get(job).holds {
                     let outcome = if error.is_some() { Changed::Unknown } else { Changed::Yes };
                     self.changed(job, outcome);
@@ -541,7 +620,7 @@ impl<S: Store> Shard<S> {
     }
 
     pub(super) fn sync(&mut self, from: Option<PartToken>, volume: VolumeIndex) {
-        let job = self.jobs.start(Kind::Sync, from, volume, 0, 0);
+        let job = self.start(Kind::Sync, from, volume, 0, 0);
         self.submit(job, OpKind::Flush, 0);
     }
 

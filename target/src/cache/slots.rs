@@ -12,6 +12,10 @@
 //! is dirty and with a write-back. `Gone` left the index while somebody still read from it; it is free when
 //! the last pin goes.
 //!
+//! Free slots are the arena's, which joins them with their neighbours, but for a few that became free last: they
+//! are *loose*, and the first to be handed out where one alone is wanted. Whoever wants more than one finds all of
+//! them in the arena.
+//!
 //! Invariants: a block has at most one slot in the index; bytes of a slot in the index never change; a slot
 //! with pins is never reused; a dirty slot never leaves but for newer data or because its volume's range was
 //! discarded. Per slot: 48 bytes here, 4 to 8 of buckets, and what the policy takes.
@@ -28,11 +32,13 @@ use crate::store::{Segment, VolumeIndex};
 const NONE: u32 = u32::MAX;
 /// At most this part of the slots is kept free so that long requests find memory in one run.
 const RESERVE: usize = 16;
+/// Most free slots that are kept out of the arena, to be handed out alone.
+const LOOSE: usize = 64;
 
 /// Where a slot is in its life. See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// In the arena's free memory.
+    /// In the arena's free memory, or loose.
     Free,
     /// A job's own.
     Private,
@@ -65,6 +71,12 @@ struct Meta {
     state: State,
     // Its last write-back failed.
     failed: bool,
+}
+
+impl Meta {
+    fn holds(&self, volume: u16, block: u64) -> bool {
+        self.block == block && self.volume == volume
+    }
 }
 
 /// Who holds a slot, for debugging.
@@ -126,6 +138,8 @@ impl Default for DirtyList {
 #[derive(Debug)]
 pub struct Slots {
     arena: Arena,
+    // Free ones that the arena does not know of. At most `LOOSE`.
+    loose: Vec<Slot>,
     metas: Box<[Meta]>,
     buckets: Box<[u32]>,
     seed: u64,
@@ -172,6 +186,7 @@ impl Slots {
             lent: 0,
             evictions: 0,
             freed: false,
+            loose: Vec::with_capacity(LOOSE),
             arena,
         }
     }
@@ -264,6 +279,7 @@ impl Slots {
 
     /// First byte of a slot in the region.
     #[must_use]
+    #[inline]
     pub fn offset(&self, slot: Slot) -> usize {
         self.arena.range().start + slot.0 as usize * SLOT_BYTES
     }
@@ -273,11 +289,13 @@ impl Slots {
         &mut self.lists[usize::from(self.metas[slot.0 as usize].volume)].counts
     }
 
+    #[inline]
     fn slot_at(&self, offset: usize) -> Slot {
         // Offsets come from `offset`, so the number fits.
         Slot(u32::try_from((offset - self.arena.range().start) / SLOT_BYTES).unwrap_or(NONE))
     }
 
+    #[inline]
     fn hash(&self, volume: u16, block: u64) -> u64 {
         let mixed = (block ^ u64::from(volume).rotate_right(16) ^ self.seed)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -285,6 +303,7 @@ impl Slots {
         mixed ^ (mixed >> 29)
     }
 
+    #[inline]
     fn bucket(&self, hash: u64) -> usize {
         // Masked to the number of buckets.
         usize::try_from(hash).unwrap_or(0) & (self.buckets.len() - 1)
@@ -292,20 +311,23 @@ impl Slots {
 
     /// The slot of a block.
     #[must_use]
+    #[inline]
     pub fn find(&self, volume: VolumeIndex, block: u64) -> Option<Slot> {
         let mut at = self.buckets[self.bucket(self.hash(volume.0, block))];
-        while at != NONE {
-            let meta = &self.metas[at as usize];
-            if meta.block == block && meta.volume == volume.0 {
+        let metas = &self.metas[..];
+        loop {
+            // There is no slot `NONE`.
+            let meta = metas.get(at as usize)?;
+            if meta.holds(volume.0, block) {
                 return Some(Slot(at));
             }
             at = meta.chain;
         }
-        None
     }
 
     /// The state of a slot.
     #[must_use]
+    #[inline]
     pub fn state(&self, slot: Slot) -> State {
         self.metas[slot.0 as usize].state
     }
@@ -323,12 +345,41 @@ impl Slots {
         (meta.since, meta.since_ms)
     }
 
+    /// A private slot, making room by eviction if there is none.
+    #[inline]
+    pub fn allocate_one(&mut self) -> Option<Slot> {
+        let slot = match self.loose.pop() {
+            Some(slot) => slot,
+            None => self.find_one()?,
+        };
+        self.metas[slot.0 as usize].state = State::Private;
+        Some(slot)
+    }
+
+    // A free slot of the arena, or one that leaves the index.
+    fn find_one(&mut self) -> Option<Slot> {
+        let Some(extent) = self.arena.allocate(SLOT_BYTES) else { return self.evict() };
+        let offset = self.arena.into_pages(extent);
+        Some(self.slot_at(offset))
+    }
+
     /// Appends `count` private slots to `out`, neighbours where possible, making room by eviction; or
     /// appends nothing and returns false.
     pub fn allocate(&mut self, count: usize, out: &mut Vec<Slot>) -> bool {
+        if count == 1 {
+            let slot = self.allocate_one();
+            out.extend(slot);
+            return slot.is_some();
+        }
+        if count == 0 {
+            return true;
+        }
+        while let Some(slot) = self.loose.pop() {
+            self.arena.release_page(self.offset(slot));
+        }
         let bytes = count * SLOT_BYTES;
         while self.arena.free_bytes() < bytes {
-            if !self.evict() {
+            if !self.make_room() {
                 return false;
             }
         }
@@ -339,7 +390,7 @@ impl Slots {
         for _ in 0..count {
             let enough =
                 self.arena.largest_free() as usize >= run || self.arena.free_bytes() >= spare;
-            if enough || !self.evict() {
+            if enough || !self.make_room() {
                 break;
             }
         }
@@ -370,29 +421,39 @@ impl Slots {
         true
     }
 
-    // Makes room of one slot, if any can leave.
-    fn evict(&mut self) -> bool {
+    // Gives the arena one slot more, if any can leave.
+    fn make_room(&mut self) -> bool {
+        let Some(victim) = self.evict() else { return false };
+        self.arena.release_page(self.offset(victim));
+        self.freed = true;
+        true
+    }
+
+    // Takes a slot that can leave out of the index, if there is any. It is free and nowhere: the caller's.
+    fn evict(&mut self) -> Option<Slot> {
         let metas = &self.metas;
         let may_leave = |slot: Slot| {
             let meta = &metas[slot.0 as usize];
             meta.state == State::Clean && meta.sends == 0 && meta.stores == 0
         };
-        let Some(victim) = self.policy.evict(may_leave) else { return false };
+        let victim = self.policy.evict(may_leave)?;
         self.unlink(victim);
         self.evictions += 1;
         let counts = self.counts_of(victim);
         counts.cached -= 1;
         counts.evictions += 1;
-        self.free(victim);
-        true
+        self.metas[victim.0 as usize].state = State::Free;
+        Some(victim)
     }
 
     /// Gives a private slot back.
+    #[inline]
     pub fn give_back(&mut self, slot: Slot) {
         debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
         self.free(slot);
     }
 
+    #[inline]
     fn free(&mut self, slot: Slot) {
         debug_assert!(
             self.metas[slot.0 as usize].sends == 0 && self.metas[slot.0 as usize].stores == 0,
@@ -400,25 +461,20 @@ impl Slots {
             self.holders(slot)
         );
         self.metas[slot.0 as usize].state = State::Free;
-        self.arena.release_page(self.offset(slot));
         self.freed = true;
+        if self.loose.len() < LOOSE {
+            self.loose.push(slot);
+        } else {
+            self.arena.release_page(self.offset(slot));
+        }
     }
 
+    #[inline]
     fn free_if_unpinned(&mut self, slot: Slot) {
         let meta = &self.metas[slot.0 as usize];
         if meta.state == State::Gone && meta.sends == 0 && meta.stores == 0 {
             self.free(slot);
         }
-    }
-
-    fn link(&mut self, slot: Slot, volume: u16, block: u64) -> u64 {
-        let hash = self.hash(volume, block);
-        let bucket = self.bucket(hash);
-        let meta = &mut self.metas[slot.0 as usize];
-        (meta.volume, meta.block) = (volume, block);
-        meta.chain = self.buckets[bucket];
-        self.buckets[bucket] = slot.0;
-        hash
     }
 
     fn unlink(&mut self, slot: Slot) {
@@ -429,13 +485,12 @@ impl Slots {
             return;
         }
         let mut at = self.buckets[bucket];
-        while at != NONE {
-            let next = self.metas[at as usize].chain;
-            if next == slot.0 {
-                self.metas[at as usize].chain = chain;
+        while let Some(meta) = self.metas.get_mut(at as usize) {
+            if meta.chain == slot.0 {
+                meta.chain = chain;
                 return;
             }
-            at = next;
+            at = meta.chain;
         }
         debug_assert!(false, "not in the index: {:?}", self.holders(slot));
     }
@@ -443,53 +498,53 @@ impl Slots {
     /// Puts a private slot in the index as a block of a volume; what was there before is gone.
     pub fn install(&mut self, slot: Slot, volume: VolumeIndex, block: u64, how: Install) {
         debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
-        let old = self.find(volume, block);
-        let old_state = old.map_or(State::Clean, |old| self.state(old));
-        let old_since = old.map_or((0, 0), |old| self.since(old));
-        let old_prev = old.map_or(NONE, |old| self.metas[old.0 as usize].prev);
-        if let Some(old) = old {
-            self.leave_list(old);
-            self.unlink(old);
+        let hash = self.hash(volume.0, block);
+        let bucket = self.bucket(hash);
+        let (metas, head) = (&mut self.metas[..], &mut self.buckets[bucket]);
+        let (mut before, mut at) = (NONE, *head);
+        while let Some(meta) = metas.get(at as usize).filter(|meta| !meta.holds(volume.0, block)) {
+            (before, at) = (at, meta.chain);
+        }
+        let old = metas.get(at as usize).map(|old| (Slot(at), old.chain, old.state));
+        // In the old one's place in the chain, or, there being none, at its end.
+        match metas.get_mut(before as usize) {
+            Some(before) => before.chain = slot.0,
+            None => *head = slot.0,
+        }
+        let meta = &mut metas[slot.0 as usize];
+        (meta.volume, meta.block) = (volume.0, block);
+        (meta.state, meta.failed) = (State::Clean, false);
+        meta.chain = old.map_or(NONE, |(_, chain, _)| chain);
+        // The old one as it was, if the store does not have it.
+        let mut was = None;
+        if let Some((old, _, state)) = old {
+            if matches!(state, State::Dirty | State::Writing) {
+                was = Some(metas[at as usize]);
+                self.leave_list(old);
+            }
             self.policy.replace(old, slot);
             self.gone(old);
-            self.link(slot, volume.0, block);
         } else {
-            let hash = self.link(slot, volume.0, block);
             self.policy.insert(slot, hash);
             self.counts_of(slot).cached += 1;
         }
-        let dirty = match how {
-            Install::Clean => None,
-            Install::Dirty { order, now_ms } => match old_state {
-                // Not in the store either: it must be there when the older one had to be.
-                State::Dirty => Some(old_since),
-                _ => Some((order, now_ms)),
-            },
-            Install::Merged => {
-                matches!(old_state, State::Dirty | State::Writing).then_some(old_since)
-            }
-        };
-        self.metas[slot.0 as usize].failed = false;
-        match dirty {
-            None => {
-                self.metas[slot.0 as usize].state = State::Clean;
+        let (order, now_ms) = match (how, was) {
+            (Install::Clean, _) | (Install::Merged, None) => {
                 // It took the old one's place, which may be that of a slot that could not leave.
-                self.policy.readmit(slot);
+                return self.policy.readmit(slot);
             }
-            Some((order, now_ms)) => {
-                // In the old one's place, or last: a new order is the highest there is.
-                let list = self.lists[usize::from(volume.0)];
-                let after = match (old_state, how) {
-                    (State::Dirty, _) => old_prev,
-                    (_, Install::Merged) => self.last_as_old(volume.0, order),
-                    _ => list.tail,
-                };
-                self.enter_list(slot, after, order, now_ms);
-            }
-        }
-        if let Some(old) = old {
-            self.free_if_unpinned(old);
-        }
+            (Install::Merged, Some(was)) => (was.since, was.since_ms),
+            // Not in the store either: it must be there when the older one had to be.
+            (_, Some(was)) if was.state == State::Dirty => (was.since, was.since_ms),
+            (Install::Dirty { order, now_ms }, _) => (order, now_ms),
+        };
+        // In the old one's place, or last: a new order is the highest there is.
+        let after = match was {
+            Some(was) if was.state == State::Dirty => was.prev,
+            _ if how == Install::Merged => self.last_as_old(volume.0, order),
+            _ => self.lists[usize::from(volume.0)].tail,
+        };
+        self.enter_list(slot, after, order, now_ms);
     }
 
     /// Takes a slot out of the index, dirty or not.
@@ -499,17 +554,21 @@ impl Slots {
         self.policy.remove(slot);
         self.counts_of(slot).cached -= 1;
         self.gone(slot);
-        self.free_if_unpinned(slot);
     }
 
-    // A slot left the index; whoever holds it does so for a while.
+    // A slot left the index. It is free when those who hold it are done.
+    #[inline]
     fn gone(&mut self, slot: Slot) {
         let meta = &mut self.metas[slot.0 as usize];
+        if meta.sends == 0 && meta.stores == 0 {
+            return self.free(slot);
+        }
         meta.state = State::Gone;
         self.outdated += usize::from(meta.stores > 0);
     }
 
     /// Lends a slot of the index to whoever sends from it, and counts a hit.
+    #[inline]
     pub fn lend(&mut self, slot: Slot) {
         debug_assert!(
             matches!(self.state(slot), State::Clean | State::Dirty | State::Writing),
@@ -521,6 +580,7 @@ impl Slots {
     }
 
     /// Tells the policy of a hit.
+    #[inline]
     pub fn touch(&mut self, slot: Slot) {
         self.policy.touch(slot);
     }
@@ -535,6 +595,7 @@ impl Slots {
     }
 
     /// A lent slot comes back.
+    #[inline]
     pub fn unlend(&mut self, slot: Slot) {
         let meta = &mut self.metas[slot.0 as usize];
         debug_assert!(meta.sends > 0, "not lent: {slot:?}");
@@ -549,6 +610,7 @@ impl Slots {
     }
 
     /// Slots that a segment touches.
+    #[inline]
     pub fn slots_of(&self, segment: Segment) -> impl Iterator<Item = Slot> + use<> {
         let first = self.slot_at(segment.offset);
         let last = self.slot_at(segment.offset + (segment.len as usize).max(1) - 1);

@@ -5,7 +5,7 @@
 
 use nix::errno::Errno;
 
-use super::shard::Shard;
+use super::shard::{Shard, state_of};
 use crate::store::{MAX_SEGMENTS, Op, OpDone, OpKind, Segment, Store};
 
 /// Operations of one volume at the store, where there are several volumes: half of what a ring holds.
@@ -13,6 +13,7 @@ const OPS_PER_VOLUME: usize = 512;
 
 impl<S: Store> Shard<S> {
     // Sends data of some of a job's blocks to or from the store, in as many operations as it takes.
+    #[inline(always)]
     pub(super) fn transfer(
         &mut self,
         job: u32,
@@ -20,11 +21,29 @@ impl<S: Store> Shard<S> {
         blocks: std::ops::Range<usize>,
         skip: usize,
     ) {
+        if blocks.len() > 1 {
+            return self.transfer_list(job, kind, blocks, skip);
+        }
+        // A part of one block.
+        if let [only] = self.jobs.get(job).blocks[blocks] {
+            let len = u32::try_from(kind.range().1).unwrap_or(0);
+            let offset = self.slots.offset(only.slot) + skip;
+            self.submit_with(job, kind, len, &[Segment { offset, len }]);
+        }
+    }
+
+    fn transfer_list(
+        &mut self,
+        job: u32,
+        kind: OpKind,
+        blocks: std::ops::Range<usize>,
+        skip: usize,
+    ) {
         let (offset, len) = kind.range();
+        let blocks = &self.jobs.get(job).blocks[blocks];
         let mut list = std::mem::take(&mut self.segments);
         list.clear();
-        let entry = self.jobs.get(job);
-        let slots = entry.blocks[blocks].iter().map(|e| e.slot);
+        let slots = blocks.iter().map(|e| e.slot);
         self.slots.segments(slots, skip, u32::try_from(len).unwrap_or(0), &mut list);
         let mut at = offset;
         for part in list.chunks(MAX_SEGMENTS) {
@@ -43,6 +62,7 @@ impl<S: Store> Shard<S> {
         self.submit_with(job, kind, len, &[]);
     }
 
+    #[inline]
     pub(super) fn submit_with(&mut self, job: u32, kind: OpKind, len: u32, memory: &[Segment]) {
         let token = self.jobs.token(job, len);
         let entry = self.jobs.get(job);
@@ -50,26 +70,29 @@ impl<S: Store> Shard<S> {
         let volume = entry.volume;
         let op = Op { token, volume, kind };
         let most = self.ops_per_volume();
-        let Some(state) = self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut)
-        else {
-            // Only a bug gets here: commands of volumes without a store ask for memory alone.
-            return self.done.push(OpDone { token, result: Err(Errno::ENXIO) });
-        };
-        let refused = if state.waiting_ops.is_empty() && state.ops < most {
-            self.store.submit(op, memory).err()
-        } else {
-            Some(op)
-        };
-        if let Some(op) = refused {
-            let mut list = self.pool.pop().unwrap_or_default();
-            list.extend_from_slice(memory);
-            state.waiting_ops.push_back((op, list));
-            self.waiting_ops += 1;
-        } else {
+        if let Some(state) = state_of(&mut self.volumes, volume)
+            && state.waiting_ops.is_empty()
+            && state.ops < most
+            && self.store.submit(op, memory).is_ok()
+        {
             state.ops += 1;
+        } else {
+            self.wait_for_store(op, memory);
         }
     }
 
+    fn wait_for_store(&mut self, op: Op, memory: &[Segment]) {
+        let Some(state) = state_of(&mut self.volumes, op.volume) else {
+            // Only a bug gets here: commands of volumes without a store ask for memory alone.
+            return self.done.push(OpDone { token: op.token, result: Err(Errno::ENXIO) });
+        };
+        let mut list = self.pool.pop().unwrap_or_default();
+        list.extend_from_slice(memory);
+        state.waiting_ops.push_back((op, list));
+        self.waiting_ops += 1;
+    }
+
+    #[inline]
     fn ops_per_volume(&self) -> usize {
         if self.served < 2 { usize::MAX } else { OPS_PER_VOLUME }
     }
@@ -93,7 +116,7 @@ impl<S: Store> Shard<S> {
             }
             state.ops += 1;
             self.waiting_ops -= 1;
-            self.recycle(memory);
+            self.recycle_list(memory);
             idle = 0;
         }
     }

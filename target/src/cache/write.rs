@@ -1,8 +1,10 @@
 //! Writes, discards and zeroing: how new bytes take the place of old ones in the index.
 
+use std::time::Instant;
+
 use super::SLOT_BYTES;
-use super::job::{Entry, Job, Kind};
-use super::message::Changed;
+use super::job::{Job, Kind};
+use super::message::{Changed, JobId, Segments};
 use super::policy::Slot;
 use super::shard::{BLOCK, Shard};
 use super::slots::{Install, State};
@@ -25,6 +27,7 @@ impl Covered {
 }
 
 // Spare slots are handed out to the blocks at the edges in their order.
+#[derive(Default)]
 struct Edges {
     blocks: [u64; 2],
     count: usize,
@@ -43,9 +46,14 @@ impl<S: Store> Shard<S> {
     }
 
     // The blocks at the edges of a job's range that it covers in part.
+    #[inline]
     fn edges(&mut self, job: u32) -> Edges {
+        if self.jobs.get(job).is_aligned() { Edges::default() } else { self.find_edges(job) }
+    }
+
+    fn find_edges(&mut self, job: u32) -> Edges {
         let (first, last) = self.jobs.get(job).block_range();
-        let mut edges = Edges { blocks: [0; 2], count: 0 };
+        let mut edges = Edges::default();
         for block in [first, last] {
             let seen = block == last && edges.count > 0 && first == last;
             if !seen && !self.covered(job, block).is_whole() {
@@ -58,21 +66,24 @@ impl<S: Store> Shard<S> {
 
     /// Spare slots that a job needs: in a write-back volume, blocks that are changed in part are kept whole.
     pub(super) fn edges_needed(&mut self, job: u32) -> usize {
-        let volume = self.jobs.get(job).volume;
-        if self.mode(volume) == CacheMode::WriteBack { self.edges(job).count } else { 0 }
+        if self.jobs.get(job).cache == CacheMode::WriteBack { self.edges(job).count } else { 0 }
     }
 
-    /// The data of a write has landed.
-    pub(super) fn write(&mut self, job: u32, fua: bool) {
+    /// What [`ShardRequest::Write`](super::ShardRequest::Write) asks for. True: it is done already, and well. Else
+    /// the answer comes later.
+    pub fn write(&mut self, job: JobId, memory: Segments, fua: bool, now: Instant) -> bool {
+        self.tick(now);
+        self.recycle(memory);
+        let Some(job) = self.jobs.find(job) else { return false };
         let entry = self.jobs.get(job);
         if entry.kind != Kind::Reserve {
-            return;
+            return false;
         }
         entry.kind = Kind::Write;
         entry.fua = fua;
-        let (volume, offset, len, from) = (entry.volume, entry.offset, entry.len, entry.from);
-        let count = entry.blocks.len();
-        match self.mode(volume) {
+        let (volume, offset, len) = (entry.volume, entry.offset, entry.len);
+        let (cache, count) = (entry.cache, entry.blocks.len());
+        match cache {
             CacheMode::None => {
                 let len = u32::try_from(len).unwrap_or(0);
                 self.transfer(job, OpKind::Write { offset, len, fua }, 0..count, 0);
@@ -81,11 +92,13 @@ impl<S: Store> Shard<S> {
                 if !fua && self.edges(job).count == 0 && self.has_dirty_room(volume, count) =>
             {
                 self.install_dirty(job);
-                self.done(from, Ok(()));
                 self.end(job);
+                return true;
             }
-            _ => self.lock(job),
+            _ if self.take_lock(job) => self.write_locked(job),
+            _ => {}
         }
+        false
     }
 
     // A volume whose store fails gets none: its users learn of it with their writes, and it does not take the
@@ -98,11 +111,12 @@ impl<S: Store> Shard<S> {
     }
 
     /// The lock is ours: to the store, or, if the edges only have to be read first, to the index.
+    #[inline(always)]
     pub(super) fn write_locked(&mut self, job: u32) {
         let entry = self.jobs.get(job);
         let (volume, offset, len, fua) = (entry.volume, entry.offset, entry.len, entry.fua);
-        let count = entry.blocks.len();
-        if self.mode(volume) == CacheMode::WriteBack && !fua {
+        let (cache, count) = (entry.cache, entry.blocks.len());
+        if cache == CacheMode::WriteBack && !fua {
             if self.has_dirty_room(volume, count) {
                 return self.read_edges(job);
             }
@@ -147,7 +161,7 @@ impl<S: Store> Shard<S> {
         let how = Install::Dirty { order: self.order, now_ms: self.now_ms };
         let edges = self.edges(job);
         let (first, last) = self.jobs.get(job).block_range();
-        for (at, block) in (first..=last).enumerate() {
+        for (at, block) in (0..).zip(first..last + 1) {
             let entry = self.jobs.get(job);
             let (volume, slot) = (entry.volume, entry.blocks[at].slot);
             let edge = edges.blocks[..edges.count].iter().position(|edge| *edge == block);
@@ -159,26 +173,46 @@ impl<S: Store> Shard<S> {
                 }
             }
             self.slots.install(slot, volume, block, how);
-            self.jobs.get(job).blocks[at] = Entry { slot, own: false };
+            self.jobs.get(job).blocks[at].own = false;
         }
     }
 
-    /// Puts a write's blocks, which the store has, in the index.
-    pub(super) fn install_written(&mut self, job: u32) {
-        let (first, last) = self.jobs.get(job).block_range();
-        let volume = self.jobs.get(job).volume;
+    /// The store has done a write, or not.
+    #[inline]
+    pub(super) fn finish_write(&mut self, job: u32) {
+        let entry = self.jobs.get(job);
+        let (from, error) = (entry.from, entry.error);
+        if error.is_some() {
+            self.forget_clean(job);
+        } else if entry.holds {
+            self.install_written(job);
+        }
+        self.done(from, error.map_or(Ok(()), Err));
+        self.end(job);
+    }
+
+    // Puts a write's blocks, which the store has, in the index.
+    #[inline]
+    fn install_written(&mut self, job: u32) {
+        let entry = self.jobs.get(job);
+        let (first, last) = entry.block_range();
+        let (volume, aligned) = (entry.volume, entry.is_aligned());
         self.recall(volume, first, last);
-        for (at, block) in (first..=last).enumerate() {
-            let slot = self.jobs.get(job).blocks[at].slot;
+        for (at, block) in (0..).zip(first..last + 1) {
+            let entry = &mut self.jobs.get(job).blocks[at];
+            let slot = entry.slot;
+            entry.own = false;
             let mut how = Install::Clean;
-            if !self.covered(job, block).is_whole() {
+            if !aligned && !self.covered(job, block).is_whole() {
                 // The rest of the block may be known here, and may be dirty.
-                let Some(rest) = self.slots.find(volume, block) else { continue };
+                let Some(rest) = self.slots.find(volume, block) else {
+                    self.slots.give_back(slot);
+                    continue;
+                };
                 self.copy_around(job, block, rest, slot);
                 how = Install::Merged;
             }
             self.slots.install(slot, volume, block, how);
-            self.jobs.get(job).blocks[at] = Entry { slot, own: false };
         }
     }
 

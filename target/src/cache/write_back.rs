@@ -33,7 +33,7 @@ impl<S: Store> Shard<S> {
         if !write_back {
             return self.done(from, Ok(()));
         }
-        let job = self.jobs.start(Kind::Flush, from, volume, 0, 0);
+        let job = self.start(Kind::Flush, from, volume, 0, 0);
         self.jobs.get(job).order = self.order;
         if self.oldest(volume).is_none() {
             return self.end_flush(job, None);
@@ -147,7 +147,7 @@ impl<S: Store> Shard<S> {
         }
         let size = SLOT_BYTES as u64;
         let offset = first * size;
-        let job = self.jobs.start(Kind::WriteBack, None, volume, offset, (last - first + 1) * size);
+        let job = self.start(Kind::WriteBack, None, volume, offset, (last - first + 1) * size);
         let mut order = u64::MAX;
         for block in first..=last {
             let Some(slot) = self.slots.find(volume, block) else { break };
@@ -217,7 +217,14 @@ impl<S: Store> Shard<S> {
     /// Takes the blocks of a range back from write-backs that wait for it: the holder of the lock has newer
     /// ones. They are dirty again. The latest first: so what the older ones had of a block finds the newer
     /// data dirty, which then is as old.
+    #[inline]
     pub(super) fn recall(&mut self, volume: VolumeIndex, first: u64, last: u64) {
+        if !self.write_backs.is_empty() {
+            self.recall_from_write_backs(volume, first, last);
+        }
+    }
+
+    fn recall_from_write_backs(&mut self, volume: VolumeIndex, first: u64, last: u64) {
         for at in (0..self.write_backs.len()).rev() {
             let entry = self.jobs.get(self.write_backs[at]);
             let (job_first, job_last) = entry.block_range();

@@ -1,13 +1,16 @@
 //! Block commands: from a checked command through shards, RDMA READ and back to an outcome.
 
+use std::sync::Arc;
+
 use nix::errno::Errno;
-use rblk_fabric::{RemoteBuffer, Rkey, SendOp};
+use rblk_fabric::{Region, RemoteBuffer, Rkey, SendOp};
 use rblk_protocol::{AccessMode, CommandCapsule, Opcode, Status, Tag};
 
-use super::{Opened, PollGroup, Zeroing};
+use super::{Opened, PollGroup, SessionView, Zeroing, mark_dirty};
 use crate::cache::message::Changed;
 use crate::cache::{JobId, PartToken, STRIPE_BYTES, Segments, ShardReply, ShardRequest, shard_of};
-use crate::connection::{ConnectionId, Lent, SCRATCH_BYTES, WrKind};
+use crate::connection::{ConnectionId, Lent, SCRATCH_BYTES, SessionSlot, WrKind};
+use crate::read_ahead::ReadAhead;
 use crate::request::{Held, Part, Payload, Request, State, Step};
 use crate::store::{OpKind, Store, VolumeIndex};
 use crate::volume::{CacheMode, Placement, Volume};
@@ -19,63 +22,43 @@ const PROOF_BYTES: u32 = SCRATCH_BYTES;
 const ZERO_STEP: usize = 4 << 20;
 
 impl<S: Store> PollGroup<S> {
-    fn opened_volume(
-        &self,
-        session: crate::connection::SessionSlot,
-        command: &CommandCapsule,
-    ) -> Result<(std::sync::Arc<Volume>, AccessMode), Status> {
-        let index = Volume::index_of(command.volume).ok_or(Status::NoSuchVolume)?;
-        let at = usize::from(index.0);
-        let opened = self
-            .sessions
-            .get(usize::from(session.0))
-            .and_then(Option::as_ref)
-            .and_then(|view| view.opened.get(at).copied().flatten())
-            .ok_or(Status::NoSuchVolume)?;
-        let mode = match opened {
-            Opened::Mode(mode) => mode,
-            Opened::Refused(status) => return Err(status),
-        };
-        let volume = self.volumes.get(at).and_then(Option::as_ref).ok_or(Status::VolumeGone)?;
-        Ok((std::sync::Arc::clone(volume), mode))
-    }
-
-    pub(super) fn start_block(&mut self, slot: usize, command: &CommandCapsule) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
-        let (session, io_max) = (connection.params.session, connection.params.io_max_bytes);
-        let reads_out = connection.params.reads_out;
-        let checked = self.opened_volume(session, command).and_then(|(volume, mode)| {
-            let range = volume.check(command, mode, io_max)?;
-            Ok((volume, range))
-        });
+    /// Begins a block command that was admitted.
+    #[inline]
+    pub(super) fn start_block(&mut self, slot: usize, tag: Tag) {
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
+        let request = &mut connection.requests[tag.index()];
+        let Some(command) = request.command else { return };
+        let params = &connection.params;
+        let reads_out = params.reads_out;
+        let checked = opened_volume(&self.sessions, &self.volumes, params.session, &command)
+            .and_then(|(volume, mode)| {
+                Ok((volume, volume.check(&command, mode, params.io_max_bytes)?))
+            });
         let (volume, range) = match checked {
             Ok(checked) => checked,
-            Err(status) => return self.finish(slot, command.tag, status),
+            Err(status) => return self.finish(slot, tag, status),
         };
         let (offset_bytes, len_bytes) = range.map_or((0, 0), |r| (r.offset_bytes(), r.len_bytes()));
         // Data commands were checked against io_max_bytes; others have no use for it.
         let len = u32::try_from(len_bytes).unwrap_or(u32::MAX);
-        let tag = command.tag;
-        if let Some(connection) = self.connections[slot].as_mut() {
-            let request = &mut connection.requests[tag.index()];
-            request.volume = volume.index;
-            (request.offset_bytes, request.len_bytes) = (offset_bytes, len_bytes);
-        }
+        request.volume = volume.index;
+        (request.offset_bytes, request.len_bytes) = (offset_bytes, len_bytes);
+        let (own, groups, volume_index) = (self.index, self.peers.groups(), volume.index);
         match (command.opcode, &volume.placement) {
             (Opcode::Read, Placement::Memory(_)) => {
                 // The range is inside a region in memory, so it fits usize.
                 let offset = usize::try_from(offset_bytes).unwrap_or(usize::MAX);
-                self.set_payload(slot, tag, Payload::Memory { volume: volume.index, offset, len });
+                request.payload = Payload::Memory { volume: volume.index, offset, len };
                 self.finish(slot, tag, Status::Ok);
             }
             (Opcode::Read, Placement::Null) => {
-                self.set_payload(slot, tag, Payload::Zeros { len });
+                request.payload = Payload::Zeros { len };
                 self.finish(slot, tag, Status::Ok);
             }
             (Opcode::Write, Placement::Memory(region)) if command.in_capsule_bytes > 0 => {
-                if let Some(connection) = self.connections[slot].as_ref()
-                    && let Some(from) = connection.data_offset(tag)
-                {
+                let data_at = request.data_at;
+                if let Some(recv) = request.recv_slot {
+                    let from = connection.recv_offset(recv) + data_at;
                     let to = usize::try_from(offset_bytes).unwrap_or(usize::MAX);
                     connection.region().copy_to(from, region, to, len as usize);
                     self.stats.copied_bytes.add(u64::from(len));
@@ -89,46 +72,61 @@ impl<S: Store> PollGroup<S> {
                 self.finish(slot, tag, Status::NotSupported);
             }
             (Opcode::Read, Placement::Store) => {
-                self.split(slot, tag, &volume, offset_bytes, len);
-                self.repost_recv(slot, tag);
-                self.ask_reads(slot, tag, volume.index);
-                self.read_ahead(slot, &volume, offset_bytes, len);
+                let ahead = read_ahead(&mut connection.read_ahead, volume, offset_bytes, len);
+                if command.in_capsule_bytes > 0 {
+                    // Of no use: its slot is free at once.
+                    connection.repost_recv(tag);
+                    mark_dirty(&mut self.dirty, connection);
+                }
+                let end = offset_bytes + len_bytes;
+                let is_own = first_part(volume, own, groups, offset_bytes, end) == (end, own);
+                // Most reads are of one part, which is there.
+                if is_own && let Some(memory) = self.shard.lend_hit(volume_index, offset_bytes, len)
+                {
+                    self.send_whole(slot, tag, len, memory);
+                } else {
+                    let request = &mut connection.requests[tag.index()];
+                    split(request, volume, own, groups, offset_bytes, len);
+                    self.read_parts(slot, tag, volume_index);
+                }
+                if let Some((from, bytes)) = ahead {
+                    self.prefetch(volume_index, from, bytes);
+                }
             }
-            (Opcode::Write, Placement::Memory(_)) => {
-                self.split(slot, tag, &volume, offset_bytes, len);
-                self.start_landing(slot, tag, 0);
-            }
-            (Opcode::Write, _) => {
-                self.split(slot, tag, &volume, offset_bytes, len);
-                self.ask_parts(slot, tag, |from, part| ShardRequest::Reserve {
-                    from,
-                    volume: volume.index,
-                    offset: part.offset,
-                    len: part.len,
-                });
+            (Opcode::Write, placement) => {
+                let in_memory = matches!(placement, Placement::Memory(_));
+                split(request, volume, own, groups, offset_bytes, len);
+                if in_memory {
+                    self.start_landing(slot, tag, 0);
+                } else {
+                    self.ask_memory(slot, tag, volume_index);
+                }
             }
             (Opcode::Flush, Placement::Store) => {
+                let (volume, cache) = (volume.index, volume.cache);
                 self.working(slot, tag);
-                if volume.cache == CacheMode::WriteBack {
-                    for shard in 0..self.peers.groups() {
+                if cache == CacheMode::WriteBack {
+                    for shard in 0..groups {
                         let from = self.token(slot, tag, 0);
-                        let flush = ShardRequest::Flush { from, volume: volume.index };
-                        self.ask(slot, tag, shard, flush);
+                        self.ask(slot, tag, shard, ShardRequest::Flush { from, volume });
                     }
                 } else {
-                    self.sync(slot, tag, volume.index);
+                    self.sync(slot, tag, volume);
                 }
             }
             (Opcode::Discard, Placement::Store) if volume.discard => {
                 let kind = OpKind::Discard { offset: offset_bytes, len: len_bytes };
+                let volume = Arc::clone(volume);
                 self.change(slot, tag, &volume, kind);
             }
             (Opcode::WriteZeroes, Placement::Store) => {
                 let may_unmap = command.flags.may_unmap;
                 let kind = OpKind::WriteZeroes { offset: offset_bytes, len: len_bytes, may_unmap };
+                let volume = Arc::clone(volume);
                 self.change(slot, tag, &volume, kind);
             }
             (Opcode::Discard | Opcode::WriteZeroes, Placement::Memory(region)) => {
+                let region = Arc::clone(region);
                 self.start_zeroing(slot, tag, region, offset_bytes, len_bytes);
             }
             _ => self.finish(slot, tag, Status::Ok),
@@ -136,14 +134,7 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// Zeroes a range of a memory volume: at once, or in steps of a turn, so that others are served meanwhile.
-    fn start_zeroing(
-        &mut self,
-        slot: usize,
-        tag: Tag,
-        region: &std::sync::Arc<rblk_fabric::Region>,
-        offset: u64,
-        len: u64,
-    ) {
+    fn start_zeroing(&mut self, slot: usize, tag: Tag, region: Arc<Region>, offset: u64, len: u64) {
         // The range is inside a region in memory, so it fits usize.
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
         let len = usize::try_from(len).unwrap_or(usize::MAX);
@@ -152,13 +143,14 @@ impl<S: Store> PollGroup<S> {
             return self.finish(slot, tag, Status::Ok);
         }
         self.working(slot, tag);
-        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         connection.requests[tag.index()].pending += 1;
-        let (connection, region) = (connection.id, std::sync::Arc::clone(region));
+        let connection = connection.id;
         self.zeroing.push_back(Zeroing { connection, tag, region, range: from..from + len });
     }
 
     /// One step of the zeroing that waits longest. Returns whether there was any.
+    #[cold]
     pub(super) fn zero_on(&mut self) -> bool {
         let Some(zeroing) = self.zeroing.front_mut() else { return false };
         let step = zeroing.range.len().min(ZERO_STEP);
@@ -180,126 +172,95 @@ impl<S: Store> PollGroup<S> {
         true
     }
 
-    fn set_payload(&mut self, slot: usize, tag: Tag, payload: Payload) {
-        if let Some(connection) = self.connections[slot].as_mut() {
-            connection.requests[tag.index()].payload = payload;
-        }
-    }
-
     fn working(&mut self, slot: usize, tag: Tag) {
-        if let Some(connection) = self.connections[slot].as_mut() {
+        if let Some(connection) = self.connections[slot].as_deref_mut() {
             connection.requests[tag.index()].state = State::Working;
         }
         self.repost_recv(slot, tag);
     }
 
-    /// Cuts a command's range into the parts of its shards.
-    #[allow(clippy::cast_possible_truncation)] // within a command's length; groups are few
-    fn split(&mut self, slot: usize, tag: Tag, volume: &Volume, offset: u64, len: u32) {
-        let groups = self.peers.groups();
-        let own = self.index;
-        let Some(connection) = self.connections[slot].as_mut() else { return };
-        let request = &mut connection.requests[tag.index()];
-        request.state = State::Working;
-        let end = offset + u64::from(len);
-        let mut from = offset;
-        while from < end {
-            let (to, shard) = if volume.cache == CacheMode::None || groups == 1 {
-                (end, own)
-            } else {
-                let stripe = (from / STRIPE_BYTES + 1) * STRIPE_BYTES;
-                (end.min(stripe), shard_of(volume.index, from, groups))
-            };
-            request.add_part(Part {
-                offset: from,
-                at: (from - offset) as u32,
-                len: (to - from) as u32,
-                shard: shard as u16,
-                ..Part::default()
-            });
-            from = to;
-        }
-    }
-
-    #[allow(clippy::cast_possible_truncation)] // groups and parts are few
     pub(super) fn token(&self, slot: usize, tag: Tag, part: usize) -> PartToken {
         let connection = self.connections[slot].as_ref().map(|c| c.id);
         let nobody = ConnectionId { slot: u16::MAX, generation: 0 };
-        PartToken {
-            group: self.index as u16,
-            connection: connection.unwrap_or(nobody),
-            tag,
-            part: part as u8,
-        }
+        token(self.index, connection.unwrap_or(nobody), tag, part)
     }
 
     /// Asks a shard something that it will answer.
     pub(super) fn ask(&mut self, slot: usize, tag: Tag, shard: usize, request: ShardRequest) {
-        if let Some(connection) = self.connections[slot].as_mut() {
+        if let Some(connection) = self.connections[slot].as_deref_mut() {
             connection.requests[tag.index()].pending += 1;
         }
         self.tell(shard, request);
     }
 
-    /// Asks the shard of each part.
-    fn ask_parts(
-        &mut self,
-        slot: usize,
-        tag: Tag,
-        make: impl Fn(PartToken, &Part) -> ShardRequest,
-    ) {
-        let count =
-            self.connections[slot].as_ref().map_or(0, |c| c.requests[tag.index()].parts().len());
-        for at in 0..count {
-            let token = self.token(slot, tag, at);
-            let Some(connection) = self.connections[slot].as_mut() else { return };
-            let part = &mut connection.requests[tag.index()].parts_mut()[at];
-            part.step = Step::Asked;
-            let (shard, request) = (usize::from(part.shard), make(token, part));
-            self.ask(slot, tag, shard, request);
-        }
-    }
-
     /// Asks the shard of each part of a read. What this group's own has in memory need not be asked for.
-    fn ask_reads(&mut self, slot: usize, tag: Tag, volume: VolumeIndex) {
-        let count =
-            self.connections[slot].as_ref().map_or(0, |c| c.requests[tag.index()].parts().len());
-        let mut hits = false;
-        for at in 0..count {
-            let Some(connection) = self.connections[slot].as_mut() else { return };
-            let part = &mut connection.requests[tag.index()].parts_mut()[at];
-            let (shard, offset, len) = (usize::from(part.shard), part.offset, part.len);
-            if shard == self.index
-                && let Some(memory) = self.shard.lend_hit(volume, offset, len)
+    fn read_parts(&mut self, slot: usize, tag: Tag, volume: VolumeIndex) {
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
+        let (mut hits, mut misses) = (false, false);
+        for part in connection.requests[tag.index()].parts_mut() {
+            if usize::from(part.shard) == self.index
+                && let Some(memory) = self.shard.lend_hit(volume, part.offset, part.len)
             {
                 (part.memory, part.step) = (memory, Step::Ready);
                 hits = true;
-                continue;
+            } else {
+                misses = true;
             }
-            part.step = Step::Asked;
-            let from = self.token(slot, tag, at);
-            self.ask(slot, tag, shard, ShardRequest::Read { from, volume, offset, len });
+        }
+        if misses {
+            self.ask_missing(slot, tag, volume);
         }
         if hits {
             self.send_parts(slot, tag);
         }
     }
 
-    fn read_ahead(&mut self, slot: usize, volume: &Volume, offset: u64, len: u32) {
-        if volume.cache == CacheMode::None {
-            return;
+    /// Asks the shards of those parts of a read that are not there.
+    fn ask_missing(&mut self, slot: usize, tag: Tag, volume: VolumeIndex) {
+        let mut at = 0;
+        while let Some(connection) = self.connections[slot].as_deref_mut() {
+            let request = &mut connection.requests[tag.index()];
+            let Some(part) = request.parts().get(at) else { return };
+            if part.step == Step::Asked {
+                let from = token(self.index, connection.id, tag, at);
+                let (shard, offset, len) = (usize::from(part.shard), part.offset, part.len);
+                request.pending += 1;
+                self.tell(shard, ShardRequest::Read { from, volume, offset, len });
+            }
+            at += 1;
         }
-        let Some(connection) = self.connections[slot].as_mut() else { return };
-        let size = volume.blocks.bytes(volume.block_size).unwrap_or(0);
-        let max = volume.read_ahead_bytes;
-        let wanted = connection.read_ahead.on_read(volume.index, offset, len, max, size);
-        let Some((mut from, bytes)) = wanted else { return };
+    }
+
+    /// Asks the shard of each part of a write for memory. What this group's own has at once need not be waited for.
+    #[inline]
+    fn ask_memory(&mut self, slot: usize, tag: Tag, volume: VolumeIndex) {
+        let mut at = 0;
+        while let Some(connection) = self.connections[slot].as_deref_mut().filter(|c| c.is_live()) {
+            let request = &mut connection.requests[tag.index()];
+            let Some(part) = request.parts_mut().get_mut(at) else { return };
+            let from = token(self.index, connection.id, tag, at);
+            let (shard, offset, len) = (usize::from(part.shard), part.offset, part.len);
+            if shard != self.index {
+                request.pending += 1;
+                self.tell(shard, ShardRequest::Reserve { from, volume, offset, len });
+            } else if let Some((job, memory)) = self.shard.reserve(from, volume, offset, len) {
+                (part.memory, part.job) = (memory, Some(job));
+                self.start_landing(slot, tag, at);
+            } else {
+                request.pending += 1;
+            }
+            at += 1;
+        }
+    }
+
+    /// Tells the shards what may be wanted soon.
+    fn prefetch(&mut self, volume: VolumeIndex, mut from: u64, bytes: u32) {
         let end = from + u64::from(bytes);
         while from < end {
             let to = end.min((from / STRIPE_BYTES + 1) * STRIPE_BYTES);
-            let shard = shard_of(volume.index, from, self.peers.groups());
+            let shard = shard_of(volume, from, self.peers.groups());
             let len = u32::try_from(to - from).unwrap_or(0);
-            self.tell(shard, ShardRequest::Prefetch { volume: volume.index, offset: from, len });
+            self.tell(shard, ShardRequest::Prefetch { volume, offset: from, len });
             from = to;
         }
     }
@@ -331,7 +292,7 @@ impl<S: Store> PollGroup<S> {
 
     fn on_held(&mut self, slot: usize, to: PartToken, job: JobId) {
         let shard = usize::from(to.part);
-        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let live = connection.is_live();
         let request = &mut connection.requests[to.tag.index()];
         request.holds.push(Held { shard: to.part.into(), job });
@@ -357,13 +318,13 @@ impl<S: Store> PollGroup<S> {
     /// Ends the holds of a command. It is answered when every shard has heard of it: until then one of them
     /// might still answer others with what the change made old.
     fn unhold(&mut self, slot: usize, tag: Tag, outcome: Changed) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let mut holds = std::mem::take(&mut connection.requests[tag.index()].holds);
         for Held { shard, job } in holds.drain(..) {
             let from = self.token(slot, tag, 0);
             self.ask(slot, tag, usize::from(shard), ShardRequest::Unhold { from, job, outcome });
         }
-        if let Some(connection) = self.connections[slot].as_mut() {
+        if let Some(connection) = self.connections[slot].as_deref_mut() {
             connection.requests[tag.index()].holds = holds;
         }
     }
@@ -416,7 +377,7 @@ impl<S: Store> PollGroup<S> {
     }
 
     fn on_done(&mut self, slot: usize, to: PartToken, result: Result<(), Errno>) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let live = connection.is_live();
         let request = &mut connection.requests[to.tag.index()];
         if let Err(errno) = result {
@@ -428,8 +389,8 @@ impl<S: Store> PollGroup<S> {
                 if let Some(part) = request.parts_mut().get_mut(usize::from(to.part)) {
                     part.step = Step::Done;
                 }
-                if live {
-                    self.finish_write(slot, to.tag);
+                if live && request.is_written() {
+                    self.finish(slot, to.tag, status);
                 }
             }
             // The shards have written their dirty blocks; now the store.
@@ -456,7 +417,7 @@ impl<S: Store> PollGroup<S> {
     pub(super) fn finish_write(&mut self, slot: usize, tag: Tag) {
         let Some(connection) = self.connections[slot].as_ref() else { return };
         let request = &connection.requests[tag.index()];
-        if request.pending == 0 && request.parts().iter().all(|p| p.step == Step::Done) {
+        if request.is_written() {
             let status = request.status;
             self.finish(slot, tag, status);
         }
@@ -489,7 +450,11 @@ impl<S: Store> PollGroup<S> {
 
     /// Lends go back to their shard.
     pub(super) fn release(&mut self, shard: u16, memory: Segments) {
-        self.tell(usize::from(shard), ShardRequest::Release { memory });
+        if usize::from(shard) == self.index {
+            self.shard.release(memory);
+        } else {
+            self.tell(usize::from(shard), ShardRequest::Release { memory });
+        }
     }
 
     /// Memory is short: connections may hold some behind unsignaled WRs.
@@ -502,7 +467,7 @@ impl<S: Store> PollGroup<S> {
     /// Posts a READ of the peer's scratch, unless something else on its way will release what is pinned:
     /// it completes behind everything posted so far and proves that it is done.
     pub(super) fn prove_tail(&mut self, slot: usize) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let Some(position) = connection.pinned.back().map(|(position, ..)| *position) else {
             return;
         };
@@ -531,6 +496,82 @@ impl<S: Store> PollGroup<S> {
             self.mark_dirty(slot);
         }
     }
+}
+
+/// The volume that a command names, as its session opened it.
+#[inline]
+fn opened_volume<'a>(
+    sessions: &[Option<SessionView>],
+    volumes: &'a [Option<Arc<Volume>>],
+    session: SessionSlot,
+    command: &CommandCapsule,
+) -> Result<(&'a Arc<Volume>, AccessMode), Status> {
+    let index = Volume::index_of(command.volume).ok_or(Status::NoSuchVolume)?;
+    let at = usize::from(index.0);
+    let opened = sessions
+        .get(usize::from(session.0))
+        .and_then(Option::as_ref)
+        .and_then(|view| view.opened.get(at).copied().flatten())
+        .ok_or(Status::NoSuchVolume)?;
+    let mode = match opened {
+        Opened::Mode(mode) => mode,
+        Opened::Refused(status) => return Err(status),
+    };
+    let volume = volumes.get(at).and_then(Option::as_ref).ok_or(Status::VolumeGone)?;
+    Ok((volume, mode))
+}
+
+/// Cuts a command's range into the parts of its shards, of which there are as many as `groups`.
+#[inline]
+#[allow(clippy::cast_possible_truncation)] // within a command's length; groups are few
+fn split(request: &mut Request, volume: &Volume, own: usize, groups: usize, offset: u64, len: u32) {
+    request.state = State::Working;
+    let end = offset + u64::from(len);
+    let mut from = offset;
+    while from < end {
+        let (to, shard) = first_part(volume, own, groups, from, end);
+        request.add_part(Part {
+            offset: from,
+            at: (from - offset) as u32,
+            len: (to - from) as u32,
+            shard: shard as u16,
+            step: Step::Asked,
+            ..Part::default()
+        });
+        from = to;
+    }
+}
+
+/// Where the first part of a range ends, and whose it is.
+#[inline]
+fn first_part(volume: &Volume, own: usize, groups: usize, from: u64, end: u64) -> (u64, usize) {
+    if volume.cache == CacheMode::None || groups == 1 {
+        return (end, own);
+    }
+    let stripe = (from / STRIPE_BYTES + 1) * STRIPE_BYTES;
+    (end.min(stripe), shard_of(volume.index, from, groups))
+}
+
+/// What a reader of a cached volume may want soon: first byte and bytes.
+#[inline]
+fn read_ahead(
+    streams: &mut ReadAhead,
+    volume: &Volume,
+    offset: u64,
+    len: u32,
+) -> Option<(u64, u32)> {
+    let max = volume.read_ahead_bytes;
+    if volume.cache == CacheMode::None || max == 0 {
+        return None;
+    }
+    let size = volume.blocks.bytes(volume.block_size).unwrap_or(0);
+    streams.on_read(volume.index, offset, len, max, size)
+}
+
+#[inline]
+#[allow(clippy::cast_possible_truncation)] // groups and parts are few
+pub(super) fn token(group: usize, connection: ConnectionId, tag: Tag, part: usize) -> PartToken {
+    PartToken { group: group as u16, connection, tag, part: part as u8 }
 }
 
 fn status_of(errno: Errno) -> Status {

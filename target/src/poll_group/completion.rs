@@ -1,6 +1,6 @@
 //! What a completion means: the next step of a command, memory that is free again, or the end of a connection.
 
-use rblk_fabric::{Completion, WcOpcode, WcStatus};
+use rblk_fabric::{Completion, WcOpcode, WcStatus, WrId};
 use rblk_protocol::Opcode;
 
 use super::PollGroup;
@@ -9,47 +9,40 @@ use crate::request::Request;
 use crate::store::Store;
 
 impl<S: Store> PollGroup<S> {
-    pub(super) fn on_completion(&mut self, poller: usize, completion: &Completion) {
+    /// Acts on the first of the completions that were reaped. Apart from the turn, which is short where nothing came.
+    #[inline(never)]
+    pub(super) fn on_completions(&mut self, poller: usize, count: usize) {
+        for at in 0..count {
+            let Some(completion) = self.reaped.get(at).copied() else { return };
+            self.on_completion(poller, completion);
+        }
+    }
+
+    #[inline]
+    fn on_completion(&mut self, poller: usize, completion: Completion) {
         let qps = &self.pollers[poller].qps;
         let Some(slot) = qps.get(usize::from(completion.qp.0)).copied().flatten().map(usize::from)
         else {
             return;
         };
-        let Some(connection) = self.connections[slot].as_mut() else { return };
-        let kind = WrKind::from_id(completion.id);
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         if completion.status != WcStatus::Success {
-            // What was flushed never left. The rest found no memory: its key is dead, or the QP in front of it.
-            let blocked =
-                completion.status != WcStatus::Flushed && kind.is_some_and(WrKind::is_one_sided);
-            self.stats.stale_rdma_blocked.add(u64::from(blocked));
-            if let Life::Dying { sends_drained, recvs_drained, .. } = &mut connection.life {
-                match kind {
-                    Some(WrKind::DrainSend) => *sends_drained = true,
-                    Some(WrKind::DrainRecv) => *recvs_drained = true,
-                    _ => {}
-                }
-                return;
-            }
-            if completion.status != WcStatus::Flushed {
-                tracing::info!(peer = %connection.params.peer, status = ?completion.status, wr = ?kind, "connection failed");
-            }
-            // A peer that leaves when everything is answered says goodbye like this.
-            let parked = |r: &Request| r.command.is_some_and(|c| c.opcode == Opcode::AsyncEvent);
-            let left = completion.status == WcStatus::Flushed
-                && connection.requests.iter().all(|r| r.may_start() || parked(r));
-            self.stats.lost_connections.add(u64::from(!left));
-            self.kill(slot, if left { "the initiator left" } else { "the connection was lost" });
-            return;
+            return self.on_failure(slot, completion.status, completion.id);
         }
         if !connection.is_live() {
             return;
         }
+        let kind = WrKind::from_id(completion.id);
         // What the peer sends says nothing of what it takes.
-        connection.completed += u64::from(!matches!(kind, Some(WrKind::Recv(_))));
-        match kind {
-            Some(WrKind::Recv(recv)) if completion.opcode == WcOpcode::Recv => {
+        if let Some(WrKind::Recv(recv)) = kind {
+            return if completion.opcode == WcOpcode::Recv {
                 self.on_message(slot, recv, completion.byte_len as usize);
-            }
+            } else {
+                self.protocol_error(slot, "unexpected completion");
+            };
+        }
+        connection.completed += 1;
+        match kind {
             Some(WrKind::ReadData(tag, part)) => {
                 self.io = true;
                 connection.reads_in_flight = connection.reads_in_flight.saturating_sub(1);
@@ -71,15 +64,42 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
+    /// A WR completed with an error: the connection ends, or is one step nearer to its end.
+    #[cold]
+    fn on_failure(&mut self, slot: usize, status: WcStatus, id: WrId) {
+        let kind = WrKind::from_id(id);
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
+        // What was flushed never left. The rest found no memory: its key is dead, or the QP in front of it.
+        let blocked = status != WcStatus::Flushed && kind.is_some_and(WrKind::is_one_sided);
+        self.stats.stale_rdma_blocked.add(u64::from(blocked));
+        if let Life::Dying { sends_drained, recvs_drained, .. } = &mut connection.life {
+            match kind {
+                Some(WrKind::DrainSend) => *sends_drained = true,
+                Some(WrKind::DrainRecv) => *recvs_drained = true,
+                _ => {}
+            }
+            return;
+        }
+        if status != WcStatus::Flushed {
+            tracing::info!(peer = %connection.params.peer, ?status, wr = ?kind, "connection failed");
+        }
+        // A peer that leaves when everything is answered says goodbye like this.
+        let parked = |r: &Request| r.command.is_some_and(|c| c.opcode == Opcode::AsyncEvent);
+        let left = status == WcStatus::Flushed
+            && connection.requests.iter().all(|r| r.may_start() || parked(r));
+        self.stats.lost_connections.add(u64::from(!left));
+        self.kill(slot, if left { "the initiator left" } else { "the connection was lost" });
+    }
+
     /// A signaled WR completed: send-queue slots before it are free, and pinned extents too if it proves
     /// that the peer has what was sent from them.
     fn on_proof(&mut self, slot: usize, is_read: bool) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let reclaimed = connection.credits.completed();
         if !is_read && !connection.sends_prove {
             return self.continue_connection(slot);
         }
-        while let Some(connection) = self.connections[slot].as_mut()
+        while let Some(connection) = self.connections[slot].as_deref_mut()
             && connection.pinned.front().is_some_and(|(position, ..)| *position <= reclaimed)
             && let Some((_, shard, memory)) = connection.pinned.pop_front()
         {

@@ -17,11 +17,13 @@ use crate::store::Store;
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 
 impl<S: Store> PollGroup<S> {
-    pub(super) fn kill_poller(&mut self, poller: usize) {
+    #[cold]
+    pub(super) fn kill_poller(&mut self, poller: usize, error: &rblk_fabric::FabricError) {
+        tracing::error!(%error, "a completion queue broke");
         for slot in 0..self.connections.len() {
             if self.connections[slot].as_ref().is_some_and(|c| c.poller == poller) {
                 self.kill(slot, "its completion queue broke");
-                if let Some(c) = self.connections[slot].as_mut() {
+                if let Some(c) = self.connections[slot].as_deref_mut() {
                     // No marker will ever come back.
                     let Life::Dying { since, .. } = c.life else { continue };
                     c.life = Life::Dying { since, sends_drained: true, recvs_drained: true };
@@ -31,6 +33,7 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
+    #[cold]
     pub(super) fn protocol_error(&mut self, slot: usize, reason: &'static str) {
         self.stats.protocol_errors.add(1);
         if let Some(connection) = &self.connections[slot] {
@@ -40,8 +43,9 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// Moves a connection's QP to the error state and puts a marker behind everything on it.
+    #[cold]
     pub(super) fn kill(&mut self, slot: usize, reason: &'static str) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         if !connection.is_live() {
             return;
         }
@@ -84,7 +88,7 @@ impl<S: Store> PollGroup<S> {
                 .silence
                 .filter(|limit| silent > *limit)
                 .map(|_| "its initiator is silent");
-            if let Some(connection) = self.connections[slot].as_mut()
+            if let Some(connection) = self.connections[slot].as_deref_mut()
                 && connection.is_stuck(now)
             {
                 reason = Some("its peer neither takes data nor gives any");
@@ -97,10 +101,11 @@ impl<S: Store> PollGroup<S> {
     }
 
     // Returns whether something was given back, for which others may wait.
+    #[cold]
     pub(super) fn check_dying(&mut self) -> bool {
         let mut gave = false;
         for slot in 0..self.connections.len() {
-            let Some(connection) = self.connections[slot].as_mut() else { continue };
+            let Some(connection) = self.connections[slot].as_deref_mut() else { continue };
             if let Life::Dying { since, sends_drained, recvs_drained } = connection.life
                 && !(sends_drained && recvs_drained)
                 && self.now.saturating_duration_since(since) > DRAIN_DEADLINE
@@ -121,7 +126,7 @@ impl<S: Store> PollGroup<S> {
                 gave = true;
                 let mut lent = connection.take_lent();
                 self.give_back_memory(&mut lent);
-                if let Some(connection) = self.connections[slot].as_mut() {
+                if let Some(connection) = self.connections[slot].as_deref_mut() {
                     connection.requests = lent.requests;
                 }
             }

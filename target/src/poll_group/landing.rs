@@ -3,7 +3,8 @@
 use rblk_fabric::{RemoteBuffer, Rkey, SendOp, Sge};
 use rblk_protocol::Tag;
 
-use super::PollGroup;
+use super::block::token;
+use super::{PollGroup, mark_dirty};
 use crate::cache::ShardRequest;
 use crate::connection::{ConnectionId, WrKind};
 use crate::request::Step;
@@ -13,30 +14,29 @@ use crate::volume::Placement;
 impl<S: Store> PollGroup<S> {
     /// A part of a write has its memory: its data may come.
     pub(super) fn start_landing(&mut self, slot: usize, tag: Tag, at: usize) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
+        let data = connection.data_offset(tag);
+        let own = connection.params.memory.region();
         let request = &mut connection.requests[tag.index()];
-        let Some(command) = request.command else { return };
+        let Some(command) = &request.command else { return };
+        let in_capsule = command.in_capsule_bytes > 0;
         let part = &mut request.parts_mut()[at];
         part.step = Step::Landing;
-        if command.in_capsule_bytes == 0 {
-            self.repost_recv(slot, tag);
+        if !in_capsule {
             return self.start_reads(slot, tag, at);
         }
-        let (from, len) = (part.at as usize, part.len);
-        if let Some(data) = connection.data_offset(tag) {
-            let start = data + from;
-            let (arena, own) = (self.shard.slots().region(), connection.region());
-            let memory = &connection.requests[tag.index()].parts()[at].memory;
-            memory.each_run(0, len, |run, begins| {
+        if let Some(data) = data {
+            let start = data + part.at as usize;
+            let arena = self.shard.slots().region();
+            part.memory.each_run(0, part.len, |run, begins| {
                 own.copy_to(start + begins as usize, arena, run.offset, run.len as usize);
             });
-            self.stats.copied_bytes.add(u64::from(len));
+            self.stats.copied_bytes.add(u64::from(part.len));
         }
-        let request = &mut connection.requests[tag.index()];
-        let part = &mut request.parts_mut()[at];
         part.posted = part.len;
         if request.parts().iter().all(|p| p.posted == p.len) {
-            self.repost_recv(slot, tag);
+            connection.repost_recv(tag);
+            mark_dirty(&mut self.dirty, connection);
         }
         self.landed(slot, tag, at);
     }
@@ -44,7 +44,7 @@ impl<S: Store> PollGroup<S> {
     /// Posts the READs of a part's data as far as credits and sink allow, or queues it for them.
     pub(super) fn start_reads(&mut self, slot: usize, tag: Tag, at: usize) {
         loop {
-            let Some(connection) = self.connections[slot].as_mut() else { return };
+            let Some(connection) = self.connections[slot].as_deref_mut() else { return };
             let id = connection.id;
             let has_credit = connection.reads_in_flight < connection.params.reads_out
                 && connection.free_sends() > 0;
@@ -73,7 +73,7 @@ impl<S: Store> PollGroup<S> {
                 // Only a bug gets here: ranges were checked.
                 return self.protocol_error(slot, "a write without memory");
             };
-            if let Some(connection) = self.connections[slot].as_mut() {
+            if let Some(connection) = self.connections[slot].as_deref_mut() {
                 let part = &mut connection.requests[tag.index()].parts_mut()[at];
                 part.posted += sge.len;
                 part.reads += 1;
@@ -112,7 +112,7 @@ impl<S: Store> PollGroup<S> {
 
     /// A READ of write data completed.
     pub(super) fn on_data_read(&mut self, slot: usize, tag: Tag, at: u8) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let Some(request) = connection.requests.get_mut(tag.index()) else { return };
         let volume = request.volume;
         let part = request.parts_mut().get_mut(usize::from(at));
@@ -145,19 +145,25 @@ impl<S: Store> PollGroup<S> {
 
     /// The data of a part is in our memory: to its shard, or done.
     fn landed(&mut self, slot: usize, tag: Tag, at: usize) {
-        let from = self.token(slot, tag, at);
-        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let request = &mut connection.requests[tag.index()];
-        let fua = request.command.is_some_and(|c| c.flags.fua);
-        let is_store = self.volumes[usize::from(request.volume.0)]
-            .as_ref()
-            .is_some_and(|v| matches!(v.placement, Placement::Store));
+        let fua = request.command.as_ref().is_some_and(|c| c.flags.fua);
+        let volume = self.volumes[usize::from(request.volume.0)].as_ref();
         let part = &mut request.parts_mut()[at];
         let (shard, memory) = (usize::from(part.shard), std::mem::take(&mut part.memory));
         match part.job.take() {
-            Some(job) if is_store => {
+            Some(job) if volume.is_some_and(|v| matches!(v.placement, Placement::Store)) => {
                 part.step = Step::Asked;
-                self.ask(slot, tag, shard, ShardRequest::Write { from, job, memory, fua });
+                if shard != self.index {
+                    request.pending += 1;
+                    let from = token(self.index, connection.id, tag, at);
+                    self.tell(shard, ShardRequest::Write { from, job, memory, fua });
+                } else if self.shard.write(job, memory, fua, self.now) {
+                    part.step = Step::Done;
+                    self.finish_write(slot, tag);
+                } else {
+                    request.pending += 1;
+                }
             }
             job => {
                 part.step = Step::Done;
@@ -170,6 +176,7 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// Lets those go on who waited for the sink, in order.
+    #[cold]
     pub(super) fn retry_sink(&mut self) {
         for _ in 0..self.waiting_sink.len() {
             let Some((id, tag, at)) = self.waiting_sink.pop_front() else { return };

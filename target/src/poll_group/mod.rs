@@ -28,11 +28,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{Completion, Poller, Region, Transport};
-use rblk_protocol::{AccessMode, CommandCapsule, CommandList, ConnectionKind, Opcode, Status, Tag};
+use rblk_protocol::{AccessMode, CommandCapsule, CommandList, Status, Tag};
 
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardRequest};
-use crate::connection::{Connection, ConnectionId, ConnectionParams, SessionSlot};
+use crate::connection::{Admitted, Connection, ConnectionId, ConnectionParams, SessionSlot};
 use crate::request::State;
 use crate::stats::Stats;
 use crate::store::{Store, VolumeIndex};
@@ -42,6 +42,8 @@ use crate::volume::{Placement, Volume};
 const PROVE_INTERVAL: Duration = Duration::from_millis(1);
 /// Completions taken at once.
 const REAP: usize = 64;
+/// Times that so many are taken from one device in a turn.
+const REAP_ROUNDS: usize = 4;
 
 struct PollerEntry {
     poller: Box<dyn Poller>,
@@ -89,7 +91,7 @@ pub struct PollGroup<S> {
     reminded: Option<Instant>,
     dirty: Vec<u16>,
     // Where completions are reaped to.
-    reaped: Box<[Completion]>,
+    reaped: Box<[Completion; REAP]>,
     outbox: Vec<FromGroup>,
     // Something was done that clients wait for.
     io: bool,
@@ -135,7 +137,7 @@ impl<S: Store> PollGroup<S> {
             waiting_sink: VecDeque::with_capacity(256),
             reminded: None,
             dirty: Vec::with_capacity(256),
-            reaped: vec![Completion::default(); REAP].into_boxed_slice(),
+            reaped: Box::new([Completion::default(); REAP]),
             outbox: Vec::new(),
             io: false,
             stats,
@@ -383,33 +385,14 @@ impl<S: Store> PollGroup<S> {
     pub fn turn(&mut self, now: Instant) -> bool {
         self.now = now;
         self.stats.turns.add(1);
-        let mut busy = false;
-        let mut completions = std::mem::take(&mut self.reaped);
-        for poller in 0..self.pollers.len() {
-            // Bounded, so that one busy device cannot starve the store or the others.
-            for _ in 0..4 {
-                let reaped = match self.pollers[poller].poller.poll(&mut completions) {
-                    Ok(n) => n,
-                    Err(error) => {
-                        tracing::error!(%error, "a completion queue broke");
-                        self.kill_poller(poller);
-                        break;
-                    }
-                };
-                for completion in &completions[..reaped] {
-                    self.on_completion(poller, completion);
-                }
-                busy |= reaped > 0;
-                if reaped < completions.len() {
-                    break;
-                }
-            }
+        let mut busy = self.reap();
+        if self.peers.groups() > 1 {
+            busy |= self.take_peer_mail();
         }
-        self.reaped = completions;
-        busy |= self.take_peer_mail();
-        let stored = self.shard.turn(now);
-        self.io |= stored;
-        busy |= stored;
+        if self.shard.turn(now) {
+            self.io = true;
+            busy = true;
+        }
         self.deliver();
         if !self.waiting_sink.is_empty() {
             self.retry_sink();
@@ -418,7 +401,9 @@ impl<S: Store> PollGroup<S> {
         if self.shard.is_short() {
             self.seek_memory();
         }
-        busy |= self.zero_on();
+        if !self.zeroing.is_empty() {
+            busy |= self.zero_on();
+        }
         if self.dying > 0 {
             busy |= self.check_dying();
         }
@@ -429,7 +414,33 @@ impl<S: Store> PollGroup<S> {
         busy | self.peers.flush()
     }
 
+    /// Acts on what the devices completed. Returns whether there was anything.
+    #[inline]
+    fn reap(&mut self) -> bool {
+        let (mut busy, mut poller, mut rounds) = (false, 0, 0);
+        while let Some(entry) = self.pollers.get_mut(poller) {
+            let reaped = match entry.poller.poll(&mut self.reaped[..]) {
+                Ok(n) => n,
+                Err(error) => {
+                    self.kill_poller(poller, &error);
+                    0
+                }
+            };
+            if reaped > 0 {
+                busy = true;
+                self.on_completions(poller, reaped);
+            }
+            rounds += 1;
+            // Bounded, so that one busy device cannot starve the store or the others.
+            if reaped < REAP || rounds == REAP_ROUNDS {
+                (poller, rounds) = (poller + 1, 0);
+            }
+        }
+        busy
+    }
+
     /// Nobody is connected any more. The shard ends when that is so everywhere: others may ask it until then.
+    #[cold]
     fn end_shard(&mut self) {
         let others = self.peers.groups() - 1;
         if !self.said_quiet {
@@ -453,6 +464,7 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
+    #[inline(never)]
     fn take_peer_mail(&mut self) -> bool {
         let mut busy = false;
         // Bounded, so that talkative peers cannot starve the devices.
@@ -470,7 +482,15 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// Hands out the shard's answers, which may lead to more of them.
+    #[inline]
     fn deliver(&mut self) {
+        if self.shard.has_reply() {
+            self.deliver_all();
+        }
+    }
+
+    #[inline(never)]
+    fn deliver_all(&mut self) {
         while let Some(reply) = self.shard.take_reply() {
             let group = usize::from(reply.to().group);
             if group == self.index {
@@ -482,6 +502,7 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// The shard is short of memory: whoever sent from it sees to it that it comes back.
+    #[cold]
     fn seek_memory(&mut self) {
         self.prove_tails();
         let due = |at| self.now.saturating_duration_since(at) >= PROVE_INTERVAL;
@@ -496,7 +517,7 @@ impl<S: Store> PollGroup<S> {
     /// A message came: one command or, where that was agreed, several, each of which is served as if it had come
     /// alone.
     fn on_message(&mut self, slot: usize, recv: u16, message_bytes: usize) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(mut connection) = self.connections[slot].as_deref_mut() else { return };
         connection.heard = self.now;
         let layout = &connection.params.layout;
         if recv >= layout.recv_slots() || message_bytes > layout.recv_bytes() {
@@ -507,20 +528,24 @@ impl<S: Store> PollGroup<S> {
             CommandList::new(message_bytes, connection.params.capsule_lists, layout.depth);
         connection.messages += 1;
         let at = connection.recv_offset(recv);
-        while let Some(connection) = self.connections[slot].as_mut().filter(|c| c.is_live()) {
+        loop {
             let region = connection.region();
             match list.take(|from, bytes| region.read(at + from, bytes)) {
                 None => {
                     // Every command was copied out, and none has data.
                     connection.queue_recv(recv);
-                    return self.mark_dirty(slot);
+                    return mark_dirty(&mut self.dirty, connection);
                 }
                 Some(Ok(command)) => {
-                    self.on_command(slot, &command, recv, list.data_offset());
+                    let admitted = connection.admit(&command, recv, list.data_offset());
+                    self.on_command(slot, &command, admitted);
                     if command.in_capsule_bytes > 0 {
                         // It is the last, and has the slot.
                         return;
                     }
+                    let next = self.connections[slot].as_deref_mut().filter(|c| c.is_live());
+                    let Some(next) = next else { return };
+                    connection = next;
                 }
                 Some(Err(error)) => {
                     tracing::warn!(peer = %connection.params.peer, %error, "bad command");
@@ -530,55 +555,28 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// A command, whose data, if it has any, is in that receive slot from `data_at` on.
-    fn on_command(&mut self, slot: usize, command: &CommandCapsule, recv: u16, data_at: usize) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
-        if command.in_capsule_bytes > connection.params.in_capsule_bytes {
-            self.protocol_error(slot, "in-capsule data above what was agreed");
-            return;
-        }
-        let message = connection.messages;
-        let request = &mut connection.requests[command.tag.index()];
-        // Nobody has the answer to a command that is in the same message.
-        if !request.may_start() || request.message == message {
-            self.protocol_error(slot, "tag used twice");
-            return;
-        }
-        request.start(*command, message);
-        if command.in_capsule_bytes > 0 {
-            (request.recv_slot, request.data_at) = (Some(recv), data_at);
-        }
-        let connection_tag = command.tag == connection.params.layout.depth.connection_tag();
-        let for_connection = matches!(command.opcode, Opcode::SelfTest | Opcode::KeepAlive);
-        let status = if command.epoch != connection.params.epoch {
-            Status::Fenced
-        } else if !connection.tested && command.opcode != Opcode::SelfTest {
-            Status::NotReady
-        } else {
-            match connection.params.kind {
-                ConnectionKind::Admin if command.opcode == Opcode::KeepAlive => Status::Ok,
-                ConnectionKind::Admin if command.opcode.is_admin() => {
-                    return self.forward_admin(slot, command);
-                }
-                ConnectionKind::Io { .. } if for_connection == connection_tag => {
-                    match command.opcode {
-                        Opcode::KeepAlive => Status::Ok,
-                        Opcode::SelfTest => return self.self_test(slot, command),
-                        opcode if opcode.is_admin() => Status::InvalidOpcode,
-                        _ => {
-                            self.io = true;
-                            return self.start_block(slot, command);
-                        }
-                    }
-                }
-                _ => Status::InvalidOpcode,
+    /// A command came, and was looked at.
+    #[inline]
+    fn on_command(
+        &mut self,
+        slot: usize,
+        command: &CommandCapsule,
+        admitted: Result<Admitted, &'static str>,
+    ) {
+        match admitted {
+            Ok(Admitted::Block) => {
+                self.io = true;
+                self.start_block(slot, command.tag);
             }
-        };
-        self.finish(slot, command.tag, status);
+            Ok(Admitted::Admin) => self.forward_admin(slot, command),
+            Ok(Admitted::SelfTest) => self.self_test(slot, command),
+            Ok(Admitted::Answer(status)) => self.finish(slot, command.tag, status),
+            Err(reason) => self.protocol_error(slot, reason),
+        }
     }
 
     fn forward_admin(&mut self, slot: usize, command: &CommandCapsule) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let mut body = vec![0; command.in_capsule_bytes as usize];
         if let Some(data) = connection.data_offset(command.tag) {
             connection.region().read(data, &mut body);
@@ -597,49 +595,57 @@ impl<S: Store> PollGroup<S> {
 
     /// Gives the receive slot of a command's data back to the QP, if it has one.
     fn repost_recv(&mut self, slot: usize, tag: Tag) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
-        if let Some(recv) = connection.requests[tag.index()].recv_slot.take() {
-            connection.queue_recv(recv);
-        }
-        self.mark_dirty(slot);
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
+        connection.repost_recv(tag);
+        mark_dirty(&mut self.dirty, connection);
     }
 
     fn mark_dirty(&mut self, slot: usize) {
-        if let Some(connection) = self.connections[slot].as_mut()
-            && !connection.dirty
-        {
-            connection.dirty = true;
-            self.dirty.push(connection.id.slot);
+        if let Some(connection) = self.connections[slot].as_deref_mut() {
+            mark_dirty(&mut self.dirty, connection);
         }
     }
 
     /// Posts what the turn collected.
+    #[inline]
     fn finish_turn(&mut self) {
-        let mut dirty = std::mem::take(&mut self.dirty);
-        for slot in dirty.drain(..).map(usize::from) {
-            let Some(connection) = self.connections[slot].as_mut() else { continue };
-            connection.dirty = false;
-            if !connection.is_live() {
-                continue;
-            }
-            respond::queue_responses(connection, &self.stats);
-            let poller = &mut self.pollers[connection.poller].poller;
-            let mut result = Ok(());
-            // RECVs first: an answer lets the peer send the next command.
-            if !connection.recvs.is_empty() {
-                result = poller.post_recv(connection.qp, &connection.recvs);
-                connection.recvs.clear();
-            }
-            if result.is_ok() && !connection.sends.is_empty() {
-                result = poller.post_send(connection.qp, &connection.sends);
-                connection.sends.clear();
-            }
-            if let Err(error) = result {
-                tracing::error!(peer = %connection.params.peer, %error, "cannot post");
-                self.kill(slot, "posting failed");
-            }
+        if !self.dirty.is_empty() {
+            self.post_all();
         }
-        self.dirty = dirty;
+    }
+
+    #[inline(never)]
+    fn post_all(&mut self) {
+        let mut at = 0;
+        while let Some(slot) = self.dirty.get(at).copied() {
+            at += 1;
+            self.post(usize::from(slot));
+        }
+        self.dirty.clear();
+    }
+
+    fn post(&mut self, slot: usize) {
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
+        connection.dirty = false;
+        if !connection.is_live() {
+            return;
+        }
+        respond::queue_responses(connection, &self.stats);
+        let poller = &mut self.pollers[connection.poller].poller;
+        let mut result = Ok(());
+        // RECVs first: an answer lets the peer send the next command.
+        if !connection.recvs.is_empty() {
+            result = poller.post_recv(connection.qp, &connection.recvs);
+            connection.recvs.clear();
+        }
+        if result.is_ok() && !connection.sends.is_empty() {
+            result = poller.post_send(connection.qp, &connection.sends);
+            connection.sends.clear();
+        }
+        if let Err(error) = result {
+            tracing::error!(peer = %connection.params.peer, %error, "cannot post");
+            self.kill(slot, "posting failed");
+        }
     }
 
     /// Publishes all counters: before a sleep, and when somebody wants them now.
@@ -663,5 +669,14 @@ impl<S: Store> PollGroup<S> {
         let shard = &self.shard;
         self.stats.set_cache(&shard.counters(), shard.slots(), shard.dirty_max_bytes());
         self.stats.peer_messages.set(self.peers.sent());
+    }
+}
+
+/// Something was queued for a connection: [`PollGroup::finish_turn`] posts it.
+#[inline]
+fn mark_dirty(dirty: &mut Vec<u16>, connection: &mut Connection) {
+    if !connection.dirty {
+        connection.dirty = true;
+        dirty.push(connection.id.slot);
     }
 }

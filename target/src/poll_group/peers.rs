@@ -107,10 +107,13 @@ impl Peers {
     }
 
     /// Sends what did not fit before. Returns whether something still does not.
+    #[inline]
     pub fn flush(&mut self) -> bool {
-        if !self.keeps {
-            return false;
-        }
+        self.keeps && self.flush_kept()
+    }
+
+    #[cold]
+    fn flush_kept(&mut self) -> bool {
         self.keeps = false;
         for (inbox, kept) in self.inboxes.iter().zip(&mut self.kept) {
             while let Some(mail) = kept.pop_front() {
@@ -132,11 +135,8 @@ impl Peers {
     }
 
     /// The next message to this group.
+    #[inline]
     pub fn receive(&mut self) -> Option<PeerMail> {
-        if self.inboxes.len() == 1 {
-            // Nobody is there to write.
-            return None;
-        }
         self.inboxes.get(self.own)?.queue.pop()
     }
 

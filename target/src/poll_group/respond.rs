@@ -4,22 +4,25 @@
 //! out at the end of the turn, many in one message where that was agreed: behind all data of the turn, their own
 //! included.
 
-use rblk_fabric::{MAX_SGE, RemoteBuffer, Rkey, SendOp, Sge, SgeList};
+use rblk_fabric::{MAX_SGE, MemoryRegion, RemoteBuffer, Rkey, SendOp, Sge, SgeList};
 use rblk_protocol::{
     CommandCapsule, Immediate, KeyedDescriptor, Opcode, ResponseCapsule, Status, Tag,
     self_test_pattern,
 };
 
-use super::PollGroup;
-use crate::connection::{Connection, ConnectionId, REPLY_AREA_BYTES, SCRATCH_BYTES, WrKind};
-use crate::request::{Payload, State, Step};
+use super::{PollGroup, PollerEntry, PollerMemory, mark_dirty};
+use crate::cache::Segments;
+use crate::connection::{
+    Connection, ConnectionId, ConnectionParams, REPLY_AREA_BYTES, SCRATCH_BYTES, WrKind,
+};
+use crate::request::{Part, Payload, Request, State, Step};
 use crate::stats::Stats;
 use crate::store::Store;
 
 impl<S: Store> PollGroup<S> {
     /// A command has its outcome.
     pub(super) fn finish(&mut self, slot: usize, tag: Tag, status: Status) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let request = &mut connection.requests[tag.index()];
         request.state = State::Respond;
         request.status = status;
@@ -27,77 +30,66 @@ impl<S: Store> PollGroup<S> {
         if status != Status::Ok && !matches!(request.payload, Payload::Reply { .. }) {
             request.payload = Payload::None;
         }
-        if let Some(connection) = self.connections[slot].as_ref()
-            && let Some(command) = &connection.requests[tag.index()].command
-        {
+        if let Some(command) = &request.command {
             self.stats.count(command, status);
         }
-        self.repost_recv(slot, tag);
-        self.answer(slot, tag);
-    }
-
-    /// Queues the WRs of an answer, or waits for send-queue slots.
-    fn answer(&mut self, slot: usize, tag: Tag) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
-        let request = &connection.requests[tag.index()];
-        let Some(command) = &request.command else { return };
-        let with_imm = connection.params.write_with_imm
-            && command.opcode == Opcode::Read
-            && request.payload != Payload::None;
-        let needed = if with_imm {
+        let recv = request.recv_slot.take();
+        let has_data = request.payload != Payload::None;
+        let needed = if has_data && rides_on_data(&connection.params, request) {
             1
         } else {
-            u64::from(request.payload != Payload::None) + connection.response_needs()
+            u64::from(has_data) + connection.response_needs()
         };
-        if connection.free_sends() < needed || !connection.waiting_sends.is_empty() {
+        if let Some(recv) = recv {
+            connection.queue_recv(recv);
+        }
+        if connection.free_sends() >= needed && connection.waiting_sends.is_empty() {
+            post_answer(connection, &self.pollers, &self.stats, tag);
+        } else {
             self.stats.send_credit_waits.add(1);
             connection.waiting_sends.push_back(tag);
+        }
+        mark_dirty(&mut self.dirty, connection);
+    }
+
+    /// Sends all that a READ wants, of which this group's own shard has lent `memory`: by one WR, if it is in one run
+    /// and nobody waits for a slot; else as a part.
+    #[inline]
+    pub(super) fn send_whole(&mut self, slot: usize, tag: Tag, len: u32, memory: Segments) {
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
+        let arena = &self.pollers[connection.poller].memory.arena;
+        let can = connection.params.write_with_imm
+            && connection.free_sends() > 0
+            && connection.waiting_sends.is_empty();
+        let request = &mut connection.requests[tag.index()];
+        // Groups are few.
+        let shard = u16::try_from(self.index).unwrap_or(u16::MAX);
+        if let ([run], Some(command), true) = (memory.as_slice(), &request.command, can)
+            && let (Some(sge), Some(buffer)) = (arena.sge(run.offset, run.len), command.buffer)
+            && (run.len, buffer.length) == (len, len)
+        {
+            let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
+            let immediate = Immediate::new(tag, command.sequence);
+            answered(request, &self.stats);
+            let data = (&SgeList::one(sge), remote);
+            let sent_at = queue_data(connection, tag, data, Some(immediate), true);
+            connection.pinned.push_back((sent_at, shard, memory));
+            mark_dirty(&mut self.dirty, connection);
+            if has_much_pinned(connection) {
+                self.prove_tail(slot);
+            }
             return;
         }
-        self.post_answer(slot, tag, with_imm);
-    }
-
-    fn post_answer(&mut self, slot: usize, tag: Tag, with_imm: bool) {
-        let data = self.answer_data(slot, tag);
-        let Some(connection) = self.connections[slot].as_mut() else { return };
-        let request = &connection.requests[tag.index()];
-        let Some(sequence) = request.command.as_ref().map(|c| c.sequence) else { return };
-        let mut response = ResponseCapsule::new(tag, sequence, request.status);
-        response.value = request.value;
-        if request.payload != Payload::None && data.is_none() {
-            // Only a bug gets here: ranges were checked. The peer must not hang for it.
-            response.status = Status::Internal;
-        }
-        connection.requests[tag.index()].state = State::Answered;
-        let kind = WrKind::WriteData(tag);
-        match data {
-            Some((sge, remote)) if with_imm => {
-                let imm = Immediate::new(tag, sequence).to_bits();
-                let op = SendOp::WriteWithImm(remote, imm);
-                connection.queue_send(kind, op, sge, false, false);
-            }
-            data => {
-                if let Some((sge, remote)) = data {
-                    connection.queue_send(kind, SendOp::Write(remote), sge, false, false);
-                }
-                self.respond(slot, &response);
-            }
-        }
-        self.mark_dirty(slot);
-    }
-
-    /// Collects a response, for which there is a send-queue slot.
-    fn respond(&mut self, slot: usize, response: &ResponseCapsule) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
-        if connection.add_response(response.tag, &response.to_wire()) {
-            queue_responses(connection, &self.stats);
-        }
+        request.state = State::Working;
+        let (offset, step) = (request.offset_bytes, Step::Ready);
+        request.add_part(Part { offset, len, shard, step, memory, ..Part::default() });
+        self.send_parts(slot, tag);
     }
 
     /// Sends what is there of a READ's parts, as far as send-queue slots allow. The last WR of all carries the
     /// answer. So a part's memory is free again without waiting for the other parts.
     pub(super) fn send_parts(&mut self, slot: usize, tag: Tag) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let request = &connection.requests[tag.index()];
         if request.state != State::Working {
             return;
@@ -113,131 +105,27 @@ impl<S: Store> PollGroup<S> {
     }
 
     fn continue_parts(&mut self, slot: usize, tag: Tag) {
-        while let Some(connection) = self.connections[slot].as_mut() {
-            let request = &connection.requests[tag.index()];
-            let Some(sequence) = request.command.as_ref().map(|c| c.sequence) else { return };
-            let pending = request.pending > 0;
-            let status = request.status;
-            let mut ready = (0..).zip(request.parts()).filter(|(_, p)| p.step == Step::Ready);
-            let Some((at, _)) = ready.next() else {
-                if !pending && status != Status::Ok {
-                    self.finish(slot, tag, status);
-                }
-                return;
-            };
-            let only = !pending && ready.next().is_none();
-            let Some((sges, remote, bytes)) = self.part_data(slot, tag, at) else {
-                // Only a bug gets here: ranges were checked.
-                return self.protocol_error(slot, "a read without memory");
-            };
-            let Some(connection) = self.connections[slot].as_mut() else { return };
-            let part = &connection.requests[tag.index()].parts()[at];
-            let ends_part = part.posted + bytes == part.len;
-            let is_last = only && ends_part && status == Status::Ok;
-            let with_imm = is_last && connection.params.write_with_imm;
-            let needed = if is_last && !with_imm { 1 + connection.response_needs() } else { 1 };
-            if connection.free_sends() < needed {
-                self.stats.send_credit_waits.add(1);
-                connection.waiting_sends.push_front(tag);
-                return;
-            }
-            // Without a scratch to read, only a signaled WR can prove that the memory is free.
-            let must_signal = ends_part && connection.peer_scratch.is_none();
-            let kind = WrKind::WriteData(tag);
-            let op = if with_imm {
-                let imm = Immediate::new(tag, sequence).to_bits();
-                SendOp::WriteWithImm(remote, imm)
-            } else {
-                SendOp::Write(remote)
-            };
-            let sent_at = connection.queue_send_list(kind, op, sges, must_signal);
-            let part = &mut connection.requests[tag.index()].parts_mut()[at];
-            part.posted += bytes;
-            if ends_part {
-                part.step = Step::Done;
-                let (shard, memory) = (part.shard, std::mem::take(&mut part.memory));
-                connection.pinned.push_back((sent_at, shard, memory));
-            }
-            // Where sends prove nothing, nobody else bounds what is pinned.
-            let many =
-                !connection.sends_prove && connection.pinned.len() >= connection.requests.len() / 2;
-            if is_last {
-                let request = &mut connection.requests[tag.index()];
-                request.state = State::Answered;
-                if let Some(command) = &request.command {
-                    self.stats.count(command, Status::Ok);
-                }
-                if !with_imm {
-                    let response = ResponseCapsule::new(tag, sequence, Status::Ok);
-                    self.respond(slot, &response);
-                }
-            }
-            self.mark_dirty(slot);
-            if many {
-                self.prove_tail(slot);
-            }
-            if is_last {
-                return;
-            }
-        }
-    }
-
-    /// The next WRITE of a part: what it gathers, where it goes, and its bytes.
-    fn part_data(&self, slot: usize, tag: Tag, at: usize) -> Option<(SgeList, RemoteBuffer, u32)> {
-        let connection = self.connections[slot].as_ref()?;
-        let request = &connection.requests[tag.index()];
-        let buffer = request.command.as_ref()?.buffer?;
-        let part = &request.parts()[at];
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let arena = &self.pollers[connection.poller].memory.arena;
-        if let [run] = part.memory.as_slice()
-            && (part.posted, run.len) == (0, part.len)
-        {
-            // Most answers are of one run.
-            let list = SgeList::one(arena.sge(run.offset, run.len)?);
-            let addr = buffer.address + u64::from(part.at);
-            return Some((list, RemoteBuffer { addr, rkey: Rkey(buffer.rkey) }, run.len));
+        let mut end = Sent::Some;
+        while matches!(end, Sent::Some) {
+            end = send_part(connection, arena, &self.stats, tag);
         }
-        let most = (connection.params.send_sges as usize).clamp(1, MAX_SGE);
-        let (mut list, mut count, mut bytes, mut inside) = (SgeList::default(), 0, 0, true);
-        part.memory.each_run(part.posted, part.len, |run, _| {
-            if count < most {
-                match arena.sge(run.offset, run.len) {
-                    Some(sge) => inside &= list.push(sge),
-                    None => inside = false,
-                }
-                count += 1;
-                bytes += run.len;
-            }
-        });
-        let addr = buffer.address + u64::from(part.at + part.posted);
-        (inside && bytes > 0).then_some((
-            list,
-            RemoteBuffer { addr, rkey: Rkey(buffer.rkey) },
-            bytes,
-        ))
-    }
-
-    /// Source and destination of the data that goes back.
-    fn answer_data(&self, slot: usize, tag: Tag) -> Option<(Sge, RemoteBuffer)> {
-        let connection = self.connections[slot].as_ref()?;
-        let request = &connection.requests[tag.index()];
-        let buffer = request.command.as_ref()?.buffer?;
-        let memory = &self.pollers[connection.poller].memory;
-        let sge = match request.payload {
-            Payload::None => return None,
-            Payload::Zeros { len } => memory.zeros.sge(0, len)?,
-            Payload::Memory { volume, offset, len } => {
-                memory.volumes.iter().find(|(index, _)| *index == volume)?.1.sge(offset, len)?
-            }
-            Payload::Reply { len } => connection.own_sge(connection.reply_offset(tag), len),
-        };
-        (sge.len <= buffer.length)
-            .then_some((sge, RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) }))
+        mark_dirty(&mut self.dirty, connection);
+        if has_much_pinned(connection) {
+            self.prove_tail(slot);
+        }
+        match end {
+            Sent::Failed(status) => self.finish(slot, tag, status),
+            // Only a bug gets here: ranges were checked.
+            Sent::NoMemory => self.protocol_error(slot, "a read without memory"),
+            _ => {}
+        }
     }
 
     /// Slots or READ credits came back.
     pub(super) fn continue_connection(&mut self, slot: usize) {
-        while let Some(connection) = self.connections[slot].as_mut() {
+        while let Some(connection) = self.connections[slot].as_deref_mut() {
             let Some(&tag) = connection.waiting_sends.front() else { break };
             if connection.free_sends() < 2 {
                 return;
@@ -247,12 +135,10 @@ impl<S: Store> PollGroup<S> {
                 self.continue_parts(slot, tag);
                 continue;
             }
-            let Some(command) = &connection.requests[tag.index()].command else { continue };
-            let with_imm = connection.params.write_with_imm && command.opcode == Opcode::Read;
-            let with_imm = with_imm && connection.requests[tag.index()].payload != Payload::None;
-            self.post_answer(slot, tag, with_imm);
+            post_answer(connection, &self.pollers, &self.stats, tag);
+            mark_dirty(&mut self.dirty, connection);
         }
-        while let Some(connection) = self.connections[slot].as_mut() {
+        while let Some(connection) = self.connections[slot].as_deref_mut() {
             if connection.reads_in_flight >= connection.params.reads_out
                 || connection.free_sends() == 0
             {
@@ -265,7 +151,7 @@ impl<S: Store> PollGroup<S> {
 
     /// Answers a self-test with the verbs that were agreed, into the buffer it names.
     pub(super) fn self_test(&mut self, slot: usize, command: &CommandCapsule) {
-        let Some(connection) = self.connections[slot].as_mut() else { return };
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let Some(buffer) = command.buffer.filter(|b| b.length >= SCRATCH_BYTES) else {
             return self.finish(slot, command.tag, Status::BadLength);
         };
@@ -342,7 +228,201 @@ impl<S: Store> PollGroup<S> {
     }
 }
 
+/// Whether memory should be seen to come back: where sends prove nothing, nobody else bounds what is pinned.
+#[inline]
+fn has_much_pinned(connection: &Connection) -> bool {
+    !connection.sends_prove && connection.pinned.len() >= connection.requests.len() / 2
+}
+
+/// Whether the WR that writes the data of an answer tells of the outcome, too.
+#[inline]
+fn rides_on_data(params: &ConnectionParams, request: &Request) -> bool {
+    params.write_with_imm
+        && request.payload != Payload::None
+        && request.command.as_ref().is_some_and(|command| command.opcode == Opcode::Read)
+}
+
+/// Queues the WRs of an answer, for which there are send-queue slots.
+#[inline(always)]
+fn post_answer(connection: &mut Connection, pollers: &[PollerEntry], stats: &Stats, tag: Tag) {
+    let request = &mut connection.requests[tag.index()];
+    let Some(sequence) = request.command.as_ref().map(|c| c.sequence) else { return };
+    let mut response = ResponseCapsule::new(tag, sequence, request.status);
+    response.value = request.value;
+    request.state = State::Answered;
+    if request.payload != Payload::None {
+        let with_imm = rides_on_data(&connection.params, &connection.requests[tag.index()]);
+        let memory = &pollers[connection.poller].memory;
+        match post_data(connection, memory, tag, with_imm.then(|| Immediate::new(tag, sequence))) {
+            Some(()) if with_imm => return,
+            Some(()) => {}
+            // Only a bug gets here: ranges were checked. The peer must not hang for it.
+            None => response.status = Status::Internal,
+        }
+    }
+    respond(connection, stats, &response);
+}
+
+/// Queues the WRITE of an answer's data, which tells of the outcome where there is an immediate for it. `None`: it has
+/// none.
+fn post_data(
+    connection: &mut Connection,
+    memory: &PollerMemory,
+    tag: Tag,
+    immediate: Option<Immediate>,
+) -> Option<()> {
+    let (sge, remote) = answer_data(connection, memory, &connection.requests[tag.index()])?;
+    let op = match immediate {
+        Some(immediate) => SendOp::WriteWithImm(remote, immediate.to_bits()),
+        None => SendOp::Write(remote),
+    };
+    connection.queue_send(WrKind::WriteData(tag), op, sge, false, false);
+    Some(())
+}
+
+/// Collects a response, for which there is a send-queue slot.
+#[inline]
+fn respond(connection: &mut Connection, stats: &Stats, response: &ResponseCapsule) {
+    if connection.add_response(response.tag, &response.to_wire()) {
+        queue_responses(connection, stats);
+    }
+}
+
+/// Source and destination of the data that goes back.
+#[inline]
+fn answer_data(
+    connection: &Connection,
+    memory: &PollerMemory,
+    request: &Request,
+) -> Option<(Sge, RemoteBuffer)> {
+    let buffer = request.command.as_ref()?.buffer?;
+    let sge = match request.payload {
+        Payload::None => return None,
+        Payload::Zeros { len } => memory.zeros.sge(0, len)?,
+        Payload::Memory { volume, offset, len } => {
+            memory.volumes.iter().find(|(index, _)| *index == volume)?.1.sge(offset, len)?
+        }
+        Payload::Reply { len } => {
+            connection.own_sge(connection.reply_offset(request.command.as_ref()?.tag), len)
+        }
+    };
+    (sge.len <= buffer.length)
+        .then_some((sge, RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) }))
+}
+
+/// What came of a try to send a part.
+enum Sent {
+    /// It was sent, as far as one WR goes, and there may be more to send.
+    Some,
+    /// There is no more to send now, or no slot to send it with.
+    All,
+    /// The command failed and no shard works on it any more.
+    Failed(Status),
+    /// A part has no memory.
+    NoMemory,
+}
+
+/// Queues a WRITE of a READ's data, which tells of the outcome where there is an immediate for it. Returns its position.
+#[inline]
+fn queue_data(
+    connection: &mut Connection,
+    tag: Tag,
+    (sges, remote): (&SgeList, RemoteBuffer),
+    immediate: Option<Immediate>,
+    ends_part: bool,
+) -> u64 {
+    // Without a scratch to read, only a signaled WR can prove that the memory is free.
+    let must_signal = ends_part && connection.peer_scratch.is_none();
+    let op = match immediate {
+        Some(immediate) => SendOp::WriteWithImm(remote, immediate.to_bits()),
+        None => SendOp::Write(remote),
+    };
+    connection.queue_send_list(WrKind::WriteData(tag), op, sges, must_signal)
+}
+
+/// The WR that answers a READ well is queued.
+#[inline]
+fn answered(request: &mut Request, stats: &Stats) {
+    request.state = State::Answered;
+    if let Some(command) = &request.command {
+        stats.count(command, Status::Ok);
+    }
+}
+
+/// Queues one WR of the first part of a READ that is there, or waits for a send-queue slot.
+#[inline]
+fn send_part(connection: &mut Connection, arena: &MemoryRegion, stats: &Stats, tag: Tag) -> Sent {
+    let request = &connection.requests[tag.index()];
+    let Some(command) = &request.command else { return Sent::All };
+    let (pending, status, parts) = (request.pending > 0, request.status, request.parts());
+    let is_ready = |part: &Part| part.step == Step::Ready;
+    let Some(at) = parts.iter().position(is_ready) else {
+        return if pending || status == Status::Ok { Sent::All } else { Sent::Failed(status) };
+    };
+    let part = &parts[at];
+    let mut sges = SgeList::default();
+    let bytes = gather(part, arena, connection.params.send_sges, &mut sges);
+    let (Some(bytes), Some(buffer)) = (bytes, command.buffer) else { return Sent::NoMemory };
+    let remote = RemoteBuffer {
+        addr: buffer.address + u64::from(part.at + part.posted),
+        rkey: Rkey(buffer.rkey),
+    };
+    let ends_part = part.posted + bytes == part.len;
+    let only = !pending && !parts[at + 1..].iter().any(is_ready);
+    let is_last = only && ends_part && status == Status::Ok;
+    let sequence = command.sequence;
+    let with_imm = is_last && connection.params.write_with_imm;
+    let needed = if is_last && !with_imm { 1 + connection.response_needs() } else { 1 };
+    if connection.free_sends() < needed {
+        stats.send_credit_waits.add(1);
+        connection.waiting_sends.push_front(tag);
+        return Sent::All;
+    }
+    let immediate = with_imm.then(|| Immediate::new(tag, sequence));
+    let sent_at = queue_data(connection, tag, (&sges, remote), immediate, ends_part);
+    let request = &mut connection.requests[tag.index()];
+    if is_last {
+        answered(request, stats);
+    }
+    let part = &mut request.parts_mut()[at];
+    part.posted += bytes;
+    if ends_part {
+        part.step = Step::Done;
+        let (shard, memory) = (part.shard, std::mem::take(&mut part.memory));
+        connection.pinned.push_back((sent_at, shard, memory));
+    }
+    if is_last && !with_imm {
+        respond(connection, stats, &ResponseCapsule::new(tag, sequence, Status::Ok));
+    }
+    if is_last { Sent::All } else { Sent::Some }
+}
+
+/// What the next WRITE of a part gathers, at most `most` runs. Returns their bytes.
+#[inline]
+fn gather(part: &Part, arena: &MemoryRegion, most: u32, sges: &mut SgeList) -> Option<u32> {
+    if let [run] = part.memory.as_slice()
+        && (part.posted, run.len) == (0, part.len)
+    {
+        // Most answers are of one run.
+        return sges.push(arena.sge(run.offset, run.len)?).then_some(run.len);
+    }
+    let most = (most as usize).clamp(1, MAX_SGE);
+    let (mut count, mut bytes, mut inside) = (0, 0, true);
+    part.memory.each_run(part.posted, part.len, |run, _| {
+        if count < most {
+            match arena.sge(run.offset, run.len) {
+                Some(sge) => inside &= sges.push(sge),
+                None => inside = false,
+            }
+            count += 1;
+            bytes += run.len;
+        }
+    });
+    (inside && bytes > 0).then_some(bytes)
+}
+
 /// Queues the SEND of the responses that a connection has collected.
+#[inline]
 pub(super) fn queue_responses(connection: &mut Connection, stats: &Stats) {
     let count = connection.queue_responses();
     if count > 1 {

@@ -238,12 +238,14 @@ fn run(
             }
         }
         let io = group.take_io();
+        let next = match busy || !group.has_connections() {
+            true => Idle::Sleep,
+            false => patience.next(now, served.hint(&group.stats)),
+        };
         let wait = if busy {
             patience.worked(now, io);
             Wait::No
-        } else if patience.next(now, served.hint(&group.stats)) == Idle::Look
-            && group.has_connections()
-        {
+        } else if next == Idle::Look {
             // Software devices make progress on this very CPU.
             let given_up = Instant::now();
             std::thread::yield_now();
@@ -324,7 +326,7 @@ impl Served {
         }
         let wire_bytes = bytes - self.bytes;
         (self.commands, self.bytes) = (commands, bytes);
-        // About as many are on their way while those are answered.
+        // What is under way with the clients is not known. About as many are on their way while those are answered.
         let outstanding = u32::try_from(2 * served).unwrap_or(u32::MAX);
         Hint { wire_bytes: 2 * wire_bytes, outstanding }
     }

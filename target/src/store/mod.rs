@@ -117,6 +117,7 @@ pub enum OpKind {
 impl OpKind {
     /// The bytes of the volume the op touches: first byte and length. A flush touches `(0, 0)`.
     #[must_use]
+    #[inline]
     pub fn range(&self) -> (u64, u64) {
         match *self {
             Self::Read { offset, len, .. } | Self::Write { offset, len, .. } => {

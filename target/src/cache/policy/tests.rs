@@ -287,7 +287,7 @@ impl Pair {
             assert_eq!(resident, self.model.freq.contains_key(&slot));
             if resident {
                 assert_eq!(self.policy.state[slot as usize] & FREQ, self.model.freq[&slot]);
-                assert_eq!(self.policy.keys[slot as usize], self.model.keys[&slot]);
+                assert_eq!(self.policy.links[slot as usize].key, self.model.keys[&slot]);
             }
         }
         assert_eq!(self.policy.ghost_len() as usize, self.model.ghost_len());

@@ -456,3 +456,16 @@ fn segments_join_neighbours_and_name_their_slots() {
     assert_eq!(names(at(3, 512, 3584)), [3]);
     assert_eq!(names(at(63, 4095, 1)), [63]);
 }
+
+#[test]
+fn slots_that_were_handed_out_alone_make_a_run_again() {
+    let region = Region::allocate(SLOTS * SLOT_BYTES, PageKind::Normal).unwrap();
+    let mut slots = Slots::new(Arena::new(region, 256 << 10).unwrap(), 1);
+    let alone: Vec<_> = (0..SLOTS).map(|_| slots.allocate_one().unwrap()).collect();
+    assert_eq!(slots.allocate_one(), None);
+    alone.into_iter().for_each(|slot| slots.give_back(slot));
+    let (mut out, mut runs) = (Vec::new(), Vec::new());
+    assert!(slots.allocate(SLOTS, &mut out));
+    slots.segments(out.into_iter(), 0, u32::try_from(SLOTS * SLOT_BYTES).unwrap(), &mut runs);
+    assert_eq!(runs.len(), 1, "{runs:?}");
+}
