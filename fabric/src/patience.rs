@@ -149,8 +149,9 @@ pub struct Patience {
     mode: SpinMode,
     wake_cost: Duration,
     // By kind of wait.
-    kinds: [Waits; 4],
-    kind: usize,
+    kinds: [Waits; 3],
+    // None while many requests are under way: their waits are not looked through, and teach nothing.
+    kind: Option<usize>,
     idle: Option<Instant>,
     budget: Duration,
     // The thread slept in this wait, the last time until then.
@@ -174,8 +175,8 @@ impl Patience {
         Self {
             mode,
             wake_cost,
-            kinds: [Waits::NONE; 4],
-            kind: 0,
+            kinds: [Waits::NONE; 3],
+            kind: None,
             idle: None,
             budget: Duration::ZERO,
             woke: None,
@@ -219,12 +220,13 @@ impl Patience {
             // Looked through, and nobody else wanted the CPU. That may have been luck.
             self.next_rest = (self.next_rest / 2).max(REST);
         }
+        let woke = self.woke.take();
+        let Some(kind) = self.kind else { return };
         // Had it looked, it would have seen this a wake-up earlier.
-        let seen =
-            self.woke.take().map_or(now, |woke| woke.checked_sub(self.wake_cost).unwrap_or(woke));
+        let seen = woke.map_or(now, |woke| woke.checked_sub(self.wake_cost).unwrap_or(woke));
         let wait = nanos(seen.saturating_duration_since(since));
-        let (worth, limit) = (nanos(self.worth()), nanos(self.limit()));
-        self.kinds[self.kind].record(wait, worth, limit);
+        let (worth, limit) = (self.worth(kind), self.limit(kind));
+        self.kinds[kind].record(wait, nanos(worth), nanos(limit));
     }
 
     /// The thread gave its CPU up in a look, and has it back after so long. Adaptive threads mind.
@@ -250,9 +252,9 @@ impl Patience {
         match self.mode {
             SpinMode::Never => Duration::ZERO,
             SpinMode::Fixed(time) => time,
-            SpinMode::Adaptive { .. } => {
-                Duration::from_nanos(self.kinds[kind(hint, self.peak)].budget.into())
-            }
+            SpinMode::Adaptive { .. } => kind(hint, self.peak).map_or(Duration::ZERO, |kind| {
+                Duration::from_nanos(self.kinds[kind].budget.into())
+            }),
             SpinMode::Always => Duration::MAX,
         }
     }
@@ -269,36 +271,34 @@ impl Patience {
         self.rest = self.rest.saturating_sub(1);
     }
 
-    /// What a wake-up is worth in the present wait. Bulk data comes by work that may need this CPU.
-    fn worth(&self) -> Duration {
-        match self.kind {
+    /// What a wake-up is worth in a wait of that kind. Bulk data comes by work that may need this CPU.
+    fn worth(&self, kind: usize) -> Duration {
+        match kind {
             BULK => self.wake_cost,
-            MANY => Duration::ZERO,
             _ => (self.wake_cost * WORTH).max(LEAST),
         }
     }
 
-    /// The longest look in the present wait.
-    fn limit(&self) -> Duration {
+    /// The longest look in a wait of that kind.
+    fn limit(&self, kind: usize) -> Duration {
         match self.mode {
-            SpinMode::Adaptive { most } if self.kind != MANY => self.worth().max(LEAST).min(most),
+            SpinMode::Adaptive { most } => self.worth(kind).max(LEAST).min(most),
             _ => Duration::ZERO,
         }
     }
 }
 
-// Kinds of waits: for one of few answers, for bulk data, with nothing under way, and while many requests are.
+// Kinds of waits: for one of few answers, for bulk data, and with nothing under way.
 const ANSWERS: usize = 0;
 const BULK: usize = 1;
 const IDLE: usize = 2;
-const MANY: usize = 3;
 
-fn kind(hint: Hint, peak: u32) -> usize {
+fn kind(hint: Hint, peak: u32) -> Option<usize> {
     match hint.outstanding {
-        _ if is_bulk(hint) => BULK,
-        _ if peak > FEW => MANY,
-        0 => IDLE,
-        _ => ANSWERS,
+        _ if is_bulk(hint) => Some(BULK),
+        _ if peak > FEW => None,
+        0 => Some(IDLE),
+        _ => Some(ANSWERS),
     }
 }
 

@@ -292,7 +292,7 @@ impl<S: Store> Shard<S> {
         !self.waiting_memory.is_empty()
     }
 
-    /// Whether there is one.
+    /// Whether [`Self::take_reply`] has an answer.
     #[must_use]
     #[inline]
     pub fn has_reply(&self) -> bool {

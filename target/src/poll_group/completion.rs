@@ -9,7 +9,7 @@ use crate::request::Request;
 use crate::store::Store;
 
 impl<S: Store> PollGroup<S> {
-    /// Acts on the first of the completions that were reaped. Apart from the turn, which is short where nothing came.
+    /// Acts on the first `count` completions of `reaped`. Apart from the turn, which is short where nothing came.
     #[inline(never)]
     pub(super) fn on_completions(&mut self, poller: usize, count: usize) {
         for at in 0..count {
