@@ -124,6 +124,9 @@ pub struct CompareArgs {
     /// Do not count system calls and context switches in extra samples.
     #[arg(long)]
     pub no_probe: bool,
+    /// Sample with perf where the processors' time goes, in one more sample of each cell and system.
+    #[arg(long)]
+    pub profile: bool,
     /// Do not run perftest in every round.
     #[arg(long)]
     pub no_perftest: bool,

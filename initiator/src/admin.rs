@@ -19,6 +19,7 @@ use rblk_protocol::{
     ResponseCapsule, Sequence, Status, Tag, VolumeHandle,
 };
 
+use crate::alarm::Alarm;
 use crate::error::SessionError;
 use crate::lull::Lull;
 
@@ -60,6 +61,8 @@ impl Pulse {
 pub struct AdminChannel {
     // A duplicate of the poller's descriptor.
     readiness: Readiness,
+    // Of the next beat, or of the answer to the last.
+    alarm: Alarm,
     poller: Box<dyn Poller>,
     qp: QpIndex,
     credits: SendCredits,
@@ -129,8 +132,11 @@ impl AdminChannel {
         let readiness = Readiness::new(poller.event_fds()).map_err(|source| {
             SessionError::System { what: "watching the admin connection", source }
         })?;
+        let alarm = Alarm::new()
+            .map_err(|source| SessionError::System { what: "a timer of the session", source })?;
         let mut channel = Self {
             readiness,
+            alarm,
             poller,
             qp,
             credits: SendCredits::new(32, 8),
@@ -228,7 +234,8 @@ impl AdminChannel {
         self.last_beat = self.last_beat.max(begun);
         let mut armed = false;
         loop {
-            if let Some(response) = self.next_response()? {
+            let now = Instant::now();
+            if let Some(response) = self.next_response(now)? {
                 if response.tag != CALL_TAG || !response.answers(sequence) {
                     return Err(SessionError::Protocol("an answer to a command that was not sent"));
                 }
@@ -240,7 +247,7 @@ impl AdminChannel {
                 return Ok(Reply { status: response.status, value: response.value, payload });
             }
             let due = match self.pulse {
-                Some(pulse) => match self.keep_beat(pulse, pulse.period)? {
+                Some(pulse) => match self.keep_beat(pulse, pulse.period, now)? {
                     Some(due) => due.min(deadline),
                     None => {
                         armed = false;
@@ -289,8 +296,10 @@ impl AdminChannel {
         period: impl Fn(&mut Lull, Instant) -> Duration,
     ) -> Result<Option<AsyncEvent>, SessionError> {
         let mut armed = false;
+        // The clock is read once each time it wakes: what is done between two sleeps takes no time that matters.
+        let mut now = Instant::now();
         loop {
-            if self.next_response()?.is_some() {
+            if self.next_response(now)?.is_some() {
                 return Err(SessionError::Protocol("an answer nobody waits for"));
             }
             if let Some(event) = self.event.take() {
@@ -303,22 +312,25 @@ impl AdminChannel {
                 self.parked = Some(self.sequence);
                 self.post_command(&mut command, &[], CAPSULE_STRIDE)?;
             }
-            let period = period(&mut self.lull, Instant::now());
-            let Some(due) = self.keep_beat(pulse, period)? else {
+            let period = period(&mut self.lull, now);
+            let Some(due) = self.keep_beat(pulse, period, now)? else {
                 armed = false;
                 continue;
             };
             // A completion between the last look and arming raises no event: look once more after it.
             if armed {
-                let left = due.saturating_duration_since(Instant::now());
-                if let Ok(ready) = tokio::time::timeout(left, self.readiness.readable()).await {
-                    ready.map_err(|source| SessionError::System {
-                        what: "the admin connection",
-                        source,
-                    })?;
-                }
-                // After a time-out, too: the device may have lost the event.
+                let woken = tokio::select! {
+                    biased;
+                    ready = self.readiness.readable() => ready,
+                    rang = self.alarm.until(due, now) => rang,
+                };
+                woken.map_err(|source| SessionError::System {
+                    what: "the admin connection",
+                    source,
+                })?;
+                // After the alarm, too: the device may have lost the event.
                 self.poller.clear_event();
+                now = Instant::now();
             } else {
                 self.poller.arm()?;
             }
@@ -332,8 +344,8 @@ impl AdminChannel {
         &mut self,
         pulse: Pulse,
         period: Duration,
+        now: Instant,
     ) -> Result<Option<Instant>, SessionError> {
-        let now = Instant::now();
         let due = match self.beat {
             Some((_, since)) => since + pulse.timeout,
             None => self.last_beat + period,
@@ -366,7 +378,7 @@ impl AdminChannel {
     }
 
     /// The next response, if one is there. Answers to ASYNC_EVENT are put aside.
-    fn next_response(&mut self) -> Result<Option<ResponseCapsule>, SessionError> {
+    fn next_response(&mut self, now: Instant) -> Result<Option<ResponseCapsule>, SessionError> {
         loop {
             let mut one = [Completion::default(); 1];
             if self.poller.poll(&mut one)? == 0 {
@@ -401,7 +413,7 @@ impl AdminChannel {
             }
             if response.tag == BEAT_TAG && self.beat.is_some_and(|(s, _)| response.answers(s)) {
                 self.beat = None;
-                self.last_beat = Instant::now();
+                self.last_beat = now;
                 continue;
             }
             return Ok(Some(response));

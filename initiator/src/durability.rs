@@ -1,5 +1,5 @@
 //! [`Durability`]: which acknowledged writes of a mount a completed FLUSH covered; [`Ledger`]: the part of one queue
-//! in it. No I/O, no clock, no lock.
+//! in it. No I/O, no clock; a lock only where a loss came or was told.
 //!
 //! Every acknowledged WRITE, DISCARD and WRITE_ZEROES gets a number, in the order of the acknowledgements of all
 //! queues. A FLUSH covers what was numbered when it was sent, whichever queue sent it: the target had done those
@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rblk_protocol::{QueueDepth, Tag};
+use tokio::sync::Notify;
 
 use crate::io::{Io, IoOp};
 use crate::retain::{EntryId, RetainRing, Retained, what_of};
@@ -45,6 +46,8 @@ pub struct Durability {
     lost_below: AtomicU64,
     // Losses that some FLUSH was failed for which covered all of what is lost.
     told: AtomicU64,
+    // Rung when one of the two rises.
+    changed: Notify,
     rewritten: AtomicU64,
 }
 
@@ -129,6 +132,7 @@ impl Durability {
         self.lost_below.fetch_max(horizon, Ordering::AcqRel);
         self.losses.fetch_add(1, Ordering::AcqRel);
         self.made_durable(horizon);
+        self.changed.notify_one();
     }
 
     /// What is numbered below `horizon` is durable now, after that many writes were written again.
@@ -155,6 +159,11 @@ impl Durability {
         self.told.load(Ordering::Acquire) < self.losses()
     }
 
+    /// Waits until [`Self::has_untold_loss`] may have changed since the last time. For one who waits. Cancel safe.
+    pub async fn loss_changed(&self) {
+        self.changed.notified().await;
+    }
+
     /// What a FLUSH that is submitted now is sure to have been meant for: those numbered below. What a predecessor left
     /// is not, as long as that may be a request of its time which is given to us again.
     fn submission(&self) -> u64 {
@@ -171,6 +180,9 @@ impl Durability {
         } else {
             self.told.load(Ordering::Acquire)
         };
+        if told < losses {
+            self.changed.notify_one();
+        }
         told < losses || seen < losses
     }
 }

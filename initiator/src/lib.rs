@@ -12,6 +12,7 @@
 #![deny(unsafe_code)]
 
 pub mod admin;
+pub mod alarm;
 pub mod args;
 pub mod durability;
 pub mod engine;

@@ -1,7 +1,8 @@
 //! The real programs as children: [`run`] for those that end, [`Target`] for one that serves, and [`Client`]
 //! for I/O with it without a block device.
 
-use std::net::TcpListener;
+use std::fmt::Debug;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use rblk_initiator::session::{Claim, HostIdentity, QueueWish, Session};
 use rblk_protocol::{AccessMode, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag};
 use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::control::status::TargetStatus;
+use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 
 /// How long anything may take before a test gives up.
@@ -101,13 +103,47 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A TCP port that nobody listened on a moment ago.
+/// Waits until something is what it should be, as a whole: what is told piece by piece may be seen half.
+///
+/// # Panics
+/// It is something else all the time.
+#[track_caller]
+pub fn wait_for_equal<T: PartialEq + Debug>(what: &str, expected: &T, mut look: impl FnMut() -> T) {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let found = look();
+        if found == *expected {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{what}: {found:?}, not {expected:?}");
+        std::thread::sleep(POLL);
+    }
+}
+
+/// A TCP port of this host on which nobody listens. As long as this lives it is given to nobody who asks for any port,
+/// and can be had by name.
+#[derive(Debug)]
+pub struct FreePort {
+    /// The port.
+    pub number: u16,
+    // Bound, and does not listen.
+    _socket: TcpSocket,
+}
+
+/// Reserves a free port.
 ///
 /// # Panics
 /// There is none.
 #[must_use]
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port()
+pub fn free_port() -> FreePort {
+    let reserve = || {
+        let socket = TcpSocket::new_v4()?;
+        // As who listens sets it: two such sockets may have one port while neither listens.
+        socket.set_reuseaddr(true)?;
+        socket.bind((Ipv4Addr::LOCALHOST, 0).into())?;
+        Ok::<_, std::io::Error>(FreePort { number: socket.local_addr()?.port(), _socket: socket })
+    };
+    reserve().expect("a free port")
 }
 
 /// Processes whose command line names a path.
@@ -146,7 +182,7 @@ impl Target {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log");
         let mut child = Command::new(program("rblk-target"))
             .arg("serve")
-            .args(["--listen", &format!("tcp://127.0.0.1:{port}")])
+            .args(["--listen", &format!("tcp://127.0.0.1:{}", port.number)])
             .arg("--control-socket")
             .arg(&socket)
             .arg("--state-dir")
@@ -165,7 +201,7 @@ impl Target {
             }
             status(&socket)
         });
-        let address = format!("tcp://127.0.0.1:{port}").parse().expect("an address");
+        let address = format!("tcp://127.0.0.1:{}", port.number).parse().expect("an address");
         Self { child, socket, address, log }
     }
 
@@ -231,6 +267,8 @@ pub struct Client {
     pub volume: OpenReply,
     runtime: Runtime,
     engine: Engine,
+    // The engine's clock, which stands still: nothing is too late for it, however long a process was not run.
+    now: Instant,
     buffers: Arc<Region>,
 }
 
@@ -256,7 +294,9 @@ impl Client {
         let runtime = runtime();
         let name = Name::new("test").expect("a name");
         let identity = HostIdentity { id: HostId([host; 16]), name };
-        let options = ConnectOptions::default();
+        // As patient as a test. It says nothing when it has nothing to say, so the target must wait for it.
+        let options =
+            ConnectOptions { timeout: DEADLINE, detect: 3 * DEADLINE, ..ConnectOptions::default() };
         let depth = QueueDepth::new(DEPTH).expect("a depth");
         let buffers = Region::allocate(IO_MAX as usize * usize::from(DEPTH), PageKind::Normal)
             .expect("memory");
@@ -274,8 +314,9 @@ impl Client {
             Ok::<_, SessionError>((session, volume, path))
         })?;
         let mut engine = Engine::new(depth, IO_MAX as usize, Arc::new(QueueStats::default()));
-        engine.connect(path, Instant::now());
-        Ok(Self { session, volume, runtime, engine, buffers })
+        let now = Instant::now();
+        engine.connect(path, now);
+        Ok(Self { session, volume, runtime, engine, now, buffers })
     }
 
     /// Runs one request. `None` when the path is lost.
@@ -289,9 +330,8 @@ impl Client {
         let deadline = Instant::now() + DEADLINE;
         let mut result = None;
         while result.is_none() {
-            let now = Instant::now();
-            assert!(now < deadline, "{op:?} does not end");
-            if !self.engine.turn(now, |_, r| result = Some(r)) {
+            assert!(Instant::now() < deadline, "{op:?} does not end");
+            if !self.engine.turn(self.now, |_, r| result = Some(r)) {
                 std::thread::yield_now();
             }
             if result.is_none() && self.engine.take_ended().is_some() {
@@ -334,6 +374,6 @@ impl Client {
     /// Says goodbye.
     pub fn logout(mut self) {
         self.engine.disconnect();
-        self.runtime.block_on(self.session.logout(Duration::from_secs(1)));
+        self.runtime.block_on(self.session.logout(DEADLINE));
     }
 }

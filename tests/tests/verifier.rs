@@ -82,19 +82,21 @@ fn wish() -> QueueWish {
 
 async fn open(address: &Address) -> (Session, OpenReply) {
     let host = HostIdentity { id: HostId([1; 16]), name: Name::new("test").unwrap() };
-    let mut session =
-        Session::connect(address, &ConnectOptions::default(), &host, None).await.unwrap();
+    let options =
+        ConnectOptions { timeout: DEADLINE, detect: 3 * DEADLINE, ..ConnectOptions::default() };
+    let mut session = Session::connect(address, &options, &host, None).await.unwrap();
     let volume = session.open(&Name::new("v").unwrap(), AccessMode::Exclusive).await.unwrap();
     (session, volume)
 }
 
-fn run(engine: &mut Engine, io: Io) -> i32 {
+/// At one moment of the engine's clock, so that nothing is too late for it.
+fn run(engine: &mut Engine, now: Instant, io: Io) -> i32 {
     engine.submit(Tag(0), io).unwrap();
     let begun = Instant::now();
     let mut result = None;
     while result.is_none() {
         assert!(begun.elapsed() < DEADLINE, "{io:?} does not end");
-        engine.turn(Instant::now(), |_, r| result = Some(r));
+        engine.turn(now, |_, r| result = Some(r));
         std::thread::yield_now();
     }
     result.unwrap()
@@ -114,10 +116,11 @@ fn lose(retain: bool) -> (Arc<Durability>, Vec<u8>, Vec<u8>) {
     let ledger = Ledger::new(Arc::clone(&durability), wish().depth, ring);
     let mut engine =
         Engine::new(wish().depth, 64 << 10, Arc::new(QueueStats::default())).with_ledger(ledger);
+    let begun = Instant::now();
     let (session, volume) = runtime.block_on(async {
         let (mut session, volume) = open(&target.address).await;
         let path = session.connect_queue(0, wish(), volume.handle, &buffers).await.unwrap();
-        engine.connect(path, Instant::now());
+        engine.connect(path, begun);
         (session, volume)
     });
     let size = BlockSize::new(volume.block_size.bytes()).unwrap();
@@ -128,7 +131,7 @@ fn lose(retain: bool) -> (Arc<Durability>, Vec<u8>, Vec<u8>) {
         let byte = u8::try_from(write + 1).unwrap();
         buffers.write(0, &vec![byte; usize::try_from(len).unwrap()]);
         let io = Io::new(IoOp::Write, at, len, size).unwrap();
-        assert_eq!(i64::from(run(&mut engine, io)), i64::try_from(len).unwrap());
+        assert_eq!(i64::from(run(&mut engine, begun, io)), i64::try_from(len).unwrap());
         let at = usize::try_from(at).unwrap();
         expected[at..at + usize::try_from(len).unwrap()].fill(byte);
     }
@@ -154,15 +157,14 @@ fn lose(retain: bool) -> (Arc<Durability>, Vec<u8>, Vec<u8>) {
     runtime.block_on(async {
         let (mut session, now) = open(&target.address).await;
         assert_ne!(now.verifier, volume.verifier);
-        let second = Duration::from_secs(1);
         let account = Account {
             durability: Arc::clone(&durability),
             queues: vec![mail],
             wish: wish(),
-            pulse: Pulse { period: second, idle_period: second, timeout: 10 * second },
+            pulse: Pulse::of(3 * DEADLINE),
         };
         settle(&mut session, &now, &account).await.unwrap();
-        session.logout(second).await;
+        session.logout(DEADLINE).await;
     });
     thread.join().unwrap();
     drop(target);

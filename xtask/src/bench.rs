@@ -220,6 +220,12 @@ impl BenchArgs {
             let gate = ["--cells", "gate", "--systems", "rblk-verbs,rblk-tcp", "--no-perftest"];
             compare(&[&gate, words].concat())
         };
+        // Why a system is as fast as it is: fio runs, and the processors are sampled.
+        let profiling = || {
+            let systems = ["--systems", "rblk-verbs,rblk-tcp,nvme-rdma,nvme-tcp"];
+            let gate = ["--cells", "gate", "--no-perftest", "--no-probe", "--profile"];
+            compare(&[systems.as_slice(), &gate].concat())
+        };
         // Spinning and not spinning, in turn and each alone: what is measured is there only as long as it is.
         let waiting = || {
             let of = |system: &[&str], round: &str| {
@@ -266,6 +272,7 @@ impl BenchArgs {
                     .into_iter()
                     .chain(waiting())
                     .chain([
+                        profiling(),
                         step("scale", &["--what", "volumes,sessions,file-size,arena,idle"]),
                         probing(&[]),
                     ])

@@ -10,11 +10,13 @@
 //! | [`rounds`] | the measuring |
 //! | [`fio`] | one sample |
 //! | [`probe`] | what it cost the processor |
+//! | [`profile`] | where the processors' time went |
 //! | [`wire`] | perftest beside |
 
 pub mod fio;
 pub mod plan;
 pub mod probe;
+pub mod profile;
 pub mod rounds;
 pub mod wire;
 
@@ -52,6 +54,9 @@ pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> 
     if !child::is_installed("fio") {
         bail!("there is no fio: install it");
     }
+    if args.profile && !child::is_installed(profile::PERF) {
+        bail!("there is no perf, which --profile needs: install it (Debian: linux-perf)");
+    }
     interrupt::watch()?;
     let swept = undo::sweep(Path::new(undo::DIR))?;
     if swept.undone > 0 {
@@ -83,6 +88,7 @@ pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> 
         rounds: args.rounds,
         seconds: args.seconds,
         probe: !args.no_probe,
+        profile: args.profile,
         wire,
         progress: Progress::of(total, args.seconds),
     };

@@ -11,12 +11,12 @@ use anyhow::{Context, Result};
 
 use super::plan::{Candidate, order};
 use super::probe::{self, Look};
-use super::{fio, wire};
+use super::{fio, profile, wire};
 use crate::folder::RunFolder;
 use crate::interrupt;
 use crate::peer::undo::{Journal, Step};
 use crate::peer::{QUEUE_DEPTH, QUEUE_DEPTH_DEEP, Setting, System};
-use crate::result::{Cell, Run, Sample};
+use crate::result::{Cell, CpuProfile, Run, Sample, ThreadShare};
 
 /// How long filling a disk once may take.
 const FILL_SECONDS: u32 = 180;
@@ -24,6 +24,9 @@ const FILL_SECONDS: u32 = 180;
 const COUNTED: Duration = Duration::from_millis(1500);
 /// Seconds of such a sample.
 const PROBE_SECONDS: u32 = 4;
+/// Seconds for which the processors are sampled, and for which fio would run then: perf takes long to begin.
+const PROFILE_SECONDS: u32 = 4;
+const PROFILE_LOAD_SECONDS: u32 = 120;
 /// How long fio may take to begin in such a sample.
 const START: Duration = Duration::from_secs(30);
 /// Length of one sample beyond what is measured, for the estimate of what is left.
@@ -42,6 +45,8 @@ pub struct Rounds<'r> {
     pub seconds: u32,
     /// Whether to count system calls in extra samples.
     pub probe: bool,
+    /// Whether to sample where the processors' time goes, in extra samples.
+    pub profile: bool,
     /// perftest beside, where there is a device for it.
     pub wire: Option<wire::Wire>,
     /// Samples of the whole run, and how many are done.
@@ -111,6 +116,14 @@ impl Rounds<'_> {
                     interrupt::check()?;
                     let measured = self.one(&mut contenders[at], cell, round, setting)?;
                     self.progress.step(measured);
+                }
+            }
+            self.folder.save(self.run)?;
+        }
+        if self.profile {
+            for cell in cells {
+                for contender in &contenders {
+                    self.sample_processors(contender, cell, setting)?;
                 }
             }
             self.folder.save(self.run)?;
@@ -269,6 +282,39 @@ impl Rounds<'_> {
         })
     }
 
+    /// Samples where the processors' time goes in a cell, once in a run, in a sample that is not kept.
+    fn sample_processors(
+        &mut self,
+        contender: &Contender<'_>,
+        cell: &Cell,
+        setting: &Setting,
+    ) -> Result<()> {
+        let key = &contender.candidate.info.key;
+        let Some(system) = &contender.system else { return Ok(()) };
+        if self.run.profiles.iter().any(|p| p.system == *key && p.cell == cell.key) {
+            return Ok(());
+        }
+        let sampled = processors(system, cell, setting);
+        interrupt::check()?;
+        match sampled {
+            Ok(threads) => {
+                let most = threads.iter().take(5);
+                let most: Vec<String> =
+                    most.map(|t| format!("{} {:.0} %", t.name, t.share * 100.0)).collect();
+                say(&format!("{:<26} {key:<16} processors: {}", cell.key, most.join(", ")));
+                self.run.profiles.push(CpuProfile {
+                    system: key.clone(),
+                    cell: cell.key.clone(),
+                    threads,
+                });
+            }
+            Err(error) => {
+                say(&format!("{} {key}: processors not sampled: {}", cell.key, one_line(&error)));
+            }
+        }
+        Ok(())
+    }
+
     /// Counts the system calls of a cell's I/Os in a sample of its own, which is not kept: counting them costs time.
     fn count_syscalls(
         &mut self,
@@ -310,6 +356,24 @@ impl Rounds<'_> {
     }
 }
 
+/// Where the processors' time goes under a cell's load, which is ended when that is known.
+fn processors(system: &System, cell: &Cell, setting: &Setting) -> Result<Vec<ThreadShare>> {
+    let dir = tempfile::tempdir().context("a directory for perf")?;
+    let output = dir.path().join("fio.json");
+    let words = fio::words(cell, system.path(), setting.bytes, PROFILE_LOAD_SECONDS, &output);
+    let (tag, undo) = load_tag(&setting.journal)?;
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| fio::run(&words, PROFILE_LOAD_SECONDS, &tag));
+        let sampled = wait_for_io(|| probe::disk_ios(system.path()))
+            .and_then(|()| profile::record(dir.path(), PROFILE_SECONDS));
+        let ended_early = running.is_finished();
+        undo.undo()?;
+        let load = running.join().unwrap_or_else(|_| Err(anyhow::anyhow!("fio's thread")));
+        // It was killed, unless it had ended: then nothing ran while perf looked.
+        if ended_early { load.and(sampled) } else { sampled }
+    })
+}
+
 /// System calls per I/O of both ends' data threads.
 fn calls_per_io(system: &System, cell: &Cell, setting: &Setting) -> Result<[Option<f64>; 2]> {
     let dir = tempfile::tempdir().context("a directory for fio")?;
@@ -319,7 +383,7 @@ fn calls_per_io(system: &System, cell: &Cell, setting: &Setting) -> Result<[Opti
     let fio = std::thread::scope(|scope| {
         let running = scope.spawn(|| fio::run(&words, PROBE_SECONDS, &tag));
         let counted = (|| {
-            wait_for_io(system)?;
+            wait_for_io(|| counted_ios(system))?;
             let before = system.counters();
             let calls = probe::syscalls(&setting.journal, system, COUNTED)?;
             Ok((before, calls, system.counters()))
@@ -340,9 +404,13 @@ fn calls_per_io(system: &System, cell: &Cell, setting: &Setting) -> Result<[Opti
     ])
 }
 
+/// I/Os that the initiator counted.
+fn counted_ios(system: &System) -> u64 {
+    system.counters().initiator.map_or(0, |counts| counts.reads + counts.writes)
+}
+
 /// Waits until a load that was started does I/O: programs start slowly on a guest's shared file system.
-fn wait_for_io(system: &System) -> Result<()> {
-    let ios = || system.counters().initiator.map_or(0, |counts| counts.reads + counts.writes);
+fn wait_for_io(ios: impl Fn() -> u64) -> Result<()> {
     let (before, deadline) = (ios(), Instant::now() + START);
     while ios() == before {
         if Instant::now() > deadline {

@@ -462,10 +462,10 @@ mod tests {
             far: true,
             perftest: false,
         };
-        // Bound and let go: nobody is there now.
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = free.local_addr().unwrap().port();
-        drop(free);
+        // The port of who connected is nobody else's, and nobody listens there.
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let taken = std::net::TcpStream::connect(other.local_addr().unwrap()).unwrap();
+        let port = taken.local_addr().unwrap().port();
         let address: Address = format!("tcp://127.0.0.1:{port}").parse().unwrap();
         let result = measure(&address, &plan, None);
         assert!(result.error.is_some_and(|error| error.contains("127.0.0.1")));

@@ -8,7 +8,8 @@
 //! | [`html`], [`style`] | pages and their looks |
 //! | [`number`] | numbers as people read them |
 //! | [`notes`] | what a person adds to a run |
-//! | `page` | the order of the report; its sections are in `compared`, `latency`, `transports`, `costs`, `growth` |
+//! | `page` | the order of the report; its sections are in `compared`, `latency`, `profiles`, `transports`, `costs`,
+//! `growth` |
 //!
 //! A report is drawn from the [`Run`] alone, so it can be drawn again, and of a run that has only parts: what was
 //! not measured is said or left out, never drawn as nothing. The page needs no network and no scripts.
@@ -24,6 +25,7 @@ mod latency;
 pub mod notes;
 pub mod number;
 mod page;
+mod profiles;
 pub mod style;
 pub mod svg;
 pub mod table;

@@ -11,7 +11,7 @@ use super::notes::Notes;
 use super::number;
 use super::style;
 use super::svg::Svg;
-use super::{compared, costs, growth, latency, transports};
+use super::{compared, costs, growth, latency, profiles, transports};
 
 /// A page that is being written, and the drawings that are files, too.
 #[derive(Debug, Default)]
@@ -85,6 +85,7 @@ pub(super) fn write(run: &Run, notes: &Notes) -> (String, Vec<(String, Svg)>) {
     compared::systems_beside(&mut page, run);
     latency::section(&mut page, run);
     compared::processors(&mut page, run);
+    profiles::section(&mut page, run);
     transports::section(&mut page, run);
     costs::section(&mut page, run);
     growth::section(&mut page, run);

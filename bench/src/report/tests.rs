@@ -4,9 +4,9 @@ use super::html::unbalanced;
 use super::notes::Notes;
 use super::*;
 use crate::result::{
-    Axis, Bandwidth, Cell, Cpu, Fabric, FabricDevice, Family, Idle, Latency, Pages, PerIo, Perf,
-    PingPong, Place, Point, Registration, Sample, Scale, ScaleLine, ScalePlot, SystemInfo, Unit,
-    Wait, system,
+    Axis, Bandwidth, Cell, Cpu, CpuProfile, Fabric, FabricDevice, Family, FunctionShare, Idle,
+    Latency, Pages, PerIo, Perf, PingPong, Place, Point, Registration, Sample, Scale, ScaleLine,
+    ScalePlot, SystemInfo, ThreadShare, Unit, Wait, system,
 };
 
 /// Key, title, family, transport, and how fast it is against an imagined one.
@@ -298,7 +298,30 @@ fn whole() -> Run {
     compared(&mut run);
     run.fabric = Some(measured_fabric());
     run.scale = Some(measured_scale());
+    run.profiles.push(profile(&run));
     run
+}
+
+/// Of the first cell, with a thread whose name and functions are no words of a page.
+fn profile(run: &Run) -> CpuProfile {
+    let function = |name: &str, kernel, share| FunctionShare { name: name.into(), kernel, share };
+    let thread = |name: &str, share, functions| ThreadShare { name: name.into(), share, functions };
+    CpuProfile {
+        system: system::RBLK_VERBS.into(),
+        cell: run.cells[0].key.clone(),
+        threads: vec![
+            thread(ThreadShare::IDLE, 0.5, vec![function("pv_native_safe_halt", true, 0.5)]),
+            thread(
+                "poll-group",
+                0.3,
+                vec![
+                    function("crc32_le", true, 0.125),
+                    function("<a::B<c> as d::E>::f", false, 0.0625),
+                ],
+            ),
+            thread("few", 0.009, vec![function("seldom", false, 0.009)]),
+        ],
+    }
 }
 
 fn page_of(run: &Run) -> String {
@@ -316,7 +339,17 @@ fn page_of(run: &Run) -> String {
 fn a_whole_run_is_one_page() {
     let run = whole();
     let page = page_of(&run);
-    for id in ["ratios", "goals", "systems", "latency", "processors", "fabric", "scale", "place"] {
+    for id in [
+        "ratios",
+        "goals",
+        "systems",
+        "latency",
+        "processors",
+        "profile",
+        "fabric",
+        "scale",
+        "place",
+    ] {
         assert!(page.contains(&format!("<h2 id=\"{id}\">")), "{id}");
     }
     // One file: nothing is fetched, and nothing runs.
@@ -328,6 +361,8 @@ fn a_whole_run_is_one_page() {
         "the system that is missing is said"
     );
     assert!(page.contains("href=\"profile/a.txt\""));
+    assert!(page.contains("crc32_le (k) 12.5 %, &lt;a::B&lt;c&gt; as d::E&gt;::f 6.2 %"));
+    assert!(!page.contains("pv_native_safe_halt") && !page.contains("seldom"));
     assert!(page.find("id=\"ratios\"") < page.find("id=\"goals\""), "ratios come first");
     // For whoever wants to see it: RBLK_BENCH_DRAW=DIR.
     if let Some(dir) = std::env::var_os("RBLK_BENCH_DRAW") {

@@ -24,6 +24,8 @@ const QUEUES_MOST: u16 = 4;
 /// Load on a mount with any number of queues: jobs, and I/Os outstanding of each.
 const JOBS: u32 = 4;
 const DEPTH: u32 = 32;
+/// I/Os outstanding on each of many volumes, where the load grows with them.
+const DEPTH_OF_EACH: u32 = 4;
 /// Bytes of a volume with queues.
 const BYTES: u64 = 256 << 20;
 /// Bytes of each of many volumes.
@@ -194,23 +196,29 @@ pub(super) fn volumes(
 ) -> Result<(Vec<ScalePlot>, Option<Idle>)> {
     let _module = front_end(setting)?;
     let mut mounts = Mounts::new(setting, most)?;
-    let (mut iops, mut memory) = (Line::default(), Line::default());
+    let (mut each, mut divided, mut memory) = (Line::default(), Line::default(), Line::default());
     for count in steps(most).into_iter().filter(|count| with_load || *count == most) {
         mounts.grow(count)?;
         if !with_load {
             break;
         }
         let disks = mounts.disks();
-        let cell = Cell::new("randread", 4096, DEPTH, 1, 1, 100);
-        let more = ["--file_service_type=roundrobin:1".to_owned()];
-        let seen = load(setting, &cell, &disks, SMALL_BYTES * u64::from(count), &more)?;
+        let rate = |depth| {
+            let cell = Cell::new("randread", 4096, depth, 1, 1, 100);
+            let more = ["--file_service_type=roundrobin:1".to_owned()];
+            load(setting, &cell, &disks, SMALL_BYTES * u64::from(count), &more)
+        };
+        let (of_each, of_all) = (rate(DEPTH_OF_EACH * count)?, rate(DEPTH)?);
         let resident = mounts.resident();
         setting.tell(&format!(
-            "{count} volumes: {:.0} IOPS; {} MiB resident in their daemons",
-            seen.median,
+            "{count} volumes: {:.0} IOPS at depth {DEPTH_OF_EACH} each, {:.0} at {DEPTH} over all; {} MiB resident in \
+             their daemons",
+            of_each.median,
+            of_all.median,
             resident >> 20
         ));
-        iops.add(f64::from(count), seen);
+        each.add(f64::from(count), of_each);
+        divided.add(f64::from(count), of_all);
         #[allow(clippy::cast_precision_loss, reason = "bytes far below 2^53")]
         memory.add_one(f64::from(count), resident as f64);
     }
@@ -223,11 +231,12 @@ pub(super) fn volumes(
     if with_load {
         let rate = Axis { label: "4 KiB random reads".to_owned(), unit: Unit::Iops, log: false };
         let note = format!(
-            "{what}; {DEPTH} I/Os outstanding over all of them; the exponent is that of the time \
-             for one I/O on each"
+            "{what}; the exponent is that of the time for one I/O on each. {DEPTH} outstanding over all of them are \
+             fewer on each the more there are, and share fewer messages and wake-ups: no growth to be judged"
         );
         let mut by_volumes = plot("iops-by-volumes", "IOPS against volumes", volumes(), rate, note);
-        by_volumes.lines.push(iops.growth_of_rate("rblk-tcp"));
+        by_volumes.lines.push(each.growth_of_rate(&format!("{DEPTH_OF_EACH} outstanding on each")));
+        by_volumes.lines.push(divided.plain(&format!("{DEPTH} outstanding over all")));
         let bytes = Axis {
             label: "resident memory of all mount daemons".to_owned(),
             unit: Unit::Bytes,

@@ -38,13 +38,25 @@ impl Mount {
         // A request that a dead process held comes again to the next one.
         spec.recovery = Recovery::Reissue;
         spec.token = Some(token);
-        let device = Device::add(control, spec, params)?;
+        let device = aside(|| Device::add(control, spec, params))?;
         // The driver cuts the number of queues to that of the CPUs.
         self.known.queues = device.info().queues;
         self.device = Some((device.info().id, token));
         self.must_note().context(NO_NOTE)?;
         Ok(device)
     }
+}
+
+/// Does it on a thread of its own, and waits. To a thread that gives the driver commands the kernel adds a worker, which
+/// lives as long as that thread does, and wakes every 5 s.
+pub(super) fn aside<T: Send>(
+    what: impl FnOnce() -> Result<T, UblkError> + Send,
+) -> Result<T, UblkError> {
+    let named = std::thread::Builder::new().name("rblk-driver".to_owned());
+    std::thread::scope(|scope| match named.spawn_scoped(scope, what) {
+        Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        Err(source) => Err(UblkError::System { action: "starting a thread".to_owned(), source }),
+    })
 }
 
 /// Refuses a number that is taken, before anything is asked of the target: taking a volume over cannot be undone.

@@ -67,7 +67,7 @@ pub use waiting::ToldToEnd;
 
 const EIO: i32 = 5;
 
-/// How soon it is noted that a loss was told.
+/// How soon it is noted that a loss came or was told.
 const NOTE_STEP: Duration = Duration::from_secs(1);
 /// Time for an answer to get out before the process ends.
 const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -144,8 +144,11 @@ pub async fn run(
     if !take_over {
         neighbour::must_not_hold(name, config, host.id, None)?;
     }
-    let mut control = Control::open()?;
-    device::must_be_free(&mut control, config.device_id)?;
+    let control = device::aside(|| {
+        let mut control = Control::open()?;
+        device::must_be_free(&mut control, config.device_id)?;
+        Ok(control)
+    })?;
     let socket = MountSocket::bind(&lock).context("the mount's socket")?;
     let (outbox, mut from_queues) = mpsc::unbounded_channel();
     let (mut mount, paths) =
@@ -199,8 +202,9 @@ impl Mount {
         on_ready(&self.status());
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         let (asked_sender, mut asked) = mpsc::channel(16);
-        let mut noting = tokio::time::interval(NOTE_STEP);
-        noting.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let durability = Arc::clone(&self.durability);
+        let owes_note = self.status.volatile_cache && self.owes_note();
+        let mut note_at = owes_note.then(Instant::now);
         let serving = socket.serve(asked_sender);
         tokio::pin!(serving);
         let mut ending = Ending::default();
@@ -217,7 +221,12 @@ impl Mount {
                 Some(request) = asked.recv() => self.on_ask(request, &mut ending),
                 () = link::until(patience) => None,
                 () = signals.next() => self.on_terminate(&mut ending),
-                _ = noting.tick(), if self.status.volatile_cache => {
+                () = durability.loss_changed(), if note_at.is_none() => {
+                    note_at = Some(Instant::now() + NOTE_STEP);
+                    None
+                }
+                () = link::until(note_at) => {
+                    note_at = None;
                     if self.owes_note() {
                         self.note();
                     }

@@ -130,9 +130,8 @@ pub(super) async fn take_over(
     mount.device = Some((note.device_id, note.token));
 
     let id = note.device_id;
-    let control = Control::open()?;
     let recovered =
-        tokio::task::spawn_blocking(move || Device::recover(control, id, ENDING_DEADLINE));
+        tokio::task::spawn_blocking(move || Device::recover(Control::open()?, id, ENDING_DEADLINE));
     let device = recovered.await?.with_context(|| format!("taking over {}", note.disk()))?;
     if let Some(what) = mismatch(&mount, device.info(), device.params()) {
         return Err(Mismatch { name, device: note.disk(), what }.into());

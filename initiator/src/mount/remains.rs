@@ -9,6 +9,7 @@
 use std::time::{Duration, Instant};
 
 use super::NotMounted;
+use super::device::aside;
 use super::lock::MountLock;
 use super::note::{BadNote, Note};
 use crate::ublk::{Control, DeviceInfo, DeviceState, DeviceToken, UblkError};
@@ -183,7 +184,7 @@ pub fn find(name: &str) -> Result<Found, UblkError> {
     };
     // Without a note the driver is not asked: a host may have none.
     let device = match token {
-        Some(token) => Control::open()?.find(token, id)?,
+        Some(token) => aside(|| Control::open()?.find(token, id))?,
         None => None,
     };
     if let (Ok(Some(note)), Some(info)) = (&mut note, &device) {
@@ -223,7 +224,7 @@ pub fn claim(
         let note = match (action, note) {
             (Action::Clear, _) => {
                 if let Some(info) = device {
-                    Control::open()?.remove(info.id, REMOVE_DEADLINE)?;
+                    aside(|| Control::open()?.remove(info.id, REMOVE_DEADLINE))?;
                     tracing::info!(device = info.id, "removed the device of a dead mount");
                 }
                 Note::remove(name);

@@ -29,6 +29,9 @@ use self::burial::{Burials, Buried};
 use self::core::{ConnectionRef, Core, CoreParts, Effect, Ticket};
 use devices::DeviceEntry;
 
+/// How often it is looked for what is over, while there may be something.
+const TICK: Duration = Duration::from_millis(500);
+
 /// What a target offers on every connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
@@ -187,8 +190,12 @@ impl Control {
         mut from_groups: mpsc::UnboundedReceiver<FromGroup>,
         mut requests: mpsc::Receiver<Request>,
     ) -> anyhow::Result<bool> {
-        let mut tick = tokio::time::interval(Duration::from_millis(500));
+        // Only after news, and while something may be over: else nothing wakes this thread.
+        let mut ticks = true;
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
+            let mut is_news = true;
             tokio::select! {
                 Some(incoming) = incoming.recv() => self.admit(incoming),
                 Some(message) = from_groups.recv() => self.on_group(message),
@@ -197,9 +204,14 @@ impl Control {
                     self.core.persisted(ticket, result);
                 }
                 Some(buried) = self.buried.recv() => self.on_buried(buried),
-                _ = tick.tick() => self.core.tick(Instant::now()),
+                _ = tick.tick(), if ticks => {
+                    self.core.tick(Instant::now());
+                    is_news = false;
+                }
             }
             self.carry_out();
+            // It looks at every session: not with all the news.
+            ticks = is_news || self.core.needs_ticks();
             if self.stopped == self.groups.len() {
                 break;
             }

@@ -281,7 +281,7 @@ fn post_data(
 }
 
 /// Collects a response, for which there is a send-queue slot.
-#[inline]
+#[inline(always)]
 fn respond(connection: &mut Connection, stats: &Stats, response: &ResponseCapsule) {
     if connection.add_response(response.tag, &response.to_wire()) {
         queue_responses(connection, stats);

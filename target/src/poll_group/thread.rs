@@ -326,8 +326,8 @@ impl Served {
         }
         let wire_bytes = bytes - self.bytes;
         (self.commands, self.bytes) = (commands, bytes);
-        // What is under way with the clients is not known. About as many are on their way while those are answered.
-        let outstanding = u32::try_from(2 * served).unwrap_or(u32::MAX);
-        Hint { wire_bytes: 2 * wire_bytes, outstanding }
+        // What is under way with the clients is not known. About as many as were served will come.
+        let outstanding = u32::try_from(served).unwrap_or(u32::MAX);
+        Hint { wire_bytes, outstanding }
     }
 }

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rblk_config::{ByteSize, CacheMode};
-use rblk_tests::lab::{Counts, Fio, Lab, pattern, run};
+use rblk_tests::lab::{Counts, DEADLINE, Fio, Lab, pattern, run, until};
 
 use super::{FIO_DEADLINE, KIB, MIB, MODES, config, mount, serve, sh, size};
 
@@ -136,7 +136,11 @@ fn cached_reads_copy_nothing() {
                 .with("io_size", "1G")
                 .run(FIO_DEADLINE)
                 .ok();
-            let did = target.counts().since(&before);
+            // The thread that answered the last one tells of it at the end of its turn.
+            let did = until("all hits to be counted", DEADLINE, || {
+                let did = target.counts().since(&before);
+                (did.get("cache_hits") >= done.reads * bs / 4).then_some(did)
+            });
             let names = [
                 "cache_hits",
                 "cache_misses",

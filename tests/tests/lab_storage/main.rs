@@ -1,7 +1,7 @@
 //! The lab suite of storage: the block cache and what must outlast deaths, with the real programs, on disks of a
 //! real kernel that fail, fill up and forget.
 //!
-//! Run like `lab.rs`. The figures that tests print are for reading; bounds on them are wide, and no time is judged.
+//! Run like `lab/`. The figures that tests print are for reading; bounds on them are wide, and no time is judged.
 
 #![forbid(unsafe_code)]
 

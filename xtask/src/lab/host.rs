@@ -43,6 +43,7 @@ pub(crate) const PACKAGES: &[Package] = &[
     package("ibverbs-utils", "ibv_devinfo, ibv_rc_pingpong"),
     package("perftest", "ib_send_lat, ib_write_bw"),
     package("fio", "measures block devices"),
+    package("linux-perf", "samples where the processors' time goes"),
     package("nbdkit", "a peer that the bench measures: the server of an NBD disk in memory"),
     package("nbd-client", "the same, its client"),
 ];

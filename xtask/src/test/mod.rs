@@ -45,7 +45,7 @@ const MODELS: [(&str, &str, &str); 2] = [
 const SUITES: [(&str, &str, &str); 5] = [
     ("rblk-fabric", "fabric/tests/verbs_conformance.rs", "verbs_conformance"),
     ("rblk-fabric", "fabric/tests/verbs_lifecycle.rs", "verbs_lifecycle"),
-    ("rblk-tests", "tests/tests/lab.rs", "lab"),
+    ("rblk-tests", "tests/tests/lab/main.rs", "lab"),
     ("rblk-tests", "tests/tests/lab_storage/main.rs", "lab_storage"),
     ("rblk-tests", "tests/tests/lab_faults/main.rs", "lab_faults"),
 ];

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 
 use rblk_fabric::{
     AcceptParams, Access, Address, Completion, ConnectionHello, Incoming, Listener, MemoryRegion,
-    PageKind, Poller, QpIndex, QpLimits, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr,
-    SgeList, WcStatus, WrId,
+    PageKind, Poller, QpIndex, QpLimits, RecvWr, Region, RemoteBuffer, Rkey, Scheme, SendOp,
+    SendWr, SgeList, WcStatus, WrId,
 };
 use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, IO_MIN_BYTES};
 use rblk_protocol::{
@@ -63,14 +63,8 @@ struct Toy {
 
 impl Toy {
     async fn new() -> Self {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address: Address = format!("tcp://{}", free.local_addr().unwrap()).parse().unwrap();
-        drop(free);
-        Self::at(address).await
-    }
-
-    async fn at(address: Address) -> Self {
-        let mut listener = Listener::bind(&address).await.unwrap();
+        let any = Address { scheme: Scheme::Tcp, host: "127.0.0.1".to_owned(), port: 0 };
+        let mut listener = Listener::bind(&any).await.unwrap();
         let manners = Arc::new(Mutex::new(Manners {
             is_dead: false,
             knows_session: true,
@@ -291,7 +285,8 @@ fn config(toys: &[&Toy]) -> MountConfig {
         queue_depth: 2,
         max_io: rblk_config::ByteSize(4096),
         reconnect_delay: ms(10),
-        detect: ms(1000),
+        // Both share a thread, which may not be run for long.
+        detect: ms(4000),
         failback: ms(0),
         ..MountConfig::new("", "v")
     }
@@ -582,7 +577,19 @@ fn a_loss_that_was_told_or_came_is_to_be_noted() {
         mount.durability.arrived();
         let flush = Io::new(IoOp::Flush, 0, 0, BlockSize::new(4096).unwrap()).unwrap();
         ledger.submitted(Tag(0));
+        // Whoever notes it is woken, and only by what changes it.
+        let woken = async || {
+            let change = mount.durability.loss_changed();
+            tokio::time::timeout(Duration::ZERO, change).await.is_ok()
+        };
+        assert!(!woken().await);
         assert!(ledger.must_fail(Tag(0), &flush));
         assert!(mount.owes_note(), "it is told: nobody must tell it again");
+        assert!(woken().await && !woken().await);
+        ledger.submitted(Tag(0));
+        assert!(!ledger.must_fail(Tag(0), &flush));
+        assert!(!woken().await);
+        mount.durability.lose(1);
+        assert!(woken().await);
     });
 }

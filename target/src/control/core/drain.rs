@@ -64,6 +64,11 @@ impl Core {
         self.draining.is_some()
     }
 
+    /// Whether it drains, and has not ended those who stay.
+    pub(super) fn is_about_to_stop(&self) -> bool {
+        self.draining.as_ref().is_some_and(|draining| !draining.stopped)
+    }
+
     /// How far the drain is; `None` when there is none.
     #[must_use]
     pub fn drain_state(&self, now: Instant) -> Option<DrainState> {

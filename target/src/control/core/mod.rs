@@ -376,7 +376,19 @@ impl Core {
         self.finish_opens();
     }
 
-    /// Looks for what is over by now. The caller calls it every half second or so.
+    /// Whether the time alone may change something: then [`Self::tick`] is to be called every half second or so.
+    #[must_use]
+    pub fn needs_ticks(&self) -> bool {
+        self.sessions.iter().any(|session| session.connections() == 0)
+            || !self.kept_for.is_empty()
+            || !self.waiting_logins.is_empty()
+            || !self.waiting_opens.is_empty()
+            || self.is_about_to_stop()
+            // What is decided when they are confirmed goes by the time of the last call.
+            || self.unconfirmed > 0
+    }
+
+    /// Looks for what is over by now. Needed while [`Self::needs_ticks`].
     pub fn tick(&mut self, now: Instant) {
         self.latest = now;
         for session in self.sessions.expire(now) {

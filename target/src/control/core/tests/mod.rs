@@ -296,7 +296,10 @@ impl World {
 
     fn pass(&mut self, time: Duration) {
         self.now += time;
-        self.core.tick(self.now);
+        // As control does: what it does without shall be nothing.
+        if self.core.needs_ticks() {
+            self.core.tick(self.now);
+        }
         self.carry_out();
     }
 

@@ -62,6 +62,34 @@ fn a_login_that_waits_too_long_is_told() {
 }
 
 #[test]
+fn time_matters_only_where_something_may_be_over() {
+    let mut w = World::new();
+    assert!(!w.core.needs_ticks(), "nobody is there");
+    let first = w.session(1);
+    assert_eq!(w.open(first, 1, exclusive(0)).unwrap().status, Status::Ok);
+    w.write_all();
+    assert!(!w.core.needs_ticks(), "a session with nothing to do");
+    // It waits for the connections of the epoch before.
+    let second = w.connect(ConnectionKind::Admin, first.id, Epoch(2)).unwrap();
+    assert_eq!(w.log_in(second, 1, 1), None);
+    assert!(w.core.needs_ticks());
+    w.bury(first);
+    assert!(!w.core.needs_ticks());
+    // Lost: it is kept for the lease.
+    w.bury(second);
+    assert!(w.core.needs_ticks());
+    w.pass(LEASE + Duration::from_secs(1));
+    w.write_all();
+    assert!(!w.core.needs_ticks());
+    let third = w.session(1);
+    w.core.drain(w.now);
+    assert!(w.core.needs_ticks());
+    w.log_out(third);
+    w.bury(third);
+    assert!(!w.core.needs_ticks(), "it stopped");
+}
+
+#[test]
 fn who_may_log_in() {
     let mut w = World::new();
     let first = w.session(1);

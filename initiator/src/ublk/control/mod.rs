@@ -6,121 +6,39 @@
 //! [`UblkError::Timeout`] with `still_running`, its buffer (at most a kilobyte) is given up to the kernel,
 //! and this value stays usable.
 
+mod command;
+mod info;
+mod node;
+
 use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use io_uring::{IoUring, cqueue, squeue};
 
+use self::command::{
+    ADD, AFFINITY, CANCEL, CANCEL_GRACE, DELETE, DELETE_ASYNC, END_RECOVERY, FEATURES, GET_PARAMS,
+    INFO, PLAIN_INFO, QUIESCE, SET_PARAMS, START, START_RECOVERY, STOP, TRY_STOP, UPDATE_SIZE,
+    header, missing,
+};
+use self::node::wait_node;
 use super::abi::{self, CtrlCmd};
 use super::error::{Result, UblkError, kernel_release};
 use super::feature::Features;
 use super::params::{DeviceSpec, DiskParams, PARAMS_LEN};
 use super::token::DeviceToken;
 
+pub use self::info::{DeviceInfo, DeviceState};
+pub use self::node::{char_path, disk_path};
+
 /// Deadline of commands that do not wait for anybody.
 const QUICK: Duration = Duration::from_secs(10);
-/// How long a cancelled command gets to notice.
-const CANCEL_GRACE: Duration = Duration::from_secs(1);
+
 /// How long a device that was deleted is waited for, where its users are in no hurry.
 const HELD_WAIT: Duration = Duration::from_secs(2);
+
 /// Step of waits that can only be polled.
 const POLL_STEP: Duration = Duration::from_millis(5);
-/// How often somebody is asked whether to wait on.
-const ASK_STEP: Duration = Duration::from_millis(100);
-/// `user_data` of cancellations; commands count up from 1.
-const CANCEL: u64 = 0;
-
-/// What a device is doing.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum DeviceState {
-    /// No disk: not started yet, or stopped.
-    Dead,
-    /// Served.
-    Live,
-    /// The server is gone; requests wait for the next one.
-    Quiesced,
-    /// The server is gone; requests fail until the next one.
-    FailIo,
-    /// A state of a newer kernel.
-    Unknown(u16),
-}
-
-/// A device, as the driver describes it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DeviceInfo {
-    /// The N of `/dev/ublkbN`.
-    pub id: u32,
-    /// Hardware queues.
-    pub queues: u16,
-    /// Tags of each.
-    pub depth: u16,
-    /// Size of a tag's buffer.
-    pub max_io_bytes: u32,
-    /// What it is doing.
-    pub state: DeviceState,
-    /// Features in use.
-    pub flags: Features,
-    /// Process that serves it, or last did. Before 7.0 that of a dead process stays.
-    pub server_pid: Option<i32>,
-    /// The mark its server put on it; `None` for a server that puts none, or another kind.
-    pub token: Option<DeviceToken>,
-}
-
-impl DeviceInfo {
-    fn from_abi(info: &abi::DevInfo) -> Self {
-        Self {
-            id: info.dev_id,
-            queues: info.nr_hw_queues,
-            depth: info.queue_depth,
-            max_io_bytes: info.max_io_buf_bytes,
-            state: match info.state {
-                abi::STATE_DEAD => DeviceState::Dead,
-                abi::STATE_LIVE => DeviceState::Live,
-                abi::STATE_QUIESCED => DeviceState::Quiesced,
-                abi::STATE_FAIL_IO => DeviceState::FailIo,
-                other => DeviceState::Unknown(other),
-            },
-            flags: Features::from_bits(info.flags),
-            server_pid: (info.ublksrv_pid > 0).then_some(info.ublksrv_pid),
-            token: DeviceToken::of(info.ublksrv_flags),
-        }
-    }
-}
-
-/// A control command: number, and name for messages.
-#[derive(Clone, Copy)]
-struct Command(u32, &'static str);
-
-const AFFINITY: Command = Command(abi::CMD_GET_QUEUE_AFFINITY, "GET_QUEUE_AFFINITY");
-const ADD: Command = Command(abi::CMD_ADD_DEV, "ADD_DEV");
-const DELETE: Command = Command(abi::CMD_DEL_DEV, "DEL_DEV");
-const START: Command = Command(abi::CMD_START_DEV, "START_DEV");
-const STOP: Command = Command(abi::CMD_STOP_DEV, "STOP_DEV");
-const SET_PARAMS: Command = Command(abi::CMD_SET_PARAMS, "SET_PARAMS");
-const GET_PARAMS: Command = Command(abi::CMD_GET_PARAMS, "GET_PARAMS");
-const START_RECOVERY: Command = Command(abi::CMD_START_USER_RECOVERY, "START_USER_RECOVERY");
-const END_RECOVERY: Command = Command(abi::CMD_END_USER_RECOVERY, "END_USER_RECOVERY");
-const INFO: Command = Command(abi::CMD_GET_DEV_INFO2, "GET_DEV_INFO2");
-const PLAIN_INFO: Command = Command(abi::CMD_GET_DEV_INFO, "GET_DEV_INFO");
-const FEATURES: Command = Command(abi::CMD_GET_FEATURES, "GET_FEATURES");
-const DELETE_ASYNC: Command = Command(abi::CMD_DEL_DEV_ASYNC, "DEL_DEV_ASYNC");
-const UPDATE_SIZE: Command = Command(abi::CMD_UPDATE_SIZE, "UPDATE_SIZE");
-const QUIESCE: Command = Command(abi::CMD_QUIESCE_DEV, "QUIESCE_DEV");
-const TRY_STOP: Command = Command(abi::CMD_TRY_STOP_DEV, "TRY_STOP_DEV");
-
-/// How a command ended, before its errno means anything.
-enum Ended {
-    /// The driver answered: 0 or more, or a negative errno.
-    Answered(i32),
-    /// It was cancelled at its deadline and is over.
-    Cancelled,
-    /// It goes on in the kernel, which may still use its buffer.
-    Running,
-}
 
 /// A channel to the driver. One command at a time; use several for commands that wait for each other.
 /// It may move between threads.
@@ -485,164 +403,10 @@ impl Control {
     fn require(&self, feature: Features) -> Result<()> {
         if self.features.contains(feature) { Ok(()) } else { Err(missing(feature)) }
     }
-
-    /// A command without a buffer.
-    fn plain(&mut self, command: Command, header: CtrlCmd, deadline: Duration) -> Result<()> {
-        let ended = self.issue(command, header, deadline, &mut |_| false)?;
-        answered(command, header.dev_id, ended, deadline)
-    }
-
-    /// The same, as long as somebody wants to wait.
-    fn plain_while(
-        &mut self,
-        command: Command,
-        header: CtrlCmd,
-        more: &mut dyn FnMut(Duration) -> bool,
-    ) -> Result<()> {
-        let begin = Instant::now();
-        let ended = self.issue(command, header, ASK_STEP, more)?;
-        answered(command, header.dev_id, ended, begin.elapsed())
-    }
-
-    /// A command with a buffer, which the driver reads, fills, or both.
-    fn exchange<T: abi::Payload>(
-        &mut self,
-        command: Command,
-        header: CtrlCmd,
-        payload: T,
-        deadline: Duration,
-    ) -> Result<T> {
-        const { assert!(size_of::<T>() <= u16::MAX as usize) };
-        let raw = Box::into_raw(Box::new(payload));
-        #[allow(clippy::cast_possible_truncation)] // Asserted above.
-        let header = CtrlCmd { addr: raw as u64, len: size_of::<T>() as u16, ..header };
-        let ended = self.issue(command, header, deadline, &mut |_| false);
-        if !matches!(ended, Ok(Ended::Running)) {
-            // SAFETY: `raw` came from a Box above, and the command is over (or was never accepted), so the
-            // kernel does not use the memory any more. T is a Payload: whatever the kernel left is valid.
-            let answer = unsafe { *Box::from_raw(raw) };
-            return match ended? {
-                Ended::Answered(result) if result >= 0 => Ok(answer),
-                Ended::Answered(result) => Err(refusal(command, header.dev_id, -result)),
-                _ => Err(timeout(command, header.dev_id, deadline, false)),
-            };
-        }
-        // The kernel may still write to `raw`: it is leaked on purpose.
-        Err(timeout(command, header.dev_id, deadline, true))
-    }
-
-    /// Submits a command and waits for its end, for its cancellation, or in vain. Waits for another `step` as long as
-    /// `more` says so.
-    fn issue(
-        &mut self,
-        command: Command,
-        header: CtrlCmd,
-        step: Duration,
-        more: &mut dyn FnMut(Duration) -> bool,
-    ) -> Result<Ended> {
-        self.issued += 1;
-        let user_data = self.issued;
-        let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), command.0)
-            .cmd(header.to_sqe_bytes())
-            .build()
-            .user_data(user_data);
-        self.push(&entry)?;
-        let begin = Instant::now();
-        loop {
-            if let Some(result) = self.wait(user_data, step)? {
-                return Ok(Ended::Answered(result));
-            }
-            if !more(begin.elapsed()) {
-                break;
-            }
-        }
-        let cancel = opcode::AsyncCancel::new(user_data).build().user_data(CANCEL);
-        self.push(&cancel.into())?;
-        match self.wait(user_data, CANCEL_GRACE) {
-            Ok(Some(result)) if result == -libc::EINTR || result == -libc::ECANCELED => {
-                Ok(Ended::Cancelled)
-            }
-            Ok(Some(result)) => Ok(Ended::Answered(result)),
-            // Whatever keeps the ring from answering, the command must be taken to go on.
-            Ok(None) | Err(_) => Ok(Ended::Running),
-        }
-    }
-
-    fn push(&mut self, entry: &squeue::Entry128) -> Result<()> {
-        // SAFETY: the entry names `self.file`, open as long as the ring; the buffer its header points to is
-        // kept until the command's completion, or for ever (`exchange`). An AsyncCancel has no buffer.
-        unsafe { self.ring.submission().push(entry) }
-            // Not reached: the queue has 8 entries and each is submitted before the next is pushed.
-            .map_err(|_| {
-                UblkError::system("queuing a control command", io::ErrorKind::WouldBlock.into())
-            })
-    }
-
-    /// Result of the command `user_data`, or `None` at the deadline. Completions of older commands that
-    /// were given up are dropped.
-    fn wait(&mut self, user_data: u64, deadline: Duration) -> Result<Option<i32>> {
-        let begin = Instant::now();
-        loop {
-            if let Some(entry) = self.ring.completion().find(|entry| entry.user_data() == user_data)
-            {
-                return Ok(Some(entry.result()));
-            }
-            let left = deadline.saturating_sub(begin.elapsed());
-            if left.is_zero() && self.ring.submission().is_empty() {
-                return Ok(None);
-            }
-            let timespec = types::Timespec::from(left);
-            let args = types::SubmitArgs::new().timespec(&timespec);
-            match self.ring.submitter().submit_with_args(1, &args) {
-                Ok(_) => {}
-                Err(e)
-                    if matches!(
-                        e.raw_os_error(),
-                        Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY)
-                    ) => {}
-                Err(source) => return Err(UblkError::NoIoUring { source }),
-            }
-        }
-    }
-}
-
-/// `/dev/ublkcN`.
-#[must_use]
-pub fn char_path(id: u32) -> PathBuf {
-    PathBuf::from(format!("/dev/ublkc{id}"))
-}
-
-/// `/dev/ublkbN`.
-#[must_use]
-pub fn disk_path(id: u32) -> PathBuf {
-    PathBuf::from(format!("/dev/ublkb{id}"))
-}
-
-fn header(id: u32) -> CtrlCmd {
-    CtrlCmd { dev_id: id, queue_id: abi::NO_QUEUE, ..CtrlCmd::default() }
 }
 
 fn own_pid() -> i32 {
     i32::try_from(std::process::id()).unwrap_or(i32::MAX)
-}
-
-fn missing(features: Features) -> UblkError {
-    let (feature, since) = features.names().next().unwrap_or(("(unknown)", "a later release"));
-    UblkError::FeatureMissing { feature, since, kernel: kernel_release() }
-}
-
-fn timeout(command: Command, id: u32, waited: Duration, still_running: bool) -> UblkError {
-    UblkError::Timeout { command: command.1, id, waited, still_running }
-}
-
-/// What the end of a command without a buffer means.
-fn answered(command: Command, id: u32, ended: Ended, waited: Duration) -> Result<()> {
-    match ended {
-        Ended::Answered(result) if result >= 0 => Ok(()),
-        Ended::Answered(result) => Err(refusal(command, id, -result)),
-        Ended::Cancelled => Err(timeout(command, id, waited, false)),
-        Ended::Running => Err(timeout(command, id, waited, true)),
-    }
 }
 
 /// A device may go between a listing and the question; that is no error, and no other answer says that it is gone.
@@ -669,71 +433,11 @@ fn marked(
     Ok(list()?.into_iter().find(is_it))
 }
 
-/// What a negative answer means. `errno` is positive.
-fn refusal(command: Command, id: u32, errno: i32) -> UblkError {
-    match (command.0, errno) {
-        (abi::CMD_ADD_DEV, libc::EEXIST) => UblkError::DeviceIdTaken { id },
-        (abi::CMD_ADD_DEV, libc::EACCES | libc::ENOSPC) => {
-            let limit = std::fs::read_to_string("/sys/module/ublk_drv/parameters/ublks_max");
-            UblkError::TooManyDevices { limit: limit.ok().and_then(|n| n.trim().parse().ok()) }
-        }
-        (_, libc::EPERM) => {
-            UblkError::NotPermitted { action: format!("{} of ublk device", command.1) }
-        }
-        (abi::CMD_ADD_DEV, _) => UblkError::Refused {
-            command: command.1,
-            id,
-            source: io::Error::from_raw_os_error(errno),
-        },
-        (_, libc::ENODEV) => UblkError::NoSuchDevice { id },
-        (abi::CMD_START_USER_RECOVERY, libc::EBUSY) => UblkError::StillServed { id, pid: None },
-        (abi::CMD_TRY_STOP_DEV, libc::EBUSY) => UblkError::InUse { id },
-        _ => UblkError::Refused {
-            command: command.1,
-            id,
-            source: io::Error::from_raw_os_error(errno),
-        },
-    }
-}
-
-/// Polls for a device node with the right number: a stale node of an earlier device is not it.
-fn wait_node(path: &Path, (major, minor): (u32, u32), deadline: Duration) -> Result<()> {
-    let begin = Instant::now();
-    loop {
-        if let Ok(meta) = std::fs::metadata(path) {
-            let kind = meta.file_type();
-            let device = kind.is_char_device() || kind.is_block_device();
-            if device && meta.rdev() == libc::makedev(major, minor) {
-                return Ok(());
-            }
-        }
-        if begin.elapsed() >= deadline {
-            let path = path.to_owned();
-            return Err(UblkError::NoNode { path, major, minor, waited: deadline });
-        }
-        std::thread::sleep(POLL_STEP);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::command::{refusal, timeout};
     use super::*;
-
-    #[test]
-    fn answers_become_errors_with_a_fix() {
-        let text = |command, errno| refusal(command, 3, errno).to_string();
-        assert!(text(ADD, libc::EEXIST).contains("id 3 is taken"));
-        assert!(text(ADD, libc::EACCES).contains("ublks_max"));
-        assert!(text(ADD, libc::ENODEV).contains("ADD_DEV of ublk device 3 was refused"));
-        assert!(text(STOP, libc::ENODEV).contains("no ublk device 3"));
-        assert!(text(STOP, libc::EPERM).contains("CAP_SYS_ADMIN"));
-        assert!(text(START_RECOVERY, libc::EBUSY).contains("still held by a process"));
-        assert!(text(TRY_STOP, libc::EBUSY).contains("/dev/ublkb3 is in use"));
-        // An errno nobody has heard of.
-        assert!(text(STOP, 4000).contains("4000"));
-        assert!(missing(Features::QUIESCE).to_string().contains("came with 6.16"));
-        assert!(missing(Features::from_bits(1 << 50)).to_string().contains("unknown"));
-    }
+    use crate::ublk::abi;
 
     #[test]
     fn a_device_is_gone_only_if_the_driver_says_so() {
@@ -766,20 +470,5 @@ mod tests {
         );
         assert!(if_there(mute()).is_err() && if_there(refused()).is_err());
         assert_eq!(if_there(gone()).unwrap(), None);
-    }
-
-    #[test]
-    fn unknown_states_are_kept() {
-        let info = abi::DevInfo { state: 9, ublksrv_pid: -1, ..abi::DevInfo::default() };
-        let info = DeviceInfo::from_abi(&info);
-        assert_eq!((info.state, info.server_pid), (DeviceState::Unknown(9), None));
-    }
-
-    #[test]
-    fn a_node_that_never_comes_is_reported() {
-        let error =
-            wait_node(Path::new("/dev/null"), (7, 7), Duration::from_millis(1)).unwrap_err();
-        assert!(error.to_string().contains("7:7"), "{error}");
-        wait_node(Path::new("/dev/null"), (1, 3), Duration::ZERO).unwrap();
     }
 }

@@ -1,0 +1,194 @@
+//! Cases of what arrives: messages, RDMA in both directions, and the events that wake whoever sleeps for them.
+
+use std::time::{Duration, Instant};
+
+use rblk_fabric::{Access, SendOp, SendWr, SgeList, WcOpcode, WrId};
+
+use super::{Expect, OK, PATIENCE, Pair, bytes_of, fill, wr};
+
+pub(super) fn send_and_recv(p: &mut Pair, _: &Expect) {
+    let from = p.a.memory(4096, Access::LOCAL_READ);
+    let to = p.b.memory(4096, Access::LOCAL_WRITE);
+    fill(&from, 3);
+    for i in 0..3u32 {
+        p.b.recv(10 + u64::from(i), to.sge(i as usize * 1000, 900).unwrap());
+    }
+    p.a.post(&[
+        wr(1, SendOp::Send, from.sge(0, 64).unwrap(), false),
+        wr(2, SendOp::Send, from.sge(100, 900).unwrap(), false),
+        wr(3, SendOp::Send, from.sge(7, 1).unwrap(), true),
+    ]);
+    p.until_b(3);
+    p.until_a(1);
+    let lens: Vec<_> = p.b.seen.iter().map(|c| (c.id.0, c.status, c.opcode, c.byte_len)).collect();
+    let recv = WcOpcode::Recv;
+    assert_eq!(lens, [(10, OK, recv, 64), (11, OK, recv, 900), (12, OK, recv, 1)]);
+    assert_eq!(bytes_of(&to, 0, 64), bytes_of(&from, 0, 64));
+    assert_eq!(bytes_of(&to, 1000, 900), bytes_of(&from, 100, 900));
+    assert_eq!(bytes_of(&to, 2000, 1), bytes_of(&from, 7, 1));
+    p.settle();
+    assert_eq!(p.a.outcome(), [(3, OK)], "unsignaled successes are silent");
+    assert_eq!(p.a.seen[0].opcode, WcOpcode::Send);
+}
+
+/// Whether b's poller has an event, or gets one while a and the time go on.
+fn event(p: &mut Pair, wait: Duration) -> bool {
+    let start = Instant::now();
+    loop {
+        let mut fds = p.b.poller.event_fds().map(|fd| {
+            // The kernel skips the entry of a descriptor that is none.
+            let fd = fd.map_or(-1, |fd| std::os::fd::AsRawFd::as_raw_fd(&fd));
+            libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
+        });
+        // SAFETY: two valid pollfds.
+        if unsafe { libc::poll(fds.as_mut_ptr(), 2, 0) } > 0 {
+            return true;
+        }
+        if start.elapsed() >= wait {
+            return false;
+        }
+        (p.tick)();
+        p.a.poll();
+        std::thread::yield_now();
+    }
+}
+
+/// Arming as often as one likes, taking events or not: whoever armed, looked, and sleeps is woken.
+pub(super) fn nothing_is_slept_through(p: &mut Pair, _: &Expect) {
+    let from = p.a.memory(4096, Access::LOCAL_READ);
+    let to = p.b.memory(4096, Access::LOCAL_WRITE);
+    let send = |p: &mut Pair, round| {
+        p.a.post(&[wr(round, SendOp::Send, from.sge(0, 64).unwrap(), true)]);
+    };
+    for round in 0..40 {
+        p.b.recv(round, to.sge(0, 64).unwrap());
+        let count = usize::try_from(round).unwrap() + 1;
+        if round % 2 == 0 {
+            for _ in 0..=round % 3 {
+                p.b.poller.arm().unwrap();
+                assert_eq!(p.b.poll(), 0);
+            }
+            // Looked through, and the event is left where it is.
+            send(p, round);
+            p.until_b(count);
+        } else {
+            // What is left of earlier rounds ends a sleep or two.
+            let asleep = (0..8).any(|_| {
+                p.b.poller.arm().unwrap();
+                assert_eq!(p.b.poll(), 0);
+                let woken = event(p, Duration::ZERO);
+                if woken {
+                    p.b.poller.clear_event();
+                }
+                !woken
+            });
+            assert!(asleep, "round {round}: events without end");
+            for _ in 0..round % 3 {
+                p.b.poller.arm().unwrap();
+            }
+            send(p, round);
+            assert!(event(p, PATIENCE), "round {round}: slept through");
+            p.b.poller.clear_event();
+            p.until_b(count);
+        }
+        p.until_a(count);
+    }
+}
+
+pub(super) fn write_then_send_is_ordered(p: &mut Pair, _: &Expect) {
+    let from = p.a.memory(65536, Access::LOCAL_READ);
+    let window = p.b.memory(65536, Access::REMOTE);
+    let inbox = p.b.memory(4096, Access::LOCAL_WRITE);
+    for round in 0..20u8 {
+        fill(&from, round);
+        p.b.recv(round.into(), inbox.sge(0, 64).unwrap());
+        p.a.post(&[
+            wr(100, SendOp::Write(window.remote(0)), from.sge(0, 65536).unwrap(), false),
+            wr(101, SendOp::Send, from.sge(0, 64).unwrap(), true),
+        ]);
+        p.until_b(usize::from(round) + 1);
+        assert_eq!(bytes_of(&window, 0, 65536), bytes_of(&from, 0, 65536), "data before the RECV");
+        p.until_a(usize::from(round) + 1);
+    }
+}
+
+pub(super) fn immediate_arrives(p: &mut Pair, _: &Expect) {
+    let from = p.a.memory(4096, Access::LOCAL_READ);
+    let window = p.b.memory(4096, Access::REMOTE);
+    let inbox = p.b.memory(4096, Access::LOCAL_WRITE);
+    fill(&from, 9);
+    p.b.recv(1, inbox.sge(0, 64).unwrap());
+    let op = SendOp::WriteWithImm(window.remote(8), 0xdead_beef);
+    p.a.post(&[wr(2, op, from.sge(0, 3000).unwrap(), true)]);
+    p.until_b(1);
+    p.until_a(1);
+    let got = p.b.seen[0];
+    assert_eq!((got.id.0, got.status, got.opcode), (1, OK, WcOpcode::RecvWithImm));
+    assert_eq!((got.byte_len, got.imm), (3000, 0xdead_beef));
+    assert_eq!(bytes_of(&window, 8, 3000), bytes_of(&from, 0, 3000));
+    assert_eq!(bytes_of(&inbox, 0, 64), [0; 64]);
+    assert_eq!((p.a.seen[0].status, p.a.seen[0].opcode), (OK, WcOpcode::Write));
+}
+
+pub(super) fn read_fetches(p: &mut Pair, _: &Expect) {
+    let sink = p.a.memory(16384, Access::REMOTE);
+    let window = p.b.memory(16384, Access::REMOTE);
+    fill(&window, 77);
+    for i in 0..4usize {
+        let sge = sink.sge(i * 4096, 4096).unwrap();
+        p.a.post(&[wr(i as u64, SendOp::Read(window.remote(i * 4096)), sge, true)]);
+    }
+    p.until_a(4);
+    assert_eq!(p.a.outcome(), [(0, OK), (1, OK), (2, OK), (3, OK)]);
+    assert!(p.a.seen.iter().all(|c| c.byte_len == 4096 && c.opcode == WcOpcode::Read));
+    assert_eq!(bytes_of(&sink, 0, 16384), bytes_of(&window, 0, 16384));
+    assert!(p.b.seen.is_empty());
+}
+
+pub(super) fn gather_and_scatter(p: &mut Pair, _: &Expect) {
+    let a = p.a.memory(8192, Access::REMOTE);
+    let other = p.a.memory(8192, Access::LOCAL_READ);
+    let window = p.b.memory(8192, Access::REMOTE);
+    fill(&a, 1);
+    fill(&other, 2);
+    let sges = SgeList::two(a.sge(10, 1000).unwrap(), other.sge(4096, 3000).unwrap());
+    let op = SendOp::Write(window.remote(1));
+    p.a.post(&[SendWr { id: WrId(1), op, sges, signaled: true, inline: false }]);
+    p.until_a(1);
+    let mut expected = bytes_of(&a, 10, 1000);
+    expected.extend(bytes_of(&other, 4096, 3000));
+    assert_eq!(bytes_of(&window, 1, 4000), expected);
+    let sges = SgeList::two(a.sge(5000, 3000).unwrap(), a.sge(100, 1000).unwrap());
+    let op = SendOp::Read(window.remote(1));
+    p.a.post(&[SendWr { id: WrId(2), op, sges, signaled: true, inline: false }]);
+    p.until_a(2);
+    assert_eq!(p.a.outcome(), [(1, OK), (2, OK)]);
+    let mut got = bytes_of(&a, 5000, 3000);
+    got.extend(bytes_of(&a, 100, 1000));
+    assert_eq!(got, expected);
+}
+
+pub(super) fn large_both_ways(p: &mut Pair, _: &Expect) {
+    const LEN: u32 = 1 << 20;
+    let mine = p.a.memory(4 << 20, Access::REMOTE);
+    let theirs = p.b.memory(4 << 20, Access::REMOTE);
+    fill(&mine, 5);
+    fill(&theirs, 6);
+    let (left, right) = (bytes_of(&mine, 0, 1 << 20), bytes_of(&theirs, 1 << 20, 1 << 20));
+    // a writes its 1st MiB to b's 3rd and reads b's 2nd into its 2nd; b does the mirror image.
+    p.a.post(&[
+        wr(1, SendOp::Write(theirs.remote(2 << 20)), mine.sge(0, LEN).unwrap(), false),
+        wr(2, SendOp::Read(theirs.remote(1 << 20)), mine.sge(1 << 20, LEN).unwrap(), true),
+    ]);
+    p.b.post(&[
+        wr(3, SendOp::Write(mine.remote(2 << 20)), theirs.sge(1 << 20, LEN).unwrap(), false),
+        wr(4, SendOp::Read(mine.remote(0)), theirs.sge(3 << 20, LEN).unwrap(), true),
+    ]);
+    p.until_a(1);
+    p.until_b(1);
+    assert_eq!((p.a.outcome(), p.b.outcome()), (vec![(2, OK)], vec![(4, OK)]));
+    assert!(bytes_of(&theirs, 2 << 20, 1 << 20) == left, "a's write");
+    assert!(bytes_of(&mine, 1 << 20, 1 << 20) == right, "a's read");
+    assert!(bytes_of(&mine, 2 << 20, 1 << 20) == right, "b's write");
+    assert!(bytes_of(&theirs, 3 << 20, 1 << 20) == left, "b's read");
+}

@@ -1,0 +1,122 @@
+//! [`Alarm`]: one deadline that is seconds away as a rule, moves often and is rarely missed.
+//!
+//! A timer of the runtime wakes its thread at steps on the way to a deadline that is far off, and once more to tell
+//! it of one that is nearer than the last. A host with a hundred idle mounts notices that. This is a timer of the
+//! kernel, which wakes once, at the deadline, and costs a system call when it moves.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use rblk_fabric::Readiness;
+
+/// A deadline to wait for, in the tokio runtime in which it was made.
+#[derive(Debug)]
+pub struct Alarm {
+    timer: TimerFd,
+    // A duplicate of the timer's descriptor.
+    readiness: Readiness,
+    // What the timer is set to, until it was seen to ring.
+    set: Option<Instant>,
+}
+
+impl Alarm {
+    /// One that is not set.
+    ///
+    /// # Errors
+    /// The system has no descriptor left.
+    pub fn new() -> io::Result<Self> {
+        let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
+        let readiness = Readiness::new([Some(timer.as_fd()), None])?;
+        Ok(Self { timer, readiness, set: None })
+    }
+
+    /// Waits until `deadline`, which is told at `now`: at once if it has passed. It may return early after a nearer
+    /// deadline was waited for in vain: look at the clock. Cancel safe.
+    ///
+    /// # Errors
+    /// The runtime is shutting down, or the system does not take the deadline.
+    pub async fn until(&mut self, deadline: Instant, now: Instant) -> io::Result<()> {
+        if self.set != Some(deadline) {
+            // Zero would turn it off.
+            let left = deadline.saturating_duration_since(now).max(Duration::from_nanos(1));
+            let once = Expiration::OneShot(TimeSpec::from_duration(left));
+            self.set = None;
+            self.timer.set(once, TimerSetTimeFlags::empty())?;
+            self.set = Some(deadline);
+        }
+        self.readiness.readable().await?;
+        self.set = None;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    /// Waits as whoever has several reasons to wake does: until it is time.
+    async fn wait(alarm: &mut Alarm, deadline: Instant) {
+        loop {
+            let now = Instant::now();
+            if now >= deadline {
+                return;
+            }
+            alarm.until(deadline, now).await.unwrap();
+        }
+    }
+
+    #[test]
+    fn it_rings_at_its_deadline_and_again_at_the_next() {
+        runtime().block_on(async {
+            let mut alarm = Alarm::new().unwrap();
+            for step in [20, 0, 5, 30] {
+                let begun = Instant::now();
+                let deadline = begun + Duration::from_millis(step);
+                alarm.until(deadline, begun).await.unwrap();
+                assert!(Instant::now() >= deadline);
+            }
+            // One that has passed.
+            let now = Instant::now();
+            alarm.until(now.checked_sub(Duration::from_secs(1)).unwrap(), now).await.unwrap();
+        });
+    }
+
+    #[test]
+    fn a_deadline_that_moved_is_the_one_that_counts() {
+        runtime().block_on(async {
+            let mut alarm = Alarm::new().unwrap();
+            let (ms, hour) = (Duration::from_millis, Duration::from_secs(3600));
+            let begun = Instant::now();
+            // Given up, and set nearer.
+            let given_up = tokio::time::timeout(ms(5), alarm.until(begun + hour, begun)).await;
+            assert!(given_up.is_err());
+            wait(&mut alarm, begun + ms(20)).await;
+            // It rang while nobody waited for it, and is set farther: the old ring is not the new deadline's.
+            let now = Instant::now();
+            let mut early = Box::pin(alarm.until(now + ms(5), now));
+            let polled = std::future::poll_fn(|context| {
+                std::task::Poll::Ready(early.as_mut().poll(context).is_pending())
+            });
+            assert!(polled.await);
+            drop(early);
+            std::thread::sleep(ms(10));
+            tokio::task::yield_now().await;
+            let deadline = Instant::now() + ms(30);
+            wait(&mut alarm, deadline).await;
+            // The same deadline, waited for in two parts.
+            let now = Instant::now();
+            let deadline = now + ms(30);
+            assert!(tokio::time::timeout(ms(5), alarm.until(deadline, now)).await.is_err());
+            alarm.until(deadline, Instant::now()).await.unwrap();
+            assert!(Instant::now() >= deadline);
+        });
+    }
+}

@@ -1,0 +1,398 @@
+//! [`Process`]: the server of one mount: the real [`Course`], engines and accounts, on a path that is made here.
+//!
+//! What the product does in `Mount` and `Try` around them is done here in the same order: connect, LOGIN, OPEN, settle,
+//! connect every queue. Every step takes time, in which anything may happen.
+
+mod settling;
+mod trying;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rblk_bench::inprocess::{QueueId, QueueOptions};
+use rblk_bench::seed::Random;
+use rblk_fabric::soft::memory::Wire;
+use rblk_initiator::admin::Pulse;
+use rblk_initiator::durability::{Durability, Ledger};
+use rblk_initiator::engine::PathEnd;
+use rblk_initiator::mount::course::{Act, Attempt, Course, Facts, Loss, Rules};
+use rblk_initiator::retain::RetainRing;
+use rblk_protocol::{Generation, HostId, OpenReply, QueueDepth, VolumeFlags};
+
+use self::trying::{Phase, Trying};
+use crate::oracle::{Host, Oracle};
+use crate::sim::admin::{self, AdminEnd, Heard};
+use crate::sim::log::Log;
+use crate::sim::plan::{Break, Moment, Plan};
+use crate::sim::site::Site;
+use crate::storm::VOLUME;
+
+/// What every request of a fenced mount fails with.
+pub const EBADE: i32 = 52;
+/// What requests fail with when the target is gone for too long.
+pub const EIO: i32 = 5;
+
+/// A host's link to one address.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Link {
+    /// It is broken, and how.
+    pub broken: Option<Break>,
+}
+
+/// Everything outside the process.
+#[derive(Debug)]
+pub struct Ground<'a> {
+    /// The target.
+    pub site: &'a mut Site,
+    /// What may be.
+    pub oracle: &'a mut Oracle,
+    /// What happened.
+    pub log: &'a mut Log,
+    /// Moments that came.
+    pub moments: &'a mut Vec<Moment>,
+    /// The host's links, by address.
+    pub links: &'a [Link],
+    /// The target's machine has no power: nobody says no.
+    pub dark: bool,
+}
+
+/// What a process writes down for the next one of its mount.
+#[derive(Clone, Debug)]
+pub struct Note {
+    facts: Facts,
+    loss_untold: bool,
+}
+
+#[derive(Debug)]
+struct Session {
+    admin: AdminEnd,
+    address: usize,
+}
+
+/// What became of a process that mounts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// It has no device yet.
+    Mounting,
+    /// It has one.
+    Serving,
+    /// It could not mount, and is over.
+    GaveUp,
+}
+
+/// The server of one mount.
+#[derive(Debug)]
+pub struct Process {
+    mount: Host,
+    host_id: HostId,
+    plan: Plan,
+    random: Random,
+    course: Option<Course>,
+    durability: Arc<Durability>,
+    queues: Vec<QueueId>,
+    session: Option<Session>,
+    trying: Option<Trying>,
+    // What the next process of this mount will know.
+    note: Option<Note>,
+    gave_up: bool,
+    frozen: bool,
+}
+
+impl Process {
+    fn new(plan: &Plan, mount: Host, host: usize, seed: u64) -> Self {
+        Self {
+            mount,
+            host_id: HostId([u8::try_from(host + 1).unwrap_or(u8::MAX); 16]),
+            plan: plan.clone(),
+            random: Random::new(seed),
+            course: None,
+            durability: Durability::new(),
+            queues: Vec::new(),
+            session: None,
+            trying: None,
+            note: None,
+            gave_up: false,
+            frozen: false,
+        }
+    }
+
+    /// One that mounts the volume.
+    #[must_use]
+    pub fn mount(
+        plan: &Plan,
+        mount: Host,
+        host: usize,
+        take_over: bool,
+        seed: u64,
+        ground: &mut Ground<'_>,
+    ) -> Self {
+        let mut process = Self::new(plan, mount, host, seed);
+        let address = process.random.index(plan.addresses);
+        let attempt = Attempt {
+            address,
+            resume: None,
+            generation: Generation::FRESH,
+            limit: process.rules().try_limit(),
+        };
+        process.begin_try(attempt, take_over, ground);
+        process
+    }
+
+    /// One that takes over the device of another that died, by its note.
+    #[must_use]
+    pub fn recover(
+        plan: &Plan,
+        mount: Host,
+        host: usize,
+        note: Note,
+        seed: u64,
+        ground: &mut Ground<'_>,
+    ) -> Self {
+        let mut process = Self::new(plan, mount, host, seed);
+        process.durability = match note.loss_untold {
+            true => Durability::inheriting_loss(true),
+            false => Durability::inheriting(),
+        };
+        let facts = note.facts.clone();
+        process.make_queues(&facts.volume, ground);
+        if facts.fenced.is_some() {
+            process.fail_all(Some(EBADE), ground);
+        }
+        let now = ground.site.rig.now();
+        process.note = Some(note);
+        process.course = Some(Course::lost(process.rules(), facts, now));
+        process
+    }
+
+    fn rules(&self) -> Rules {
+        Rules {
+            addresses: self.plan.addresses,
+            detect: self.plan.detect,
+            connect_timeout: Duration::from_secs(5),
+            reconnect_delay: Duration::from_millis(50),
+            fail_after: self.plan.fail_after,
+            failback: Duration::from_millis(500),
+        }
+    }
+
+    fn pulse(&self) -> Pulse {
+        Pulse::of(self.plan.detect)
+    }
+
+    /// Whether it has its device.
+    #[must_use]
+    pub fn state(&self) -> State {
+        match (&self.course, self.gave_up) {
+            (_, true) => State::GaveUp,
+            (Some(_), _) => State::Serving,
+            (None, _) => State::Mounting,
+        }
+    }
+
+    /// Its course, when it has a device.
+    #[must_use]
+    pub fn course(&self) -> Option<&Course> {
+        self.course.as_ref()
+    }
+
+    /// Its queues.
+    #[must_use]
+    pub fn queues(&self) -> &[QueueId] {
+        &self.queues
+    }
+
+    /// Whether it is stopped.
+    #[must_use]
+    pub fn is_frozen(&self) -> bool {
+        self.frozen
+    }
+
+    /// Whether something of it is due within a few steps.
+    #[must_use]
+    pub fn is_hasty(&self) -> bool {
+        let hasty = |t: &Trying| matches!(t.phase, Phase::Knock { .. } | Phase::Queue { .. });
+        self.trying.as_ref().is_some_and(hasty)
+    }
+
+    /// Stops it, or lets it go on.
+    pub fn freeze(&mut self, frozen: bool, site: &mut Site) {
+        self.frozen = frozen;
+        for queue in &self.queues {
+            site.rig.freeze(*queue, frozen);
+        }
+    }
+
+    /// All links of it to an address.
+    pub fn wires<'p>(&'p self, address: usize, site: &'p Site) -> Vec<Wire> {
+        let mut wires = Vec::new();
+        if let Some(session) = self.session.as_ref().filter(|s| s.address == address) {
+            wires.push(session.admin.wire().clone());
+            wires.extend(self.queues.iter().filter_map(|queue| site.rig.wire(*queue)).cloned());
+        }
+        if let Some(trying) = self.trying.as_ref().filter(|t| t.attempt.address == address) {
+            wires.extend(trying.admin.iter().map(|admin| admin.wire().clone()));
+            match &trying.phase {
+                Phase::Queue { paths, .. } => {
+                    wires.extend(paths.iter().map(|(_, wire)| wire.clone()));
+                }
+                Phase::Settle(settling) => wires.push(settling.wire.clone()),
+                _ => {}
+            }
+        }
+        wires
+    }
+
+    /// The address in use.
+    #[must_use]
+    pub fn address(&self) -> Option<usize> {
+        self.session.as_ref().map(|session| session.address)
+    }
+
+    /// It dies; with `silent` its machine does. Its device is left to the next one.
+    pub fn die(mut self, silent: bool, site: &mut Site) -> Option<Note> {
+        if silent {
+            for address in 0..self.plan.addresses {
+                self.wires(address, site).iter().for_each(Wire::silence);
+            }
+        }
+        for queue in &self.queues {
+            site.rig.drop_queue(*queue, silent);
+        }
+        self.note.take()
+    }
+
+    fn write_note(&mut self) {
+        let loss_untold = self.durability.has_untold_loss();
+        self.note = self.course.as_ref().map(|course| {
+            let facts = course.facts().clone();
+            Note { facts, loss_untold }
+        });
+    }
+
+    fn make_queues(&mut self, volume: &OpenReply, ground: &mut Ground<'_>) {
+        let options = self.queue_options();
+        for _ in 0..self.plan.queues {
+            let depth = QueueDepth::new(options.depth).expect("a depth");
+            let ledger = volume.flags.has(VolumeFlags::VOLATILE_CACHE).then(|| {
+                let ring = self.plan.retain_bytes.map(|bytes| RetainRing::for_queue(bytes, depth));
+                Ledger::new(Arc::clone(&self.durability), depth, ring)
+            });
+            let rig = &mut ground.site.rig;
+            let queue = rig.add_engine(VOLUME, options, ledger).expect("a queue");
+            rig.engine_mut(queue).set_pulse(Some(self.pulse()));
+            self.queues.push(queue);
+        }
+    }
+
+    fn queue_options(&self) -> QueueOptions {
+        QueueOptions {
+            depth: self.plan.depth,
+            io_max_bytes: self.plan.io_max_bytes,
+            in_capsule_bytes: self.plan.in_capsule_bytes,
+            features: self.plan.features,
+            reads_out: self.plan.reads_out,
+        }
+    }
+
+    fn fail_all(&self, errno: Option<i32>, ground: &mut Ground<'_>) {
+        for queue in &self.queues {
+            ground.site.rig.engine_mut(*queue).set_failed(errno);
+        }
+    }
+
+    fn hold_all(&self, held: bool, ground: &mut Ground<'_>) {
+        for queue in &self.queues {
+            ground.site.rig.engine_mut(*queue).hold(held);
+        }
+    }
+
+    /// One turn of its control.
+    ///
+    /// # Panics
+    /// Something is not what it has to be.
+    pub fn turn(&mut self, ground: &mut Ground<'_>) {
+        if self.frozen || self.gave_up {
+            return;
+        }
+        let now = ground.site.rig.now();
+        for queue in self.queues.clone() {
+            for end in ground.site.rig.take_path_ends(queue) {
+                if end != PathEnd::Dropped {
+                    self.lose(ground);
+                }
+            }
+        }
+        if let Some(session) = &mut self.session {
+            match session.admin.turn(now, Pulse::of(self.plan.detect), true) {
+                Ok(None) => {}
+                Ok(Some(Heard::Draining)) => {
+                    ground.log.add("hears of the drain", [self.mount.0.into(), 0, 0]);
+                    if let Some(course) = &mut self.course {
+                        course.draining(now);
+                    }
+                }
+                Ok(Some(heard)) => panic!("an answer nobody waits for: {heard:?}"),
+                Err(admin::Lost) => self.lose(ground),
+            }
+        }
+        if let Some(course) = &mut self.course
+            && course.is_holding()
+            && self.queues.iter().all(|queue| ground.site.rig.engine_mut(*queue).is_quiet())
+        {
+            course.quiet();
+        }
+        self.go_on_trying(ground);
+        loop {
+            let random = self.random.bits();
+            let Some(act) = self.course.as_mut().and_then(|course| course.due(now, random)) else {
+                break;
+            };
+            self.act(act, ground);
+        }
+    }
+
+    fn act(&mut self, act: Act, ground: &mut Ground<'_>) {
+        let now = ground.site.rig.now();
+        match act {
+            Act::Try(attempt) => {
+                self.write_note();
+                self.begin_try(attempt, false, ground);
+            }
+            Act::Fail => self.fail_all(Some(EIO), ground),
+            Act::Hold => self.hold_all(true, ground),
+            Act::Leave(_) => {
+                ground.log.add("leaves", [self.mount.0.into(), 0, 0]);
+                self.drop_session(ground);
+            }
+            Act::Probe(address) => {
+                let answers = ground.links[address].broken.is_none()
+                    && ground.site.is_up()
+                    && !ground.site.is_draining();
+                if let Some(course) = &mut self.course {
+                    course.probed(address, answers, now);
+                }
+            }
+        }
+    }
+
+    /// The target is lost.
+    fn lose(&mut self, ground: &mut Ground<'_>) {
+        if self.session.is_none() {
+            return;
+        }
+        ground.log.add("lost", [self.mount.0.into(), 0, 0]);
+        let now = ground.site.rig.now();
+        let random = self.random.bits();
+        self.drop_session(ground);
+        if let Some(course) = &mut self.course {
+            course.lose(Loss::Path, now, random);
+        }
+    }
+
+    fn drop_session(&mut self, ground: &mut Ground<'_>) {
+        self.session = None;
+        for queue in &self.queues {
+            ground.site.rig.engine_mut(*queue).disconnect();
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! [`Settling`]: the account of what was acknowledged and is not durable, settled with a target that has restarted.
+//!
+//! What the mount has copies of is written again over a queue of its own before any other queue is connected; what it
+//! has none of is lost, and a flush will tell. The product and the oracle settle at the same moment.
+
+use std::sync::Arc;
+
+use rblk_bench::inprocess::QueueOptions;
+use rblk_fabric::soft::memory::Wire;
+use rblk_initiator::mount::course::Failure;
+use rblk_initiator::mount::settle::{self, Judgement};
+use rblk_initiator::replay::{self, Progress, ReplayError, Replayer};
+use rblk_initiator::retain::{Piece, ReplayLog};
+use rblk_initiator::session::QueueWish;
+use rblk_protocol::limits;
+use rblk_protocol::{Features, OpenReply, QueueDepth};
+
+use super::trying::{Going, Phase, Trying};
+use super::{Ground, Process};
+use crate::sim::plan::Moment;
+
+/// The queue that writes again.
+const REPLAY_QUEUE: u16 = limits::QUEUES_MAX - 1;
+
+#[derive(Debug)]
+pub(super) struct Settling {
+    pub(super) replayer: Replayer<Arc<ReplayLog>>,
+    pub(super) judgement: Judgement,
+    pub(super) wire: Wire,
+    pub(super) begun: bool,
+}
+
+impl Process {
+    pub(super) fn settle(
+        &mut self,
+        trying: &mut Trying,
+        volume: &OpenReply,
+        ground: &mut Ground<'_>,
+    ) -> Going {
+        let mut stock = Some(Vec::new());
+        for queue in &self.queues {
+            let entries = ground.site.rig.engine_mut(*queue).take_stock();
+            match (&mut stock, entries) {
+                (Some(all), Some(entries)) => all.extend(entries),
+                _ => stock = None,
+            }
+        }
+        let judgement = settle::judge(&self.durability, stock, volume.block_size);
+        let log = match &judgement {
+            Judgement::Rewrite { log, .. } => {
+                let numbers = [self.mount.0.into(), log.writes(), log.pieces().len() as u64];
+                ground.log.add("rewrites", numbers);
+                Arc::new(log.clone())
+            }
+            Judgement::Nothing | Judgement::Lost { .. } => {
+                self.settled(&judgement, true, ground);
+                return self.begin_queues(trying, ground);
+            }
+        };
+        ground.moments.push(Moment::Settle);
+        if log.pieces().is_empty() {
+            self.settled(&judgement, true, ground);
+            return self.begin_queues(trying, ground);
+        }
+        let depth = QueueDepth::new(replay::DEPTH.min(self.plan.depth)).expect("a depth");
+        let options = QueueOptions {
+            depth: depth.get(),
+            features: Features::default(),
+            ..self.queue_options()
+        };
+        let wish = QueueWish {
+            depth,
+            io_max_bytes: options.io_max_bytes,
+            in_capsule_bytes: options.in_capsule_bytes,
+            features: options.features,
+        };
+        let buffers = replay::buffers(wish).expect("memory");
+        let (path, wire) = match self.path(trying, REPLAY_QUEUE, options, &buffers, ground) {
+            Ok(Some(made)) => made,
+            Ok(None) => {
+                trying.phase = Phase::Unanswered;
+                return Going::On;
+            }
+            Err(why) => return Going::Failed(why),
+        };
+        let now = ground.site.rig.now();
+        let pulse = self.pulse();
+        let replayer = Replayer::new(log, path, buffers, wish, now).with_pulse(pulse);
+        trying.phase =
+            Phase::Settle(Box::new(Settling { replayer, judgement, wire, begun: false }));
+        Going::On
+    }
+
+    /// The account is settled: the product's, and the oracle's.
+    fn settled(&self, judgement: &Judgement, rewritten: bool, ground: &mut Ground<'_>) {
+        judgement.settle(&self.durability, rewritten);
+        let settled = match judgement {
+            Judgement::Rewrite { log, .. } if rewritten => {
+                let again = |block: usize| {
+                    let block = block as u64;
+                    let has = |p: &Piece| (p.lba.0..p.lba.0 + p.count.0).contains(&block);
+                    log.pieces().iter().any(has)
+                };
+                ground.log.add("rewritten", [self.mount.0.into(), log.writes(), 0]);
+                let owes = self.durability.has_untold_loss();
+                ground.oracle.go_on(self.mount, Some(&again), owes)
+            }
+            _ => {
+                let losses = self.durability.losses();
+                ground.log.add("settled", [self.mount.0.into(), losses, 0]);
+                ground.oracle.go_on(self.mount, None, true)
+            }
+        };
+        assert_eq!(settled, Ok(()), "mount {}", self.mount.0);
+    }
+
+    pub(super) fn rewrite(&mut self, trying: &mut Trying, ground: &mut Ground<'_>) -> Going {
+        let now = ground.site.rig.now();
+        let Phase::Settle(settling) = &mut trying.phase else { return Going::On };
+        let rewritten = match settling.replayer.turn(now) {
+            Ok(Progress::Done) => true,
+            Err(ReplayError::Refused(_)) => false,
+            Ok(Progress::Busy) => {
+                if !std::mem::replace(&mut settling.begun, true) {
+                    ground.moments.push(Moment::Rewrite);
+                }
+                return Going::On;
+            }
+            Ok(Progress::Idle) => return Going::On,
+            Err(_) => return Going::Failed(Failure::Transient),
+        };
+        let Phase::Settle(settling) = std::mem::replace(&mut trying.phase, Phase::Unanswered)
+        else {
+            return Going::On;
+        };
+        self.settled(&settling.judgement, rewritten, ground);
+        self.begin_queues(trying, ground)
+    }
+}

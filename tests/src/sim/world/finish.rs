@@ -1,0 +1,130 @@
+//! The end of a run: everything heals, everything outstanding ends, and what is left is looked at.
+//!
+//! In the end one mount has the volume and reads what the oracle allows; a flush leaves nothing volatile in a store that
+//! never failed; without mounts, no connection, no slot and no op of the store is left.
+
+use std::ops::Range;
+
+use rblk_initiator::io::IoOp;
+use rblk_initiator::mount::course;
+use rblk_target::store::Store;
+
+use super::mount::Mount;
+use super::{PATIENCE, Report, World};
+use crate::storm::VOLUME;
+
+impl World {
+    /// Heals everything, waits for what is outstanding, and looks at what is left.
+    ///
+    /// # Panics
+    /// Something is not what it has to be, or does not end.
+    #[must_use]
+    pub fn finish(mut self) -> Report {
+        self.calm = true;
+        self.log.add("calm", [0; 3]);
+        // Whoever still wants the volume may have to wait for a lease.
+        self.settle();
+        let Some(at) = self.holder() else { panic!("nobody has the volume") };
+        self.read_all(at);
+        for _ in 0..4 {
+            let errors = self.report.errors;
+            self.io(at, IoOp::Flush, 0..0);
+            if self.report.errors == errors || self.store_failed {
+                break;
+            }
+        }
+        if !self.store_failed {
+            let store = self.site.rig.store_mut();
+            let (now, durable) = (store.bytes(VOLUME), store.durable(VOLUME));
+            assert!(now == durable, "a FLUSH left something volatile in the store");
+            let begin = self.oracle.begin_read_by(self.mounts[at].number);
+            if let Err(wrong) = self.oracle.end_read(begin, 0, &now) {
+                panic!("the store after a FLUSH: {wrong}");
+            }
+        }
+        self.check_guards();
+        let report = self.report();
+        self.end_mounts();
+        let breaches = self.site.breaches();
+        assert!(breaches.is_empty(), "{breaches:?}");
+        report
+    }
+
+    fn is_settled(&self) -> bool {
+        let settled = |mount: &Mount| {
+            let state = mount.process.as_ref().and_then(|p| p.course()).map(|c| c.state());
+            let right = match state {
+                Some(course::State::Connected) => !mount.fenced,
+                // The other may have gone before it had the volume.
+                Some(course::State::Fenced) => mount.threatened,
+                _ => false,
+            };
+            right && mount.kernel.requests().is_empty()
+        };
+        let nobody_comes = self.wishes.iter().all(Option::is_none);
+        self.mounts.iter().all(settled) && self.holder().is_some() && nobody_comes
+    }
+
+    fn settle(&mut self) {
+        let until = self.step_number() + PATIENCE;
+        while !self.is_settled() {
+            self.step();
+            let stuck = self.step_number() >= until;
+            assert!(!stuck, "it does not end: {:#?}", self.describe());
+        }
+    }
+
+    pub(super) fn describe(&self) -> Vec<String> {
+        let describe = |mount: &Mount| {
+            let course = mount.process.as_ref().and_then(|p| p.course());
+            format!(
+                "{:?} served {} fenced {} requests {:?} course {course:?}",
+                mount.number,
+                mount.served,
+                mount.fenced,
+                mount.kernel.requests()
+            )
+        };
+        self.mounts.iter().map(describe).collect()
+    }
+
+    fn io(&mut self, at: usize, op: IoOp, range: Range<usize>) {
+        self.begin(at, op, range, false);
+        self.settle();
+    }
+
+    fn read_all(&mut self, at: usize) {
+        let longest = self.plan.io_max_bytes as usize;
+        for start in (0..self.oracle.len()).step_by(longest) {
+            self.begin(at, IoOp::Read, start..(start + longest).min(self.oracle.len()), false);
+        }
+        self.settle();
+    }
+
+    fn end_mounts(&mut self) {
+        self.ending = true;
+        while !self.mounts.is_empty() {
+            self.unmount(0, false);
+        }
+        self.wishes.fill(None);
+        let until = self.step_number() + PATIENCE;
+        while self.site.sessions() > 0 {
+            self.step();
+            assert!(self.step_number() < until, "connections are left without a peer");
+        }
+        // What one poll group has of another's is given back by messages.
+        let held = |world: &mut Self| -> Vec<String> {
+            let groups = world.site.rig.groups_mut();
+            groups
+                .flat_map(|g| {
+                    g.shard().slots().held().map(|h| format!("{h:?}")).collect::<Vec<_>>()
+                })
+                .collect()
+        };
+        while !held(self).is_empty() {
+            self.step();
+            assert!(self.step_number() < until, "slots are held: {:?}", held(self));
+        }
+        assert_eq!(self.site.rig.store_mut().in_flight(), 0, "the store has something to do");
+    }
+}

@@ -1,0 +1,74 @@
+//! `rblk-bench`, as far as that it measures everything and leaves nothing. It expects that nothing was left before it.
+
+use std::collections::BTreeSet;
+
+use rblk_tests::lab::{Bench, run};
+
+#[test]
+fn bench_compare_smoke() {
+    run("bench_compare_smoke", |lab| {
+        let bench = Bench::new(lab);
+        let before = bench.left();
+        assert!(before.is_empty(), "there was before: {}", before.join("; "));
+        let compared = bench.compare("whole");
+        for system in &compared.systems {
+            assert_eq!(system.error, None, "{} was not measured", system.key);
+            for cell in &compared.cells {
+                let sample = compared.sample(&system.key, &cell.key, 1);
+                let sample = sample.unwrap_or_else(|| panic!("no {} {}", system.key, cell.key));
+                assert!(sample.iops > 0.0 && sample.errors == 0, "{sample:?}");
+                assert!(sample.latency.p50 > 0 && !sample.latency.bins.is_empty(), "{sample:?}");
+                assert!(lab.path("whole").join(&sample.raw).exists(), "{}", sample.raw);
+            }
+        }
+        // All that are known but the one that only spins.
+        assert_eq!((compared.systems.len(), compared.cells.len()), (8, 2));
+        // The commands of a mount are one message each, and the kernel counts system calls here.
+        let ours = compared.sample("rblk-verbs", "randread-4k-qd1-j1-q1", 1).expect("ours");
+        let initiator = ours.initiator.expect("counters of the mount");
+        let messages = initiator.messages.expect("messages");
+        assert!((0.99..1.05).contains(&messages), "{messages} messages");
+        assert!(initiator.syscalls.is_some_and(|calls| calls > 0.0), "{initiator:?}");
+        let left = bench.left();
+        assert!(left.is_empty(), "a whole run left {}", left.join("; "));
+
+        bench.kill_amid("killed");
+        let left = bench.left();
+        println!("{}: a killed run left {} things", lab.test(), left.len());
+        for part in ["/sys/class/nvme", "nvmet/ports", "ublkb", "connected", "module", "process"] {
+            assert!(left.iter().any(|what| what.contains(part)), "no {part} in {left:?}");
+        }
+        println!("{}", bench.clean_up().ok().trim());
+        let left = bench.left();
+        assert!(left.is_empty(), "clean-up left {}", left.join("; "));
+    });
+}
+
+#[test]
+fn bench_fabric_smoke() {
+    run("bench_fabric_smoke", |lab| {
+        let bench = Bench::new(lab);
+        let measured = bench.fabric("fabric", &[lab.rdma(), lab.tcp()]);
+        let fabric = measured.fabric.expect("a fabric");
+        assert_eq!(fabric.devices.len(), 2);
+        for device in &fabric.devices {
+            let what = &device.title;
+            assert_eq!(device.error, None, "{what}");
+            // 4 KiB, twice as much each time, up to 4 MiB.
+            let sizes: BTreeSet<u64> = device.registration.iter().map(|r| r.bytes).collect();
+            assert_eq!(sizes.len(), 11, "{what}: {sizes:?}");
+            for ping in &device.pingpong {
+                assert!(ping.error.is_none() && ping.latency.p50 > 0, "{what}: {ping:?}");
+            }
+            let pings: BTreeSet<&str> = device.pingpong.iter().map(|p| p.what.as_str()).collect();
+            for kind in ["UDP", "TCP", "SEND", "WRITE", "READ"] {
+                assert!(pings.contains(kind), "{what}: no {kind} in {pings:?}");
+            }
+            // SEND, WRITE and READ of nine sizes.
+            assert_eq!(device.bandwidth.len(), 27, "{what}");
+            assert!(device.bandwidth.iter().all(|b| b.bytes_per_s > 0.0), "{what}");
+        }
+        let left = bench.left();
+        assert!(left.is_empty(), "it left {}", left.join("; "));
+    });
+}

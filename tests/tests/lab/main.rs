@@ -1,0 +1,54 @@
+//! The lab suite: the real programs, a real kernel, real verbs (Soft-RoCE or a card) and a real block device.
+//!
+//! Run by `cargo xtask test`; by hand with `cargo xtask lab -- TEST-BINARY --test-threads=1 --nocapture [NAME]`.
+//! Tests whose names start with `kernel_` depend on the kernel's own behaviour most, and run on the oldest
+//! supported kernel, too. `RBLK_LONG=1` makes each longer; `RBLK_SKIP_LAB=1` makes each pass without a look.
+
+#![forbid(unsafe_code)]
+
+mod bench;
+mod content;
+mod ends;
+mod messages;
+mod refusals;
+
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rblk_tests::lab::{DEADLINE, Fio, Lab, Mounted, TargetFlags, start};
+
+const KIB: usize = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// For a run of fio that works on some tens of MiB.
+const FIO_DEADLINE: Duration = Duration::from_secs(180);
+
+fn exists(device: &Path) -> bool {
+    std::fs::metadata(device).is_ok_and(|m| m.file_type().is_block_device())
+}
+
+/// A command of the host that must work.
+fn sh(words: &[&str]) -> String {
+    start(words).finish(2 * DEADLINE).ok()
+}
+
+/// A target with the one file volume `v0`.
+fn serve_file(lab: &Lab, bytes: u64) -> (PathBuf, TargetFlags) {
+    let image = lab.image("v0.img", bytes);
+    let flags = TargetFlags::default().file("v0", &image);
+    (image, flags)
+}
+
+/// fio that checks what it writes while it writes, slowly enough for things to happen to it meanwhile.
+fn slow_fio(mounted: &Mounted, lab: &Lab) -> Fio {
+    Fio::new(mounted.device(), "randwrite")
+        .with("bsrange", "4k-256k")
+        .with("iodepth", 16)
+        .with("size", 40 * MIB * lab.long(4))
+        .with("rate", "3M,3M")
+        .with("verify", "crc32c")
+        .with("verify_backlog", 64)
+        .with("verify_fatal", 1)
+        .with("verify_state_save", 0)
+}

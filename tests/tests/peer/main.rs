@@ -1,0 +1,49 @@
+//! Peers that break the rules: it ends their own connection, or gets them a status, and nothing else.
+
+mod answers;
+mod capsules;
+mod memory;
+
+use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};
+use rblk_protocol::{CommandCapsule, Features, Status};
+use rblk_target::connection::SessionSlot;
+use rblk_tests::bed::{Bed, STORE, pattern};
+use rblk_tests::raw::{Heard, RawPeer};
+
+const DEPTH: u16 = 8;
+
+fn options() -> QueueOptions {
+    QueueOptions { depth: DEPTH, io_max_bytes: 64 << 10, ..QueueOptions::default() }
+}
+
+fn by_send() -> QueueOptions {
+    QueueOptions { features: Features::default(), ..options() }
+}
+
+/// A bed with a well-behaved queue of its own session, and a session for the one to be watched.
+fn watched(rig: &RigOptions) -> (Bed, QueueId, SessionSlot) {
+    let mut bed = Bed::new(rig);
+    let bystander = bed.queue(STORE, options());
+    let suspect = bed.rig.begin_session();
+    bed.open_all(suspect);
+    (bed, bystander, suspect)
+}
+
+/// The honest one is served as if nothing had happened.
+fn assert_unharmed(bed: &mut Bed, bystander: QueueId) {
+    bed.write(bystander, 4096, &pattern(21, 16384));
+    assert!(bed.read(bystander, 4096, 16384) == pattern(21, 16384));
+    assert_eq!(bed.rig.take_path_ends(bystander), []);
+}
+
+fn ask(bed: &mut Bed, peer: &mut RawPeer, command: &CommandCapsule) -> Heard {
+    peer.send(&command.to_wire());
+    peer.hear(bed)
+}
+
+fn status_of(heard: Heard) -> Status {
+    match heard {
+        Heard::Response(response) => response.status,
+        other => panic!("no response: {other:?}"),
+    }
+}

@@ -1,0 +1,177 @@
+//! QPs that do not flush: what they may still touch is nobody's until they are destroyed.
+
+use rblk_bench::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_bench::ram_store::RamStore;
+use rblk_fabric::soft::memory::{Conditions, End};
+use rblk_initiator::io::IoOp;
+use rblk_protocol::{AccessMode, Tag};
+use rblk_target::cache::slots::{Holders, State};
+use rblk_target::connection::SessionSlot;
+use rblk_target::poll_group::ToGroup;
+use rblk_target::volume::CacheMode;
+use rblk_tests::bed::{PATIENCE, pattern};
+
+use super::{MIB, MODES, SECOND, STUCK, TICK};
+
+/// Slots that are held, with their bytes.
+fn lent(rig: &mut Rig<RamStore>) -> Vec<(usize, Holders, Vec<u8>)> {
+    let mut all = Vec::new();
+    for (at, group) in rig.groups_mut().enumerate() {
+        let slots = group.shard().slots();
+        for (slot, holders) in slots.held() {
+            let mut bytes = vec![0; 4096];
+            slots.region().read(slots.offset(slot), &mut bytes);
+            all.push((at << 20 | slot.0 as usize, holders, bytes));
+        }
+    }
+    all
+}
+
+/// A target of so many groups, whose arena is eight requests for each, two sessions, and a queue of each.
+struct Jam {
+    rig: Rig<RamStore>,
+    image: Vec<u8>,
+    mortal: SessionSlot,
+    dying: QueueId,
+    well: QueueId,
+}
+
+const IO: usize = 64 << 10;
+
+impl Jam {
+    fn new(groups: usize, cache: CacheMode) -> Self {
+        let volume = VolumeSpec { cache, ..VolumeSpec::new(VolumeKind::Store, 4 << 20) };
+        let options = RigOptions {
+            tick: TICK,
+            groups,
+            arena_bytes: groups * 8 * IO,
+            dirty_max_bytes: groups * 2 * IO,
+            io_max_bytes: 64 << 10,
+            volumes: vec![volume],
+            ..RigOptions::default()
+        };
+        let image = pattern(9, 4 * MIB);
+        let mut rig = Rig::new(&options, |region| {
+            let mut store = RamStore::new(region, 1);
+            store.set_volume(STUCK, image.clone());
+            store
+        })
+        .expect("a rig");
+        let options = QueueOptions { depth: 8, io_max_bytes: 64 << 10, ..QueueOptions::default() };
+        let [(mortal, dying), (_, well)] = [(); 2].map(|()| {
+            let session = rig.begin_session();
+            rig.open(session, STUCK, AccessMode::Shared);
+            let queue = rig.add_queue(session, STUCK, options).expect("a queue");
+            rig.run(PATIENCE, |rig| rig.is_connected(queue)).expect("a path");
+            (session, queue)
+        });
+        Self { rig, image, mortal, dying, well }
+    }
+
+    /// The first queue dies while the target sends to it and reads from it, and its QP does not flush.
+    fn jam(&mut self) {
+        let wire = self.rig.wire(self.dying).expect("a path").clone();
+        wire.stall(End::B, true);
+        // No room on the wire either: a QP that has sent everything has nothing to do with its memory.
+        self.rig.network().set_conditions(Conditions { buffer: 4096, ..Conditions::default() });
+        for tag in 0..3u16 {
+            let io = self.rig.request(self.dying, IoOp::Read, u64::from(tag) << 20, IO as u64);
+            self.rig.submit(self.dying, Tag(tag), io).expect("a free tag");
+            // Half a block is not dirty when its data has come, it would be merged.
+            let io =
+                self.rig.request(self.dying, IoOp::Write, 2 << 20 | u64::from(tag) << 17, 32768);
+            self.rig.submit(self.dying, Tag(3 + tag), io).expect("a free tag");
+        }
+        for _ in 0..200 {
+            self.rig.step();
+        }
+        self.rig.jam_failed_qps(true);
+        wire.cut();
+        self.rig.network().set_conditions(Conditions::default());
+        self.rig.run(20 * SECOND, |rig| rig.jammed_qps() == 1).expect("it is given up");
+        assert_eq!(self.rig.connections(self.mortal), 1, "its QP is not destroyed");
+        self.rig.take_outcomes();
+    }
+
+    fn read(&mut self, at: usize) {
+        let io = self.rig.request(self.well, IoOp::Read, at as u64, IO as u64);
+        self.rig.submit(self.well, Tag(0), io).expect("a free tag");
+        let well = self.well;
+        let ended = self.rig.run(PATIENCE, |rig| rig.outstanding(well) == 0);
+        assert!(ended.is_ok(), "a read of {at} does not end: {:?}", self.rig);
+        let data = self.rig.buffer(self.well, Tag(0), IO);
+        assert!(data == self.image[at..at + IO], "{at}");
+    }
+}
+
+#[test]
+fn what_a_dead_qp_may_still_touch_is_nobodys() {
+    for groups in [1, 2] {
+        for cache in MODES {
+            let what = format!("{groups} groups, {cache:?}");
+            let mut jam = Jam::new(groups, cache);
+            jam.jam();
+            let before = lent(&mut jam.rig);
+            let of = |is: fn(&Holders) -> bool| before.iter().filter(|(_, h, _)| is(h)).count();
+            assert!(of(|h| h.sends > 0) > 16, "{what}: to send: {before:?}");
+            assert!(of(|h| h.state == State::Private) >= 8, "{what}: to read");
+            // Others use everything else, again and again.
+            for round in 0..3 {
+                for at in (0..4 * MIB).step_by(IO) {
+                    jam.read(at);
+                }
+                let well = jam.well;
+                jam.rig.fill_buffer(well, Tag(1), &jam.image[..IO]);
+                let io = jam.rig.request(well, IoOp::Write, 0, IO as u64);
+                jam.rig.submit(well, Tag(1), io).expect("a free tag");
+                jam.rig.run(PATIENCE, |rig| rig.outstanding(well) == 0).expect("a write");
+                // Sent from nowhere else than where it was, and read into nothing that is another's.
+                let now = lent(&mut jam.rig);
+                for (slot, holders, bytes) in &before {
+                    let same = now.iter().find(|(other, ..)| other == slot);
+                    let Some((_, is, has)) = same else {
+                        panic!("{what}, {round}: {slot} is free")
+                    };
+                    assert_eq!(is.state == State::Private, holders.state == State::Private);
+                    assert!(is.sends >= holders.sends, "{what}: {is:?}, was {holders:?}");
+                    assert!(has == bytes, "{what}, {round}: {slot} has other bytes");
+                }
+            }
+            // Destroyed at last.
+            jam.rig.jam_failed_qps(false);
+            jam.rig.destroy_jammed();
+            let well = jam.well;
+            jam.rig.wire(well).expect("a path").cut();
+            let free = jam.rig.run(PATIENCE, |rig| lent(rig).is_empty());
+            assert!(free.is_ok(), "{what}: {:?}", jam.rig);
+            jam.rig.mail(ToGroup::Stop);
+            let stopped = jam.rig.run(PATIENCE, |rig| rig.stopped().is_some());
+            assert!(stopped.is_ok(), "{what}: {:?}", jam.rig);
+            assert_eq!(jam.rig.stopped(), Some(true), "{what}");
+        }
+    }
+}
+
+#[test]
+fn the_end_waits_for_what_a_dead_qp_may_still_touch() {
+    for groups in [1, 2] {
+        for cache in MODES {
+            let what = format!("{groups} groups, {cache:?}");
+            let mut jam = Jam::new(groups, cache);
+            jam.jam();
+            jam.rig.mail(ToGroup::Stop);
+            for _ in 0..10 * SECOND {
+                jam.rig.step();
+                assert_eq!(jam.rig.stopped(), None, "{what}");
+            }
+            // The other one did not flush either.
+            assert_eq!(jam.rig.jammed_qps(), 2, "{what}");
+            assert!(!lent(&mut jam.rig).is_empty(), "{what}");
+            jam.rig.destroy_jammed();
+            let stopped = jam.rig.run(PATIENCE, |rig| rig.stopped().is_some());
+            assert!(stopped.is_ok(), "{what}: {:?}", jam.rig);
+            assert_eq!(jam.rig.stopped(), Some(true), "{what}");
+            assert_eq!(lent(&mut jam.rig), [], "{what}");
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! What one volume, peer or dead QP may keep from the others: a store that forgets a volume, peers that take
+//! nothing, QPs that do not flush, long zeroing.
+
+mod jam;
+mod silent;
+mod stuck;
+mod zeroing;
+
+use std::time::Duration;
+
+use rblk_target::store::VolumeIndex;
+use rblk_target::volume::CacheMode;
+
+const MIB: usize = 1 << 20;
+const MODES: [CacheMode; 3] = [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack];
+/// Whose store may be stuck.
+const STUCK: VolumeIndex = VolumeIndex(0);
+
+/// A step of these beds: long enough that seconds pass.
+const TICK: Duration = Duration::from_millis(10);
+const SECOND: u64 = 100;
