@@ -11,12 +11,13 @@ use anyhow::{Context, Result};
 
 use super::plan::{Candidate, order};
 use super::probe::{self, Look};
-use super::{fio, profile, wire};
+use super::profile::{Sampler, Window};
+use super::{fio, wire};
 use crate::folder::RunFolder;
 use crate::interrupt;
 use crate::peer::undo::{Journal, Step};
 use crate::peer::{QUEUE_DEPTH, QUEUE_DEPTH_DEEP, Setting, System};
-use crate::result::{Cell, CpuProfile, Run, Sample, ThreadShare};
+use crate::result::{Cell, CpuProfile, Run, Sample};
 
 /// How long filling a disk once may take.
 const FILL_SECONDS: u32 = 180;
@@ -24,9 +25,9 @@ const FILL_SECONDS: u32 = 180;
 const COUNTED: Duration = Duration::from_millis(1500);
 /// Seconds of such a sample.
 const PROBE_SECONDS: u32 = 4;
-/// Seconds for which the processors are sampled, and for which fio would run then: perf takes long to begin.
-const PROFILE_SECONDS: u32 = 4;
-const PROFILE_LOAD_SECONDS: u32 = 120;
+/// How long the processors are sampled in a cell, and seconds for which fio would go on.
+const PROFILE_TIME: Duration = Duration::from_secs(4);
+const PROFILE_LOAD_SECONDS: u32 = 60;
 /// How long fio may take to begin in such a sample.
 const START: Duration = Duration::from_secs(30);
 /// Length of one sample beyond what is measured, for the estimate of what is left.
@@ -121,11 +122,7 @@ impl Rounds<'_> {
             self.folder.save(self.run)?;
         }
         if self.profile {
-            for cell in cells {
-                for contender in &contenders {
-                    self.sample_processors(contender, cell, setting)?;
-                }
-            }
+            self.sample_processors(&contenders, cells, setting)?;
             self.folder.save(self.run)?;
         }
         if self.probe && probe::counts_syscalls(&setting.journal)? {
@@ -282,35 +279,59 @@ impl Rounds<'_> {
         })
     }
 
-    /// Samples where the processors' time goes in a cell, once in a run, in a sample that is not kept.
+    /// Samples where the processors' time goes in each cell, once in a run, in samples that are not kept.
     fn sample_processors(
         &mut self,
-        contender: &Contender<'_>,
-        cell: &Cell,
+        contenders: &[Contender<'_>],
+        cells: &[Cell],
         setting: &Setting,
     ) -> Result<()> {
-        let key = &contender.candidate.info.key;
-        let Some(system) = &contender.system else { return Ok(()) };
-        if self.run.profiles.iter().any(|p| p.system == *key && p.cell == cell.key) {
+        let has = |system: &str, cell: &Cell| {
+            self.run.profiles.iter().any(|p| p.system == system && p.cell == cell.key)
+        };
+        let mut wanted = Vec::new();
+        for cell in cells {
+            for contender in contenders {
+                let key = contender.candidate.info.key.as_str();
+                if let Some(system) = contender.system.as_ref().filter(|_| !has(key, cell)) {
+                    wanted.push((key, system, cell));
+                }
+            }
+        }
+        if wanted.is_empty() {
             return Ok(());
         }
-        let sampled = processors(system, cell, setting);
-        interrupt::check()?;
-        match sampled {
-            Ok(threads) => {
-                let most = threads.iter().take(5);
-                let most: Vec<String> =
-                    most.map(|t| format!("{} {:.0} %", t.name, t.share * 100.0)).collect();
-                say(&format!("{:<26} {key:<16} processors: {}", cell.key, most.join(", ")));
-                self.run.profiles.push(CpuProfile {
-                    system: key.clone(),
-                    cell: cell.key.clone(),
-                    threads,
-                });
-            }
+        say("sampling the processors: waiting for perf");
+        let sampler = match Sampler::start(&setting.journal) {
+            Ok(sampler) => sampler,
             Err(error) => {
-                say(&format!("{} {key}: processors not sampled: {}", cell.key, one_line(&error)));
+                interrupt::check()?;
+                say(&format!("processors not sampled: {}", one_line(&error)));
+                return Ok(());
             }
+        };
+        let (mut sampled, mut windows) = (Vec::new(), Vec::new());
+        for (key, system, cell) in wanted {
+            let window = window(system, cell, setting);
+            interrupt::check()?;
+            match window {
+                Ok(window) => {
+                    say(&format!("{:<26} {key:<16} processors sampled", cell.key));
+                    sampled.push((key, cell.key.clone()));
+                    windows.push(window);
+                }
+                Err(error) => say(&format!("{} {key}: {}", cell.key, one_line(&error))),
+            }
+        }
+        let profiles = sampler.stop(&windows);
+        interrupt::check()?;
+        match profiles {
+            Ok(profiles) => {
+                for ((system, cell), threads) in sampled.into_iter().zip(profiles) {
+                    self.run.profiles.push(CpuProfile { system: system.to_owned(), cell, threads });
+                }
+            }
+            Err(error) => say(&format!("processors not sampled: {}", one_line(&error))),
         }
         Ok(())
     }
@@ -356,21 +377,21 @@ impl Rounds<'_> {
     }
 }
 
-/// Where the processors' time goes under a cell's load, which is ended when that is known.
-fn processors(system: &System, cell: &Cell, setting: &Setting) -> Result<Vec<ThreadShare>> {
-    let dir = tempfile::tempdir().context("a directory for perf")?;
+/// Runs a cell's load, and says when it ran.
+fn window(system: &System, cell: &Cell, setting: &Setting) -> Result<Window> {
+    let dir = tempfile::tempdir().context("a directory for fio")?;
     let output = dir.path().join("fio.json");
     let words = fio::words(cell, system.path(), setting.bytes, PROFILE_LOAD_SECONDS, &output);
     let (tag, undo) = load_tag(&setting.journal)?;
     std::thread::scope(|scope| {
         let running = scope.spawn(|| fio::run(&words, PROFILE_LOAD_SECONDS, &tag));
-        let sampled = wait_for_io(|| probe::disk_ios(system.path()))
-            .and_then(|()| profile::record(dir.path(), PROFILE_SECONDS));
+        let window = wait_for_io(|| probe::disk_ios(system.path()))
+            .and_then(|()| Window::pass(PROFILE_TIME));
         let ended_early = running.is_finished();
         undo.undo()?;
         let load = running.join().unwrap_or_else(|_| Err(anyhow::anyhow!("fio's thread")));
-        // It was killed, unless it had ended: then nothing ran while perf looked.
-        if ended_early { load.and(sampled) } else { sampled }
+        // It was killed, unless it had ended: then nothing ran meanwhile.
+        if ended_early { load.and(window) } else { window }
     })
 }
 
