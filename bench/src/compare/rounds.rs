@@ -5,6 +5,7 @@
 //! stays. Only an interrupt ends it all.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -21,13 +22,11 @@ use crate::result::{Cell, CpuProfile, Run, Sample};
 
 /// How long filling a disk once may take.
 const FILL_SECONDS: u32 = 180;
-/// How long system calls are counted, within a sample of its own.
+/// How long system calls are counted, and the processors sampled, each within a sample of its own.
 const COUNTED: Duration = Duration::from_millis(1500);
-/// Seconds of such a sample.
-const PROBE_SECONDS: u32 = 4;
-/// How long the processors are sampled in a cell, and seconds for which fio would go on.
-const PROFILE_TIME: Duration = Duration::from_secs(4);
-const PROFILE_LOAD_SECONDS: u32 = 60;
+const SAMPLED: Duration = Duration::from_secs(4);
+/// Seconds after which the load of such a sample would end by itself.
+const LOAD_SECONDS: u32 = 60;
 /// How long fio may take to begin in such a sample.
 const START: Duration = Duration::from_secs(30);
 /// Length of one sample beyond what is measured, for the estimate of what is left.
@@ -312,7 +311,7 @@ impl Rounds<'_> {
         };
         let (mut sampled, mut windows) = (Vec::new(), Vec::new());
         for (key, system, cell) in wanted {
-            let window = window(system, cell, setting);
+            let window = under_load(system, cell, setting, || Window::pass(SAMPLED));
             interrupt::check()?;
             match window {
                 Ok(window) => {
@@ -377,43 +376,39 @@ impl Rounds<'_> {
     }
 }
 
-/// Runs a cell's load, and says when it ran.
-fn window(system: &System, cell: &Cell, setting: &Setting) -> Result<Window> {
+/// Runs a cell's load while `look` looks, which it does when there is I/O. The load is killed then; one that had ended
+/// before is an error, for nothing ran meanwhile.
+fn under_load<T>(
+    system: &System,
+    cell: &Cell,
+    setting: &Setting,
+    look: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     let dir = tempfile::tempdir().context("a directory for fio")?;
     let output = dir.path().join("fio.json");
-    let words = fio::words(cell, system.path(), setting.bytes, PROFILE_LOAD_SECONDS, &output);
+    let words = fio::words(cell, system.path(), setting.bytes, LOAD_SECONDS, &output);
     let (tag, undo) = load_tag(&setting.journal)?;
     std::thread::scope(|scope| {
-        let running = scope.spawn(|| fio::run(&words, PROFILE_LOAD_SECONDS, &tag));
-        let window = wait_for_io(|| probe::disk_ios(system.path()))
-            .and_then(|()| Window::pass(PROFILE_TIME));
-        let ended_early = running.is_finished();
+        let running = scope.spawn(|| fio::run(&words, LOAD_SECONDS, &tag));
+        let seen = wait_for_io(system.path()).and_then(|()| look());
+        let ended = running.is_finished();
         undo.undo()?;
         let load = running.join().unwrap_or_else(|_| Err(anyhow::anyhow!("fio's thread")));
-        // It was killed, unless it had ended: then nothing ran meanwhile.
-        if ended_early { load.and(window) } else { window }
+        if ended {
+            load?;
+            anyhow::bail!("fio ended before it was to be looked at");
+        }
+        seen
     })
 }
 
 /// System calls per I/O of both ends' data threads.
 fn calls_per_io(system: &System, cell: &Cell, setting: &Setting) -> Result<[Option<f64>; 2]> {
-    let dir = tempfile::tempdir().context("a directory for fio")?;
-    let output = dir.path().join("fio.json");
-    let words = fio::words(cell, system.path(), setting.bytes, PROBE_SECONDS, &output);
-    let (tag, undo) = load_tag(&setting.journal)?;
-    let fio = std::thread::scope(|scope| {
-        let running = scope.spawn(|| fio::run(&words, PROBE_SECONDS, &tag));
-        let counted = (|| {
-            wait_for_io(|| counted_ios(system))?;
-            let before = system.counters();
-            let calls = probe::syscalls(&setting.journal, system, COUNTED)?;
-            Ok((before, calls, system.counters()))
-        })();
-        let done = running.join().unwrap_or_else(|_| Err(anyhow::anyhow!("fio's thread")));
-        done.and(counted)
-    });
-    undo.undo()?;
-    let (before, [initiator, target], after) = fio?;
+    let (before, [initiator, target], after) = under_load(system, cell, setting, || {
+        let before = system.counters();
+        let calls = probe::syscalls(&setting.journal, system, COUNTED)?;
+        Ok((before, calls, system.counters()))
+    })?;
     let ios = |end: fn(&crate::peer::rblk::Counters) -> Option<u64>| {
         let ios = end(&after)?.checked_sub(end(&before)?)?;
         (ios > 0).then_some(ios as f64)
@@ -425,15 +420,10 @@ fn calls_per_io(system: &System, cell: &Cell, setting: &Setting) -> Result<[Opti
     ])
 }
 
-/// I/Os that the initiator counted.
-fn counted_ios(system: &System) -> u64 {
-    system.counters().initiator.map_or(0, |counts| counts.reads + counts.writes)
-}
-
 /// Waits until a load that was started does I/O: programs start slowly on a guest's shared file system.
-fn wait_for_io(ios: impl Fn() -> u64) -> Result<()> {
-    let (before, deadline) = (ios(), Instant::now() + START);
-    while ios() == before {
+fn wait_for_io(disk: &Path) -> Result<()> {
+    let (before, deadline) = (probe::disk_ios(disk), Instant::now() + START);
+    while probe::disk_ios(disk) == before {
         if Instant::now() > deadline {
             anyhow::bail!("no I/O after {START:?}");
         }

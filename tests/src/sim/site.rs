@@ -271,7 +271,8 @@ impl Site {
         }
         if elapsed - self.ticked >= TICK {
             self.ticked = elapsed;
-            if let Some(core) = &mut self.core {
+            // As control does: what it does without shall be nothing.
+            if let Some(core) = self.core.as_mut().filter(|core| core.needs_ticks()) {
                 core.tick(now);
             }
             self.carry_out(log, moments, &mut decided);

@@ -1,13 +1,13 @@
 //! Capsules of a host that are wrong, in the wrong place or doubtful: the connection ends, or they get a status.
 
-use rblk_bench::inprocess::{QueueOptions, RigOptions};
+use rblk_bench::inprocess::{AdminCommand, QueueOptions, RigOptions};
 use rblk_bench::seed::Random;
 use rblk_protocol::limits::COMMAND_BYTES;
 use rblk_protocol::{
     BlockCount, CommandCapsule, ConnectionKind, Epoch, Features, KeyedDescriptor, Lba, Opcode,
     Status, Tag, VolumeHandle,
 };
-use rblk_tests::bed::{FROZEN, MEMORY, PATIENCE, STORE, pattern};
+use rblk_tests::bed::{Bed, FROZEN, MEMORY, PATIENCE, STORE, pattern};
 use rblk_tests::raw::{Heard, RawPeer};
 
 use super::{ask, assert_unharmed, by_send, options, status_of, watched};
@@ -201,6 +201,18 @@ fn commands_out_of_place_get_a_status() {
     assert_unharmed(&mut bed, bystander);
 }
 
+/// The admin commands that reach control, of which there is one at least.
+fn asked_of_control(bed: &mut Bed) -> Vec<AdminCommand> {
+    let mut asked = Vec::new();
+    bed.rig
+        .run(PATIENCE, |rig| {
+            asked.extend(rig.take_admin());
+            !asked.is_empty()
+        })
+        .unwrap();
+    asked
+}
+
 #[test]
 fn an_admin_connection_serves_no_blocks() {
     let (mut bed, bystander, suspect) = watched(&RigOptions::default());
@@ -221,13 +233,7 @@ fn an_admin_connection_serves_no_blocks() {
         let buffer = Some(peer.descriptor(0, room));
         let command = CommandCapsule { buffer, ..peer.command(Opcode::ListVolumes, 2) };
         peer.send(&command.to_wire());
-        let mut asked = Vec::new();
-        bed.rig
-            .run(PATIENCE, |rig| {
-                asked.extend(rig.take_admin());
-                !asked.is_empty()
-            })
-            .unwrap();
+        let asked = asked_of_control(&mut bed);
         bed.rig.reply(&asked[0], Status::Ok, 9, vec![7; 100]);
         // Said twice by mistake: the second finds nobody.
         bed.rig.reply(&asked[0], Status::Internal, 0, Vec::new());
@@ -236,13 +242,7 @@ fn an_admin_connection_serves_no_blocks() {
     // Control's answer to a connection that died meanwhile.
     let command = peer.command(Opcode::AsyncEvent, 3);
     peer.send(&command.to_wire());
-    let mut asked = Vec::new();
-    bed.rig
-        .run(PATIENCE, |rig| {
-            asked.extend(rig.take_admin());
-            !asked.is_empty()
-        })
-        .unwrap();
+    let asked = asked_of_control(&mut bed);
     peer.wire.cut();
     assert!(matches!(peer.hear(&mut bed), Heard::End(_)));
     // A parked command does not keep it; the answer that comes after all finds nobody.
