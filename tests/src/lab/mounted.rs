@@ -8,7 +8,7 @@ use rblk_initiator::mount::socket::{Ask, Response, ask, socket_path};
 use rblk_initiator::mount::status::MountStatus;
 
 use super::counts::Counts;
-use super::process::{Finished, Running, signal};
+use super::process::{Finished, Frozen, Running, signal};
 use super::wait::{DEADLINE, until};
 use super::{Lab, Node, Sysfs};
 
@@ -326,13 +326,7 @@ impl<'l> Mounted<'l> {
     /// Stops the daemon's process until the result is dropped: it is there, and does nothing.
     #[must_use]
     pub fn freeze(&self) -> Frozen {
-        signal("STOP", &self.pid.to_string());
-        let state = || {
-            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
-            stat.rsplit_once(") ").filter(|(_, rest)| rest.starts_with('T')).map(|_| ())
-        };
-        until("the daemon to stop", DEADLINE, state);
-        Frozen(self.pid)
+        Frozen::process(self.pid)
     }
 
     fn wait_gone(&self) {
@@ -349,16 +343,6 @@ impl<'l> Mounted<'l> {
         let _ = self.lab.initiator(&["umount", "--force", &self.name], 2 * DEADLINE).ok();
         assert!(!self.device.exists(), "{} is still there", self.device.display());
         self.done = true;
-    }
-}
-
-/// A stopped process. Dropped, it goes on.
-#[derive(Debug)]
-pub struct Frozen(u32);
-
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        signal("CONT", &self.0.to_string());
     }
 }
 

@@ -8,6 +8,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::wait::{DEADLINE, until};
+
 /// A process that ended.
 #[derive(Debug)]
 pub struct Finished {
@@ -164,6 +166,33 @@ pub(super) fn signal(name: &str, whom: &str) {
         .args(["-c", "kill -s \"$1\" -- \"$2\"", "kill", name, whom])
         .stderr(Stdio::null())
         .status();
+}
+
+/// A stopped process. Dropped, it goes on, if it still is there.
+#[derive(Debug)]
+pub struct Frozen(u32);
+
+impl Frozen {
+    /// Stops a process: it is there, and does nothing.
+    ///
+    /// # Panics
+    /// It does not stop.
+    #[must_use]
+    pub(super) fn process(pid: u32) -> Self {
+        signal("STOP", &pid.to_string());
+        let stopped = || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            stat.rsplit_once(") ").filter(|(_, rest)| rest.starts_with('T')).map(|_| ())
+        };
+        until("the process to stop", DEADLINE, stopped);
+        Self(pid)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        signal("CONT", &self.0.to_string());
+    }
 }
 
 fn words(command: &Command) -> String {

@@ -12,7 +12,7 @@ use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::control::status::TargetStatus;
 
 use super::counts::Counts;
-use super::process::signal;
+use super::process::{Frozen, signal};
 use super::wait::{DEADLINE, until};
 use super::{FarHost, Lab};
 
@@ -174,6 +174,12 @@ impl<'l> Target<'l> {
             self.child.try_wait().expect("wait").map(|s| (s, since.elapsed()))
         })
         .0
+    }
+
+    /// Stops it until the result is dropped: it is there, and answers nothing.
+    #[must_use]
+    pub fn freeze(&self) -> Frozen {
+        Frozen::process(self.pid())
     }
 
     /// Kills it, with no goodbye, and waits until it is gone.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rblk_tests::lab::{
     DEADLINE, FarHost, FileSystem, KernelLog, Lab, Mounted, RunningFio, StallMeter, Target,
-    TargetFlags, run,
+    TargetFlags, run, until,
 };
 
 use super::writer::{Writer, check};
@@ -60,7 +60,15 @@ impl<'l> Life<'l> {
 
     fn restart_target(&mut self) {
         self.interrupt("the target was dead", |life| {
-            life.target.take().expect("a target").kill();
+            let target = life.target.take().expect("a target");
+            // At this rate most moments have no request on its way: it dies when one is.
+            let frozen = target.freeze();
+            let sent = life.mounted.status().total.sends;
+            until("a request to be sent", DEADLINE, || {
+                (life.mounted.status().total.sends > sent).then_some(())
+            });
+            target.kill();
+            drop(frozen);
             life.target = Some(Target::start(life.lab, &life.target_flags));
         });
     }
@@ -111,10 +119,12 @@ fn target_kill_restart() {
     run("target_kill_restart", |lab| {
         let mut life = Life::new(lab, None, 1024 * MIB);
         let fio = life.fio();
-        for _ in 0..lab.times(3, 25) {
+        let times = lab.times(3, 25);
+        for _ in 0..times {
             life.restart_target();
         }
-        assert!(life.mounted.status().total.replayed > 0, "nothing was interrupted");
+        let replayed = life.mounted.status().total.replayed;
+        assert!(replayed >= times as u64, "{replayed} requests were sent again");
         life.end(fio);
     });
 }
