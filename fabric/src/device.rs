@@ -603,6 +603,17 @@ impl Incoming {
         }
     }
 
+    /// What the peer is told should this, or the [`Connection`] made of it, be dropped without an answer: nothing,
+    /// unless it is said here. Cut to [`ConnectionHello::REPLY_MAX`] bytes.
+    pub fn refuse_with(&mut self, mut hello: ConnectionHello) {
+        hello.0.truncate(ConnectionHello::REPLY_MAX);
+        match self {
+            Self::Soft(i) => i.refuse_with(hello),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(i) => i.refuse_with(hello),
+        }
+    }
+
     /// Makes the QP. It is accepted by the data thread, after its RECVs are posted: [`Poller::attach`],
     /// [`Poller::post_recv`], [`Poller::accept`].
     ///

@@ -116,6 +116,24 @@ fn rejections_carry_their_words() {
         };
         let (error, ()) = tokio::join!(connect(&address, b"hi"), prepare_only);
         assert!(matches!(error.unwrap_err(), FabricError::Rejected { .. }));
+        // With the words that were left for that case, cut to what a reply may have.
+        for prepares in [false, true] {
+            let leave = async {
+                let mut incoming = listener.accept().await.unwrap();
+                incoming.refuse_with(ConnectionHello(vec![9; 149]));
+                if prepares {
+                    let pd = Device::Soft(soft::Device::tcp()).alloc_pd().unwrap();
+                    let (_own, handle) = poller(&pd);
+                    drop(incoming.prepare(&pd, &handle, limits()).unwrap());
+                }
+            };
+            let (error, ()) = tokio::join!(connect(&address, b"hi"), leave);
+            let error = error.unwrap_err();
+            assert!(
+                matches!(&error, FabricError::Rejected { hello, .. } if *hello == [9; 148]),
+                "{prepares}: {error:?}"
+            );
+        }
         // Limits are refused on both sides, and mixing is.
         let pd = Device::Soft(soft::Device::tcp()).alloc_pd().unwrap();
         let other = Device::Soft(soft::Device::tcp()).alloc_pd().unwrap();

@@ -121,9 +121,19 @@ fn many_wait_and_none_is_lost() {
         .collect();
     let mut seen: Vec<u8> = (0..20)
         .map(|_| {
-            let incoming = control().block_on(listener.accept()).unwrap();
+            let mut incoming = control().block_on(listener.accept()).unwrap();
             let first = incoming.hello().0[0];
-            incoming.reject(&ConnectionHello(vec![first]));
+            let reason = ConnectionHello(vec![first]);
+            match first % 3 {
+                0 => incoming.reject(&reason),
+                1 => incoming.refuse_with(reason),
+                _ => {
+                    incoming.refuse_with(reason);
+                    let pd = incoming.device().alloc_pd().unwrap();
+                    let (_poller, handle) = pd.poller(64).unwrap();
+                    drop(incoming.prepare(&pd, &handle, limits()).unwrap());
+                }
+            }
             first
         })
         .collect();

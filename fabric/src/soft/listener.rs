@@ -138,7 +138,7 @@ async fn handshake(mut stream: TcpStream, peer: SocketAddr) -> Outcome {
     };
     handshake::tune(&stream, request.detect).map_err(|e| (peer, e.to_string()))?;
     let stream = stream.into_std().map_err(|e| (peer, e.to_string()))?;
-    Ok(Incoming { stream: Some(stream), request, peer })
+    Ok(Incoming { stream: Some(stream), request, peer, refusal: ConnectionHello::default() })
 }
 
 /// A TCP peer that asks to connect.
@@ -148,6 +148,7 @@ pub struct Incoming {
     stream: Option<std::net::TcpStream>,
     request: Request,
     peer: SocketAddr,
+    refusal: ConnectionHello,
 }
 
 impl Incoming {
@@ -175,6 +176,11 @@ impl Incoming {
         (self.request.reads_in, self.request.reads_out)
     }
 
+    /// What to say when it is dropped, in this form or as a prepared [`Connection`].
+    pub fn refuse_with(&mut self, hello: ConnectionHello) {
+        self.refusal = hello;
+    }
+
     /// Makes the QP; the data thread answers the peer.
     ///
     /// # Errors
@@ -195,7 +201,9 @@ impl Incoming {
             peer_reads_out: self.request.reads_out,
         };
         let link = Box::new(TcpLink::new(stream));
-        Ok(Connection(QueuePair::new(link, state, limits, poller.id(), 0)))
+        let mut pair = QueuePair::new(link, state, limits, poller.id(), 0);
+        pair.refusal = std::mem::take(&mut self.refusal);
+        Ok(Connection(pair))
     }
 
     /// Refuses; a reason longer than a reply may be is cut.
@@ -216,6 +224,7 @@ impl Incoming {
 
 impl Drop for Incoming {
     fn drop(&mut self) {
-        self.answer(&ConnectionHello::default());
+        let refusal = std::mem::take(&mut self.refusal);
+        self.answer(&refusal);
     }
 }

@@ -67,6 +67,8 @@ pub(super) struct QueuePair {
     pub(super) limits: QpLimits,
     /// The poller it was made for.
     pub(super) poller: u64,
+    /// What a peer that waits for the answer is told when this is dropped.
+    pub(super) refusal: ConnectionHello,
     /// Send queue: slots from `send_free` are in use, from `send_done` incomplete, from `send_sent` not
     /// wholly on the link, from `send_built` not framed; `send_head` is the next to be posted.
     sends: Box<[Option<SendSlot>]>,
@@ -118,6 +120,7 @@ impl QueuePair {
             index: QpIndex(0),
             limits,
             poller,
+            refusal: ConnectionHello::default(),
             sends: sends.into_boxed_slice(),
             send_free: 0,
             send_done: 0,
@@ -427,8 +430,7 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         if matches!(self.state, State::Prepared { .. })
-            && let Some(reply) =
-                handshake::encode_reply(Verdict::Rejected, 0, 0, &ConnectionHello::default())
+            && let Some(reply) = handshake::encode_reply(Verdict::Rejected, 0, 0, &self.refusal)
         {
             self.say(&reply);
         }

@@ -91,6 +91,7 @@ pub struct Incoming {
     hello: ConnectionHello,
     peer: String,
     reads: (u8, u8),
+    refusal: ConnectionHello,
 }
 
 impl Incoming {
@@ -106,7 +107,10 @@ impl Incoming {
             None => Err(FabricError::NoDevice),
         };
         match device {
-            Ok(device) => Ok(Self { id: Some(id), device, hello, peer, reads }),
+            Ok(device) => {
+                let refusal = ConnectionHello::default();
+                Ok(Self { id: Some(id), device, hello, peer, reads, refusal })
+            }
             Err(error) => {
                 id.reject(&[]);
                 Err(error)
@@ -138,6 +142,11 @@ impl Incoming {
         self.reads
     }
 
+    /// What to say when it is dropped, in this form or as a prepared [`Connection`].
+    pub fn refuse_with(&mut self, hello: ConnectionHello) {
+        self.refusal = hello;
+    }
+
     /// Makes the QP, for [`super::Poller`] to accept.
     ///
     /// # Errors
@@ -151,10 +160,11 @@ impl Incoming {
         let Some(id) = self.id.take() else {
             return Err(FabricError::Mixed("an incoming connection was used twice"));
         };
+        let refusal = std::mem::take(&mut self.refusal);
         match Connection::create(id, pd, poller, limits) {
-            Ok(connection) => Ok(connection.incoming(self.reads.0)),
+            Ok(connection) => Ok(connection.incoming(self.reads.0, refusal)),
             Err((id, error)) => {
-                id.reject(&[]);
+                id.reject(&refusal.0);
                 Err(error)
             }
         }
@@ -171,7 +181,7 @@ impl Incoming {
 impl Drop for Incoming {
     fn drop(&mut self) {
         if let Some(id) = &self.id {
-            id.reject(&[]);
+            id.reject(&self.refusal.0);
         }
     }
 }

@@ -11,7 +11,7 @@ use super::completion_queue::{CompletionQueue, PollerHandle};
 use super::device::INLINE_LADDER;
 use super::ffi;
 use super::protection_domain::ProtectionDomain;
-use crate::device::QpLimits;
+use crate::device::{ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
 
 /// Destroying a connection takes less, as a rule.
@@ -31,10 +31,12 @@ pub struct Connection {
 }
 
 /// What remains to be done for a peer that waits.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Incoming {
     // READs the peer serves.
     peer_serves: u8,
+    // What it is told when it is not accepted.
+    refusal: ConnectionHello,
 }
 
 impl Connection {
@@ -60,8 +62,8 @@ impl Connection {
     }
 
     /// Makes it one that waits for [`Self::accept`].
-    pub(super) fn incoming(mut self, peer_serves: u8) -> Self {
-        self.incoming = Some(Incoming { peer_serves });
+    pub(super) fn incoming(mut self, peer_serves: u8, refusal: ConnectionHello) -> Self {
+        self.incoming = Some(Incoming { peer_serves, refusal });
         self
     }
 
@@ -99,7 +101,7 @@ impl Connection {
 
     /// Accepts the peer. Its RECVs must have been posted.
     pub(super) fn accept(&mut self, hello: &[u8], reads_out: u8, reads_in: u8) -> Result<()> {
-        let Some(Incoming { peer_serves }) = self.incoming else {
+        let Some(&Incoming { peer_serves, .. }) = self.incoming.as_ref() else {
             return Err(FabricError::Call {
                 call: "rdma_accept",
                 source: io::Error::from_raw_os_error(libc::EINVAL),
@@ -129,8 +131,8 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        if self.incoming.is_some() {
-            self.id.reject(&[]);
+        if let Some(incoming) = &self.incoming {
+            self.id.reject(&incoming.refusal.0);
         }
     }
 }

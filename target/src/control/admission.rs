@@ -17,6 +17,9 @@ use crate::poll_group::ToGroup;
 
 /// READs a target has outstanding on one connection at most, where device and peer have more.
 const READS_OUT_MAX: u8 = 16;
+/// What a peer is told when no QP can be made for it, or its poll group cannot take it; the log says which.
+const NO_ROOM: &str =
+    "no room: use fewer --queues, a smaller --queue-depth, or more --poll-groups at the target";
 
 impl Control {
     /// Answers a connect request.
@@ -57,10 +60,10 @@ impl Control {
 
     fn try_admit(
         &mut self,
-        incoming: Incoming,
+        mut incoming: Incoming,
         asked: &HelloRequest,
         peer: &str,
-    ) -> Result<(), (Option<Incoming>, RejectReason, String)> {
+    ) -> Result<(), (Option<Box<Incoming>>, RejectReason, String)> {
         let mut offer = self.offer(&incoming);
         if asked.kind == ConnectionKind::Admin {
             offer.in_capsule_bytes = limits::IN_CAPSULE_DEFAULT_BYTES;
@@ -83,24 +86,30 @@ impl Control {
                         limits::IO_MIN_BYTES
                     ),
                 };
-                return Err((Some(incoming), reason, text));
+                return Err((Some(Box::new(incoming)), reason, text));
             }
         };
         let device_at = match self.device(&incoming.device()) {
             Ok(at) => at,
             Err(error) => {
                 tracing::error!(%error, "cannot serve by this device");
-                return Err((Some(incoming), RejectReason::LimitReached, error.to_string()));
+                return Err((
+                    Some(Box::new(incoming)),
+                    RejectReason::LimitReached,
+                    error.to_string(),
+                ));
             }
         };
         let mut fresh = [0; 16];
         if let Err(error) = getrandom::fill(&mut fresh) {
-            return Err((Some(incoming), RejectReason::LimitReached, error.to_string()));
+            return Err((Some(Box::new(incoming)), RejectReason::LimitReached, error.to_string()));
         }
         let Admitted { session, epoch, queue } =
             match self.core.connect(asked, peer, SessionId(fresh), Instant::now()) {
                 Ok(admitted) => admitted,
-                Err(refused) => return Err((Some(incoming), refused.reason, refused.text)),
+                Err(refused) => {
+                    return Err((Some(Box::new(incoming)), refused.reason, refused.text));
+                }
             };
         // What it ends goes to the poll groups before the new connection does.
         self.carry_out();
@@ -112,13 +121,15 @@ impl Control {
         if queue.is_some() && reads_out == 0 {
             let text = "the initiator's device serves no RDMA READ, which writes need".to_owned();
             self.core.gone(session, epoch, asked.kind, Instant::now());
-            return Err((Some(incoming), RejectReason::LimitReached, text));
+            return Err((Some(Box::new(incoming)), RejectReason::LimitReached, text));
         }
         // Answers gather slots of the cache.
         let most = u32::try_from(MAX_SGE).unwrap_or(1);
         let send_sges = most.min(caps.max_sges).max(1);
         let group = self.next_group % self.groups.len();
         let entry = &self.devices[device_at];
+        // From here on it may end where nobody can say more, as in a poll group that has no room.
+        incoming.refuse_with(refusal(RejectReason::LimitReached, NO_ROOM));
         let prepared = Region::allocate(layout.bytes(), PageKind::Normal)
             .map_err(|e| e.to_string())
             .and_then(|region| {

@@ -287,6 +287,10 @@ fn run(
         if wait != Wait::No {
             group.peers_mut().wake_up();
         }
+        // Asking whether it is set is a system call in each wake-up.
+        if woken.contains(PEERS) {
+            group.peers_mut().clear_event();
+        }
         if woken.contains(MAIL) {
             mail.clear_event();
         }

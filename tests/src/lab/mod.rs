@@ -22,6 +22,7 @@ mod stall;
 mod target;
 mod usage;
 mod wait;
+mod witness;
 mod write_log;
 
 pub use bench::Bench;
@@ -39,4 +40,5 @@ pub use stall::StallMeter;
 pub use target::{Target, TargetFlags};
 pub use usage::{Usage, cpu_time, rdma_resources};
 pub use wait::{DEADLINE, until, within};
+pub use witness::{Moment, Witness};
 pub use write_log::{Logged, WriteLog};

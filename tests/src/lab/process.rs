@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 
 use super::wait::{DEADLINE, until};
 
+/// For the rest of a process's output, after its end.
+const KEPT: Duration = Duration::from_secs(15);
+
 /// A process that ended.
 #[derive(Debug)]
 pub struct Finished {
@@ -216,11 +219,15 @@ fn keep(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
 fn text(keeper: Option<JoinHandle<String>>) -> String {
     let Some(keeper) = keeper else { return String::new() };
     let since = Instant::now();
-    while !keeper.is_finished() {
-        if since.elapsed() > Duration::from_secs(2) {
+    loop {
+        // First the time: however late it is, what is there is taken.
+        let late = since.elapsed() > KEPT;
+        if keeper.is_finished() {
+            return keeper.join().unwrap_or_default();
+        }
+        if late {
             return "(its output is held open by another process)\n".to_owned();
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    keeper.join().unwrap_or_default()
 }

@@ -16,7 +16,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rblk_tests::lab::{DEADLINE, Fio, Lab, Mounted, TargetFlags, start};
+use rblk_tests::lab::{DEADLINE, Fio, Lab, Mounted, RunningFio, TargetFlags, start, until};
 
 const KIB: usize = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -40,15 +40,29 @@ fn serve_file(lab: &Lab, bytes: u64) -> (PathBuf, TargetFlags) {
     (image, flags)
 }
 
-/// fio that checks what it writes while it writes, slowly enough for things to happen to it meanwhile.
-fn slow_fio(mounted: &Mounted, lab: &Lab) -> Fio {
+/// What [`endless_fio`] writes before it reads that back.
+const BACKLOG: u64 = 64;
+
+/// fio that goes on until it is told to stop, and checks what it writes while it writes, over and over.
+fn endless_fio(mounted: &Mounted) -> Fio {
     Fio::new(mounted.device(), "randwrite")
         .with("bsrange", "4k-256k")
         .with("iodepth", 16)
-        .with("size", 40 * MIB * lab.long(4))
+        .with("size", 40 * MIB)
+        .with("loops", 1_000_000)
         .with("rate", "3M,3M")
         .with("verify", "crc32c")
-        .with("verify_backlog", 64)
+        .with("verify_backlog", BACKLOG)
         .with("verify_fatal", 1)
         .with("verify_state_save", 0)
+}
+
+/// Ends fio when it has written, and read back, what it had not so far.
+fn check_and_stop(fio: RunningFio, mounted: &Mounted) {
+    let before = mounted.counts();
+    until("fio to write and to check what it wrote", FIO_DEADLINE, || {
+        let did = mounted.counts().since(&before);
+        (did.get("writes") > 2 * BACKLOG && did.get("reads") > 2 * BACKLOG).then_some(())
+    });
+    let _ = fio.stop(DEADLINE).ok();
 }

@@ -3,9 +3,30 @@
 
 use std::time::{Duration, Instant};
 
-use rblk_tests::lab::{Counts, Fio, MountFlags, Mounted, Target, cpu_time, fabric_packets, run};
+use rblk_tests::lab::{
+    Counts, DEADLINE, Fio, MountFlags, Mounted, Target, Witness, cpu_time, fabric_packets, run,
+    until,
+};
 
 use super::{FIO_DEADLINE, MIB, serve_file};
+
+/// What both ends count, and what one of them does.
+const COUNTED: [&str; 9] = [
+    "reads",
+    "writes",
+    "sends",
+    "signaled",
+    "completions",
+    "lists",
+    "listed",
+    "recvs",
+    "in_capsule_writes",
+];
+const COUNTED_AT_TARGET: [&str; 5] =
+    ["admin_commands", "rdma_writes", "rdma_writes_with_imm", "rdma_reads", "failed_commands"];
+
+/// Cases that may be done again.
+const REPEATS: u64 = 4;
 
 /// One line of the table of messages: what `ios` I/Os cost.
 struct Cost {
@@ -55,22 +76,50 @@ impl Cost {
     }
 }
 
+/// The counters of both ends and of the device, when all is counted that was done: threads tell of some of it at the
+/// end of a turn, and of the last completions later than anybody else sees them.
+fn settled(mounted: &Mounted, target: &Target, witness: &Witness) -> [Counts; 3] {
+    let look = || [mounted.counts(), target.counts(), fabric_packets()];
+    until("both ends to be still", DEADLINE, || {
+        let (begun, before) = (witness.now(), look());
+        std::thread::sleep(Duration::from_millis(100));
+        let after = look();
+        let same = |end: usize, name: &&str| before[end].get(name) == after[end].get(name);
+        let still = COUNTED.iter().all(|name| same(0, name) && same(1, name))
+            && COUNTED_AT_TARGET.iter().all(|name| same(1, name));
+        // Nor did a thread lack the CPU to go on.
+        (still && witness.lost_since(&begun).is_zero()).then_some(after)
+    })
+}
+
 #[test]
 fn counters_prove_the_messages() {
     run("counters_prove_the_messages", |lab| {
         // A part of the volume for each case: what another one left in the cache may lie in pieces, and data in
         // many pieces takes more than one message.
         const PART: u64 = 64 * MIB;
-        let (_, flags) = serve_file(lab, 6 * PART);
+        let cases = [
+            ("read 4k", "randread", "4k", 16),
+            ("read 128k", "randread", "128k", 16),
+            ("write 4k", "randwrite", "4k", 16),
+            ("write 128k", "randwrite", "128k", 16),
+            ("read 4k qd1", "randread", "4k", 1),
+            ("write 4k qd1", "randwrite", "4k", 1),
+        ];
+        let parts = cases.len() as u64 + REPEATS;
+        let (_, flags) = serve_file(lab, parts * PART);
         let target = Target::start(lab, &flags);
-        let mounted = Mounted::new(lab, &MountFlags::new(lab.rdma(), "v0"));
+        // Nobody asks whether the other end lives, however long the machine stands still.
+        let mount_flags = MountFlags::new(lab.rdma(), "v0").flag("--detect", "30s");
+        let mounted = Mounted::new(lab, &mount_flags);
+        let witness = Witness::start();
         let status = mounted.status();
         let (with_imm, is_iwarp) = (status.write_with_imm, status.transport == "iWARP");
         // Two requests next to each other must stay two.
         mounted.sysfs().set("queue/nomerges", "2");
         let ios = 200 * lab.long(10);
         let measure = |part: u64, rw: &str, bs: &str, depth: u32| {
-            let before = (mounted.counts(), target.counts(), fabric_packets());
+            let before = settled(&mounted, &target, &witness);
             let fio = Fio::new(mounted.device(), rw)
                 .with("bs", bs)
                 .with("iodepth", depth)
@@ -80,26 +129,25 @@ fn counters_prove_the_messages() {
                 .run(FIO_DEADLINE)
                 .ok();
             assert_eq!(fio.reads + fio.writes, ios);
-            Cost {
-                ios,
-                initiator: mounted.counts().since(&before.0),
-                target: target.counts().since(&before.1),
-                wire: fabric_packets().since(&before.2),
-            }
+            let after = settled(&mounted, &target, &witness);
+            let [initiator, target, wire] = [0, 1, 2].map(|at| after[at].since(&before[at]));
+            Cost { ios, initiator, target, wire }
         };
         Cost::print_head();
         let mut wire = Vec::new();
-        let cases = [
-            ("read 4k", "randread", "4k", 16),
-            ("read 128k", "randread", "128k", 16),
-            ("write 4k", "randwrite", "4k", 16),
-            ("write 128k", "randwrite", "128k", 16),
-            ("read 4k qd1", "randread", "4k", 1),
-            ("write 4k qd1", "randwrite", "4k", 1),
-        ];
-        for (part, (case, rw, bs, depth)) in (0..).zip(cases) {
-            let cost = measure(part, rw, bs, depth);
-            cost.print(case);
+        let mut parts = 0..parts;
+        for (case, rw, bs, depth) in cases {
+            let cost = loop {
+                let part =
+                    parts.next().expect("the machine was too busy: too many cases say nothing");
+                let cost = measure(part, rw, bs, depth);
+                cost.print(case);
+                let [beats, lost] = ["beats", "paths_lost"].map(|name| cost.initiator.get(name));
+                if (beats, lost) == (0, 0) {
+                    break cost;
+                }
+                println!("{case}: {beats} beats and {lost} lost paths are in this, so once more");
+            };
             let (i, t) = (|name| cost.initiator.get(name), |name| cost.target.get(name));
             let in_capsule = case.starts_with("write 4k");
             let reads = if rw == "randread" { ios } else { 0 };
@@ -172,18 +220,30 @@ fn idle_uses_no_cpu() {
             .with("size", "1M")
             .run(FIO_DEADLINE)
             .ok();
-        std::thread::sleep(Duration::from_secs(1));
         let used = || [cpu_time(target.pid()), cpu_time(mounted.pid())];
-        let (since, before) = (Instant::now(), used());
-        std::thread::sleep(Duration::from_secs(5));
-        let (elapsed, after) = (since.elapsed(), used());
-        for (who, after, before) in
-            [("target", after[0], before[0]), ("initiator", after[1], before[1])]
-        {
-            let percent = 100.0 * (after - before).as_secs_f64() / elapsed.as_secs_f64();
-            println!("{}: the idle {who} used {percent:.2} % of a CPU", lab.test());
-            assert!(percent < 1.0, "the idle {who} used {percent:.2} % of a CPU");
+        // The least counts: what a machine that stands still does to a window is to add to what is used.
+        let witness = Witness::start();
+        let mut least = [f64::INFINITY; 2];
+        for _ in 0..3 {
+            std::thread::sleep(Duration::from_secs(1));
+            let (begun, since, before) = (witness.now(), Instant::now(), used());
+            std::thread::sleep(Duration::from_secs(5));
+            let (elapsed, after) = (since.elapsed(), used());
+            let elapsed = elapsed.saturating_sub(witness.lost_since(&begun));
+            for (at, who) in ["target", "initiator"].into_iter().enumerate() {
+                let used = (after[at] - before[at]).as_secs_f64();
+                let percent = 100.0 * used / elapsed.as_secs_f64();
+                println!("{}: the idle {who} used {percent:.2} % of a CPU", lab.test());
+                least[at] = least[at].min(percent);
+            }
+            if least.iter().all(|percent| *percent < 1.0) {
+                break;
+            }
         }
+        assert!(
+            least.iter().all(|percent| *percent < 1.0),
+            "the idle ends used {least:.2?} % of a CPU"
+        );
         mounted.umount();
     });
 }

@@ -2,7 +2,8 @@
 //! programs on a real kernel. Whoever uses the device sees a stall, never an error, a lost or a stale block.
 //!
 //! Run like `lab/`. `RBLK_LONG=1` does each fault more often. Bounds on times are those that the documentation
-//! promises, and times are measured from outside the programs.
+//! promises, and times are measured from outside the programs. For how long the machine itself stood still is no part
+//! of them, and what that spoilt is done again, a few times at most.
 
 #![forbid(unsafe_code)]
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rblk_tests::lab::{DEADLINE, FarHost, Mounted, StallMeter, Target, run, until};
+use rblk_tests::lab::{DEADLINE, FarHost, Mounted, StallMeter, Target, Witness, run, until};
 
 use super::{DETECT, MIB, PATIENCE, SLACK, endless_fio, flags, serve_file, wait_for_io};
 
@@ -15,41 +15,59 @@ fn fail_over_and_back() {
         let flags = flags(format!("rdma://{one}")).path(&format!("rdma://{two}"));
         let mounted = Mounted::new(lab, &flags.flag("--failback", "1s"));
         let node = mounted.node();
+        let witness = Witness::start();
         let meter = StallMeter::start(mounted.device());
         let fio = endless_fio(&mounted).start();
         let uses = |host: &str| {
             mounted.look().filter(|s| s.state == "connected" && s.address.contains(host))
         };
         for round in 0..lab.times(2, 25) {
-            wait_for_io(&mounted, &meter);
-            assert!(uses(&one).is_some(), "the first address is the one that is preferred");
-            let _ = meter.longest();
-            let cut = far.cut_cable(0);
-            until("the other address to be used", DEADLINE, || uses(&two));
-            wait_for_io(&mounted, &meter);
-            let over = meter.longest();
-            let replayed = mounted.status().total.replayed;
-            // Back when it is there again, and not before; nothing is lost on the way.
-            std::thread::sleep(Duration::from_secs(2));
-            assert!(uses(&two).is_some(), "it went back to a cable that is cut");
-            drop(cut);
-            until("the first address to be used again", PATIENCE, || uses(&one));
-            wait_for_io(&mounted, &meter);
-            let back = meter.longest();
-            println!(
-                "{}: {round}: no answer for {over:.2?} on the way over, {back:.2?} on the way back",
-                lab.test()
-            );
-            assert!(over <= DETECT + SLACK, "a stall of {over:?}");
-            assert!(back <= DETECT + SLACK, "a stall of {back:?} on the way back");
-            assert_eq!(mounted.status().total.replayed, replayed, "going back is no fault");
+            witness.judge(&format!("{}: {round}", lab.test()), || {
+                until("the first address, which is preferred, to be used", PATIENCE, || uses(&one));
+                wait_for_io(&mounted, &meter);
+                let (_, begun) = (meter.longest(), witness.now());
+                let cut = far.cut_cable(0);
+                until("the other address to be used", DEADLINE, || uses(&two));
+                wait_for_io(&mounted, &meter);
+                let (over, slow_over) = (meter.longest(), witness.lost_since(&begun));
+                let begun = witness.now();
+                let replayed = mounted.status().total.replayed;
+                // Back when it is there again, and not before; nothing is lost on the way.
+                for _ in 0..20 {
+                    std::thread::sleep(Duration::from_millis(100));
+                    assert!(uses(&one).is_none(), "it went back to a cable that is cut");
+                }
+                drop(cut);
+                until("the first address to be used again", PATIENCE, || uses(&one));
+                wait_for_io(&mounted, &meter);
+                let (back, slow_back) = (meter.longest(), witness.lost_since(&begun));
+                println!(
+                    "{}: {round}: no answer for {over:.2?} on the way over, {back:.2?} on the way back",
+                    lab.test()
+                );
+                if over > DETECT + SLACK + slow_over {
+                    return Err(format!("a stall of {over:?}"));
+                }
+                if back > DETECT + SLACK + slow_back {
+                    return Err(format!("a stall of {back:?} on the way back"));
+                }
+                match mounted.status().total.replayed - replayed {
+                    0 => Ok(()),
+                    again => Err(format!("{again} requests sent again: going back is no fault")),
+                }
+            });
         }
         // The one that is not used may go.
-        let lost = mounted.status().total.paths_lost;
-        let cut = far.cut_cable(1);
-        std::thread::sleep(2 * DETECT);
-        assert_eq!(mounted.status().total.paths_lost, lost, "a loss of what is not used");
-        drop(cut);
+        witness.judge(&format!("{}: the other cable is cut", lab.test()), || {
+            until("the first address to be used", PATIENCE, || uses(&one));
+            wait_for_io(&mounted, &meter);
+            let lost = mounted.status().total.paths_lost;
+            let cut = far.cut_cable(1);
+            std::thread::sleep(2 * DETECT);
+            let lost = mounted.status().total.paths_lost - lost;
+            drop(cut);
+            if lost == 0 { Ok(()) } else { Err("a loss of what is not used".to_owned()) }
+        });
         let _ = fio.stop(DEADLINE).ok();
         assert_eq!(mounted.node(), node);
         assert_eq!(mounted.status().total.errors, 0);

@@ -76,8 +76,6 @@ fn stale_writes(lab: &Lab, cache: CacheMode, rounds: usize) {
         let offset = (round as u64 % 16) * MIB;
         let [w0, w1, w2] = [0, 1, 2].map(|n| pattern(3 * round as u64 + n + 1, len));
         Aligned::write_at(&file, &w0, offset).expect("writing");
-        let in_use = mounted.status().address;
-        let cable = far.hosts().iter().position(|host| in_use.contains(host)).expect("a cable");
         ways.hold();
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
@@ -88,6 +86,9 @@ fn stale_writes(lab: &Lab, cache: CacheMode, rounds: usize) {
             });
             until("W1 to be held", DEADLINE, || (ways.both.in_flight() > 0).then_some(()));
             ways.turn();
+            // Only now: with W1 on its way no other path is taken before its old copy has landed.
+            let in_use = mounted.status().address;
+            let cable = far.hosts().iter().position(|host| in_use.contains(host)).expect("a cable");
             let cut = far.cut_cable(cable);
             until("the loss of the path", DEADLINE, || {
                 mounted.look().filter(|status| status.state != "connected")

@@ -2,9 +2,10 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
 use rblk_config::{ByteSize, CacheMode};
-use rblk_tests::lab::{Counts, DEADLINE, Fio, Lab, pattern, run, until};
+use rblk_tests::lab::{Counts, DEADLINE, Fio, Lab, Target, pattern, run, until};
 
 use super::{FIO_DEADLINE, KIB, MIB, MODES, config, mount, serve, sh, size};
 
@@ -12,6 +13,20 @@ use super::{FIO_DEADLINE, KIB, MIB, MODES, config, mount, serve, sh, size};
 fn hit_ratio(counts: &Counts) -> f64 {
     let (hits, misses) = (counts.get("cache_hits"), counts.get("cache_misses"));
     100.0 * hits as f64 / (hits + misses).max(1) as f64
+}
+
+/// The target's counters as soon as they have what `is_so` asks for and stay as they are. A thread that answers tells
+/// of it at the end of its turn.
+fn settled(target: &Target<'_>, what: &str, is_so: impl Fn(&Counts) -> bool) -> Counts {
+    const FIGURES: [&str; 5] =
+        ["cache_hits", "cache_misses", "cache_prefetched", "fill_bytes", "rdma_writes_with_imm"];
+    until(what, DEADLINE, || {
+        let before = target.counts();
+        std::thread::sleep(Duration::from_millis(100));
+        let after = target.counts();
+        let same = FIGURES.iter().all(|name| before.get(name) == after.get(name));
+        (same && is_so(&after)).then_some(after)
+    })
 }
 
 /// Reads by two jobs, on one half of `bytes` and one queue each.
@@ -87,10 +102,14 @@ fn fio_over_cache(lab: &Lab, cache: CacheMode, work: u64, arena: u64) -> (f64, f
         assert!(verified.get("cache_evictions") > 0, "more was written than there is room for");
     }
     if cache == CacheMode::WriteBack {
-        assert!(verified.get("write_backs") > 0, "nothing was written back");
+        until("something to be written back", DEADLINE, || {
+            (target.counts().get("write_backs") > 0).then_some(())
+        });
     }
     mounted.umount();
-    assert_eq!(target.counts().get("dirty_bytes"), 0, "the last fsync left dirty blocks");
+    until("nothing to be dirty after the last fsync", DEADLINE, || {
+        (target.counts().get("dirty_bytes") == 0).then_some(())
+    });
     ratios
 }
 
@@ -129,18 +148,20 @@ fn cached_reads_copy_nothing() {
         fio("write", 128).run(FIO_DEADLINE).ok();
         let ios = 300 * lab.long(10);
         for bs in [4, 128] {
-            let before = target.counts();
+            let before = settled(&target, "what was before to be counted", |_| true);
             let done = fio("randread", bs)
                 .with("iodepth", 8)
                 .with("number_ios", ios)
                 .with("io_size", "1G")
                 .run(FIO_DEADLINE)
                 .ok();
-            // The thread that answered the last one tells of it at the end of its turn.
-            let did = until("all hits to be counted", DEADLINE, || {
-                let did = target.counts().since(&before);
-                (did.get("cache_hits") >= done.reads * bs / 4).then_some(did)
+            let after = settled(&target, "all hits and all answers to be counted", |after| {
+                let did = after.since(&before);
+                let answers = if is_iwarp { 0 } else { done.reads };
+                did.get("cache_hits") >= done.reads * bs / 4
+                    && did.get("rdma_writes_with_imm") >= answers
             });
+            let did = after.since(&before);
             let names = [
                 "cache_hits",
                 "cache_misses",
@@ -189,10 +210,14 @@ fn read_ahead() {
             // A new target's cache is empty.
             let target = serve(lab, &config);
             let mounted = mount(lab);
-            let measure = |fio: Fio| {
-                let before = (target.counts(), disk_reads(&image));
+            let measure = |fio: Fio, fills: u64| {
+                let before = settled(&target, "what was before to be counted", |_| true);
+                let reads = disk_reads(&image);
                 let fio = fio.run(FIO_DEADLINE).ok();
-                (target.counts().since(&before.0), disk_reads(&image) - before.1, fio)
+                let after = settled(&target, "all that was filled to be counted", |after| {
+                    after.since(&before).get("fill_bytes") >= fills
+                });
+                (after.since(&before), disk_reads(&image) - reads, fio)
             };
             // In a half that the sequential reader leaves alone.
             let random = Fio::new(mounted.device(), "randread")
@@ -200,13 +225,14 @@ fn read_ahead() {
                 .with("offset", BYTES / 2)
                 .with("size", BYTES / 2)
                 .with("number_ios", 400);
-            let (random, ..) = measure(random);
+            let (random, ..) = measure(random, 0);
             // Not from the start, which the kernel reads to find partitions.
             let (did, reads, fio) = measure(
                 Fio::new(mounted.device(), "read")
                     .with("bs", "128k")
                     .with("offset", MIB)
                     .with("size", SEQUENCE),
+                SEQUENCE,
             );
             println!(
                 "{}: {} KiB ahead: {} reads of 128 KiB in {:.1?}: {:.0} % hits, {} blocks prefetched, {} KiB filled by \

@@ -1,0 +1,179 @@
+//! [`Witness`]: for how long this machine stood still, whatever it was to do.
+//!
+//! Its host may give it no time for seconds. Nothing that a test measures is shorter for that, but times get longer,
+//! and a healthy path that nobody serves meanwhile is given up. So whoever judges a time asks the witness, too.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+/// How long a sleep is.
+const STEP: Duration = Duration::from_millis(10);
+/// Who is woken up so late was not given his CPU by the machine; less comes of what else runs on it.
+const STOP: Duration = Duration::from_millis(100);
+/// How often something is done at most, until the machine goes on all the time.
+const TRIES: usize = 8;
+
+/// Sleeps on every CPU until it is dropped, and sees how late it is woken up.
+#[derive(Debug)]
+pub struct Witness {
+    stop: Arc<AtomicBool>,
+    sleepers: Vec<Sleeper>,
+}
+
+/// A moment in the life of a [`Witness`].
+#[derive(Clone, Debug)]
+pub struct Moment(Vec<Duration>);
+
+#[derive(Debug)]
+struct Sleeper {
+    stops: Arc<Mutex<Stops>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The stops of one CPU.
+#[derive(Debug)]
+struct Stops {
+    // The beginning of the present sleep.
+    since: Instant,
+    lost: Duration,
+}
+
+impl Stops {
+    /// All of them until now, the present one, too.
+    fn until(&mut self, now: Instant) -> Duration {
+        let late = now.saturating_duration_since(self.since + STEP);
+        if late >= STOP {
+            self.lost += late;
+            self.since = now - STEP;
+        }
+        self.lost
+    }
+
+    fn wake(&mut self, now: Instant) {
+        self.until(now);
+        self.since = now;
+    }
+}
+
+impl Sleeper {
+    fn start(cpu: usize, stop: Arc<AtomicBool>) -> Self {
+        let stops = Stops { since: Instant::now(), lost: Duration::ZERO };
+        let stops = Arc::new(Mutex::new(stops));
+        let seen = Arc::clone(&stops);
+        let thread = std::thread::spawn(move || {
+            let mut set = CpuSet::new();
+            // Elsewhere it sees less, but nothing that is not so.
+            let _ = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
+            while !stop.load(Ordering::Relaxed) {
+                std::thread::sleep(STEP);
+                seen.lock().unwrap_or_else(PoisonError::into_inner).wake(Instant::now());
+            }
+        });
+        Self { stops, thread: Some(thread) }
+    }
+}
+
+impl Witness {
+    /// Begins to watch.
+    ///
+    /// # Panics
+    /// The system does not say which CPUs there are.
+    #[must_use]
+    pub fn start() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let cpus = sched_getaffinity(Pid::from_raw(0)).expect("the CPUs of this process");
+        let cpus = (0..CpuSet::count()).filter(|cpu| cpus.is_set(*cpu).unwrap_or(false));
+        let sleepers = cpus.map(|cpu| Sleeper::start(cpu, Arc::clone(&stop))).collect();
+        Self { stop, sleepers }
+    }
+
+    /// This moment, for [`lost_since`](Self::lost_since).
+    #[must_use]
+    pub fn now(&self) -> Moment {
+        let now = Instant::now();
+        let until = |sleeper: &Sleeper| {
+            sleeper.stops.lock().unwrap_or_else(PoisonError::into_inner).until(now)
+        };
+        Moment(self.sleepers.iter().map(until).collect())
+    }
+
+    /// For how long the CPU that stood still the longest did so since `moment`, all its stops of 0.1 s and more
+    /// together.
+    #[must_use]
+    pub fn lost_since(&self, moment: &Moment) -> Duration {
+        let now = self.now();
+        now.0.iter().zip(&moment.0).map(|(now, then)| *now - *then).max().unwrap_or_default()
+    }
+
+    /// Does `window` and returns what it returns. Where that is an error and the machine stood still meanwhile, the
+    /// window says nothing, and is done again, with a line that says so.
+    ///
+    /// # Panics
+    /// `window` fails although the machine went on, with its error; or it fails and the machine stands still each
+    /// time.
+    pub fn judge<T>(&self, what: &str, mut window: impl FnMut() -> Result<T, String>) -> T {
+        for _ in 0..TRIES {
+            let begun = self.now();
+            let why = match window() {
+                Ok(found) => return found,
+                Err(why) => why,
+            };
+            let lost = self.lost_since(&begun);
+            assert!(!lost.is_zero(), "{what}: {why}");
+            println!("{what}: {why}; the machine stood still for {lost:.2?}, so once more");
+        }
+        panic!("{what}: the machine is too busy, it stood still each of {TRIES} times");
+    }
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.sleepers.iter_mut().filter_map(|sleeper| sleeper.thread.take()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stops_are_counted_once() {
+        let begin = Instant::now();
+        let at = |ms| begin + Duration::from_millis(ms);
+        let mut stops = Stops { since: begin, lost: Duration::ZERO };
+        stops.wake(at(11));
+        stops.wake(at(71));
+        assert_eq!(stops.until(at(75)), Duration::ZERO, "that is no stop");
+        // One that somebody asks about before the sleeper wakes up.
+        assert_eq!(stops.until(at(1081)), Duration::from_millis(1000));
+        assert_eq!(stops.until(at(1082)), Duration::from_millis(1000));
+        stops.wake(at(1090));
+        stops.wake(at(1100));
+        assert_eq!(stops.until(at(1105)), Duration::from_millis(1000));
+        stops.wake(at(1310));
+        assert_eq!(stops.until(at(1311)), Duration::from_millis(1200));
+    }
+
+    #[test]
+    fn only_what_a_stop_may_have_spoilt_is_repeated() {
+        let witness = Witness::start();
+        let mut calls = 0;
+        let mut window = |fails: usize| {
+            calls += 1;
+            // As a stop of the machine shows.
+            for sleeper in &witness.sleepers {
+                sleeper.stops.lock().unwrap().lost += Duration::from_secs(1);
+            }
+            if calls <= fails { Err("late".to_owned()) } else { Ok(calls) }
+        };
+        assert_eq!(witness.judge("it", || window(2)), 3);
+    }
+}
