@@ -148,13 +148,13 @@ pub struct DeadPath {
 }
 
 impl DeadPath {
-    /// Destroys it, without waiting for the kernel: nothing of the peer gets in any more since the engine gave the
-    /// path up, and a new path has keys of its own.
-    pub fn retire(self) {
+    /// Destroys it, without waiting for the kernel, and then drops `rest`: a new path has keys of its own, and whoever
+    /// uses the same buffers for it waits for the [`Grave`](crate::grave::Grave).
+    pub fn retire<T: Send + 'static>(self, rest: T) {
         let Self { connection, poller, memory } = self;
         match connection {
-            Some(connection) => connection.retire((poller, memory)),
-            None => drop((poller, memory)),
+            Some(connection) => connection.retire((poller, memory, rest)),
+            None => drop((poller, memory, rest)),
         }
     }
 }

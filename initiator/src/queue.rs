@@ -22,6 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::admin::Pulse;
 use crate::durability::Ledger;
 use crate::engine::{Engine, PathEnd, QueueStats};
+use crate::grave::{Grave, Graves};
 use crate::io::{Io, IoOp};
 use crate::path::{DeadPath, Path};
 use crate::retain::Retained;
@@ -33,6 +34,10 @@ use crate::ublk::{Event, Queue, Wait, WatchToken};
 const MAIL: WatchToken = WatchToken(0);
 const LONG_SLEEP: Duration = Duration::from_secs(60);
 const SHORT_SLEEP: Duration = Duration::from_millis(100);
+/// How often a thread that waits for the end of a dead path asks for it.
+const GRAVE_SLEEP: Duration = Duration::from_millis(1);
+/// How often it says that it waits.
+const GRAVE_WARNING: Duration = Duration::from_secs(5);
 /// Turns of the ring in which the last answers get out.
 const HAND_BACK_TRIES: u32 = 16;
 /// Busy turns after which the poller's counters are published; they are before every sleep.
@@ -45,11 +50,11 @@ const EINVAL: i32 = 22;
 /// Control to queue thread.
 #[derive(Debug)]
 pub enum ToQueue {
-    /// Use this path from now on.
+    /// Use this path from now on, or as soon as those before it are destroyed.
     Connect(Box<Path>),
     /// Drop the present path; requests wait.
     Disconnect,
-    /// Fail requests with this errno from now on, or let them wait again.
+    /// Fail requests with this errno from now on, or as soon as dead paths are destroyed; or let them wait again.
     Fail(Option<i32>),
     /// Drop the present path, so that no more writes are acknowledged, and answer with copies of those that no
     /// FLUSH covered; `None` when the queue retains nothing.
@@ -73,6 +78,8 @@ pub enum FromQueue {
         end: PathEnd,
         /// What is left.
         dead: Box<DeadPath>,
+        /// To be dropped when that is destroyed.
+        grave: Option<Grave>,
     },
     /// The queue is held, and everything it sent is answered.
     Quiet {
@@ -196,6 +203,11 @@ fn run(
     // Control waits for word that nothing is unanswered.
     let mut tell_quiet = false;
     let mut leave_by = None;
+    // What has to wait for the ends of dead paths: their drivers may still write to buffers.
+    let graves = Graves::default();
+    let mut next_path: Option<Box<Path>> = None;
+    let mut failing = None;
+    let mut waits_since = None;
     loop {
         let now = Instant::now();
         let mut busy = false;
@@ -207,21 +219,14 @@ fn run(
                 ToQueue::Connect(path) => {
                     // One that ended, or ends now, gives its place up before the next one takes the token.
                     engine.disconnect();
-                    send_off(&mut engine, &mut ublk, path_token, queue_id, &outbox)?;
-                    engine.connect(*path, now);
-                    published = PollerCounters::default();
-                    if let Some(poller) = engine.poller_mut() {
-                        // Two tokens for each path.
-                        path_token += 2;
-                        for (token, fd) in (path_token..).zip(poller.event_fds()) {
-                            let Some(fd) = fd else { continue };
-                            ublk.watch_asleep(fd.as_raw_fd(), WatchToken(token))
-                                .map_err(io::Error::other)?;
-                        }
-                    }
+                    send_off(&mut engine, &mut ublk, path_token, &graves, queue_id, &outbox)?;
+                    give_back(next_path.replace(path), queue_id, &outbox);
                 }
-                ToQueue::Disconnect => engine.disconnect(),
-                ToQueue::Fail(errno) => engine.set_failed(errno),
+                ToQueue::Disconnect => {
+                    engine.disconnect();
+                    give_back(next_path.take(), queue_id, &outbox);
+                }
+                ToQueue::Fail(errno) => failing = Some(errno),
                 ToQueue::TakeStock(reply) => {
                     // Nobody listens when the try to connect was given up.
                     let _ = reply.send(engine.take_stock());
@@ -233,6 +238,35 @@ fn run(
                 ToQueue::Leave(within) => {
                     engine.hold(true);
                     leave_by = Some(now + within);
+                }
+            }
+        }
+        let waits = next_path.is_some() || failing.is_some();
+        if waits && !graves.are_closed() {
+            let since = *waits_since.get_or_insert(now);
+            if now.saturating_duration_since(since) > GRAVE_WARNING {
+                waits_since = Some(now);
+                tracing::warn!(
+                    queue = queue_id,
+                    "the kernel has not destroyed the QP of the last path; requests wait for that"
+                );
+            }
+        } else if waits {
+            waits_since = None;
+            if let Some(errno) = failing.take() {
+                engine.set_failed(errno);
+            }
+            if let Some(path) = next_path.take() {
+                engine.connect(*path, now);
+                published = PollerCounters::default();
+                if let Some(poller) = engine.poller_mut() {
+                    // Two tokens for each path.
+                    path_token += 2;
+                    for (token, fd) in (path_token..).zip(poller.event_fds()) {
+                        let Some(fd) = fd else { continue };
+                        ublk.watch_asleep(fd.as_raw_fd(), WatchToken(token))
+                            .map_err(io::Error::other)?;
+                    }
                 }
             }
         }
@@ -291,7 +325,7 @@ fn run(
             }
         }
         io |= answers > 0;
-        busy |= send_off(&mut engine, &mut ublk, path_token, queue_id, &outbox)?;
+        busy |= send_off(&mut engine, &mut ublk, path_token, &graves, queue_id, &outbox)?;
         if tell_quiet && engine.is_quiet() {
             tell_quiet = false;
             let _ = outbox.send(FromQueue::Quiet { queue: queue_id });
@@ -299,12 +333,11 @@ fn run(
         let leaves = leave_by.is_some_and(|by| engine.is_quiet() || now >= by);
         if leaves || stopping && ublk.is_down() {
             engine.disconnect();
+            give_back(next_path.take(), queue_id, &outbox);
             while let Some((end, dead)) = engine.take_ended() {
-                let _ = outbox.send(FromQueue::PathEnded {
-                    queue: queue_id,
-                    end,
-                    dead: Box::new(dead),
-                });
+                let dead = Box::new(dead);
+                let grave = graves.dig(&dead);
+                let _ = outbox.send(FromQueue::PathEnded { queue: queue_id, end, dead, grave });
             }
             if leaves {
                 hand_back(&mut ublk)?;
@@ -349,7 +382,11 @@ fn run(
                 publish(&mut engine, &mut published, &stats);
                 // With answers outstanding, also a net under devices that lose an event.
                 let short = engine.has_deadline() || stopping || engine.outstanding() > 0;
-                let sleep = if short { short_sleep } else { LONG_SLEEP };
+                let sleep = match short {
+                    _ if next_path.is_some() || failing.is_some() => GRAVE_SLEEP,
+                    true => short_sleep,
+                    false => LONG_SLEEP,
+                };
                 // It does not sleep when something is in the ring already. What the kernel has to hand over is no reason
                 // not to: it does so before it sleeps, and its word for it may be stale (TASKRUN is set behind the work
                 // it tells of), for as long as nothing else comes.
@@ -383,11 +420,20 @@ fn publish(engine: &mut Engine, published: &mut PollerCounters, stats: &QueueSta
     *published = counters;
 }
 
+/// Control gets back a path that was never used.
+fn give_back(path: Option<Box<Path>>, queue: u16, outbox: &mpsc::UnboundedSender<FromQueue>) {
+    let Some(path) = path else { return };
+    let Path { poller, connection, memory, .. } = *path;
+    let dead = Box::new(DeadPath { connection: Some(connection), poller, memory });
+    let _ = outbox.send(FromQueue::PathEnded { queue, end: PathEnd::Dropped, dead, grave: None });
+}
+
 /// Takes the path that ended off the ring, and sends it to control. Whether there was one.
 fn send_off(
     engine: &mut Engine,
     ublk: &mut Queue,
     path_token: u32,
+    graves: &Graves,
     queue_id: u16,
     outbox: &mpsc::UnboundedSender<FromQueue>,
 ) -> io::Result<bool> {
@@ -399,7 +445,9 @@ fn send_off(
         }
         // Submits the removal while the descriptor is still open.
         ublk.enter(Wait::No).map_err(io::Error::other)?;
-        let _ = outbox.send(FromQueue::PathEnded { queue: queue_id, end, dead: Box::new(dead) });
+        let dead = Box::new(dead);
+        let grave = graves.dig(&dead);
+        let _ = outbox.send(FromQueue::PathEnded { queue: queue_id, end, dead, grave });
     }
     Ok(any)
 }

@@ -213,7 +213,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
             return Ok(Progress::Done);
         }
         if let Some((end, dead)) = self.engine.take_ended() {
-            dead.retire();
+            dead.retire(());
             return Err(ReplayError::Path(end));
         }
         if now.saturating_duration_since(self.last_answer) > ANSWER_DEADLINE {
@@ -270,7 +270,7 @@ impl<L: Deref<Target = ReplayLog>> Drop for Replayer<L> {
         // QP, then CQ, then registrations: as everywhere.
         self.engine.disconnect();
         while let Some((_, dead)) = self.engine.take_ended() {
-            dead.retire();
+            dead.retire(());
         }
     }
 }

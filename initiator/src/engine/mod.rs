@@ -227,7 +227,8 @@ impl Engine {
 
     fn end_path(&mut self, end: PathEnd) {
         let Some(mut live) = self.path.take() else { return };
-        // From here on nothing of the peer gets into our memory; the keys die with the path.
+        // From here on nothing of the peer gets into our memory, but for what a driver is amid: see `Graves`. The keys
+        // die with the path.
         live.poller.fail(live.qp);
         let connection = live.poller.detach(live.qp);
         let lost = self.inflight.path_lost();

@@ -295,8 +295,8 @@ impl Mount {
 
     fn on_queue(&mut self, message: FromQueue) -> anyhow::Result<()> {
         match message {
-            FromQueue::PathEnded { queue, end, dead } => {
-                dead.retire();
+            FromQueue::PathEnded { queue, end, dead, grave } => {
+                dead.retire(grave);
                 self.on_path_end(queue, end);
                 Ok(())
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rblk_config::{ByteSize, CacheMode};
 use rblk_tests::lab::{Counts, DEADLINE, Fio, Lab, Target, pattern, run, until};
 
-use super::{FIO_DEADLINE, KIB, MIB, MODES, config, mount, serve, sh, size};
+use super::{FIO_DEADLINE, KIB, MIB, MODES, config, dirty_bytes, mount, serve, sh, size};
 
 /// Percentage of blocks of reads that were in the cache.
 fn hit_ratio(counts: &Counts) -> f64 {
@@ -107,9 +107,7 @@ fn fio_over_cache(lab: &Lab, cache: CacheMode, work: u64, arena: u64) -> (f64, f
         });
     }
     mounted.umount();
-    until("nothing to be dirty after the last fsync", DEADLINE, || {
-        (target.counts().get("dirty_bytes") == 0).then_some(())
-    });
+    assert_eq!(dirty_bytes(&target), 0, "the last fsync left dirty blocks");
     ratios
 }
 

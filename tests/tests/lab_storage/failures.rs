@@ -9,7 +9,9 @@ use rblk_tests::lab::{
     run, until,
 };
 
-use super::{KIB, MIB, MODES, NEVER, config, errno, mount, open, serve, sh, with_delay};
+use super::{
+    KIB, MIB, MODES, NEVER, config, dirty_bytes, errno, mount, open, serve, sh, with_delay,
+};
 
 /// Looks at what the target's log has about failures of the store since the target was started, which was at
 /// `since`: a line for a burst, not one for each error. Returns how many lines.
@@ -100,9 +102,7 @@ fn bad_sectors(lab: &Lab, cache: CacheMode) {
     let behind = open(disk.device());
     assert!(Aligned::read_at(&behind, data.len(), BAD).expect("the disk") == data);
     assert!(Aligned::read_at(&file, data.len(), BAD).expect("reading") == data);
-    until("nothing to be dirty after the flush", DEADLINE, || {
-        (target.counts().get("dirty_bytes") == 0).then_some(())
-    });
+    assert_eq!(dirty_bytes(&target), 0, "the flush left dirty blocks");
     assert_eq!(mounted.status().state, "connected");
     assert_eq!(mounted.status().total.paths_lost, 0);
     drop((file, behind));

@@ -17,7 +17,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use rblk_config::{ByteSize, CacheMode, TargetConfig, VolumeConfig};
-use rblk_tests::lab::{Aligned, DEADLINE, Lab, MountFlags, Mounted, Target, TargetFlags, start};
+use rblk_tests::lab::{
+    Aligned, DEADLINE, Lab, MountFlags, Mounted, Target, TargetFlags, start, until,
+};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -65,6 +67,17 @@ fn mount(lab: &Lab) -> Mounted<'_> {
 
 fn open(device: &Path) -> File {
     Aligned::open(device, true, 0).unwrap_or_else(|e| panic!("opening {}: {e}", device.display()))
+}
+
+/// The bytes that are dirty at the target, as soon as what was done last is counted: long before those that a flush
+/// left would be written back by themselves.
+fn dirty_bytes(target: &Target<'_>) -> u64 {
+    let dirty = || target.counts().get("dirty_bytes");
+    until("the dirty bytes to be counted", DEADLINE, || {
+        let before = dirty();
+        std::thread::sleep(Duration::from_millis(100));
+        (dirty() == before).then_some(before)
+    })
 }
 
 /// What an operation that must fail says.
