@@ -217,9 +217,7 @@ fn run(
             busy = true;
             match message {
                 ToQueue::Connect(path) => {
-                    // One that ended, or ends now, gives its place up before the next one takes the token.
                     engine.disconnect();
-                    send_off(&mut engine, &mut ublk, path_token, &graves, queue_id, &outbox)?;
                     give_back(next_path.replace(path), queue_id, &outbox);
                 }
                 ToQueue::Disconnect => {
@@ -242,6 +240,10 @@ fn run(
             }
         }
         let waits = next_path.is_some() || failing.is_some();
+        if waits {
+            // One that ended just now counts, too, and gives its place up before the next one takes the token.
+            send_off(&mut engine, &mut ublk, path_token, &graves, queue_id, &outbox)?;
+        }
         if waits && !graves.are_closed() {
             let since = *waits_since.get_or_insert(now);
             if now.saturating_duration_since(since) > GRAVE_WARNING {
@@ -335,9 +337,7 @@ fn run(
             engine.disconnect();
             give_back(next_path.take(), queue_id, &outbox);
             while let Some((end, dead)) = engine.take_ended() {
-                let dead = Box::new(dead);
-                let grave = graves.dig(&dead);
-                let _ = outbox.send(FromQueue::PathEnded { queue: queue_id, end, dead, grave });
+                tell_end(end, dead, &graves, queue_id, &outbox);
             }
             if leaves {
                 hand_back(&mut ublk)?;
@@ -445,11 +445,21 @@ fn send_off(
         }
         // Submits the removal while the descriptor is still open.
         ublk.enter(Wait::No).map_err(io::Error::other)?;
-        let dead = Box::new(dead);
-        let grave = graves.dig(&dead);
-        let _ = outbox.send(FromQueue::PathEnded { queue: queue_id, end, dead, grave });
+        tell_end(end, dead, graves, queue_id, outbox);
     }
     Ok(any)
+}
+
+/// Sends control what is left of a path, with its grave.
+fn tell_end(
+    end: PathEnd,
+    dead: DeadPath,
+    graves: &Graves,
+    queue: u16,
+    outbox: &mpsc::UnboundedSender<FromQueue>,
+) {
+    let grave = graves.dig(&dead);
+    let _ = outbox.send(FromQueue::PathEnded { queue, end, dead: Box::new(dead), grave });
 }
 
 /// How long to sleep while answers are outstanding: a beat must not come late.
