@@ -28,6 +28,7 @@ static MOUNT_KEYS: Schema = Schema {
         Key::required("target", Rule::List { item: &ADDRESS, max: 16 }),
         Key::required("volume", NAME),
         Key::optional("queues", Rule::Count { min: 1, max: limits::QUEUES_MAX as u32 }),
+        Key::optional("lanes", Rule::Count { min: 1, max: limits::LANES_MAX as u32 }),
         Key::optional("queue_depth", Rule::Count { min: 1, max: limits::QUEUE_DEPTH_MAX as u32 }),
         Key::optional(
             "max_io",
@@ -77,6 +78,9 @@ pub struct MountConfig {
     /// Hardware queues of the device; the number of CPUs, at most 4, if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queues: Option<u16>,
+    /// QPs of each hardware queue, which share large requests; 2 on a software device (rxe, siw), else 1, if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lanes: Option<u16>,
     /// Commands outstanding on one queue.
     pub queue_depth: u16,
     /// Most data of one read or write.
@@ -117,6 +121,7 @@ impl Default for MountConfig {
             target: Vec::new(),
             volume: String::new(),
             queues: None,
+            lanes: None,
             queue_depth: limits::QUEUE_DEPTH_DEFAULT,
             max_io: ByteSize(256 << 10),
             read_only: false,
@@ -213,6 +218,15 @@ impl MountConfig {
             let fit = ByteSize((BUFFERS_MAX / slots + 1).next_power_of_two() / 2);
             let fix = format!("lower max_io to \"{fit}\", or queues or queue_depth");
             faults.push(Fault::new("max_io", problem, fix).value(self.max_io.to_string()));
+        }
+        let lanes = self.lanes.unwrap_or(1);
+        if queues * lanes > limits::QUEUES_MAX {
+            let problem = format!(
+                "queues x lanes = {queues} x {lanes} QPs, a session has {} at most",
+                limits::QUEUES_MAX
+            );
+            let fix = format!("lower lanes to {}, or queues", limits::QUEUES_MAX / queues);
+            faults.push(Fault::new("lanes", problem, fix).value(i64::from(lanes)));
         }
         if self.shared && self.read_only {
             let problem =

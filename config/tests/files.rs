@@ -199,7 +199,7 @@ prop_compose! {
 
 prop_compose! {
     fn mount()(
-        queues in prop::option::of(1u16..=4),
+        (queues, lanes) in (prop::option::of(1u16..=4), prop::option::of(1u16..=4)),
         queue_depth in 1u16..=512,
         max_io in power(12..=22),
         (read_only, shared) in prop::sample::select(vec![(false, false), (true, false), (false, true)]),
@@ -217,7 +217,7 @@ prop_compose! {
             target: vec!["rdma://[::1]:1".to_owned()],
             volume: "v".to_owned(),
             retain: ByteSize(if shared { 0 } else { retain * 4096 }),
-            queues, queue_depth, max_io, read_only, shared, device_id, reconnect_delay, fail_after,
+            queues, lanes, queue_depth, max_io, read_only, shared, device_id, reconnect_delay, fail_after,
             detect, connect_timeout, failback, wait, spin, host_name,
         }
     }

@@ -309,6 +309,11 @@ fn mounts() {
                  buffers, the limit is 8GiB; lower max_io to \"2MiB\", or queues or queue_depth",
             ),
             (
+                "queues = 32\nlanes = 4",
+                "m.toml:4:9: lanes = 4: queues x lanes = 32 x 4 QPs, a session has 64 at most; \
+                 lower lanes to 2, or queues",
+            ),
+            (
                 "fail_after = 'never'",
                 "m.toml:3:14: fail_after = \"never\": not a number with a unit; \
                  write a duration from \"0s\" to \"30days\"",
@@ -350,7 +355,7 @@ fn mounts() {
             ),
             (
                 "take_over = true",
-                "m.toml:3:1: take_over: unknown key; the known keys are target, volume, queues, queue_depth, max_io, \
+                "m.toml:3:1: take_over: unknown key; the known keys are target, volume, queues, lanes, queue_depth, max_io, \
                  read_only, shared, retain, device_id, reconnect_delay, fail_after, detect, connect_timeout, \
                  failback, wait, spin, host_name",
             ),

@@ -71,6 +71,8 @@ pub struct DeviceCaps {
     pub write_with_imm: bool,
     /// The sink of an RDMA READ must be registered with `remote_write` (iWARP).
     pub read_sink_needs_remote_write: bool,
+    /// A kernel driver plays the device (rxe, siw): each QP is served by threads of its own.
+    pub kernel_software: bool,
 }
 
 /// Sizes of one QP, both queues, asked of the provider.

@@ -160,6 +160,10 @@ pub struct MountArgs {
     /// Hardware queues, each with a connection and a thread; one per CPU up to 4 by default.
     #[arg(long, value_name = "N")]
     pub queues: Option<u16>,
+    /// QPs of each queue, which share large requests; 2 on a software device (rxe, siw), else 1 by
+    /// default.
+    #[arg(long, value_name = "N")]
+    pub lanes: Option<u16>,
     /// Commands outstanding per queue.
     #[arg(long, value_name = "N")]
     pub queue_depth: Option<u16>,
@@ -243,6 +247,7 @@ impl MountArgs {
         }
         config.target.extend(self.path.iter().cloned());
         config.queues = self.queues.or(config.queues);
+        config.lanes = self.lanes.or(config.lanes);
         config.queue_depth = self.queue_depth.unwrap_or(config.queue_depth);
         config.max_io = self.max_io.unwrap_or(config.max_io);
         config.read_only |= self.ro;

@@ -27,7 +27,7 @@ impl Graves {
     /// One for that path, if it needs one.
     #[must_use]
     pub fn dig(&self, dead: &DeadPath) -> Option<Grave> {
-        dead.connection.as_ref().and_then(|_| self.open(dead.poller.caps().transport))
+        dead.connections.first().and_then(|_| self.open(dead.poller.caps().transport))
     }
 
     fn open(&self, transport: Transport) -> Option<Grave> {

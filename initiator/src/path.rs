@@ -1,4 +1,8 @@
-//! [`Path`]: one connected I/O queue: its QP, its registered memory and what was agreed.
+//! [`Path`]: one connected I/O queue: its QPs, its registered memory and what was agreed.
+//!
+//! A path has one QP or several, its lanes: to the target they are queues like others. Small requests keep to the first,
+//! so that they share messages; large ones go where the least is on its way, so that the data of one queue is moved by
+//! several QPs of the device. All lanes are on one CQ, and the path ends when one of them does.
 //!
 //! Keys live as long as the path: a reconnect registers anew, so a late RDMA of a dead path meets dead keys.
 //! Each key has one direction: the target may write where reads land and read where writes are, no more.
@@ -12,6 +16,8 @@ use rblk_fabric::{
 use rblk_protocol::limits::{COMMAND_BYTES, COMMAND_LIST_BYTES, RESPONSE_LIST_BYTES};
 use rblk_protocol::{Epoch, HelloAccept, QueueDepth, SELF_TEST_BYTES, VolumeHandle};
 
+/// [`Path::lane_bytes`] of a mount: what is smaller is worth more in one message with others.
+pub const LANE_BYTES: u32 = 32 << 10;
 /// Receive slots beyond depth + 1.
 const SPARE_RECVS: usize = 2;
 /// Bytes of a tag's command slot: a list that begins with its command. One line more, so that the first lines of all
@@ -20,7 +26,7 @@ const COMMAND_STRIDE: usize = COMMAND_LIST_BYTES + COMMAND_BYTES;
 /// Bytes of a receive slot: a list of responses.
 const RECV_STRIDE: usize = RESPONSE_LIST_BYTES;
 
-/// Sizes of a path's own memory: `| command slots, depth + 1 | receive slots |`.
+/// Sizes of the memory of one lane of a path: `| command slots, depth + 1 | receive slots |`.
 ///
 /// Commands are sent from the slot of their message's first tag. It is written again for the next command of that tag:
 /// the answer to the last one proves that the target has it, and so all of the message that it began.
@@ -88,14 +94,15 @@ pub struct PathMemory {
     pub sinks: MemoryRegion,
     /// The same buffers, where the target may read.
     pub sources: MemoryRegion,
-    /// Capsules and receive slots; never remote.
+    /// Capsules and receive slots, one [`PathLayout`] after the other for each lane; never remote.
     pub slots: MemoryRegion,
-    /// Where the self-test lands; the target may read it later to learn that its WRs are done.
+    /// Where the self-test lands, [`SELF_TEST_BYTES`] for each lane; the target may read it later to learn that its
+    /// WRs are done.
     pub scratch: MemoryRegion,
 }
 
 impl PathMemory {
-    /// Registers the buffers of a queue and its own slots with a domain.
+    /// Registers the buffers of a queue and its own slots, for so many lanes, with a domain.
     ///
     /// # Errors
     /// Memory is short, or the device refuses.
@@ -103,9 +110,10 @@ impl PathMemory {
         pd: &ProtectionDomain,
         buffers: &Arc<Region>,
         layout: PathLayout,
+        lanes: usize,
     ) -> Result<Self, FabricError> {
-        let own = |bytes| {
-            Region::allocate(bytes, PageKind::Normal)
+        let own = |bytes: usize| {
+            Region::allocate(lanes * bytes, PageKind::Normal)
                 .map_err(|e| FabricError::Call { call: "mmap", source: std::io::Error::other(e) })
         };
         let sink = Access { local_write: true, remote_write: true, remote_read: false };
@@ -124,8 +132,8 @@ impl PathMemory {
 pub struct Path {
     /// The CQ, made for this path.
     pub poller: Box<dyn Poller>,
-    /// The QP, not attached yet.
-    pub connection: Connection,
+    /// The QPs, one for each lane, not attached yet.
+    pub connections: Vec<Connection>,
     /// Its memory.
     pub memory: PathMemory,
     /// What was agreed.
@@ -134,13 +142,15 @@ pub struct Path {
     pub epoch: Epoch,
     /// The volume, as this session calls it.
     pub volume: VolumeHandle,
+    /// From this size on, data that the target moves goes by the lane that has the least on its way.
+    pub lane_bytes: u32,
 }
 
 /// What is left of a path, for control to [retire](Self::retire).
 #[derive(Debug)]
 pub struct DeadPath {
-    /// The QP goes first.
-    pub connection: Option<Connection>,
+    /// The QPs go first.
+    pub connections: Vec<Connection>,
     /// Then its CQ.
     pub poller: Box<dyn Poller>,
     /// Then the registrations.
@@ -151,9 +161,9 @@ impl DeadPath {
     /// Destroys it, without waiting for the kernel, and then drops `rest`: a new path has keys of its own, and whoever
     /// uses the same buffers for it waits for the [`Grave`](crate::grave::Grave).
     pub fn retire<T: Send + 'static>(self, rest: T) {
-        let Self { connection, poller, memory } = self;
-        match connection {
-            Some(connection) => connection.retire((poller, memory, rest)),
+        let Self { mut connections, poller, memory } = self;
+        match connections.pop() {
+            Some(last) => last.retire((connections, poller, memory, rest)),
             None => drop((poller, memory, rest)),
         }
     }

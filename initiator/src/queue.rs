@@ -423,8 +423,8 @@ fn publish(engine: &mut Engine, published: &mut PollerCounters, stats: &QueueSta
 /// Control gets back a path that was never used.
 fn give_back(path: Option<Box<Path>>, queue: u16, outbox: &mpsc::UnboundedSender<FromQueue>) {
     let Some(path) = path else { return };
-    let Path { poller, connection, memory, .. } = *path;
-    let dead = Box::new(DeadPath { connection: Some(connection), poller, memory });
+    let Path { poller, connections, memory, .. } = *path;
+    let dead = Box::new(DeadPath { connections, poller, memory });
     let _ = outbox.send(FromQueue::PathEnded { queue, end: PathEnd::Dropped, dead, grave: None });
 }
 

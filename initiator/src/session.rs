@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use rblk_fabric::{
-    Address, ConnectOptions, ConnectionHello, Device, FabricError, ProtectionDomain, Region, Route,
+    Address, ConnectOptions, Connection, ConnectionHello, Device, DeviceCaps, FabricError,
+    PollerHandle, ProtectionDomain, QpLimits, Region, Route,
 };
 use rblk_protocol::limits::{self, ADMIN_DEPTH};
 use rblk_protocol::{
@@ -19,7 +20,7 @@ use std::sync::Arc;
 
 use crate::admin::{AdminChannel, Pulse, Reply};
 use crate::error::SessionError;
-use crate::path::{Path, PathLayout, PathMemory};
+use crate::path::{LANE_BYTES, Path, PathLayout, PathMemory};
 
 /// READs of a target that a queue serves at once, where the device can.
 const READS_IN_MAX: u8 = 16;
@@ -48,6 +49,18 @@ pub struct QueueWish {
     pub in_capsule_bytes: u32,
     /// Optional verbs to try.
     pub features: Features,
+    /// QPs of each queue; what the device profits from if absent. Fewer where the target has no room for them.
+    pub lanes: Option<u16>,
+    /// Queues of the session: lanes other than the first are numbered behind them.
+    pub queues: u16,
+}
+
+impl QueueWish {
+    /// How many lanes to try on such a device. A card serves one QP with all that it has. A software device has a
+    /// kernel thread for each QP, and one thread moves less than its host can.
+    fn lanes(&self, caps: &DeviceCaps) -> u16 {
+        self.lanes.unwrap_or(if caps.kernel_software { 2 } else { 1 }).clamp(1, limits::LANES_MAX)
+    }
 }
 
 /// How a volume is to be had.
@@ -349,21 +362,68 @@ impl Place<'_> {
         };
         let layout = PathLayout { depth: wish.depth };
         let sizes = layout.qp_limits(caps.inline_bytes, caps.max_reads_in.min(READS_IN_MAX));
-        let (poller, handle) = self.pd.poller(sizes.send_wrs + sizes.recv_wrs)?;
-        let established = route
-            .connect(self.pd, &handle, sizes, &ConnectionHello(asked.to_wire().to_vec()))
-            .await
-            .map_err(|error| explain(self.address, error))?;
-        let accept = parse_accept(self.address, &established.hello.0, &asked)?;
-        let memory = PathMemory::register(self.pd, buffers, PathLayout { depth: accept.depth })?;
+        let lanes = wish.lanes(caps);
+        let (poller, handle) =
+            self.pd.poller(u32::from(lanes) * (sizes.send_wrs + sizes.recv_wrs))?;
+        let (first, accept) = self.connect_lane(route, &handle, sizes, &asked).await?;
+        let mut connections = vec![first];
+        // The others are for speed: it goes without those that cannot be had.
+        for lane in 1..lanes {
+            let number = u32::from(queue) + u32::from(lane) * u32::from(wish.queues);
+            let Some(queue) = u16::try_from(number).ok().filter(|n| *n < limits::QUEUES_MAX) else {
+                break;
+            };
+            let asked = HelloRequest { kind: ConnectionKind::Io { queue }, ..asked };
+            let lane = async {
+                let route = Route::resolve(self.address, self.options).await?;
+                if !route.device().same_as(self.device) {
+                    return Err(SessionError::Lost("the route changed to another device".into()));
+                }
+                self.connect_lane(route, &handle, sizes, &asked).await
+            };
+            match lane.await {
+                Ok((connection, granted)) if granted == accept => connections.push(connection),
+                Ok(_) => {
+                    tracing::warn!(
+                        queue,
+                        "the target grants a lane other limits: going without it"
+                    );
+                    break;
+                }
+                Err(error) => {
+                    tracing::warn!(queue, %error, "cannot have another lane: going without it");
+                    break;
+                }
+            }
+        }
+        let layout = PathLayout { depth: accept.depth };
+        let memory = PathMemory::register(self.pd, buffers, layout, connections.len())?;
         Ok(Path {
             poller,
-            connection: established.connection,
+            connections,
             memory,
             accept,
             epoch: self.epoch,
             volume,
+            lane_bytes: LANE_BYTES,
         })
+    }
+
+    /// Connects one QP.
+    async fn connect_lane(
+        &self,
+        route: Route,
+        poller: &PollerHandle,
+        sizes: QpLimits,
+        asked: &HelloRequest,
+    ) -> Result<(Connection, HelloAccept), SessionError> {
+        let hello = ConnectionHello(asked.to_wire().to_vec());
+        let established = route
+            .connect(self.pd, poller, sizes, &hello)
+            .await
+            .map_err(|error| explain(self.address, error))?;
+        let accept = parse_accept(self.address, &established.hello.0, asked)?;
+        Ok((established.connection, accept))
     }
 }
 

@@ -67,6 +67,8 @@ fn wish() -> QueueWish {
         io_max_bytes: IO_MAX,
         in_capsule_bytes: IO_MAX,
         features: Features::default(),
+        lanes: Some(1),
+        queues: 1,
     }
 }
 
@@ -160,7 +162,7 @@ impl Target {
     fn connect(&mut self, buffers: &Arc<Region>) -> Path {
         let (near, far) = (self.device.alloc_pd().unwrap(), self.device.alloc_pd().unwrap());
         let layout = PathLayout { depth: depth() };
-        let memory = PathMemory::register(&near, buffers, layout).unwrap();
+        let memory = PathMemory::register(&near, buffers, layout, 1).unwrap();
         let (near_poller, near_handle) = near.poller(512).unwrap();
         let (mut poller, far_handle) = far.poller(512).unwrap();
         let sizes = QpLimits {
@@ -193,11 +195,12 @@ impl Target {
         };
         Path {
             poller: near_poller,
-            connection: Connection::Soft(a),
+            connections: vec![Connection::Soft(a)],
             memory,
             accept,
             epoch: Epoch(1),
             volume: VolumeHandle(1),
+            lane_bytes: 1,
         }
     }
 

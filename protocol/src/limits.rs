@@ -51,6 +51,9 @@ pub const ADMIN_DEPTH: u16 = 16;
 /// I/O queues of one session.
 pub const QUEUES_MAX: u16 = 64;
 
+/// Most QPs, or lanes, that an initiator gives one of its hardware queues. To the target each is a queue.
+pub const LANES_MAX: u16 = 4;
+
 /// Most data of one READ or WRITE.
 pub const IO_MAX_BYTES: u32 = 4 << 20;
 

@@ -309,6 +309,8 @@ impl Client {
                 io_max_bytes: IO_MAX,
                 in_capsule_bytes: 4096,
                 features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS),
+                lanes: None,
+                queues: 1,
             };
             let path = session.connect_queue(0, wish, volume.handle, &buffers).await?;
             Ok::<_, SessionError>((session, volume, path))

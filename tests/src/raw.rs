@@ -308,6 +308,8 @@ pub struct RawTarget {
     /// The engine's memory that its self-test named.
     pub scratch: KeyedDescriptor,
     mouth: Mouth,
+    // Of the other lanes, in the order in which they were switched to last.
+    others: Vec<Mouth>,
     network: Network,
     near: ProtectionDomain,
     now: Instant,
@@ -331,7 +333,7 @@ impl RawTarget {
             .expect("memory");
         let mut engine = Engine::new(depth, stride, Arc::new(QueueStats::default()));
         let now = Instant::now();
-        let (path, mouth) = connect(&network, &near, &buffers, options, Epoch(1));
+        let (path, mouth, others) = connect(&network, &near, &buffers, options, Epoch(1));
         let scratch = scratch_of(&path);
         engine.connect(path, now);
         Self {
@@ -340,6 +342,7 @@ impl RawTarget {
             outcomes: Vec::new(),
             scratch,
             mouth,
+            others,
             network,
             near,
             now,
@@ -360,11 +363,23 @@ impl RawTarget {
         target
     }
 
+    /// Hears and speaks by the next lane from now on, and after the last by the first again.
+    pub fn switch_lane(&mut self) {
+        if !self.others.is_empty() {
+            std::mem::swap(&mut self.mouth, &mut self.others[0]);
+            self.others.rotate_left(1);
+        }
+    }
+
     fn pass_self_test(&mut self) {
-        let command = self.next_command();
-        let with_imm = self.options.features.has(Features::WRITE_WITH_IMM);
-        self.answer_self_test(&command, &self_test_pattern(command.sequence), with_imm);
-        self.steps(20);
+        for _ in 0..self.options.lanes {
+            assert!(!self.engine.is_connected(), "a lane was not tested");
+            let command = self.next_command();
+            let with_imm = self.options.features.has(Features::WRITE_WITH_IMM);
+            self.answer_self_test(&command, &self_test_pattern(command.sequence), with_imm);
+            self.steps(20);
+            self.switch_lane();
+        }
         assert!(self.engine.is_connected(), "the self-test was answered");
     }
 
@@ -378,10 +393,10 @@ impl RawTarget {
         while let Some((_, dead)) = self.engine.take_ended() {
             drop(dead);
         }
-        let (path, mouth) =
+        let (path, mouth, others) =
             connect(&self.network, &self.near, &self.buffers, self.options, Epoch(2));
         self.scratch = scratch_of(&path);
-        self.mouth = mouth;
+        (self.mouth, self.others) = (mouth, others);
         self.engine.connect(path, self.now);
         self.pass_self_test();
     }
@@ -511,29 +526,36 @@ impl RawTarget {
     }
 }
 
-/// A new path over these buffers, and this end of it.
+/// A new path over these buffers, and this end of it: the first lane's, and the others'.
 fn connect(
     network: &Network,
     near: &ProtectionDomain,
     buffers: &Arc<Region>,
     options: QueueOptions,
     epoch: Epoch,
-) -> (Path, Mouth) {
+) -> (Path, Mouth, Vec<Mouth>) {
     let far = Device::Soft(network.device()).alloc_pd().expect("a PD");
     let depth = QueueDepth::new(options.depth).expect("a depth");
     let layout = PathLayout { depth };
-    let memory = PathMemory::register(near, buffers, layout).expect("registrations");
+    let lanes = usize::from(options.lanes);
+    let memory = PathMemory::register(near, buffers, layout, lanes).expect("registrations");
     let near_sizes = layout.qp_limits(0, options.reads_out);
-    let (poller, near_handle) = near.poller(2048).expect("a CQ");
-    let (mut far_poller, far_handle) = far.poller(2048).expect("a CQ");
+    let (poller, near_handle) = near.poller(2048 * u32::from(options.lanes)).expect("a CQ");
     let far_sizes = QpLimits { reads_out: options.reads_out, ..sizes() };
-    let (a, b, _) = network
-        .pair(
-            (soft_handle(&near_handle).expect("soft"), near_sizes),
-            (soft_handle(&far_handle).expect("soft"), far_sizes),
-        )
-        .expect("a pair");
-    let qp = far_poller.attach(Connection::Soft(b)).expect("a QP");
+    let lane = || {
+        let (mut far_poller, far_handle) = far.poller(2048).expect("a CQ");
+        let (a, b, _) = network
+            .pair(
+                (soft_handle(&near_handle).expect("soft"), near_sizes),
+                (soft_handle(&far_handle).expect("soft"), far_sizes),
+            )
+            .expect("a pair");
+        let qp = far_poller.attach(Connection::Soft(b)).expect("a QP");
+        (Connection::Soft(a), Mouth::new(&far, far_poller, qp))
+    };
+    let (first, mouth) = lane();
+    let (mut connections, others): (Vec<_>, Vec<_>) = (1..lanes).map(|_| lane()).unzip();
+    connections.insert(0, first);
     let accept = HelloAccept {
         version: Version::NEWEST,
         depth,
@@ -542,9 +564,9 @@ fn connect(
         io_max_bytes: options.io_max_bytes,
         instance: InstanceId([1; 16]),
     };
-    let connection = Connection::Soft(a);
-    let path = Path { poller, connection, memory, accept, epoch, volume: VolumeHandle(1) };
-    (path, Mouth::new(&far, far_poller, qp))
+    let path =
+        Path { poller, connections, memory, accept, epoch, volume: VolumeHandle(1), lane_bytes: 1 };
+    (path, mouth, others)
 }
 
 fn scratch_of(path: &Path) -> KeyedDescriptor {

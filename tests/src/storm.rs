@@ -84,6 +84,12 @@ pub fn lists(seed: u64) -> Features {
     if agreed { Features::CAPSULE_LISTS } else { Features::default() }
 }
 
+/// QPs of each queue: one, or up to three, whatever else the seed decides.
+#[must_use]
+pub fn lanes(seed: u64) -> u16 {
+    [1, 1, 2, 3][Random::new(seed ^ 0x6c61_6e65).index(4)]
+}
+
 impl StormOptions {
     /// Options that follow from a seed.
     #[must_use]
@@ -114,6 +120,7 @@ impl StormOptions {
                 features: [Features::WRITE_WITH_IMM, Features::default()][random.index(2)]
                     .or(lists(seed)),
                 reads_out: [1, 4, 16][random.index(3)],
+                lanes: lanes(seed),
             },
             network: Conditions {
                 fragment: random.chance(200),

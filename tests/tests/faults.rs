@@ -38,6 +38,7 @@ fn queue_options(random: &mut Random) -> QueueOptions {
         features: [Features::WRITE_WITH_IMM, Features::default()][random.index(2)]
             .or([Features::CAPSULE_LISTS, Features::default()][random.index(2)]),
         reads_out: u8::try_from(random.within(1, 16)).unwrap(),
+        lanes: 1,
     }
 }
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use rblk_bench::inprocess::{QueueOptions, RigOptions};
 use rblk_bench::ram_store::StoreConditions;
 use rblk_fabric::soft::memory::Conditions;
-use rblk_protocol::Features;
+use rblk_protocol::{Features, limits};
 use rblk_target::store::VolumeIndex;
 use rblk_tests::bed::{MEMORY, STORE};
 use rblk_tests::exerciser::Exerciser;
@@ -19,6 +19,7 @@ struct Case {
     lists: bool,
     in_capsule_bytes: u32,
     reads_out: u8,
+    lanes: u16,
     arena_extents: usize,
     network: Conditions,
     store: StoreConditions,
@@ -45,7 +46,7 @@ fn case() -> impl Strategy<Value = Case> {
         any::<[bool; 2]>(),
         prop_oneof![Just(0), Just(512), Just(4096), Just(16384)],
         1..=16u8,
-        1..12usize,
+        (1..12usize, 1..=limits::LANES_MAX),
     );
     (any::<u64>(), queue, network, store).prop_map(|(seed, queue, network, store)| Case {
         seed,
@@ -56,7 +57,8 @@ fn case() -> impl Strategy<Value = Case> {
         lists: queue.3[1],
         in_capsule_bytes: queue.4,
         reads_out: queue.5,
-        arena_extents: queue.6,
+        arena_extents: queue.6.0,
+        lanes: queue.6.1,
         network,
         store,
     })
@@ -79,6 +81,7 @@ fn run(case: &Case) {
         in_capsule_bytes: case.in_capsule_bytes,
         features,
         reads_out: case.reads_out,
+        lanes: case.lanes,
     };
     let mut exerciser = Exerciser::new(&rig, case.volume, options, case.queues, 256 << 10);
     exerciser.bed.rig.store_mut().set_conditions(case.store);

@@ -77,6 +77,8 @@ fn wish() -> QueueWish {
         io_max_bytes: 64 << 10,
         in_capsule_bytes: 4096,
         features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS),
+        lanes: None,
+        queues: 1,
     }
 }
 

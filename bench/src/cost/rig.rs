@@ -156,6 +156,7 @@ fn measure_one(plan: &Plan, case: Case) -> Result<Cost> {
             features: if plan.immediates { Features::WRITE_WITH_IMM } else { Features::default() }
                 .or(if plan.lists { Features::CAPSULE_LISTS } else { Features::default() }),
             reads_out: plan.reads_out,
+            lanes: 1,
         },
     )?;
     rig.settle(STEPS_PER_IO)?;

@@ -111,6 +111,21 @@ pub struct QueueOptions {
     pub features: Features,
     /// READs the target may have outstanding.
     pub reads_out: u8,
+    /// QPs of the queue; whatever the target moves goes by the one that has the least on its way.
+    pub lanes: u16,
+}
+
+impl QueueOptions {
+    /// The number of a lane among the queues of the session, for a queue of that number.
+    ///
+    /// # Panics
+    /// There can be no such lane.
+    #[must_use]
+    pub fn lane(queue: u16, lane: u16) -> u16 {
+        const QUEUES: u16 = limits::QUEUES_MAX / limits::LANES_MAX;
+        assert!(queue < QUEUES && lane < limits::LANES_MAX, "queue {queue}, lane {lane}");
+        queue + lane * QUEUES
+    }
 }
 
 impl Default for QueueOptions {
@@ -121,6 +136,7 @@ impl Default for QueueOptions {
             in_capsule_bytes: limits::IN_CAPSULE_DEFAULT_BYTES,
             features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS),
             reads_out: 16,
+            lanes: 1,
         }
     }
 }

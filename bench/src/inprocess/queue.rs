@@ -32,7 +32,8 @@ pub(super) struct Queue {
     // Of a rig without control.
     session: Option<(SessionSlot, u16)>,
     volume: VolumeHandle,
-    wire: Option<Wire>,
+    // One for each lane.
+    wires: Vec<Wire>,
     ended: Vec<PathEnd>,
     // Outcomes of one turn.
     done: Vec<(Tag, i32)>,
@@ -105,7 +106,7 @@ impl<S: Store> Rig<S> {
             options,
             session: None,
             volume: VolumeHandle(u32::from(volume.0) + 1),
-            wire: None,
+            wires: Vec::new(),
             ended: Vec::new(),
             done: Vec::with_capacity(depth.tags()),
             frozen: false,
@@ -120,8 +121,8 @@ impl<S: Store> Rig<S> {
     /// There is no such queue.
     pub fn drop_queue(&mut self, id: QueueId, silent: bool) {
         let Some(mut queue) = self.queues[id.0].take() else { return };
-        if let Some(wire) = queue.wire.take().filter(|_| silent) {
-            wire.silence();
+        if silent {
+            queue.wires.iter().for_each(Wire::silence);
         }
         self.outcomes.retain(|outcome| outcome.queue != id);
         queue.engine.disconnect();
@@ -148,23 +149,28 @@ impl<S: Store> Rig<S> {
     /// There is no such queue.
     pub fn reconnect(&mut self, id: QueueId) -> Result<()> {
         let (session, queue) = self.queue(id).session.context("a queue of a session")?;
-        let join = self.join_by_hand(session, ConnectionKind::Io { queue })?;
-        self.connect_queue(id, join)
+        let options = self.queue(id).options;
+        let joins = (0..options.lanes).map(|lane| {
+            let queue = if options.lanes > 1 { QueueOptions::lane(queue, lane) } else { queue };
+            self.join_by_hand(session, ConnectionKind::Io { queue })
+        });
+        let joins = joins.collect::<Result<Vec<_>>>()?;
+        self.connect_queue(id, &joins)
     }
 
-    /// Gives a queue a new path. A path it still has ends.
+    /// Gives a queue a new path of so many lanes. A path it still has ends.
     ///
     /// # Errors
     /// Memory is short.
     ///
     /// # Panics
     /// There is no such queue, or the target is dead.
-    pub fn connect_queue(&mut self, id: QueueId, join: Join) -> Result<()> {
+    pub fn connect_queue(&mut self, id: QueueId, joins: &[Join]) -> Result<()> {
         let queue = self.queue(id);
         let (options, volume) = (queue.options, queue.volume);
         let buffers = Arc::clone(&queue.buffers);
-        let (path, wire) = self.path(join, volume, options, &buffers)?;
-        self.give_path(id, path, wire);
+        let (path, wires) = self.path(joins, volume, options, &buffers)?;
+        self.give_path(id, path, wires);
         Ok(())
     }
 
@@ -172,10 +178,10 @@ impl<S: Store> Rig<S> {
     ///
     /// # Panics
     /// There is no such queue.
-    pub fn give_path(&mut self, id: QueueId, path: Path, wire: Wire) {
+    pub fn give_path(&mut self, id: QueueId, path: Path, wires: Vec<Wire>) {
         let now = self.now;
         let queue = self.queue_mut(id);
-        queue.wire = Some(wire);
+        queue.wires = wires;
         queue.engine.connect(path, now);
     }
 
@@ -188,7 +194,7 @@ impl<S: Store> Rig<S> {
         &self.queue(id).buffers
     }
 
-    /// A path to the target for an engine with these buffers.
+    /// A path to the target for an engine with these buffers, with a lane for each join.
     ///
     /// # Errors
     /// Memory is short, or the sizes do not fit.
@@ -197,19 +203,28 @@ impl<S: Store> Rig<S> {
     /// The target is dead.
     pub fn path(
         &mut self,
-        join: Join,
+        joins: &[Join],
         volume: VolumeHandle,
         options: QueueOptions,
         buffers: &Arc<Region>,
-    ) -> Result<(Path, Wire)> {
+    ) -> Result<(Path, Vec<Wire>)> {
         let layout = PathLayout { depth: QueueDepth::new(options.depth).context("queue depth")? };
-        let memory = PathMemory::register(&self.initiator_pd, buffers, layout)?;
+        let memory = PathMemory::register(&self.initiator_pd, buffers, layout, joins.len())?;
         let caps = self.initiator_pd_caps();
         let sizes = layout.qp_limits(caps.inline_bytes, options.reads_out);
-        let (poller, handle) = self.initiator_pd.poller(sizes.send_wrs + sizes.recv_wrs)?;
-        let (connection, wire, accept) = self.connect(join, options, &handle, sizes)?;
-        let path = Path { poller, connection, memory, accept, epoch: join.epoch, volume };
-        Ok((path, wire))
+        let entries = u32::try_from(joins.len())? * (sizes.send_wrs + sizes.recv_wrs);
+        let (poller, handle) = self.initiator_pd.poller(entries)?;
+        let (mut connections, mut wires, mut granted) = (Vec::new(), Vec::new(), None);
+        for join in joins {
+            let (connection, wire, accept) = self.connect(*join, options, &handle, sizes)?;
+            connections.push(connection);
+            wires.push(wire);
+            granted = Some((accept, join.epoch));
+        }
+        let (accept, epoch) = granted.context("a lane at least")?;
+        let lane_bytes = 1;
+        let path = Path { poller, connections, memory, accept, epoch, volume, lane_bytes };
+        Ok((path, wires))
     }
 
     fn initiator_pd_caps(&self) -> DeviceCaps {
@@ -256,7 +271,16 @@ impl<S: Store> Rig<S> {
     /// There is no such queue.
     #[must_use]
     pub fn wire(&self, queue: QueueId) -> Option<&Wire> {
-        self.queue(queue).wire.as_ref()
+        self.wires(queue).first()
+    }
+
+    /// The links of all lanes of a queue's last path.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    #[must_use]
+    pub fn wires(&self, queue: QueueId) -> &[Wire] {
+        &self.queue(queue).wires
     }
 
     /// Ends a queue's path from the initiator's side.

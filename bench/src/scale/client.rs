@@ -65,6 +65,8 @@ impl Client {
                 io_max_bytes: IO_MAX,
                 in_capsule_bytes: 4096,
                 features: Features::WRITE_WITH_IMM,
+                lanes: None,
+                queues: 1,
             };
             let path = session.connect_queue(0, wish, opened.handle, buffers).await?;
             Ok::<_, anyhow::Error>((session, opened, path))

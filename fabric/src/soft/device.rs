@@ -47,6 +47,7 @@ impl Device {
             inline_bytes: 0,
             write_with_imm: true,
             read_sink_needs_remote_write: false,
+            kernel_software: false,
         };
         Self(Arc::new(Inner { caps, salt }))
     }

@@ -19,6 +19,10 @@ use crate::device::{DeviceCaps, Transport};
 use crate::error::{FabricError, Result};
 use crate::work::MAX_SGE;
 
+/// Vendor ids of the kernel's software devices: rxe (`RXE_VENDOR_ID`, drivers/infiniband/sw/rxe/rxe_param.h)
+/// and siw (`SIW_VENDOR_ID`, drivers/infiniband/sw/siw/siw.h).
+const SOFTWARE_VENDORS: [u32; 2] = [0x00ff_ffff, 0x62_6d74];
+
 /// Inline sizes tried, largest first. Beyond 256 bytes a gather is as fast on all devices measured, and a
 /// large inline size makes every send slot larger.
 pub(super) const INLINE_LADDER: [u32; 4] = [256, 128, 64, 0];
@@ -240,6 +244,7 @@ fn query(context: &Pinned, port: u8) -> Result<(DeviceCaps, u32)> {
         inline_bytes: 0,
         write_with_imm: !iwarp,
         read_sink_needs_remote_write: iwarp,
+        kernel_software: SOFTWARE_VENDORS.contains(&attr.vendor_id),
     };
     // Some drivers leave max_sge_rd at zero and mean max_sge.
     let max_read_sges = match positive(attr.max_sge_rd) {

@@ -1,10 +1,10 @@
-//! [`Live`]: the path an engine works on: its QP with the WRs of this turn, its credits and sequence, its self-test
-//! and its beat.
+//! [`Live`]: the path an engine works on: its lanes, each a QP with the WRs of this turn, its credits, its self-test and
+//! its beat.
 
 use std::time::Instant;
 
 use rblk_fabric::{Poller, QpIndex, RecvWr, SendCredits, SendOp, SendWr, Sge, SgeList, WrId};
-use rblk_protocol::limits::{COMMAND_BYTES, LIST_MAX, RESPONSE_LIST_BYTES};
+use rblk_protocol::limits::{COMMAND_BYTES, LANES_MAX, LIST_MAX, RESPONSE_LIST_BYTES};
 use rblk_protocol::{
     CommandCapsule, Epoch, Features, HelloAccept, KeyedDescriptor, Opcode, SELF_TEST_BYTES,
     Sequence, Status, Tag, VolumeHandle, self_test_pattern,
@@ -28,17 +28,18 @@ fn wr_id(kind: u64, index: u16) -> WrId {
     WrId(kind << 16 | u64::from(index))
 }
 
-/// How far a path is.
+/// How far a lane is.
 #[derive(Clone, Copy)]
 pub(super) enum Phase {
     /// Its self-test is under way.
     Testing { sequence: Sequence, since: Instant },
-    /// It carries requests.
+    /// It can carry requests, as soon as all of the path can.
     Ready,
 }
 
 /// An answer, whichever way it came.
 pub(super) struct Answer {
+    pub(super) by: LaneIndex,
     pub(super) tag: Tag,
     pub(super) status: Status,
     pub(super) check: u16,
@@ -60,103 +61,255 @@ pub(super) struct Packed {
     pub(super) listed: u64,
 }
 
-pub(super) struct Live {
-    pub(super) poller: Box<dyn Poller>,
-    pub(super) qp: QpIndex,
+/// What all lanes of a path have in common.
+pub(super) struct Terms {
     pub(super) memory: PathMemory,
     pub(super) accept: HelloAccept,
     pub(super) epoch: Epoch,
     pub(super) volume: VolumeHandle,
     pub(super) layout: PathLayout,
-    pub(super) credits: SendCredits,
-    pub(super) sequence: Sequence,
-    pub(super) phase: Phase,
+    lane_bytes: u32,
     pub(super) with_imm: bool,
     /// Messages may hold several capsules.
     pub(super) with_lists: bool,
+}
+
+/// One QP with the WRs of this turn.
+pub(super) struct Lane {
+    pub(super) qp: QpIndex,
+    // Where its slots and its self-test begin.
+    slots_at: usize,
+    scratch_at: usize,
+    pub(super) credits: SendCredits,
+    pub(super) phase: Phase,
     pub(super) beat: Beat,
+    /// Requests on their way here, and the bytes of their data.
+    pub(super) awaited: u32,
+    pub(super) awaited_bytes: u64,
     pub(super) sends: Vec<SendWr>,
     pub(super) recvs: Vec<RecvWr>,
     packed: Packed,
     open: Option<OpenList>,
 }
 
+/// The index of a lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct LaneIndex(u8);
+
+impl LaneIndex {
+    /// The lane of all that is small, and of what is of no lane.
+    pub(super) const FIRST: Self = Self(0);
+}
+
+pub(super) struct Live {
+    pub(super) poller: Box<dyn Poller>,
+    pub(super) terms: Terms,
+    /// Of all lanes: no two commands of a path have the same.
+    pub(super) sequence: Sequence,
+    /// Every lane has passed its self-test.
+    pub(super) ready: bool,
+    lanes: Box<[Lane]>,
+    // By tag, of requests that are on their way.
+    lane_of: Box<[LaneIndex]>,
+}
+
 impl Live {
-    /// Takes a path over, with its RECVs and its self-test ready to be posted. The rest of one that cannot be had,
+    /// Takes a path over, with its RECVs and its self-tests ready to be posted. The rest of one that cannot be had,
     /// or does not `fit` the queue, comes back.
     pub(super) fn begin(path: Path, fits: bool, now: Instant) -> Result<Self, Box<DeadPath>> {
-        let Path { mut poller, connection, memory, accept, epoch, volume } = path;
+        let Path { mut poller, connections, memory, accept, epoch, volume, lane_bytes } = path;
         let layout = PathLayout { depth: accept.depth };
-        let qp = match poller.attach(connection) {
-            Ok(qp) if fits => qp,
-            attached => {
-                let connection = attached.ok().and_then(|qp| poller.detach(qp));
-                return Err(Box::new(DeadPath { connection, poller, memory }));
+        let fits = fits && (1..=usize::from(LANES_MAX)).contains(&connections.len());
+        let mut qps = Vec::with_capacity(connections.len());
+        let all = connections.len();
+        let mut left = connections.into_iter();
+        for connection in left.by_ref() {
+            match poller.attach(connection) {
+                Ok(qp) => qps.push(qp),
+                Err(_) => break,
             }
-        };
-        let mut live = Self {
-            poller,
-            qp,
+        }
+        if !fits || qps.len() < all {
+            for qp in &qps {
+                poller.fail(*qp);
+            }
+            let attached: Vec<_> = qps.iter().filter_map(|qp| poller.detach(*qp)).collect();
+            let connections = attached.into_iter().chain(left).collect();
+            return Err(Box::new(DeadPath { connections, poller, memory }));
+        }
+        let mut sequence = Sequence(0);
+        let terms = Terms {
             memory,
             with_imm: accept.features.has(Features::WRITE_WITH_IMM),
             with_lists: accept.features.has(Features::CAPSULE_LISTS),
             accept,
             epoch,
             volume,
-            credits: SendCredits::new(layout.send_wrs(), layout.signal_interval()),
             layout,
-            sequence: Sequence(0),
-            phase: Phase::Testing { sequence: Sequence(1), since: now },
+            lane_bytes,
+        };
+        let lanes = qps.iter().enumerate().map(|(index, qp)| {
+            sequence = sequence.next();
+            Lane::begin(index, *qp, &terms, sequence, now)
+        });
+        let lanes = lanes.collect();
+        terms.memory.scratch.region().zero(0, all * SELF_TEST_BYTES);
+        let lane_of = vec![LaneIndex::FIRST; usize::from(accept.depth.get())].into_boxed_slice();
+        let ready = false;
+        let mut live = Self { poller, terms, sequence, ready, lanes, lane_of };
+        for lane in &mut live.lanes {
+            lane.test(&live.terms);
+        }
+        Ok(live)
+    }
+
+    /// What is left of it: the QPs are in error.
+    pub(super) fn end(self) -> DeadPath {
+        let Self { mut poller, terms, lanes, .. } = self;
+        // All of them first.
+        for lane in &lanes {
+            poller.fail(lane.qp);
+        }
+        let connections = lanes.iter().filter_map(|lane| poller.detach(lane.qp)).collect();
+        DeadPath { connections, poller, memory: terms.memory }
+    }
+
+    /// Index of the lane with that QP.
+    pub(super) fn find(&self, qp: QpIndex) -> Option<LaneIndex> {
+        (0u8..).zip(&self.lanes).find(|(_, lane)| lane.qp == qp).map(|(at, _)| LaneIndex(at))
+    }
+
+    /// A lane that [`Self::find`] or [`Self::choose`] gave.
+    pub(super) fn lane(&mut self, index: LaneIndex) -> (&mut Lane, &Terms) {
+        (&mut self.lanes[usize::from(index.0)], &self.terms)
+    }
+
+    /// The indices of all lanes.
+    pub(super) fn indices(&self) -> impl Iterator<Item = LaneIndex> + use<> {
+        (0..u8::try_from(self.lanes.len()).unwrap_or(u8::MAX)).map(LaneIndex)
+    }
+
+    /// All lanes with what posting takes.
+    pub(super) fn lanes_mut(&mut self) -> (impl Iterator<Item = &mut Lane>, &mut dyn Poller) {
+        (self.lanes.iter_mut(), &mut *self.poller)
+    }
+
+    /// Where a command goes whose data of that size the target moves.
+    pub(super) fn choose(&self, keyed_bytes: u32) -> LaneIndex {
+        if self.lanes.len() == 1 || keyed_bytes < self.terms.lane_bytes {
+            return LaneIndex::FIRST;
+        }
+        let least = (0u8..).zip(&self.lanes).min_by_key(|(_, lane)| lane.awaited_bytes);
+        least.map_or(LaneIndex::FIRST, |(at, _)| LaneIndex(at))
+    }
+
+    /// A request went by that lane.
+    pub(super) fn went(&mut self, tag: Tag, index: LaneIndex, bytes: u32) {
+        self.lane_of[tag.index()] = index;
+        let (lane, _) = self.lane(index);
+        lane.awaited += 1;
+        lane.awaited_bytes += u64::from(bytes);
+    }
+
+    /// Whether a request, which is on its way, went by that lane.
+    pub(super) fn went_by(&self, tag: Tag, index: LaneIndex) -> bool {
+        self.lane_of.get(tag.index()) == Some(&index)
+    }
+
+    /// It was answered there.
+    pub(super) fn came(&mut self, index: LaneIndex, bytes: u32) {
+        let (lane, _) = self.lane(index);
+        lane.awaited -= 1;
+        lane.awaited_bytes -= u64::from(bytes);
+    }
+
+    /// The command after the last one.
+    pub(super) fn next_sequence(&mut self) -> Sequence {
+        self.sequence = self.sequence.next();
+        self.sequence
+    }
+
+    /// Whether a lane waits for its self-test since before that.
+    pub(super) fn tests_since(&self, before: Instant) -> bool {
+        let late =
+            |lane: &Lane| matches!(lane.phase, Phase::Testing { since, .. } if since < before);
+        !self.ready && self.lanes.iter().any(late)
+    }
+
+    /// A lane passed its self-test.
+    pub(super) fn passed(&mut self, index: LaneIndex) {
+        self.lane(index).0.phase = Phase::Ready;
+        self.ready = self.lanes.iter().all(|lane| matches!(lane.phase, Phase::Ready));
+    }
+}
+
+impl Lane {
+    fn begin(index: usize, qp: QpIndex, terms: &Terms, sequence: Sequence, now: Instant) -> Self {
+        let layout = terms.layout;
+        Self {
+            qp,
+            slots_at: index * layout.bytes(),
+            scratch_at: index * SELF_TEST_BYTES,
+            credits: SendCredits::new(layout.send_wrs(), layout.signal_interval()),
+            phase: Phase::Testing { sequence, since: now },
             beat: Beat::default(),
+            awaited: 0,
+            awaited_bytes: 0,
             sends: Vec::with_capacity(layout.send_wrs() as usize),
             recvs: Vec::with_capacity(usize::from(layout.recv_slots())),
             packed: Packed::default(),
             open: None,
-        };
-        for slot in 0..layout.recv_slots() {
-            live.queue_recv(slot);
         }
-        live.memory.scratch.region().zero(0, SELF_TEST_BYTES);
-        let remote = live.memory.scratch.remote(0);
-        let mut command = live.own_command(Opcode::SelfTest);
+    }
+
+    /// Queues the RECVs and the self-test.
+    fn test(&mut self, terms: &Terms) {
+        let Phase::Testing { sequence, .. } = self.phase else { return };
+        for slot in 0..terms.layout.recv_slots() {
+            self.queue_recv(terms, slot);
+        }
+        let remote = terms.memory.scratch.remote(self.scratch_at);
+        let mut command = own_command(terms, Opcode::SelfTest, sequence);
         command.buffer = Some(KeyedDescriptor {
             address: remote.addr,
             length: SELF_TEST_LEN,
             rkey: remote.rkey.0,
         });
-        live.queue_command(&command, None);
-        Ok(live)
-    }
-
-    /// A command of the connection's own, under its tag.
-    fn own_command(&mut self, opcode: Opcode) -> CommandCapsule {
-        self.sequence = self.sequence.next();
-        CommandCapsule::new(opcode, self.layout.depth.connection_tag(), self.epoch, self.sequence)
+        self.queue_command(terms, &command, None);
     }
 
     /// Whether the self-test's answer is as it must be.
-    pub(super) fn passes_self_test(&self, answer: &Answer, sequence: Sequence) -> bool {
+    pub(super) fn passes_self_test(
+        &self,
+        terms: &Terms,
+        answer: &Answer,
+        sequence: Sequence,
+    ) -> bool {
         let mut seen = [0; SELF_TEST_BYTES];
-        self.memory.scratch.region().read(0, &mut seen);
+        terms.memory.scratch.region().read(self.scratch_at, &mut seen);
         answer.status == Status::Ok
             && answer.check == (sequence.0 & 0xffff) as u16
-            && answer.immediate == self.with_imm
+            && answer.immediate == terms.with_imm
             && seen == self_test_pattern(sequence)
     }
 
     /// Queues a KEEP_ALIVE. False when the send queue is full: then its slots do not come back either.
-    pub(super) fn ask(&mut self) -> bool {
+    pub(super) fn ask(&mut self, terms: &Terms, sequence: Sequence) -> bool {
         if !self.can_send() {
             return false;
         }
-        let command = self.own_command(Opcode::KeepAlive);
-        self.queue_command(&command, None);
-        self.beat.asked(command.sequence);
+        self.queue_command(terms, &own_command(terms, Opcode::KeepAlive, sequence), None);
+        self.beat.asked(sequence);
         true
     }
 
-    pub(super) fn queue_recv(&mut self, slot: u16) {
-        let sge = self.memory.slots.sge(self.layout.recv_offset(slot), RESPONSES_LEN);
+    /// Offset of a receive slot.
+    pub(super) fn recv_offset(&self, terms: &Terms, slot: u16) -> usize {
+        self.slots_at + terms.layout.recv_offset(slot)
+    }
+
+    pub(super) fn queue_recv(&mut self, terms: &Terms, slot: u16) {
+        let sge = terms.memory.slots.sge(self.recv_offset(terms, slot), RESPONSES_LEN);
         if let Some(sge) = sge {
             self.recvs.push(RecvWr { id: wr_id(KIND_RECV, slot), sge });
         }
@@ -169,10 +322,15 @@ impl Live {
 
     /// Queues a command: in the last message of the turn where that has room and nothing but commands, or in one of
     /// its own. Data is the end of a message.
-    pub(super) fn queue_command(&mut self, command: &CommandCapsule, data: Option<Sge>) {
+    pub(super) fn queue_command(
+        &mut self,
+        terms: &Terms,
+        command: &CommandCapsule,
+        data: Option<Sge>,
+    ) {
         let bytes = command.to_wire();
         if let (Some(mut list), Some(wr)) = (self.open, self.sends.last_mut()) {
-            self.memory.slots.region().write(list.end, &bytes);
+            terms.memory.slots.region().write(list.end, &bytes);
             wr.sges.grow_last(COMMAND_LEN);
             list.end += COMMAND_BYTES;
             list.commands += 1;
@@ -186,9 +344,9 @@ impl Live {
             self.open = goes_on.then_some(list);
             return;
         }
-        let offset = self.layout.capsule_offset(command.tag.index());
-        self.memory.slots.region().write(offset, &bytes);
-        let Some(capsule) = self.memory.slots.sge(offset, COMMAND_LEN) else { return };
+        let offset = self.slots_at + terms.layout.capsule_offset(command.tag.index());
+        terms.memory.slots.region().write(offset, &bytes);
+        let Some(capsule) = terms.memory.slots.sge(offset, COMMAND_LEN) else { return };
         let signaled = self.credits.wants_signal();
         self.credits.take(signaled);
         self.sends.push(SendWr {
@@ -198,7 +356,7 @@ impl Live {
             signaled,
             inline: data.is_none(),
         });
-        if self.with_lists && data.is_none() {
+        if terms.with_lists && data.is_none() {
             self.open = Some(OpenList { end: offset + COMMAND_BYTES, commands: 1 });
         }
     }
@@ -209,4 +367,9 @@ impl Live {
         self.open = None;
         std::mem::take(&mut self.packed)
     }
+}
+
+/// A command of a connection's own, under its tag.
+fn own_command(terms: &Terms, opcode: Opcode, sequence: Sequence) -> CommandCapsule {
+    CommandCapsule::new(opcode, terms.layout.depth.connection_tag(), terms.epoch, sequence)
 }

@@ -25,7 +25,8 @@ use std::time::{Duration, Instant};
 
 use rblk_fabric::{Completion, WcOpcode, WcStatus};
 use rblk_protocol::{
-    CommandCapsule, Immediate, KeyedDescriptor, Opcode, QueueDepth, ResponseList, Status, Tag,
+    CommandCapsule, Immediate, KeyedDescriptor, Opcode, QueueDepth, ResponseList, Sequence, Status,
+    Tag,
 };
 
 use crate::admin::Pulse;
@@ -146,7 +147,7 @@ impl Engine {
     /// Whether requests are being sent.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        self.path.as_ref().is_some_and(|p| matches!(p.phase, Phase::Ready))
+        self.path.as_ref().is_some_and(|p| p.ready)
     }
 
     /// Requests that are not answered.
@@ -169,7 +170,7 @@ impl Engine {
     /// Whether a self-test is running, so that the thread must not sleep for long.
     #[must_use]
     pub fn has_deadline(&self) -> bool {
-        self.path.as_ref().is_some_and(|p| matches!(p.phase, Phase::Testing { .. }))
+        self.path.as_ref().is_some_and(|p| !p.ready)
     }
 
     /// A path that ended, for control to destroy. Call it until there is none.
@@ -226,11 +227,10 @@ impl Engine {
     }
 
     fn end_path(&mut self, end: PathEnd) {
-        let Some(mut live) = self.path.take() else { return };
+        let Some(live) = self.path.take() else { return };
         // From here on nothing of the peer gets into our memory, but for what a driver is amid: see `Graves`. The keys
         // die with the path.
-        live.poller.fail(live.qp);
-        let connection = live.poller.detach(live.qp);
+        let dead = live.end();
         let lost = self.inflight.path_lost();
         if let Some(ledger) = &mut self.ledger {
             ledger.path_lost();
@@ -238,7 +238,7 @@ impl Engine {
         self.stats.replayed.add(lost as u64);
         self.stats.paths_lost.add(1);
         self.backlog = true;
-        self.ended.push((end, DeadPath { connection, poller: live.poller, memory: live.memory }));
+        self.ended.push((end, dead));
     }
 
     /// Reaps, answers and posts. `done` gets each outcome: bytes moved (0 for requests without data) or a
@@ -246,8 +246,9 @@ impl Engine {
     pub fn turn(&mut self, now: Instant, mut done: impl FnMut(Tag, i32)) -> bool {
         self.stats.turns.add(1);
         let mut busy = self.reap(&mut done);
-        if let Some(Live { phase: Phase::Testing { since, .. }, .. }) = &self.path
-            && now.saturating_duration_since(*since) > SELF_TEST_DEADLINE
+        if let Some(live) = &self.path
+            && let Some(before) = now.checked_sub(SELF_TEST_DEADLINE)
+            && live.tests_since(before)
         {
             self.end_path(PathEnd::SelfTest);
         }
@@ -299,22 +300,31 @@ impl Engine {
     /// more before that, now that the poller really looks, and to call this again.
     fn keep_beat(&mut self, now: Instant) -> bool {
         let Some(pulse) = self.pulse else { return false };
-        let waits = self.inflight.sent() > 0;
         let Some(live) = self.path.as_mut() else { return false };
-        match live.beat.check(pulse, now, waits) {
-            Due::Nothing => {}
-            Due::Ask => {
-                if live.ask() {
-                    self.stats.beats.add(1);
+        let mut look = false;
+        for index in live.indices() {
+            let (lane, _) = live.lane(index);
+            let waits = lane.awaited > 0;
+            match lane.beat.check(pulse, now, waits) {
+                Due::Nothing => {}
+                Due::Ask => {
+                    let sequence = live.next_sequence();
+                    let (lane, terms) = live.lane(index);
+                    if lane.ask(terms, sequence) {
+                        self.stats.beats.add(1);
+                    }
+                }
+                Due::Look => look = true,
+                Due::Dead => {
+                    self.end_path(PathEnd::Silent);
+                    return false;
                 }
             }
-            Due::Look => {
-                live.poller.clear_event();
-                return true;
-            }
-            Due::Dead => self.end_path(PathEnd::Silent),
         }
-        false
+        if look {
+            live.poller.clear_event();
+        }
+        look
     }
 
     /// Sends or fails what waits.
@@ -354,57 +364,57 @@ impl Engine {
     fn send(&mut self, tag: Tag) -> bool {
         let Some(live) = self.path.as_mut() else { return false };
         let Some(mut io) = self.inflight.waiting(tag) else { return false };
-        if !live.can_send() {
+        let in_capsule =
+            io.op == IoOp::Write && io.data_bytes <= live.terms.accept.in_capsule_bytes;
+        let index = live.choose(if in_capsule { 0 } else { io.data_bytes });
+        let (lane, terms) = live.lane(index);
+        if !lane.can_send() {
             // Slots come back with a signaled SEND that is on its way.
             self.backlog = true;
             return false;
         }
+        let mut command = CommandCapsule::new(io.opcode(), tag, terms.epoch, Sequence(0));
+        command.volume = terms.volume;
+        let mut data = None;
         match self.ledger.as_mut().map(|ledger| ledger.plan(tag, &io)) {
-            None => {}
-            Some(Plan::Send { fua }) => io.fua = fua,
             Some(Plan::FlushAhead) => {
                 self.stats.flushes_ahead.add(1);
-                live.sequence = live.sequence.next();
-                let mut flush = CommandCapsule::new(Opcode::Flush, tag, live.epoch, live.sequence);
-                flush.volume = live.volume;
-                let sequence = live.sequence;
-                live.queue_command(&flush, None);
-                let _ = self.inflight.send(tag, sequence);
-                return true;
+                command.opcode = Opcode::Flush;
             }
             Some(Plan::Wait) => {
                 self.backlog = true;
                 return false;
             }
-        }
-        live.sequence = live.sequence.next();
-        let mut command = CommandCapsule::new(io.opcode(), tag, live.epoch, live.sequence);
-        command.flags = io.flags();
-        command.volume = live.volume;
-        command.lba = io.lba;
-        command.count = io.count;
-        let offset = tag.index() * self.buffer_stride;
-        let mut data = None;
-        if io.data_bytes > 0 {
-            if io.op == IoOp::Write && io.data_bytes <= live.accept.in_capsule_bytes {
-                command.in_capsule_bytes = io.data_bytes;
-                data = live.memory.sources.sge(offset, io.data_bytes);
-            } else {
-                let mr =
-                    if io.op == IoOp::Read { &live.memory.sinks } else { &live.memory.sources };
-                let remote = mr.remote(offset);
-                command.buffer = Some(KeyedDescriptor {
-                    address: remote.addr,
-                    length: io.data_bytes,
-                    rkey: remote.rkey.0,
-                });
-                self.stats.keyed_commands.add(1);
+            plan => {
+                if let Some(Plan::Send { fua }) = plan {
+                    io.fua = fua;
+                }
+                command.flags = io.flags();
+                command.lba = io.lba;
+                command.count = io.count;
+                let offset = tag.index() * self.buffer_stride;
+                if in_capsule && io.data_bytes > 0 {
+                    command.in_capsule_bytes = io.data_bytes;
+                    data = terms.memory.sources.sge(offset, io.data_bytes);
+                } else if io.data_bytes > 0 {
+                    let read = io.op == IoOp::Read;
+                    let mr = if read { &terms.memory.sinks } else { &terms.memory.sources };
+                    let remote = mr.remote(offset);
+                    command.buffer = Some(KeyedDescriptor {
+                        address: remote.addr,
+                        length: io.data_bytes,
+                        rkey: remote.rkey.0,
+                    });
+                    self.stats.keyed_commands.add(1);
+                }
             }
         }
-        let sequence = live.sequence;
-        live.queue_command(&command, data);
+        command.sequence = live.next_sequence();
+        let (lane, terms) = live.lane(index);
+        lane.queue_command(terms, &command, data);
+        live.went(tag, index, io.data_bytes);
         // The tag was waiting a moment ago.
-        let _ = self.inflight.send(tag, sequence);
+        let _ = self.inflight.send(tag, command.sequence);
         true
     }
 
@@ -417,43 +427,49 @@ impl Engine {
         if completion.status != WcStatus::Success {
             return Err(PathEnd::Lost(completion.status));
         }
+        let Some(by) = live.find(completion.qp) else {
+            return Err(PathEnd::Protocol("completion of an unknown QP"));
+        };
+        let (lane, terms) = live.lane(by);
         let index = (completion.id.0 & 0xffff) as u16;
         if completion.id.0 >> 16 == KIND_SEND {
-            live.credits.completed();
+            lane.credits.completed();
             return Ok(());
         }
-        live.beat.heard();
-        if index >= live.layout.recv_slots() {
+        lane.beat.heard();
+        if index >= terms.layout.recv_slots() {
             return Err(PathEnd::Protocol("completion of an unknown RECV"));
         }
         // It is posted when the turn ends.
-        live.queue_recv(index);
+        lane.queue_recv(terms, index);
         match completion.opcode {
             WcOpcode::RecvWithImm => {
                 let imm = Immediate::from_bits(completion.imm);
-                if !live.with_imm || live.layout.depth.check(imm.tag.0).is_none() {
+                if !terms.with_imm || terms.layout.depth.check(imm.tag.0).is_none() {
                     return Err(PathEnd::Protocol(
                         "an immediate that was not agreed or has a bad tag",
                     ));
                 }
                 self.stats.immediates.add(1);
                 let (tag, check) = (imm.tag, imm.check);
-                self.on_answer(&Answer { tag, status: Status::Ok, check, immediate: true }, done)
+                let answer = Answer { by, tag, status: Status::Ok, check, immediate: true };
+                self.on_answer(&answer, done)
             }
             WcOpcode::Recv => {
                 let unreadable = |_| PathEnd::Protocol("a response that cannot be parsed");
                 let bytes = completion.byte_len as usize;
-                let mut list = ResponseList::new(bytes, live.with_lists, live.layout.depth)
+                let mut list = ResponseList::new(bytes, terms.with_lists, terms.layout.depth)
                     .map_err(unreadable)?;
-                let at = live.layout.recv_offset(index);
+                let at = lane.recv_offset(terms, index);
                 while let Some(live) = self.path.as_ref()
                     && let Some(response) = list.take(|from, bytes| {
-                        live.memory.slots.region().read(at + from, bytes);
+                        live.terms.memory.slots.region().read(at + from, bytes);
                     })
                 {
                     let response = response.map_err(unreadable)?;
                     let (tag, status, check) = (response.tag, response.status, response.check);
-                    self.on_answer(&Answer { tag, status, check, immediate: false }, done)?;
+                    let answer = Answer { by, tag, status, check, immediate: false };
+                    self.on_answer(&answer, done)?;
                 }
                 Ok(())
             }
@@ -467,7 +483,7 @@ impl Engine {
         done: &mut impl FnMut(Tag, i32),
     ) -> Result<(), PathEnd> {
         let Some(live) = self.path.as_mut() else { return Ok(()) };
-        if answer.tag == live.layout.depth.connection_tag() {
+        if answer.tag == live.terms.layout.depth.connection_tag() {
             return self.on_own_answer(answer);
         }
         // Before the answer is taken: a request of a path that ends must be left to the next one.
@@ -476,13 +492,16 @@ impl Engine {
         {
             return Err(PathEnd::Protocol("an immediate for a command that is no READ"));
         }
+        // By another QP it could overtake its data.
+        let own = live.went_by(answer.tag, answer.by);
         let io = self
             .inflight
-            .answer(answer.tag, |sequence| answer.check == (sequence.0 & 0xffff) as u16)
+            .answer(answer.tag, |sequence| own && answer.check == (sequence.0 & 0xffff) as u16)
             .map_err(|_| PathEnd::Protocol("an answer to a command that was not sent"))?;
+        live.came(answer.by, io.data_bytes);
         if let Some(ledger) = &mut self.ledger {
             let offset = answer.tag.index() * self.buffer_stride;
-            let buffers = live.memory.sources.region();
+            let buffers = live.terms.memory.sources.region();
             let copied = &self.stats.copied_bytes;
             let answered =
                 ledger.answered(answer.tag, &io, answer.status == Status::Ok, |from, piece| {
@@ -514,8 +533,10 @@ impl Engine {
             IoOp::Write => {
                 stats.writes.add(1);
                 stats.written_bytes.add(bytes);
-                let inside =
-                    self.path.as_ref().is_some_and(|p| io.data_bytes <= p.accept.in_capsule_bytes);
+                let inside = self
+                    .path
+                    .as_ref()
+                    .is_some_and(|p| io.data_bytes <= p.terms.accept.in_capsule_bytes);
                 stats.in_capsule_writes.add(u64::from(inside));
             }
             IoOp::Flush => stats.flushes.add(1),
@@ -534,16 +555,17 @@ impl Engine {
     /// An answer to one of the connection's own commands.
     fn on_own_answer(&mut self, answer: &Answer) -> Result<(), PathEnd> {
         let Some(live) = self.path.as_mut() else { return Ok(()) };
-        match live.phase {
+        let (lane, terms) = live.lane(answer.by);
+        match lane.phase {
             Phase::Testing { sequence, .. } => {
-                if !live.passes_self_test(answer, sequence) {
+                if !lane.passes_self_test(terms, answer, sequence) {
                     return Err(PathEnd::SelfTest);
                 }
-                live.phase = Phase::Ready;
+                live.passed(answer.by);
                 self.backlog = true;
                 Ok(())
             }
-            Phase::Ready if answer.immediate || !live.beat.take_answer(answer.check) => {
+            Phase::Ready if answer.immediate || !lane.beat.take_answer(answer.check) => {
                 Err(PathEnd::Protocol("an answer nobody asked for"))
             }
             Phase::Ready if answer.status != Status::Ok => {
@@ -553,25 +575,28 @@ impl Engine {
         }
     }
 
-    /// Rings the doorbells: one list of RECVs, one of SENDs.
+    /// Rings the doorbells: for each lane one list of RECVs, one of SENDs.
     fn post(&mut self) {
         let Some(live) = self.path.as_mut() else { return };
         let mut result = Ok(());
-        if !live.recvs.is_empty() {
-            self.stats.recv_doorbells.add(1);
-            self.stats.recvs.add(live.recvs.len() as u64);
-            result = live.poller.post_recv(live.qp, &live.recvs);
-            live.recvs.clear();
-        }
-        if result.is_ok() && !live.sends.is_empty() {
-            self.stats.send_doorbells.add(1);
-            self.stats.sends.add(live.sends.len() as u64);
-            let signaled = live.sends.iter().filter(|wr| wr.signaled).count();
-            self.stats.signaled.add(signaled as u64);
-            result = live.poller.post_send(live.qp, &live.sends);
-            let packed = live.sent();
-            self.stats.lists.add(packed.lists);
-            self.stats.listed.add(packed.listed);
+        let (lanes, poller) = live.lanes_mut();
+        for lane in lanes {
+            if !lane.recvs.is_empty() {
+                self.stats.recv_doorbells.add(1);
+                self.stats.recvs.add(lane.recvs.len() as u64);
+                result = result.and(poller.post_recv(lane.qp, &lane.recvs));
+                lane.recvs.clear();
+            }
+            if result.is_ok() && !lane.sends.is_empty() {
+                self.stats.send_doorbells.add(1);
+                self.stats.sends.add(lane.sends.len() as u64);
+                let signaled = lane.sends.iter().filter(|wr| wr.signaled).count();
+                self.stats.signaled.add(signaled as u64);
+                result = poller.post_send(lane.qp, &lane.sends);
+                let packed = lane.sent();
+                self.stats.lists.add(packed.lists);
+                self.stats.listed.add(packed.listed);
+            }
         }
         if let Err(error) = result {
             tracing::error!(%error, "cannot post");

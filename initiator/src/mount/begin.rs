@@ -357,6 +357,8 @@ async fn open_first(
         io_max_bytes,
         in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
         features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS),
+        lanes: config.lanes,
+        queues,
     };
     let mut buffers = Vec::new();
     let mut paths = Vec::new();

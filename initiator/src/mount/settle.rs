@@ -212,7 +212,7 @@ async fn replay(
     log: &ReplayLog,
 ) -> anyhow::Result<()> {
     let depth = QueueDepth::new(replay::DEPTH.min(account.wish.depth.get())).context("depth")?;
-    let wish = QueueWish { depth, features: Features::default(), ..account.wish };
+    let wish = QueueWish { depth, features: Features::default(), lanes: Some(1), ..account.wish };
     let buffers = replay::buffers(wish)?;
     let path = session.connect_queue(REPLAY_QUEUE, wish, volume.handle, &buffers).await?;
     let replay =

@@ -34,6 +34,7 @@ pub fn options() -> QueueOptions {
         in_capsule_bytes: limits::IN_CAPSULE_DEFAULT_BYTES,
         features: Features::default(),
         reads_out: 0,
+        lanes: 1,
     }
 }
 

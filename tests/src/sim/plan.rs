@@ -8,7 +8,7 @@ use rblk_fabric::soft::memory::Conditions;
 use rblk_protocol::Features;
 use rblk_target::volume::CacheMode;
 
-use crate::storm::{Mix, lists};
+use crate::storm::{Mix, lanes, lists};
 
 /// How a link fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -176,6 +176,8 @@ pub struct Plan {
     pub features: Features,
     /// RDMA READs outstanding on a connection.
     pub reads_out: u8,
+    /// QPs of a queue.
+    pub lanes: u16,
     /// Bytes of a block.
     pub block_bytes: u32,
     /// Of the volume.
@@ -275,6 +277,7 @@ impl Plan {
             features: [Features::WRITE_WITH_IMM, Features::default()][random.index(2)]
                 .or(lists(seed)),
             reads_out: [1, 4, 16][random.index(3)],
+            lanes: lanes(seed),
             block_bytes,
             volume_bytes,
             groups,

@@ -227,15 +227,15 @@ impl Process {
         let mut wires = Vec::new();
         if let Some(session) = self.session.as_ref().filter(|s| s.address == address) {
             wires.push(session.admin.wire().clone());
-            wires.extend(self.queues.iter().filter_map(|queue| site.rig.wire(*queue)).cloned());
+            wires.extend(self.queues.iter().flat_map(|queue| site.rig.wires(*queue)).cloned());
         }
         if let Some(trying) = self.trying.as_ref().filter(|t| t.attempt.address == address) {
             wires.extend(trying.admin.iter().map(|admin| admin.wire().clone()));
             match &trying.phase {
                 Phase::Queue { paths, .. } => {
-                    wires.extend(paths.iter().map(|(_, wire)| wire.clone()));
+                    wires.extend(paths.iter().flat_map(|(_, wires)| wires.clone()));
                 }
-                Phase::Settle(settling) => wires.push(settling.wire.clone()),
+                Phase::Settle(settling) => wires.extend(settling.wires.iter().cloned()),
                 _ => {}
             }
         }
@@ -291,6 +291,7 @@ impl Process {
             in_capsule_bytes: self.plan.in_capsule_bytes,
             features: self.plan.features,
             reads_out: self.plan.reads_out,
+            lanes: self.plan.lanes,
         }
     }
 

@@ -26,7 +26,7 @@ const REPLAY_QUEUE: u16 = limits::QUEUES_MAX - 1;
 pub(super) struct Settling {
     pub(super) replayer: Replayer<Arc<ReplayLog>>,
     pub(super) judgement: Judgement,
-    pub(super) wire: Wire,
+    pub(super) wires: Vec<Wire>,
     pub(super) begun: bool,
 }
 
@@ -66,6 +66,7 @@ impl Process {
         let options = QueueOptions {
             depth: depth.get(),
             features: Features::default(),
+            lanes: 1,
             ..self.queue_options()
         };
         let wish = QueueWish {
@@ -73,9 +74,11 @@ impl Process {
             io_max_bytes: options.io_max_bytes,
             in_capsule_bytes: options.in_capsule_bytes,
             features: options.features,
+            lanes: Some(1),
+            queues: 1,
         };
         let buffers = replay::buffers(wish).expect("memory");
-        let (path, wire) = match self.path(trying, REPLAY_QUEUE, options, &buffers, ground) {
+        let (path, wires) = match self.path(trying, REPLAY_QUEUE, options, &buffers, ground) {
             Ok(Some(made)) => made,
             Ok(None) => {
                 trying.phase = Phase::Unanswered;
@@ -87,7 +90,7 @@ impl Process {
         let pulse = self.pulse();
         let replayer = Replayer::new(log, path, buffers, wish, now).with_pulse(pulse);
         trying.phase =
-            Phase::Settle(Box::new(Settling { replayer, judgement, wire, begun: false }));
+            Phase::Settle(Box::new(Settling { replayer, judgement, wires, begun: false }));
         Going::On
     }
 

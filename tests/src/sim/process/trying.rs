@@ -37,7 +37,7 @@ pub(super) enum Phase {
     Open,
     Settle(Box<Settling>),
     // The next queue's connect request is under way.
-    Queue { due: u64, paths: Vec<(Path, Wire)> },
+    Queue { due: u64, paths: Vec<(Path, Vec<Wire>)> },
 }
 
 #[derive(Debug)]
@@ -58,7 +58,7 @@ pub(super) enum Going {
     Failed(Failure),
     Fenced(String),
     Changed(&'static str),
-    Arrived(Vec<(Path, Wire)>),
+    Arrived(Vec<(Path, Vec<Wire>)>),
 }
 
 impl Process {
@@ -111,7 +111,7 @@ impl Process {
         }
     }
 
-    fn arrive(&mut self, trying: Trying, paths: Vec<(Path, Wire)>, ground: &mut Ground<'_>) {
+    fn arrive(&mut self, trying: Trying, paths: Vec<(Path, Vec<Wire>)>, ground: &mut Ground<'_>) {
         let now = ground.site.rig.now();
         let address = trying.attempt.address;
         let (Some(login), Some(volume)) = (trying.login, trying.volume) else {
@@ -143,8 +143,8 @@ impl Process {
         assert_eq!(settled, Ok(()));
         self.session = trying.admin.map(|admin| Session { admin, address });
         self.hold_all(false, ground);
-        for (queue, (path, wire)) in self.queues.clone().into_iter().zip(paths) {
-            ground.site.rig.give_path(queue, path, wire);
+        for (queue, (path, wires)) in self.queues.clone().into_iter().zip(paths) {
+            ground.site.rig.give_path(queue, path, wires);
         }
         if was_failing {
             self.fail_all(None, ground);
@@ -345,16 +345,24 @@ impl Process {
         options: QueueOptions,
         buffers: &Arc<Region>,
         ground: &mut Ground<'_>,
-    ) -> Result<Option<(Path, Wire)>, Failure> {
+    ) -> Result<Option<(Path, Vec<Wire>)>, Failure> {
         let (Some(login), Some(volume)) = (trying.login, trying.volume) else {
             return Err(Failure::Transient);
         };
-        let hello = self.hello(ConnectionKind::Io { queue }, login.session, login.epoch);
-        let Some(join) = self.ask_in(trying.attempt.address, &hello, ground)? else {
-            return Ok(None);
-        };
+        let mut joins = Vec::new();
+        for lane in 0..options.lanes {
+            let queue = if options.lanes > 1 { QueueOptions::lane(queue, lane) } else { queue };
+            let hello = self.hello(ConnectionKind::Io { queue }, login.session, login.epoch);
+            match self.ask_in(trying.attempt.address, &hello, ground) {
+                Ok(Some(join)) => joins.push(join),
+                Ok(None) if lane == 0 => return Ok(None),
+                Err(why) if lane == 0 => return Err(why),
+                // It goes without those that it cannot have.
+                Ok(None) | Err(_) => break,
+            }
+        }
         let rig = &mut ground.site.rig;
-        Ok(Some(rig.path(join, volume.handle, options, buffers).expect("a path")))
+        Ok(Some(rig.path(&joins, volume.handle, options, buffers).expect("a path")))
     }
 
     fn connect_queue(&mut self, trying: &mut Trying, ground: &mut Ground<'_>) -> Going {

@@ -61,7 +61,9 @@ impl World {
                 let Some(process) = &self.mounts[at].process else { return };
                 let Some(queue) = process.queues().get(queue) else { return };
                 let end = if near { End::A } else { End::B };
-                if let Some(wire) = self.site.rig.wire(*queue) {
+                let wires = self.site.rig.wires(*queue);
+                // The lane follows from what was drawn.
+                if let Some(wire) = bytes.checked_rem(wires.len()).map(|lane| &wires[lane]) {
                     wire.cut_after(end, bytes);
                     self.log.add("a wire is cut soon", [host as u64, bytes as u64, 0]);
                 }
