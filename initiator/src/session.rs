@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use crate::admin::{AdminChannel, Pulse, Reply};
 use crate::error::SessionError;
-use crate::path::{Path, PathLayout, PathMemory};
+use crate::path::{DATA_LIST_SGES, Path, PathLayout, PathMemory};
 
 /// READs of a target that a queue serves at once, where the device can.
 const READS_IN_MAX: u8 = 16;
@@ -36,6 +36,9 @@ pub struct HostIdentity {
     /// Name for people.
     pub name: Name,
 }
+
+/// Lists of capsules, in every form that this version knows: what a queue wishes for unless it has reasons not to.
+pub const LISTS: Features = Features(Features::CAPSULE_LISTS.0 | Features::DATA_LISTS.0);
 
 /// What one I/O queue asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -336,6 +339,9 @@ impl Place<'_> {
         if !caps.write_with_imm {
             features = features.without(Features::WRITE_WITH_IMM);
         }
+        if caps.max_sges < DATA_LIST_SGES {
+            features = features.without(Features::DATA_LISTS);
+        }
         let asked = HelloRequest {
             kind: ConnectionKind::Io { queue },
             newest: Version::NEWEST,
@@ -348,7 +354,8 @@ impl Place<'_> {
             session: self.session,
         };
         let layout = PathLayout { depth: wish.depth };
-        let sizes = layout.qp_limits(caps.inline_bytes, caps.max_reads_in.min(READS_IN_MAX));
+        let reads_in = caps.max_reads_in.min(READS_IN_MAX);
+        let sizes = layout.qp_limits(caps.inline_bytes, reads_in, features);
         let (poller, handle) = self.pd.poller(sizes.send_wrs + sizes.recv_wrs)?;
         let established = route
             .connect(self.pd, &handle, sizes, &ConnectionHello(asked.to_wire().to_vec()))

@@ -205,7 +205,7 @@ impl<S: Store> Rig<S> {
         let layout = PathLayout { depth: QueueDepth::new(options.depth).context("queue depth")? };
         let memory = PathMemory::register(&self.initiator_pd, buffers, layout)?;
         let caps = self.initiator_pd_caps();
-        let sizes = layout.qp_limits(caps.inline_bytes, options.reads_out);
+        let sizes = layout.qp_limits(caps.inline_bytes, options.reads_out, options.features);
         let (poller, handle) = self.initiator_pd.poller(sizes.send_wrs + sizes.recv_wrs)?;
         let (connection, wire, accept) = self.connect(join, options, &handle, sizes)?;
         let path = Path { poller, connection, memory, accept, epoch: join.epoch, volume };
