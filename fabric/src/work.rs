@@ -109,10 +109,21 @@ impl SgeList {
         true
     }
 
-    /// Makes the last entry longer by the bytes that follow it in memory.
-    pub fn grow_last(&mut self, bytes: u32) {
-        if let Some(last) = self.entries[..usize::from(self.count)].last_mut() {
-            last.len += bytes;
+    /// Adds an entry behind the first, before the others. False when [`MAX_SGE`] are there already, or none is.
+    #[must_use]
+    pub fn push_second(&mut self, sge: Sge) -> bool {
+        let count = usize::from(self.count);
+        if count == 0 || !self.push(sge) {
+            return false;
+        }
+        self.entries[1..=count].rotate_right(1);
+        true
+    }
+
+    /// Makes the first entry longer by the bytes that follow it in memory.
+    pub fn grow_first(&mut self, bytes: u32) {
+        if let Some(first) = self.entries[..usize::from(self.count)].first_mut() {
+            first.len += bytes;
         }
     }
 

@@ -13,11 +13,16 @@ use rblk_fabric::{
     Access, Connection, FabricError, MemoryRegion, PageKind, Poller, ProtectionDomain, QpLimits,
     Region,
 };
-use rblk_protocol::limits::{COMMAND_BYTES, COMMAND_LIST_BYTES, RESPONSE_LIST_BYTES};
-use rblk_protocol::{Epoch, HelloAccept, QueueDepth, SELF_TEST_BYTES, VolumeHandle};
+use rblk_protocol::limits::{
+    COMMAND_BYTES, COMMAND_LIST_BYTES, LIST_DATA_MAX, RESPONSE_LIST_BYTES,
+};
+use rblk_protocol::{Epoch, Features, HelloAccept, QueueDepth, SELF_TEST_BYTES, VolumeHandle};
 
 /// [`Path::lane_bytes`] of a mount: what is smaller is worth more in one message with others.
 pub const LANE_BYTES: u32 = 32 << 10;
+/// Pieces that a SEND gathers where several of its commands may have data: the capsules, and the data of each.
+#[allow(clippy::cast_possible_truncation)] // a constant of 4
+pub const DATA_LIST_SGES: u32 = LIST_DATA_MAX as u32 + 1;
 /// Receive slots beyond depth + 1.
 const SPARE_RECVS: usize = 2;
 /// Bytes of a tag's command slot: a list that begins with its command. One line more, so that the first lines of all
@@ -29,7 +34,8 @@ const RECV_STRIDE: usize = RESPONSE_LIST_BYTES;
 /// Sizes of the memory of one lane of a path: `| command slots, depth + 1 | receive slots |`.
 ///
 /// Commands are sent from the slot of their message's first tag. It is written again for the next command of that tag:
-/// the answer to the last one proves that the target has it, and so all of the message that it began.
+/// the answer to the last one proves that the target has it, and so all of the message that it began. The data of a
+/// command is sent from its own buffer, which nobody writes to before that command is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathLayout {
     /// Agreed depth.
@@ -61,13 +67,14 @@ impl PathLayout {
         self.depth.tags() * COMMAND_STRIDE + usize::from(slot) * RECV_STRIDE
     }
 
-    /// What to ask of the QP. `reads_in` is how many READs of the target the device serves at once.
+    /// What to ask of the QP, where those features are asked for. `reads_in` is how many READs of the target the device
+    /// serves at once.
     #[must_use]
-    pub fn qp_limits(self, inline_bytes: u32, reads_in: u8) -> QpLimits {
+    pub fn qp_limits(self, inline_bytes: u32, reads_in: u8, features: Features) -> QpLimits {
         QpLimits {
             send_wrs: self.send_wrs() + 1,
             recv_wrs: u32::from(self.recv_slots()) + 1,
-            send_sges: 2,
+            send_sges: if features.has(Features::DATA_LISTS) { DATA_LIST_SGES } else { 2 },
             inline_bytes: inline_bytes.min(64),
             reads_out: 0,
             reads_in,

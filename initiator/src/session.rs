@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use crate::admin::{AdminChannel, Pulse, Reply};
 use crate::error::SessionError;
-use crate::path::{LANE_BYTES, Path, PathLayout, PathMemory};
+use crate::path::{DATA_LIST_SGES, LANE_BYTES, Path, PathLayout, PathMemory};
 
 /// READs of a target that a queue serves at once, where the device can.
 const READS_IN_MAX: u8 = 16;
@@ -37,6 +37,9 @@ pub struct HostIdentity {
     /// Name for people.
     pub name: Name,
 }
+
+/// Lists of capsules, in every form that this version knows: what a queue wishes for unless it has reasons not to.
+pub const LISTS: Features = Features(Features::CAPSULE_LISTS.0 | Features::DATA_LISTS.0);
 
 /// What one I/O queue asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -349,6 +352,9 @@ impl Place<'_> {
         if !caps.write_with_imm {
             features = features.without(Features::WRITE_WITH_IMM);
         }
+        if caps.max_sges < DATA_LIST_SGES {
+            features = features.without(Features::DATA_LISTS);
+        }
         let asked = HelloRequest {
             kind: ConnectionKind::Io { queue },
             newest: Version::NEWEST,
@@ -361,19 +367,28 @@ impl Place<'_> {
             session: self.session,
         };
         let layout = PathLayout { depth: wish.depth };
-        let sizes = layout.qp_limits(caps.inline_bytes, caps.max_reads_in.min(READS_IN_MAX));
+        let reads_in = caps.max_reads_in.min(READS_IN_MAX);
+        let sizes = layout.qp_limits(caps.inline_bytes, reads_in, features);
         let lanes = wish.lanes(caps);
         let (poller, handle) =
             self.pd.poller(u32::from(lanes) * (sizes.send_wrs + sizes.recv_wrs))?;
         let (first, accept) = self.connect_lane(route, &handle, sizes, &asked).await?;
         let mut connections = vec![first];
-        // The others are for speed: it goes without those that cannot be had.
+        // The others are for speed: it goes without those that cannot be had. They carry no data of their own.
+        let without = |features: Features| features.without(Features::DATA_LISTS);
+        let granted =
+            HelloAccept { in_capsule_bytes: 0, features: without(accept.features), ..accept };
         for lane in 1..lanes {
             let number = u32::from(queue) + u32::from(lane) * u32::from(wish.queues);
             let Some(queue) = u16::try_from(number).ok().filter(|n| *n < limits::QUEUES_MAX) else {
                 break;
             };
-            let asked = HelloRequest { kind: ConnectionKind::Io { queue }, ..asked };
+            let asked = HelloRequest {
+                kind: ConnectionKind::Io { queue },
+                in_capsule_bytes: 0,
+                features: without(features),
+                ..asked
+            };
             let lane = async {
                 let route = Route::resolve(self.address, self.options).await?;
                 if !route.device().same_as(self.device) {
@@ -382,7 +397,7 @@ impl Place<'_> {
                 self.connect_lane(route, &handle, sizes, &asked).await
             };
             match lane.await {
-                Ok((connection, granted)) if granted == accept => connections.push(connection),
+                Ok((connection, accept)) if accept == granted => connections.push(connection),
                 Ok(_) => {
                     tracing::warn!(
                         queue,

@@ -175,7 +175,10 @@ impl Target {
         };
         let (a, b, wire) = self
             .network
-            .pair((soft(&near_handle), layout.qp_limits(0, 1)), (soft(&far_handle), sizes))
+            .pair(
+                (soft(&near_handle), layout.qp_limits(0, 1, Features::default())),
+                (soft(&far_handle), sizes),
+            )
             .unwrap();
         let qp = poller.attach(Connection::Soft(b)).unwrap();
         let region = Region::allocate(SENDS_AT + SEND_SLOTS * 64, PageKind::Normal).unwrap();

@@ -182,16 +182,24 @@ impl CommandCapsule {
         message_bytes: usize,
         depth: QueueDepth,
     ) -> Result<Self, CapsuleError> {
-        Self::from_list(bytes, message_bytes, false, depth)
+        let command = Self::parse(bytes, depth)?;
+        let expected = command.message_bytes();
+        if message_bytes != expected {
+            return Err(CapsuleError::Length { got: message_bytes, expected });
+        }
+        Ok(command)
     }
 
-    /// Parses a capsule with which the last `message_bytes` bytes of a message begin, where another may follow if it
-    /// has no data.
+    /// Bytes that it takes of a message: its own and those of its data.
     #[inline]
-    pub(crate) fn from_list(
+    pub(crate) fn message_bytes(&self) -> usize {
+        COMMAND_BYTES + self.in_capsule_bytes as usize
+    }
+
+    /// Parses a capsule, wherever its data is.
+    #[inline]
+    pub(crate) fn parse(
         bytes: &[u8; COMMAND_BYTES],
-        message_bytes: usize,
-        may_follow: bool,
         depth: QueueDepth,
     ) -> Result<Self, CapsuleError> {
         let wire = WireCommand::ref_from_bytes(bytes)
@@ -211,11 +219,6 @@ impl CommandCapsule {
         let in_capsule_bytes = wire.in_capsule_bytes.get();
         if in_capsule_bytes > IN_CAPSULE_MAX_BYTES {
             return Err(CapsuleError::Field("in-capsule data above the limit"));
-        }
-        let expected = COMMAND_BYTES + in_capsule_bytes as usize;
-        let another = may_follow && in_capsule_bytes == 0 && message_bytes >= 2 * COMMAND_BYTES;
-        if message_bytes != expected && !another {
-            return Err(CapsuleError::Length { got: message_bytes, expected });
         }
         let buffer = KeyedDescriptor::from_wire(&wire.descriptor).map_err(CapsuleError::Field)?;
         if opcode == Opcode::Write && (in_capsule_bytes != 0) == buffer.is_some() {
@@ -396,7 +399,13 @@ mod tests {
         assert_eq!(broken(40, 1), Err(CapsuleError::Field("reserved bytes are not zero")));
         assert_eq!(broken(47, 1), Err(CapsuleError::Field("reserved bytes are not zero")));
         assert_eq!(broken(39, 1), Err(CapsuleError::Field("in-capsule data above the limit")));
-        assert_eq!(broken(37, 16), Err(CapsuleError::Length { got: 64, expected: 64 + 4096 }));
+        let both = "a write has either in-capsule data or a descriptor";
+        assert_eq!(broken(37, 16), Err(CapsuleError::Field(both)));
+        let inside = CommandCapsule { in_capsule_bytes: 4096, buffer: None, ..sample() };
+        assert_eq!(
+            CommandCapsule::from_wire(&inside.to_wire(), 64, depth()),
+            Err(CapsuleError::Length { got: 64, expected: 64 + 4096 })
+        );
         assert_eq!(
             CommandCapsule::from_wire(&good, 65, depth()),
             Err(CapsuleError::Length { got: 65, expected: 64 })

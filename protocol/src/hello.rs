@@ -36,6 +36,9 @@ impl Features {
     pub const DIGEST: Self = Self(2);
     /// A message may hold several capsules, either way: [`crate::CommandList`], [`crate::ResponseList`].
     pub const CAPSULE_LISTS: Self = Self(4);
+    /// Up to [`limits::LIST_DATA_MAX`] commands of a message may have in-capsule data, not only the last. Only together
+    /// with [`Self::CAPSULE_LISTS`].
+    pub const DATA_LISTS: Self = Self(8);
 
     /// Whether all of `other` is in it.
     #[must_use]
@@ -53,6 +56,12 @@ impl Features {
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    /// All but those that need another which is not there.
+    #[must_use]
+    pub fn possible(self) -> Self {
+        if self.has(Self::CAPSULE_LISTS) { self } else { self.without(Self::DATA_LISTS) }
     }
 
     /// All but `other`.
@@ -100,6 +109,21 @@ pub struct HelloAccept {
     pub io_max_bytes: u32,
     /// The target's run.
     pub instance: InstanceId,
+}
+
+impl HelloAccept {
+    /// Most in-capsule data of one message, in bytes: what a receive slot holds behind the capsules. Where several
+    /// commands may have data that is room for all of theirs, up to the most that one command may have anywhere.
+    #[must_use]
+    pub fn message_data_bytes(&self) -> u32 {
+        let one = self.in_capsule_bytes;
+        if !self.features.has(Features::DATA_LISTS) {
+            return one;
+        }
+        // A constant of 3.
+        let all = one.saturating_mul(u32::try_from(limits::LIST_DATA_MAX).unwrap_or(u32::MAX));
+        all.min(limits::IN_CAPSULE_MAX_BYTES).max(one)
+    }
 }
 
 /// Why a target refuses a connection.
@@ -342,6 +366,7 @@ impl HelloAccept {
         let fine = (asked.oldest..=asked.newest).contains(&accept.version)
             && accept.depth <= asked.depth
             && asked.features.has(accept.features)
+            && accept.features == accept.features.possible()
             && accept.in_capsule_bytes <= asked.in_capsule_bytes
             && (limits::IO_MIN_BYTES..=asked.io_max_bytes).contains(&accept.io_max_bytes);
         if !fine {
@@ -426,7 +451,7 @@ pub fn negotiate(asked: &HelloRequest, offer: &Offer) -> Result<HelloAccept, Rej
     Ok(HelloAccept {
         version: newest,
         depth: asked.depth.min(offer.depth),
-        features: asked.features.and(offer.features),
+        features: asked.features.and(offer.features).possible(),
         in_capsule_bytes: asked.in_capsule_bytes.min(offer.in_capsule_bytes).min(io_max_bytes),
         io_max_bytes,
         instance: offer.instance,
@@ -519,6 +544,44 @@ mod tests {
         ] {
             assert!(HelloAccept::from_wire(&greedy.to_wire(), &asked()).is_err(), "{greedy:?}");
         }
+    }
+
+    #[test]
+    fn data_lists_come_with_lists_only() {
+        let (lists, data) = (Features::CAPSULE_LISTS, Features::DATA_LISTS);
+        let both = lists.or(data);
+        for (ours, theirs, agreed) in [
+            (both, both, both),
+            (both, lists, lists),
+            (lists, both, lists),
+            (both, data, Features(0)),
+            (data, both, Features(0)),
+            (data, data, Features(0)),
+        ] {
+            let asked = HelloRequest { features: ours, ..asked() };
+            let accept = negotiate(&asked, &Offer { features: theirs, ..offer() }).unwrap();
+            assert_eq!(accept.features, agreed);
+        }
+        let asked = HelloRequest { features: both, ..asked() };
+        let accept = negotiate(&asked, &Offer { features: both, ..offer() }).unwrap();
+        let alone = HelloAccept { features: data, ..accept };
+        assert_eq!(HelloAccept::from_wire(&accept.to_wire(), &asked), Ok(accept));
+        assert!(HelloAccept::from_wire(&alone.to_wire(), &asked).is_err());
+    }
+
+    #[test]
+    fn a_message_has_room_for_data_of_several_up_to_a_bound() {
+        let accept = negotiate(&asked(), &offer()).unwrap();
+        let with = |features, in_capsule_bytes| {
+            HelloAccept { features, in_capsule_bytes, ..accept }.message_data_bytes()
+        };
+        for (one, several) in
+            [(0, 0), (512, 1536), (4096, 12288), (8192, 16384), (16384, 16384), (20000, 20000)]
+        {
+            assert_eq!(with(Features::CAPSULE_LISTS, one), one);
+            assert_eq!(with(Features::CAPSULE_LISTS.or(Features::DATA_LISTS), one), several);
+        }
+        assert_eq!(with(Features::DATA_LISTS, u32::MAX), u32::MAX);
     }
 
     #[test]

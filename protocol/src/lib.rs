@@ -38,6 +38,14 @@
 //! the other: commands, of which only the last may have in-capsule data, or responses. A list means what its capsules
 //! would mean, sent one by one in the same order. An immediate always answers one READ.
 //!
+//! Where [`Features::DATA_LISTS`] was agreed too, up to [`limits::LIST_DATA_MAX`] of the commands may have data. It is
+//! behind all capsules, that of the first at the end of the message and each further one's before it, so a reader who
+//! goes from capsule to capsule knows where the data of each is. A message with one data is as without.
+//!
+//! ```text
+//! | WRITE a | READ | WRITE b | WRITE c | data of c | data of b | data of a |
+//! ```
+//!
 //! # Rules
 //!
 //! - All integers are little-endian; reserved bytes are zero and checked; nothing has zero length.

@@ -11,6 +11,11 @@ pub const RESPONSE_BYTES: usize = 16;
 /// is then shared by so many, and the slots that lists land in stay small.
 pub const LIST_MAX: usize = 16;
 
+/// Most commands of one message that may have in-capsule data, where [`DATA_LISTS`](crate::Features::DATA_LISTS) was
+/// agreed. Their SEND gathers a piece for each and one for the capsules: four, which every device has that has more
+/// than two.
+pub const LIST_DATA_MAX: usize = 3;
+
 /// Bytes of the longest list of commands, without the data behind it.
 pub const COMMAND_LIST_BYTES: usize = LIST_MAX * COMMAND_BYTES;
 
@@ -82,6 +87,7 @@ const _: () = {
     assert!(16 + REJECT_TEXT_BYTES <= CM_REJECT_BYTES);
     assert!(IN_CAPSULE_DEFAULT_BYTES <= IN_CAPSULE_MAX_BYTES);
     assert!(IN_CAPSULE_DEFAULT_BYTES >= BLOCK_MAX_BYTES, "a block fits a capsule");
+    assert!(LIST_DATA_MAX <= LIST_MAX);
     assert!(QUEUE_DEPTH_DEFAULT <= QUEUE_DEPTH_GRANTED_DEFAULT);
     assert!(QUEUE_DEPTH_GRANTED_DEFAULT <= QUEUE_DEPTH_MAX);
     assert!(QUEUE_DEPTH_MAX < u16::MAX, "one tag more is used by the self-test");

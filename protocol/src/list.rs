@@ -3,26 +3,52 @@
 //! They know offsets and rules, not memory: the caller copies each capsule out of where the message landed, so nothing
 //! that a peer could still change is looked at twice. Where no lists were agreed a message holds one capsule. A list is
 //! parsed as it is walked: what stands before a broken rule was said.
+//!
+//! In-capsule data is behind the capsules, that of the first command which has any at the end of the message, that of
+//! each later one before it:
+//!
+//! ```text
+//! | capsules ->                       | what is left | <- data of the 2nd | data of the 1st |
+//! ```
+//!
+//! The walk takes from both sides, never more than is left, and is over when nothing is: so no two capsules or data
+//! overlap, all are inside the message, and no byte of it is nobody's.
 
 use crate::capsule::{CapsuleError, CommandCapsule, ResponseCapsule};
-use crate::limits::{COMMAND_BYTES, LIST_MAX, RESPONSE_BYTES};
+use crate::hello::Features;
+use crate::limits::{COMMAND_BYTES, LIST_DATA_MAX, LIST_MAX, RESPONSE_BYTES};
 use crate::tag::QueueDepth;
 
 /// Walks the commands of one message.
 #[derive(Clone, Copy, Debug)]
 pub struct CommandList {
+    // What is left: from behind the capsules taken to the data of those that have any.
     at: usize,
-    end: usize,
+    data_at: usize,
     // How many may still come; 0 after the last.
     left: usize,
+    // How many of those may have data.
+    data_left: usize,
+    // Others may follow one that has data.
+    data_goes_on: bool,
     depth: QueueDepth,
 }
 
 impl CommandList {
-    /// A message of `message_bytes` bytes. `lists` says whether it may hold more than one command.
+    /// A message of `message_bytes` bytes. The features that were agreed say whether it may hold more than one command,
+    /// and more than one with data.
     #[must_use]
-    pub fn new(message_bytes: usize, lists: bool, depth: QueueDepth) -> Self {
-        Self { at: 0, end: message_bytes, left: if lists { LIST_MAX } else { 1 }, depth }
+    pub fn new(message_bytes: usize, features: Features, depth: QueueDepth) -> Self {
+        let lists = features.has(Features::CAPSULE_LISTS);
+        let data_lists = lists && features.has(Features::DATA_LISTS);
+        Self {
+            at: 0,
+            data_at: message_bytes,
+            left: if lists { LIST_MAX } else { 1 },
+            data_left: if data_lists { LIST_DATA_MAX } else { 1 },
+            data_goes_on: data_lists,
+            depth,
+        }
     }
 
     /// The next command; `None` behind the last. `read` copies the bytes at that offset of the message. Behind an
@@ -35,27 +61,49 @@ impl CommandList {
         if self.left == 0 {
             return None;
         }
-        let rest = self.end - self.at;
+        let rest = self.data_at - self.at;
         if rest < COMMAND_BYTES {
             self.left = 0;
             return Some(Err(CapsuleError::Length { got: rest, expected: COMMAND_BYTES }));
         }
         let mut bytes = [0; COMMAND_BYTES];
         read(self.at, &mut bytes);
-        let command = CommandCapsule::from_list(&bytes, rest, self.left > 1, self.depth);
-        self.at += COMMAND_BYTES;
-        let is_last = match &command {
-            Ok(command) => command.in_capsule_bytes > 0 || self.at == self.end,
-            Err(_) => true,
-        };
-        self.left = if is_last { 0 } else { self.left - 1 };
+        let command = CommandCapsule::parse(&bytes, self.depth).and_then(|command| {
+            self.place(&command)?;
+            Ok(command)
+        });
+        if command.is_err() {
+            self.left = 0;
+        }
         Some(command)
     }
 
-    /// Offset in the message behind the command that was taken last: where its data begins, if it has any.
+    /// Takes the bytes of a command from what is left.
+    #[inline]
+    fn place(&mut self, command: &CommandCapsule) -> Result<(), CapsuleError> {
+        let got = self.data_at - self.at;
+        let expected = command.message_bytes();
+        let data = expected - COMMAND_BYTES;
+        let may_follow = self.left > 1 && (data == 0 || self.data_goes_on);
+        // Behind it is nothing, or at least another.
+        self.left = match got.checked_sub(expected) {
+            Some(0) => 0,
+            Some(COMMAND_BYTES..) if may_follow => self.left - 1,
+            _ => return Err(CapsuleError::Length { got, expected }),
+        };
+        if data > 0 {
+            let few = "too many commands of a message have data";
+            self.data_left = self.data_left.checked_sub(1).ok_or(CapsuleError::Field(few))?;
+        }
+        self.at += COMMAND_BYTES;
+        self.data_at -= data;
+        Ok(())
+    }
+
+    /// Offset in the message of the data of the command that was taken last, if it has any: as many bytes as it says.
     #[must_use]
     pub fn data_offset(&self) -> usize {
-        self.at
+        self.data_at
     }
 }
 
@@ -115,18 +163,26 @@ mod tests {
         QueueDepth::new(128).unwrap()
     }
 
-    type Walked = (Vec<(CommandCapsule, usize)>, Option<CapsuleError>);
+    const NONE: Features = Features(0);
+    const LISTS: Features = Features::CAPSULE_LISTS;
+    const DATA: Features = Features(LISTS.0 | Features::DATA_LISTS.0);
 
-    /// The commands of a message with the offsets behind them, and what ended the walk.
-    fn commands(message: &[u8], lists: bool) -> Walked {
-        let mut list = CommandList::new(message.len(), lists, depth());
+    type Walked<'m> = (Vec<(CommandCapsule, &'m [u8])>, Option<CapsuleError>);
+
+    /// The commands of a message with their data, and what ended the walk.
+    fn commands(message: &[u8], features: Features) -> Walked<'_> {
+        let mut list = CommandList::new(message.len(), features, depth());
         let mut seen = Vec::new();
         while let Some(command) = list.take(|at, bytes| {
             // Panics where the walk leaves the message.
             bytes.copy_from_slice(&message[at..at + COMMAND_BYTES]);
         }) {
             match command {
-                Ok(command) => seen.push((command, list.data_offset())),
+                Ok(command) => {
+                    // And where data does.
+                    let data = &message[list.data_offset()..][..command.in_capsule_bytes as usize];
+                    seen.push((command, data));
+                }
                 Err(error) => {
                     assert!(list.take(|_, _| panic!("behind an error")).is_none());
                     return (seen, Some(error));
@@ -182,6 +238,13 @@ mod tests {
         bytes
     }
 
+    /// As an initiator packs them: each with its data, if it has any.
+    fn packed(commands: &[(CommandCapsule, Vec<u8>)]) -> Vec<u8> {
+        let capsules: Vec<_> = commands.iter().map(|(command, _)| *command).collect();
+        let data: Vec<u8> = commands.iter().rev().flat_map(|(_, data)| data.clone()).collect();
+        message(&capsules, &data)
+    }
+
     #[test]
     fn golden_command_list() {
         #[rustfmt::skip]
@@ -211,8 +274,57 @@ mod tests {
         let (epoch, sequence) = life(0x23);
         let write = CommandCapsule { epoch, sequence, ..write(7, b"data") };
         assert_eq!(message(&[flush, read, write], b"data"), golden);
-        let (seen, end) = commands(&golden, true);
-        assert_eq!((seen, end), (vec![(flush, 64), (read, 128), (write, 192)], None));
+        let all: Vec<(_, &[u8])> = vec![(flush, b""), (read, b""), (write, b"data")];
+        assert_eq!(commands(&golden, LISTS), (all.clone(), None));
+        assert_eq!(commands(&golden, DATA), (all, None), "the same where more was agreed");
+    }
+
+    #[test]
+    fn golden_data_list() {
+        #[rustfmt::skip]
+        let golden = [
+            // WRITE of tag 7, with three bytes of data
+            2, 1, 7, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0,
+            1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 7, 0, 0, 0,
+            0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            // READ of tag 6
+            1, 0, 6, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0,
+            1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 6, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0x10, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 7, 0, 0, 0,
+            // WRITE of tag 9, with one
+            2, 1, 9, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0,
+            1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 9, 0, 0, 0,
+            0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            // WRITE of tag 8, with two
+            2, 1, 8, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0,
+            1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 8, 0, 0, 0,
+            0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            // READ of tag 5
+            1, 0, 5, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0,
+            1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 5, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0x10, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 7, 0, 0, 0,
+            // of tag 8, of tag 9, of tag 7
+            b'h', b'i', b'!', b'a', b'b', b'c',
+        ];
+        let all: [(_, &[u8]); 5] = [
+            (write(7, b"abc"), b"abc"),
+            (read(6), b""),
+            (write(9, b"!"), b"!"),
+            (write(8, b"hi"), b"hi"),
+            (read(5), b""),
+        ];
+        assert_eq!(packed(&all.map(|(command, data)| (command, data.to_vec()))), golden);
+        assert_eq!(commands(&golden, DATA), (all.to_vec(), None));
+        // Where only lists were agreed the first is the last.
+        let error = CapsuleError::Length { got: golden.len(), expected: 64 + 3 };
+        assert_eq!(commands(&golden, LISTS), (vec![], Some(error)));
+        let error = CapsuleError::Length { got: golden.len(), expected: 64 + 3 };
+        assert_eq!(commands(&golden, Features::DATA_LISTS), (vec![], Some(error)), "not alone");
     }
 
     #[test]
@@ -237,10 +349,10 @@ mod tests {
     fn without_the_feature_a_message_is_one_capsule() {
         let two = message(&[read(1), read(2)], b"");
         let error = Some(CapsuleError::Length { got: 128, expected: 64 });
-        assert_eq!(commands(&two, false), (vec![], error));
-        assert_eq!(commands(&two[..64], false), (vec![(read(1), 64)], None));
-        let one = write(3, &[7; 512]);
-        assert_eq!(commands(&message(&[one], &[7; 512]), false), (vec![(one, 64)], None));
+        assert_eq!(commands(&two, NONE), (vec![], error));
+        assert_eq!(commands(&two[..64], NONE), (vec![(read(1), &[][..])], None));
+        let (one, data) = (write(3, &[7; 512]), &[7; 512][..]);
+        assert_eq!(commands(&message(&[one], data), NONE), (vec![(one, data)], None));
         let response = ResponseCapsule::new(Tag(1), Sequence(2), Status::Ok);
         let twice = [response.to_wire(), response.to_wire()];
         let error = CapsuleError::Length { got: 32, expected: 16 };
@@ -251,34 +363,81 @@ mod tests {
     #[test]
     fn data_is_last_and_whole() {
         let (first, second) = (write(1, &[1; 512]), read(2));
-        // In the middle: what follows the data is data too much.
-        let mut bytes = message(&[first], &[1; 512]);
-        bytes.extend(second.to_wire());
-        let error = CapsuleError::Length { got: 64 + 512 + 64, expected: 64 + 512 };
-        assert_eq!(commands(&bytes, true), (vec![], Some(error)));
-        // Behind both capsules, and it belongs to the first.
-        let bytes = message(&[first, second], &[1; 512]);
-        assert_eq!(commands(&bytes, true).1, Some(error));
-        // Of a command that has none.
-        let bytes = message(&[second, second], &[1; 512]);
-        assert!(commands(&bytes, true).1.is_some());
-        // Too short, too long.
-        let good = message(&[second, first], &[1; 512]);
-        assert_eq!(commands(&good, true), (vec![(second, 64), (first, 128)], None));
-        let error = CapsuleError::Length { got: 64 + 511, expected: 64 + 512 };
-        assert_eq!(commands(&good[..good.len() - 1], true), (vec![(second, 64)], Some(error)));
-        let long = [good.as_slice(), &[0]].concat();
-        assert_eq!(commands(&long, true).0.len(), 1);
-        assert!(commands(&long, true).1.is_some());
+        for (features, one_may_follow) in [(LISTS, false), (DATA, true)] {
+            // In the middle: what follows the data is data too much, or no command.
+            let mut bytes = message(&[first], &[0xff; 512]);
+            bytes.extend(second.to_wire());
+            let (seen, end) = commands(&bytes, features);
+            assert_eq!(seen.len(), usize::from(one_may_follow));
+            let error = CapsuleError::Length { got: 64 + 512 + 64, expected: 64 + 512 };
+            assert_eq!(end, Some(if one_may_follow { CapsuleError::Opcode(0xff) } else { error }));
+            // Behind both capsules, and it belongs to the first.
+            let bytes = message(&[first, second], &[1; 512]);
+            let data = &[1; 512][..];
+            let both = (vec![(first, data), (second, &[][..])], None);
+            let none = (vec![], Some(error));
+            assert_eq!(commands(&bytes, features), if one_may_follow { both } else { none });
+            // Of a command that has none.
+            let bytes = message(&[second, second], &[1; 512]);
+            assert!(commands(&bytes, features).1.is_some());
+            // Too short, too long.
+            let good = message(&[second, first], &[1; 512]);
+            let fine = vec![(second, &[][..]), (first, data)];
+            assert_eq!(commands(&good, features), (fine, None));
+            let error = CapsuleError::Length { got: 64 + 511, expected: 64 + 512 };
+            let seen = vec![(second, &[][..])];
+            assert_eq!(commands(&good[..good.len() - 1], features), (seen, Some(error)));
+            let long = [good.as_slice(), &[0]].concat();
+            assert_eq!(commands(&long, features).0.len(), 1);
+            assert!(commands(&long, features).1.is_some());
+        }
+    }
+
+    #[test]
+    fn few_commands_of_a_message_have_data() {
+        let writes: Vec<_> = (0..4).map(|tag| (write(tag, &[1; 64]), vec![1; 64])).collect();
+        assert_eq!(commands(&packed(&writes[..LIST_DATA_MAX]), DATA).1, None);
+        let bytes = packed(&writes);
+        let (seen, end) = commands(&bytes, DATA);
+        assert_eq!(seen.len(), LIST_DATA_MAX);
+        assert!(matches!(end, Some(CapsuleError::Field(_))), "{end:?}");
+        // And all of its commands are no more than without.
+        let mut long: Vec<_> = (0..16).map(|tag| (read(tag), Vec::new())).collect();
+        assert_eq!(long.len(), LIST_MAX);
+        long[1..4].clone_from_slice(&writes[..3]);
+        assert_eq!(commands(&packed(&long), DATA).0.len(), LIST_MAX);
+        long.push((read(77), Vec::new()));
+        assert_eq!(commands(&packed(&long), DATA).0.len(), LIST_MAX - 1);
+    }
+
+    #[test]
+    fn capsules_and_data_that_would_meet_are_refused() {
+        // The data of the first would begin in the second, or before the message.
+        for longer in [1, 63, 64, 65, 127, 128, 129, 1000, 16 << 10, u32::MAX - 64, u32::MAX] {
+            let good = (write(1, &[1; 64]), vec![1; 64]);
+            let mut greedy = good.clone();
+            greedy.0.in_capsule_bytes = longer;
+            for list in [[greedy.clone(), good.clone()], [good.clone(), greedy]] {
+                let bytes = packed(&list);
+                let (seen, end) = commands(&bytes, DATA);
+                let said: u32 = list
+                    .iter()
+                    .map(|(command, _)| command.in_capsule_bytes)
+                    .fold(0, u32::saturating_add);
+                assert_eq!(end.is_none(), said == 128, "{longer}: {end:?}");
+                assert_eq!(seen.len() == 2, said == 128, "{longer}");
+            }
+        }
     }
 
     #[test]
     fn a_list_has_an_end() {
         let reads: Vec<_> = (0..20).map(read).collect();
         let longest = message(&reads[..LIST_MAX], b"");
-        let (seen, end) = commands(&longest, true);
+        let (seen, end) = commands(&longest, LISTS);
         assert_eq!((seen.len(), end), (LIST_MAX, None));
-        let (seen, end) = commands(&message(&reads[..=LIST_MAX], b""), true);
+        let longer = message(&reads[..=LIST_MAX], b"");
+        let (seen, end) = commands(&longer, LISTS);
         assert_eq!(seen.len(), LIST_MAX - 1);
         assert_eq!(end, Some(CapsuleError::Length { got: 128, expected: 64 }));
         let response = ResponseCapsule::new(Tag(1), Sequence(2), Status::Ok).to_wire();
@@ -287,7 +446,7 @@ mod tests {
             let error = CapsuleError::Length { got: bytes, expected };
             assert_eq!(responses(&vec![0; bytes], true), (vec![], Some(error)));
         }
-        assert!(matches!(commands(b"", true).1, Some(CapsuleError::Length { got: 0, .. })));
+        assert!(matches!(commands(b"", LISTS).1, Some(CapsuleError::Length { got: 0, .. })));
     }
 
     fn any_command() -> impl Strategy<Value = CommandCapsule> {
@@ -318,65 +477,120 @@ mod tests {
         )
     }
 
+    /// Commands, and the lengths of the data of those that have any.
+    fn any_list(data_max: usize) -> impl Strategy<Value = Vec<(CommandCapsule, Vec<u8>)>> {
+        let data = prop::collection::vec(any::<u8>(), 1..600);
+        let data = prop::option::weighted(0.2, data);
+        prop::collection::vec((any_command(), data), 1..=LIST_MAX).prop_map(move |list| {
+            let mut left = data_max;
+            let with_data = |(command, data): (CommandCapsule, Option<Vec<u8>>)| match data {
+                // Tags may repeat: that is the target's to judge.
+                Some(data) if left > 0 => {
+                    left -= 1;
+                    (write(command.tag.0, &data), data)
+                }
+                _ => (command, Vec::new()),
+            };
+            list.into_iter().map(with_data).collect()
+        })
+    }
+
+    fn as_seen(list: &[(CommandCapsule, Vec<u8>)]) -> Vec<(CommandCapsule, &[u8])> {
+        list.iter().map(|(command, data)| (*command, &data[..])).collect()
+    }
+
     proptest! {
         #[test]
-        fn what_is_packed_is_what_is_read(
-            list in prop::collection::vec(any_command(), 1..=LIST_MAX),
-            data in prop::collection::vec(any::<u8>(), 0..600),
-        ) {
-            let mut list = list;
-            if !data.is_empty() {
-                // The last becomes a write with data. Tags may repeat: that is the target's to judge.
-                let last = list.last_mut().unwrap();
-                *last = write(last.tag.0, &data);
-            }
-            let bytes = message(&list, &data);
-            let (seen, end) = commands(&bytes, true);
-            prop_assert_eq!(end, None);
-            prop_assert!(seen.iter().map(|(command, _)| command).eq(&list));
-            let data_at = seen.last().unwrap().1;
-            prop_assert_eq!(&bytes[data_at..], &data[..]);
+        fn what_is_packed_is_what_is_read(mut list in any_list(LIST_DATA_MAX)) {
+            let bytes = packed(&list);
+            prop_assert_eq!(commands(&bytes, DATA), (as_seen(&list), None));
+            // Up to the first with data it is one that needs no more than lists.
+            let first = list.iter().position(|(_, data)| !data.is_empty());
+            list.truncate(first.map_or(LIST_MAX, |at| at + 1));
+            let bytes = packed(&list);
+            prop_assert_eq!(commands(&bytes, LISTS), (as_seen(&list), None));
+            prop_assert_eq!(commands(&bytes, DATA), (as_seen(&list), None));
         }
 
         #[test]
-        fn a_cut_list_gives_its_beginning(
-            list in prop::collection::vec(any_command(), 1..=LIST_MAX),
-            data in prop::collection::vec(any::<u8>(), 0..600),
-            cut in 0usize..2000,
+        fn lengths_that_do_not_add_up_are_refused(
+            list in prop::collection::vec((any_command(), 0u32..300), 1..=LIST_MAX + 1),
+            bytes in 0..LIST_MAX * COMMAND_BYTES + 1200,
+            exact: bool,
+            lists: bool,
         ) {
-            let mut list = list;
-            if !data.is_empty() {
-                let last = list.last_mut().unwrap();
-                *last = write(last.tag.0, &data);
+            let few = |length: u32| if length < 220 { 0 } else { length - 219 };
+            let list: Vec<_> = list
+                .into_iter()
+                .map(|(command, length)| match few(length) {
+                    0 => command,
+                    length => write(command.tag.0, &vec![0; length as usize]),
+                })
+                .collect();
+            let all: usize = list.iter().map(|c| c.in_capsule_bytes as usize).sum();
+            let capsules = list.len() * COMMAND_BYTES;
+            let with_data = list.iter().filter(|c| c.in_capsule_bytes > 0).count();
+            let ends_with_data = list.iter().rev().skip(1).all(|c| c.in_capsule_bytes == 0);
+            let mut message = message(&list, b"");
+            message.resize(if exact { capsules + all } else { bytes.max(capsules) }, 0);
+            let features = if lists { LISTS } else { DATA };
+            let allowed = if lists { ends_with_data } else { with_data <= LIST_DATA_MAX };
+            let right = list.len() <= LIST_MAX && allowed && message.len() == capsules + all;
+            let (seen, end) = commands(&message, features);
+            prop_assert_eq!(end.is_none(), right, "{:?}", end);
+            // Whatever was read before: the data of each lies before that of those before it, behind the capsules.
+            let mut last = message.len();
+            for (_, data) in seen.iter().filter(|(_, data)| !data.is_empty()) {
+                let at = data.as_ptr() as usize - message.as_ptr() as usize;
+                prop_assert_eq!(at + data.len(), last);
+                last = at;
             }
-            let bytes = message(&list, &data);
+            prop_assert!(last >= seen.len() * COMMAND_BYTES);
+        }
+
+        #[test]
+        fn a_cut_list_gives_its_beginning(list in any_list(1), cut in 0usize..2000) {
+            // Cut behind its first data, which is the end of a message where only lists were agreed.
+            let mut list = list;
+            let first = list.iter().position(|(_, data)| !data.is_empty());
+            list.truncate(first.map_or(LIST_MAX, |at| at + 1));
+            let bytes = packed(&list);
             let cut = cut % bytes.len();
-            let (seen, end) = commands(&bytes[..cut], true);
-            prop_assert!(seen.iter().map(|(command, _)| command).eq(&list[..seen.len()]));
-            let without_data = list.len() - usize::from(!data.is_empty());
-            if cut > 0 && cut.is_multiple_of(COMMAND_BYTES) && cut / COMMAND_BYTES <= without_data {
-                prop_assert_eq!((seen.len(), end), (cut / COMMAND_BYTES, None));
-            } else {
-                prop_assert!(end.is_some(), "cut at {}", cut);
+            for features in [LISTS, DATA] {
+                let (seen, end) = commands(&bytes[..cut], features);
+                prop_assert!(seen.iter().map(|(c, _)| c).eq(list[..seen.len()].iter().map(|(c, _)| c)));
+                let without_data = list.len() - usize::from(first.is_some());
+                if cut > 0 && cut.is_multiple_of(COMMAND_BYTES) && cut / COMMAND_BYTES <= without_data {
+                    prop_assert_eq!((seen.len(), end), (cut / COMMAND_BYTES, None));
+                } else {
+                    prop_assert!(end.is_some(), "cut at {}", cut);
+                }
             }
         }
 
         #[test]
-        fn any_bytes_are_survived(bytes: Vec<u8>, len in 0usize..5000, lists: bool, near: bool) {
+        fn any_bytes_are_survived(
+            bytes: Vec<u8>,
+            len in 0usize..5000,
+            lists in 0..3usize,
+            lengths: [u8; LIST_MAX],
+            near: bool,
+        ) {
             let mut message = bytes;
             message.resize(len, 0);
             if near {
                 // Mostly near-valid input.
-                let tags = 0u16..;
-                for (capsule, tag) in message.chunks_exact_mut(COMMAND_BYTES).zip(tags) {
-                    let flush = CommandCapsule::new(Opcode::Flush, Tag(tag % 129), Epoch(1), Sequence(1));
+                for ((capsule, tag), length) in message.chunks_exact_mut(COMMAND_BYTES).zip(0u16..).zip(lengths) {
+                    let mut flush =
+                        CommandCapsule::new(Opcode::Flush, Tag(tag % 129), Epoch(1), Sequence(1));
+                    flush.in_capsule_bytes = u32::from(length.saturating_sub(200)) * 20;
                     capsule[..40].copy_from_slice(&flush.to_wire()[..40]);
                 }
             }
-            let most = if lists { LIST_MAX } else { 1 };
-            let (seen, _) = commands(&message, lists);
+            let most = if lists > 0 { LIST_MAX } else { 1 };
+            let (seen, _) = commands(&message, [NONE, LISTS, DATA][lists]);
             prop_assert!(seen.len() <= most);
-            let (seen, _) = responses(&message, lists);
+            let (seen, _) = responses(&message, lists > 0);
             prop_assert!(seen.len() <= most);
         }
 

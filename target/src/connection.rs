@@ -10,10 +10,12 @@
 //! A receive slot holds a list of commands and the data behind it, a response slot a list of responses: it is the
 //! slot of the first one's tag.
 //!
-//! Invariants: a receive slot is posted again at once, or before the command whose data is in it is answered, so the
-//! peer, which has at most depth + 1 commands outstanding, always finds one (RNR cannot happen); a response slot is
-//! rewritten only for a new command with its tag, which proves that the peer has the old response and so all of the
-//! message it was in.
+//! Invariants: a receive slot is posted again when the last command of its message was copied out and the data of each
+//! was used, which is before the last command with data is answered: RECVs go to the device before sends. So as long as
+//! a slot is not posted the peer waits for the answer to one of its commands, and no two slots are of the same command.
+//! The peer has at most depth + 1 commands outstanding, one of them at least in the message that it sends now: it always
+//! finds a slot (RNR cannot happen). A response slot is rewritten only for a new command with its tag, which proves that
+//! the peer has the old response and so all of the message it was in.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,7 +28,8 @@ use rblk_protocol::limits::{
     ADMIN_DEPTH, COMMAND_BYTES, COMMAND_LIST_BYTES, LIST_MAX, RESPONSE_BYTES, RESPONSE_LIST_BYTES,
 };
 use rblk_protocol::{
-    CommandCapsule, ConnectionKind, Epoch, KeyedDescriptor, Opcode, QueueDepth, Status, Tag,
+    CommandCapsule, ConnectionKind, Epoch, Features, KeyedDescriptor, Opcode, QueueDepth, Status,
+    Tag,
 };
 
 use crate::arena::Extent;
@@ -136,15 +139,16 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// For a connection with that depth and in-capsule size; `admin` ones have reply areas, others room for lists.
+    /// For a connection with that depth and so much in-capsule data in one message; `admin` ones have reply areas,
+    /// others room for lists.
     #[must_use]
-    pub fn new(depth: QueueDepth, in_capsule_bytes: u32, admin: bool) -> Self {
+    pub fn new(depth: QueueDepth, message_data_bytes: u32, admin: bool) -> Self {
         let (commands, response_stride) = if admin {
             (COMMAND_BYTES, RESPONSE_BYTES)
         } else {
             (COMMAND_LIST_BYTES, RESPONSE_LIST_BYTES)
         };
-        let recv_stride = (commands + in_capsule_bytes as usize).next_multiple_of(64);
+        let recv_stride = (commands + message_data_bytes as usize).next_multiple_of(64);
         let slots = depth.tags() + SPARE_RECVS;
         let responses_at = recv_stride * slots;
         let replies_at = (responses_at + depth.tags() * response_stride).next_multiple_of(64);
@@ -235,10 +239,8 @@ pub struct ConnectionParams {
     pub in_capsule_bytes: u32,
     /// Most data per command agreed.
     pub io_max_bytes: u32,
-    /// WRITE_WITH_IMM was agreed.
-    pub write_with_imm: bool,
-    /// Lists of capsules were agreed.
-    pub capsule_lists: bool,
+    /// Features agreed.
+    pub features: Features,
     /// READs we may have outstanding.
     pub reads_out: u8,
     /// Runs of memory that one WRITE may gather.
@@ -322,6 +324,8 @@ pub struct Connection {
     pub requests: Box<[Request]>,
     /// Messages received.
     pub messages: u64,
+    // By receive slot that is not posted: commands whose data is in it, and one while its commands are looked at.
+    recv_users: Box<[u8]>,
     /// Send-queue slots. What others may take of them is [`Self::free_sends`].
     pub credits: SendCredits,
     // A send-queue slot is kept for them.
@@ -384,6 +388,7 @@ impl Connection {
             peer_scratch: None,
             requests: (0..tags).map(|_| Request::new()).collect(),
             messages: 0,
+            recv_users: vec![0; usize::from(params.layout.recv_slots())].into_boxed_slice(),
             credits: SendCredits::new(send_wrs, SIGNAL_INTERVAL),
             responses: None,
             reads_in_flight: 0,
@@ -430,6 +435,7 @@ impl Connection {
         request.start(command, self.messages);
         if command.in_capsule_bytes > 0 {
             (request.recv_slot, request.data_at) = (Some(recv), data_at);
+            self.recv_users[usize::from(recv)] += 1;
         }
         if command.epoch != params.epoch {
             return Ok(Admitted::Answer(Status::Fenced));
@@ -474,11 +480,30 @@ impl Connection {
         usize::from(slot) * self.params.layout.recv_stride
     }
 
-    /// Queues the receive slot of a command's data, if it has one.
+    /// A message came in that slot, and its commands are looked at: until [`Self::release_recv`].
+    #[inline]
+    pub fn hold_recv(&mut self, slot: u16) {
+        self.recv_users[usize::from(slot)] = 1;
+    }
+
+    /// One needs the receive slot no more: the commands of its message were copied out, or the data of one was used.
+    /// It is queued when nobody does. Returns whether it was.
+    #[inline]
+    pub fn release_recv(&mut self, slot: u16) -> bool {
+        let users = &mut self.recv_users[usize::from(slot)];
+        *users -= 1;
+        let free = *users == 0;
+        if free {
+            self.queue_recv(slot);
+        }
+        free
+    }
+
+    /// Releases the receive slot of a command's data, if it has one.
     #[inline]
     pub fn repost_recv(&mut self, tag: Tag) {
         if let Some(recv) = self.requests[tag.index()].recv_slot.take() {
-            self.queue_recv(recv);
+            self.release_recv(recv);
         }
     }
 
@@ -540,7 +565,8 @@ impl Connection {
         let list = self.responses.get_or_insert(Responses { first: tag, count: 0 });
         let (first, at) = (list.first, list.count);
         list.count += 1;
-        let full = list.count >= if self.params.capsule_lists { LIST_LEN } else { 1 };
+        let full = list.count
+            >= if self.params.features.has(Features::CAPSULE_LISTS) { LIST_LEN } else { 1 };
         let offset = self.response_offset(first) + at as usize * RESPONSE_BYTES;
         self.region().write(offset, bytes);
         full
@@ -671,7 +697,7 @@ mod tests {
     #[test]
     fn layout_pieces_do_not_overlap() {
         for (depth, in_capsule, admin) in
-            [(1, 0, false), (128, 4096, false), (1024, 16384, false), (16, 4096, true)]
+            [(1, 0, false), (128, 3 * 4096, false), (1024, 16384, false), (16, 4096, true)]
         {
             let layout = Layout::new(QueueDepth::new(depth).unwrap(), in_capsule, admin);
             let (commands, responses) =

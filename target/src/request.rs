@@ -116,7 +116,7 @@ pub struct Request {
     pub state: State,
     /// The command, once parsed.
     pub command: Option<CommandCapsule>,
-    /// Receive slot that the command's in-capsule data is in, until it is posted again.
+    /// Receive slot that the command's in-capsule data is in, until it was used.
     pub recv_slot: Option<u16>,
     /// Where in that slot.
     pub data_at: usize,

@@ -29,8 +29,8 @@ pub const LENT_BYTES: usize = 1 << 20;
 const SEND_SLOTS: usize = 64;
 const SEND_STRIDE: usize = 20 << 10;
 const RECVS: u16 = 256;
-const RECV_STRIDE: usize = 1024;
-const RECV_BYTES: u32 = 1024;
+const RECV_STRIDE: usize = 4096;
+const RECV_BYTES: u32 = 4096;
 
 /// Something the peer received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -472,15 +472,26 @@ impl RawTarget {
     /// # Panics
     /// One cannot be parsed, or has data that does not fit our RECVs.
     pub fn messages(&mut self) -> Vec<Vec<CommandCapsule>> {
+        let of = |message: Vec<(CommandCapsule, _)>| message.into_iter().map(|(c, _)| c).collect();
+        self.messages_with_data().into_iter().map(of).collect()
+    }
+
+    /// As [`Self::messages`], each command with its data.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn messages_with_data(&mut self) -> Vec<Vec<(CommandCapsule, Vec<u8>)>> {
         let (heard, _) = self.mouth.poll();
-        let lists = self.options.features.has(Features::CAPSULE_LISTS);
+        let features = self.options.features;
         let parse = |bytes: &Vec<u8>| {
-            let mut list = CommandList::new(bytes.len(), lists, self.depth);
+            let mut list = CommandList::new(bytes.len(), features, self.depth);
             let mut commands = Vec::new();
             while let Some(command) = list.take(|at, one| {
                 one.copy_from_slice(&bytes[at..at + COMMAND_BYTES]);
             }) {
-                commands.push(command.expect("a good command"));
+                let command = command.expect("a good command");
+                let data = &bytes[list.data_offset()..][..command.in_capsule_bytes as usize];
+                commands.push((command, data.to_vec()));
             }
             commands
         };
@@ -539,7 +550,7 @@ fn connect(
     let layout = PathLayout { depth };
     let lanes = usize::from(options.lanes);
     let memory = PathMemory::register(near, buffers, layout, lanes).expect("registrations");
-    let near_sizes = layout.qp_limits(0, options.reads_out);
+    let near_sizes = layout.qp_limits(0, options.reads_out, options.features);
     let (poller, near_handle) = near.poller(2048 * u32::from(options.lanes)).expect("a CQ");
     let far_sizes = QpLimits { reads_out: options.reads_out, ..sizes() };
     let lane = || {

@@ -77,11 +77,17 @@ pub struct StormOptions {
     pub mix: Mix,
 }
 
-/// Whether the ends agree on lists of capsules: every other seed, whatever else it decides.
+/// Whether the ends agree on lists of capsules: every other seed, whatever else it decides. And of those every other on
+/// lists with data.
 #[must_use]
 pub fn lists(seed: u64) -> Features {
-    let agreed = Random::new(seed ^ 0x6c69_7374).chance(500);
-    if agreed { Features::CAPSULE_LISTS } else { Features::default() }
+    let mut random = Random::new(seed ^ 0x6c69_7374);
+    let [agreed, data] = [random.chance(500), random.chance(500)];
+    match (agreed, data) {
+        (false, _) => Features::default(),
+        (true, false) => Features::CAPSULE_LISTS,
+        (true, true) => Features::CAPSULE_LISTS.or(Features::DATA_LISTS),
+    }
 }
 
 /// QPs of each queue: one, or up to three, whatever else the seed decides.

@@ -27,6 +27,7 @@ fn costs(volumes: &[Volume], immediates: bool) -> Vec<Cost> {
         in_capsule_bytes: BLOCK,
         immediates,
         lists: true,
+        data_lists: true,
         reads_out: 16,
         seed: 1,
     };
@@ -53,6 +54,20 @@ fn a_4_kib_request_takes_two_messages_and_one_completion() {
             let bells = of.send_doorbells.max(of.recv_doorbells);
             assert!(bells <= 1.0 + one_more, "{case}: {bells} doorbells at the {end}");
         }
+    }
+}
+
+#[test]
+fn at_depth_the_data_of_three_writes_shares_a_message() {
+    for cost in costs(&[Volume::Memory, Volume::Cached, Volume::WriteBack], true) {
+        let (case, messages) = (cost.case, cost.initiator.messages);
+        // 32 of a turn are ten times three and two.
+        let expected = match (case.op, case.depth) {
+            (_, 1) => 1.0,
+            (Op::Read, _) => 1.0 / 16.0,
+            (Op::Write, _) => 11.0 / 32.0,
+        };
+        assert!((messages - expected).abs() < 0.01, "{case}: {messages} messages of the initiator");
     }
 }
 

@@ -11,6 +11,7 @@ use rblk_target::store::{Store, VolumeIndex};
 use rblk_tests::bed::{Bed, MEMORY, PATIENCE, STORE, pattern};
 use rblk_tests::exerciser::Exerciser;
 
+const LISTS: Features = Features(Features::CAPSULE_LISTS.0 | Features::DATA_LISTS.0);
 const IO_MAX: u32 = 32 << 10;
 
 fn rig(seed: u64) -> RigOptions {
@@ -35,8 +36,11 @@ fn queue_options(random: &mut Random) -> QueueOptions {
         depth: u16::try_from(random.within(1, 48)).unwrap(),
         io_max_bytes: IO_MAX,
         in_capsule_bytes: [0, 512, 4096][random.index(3)],
-        features: [Features::WRITE_WITH_IMM, Features::default()][random.index(2)]
-            .or([Features::CAPSULE_LISTS, Features::default()][random.index(2)]),
+        features: [Features::WRITE_WITH_IMM, Features::default()][random.index(2)].or([
+            LISTS,
+            Features::CAPSULE_LISTS,
+            Features::default(),
+        ][random.index(3)]),
         reads_out: u8::try_from(random.within(1, 16)).unwrap(),
         lanes: 1,
     }
@@ -178,7 +182,7 @@ fn die_at(moment: Moment, immediates: bool) {
     };
     let mut bed = Bed::new(&options);
     let features = if immediates { Features::WRITE_WITH_IMM } else { Features::default() };
-    let features = features.or(Features::CAPSULE_LISTS);
+    let features = features.or(LISTS);
     let queue_options = QueueOptions {
         depth: 32,
         io_max_bytes: IO_MAX,

@@ -8,8 +8,10 @@ use rblk_initiator::engine::{PathEnd, QueueCounts};
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::limits::{COMMAND_LIST_BYTES, LIST_MAX};
 use rblk_protocol::{
-    BlockCount, BlockSize, CommandCapsule, Features, Opcode, ResponseCapsule, Sequence, Status, Tag,
+    BlockCount, BlockSize, CommandCapsule, Features, Opcode, ResponseCapsule, Sequence, Status,
+    Tag, VolumeHandle,
 };
+use rblk_target::connection::SessionSlot;
 use rblk_target::stats::StatsSnapshot;
 use rblk_target::store::VolumeIndex;
 use rblk_tests::bed::{Bed, FROZEN, MEMORY, PATIENCE, STORE, pattern};
@@ -19,6 +21,7 @@ const DEPTH: u16 = 32;
 const LISTS: Features = Features::CAPSULE_LISTS;
 const NONE: Features = Features(0);
 const BOTH: Features = Features(Features::WRITE_WITH_IMM.0 | LISTS.0);
+const DATA: Features = Features(BOTH.0 | Features::DATA_LISTS.0);
 
 fn options(features: Features) -> QueueOptions {
     QueueOptions { depth: DEPTH, io_max_bytes: 64 << 10, features, ..QueueOptions::default() }
@@ -62,6 +65,101 @@ fn the_commands_of_a_turn_share_messages_in_the_order_of_their_sequence() {
     submit(&mut target, IoOp::Read, 24);
     assert_eq!(tags(&packed(&mut target)), [vec![24]]);
     assert_eq!(target.path_end(), None);
+}
+
+#[test]
+fn the_writes_of_a_turn_share_messages_with_their_data() {
+    use IoOp::{Flush, Read, Write};
+    let mut target = raw(DATA, 512);
+    let stride = 64 << 10;
+    for tag in 0..usize::from(DEPTH) {
+        target.buffers.write(tag * stride, &pattern(tag as u64, 512));
+    }
+    let turns: [(&[IoOp], &[&[u16]]); 6] = [
+        (&[Write], &[&[0]]),
+        (&[Write; 2], &[&[0, 1]]),
+        (&[Write; 3], &[&[0, 1, 2]]),
+        (&[Write; 8], &[&[0, 1, 2], &[3, 4, 5], &[6, 7]]),
+        // The third data is the end of a message, as is the sixteenth command.
+        (
+            &[Read, Write, Flush, Write, Read, Write, Read, Write, Read],
+            &[&[0, 1, 2, 3, 4, 5], &[6, 7, 8]],
+        ),
+        (
+            &[
+                Read, Write, Read, Read, Read, Read, Read, Read, Read, Read, Read, Read, Read,
+                Write, Read, Read, Write,
+            ],
+            &[&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], &[16]],
+        ),
+    ];
+    let mut lists = 0;
+    for (ops, expected) in turns {
+        for (tag, op) in (0..).zip(ops) {
+            submit(&mut target, *op, tag);
+        }
+        target.steps(5);
+        let messages = target.messages_with_data();
+        let tags: Vec<Vec<u16>> =
+            messages.iter().map(|m| m.iter().map(|(c, _)| c.tag.0).collect()).collect();
+        assert_eq!(tags, expected);
+        for (command, data) in messages.iter().flatten() {
+            let own = pattern(command.tag.0.into(), 512);
+            let is_write = command.opcode == Opcode::Write;
+            assert!(*data == if is_write { own } else { Vec::new() }, "{:?}", command.tag);
+        }
+        let sequences: Vec<u32> = messages.iter().flatten().map(|(c, _)| c.sequence.0).collect();
+        assert!(sequences.is_sorted_by(|a, b| a + 1 == *b), "{sequences:?}");
+        let answers: Vec<_> = messages.iter().flatten().map(|(c, _)| answer(c).to_wire()).collect();
+        for list in answers.chunks(LIST_MAX) {
+            target.send(list.as_flattened());
+        }
+        assert_eq!(target.path_end(), None);
+        lists += expected.iter().filter(|tags| tags.len() > 1).count();
+    }
+    assert_eq!(target.outcomes.len(), turns.iter().map(|(ops, _)| ops.len()).sum::<usize>());
+    assert_eq!(lists, 8, "what was expected is what there is to see");
+}
+
+#[test]
+fn slots_and_buffers_of_shared_messages_are_written_again_when_the_message_arrived() {
+    // As above for commands: the answer to any command of a message frees its tag, its buffer and its slot, and the
+    // next one with that tag has other data, whatever became of the others.
+    let mut random = Random::new(2);
+    let mut target = raw(DATA, 512);
+    let mut waiting: Vec<(CommandCapsule, u64)> = Vec::new();
+    let mut free: Vec<u16> = (0..DEPTH).collect();
+    let (mut version, mut shared) = (0, 0);
+    for round in 0..300 {
+        let count = random.index(free.len() + 1);
+        let mut said = Vec::new();
+        for _ in 0..count {
+            let tag = free.swap_remove(random.index(free.len()));
+            version += 1;
+            target.buffers.write(usize::from(tag) * (64 << 10), &pattern(version, 512));
+            submit(&mut target, IoOp::Write, tag);
+            said.push((tag, version));
+        }
+        target.steps(5);
+        let messages = target.messages_with_data();
+        shared += messages.iter().filter(|message| message.len() == 3).count();
+        let seen = messages.into_iter().flatten().zip(&said);
+        let mut came = 0;
+        for ((command, data), (tag, version)) in seen {
+            assert_eq!(command.tag.0, *tag, "round {round}");
+            assert!(data == pattern(*version, 512), "round {round}");
+            waiting.push((command, *version));
+            came += 1;
+        }
+        assert_eq!(came, count, "round {round}");
+        for _ in 0..random.index(waiting.len() + 1) {
+            let (command, _) = waiting.swap_remove(random.index(waiting.len()));
+            target.send(&answer(&command).to_wire());
+            free.push(command.tag.0);
+        }
+        assert_eq!(target.path_end(), None, "round {round}");
+    }
+    assert!(shared > 100, "{shared} messages were full");
 }
 
 #[test]
@@ -142,6 +240,41 @@ fn reads_at_depth_share_their_commands_and_writes_their_answers() {
         let (i, t) = counted(Features::WRITE_WITH_IMM, op, rounds);
         assert_eq!((i.sends, t.sends + t.rdma_writes_with_imm), (ios, ios));
         assert_eq!((i.lists, i.listed, t.lists, t.listed), (0, 0, 0, 0));
+    }
+}
+
+#[test]
+fn writes_at_depth_share_messages_with_their_data() {
+    let rounds = 100;
+    let (i, t) = counted(DATA, IoOp::Write, rounds);
+    let ios = rounds * u64::from(DEPTH);
+    // 32 are ten times three and two.
+    let messages = rounds * 11;
+    assert_eq!((i.sends, i.lists, i.listed), (messages, messages, ios));
+    assert_eq!((i.in_capsule_writes, i.keyed_commands), (ios, 0));
+    assert_eq!((t.recvs, t.in_capsule_writes, t.copied_bytes), (messages, ios, ios * 4096));
+    assert_eq!((t.sends, t.lists, t.listed), (ios / 16, ios / 16, ios), "answers as ever");
+    let (i, _) = counted(DATA, IoOp::Read, rounds);
+    assert_eq!((i.sends, i.listed), (ios / 16, ios), "reads as ever");
+    // The data of one message has a bound of its own: two of 8 KiB, one of 16.
+    for (bytes, messages) in [(8 << 10, 16), (16 << 10, 32)] {
+        let mut bed = Bed::new(&RigOptions::default());
+        let options = QueueOptions { in_capsule_bytes: bytes, ..options(DATA) };
+        let queue = bed.queue(MEMORY, options);
+        let before = bed.rig.queue_counts(queue);
+        for tag in 0..DEPTH {
+            let offset = u64::from(tag) * u64::from(bytes);
+            bed.rig.fill_buffer(queue, Tag(tag), &pattern(tag.into(), bytes as usize));
+            bed.submit(queue, tag, IoOp::Write, offset, bytes.into());
+        }
+        assert!(bed.outcomes(DEPTH.into()).iter().all(|o| o.result == bytes.cast_signed()));
+        let counts = bed.rig.queue_counts(queue).since(&before);
+        assert_eq!((counts.sends, counts.in_capsule_writes), (messages, DEPTH.into()), "{bytes}");
+        for tag in 0..DEPTH {
+            let offset = u64::from(tag) * u64::from(bytes);
+            let data = bed.read(queue, offset, bytes as usize);
+            assert!(data == pattern(tag.into(), bytes as usize), "{bytes}, {tag}");
+        }
     }
 }
 
@@ -234,6 +367,159 @@ fn a_list_is_served_as_its_commands_would_be() {
     }
 }
 
+/// A write of 4 KiB inside its command, to a volume of the session.
+fn inside(peer: &mut RawPeer, tag: u16, volume: VolumeIndex, lba: u64) -> CommandCapsule {
+    let command = peer.transfer(Opcode::Write, tag, lba, 8);
+    let volume = VolumeHandle(u32::from(volume.0) + 1);
+    CommandCapsule { volume, buffer: None, in_capsule_bytes: 4096, ..command }
+}
+
+struct Short {
+    bed: Bed,
+    rig: RigOptions,
+    other: QueueId,
+    session: SessionSlot,
+    peer: RawPeer,
+}
+
+/// A peer of a target whose memory is all taken, by reads of another that do not end before the store is let go: writes
+/// to [`STORE`] wait with their data where it landed, writes to [`MEMORY`] do not.
+fn short_of_memory(features: Features) -> Short {
+    let rig =
+        RigOptions { arena_bytes: 4 * (64 << 10), io_max_bytes: 64 << 10, ..RigOptions::default() };
+    let mut bed = Bed::new(&rig);
+    let other = bed.queue(STORE, options(BOTH));
+    let session = bed.rig.begin_session();
+    bed.open_all(session);
+    let peer = RawPeer::tested(&mut bed, session, STORE, options(features));
+    let stalled = StoreConditions { stalled: true, ..StoreConditions::default() };
+    bed.rig.store_mut().set_conditions(stalled);
+    for tag in 0..4 {
+        bed.submit(other, tag, IoOp::Read, u64::from(tag) << 16, 64 << 10);
+    }
+    for _ in 0..100 {
+        bed.rig.step();
+    }
+    Short { bed, rig, other, session, peer }
+}
+
+fn tags_heard(heard: &[Heard]) -> Vec<u16> {
+    let tag = |heard: &Heard| match heard {
+        Heard::Response(response) if response.status == Status::Ok => response.tag.0,
+        other => panic!("{other:?}"),
+    };
+    let mut tags: Vec<u16> = heard.iter().map(tag).collect();
+    tags.sort_unstable();
+    tags
+}
+
+#[test]
+fn a_receive_slot_comes_back_with_the_last_data_in_it() {
+    let Short { mut bed, other, mut peer, .. } = short_of_memory(DATA);
+    let recvs = |bed: &Bed| bed.rig.target_counts().recvs;
+    // Each way round: the one that waits is first, in the middle, last.
+    for (round, waits) in (0..3u16).enumerate() {
+        let before = recvs(&bed);
+        let tag = |at: u16| 3 * waits + at;
+        let list: Vec<_> = (0..3)
+            .map(|at| {
+                let volume = if at == waits { STORE } else { MEMORY };
+                inside(&mut peer, tag(at), volume, u64::from(tag(at)) * 8)
+            })
+            .collect();
+        let beat = CommandCapsule { tag: Tag(DEPTH), ..peer.command(Opcode::KeepAlive, 0) };
+        let data = |at: u16| pattern(tag(at).into(), 4096);
+        let message = [bytes(&list), beat.to_wire().to_vec(), data(2), data(1), data(0)].concat();
+        peer.send(&message);
+        let mut expected: Vec<u16> = (0..3).filter(|at| *at != waits).map(tag).collect();
+        expected.push(DEPTH);
+        assert_eq!(tags_heard(&hear(&mut bed, &mut peer, 3)), expected, "round {round}");
+        assert_eq!(recvs(&bed), before, "its slot is still in use");
+        // A message of its own finds another, which comes back at once.
+        let beat = CommandCapsule { tag: Tag(DEPTH), ..peer.command(Opcode::KeepAlive, 0) };
+        peer.send(&beat.to_wire());
+        assert_eq!(hear(&mut bed, &mut peer, 1).len(), 1);
+        assert_eq!(recvs(&bed), before + 1);
+    }
+    let before = recvs(&bed);
+    bed.rig.store_mut().set_conditions(StoreConditions::default());
+    assert_eq!(tags_heard(&hear(&mut bed, &mut peer, 3)), [0, 4, 8], "those that waited");
+    assert_eq!(recvs(&bed), before + 3, "once each");
+    assert!(bed.outcomes(4).iter().all(|o| o.result == 64 << 10));
+    // Nobody wrote to the data of those that waited.
+    for (at, volume) in [(0, STORE), (4, STORE), (8, STORE), (1, MEMORY), (5, MEMORY), (7, MEMORY)]
+    {
+        let queue = if volume == STORE { other } else { bed.queue(MEMORY, options(BOTH)) };
+        assert!(bed.read(queue, at * 4096, 4096) == pattern(at, 4096), "{at}");
+    }
+}
+
+#[test]
+fn a_peer_that_keeps_its_credits_always_finds_a_receive_slot() {
+    let Short { mut bed, mut peer, .. } = short_of_memory(DATA);
+    // All tags but one wait, each in a slot of its own that others with data have left.
+    let last = DEPTH - 1;
+    let busy = |peer: &mut RawPeer, waits: Option<u16>, round: u16| {
+        let mut list = vec![inside(peer, last, MEMORY, 0)];
+        list.push(CommandCapsule { tag: Tag(DEPTH), ..peer.command(Opcode::KeepAlive, 0) });
+        list.extend(waits.map(|tag| inside(peer, tag, STORE, u64::from(tag) * 8)));
+        let data = waits.map(|tag| pattern(tag.into(), 4096)).unwrap_or_default();
+        [bytes(&list), data, pattern(1000 + u64::from(round), 4096)].concat()
+    };
+    for round in 0..300 {
+        let waits = Some(round).filter(|tag| *tag < last);
+        let message = busy(&mut peer, waits, round);
+        peer.send(&message);
+        let heard = hear(&mut bed, &mut peer, 2);
+        assert_eq!(tags_heard(&heard), [last, DEPTH], "round {round}");
+    }
+    bed.rig.store_mut().set_conditions(StoreConditions::default());
+    let heard = hear(&mut bed, &mut peer, last.into());
+    assert_eq!(tags_heard(&heard), (0..last).collect::<Vec<_>>());
+    assert!(bed.outcomes(4).iter().all(|o| o.result == 64 << 10));
+    let queue = bed.queue(STORE, options(BOTH));
+    for tag in 0..u64::from(last) {
+        assert!(bed.read(queue, tag * 4096, 4096) == pattern(tag, 4096), "{tag}");
+    }
+}
+
+#[test]
+fn a_connection_that_dies_with_data_in_its_slots_leaves_nothing() {
+    for (cut, good) in [(true, 2), (false, 2), (false, 0)] {
+        let Short { mut bed, rig, other, session, mut peer } = short_of_memory(DATA);
+        let list: Vec<_> =
+            (0..3).map(|tag| inside(&mut peer, tag, STORE, 800 + u64::from(tag) * 8)).collect();
+        let mut message = [bytes(&list), vec![7; 3 * 4096]].concat();
+        if !cut {
+            // The rule is broken behind those that are good, which began.
+            message[64 * good + 40] = 1;
+        }
+        peer.send(&message);
+        for _ in 0..100 {
+            bed.rig.step();
+            let heard = peer.listen();
+            assert!(
+                heard.iter().all(|h| matches!(h, Heard::End(_))),
+                "nobody is answered: {heard:?}"
+            );
+        }
+        peer.wire.cut();
+        for _ in 0..100 {
+            bed.rig.step();
+        }
+        bed.rig.store_mut().set_conditions(StoreConditions::default());
+        assert!(bed.outcomes(4).iter().all(|o| o.result == 64 << 10));
+        let ended = bed.rig.run(PATIENCE, |rig| rig.connections(session) == 0);
+        assert!(ended.is_ok(), "it is buried");
+        assert!(
+            bed.read(other, 800 * 512, 3 * 4096) == vec![0; 3 * 4096],
+            "what waited was dropped"
+        );
+        bed.rig.new_epoch(bed.session).unwrap();
+        bed.assert_arena_is_whole(&rig);
+    }
+}
+
 #[test]
 fn receive_slots_of_lists_come_back_at_once() {
     // More messages than there are slots, while the first commands of each list are still worked on.
@@ -247,7 +533,7 @@ fn receive_slots_of_lists_come_back_at_once() {
     peer.send(&bytes(&slow));
     for round in 0..200 {
         let beat = CommandCapsule { tag: Tag(DEPTH), ..peer.command(Opcode::KeepAlive, 0) };
-        let refused = CommandCapsule { volume: rblk_protocol::VolumeHandle(77), ..slow[0] };
+        let refused = CommandCapsule { volume: VolumeHandle(77), ..slow[0] };
         peer.send(&bytes(&[CommandCapsule { tag: Tag(9), ..refused }, beat]));
         assert_eq!(hear(&mut bed, &mut peer, 2).len(), 2, "round {round}");
     }

@@ -17,6 +17,7 @@ struct Case {
     queues: usize,
     immediates: bool,
     lists: bool,
+    data_lists: bool,
     in_capsule_bytes: u32,
     reads_out: u8,
     lanes: u16,
@@ -43,7 +44,7 @@ fn case() -> impl Strategy<Value = Case> {
         prop_oneof![Just(MEMORY), Just(STORE)],
         1..=64u16,
         1..4usize,
-        any::<[bool; 2]>(),
+        any::<[bool; 3]>(),
         prop_oneof![Just(0), Just(512), Just(4096), Just(16384)],
         1..=16u8,
         (1..12usize, 1..=limits::LANES_MAX),
@@ -55,6 +56,7 @@ fn case() -> impl Strategy<Value = Case> {
         queues: queue.2,
         immediates: queue.3[0],
         lists: queue.3[1],
+        data_lists: queue.3[2],
         in_capsule_bytes: queue.4,
         reads_out: queue.5,
         arena_extents: queue.6.0,
@@ -75,6 +77,7 @@ fn run(case: &Case) {
     };
     let features = if case.immediates { Features::WRITE_WITH_IMM } else { Features::default() };
     let features = if case.lists { features.or(Features::CAPSULE_LISTS) } else { features };
+    let features = if case.data_lists { features.or(Features::DATA_LISTS) } else { features };
     let options = QueueOptions {
         depth: case.depth,
         io_max_bytes,

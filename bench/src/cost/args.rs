@@ -37,6 +37,9 @@ pub struct CostArgs {
     /// One capsule in each message, as with a peer that knows no lists.
     #[arg(long)]
     pub no_lists: bool,
+    /// Data of one write in each message, as over TCP.
+    #[arg(long)]
+    pub no_data_lists: bool,
     /// READs the target may have outstanding.
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub reads_out: u8,
@@ -109,6 +112,7 @@ impl CostArgs {
             in_capsule_bytes: bytes(&self.inline)?,
             immediates: !self.no_immediates,
             lists: !self.no_lists,
+            data_lists: !self.no_lists && !self.no_data_lists,
             reads_out: self.reads_out,
             seed: self.seed,
         })
@@ -137,6 +141,9 @@ pub(super) fn of(plan: &Plan) -> Vec<String> {
     }
     if !plan.lists {
         args.push("--no-lists".to_owned());
+    }
+    if !plan.data_lists {
+        args.push("--no-data-lists".to_owned());
     }
     args
 }

@@ -44,6 +44,8 @@ pub struct Plan {
     pub immediates: bool,
     /// Whether a message may hold several capsules.
     pub lists: bool,
+    /// Whether several of them may have data.
+    pub data_lists: bool,
     /// READs the target may have outstanding.
     pub reads_out: u8,
     /// Decides how the network behaves.
@@ -86,6 +88,13 @@ pub struct Cost {
 }
 
 impl Plan {
+    fn features(&self) -> Features {
+        let if_wanted = |wanted, feature| if wanted { feature } else { Features::default() };
+        if_wanted(self.immediates, Features::WRITE_WITH_IMM)
+            .or(if_wanted(self.lists, Features::CAPSULE_LISTS))
+            .or(if_wanted(self.data_lists, Features::DATA_LISTS))
+    }
+
     /// Its cases, in the order in which they are measured.
     #[must_use]
     pub fn cases(&self) -> Vec<Case> {
@@ -153,8 +162,7 @@ fn measure_one(plan: &Plan, case: Case) -> Result<Cost> {
             depth: depth.max(plan.queue_depth),
             io_max_bytes,
             in_capsule_bytes: plan.in_capsule_bytes,
-            features: if plan.immediates { Features::WRITE_WITH_IMM } else { Features::default() }
-                .or(if plan.lists { Features::CAPSULE_LISTS } else { Features::default() }),
+            features: plan.features(),
             reads_out: plan.reads_out,
             lanes: 1,
         },

@@ -11,7 +11,7 @@ use rblk_initiator::engine::{Engine, PathEnd, QueueCounts, QueueStats};
 use rblk_initiator::inflight::WrongState;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_initiator::path::{Path, PathLayout, PathMemory};
-use rblk_protocol::{ConnectionKind, QueueDepth, Tag, VolumeHandle};
+use rblk_protocol::{ConnectionKind, Features, QueueDepth, Tag, VolumeHandle};
 use rblk_target::connection::SessionSlot;
 use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::volume::Volume;
@@ -211,17 +211,21 @@ impl<S: Store> Rig<S> {
         let layout = PathLayout { depth: QueueDepth::new(options.depth).context("queue depth")? };
         let memory = PathMemory::register(&self.initiator_pd, buffers, layout, joins.len())?;
         let caps = self.initiator_pd_caps();
-        let sizes = layout.qp_limits(caps.inline_bytes, options.reads_out);
+        let sizes = layout.qp_limits(caps.inline_bytes, options.reads_out, options.features);
         let entries = u32::try_from(joins.len())? * (sizes.send_wrs + sizes.recv_wrs);
         let (poller, handle) = self.initiator_pd.poller(entries)?;
-        let (mut connections, mut wires, mut granted) = (Vec::new(), Vec::new(), None);
-        for join in joins {
-            let (connection, wire, accept) = self.connect(*join, options, &handle, sizes)?;
+        let (first, others) = joins.split_first().context("a lane at least")?;
+        let (connection, wire, accept) = self.connect(*first, options, &handle, sizes)?;
+        let (mut connections, mut wires) = (vec![connection], vec![wire]);
+        // As `Session::connect_queue` has it: they carry no data of their own.
+        let features = options.features.without(Features::DATA_LISTS);
+        let options = QueueOptions { in_capsule_bytes: 0, features, ..options };
+        for join in others {
+            let (connection, wire, _) = self.connect(*join, options, &handle, sizes)?;
             connections.push(connection);
             wires.push(wire);
-            granted = Some((accept, join.epoch));
         }
-        let (accept, epoch) = granted.context("a lane at least")?;
+        let epoch = first.epoch;
         let lane_bytes = 1;
         let path = Path { poller, connections, memory, accept, epoch, volume, lane_bytes };
         Ok((path, wires))

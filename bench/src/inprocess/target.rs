@@ -317,14 +317,14 @@ impl<S: Store> Rig<S> {
         };
         let offer = Offer {
             depth: QueueDepth::new(limits::QUEUE_DEPTH_MAX).context("queue depth")?,
-            features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS),
+            features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS).or(Features::DATA_LISTS),
             in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
             io_max_bytes: self.options.io_max_bytes,
             instance: InstanceId([2; 16]),
         };
         let Ok(accept) = negotiate(&asked, &offer) else { bail!("nothing in common") };
         let admin = kind == ConnectionKind::Admin;
-        let layout = Layout::new(accept.depth, accept.in_capsule_bytes, admin);
+        let layout = Layout::new(accept.depth, accept.message_data_bytes(), admin);
         let reads_out = options.reads_out;
         let target_sizes = QpLimits {
             send_wrs: layout.send_wrs() + 1,
@@ -351,8 +351,7 @@ impl<S: Store> Rig<S> {
             layout,
             in_capsule_bytes: accept.in_capsule_bytes,
             io_max_bytes: accept.io_max_bytes,
-            write_with_imm: accept.features.has(Features::WRITE_WITH_IMM),
-            capsule_lists: accept.features.has(Features::CAPSULE_LISTS),
+            features: accept.features,
             reads_out,
             send_sges: SEND_SGES,
             memory,

@@ -180,6 +180,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("immediate_arrives", transfers::immediate_arrives),
     ("read_fetches", transfers::read_fetches),
     ("gather_and_scatter", transfers::gather_and_scatter),
+    ("a_message_of_four_pieces", transfers::a_message_of_four_pieces),
     ("large_both_ways", transfers::large_both_ways),
     ("no_recv_is_rnr", refusals::no_recv_is_rnr),
     ("immediate_without_recv_is_rnr", refusals::immediate_without_recv_is_rnr),

@@ -168,6 +168,29 @@ pub(super) fn gather_and_scatter(p: &mut Pair, _: &Expect) {
     assert_eq!(got, expected);
 }
 
+pub(super) fn a_message_of_four_pieces(p: &mut Pair, _: &Expect) {
+    let a = p.a.memory(16384, Access::LOCAL_READ);
+    let other = p.a.memory(8192, Access::REMOTE);
+    let sink = p.b.memory(16384, Access::LOCAL_WRITE);
+    fill(&a, 1);
+    fill(&other, 2);
+    p.b.recv(5, sink.sge(64, 16000).unwrap());
+    let mut sges = SgeList::one(a.sge(3, 100).unwrap());
+    sges.grow_first(92);
+    assert!(sges.push_second(a.sge(9000, 4096).unwrap()));
+    assert!(sges.push_second(other.sge(1, 4097).unwrap()));
+    assert!(sges.push_second(a.sge(4000, 1).unwrap()));
+    assert!(!sges.push_second(a.sge(0, 1).unwrap()));
+    p.a.post(&[SendWr { id: WrId(1), op: SendOp::Send, sges, signaled: true, inline: false }]);
+    p.until_b(1);
+    let mut expected = bytes_of(&a, 3, 192);
+    expected.extend(bytes_of(&a, 4000, 1));
+    expected.extend(bytes_of(&other, 1, 4097));
+    expected.extend(bytes_of(&a, 9000, 4096));
+    assert_eq!(p.b.seen[0].byte_len as usize, expected.len());
+    assert_eq!(bytes_of(&sink, 64, expected.len()), expected);
+}
+
 pub(super) fn large_both_ways(p: &mut Pair, _: &Expect) {
     const LEN: u32 = 1 << 20;
     let mine = p.a.memory(4 << 20, Access::REMOTE);

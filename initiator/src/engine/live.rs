@@ -4,7 +4,9 @@
 use std::time::Instant;
 
 use rblk_fabric::{Poller, QpIndex, RecvWr, SendCredits, SendOp, SendWr, Sge, SgeList, WrId};
-use rblk_protocol::limits::{COMMAND_BYTES, LANES_MAX, LIST_MAX, RESPONSE_LIST_BYTES};
+use rblk_protocol::limits::{
+    COMMAND_BYTES, LANES_MAX, LIST_DATA_MAX, LIST_MAX, RESPONSE_LIST_BYTES,
+};
 use rblk_protocol::{
     CommandCapsule, Epoch, Features, HelloAccept, KeyedDescriptor, Opcode, SELF_TEST_BYTES,
     Sequence, Status, Tag, VolumeHandle, self_test_pattern,
@@ -52,6 +54,22 @@ struct OpenList {
     // Offset behind its last capsule.
     end: usize,
     commands: usize,
+    // How many of them have data, and how much.
+    data: usize,
+    data_bytes: u32,
+}
+
+impl OpenList {
+    /// Whether it has room for any other command, as was agreed.
+    fn has_room(&self, accept: &HelloAccept) -> bool {
+        let room = if accept.features.has(Features::DATA_LISTS) {
+            self.data < LIST_DATA_MAX
+                && self.data_bytes + accept.in_capsule_bytes <= accept.message_data_bytes()
+        } else {
+            self.data == 0
+        };
+        room && self.commands < LIST_MAX && accept.features.has(Features::CAPSULE_LISTS)
+    }
 }
 
 /// How many SENDs of the turn hold several commands, and how many are in them.
@@ -320,8 +338,8 @@ impl Lane {
         self.open.is_some() || self.credits.available() > 0
     }
 
-    /// Queues a command: in the last message of the turn where that has room and nothing but commands, or in one of
-    /// its own. Data is the end of a message.
+    /// Queues a command: in the last message of the turn where that has room, or in one of its own. Data is behind the
+    /// capsules, that of the first command last.
     pub(super) fn queue_command(
         &mut self,
         terms: &Terms,
@@ -329,19 +347,21 @@ impl Lane {
         data: Option<Sge>,
     ) {
         let bytes = command.to_wire();
+        let (with_data, data_bytes) = data.map_or((0, 0), |data| (1, data.len));
         if let (Some(mut list), Some(wr)) = (self.open, self.sends.last_mut()) {
             terms.memory.slots.region().write(list.end, &bytes);
-            wr.sges.grow_last(COMMAND_LEN);
+            wr.sges.grow_first(COMMAND_LEN);
             list.end += COMMAND_BYTES;
             list.commands += 1;
+            list.data += with_data;
+            list.data_bytes += data_bytes;
             self.packed.lists += u64::from(list.commands == 2);
             self.packed.listed += if list.commands == 2 { 2 } else { 1 };
             if let Some(data) = data {
-                // There are two entries at most.
-                wr.inline = !wr.sges.push(data);
+                // There are three entries at most.
+                wr.inline &= !wr.sges.push_second(data);
             }
-            let goes_on = data.is_none() && list.commands < LIST_MAX;
-            self.open = goes_on.then_some(list);
+            self.open = list.has_room(&terms.accept).then_some(list);
             return;
         }
         let offset = self.slots_at + terms.layout.capsule_offset(command.tag.index());
@@ -356,9 +376,9 @@ impl Lane {
             signaled,
             inline: data.is_none(),
         });
-        if terms.with_lists && data.is_none() {
-            self.open = Some(OpenList { end: offset + COMMAND_BYTES, commands: 1 });
-        }
+        let end = offset + COMMAND_BYTES;
+        let list = OpenList { end, commands: 1, data: with_data, data_bytes };
+        self.open = list.has_room(&terms.accept).then_some(list);
     }
 
     /// The SENDs of the turn are posted: what comes next goes into messages of its own.

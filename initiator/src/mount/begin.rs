@@ -23,7 +23,7 @@ use crate::error::SessionError;
 use crate::path::Path;
 use crate::queue::{FromQueue, QueueParts, ToQueue};
 use crate::retain::RetainRing;
-use crate::session::{Claim, HostIdentity, QueueWish, Session};
+use crate::session::{Claim, HostIdentity, LISTS, QueueWish, Session};
 use crate::ublk::{Buffers, Control, Device};
 
 /// Time for START_DEV, which reads the partition table through us.
@@ -356,7 +356,7 @@ async fn open_first(
         depth,
         io_max_bytes,
         in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
-        features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS),
+        features: Features::WRITE_WITH_IMM.or(LISTS),
         lanes: config.lanes,
         queues,
     };

@@ -23,7 +23,7 @@ use super::known::Known;
 use super::lock::make_run_dir;
 use super::socket::RUN_DIR;
 use super::status::MountStatus;
-use crate::session::{HostIdentity, QueueWish};
+use crate::session::{HostIdentity, LISTS, QueueWish};
 use crate::ublk::{DeviceToken, disk_path};
 
 /// The form written and read here. It changes when an older program must not go by a newer note, or the reverse.
@@ -156,7 +156,7 @@ impl Note {
                 io_max: known.wish.io_max_bytes,
                 in_capsule: known.wish.in_capsule_bytes,
                 // Another version decides anew: what it cannot do must not be asked for in its name.
-                features: known.wish.features.without(Features::CAPSULE_LISTS).0,
+                features: known.wish.features.without(LISTS).0,
             },
             queues: known.queues,
             maybe_unflushed: doubts.maybe_unflushed,
@@ -309,7 +309,7 @@ impl Note {
                 depth: QueueDepth::new(self.wish.depth).ok_or_else(none)?,
                 io_max_bytes: self.wish.io_max,
                 in_capsule_bytes: self.wish.in_capsule,
-                features: Features(self.wish.features).or(Features::CAPSULE_LISTS),
+                features: Features(self.wish.features).or(LISTS),
                 lanes: config.lanes,
                 queues: self.queues,
             },
@@ -462,7 +462,7 @@ mod tests {
                 depth: QueueDepth::new(128).unwrap(),
                 io_max_bytes: 262_144,
                 in_capsule_bytes: 4096,
-                features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS),
+                features: Features::WRITE_WITH_IMM.or(LISTS),
                 lanes: None,
                 queues: 2,
             },

@@ -3,11 +3,12 @@
 use std::time::Instant;
 
 use rblk_fabric::{
-    AcceptParams, Access, ConnectionHello, Incoming, MAX_SGE, PageKind, QpLimits, Region,
+    AcceptParams, Access, ConnectionHello, Incoming, MAX_SGE, MemoryRegion, PageKind,
+    ProtectionDomain, QpLimits, Region, Transport,
 };
 use rblk_protocol::{
-    ConnectionKind, Features, HelloReject, HelloRequest, Offer, QueueDepth, RejectReason,
-    SessionId, Version, limits, negotiate,
+    ConnectionKind, Features, HelloAccept, HelloReject, HelloRequest, Offer, QueueDepth,
+    RejectReason, SessionId, Version, limits, negotiate,
 };
 
 use super::Control;
@@ -47,11 +48,17 @@ impl Control {
         } else {
             Features::default()
         };
+        // Data of several commands in a message takes larger receive slots. It pays where a message has a price of its
+        // own: not over a stream.
+        let lists = match device.caps().transport {
+            Transport::SoftTcp | Transport::SoftMemory => Features::CAPSULE_LISTS,
+            _ => Features::CAPSULE_LISTS.or(Features::DATA_LISTS),
+        };
         // The bounds were checked by the configuration.
         let depth = QueueDepth::new(self.limits.queue_depth_max.clamp(1, limits::QUEUE_DEPTH_MAX));
         Offer {
             depth: depth.unwrap_or_else(|| unreachable!("clamped")),
-            features: imm.or(Features::CAPSULE_LISTS),
+            features: imm.or(lists),
             in_capsule_bytes: self.limits.in_capsule_bytes,
             io_max_bytes: self.limits.io_max_bytes,
             instance: self.instance,
@@ -69,7 +76,7 @@ impl Control {
             offer.in_capsule_bytes = limits::IN_CAPSULE_DEFAULT_BYTES;
             offer.features = Features::default();
         }
-        let accept = match negotiate(asked, &offer) {
+        let mut accept = match negotiate(asked, &offer) {
             Ok(accept) => accept,
             Err(reason) => {
                 let text = match reason {
@@ -113,7 +120,6 @@ impl Control {
             };
         // What it ends goes to the poll groups before the new connection does.
         self.carry_out();
-        let layout = Layout::new(accept.depth, accept.in_capsule_bytes, queue.is_none());
         let device = incoming.device();
         let caps = device.caps();
         let (peer_serves, _) = incoming.peer_reads();
@@ -130,12 +136,8 @@ impl Control {
         let entry = &self.devices[device_at];
         // From here on it may end where nobody can say more, as in a poll group that has no room.
         incoming.refuse_with(refusal(RejectReason::LimitReached, NO_ROOM));
-        let prepared = Region::allocate(layout.bytes(), PageKind::Normal)
-            .map_err(|e| e.to_string())
-            .and_then(|region| {
-                entry.pd.register(&region, Access::LOCAL_WRITE).map_err(|e| e.to_string())
-            })
-            .and_then(|memory| {
+        let prepared =
+            own_memory(&entry.pd, &mut accept, queue.is_none()).and_then(|(layout, memory)| {
                 let sizes = QpLimits {
                     send_wrs: layout.send_wrs() + 1,
                     recv_wrs: layout.recv_wrs(),
@@ -147,9 +149,9 @@ impl Control {
                 let connection = incoming
                     .prepare(&entry.pd, &entry.pollers[group], sizes)
                     .map_err(|e| e.to_string())?;
-                Ok((connection, memory))
+                Ok((connection, layout, memory))
             });
-        let (connection, memory) = match prepared {
+        let (connection, layout, memory) = match prepared {
             Ok(prepared) => prepared,
             Err(text) => {
                 self.core.gone(session, epoch, asked.kind, Instant::now());
@@ -165,8 +167,7 @@ impl Control {
             layout,
             in_capsule_bytes: accept.in_capsule_bytes,
             io_max_bytes: accept.io_max_bytes,
-            write_with_imm: accept.features.has(Features::WRITE_WITH_IMM),
-            capsule_lists: accept.features.has(Features::CAPSULE_LISTS),
+            features: accept.features,
             reads_out,
             send_sges,
             memory,
@@ -189,6 +190,29 @@ impl Control {
             },
         );
         Ok(())
+    }
+}
+
+/// Memory of a connection, registered. Where there is none for the data of several commands in a message, that is
+/// taken out of what was agreed.
+fn own_memory(
+    pd: &ProtectionDomain,
+    accept: &mut HelloAccept,
+    admin: bool,
+) -> Result<(Layout, MemoryRegion), String> {
+    loop {
+        let layout = Layout::new(accept.depth, accept.message_data_bytes(), admin);
+        let memory =
+            Region::allocate(layout.bytes(), PageKind::Normal).map_err(|e| e.to_string()).and_then(
+                |region| pd.register(&region, Access::LOCAL_WRITE).map_err(|e| e.to_string()),
+            );
+        match memory {
+            Err(error) if accept.features.has(Features::DATA_LISTS) => {
+                tracing::warn!(error, "no memory for larger receive slots: going without");
+                accept.features = accept.features.without(Features::DATA_LISTS);
+            }
+            memory => return Ok((layout, memory?)),
+        }
     }
 }
 

@@ -524,25 +524,23 @@ impl<S: Store> PollGroup<S> {
             self.protocol_error(slot, "message longer than its slot");
             return;
         }
-        let mut list =
-            CommandList::new(message_bytes, connection.params.capsule_lists, layout.depth);
+        let mut list = CommandList::new(message_bytes, connection.params.features, layout.depth);
         connection.messages += 1;
+        connection.hold_recv(recv);
         let at = connection.recv_offset(recv);
         loop {
             let region = connection.region();
             match list.take(|from, bytes| region.read(at + from, bytes)) {
                 None => {
-                    // Every command was copied out, and none has data.
-                    connection.queue_recv(recv);
-                    return mark_dirty(&mut self.dirty, connection);
+                    // Every command was copied out. The data of some may have to wait.
+                    if connection.release_recv(recv) {
+                        mark_dirty(&mut self.dirty, connection);
+                    }
+                    return;
                 }
                 Some(Ok(command)) => {
                     let admitted = connection.admit(&command, recv, list.data_offset());
                     self.on_command(slot, &command, admitted);
-                    if command.in_capsule_bytes > 0 {
-                        // It is the last, and has the slot.
-                        return;
-                    }
                     let next = self.connections[slot].as_deref_mut().filter(|c| c.is_live());
                     let Some(next) = next else { return };
                     connection = next;
@@ -593,7 +591,7 @@ impl<S: Store> PollGroup<S> {
         self.repost_recv(slot, command.tag);
     }
 
-    /// Gives the receive slot of a command's data back to the QP, if it has one.
+    /// Releases the receive slot of a command's data, if it has one.
     fn repost_recv(&mut self, slot: usize, tag: Tag) {
         let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         connection.repost_recv(tag);

@@ -6,7 +6,7 @@
 
 use rblk_fabric::{MAX_SGE, MemoryRegion, RemoteBuffer, Rkey, SendOp, Sge, SgeList};
 use rblk_protocol::{
-    CommandCapsule, Immediate, KeyedDescriptor, Opcode, ResponseCapsule, Status, Tag,
+    CommandCapsule, Features, Immediate, KeyedDescriptor, Opcode, ResponseCapsule, Status, Tag,
     self_test_pattern,
 };
 
@@ -41,7 +41,7 @@ impl<S: Store> PollGroup<S> {
             u64::from(has_data) + connection.response_needs()
         };
         if let Some(recv) = recv {
-            connection.queue_recv(recv);
+            connection.release_recv(recv);
         }
         if connection.free_sends() >= needed && connection.waiting_sends.is_empty() {
             post_answer(connection, &self.pollers, &self.stats, tag);
@@ -58,7 +58,7 @@ impl<S: Store> PollGroup<S> {
     pub(super) fn send_whole(&mut self, slot: usize, tag: Tag, len: u32, memory: Segments) {
         let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let arena = &self.pollers[connection.poller].memory.arena;
-        let can = connection.params.write_with_imm
+        let can = connection.params.features.has(Features::WRITE_WITH_IMM)
             && connection.free_sends() > 0
             && connection.waiting_sends.is_empty();
         let request = &mut connection.requests[tag.index()];
@@ -166,7 +166,7 @@ impl<S: Store> PollGroup<S> {
         connection.region().write(at, &pattern);
         let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
         let tag = command.tag;
-        if connection.params.write_with_imm {
+        if connection.params.features.has(Features::WRITE_WITH_IMM) {
             let imm = Immediate::new(tag, command.sequence).to_bits();
             connection.queue_send(
                 WrKind::WriteData(tag),
@@ -237,7 +237,7 @@ fn has_much_pinned(connection: &Connection) -> bool {
 /// Whether the WR that writes the data of an answer tells of the outcome, too.
 #[inline]
 fn rides_on_data(params: &ConnectionParams, request: &Request) -> bool {
-    params.write_with_imm
+    params.features.has(Features::WRITE_WITH_IMM)
         && request.payload != Payload::None
         && request.command.as_ref().is_some_and(|command| command.opcode == Opcode::Read)
 }
@@ -371,7 +371,7 @@ fn send_part(connection: &mut Connection, arena: &MemoryRegion, stats: &Stats, t
     let only = !pending && !parts[at + 1..].iter().any(is_ready);
     let is_last = only && ends_part && status == Status::Ok;
     let sequence = command.sequence;
-    let with_imm = is_last && connection.params.write_with_imm;
+    let with_imm = is_last && connection.params.features.has(Features::WRITE_WITH_IMM);
     let needed = if is_last && !with_imm { 1 + connection.response_needs() } else { 1 };
     if connection.free_sends() < needed {
         stats.send_credit_waits.add(1);

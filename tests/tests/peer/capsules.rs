@@ -302,6 +302,8 @@ fn a_hundred_thousand_doubtful_capsules_harm_nobody_else() {
         let features = [Features::WRITE_WITH_IMM, Features::default()][random.index(2)];
         let lists = random.chance(500);
         let features = if lists { features.or(Features::CAPSULE_LISTS) } else { features };
+        let data_lists = lists && random.chance(500);
+        let features = if data_lists { features.or(Features::DATA_LISTS) } else { features };
         let depth = u16::try_from(random.within(1, 32)).unwrap();
         let options = QueueOptions { depth, features, reads_out: 2, ..options() };
         let mut peer = RawPeer::tested(&mut bed, suspect, volume, options);
@@ -309,11 +311,21 @@ fn a_hundred_thousand_doubtful_capsules_harm_nobody_else() {
             for _ in 0..random.within(1, u64::from(depth)) {
                 let mut bytes = doubtful(&mut random, &mut peer, depth);
                 said += 1;
-                // Some have data, and then it is in the middle.
-                while lists && random.chance(600) && bytes.len() < 15 << 10 {
-                    bytes.extend(doubtful(&mut random, &mut peer, depth));
+                // Some have data, and then it is in the middle, or where it belongs.
+                let places = data_lists && random.chance(700);
+                let mut data = Vec::new();
+                if places {
+                    data = bytes.split_off(bytes.len().min(COMMAND_BYTES));
+                }
+                while lists && random.chance(600) && bytes.len() + data.len() < 15 << 10 {
+                    let mut more = doubtful(&mut random, &mut peer, depth);
+                    if places {
+                        data.splice(0..0, more.split_off(more.len().min(COMMAND_BYTES)));
+                    }
+                    bytes.extend(more);
                     said += 1;
                 }
+                bytes.extend(data);
                 peer.send(&bytes);
             }
             bed.rig.step();
