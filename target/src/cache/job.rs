@@ -70,6 +70,8 @@ pub(super) struct Job {
     pub ops: u32,
     pub error: Option<Errno>,
     pub fua: bool,
+    /// A write of the shard's own poll group, which hears of it by [`Shard::take_written`](super::Shard::take_written).
+    pub at_home: bool,
     /// Flush: covers what is not newer. Write-back: the oldest it has.
     pub order: u64,
 }
@@ -95,6 +97,7 @@ impl Job {
             ops: 0,
             error: None,
             fua: false,
+            at_home: false,
             order: 0,
         }
     }
@@ -103,6 +106,16 @@ impl Job {
     #[inline]
     pub(super) fn block_range(&self) -> (u64, u64) {
         (self.first, self.last)
+    }
+
+    /// A token for a store operation that must move `len` bytes. The job is at `index`.
+    #[inline]
+    pub(super) fn token(&self, index: u32, len: u32) -> OpToken {
+        OpToken(
+            u64::from(len / SECTOR) << (INDEX_BITS + GENERATION_BITS)
+                | u64::from(self.generation) << INDEX_BITS
+                | u64::from(index),
+        )
     }
 
     /// Whether its range is whole slots.
@@ -128,7 +141,7 @@ pub(super) struct Jobs {
 
 impl Jobs {
     /// A new job.
-    #[inline]
+    #[inline(always)]
     pub(super) fn start(
         &mut self,
         kind: Kind,
@@ -137,7 +150,7 @@ impl Jobs {
         cache: CacheMode,
         offset: u64,
         len: u64,
-    ) -> u32 {
+    ) -> (u32, &mut Job) {
         let index = self.free.pop().unwrap_or_else(|| self.grow());
         let job = &mut self.table[index as usize];
         job.kind = kind;
@@ -145,8 +158,9 @@ impl Jobs {
         (job.offset, job.len) = (offset, len);
         (job.first, job.last) = (offset / BLOCK, (offset + len.max(1) - 1) / BLOCK);
         debug_assert!(job.blocks.is_empty() && job.edges.is_empty() && job.lock.is_none());
-        (job.holds, job.ops, job.error, job.fua, job.order) = (false, 0, None, false, 0);
-        index
+        (job.holds, job.ops, job.error, job.order) = (false, 0, None, 0);
+        (job.fua, job.at_home) = (false, false);
+        (index, job)
     }
 
     #[cold]
@@ -199,12 +213,7 @@ impl Jobs {
     /// A token for a store operation that must move `len` bytes.
     #[inline]
     pub(super) fn token(&self, index: u32, len: u32) -> OpToken {
-        let generation = u64::from(self.table[index as usize].generation);
-        OpToken(
-            u64::from(len / SECTOR) << (INDEX_BITS + GENERATION_BITS)
-                | generation << INDEX_BITS
-                | u64::from(index),
-        )
+        self.table[index as usize].token(index, len)
     }
 
     /// The job of a token and the bytes that must have been moved.
@@ -225,12 +234,12 @@ mod tests {
     #[test]
     fn tokens_and_names_die_with_their_job() {
         let mut jobs = Jobs::default();
-        let first = jobs.start(Kind::Read, None, VolumeIndex(0), CacheMode::None, 0, 4096);
+        let (first, _) = jobs.start(Kind::Read, None, VolumeIndex(0), CacheMode::None, 0, 4096);
         let (token, id) = (jobs.token(first, 4 << 20), jobs.id(first));
         assert_eq!(jobs.of_token(token), Some((first, 4 << 20)));
         jobs.end(first);
         assert_eq!((jobs.of_token(token), jobs.find(id)), (None, None));
-        let again = jobs.start(Kind::Sync, None, VolumeIndex(0), CacheMode::None, 0, 0);
+        let (again, _) = jobs.start(Kind::Sync, None, VolumeIndex(0), CacheMode::None, 0, 0);
         assert_eq!((again, jobs.find(id), jobs.len()), (first, None, 1));
         assert_eq!(jobs.of_token(jobs.token(again, 0)), Some((again, 0)));
     }

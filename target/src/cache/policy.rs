@@ -150,7 +150,7 @@ impl Policy {
     /// # Panics
     ///
     /// If `old` is resident and there is no slot `new`.
-    #[inline]
+    #[inline(always)]
     pub fn replace(&mut self, old: Slot, new: Slot) {
         if !self.is_resident(old) {
             return;
@@ -170,6 +170,7 @@ impl Policy {
 
     /// The block of `slot` is gone (invalidated); its key is not remembered. Nothing happens if the slot is not
     /// resident.
+    #[inline]
     pub fn remove(&mut self, slot: Slot) {
         if self.is_resident(slot) {
             self.unlink(list_of(self.state[slot.0 as usize]), slot.0);

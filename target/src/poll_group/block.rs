@@ -95,6 +95,23 @@ impl<S: Store> PollGroup<S> {
             }
             (Opcode::Write, placement) => {
                 let in_memory = matches!(placement, Placement::Memory(_));
+                let end = offset_bytes + len_bytes;
+                // Most writes that bring their data are of one part, for which there is memory.
+                if matches!(placement, Placement::Store)
+                    && let Some(recv) = request.recv_slot
+                    && first_part(volume, own, groups, offset_bytes, end) == (end, own)
+                {
+                    let data = request.data_at + connection.recv_offset(recv);
+                    let (fua, now) = (command.flags.fua, self.now);
+                    let from = token(own, connection.id, tag, 0);
+                    let region = connection.region();
+                    let land = |arena: &Region, to| region.copy_to(data, arena, to, len as usize);
+                    let (v, at) = (volume_index, offset_bytes);
+                    if let Some(done) = self.shard.write_one(from, v, at, len, fua, now, land) {
+                        return self.landed_whole(slot, tag, len, done);
+                    }
+                }
+                let request = &mut connection.requests[tag.index()];
                 split(request, volume, own, groups, offset_bytes, len);
                 if in_memory {
                     self.start_landing(slot, tag, 0);

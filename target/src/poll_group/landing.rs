@@ -1,13 +1,14 @@
 //! How write data comes: out of the capsule, or by RDMA READs into the memory of a part.
 
 use rblk_fabric::{RemoteBuffer, Rkey, SendOp, Sge};
-use rblk_protocol::Tag;
+use rblk_protocol::{Status, Tag};
 
 use super::block::token;
+use super::respond::finish;
 use super::{PollGroup, mark_dirty};
-use crate::cache::ShardRequest;
+use crate::cache::{PartToken, ShardRequest};
 use crate::connection::{ConnectionId, WrKind};
-use crate::request::Step;
+use crate::request::{State, Step};
 use crate::store::Store;
 use crate::volume::Placement;
 
@@ -172,6 +173,43 @@ impl<S: Store> PollGroup<S> {
                 }
                 self.finish_write(slot, tag);
             }
+        }
+    }
+
+    /// All data of a write, which came in its capsule, went to this group's own shard without a part. `done`: the shard
+    /// will not answer.
+    #[inline(always)]
+    pub(super) fn landed_whole(&mut self, slot: usize, tag: Tag, len: u32, done: bool) {
+        self.stats.copied_bytes.add(u64::from(len));
+        if done {
+            return self.finish(slot, tag, Status::Ok);
+        }
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
+        let request = &mut connection.requests[tag.index()];
+        request.state = State::Working;
+        request.pending += 1;
+        if let Some(recv) = request.recv_slot.take() {
+            connection.queue_recv(recv);
+        }
+        mark_dirty(&mut self.dirty, connection);
+    }
+
+    /// This group's own shard has written all data of a command, which has no parts.
+    #[inline]
+    pub(super) fn on_written(&mut self, to: PartToken) {
+        let slot = usize::from(to.connection.slot);
+        let connection = self.connections.get_mut(slot).and_then(Option::as_deref_mut);
+        let Some(connection) = connection.filter(|c| c.id == to.connection) else {
+            // No connection is buried while a shard works for it.
+            debug_assert!(false, "an answer to nobody: {to:?}");
+            return;
+        };
+        let live = connection.is_live();
+        let request = &mut connection.requests[to.tag.index()];
+        request.pending = request.pending.saturating_sub(1);
+        if live {
+            let (pollers, stats, dirty) = (&self.pollers, &self.stats, &mut self.dirty);
+            finish(connection, pollers, stats, dirty, to.tag, Status::Ok);
         }
     }
 

@@ -491,6 +491,9 @@ impl<S: Store> PollGroup<S> {
 
     #[inline(never)]
     fn deliver_all(&mut self) {
+        while let Some(to) = self.shard.take_written() {
+            self.on_written(to);
+        }
         while let Some(reply) = self.shard.take_reply() {
             let group = usize::from(reply.to().group);
             if group == self.index {
