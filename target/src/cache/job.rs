@@ -108,6 +108,15 @@ impl Job {
         (self.first, self.last)
     }
 
+    // Its slots and its lock were given back.
+    #[inline]
+    fn retire(&mut self) {
+        debug_assert!(self.kind != Kind::Free && self.edges.is_empty() && self.lock.is_none());
+        self.kind = Kind::Free;
+        self.blocks.clear();
+        self.generation = self.generation.wrapping_add(1) & ((1 << GENERATION_BITS) - 1);
+    }
+
     /// A token for a store operation that must move `len` bytes. The job is at `index`.
     #[inline]
     pub(super) fn token(&self, index: u32, len: u32) -> OpToken {
@@ -131,6 +140,18 @@ const BLOCK: u64 = super::SLOT_BYTES as u64;
 const INDEX_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 24;
 const SECTOR: u32 = 512;
+
+/// What is left of a write of one block that ended.
+pub(super) struct Written {
+    pub slot: Slot,
+    pub from: Option<PartToken>,
+    pub volume: VolumeIndex,
+    pub block: u64,
+    pub held: usize,
+    /// Held, if the volume is cached.
+    pub lock: Option<LockId>,
+    pub at_home: bool,
+}
 
 /// The table of jobs.
 #[derive(Debug, Default)]
@@ -184,12 +205,33 @@ impl Jobs {
     /// Ends a job. Its slots and its lock were given back.
     #[inline]
     pub(super) fn end(&mut self, index: u32) {
-        let job = &mut self.table[index as usize];
-        debug_assert!(job.kind != Kind::Free && job.edges.is_empty() && job.lock.is_none());
-        job.kind = Kind::Free;
-        job.blocks.clear();
-        job.generation = job.generation.wrapping_add(1) & ((1 << GENERATION_BITS) - 1);
+        self.table[index as usize].retire();
         self.free.push(index);
+    }
+
+    /// Ends a write of one block that the store did well, if this is one and all that is left of it is to put the
+    /// block in its place.
+    #[inline(always)]
+    pub(super) fn take_written(&mut self, index: u32) -> Option<Written> {
+        let job = self.table.get_mut(index as usize)?;
+        let &[Entry { slot, .. }] = &job.blocks[..] else { return None };
+        // Without a cache there is no lock.
+        let well = (job.kind, job.ops, job.error) == (Kind::Write, 1, None);
+        if !well || job.holds && !job.is_aligned() || !job.edges.is_empty() {
+            return None;
+        }
+        let written = Written {
+            slot,
+            from: job.from,
+            volume: job.volume,
+            block: job.first,
+            held: std::mem::take(&mut job.held),
+            lock: job.lock.take(),
+            at_home: job.at_home,
+        };
+        job.retire();
+        self.free.push(index);
+        Some(written)
     }
 
     /// Jobs that have not ended.

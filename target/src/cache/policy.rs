@@ -156,7 +156,9 @@ impl Policy {
             return;
         }
         if old != new {
-            self.remove(new);
+            if self.is_resident(new) {
+                self.remove(new);
+            }
             let (from, to) = (old.0 as usize, new.0 as usize);
             let (links, state) = (&mut self.links[..], &mut self.state[..]);
             let Links { newer, older, .. } = links[from];
@@ -170,7 +172,6 @@ impl Policy {
 
     /// The block of `slot` is gone (invalidated); its key is not remembered. Nothing happens if the slot is not
     /// resident.
-    #[inline]
     pub fn remove(&mut self, slot: Slot) {
         if self.is_resident(slot) {
             self.unlink(list_of(self.state[slot.0 as usize]), slot.0);

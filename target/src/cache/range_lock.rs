@@ -411,7 +411,7 @@ impl RangeLocks {
     }
 
     /// Makes `link` the first before `head` and returns it.
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, head: u32, link: usize) -> u32 {
         self.links[link] = Link { next: head, prev: NONE };
         if head != NONE {
@@ -446,7 +446,7 @@ impl RangeLocks {
     }
 
     /// Takes `link` out of its chain; the chain's new head if it was the first.
-    #[inline]
+    #[inline(always)]
     fn pull(&mut self, link: usize) -> Option<u32> {
         let Link { next, prev } = self.links[link];
         if next != NONE {

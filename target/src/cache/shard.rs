@@ -109,7 +109,7 @@ pub struct Shard<S> {
     pub(super) options: ShardOptions,
     pub(super) replies: VecDeque<ShardReply>,
     // Writes that went well, for this shard's own poll group.
-    pub(super) written: VecDeque<PartToken>,
+    pub(super) written: Vec<PartToken>,
     pub(super) waiting_memory: VecDeque<u32>,
     // Jobs and operations that wait because their volume has its share.
     pub(super) capped: usize,
@@ -193,7 +193,7 @@ impl<S: Store> Shard<S> {
             jobs: Jobs::default(),
             volumes: Vec::new(),
             options,
-            written: VecDeque::new(),
+            written: Vec::with_capacity(256),
             replies: VecDeque::with_capacity(256),
             waiting_memory: VecDeque::with_capacity(256),
             capped: 0,
@@ -295,17 +295,19 @@ impl<S: Store> Shard<S> {
         !self.waiting_memory.is_empty()
     }
 
-    /// Whether [`Self::take_reply`] or [`Self::take_written`] has an answer.
+    /// Whether [`Self::take_reply`] has an answer.
     #[must_use]
     #[inline]
     pub fn has_reply(&self) -> bool {
-        !self.replies.is_empty() || !self.written.is_empty()
+        !self.replies.is_empty()
     }
 
-    /// The next write of [`Self::write_one`] that the store has done well.
+    /// The writes of [`Self::write_one`] that the store has done well, oldest first: none but after a busy
+    /// [`Self::turn`]. `list` must be empty; its memory is used for the next ones.
     #[inline]
-    pub fn take_written(&mut self) -> Option<PartToken> {
-        self.written.pop_front()
+    pub fn take_written(&mut self, list: &mut Vec<PartToken>) {
+        debug_assert!(list.is_empty());
+        std::mem::swap(&mut self.written, list);
     }
 
     /// The next answer.

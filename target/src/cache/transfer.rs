@@ -125,6 +125,9 @@ impl<S: Store> Shard<S> {
     #[inline]
     pub(super) fn on_store_done(&mut self, done: OpDone) {
         let Some((job, len)) = self.jobs.of_token(done.token) else { return };
+        if done.result == Ok(len) && self.finish_one(job) {
+            return;
+        }
         let error = match done.result {
             // The store promised all or an error; less would pass for data.
             Ok(bytes) if len > 0 && bytes != len => Some(Errno::EIO),
@@ -141,7 +144,7 @@ impl<S: Store> Shard<S> {
         if let Some(errno) = error {
             self.note_error(volume, kind, errno);
         }
-        if last && !self.finish_one(job) {
+        if last {
             self.advance(job);
         }
     }

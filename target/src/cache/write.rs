@@ -5,7 +5,7 @@ use std::time::Instant;
 use rblk_fabric::Region;
 
 use super::SLOT_BYTES;
-use super::job::{Entry, Job, Kind};
+use super::job::{Entry, Job, Kind, Written};
 use super::message::{Changed, JobId, PartToken, Segments};
 use super::policy::Slot;
 use super::range_lock::Acquired;
@@ -109,7 +109,7 @@ impl<S: Store> Shard<S> {
     /// [`ShardRequest::Write`](super::ShardRequest::Write), from [`Self::take_reply`]. `None`: nothing happened, it must be reserved and may have
     /// to wait.
     #[allow(clippy::too_many_arguments)] // those of both requests
-    #[inline]
+    #[inline(always)]
     pub fn write_one(
         &mut self,
         from: PartToken,
@@ -263,33 +263,24 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    /// Ends a job that the store is done with, if it is a write of one whole block that went well, as most are, or one
-    /// without a cache. False: it is another.
+    /// Ends a job whose last operation the store did well, if it is a write of one block, as most are. False: it is
+    /// another, or not its last.
     #[inline(always)]
     pub(super) fn finish_one(&mut self, job: u32) -> bool {
-        let entry = self.jobs.get(job);
-        let &[Entry { slot, .. }] = &entry.blocks[..] else { return false };
-        let well = entry.kind == Kind::Write && entry.error.is_none();
-        // Without a cache there is no lock.
-        let cached = entry.holds;
-        if !well || cached && !entry.is_aligned() || !entry.edges.is_empty() {
-            return false;
+        let Some(written) = self.jobs.take_written(job) else { return false };
+        let Written { slot, from, volume, block, held, lock, at_home } = written;
+        if let Some(state) = state_of(&mut self.volumes, volume) {
+            state.ops = state.ops.saturating_sub(1);
+            state.held = state.held.saturating_sub(held);
         }
-        let (from, volume, at_home) = (entry.from, entry.volume, entry.at_home);
-        let (block, _) = entry.block_range();
-        let (lock, held) = (entry.lock.take(), std::mem::take(&mut entry.held));
-        self.jobs.end(job);
-        if cached {
+        if lock.is_some() {
             self.recall(volume, block, block);
             self.slots.install_clean(slot, volume, block);
         } else {
             self.slots.give_back(slot);
         }
-        if let Some(state) = state_of(&mut self.volumes, volume) {
-            state.held = state.held.saturating_sub(held);
-        }
         match from {
-            Some(to) if at_home => self.written.push_back(to),
+            Some(to) if at_home => self.written.push(to),
             _ => self.done(from, Ok(())),
         }
         if let Some(lock) = lock {

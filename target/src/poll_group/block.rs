@@ -93,25 +93,16 @@ impl<S: Store> PollGroup<S> {
                     self.prefetch(volume_index, from, bytes);
                 }
             }
+            // Most writes that bring their data are of one part.
+            (Opcode::Write, Placement::Store)
+                if command.in_capsule_bytes > 0
+                    && first_part(volume, own, groups, offset_bytes, offset_bytes + len_bytes)
+                        == (offset_bytes + len_bytes, own) =>
+            {
+                self.write_whole(slot, tag);
+            }
             (Opcode::Write, placement) => {
                 let in_memory = matches!(placement, Placement::Memory(_));
-                let end = offset_bytes + len_bytes;
-                // Most writes that bring their data are of one part, for which there is memory.
-                if matches!(placement, Placement::Store)
-                    && let Some(recv) = request.recv_slot
-                    && first_part(volume, own, groups, offset_bytes, end) == (end, own)
-                {
-                    let data = request.data_at + connection.recv_offset(recv);
-                    let (fua, now) = (command.flags.fua, self.now);
-                    let from = token(own, connection.id, tag, 0);
-                    let region = connection.region();
-                    let land = |arena: &Region, to| region.copy_to(data, arena, to, len as usize);
-                    let (v, at) = (volume_index, offset_bytes);
-                    if let Some(done) = self.shard.write_one(from, v, at, len, fua, now, land) {
-                        return self.landed_whole(slot, tag, len, done);
-                    }
-                }
-                let request = &mut connection.requests[tag.index()];
                 split(request, volume, own, groups, offset_bytes, len);
                 if in_memory {
                     self.start_landing(slot, tag, 0);
@@ -250,7 +241,7 @@ impl<S: Store> PollGroup<S> {
 
     /// Asks the shard of each part of a write for memory. What this group's own has at once need not be waited for.
     #[inline]
-    fn ask_memory(&mut self, slot: usize, tag: Tag, volume: VolumeIndex) {
+    pub(super) fn ask_memory(&mut self, slot: usize, tag: Tag, volume: VolumeIndex) {
         let mut at = 0;
         while let Some(connection) = self.connections[slot].as_deref_mut().filter(|c| c.is_live()) {
             let request = &mut connection.requests[tag.index()];

@@ -150,10 +150,11 @@ impl Case {
     }
 
     fn collect(&mut self) {
-        let own = |shard: &mut Shard<Script>| {
-            shard.take_written().map(|to| ShardReply::Done { to, result: Ok(()) })
-        };
-        while let Some(reply) = own(&mut self.shard).or_else(|| self.shard.take_reply()) {
+        let mut written = Vec::new();
+        self.shard.take_written(&mut written);
+        let done = |to| ShardReply::Done { to, result: Ok(()) };
+        let mut written = written.into_iter().map(done);
+        while let Some(reply) = written.next().or_else(|| self.shard.take_reply()) {
             let tag = reply.to().tag;
             let old = self.replies.insert(tag, reply);
             assert!(old.is_none(), "answered twice: {old:?}, {:?}", self.replies[&tag]);
