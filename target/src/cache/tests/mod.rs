@@ -401,5 +401,8 @@ impl Case {
         assert_eq!(self.shard.slots.held().collect::<Vec<_>>(), []);
         assert_eq!(self.shard.slots.lent(), 0);
         assert!(self.shard.write_backs.is_empty() && self.shard.flushes.is_empty());
+        for state in self.shard.volumes.iter().flatten() {
+            assert_eq!((state.held, state.ops), (0, 0), "nothing is under way");
+        }
     }
 }
