@@ -538,7 +538,7 @@ impl Connection {
     }
 
     /// Queues a RECV for a slot.
-    #[inline]
+    #[inline(always)]
     pub fn queue_recv(&mut self, slot: u16) {
         let sge = self.own_sge(self.recv_offset(slot), self.params.layout.recv_len);
         self.recvs.push(RecvWr { id: WrKind::Recv(slot).id(), sge });

@@ -70,6 +70,8 @@ pub(super) struct Job {
     pub ops: u32,
     pub error: Option<Errno>,
     pub fua: bool,
+    /// A write of the shard's own poll group, which hears of it by [`Shard::take_written`](super::Shard::take_written).
+    pub at_home: bool,
     /// Flush: covers what is not newer. Write-back: the oldest it has.
     pub order: u64,
 }
@@ -95,6 +97,7 @@ impl Job {
             ops: 0,
             error: None,
             fua: false,
+            at_home: false,
             order: 0,
         }
     }
@@ -103,6 +106,25 @@ impl Job {
     #[inline]
     pub(super) fn block_range(&self) -> (u64, u64) {
         (self.first, self.last)
+    }
+
+    // Its slots and its lock were given back.
+    #[inline]
+    fn retire(&mut self) {
+        debug_assert!(self.kind != Kind::Free && self.edges.is_empty() && self.lock.is_none());
+        self.kind = Kind::Free;
+        self.blocks.clear();
+        self.generation = self.generation.wrapping_add(1) & ((1 << GENERATION_BITS) - 1);
+    }
+
+    /// A token for a store operation that must move `len` bytes. The job is at `index`.
+    #[inline]
+    pub(super) fn token(&self, index: u32, len: u32) -> OpToken {
+        OpToken(
+            u64::from(len / SECTOR) << (INDEX_BITS + GENERATION_BITS)
+                | u64::from(self.generation) << INDEX_BITS
+                | u64::from(index),
+        )
     }
 
     /// Whether its range is whole slots.
@@ -119,6 +141,18 @@ const INDEX_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 24;
 const SECTOR: u32 = 512;
 
+/// What is left of a write of one block that ended.
+pub(super) struct Written {
+    pub slot: Slot,
+    pub from: Option<PartToken>,
+    pub volume: VolumeIndex,
+    pub block: u64,
+    pub held: usize,
+    /// Held, if the volume is cached.
+    pub lock: Option<LockId>,
+    pub at_home: bool,
+}
+
 /// The table of jobs.
 #[derive(Debug, Default)]
 pub(super) struct Jobs {
@@ -128,7 +162,7 @@ pub(super) struct Jobs {
 
 impl Jobs {
     /// A new job.
-    #[inline]
+    #[inline(always)]
     pub(super) fn start(
         &mut self,
         kind: Kind,
@@ -137,7 +171,7 @@ impl Jobs {
         cache: CacheMode,
         offset: u64,
         len: u64,
-    ) -> u32 {
+    ) -> (u32, &mut Job) {
         let index = self.free.pop().unwrap_or_else(|| self.grow());
         let job = &mut self.table[index as usize];
         job.kind = kind;
@@ -145,8 +179,9 @@ impl Jobs {
         (job.offset, job.len) = (offset, len);
         (job.first, job.last) = (offset / BLOCK, (offset + len.max(1) - 1) / BLOCK);
         debug_assert!(job.blocks.is_empty() && job.edges.is_empty() && job.lock.is_none());
-        (job.holds, job.ops, job.error, job.fua, job.order) = (false, 0, None, false, 0);
-        index
+        (job.holds, job.ops, job.error, job.order) = (false, 0, None, 0);
+        (job.fua, job.at_home) = (false, false);
+        (index, job)
     }
 
     #[cold]
@@ -170,12 +205,33 @@ impl Jobs {
     /// Ends a job. Its slots and its lock were given back.
     #[inline]
     pub(super) fn end(&mut self, index: u32) {
-        let job = &mut self.table[index as usize];
-        debug_assert!(job.kind != Kind::Free && job.edges.is_empty() && job.lock.is_none());
-        job.kind = Kind::Free;
-        job.blocks.clear();
-        job.generation = job.generation.wrapping_add(1) & ((1 << GENERATION_BITS) - 1);
+        self.table[index as usize].retire();
         self.free.push(index);
+    }
+
+    /// Ends a write of one block that the store did well, if this is one and all that is left of it is to put the
+    /// block in its place.
+    #[inline(always)]
+    pub(super) fn take_written(&mut self, index: u32) -> Option<Written> {
+        let job = self.table.get_mut(index as usize)?;
+        let &[Entry { slot, .. }] = &job.blocks[..] else { return None };
+        // Without a cache there is no lock.
+        let well = (job.kind, job.ops, job.error) == (Kind::Write, 1, None);
+        if !well || job.holds && !job.is_aligned() || !job.edges.is_empty() {
+            return None;
+        }
+        let written = Written {
+            slot,
+            from: job.from,
+            volume: job.volume,
+            block: job.first,
+            held: std::mem::take(&mut job.held),
+            lock: job.lock.take(),
+            at_home: job.at_home,
+        };
+        job.retire();
+        self.free.push(index);
+        Some(written)
     }
 
     /// Jobs that have not ended.
@@ -199,12 +255,7 @@ impl Jobs {
     /// A token for a store operation that must move `len` bytes.
     #[inline]
     pub(super) fn token(&self, index: u32, len: u32) -> OpToken {
-        let generation = u64::from(self.table[index as usize].generation);
-        OpToken(
-            u64::from(len / SECTOR) << (INDEX_BITS + GENERATION_BITS)
-                | generation << INDEX_BITS
-                | u64::from(index),
-        )
+        self.table[index as usize].token(index, len)
     }
 
     /// The job of a token and the bytes that must have been moved.
@@ -225,12 +276,12 @@ mod tests {
     #[test]
     fn tokens_and_names_die_with_their_job() {
         let mut jobs = Jobs::default();
-        let first = jobs.start(Kind::Read, None, VolumeIndex(0), CacheMode::None, 0, 4096);
+        let (first, _) = jobs.start(Kind::Read, None, VolumeIndex(0), CacheMode::None, 0, 4096);
         let (token, id) = (jobs.token(first, 4 << 20), jobs.id(first));
         assert_eq!(jobs.of_token(token), Some((first, 4 << 20)));
         jobs.end(first);
         assert_eq!((jobs.of_token(token), jobs.find(id)), (None, None));
-        let again = jobs.start(Kind::Sync, None, VolumeIndex(0), CacheMode::None, 0, 0);
+        let (again, _) = jobs.start(Kind::Sync, None, VolumeIndex(0), CacheMode::None, 0, 0);
         assert_eq!((again, jobs.find(id), jobs.len()), (first, None, 1));
         assert_eq!(jobs.of_token(jobs.token(again, 0)), Some((again, 0)));
     }

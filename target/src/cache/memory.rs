@@ -27,13 +27,18 @@ impl VolumeState {
             }
             _ => edges,
         };
-        // One that has nothing may always begin.
-        if self.held > 0 && self.held + need > share {
+        if !self.has_room(need, share) {
             return false;
         }
         self.held += need;
         job.held = need;
         true
+    }
+
+    // Whether so much more is within the volume's share. One that has nothing may always begin.
+    #[inline]
+    pub(super) fn has_room(&self, need: usize, share: usize) -> bool {
+        self.held == 0 || self.held + need <= share
     }
 }
 

@@ -150,13 +150,15 @@ impl Policy {
     /// # Panics
     ///
     /// If `old` is resident and there is no slot `new`.
-    #[inline]
+    #[inline(always)]
     pub fn replace(&mut self, old: Slot, new: Slot) {
         if !self.is_resident(old) {
             return;
         }
         if old != new {
-            self.remove(new);
+            if self.is_resident(new) {
+                self.remove(new);
+            }
             let (from, to) = (old.0 as usize, new.0 as usize);
             let (links, state) = (&mut self.links[..], &mut self.state[..]);
             let Links { newer, older, .. } = links[from];

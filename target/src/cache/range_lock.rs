@@ -118,7 +118,7 @@ pub struct RangeLocks {
     chains: Vec<u32>,
     /// First link of the locks over many stripes.
     long: u32,
-    /// First link of the unused entries; linked by `next` only.
+    /// First of the unused entries; each names the next in `next` of its first link.
     free: u32,
     len: usize,
     waiting: usize,
@@ -162,30 +162,52 @@ impl RangeLocks {
     /// # Panics
     ///
     /// At 2^20 locks.
-    #[inline]
+    #[inline(always)]
     pub fn acquire(&mut self, volume: u16, range: Range<u64>, owner: u32) -> Acquired {
+        let stripe = range.start >> STRIPE_SHIFT;
+        if range.start >= range.end || (range.end - 1) >> STRIPE_SHIFT != stripe {
+            return self.acquire_long(volume, range, owner);
+        }
+        // In one stripe, as most are.
+        if self.free == NONE {
+            self.grow(self.locks.len() * 2);
+        }
+        let chain = self.bucket(volume, stripe);
+        let head = self.chains[chain];
+        let alone = head == NONE && self.long == NONE;
+        let waits_for = if alone { 0 } else { self.count_overlapping(volume, &range) };
+        let index = self.free as usize;
+        self.free = self.links[index * STRIPES].next;
+        self.chains[chain] = self.push(head, index * STRIPES);
+        self.enter(index, volume, range, owner, waits_for, number(chain))
+    }
+
+    /// A lock of none or of several stripes.
+    #[inline(never)]
+    fn acquire_long(&mut self, volume: u16, range: Range<u64>, owner: u32) -> Acquired {
         // Without bytes: where nothing can overlap it, not even what covers all.
         let range = if range.start < range.end { range } else { u64::MAX..u64::MAX };
         if self.free == NONE {
             self.grow(self.locks.len() * 2);
         }
-        let first_link = self.free as usize;
-        self.free = self.links[first_link].next;
-        let index = first_link / STRIPES;
-        let chain = self.chain_of(volume, &range);
-        let waits_for = match self.chains.get(chain as usize).copied() {
-            Some(head) => {
-                let alone = head == NONE && self.long == NONE;
-                let waits_for = if alone { 0 } else { self.count_overlapping(volume, &range) };
-                self.chains[chain as usize] = self.push(head, first_link);
-                waits_for
-            }
-            None => {
-                let waits_for = self.count_overlapping(volume, &range);
-                self.link(index, volume, &range);
-                waits_for
-            }
-        };
+        let waits_for = self.count_overlapping(volume, &range);
+        let index = self.free as usize;
+        self.free = self.links[index * STRIPES].next;
+        self.link(index, volume, &range);
+        self.enter(index, volume, range, owner, waits_for, NONE)
+    }
+
+    /// Writes the entry of a lock that was linked.
+    #[inline(always)]
+    fn enter(
+        &mut self,
+        index: usize,
+        volume: u16,
+        range: Range<u64>,
+        owner: u32,
+        waits_for: u32,
+        chain: u32,
+    ) -> Acquired {
         let lock = &mut self.locks[index];
         let uses = lock.uses;
         *lock = Lock {
@@ -212,7 +234,7 @@ impl RangeLocks {
 
     /// Ends a lock that is held, or gives up one that waits. The owners whose locks are held from now on are
     /// appended to `granted` in the order in which they acquired. Nothing happens if there is no such lock.
-    #[inline]
+    #[inline(always)]
     pub fn release(&mut self, lock: LockId, granted: &mut Vec<u32>) {
         let Some(index) = self.find(lock) else { return };
         let lock = &mut self.locks[index];
@@ -223,9 +245,8 @@ impl RangeLocks {
         } else {
             self.unlink_from(chain as usize, index * STRIPES);
         }
-        let first_link = number(index * STRIPES);
-        self.links[first_link as usize].next = self.free;
-        self.free = first_link;
+        self.links[index * STRIPES].next = self.free;
+        self.free = number(index);
         self.len -= 1;
         if waits_for > 0 {
             self.waiting -= 1;
@@ -390,7 +411,7 @@ impl RangeLocks {
     }
 
     /// Makes `link` the first before `head` and returns it.
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, head: u32, link: usize) -> u32 {
         self.links[link] = Link { next: head, prev: NONE };
         if head != NONE {
@@ -425,7 +446,7 @@ impl RangeLocks {
     }
 
     /// Takes `link` out of its chain; the chain's new head if it was the first.
-    #[inline]
+    #[inline(always)]
     fn pull(&mut self, link: usize) -> Option<u32> {
         let Link { next, prev } = self.links[link];
         if next != NONE {
@@ -460,7 +481,7 @@ impl RangeLocks {
         self.granted.reserve(capacity);
         for index in (old..capacity).rev() {
             self.links[index * STRIPES].next = self.free;
-            self.free = number(index * STRIPES);
+            self.free = number(index);
         }
         self.chains.clear();
         self.chains.resize((capacity * 2).next_power_of_two(), NONE);

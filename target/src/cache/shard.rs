@@ -21,7 +21,7 @@ use nix::errno::Errno;
 use super::job::{Jobs, Kind};
 use super::message::{Changed, JobId, PartToken, Segments, ShardReply, ShardRequest};
 use super::policy::Slot;
-use super::range_lock::{Acquired, RangeLocks};
+use super::range_lock::{Acquired, LockId, RangeLocks};
 use super::slots::Slots;
 use super::{SLOT_BYTES, STRIPE_BYTES};
 use crate::arena::Arena;
@@ -108,6 +108,8 @@ pub struct Shard<S> {
     pub(super) volumes: Vec<Option<VolumeState>>,
     pub(super) options: ShardOptions,
     pub(super) replies: VecDeque<ShardReply>,
+    // Writes that went well, for this shard's own poll group.
+    pub(super) written: Vec<PartToken>,
     pub(super) waiting_memory: VecDeque<u32>,
     // Jobs and operations that wait because their volume has its share.
     pub(super) capped: usize,
@@ -191,6 +193,7 @@ impl<S: Store> Shard<S> {
             jobs: Jobs::default(),
             volumes: Vec::new(),
             options,
+            written: Vec::with_capacity(256),
             replies: VecDeque::with_capacity(256),
             waiting_memory: VecDeque::with_capacity(256),
             capped: 0,
@@ -299,7 +302,16 @@ impl<S: Store> Shard<S> {
         !self.replies.is_empty()
     }
 
+    /// The writes of [`Self::write_one`] that the store has done well, oldest first: none but after a busy
+    /// [`Self::turn`]. `list` must be empty; its memory is used for the next ones.
+    #[inline]
+    pub fn take_written(&mut self, list: &mut Vec<PartToken>) {
+        debug_assert!(list.is_empty());
+        std::mem::swap(&mut self.written, list);
+    }
+
     /// The next answer.
+    #[inline]
     pub fn take_reply(&mut self) -> Option<ShardReply> {
         self.replies.pop_front()
     }
@@ -319,6 +331,7 @@ impl<S: Store> Shard<S> {
         self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref).map_or(0, |v| v.size)
     }
 
+    #[inline]
     pub(super) fn done(&mut self, from: Option<PartToken>, result: Result<(), Errno>) {
         if let Some(to) = from {
             self.replies.push_back(ShardReply::Done { to, result });
@@ -336,7 +349,7 @@ impl<S: Store> Shard<S> {
         len: u64,
     ) -> u32 {
         let cache = self.mode(volume);
-        self.jobs.start(kind, from, volume, cache, offset, len)
+        self.jobs.start(kind, from, volume, cache, offset, len).0
     }
 
     #[inline]
@@ -509,7 +522,6 @@ impl<S: Store> Shard<S> {
     }
 
     // Takes the lock on some of a job's blocks. False: it goes on when those before it have ended.
-    #[inline]
     pub(super) fn take_lock_of(&mut self, job: u32, first: u64, last: u64) -> bool {
         let entry = self.jobs.get(job);
         let lock = self.locks.acquire(entry.volume.0, first * BLOCK..(last + 1) * BLOCK, job);
@@ -561,10 +573,16 @@ impl<S: Store> Shard<S> {
         let lock = entry.lock.take();
         self.jobs.end(job);
         if let Some(lock) = lock {
-            self.locks.release(lock, &mut self.granted);
-            if !self.granted.is_empty() {
-                self.start_granted();
-            }
+            self.unlock(lock);
+        }
+    }
+
+    // Releases a lock, and who waited for it goes on.
+    #[inline(always)]
+    pub(super) fn unlock(&mut self, lock: LockId) {
+        self.locks.release(lock, &mut self.granted);
+        if !self.granted.is_empty() {
+            self.start_granted();
         }
     }
 

@@ -346,7 +346,7 @@ impl Slots {
     }
 
     /// A private slot, making room by eviction if there is none.
-    #[inline]
+    #[inline(always)]
     pub fn allocate_one(&mut self) -> Option<Slot> {
         let slot = match self.loose.pop() {
             Some(slot) => slot,
@@ -497,6 +497,37 @@ impl Slots {
 
     /// Puts a private slot in the index as a block of a volume; what was there before is gone.
     pub fn install(&mut self, slot: Slot, volume: VolumeIndex, block: u64, how: Install) {
+        let was = self.put(slot, volume, block);
+        let (order, now_ms) = match (how, was) {
+            (Install::Clean, _) | (Install::Merged, None) => {
+                // As in `install_clean`.
+                return self.policy.readmit(slot);
+            }
+            (Install::Merged, Some(was)) => (was.since, was.since_ms),
+            // Not in the store either: it must be there when the older one had to be.
+            (_, Some(was)) if was.state == State::Dirty => (was.since, was.since_ms),
+            (Install::Dirty { order, now_ms }, _) => (order, now_ms),
+        };
+        // In the old one's place, or last: a new order is the highest there is.
+        let after = match was {
+            Some(was) if was.state == State::Dirty => was.prev,
+            _ if how == Install::Merged => self.last_as_old(volume.0, order),
+            _ => self.lists[usize::from(volume.0)].tail,
+        };
+        self.enter_list(slot, after, order, now_ms);
+    }
+
+    /// The same, of a block that the store has.
+    #[inline]
+    pub fn install_clean(&mut self, slot: Slot, volume: VolumeIndex, block: u64) {
+        self.put(slot, volume, block);
+        // It took the old one's place, which may be that of a slot that could not leave.
+        self.policy.readmit(slot);
+    }
+
+    // Puts a private slot in the index, clean. Returns the old one as it was, if the store does not have it.
+    #[inline(always)]
+    fn put(&mut self, slot: Slot, volume: VolumeIndex, block: u64) -> Option<Meta> {
         debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
         let hash = self.hash(volume.0, block);
         let bucket = self.bucket(hash);
@@ -515,7 +546,6 @@ impl Slots {
         (meta.volume, meta.block) = (volume.0, block);
         (meta.state, meta.failed) = (State::Clean, false);
         meta.chain = old.map_or(NONE, |(_, chain, _)| chain);
-        // The old one as it was, if the store does not have it.
         let mut was = None;
         if let Some((old, _, state)) = old {
             if matches!(state, State::Dirty | State::Writing) {
@@ -528,23 +558,7 @@ impl Slots {
             self.policy.insert(slot, hash);
             self.counts_of(slot).cached += 1;
         }
-        let (order, now_ms) = match (how, was) {
-            (Install::Clean, _) | (Install::Merged, None) => {
-                // It took the old one's place, which may be that of a slot that could not leave.
-                return self.policy.readmit(slot);
-            }
-            (Install::Merged, Some(was)) => (was.since, was.since_ms),
-            // Not in the store either: it must be there when the older one had to be.
-            (_, Some(was)) if was.state == State::Dirty => (was.since, was.since_ms),
-            (Install::Dirty { order, now_ms }, _) => (order, now_ms),
-        };
-        // In the old one's place, or last: a new order is the highest there is.
-        let after = match was {
-            Some(was) if was.state == State::Dirty => was.prev,
-            _ if how == Install::Merged => self.last_as_old(volume.0, order),
-            _ => self.lists[usize::from(volume.0)].tail,
-        };
-        self.enter_list(slot, after, order, now_ms);
+        was
     }
 
     /// Takes a slot out of the index, dirty or not.

@@ -81,7 +81,8 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    fn wait_for_store(&mut self, op: Op, memory: &[Segment]) {
+    #[cold]
+    pub(super) fn wait_for_store(&mut self, op: Op, memory: &[Segment]) {
         let Some(state) = state_of(&mut self.volumes, op.volume) else {
             // Only a bug gets here: commands of volumes without a store ask for memory alone.
             return self.done.push(OpDone { token: op.token, result: Err(Errno::ENXIO) });
@@ -93,7 +94,7 @@ impl<S: Store> Shard<S> {
     }
 
     #[inline]
-    fn ops_per_volume(&self) -> usize {
+    pub(super) fn ops_per_volume(&self) -> usize {
         if self.served < 2 { usize::MAX } else { OPS_PER_VOLUME }
     }
 
@@ -121,8 +122,12 @@ impl<S: Store> Shard<S> {
         }
     }
 
+    #[inline]
     pub(super) fn on_store_done(&mut self, done: OpDone) {
         let Some((job, len)) = self.jobs.of_token(done.token) else { return };
+        if done.result == Ok(len) && self.finish_one(job) {
+            return;
+        }
         let error = match done.result {
             // The store promised all or an error; less would pass for data.
             Ok(bytes) if len > 0 && bytes != len => Some(Errno::EIO),

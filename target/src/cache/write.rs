@@ -2,13 +2,16 @@
 
 use std::time::Instant;
 
+use rblk_fabric::Region;
+
 use super::SLOT_BYTES;
-use super::job::{Job, Kind};
-use super::message::{Changed, JobId, Segments};
+use super::job::{Entry, Job, Kind, Written};
+use super::message::{Changed, JobId, PartToken, Segments};
 use super::policy::Slot;
-use super::shard::{BLOCK, Shard};
+use super::range_lock::Acquired;
+use super::shard::{BLOCK, Shard, state_of};
 use super::slots::{Install, State};
-use crate::store::{OpKind, Segment, Store, VolumeIndex};
+use crate::store::{Op, OpKind, Segment, Store, VolumeIndex};
 use crate::volume::CacheMode;
 
 /// The bytes of one block that a job's range covers, counted from the start of the block.
@@ -101,6 +104,89 @@ impl<S: Store> Shard<S> {
         false
     }
 
+    /// A reservation and its write in one, for the data of one block that is here already: `land` puts it where it is
+    /// told. True: it is done, and well. False: the answer comes later, from [`Self::take_written`] or, as to
+    /// [`ShardRequest::Write`](super::ShardRequest::Write), from [`Self::take_reply`]. `None`: nothing happened, it must be reserved and may have
+    /// to wait.
+    #[allow(clippy::too_many_arguments)] // those of both requests
+    #[inline(always)]
+    pub fn write_one(
+        &mut self,
+        from: PartToken,
+        volume: VolumeIndex,
+        offset: u64,
+        len: u32,
+        fua: bool,
+        now: Instant,
+        land: impl FnOnce(&Region, usize),
+    ) -> Option<bool> {
+        let most = self.ops_per_volume();
+        let state = state_of(&mut self.volumes, volume)?;
+        let cache = state.cache;
+        let fits = match cache {
+            CacheMode::None => u64::from(len) <= BLOCK,
+            _ => u64::from(len) == BLOCK && offset.is_multiple_of(BLOCK),
+        };
+        // Nobody is overtaken.
+        let may = state.waiting.is_empty() && state.has_room(1, self.share);
+        if !fits || !may || !self.waiting_memory.is_empty() {
+            return None;
+        }
+        if cache == CacheMode::WriteBack && !fua {
+            return self.write_one_dirty(volume, offset / BLOCK, now, land);
+        }
+        let slot = self.slots.allocate_one()?;
+        let memory = [Segment { offset: self.slots.offset(slot), len }];
+        land(self.slots.region(), memory[0].offset);
+        state.held += 1;
+        let (job, entry) =
+            self.jobs.start(Kind::Write, Some(from), volume, cache, offset, len.into());
+        (entry.held, entry.fua, entry.at_home) = (1, fua, true);
+        entry.blocks.push(Entry { slot, own: true });
+        if cache != CacheMode::None {
+            let lock = self.locks.acquire(volume.0, offset..offset + BLOCK, job);
+            entry.lock = Some(lock.id());
+            entry.holds = matches!(lock, Acquired::Now(_));
+            if !entry.holds {
+                // Goes on in `write_locked`.
+                self.counters.range_waits += 1;
+                return Some(false);
+            }
+        }
+        entry.ops = 1;
+        let kind = OpKind::Write { offset, len, fua };
+        let op = Op { token: entry.token(job, len), volume, kind };
+        if state.waiting_ops.is_empty()
+            && state.ops < most
+            && self.store.submit(op, &memory).is_ok()
+        {
+            state.ops += 1;
+        } else {
+            self.wait_for_store(op, &memory);
+        }
+        Some(false)
+    }
+
+    #[inline(always)]
+    fn write_one_dirty(
+        &mut self,
+        volume: VolumeIndex,
+        block: u64,
+        now: Instant,
+        land: impl FnOnce(&Region, usize),
+    ) -> Option<bool> {
+        if !self.has_dirty_room(volume, 1) {
+            return None;
+        }
+        let slot = self.slots.allocate_one()?;
+        land(self.slots.region(), self.slots.offset(slot));
+        self.tick(now);
+        self.order += 1;
+        let how = Install::Dirty { order: self.order, now_ms: self.now_ms };
+        self.slots.install(slot, volume, block, how);
+        Some(true)
+    }
+
     // A volume whose store fails gets none: its users learn of it with their writes, and it does not take the
     // room of the others.
     fn has_dirty_room(&self, volume: VolumeIndex, more: usize) -> bool {
@@ -177,8 +263,33 @@ impl<S: Store> Shard<S> {
         }
     }
 
+    /// Ends a job whose last operation the store did well, if it is a write of one block, as most are. False: it is
+    /// another, or not its last.
+    #[inline(always)]
+    pub(super) fn finish_one(&mut self, job: u32) -> bool {
+        let Some(written) = self.jobs.take_written(job) else { return false };
+        let Written { slot, from, volume, block, held, lock, at_home } = written;
+        if let Some(state) = state_of(&mut self.volumes, volume) {
+            state.ops = state.ops.saturating_sub(1);
+            state.held = state.held.saturating_sub(held);
+        }
+        if lock.is_some() {
+            self.recall(volume, block, block);
+            self.slots.install_clean(slot, volume, block);
+        } else {
+            self.slots.give_back(slot);
+        }
+        match from {
+            Some(to) if at_home => self.written.push(to),
+            _ => self.done(from, Ok(())),
+        }
+        if let Some(lock) = lock {
+            self.unlock(lock);
+        }
+        true
+    }
+
     /// The store has done a write, or not.
-    #[inline]
     pub(super) fn finish_write(&mut self, job: u32) {
         let entry = self.jobs.get(job);
         let (from, error) = (entry.from, entry.error);

@@ -93,6 +93,14 @@ impl<S: Store> PollGroup<S> {
                     self.prefetch(volume_index, from, bytes);
                 }
             }
+            // Most writes that bring their data are of one part.
+            (Opcode::Write, Placement::Store)
+                if command.in_capsule_bytes > 0
+                    && first_part(volume, own, groups, offset_bytes, offset_bytes + len_bytes)
+                        == (offset_bytes + len_bytes, own) =>
+            {
+                self.write_whole(slot, tag);
+            }
             (Opcode::Write, placement) => {
                 let in_memory = matches!(placement, Placement::Memory(_));
                 split(request, volume, own, groups, offset_bytes, len);
@@ -233,7 +241,7 @@ impl<S: Store> PollGroup<S> {
 
     /// Asks the shard of each part of a write for memory. What this group's own has at once need not be waited for.
     #[inline]
-    fn ask_memory(&mut self, slot: usize, tag: Tag, volume: VolumeIndex) {
+    pub(super) fn ask_memory(&mut self, slot: usize, tag: Tag, volume: VolumeIndex) {
         let mut at = 0;
         while let Some(connection) = self.connections[slot].as_deref_mut().filter(|c| c.is_live()) {
             let request = &mut connection.requests[tag.index()];

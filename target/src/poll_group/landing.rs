@@ -1,13 +1,14 @@
 //! How write data comes: out of the capsule, or by RDMA READs into the memory of a part.
 
-use rblk_fabric::{RemoteBuffer, Rkey, SendOp, Sge};
-use rblk_protocol::Tag;
+use rblk_fabric::{Region, RemoteBuffer, Rkey, SendOp, Sge};
+use rblk_protocol::{Status, Tag};
 
 use super::block::token;
+use super::respond::finish;
 use super::{PollGroup, mark_dirty};
-use crate::cache::ShardRequest;
+use crate::cache::{PartToken, ShardRequest};
 use crate::connection::{ConnectionId, WrKind};
-use crate::request::Step;
+use crate::request::{Part, State, Step};
 use crate::store::Store;
 use crate::volume::Placement;
 
@@ -172,6 +173,65 @@ impl<S: Store> PollGroup<S> {
                 }
                 self.finish_write(slot, tag);
             }
+        }
+    }
+
+    /// A write whose data came in its capsule, all of it for this group's own shard: at once and without a part, or, if
+    /// it must wait for memory, as a part.
+    #[inline(never)]
+    pub(super) fn write_whole(&mut self, slot: usize, tag: Tag) {
+        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
+        let request = &connection.requests[tag.index()];
+        // It was admitted with its data.
+        let (Some(recv), Some(command)) = (request.recv_slot, &request.command) else { return };
+        let (volume, offset, fua) = (request.volume, request.offset_bytes, command.flags.fua);
+        // What is in a capsule is short.
+        let len = command.in_capsule_bytes;
+        let data = connection.recv_offset(recv) + request.data_at;
+        let (own, from) = (connection.region(), token(self.index, connection.id, tag, 0));
+        let land = |arena: &Region, to: usize| own.copy_to(data, arena, to, len as usize);
+        let done = self.shard.write_one(from, volume, offset, len, fua, self.now, land);
+        let request = &mut connection.requests[tag.index()];
+        match done {
+            Some(true) => {
+                self.stats.copied_bytes.add(u64::from(len));
+                self.finish(slot, tag, Status::Ok);
+            }
+            Some(false) => {
+                self.stats.copied_bytes.add(u64::from(len));
+                request.state = State::Working;
+                request.pending += 1;
+                request.recv_slot = None;
+                connection.release_recv(recv);
+                mark_dirty(&mut self.dirty, connection);
+            }
+            None => {
+                // Groups are few.
+                let shard = u16::try_from(self.index).unwrap_or(u16::MAX);
+                request.state = State::Working;
+                let step = Step::Asked;
+                request.add_part(Part { offset, len, shard, step, ..Part::default() });
+                self.ask_memory(slot, tag, volume);
+            }
+        }
+    }
+
+    /// This group's own shard has written all data of a command, which has no parts.
+    #[inline]
+    pub(super) fn on_written(&mut self, to: PartToken) {
+        let slot = usize::from(to.connection.slot);
+        let connection = self.connections.get_mut(slot).and_then(Option::as_deref_mut);
+        let Some(connection) = connection.filter(|c| c.id == to.connection) else {
+            // No connection is buried while a shard works for it.
+            debug_assert!(false, "an answer to nobody: {to:?}");
+            return;
+        };
+        let live = connection.is_live();
+        let request = &mut connection.requests[to.tag.index()];
+        request.pending = request.pending.saturating_sub(1);
+        if live {
+            let (pollers, stats, dirty) = (&self.pollers, &self.stats, &mut self.dirty);
+            finish(connection, pollers, stats, dirty, to.tag, Status::Ok);
         }
     }
 

@@ -31,7 +31,7 @@ use rblk_fabric::{Completion, Poller, Region, Transport};
 use rblk_protocol::{AccessMode, CommandCapsule, CommandList, Status, Tag};
 
 use crate::arena::Arena;
-use crate::cache::{Shard, ShardRequest};
+use crate::cache::{PartToken, Shard, ShardRequest};
 use crate::connection::{Admitted, Connection, ConnectionId, ConnectionParams, SessionSlot};
 use crate::request::State;
 use crate::stats::Stats;
@@ -89,6 +89,8 @@ pub struct PollGroup<S> {
     // Parts of writes that wait for the READ sink (iWARP).
     waiting_sink: VecDeque<(ConnectionId, Tag, u8)>,
     reminded: Option<Instant>,
+    // Writes that our shard has done, while they are answered.
+    written: Vec<PartToken>,
     dirty: Vec<u16>,
     // Where completions are reaped to.
     reaped: Box<[Completion; REAP]>,
@@ -136,6 +138,7 @@ impl<S: Store> PollGroup<S> {
             zeroing: VecDeque::new(),
             waiting_sink: VecDeque::with_capacity(256),
             reminded: None,
+            written: Vec::with_capacity(256),
             dirty: Vec::with_capacity(256),
             reaped: Box::new([Completion::default(); REAP]),
             outbox: Vec::new(),
@@ -392,6 +395,7 @@ impl<S: Store> PollGroup<S> {
         if self.shard.turn(now) {
             self.io = true;
             busy = true;
+            self.deliver_written();
         }
         self.deliver();
         if !self.waiting_sink.is_empty() {
@@ -487,6 +491,18 @@ impl<S: Store> PollGroup<S> {
         if self.shard.has_reply() {
             self.deliver_all();
         }
+    }
+
+    /// Answers the writes that the store has done and that need no more than that.
+    #[inline]
+    fn deliver_written(&mut self) {
+        self.shard.take_written(&mut self.written);
+        let mut at = 0;
+        while let Some(to) = self.written.get(at).copied() {
+            at += 1;
+            self.on_written(to);
+        }
+        self.written.clear();
     }
 
     #[inline(never)]

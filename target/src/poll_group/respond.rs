@@ -23,33 +23,7 @@ impl<S: Store> PollGroup<S> {
     /// A command has its outcome.
     pub(super) fn finish(&mut self, slot: usize, tag: Tag, status: Status) {
         let Some(connection) = self.connections[slot].as_deref_mut() else { return };
-        let request = &mut connection.requests[tag.index()];
-        request.state = State::Respond;
-        request.status = status;
-        // An admin command may be refused in words.
-        if status != Status::Ok && !matches!(request.payload, Payload::Reply { .. }) {
-            request.payload = Payload::None;
-        }
-        if let Some(command) = &request.command {
-            self.stats.count(command, status);
-        }
-        let recv = request.recv_slot.take();
-        let has_data = request.payload != Payload::None;
-        let needed = if has_data && rides_on_data(&connection.params, request) {
-            1
-        } else {
-            u64::from(has_data) + connection.response_needs()
-        };
-        if let Some(recv) = recv {
-            connection.release_recv(recv);
-        }
-        if connection.free_sends() >= needed && connection.waiting_sends.is_empty() {
-            post_answer(connection, &self.pollers, &self.stats, tag);
-        } else {
-            self.stats.send_credit_waits.add(1);
-            connection.waiting_sends.push_back(tag);
-        }
-        mark_dirty(&mut self.dirty, connection);
+        finish(connection, &self.pollers, &self.stats, &mut self.dirty, tag, status);
     }
 
     /// Sends all that a READ wants, of which this group's own shard has lent `memory`: by one WR, if it is in one run
@@ -226,6 +200,45 @@ impl<S: Store> PollGroup<S> {
         }
         self.finish(slot, tag, status);
     }
+}
+
+/// A command of a connection has its outcome.
+#[inline(always)]
+pub(super) fn finish(
+    connection: &mut Connection,
+    pollers: &[PollerEntry],
+    stats: &Stats,
+    dirty: &mut Vec<u16>,
+    tag: Tag,
+    status: Status,
+) {
+    let request = &mut connection.requests[tag.index()];
+    request.state = State::Respond;
+    request.status = status;
+    // An admin command may be refused in words.
+    if status != Status::Ok && !matches!(request.payload, Payload::Reply { .. }) {
+        request.payload = Payload::None;
+    }
+    if let Some(command) = &request.command {
+        stats.count(command, status);
+    }
+    let recv = request.recv_slot.take();
+    let has_data = request.payload != Payload::None;
+    let needed = if has_data && rides_on_data(&connection.params, request) {
+        1
+    } else {
+        u64::from(has_data) + connection.response_needs()
+    };
+    if let Some(recv) = recv {
+        connection.release_recv(recv);
+    }
+    if connection.free_sends() >= needed && connection.waiting_sends.is_empty() {
+        post_answer(connection, pollers, stats, tag);
+    } else {
+        stats.send_credit_waits.add(1);
+        connection.waiting_sends.push_back(tag);
+    }
+    mark_dirty(dirty, connection);
 }
 
 /// Whether memory should be seen to come back: where sends prove nothing, nobody else bounds what is pinned.

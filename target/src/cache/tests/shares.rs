@@ -283,3 +283,23 @@ fn a_request_longer_than_the_share_goes_alone() {
         case.recovers(&tags, &[], &format!("{mode:?}"));
     }
 }
+
+#[test]
+fn writes_at_once_stay_within_the_share() {
+    for mode in [CacheMode::None, CacheMode::WriteThrough] {
+        let mut case = shard(64, &[mode, CacheMode::WriteThrough]);
+        let mut taken = Vec::new();
+        for at in (0..64).map(|block| block * BLOCK) {
+            let from = case.token();
+            if case.write_one(from, at, &bytes(1, at, 4096), false) == Some(false) {
+                taken.push(from.tag);
+            }
+        }
+        assert_eq!(taken.len(), 32, "{mode:?}");
+        case.goes_on(1, "beside writes at once");
+        case.finish_all();
+        taken.into_iter().for_each(|tag| assert_eq!(case.done(tag), Ok(())));
+        assert_eq!(case.stored(0, 32 * 4096), bytes(1, 0, 32 * 4096), "{mode:?}");
+        case.end();
+    }
+}

@@ -17,7 +17,16 @@ enum Way {
 const WAYS: [Way; 6] =
     [Way::None, Way::Through, Way::ThroughFua, Way::Back, Way::BackFua, Way::BackLimited];
 
+/// Every way, asked for in a request or by the shard's own poll group.
+fn ways() -> impl Iterator<Item = (Way, bool)> {
+    WAYS.into_iter().flat_map(|way| [(way, false), (way, true)])
+}
+
 impl Way {
+    fn case_at(self, at_home: bool) -> Case {
+        Case { at_home, ..self.case() }
+    }
+
     fn case(self) -> Case {
         let cache = match self {
             Self::None => CacheMode::None,
@@ -79,11 +88,11 @@ fn a_read_of_a_cold_block_waits_for_the_write() {
 
 #[test]
 fn a_write_waits_for_the_fill_and_wins() {
-    for way in WAYS {
+    for (way, at_home) in ways() {
         if way == Way::None {
             continue;
         }
-        let mut case = way.case();
+        let mut case = way.case_at(at_home);
         way.prepare(&mut case);
         let read = case.read(0, 4096);
         let write = case.write_bytes(0, &bytes(1, 0, 4096), way.fua());
@@ -103,11 +112,11 @@ fn a_write_waits_for_the_fill_and_wins() {
 
 #[test]
 fn writes_of_a_block_reach_the_store_one_after_the_other() {
-    for way in WAYS {
+    for (way, at_home) in ways() {
         if way == Way::None || way == Way::Back {
             continue;
         }
-        let mut case = way.case();
+        let mut case = way.case_at(at_home);
         way.prepare(&mut case);
         let tags: Vec<_> = (1..=4)
             .map(|version| case.write_bytes(0, &bytes(version, 0, 4096), way.fua()))
@@ -161,6 +170,85 @@ fn a_failed_write_keeps_what_is_dirty() {
     assert_eq!(case.stored(4096, 4096), bytes(1, 4096, 4096));
 }
 
+#[test]
+fn a_failed_write_of_one_block_leaves_nothing_clean() {
+    for result in [Err(Errno::ENOSPC), Ok(512)] {
+        for (way, at_home) in ways() {
+            if way == Way::Back {
+                continue;
+            }
+            let mut case = way.case_at(at_home);
+            if way != Way::None {
+                case.warm(0, 2 * 4096);
+            }
+            way.prepare(&mut case);
+            let write = case.write_bytes(4096, &bytes(1, 4096, 4096), way.fua());
+            case.finish_with(case.op_at(4096), result);
+            assert_eq!(case.done(write), Err(result.err().unwrap_or(Errno::EIO)), "{way:?}");
+            assert!(!case.is_cached(1), "{way:?}");
+            case.wait(DELAY);
+            case.end();
+        }
+    }
+}
+
+/// What a poll group cannot have at once from its own shard leaves no trace, nor does its data.
+#[test]
+fn what_must_be_reserved_is_not_written_at_once() {
+    for way in WAYS {
+        let mut case = way.case();
+        way.prepare(&mut case);
+        let declines = |case: &mut Case, offset: u64, len: usize| {
+            let (from, ops) = (case.token(), case.ops());
+            let held = case.shard.slots.held().count();
+            let data = bytes(1, offset, len);
+            assert_eq!(case.write_one(from, offset, &data, way.fua()), None, "{way:?}");
+            assert_eq!(case.ops(), ops, "{way:?}");
+            assert_eq!(case.shard.slots.held().count(), held, "{way:?}");
+        };
+        declines(&mut case, 0, 2 * 4096);
+        if way != Way::None {
+            declines(&mut case, 0, 512);
+            declines(&mut case, 512, 4096);
+        }
+        if way == Way::BackLimited {
+            declines(&mut case, 0, 4096);
+        }
+        // Others wait for memory: nobody overtakes them.
+        let all = case.reserve(STRIPE_BYTES / 2, 16 * 4096);
+        let waits = case.reserve(STRIPE_BYTES / 4, 32 * 4096);
+        assert!(!case.is_answered(waits));
+        declines(&mut case, 0, 4096);
+        let (job, memory) = case.reserved(all);
+        case.request(ShardRequest::Cancel { job, memory });
+        case.wait(DELAY);
+        case.finish_all();
+        let (job, memory) = case.reserved(waits);
+        declines(&mut case, 0, 4096);
+        case.request(ShardRequest::Cancel { job, memory });
+        case.end();
+        let written = case.stored(0, 4096) != bytes(0, 0, 4096);
+        assert!(!written, "{way:?}: what was declined is in the store");
+    }
+}
+
+#[test]
+fn a_write_at_once_waits_for_a_full_store() {
+    for way in [Way::None, Way::Through, Way::ThroughFua, Way::BackFua] {
+        let mut case = way.case_at(true);
+        case.shard.store.capacity = 1;
+        let first = case.write_bytes(0, &bytes(1, 0, 4096), way.fua());
+        let second = case.write_bytes(STRIPE_BYTES, &bytes(1, STRIPE_BYTES, 4096), way.fua());
+        assert_eq!(case.ranges(), [(0, 4096)], "{way:?}");
+        case.finish_all();
+        for tag in [first, second] {
+            assert_eq!(case.done(tag), Ok(()), "{way:?}");
+        }
+        assert_eq!(case.stored(STRIPE_BYTES, 4096), bytes(1, STRIPE_BYTES, 4096), "{way:?}");
+        case.end();
+    }
+}
+
 /// What is known of a block before a part of it is written.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Before {
@@ -185,23 +273,24 @@ fn parts_of_blocks_are_written_whatever_is_cached() {
         (4096 + 512, 2 * 4096),
         (4096, 4096 + 512),
         (4096 + 3584, 512 + 4096),
+        (4096, 4096),
     ];
-    for way in WAYS {
+    for (way, at_home) in ways() {
         for before in [Absent, Clean, Dirty, Writing, Evicted] {
             let writes_back = matches!(way, Way::Back | Way::BackFua | Way::BackLimited);
             if matches!(before, Dirty | Writing) && !writes_back {
                 continue;
             }
             for (offset, len) in ranges {
-                partial(way, before, offset, len);
+                partial(way, at_home, before, offset, len);
             }
         }
     }
 }
 
-fn partial(way: Way, before: Before, offset: u64, len: usize) {
-    let name = format!("{way:?} of {offset}+{len} on {before:?}");
-    let mut case = way.case();
+fn partial(way: Way, at_home: bool, before: Before, offset: u64, len: usize) {
+    let name = format!("{way:?} of {offset}+{len} on {before:?}, at home: {at_home}");
+    let mut case = way.case_at(at_home);
     let mut expected = bytes(0, 0, 4 * 4096);
     if way != Way::None {
         match before {
