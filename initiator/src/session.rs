@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use rblk_fabric::{
-    Address, ConnectOptions, Connection, ConnectionHello, Device, DeviceCaps, FabricError,
+    Address, ConnectOptions, Connection, ConnectionHello, Device, DeviceCaps, FabricError, Poller,
     PollerHandle, ProtectionDomain, QpLimits, Region, Route,
 };
 use rblk_protocol::limits::{self, ADMIN_DEPTH};
@@ -22,6 +22,9 @@ use crate::admin::{AdminChannel, Pulse, Reply};
 use crate::error::SessionError;
 use crate::path::{DATA_LIST_SGES, LANE_BYTES, Path, PathLayout, PathMemory};
 
+/// The queue by which writes are written again: the last there can be, so that it is no queue of a mount with fewer, nor
+/// a lane.
+pub(crate) const REPLAY_QUEUE: u16 = limits::QUEUES_MAX - 1;
 /// READs of a target that a queue serves at once, where the device can.
 const READS_IN_MAX: u8 = 16;
 /// How long a command may take that the target answers when it has finished what older connections began: the LOGIN
@@ -104,6 +107,8 @@ pub struct Session {
     pub target_name: Name,
     /// I/O queues the target allows.
     pub queues_max: u16,
+    // A lane could not be had.
+    without_lanes: bool,
 }
 
 impl Session {
@@ -172,6 +177,7 @@ impl Session {
             instance: login.instance,
             target_name: login.target_name,
             queues_max: login.queues_max,
+            without_lanes: false,
         })
     }
 
@@ -302,14 +308,22 @@ impl Session {
         volume: VolumeHandle,
         buffers: &Arc<Region>,
     ) -> Result<Path, SessionError> {
-        let Self { address, options, device, pd, admin, id, epoch, .. } = self;
+        // One that cannot be had is not asked for again and again while requests wait.
+        let lanes = if self.without_lanes { 1 } else { wish.lanes(self.device.caps()) };
+        let wish = QueueWish { lanes: Some(lanes), ..wish };
+        let Self { address, options, device, pd, admin, id, epoch, without_lanes, .. } = self;
         let pulse = Pulse::of(options.detect);
         let place = Place { address, options, device, pd, session: *id, epoch: *epoch };
         let connect = place.connect_queue(queue, wish, volume, buffers);
         tokio::pin!(connect);
         loop {
             tokio::select! {
-                path = &mut connect => return path,
+                path = &mut connect => {
+                    *without_lanes |= path
+                        .as_ref()
+                        .is_ok_and(|path| path.connections.len() < usize::from(lanes));
+                    return path;
+                }
                 event = admin.event(pulse) => match event? {
                     Some(AsyncEvent::Draining) => {
                         return Err(SessionError::Lost("the target drains".to_owned()));
@@ -320,6 +334,29 @@ impl Session {
                     event => tracing::debug!(?event, "event of the target"),
                 },
             }
+        }
+    }
+}
+
+/// Connections that are not a path yet, with their CQ. If they do not become one they are destroyed, and nobody waits
+/// for that.
+struct Made {
+    connections: Vec<Connection>,
+    poller: Option<Box<dyn Poller>>,
+}
+
+impl Made {
+    fn take(&mut self) -> Option<(Box<dyn Poller>, Vec<Connection>)> {
+        self.poller.take().map(|poller| (poller, std::mem::take(&mut self.connections)))
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        if let Some((poller, mut connections)) = self.take()
+            && let Some(last) = connections.pop()
+        {
+            last.retire((connections, poller));
         }
     }
 }
@@ -373,14 +410,14 @@ impl Place<'_> {
         let (poller, handle) =
             self.pd.poller(u32::from(lanes) * (sizes.send_wrs + sizes.recv_wrs))?;
         let (first, accept) = self.connect_lane(route, &handle, sizes, &asked).await?;
-        let mut connections = vec![first];
+        let mut made = Made { connections: vec![first], poller: Some(poller) };
         // The others are for speed: it goes without those that cannot be had. They carry no data of their own.
         let without = |features: Features| features.without(Features::DATA_LISTS);
         let granted =
             HelloAccept { in_capsule_bytes: 0, features: without(accept.features), ..accept };
         for lane in 1..lanes {
             let number = u32::from(queue) + u32::from(lane) * u32::from(wish.queues);
-            let Some(queue) = u16::try_from(number).ok().filter(|n| *n < limits::QUEUES_MAX) else {
+            let Some(queue) = u16::try_from(number).ok().filter(|n| *n < REPLAY_QUEUE) else {
                 break;
             };
             let asked = HelloRequest {
@@ -396,23 +433,30 @@ impl Place<'_> {
                 }
                 self.connect_lane(route, &handle, sizes, &asked).await
             };
-            match lane.await {
-                Ok((connection, accept)) if accept == granted => connections.push(connection),
-                Ok(_) => {
-                    tracing::warn!(
-                        queue,
-                        "the target grants a lane other limits: going without it"
-                    );
-                    break;
+            let lane = tokio::time::timeout(self.options.timeout, lane).await;
+            match lane {
+                Ok(Ok((connection, accept))) if accept == granted => {
+                    made.connections.push(connection);
+                    continue;
                 }
-                Err(error) => {
+                Ok(Ok((connection, _))) => {
+                    connection.retire(());
+                    tracing::warn!(queue, "a lane has other limits: going without it");
+                }
+                Ok(Err(error)) => {
                     tracing::warn!(queue, %error, "cannot have another lane: going without it");
-                    break;
+                }
+                Err(_) => {
+                    tracing::warn!(queue, "a lane took too long to connect: going without it");
                 }
             }
+            break;
         }
         let layout = PathLayout { depth: accept.depth };
-        let memory = PathMemory::register(self.pd, buffers, layout, connections.len())?;
+        let memory = PathMemory::register(self.pd, buffers, layout, made.connections.len())?;
+        let Some((poller, connections)) = made.take() else {
+            return Err(SessionError::Lost("the queue has no CQ".to_owned()));
+        };
         Ok(Path {
             poller,
             connections,

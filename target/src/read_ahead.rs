@@ -1,10 +1,13 @@
 //! [`ReadAhead`]: notices sequential readers of a connection and says what to read before they ask. Pure.
 //!
 //! A stream is a place where the next read is expected. A read that begins there, or a little behind it (the
-//! requests of one reader may arrive out of order), continues the stream; the third in a row makes it read
+//! requests of one reader may arrive out of order), continues the stream, and so does a large one that leaves out a few as
+//! large as itself: an initiator may share its requests out over several connections. The third in a row makes it read
 //! ahead, by a window that doubles up to the volume's limit. The window is topped up when the reader has used
 //! half of it, so that reads of the store are large. A read elsewhere takes the place of the stream that was
 //! idle for longest. Bounded: [`STREAMS`] per connection, and one window each.
+
+use rblk_protocol::limits;
 
 use crate::store::VolumeIndex;
 
@@ -12,6 +15,10 @@ use crate::store::VolumeIndex;
 pub const STREAMS: usize = 4;
 /// Continuations before a stream reads ahead.
 const PROOF: u8 = 2;
+/// Reads of so many bytes may go by other connections, too.
+const LARGE: u32 = 32 << 10;
+/// That many others, where they take turns.
+const OTHERS: u64 = limits::LANES_MAX as u64 - 1;
 /// Smallest window.
 const WINDOW_MIN: u64 = 64 << 10;
 
@@ -52,13 +59,14 @@ impl ReadAhead {
         self.reads += 1;
         let (reads, end) = (self.reads, offset + u64::from(len));
         let near = |s: &&mut Stream| {
-            // A new stream has no window: only an exact continuation is one.
+            // A new stream has no window: only an exact continuation is one, or one that leaves out what others bring.
             let slack = s.window;
-            s.used > 0
-                && s.volume == volume
+            let left_out = if len < LARGE { 0 } else { OTHERS * u64::from(len) };
+            let goes_on = (s.next..=s.next.saturating_add(left_out)).contains(&offset);
+            let is_near = slack > 0
                 && offset <= s.next.saturating_add(slack)
-                && end > s.next.saturating_sub(slack)
-                && (offset == s.next || slack > 0)
+                && end > s.next.saturating_sub(slack);
+            s.used > 0 && s.volume == volume && (goes_on || is_near)
         };
         let Some(stream) = self.streams.iter_mut().find(near) else {
             let idle = self.streams.iter_mut().min_by_key(|s| s.used)?;
@@ -113,6 +121,26 @@ mod tests {
             assert!(step < 10 || asked > offset, "step {step}: ahead");
         }
         assert!(offset - begun == 1000 * 4096);
+    }
+
+    #[test]
+    fn a_reader_that_is_shared_out_over_connections_is_one() {
+        let large = u64::from(LARGE);
+        for connections in 2..=u64::from(limits::LANES_MAX) {
+            for at in 0..connections {
+                let mut ahead = ReadAhead::default();
+                let asked: Vec<_> = (0..40)
+                    .filter(|step| step % connections == at)
+                    .map(|step| ahead.on_read(VOLUME, step * large, LARGE, 1 << 20, SIZE))
+                    .collect();
+                assert!(asked.iter().flatten().count() > 0, "{at} of {connections}: {asked:?}");
+            }
+        }
+        // Small ones keep to one connection: what leaves some out is no reader.
+        let mut ahead = ReadAhead::default();
+        for step in 0..40 {
+            assert_eq!(ahead.on_read(VOLUME, step * 8192, 4096, 1 << 20, SIZE), None);
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rblk_fabric::mailbox::Sender;
-use rblk_protocol::{AsyncEvent, BlockSize, Features, OpenReply, QueueDepth, limits};
+use rblk_protocol::{AsyncEvent, BlockSize, Features, OpenReply, QueueDepth};
 use tokio::sync::oneshot;
 
 use crate::admin::Pulse;
@@ -18,12 +18,10 @@ use crate::durability::Durability;
 use crate::queue::ToQueue;
 use crate::replay::{self, ReplayError, Replayer};
 use crate::retain::{ReplayLog, Retained};
-use crate::session::{QueueWish, Session};
+use crate::session::{QueueWish, REPLAY_QUEUE, Session};
 
 /// How long a queue thread may take to answer.
 const STOCK_DEADLINE: Duration = Duration::from_secs(10);
-/// The queue that writes again: the last there can be, so that it is no queue of a mount with fewer.
-const REPLAY_QUEUE: u16 = limits::QUEUES_MAX - 1;
 
 /// The mount's side of it.
 #[derive(Clone, Debug)]

@@ -13,14 +13,15 @@ use rblk_protocol::{
 
 use super::Control;
 use super::core::Admitted;
-use crate::connection::{ConnectionParams, Layout, patience};
+use crate::connection::{ConnectionParams, Layout, SessionSlot, patience};
 use crate::poll_group::ToGroup;
 
 /// READs a target has outstanding on one connection at most, where device and peer have more.
 const READS_OUT_MAX: u8 = 16;
 /// What a peer is told when no QP can be made for it, or its poll group cannot take it; the log says which.
-const NO_ROOM: &str =
-    "no room: use fewer --queues, a smaller --queue-depth, or more --poll-groups at the target";
+const NO_ROOM: &str = "no room: use fewer --queues or --lanes, less --queue-depth, or more --poll-groups at the target";
+
+const _: () = assert!(NO_ROOM.len() <= limits::REJECT_TEXT_BYTES, "it would be cut");
 
 impl Control {
     /// Answers a connect request.
@@ -132,7 +133,8 @@ impl Control {
         // Answers gather slots of the cache.
         let most = u32::try_from(MAX_SGE).unwrap_or(1);
         let send_sges = most.min(caps.max_sges).max(1);
-        let group = self.next_group % self.groups.len();
+        let turn = queue.map_or(self.next_group, |queue| of_queue(session, queue));
+        let group = turn % self.groups.len();
         let entry = &self.devices[device_at];
         // From here on it may end where nobody can say more, as in a poll group that has no room.
         incoming.refuse_with(refusal(RejectReason::LimitReached, NO_ROOM));
@@ -158,8 +160,8 @@ impl Control {
                 return Err((None, RejectReason::LimitReached, text));
             }
         };
-        // Admin connections too: the heart-beats of several mounts then prove all poll groups.
-        self.next_group = self.next_group.wrapping_add(1);
+        // The heart-beats of several mounts then prove all poll groups.
+        self.next_group = self.next_group.wrapping_add(usize::from(queue.is_none()));
         let params = ConnectionParams {
             kind: asked.kind,
             session,
@@ -191,6 +193,13 @@ impl Control {
         );
         Ok(())
     }
+}
+
+/// Whose turn it is among the poll groups to serve a queue. By its number, not in the order of arrival: an initiator that
+/// gives each queue several connections numbers the second ones behind all first ones, so the first ones, which have
+/// most of the work, are on all poll groups, whatever comes in between.
+fn of_queue(session: SessionSlot, queue: u16) -> usize {
+    usize::from(session.0) + 1 + usize::from(queue)
 }
 
 /// Memory of a connection, registered. Where there is none for the data of several commands in a message, that is
