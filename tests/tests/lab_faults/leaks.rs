@@ -94,11 +94,12 @@ fn reconnects_leak_nothing() {
         let [one, two] = [0, 1].map(|cable| format!("rdma://{}", far.hosts()[cable]));
         let flags = MountFlags::new(one, "v0").path(&two);
         let flags = flags.flag("--detect", "500ms").flag("--failback", "0s");
-        let mounted = Mounted::new(lab, &flags);
+        let mounted = Mounted::new(lab, &flags.flag("--queues", "2").flag("--lanes", "2"));
         let file = Aligned::open(mounted.device(), true, 0).expect("opening");
+        // Two queues of two lanes, and the admin connection.
         let whole = || {
             let status = target.status();
-            status.sessions.len() == 1 && status.sessions[0].connections == 3
+            status.sessions.len() == 1 && status.sessions[0].connections == 5
         };
         // Each cuts the cable that is in use, so that the other one is taken.
         let cycle = |number: usize| {
