@@ -170,10 +170,11 @@ impl Rblk {
             socket,
             initiator_pid: status.pid,
             detail: format!(
-                "{} by {}, {} queues of {}, in-capsule {}, {}",
+                "{} by {}, {} queues of {} lanes, depth {}, in-capsule {}, {}",
                 status.transport,
                 status.rdma_device,
                 status.queues,
+                status.lanes,
                 status.queue_depth,
                 status.in_capsule_bytes,
                 if status.write_with_imm { "WRITE_WITH_IMM" } else { "no WRITE_WITH_IMM" }

@@ -305,6 +305,8 @@ impl Mount {
     }
 
     pub(super) fn connect_queues(&mut self, paths: Vec<Path>) {
+        let lanes = paths.iter().map(|path| path.connections.len()).min();
+        self.status.lanes = lanes.unwrap_or(self.status.lanes);
         // Paths of queues that the driver did not make just end.
         for (at, path) in paths.into_iter().enumerate().take(self.queues.len()) {
             self.paths[at] += 1;

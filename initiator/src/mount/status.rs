@@ -53,6 +53,9 @@ pub struct MountStatus {
     pub volatile_cache: bool,
     /// Hardware queues.
     pub queues: u16,
+    /// QPs of each queue, at least, as of the last time it was connected.
+    #[serde(default)]
+    pub lanes: usize,
     /// Commands outstanding per queue.
     pub queue_depth: u16,
     /// Most data of one command in bytes.
