@@ -94,7 +94,7 @@ fn reconnects_leak_nothing() {
         let [one, two] = [0, 1].map(|cable| format!("rdma://{}", far.hosts()[cable]));
         let flags = MountFlags::new(one, "v0").path(&two);
         let flags = flags.flag("--detect", "500ms").flag("--failback", "0s");
-        let mounted = Mounted::new(lab, &flags.flag("--queues", "2").flag("--lanes", "2"));
+        let mounted = Mounted::new(lab, &flags.flag("--lanes", "2"));
         assert_eq!(mounted.status().lanes, 2);
         let file = Aligned::open(mounted.device(), true, 0).expect("opening");
         // Two queues of two lanes, and the admin connection.
