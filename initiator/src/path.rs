@@ -18,8 +18,6 @@ use rblk_protocol::limits::{
 };
 use rblk_protocol::{Epoch, Features, HelloAccept, QueueDepth, SELF_TEST_BYTES, VolumeHandle};
 
-/// [`Path::lane_bytes`] of a mount: what is smaller is worth more in one message with others.
-pub const LANE_BYTES: u32 = 32 << 10;
 /// Pieces that a SEND gathers where several of its commands may have data: the capsules, and the data of each.
 #[allow(clippy::cast_possible_truncation)] // a constant of 4
 pub const DATA_LIST_SGES: u32 = LIST_DATA_MAX as u32 + 1;
@@ -168,10 +166,15 @@ impl DeadPath {
     /// Destroys it, without waiting for the kernel, and then drops `rest`: a new path has keys of its own, and whoever
     /// uses the same buffers for it waits for the [`Grave`](crate::grave::Grave).
     pub fn retire<T: Send + 'static>(self, rest: T) {
-        let Self { mut connections, poller, memory } = self;
-        match connections.pop() {
-            Some(last) => last.retire((connections, poller, memory, rest)),
-            None => drop((poller, memory, rest)),
-        }
+        let Self { connections, poller, memory } = self;
+        retire(connections, (poller, memory, rest));
+    }
+}
+
+/// Destroys the QPs of a path, and then drops `rest`, which has their CQ. Nobody waits for that: [`Connection::retire`].
+pub(crate) fn retire<T: Send + 'static>(mut connections: Vec<Connection>, rest: T) {
+    match connections.pop() {
+        Some(last) => last.retire((connections, rest)),
+        None => drop(rest),
     }
 }

@@ -20,11 +20,11 @@ use std::sync::Arc;
 
 use crate::admin::{AdminChannel, Pulse, Reply};
 use crate::error::SessionError;
-use crate::path::{DATA_LIST_SGES, LANE_BYTES, Path, PathLayout, PathMemory};
+use crate::path::{DATA_LIST_SGES, Path, PathLayout, PathMemory, retire};
 
 /// The queue by which writes are written again: the last there can be, so that it is no queue of a mount with fewer, nor
 /// a lane.
-pub(crate) const REPLAY_QUEUE: u16 = limits::QUEUES_MAX - 1;
+pub const REPLAY_QUEUE: u16 = limits::QUEUES_MAX - 1;
 /// READs of a target that a queue serves at once, where the device can.
 const READS_IN_MAX: u8 = 16;
 /// How long a command may take that the target answers when it has finished what older connections began: the LOGIN
@@ -353,10 +353,8 @@ impl Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        if let Some((poller, mut connections)) = self.take()
-            && let Some(last) = connections.pop()
-        {
-            last.retire((connections, poller));
+        if let Some((poller, connections)) = self.take() {
+            retire(connections, poller);
         }
     }
 }
@@ -464,7 +462,7 @@ impl Place<'_> {
             accept,
             epoch: self.epoch,
             volume,
-            lane_bytes: LANE_BYTES,
+            lane_bytes: limits::LANE_BYTES,
         })
     }
 

@@ -59,6 +59,10 @@ pub const QUEUES_MAX: u16 = 64;
 /// Most QPs, or lanes, that an initiator gives one of its hardware queues. To the target each is a queue.
 pub const LANES_MAX: u16 = 4;
 
+/// From this size on, an initiator with several lanes may send a request by any of them, and a target sees only a part
+/// of a sequential reader's requests on each. What is smaller is worth more in one message with others.
+pub const LANE_BYTES: u32 = 32 << 10;
+
 /// Most data of one READ or WRITE.
 pub const IO_MAX_BYTES: u32 = 4 << 20;
 

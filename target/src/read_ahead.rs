@@ -15,9 +15,7 @@ use crate::store::VolumeIndex;
 pub const STREAMS: usize = 4;
 /// Continuations before a stream reads ahead.
 const PROOF: u8 = 2;
-/// Reads of so many bytes may go by other connections, too.
-const LARGE: u32 = 32 << 10;
-/// That many others, where they take turns.
+/// Connections besides this one by which an initiator may send large reads of the same reader, where they take turns.
 const OTHERS: u64 = limits::LANES_MAX as u64 - 1;
 /// Smallest window.
 const WINDOW_MIN: u64 = 64 << 10;
@@ -61,7 +59,7 @@ impl ReadAhead {
         let near = |s: &&mut Stream| {
             // A new stream has no window: only an exact continuation is one, or one that leaves out what others bring.
             let slack = s.window;
-            let left_out = if len < LARGE { 0 } else { OTHERS * u64::from(len) };
+            let left_out = if len < limits::LANE_BYTES { 0 } else { OTHERS * u64::from(len) };
             let goes_on = (s.next..=s.next.saturating_add(left_out)).contains(&offset);
             let is_near = slack > 0
                 && offset <= s.next.saturating_add(slack)
@@ -125,13 +123,15 @@ mod tests {
 
     #[test]
     fn a_reader_that_is_shared_out_over_connections_is_one() {
-        let large = u64::from(LARGE);
+        let large = u64::from(limits::LANE_BYTES);
         for connections in 2..=u64::from(limits::LANES_MAX) {
             for at in 0..connections {
                 let mut ahead = ReadAhead::default();
                 let asked: Vec<_> = (0..40)
                     .filter(|step| step % connections == at)
-                    .map(|step| ahead.on_read(VOLUME, step * large, LARGE, 1 << 20, SIZE))
+                    .map(|step| {
+                        ahead.on_read(VOLUME, step * large, limits::LANE_BYTES, 1 << 20, SIZE)
+                    })
                     .collect();
                 assert!(asked.iter().flatten().count() > 0, "{at} of {connections}: {asked:?}");
             }

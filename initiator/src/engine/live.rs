@@ -1,7 +1,7 @@
 //! [`Live`]: the path an engine works on: its lanes, each a QP with the WRs of this turn, its credits, its self-test and
 //! its beat.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rblk_fabric::{Poller, QpIndex, RecvWr, SendCredits, SendOp, SendWr, Sge, SgeList, WrId};
 use rblk_protocol::limits::{
@@ -122,8 +122,8 @@ impl LaneIndex {
 pub(super) struct Live {
     pub(super) poller: Box<dyn Poller>,
     pub(super) terms: Terms,
-    /// Of all lanes: no two commands of a path have the same.
-    pub(super) sequence: Sequence,
+    // Of all lanes: no two commands of a path have the same.
+    sequence: Sequence,
     /// Every lane has passed its self-test.
     pub(super) ready: bool,
     lanes: Box<[Lane]>,
@@ -171,14 +171,8 @@ impl Live {
             Lane::begin(index, *qp, &terms, sequence, now)
         });
         let lanes = lanes.collect();
-        terms.memory.scratch.region().zero(0, all * SELF_TEST_BYTES);
         let lane_of = vec![LaneIndex::FIRST; usize::from(accept.depth.get())].into_boxed_slice();
-        let ready = false;
-        let mut live = Self { poller, terms, sequence, ready, lanes, lane_of };
-        for lane in &mut live.lanes {
-            lane.test(&live.terms);
-        }
-        Ok(live)
+        Ok(Self { poller, terms, sequence, ready: false, lanes, lane_of })
     }
 
     /// What is left of it: the QPs are in error.
@@ -247,10 +241,9 @@ impl Live {
         self.sequence
     }
 
-    /// Whether a lane waits for its self-test since before that.
-    pub(super) fn tests_since(&self, before: Instant) -> bool {
-        let late =
-            |lane: &Lane| matches!(lane.phase, Phase::Testing { since, .. } if since < before);
+    /// Whether a lane waits for its self-test's answer for longer than that.
+    pub(super) fn tests_for_longer(&self, than: Duration, now: Instant) -> bool {
+        let late = |lane: &Lane| matches!(lane.phase, Phase::Testing { since, .. } if now.saturating_duration_since(since) > than);
         !self.ready && self.lanes.iter().any(late)
     }
 
@@ -262,9 +255,10 @@ impl Live {
 }
 
 impl Lane {
+    /// With its RECVs and its self-test queued.
     fn begin(index: usize, qp: QpIndex, terms: &Terms, sequence: Sequence, now: Instant) -> Self {
         let layout = terms.layout;
-        Self {
+        let mut lane = Self {
             qp,
             slots_at: index * layout.bytes(),
             scratch_at: index * SELF_TEST_BYTES,
@@ -277,23 +271,20 @@ impl Lane {
             recvs: Vec::with_capacity(usize::from(layout.recv_slots())),
             packed: Packed::default(),
             open: None,
+        };
+        for slot in 0..layout.recv_slots() {
+            lane.queue_recv(terms, slot);
         }
-    }
-
-    /// Queues the RECVs and the self-test.
-    fn test(&mut self, terms: &Terms) {
-        let Phase::Testing { sequence, .. } = self.phase else { return };
-        for slot in 0..terms.layout.recv_slots() {
-            self.queue_recv(terms, slot);
-        }
-        let remote = terms.memory.scratch.remote(self.scratch_at);
+        terms.memory.scratch.region().zero(lane.scratch_at, SELF_TEST_BYTES);
+        let remote = terms.memory.scratch.remote(lane.scratch_at);
         let mut command = own_command(terms, Opcode::SelfTest, sequence);
         command.buffer = Some(KeyedDescriptor {
             address: remote.addr,
             length: SELF_TEST_LEN,
             rkey: remote.rkey.0,
         });
-        self.queue_command(terms, &command, None);
+        lane.queue_command(terms, &command, None);
+        lane
     }
 
     /// Whether the self-test's answer is as it must be.

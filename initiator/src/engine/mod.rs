@@ -246,10 +246,7 @@ impl Engine {
     pub fn turn(&mut self, now: Instant, mut done: impl FnMut(Tag, i32)) -> bool {
         self.stats.turns.add(1);
         let mut busy = self.reap(&mut done);
-        if let Some(live) = &self.path
-            && let Some(before) = now.checked_sub(SELF_TEST_DEADLINE)
-            && live.tests_since(before)
-        {
+        if self.path.as_ref().is_some_and(|live| live.tests_for_longer(SELF_TEST_DEADLINE, now)) {
             self.end_path(PathEnd::SelfTest);
         }
         if self.keep_beat(now) {

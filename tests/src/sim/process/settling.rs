@@ -11,16 +11,12 @@ use rblk_initiator::mount::course::Failure;
 use rblk_initiator::mount::settle::{self, Judgement};
 use rblk_initiator::replay::{self, Progress, ReplayError, Replayer};
 use rblk_initiator::retain::{Piece, ReplayLog};
-use rblk_initiator::session::QueueWish;
-use rblk_protocol::limits;
+use rblk_initiator::session::{QueueWish, REPLAY_QUEUE};
 use rblk_protocol::{Features, OpenReply, QueueDepth};
 
 use super::trying::{Going, Phase, Trying};
 use super::{Ground, Process};
 use crate::sim::plan::Moment;
-
-/// The queue that writes again.
-const REPLAY_QUEUE: u16 = limits::QUEUES_MAX - 1;
 
 #[derive(Debug)]
 pub(super) struct Settling {
