@@ -13,7 +13,7 @@ use crate::interrupt;
 use crate::peer::System;
 use crate::peer::rblk::Counters;
 use crate::peer::undo::{Journal, Step};
-use crate::result::{Cpu, PerIo};
+use crate::result::{Cpu, PerIo, Summary};
 
 /// The trigger that counts system calls by thread and number.
 const TRIGGER: &str = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/trigger";
@@ -99,8 +99,8 @@ impl Look {
                 fio: 0.0,
                 daemons: daemons as f64 / 1e9 / seconds,
             },
-            initiator: ios_i.and_then(|ios| per_io(&i, initiator, ios)),
-            target: ios_t.and_then(|ios| per_io(&t, target, ios)),
+            initiator: ios_i.and_then(|ios| per_io_of(&i, initiator, ios)),
+            target: ios_t.and_then(|ios| per_io_of(&t, target, ios)),
             counters: json!({ "initiator": per(&i, ios_i), "target": per(&t, ios_t) }),
         }
     }
@@ -128,7 +128,7 @@ fn answered(counts: &BTreeMap<String, u64>) -> Option<f64> {
     (ios > 0).then_some(ios as f64)
 }
 
-fn per_io(counts: &BTreeMap<String, u64>, usage: Option<Usage>, ios: f64) -> Option<PerIo> {
+fn per_io_of(counts: &BTreeMap<String, u64>, usage: Option<Usage>, ios: f64) -> Option<PerIo> {
     if counts.is_empty() && usage.is_none() {
         return None;
     }
@@ -228,31 +228,70 @@ pub fn counts_syscalls(journal: &Journal) -> Result<bool> {
     Ok(counts)
 }
 
-/// System calls of the data threads of both ends for `time`.
+/// System calls that data threads made until some moment, since they are counted, and what was looked at then.
+#[derive(Clone, Debug)]
+pub struct Called<T> {
+    /// Of each process.
+    pub calls: [u64; 2],
+    /// What was looked at.
+    pub seen: T,
+}
+
+/// Counts the system calls of the data threads of two processes for so many `windows` of `time` each, with a `look` at
+/// both ends of each: one more than windows. Counting is begun and ended once, for that changes the kernel's code.
 ///
 /// # Errors
 /// The kernel does not count them, or it was interrupted; nothing is left on.
-pub fn syscalls(journal: &Journal, system: &System, time: Duration) -> Result<[u64; 2]> {
-    syscalls_of(journal, [system.initiator_pid(), system.target_pid()], time)
+pub fn syscalls<T>(
+    journal: &Journal,
+    pids: [Option<u32>; 2],
+    time: Duration,
+    windows: usize,
+    mut look: impl FnMut() -> T,
+) -> Result<Vec<Called<T>>> {
+    let undo = journal.note(Step::SyscallTrigger)?;
+    let threads = pids.map(|pid| pid.map(data_threads).unwrap_or_default());
+    let mut called = || -> Result<Called<T>> {
+        let text = fs::read_to_string(HISTOGRAM).with_context(|| format!("reading {HISTOGRAM}"))?;
+        let seen = look();
+        Ok(Called { calls: sums(&parse(&text), &threads), seen })
+    };
+    let mut count = || -> Result<Vec<Called<T>>> {
+        set_trigger(WORDS)?;
+        let mut all = vec![called()?];
+        for _ in 0..windows {
+            interrupt::sleep(time)?;
+            all.push(called()?);
+        }
+        Ok(all)
+    };
+    let counted = count();
+    undo.undo()?;
+    counted
 }
 
-/// As [`syscalls`], of the data threads of two processes.
-///
-/// # Errors
-/// As [`syscalls`].
-pub fn syscalls_of(journal: &Journal, pids: [Option<u32>; 2], time: Duration) -> Result<[u64; 2]> {
-    let undo = journal.note(Step::SyscallTrigger)?;
-    set_trigger(WORDS)?;
-    let slept = interrupt::sleep(time);
-    let text = fs::read_to_string(HISTOGRAM).with_context(|| format!("reading {HISTOGRAM}"));
-    undo.undo()?;
-    slept?;
-    let calls = parse(&text?);
-    let of = |pid: Option<u32>| -> u64 {
-        let threads = pid.map(data_threads).unwrap_or_default();
+fn sums(calls: &[(u32, u64)], threads: &[HashSet<u32>; 2]) -> [u64; 2] {
+    let of = |threads: &HashSet<u32>| {
         calls.iter().filter(|(thread, _)| threads.contains(thread)).map(|(_, count)| count).sum()
     };
-    Ok(pids.map(of))
+    [of(&threads[0]), of(&threads[1])]
+}
+
+/// What each window's calls are per I/O, in the middle: a window in which the machine stood still counts for one. `ios`
+/// tells those between two looks; no window with I/O, no number.
+#[must_use]
+pub fn per_io<T>(
+    called: &[Called<T>],
+    end: usize,
+    ios: impl Fn(&T, &T) -> Option<u64>,
+) -> Option<f64> {
+    let each = called.windows(2).filter_map(|window| {
+        let [before, after] = window else { return None };
+        let calls = after.calls[end].checked_sub(before.calls[end])?;
+        let ios = ios(&before.seen, &after.seen).filter(|ios| *ios > 0)?;
+        Some(calls as f64 / ios as f64)
+    });
+    Summary::of(each).map(|summary| summary.median)
 }
 
 /// Takes the trigger away, if it is on.
@@ -309,6 +348,26 @@ mod tests {
                     { common_pid:       2437, id:         24 } hitcount:          7\n\n\
                     Totals:\n    Hits: 22\n    Entries: 3\n    Dropped: 0\n";
         assert_eq!(parse(text), [(123, 10), (123, 5), (2437, 7)]);
+    }
+
+    #[test]
+    fn calls_are_divided_by_the_ios_of_their_window() {
+        let threads = [HashSet::from([1, 2]), HashSet::from([7])];
+        assert_eq!(sums(&[(1, 10), (2, 5), (7, 3), (9, 100)], &threads), [15, 3]);
+        let called = |calls, ios: u64| Called { calls: [calls, 2 * calls], seen: ios };
+        // 0.5, then a window with few I/Os, then 0.7, then one without any.
+        let all = [
+            called(100, 0),
+            called(150, 100),
+            called(180, 101),
+            called(250, 201),
+            called(260, 201),
+        ];
+        let ios = |before: &u64, after: &u64| after.checked_sub(*before);
+        assert_eq!(per_io(&all, 0, ios), Some(0.7));
+        assert_eq!(per_io(&all, 1, ios), Some(1.4));
+        assert_eq!(per_io(&all[3..], 0, ios), None);
+        assert_eq!(per_io(&all[..1], 0, ios), None);
     }
 
     #[test]

@@ -16,14 +16,17 @@ use super::profile::{Sampler, Window};
 use super::{fio, wire};
 use crate::folder::RunFolder;
 use crate::interrupt;
+use crate::peer::rblk::Counters;
 use crate::peer::undo::{Journal, Step};
 use crate::peer::{QUEUE_DEPTH, QUEUE_DEPTH_DEEP, Setting, System};
 use crate::result::{Cell, CpuProfile, Run, Sample};
 
 /// How long filling a disk once may take.
 const FILL_SECONDS: u32 = 180;
-/// How long system calls are counted, and the processors sampled, each within a sample of its own.
-const COUNTED: Duration = Duration::from_millis(1500);
+/// How often and how long system calls are counted, and how long the processors are sampled, each within a sample of its
+/// own.
+const WINDOWS: usize = 5;
+const WINDOW: Duration = Duration::from_millis(400);
 const SAMPLED: Duration = Duration::from_secs(4);
 /// Seconds after which the load of such a sample would end by itself.
 const LOAD_SECONDS: u32 = 60;
@@ -402,21 +405,18 @@ fn under_load<T>(
     })
 }
 
-/// System calls per I/O of both ends' data threads.
+/// System calls per I/O of both ends' data threads, in the middle of some windows.
 fn calls_per_io(system: &System, cell: &Cell, setting: &Setting) -> Result<[Option<f64>; 2]> {
-    let (before, [initiator, target], after) = under_load(system, cell, setting, || {
-        let before = system.counters();
-        let calls = probe::syscalls(&setting.journal, system, COUNTED)?;
-        Ok((before, calls, system.counters()))
+    let called = under_load(system, cell, setting, || {
+        let pids = [system.initiator_pid(), system.target_pid()];
+        probe::syscalls(&setting.journal, pids, WINDOW, WINDOWS, || system.counters())
     })?;
-    let ios = |end: fn(&crate::peer::rblk::Counters) -> Option<u64>| {
-        let ios = end(&after)?.checked_sub(end(&before)?)?;
-        (ios > 0).then_some(ios as f64)
+    let per_io = |at, ios: fn(&Counters) -> Option<u64>| {
+        probe::per_io(&called, at, |before, after| ios(after)?.checked_sub(ios(before)?))
     };
-    let per = |calls: u64, ios: Option<f64>| ios.map(|ios| calls as f64 / ios);
     Ok([
-        per(initiator, ios(|c| c.initiator.map(|c| c.reads + c.writes))),
-        per(target, ios(|c| c.target.map(|c| c.reads + c.writes))),
+        per_io(0, |c| c.initiator.map(|c| c.reads + c.writes)),
+        per_io(1, |c| c.target.map(|c| c.reads + c.writes)),
     ])
 }
 

@@ -22,6 +22,8 @@ use crate::peer::undo::{self, Journal};
 
 /// How long fio may take beyond what it was told to run.
 const FIO_MARGIN: Duration = Duration::from_secs(60);
+/// Windows in which system calls are counted.
+const WINDOWS: u32 = 5;
 
 /// Which daemons to watch.
 #[derive(Clone, Debug, Args)]
@@ -163,9 +165,9 @@ fn measure_one(args: &LiveArgs, device: &Path, op: Op, bytes: u32, depth: u16) -
     let mut target = target;
     // Counting them costs time, so it is done apart.
     if let Some([near, far]) = syscalls(args, device, op, bytes, depth)? {
-        initiator.syscalls = Some(near);
+        initiator.syscalls = near;
         if let Some(target) = &mut target {
-            target.syscalls = Some(far);
+            target.syscalls = far;
         }
     }
     Ok(LiveCost {
@@ -206,7 +208,7 @@ fn syscalls(
     op: Op,
     bytes: u32,
     depth: u16,
-) -> Result<Option<[f64; 2]>> {
+) -> Result<Option<[Option<f64>; 2]>> {
     let journal = Journal::create(Path::new(undo::DIR))?;
     if !probe::counts_syscalls(&journal)? {
         return Ok(None);
@@ -215,12 +217,15 @@ fn syscalls(
     let mut fio = fio(device, op, bytes, depth, seconds);
     let mut load = child::spawn(fio.stdout(Stdio::null()).stderr(Stdio::null()))?;
     let counted = interrupt::sleep(Duration::from_secs(1)).and_then(|()| {
-        let before = Counts::now(args, device)?;
-        let pids = [Some(before.pid), before.target.as_ref().map(|target| target.pid)];
-        let time = Duration::from_secs(args.seconds.into());
-        let calls = probe::syscalls_of(&journal, pids, time)?;
-        let per_io = PerIo(answered(&before, &Counts::now(args, device)?).max(1));
-        Ok(calls.map(|calls| per_io.of(0, calls)))
+        let now = Counts::now(args, device)?;
+        let pids = [Some(now.pid), now.target.as_ref().map(|target| target.pid)];
+        let time = Duration::from_secs(args.seconds.into()) / WINDOWS;
+        let called =
+            probe::syscalls(&journal, pids, time, WINDOWS as usize, || Counts::now(args, device))?;
+        let ios = |before: &Result<Counts>, after: &Result<Counts>| {
+            Some(answered(before.as_ref().ok()?, after.as_ref().ok()?))
+        };
+        Ok([0, 1].map(|end| probe::per_io(&called, end, ios)))
     });
     let limit = Duration::from_secs(seconds.into()) + FIO_MARGIN;
     child::wait(&mut load, limit, OnInterrupt::End)?;
