@@ -27,7 +27,7 @@ static MOUNT_KEYS: Schema = Schema {
     keys: &[
         Key::required("target", Rule::List { item: &ADDRESS, max: 16 }),
         Key::required("volume", NAME),
-        Key::optional("queues", Rule::Count { min: 1, max: limits::QUEUES_MAX as u32 }),
+        Key::optional("queues", Rule::Count { min: 1, max: limits::MOUNT_QPS_MAX as u32 }),
         Key::optional("lanes", Rule::Count { min: 1, max: limits::LANES_MAX as u32 }),
         Key::optional("queue_depth", Rule::Count { min: 1, max: limits::QUEUE_DEPTH_MAX as u32 }),
         Key::optional(
@@ -78,7 +78,8 @@ pub struct MountConfig {
     /// Hardware queues of the device; the number of CPUs, at most 4, if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queues: Option<u16>,
-    /// QPs of each hardware queue, which share large requests; 2 on a software device (rxe, siw), else 1, if absent.
+    /// QPs of each hardware queue, which share large requests; 2 on a software device (rxe, siw) where there are not too
+    /// many queues, else 1, if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lanes: Option<u16>,
     /// Commands outstanding on one queue.
@@ -220,12 +221,13 @@ impl MountConfig {
             faults.push(Fault::new("max_io", problem, fix).value(self.max_io.to_string()));
         }
         let lanes = self.lanes.unwrap_or(1);
-        if queues * lanes > limits::QUEUES_MAX {
+        let qps = queues * lanes;
+        if qps > limits::MOUNT_QPS_MAX {
+            let most = limits::MOUNT_QPS_MAX;
             let problem = format!(
-                "queues x lanes = {queues} x {lanes} QPs, a session has {} at most",
-                limits::QUEUES_MAX
+                "queues x lanes = {queues} x {lanes} = {qps} QPs, a mount has {most} at most"
             );
-            let fix = format!("lower lanes to {}, or queues", limits::QUEUES_MAX / queues);
+            let fix = format!("lower lanes to {}, or queues to {}", most / queues, most / lanes);
             faults.push(Fault::new("lanes", problem, fix).value(i64::from(lanes)));
         }
         if self.shared && self.read_only {

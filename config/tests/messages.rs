@@ -300,8 +300,8 @@ fn mounts() {
         mount,
         &[
             (
-                "queues = 65",
-                "m.toml:3:10: queues = 65: more than 64; write a whole number from 1 to 64",
+                "queues = 64",
+                "m.toml:3:10: queues = 64: more than 63; write a whole number from 1 to 63",
             ),
             (
                 "queues = 4\nqueue_depth = 1024\nmax_io = '4MiB'",
@@ -310,8 +310,19 @@ fn mounts() {
             ),
             (
                 "queues = 32\nlanes = 4",
-                "m.toml:4:9: lanes = 4: queues x lanes = 32 x 4 QPs, a session has 64 at most; \
-                 lower lanes to 2, or queues",
+                "m.toml:4:9: lanes = 4: queues x lanes = 32 x 4 = 128 QPs, a mount has 63 at most; \
+                 lower lanes to 1, or queues to 15",
+            ),
+            (
+                // The last number is not theirs.
+                "queues = 16\nlanes = 4",
+                "m.toml:4:9: lanes = 4: queues x lanes = 16 x 4 = 64 QPs, a mount has 63 at most; \
+                 lower lanes to 3, or queues to 15",
+            ),
+            (
+                "queues = 32\nlanes = 2",
+                "m.toml:4:9: lanes = 2: queues x lanes = 32 x 2 = 64 QPs, a mount has 63 at most; \
+                 lower lanes to 1, or queues to 31",
             ),
             (
                 "fail_after = 'never'",

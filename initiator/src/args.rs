@@ -349,3 +349,36 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
     }
     Exit::Failure
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn configuration(flags: &[&str]) -> Result<MountConfig, ConfigError> {
+        let words = ["rblk-initiator", "mount", "192.0.2.1", "v"];
+        match Cli::try_parse_from(words.iter().chain(flags)).unwrap().command {
+            Command::Mount(args) => args.configuration(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn more_qps_than_a_session_has_numbers_are_refused() {
+        for flags in [["--queues", "15", "--lanes", "4"], ["--queues", "63", "--lanes", "1"]] {
+            assert!(configuration(&flags).is_ok(), "{flags:?}");
+        }
+        // Without `--lanes` there are as many as there is room for.
+        assert_eq!(configuration(&["--queues", "63"]).unwrap().lanes, None);
+        let error = configuration(&["--queues", "16", "--lanes", "4"]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "lanes = 4: queues x lanes = 16 x 4 = 64 QPs, a mount has 63 at most; lower lanes to 3, or queues to 15"
+        );
+        assert_eq!(error.exit(), Exit::Usage);
+        let error = configuration(&["--queues", "64"]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "queues = 64: more than 63; write a whole number from 1 to 63"
+        );
+    }
+}

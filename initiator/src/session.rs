@@ -22,9 +22,9 @@ use crate::admin::{AdminChannel, Pulse, Reply};
 use crate::error::SessionError;
 use crate::path::{DATA_LIST_SGES, Path, PathLayout, PathMemory, retire};
 
-/// The queue by which writes are written again: the last there can be, so that it is no queue of a mount with fewer, nor
-/// a lane.
-pub const REPLAY_QUEUE: u16 = limits::QUEUES_MAX - 1;
+/// The queue by which writes are written again: the number behind those of all queues and lanes that a mount can have.
+pub const REPLAY_QUEUE: u16 = limits::MOUNT_QPS_MAX;
+const _: () = assert!(REPLAY_QUEUE < limits::QUEUES_MAX, "targets refuse others");
 /// READs of a target that a queue serves at once, where the device can.
 const READS_IN_MAX: u8 = 16;
 /// How long a command may take that the target answers when it has finished what older connections began: the LOGIN
@@ -64,8 +64,18 @@ pub struct QueueWish {
 impl QueueWish {
     /// How many lanes to try on such a device. A card serves one QP with all that it has. A software device has a
     /// kernel thread for each QP, and one thread moves less than its host can.
+    ///
+    /// All queues have as many, and none the number of the [`REPLAY_QUEUE`]: what is written in a configuration was
+    /// checked, and what is not is lowered.
     fn lanes(&self, caps: &DeviceCaps) -> u16 {
-        self.lanes.unwrap_or(if caps.kernel_software { 2 } else { 1 }).clamp(1, limits::LANES_MAX)
+        let wanted = self.lanes.unwrap_or(if caps.kernel_software { 2 } else { 1 });
+        let room = limits::MOUNT_QPS_MAX / self.queues.max(1);
+        wanted.min(room).clamp(1, limits::LANES_MAX)
+    }
+
+    /// The number of a lane among the queues of the session.
+    fn number(&self, queue: u16, lane: u16) -> u16 {
+        queue.saturating_add(lane.saturating_mul(self.queues))
     }
 }
 
@@ -414,10 +424,7 @@ impl Place<'_> {
         let granted =
             HelloAccept { in_capsule_bytes: 0, features: without(accept.features), ..accept };
         for lane in 1..lanes {
-            let number = u32::from(queue) + u32::from(lane) * u32::from(wish.queues);
-            let Some(queue) = u16::try_from(number).ok().filter(|n| *n < REPLAY_QUEUE) else {
-                break;
-            };
+            let queue = wish.number(queue, lane);
             let asked = HelloRequest {
                 kind: ConnectionKind::Io { queue },
                 in_capsule_bytes: 0,
@@ -510,4 +517,46 @@ fn parse_accept(
     asked: &HelloRequest,
 ) -> Result<HelloAccept, SessionError> {
     HelloAccept::from_wire(hello, asked).map_err(|error| not_rblk(address, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn lanes_have_numbers_of_their_own_and_all_queues_as_many() {
+        let card = rblk_fabric::soft::Device::tcp().caps().clone();
+        let played = DeviceCaps { kernel_software: true, ..card.clone() };
+        let wish = |queues, lanes| QueueWish {
+            depth: QueueDepth::new(1).unwrap(),
+            io_max_bytes: limits::IO_MIN_BYTES,
+            in_capsule_bytes: 0,
+            features: Features::default(),
+            lanes,
+            queues,
+        };
+        for (queues, lanes, on_card, on_played) in [
+            (4, None, 1, 2),
+            (31, None, 1, 2),
+            (32, None, 1, 1),
+            (63, None, 1, 1),
+            (4, Some(1), 1, 1),
+            (15, Some(4), 4, 4),
+            // No configuration says so.
+            (16, Some(4), 3, 3),
+            (1, Some(9), limits::LANES_MAX, limits::LANES_MAX),
+        ] {
+            let wish = wish(queues, lanes);
+            let found = (wish.lanes(&card), wish.lanes(&played));
+            assert_eq!(found, (on_card, on_played), "{queues} queues, {lanes:?}");
+            let numbers: HashSet<u16> = (0..queues)
+                .flat_map(|queue| (0..wish.lanes(&played)).map(move |lane| (queue, lane)))
+                .map(|(queue, lane)| wish.number(queue, lane))
+                .collect();
+            assert_eq!(numbers.len(), usize::from(queues * on_played), "each once");
+            assert!(numbers.iter().all(|number| *number < REPLAY_QUEUE), "{numbers:?}");
+        }
+    }
 }

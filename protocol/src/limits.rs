@@ -56,6 +56,10 @@ pub const ADMIN_DEPTH: u16 = 16;
 /// I/O queues of one session.
 pub const QUEUES_MAX: u16 = 64;
 
+/// Most QPs of the queues of one mount, all lanes together: they are numbered from 0, and the last number of a session is
+/// kept for the connection by which an initiator writes again what a target lost.
+pub const MOUNT_QPS_MAX: u16 = QUEUES_MAX - 1;
+
 /// Most QPs, or lanes, that an initiator gives one of its hardware queues. To the target each is a queue.
 pub const LANES_MAX: u16 = 4;
 
@@ -92,6 +96,7 @@ const _: () = {
     assert!(IN_CAPSULE_DEFAULT_BYTES <= IN_CAPSULE_MAX_BYTES);
     assert!(IN_CAPSULE_DEFAULT_BYTES >= BLOCK_MAX_BYTES, "a block fits a capsule");
     assert!(LIST_DATA_MAX <= LIST_MAX);
+    assert!(LANES_MAX <= MOUNT_QPS_MAX);
     assert!(QUEUE_DEPTH_DEFAULT <= QUEUE_DEPTH_GRANTED_DEFAULT);
     assert!(QUEUE_DEPTH_GRANTED_DEFAULT <= QUEUE_DEPTH_MAX);
     assert!(QUEUE_DEPTH_MAX < u16::MAX, "one tag more is used by the self-test");

@@ -26,6 +26,7 @@ pub mod session;
 pub mod stats;
 #[allow(unsafe_code)] // io_uring takes pointers
 pub mod store;
+pub mod terms;
 pub mod verifier;
 pub mod volume;
 pub mod volume_stats;

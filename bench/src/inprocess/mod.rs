@@ -172,7 +172,7 @@ impl<S: Store> Rig<S> {
     /// # Errors
     /// Memory is short, or the sizes do not fit.
     pub fn new(options: &RigOptions, store: impl FnMut(&Arc<Region>) -> S) -> Result<Self> {
-        let network = Network::new(options.seed);
+        let network = Network::with_region_max(options.seed, options.region_max_bytes);
         network.set_conditions(options.conditions);
         let device = Device::Soft(network.device());
         let now = Instant::now();

@@ -75,6 +75,8 @@ pub struct RigOptions {
     pub io_max_bytes: u32,
     /// Entries of each CQ of the target.
     pub cq_entries: u32,
+    /// Largest MR of the devices, in bytes.
+    pub region_max_bytes: u64,
     /// What the target serves.
     pub volumes: Vec<VolumeSpec>,
 }
@@ -93,6 +95,7 @@ impl Default for RigOptions {
             io_max_bytes: 1 << 20,
             // Some tens of queues of default depth.
             cq_entries: 1 << 16,
+            region_max_bytes: u64::MAX,
             volumes: Vec::new(),
         }
     }

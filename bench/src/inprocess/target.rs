@@ -16,11 +16,12 @@ use rblk_protocol::{
 };
 use rblk_target::arena::Arena;
 use rblk_target::cache::{Shard, ShardOptions};
-use rblk_target::connection::{ConnectionId, ConnectionParams, Layout, SessionSlot};
+use rblk_target::connection::{ConnectionId, ConnectionParams, SessionSlot};
 use rblk_target::poll_group::peers::Peers;
 use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, ToGroup};
 use rblk_target::stats::{Stats, StatsSnapshot};
 use rblk_target::store::{Store, VolumeIndex};
+use rblk_target::terms::Terms;
 use rblk_target::volume::{CacheMode, Placement, Volume};
 use rblk_target::volume_stats::{LastError, VolumeCounts, VolumeStats};
 
@@ -324,7 +325,7 @@ impl<S: Store> Rig<S> {
         };
         let Ok(accept) = negotiate(&asked, &offer) else { bail!("nothing in common") };
         let admin = kind == ConnectionKind::Admin;
-        let layout = Layout::new(accept.depth, accept.message_data_bytes(), admin);
+        let Terms { accept, layout, memory } = Terms::new(&self.target_pd, accept, admin)?;
         let reads_out = options.reads_out;
         let target_sizes = QpLimits {
             send_wrs: layout.send_wrs() + 1,
@@ -334,8 +335,6 @@ impl<S: Store> Rig<S> {
             reads_out,
             reads_in: 0,
         };
-        let region = Region::allocate(layout.bytes(), PageKind::Normal)?;
-        let memory = self.target_pd.register(&region, Access::LOCAL_WRITE)?;
         let group = self.next_group % self.groups.len();
         if !admin {
             self.next_group += 1;
@@ -362,18 +361,17 @@ impl<S: Store> Rig<S> {
             state.connections.push(epoch);
         }
         self.wires.push(wire.clone());
+        let hello = ConnectionHello(accept.to_wire().to_vec());
+        // The initiator knows what it is told.
+        let told = HelloAccept::from_wire(&hello.0, &asked)?;
         let add = ToGroup::AddConnection {
             poller: 0,
             connection: Connection::Soft(far),
             params: Box::new(params),
-            accept: AcceptParams {
-                hello: ConnectionHello(accept.to_wire().to_vec()),
-                reads_out,
-                reads_in: 0,
-            },
+            accept: AcceptParams { hello, reads_out, reads_in: 0 },
         };
         self.mail_to(group, add);
-        Ok((Connection::Soft(near), wire, accept))
+        Ok((Connection::Soft(near), wire, told))
     }
 
     pub(super) fn on_message(&mut self, message: FromGroup) {

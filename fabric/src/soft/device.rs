@@ -7,6 +7,9 @@ use crate::device::{DeviceCaps, QpLimits, Transport};
 use crate::error::{FabricError, Result};
 use crate::work::MAX_SGE;
 
+/// Largest MR: what a process can map.
+const REGION_MAX_BYTES: u64 = 1 << 47;
+
 /// A software device: the one TCP device of the process, or one of an in-memory network.
 #[derive(Clone, Debug)]
 pub struct Device(Arc<Inner>);
@@ -25,16 +28,18 @@ impl Device {
         static TCP: OnceLock<Device> = OnceLock::new();
         TCP.get_or_init(|| {
             use std::hash::{BuildHasher, RandomState};
-            Self::new("soft", Transport::SoftTcp, RandomState::new().hash_one(std::process::id()))
+            let salt = RandomState::new().hash_one(std::process::id());
+            Self::new("soft", Transport::SoftTcp, salt, REGION_MAX_BYTES)
         })
         .clone()
     }
 
-    pub(super) fn memory(seed: u64) -> Self {
-        Self::new("memory", Transport::SoftMemory, seed)
+    pub(super) fn memory(seed: u64, max_region_bytes: u64) -> Self {
+        let max_region_bytes = max_region_bytes.min(REGION_MAX_BYTES);
+        Self::new("memory", Transport::SoftMemory, seed, max_region_bytes)
     }
 
-    fn new(name: &str, transport: Transport, salt: u64) -> Self {
+    fn new(name: &str, transport: Transport, salt: u64, max_region_bytes: u64) -> Self {
         let caps = DeviceCaps {
             name: name.to_owned(),
             transport,
@@ -43,7 +48,7 @@ impl Device {
             max_cq_entries: 1 << 22,
             max_reads_out: 128,
             max_reads_in: 128,
-            max_region_bytes: 1 << 47,
+            max_region_bytes,
             inline_bytes: 0,
             write_with_imm: true,
             read_sink_needs_remote_write: false,

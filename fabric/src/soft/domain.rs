@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn keys_check_bounds_and_rights_and_die() {
-        let pd = Device::memory(7).alloc_pd().unwrap();
+        let pd = Device::memory(7, 4096).alloc_pd().unwrap();
         let region = Region::allocate(4096, PageKind::Normal).unwrap();
         let mr = pd.register(&region, Access::LOCAL_WRITE).unwrap();
         let base = region.address();
@@ -272,5 +272,8 @@ mod tests {
         assert!(pd.0.keys().table.remote(dead, base, 1, Right::Write).is_none());
         let bad = Access { local_write: false, remote_write: true, remote_read: false };
         assert!(pd.register(&region, bad).is_err());
+        let longer = Region::allocate(8192, PageKind::Normal).unwrap();
+        let refused = pd.register(&longer, Access::LOCAL_WRITE);
+        assert!(matches!(refused, Err(FabricError::Limit { limit: 4096, asked: 8192, .. })));
     }
 }

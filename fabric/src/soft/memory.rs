@@ -162,9 +162,15 @@ impl Network {
     /// A network whose behaviour follows from the seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
+        Self::with_region_max(seed, u64::MAX)
+    }
+
+    /// As [`Self::new`], of a device whose largest MR has so many bytes.
+    #[must_use]
+    pub fn with_region_max(seed: u64, bytes: u64) -> Self {
         let state =
             State { random: seed, now: 0, conditions: Conditions::default(), wires: Vec::new() };
-        Self { device: Device::memory(seed), state: Arc::new(Mutex::new(state)) }
+        Self { device: Device::memory(seed, bytes), state: Arc::new(Mutex::new(state)) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -265,7 +265,7 @@ impl Note {
             "the I/O size is none",
         )?;
         rule(self.wish.in_capsule <= limits::IN_CAPSULE_MAX_BYTES, "too much in-capsule data")?;
-        rule((1..=limits::QUEUES_MAX).contains(&self.queues), "the number of queues is none")?;
+        rule((1..=limits::MOUNT_QPS_MAX).contains(&self.queues), "the number of queues is none")?;
         let texts = [Some(&self.address), Some(&self.rdma_device), Some(&self.transport)];
         let longest = texts.into_iter().chain([self.fenced.as_ref()]).flatten().map(String::len);
         rule(longest.max() <= Some(TEXT_MAX), "a text is too long")

@@ -2,19 +2,17 @@
 
 use std::time::Instant;
 
-use rblk_fabric::{
-    AcceptParams, Access, ConnectionHello, Incoming, MAX_SGE, MemoryRegion, PageKind,
-    ProtectionDomain, QpLimits, Region, Transport,
-};
+use rblk_fabric::{AcceptParams, ConnectionHello, Incoming, MAX_SGE, QpLimits, Transport};
 use rblk_protocol::{
-    ConnectionKind, Features, HelloAccept, HelloReject, HelloRequest, Offer, QueueDepth,
-    RejectReason, SessionId, Version, limits, negotiate,
+    ConnectionKind, Features, HelloReject, HelloRequest, Offer, QueueDepth, RejectReason,
+    SessionId, Version, limits, negotiate,
 };
 
 use super::Control;
 use super::core::Admitted;
-use crate::connection::{ConnectionParams, Layout, SessionSlot, patience};
+use crate::connection::{ConnectionParams, SessionSlot, patience};
 use crate::poll_group::ToGroup;
+use crate::terms::Terms;
 
 /// READs a target has outstanding on one connection at most, where device and peer have more.
 const READS_OUT_MAX: u8 = 16;
@@ -77,7 +75,7 @@ impl Control {
             offer.in_capsule_bytes = limits::IN_CAPSULE_DEFAULT_BYTES;
             offer.features = Features::default();
         }
-        let mut accept = match negotiate(asked, &offer) {
+        let accept = match negotiate(asked, &offer) {
             Ok(accept) => accept,
             Err(reason) => {
                 let text = match reason {
@@ -138,11 +136,12 @@ impl Control {
         let entry = &self.devices[device_at];
         // From here on it may end where nobody can say more, as in a poll group that has no room.
         incoming.refuse_with(refusal(RejectReason::LimitReached, NO_ROOM));
-        let prepared =
-            own_memory(&entry.pd, &mut accept, queue.is_none()).and_then(|(layout, memory)| {
+        let prepared = Terms::new(&entry.pd, accept, queue.is_none())
+            .map_err(|error| error.to_string())
+            .and_then(|terms| {
                 let sizes = QpLimits {
-                    send_wrs: layout.send_wrs() + 1,
-                    recv_wrs: layout.recv_wrs(),
+                    send_wrs: terms.layout.send_wrs() + 1,
+                    recv_wrs: terms.layout.recv_wrs(),
                     send_sges,
                     inline_bytes: 64,
                     reads_out,
@@ -151,9 +150,9 @@ impl Control {
                 let connection = incoming
                     .prepare(&entry.pd, &entry.pollers[group], sizes)
                     .map_err(|e| e.to_string())?;
-                Ok((connection, layout, memory))
+                Ok((connection, terms))
             });
-        let (connection, layout, memory) = match prepared {
+        let (connection, Terms { accept, layout, memory }) = match prepared {
             Ok(prepared) => prepared,
             Err(text) => {
                 self.core.gone(session, epoch, asked.kind, Instant::now());
@@ -200,29 +199,6 @@ impl Control {
 /// most of the work, are on all poll groups, whatever comes in between.
 fn of_queue(session: SessionSlot, queue: u16) -> usize {
     usize::from(session.0) + 1 + usize::from(queue)
-}
-
-/// Memory of a connection, registered. Where there is none for the data of several commands in a message, that is
-/// taken out of what was agreed.
-fn own_memory(
-    pd: &ProtectionDomain,
-    accept: &mut HelloAccept,
-    admin: bool,
-) -> Result<(Layout, MemoryRegion), String> {
-    loop {
-        let layout = Layout::new(accept.depth, accept.message_data_bytes(), admin);
-        let memory =
-            Region::allocate(layout.bytes(), PageKind::Normal).map_err(|e| e.to_string()).and_then(
-                |region| pd.register(&region, Access::LOCAL_WRITE).map_err(|e| e.to_string()),
-            );
-        match memory {
-            Err(error) if accept.features.has(Features::DATA_LISTS) => {
-                tracing::warn!(error, "no memory for larger receive slots: going without");
-                accept.features = accept.features.without(Features::DATA_LISTS);
-            }
-            memory => return Ok((layout, memory?)),
-        }
-    }
 }
 
 fn refusal(reason: RejectReason, text: &str) -> ConnectionHello {

@@ -131,6 +131,7 @@ impl Site {
             io_max_bytes: plan.io_max_bytes,
             cq_entries: 1 << 12,
             volumes: vec![volume],
+            ..RigOptions::default()
         };
         let mut first = None;
         let rig = Rig::new(&options, |region| {

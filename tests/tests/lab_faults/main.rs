@@ -10,6 +10,7 @@
 mod detect;
 mod drain;
 mod fence;
+mod give_up;
 mod interruptions;
 mod leaks;
 mod portals;

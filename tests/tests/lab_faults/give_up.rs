@@ -1,0 +1,171 @@
+//! A mount that waits for its target only so long (`--fail-after`).
+
+use std::fs::File;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use rblk_tests::lab::{
+    Aligned, DEADLINE, Lab, Mounted, Target, TargetFlags, Witness, pattern, run, until,
+};
+
+use super::{DETECT, MIB, PATIENCE, SLACK, flags, serve_file};
+
+const FAIL_AFTER: Duration = Duration::from_secs(3);
+/// Whoever is refused waits for nothing: far below the shortest of the times above.
+const AT_ONCE: Duration = Duration::from_secs(1);
+const LEN: usize = 64 << 10;
+/// What is only read, and what is written.
+const READ_AT: u64 = MIB;
+const WRITE_AT: u64 = 8 * MIB;
+
+/// How a request ended, and when.
+type Ended = (std::io::Result<()>, Instant);
+
+/// Does it on a thread of its own: it may wait for ever.
+fn begin(work: impl FnOnce() -> std::io::Result<()> + Send + 'static) -> Receiver<Ended> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let result = work();
+        // Nobody may wait any more.
+        let _ = sender.send((result, Instant::now()));
+    });
+    receiver
+}
+
+struct GivesUp<'l> {
+    lab: &'l Lab,
+    target_flags: TargetFlags,
+    target: Option<Target<'l>>,
+    mounted: Mounted<'l>,
+    device: Arc<File>,
+    witness: Rc<Witness>,
+    // What was written so often is what must be found.
+    version: u64,
+}
+
+impl<'l> GivesUp<'l> {
+    fn new(lab: &'l Lab) -> Self {
+        let target_flags = serve_file(lab, 64 * MIB);
+        let target = Some(Target::start(lab, &target_flags));
+        let mounted = Mounted::new(lab, &flags(lab.rdma()).flag("--fail-after", "3s"));
+        let device = Arc::new(Aligned::open(mounted.device(), true, 0).expect("opening"));
+        Aligned::write_at(&device, &pattern(1, LEN), READ_AT).expect("writing");
+        let witness = Rc::new(Witness::start());
+        Self { lab, target_flags, target, mounted, device, witness, version: 1 }
+    }
+
+    fn read(&self) -> Receiver<Ended> {
+        let device = Arc::clone(&self.device);
+        begin(move || Aligned::read_at(&device, LEN, READ_AT).map(drop))
+    }
+
+    /// A write of what is never to be found.
+    fn write(&self) -> Receiver<Ended> {
+        let device = Arc::clone(&self.device);
+        begin(move || Aligned::write_at(&device, &pattern(0, LEN), WRITE_AT))
+    }
+
+    /// A read and a write end with EIO: how long after `since` the first and the last of them.
+    fn fail(&self, requests: [Receiver<Ended>; 2], since: Instant) -> (Duration, Duration) {
+        let times = ["read", "write"].into_iter().zip(requests).map(|(what, request)| {
+            let (result, ended) = request.recv_timeout(PATIENCE).unwrap_or_else(|error| {
+                panic!("a {what}: {error} after {PATIENCE:?}: {:?}", self.mounted.look())
+            });
+            let errno = result.expect_err(what).raw_os_error();
+            assert_eq!(errno, Some(libc::EIO), "a {what}");
+            ended - since
+        });
+        let times: Vec<Duration> = times.collect();
+        (times[0].min(times[1]), times[0].max(times[1]))
+    }
+
+    /// The target dies while requests are on their way, and does not come back. Then the disk fails what it is asked.
+    fn lose_target(&mut self) -> Result<(), String> {
+        let begun = self.witness.now();
+        let target = self.target.take().expect("a target");
+        let before = self.mounted.status().total;
+        let since = Instant::now();
+        let frozen = target.freeze();
+        let requests = [self.read(), self.write()];
+        until("requests to be on their way", DEADLINE, || {
+            let status = self.mounted.status();
+            // Or the path is lost before they are: on a machine that stands still.
+            (status.total.sends > before.sends || status.state != "connected").then_some(())
+        });
+        target.kill();
+        drop(frozen);
+        // The loss is noticed when the target stands still, and not before.
+        let (first, last) = self.fail(requests, since);
+        let lost = self.witness.lost_since(&begun);
+        // Nobody waits any more, again and again.
+        let begun = self.witness.now();
+        let mut refused = Duration::ZERO;
+        for _ in 0..5 {
+            let since = Instant::now();
+            let requests = [self.read(), self.write()];
+            refused = refused.max(self.fail(requests, since).1);
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let lost_later = self.witness.lost_since(&begun);
+        println!(
+            "{}: requests failed after {first:.2?} and {last:.2?}, later ones within {refused:.2?}",
+            self.lab.test()
+        );
+        let status = self.mounted.status();
+        assert_ne!(status.state, "connected");
+        assert!(status.total.errors - before.errors >= 12, "they are counted: {status:?}");
+        // Too soon it is on a machine that stood still, too, should that have ended the path before.
+        if first < FAIL_AFTER || last > DETECT + FAIL_AFTER + SLACK + lost {
+            return Err(format!("requests failed after {first:?} and {last:?}"));
+        }
+        if refused > AT_ONCE + lost_later {
+            return Err(format!("a request waited for {refused:?} although others had failed"));
+        }
+        Ok(())
+    }
+
+    /// The target is back, and with it the disk, with everything but what failed.
+    fn come_back(&mut self) {
+        let replayed = self.mounted.status().total.replayed;
+        self.target = Some(Target::start(self.lab, &self.target_flags));
+        self.mounted.wait_connected();
+        self.version += 1;
+        let data = pattern(self.version, LEN);
+        Aligned::write_at(&self.device, &data, WRITE_AT).expect("writing");
+        let errors = self.mounted.status().total.errors;
+        let check = |file: &File| {
+            for (at, data) in [(READ_AT, &pattern(1, LEN)), (WRITE_AT, &data)] {
+                let found = Aligned::read_at(file, LEN, at).expect("reading");
+                assert!(found == *data, "other bytes at {at}");
+            }
+        };
+        check(&self.device);
+        self.device.sync_all().expect("fsync");
+        check(&File::open(self.lab.path("v0.img")).expect("the image"));
+        let status = self.mounted.status();
+        assert_eq!(status.total.errors, errors, "all is well again");
+        assert_eq!(status.total.replayed, replayed, "what failed is not sent again");
+    }
+}
+
+#[test]
+fn fail_after_is_kept() {
+    run("fail_after_is_kept", |lab| {
+        let mut life = GivesUp::new(lab);
+        let node = life.mounted.node();
+        for round in 0..lab.times(2, 25) {
+            let witness = Rc::clone(&life.witness);
+            witness.judge(&format!("{}: {round}", lab.test()), || {
+                let result = life.lose_target();
+                life.come_back();
+                result
+            });
+        }
+        assert_eq!(life.mounted.node(), node, "the device is another one");
+        let GivesUp { mounted, device, .. } = life;
+        drop(device);
+        mounted.umount();
+    });
+}
