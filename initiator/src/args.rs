@@ -161,7 +161,7 @@ pub struct MountArgs {
     #[arg(long, value_name = "N")]
     pub queues: Option<u16>,
     /// QPs of each queue, which share large requests; 2 on a software device (rxe, siw), else 1 by
-    /// default.
+    /// default. Queues times lanes is 63 at most.
     #[arg(long, value_name = "N")]
     pub lanes: Option<u16>,
     /// Commands outstanding per queue.

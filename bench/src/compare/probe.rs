@@ -21,6 +21,8 @@ const TRIGGER: &str = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/trigger
 const HISTOGRAM: &str = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/hist";
 /// Its words. A name of its own tells it from somebody else's.
 const WORDS: &str = "hist:keys=common_pid,id:size=4096:name=rblk_bench";
+/// Windows in which they are counted: one in which the machine stood still does not decide.
+const WINDOWS: u32 = 5;
 /// Data threads of both ends begin so.
 const DATA_THREADS: [&str; 3] = ["rblk-queue", "poll-group", "ublk-null"];
 
@@ -99,8 +101,8 @@ impl Look {
                 fio: 0.0,
                 daemons: daemons as f64 / 1e9 / seconds,
             },
-            initiator: ios_i.and_then(|ios| per_io_of(&i, initiator, ios)),
-            target: ios_t.and_then(|ios| per_io_of(&t, target, ios)),
+            initiator: ios_i.and_then(|ios| per_io(&i, initiator, ios)),
+            target: ios_t.and_then(|ios| per_io(&t, target, ios)),
             counters: json!({ "initiator": per(&i, ios_i), "target": per(&t, ios_t) }),
         }
     }
@@ -128,7 +130,7 @@ fn answered(counts: &BTreeMap<String, u64>) -> Option<f64> {
     (ios > 0).then_some(ios as f64)
 }
 
-fn per_io_of(counts: &BTreeMap<String, u64>, usage: Option<Usage>, ios: f64) -> Option<PerIo> {
+fn per_io(counts: &BTreeMap<String, u64>, usage: Option<Usage>, ios: f64) -> Option<PerIo> {
     if counts.is_empty() && usage.is_none() {
         return None;
     }
@@ -237,30 +239,28 @@ pub struct Called<T> {
     pub seen: T,
 }
 
-/// Counts the system calls of the data threads of two processes for so many `windows` of `time` each, with a `look` at
-/// both ends of each: one more than windows. Counting is begun and ended once, for that changes the kernel's code.
+/// Counts the system calls of the data threads of two processes for `time`, in a few windows with a `look` at both
+/// ends of each. Counting is begun and ended once, for that changes the kernel's code.
 ///
 /// # Errors
-/// The kernel does not count them, or it was interrupted; nothing is left on.
+/// The kernel does not count them, `look` fails, or it was interrupted; nothing is left on.
 pub fn syscalls<T>(
     journal: &Journal,
     pids: [Option<u32>; 2],
     time: Duration,
-    windows: usize,
-    mut look: impl FnMut() -> T,
+    mut look: impl FnMut() -> Result<T>,
 ) -> Result<Vec<Called<T>>> {
     let undo = journal.note(Step::SyscallTrigger)?;
     let threads = pids.map(|pid| pid.map(data_threads).unwrap_or_default());
     let mut called = || -> Result<Called<T>> {
         let text = fs::read_to_string(HISTOGRAM).with_context(|| format!("reading {HISTOGRAM}"))?;
-        let seen = look();
-        Ok(Called { calls: sums(&parse(&text), &threads), seen })
+        Ok(Called { calls: sums(&parse(&text), &threads), seen: look()? })
     };
     let mut count = || -> Result<Vec<Called<T>>> {
         set_trigger(WORDS)?;
         let mut all = vec![called()?];
-        for _ in 0..windows {
-            interrupt::sleep(time)?;
+        for _ in 0..WINDOWS {
+            interrupt::sleep(time / WINDOWS)?;
             all.push(called()?);
         }
         Ok(all)
@@ -277,10 +277,10 @@ fn sums(calls: &[(u32, u64)], threads: &[HashSet<u32>; 2]) -> [u64; 2] {
     [of(&threads[0]), of(&threads[1])]
 }
 
-/// What each window's calls are per I/O, in the middle: a window in which the machine stood still counts for one. `ios`
-/// tells those between two looks; no window with I/O, no number.
+/// What an end's calls are per I/O, in the middle of all windows. `ios` tells those between two looks; no window with I/O,
+/// no number.
 #[must_use]
-pub fn per_io<T>(
+pub fn calls_per_io<T>(
     called: &[Called<T>],
     end: usize,
     ios: impl Fn(&T, &T) -> Option<u64>,
@@ -364,10 +364,10 @@ mod tests {
             called(260, 201),
         ];
         let ios = |before: &u64, after: &u64| after.checked_sub(*before);
-        assert_eq!(per_io(&all, 0, ios), Some(0.7));
-        assert_eq!(per_io(&all, 1, ios), Some(1.4));
-        assert_eq!(per_io(&all[3..], 0, ios), None);
-        assert_eq!(per_io(&all[..1], 0, ios), None);
+        assert_eq!(calls_per_io(&all, 0, ios), Some(0.7));
+        assert_eq!(calls_per_io(&all, 1, ios), Some(1.4));
+        assert_eq!(calls_per_io(&all[3..], 0, ios), None);
+        assert_eq!(calls_per_io(&all[..1], 0, ios), None);
     }
 
     #[test]

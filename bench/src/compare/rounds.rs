@@ -23,10 +23,8 @@ use crate::result::{Cell, CpuProfile, Run, Sample};
 
 /// How long filling a disk once may take.
 const FILL_SECONDS: u32 = 180;
-/// How often and how long system calls are counted, and how long the processors are sampled, each within a sample of its
-/// own.
-const WINDOWS: usize = 5;
-const WINDOW: Duration = Duration::from_millis(400);
+/// How long system calls are counted, and the processors sampled, each within a sample of its own.
+const COUNTED: Duration = Duration::from_secs(2);
 const SAMPLED: Duration = Duration::from_secs(4);
 /// Seconds after which the load of such a sample would end by itself.
 const LOAD_SECONDS: u32 = 60;
@@ -409,10 +407,10 @@ fn under_load<T>(
 fn calls_per_io(system: &System, cell: &Cell, setting: &Setting) -> Result<[Option<f64>; 2]> {
     let called = under_load(system, cell, setting, || {
         let pids = [system.initiator_pid(), system.target_pid()];
-        probe::syscalls(&setting.journal, pids, WINDOW, WINDOWS, || system.counters())
+        probe::syscalls(&setting.journal, pids, COUNTED, || Ok(system.counters()))
     })?;
     let per_io = |at, ios: fn(&Counters) -> Option<u64>| {
-        probe::per_io(&called, at, |before, after| ios(after)?.checked_sub(ios(before)?))
+        probe::calls_per_io(&called, at, |before, after| ios(after)?.checked_sub(ios(before)?))
     };
     Ok([
         per_io(0, |c| c.initiator.map(|c| c.reads + c.writes)),

@@ -22,8 +22,6 @@ use crate::peer::undo::{self, Journal};
 
 /// How long fio may take beyond what it was told to run.
 const FIO_MARGIN: Duration = Duration::from_secs(60);
-/// Windows in which system calls are counted.
-const WINDOWS: u32 = 5;
 
 /// Which daemons to watch.
 #[derive(Clone, Debug, Args)]
@@ -219,13 +217,10 @@ fn syscalls(
     let counted = interrupt::sleep(Duration::from_secs(1)).and_then(|()| {
         let now = Counts::now(args, device)?;
         let pids = [Some(now.pid), now.target.as_ref().map(|target| target.pid)];
-        let time = Duration::from_secs(args.seconds.into()) / WINDOWS;
-        let called =
-            probe::syscalls(&journal, pids, time, WINDOWS as usize, || Counts::now(args, device))?;
-        let ios = |before: &Result<Counts>, after: &Result<Counts>| {
-            Some(answered(before.as_ref().ok()?, after.as_ref().ok()?))
-        };
-        Ok([0, 1].map(|end| probe::per_io(&called, end, ios)))
+        let time = Duration::from_secs(args.seconds.into());
+        let called = probe::syscalls(&journal, pids, time, || Counts::now(args, device))?;
+        let ios = |before: &Counts, after: &Counts| Some(answered(before, after));
+        Ok([0, 1].map(|end| probe::calls_per_io(&called, end, ios)))
     });
     let limit = Duration::from_secs(seconds.into()) + FIO_MARGIN;
     child::wait(&mut load, limit, OnInterrupt::End)?;

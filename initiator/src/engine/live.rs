@@ -243,7 +243,10 @@ impl Live {
 
     /// Whether a lane waits for its self-test's answer for longer than that.
     pub(super) fn tests_for_longer(&self, than: Duration, now: Instant) -> bool {
-        let late = |lane: &Lane| matches!(lane.phase, Phase::Testing { since, .. } if now.saturating_duration_since(since) > than);
+        let late = |lane: &Lane| match lane.phase {
+            Phase::Testing { since, .. } => now.saturating_duration_since(since) > than,
+            _ => false,
+        };
         !self.ready && self.lanes.iter().any(late)
     }
 

@@ -39,6 +39,6 @@ pub use process::{Finished, Frozen, Running, start};
 pub use stall::StallMeter;
 pub use target::{Target, TargetFlags};
 pub use usage::{Usage, cpu_time, rdma_resources};
-pub use wait::{DEADLINE, until, within};
+pub use wait::{DEADLINE, begin, until, within};
 pub use witness::{Moment, Witness};
 pub use write_log::{Logged, WriteLog};

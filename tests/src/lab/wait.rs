@@ -1,5 +1,6 @@
 //! Waiting with a deadline.
 
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 /// For whatever should take no time at all: generous, since the lab's CPUs are emulated.
@@ -21,6 +22,16 @@ pub fn until<T>(what: &str, deadline: Duration, mut look: impl FnMut() -> Option
     }
 }
 
+/// Begins something that may wait for ever, on a thread of its own, which tells what came of it.
+pub fn begin<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        // Nobody may wait any more.
+        let _ = sender.send(work());
+    });
+    receiver
+}
+
 /// Does something that a stall may hold up, on a thread of its own.
 ///
 /// # Panics
@@ -30,12 +41,7 @@ pub fn within<T: Send + 'static>(
     deadline: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> T {
-    let (sender, receiver) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        // Nobody may wait any more.
-        let _ = sender.send(work());
-    });
-    match receiver.recv_timeout(deadline) {
+    match begin(work).recv_timeout(deadline) {
         Ok(done) => done,
         Err(error) => panic!("{what} within {deadline:?}: {error}"),
     }

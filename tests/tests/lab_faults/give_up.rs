@@ -7,7 +7,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use rblk_tests::lab::{
-    Aligned, DEADLINE, Lab, Mounted, Target, TargetFlags, Witness, pattern, run, until,
+    Aligned, DEADLINE, Lab, Mounted, Target, TargetFlags, Witness, begin, pattern, run, until,
 };
 
 use super::{DETECT, MIB, PATIENCE, SLACK, flags, serve_file};
@@ -22,17 +22,6 @@ const WRITE_AT: u64 = 8 * MIB;
 
 /// How a request ended, and when.
 type Ended = (std::io::Result<()>, Instant);
-
-/// Does it on a thread of its own: it may wait for ever.
-fn begin(work: impl FnOnce() -> std::io::Result<()> + Send + 'static) -> Receiver<Ended> {
-    let (sender, receiver) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let result = work();
-        // Nobody may wait any more.
-        let _ = sender.send((result, Instant::now()));
-    });
-    receiver
-}
 
 struct GivesUp<'l> {
     lab: &'l Lab,
@@ -58,13 +47,13 @@ impl<'l> GivesUp<'l> {
 
     fn read(&self) -> Receiver<Ended> {
         let device = Arc::clone(&self.device);
-        begin(move || Aligned::read_at(&device, LEN, READ_AT).map(drop))
+        begin(move || (Aligned::read_at(&device, LEN, READ_AT).map(drop), Instant::now()))
     }
 
     /// A write of what is never to be found.
     fn write(&self) -> Receiver<Ended> {
         let device = Arc::clone(&self.device);
-        begin(move || Aligned::write_at(&device, &pattern(0, LEN), WRITE_AT))
+        begin(move || (Aligned::write_at(&device, &pattern(0, LEN), WRITE_AT), Instant::now()))
     }
 
     /// A read and a write end with EIO: how long after `since` the first and the last of them.
