@@ -10,12 +10,16 @@
 //! - Without that, a generation that this run does not know is refused, except where nothing can be remembered at all
 //!   ([`Holders::forgetful`]): there every holder would be refused after every start of the target.
 //! - The number alone is not enough for an exclusive holder: one generation is one host's.
+//! - A generation is that of one store, too. When a volume is served from another file or device than it was last
+//!   ([`Holders::serve`]), nobody who held it before may go on.
 
 pub mod file;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rblk_protocol::{AccessMode, Generation, HostId, Name};
+
+use crate::store::StoreIdentity;
 
 /// The stable identity of a volume.
 pub type VolumeUuid = [u8; 16];
@@ -58,6 +62,21 @@ pub struct Holders {
     // Of volumes without a record.
     base: Generation,
     forgetful: bool,
+    // What each volume was served from last.
+    stores: BTreeMap<VolumeUuid, StoreIdentity>,
+    // Those that this run serves from something else than the run before.
+    replaced: BTreeSet<VolumeUuid>,
+}
+
+/// What a volume is served from, beside what it was served from last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Served {
+    /// The same, or that cannot be told.
+    AsBefore,
+    /// For the first time, as far as is known: it is remembered from now on.
+    First,
+    /// Another one.
+    Replaced,
 }
 
 impl Holders {
@@ -66,8 +85,17 @@ impl Holders {
     pub fn durable(records: impl IntoIterator<Item = HolderRecord>) -> Self {
         Self {
             records: records.into_iter().map(|record| (record.volume, record)).collect(),
-            base: Generation::FRESH,
-            forgetful: false,
+            ..Self::empty(Generation::FRESH, false)
+        }
+    }
+
+    fn empty(base: Generation, forgetful: bool) -> Self {
+        Self {
+            records: BTreeMap::new(),
+            base,
+            forgetful,
+            stores: BTreeMap::new(),
+            replaced: BTreeSet::new(),
         }
     }
 
@@ -75,20 +103,65 @@ impl Holders {
     /// above all that were ever given.
     #[must_use]
     pub fn lost(base: Generation) -> Self {
-        Self { records: BTreeMap::new(), base, forgetful: false }
+        Self::empty(base, false)
     }
 
     /// Nothing is remembered from one run to the next. The first holder that comes back is believed, unless another
     /// came before. `base` as for [`Self::lost`].
     #[must_use]
     pub fn forgetful(base: Generation) -> Self {
-        Self { records: BTreeMap::new(), base, forgetful: true }
+        Self::empty(base, true)
     }
 
     /// Whether nothing is remembered.
     #[must_use]
     pub fn is_forgetful(&self) -> bool {
         self.forgetful
+    }
+
+    /// With what earlier runs remembered of the stores.
+    #[must_use]
+    pub fn with_stores(
+        mut self,
+        stores: impl IntoIterator<Item = (VolumeUuid, StoreIdentity)>,
+    ) -> Self {
+        self.stores = stores.into_iter().collect();
+        self
+    }
+
+    /// What the volumes were served from last, in the order of their identities.
+    pub fn stores(&self) -> impl Iterator<Item = (&VolumeUuid, &StoreIdentity)> {
+        self.stores.iter()
+    }
+
+    /// This run serves a volume from that store, which may have no identity. Should it be another one than before,
+    /// the generation of the last holder ends: whoever has it is refused when it comes back. Anything but
+    /// [`Served::AsBefore`] is to be remembered before that.
+    pub fn serve(&mut self, volume: VolumeUuid, store: Option<&StoreIdentity>) -> Served {
+        let before = match store {
+            Some(store) => self.stores.insert(volume, store.clone()),
+            None => self.stores.remove(&volume),
+        };
+        match before {
+            None if store.is_some() => Served::First,
+            Some(before) if Some(&before) != store => {
+                if let Some(mut record) = self.records.remove(&volume)
+                    && let Some(generation) = record.generation.next()
+                {
+                    (record.generation, record.present) = (generation, false);
+                    self.put(record);
+                }
+                self.replaced.insert(volume);
+                Served::Replaced
+            }
+            _ => Served::AsBefore,
+        }
+    }
+
+    /// Whether this run serves a volume from another store than the run before.
+    #[must_use]
+    pub fn is_replaced(&self, volume: &VolumeUuid) -> bool {
+        self.replaced.contains(volume)
     }
 
     /// All records, in the order of the volumes' identities.
@@ -260,6 +333,39 @@ mod tests {
         let c = who(3, AccessMode::Exclusive);
         assert_eq!(holders.begin(&V, &c).unwrap().unwrap().generation, Generation(2));
         assert!(!holders.is_last(&V, &a, Generation(1)) && !holders.is_last(&V, &a, Generation(2)));
+    }
+
+    #[test]
+    fn a_volume_on_another_file_fences_who_comes_back() {
+        let store = |text: &str| StoreIdentity::parse(text);
+        for mode in [AccessMode::Exclusive, AccessMode::Shared] {
+            let a = who(1, mode);
+            let mut holders = Holders::durable([]);
+            assert_eq!(holders.serve(V, store("inode:1").as_ref()), Served::First);
+            holders.begin(&V, &a).unwrap().unwrap();
+            assert_eq!(holders.serve(V, store("inode:1").as_ref()), Served::AsBefore);
+            assert!(holders.is_last(&V, &a, Generation(1)) && !holders.is_replaced(&V));
+            assert_eq!(holders.serve(V, store("inode:2").as_ref()), Served::Replaced);
+            assert!(!holders.is_last(&V, &a, Generation(1)) && holders.is_replaced(&V));
+            assert!(!holders.record(&V).unwrap().present, "nobody is waited for");
+            // Nor may one of before come back after others have come.
+            assert_eq!(
+                holders.begin(&V, &a).unwrap().map(|r| r.generation),
+                match mode {
+                    AccessMode::Shared => Some(Generation(2)),
+                    _ => Some(Generation(3)),
+                }
+            );
+            assert!(!holders.is_last(&V, &a, Generation(1)));
+            // Something that cannot be told apart is not what was there.
+            assert_eq!(holders.serve(V, None), Served::Replaced);
+            assert_eq!(holders.serve(V, None), Served::AsBefore);
+        }
+        // A number that has none after it ends, too.
+        let last = record_of(V, &who(1, AccessMode::Exclusive), Generation(u64::MAX));
+        let mut holders = Holders::durable([last]).with_stores([(V, store("inode:1").unwrap())]);
+        assert_eq!(holders.serve(V, store("inode:2").as_ref()), Served::Replaced);
+        assert!(!holders.is_last(&V, &who(1, AccessMode::Exclusive), Generation(u64::MAX)));
     }
 
     #[test]

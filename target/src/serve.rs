@@ -26,7 +26,7 @@ use crate::poll_group::peers::Peers;
 use crate::poll_group::thread::{self, Tuning};
 use crate::store::backing::{Backing, Direct, OpenOptions};
 use crate::store::uring::{UringOptions, UringStore};
-use crate::store::{StoreError, VolumeIndex};
+use crate::store::{Losses, StoreError, VolumeIndex};
 use crate::verifier::LineageFile;
 use crate::volume::{CacheMode, Placement, Volume};
 
@@ -104,6 +104,7 @@ fn open_volume(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Re
                 },
                 block_size: config.block_size,
                 lock_wait: LOCK_WAIT,
+                losses: Losses::HeldUntilNoted,
             };
             let opened = Backing::open(path, &options)?;
             let bytes = opened.size_bytes();
@@ -296,6 +297,13 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
             .iter()
             .map(|o| (o.volume.name.to_string(), o.notes.clone()))
             .collect::<HashMap<_, _>>(),
+        stores: opened
+            .iter()
+            .filter_map(|o| {
+                let backing = o.backing.as_ref()?;
+                Some((o.volume.uuid, backing.identity().cloned()))
+            })
+            .collect(),
         volumes: opened.into_iter().map(|o| o.volume).collect(),
         listening: listening.clone(),
         drain_timeout: config.drain_timeout.into(),

@@ -15,11 +15,14 @@
 //! only after everything acknowledged was made durable. It is locked as long as the target runs. Where that cannot
 //! be had (no right to write there, or another target of the same name), the lineages are new at every start:
 //! initiators then take every restart for a loss, which is the safe mistake.
+//!
+//! A run that lost acknowledged writes without dying renounces its lineages: it replaces the file by one with
+//! lineages that nobody has, or, where there is no room for that, removes the file. Either makes the next run new.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -128,9 +131,18 @@ pub struct LineageFile {
     directory: Option<(PathBuf, bool)>,
     // It was there before.
     inherited: bool,
-    // Writes may be lost; and the file says so.
-    renounced: AtomicBool,
-    noted: AtomicBool,
+    renounced: Mutex<Renounced>,
+}
+
+/// Whether writes may be lost although this run goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Renounced {
+    #[default]
+    No,
+    /// They may, and the file does not say so yet.
+    Owed,
+    /// They may, and the next run will begin new lineages.
+    Noted,
 }
 
 /// A file that is to be remembered from run to run.
@@ -173,8 +185,7 @@ impl LineageFile {
             kept: None,
             directory: None,
             inherited: false,
-            renounced: AtomicBool::new(false),
-            noted: AtomicBool::new(false),
+            renounced: Mutex::default(),
         })
     }
 
@@ -195,8 +206,7 @@ impl LineageFile {
                     kept: None,
                     directory: Some((directory.join(format!("{name}.lineage")), foreign)),
                     inherited: false,
-                    renounced: AtomicBool::new(false),
-                    noted: AtomicBool::new(false),
+                    renounced: Mutex::default(),
                 })
             }
         }
@@ -220,8 +230,7 @@ impl LineageFile {
             directory: Some((kept.path.clone(), false)),
             inherited,
             kept: Some(kept),
-            renounced: AtomicBool::new(false),
-            noted: AtomicBool::new(false),
+            renounced: Mutex::default(),
         })
     }
 
@@ -263,24 +272,50 @@ impl LineageFile {
     }
 
     /// Notes that acknowledged writes may be lost although nobody died: the next run begins new lineages, however
-    /// this one ends. Where that cannot be noted now, it is tried again at the next call and at the end.
-    pub fn renounce(&self) {
-        self.renounced.store(true, Ordering::Relaxed);
-        let Some(kept) = self.kept.as_ref().filter(|_| !self.noted.load(Ordering::Relaxed)) else {
-            return;
+    /// this one ends. Returns whether that is sure. Where it is not, call it again later; [`Self::owes_note`] says
+    /// so. Waits for the disk.
+    pub fn renounce(&self) -> bool {
+        // Held while it writes: two at a time would write one file.
+        let mut renounced = self.renounced.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(kept) = self.kept.as_ref().filter(|_| *renounced != Renounced::Noted) else {
+            *renounced = Renounced::Noted;
+            return true;
         };
-        match fresh().map_err(io::Error::other).and_then(|new| kept.write(new, false)) {
-            Ok(()) => self.noted.store(true, Ordering::Relaxed),
-            Err(error) => {
-                let path = kept.path.display();
-                tracing::error!(%path, %error, "cannot note that writes may be lost");
+        *renounced = Renounced::Owed;
+        let path = kept.path.display();
+        let written = fresh().map_err(io::Error::other).and_then(|new| kept.write(new, false));
+        let Err(error) = written else {
+            *renounced = Renounced::Noted;
+            return true;
+        };
+        // A full disk has room for a removal.
+        match kept.remove() {
+            Ok(()) => {
+                tracing::warn!(
+                    %path, %error,
+                    "cannot write the note that acknowledged writes may be lost: removed the file, which says the same"
+                );
+                *renounced = Renounced::Noted;
             }
+            Err(removal) => tracing::error!(
+                %path, %error, %removal,
+                "cannot note that acknowledged writes may be lost (state_dir): should this target die before it can, \
+                 initiators will take lost writes for durable; make the directory writable, the target tries again"
+            ),
         }
+        *renounced == Renounced::Noted
+    }
+
+    /// Whether [`Self::renounce`] was called and what it says is not sure to last.
+    #[must_use]
+    pub fn owes_note(&self) -> bool {
+        // Whoever writes now will tell how it ended.
+        self.renounced.try_lock().is_ok_and(|renounced| *renounced == Renounced::Owed)
     }
 
     /// [`Self::renounce`] once more, if it could not be noted when it was called.
     pub fn try_again(&self) {
-        if self.renounced.load(Ordering::Relaxed) {
+        if self.owes_note() {
             self.renounce();
         }
     }
@@ -289,8 +324,10 @@ impl LineageFile {
     /// was acknowledged is durable; otherwise do not call it.
     pub fn mark_clean(&self) {
         let Some(kept) = &self.kept else { return };
-        if self.renounced.load(Ordering::Relaxed) {
-            return self.renounce();
+        let renounced = *self.renounced.lock().unwrap_or_else(PoisonError::into_inner);
+        if renounced != Renounced::No {
+            self.renounce();
+            return;
         }
         if let Err(error) = kept.write(self.lineage, true) {
             tracing::warn!(
@@ -319,6 +356,21 @@ impl Kept {
         file.write_all(&text)?;
         file.sync_all()?;
         fs::rename(&new, &self.path)?;
+        self.sync_directory()
+    }
+
+    /// Removes the file, durably.
+    fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        // What is left of a note for which there was no room only takes more of it.
+        let _ = fs::remove_file(self.path.with_extension("lineage.new"));
+        self.sync_directory()
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
         let directory = self.path.parent().unwrap_or(Path::new("/"));
         File::open(directory)?.sync_all()
     }
@@ -355,207 +407,4 @@ fn lock(path: &Path) -> io::Result<Flock<File>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::VolumeIndex;
-    use rblk_fabric::{PageKind, Region};
-    use rblk_protocol::{BlockCount, BlockSize};
-
-    const FRESH: Lineage = Lineage { process: [1; 16], machine: [2; 16] };
-
-    fn remembered(clean: bool) -> Remembered {
-        Remembered {
-            version: FORM,
-            boot_id: "b".to_owned(),
-            process: to_hex([3; 16]),
-            machine: to_hex([4; 16]),
-            clean,
-        }
-    }
-
-    #[test]
-    fn each_end_of_the_run_before() {
-        let kept = Lineage { process: [3; 16], machine: [4; 16] };
-        let after = |old: &Remembered, boot| begin(Some(old), boot, FRESH);
-        assert_eq!(after(&remembered(true), "b"), (Before::Clean, kept));
-        assert_eq!(after(&remembered(true), "other"), (Before::Clean, kept));
-        assert_eq!(
-            after(&remembered(false), "b"),
-            (Before::ProcessDied, Lineage { process: [1; 16], machine: [4; 16] })
-        );
-        assert_eq!(after(&remembered(false), "other"), (Before::MachineDied, FRESH));
-        assert_eq!(begin(None, "b", FRESH), (Before::Unknown, FRESH));
-    }
-
-    #[test]
-    fn what_is_not_ours_is_unknown() {
-        let damage: [fn(&mut Remembered); 6] = [
-            |r| r.version = 2,
-            |r| r.process.clear(),
-            |r| r.machine.truncate(31),
-            |r| r.machine = "0".repeat(32),
-            |r| r.process = format!("+{}", "0".repeat(31)),
-            |r| r.process = "ü".repeat(16),
-        ];
-        for (at, damage) in damage.iter().enumerate() {
-            let mut old = remembered(true);
-            damage(&mut old);
-            assert_eq!(begin(Some(&old), "b", FRESH), (Before::Unknown, FRESH), "{at}");
-        }
-        // A boot without id is no boot we know.
-        let mut old = remembered(false);
-        old.boot_id.clear();
-        assert_eq!(begin(Some(&old), "", FRESH).0, Before::MachineDied);
-    }
-
-    #[test]
-    fn runs_of_a_target() {
-        let directory = tempfile::tempdir().unwrap();
-        let state = directory.path().join("made/on/the/way");
-        let name = Name::new("store1").unwrap();
-        let run = |boot: &str| LineageFile::open_on(&state, &name, boot).unwrap();
-
-        let first = run("b1");
-        assert!(!read(&state.join("store1.lineage")).unwrap().unwrap().clean, "before it serves");
-        assert!(!first.is_inherited());
-        first.mark_clean();
-        let before = first.lineage();
-        drop(first);
-
-        let after_stop = run("b2");
-        assert_eq!(after_stop.lineage(), before);
-        assert!(after_stop.is_inherited());
-        drop(after_stop);
-
-        let after_kill = run("b2");
-        assert_ne!(after_kill.lineage().process, before.process);
-        assert_eq!(after_kill.lineage().machine, before.machine);
-        let killed = after_kill.lineage();
-        drop(after_kill);
-
-        let after_crash = run("b3");
-        assert_ne!(after_crash.lineage().process, killed.process);
-        assert_ne!(after_crash.lineage().machine, killed.machine);
-        after_crash.mark_clean();
-        let crashed = after_crash.lineage();
-        drop(after_crash);
-
-        fs::write(state.join("store1.lineage"), "{\"clean\":true}").unwrap();
-        assert_ne!(run("b3").lineage().machine, crashed.machine, "unreadable");
-    }
-
-    #[test]
-    fn a_renounced_run_has_no_heir_however_it_ends() {
-        for (mark, boot) in [(true, "b1"), (false, "b1"), (true, "b2"), (false, "b2")] {
-            let directory = tempfile::tempdir().unwrap();
-            let name = Name::new("store1").unwrap();
-            let run = |boot: &str| LineageFile::open_on(directory.path(), &name, boot).unwrap();
-            let first = run("b1");
-            let before = first.lineage();
-            first.renounce();
-            let noted = read(&directory.path().join("store1.lineage")).unwrap().unwrap();
-            assert!(!noted.clean);
-            // Once is enough: what was noted stays.
-            first.renounce();
-            assert_eq!(read(&directory.path().join("store1.lineage")).unwrap(), Some(noted));
-            assert_eq!(first.lineage(), before, "this run goes on as it is");
-            if mark {
-                first.mark_clean();
-            }
-            drop(first);
-            let second = run(boot);
-            assert_ne!(second.lineage().process, before.process, "{mark}, {boot}");
-            assert_ne!(second.lineage().machine, before.machine, "{mark}, {boot}");
-            // And that one is a run as any other.
-            let after = second.lineage();
-            second.mark_clean();
-            drop(second);
-            assert_eq!(run(boot).lineage(), after);
-        }
-    }
-
-    #[test]
-    fn what_is_not_remembered_can_be_renounced() {
-        LineageFile::forgetful().unwrap().renounce();
-        let directory = tempfile::tempdir().unwrap();
-        let name = Name::new("store1").unwrap();
-        let run = || LineageFile::open_on(directory.path(), &name, "b").unwrap();
-        let first = run();
-        // Nothing can be written there: at least the end is not clean.
-        let blocked = directory.path().join("store1.lineage.new");
-        fs::create_dir(&blocked).unwrap();
-        first.renounce();
-        fs::remove_dir(&blocked).unwrap();
-        first.mark_clean();
-        let before = first.lineage();
-        drop(first);
-        assert_ne!(run().lineage().process, before.process);
-    }
-
-    #[test]
-    fn a_second_target_of_the_name_remembers_nothing() {
-        let directory = tempfile::tempdir().unwrap();
-        let name = Name::new("store1").unwrap();
-        let first = LineageFile::open_on(directory.path(), &name, "b").unwrap();
-        let second = LineageFile::open_on(directory.path(), &name, "b").unwrap();
-        assert_ne!(second.lineage().machine, first.lineage().machine);
-        let holders = directory.path().join("store1.holders");
-        assert_eq!(first.beside("holders"), Beside::Ours(holders.clone()));
-        assert_eq!(second.beside("holders"), Beside::Foreign(holders));
-        second.mark_clean();
-        drop(second);
-        let text = read(&directory.path().join("store1.lineage")).unwrap().unwrap();
-        assert_eq!((text.clean, text.machine), (false, to_hex(first.lineage().machine)));
-    }
-
-    #[test]
-    fn what_is_there_is_read_where_nothing_can_be_written() {
-        let directory = tempfile::tempdir().unwrap();
-        let name = Name::new("store1").unwrap();
-        fs::create_dir(directory.path().join("store1.lineage.new")).unwrap();
-        let file = LineageFile::open_on(directory.path(), &name, "b").unwrap();
-        assert_eq!(file.beside("holders"), Beside::Nothing);
-        let holders = directory.path().join("store1.holders");
-        fs::write(&holders, "").unwrap();
-        assert_eq!(file.beside("holders"), Beside::Ours(holders));
-        assert_eq!(LineageFile::forgetful().unwrap().beside("holders"), Beside::Nothing);
-    }
-
-    #[test]
-    fn no_place_to_remember() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("file");
-        fs::write(&file, "").unwrap();
-        let name = Name::new("store1").unwrap();
-        let one = LineageFile::open_on(&file, &name, "b").unwrap();
-        one.mark_clean();
-        let two = LineageFile::open_on(&file, &name, "b").unwrap();
-        assert_ne!(one.lineage(), two.lineage());
-    }
-
-    #[test]
-    fn volumes_follow_what_holds_their_writes() {
-        let volume = |placement, cache| Volume {
-            index: VolumeIndex(0),
-            name: Name::new("v").unwrap(),
-            uuid: [0; 16],
-            block_size: BlockSize::new(512).unwrap(),
-            blocks: BlockCount(1),
-            read_only: false,
-            placement,
-            cache,
-            read_ahead_bytes: 0,
-            discard: true,
-            discard_granularity_bytes: 512,
-        };
-        let instance = InstanceId([9; 16]);
-        let of = |placement, cache| FRESH.verifier_for(&volume(placement, cache), instance);
-        let machine = WriteVerifier(FRESH.machine);
-        assert_eq!(of(Placement::Store, CacheMode::None), machine);
-        assert_eq!(of(Placement::Store, CacheMode::WriteThrough), machine);
-        assert_eq!(of(Placement::Store, CacheMode::WriteBack), WriteVerifier(FRESH.process));
-        assert_eq!(of(Placement::Null, CacheMode::None), WriteVerifier(instance.0));
-        let memory = Region::allocate(512, PageKind::Normal).unwrap();
-        assert_eq!(of(Placement::Memory(memory), CacheMode::None), WriteVerifier(instance.0));
-    }
-}
+mod tests;

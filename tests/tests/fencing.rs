@@ -207,6 +207,47 @@ fn holders_that_cannot_be_read_are_neither_forgotten_nor_missing() {
     let log = target.log();
     assert!(log.contains("is gone") && log.contains("mounted anew"), "{log}");
     assert_fenced(&target, ALICE, first);
+    let bob = claim(&target.address, BOB, AccessMode::Exclusive).unwrap();
+    assert!(bob.volume.generation > first, "a generation that was given before");
+}
+
+#[test]
+fn a_volume_on_another_file_fences_who_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut target = start(dir.path(), &[]);
+    let mut alice = Client::connect(&target.address, "v", ALICE).unwrap();
+    alice.write(0, &pattern(1, LEN));
+    let first = alice.volume.generation;
+    drop(alice);
+    target.terminate();
+    assert_eq!(target.wait(), Some(0), "{}", target.log());
+    // The path leads to another file of the same size now, with other bytes.
+    let (path, old) = (dir.path().join("v.img"), dir.path().join("old.img"));
+    std::fs::rename(&path, &old).unwrap();
+    let mut target = start(dir.path(), &[]);
+    let log = target.log();
+    assert!(log.contains("another file or device") && log.contains("v.img"), "{log}");
+    match claim(&target.address, ALICE, returning(first)) {
+        Err(SessionError::Fenced { by, .. }) => assert!(by.contains("another file"), "{by}"),
+        other => panic!("not fenced: {other:?}"),
+    }
+    let alice = claim(&target.address, ALICE, AccessMode::Exclusive).unwrap();
+    let second = alice.volume.generation;
+    assert!(second > first);
+    drop(alice);
+    target.kill();
+    // The same file again is no news, even under another name.
+    std::fs::rename(&path, dir.path().join("moved.img")).unwrap();
+    std::fs::hard_link(dir.path().join("moved.img"), &path).unwrap();
+    let mut target = start(dir.path(), &[]);
+    drop(claim(&target.address, ALICE, returning(second)).unwrap());
+    target.kill();
+    // The old one is another one.
+    std::fs::remove_file(&path).unwrap();
+    std::fs::rename(&old, &path).unwrap();
+    let target = start(dir.path(), &[]);
+    assert_fenced(&target, ALICE, second);
+    assert_fenced(&target, ALICE, first);
 }
 
 #[test]

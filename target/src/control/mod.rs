@@ -6,6 +6,7 @@ mod admission;
 mod burial;
 pub mod core;
 mod devices;
+mod losses;
 pub mod socket;
 pub mod status;
 
@@ -19,15 +20,17 @@ use rblk_fabric::{Incoming, Region};
 use rblk_protocol::{InstanceId, Name};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::holders::Holders;
 use crate::holders::file::HoldersFile;
+use crate::holders::{Holders, Served, VolumeUuid};
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
+use crate::store::StoreIdentity;
 use crate::verifier::{Beside, LineageFile};
 use crate::volume::{Placement, Volume};
 
 use self::burial::{Burials, Buried};
 use self::core::{ConnectionRef, Core, CoreParts, Effect, Ticket};
 use devices::DeviceEntry;
+use losses::{LossNotes, Noted};
 
 /// How often it is looked for what is over, while there may be something.
 const TICK: Duration = Duration::from_millis(500);
@@ -60,7 +63,8 @@ pub enum Request {
 pub struct Control {
     name: Name,
     instance: InstanceId,
-    lineage_file: Arc<LineageFile>,
+    losses: LossNotes,
+    loss_tries: mpsc::UnboundedReceiver<Noted>,
     started: Instant,
     limits: Limits,
     groups: Vec<Handle>,
@@ -111,6 +115,8 @@ pub struct Parts {
     pub zeros: Arc<Region>,
     /// Volumes that the poll groups already know.
     pub volumes: Vec<Arc<Volume>>,
+    /// What volumes with a store are served from, where that has an identity.
+    pub stores: Vec<(VolumeUuid, Option<StoreIdentity>)>,
     /// What people want to know of volumes, by name.
     pub volume_notes: HashMap<String, status::VolumeNotes>,
     /// Addresses listened on.
@@ -126,12 +132,13 @@ impl Control {
     /// The file of the holders is there and cannot be read, or the system has no thread left for it.
     pub fn new(parts: Parts) -> anyhow::Result<Self> {
         let (confirmed, persisted) = mpsc::unbounded_channel();
-        let (holders, path) = match parts.lineage.beside("holders") {
+        let (mut holders, path) = match parts.lineage.beside("holders") {
             // Where it cannot be replaced, whoever changes the holder is refused: those who were fenced stay so.
             Beside::Ours(path) => (remembered(&path, &parts.lineage)?, Some(path)),
             Beside::Foreign(path) => (remembered(&path, &parts.lineage)?, None),
             Beside::Nothing => (HoldersFile::nothing(), None),
         };
+        let changed = compare_stores(&mut holders, &parts);
         let stays = |volume: &Arc<Volume>| matches!(volume.placement, Placement::Store);
         if path.is_none() && parts.volumes.iter().any(stays) {
             tracing::warn!(
@@ -144,12 +151,14 @@ impl Control {
             let _ = confirmed.send((Ticket(number), result));
         });
         let holders_file =
-            path.map(|path| HoldersFile::keep(path, &holders, confirm)).transpose()?;
+            path.map(|path| HoldersFile::keep(path, &holders, changed, confirm)).transpose()?;
         let (burials, buried) = Burials::new();
+        let lineage = parts.lineage.lineage();
+        let (losses, loss_tries) = LossNotes::new(parts.lineage);
         let core = CoreParts {
             name: parts.name,
             instance: parts.instance,
-            lineage: parts.lineage.lineage(),
+            lineage,
             volumes: parts.volumes,
             sessions_max: parts.limits.sessions_max,
             lease: parts.limits.lease,
@@ -159,7 +168,8 @@ impl Control {
         Ok(Self {
             name: parts.name,
             instance: parts.instance,
-            lineage_file: parts.lineage,
+            losses,
+            loss_tries,
             started: Instant::now(),
             limits: parts.limits,
             groups: parts.groups,
@@ -204,14 +214,16 @@ impl Control {
                     self.core.persisted(ticket, result);
                 }
                 Some(buried) = self.buried.recv() => self.on_buried(buried),
+                Some(noted) = self.loss_tries.recv() => self.losses.ended(noted),
                 _ = tick.tick(), if ticks => {
                     self.core.tick(Instant::now());
+                    self.losses.tick();
                     is_news = false;
                 }
             }
             self.carry_out();
             // It looks at every session: not with all the news.
-            ticks = is_news || self.core.needs_ticks();
+            ticks = is_news || self.core.needs_ticks() || self.losses.owes();
             if self.stopped == self.groups.len() {
                 break;
             }
@@ -312,7 +324,7 @@ impl Control {
             FromGroup::Undrained { group, connection, qp } => {
                 self.burials.bury(qp, None, Buried::Destroyed { group, connection });
             }
-            FromGroup::LostWrites { volume } => {
+            FromGroup::LostWrites { volume, backing } => {
                 self.clean = false;
                 let volume = self.core.volumes().iter().find(|v| v.index == volume).map(|v| v.name);
                 tracing::error!(
@@ -320,7 +332,7 @@ impl Control {
                     "the store could not make acknowledged writes durable: every flush of the volume fails from now \
                      on; mend the disk or file system and restart the target"
                 );
-                self.lineage_file.renounce();
+                self.losses.lost(backing);
             }
             FromGroup::Stopped { group, clean, error } => {
                 self.stopped += 1;
@@ -365,7 +377,34 @@ fn remembered(path: &Path, lineage: &LineageFile) -> anyhow::Result<Holders> {
              and has to be mounted anew. If it was moved away, stop this target and put it back"
         );
     }
-    Ok(holders.unwrap_or_else(|| Holders::durable([])))
+    Ok(match holders {
+        Some(holders) => holders,
+        // Generations may have been given that nobody knows any more.
+        None if lineage.is_inherited() => HoldersFile::missing(),
+        None => Holders::durable([]),
+    })
+}
+
+/// Fences the mounts of volumes that are served from other files or devices than before. Returns whether there is
+/// anything new to remember.
+fn compare_stores(holders: &mut Holders, parts: &Parts) -> bool {
+    let mut changed = false;
+    for (uuid, store) in &parts.stores {
+        let served = holders.serve(*uuid, store.as_ref());
+        changed |= served != Served::AsBefore;
+        let volume = parts.volumes.iter().find(|volume| volume.uuid == *uuid);
+        if let (Served::Replaced, Some(volume)) = (served, volume) {
+            let path = parts.volume_notes.get(volume.name.as_str()).and_then(|n| n.path.as_deref());
+            tracing::error!(
+                volume = %volume.name,
+                path,
+                "this is another file or device than the one this volume was served from before: a mount that comes \
+                 back is refused (fenced), since its caches belong to the other one. Unmount it and mount it again; if \
+                 the path is wrong, stop this target and put the old store back"
+            );
+        }
+    }
+    changed
 }
 
 #[cfg(test)]

@@ -31,6 +31,13 @@ fn volume() -> Arc<Volume> {
 }
 
 fn control(lineage: LineageFile) -> anyhow::Result<Control> {
+    control_over(lineage, Vec::new())
+}
+
+fn control_over(
+    lineage: LineageFile,
+    stores: Vec<(VolumeUuid, Option<StoreIdentity>)>,
+) -> anyhow::Result<Control> {
     let region = || Region::allocate(4096, PageKind::Normal).unwrap();
     Control::new(Parts {
         name: Name::new("t").unwrap(),
@@ -47,6 +54,7 @@ fn control(lineage: LineageFile) -> anyhow::Result<Control> {
         arena: region(),
         zeros: region(),
         volumes: vec![volume()],
+        stores,
         volume_notes: HashMap::new(),
         listening: Vec::new(),
         drain_timeout: Duration::from_secs(1),
@@ -131,4 +139,53 @@ fn a_file_of_holders_that_cannot_be_read_is_no_start() {
     assert!(path.is_dir(), "and stays as it is");
     std::fs::remove_dir(&path).unwrap();
     drop(control(lineage()).unwrap());
+}
+
+fn exclusive() -> crate::holders::Claimant {
+    crate::holders::Claimant {
+        mode: rblk_protocol::AccessMode::Exclusive,
+        host: rblk_protocol::HostId([5; 16]),
+        host_name: Name::new("host").unwrap(),
+    }
+}
+
+#[test]
+fn a_missing_holders_file_repeats_no_generation() {
+    let dir = tempfile::tempdir().unwrap();
+    let lineage = || LineageFile::open(dir.path(), &Name::new("t").unwrap()).unwrap();
+    let uuid = volume().uuid;
+    let first_of = |control: &Control| {
+        let mut holders = control.core.holders().clone();
+        holders.begin(&uuid, &exclusive()).unwrap().unwrap().generation
+    };
+    let first = control(lineage()).unwrap();
+    let given = first_of(&first);
+    drop(first);
+    std::fs::remove_file(dir.path().join("t.holders")).unwrap();
+    let second = control(lineage()).unwrap();
+    assert!(first_of(&second) > given, "two holders would have one generation");
+    assert!(!second.core.holders().is_last(&uuid, &exclusive(), given));
+}
+
+#[test]
+fn a_volume_on_another_file_fences_who_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let uuid = volume().uuid;
+    let start = |store: &str| {
+        let lineage = LineageFile::open(dir.path(), &Name::new("t").unwrap()).unwrap();
+        control_over(lineage, vec![(uuid, StoreIdentity::parse(store))]).unwrap()
+    };
+    let first = start("inode:1");
+    let record = first.core.holders().clone().begin(&uuid, &exclusive()).unwrap().unwrap();
+    let generation = record.generation;
+    assert!(first.holders_file.as_ref().unwrap().write(0, record));
+    drop(first);
+    let again = start("inode:1");
+    assert!(again.core.holders().is_last(&uuid, &exclusive(), generation));
+    drop(again);
+    for _ in 0..2 {
+        // Also after one more start from the new one.
+        let other = start("inode:2");
+        assert!(!other.core.holders().is_last(&uuid, &exclusive(), generation));
+    }
 }

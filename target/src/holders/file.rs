@@ -17,9 +17,12 @@ use rblk_protocol::{AccessMode, Generation, HostId, Name};
 use serde::{Deserialize, Serialize};
 
 use super::{HolderRecord, Holders, VolumeUuid};
+use crate::store::StoreIdentity;
 
 /// Form of the file.
-const FORM: u32 = 1;
+const FORM: u32 = 2;
+/// The form before it, which had no stores.
+const FORM_WITHOUT_STORES: u32 = 1;
 /// Longest file that is read: all the volumes a target can have, several times.
 const FILE_MAX: u64 = 64 << 20;
 
@@ -31,6 +34,16 @@ pub type Confirm = Box<dyn Fn(u64, Result<(), String>) + Send>;
 struct Remembered {
     version: u32,
     volumes: Vec<RememberedHolder>,
+    #[serde(default)]
+    stores: Vec<RememberedStore>,
+}
+
+/// What a volume was served from.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RememberedStore {
+    uuid: String,
+    identity: String,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -67,7 +80,7 @@ impl HoldersFile {
     pub fn read(path: &Path) -> io::Result<Option<Holders>> {
         let Some(text) = read(path)? else { return Ok(None) };
         Ok(Some(match parse(&text) {
-            Ok(records) => Holders::durable(records),
+            Ok(holders) => holders,
             Err(error) => {
                 tracing::error!(
                     path = %path.display(),
@@ -86,17 +99,29 @@ impl HoldersFile {
         Holders::forgetful(base_of_now())
     }
 
+    /// What to go by where a file should be and is not: generations begin far above any that was given.
+    #[must_use]
+    pub fn missing() -> Holders {
+        Holders::lost(base_of_now())
+    }
+
     /// Keeps `holders` and their changes at `path`, where a file is from now on, so that it is missed when it is gone;
-    /// `confirm` is called by the thread for each change, in order.
+    /// `confirm` is called by the thread for each change, in order. With `changed` they are not what the file says,
+    /// and are written before the first change.
     ///
     /// # Errors
     /// The system has no thread left.
-    pub fn keep(path: PathBuf, holders: &Holders, confirm: Confirm) -> io::Result<Self> {
+    pub fn keep(
+        path: PathBuf,
+        holders: &Holders,
+        changed: bool,
+        confirm: Confirm,
+    ) -> io::Result<Self> {
         let mut known = holders.clone();
         let (changes, from_control) = mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("holders".to_owned())
-            .spawn(move || run(&path, &mut known, &from_control, &confirm))?;
+            .spawn(move || run(&path, &mut known, changed, &from_control, &confirm))?;
         Ok(Self { changes: Some(changes), thread: Some(thread) })
     }
 
@@ -120,10 +145,11 @@ impl Drop for HoldersFile {
 fn run(
     path: &Path,
     known: &mut Holders,
+    changed: bool,
     from_control: &Receiver<(u64, HolderRecord)>,
     confirm: &Confirm,
 ) {
-    if !path.exists() {
+    if changed || !path.exists() {
         // That it cannot be is said; each change that it should take is refused then.
         let _ = remember(path, known);
     }
@@ -166,7 +192,14 @@ fn write(path: &Path, holders: &Holders) -> io::Result<()> {
             present: record.present,
         })
         .collect();
-    let mut text = serde_json::to_vec(&Remembered { version: FORM, volumes })?;
+    let stores = holders
+        .stores()
+        .map(|(uuid, store)| RememberedStore {
+            uuid: HostId(*uuid).to_string(),
+            identity: store.to_string(),
+        })
+        .collect();
+    let mut text = serde_json::to_vec(&Remembered { version: FORM, volumes, stores })?;
     text.push(b'\n');
     let new = path.with_extension("holders.new");
     let mut file = File::create(&new)?;
@@ -186,9 +219,9 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(text))
 }
 
-fn parse(text: &[u8]) -> io::Result<Vec<HolderRecord>> {
+fn parse(text: &[u8]) -> io::Result<Holders> {
     let remembered: Remembered = serde_json::from_slice(text)?;
-    if remembered.version != FORM {
+    if ![FORM_WITHOUT_STORES, FORM].contains(&remembered.version) {
         return Err(io::Error::other(format!("of form {}", remembered.version)));
     }
     let record = |holder: &RememberedHolder| {
@@ -204,8 +237,14 @@ fn parse(text: &[u8]) -> io::Result<Vec<HolderRecord>> {
             present: holder.present,
         })
     };
+    let store = |store: &RememberedStore| {
+        Some((from_hex(&store.uuid)?, StoreIdentity::parse(&store.identity)?))
+    };
     let records: Option<Vec<_>> = remembered.volumes.iter().map(record).collect();
-    records.ok_or_else(|| io::Error::other("a field has a bad value"))
+    let stores: Option<Vec<_>> = remembered.stores.iter().map(store).collect();
+    let known = records.zip(stores);
+    let known = known.map(|(records, stores)| Holders::durable(records).with_stores(stores));
+    known.ok_or_else(|| io::Error::other("a field has a bad value"))
 }
 
 fn from_hex(text: &str) -> Option<VolumeUuid> {
@@ -215,7 +254,7 @@ fn from_hex(text: &str) -> Option<VolumeUuid> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Claimant;
+    use super::super::{Claimant, Served};
     use super::*;
 
     fn who(mode: AccessMode) -> Claimant {
@@ -231,7 +270,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("t.holders");
         let keep = |holders: &Holders| {
-            drop(HoldersFile::keep(path.clone(), holders, Box::new(|_, _| ())).unwrap());
+            drop(HoldersFile::keep(path.clone(), holders, false, Box::new(|_, _| ())).unwrap());
         };
         keep(&Holders::durable([]));
         assert_eq!(remembered(&path).records().next(), None);
@@ -262,7 +301,7 @@ mod tests {
         let confirm: Confirm = Box::new(move |number, result| {
             confirmed.send((number, result)).unwrap();
         });
-        let file = HoldersFile::keep(path.clone(), &holders, confirm).unwrap();
+        let file = HoldersFile::keep(path.clone(), &holders, false, confirm).unwrap();
         let changes = [([1; 16], AccessMode::Exclusive), ([2; 16], AccessMode::Shared)];
         for (number, (volume, mode)) in (0..).zip(changes) {
             let record = holders.begin(&volume, &who(mode)).unwrap().unwrap();
@@ -283,6 +322,26 @@ mod tests {
     }
 
     #[test]
+    fn the_next_run_knows_what_a_volume_was_served_from() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.holders");
+        let store = StoreIdentity::parse("inode:1:2").unwrap();
+        let mut holders = Holders::durable([]);
+        assert_eq!(holders.serve([1; 16], Some(&store)), Served::First);
+        let keep = |holders: &Holders, changed| {
+            HoldersFile::keep(path.clone(), holders, changed, Box::new(|_, _| ())).unwrap()
+        };
+        drop(keep(&Holders::durable([]), false));
+        drop(keep(&holders, true));
+        assert_eq!(remembered(&path).serve([1; 16], Some(&store)), Served::AsBefore);
+        // What is changed later keeps it.
+        let file = keep(&holders, false);
+        assert!(file.write(0, holders.begin(&[2; 16], &who(AccessMode::Shared)).unwrap().unwrap()));
+        drop(file);
+        assert_eq!(remembered(&path).serve([1; 16], Some(&store)), Served::AsBefore);
+    }
+
+    #[test]
     fn what_cannot_be_written_is_said() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("missing").join("t.holders");
@@ -291,7 +350,7 @@ mod tests {
         let confirm: Confirm = Box::new(move |number, result| {
             confirmed.send((number, result)).unwrap();
         });
-        let file = HoldersFile::keep(path, &holders, confirm).unwrap();
+        let file = HoldersFile::keep(path, &holders, false, confirm).unwrap();
         let record = holders.begin(&[1; 16], &who(AccessMode::Exclusive)).unwrap().unwrap();
         assert!(file.write(1, record));
         let (number, result) = results.recv().unwrap();
@@ -307,13 +366,19 @@ mod tests {
             "mode":"exclusive","host":"09090909090909090909090909090909","host_name":"h","present":true}]}"#;
         fs::write(&path, good).unwrap();
         assert_eq!(remembered(&path).generation(&[7; 16]), Generation(3));
+        let stores = r#"present":true}],"stores":[{"uuid":"07070707070707070707070707070707","identity":"inode:1:2"}]}"#;
+        let newer = good.replace(r#"present":true}]}"#, stores).replace("n\":1", "n\":2");
+        fs::write(&path, &newer).unwrap();
+        assert_eq!(remembered(&path).generation(&[7; 16]), Generation(3));
+        assert_eq!(remembered(&path).stores().count(), 1);
         let bads = [
             "",
             "{}",
-            &good.replace(r#""version":1"#, r#""version":2"#),
+            &good.replace(r#""version":1"#, r#""version":3"#),
             &good.replace("0707", "07g7"),
             &good.replace(r#""h""#, r#""a b""#),
             &good.replace("exclusive", "read-only"),
+            &newer.replace("inode:1:2", ""),
             &good[..good.len() - 1],
         ];
         for bad in bads {

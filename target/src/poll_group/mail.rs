@@ -164,10 +164,13 @@ pub enum FromGroup {
         /// The QP.
         qp: Option<rblk_fabric::Connection>,
     },
-    /// A flush of a volume's store failed: writes that were acknowledged may be lost. Told once by each group.
+    /// A sync of a volume's store failed: writes that were acknowledged may be lost. Told once. The flushes
+    /// that failed of it wait for [`Backing::loss_noted`].
     LostWrites {
         /// The volume.
         volume: VolumeIndex,
+        /// Its store.
+        backing: Arc<Backing>,
     },
     /// The thread left after [`ToGroup::Stop`], or broke.
     Stopped {

@@ -158,8 +158,6 @@ fn run(
     let mut behind = false;
     let mut pollers = 0u8;
     let mut listened = Instant::now();
-    let mut backings: Vec<(VolumeIndex, Arc<Backing>)> = Vec::new();
-    let mut errors = 0;
     loop {
         let now = Instant::now();
         let since = now.saturating_duration_since(listened);
@@ -180,7 +178,6 @@ fn run(
                     tracing::error!(volume = %volume.name, %error, "cannot serve a volume");
                     continue;
                 }
-                backings.push((volume.index, Arc::clone(backing)));
             }
             let is_poller = matches!(message, ToGroup::AddPoller { .. });
             group.take_mail(message, now);
@@ -205,15 +202,8 @@ fn run(
                 group.publish_turn();
             }
         }
-        if group.store_mut().counters().errors != errors {
-            errors = group.store_mut().counters().errors;
-            backings.retain(|(volume, backing)| {
-                let lost = backing.has_lost_writes();
-                if lost {
-                    let _ = outbox.send(FromGroup::LostWrites { volume: *volume });
-                }
-                !lost
-            });
+        while let Some((volume, backing)) = group.store_mut().take_lost() {
+            let _ = outbox.send(FromGroup::LostWrites { volume, backing });
         }
         if group.has_outbox() {
             for message in group.take_outbox() {

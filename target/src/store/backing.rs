@@ -7,11 +7,17 @@
 //! The lock belongs to the open description, so I/O that a killed process left in the kernel keeps it: who
 //! gets the lock knows that the I/O of the predecessor has ended. [`OpenOptions::lock_wait`] covers that
 //! moment, and udev, which locks block devices for the time of a probe.
+//!
+//! A write of the page cache that fails is a loss: data that was acknowledged is gone. The kernel tells
+//! one caller of `fdatasync` and forgets it. So nothing here consumes that news but the syncs of the
+//! backing, which run one at a time (`syncs.rs`). A durable write (FUA) is a write and then such a
+//! sync: an error of the write speaks of that write alone, an error of the sync speaks of all that
+//! was acknowledged. Only a block device that can make one write durable by itself, or that has no
+//! volatile cache, gets one operation, and that on direct I/O only ([`Backing::has_own_fua`]).
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,7 +26,10 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
 use nix::sys::stat::{major, minor};
 
-use super::{OpKind, StoreError};
+use super::StoreError;
+use super::alignment::{Alignment, direct_alignment, probe_alignment};
+use super::identity::StoreIdentity;
+use super::syncs::{Losses, Syncs};
 use crate::arena::MIN_EXTENT_BYTES;
 
 // Time between two tries to get the lock.
@@ -49,6 +58,8 @@ pub struct OpenOptions {
     pub block_size: u32,
     /// How long to wait for the lock. A killed predecessor holds it until its last I/O has ended.
     pub lock_wait: Duration,
+    /// When a flush is answered that failed.
+    pub losses: Losses,
 }
 
 impl Default for OpenOptions {
@@ -59,6 +70,7 @@ impl Default for OpenOptions {
             direct: Direct::default(),
             block_size: 4096,
             lock_wait: Duration::ZERO,
+            losses: Losses::default(),
         }
     }
 }
@@ -111,7 +123,9 @@ pub struct Backing {
     alignment: Alignment,
     discard_granularity: u32,
     size: AtomicU64,
-    lost_writes: AtomicBool,
+    has_own_fua: bool,
+    identity: Option<StoreIdentity>,
+    syncs: Syncs,
     block_discard_refused: AtomicBool,
     punch_hole_refused: AtomicBool,
     zero_range_refused: AtomicBool,
@@ -123,7 +137,7 @@ impl Backing {
     /// # Errors
     /// [`StoreError`] names the path, the value and the fix.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, StoreError> {
-        let OpenOptions { read_only, direct, block_size, lock_wait } = *options;
+        let OpenOptions { read_only, direct, block_size, lock_wait, losses } = *options;
         if !block_size.is_power_of_two() || !(512..=65536).contains(&block_size) {
             return Err(StoreError::BlockSize { block_size });
         }
@@ -142,7 +156,12 @@ impl Backing {
             alignment: Alignment { memory: 1, offset: 1 },
             discard_granularity: 0,
             size: AtomicU64::new(0),
-            lost_writes: AtomicBool::new(false),
+            has_own_fua: false,
+            identity: match kind {
+                BackingKind::File => StoreIdentity::of_file(&file, &metadata),
+                BackingKind::BlockDevice => StoreIdentity::of_device(&metadata),
+            },
+            syncs: Syncs::new(losses),
             block_discard_refused: AtomicBool::new(kind == BackingKind::File),
             punch_hole_refused: AtomicBool::new(false),
             zero_range_refused: AtomicBool::new(false),
@@ -157,8 +176,15 @@ impl Backing {
                 Err(_) => {}
             }
         }
+        backing.has_own_fua = backing.direct && makes_writes_durable(kind, &metadata);
         backing.probe_discard(&metadata);
         Ok(backing)
+    }
+
+    /// What tells it from another file or device of the same path; `None` where nothing does.
+    #[must_use]
+    pub fn identity(&self) -> Option<&StoreIdentity> {
+        self.identity.as_ref()
     }
 
     /// Where it is.
@@ -249,36 +275,29 @@ impl Backing {
         Ok(size)
     }
 
-    /// Whether a flush has failed: writes that were acknowledged before may be lost. The system tells that once
-    /// and to one caller only, and takes the data for written from then on, so it is remembered here: every
-    /// later flush fails too, for as long as this is open.
+    /// Whether one write can be made durable without a sync of the whole: direct I/O on a block device
+    /// that has FUA, or no volatile cache.
     #[must_use]
-    pub fn has_lost_writes(&self) -> bool {
-        self.lost_writes.load(Ordering::Relaxed)
+    pub fn has_own_fua(&self) -> bool {
+        self.has_own_fua
     }
 
-    // What an op with that result from the system is to be told.
-    pub(super) fn settle(&self, kind: &OpKind, result: Result<u32, Errno>) -> Result<u32, Errno> {
-        let tells = match kind {
-            OpKind::Flush => true,
-            // In the page cache it may be the news of others' writes.
-            OpKind::Write { fua, .. } => *fua && !self.direct,
-            _ => false,
-        };
-        if !tells {
-            return result;
-        }
-        let lost = match result {
-            // No room is an answer about this write.
-            Err(errno) => *kind == OpKind::Flush || errno == Errno::EIO,
-            Ok(_) => false,
-        };
-        if lost {
-            self.lost_writes.store(true, Ordering::Relaxed);
-        } else if *kind == OpKind::Flush && self.has_lost_writes() {
-            return Err(Errno::EIO);
-        }
-        result
+    /// Whether a sync has failed: writes that were acknowledged before may be lost. The system tells that
+    /// once and to one caller only, and takes the data for written from then on, so it is remembered here:
+    /// every later flush fails too, for as long as this is open.
+    #[must_use]
+    pub fn has_lost_writes(&self) -> bool {
+        self.syncs.is_lost()
+    }
+
+    /// The owner has noted the loss: with [`Losses::HeldUntilNoted`] the flushes that failed are answered
+    /// now. Without a loss it does nothing.
+    pub fn loss_noted(&self) {
+        self.syncs.loss_noted();
+    }
+
+    pub(super) fn syncs(&self) -> &Syncs {
+        &self.syncs
     }
 
     pub(super) fn file(&self) -> &File {
@@ -518,66 +537,26 @@ fn lock_holder(metadata: &fs::Metadata) -> Option<u32> {
     })
 }
 
-// What I/O must be aligned to, in bytes.
-#[derive(Clone, Copy, Debug)]
-struct Alignment {
-    // Addresses.
-    memory: u32,
-    // Offsets and lengths.
-    offset: u32,
-}
-
-// What direct I/O asks for, where the kernel tells: statx since Linux 6.1, the logical block size of
-// devices before that. Zeroes mean that this file cannot do direct I/O.
-#[allow(unsafe_code)]
-fn direct_alignment(file: &File, kind: BackingKind) -> Option<Alignment> {
-    // SAFETY: statx is a C struct of integers, for which all zeroes is a value.
-    let mut out: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is an empty C string, allowed by AT_EMPTY_PATH; `out` is a statx for the kernel to
-    // fill; the descriptor is open as long as `file` is borrowed.
-    let result = unsafe {
-        libc::statx(
-            file.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            libc::STATX_DIOALIGN,
-            &raw mut out,
-        )
-    };
-    if result == 0 && out.stx_mask & libc::STATX_DIOALIGN != 0 {
-        return Some(Alignment { memory: out.stx_dio_mem_align, offset: out.stx_dio_offset_align });
-    }
-    if kind == BackingKind::File {
-        return None;
-    }
-    let mut logical: libc::c_int = 0;
-    // SAFETY: BLKSSZGET writes one int, to which the pointer leads.
-    let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::BLKSSZGET as _, &raw mut logical) };
-    let offset = u32::try_from(logical).ok().filter(|&bytes| result == 0 && bytes > 0)?;
-    // Kernels that do not tell want memory aligned as offsets are.
-    Some(Alignment { memory: offset, offset })
-}
-
-// Tries: the file is at least one block long and O_DIRECT is on. Memory is aligned to 4096 for that, which is
-// then all we know about memory.
-fn probe_alignment(file: &File) -> io::Result<Alignment> {
-    let mut memory = vec![0_u8; 3 * 4096];
-    let start = memory.as_ptr().align_offset(4096).min(4096);
-    for bytes in [512_u16, 4096] {
-        match file.read_at(&mut memory[start..start + usize::from(bytes)], 0) {
-            Ok(_) => return Ok(Alignment { memory: 4096, offset: bytes.into() }),
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(Errno::EINVAL.into())
-}
-
-// A limit of a block device's queue; a partition has the queue of its disk.
+// A limit of a block device's queue.
 fn queue_limit(device: u64, name: &str) -> Option<u64> {
+    queue_attribute(device, name)?.parse().ok()
+}
+
+// What sysfs says of a block device's queue; a partition has the queue of its disk.
+fn queue_attribute(device: u64, name: &str) -> Option<String> {
     let directory = format!("/sys/dev/block/{}:{}", major(device), minor(device));
     ["queue", "../queue"]
         .iter()
         .find_map(|queue| fs::read_to_string(format!("{directory}/{queue}/{name}")).ok())
-        .and_then(|text| text.trim().parse().ok())
+        .map(|text| text.trim().to_owned())
+}
+
+// A block device whose error of a durable write speaks of that write alone. Where the device has a
+// volatile cache and no FUA, the kernel would flush the cache behind the write, and an error of that
+// flush would speak of others' writes.
+fn makes_writes_durable(kind: BackingKind, metadata: &fs::Metadata) -> bool {
+    let device = metadata.rdev();
+    let has_no_cache =
+        || queue_attribute(device, "write_cache").is_some_and(|cache| cache == "write through");
+    kind == BackingKind::BlockDevice && (queue_limit(device, "fua") == Some(1) || has_no_cache())
 }

@@ -22,13 +22,18 @@
 //!   failed write, discard or write-zeroes, the contents of its range are unknown.
 //! - **Durability.** `Flush` makes every op of that volume durable whose `OpDone` was given out before the
 //!   flush was submitted, by any store of the same backing. A write with `fua` is durable when it is done.
+//! - **Losses.** When the system fails to make something durable, every flush that covers it fails, of whatever
+//!   store, and so does every later one of that backing: see [`backing`].
 //! - **Discard** is a hint in content: afterwards the range reads as zeroes on files, as anything on devices.
 //!   `WriteZeroes` always reads as zeroes; with `may_unmap` the space may be given up.
 //! - **Bounded.** A full store refuses the op and returns it; nothing is allocated per op.
 
+mod alignment;
 pub mod backing;
 mod error;
+mod identity;
 pub mod sync;
+mod syncs;
 pub mod uring;
 
 #[cfg(test)]
@@ -38,7 +43,9 @@ use nix::errno::Errno;
 
 pub use backing::{Backing, BackingKind, Direct, OpenOptions};
 pub use error::{StoreError, StoreErrorKind};
+pub use identity::StoreIdentity;
 pub use sync::SyncStore;
+pub use syncs::Losses;
 pub use uring::{
     Counters, MAX_CAPACITY, MAX_WATCHES, UringOptions, UringStore, Wait, Warning, WatchSet,
     WatchToken,

@@ -10,6 +10,7 @@ use nix::fcntl::fallocate;
 use rblk_fabric::Region;
 
 use super::backing::{Backing, Method};
+use super::syncs::{Door, Look};
 use super::{Op, OpDone, OpKind, Segment, Store, StoreError, VolumeIndex, refusal};
 
 // Bytes zeroed by one write.
@@ -25,6 +26,8 @@ pub struct SyncStore {
     capacity: usize,
     done: Vec<OpDone>,
     bounce: Vec<u8>,
+    // Made when something waits for the first time.
+    door: Option<Door>,
 }
 
 impl SyncStore {
@@ -32,7 +35,14 @@ impl SyncStore {
     #[must_use]
     pub fn new(region: Arc<Region>, volumes: u16, capacity: usize) -> Self {
         let volumes = (0..volumes).map(|_| None).collect();
-        Self { region, volumes, capacity, done: Vec::with_capacity(capacity), bounce: Vec::new() }
+        Self {
+            region,
+            volumes,
+            capacity,
+            done: Vec::with_capacity(capacity),
+            bounce: Vec::new(),
+            door: None,
+        }
     }
 
     /// Puts a volume in.
@@ -97,11 +107,11 @@ impl SyncStore {
                 }
                 backing.file().write_all_at(bounce, offset)?;
                 if fua {
-                    backing.file().sync_data()?;
+                    self.sync(backing)?;
                 }
                 Ok(len)
             }
-            OpKind::Flush => backing.file().sync_data().map(|()| 0),
+            OpKind::Flush => self.sync(backing).map(|()| 0),
             OpKind::Discard { offset, len } => {
                 let method = backing.discard_method_by_call().ok_or(Errno::EOPNOTSUPP)?;
                 let result = self.change(backing, method, offset, len);
@@ -117,6 +127,25 @@ impl SyncStore {
                     result => return result.map(|()| 0),
                 }
             },
+        }
+    }
+
+    // Makes everything of the backing durable, by a sync of its own or one that it shares.
+    fn sync(&mut self, backing: &Backing) -> io::Result<()> {
+        let door = match &self.door {
+            Some(door) => door,
+            None => self.door.insert(Door::new()?),
+        };
+        let number = backing.syncs().join();
+        loop {
+            match backing.syncs().look(number, door) {
+                Look::Run => {
+                    let result = backing.file().sync_data().map_err(|error| errno_of(&error));
+                    backing.syncs().end(result, door);
+                }
+                Look::Wait => door.wait(),
+                Look::Over(result) => return Ok(result?),
+            }
         }
     }
 
@@ -162,10 +191,7 @@ impl Store for SyncStore {
         let result = match (refused, backing) {
             (Some(result), _) => result,
             (None, Some(backing)) => {
-                let result = self
-                    .run(&backing, op.kind, memory)
-                    .map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw));
-                backing.settle(&op.kind, result)
+                self.run(&backing, op.kind, memory).map_err(|error| errno_of(&error))
             }
             (None, None) => Err(Errno::ENXIO),
         };
@@ -180,6 +206,10 @@ impl Store for SyncStore {
     fn in_flight(&self) -> usize {
         self.done.len()
     }
+}
+
+fn errno_of(error: &io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 
 fn is_refused(method: Method, error: &io::Error) -> bool {

@@ -210,6 +210,10 @@ impl Core {
         self.decisions.refused_returns += 1;
         let text = match (self.sessions.writer(volume.index), self.holders.record(&volume.uuid)) {
             (Some(holder), _) => held_by(holder),
+            (None, _) if self.holders.is_replaced(&volume.uuid) => {
+                "is served from another file or device since: unmount it and mount it again"
+                    .to_owned()
+            }
             (None, Some(record)) => format!("was held by {} since", record.host_name),
             (None, None) => "its holders are not known any more".to_owned(),
         };

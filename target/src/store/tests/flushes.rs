@@ -1,4 +1,4 @@
-//! Flushes that fail: the system tells of lost writes once and to one caller, the backing for ever.
+//! Flushes that fail: the system tells of lost writes once and to one caller, the backing for ever and to all.
 
 use std::fs;
 
@@ -6,111 +6,263 @@ use super::device::LoopDevice;
 use super::errors::SmallDisk;
 use super::*;
 
-const FUA: OpKind = OpKind::Write { offset: 0, len: 4096, fua: true };
-const PLAIN: OpKind = OpKind::Write { offset: 0, len: 4096, fua: false };
-const READ: OpKind = OpKind::Read { offset: 0, len: 4096 };
-const ZEROES: OpKind = OpKind::WriteZeroes { offset: 0, len: 4096, may_unmap: false };
-
-fn opened(directory: &TempDir, direct: Direct) -> Backing {
-    let path = file(directory.path(), "disk", MIB as u64);
-    Backing::open(&path, &options(512, direct)).unwrap()
-}
-
-#[test]
-fn after_a_failed_flush_every_flush_fails() {
-    for errno in [Errno::EIO, Errno::ENOSPC, Errno::EDQUOT] {
-        for direct in [Direct::Preferred, Direct::Off] {
-            let directory = directory();
-            let backing = opened(&directory, direct);
-            assert_eq!(backing.settle(&OpKind::Flush, Ok(0)), Ok(0));
-            assert!(!backing.has_lost_writes());
-            assert_eq!(backing.settle(&OpKind::Flush, Err(errno)), Err(errno), "the news itself");
-            assert!(backing.has_lost_writes());
-            for _ in 0..3 {
-                assert_eq!(backing.settle(&OpKind::Flush, Ok(0)), Err(Errno::EIO), "{errno}");
-            }
-            // What a write or a read is told is its own outcome.
-            for kind in [FUA, PLAIN, READ] {
-                assert_eq!(backing.settle(&kind, Ok(4096)), Ok(4096), "{kind:?}");
-            }
-            assert_eq!(backing.settle(&ZEROES, Ok(0)), Ok(0));
-            assert!(backing.has_lost_writes());
-            // Opened anew, it is another matter: who opens it knows.
-            drop(backing);
-            assert!(!opened(&directory, direct).has_lost_writes());
-        }
-    }
-}
-
-#[test]
-fn failures_that_tell_of_one_op_only_lose_nothing() {
-    let directory = directory();
-    let cached = opened(&directory, Direct::Off);
-    assert!(!cached.direct());
-    for kind in [PLAIN, READ, ZEROES, OpKind::Discard { offset: 0, len: 4096 }] {
-        for errno in [Errno::EIO, Errno::ENOSPC] {
-            assert_eq!(cached.settle(&kind, Err(errno)), Err(errno));
-        }
-    }
-    assert_eq!(cached.settle(&FUA, Err(Errno::ENOSPC)), Err(Errno::ENOSPC));
-    assert_eq!(cached.settle(&OpKind::Flush, Ok(0)), Ok(0));
-    assert!(!cached.has_lost_writes());
-    // Through the page cache, a write that is to be durable may be told of others.
-    assert_eq!(cached.settle(&FUA, Err(Errno::EIO)), Err(Errno::EIO));
-    assert!(cached.has_lost_writes());
-    assert_eq!(cached.settle(&OpKind::Flush, Ok(0)), Err(Errno::EIO));
-}
-
-#[test]
-fn a_direct_write_speaks_for_itself() {
-    let directory = directory();
-    let backing = opened(&directory, Direct::Preferred);
-    if !backing.direct() {
-        eprintln!("skipped: no direct I/O here");
-        return;
-    }
-    assert_eq!(backing.settle(&FUA, Err(Errno::EIO)), Err(Errno::EIO));
-    assert_eq!(backing.settle(&OpKind::Flush, Ok(0)), Ok(0));
-    assert!(!backing.has_lost_writes());
-}
-
 /// A disk that is too small for what its page cache took: a loop device over a file with holes, on a full file
-/// system. Its flush fails once and then not any more, as the system has it.
+/// system. The system tells of that once, and knows of nothing from then on.
+struct Overcommitted {
+    // Before the disk below: dropped in this order.
+    backing: Arc<Backing>,
+    device: LoopDevice,
+    disk: SmallDisk,
+}
+
+/// Where the disk has room.
+const GOOD: u64 = 0;
+/// Where it has none.
+const BAD: u64 = MIB as u64;
+
+impl Overcommitted {
+    fn make(losses: Losses) -> Option<Self> {
+        let disk = SmallDisk::mount()?;
+        let path = file(disk.0.path(), "disk", 8 * MIB as u64);
+        let device = LoopDevice::attach(&path, "4096")?;
+        let options = OpenOptions { losses, ..options(4096, Direct::Off) };
+        let backing = Arc::new(Backing::open(&device.0, &options).unwrap());
+        Some(Self { backing, device, disk })
+    }
+
+    /// Has the page cache take what the disk has no room for.
+    fn overcommit(&self, store: &mut dyn Engine) {
+        assert_eq!(store.run_one(write(GOOD, 0, 4096)), Ok(4096));
+        assert_eq!(store.run_one(flush()), Ok(0));
+        // The rest of the space is another's.
+        let _ = fs::write(self.disk.0.path().join("filler"), vec![1; 2 * MIB]);
+        assert_eq!(store.run_one(write(BAD, 0, MIB32)), Ok(MIB32), "in the page cache");
+        assert!(!self.backing.has_lost_writes());
+    }
+
+    /// Makes room, so that from now on everything goes well.
+    fn make_room(&self) {
+        fs::remove_file(self.disk.0.path().join("filler")).unwrap();
+    }
+
+    /// The page cache is written out for somebody else: whoever syncs next on the backing is told.
+    fn write_out(&self) {
+        assert!(File::open(&self.device.0).unwrap().sync_data().is_err(), "the disk took it");
+    }
+}
+
+/// Submits to a ring store and hands it to the kernel.
+fn begin(store: &mut UringStore, token: u64, io: &Io) {
+    store.start(token, io).unwrap();
+    store.turn(Wait::No, &mut WatchSet::default()).unwrap();
+}
+
+/// The result of the one op that is under way.
+fn result_of(store: &mut UringStore) -> Result<u32, Errno> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut done = Vec::new();
+    while done.is_empty() {
+        assert!(Instant::now() < deadline, "it never ended");
+        store.work();
+        store.reap(&mut done);
+    }
+    assert_eq!((done.len(), store.in_flight()), (1, 0));
+    done[0].result
+}
+
+#[test]
+fn a_flush_beside_a_failed_one_fails_too() {
+    for round in 0..8 {
+        let Some(disk) = Overcommitted::make(Losses::ToldAtOnce) else { return };
+        let region = region(8 * MIB);
+        let mut stores: Vec<_> = (0..4).map(|_| uring(&region, 16, &disk.backing)).collect();
+        disk.overcommit(&mut stores[0]);
+        // As the data threads of a target: each has its own ring, and all flush at once.
+        for store in &mut stores {
+            begin(store, 1, &flush());
+        }
+        for (at, store) in stores.iter_mut().enumerate() {
+            let result = result_of(store);
+            assert!(result.is_err(), "round {round}: flush {at} was told that all is durable");
+        }
+        let syncs: u64 = stores.iter().map(|store| store.counters().syncs).sum();
+        assert!(syncs <= 3, "{syncs}: those that wait share one");
+    }
+}
+
+#[test]
+fn flushes_of_threads_share_syncs_and_all_end() {
+    const FLUSHES: usize = 500;
+    let directory = directory();
+    let path = file(directory.path(), "disk", MIB as u64);
+    let backing = Arc::new(Backing::open(&path, &options(512, Direct::Off)).unwrap());
+    let syncs: u64 = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut store = uring(&region(MIB), 16, &backing);
+                    let fua = write_from(0, &[segment(0, 4096)], true);
+                    for _ in 0..FLUSHES / 4 {
+                        let results = store.run(&[flush(), fua.clone(), flush()]);
+                        assert_eq!(results, [Ok(0), Ok(4096), Ok(0)]);
+                    }
+                    store.counters().syncs
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    // One store alone needs at most two for each round of three.
+    assert!(syncs > 0 && syncs <= 2 * FLUSHES as u64, "{syncs}");
+}
+
+#[test]
+fn a_blocking_store_waits_for_the_sync_of_a_ring() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", MIB as u64);
+    let backing = Arc::new(Backing::open(&path, &options(512, Direct::Off)).unwrap());
+    let region = region(MIB);
+    let mut ring = uring(&region, 16, &backing);
+    begin(&mut ring, 1, &flush());
+    std::thread::scope(|scope| {
+        let blocked = scope.spawn(|| sync(&region, &backing).run_one(flush()));
+        assert_eq!(result_of(&mut ring), Ok(0));
+        assert_eq!(blocked.join().unwrap(), Ok(0));
+    });
+}
+
+#[test]
+fn a_cached_durable_write_without_room_may_tell_of_others() {
+    for engine in ["ring", "calls"] {
+        let Some(disk) = Overcommitted::make(Losses::ToldAtOnce) else { return };
+        let region = region(8 * MIB);
+        let check = |store: &mut dyn Engine| {
+            disk.overcommit(store);
+            disk.write_out();
+            // It is written well itself, and its sync is the one that the system tells.
+            let durable = write_from(GOOD, &[segment(0, 4096)], true);
+            assert!(store.run_one(durable.clone()).is_err(), "{engine}");
+            assert!(disk.backing.has_lost_writes(), "{engine}: the news went to one write only");
+            disk.make_room();
+            assert_eq!(store.run_one(flush()), Err(Errno::EIO), "{engine}");
+            assert_eq!(store.run_one(durable), Err(Errno::EIO), "{engine}: it is not durable");
+        };
+        match engine {
+            "ring" => check(&mut uring(&region, 16, &disk.backing)),
+            _ => check(&mut sync(&region, &disk.backing)),
+        }
+    }
+}
+
+#[test]
+fn what_one_write_or_read_is_told_loses_nothing() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let path = file(disk.0.path(), "disk", 8 * MIB as u64);
+    // The file system says at once that there is no room: an answer about this write.
+    let backing = Arc::new(Backing::open(&path, &options(512, Direct::Off)).unwrap());
+    let region = region(8 * MIB);
+    let mut store = uring(&region, 16, &backing);
+    let durable = write_from(0, &[segment(0, 4 * MIB32)], true);
+    assert_eq!(store.run_one(durable), Err(Errno::ENOSPC));
+    assert_eq!(store.run_one(zeroes(0, 8 * MIB as u64, false)), Err(Errno::ENOSPC));
+    File::options().write(true).open(&path).unwrap().set_len(8192).unwrap();
+    assert_eq!(store.run_one(read(65536, 0, 4096)), Err(Errno::EIO), "past the end");
+    assert!(!backing.has_lost_writes());
+    assert_eq!(store.run_one(flush()), Ok(0));
+}
+
 #[test]
 fn both_engines_tell_of_lost_writes_for_ever() {
     for engine in ["ring", "calls"] {
-        let Some(disk) = SmallDisk::mount() else { return };
-        let path = file(disk.0.path(), "disk", 8 * MIB as u64);
-        let Some(device) = LoopDevice::attach(&path, "4096") else { return };
-        // Where it ends well.
-        let filler = disk.0.path().join("filler");
-        let backing = Arc::new(Backing::open(&device.0, &options(4096, Direct::Off)).unwrap());
+        let Some(disk) = Overcommitted::make(Losses::ToldAtOnce) else { return };
         let region = region(8 * MIB);
         let check = |store: &mut dyn Engine| {
-            assert_eq!(store.run_one(write(0, 0, 4096)), Ok(4096));
-            assert_eq!(store.run_one(flush()), Ok(0));
-            // The rest of the space is another's.
-            let _ = fs::write(&filler, vec![1; 2 * MIB]);
-            assert_eq!(store.run_one(write(MIB as u64, 0, MIB32)), Ok(MIB32), "in the page cache");
-            assert!(!backing.has_lost_writes());
+            disk.overcommit(store);
             let failed = store.run_one(flush());
             assert!(failed.is_err(), "{engine}: the disk took it: {failed:?}");
-            assert!(backing.has_lost_writes());
-            fs::remove_file(&filler).unwrap();
+            assert!(disk.backing.has_lost_writes());
+            disk.make_room();
             // The system knows of nothing.
-            backing.file().sync_data().unwrap();
+            disk.backing.file().sync_data().unwrap();
             assert_eq!(store.run(&[flush(), flush()]), [Err(Errno::EIO); 2], "{engine}");
-            assert_eq!(store.run_one(write_from(0, &[segment(0, 4096)], true)), Ok(4096));
+            assert_eq!(store.run_one(write(GOOD, 0, 4096)), Ok(4096), "{engine}");
             assert_eq!(store.run_one(flush()), Err(Errno::EIO), "{engine}");
         };
         match engine {
             "ring" => {
-                let mut store = uring(&region, 16, &backing);
+                let mut store = uring(&region, 16, &disk.backing);
                 check(&mut store);
-                // What the thread of a poll group looks at to learn of it.
-                assert_eq!(store.counters().errors, 4);
+                let (volume, backing) = store.take_lost().expect("the news for the owner");
+                assert!(volume == VOLUME && Arc::ptr_eq(&backing, &disk.backing));
+                assert!(store.take_lost().is_none(), "once");
             }
-            _ => check(&mut sync(&region, &backing)),
+            _ => check(&mut sync(&region, &disk.backing)),
+        }
+        // Opened anew, it is another matter: who opens it knows.
+        let Overcommitted { backing, device, .. } = disk;
+        drop(backing);
+        let again = Backing::open(&device.0, &options(4096, Direct::Off)).unwrap();
+        assert!(!again.has_lost_writes());
+    }
+}
+
+#[test]
+fn a_failed_flush_is_answered_when_the_loss_is_noted() {
+    let Some(disk) = Overcommitted::make(Losses::HeldUntilNoted) else { return };
+    let region = region(8 * MIB);
+    let mut stores: Vec<_> = (0..2).map(|_| uring(&region, 16, &disk.backing)).collect();
+    disk.overcommit(&mut stores[0]);
+    for store in &mut stores {
+        begin(store, 1, &flush());
+    }
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let lost = loop {
+        assert!(Instant::now() < deadline, "nobody told of the loss");
+        stores.iter_mut().for_each(|store| {
+            store.turn(Wait::Until(Duration::from_millis(10)), &mut WatchSet::default()).unwrap();
+        });
+        if let Some((_, lost)) = stores.iter_mut().find_map(UringStore::take_lost) {
+            break lost;
+        }
+    };
+    // Both wait, also when the next sync is over.
+    for _ in 0..20 {
+        for store in &mut stores {
+            store.turn(Wait::Until(Duration::from_millis(5)), &mut WatchSet::default()).unwrap();
+            let mut done = Vec::new();
+            store.reap(&mut done);
+            assert!(done.is_empty(), "answered before the loss was noted");
         }
     }
+    lost.loss_noted();
+    assert!(stores.iter_mut().map(result_of).all(|result| result.is_err()));
+}
+
+#[test]
+fn a_store_that_goes_leaves_its_flushes_to_nobody() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", MIB as u64);
+    let backing = Arc::new(Backing::open(&path, &options(512, Direct::Off)).unwrap());
+    let region = region(MIB);
+    let (mut first, mut second) = (uring(&region, 4, &backing), uring(&region, 4, &backing));
+    begin(&mut first, 1, &flush());
+    begin(&mut second, 1, &flush());
+    drop(first);
+    assert_eq!(result_of(&mut second), Ok(0));
+}
+
+#[test]
+fn files_and_cached_devices_sync_behind_a_durable_write() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", 4 * MIB as u64);
+    for direct in [Direct::Preferred, Direct::Off] {
+        let backing = Arc::new(Backing::open(&path, &options(4096, direct)).unwrap());
+        assert!(!backing.has_own_fua(), "the file system may tell of others' writes");
+        let mut store = uring(&region(MIB), 16, &backing);
+        assert_eq!(store.run_one(write_from(0, &[segment(0, 4096)], true)), Ok(4096));
+        assert_eq!((store.counters().syncs, store.counters().fua_writes), (1, 1));
+    }
+    let Some(device) = LoopDevice::attach(&path, "4096") else { return };
+    let backing = Arc::new(Backing::open(&device.0, &options(4096, Direct::Off)).unwrap());
+    assert!(!backing.has_own_fua());
 }

@@ -94,7 +94,7 @@ fn turns_without_work_do_not_enter_the_kernel() {
 fn sleeps_until_woken_or_the_time_is_over() {
     let (_directory, _region, mut store) = small_store(4);
     let event = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap());
-    let token = WatchToken(63);
+    let token = WatchToken(MAX_WATCHES - 1);
     store.watch(event.as_raw_fd(), token).unwrap();
     assert!(store.watch(event.as_raw_fd(), token).is_err());
     assert!(store.watch(event.as_raw_fd(), WatchToken(64)).is_err());

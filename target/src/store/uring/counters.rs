@@ -19,6 +19,8 @@ pub struct Counters {
     pub fua_writes: u64,
     /// Flushes.
     pub flushes: u64,
+    /// Syncs that ended: flushes and durable writes share them.
+    pub syncs: u64,
     /// Discards.
     pub discards: u64,
     /// Write-zeroes.

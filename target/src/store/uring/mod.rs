@@ -21,6 +21,7 @@
 mod counters;
 mod memory;
 mod setup;
+mod shared_sync;
 mod slot;
 mod watch;
 
@@ -40,9 +41,10 @@ pub(super) use self::setup::cooperative;
 pub use self::setup::{MAX_CAPACITY, UringOptions, Warning};
 use self::setup::{deferred, register_file_table};
 use self::slot::{Phase, Slot, ZERO_CHUNK};
-use self::watch::Watch;
+use self::watch::{DOOR, WATCHES, Watch};
 pub use self::watch::{MAX_WATCHES, WatchSet, WatchToken};
 use super::backing::Backing;
+use super::syncs::Door;
 use super::{Op, OpDone, Segment, Store, StoreError, VolumeIndex, refusal};
 
 // The kernel's time is signed; nobody tells this from for ever.
@@ -85,6 +87,11 @@ pub struct UringStore {
     slots: Box<[Slot]>,
     free: Vec<u32>,
     done: Vec<OpDone>,
+    // Slots that wait for syncs of their backings, and what wakes us for them.
+    awaiting: Vec<u32>,
+    door: Door,
+    // Backings that lost writes, for the owner.
+    lost: Vec<(VolumeIndex, Arc<Backing>)>,
     watches: Box<[Watch]>,
     // Watches to arm again; room in the queue permitting.
     unarmed: bool,
@@ -146,7 +153,8 @@ impl UringStore {
             warnings.push(Warning::PlainBuffers { bytes: wanted.len(), errno });
             Pieces::none()
         });
-        Ok(Self {
+        let door = Door::new().map_err(fail)?;
+        let mut store = Self {
             enabled: false,
             no_iowait: ring.params().is_feature_no_iowait(),
             ring,
@@ -157,12 +165,18 @@ impl UringStore {
             slots: (0..capacity).map(|_| Slot::idle()).collect(),
             free: (0..capacity).rev().collect(),
             done: Vec::with_capacity(capacity as usize),
-            watches: (0..MAX_WATCHES).map(|_| Watch::default()).collect(),
+            awaiting: Vec::with_capacity(capacity as usize),
+            lost: Vec::new(),
+            watches: (0..WATCHES).map(|_| Watch::default()).collect(),
             unarmed: false,
             asleep: 0,
             counters: Counters::default(),
             warnings,
-        })
+            door,
+        };
+        // It is armed when something waits for the first time.
+        store.add_watch(store.door.fd(), DOOR).map_err(fail)?;
+        Ok(store)
     }
 
     /// What the store has to do without.
@@ -207,6 +221,13 @@ impl UringStore {
             .map_err(|source| StoreError::Register { path: backing.path().to_owned(), source })?;
         *place = Some(Volume { backing, ops: 0 });
         Ok(())
+    }
+
+    /// A backing of which this store has just learnt that writes were lost: told once, and by one store of
+    /// the backing. Until the owner calls [`Backing::loss_noted`] its flushes may wait, see
+    /// [`Losses`](super::Losses).
+    pub fn take_lost(&mut self) -> Option<(VolumeIndex, Arc<Backing>)> {
+        self.lost.pop()
     }
 
     /// Takes a volume out. Its ops must have ended; results not yet reaped may wait.
@@ -296,6 +317,10 @@ impl UringStore {
         while let Some(entry) = { self.ring.completion().next() } {
             self.complete(&entry, woken);
         }
+        if woken.take_door() {
+            self.door.answer();
+            self.look_at_syncs();
+        }
         Ok(())
     }
 
@@ -322,8 +347,18 @@ impl UringStore {
             None => Some(Err(Errno::ENXIO)),
         };
         match ended {
-            Some(result) => self.finish(index, result),
+            Some(result) => self.ended(index, result),
             None => self.send(index),
+        }
+    }
+
+    // The kernel has done a slot's part, or not.
+    fn ended(&mut self, index: usize, result: Result<u32, Errno>) {
+        let slot = &self.slots[index];
+        match slot.phase {
+            Phase::Sync(number) => self.sync_ended(index, number, result),
+            _ if result.is_ok() && slot.owes_sync() => self.await_sync(index),
+            _ => self.finish(index, result),
         }
     }
 
@@ -339,7 +374,7 @@ impl UringStore {
             unsafe { self.push(&entry.user_data(USER_OP << 56 | index as u64)) }
         });
         if !sent {
-            self.finish(index, Err(Errno::EIO));
+            self.ended(index, Err(Errno::EIO));
         }
     }
 
@@ -347,10 +382,8 @@ impl UringStore {
         let slot = &mut self.slots[index];
         slot.stop();
         let op = slot.op;
-        let mut result = result;
         if let Some(Some(volume)) = self.volumes.get_mut(usize::from(op.volume.0)) {
             volume.ops -= 1;
-            result = volume.backing.settle(&op.kind, result);
         }
         self.free.push(u32::try_from(index).unwrap_or(0));
         self.record(&op, result);
@@ -394,8 +427,12 @@ impl Store for UringStore {
         };
         let Some(index) = self.free.pop() else { return Err(op) };
         volume.ops += 1;
+        let has_own_fua = volume.backing.has_own_fua();
         let index = index as usize;
-        if self.slots[index].start(op, phase, &self.region, memory) {
+        let started = self.slots[index].start(op, phase, has_own_fua, &self.region, memory);
+        if started && phase == Phase::Unsynced {
+            self.await_sync(index);
+        } else if started {
             self.send(index);
         } else {
             self.finish(index, Err(Errno::EINVAL));
@@ -423,6 +460,9 @@ impl Drop for UringStore {
             if left.is_zero() || self.turn(Wait::Until(left), &mut woken).is_err() {
                 break;
             }
+        }
+        for volume in self.volumes.iter().flatten() {
+            volume.backing.syncs().leave(&self.door);
         }
         if self.free.len() < self.slots.len() {
             // The kernel may still write to this memory and still works on these files. The lists in the

@@ -11,6 +11,7 @@ use rblk_fabric::Region;
 use super::counters::Counters;
 use super::memory::{IoVecs, Pieces};
 use crate::store::backing::{Backing, Method};
+use crate::store::syncs::SyncNumber;
 use crate::store::{Op, OpKind, OpToken, Segment, VolumeIndex};
 
 /// Bytes zeroed by one write where nothing better works.
@@ -33,8 +34,12 @@ pub(super) enum Phase {
     Idle,
     /// A read or write.
     Transfer,
-    /// A flush.
-    Sync,
+    /// A flush, or a durable write that is written: the backing's sync that covers it is not known yet.
+    Unsynced,
+    /// It waits for that sync.
+    Awaiting(SyncNumber),
+    /// That sync, which this op runs for all who wait for it.
+    Sync(SyncNumber),
     /// Discarding or zeroing, this way.
     Change(Method),
 }
@@ -44,7 +49,7 @@ impl Phase {
     pub(super) fn first(kind: &OpKind, backing: &Backing) -> Option<Self> {
         match *kind {
             OpKind::Read { .. } | OpKind::Write { .. } => Some(Self::Transfer),
-            OpKind::Flush => Some(Self::Sync),
+            OpKind::Flush => Some(Self::Unsynced),
             OpKind::Discard { .. } => backing.discard_method().map(Self::Change),
             OpKind::WriteZeroes { may_unmap, .. } => {
                 Some(Self::Change(backing.zero_method(may_unmap)))
@@ -65,6 +70,8 @@ pub(super) struct Slot {
     // Bytes the entry in the kernel covers, for the entries whose result does not say.
     step: u64,
     retries: u32,
+    // Of the backing: a durable write needs no sync.
+    has_own_fua: bool,
     // For a transfer. Not touched while the kernel has an entry, which may point into it.
     memory: IoVecs,
 }
@@ -78,6 +85,7 @@ impl Slot {
             progress: 0,
             step: 0,
             retries: 0,
+            has_own_fua: false,
             memory: IoVecs::default(),
         }
     }
@@ -87,11 +95,27 @@ impl Slot {
         &mut self,
         op: Op,
         phase: Phase,
+        has_own_fua: bool,
         region: &Region,
         memory: &[Segment],
     ) -> bool {
         (self.op, self.phase, self.progress, self.step, self.retries) = (op, phase, 0, 0, 0);
+        self.has_own_fua = has_own_fua;
         self.memory.set(region, memory)
+    }
+
+    /// Whether what the op has written is durable only after a sync of the backing.
+    pub(super) fn owes_sync(&self) -> bool {
+        let fua = matches!(self.op.kind, OpKind::Write { fua: true, .. });
+        fua && !self.has_own_fua && self.phase == Phase::Transfer
+    }
+
+    /// What the op is done with, when all of it went well: bytes moved, 0 for ops that move none.
+    pub(super) fn value(&self) -> u32 {
+        match self.op.kind {
+            OpKind::Read { len, .. } | OpKind::Write { len, .. } => len,
+            OpKind::Flush | OpKind::Discard { .. } | OpKind::WriteZeroes { .. } => 0,
+        }
     }
 
     /// Ends the op: the slot is free. The room for its memory stays.
@@ -127,12 +151,14 @@ impl Slot {
             }
             return Some(Err(errno));
         };
+        if matches!(self.phase, Phase::Sync(_)) {
+            return Some(Ok(0));
+        }
         let counted = matches!(self.phase, Phase::Transfer | Phase::Change(Method::WriteZeroes));
         let moved = if counted { u64::from(bytes).min(self.step) } else { self.step };
         self.progress += moved;
         if self.progress >= len {
-            let moves = self.phase == Phase::Transfer;
-            return Some(Ok(if moves { u32::try_from(len).unwrap_or(0) } else { 0 }));
+            return Some(Ok(self.value()));
         }
         if counted && moved < self.step {
             counters.short += 1;
@@ -162,7 +188,7 @@ impl Slot {
             }
             (Phase::Transfer, OpKind::Write { fua, .. }) => {
                 self.step = left;
-                let flags = if fua { libc::RWF_DSYNC } else { 0 };
+                let flags = if fua && self.has_own_fua { libc::RWF_DSYNC } else { 0 };
                 self.write(file, offset, flags, pieces)
             }
             (Phase::Change(Method::WriteZeroes), _) => {
@@ -184,8 +210,10 @@ impl Slot {
                 let mode = method.fallocate_mode().bits();
                 Some(opcode::Fallocate::new(file, self.step).offset(offset).mode(mode).build())
             }
-            (Phase::Sync, _) => Some(opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build()),
-            (Phase::Idle | Phase::Transfer, _) => None,
+            (Phase::Sync(_), _) => {
+                Some(opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build())
+            }
+            (Phase::Idle | Phase::Unsynced | Phase::Awaiting(_) | Phase::Transfer, _) => None,
         }
     }
 
@@ -263,7 +291,7 @@ mod tests {
         let op = Op { token: OpToken(1), volume: VolumeIndex(0), kind };
         let mut slot = Slot::idle();
         let mut counters = Counters::default();
-        assert!(slot.start(op, Phase::Transfer, &region, &memory));
+        assert!(slot.start(op, Phase::Transfer, false, &region, &memory));
         let mut opcodes = Vec::new();
         for (turn, &bytes) in moved.iter().enumerate() {
             let entry = slot.entry(&pieces, &region).unwrap();

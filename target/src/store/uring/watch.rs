@@ -13,7 +13,13 @@ use nix::errno::Errno;
 use super::{USER_NOBODY, USER_WATCH, UringStore};
 
 /// Descriptors a store can watch; tokens are below this.
-pub const MAX_WATCHES: u8 = 64;
+pub const MAX_WATCHES: u8 = 63;
+
+/// Watches the store's own door, by which other stores of a backing wake it.
+pub(super) const DOOR: WatchToken = WatchToken(MAX_WATCHES);
+
+// All of them.
+pub(super) const WATCHES: u8 = MAX_WATCHES + 1;
 
 /// Names a watched descriptor; below [`MAX_WATCHES`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -44,6 +50,14 @@ impl WatchSet {
     fn insert(&mut self, token: u8) {
         self.0 |= 1 << token;
     }
+
+    // Whether the store's own door was in it; now it is not.
+    pub(super) fn take_door(&mut self) -> bool {
+        let bit = 1 << DOOR.0;
+        let was = self.0 & bit != 0;
+        self.0 &= !bit;
+        was
+    }
 }
 
 #[derive(Debug, Default)]
@@ -65,6 +79,7 @@ impl UringStore {
     /// # Errors
     /// The token is too large or in use, or the descriptor cannot be duplicated.
     pub fn watch(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
+        checked(token)?;
         self.add_watch(fd, token)?;
         self.arm(token.0);
         Ok(())
@@ -77,13 +92,14 @@ impl UringStore {
     /// # Errors
     /// As [`Self::watch`].
     pub fn watch_asleep(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
+        checked(token)?;
         self.add_watch(fd, token)?;
         self.watches[usize::from(token.0)].asleep = true;
         self.asleep |= 1 << token.0;
         Ok(())
     }
 
-    fn add_watch(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
+    pub(super) fn add_watch(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
         let watch =
             self.watches.get_mut(usize::from(token.0)).ok_or(io::ErrorKind::InvalidInput)?;
         if watch.fd.is_some() {
@@ -152,11 +168,11 @@ impl UringStore {
     pub(super) fn arm_the_rest(&mut self) {
         if self.unarmed {
             self.unarmed = false;
-            (0..MAX_WATCHES).for_each(|token| self.arm(token));
+            (0..WATCHES).for_each(|token| self.arm(token));
         }
     }
 
-    fn arm(&mut self, token: u8) {
+    pub(super) fn arm(&mut self, token: u8) {
         let watch = &mut self.watches[usize::from(token)];
         let Some(fd) = watch.fd.as_ref().filter(|_| !watch.armed) else { return };
         let events = u32::try_from(libc::POLLIN).unwrap_or(1);
@@ -171,6 +187,11 @@ impl UringStore {
             self.unarmed = true;
         }
     }
+}
+
+// Whether it is a token of the owner.
+fn checked(token: WatchToken) -> io::Result<()> {
+    if token.0 < MAX_WATCHES { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
 
 fn watch_user_data(token: u8, generation: u32) -> u64 {

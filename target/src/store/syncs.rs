@@ -1,0 +1,434 @@
+//! [`Syncs`]: one `fdatasync` of a backing at a time, shared by the flushes that wait for it.
+//!
+//! The kernel tells ONE caller of `fdatasync` on an open file that a write of its page cache failed,
+//! and counts the data as written from then on. Of two calls that overlap, either may be the one that
+//! is told. So a backing has at most one such call in the kernel. A flush that comes while a call
+//! runs is not covered by that call: it waits for the next one, with all others that come meanwhile.
+//!
+//! Syncs are numbered. A flush is answered with the result of the first sync that began after the
+//! flush came. The first sync that fails is a loss: it and every later one fail, for as long as the
+//! backing is open, since what was lost never comes back.
+//!
+//! With [`Losses::HeldUntilNoted`] the news of a loss waits until [`Syncs::loss_noted`]: the owner
+//! first makes durable that the data may be lost, so that a crash right after the answer does not
+//! let anybody take the lost writes for durable.
+//!
+//! Whoever waits is woken by its [`Door`]. Rules: every flush that waits has its door in the list;
+//! a door leaves the list when it is rung; who was rung looks at all its flushes again. The end of a
+//! sync rings everybody whom the result concerns, and, unless the one that ended it goes on with the
+//! next sync itself, everybody who waits for the next one: the first that looks runs it.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+// How long a blocked caller sleeps before it looks by itself.
+const LOOK_MS: u16 = 1000;
+
+/// When a flush that failed is answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Losses {
+    /// At once.
+    #[default]
+    ToldAtOnce,
+    /// After [`Backing::loss_noted`](super::Backing::loss_noted).
+    HeldUntilNoted,
+}
+
+/// The number of a sync. Syncs of a backing run one after the other, in this order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub(super) struct SyncNumber(u64);
+
+/// What one that waits for a sync does now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Look {
+    /// It runs the sync, and calls [`Syncs::end`] with the result.
+    Run,
+    /// It waits until its door rings.
+    Wait,
+    /// The sync is over, and this is the result.
+    Over(Result<(), Errno>),
+}
+
+/// Wakes the thread of one store.
+#[derive(Clone, Debug)]
+pub(super) struct Door(Arc<EventFd>);
+
+impl Door {
+    /// A door that nobody rang.
+    pub(super) fn new() -> io::Result<Self> {
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        Ok(Self(Arc::new(EventFd::from_value_and_flags(0, flags)?)))
+    }
+
+    /// Readable when it was rung, until [`Self::answer`].
+    pub(super) fn fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+
+    /// Waits until it is rung, or for a second.
+    pub(super) fn wait(&self) {
+        let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        // An error or a timeout is a reason to look, too.
+        let _ = poll(&mut fds, PollTimeout::from(LOOK_MS));
+        self.answer();
+    }
+
+    /// It was heard. Whoever answers looks at all flushes that wait.
+    pub(super) fn answer(&self) {
+        // EAGAIN means that nobody rang.
+        let _ = self.0.read();
+    }
+
+    fn ring(&self) {
+        // EAGAIN means that it was rung very often and not answered: it is readable.
+        let _ = self.0.write(1);
+    }
+}
+
+impl PartialEq for Door {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// The syncs of one backing.
+#[derive(Debug)]
+pub(super) struct Syncs(Mutex<Order<Door>>);
+
+impl Syncs {
+    /// Nothing was flushed yet.
+    pub(super) fn new(losses: Losses) -> Self {
+        Self(Mutex::new(Order::new(losses)))
+    }
+
+    // A panic elsewhere leaves no half change here.
+    fn order(&self) -> MutexGuard<'_, Order<Door>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A flush came: the sync that covers it. [`Self::look`] says what to do about it.
+    pub(super) fn join(&self) -> SyncNumber {
+        self.order().join()
+    }
+
+    /// What one that waits for `number` does now.
+    pub(super) fn look(&self, number: SyncNumber, door: &Door) -> Look {
+        self.order().look(number, door)
+    }
+
+    /// The sync that [`Look::Run`] gave to the owner of `door` is over. Returns whether this result
+    /// is the loss: true once in the life of a backing. The owner looks at all its flushes next.
+    pub(super) fn end(&self, result: Result<(), Errno>, door: &Door) -> bool {
+        let Ended { rings, is_loss } = self.order().end(result, door);
+        rings.iter().for_each(Door::ring);
+        is_loss
+    }
+
+    /// The owner of `door` waits for nothing any more.
+    pub(super) fn leave(&self, door: &Door) {
+        let rings = self.order().leave(door);
+        rings.iter().for_each(Door::ring);
+    }
+
+    /// The loss is noted: flushes that wait for that are answered.
+    pub(super) fn loss_noted(&self) {
+        let rings = self.order().loss_noted();
+        rings.iter().for_each(Door::ring);
+    }
+
+    /// Whether a sync failed.
+    pub(super) fn is_lost(&self) -> bool {
+        self.order().loss.is_some()
+    }
+}
+
+// The first sync that failed.
+#[derive(Clone, Copy, Debug)]
+struct Loss {
+    at: SyncNumber,
+    errno: Errno,
+    noted: bool,
+}
+
+// What the end of a sync leads to.
+struct Ended<D> {
+    rings: Vec<D>,
+    is_loss: bool,
+}
+
+// The state machine of [`Syncs`], for doors of any kind. Pure.
+#[derive(Debug)]
+struct Order<D> {
+    // Syncs begun and ended; they differ by one while a sync runs.
+    begun: u64,
+    ended: u64,
+    loss: Option<Loss>,
+    losses: Losses,
+    waiting: Vec<(SyncNumber, D)>,
+}
+
+impl<D: Clone + PartialEq> Order<D> {
+    fn new(losses: Losses) -> Self {
+        Self { begun: 0, ended: 0, loss: None, losses, waiting: Vec::new() }
+    }
+
+    fn join(&self) -> SyncNumber {
+        SyncNumber(self.begun + 1)
+    }
+
+    fn look(&mut self, number: SyncNumber, door: &D) -> Look {
+        if number.0 <= self.ended {
+            match self.loss {
+                Some(loss) if number >= loss.at && !loss.noted => {}
+                Some(loss) if number == loss.at => return Look::Over(Err(loss.errno)),
+                Some(loss) if number > loss.at => return Look::Over(Err(Errno::EIO)),
+                _ => return Look::Over(Ok(())),
+            }
+        } else if number.0 == self.begun + 1 && self.begun == self.ended {
+            self.begun += 1;
+            return Look::Run;
+        }
+        if !self.waiting.iter().any(|(at, other)| *at == number && other == door) {
+            self.waiting.push((number, door.clone()));
+        }
+        Look::Wait
+    }
+
+    fn end(&mut self, result: Result<(), Errno>, door: &D) -> Ended<D> {
+        self.ended = self.begun;
+        let mut is_loss = false;
+        if let (Err(errno), None) = (result, self.loss) {
+            is_loss = true;
+            let noted = self.losses == Losses::ToldAtOnce;
+            self.loss = Some(Loss { at: SyncNumber(self.ended), errno, noted });
+        }
+        let next = SyncNumber(self.ended + 1);
+        // Who ended this one looks at its own flushes, and so begins the next sync.
+        let goes_on = self.waiting.iter().any(|(number, other)| *number == next && other == door);
+        self.waiting.retain(|(_, other)| other != door);
+        let held = self.loss.filter(|loss| !loss.noted);
+        let rings = self.take_doors(|number| {
+            if number == next { !goes_on } else { held.is_none_or(|loss| number < loss.at) }
+        });
+        Ended { rings, is_loss }
+    }
+
+    fn leave(&mut self, door: &D) -> Vec<D> {
+        self.waiting.retain(|(_, other)| other != door);
+        let next = SyncNumber(self.ended + 1);
+        // It may have been the one that was rung to run the next sync.
+        if self.begun == self.ended { self.take_doors(|number| number == next) } else { Vec::new() }
+    }
+
+    fn loss_noted(&mut self) -> Vec<D> {
+        if let Some(loss) = &mut self.loss {
+            loss.noted = true;
+        }
+        let ended = self.ended;
+        self.take_doors(|number| number.0 <= ended)
+    }
+
+    // Takes the doors off the list that wait for such a number, each once.
+    fn take_doors(&mut self, rings: impl Fn(SyncNumber) -> bool) -> Vec<D> {
+        let mut doors: Vec<D> = Vec::new();
+        self.waiting.retain(|(number, door)| {
+            let goes = rings(*number);
+            if goes && !doors.contains(door) {
+                doors.push(door.clone());
+            }
+            !goes
+        });
+        doors
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const FINE: Look = Look::Over(Ok(()));
+
+    fn failed(errno: Errno) -> Look {
+        Look::Over(Err(errno))
+    }
+
+    #[test]
+    fn a_flush_that_comes_while_a_sync_runs_waits_for_the_next() {
+        let mut order = Order::new(Losses::ToldAtOnce);
+        let first = order.join();
+        assert_eq!(order.look(first, &'a'), Look::Run);
+        // Both came too late for the first, and share the second.
+        let (second, third) = (order.join(), order.join());
+        assert!(first < second && second == third);
+        assert_eq!((order.look(second, &'a'), order.look(third, &'b')), (Look::Wait, Look::Wait));
+        let ended = order.end(Ok(()), &'a');
+        assert!(ended.rings.is_empty(), "the one that ended it runs the next one itself");
+        assert_eq!((order.look(first, &'a'), order.look(second, &'a')), (FINE, Look::Run));
+        assert_eq!(order.look(third, &'b'), Look::Wait);
+        assert_eq!(order.end(Ok(()), &'a').rings, ['b']);
+        assert_eq!((order.look(second, &'a'), order.look(third, &'b')), (FINE, FINE));
+    }
+
+    #[test]
+    fn a_loss_is_told_to_all_who_wait_and_for_ever() {
+        let mut order = Order::new(Losses::ToldAtOnce);
+        let early = order.join();
+        assert_eq!(order.look(early, &'a'), Look::Run);
+        order.end(Ok(()), &'a');
+        let (first, beside) = (order.join(), order.join());
+        assert_eq!((order.look(first, &'a'), order.look(beside, &'b')), (Look::Run, Look::Wait));
+        let late = order.join();
+        assert_eq!(order.look(late, &'b'), Look::Wait);
+        assert!(order.end(Err(Errno::ENOSPC), &'a').is_loss);
+        assert_eq!(order.look(early, &'c'), FINE, "what was durable stays so");
+        assert_eq!(order.look(first, &'a'), failed(Errno::ENOSPC));
+        assert_eq!(order.look(beside, &'b'), failed(Errno::ENOSPC));
+        assert_eq!(order.look(late, &'b'), Look::Run);
+        assert!(!order.end(Ok(()), &'b').is_loss, "it is told once");
+        assert_eq!(order.look(late, &'b'), failed(Errno::EIO), "the kernel said that all is well");
+    }
+
+    #[test]
+    fn a_loss_is_held_until_it_is_noted() {
+        let mut order = Order::new(Losses::HeldUntilNoted);
+        let first = order.join();
+        assert_eq!((order.look(first, &'a'), order.look(first, &'b')), (Look::Run, Look::Wait));
+        let ended = order.end(Err(Errno::EIO), &'a');
+        assert!(ended.is_loss && ended.rings.is_empty());
+        assert_eq!((order.look(first, &'a'), order.look(first, &'b')), (Look::Wait, Look::Wait));
+        // Later ones run, and wait as well.
+        let later = order.join();
+        assert_eq!(order.look(later, &'a'), Look::Run);
+        assert!(order.end(Ok(()), &'a').rings.is_empty());
+        assert_eq!(order.look(later, &'a'), Look::Wait);
+        let mut rung = order.loss_noted();
+        rung.sort_unstable();
+        assert_eq!(rung, ['a', 'b']);
+        for (number, door) in [(first, 'a'), (first, 'b'), (later, 'a')] {
+            assert_eq!(order.look(number, &door), failed(Errno::EIO));
+        }
+    }
+
+    #[test]
+    fn who_leaves_leaves_the_next_sync_to_others() {
+        let mut order = Order::new(Losses::ToldAtOnce);
+        let first = order.join();
+        assert_eq!(order.look(first, &'a'), Look::Run);
+        let second = order.join();
+        assert_eq!((order.look(second, &'b'), order.look(second, &'c')), (Look::Wait, Look::Wait));
+        assert!(order.leave(&'b').is_empty(), "one runs");
+        assert_eq!(order.end(Ok(()), &'a').rings, ['c']);
+        // Nobody has looked yet, and another one leaves.
+        assert_eq!(order.look(second, &'d'), Look::Run);
+    }
+
+    // One flush: whose it is, its number, what it was told, and how far the world was when it came.
+    struct Flush {
+        door: usize,
+        number: SyncNumber,
+        told: Option<Result<(), Errno>>,
+        runs: bool,
+        came: usize,
+    }
+
+    // Several stores that look only when they are rung, when a flush of theirs comes, or when they
+    // end a sync, as the real ones do.
+    struct World {
+        order: Order<usize>,
+        flushes: Vec<Flush>,
+        rung: [bool; 3],
+        // Whether each sync that ended failed, and how many flushes had come when it began.
+        syncs: Vec<bool>,
+        began: usize,
+    }
+
+    impl World {
+        fn look(&mut self, door: usize) {
+            for at in 0..self.flushes.len() {
+                let flush = &self.flushes[at];
+                if flush.door != door || flush.told.is_some() || flush.runs {
+                    continue;
+                }
+                match self.order.look(flush.number, &door) {
+                    Look::Run => {
+                        assert!(!self.flushes.iter().any(|f| f.runs), "two at a time");
+                        self.flushes[at].runs = true;
+                        self.began = self.flushes.len();
+                    }
+                    Look::Wait => {}
+                    Look::Over(result) => self.told(at, result),
+                }
+            }
+        }
+
+        fn told(&mut self, at: usize, result: Result<(), Errno>) {
+            let flush = &mut self.flushes[at];
+            let number = usize::try_from(flush.number.0).unwrap();
+            let lost = self.syncs[..number].iter().any(|failed| *failed);
+            assert_eq!(result.is_err(), lost, "the flush that came as number {}", flush.came);
+            flush.told = Some(result);
+        }
+
+        fn end(&mut self, fails: bool) {
+            let Some(at) = self.flushes.iter().position(|flush| flush.runs) else { return };
+            let (door, came) = (self.flushes[at].door, self.flushes[at].came);
+            assert!(came < self.began, "it began before its flush came");
+            self.flushes[at].runs = false;
+            self.syncs.push(fails);
+            let result = if fails { Err(Errno::EIO) } else { Ok(()) };
+            for door in self.order.end(result, &door).rings {
+                self.rung[door] = true;
+            }
+            self.look(door);
+        }
+    }
+
+    proptest! {
+        /// Whoever comes when: one sync at a time, none begins before the flushes it answers, a
+        /// failure reaches every flush from then on, and nobody waits for ever.
+        #[test]
+        fn every_flush_is_told_the_truth(
+            held in any::<bool>(),
+            steps in prop::collection::vec((0usize..3, 0u8..8), 1..200),
+        ) {
+            let losses = if held { Losses::HeldUntilNoted } else { Losses::ToldAtOnce };
+            let mut world = World {
+                order: Order::new(losses),
+                flushes: Vec::new(),
+                rung: [false; 3],
+                syncs: Vec::new(),
+                began: 0,
+            };
+            let settle = |world: &mut World, door: usize| {
+                if std::mem::take(&mut world.rung[door]) {
+                    world.look(door);
+                }
+            };
+            for (door, what) in steps {
+                match what {
+                    0..3 => {
+                        let (number, came) = (world.order.join(), world.flushes.len());
+                        world.flushes.push(Flush { door, number, told: None, runs: false, came });
+                        world.look(door);
+                    }
+                    3 => world.end(true),
+                    4 | 5 => world.end(false),
+                    6 => for door in world.order.loss_noted() { world.rung[door] = true },
+                    _ => settle(&mut world, door),
+                }
+            }
+            for _ in 0..2 * world.flushes.len() + 2 {
+                world.end(false);
+                for door in world.order.loss_noted() { world.rung[door] = true }
+                (0..3).for_each(|door| settle(&mut world, door));
+            }
+            prop_assert!(world.flushes.iter().all(|flush| flush.told.is_some()));
+        }
+    }
+}
