@@ -106,7 +106,7 @@ impl Process {
             plan: plan.clone(),
             random: Random::new(seed),
             course: None,
-            durability: Durability::new(),
+            durability: Durability::new(plan.on_loss),
             queues: Vec::new(),
             session: None,
             trying: None,
@@ -150,8 +150,8 @@ impl Process {
     ) -> Self {
         let mut process = Self::new(plan, mount, host, seed);
         process.durability = match note.loss_untold {
-            true => Durability::inheriting_loss(true),
-            false => Durability::inheriting(),
+            true => Durability::inheriting_loss(plan.on_loss, true),
+            false => Durability::inheriting(plan.on_loss),
         };
         let facts = note.facts.clone();
         process.make_queues(&facts.volume, ground);
@@ -261,6 +261,20 @@ impl Process {
         self.note.take()
     }
 
+    /// Whether it says that every flush of its mount fails from now on.
+    #[must_use]
+    pub fn fails_every_flush(&self) -> bool {
+        self.durability.fails_every_flush()
+    }
+
+    /// A loss that every flush tells is noted at once, as the product does.
+    fn note_loss(&mut self) {
+        let noted = self.note.as_ref().is_none_or(|note| note.loss_untold);
+        if !noted && self.durability.fails_every_flush() {
+            self.write_note();
+        }
+    }
+
     fn write_note(&mut self) {
         let loss_untold = self.durability.has_untold_loss();
         self.note = self.course.as_ref().map(|course| {
@@ -350,6 +364,7 @@ impl Process {
             };
             self.act(act, ground);
         }
+        self.note_loss();
     }
 
     fn act(&mut self, act: Act, ground: &mut Ground<'_>) {
