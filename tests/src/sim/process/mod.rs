@@ -89,6 +89,8 @@ pub struct Process {
     random: Random,
     course: Option<Course>,
     durability: Arc<Durability>,
+    // Losses when it last settled with a target.
+    settled_losses: u64,
     queues: Vec<QueueId>,
     session: Option<Session>,
     trying: Option<Trying>,
@@ -107,6 +109,7 @@ impl Process {
             random: Random::new(seed),
             course: None,
             durability: Durability::new(plan.on_loss),
+            settled_losses: 0,
             queues: Vec::new(),
             session: None,
             trying: None,
@@ -153,6 +156,7 @@ impl Process {
             true => Durability::inheriting_loss(plan.on_loss, true),
             false => Durability::inheriting(plan.on_loss),
         };
+        process.settled_losses = process.durability.losses();
         let facts = note.facts.clone();
         process.make_queues(&facts.volume, ground);
         if facts.fenced.is_some() {
