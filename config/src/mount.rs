@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::document::{Document, Sites};
 use crate::error::{ConfigError, Fault};
+use crate::on_loss::OnLoss;
 use crate::rule::{ADDRESS, Key, NAME, Rule, Schema};
 use crate::spin::Spin;
 use crate::units::{ByteSize, Duration};
@@ -37,6 +38,7 @@ static MOUNT_KEYS: Schema = Schema {
         Key::optional("read_only", Rule::Flag),
         Key::optional("shared", Rule::Flag),
         Key::optional("retain", Rule::Size { min: 0, max: RETAIN_MAX, step: 4096 }),
+        Key::optional("on_loss", Rule::Word(OnLoss::WORDS)),
         Key::optional("device_id", Rule::Count { min: 0, max: DEVICE_ID_MAX }),
         Key::optional(
             "reconnect_delay",
@@ -92,6 +94,9 @@ pub struct MountConfig {
     pub shared: bool,
     /// Memory for copies of acknowledged writes that no FLUSH covered yet, shared out over the queues; 0 keeps none.
     pub retain: ByteSize,
+    /// Which FLUSHes fail after a loss of acknowledged writes. A file or note without the key means
+    /// the default.
+    pub on_loss: OnLoss,
     /// N of `/dev/ublkbN`; the first free one if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_id: Option<u32>,
@@ -128,6 +133,7 @@ impl Default for MountConfig {
             read_only: false,
             shared: false,
             retain: ByteSize(0),
+            on_loss: OnLoss::default(),
             device_id: None,
             reconnect_delay: Duration::from_secs(1),
             fail_after: None,

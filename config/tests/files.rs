@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use rblk_config::{
-    Backing, ByteSize, CacheMode, DirectIo, Duration, HugePages, MountConfig, Spin, StoreKind,
-    TargetConfig, VolumeConfig,
+    Backing, ByteSize, CacheMode, DirectIo, Duration, HugePages, MountConfig, OnLoss, Spin,
+    StoreKind, TargetConfig, VolumeConfig,
 };
 use tempfile::TempDir;
 
@@ -204,6 +204,7 @@ prop_compose! {
         max_io in power(12..=22),
         (read_only, shared) in prop::sample::select(vec![(false, false), (true, false), (false, true)]),
         retain in 0u64..=16 << 20,
+        on_loss in prop::sample::select(vec![OnLoss::Once, OnLoss::UntilRemount]),
         device_id in prop::option::of(0u32..1 << 20),
         reconnect_delay in micros(10_000..=300_000_000),
         fail_after in prop::option::of(micros(0..=2_592_000_000_000)),
@@ -217,8 +218,8 @@ prop_compose! {
             target: vec!["rdma://[::1]:1".to_owned()],
             volume: "v".to_owned(),
             retain: ByteSize(if shared { 0 } else { retain * 4096 }),
-            queues, lanes, queue_depth, max_io, read_only, shared, device_id, reconnect_delay, fail_after,
-            detect, connect_timeout, failback, wait, spin, host_name,
+            queues, lanes, queue_depth, max_io, read_only, shared, on_loss, device_id, reconnect_delay,
+            fail_after, detect, connect_timeout, failback, wait, spin, host_name,
         }
     }
 }

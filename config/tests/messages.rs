@@ -343,6 +343,14 @@ fn mounts() {
                  write a multiple of 4KiB from \"0B\" to \"64GiB\"",
             ),
             (
+                "on_loss = 'never'",
+                "m.toml:3:11: on_loss = \"never\": not one of the choices; write \"once\" or \"until-remount\"",
+            ),
+            (
+                "on_loss = true",
+                "m.toml:3:11: on_loss = true: true or false, not a text; write \"once\" or \"until-remount\"",
+            ),
+            (
                 "read_only = 1",
                 "m.toml:3:13: read_only = 1: a number, not true or false; write true or false",
             ),
@@ -367,7 +375,7 @@ fn mounts() {
             (
                 "take_over = true",
                 "m.toml:3:1: take_over: unknown key; the known keys are target, volume, queues, lanes, queue_depth, max_io, \
-                 read_only, shared, retain, device_id, reconnect_delay, fail_after, detect, connect_timeout, \
+                 read_only, shared, retain, on_loss, device_id, reconnect_delay, fail_after, detect, connect_timeout, \
                  failback, wait, spin, host_name",
             ),
         ],

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rblk_config::{ByteSize, ConfigError, Duration, Exit, MountConfig, Spin};
+use rblk_config::{ByteSize, ConfigError, Duration, Exit, MountConfig, OnLoss, Spin};
 use rblk_fabric::FabricError;
 
 use crate::error::SessionError;
@@ -183,6 +183,15 @@ pub struct MountArgs {
     /// Memory for copies of writes that no FLUSH covered yet, so that they survive the target; 0 by default.
     #[arg(long, value_name = "SIZE")]
     pub retain: Option<ByteSize>,
+    /// Which FLUSHes (fsync, a journal's commit) fail after acknowledged writes may be lost.
+    ///
+    /// "until-remount", the default: every FLUSH fails with EIO until the disk is unmounted and
+    /// mounted again, so that every user of the disk hears of the loss: two file systems on two
+    /// partitions, a database beside a file system. "once": the FLUSHes that wait then, or the next
+    /// one; later ones work again. Only for a disk with one user that handles a failed FLUSH
+    /// itself. Reads and writes go on in both.
+    #[arg(long, value_name = "once|until-remount")]
+    pub on_loss: Option<OnLoss>,
     /// The N of /dev/ublkbN; the lowest free one by default.
     #[arg(long, value_name = "N")]
     pub device_id: Option<u32>,
@@ -253,6 +262,7 @@ impl MountArgs {
         config.read_only |= self.ro;
         config.shared |= self.shared;
         config.retain = self.retain.unwrap_or(config.retain);
+        config.on_loss = self.on_loss.unwrap_or(config.on_loss);
         config.device_id = self.device_id.or(config.device_id);
         config.reconnect_delay = self.reconnect_delay.unwrap_or(config.reconnect_delay);
         config.fail_after = self.fail_after.or(config.fail_after);
@@ -360,6 +370,31 @@ mod tests {
             Command::Mount(args) => args.configuration(),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn a_flag_says_which_flushes_fail_after_a_loss() {
+        let mode = |flags: &[&str]| configuration(flags).unwrap().on_loss;
+        assert_eq!(mode(&[]), OnLoss::UntilRemount);
+        assert_eq!(mode(&["--on-loss", "once"]), OnLoss::Once);
+        assert_eq!(mode(&["--on-loss", "until-remount"]), OnLoss::UntilRemount);
+        let words = ["rblk-initiator", "mount", "192.0.2.1", "v", "--on-loss", "never"];
+        let error = Cli::try_parse_from(words).unwrap_err().to_string();
+        assert!(error.contains("\"never\" is neither \"once\" nor \"until-remount\""), "{error}");
+        // The flag wins over the file.
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = "target = ['tcp://192.0.2.1']\nvolume = 'v'\non_loss = 'once'\n";
+        std::fs::write(file.path(), text).unwrap();
+        let path = file.path().to_str().unwrap();
+        let of_file = |flags: &[&str]| {
+            let words = ["rblk-initiator", "mount", "--config", path];
+            match Cli::try_parse_from(words.iter().chain(flags)).unwrap().command {
+                Command::Mount(args) => args.configuration().unwrap().on_loss,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(of_file(&[]), OnLoss::Once);
+        assert_eq!(of_file(&["--on-loss", "until-remount"]), OnLoss::UntilRemount);
     }
 
     #[test]

@@ -403,29 +403,29 @@ fn list(output: Output) -> anyhow::Result<Exit> {
         return Ok(Exit::Ok);
     }
     println!(
-        "{:<20} {:<14} {:>10} {:<13} {:>6} {:>4} {:<12} TARGET",
-        "NAME", "DEVICE", "SIZE", "STATE", "QUEUES", "GEN", "TRANSPORT"
+        "{:<20} {:<14} {:>10} {:<13} {:>6} {:>4} {:<13} {:<12} TARGET",
+        "NAME", "DEVICE", "SIZE", "STATE", "QUEUES", "GEN", "ON-LOSS", "TRANSPORT"
     );
     for m in &mounts {
         println!(
-            "{:<20} {:<14} {:>10} {:<13} {:>6} {:>4} {:<12} {} ({})",
+            "{:<20} {:<14} {:>10} {:<13} {:>6} {:>4} {:<13} {:<12} {} ({})",
             m.name,
             m.device,
             ByteSize(m.size_bytes).to_string(),
             m.state,
             m.queues,
             m.generation,
+            m.on_loss,
             m.transport,
             m.address,
             m.target_name
         );
     }
     mounts.iter().filter_map(standing).for_each(|words| eprintln!("{words}"));
-    for m in mounts.iter().filter(|m| m.loss_untold) {
-        eprintln!(
-            "{}: its target lost writes that were not flushed; the next fsync there will fail to say so",
-            m.name
-        );
+    for m in &mounts {
+        if let Some(lost) = m.lost() {
+            eprintln!("{}: lost: {lost}", m.name);
+        }
     }
     words.iter().for_each(|words| eprintln!("{words}"));
     Ok(Exit::Ok)

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_bench::ram_store::StoreConditions;
+use rblk_config::OnLoss;
 use rblk_fabric::soft::memory::End;
 use rblk_initiator::admin::Pulse;
 use rblk_initiator::durability::{Durability, Ledger};
@@ -96,7 +97,7 @@ fn what_is_held_can_be_failed() {
 
 /// Gives a queue that was not used yet a ledger that retains so much.
 fn retain(bed: &mut Bed, queue: QueueId, bytes: usize) -> Arc<Durability> {
-    let shared = Durability::new();
+    let shared = Durability::new(OnLoss::default());
     let depth = QueueDepth::new(QueueOptions::default().depth).unwrap();
     let ledger = Ledger::new(Arc::clone(&shared), depth, Some(RetainRing::new(bytes, 64)));
     let engine = bed.rig.engine_mut(queue);

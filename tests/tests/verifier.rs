@@ -4,6 +4,7 @@ use std::path::Path as File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rblk_config::OnLoss;
 use rblk_fabric::mailbox::mailbox;
 use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
 use rblk_initiator::admin::Pulse;
@@ -113,7 +114,7 @@ fn lose(retain: bool) -> (Arc<Durability>, Vec<u8>, Vec<u8>) {
     let mut target = start(dir.path(), &[]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let buffers = Region::allocate(8 * (64 << 10), PageKind::Normal).unwrap();
-    let durability = Durability::new();
+    let durability = Durability::new(OnLoss::default());
     let ring = retain.then(|| RetainRing::new(FILE_BYTES, 100));
     let ledger = Ledger::new(Arc::clone(&durability), wish().depth, ring);
     let mut engine =
@@ -186,5 +187,5 @@ fn other_writes_are_a_loss() {
     let (durability, _, found) = lose(false);
     assert!(found.iter().all(|byte| *byte == 0), "who wrote that?");
     assert_eq!((durability.unflushed(), durability.writes_rewritten()), (0, 0));
-    assert!(durability.has_untold_loss());
+    assert!(durability.has_untold_loss() && durability.fails_every_flush());
 }

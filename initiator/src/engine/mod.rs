@@ -10,7 +10,7 @@
 //! [`Pulse`] it gives a path up on which the target owes an answer and says nothing.
 //!
 //! With a [`Ledger`] the engine keeps account of which acknowledged writes are durable: it decides how each write is
-//! sent, may put a FLUSH ahead of one, and has FLUSHes failed that must tell of a loss.
+//! sent, may put a FLUSH ahead of one, and has FLUSHes fail that must tell of a loss.
 //!
 //! Per request: at most one SEND, no completion of its own (the answer proves it), and at most one receive completion:
 //! where lists were agreed, the commands of a turn share messages, and so do answers. No allocation, lock or system
@@ -496,57 +496,32 @@ impl Engine {
             .answer(answer.tag, |sequence| own && answer.check == (sequence.0 & 0xffff) as u16)
             .map_err(|_| PathEnd::Protocol("an answer to a command that was not sent"))?;
         live.came(answer.by, io.data_bytes);
+        let mut status = answer.status;
         if let Some(ledger) = &mut self.ledger {
             let offset = answer.tag.index() * self.buffer_stride;
             let buffers = live.terms.memory.sources.region();
             let copied = &self.stats.copied_bytes;
-            let answered =
-                ledger.answered(answer.tag, &io, answer.status == Status::Ok, |from, piece| {
-                    copied.add(piece.len() as u64);
-                    buffers.read(offset + from, piece);
-                });
+            let answered = ledger.answered(answer.tag, &io, answer.status, |from, piece| {
+                copied.add(piece.len() as u64);
+                buffers.read(offset + from, piece);
+            });
             // Whoever waits for room may have it now.
             self.backlog |= ledger.has_waiting();
-            if answered == Answered::Again {
-                // The tag is idle now.
-                let _ = self.inflight.queue(answer.tag, io);
-                self.backlog = true;
-                return Ok(());
+            match answered {
+                Answered::Done => {}
+                Answered::Lost => status = Status::StoreError,
+                Answered::Again => {
+                    // The tag is idle now.
+                    let _ = self.inflight.queue(answer.tag, io);
+                    self.backlog = true;
+                    return Ok(());
+                }
             }
         }
-        let result = self.count(&io, answer.status);
-        done(answer.tag, result);
+        let accept = self.path.as_ref().map(|live| &live.terms.accept);
+        let inside = accept.is_some_and(|accept| io.data_bytes <= accept.in_capsule_bytes);
+        done(answer.tag, self.stats.count(&io, status, inside));
         Ok(())
-    }
-
-    fn count(&self, io: &Io, status: Status) -> i32 {
-        let stats = &self.stats;
-        let bytes = u64::from(io.data_bytes);
-        match io.op {
-            IoOp::Read => {
-                stats.reads.add(1);
-                stats.read_bytes.add(bytes);
-            }
-            IoOp::Write => {
-                stats.writes.add(1);
-                stats.written_bytes.add(bytes);
-                let inside = self
-                    .path
-                    .as_ref()
-                    .is_some_and(|p| io.data_bytes <= p.terms.accept.in_capsule_bytes);
-                stats.in_capsule_writes.add(u64::from(inside));
-            }
-            IoOp::Flush => stats.flushes.add(1),
-            IoOp::Discard => stats.discards.add(1),
-            IoOp::WriteZeroes => stats.write_zeroes.add(1),
-        }
-        if status == Status::Ok {
-            i32::try_from(io.data_bytes).unwrap_or(i32::MAX)
-        } else {
-            stats.errors.add(1);
-            tracing::debug!(?io, %status, "a request failed");
-            -status.errno()
-        }
     }
 
     /// An answer to one of the connection's own commands.

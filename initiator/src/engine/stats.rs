@@ -1,6 +1,9 @@
 //! Counters of one I/O queue.
 
+use rblk_protocol::Status;
 use serde::{Deserialize, Serialize};
+
+use crate::io::{Io, IoOp};
 
 rblk_fabric::counters! {
     /// Counters of one queue: written by its thread, read by anyone.
@@ -78,6 +81,33 @@ rblk_fabric::counters! {
 }
 
 impl QueueStats {
+    /// Counts a request that ended with that status. `inside` says that a command has room for its
+    /// data. Returns what the request ends with: bytes moved, or a negative errno.
+    pub(super) fn count(&self, io: &Io, status: Status, inside: bool) -> i32 {
+        let bytes = u64::from(io.data_bytes);
+        match io.op {
+            IoOp::Read => {
+                self.reads.add(1);
+                self.read_bytes.add(bytes);
+            }
+            IoOp::Write => {
+                self.writes.add(1);
+                self.written_bytes.add(bytes);
+                self.in_capsule_writes.add(u64::from(inside));
+            }
+            IoOp::Flush => self.flushes.add(1),
+            IoOp::Discard => self.discards.add(1),
+            IoOp::WriteZeroes => self.write_zeroes.add(1),
+        }
+        if status == Status::Ok {
+            i32::try_from(io.data_bytes).unwrap_or(i32::MAX)
+        } else {
+            self.errors.add(1);
+            tracing::debug!(?io, %status, "a request failed");
+            -status.errno()
+        }
+    }
+
     /// Requests answered, well or not.
     #[must_use]
     pub fn answered(&self) -> u64 {

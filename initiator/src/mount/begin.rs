@@ -152,7 +152,7 @@ impl Mount {
             config: config.clone(),
             name: name.to_owned(),
             device: None,
-            durability: Durability::new(),
+            durability: Durability::new(config.on_loss),
             noted_loss: false,
             session: None,
             queues: Vec::new(),

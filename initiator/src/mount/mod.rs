@@ -10,8 +10,9 @@
 //! higher epoch; the target admits it when nothing of the old epoch is left, and everything unanswered is
 //! sent again. Only `--fail-after` turns a stall into errors, and they end when the target is back.
 //!
-//! A volume that comes back with another write verifier may have lost acknowledged writes that no FLUSH covered:
-//! before the queues go on, they are written again (`retain`), or it is arranged that the next FLUSH fails.
+//! A volume that comes back with another write verifier may have lost acknowledged writes that no
+//! FLUSH covered: before the queues go on, they are written again (`retain`), or it is arranged
+//! that FLUSHes fail (`on_loss`).
 
 mod begin;
 pub mod course;
@@ -67,8 +68,6 @@ pub use waiting::ToldToEnd;
 
 const EIO: i32 = 5;
 
-/// How soon it is noted that a loss came or was told.
-const NOTE_STEP: Duration = Duration::from_secs(1);
 /// Time for an answer to get out before the process ends.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
@@ -222,7 +221,7 @@ impl Mount {
                 () = link::until(patience) => None,
                 () = signals.next() => self.on_terminate(&mut ending),
                 () = durability.loss_changed(), if note_at.is_none() => {
-                    note_at = Some(Instant::now() + NOTE_STEP);
+                    note_at = Some(Instant::now() + self.note_step());
                     None
                 }
                 () = link::until(note_at) => {
@@ -286,11 +285,13 @@ impl Mount {
             writes_rewritten: self.durability.writes_rewritten(),
             losses: self.durability.losses(),
             loss_untold: self.durability.has_untold_loss(),
+            on_loss: self.config.on_loss,
             uptime_s: self.since.elapsed().as_secs(),
             total,
             by_queue,
             ..self.status.clone()
         }
+        .with_lost()
     }
 
     fn on_queue(&mut self, message: FromQueue) -> anyhow::Result<()> {

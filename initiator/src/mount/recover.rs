@@ -1,16 +1,18 @@
 //! Going on with the device of a mount whose process died, or handed it over: by its note, on the same disk, whose
 //! users notice a pause. The target need not be reachable: requests wait for it as they do in any other mount.
 //!
-//! What the dead process had sent and got no answer to, the driver sends again (REISSUE), and so may this process do
-//! twice what was done once. What makes that safe is the LOGIN in a higher epoch: the target answers it when nothing
-//! of the older epochs can happen any more. What the dead process had got an answer to, but no FLUSH for, is either
-//! still the target's to make durable (its verifier is the note's), or may be lost, and then the next FLUSH fails: the
-//! copies that the dead one may have retained died with it.
+//! What the dead process had sent and got no answer to, the driver sends again (REISSUE), and so
+//! may this process do twice what was done once. What makes that safe is the LOGIN in a higher
+//! epoch: the target answers it when nothing of the older epochs can happen any more. What the dead
+//! process had got an answer to, but no FLUSH for, is either still the target's to make durable
+//! (its verifier is the note's), or may be lost, and then FLUSHes fail as `on_loss` says: the
+//! copies that the dead one may have retained died with it. A loss that the dead process had to
+//! tell is in the note, and this process has to tell it.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rblk_config::MountConfig;
+use rblk_config::{MountConfig, OnLoss};
 use rblk_fabric::Region;
 use rblk_protocol::VolumeFlags;
 use tokio::sync::mpsc;
@@ -27,6 +29,8 @@ use crate::identity::host_identity;
 use crate::ublk::{Control, Device, DeviceInfo, DiskParams};
 
 const PAGE: usize = 4096;
+/// How soon it is noted that a loss came or was told, where FLUSHes tell each of many losses.
+const NOTE_STEP: Duration = Duration::from_secs(1);
 /// Time for a device to go that was added in vain.
 const GONE_DEADLINE: Duration = Duration::from_secs(5);
 const GONE_STEP: Duration = Duration::from_millis(10);
@@ -119,11 +123,12 @@ pub(super) async fn take_over(
         known.buffers.push(memory);
     }
     let volatile = known.volume.flags.has(VolumeFlags::VOLATILE_CACHE);
-    let mut mount = Mount::from_known(config, &name, known);
+    let config = MountConfig { on_loss: on_loss(&note, config), ..config.clone() };
+    let mut mount = Mount::from_known(&config, &name, known);
     let doubt = volatile && note.maybe_unflushed;
     mount.durability = match note.loss_untold {
-        true => Durability::inheriting_loss(doubt),
-        false if doubt => Durability::inheriting(),
+        true => Durability::inheriting_loss(config.on_loss, doubt),
+        false if doubt => Durability::inheriting(config.on_loss),
         false => mount.durability,
     };
     mount.status.recovered = note.recovered.saturating_add(1);
@@ -147,6 +152,15 @@ pub(super) async fn take_over(
         "took over the device of a process that ended"
     );
     Ok(Serving { mount, device, socket, lock, from_queues })
+}
+
+/// Which FLUSHes are to fail after a loss: what `config` says. But a loss after which every FLUSH
+/// had to fail goes on failing them: the users of the disk may not have heard of it yet.
+fn on_loss(note: &Note, config: &MountConfig) -> OnLoss {
+    match note.loss_untold {
+        true => note.config.on_loss.max(config.on_loss),
+        false => config.on_loss,
+    }
 }
 
 /// Has the system find the memory now.
@@ -205,6 +219,15 @@ impl Mount {
         self.device.is_some() && self.noted_loss != self.durability.has_untold_loss()
     }
 
+    /// How long a change of that may wait. A loss that every FLUSH tells is noted once in the life
+    /// of the mount, and at once: the next process has to know of it.
+    pub(super) fn note_step(&self) -> Duration {
+        match self.config.on_loss {
+            OnLoss::Once => NOTE_STEP,
+            OnLoss::UntilRemount => Duration::ZERO,
+        }
+    }
+
     fn write_note(&mut self, maybe_unflushed: bool) -> std::io::Result<()> {
         let Some(device) = self.device else { return Ok(()) };
         let doubts = Doubts {
@@ -227,6 +250,30 @@ pub(super) async fn forget_if_gone(name: &str) {
             // It goes when its queue threads have let go.
             Ok(_) => tokio::time::sleep(GONE_STEP).await,
             Err(_) => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_that_every_flush_tells_outlives_a_change_of_the_mode() {
+        use OnLoss::{Once, UntilRemount};
+        for (noted, loss, asked, expected) in [
+            (Once, false, UntilRemount, UntilRemount),
+            (UntilRemount, false, Once, Once),
+            (UntilRemount, true, Once, UntilRemount),
+            (UntilRemount, true, UntilRemount, UntilRemount),
+            (Once, true, UntilRemount, UntilRemount),
+            (Once, true, Once, Once),
+        ] {
+            let mut note = Note::sample();
+            note.config.on_loss = noted;
+            note.loss_untold = loss;
+            let config = MountConfig { on_loss: asked, ..note.config.clone() };
+            assert_eq!(on_loss(&note, &config), expected, "{noted} {loss} {asked}");
         }
     }
 }

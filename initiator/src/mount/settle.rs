@@ -1,5 +1,6 @@
-//! [`settle`]: what becomes of acknowledged writes that no FLUSH covered when the volume's write verifier changed:
-//! they are written again from what the queues retain, or their loss is told by the next FLUSH.
+//! [`settle`]: what becomes of acknowledged writes that no FLUSH covered when the volume's write
+//! verifier changed: they are written again from what the queues retain, or they count as lost, and
+//! FLUSHes fail for it as the mount's `on_loss` says.
 //!
 //! It runs within a try to connect again: the queues have no path, and get theirs only when it has ended well. What
 //! it did holds even if the try fails later. Until then the queues keep what they retain, so the next try can do it
@@ -80,8 +81,10 @@ pub fn judge(
 }
 
 impl Judgement {
-    /// Enters it in the account. `rewritten` says that the log is written again and durable; if the target refused
-    /// that, its writes may be lost, too. A path that died on the way settles nothing: judge again.
+    /// Enters it in the account. `rewritten` says that the log is written again and durable; if the
+    /// target refused that, its writes may be lost, too, and their copies are dropped: whoever
+    /// reads sees the older data from then on. A path that died on the way settles nothing: judge
+    /// again.
     pub fn settle(&self, durability: &Durability, rewritten: bool) {
         match self {
             Self::Nothing => {}
@@ -110,6 +113,7 @@ pub async fn settle(
     let judgement = judge(&account.durability, stock, volume.block_size);
     let begun = Instant::now();
     let mut rewritten = true;
+    let consequence = account.durability.on_loss().consequence();
     match &judgement {
         Judgement::Nothing => {
             tracing::info!(
@@ -118,8 +122,8 @@ pub async fn settle(
         }
         Judgement::Lost { writes, .. } => tracing::error!(
             writes,
-            "the target lost its memory: acknowledged writes that were not flushed may be lost; the next FLUSH fails. \
-             --retain would have kept them"
+            "lost: the target lost its memory, so acknowledged writes that were not flushed may be lost; \
+             {consequence}. --retain would have kept them"
         ),
         Judgement::Rewrite { log, doubt, .. } => {
             if !log.pieces().is_empty() {
@@ -127,8 +131,8 @@ pub async fn settle(
             }
             if *doubt {
                 tracing::error!(
-                    "the target lost its memory: writes that the process before this one acknowledged may be lost; the \
-                     next FLUSH fails"
+                    "lost: the target lost its memory, so writes that the process before this one acknowledged may \
+                     be lost; {consequence}"
                 );
             }
             if rewritten {
@@ -158,7 +162,8 @@ async fn rewrite(
             tracing::error!(
                 writes = log.writes(),
                 %error,
-                "acknowledged writes that were not flushed may be lost; the next FLUSH fails"
+                "lost: acknowledged writes that were not flushed may be lost; {}",
+                account.durability.on_loss().consequence()
             );
             Ok(false)
         }
@@ -230,6 +235,7 @@ async fn replay(
 
 #[cfg(test)]
 mod tests {
+    use rblk_config::OnLoss;
     use rblk_protocol::{BlockCount, Lba};
 
     use super::*;
@@ -259,14 +265,14 @@ mod tests {
         for _ in 0..unflushed {
             ledger.submitted(rblk_protocol::Tag(0));
             ledger.plan(rblk_protocol::Tag(0), &io);
-            ledger.answered(rblk_protocol::Tag(0), &io, true, |_, _| {});
+            ledger.answered(rblk_protocol::Tag(0), &io, rblk_protocol::Status::Ok, |_, _| {});
         }
         durability
     }
 
     #[test]
     fn what_is_flushed_needs_nothing() {
-        let account = account(Durability::new(), 0);
+        let account = account(Durability::new(OnLoss::Once), 0);
         for stock in [None, Some(Vec::new())] {
             let judgement = judge(&account, stock, block_size());
             assert!(matches!(judgement, Judgement::Nothing), "{judgement:?}");
@@ -277,14 +283,14 @@ mod tests {
 
     #[test]
     fn what_is_not_retained_is_told_and_what_is_retained_is_written_again() {
-        let lost = account(Durability::new(), 2);
+        let lost = account(Durability::new(OnLoss::Once), 2);
         let judgement = judge(&lost, None, block_size());
         assert!(matches!(judgement, Judgement::Lost { horizon: 2, writes: 2 }), "{judgement:?}");
         judgement.settle(&lost, true);
         assert_eq!((lost.losses(), lost.unflushed()), (1, 0));
 
         for (rewritten, losses, writes) in [(true, 0, 2), (false, 1, 0)] {
-            let kept = account(Durability::new(), 2);
+            let kept = account(Durability::new(OnLoss::Once), 2);
             let judgement = judge(&kept, Some(vec![retained(0), retained(1)]), block_size());
             match &judgement {
                 Judgement::Rewrite { horizon: 2, log, doubt: false } => {
@@ -301,7 +307,7 @@ mod tests {
     #[test]
     fn what_a_process_before_left_is_told_whatever_is_retained() {
         for (own, stock) in [(0, vec![]), (1, vec![retained(1)])] {
-            let account = account(Durability::inheriting(), own);
+            let account = account(Durability::inheriting(OnLoss::Once), own);
             let judgement = judge(&account, Some(stock), block_size());
             assert!(matches!(judgement, Judgement::Rewrite { doubt: true, .. }), "{judgement:?}");
             judgement.settle(&account, true);

@@ -1,5 +1,6 @@
 //! What a mount tells about itself: plain data, the same over its socket and in JSON output.
 
+use rblk_config::OnLoss;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::QueueCounts;
@@ -76,12 +77,19 @@ pub struct MountStatus {
     /// Acknowledged writes that were written again after that.
     #[serde(default)]
     pub writes_rewritten: u64,
-    /// Times acknowledged writes may have been lost, each told by failing a FLUSH.
+    /// Times acknowledged writes may have been lost. FLUSHes fail for it as `on_loss` says.
     #[serde(default)]
     pub losses: u64,
-    /// A loss waits for the next FLUSH to tell it by.
+    /// A loss is still to be told: with `once` by the next FLUSH, with `until-remount` by every
+    /// FLUSH to the end of the mount.
     #[serde(default)]
     pub loss_untold: bool,
+    /// Which FLUSHes fail after a loss. A process older than the key fails them once.
+    #[serde(default = "once")]
+    pub on_loss: OnLoss,
+    /// What a loss that is still to be told means, and what to do about it; absent without one.
+    #[serde(default)]
+    pub lost: Option<String>,
     /// Times the device was taken over by a new process.
     #[serde(default)]
     pub recovered: u32,
@@ -94,4 +102,23 @@ pub struct MountStatus {
     pub total: QueueCounts,
     /// Counters by queue.
     pub by_queue: Vec<QueueCounts>,
+}
+
+fn once() -> OnLoss {
+    OnLoss::Once
+}
+
+impl MountStatus {
+    /// What a loss that is still to be told means, and what to do about it; `None` without one. A
+    /// process older than `lost` does not say it itself.
+    #[must_use]
+    pub fn lost(&self) -> Option<String> {
+        self.loss_untold
+            .then(|| format!("acknowledged writes may be lost; {}", self.on_loss.consequence()))
+    }
+
+    /// With `lost` filled in.
+    pub(super) fn with_lost(self) -> Self {
+        Self { lost: self.lost(), ..self }
+    }
 }

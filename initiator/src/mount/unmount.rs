@@ -1,7 +1,9 @@
 //! The end of a mount, in good order or by force.
 //!
-//! In good order the page cache is written back first, while the mount goes on as ever: the driver fails what comes
-//! after the stop, and a write-back may take as long as the target does.
+//! In good order the page cache is written back first, while the mount goes on as ever: the driver
+//! fails what comes after the stop, and a write-back may take as long as the target does. A loss
+//! after which every FLUSH fails (`on_loss`) does not keep a disk from being unmounted: that is how
+//! its users get out of it.
 
 use std::time::{Duration, Instant};
 
@@ -137,8 +139,25 @@ impl Mount {
         ending: &mut Ending,
     ) -> Option<End> {
         let device = &self.status.device;
+        let result = match result {
+            Ok(WrittenBack::Unflushed(errno)) if self.durability.fails_every_flush() => {
+                tracing::warn!(
+                    device,
+                    errno,
+                    "lost: acknowledged writes may be lost, so the FLUSH of the unmount failed, too; every page is \
+                     written, and the unmount goes on"
+                );
+                Ok(WrittenBack::Done)
+            }
+            Ok(WrittenBack::Unflushed(errno)) => {
+                Err(std::io::Error::from_raw_os_error(errno).into())
+            }
+            result => result,
+        };
         let response = match result {
-            Ok(WrittenBack::Done) => return Some(End::Unmount { force: false }),
+            Ok(WrittenBack::Done | WrittenBack::Unflushed(_)) => {
+                return Some(End::Unmount { force: false });
+            }
             Ok(WrittenBack::InUse(holder)) => {
                 Response::Busy(format!("{device} is in use: {holder}"))
             }

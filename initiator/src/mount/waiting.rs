@@ -87,6 +87,7 @@ fn status(config: &MountConfig, name: &str, why: Option<String>) -> MountStatus 
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         read_only: config.read_only,
+        on_loss: config.on_loss,
         ..MountStatus::default()
     }
 }

@@ -3,15 +3,22 @@
 //! Whoever waits for a write-back cannot be killed, and the write-back of a disk waits for the process that serves it.
 //! Were that the same process, killing it would leave both for ever: its waiting thread keeps the disk's node open, so
 //! the driver never sees it die, and never gives the requests to the next one.
+//!
+//! The pages are written first, and a FLUSH follows. Which of the two failed matters: after a loss
+//! every FLUSH fails (`on_loss`), and the way out of that is an unmount.
 
 use std::io::{self, Read};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::device::find_holder;
+use crate::ublk::write_pages;
 
 /// Exit code of the process when somebody uses the disk; who, it prints. Errors are the system's numbers, below.
 const IN_USE: u8 = 200;
+/// Exit code of the process when the pages are written and the FLUSH behind them failed; its errno,
+/// it prints.
+const UNFLUSHED: u8 = 201;
 /// How often the process is looked after.
 const STEP: Duration = Duration::from_millis(5);
 
@@ -22,6 +29,8 @@ pub(super) enum WrittenBack {
     Done,
     /// Nothing was done: the disk is used, in words.
     InUse(String),
+    /// Every page is with the target. The FLUSH behind them failed with this errno.
+    Unflushed(i32),
 }
 
 /// Has another process do it, and waits for that. With `unless_used`, a disk that somebody uses is left alone. Blocks.
@@ -53,16 +62,22 @@ pub(super) fn elsewhere(
     };
     match status.code().and_then(|code| u8::try_from(code).ok()) {
         Some(0) => Ok(WrittenBack::Done),
-        Some(IN_USE) => {
-            let mut who = String::new();
-            if let Some(said) = process.stdout.take() {
-                said.take(4096).read_to_string(&mut who)?;
-            }
-            Ok(WrittenBack::InUse(who.trim().to_owned()))
+        Some(IN_USE) => Ok(WrittenBack::InUse(said(&mut process)?)),
+        Some(UNFLUSHED) => {
+            Ok(WrittenBack::Unflushed(said(&mut process)?.parse().unwrap_or(libc::EIO)))
         }
         Some(errno) => Err(io::Error::from_raw_os_error(errno.into()).into()),
         None => Err(anyhow::anyhow!("its process was killed")),
     }
+}
+
+/// What the process printed.
+fn said(process: &mut Child) -> io::Result<String> {
+    let mut text = String::new();
+    if let Some(out) = process.stdout.take() {
+        out.take(4096).read_to_string(&mut text)?;
+    }
+    Ok(text.trim().to_owned())
 }
 
 /// Does it in this process, which serves nothing, and returns its exit code.
@@ -73,12 +88,15 @@ pub fn here(disk: &str, unless_used: bool) -> u8 {
         return IN_USE;
     }
     // A disk that is read-only cannot be opened for writing, and this does not need it.
-    match std::fs::File::open(disk).and_then(|disk| disk.sync_all()) {
-        Ok(()) => 0,
-        Err(error) => {
-            let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            u8::try_from(errno).ok().filter(|errno| *errno < IN_USE).unwrap_or(5)
+    let errno = |error: io::Error| error.raw_os_error().unwrap_or(libc::EIO);
+    let written = std::fs::File::open(disk).and_then(|disk| write_pages(&disk).map(|()| disk));
+    match written.map(|disk| disk.sync_all()) {
+        Ok(Ok(())) => 0,
+        Ok(Err(error)) => {
+            println!("{}", errno(error));
+            UNFLUSHED
         }
+        Err(error) => u8::try_from(errno(error)).ok().filter(|errno| *errno < IN_USE).unwrap_or(5),
     }
 }
 
@@ -95,7 +113,7 @@ mod tests {
         assert_eq!(here(&at("disk"), false), 0);
         // A file is nobody's disk.
         assert_eq!(here(&at("disk"), true), 0);
-        // What cannot be synced says so.
-        assert_eq!(i32::from(here("/dev/null", false)), libc::EINVAL);
+        // What has no pages says so.
+        assert_eq!(i32::from(here("/dev/null", false)), libc::ESPIPE);
     }
 }

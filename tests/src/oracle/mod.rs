@@ -116,6 +116,8 @@ pub struct Oracle {
     fenced: BTreeMap<Host, u64>,
     // Lives of hosts that died.
     lives: BTreeMap<Host, u32>,
+    // No flush that failed ends a loss.
+    losses_last: bool,
 }
 
 impl Oracle {
@@ -139,7 +141,14 @@ impl Oracle {
             losses: Vec::new(),
             fenced: BTreeMap::new(),
             lives: BTreeMap::new(),
+            losses_last: false,
         }
+    }
+
+    /// Of a volume whose hosts tell of a loss by every flush: one that failed does not end it.
+    #[must_use]
+    pub fn with_lasting_losses(self, losses_last: bool) -> Self {
+        Self { losses_last, ..self }
     }
 
     /// Capacity in bytes.
@@ -322,7 +331,9 @@ impl Oracle {
             volatile.filter(covered).for_each(|change| change.told = true);
             return Ok(());
         }
-        let hides = |loss: &&mut Loss| loss.ended < at && (!loss.told || given.at < loss.at);
+        let lasts = self.losses_last;
+        let hides =
+            |loss: &&mut Loss| loss.ended < at && (lasts || !loss.told || given.at < loss.at);
         if let Some(loss) = losses.find(hides) {
             return Err(format!("a flush of {at}..{now} succeeded over {loss:?}"));
         }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rblk_bench::ram_store::StoreConditions;
 use rblk_bench::seed::Random;
+use rblk_config::OnLoss;
 use rblk_fabric::soft::memory::Conditions;
 use rblk_protocol::Features;
 use rblk_target::volume::CacheMode;
@@ -196,6 +197,8 @@ pub struct Plan {
     pub write_back_delay: Duration,
     /// How much a mount retains of what is not flushed, for each queue.
     pub retain_bytes: Option<usize>,
+    /// Which flushes of a mount fail after a loss.
+    pub on_loss: OnLoss,
     /// The network, in steps.
     pub network: Conditions,
     /// The store, in turns.
@@ -287,6 +290,7 @@ impl Plan {
             dirty_max_bytes: [4 << 10, 16 << 10, arena_bytes / 2][random.index(3)],
             write_back_delay: Duration::from_millis([0, 2, 20, 500][random.index(4)]),
             retain_bytes: [None, Some(8 << 10), Some(64 << 10)][random.index(3)],
+            on_loss: on_loss(seed),
             network: Conditions {
                 fragment: random.chance(200),
                 delay_min,
@@ -405,4 +409,10 @@ impl Plan {
             },
         }
     }
+}
+
+/// By the seed alone, and not by what else was drawn: the rest of a plan stays what it was.
+fn on_loss(seed: u64) -> OnLoss {
+    let lasts = Random::new(seed ^ 0x6f6e_5f6c_6f73).chance(500);
+    if lasts { OnLoss::UntilRemount } else { OnLoss::Once }
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use rblk_config::{CacheMode, TargetConfig, VolumeConfig};
+use rblk_config::{CacheMode, OnLoss, TargetConfig, VolumeConfig};
 use rblk_tests::lab::{
     Aligned, DEADLINE, Lab, MountFlags, Mounted, StallMeter, Target, TargetFlags, Witness, pattern,
     run, until,
@@ -98,7 +98,7 @@ struct Unflushed<'l> {
 }
 
 impl<'l> Unflushed<'l> {
-    fn new(lab: &'l Lab, retain: bool) -> Self {
+    fn new(lab: &'l Lab, retain: bool, on_loss: OnLoss) -> Self {
         let mut volume = VolumeConfig::file("v0", lab.image("v0.img", 64 * MIB));
         volume.cache = Some(CacheMode::WriteBack);
         let config = TargetConfig {
@@ -108,7 +108,7 @@ impl<'l> Unflushed<'l> {
         };
         let target_flags = TargetFlags::default().config(lab, &config);
         let target = Target::start(lab, &target_flags);
-        let mut flags = flags(lab.rdma());
+        let mut flags = flags(lab.rdma()).flag("--on-loss", on_loss.word());
         if retain {
             flags = flags.flag("--retain", "16MiB");
         }
@@ -153,6 +153,21 @@ impl<'l> Unflushed<'l> {
         self.is_whole();
     }
 
+    /// Every flush says so, also one through the next process.
+    fn is_told_for_good(&mut self) {
+        for _ in 0..2 {
+            for _ in 0..3 {
+                let error = self.device.sync_all().expect_err("every flush tells the loss");
+                assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+            }
+            Aligned::write_at(&self.device, &self.data, MIB).expect("writes go on");
+            self.restart_initiator();
+            self.mounted.wait_connected();
+        }
+        let lost = self.mounted.status().lost.expect("what to do about it");
+        assert!(lost.contains("until the disk is unmounted and mounted again"), "{lost}");
+    }
+
     fn end(self) {
         drop(self.device);
         self.mounted.umount();
@@ -162,7 +177,7 @@ impl<'l> Unflushed<'l> {
 #[test]
 fn unflushed_writes_outlive_the_initiator() {
     run("unflushed_writes_outlive_the_initiator", |lab| {
-        let mut life = Unflushed::new(lab, false);
+        let mut life = Unflushed::new(lab, false, OnLoss::UntilRemount);
         life.restart_initiator();
         life.mounted.wait_connected();
         life.is_whole();
@@ -179,7 +194,7 @@ fn both_ends_killed_is_told() {
     run("both_ends_killed_is_told", |lab| {
         for retain in [false, true] {
             // The initiator comes back first: its target need not be there.
-            let mut life = Unflushed::new(lab, retain);
+            let mut life = Unflushed::new(lab, retain, OnLoss::Once);
             life.kill_target();
             life.restart_initiator();
             assert_ne!(life.mounted.status().state, "connected");
@@ -187,12 +202,12 @@ fn both_ends_killed_is_told() {
             life.is_told();
             life.end();
             // It comes back, and then the target dies: what the first process knew is still not known.
-            let mut life = Unflushed::new(lab, retain);
+            let mut life = Unflushed::new(lab, retain, OnLoss::UntilRemount);
             life.restart_initiator();
             life.mounted.wait_connected();
             life.kill_target();
             life.start_target();
-            life.is_told();
+            life.is_told_for_good();
             life.end();
         }
     });

@@ -1,4 +1,5 @@
-//! Ends of a target that has acknowledged what was not flushed: nothing is lost, or its loss is told once.
+//! Ends of a target that has acknowledged what was not flushed: nothing is lost, or its loss is
+//! told, as `on_loss` says.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -21,11 +22,13 @@ struct Unflushed<'l> {
 }
 
 impl<'l> Unflushed<'l> {
-    fn write(lab: &'l Lab, name: &'static str, retain: Option<&str>) -> Self {
-        let mut flags = MountFlags::new(lab.rdma(), name);
-        if let Some(retain) = retain {
-            flags = flags.flag("--retain", retain);
-        }
+    fn write(lab: &'l Lab, name: &'static str) -> Self {
+        let flags = MountFlags::new(lab.rdma(), name);
+        let flags = match name {
+            "retained" => flags.flag("--retain", "64MiB"),
+            "once" => flags.flag("--on-loss", "once"),
+            _ => flags,
+        };
         let mounted = Mounted::new(lab, &flags);
         let device = open(mounted.device());
         let mut writes = Vec::new();
@@ -86,6 +89,25 @@ impl<'l> Unflushed<'l> {
         assert_eq!(self.mounted.status().losses, 1);
     }
 
+    /// Every flush fails, from every user of the disk. `umount` ends it.
+    fn loss_is_told_until_the_remount(&self) {
+        assert_eq!(self.found(), 0, "{}: they were in memory only", self.name);
+        let other = open(self.mounted.device());
+        let fails = || {
+            for _ in 0..3 {
+                assert_eq!(errno(self.device.sync_all()), libc::EIO);
+                assert_eq!(errno(other.sync_all()), libc::EIO, "the other user hears it, too");
+            }
+            let status = self.mounted.status();
+            assert!(status.loss_untold && status.lost.is_some(), "{status:?}");
+        };
+        fails();
+        let data = pattern(3, 64 << 10);
+        Aligned::write_at(&self.device, &data, 0).expect("writes go on");
+        assert!(Aligned::read_at(&self.device, data.len(), 0).expect("reads go on") == data);
+        fails();
+    }
+
     fn umount(self) {
         drop(self.device);
         self.mounted.umount();
@@ -110,6 +132,7 @@ fn target_ends(lab: &Lab, end: impl Fn(Target<'_>), look: impl Fn(&Unflushed<'_>
         ("through", CacheMode::WriteThrough),
         ("back", CacheMode::WriteBack),
         ("retained", CacheMode::WriteBack),
+        ("once", CacheMode::WriteBack),
     ];
     let config = TargetConfig {
         volumes: kinds.map(volume).to_vec(),
@@ -117,8 +140,7 @@ fn target_ends(lab: &Lab, end: impl Fn(Target<'_>), look: impl Fn(&Unflushed<'_>
     };
     let config = with_delay(config, NEVER);
     let target = serve(lab, &config);
-    let volumes = [("through", None), ("back", None), ("retained", Some("64MiB"))]
-        .map(|(name, retain)| Unflushed::write(lab, name, retain));
+    let volumes = kinds.map(|(name, _)| Unflushed::write(lab, name));
     let before: Vec<(u64, usize)> = volumes
         .iter()
         .map(|volume| (volume.mounted.status().unflushed_writes, volume.stored()))
@@ -147,6 +169,10 @@ fn target_ends(lab: &Lab, end: impl Fn(Target<'_>), look: impl Fn(&Unflushed<'_>
         );
     }
     volumes.into_iter().for_each(Unflushed::umount);
+    // A mount that is new has lost nothing.
+    let again = Mounted::new(lab, &MountFlags::new(lab.rdma(), "back"));
+    open(again.device()).sync_all().expect("fsync after the remount");
+    again.umount();
     drop(target);
 }
 
@@ -164,9 +190,13 @@ fn write_back_kill() {
                         volume.nothing_is_lost();
                         assert_eq!(changes, 0, "the kernel has what the store acknowledged");
                     }
-                    "back" => {
+                    "once" => {
                         assert_eq!(changes, 1);
                         volume.loss_is_told_once();
+                    }
+                    "back" => {
+                        assert_eq!(changes, 1);
+                        volume.loss_is_told_until_the_remount();
                     }
                     _ => {
                         volume.nothing_is_lost();

@@ -9,9 +9,7 @@ use rblk_tests::lab::{
     run, until,
 };
 
-use super::{
-    KIB, MIB, MODES, NEVER, config, dirty_bytes, errno, mount, open, serve, sh, with_delay,
-};
+use super::{KIB, MIB, MODES, NEVER, config, dirty_bytes, errno, open, serve, sh, with_delay};
 
 /// Looks at what the target's log has about failures of the store since the target was started, which was at
 /// `since`: a line for a burst, not one for each error. Returns how many lines.
@@ -24,6 +22,11 @@ fn failure_lines(target: &Target<'_>, since: Instant) -> u64 {
     let most = 2 * (1 + since.elapsed().as_secs() / 10);
     assert!((1..=most).contains(&lines), "{lines} lines about store errors:\n{own}");
     lines
+}
+
+/// A mount that a flush which failed at the store does not fail for good.
+fn once(lab: &Lab) -> MountFlags {
+    MountFlags::new(lab.rdma(), "v0").flag("--on-loss", "once")
 }
 
 fn bad_sectors(lab: &Lab, cache: CacheMode) {
@@ -41,7 +44,8 @@ fn bad_sectors(lab: &Lab, cache: CacheMode) {
     let since = Instant::now();
     let target = serve(lab, &with_delay(config(&store.device(), cache, 16 * MIB), NEVER));
     // However long the machine stands still, no path is lost for that.
-    let patient = MountFlags::new(lab.rdma(), "v0").flag("--detect", "30s");
+    // Flushes are to work again as soon as the store does.
+    let patient = once(lab).flag("--detect", "30s");
     let mounted = Mounted::new(lab, &patient);
     let file = open(mounted.device());
     let data = pattern(1, 64 << 10);
@@ -119,7 +123,7 @@ fn full_disk(lab: &Lab, cache: CacheMode) {
     File::create(&image).and_then(|file| file.set_len(32 * MIB)).expect("a sparse image");
     let since = Instant::now();
     let target = serve(lab, &with_delay(config(&image, cache, 128 * MIB), NEVER));
-    let mounted = mount(lab);
+    let mounted = Mounted::new(lab, &once(lab));
     let file = open(mounted.device());
     // Less than half of the room for dirty blocks, so that none is written back before the flush.
     let data = pattern(2, 12 << 20);

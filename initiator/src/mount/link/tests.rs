@@ -1,5 +1,7 @@
 //! A mount without a device, at targets that say what a test wants.
 
+mod losses;
+
 use std::cell::RefCell;
 use std::sync::Mutex;
 
@@ -17,8 +19,6 @@ use rblk_protocol::{
 };
 
 use super::*;
-use crate::durability::{Durability, Ledger};
-use crate::io::{Io, IoOp};
 use crate::session::HostIdentity;
 use crate::ublk::DeviceToken;
 
@@ -557,39 +557,5 @@ fn a_target_that_drains_is_not_asked_for_events_again_and_again() {
             assert!(event.is_err(), "{event:?}");
         }
         assert_eq!(toy.manners.lock().unwrap().events, 1);
-    });
-}
-
-#[test]
-fn a_loss_that_was_told_or_came_is_to_be_noted() {
-    runtime().block_on(async {
-        let toy = Toy::new().await;
-        let mut mount = mounted(&config(&[&toy])).await;
-        mount.durability = Durability::inheriting_loss(false);
-        assert!(!mount.owes_note(), "there is no device to recover");
-        mount.device = Some((7, DeviceToken::new(7)));
-        // What the note of the dead process said, is said by nobody yet.
-        assert!(mount.owes_note());
-        mount.noted_loss = true;
-        assert!(!mount.owes_note());
-        let mut ledger =
-            Ledger::new(Arc::clone(&mount.durability), QueueDepth::new(2).unwrap(), None);
-        mount.durability.arrived();
-        let flush = Io::new(IoOp::Flush, 0, 0, BlockSize::new(4096).unwrap()).unwrap();
-        ledger.submitted(Tag(0));
-        // Whoever notes it is woken, and only by what changes it.
-        let woken = async || {
-            let change = mount.durability.loss_changed();
-            tokio::time::timeout(Duration::ZERO, change).await.is_ok()
-        };
-        assert!(!woken().await);
-        assert!(ledger.must_fail(Tag(0), &flush));
-        assert!(mount.owes_note(), "it is told: nobody must tell it again");
-        assert!(woken().await && !woken().await);
-        ledger.submitted(Tag(0));
-        assert!(!ledger.must_fail(Tag(0), &flush));
-        assert!(!woken().await);
-        mount.durability.lose(1);
-        assert!(woken().await);
     });
 }

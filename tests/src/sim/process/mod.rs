@@ -89,6 +89,8 @@ pub struct Process {
     random: Random,
     course: Option<Course>,
     durability: Arc<Durability>,
+    // Losses when it last settled with a target.
+    settled_losses: u64,
     queues: Vec<QueueId>,
     session: Option<Session>,
     trying: Option<Trying>,
@@ -106,7 +108,8 @@ impl Process {
             plan: plan.clone(),
             random: Random::new(seed),
             course: None,
-            durability: Durability::new(),
+            durability: Durability::new(plan.on_loss),
+            settled_losses: 0,
             queues: Vec::new(),
             session: None,
             trying: None,
@@ -150,9 +153,10 @@ impl Process {
     ) -> Self {
         let mut process = Self::new(plan, mount, host, seed);
         process.durability = match note.loss_untold {
-            true => Durability::inheriting_loss(true),
-            false => Durability::inheriting(),
+            true => Durability::inheriting_loss(plan.on_loss, true),
+            false => Durability::inheriting(plan.on_loss),
         };
+        process.settled_losses = process.durability.losses();
         let facts = note.facts.clone();
         process.make_queues(&facts.volume, ground);
         if facts.fenced.is_some() {
@@ -261,6 +265,20 @@ impl Process {
         self.note.take()
     }
 
+    /// Whether it says that every flush of its mount fails from now on.
+    #[must_use]
+    pub fn fails_every_flush(&self) -> bool {
+        self.durability.fails_every_flush()
+    }
+
+    /// A loss that every flush tells is noted at once, as the product does.
+    fn note_loss(&mut self) {
+        let noted = self.note.as_ref().is_none_or(|note| note.loss_untold);
+        if !noted && self.durability.fails_every_flush() {
+            self.write_note();
+        }
+    }
+
     fn write_note(&mut self) {
         let loss_untold = self.durability.has_untold_loss();
         self.note = self.course.as_ref().map(|course| {
@@ -350,6 +368,7 @@ impl Process {
             };
             self.act(act, ground);
         }
+        self.note_loss();
     }
 
     fn act(&mut self, act: Act, ground: &mut Ground<'_>) {

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use rblk_bench::inprocess::QueueOptions;
+use rblk_config::OnLoss;
 use rblk_fabric::soft::memory::Wire;
 use rblk_initiator::mount::course::Failure;
 use rblk_initiator::mount::settle::{self, Judgement};
@@ -91,8 +92,9 @@ impl Process {
     }
 
     /// The account is settled: the product's, and the oracle's.
-    fn settled(&self, judgement: &Judgement, rewritten: bool, ground: &mut Ground<'_>) {
+    fn settled(&mut self, judgement: &Judgement, rewritten: bool, ground: &mut Ground<'_>) {
         judgement.settle(&self.durability, rewritten);
+        let owes = self.owes();
         let settled = match judgement {
             Judgement::Rewrite { log, .. } if rewritten => {
                 let again = |block: usize| {
@@ -101,7 +103,6 @@ impl Process {
                     log.pieces().iter().any(has)
                 };
                 ground.log.add("rewritten", [self.mount.0.into(), log.writes(), 0]);
-                let owes = self.durability.has_untold_loss();
                 ground.oracle.go_on(self.mount, Some(&again), owes)
             }
             _ => {
@@ -111,6 +112,17 @@ impl Process {
             }
         };
         assert_eq!(settled, Ok(()), "mount {}", self.mount.0);
+    }
+
+    /// Whether something may be lost that it need not write again. A loss that every flush tells lasts:
+    /// it excuses only what it came with.
+    fn owes(&mut self) -> bool {
+        let losses = self.durability.losses();
+        let before = std::mem::replace(&mut self.settled_losses, losses);
+        match self.durability.on_loss() {
+            OnLoss::Once => self.durability.has_untold_loss(),
+            OnLoss::UntilRemount => losses > before,
+        }
     }
 
     pub(super) fn rewrite(&mut self, trying: &mut Trying, ground: &mut Ground<'_>) -> Going {

@@ -33,6 +33,7 @@ impl World {
                 break;
             }
         }
+        let at = self.mount_again(at);
         if !self.store_failed {
             let store = self.site.rig.store_mut();
             let (now, durable) = (store.bytes(VOLUME), store.durable(VOLUME));
@@ -48,6 +49,23 @@ impl World {
         let breaches = self.site.breaches();
         assert!(breaches.is_empty(), "{breaches:?}");
         report
+    }
+
+    /// After a loss that every flush tells: the mount ends, and flushes of the next one work.
+    /// Returns the place of the mount that has the volume.
+    fn mount_again(&mut self, at: usize) -> usize {
+        // The target goes on failing flushes after its store failed one.
+        if !self.mounts[at].lost || self.store_failed {
+            return at;
+        }
+        self.unmount(at, false);
+        self.settle();
+        let Some(at) = self.holder() else { panic!("nobody has the volume") };
+        let errors = self.report.errors;
+        self.io(at, IoOp::Flush, 0..0);
+        assert_eq!(self.report.errors, errors, "a flush failed after the disk was mounted again");
+        self.report.remounts += 1;
+        at
     }
 
     fn is_settled(&self) -> bool {

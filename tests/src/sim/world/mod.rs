@@ -13,6 +13,7 @@ use std::ops::Range;
 
 use rblk_bench::crash_store::CrashStore;
 use rblk_bench::seed::Random;
+use rblk_config::OnLoss;
 use rblk_fabric::soft::memory::Wire;
 use rblk_initiator::io::IoOp;
 
@@ -52,6 +53,10 @@ pub struct Report {
     pub restarts: u64,
     /// Servers that died and were followed by another.
     pub recoveries: u64,
+    /// Flushes that failed after a loss that every flush tells.
+    pub lasting: u64,
+    /// Mounts made anew after such a loss, whose flushes work.
+    pub remounts: u64,
     /// A number over everything that happened.
     pub fingerprint: u64,
 }
@@ -66,6 +71,8 @@ impl Report {
         self.fenced += other.fenced;
         self.restarts += other.restarts;
         self.recoveries += other.recoveries;
+        self.lasting += other.lasting;
+        self.remounts += other.remounts;
         self.fingerprint ^= other.fingerprint;
     }
 }
@@ -135,7 +142,8 @@ impl World {
         let mut random = Random::new(plan.seed ^ 0x0077_6f72_6c64);
         let mut image = vec![0; plan.volume_bytes];
         random.fill(&mut image);
-        let oracle = Oracle::new(image.clone(), plan.block_bytes as usize);
+        let oracle = Oracle::new(image.clone(), plan.block_bytes as usize)
+            .with_lasting_losses(plan.on_loss == OnLoss::UntilRemount);
         let mut world = Self {
             site: Site::new(&plan, image),
             oracle,

@@ -29,6 +29,8 @@ pub(super) struct Mount {
     pub(super) late: u32,
     // A flush may have to tell of a loss.
     pub(super) doubtful: bool,
+    // Every flush has to fail from now on, whichever process serves.
+    pub(super) lost: bool,
 }
 
 /// A mount that is wanted.
@@ -80,6 +82,7 @@ impl World {
                 dark: self.dark,
             };
             process.turn(&mut ground);
+            mount.lost |= process.fails_every_flush();
             mount.served |= process.state() == State::Serving;
         }
         let gave_up =
@@ -196,6 +199,7 @@ impl World {
                 fenced: false,
                 late: 0,
                 doubtful: false,
+                lost: false,
             });
         }
     }

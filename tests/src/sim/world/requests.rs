@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use rblk_config::OnLoss;
 use rblk_initiator::io::{Io, IoOp};
 
 use super::World;
@@ -41,7 +42,8 @@ impl World {
     }
 
     fn check(&mut self, at: usize, request: &Request, result: i32, bytes: &[u8]) {
-        let mount = &self.mounts[at];
+        let lasts = self.plan.on_loss == OnLoss::UntilRemount;
+        let mount = &mut self.mounts[at];
         let number = mount.number;
         let Request { op, range, fua, expect, given, .. } = request;
         let ok = result >= 0;
@@ -49,6 +51,8 @@ impl World {
             let moves = matches!(op, IoOp::Read | IoOp::Write);
             let moved = if moves { range.len() } else { 0 };
             assert_eq!(usize::try_from(result), Ok(moved), "{request:?}");
+            let hides = *op == IoOp::Flush && mount.lost;
+            assert!(!hides, "{request:?} of {number:?} succeeded after a loss");
         } else {
             let allowed = match -result {
                 EBADE => mount.threatened,
@@ -59,6 +63,10 @@ impl World {
                 }
                 _ => false,
             };
+            self.report.lasting += u64::from(*op == IoOp::Flush && mount.lost);
+            // But for want of a target, a flush fails of a loss only, or is one.
+            let for_want = self.plan.fail_after.is_some();
+            mount.lost |= lasts && *op == IoOp::Flush && -result == EIO && !for_want;
             self.report.errors += 1;
             self.log.add("failed", [number.0.into(), u64::from(result.unsigned_abs()), *op as u64]);
             assert!(allowed, "{request:?} of {number:?} failed: errno {}", -result);

@@ -1,36 +1,28 @@
 //! Acknowledged writes and a target that forgets: engines with ledgers over the in-memory network, against a target
 //! that loses what was not flushed. Everything follows from a seed.
 
+mod target;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::soft::memory::{Network, Wire};
-use rblk_fabric::{
-    Access, Completion, Connection, Device, MemoryRegion, PageKind, Poller, PollerHandle, QpIndex,
-    QpLimits, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, SgeList, WcStatus, WrId,
-};
+use rblk_config::OnLoss;
+use rblk_fabric::{PageKind, Region};
 use rblk_initiator::durability::{Durability, Ledger};
 use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::io::{Io, IoOp};
 use rblk_initiator::mount::settle::{Judgement, judge};
-use rblk_initiator::path::{Path, PathLayout, PathMemory};
 use rblk_initiator::replay::{Progress, ReplayError, Replayer, buffers};
 use rblk_initiator::retain::{ReplayLog, RetainRing};
 use rblk_initiator::session::QueueWish;
-use rblk_protocol::limits::COMMAND_BYTES;
-use rblk_protocol::{
-    BlockSize, CommandCapsule, Epoch, Features, HelloAccept, InstanceId, Opcode, QueueDepth,
-    ResponseCapsule, Status, Tag, Version, VolumeHandle, self_test_pattern,
-};
+use rblk_protocol::{BlockSize, Features, QueueDepth, Status, Tag};
+
+use target::Target;
 
 const BLOCKS: usize = 64;
 const IO_MAX: u32 = 4096;
 const DEPTH: u16 = 8;
 const QUEUES: usize = 3;
-const STRIDE: usize = COMMAND_BYTES + IO_MAX as usize;
-const RECVS: u16 = 32;
-const SENDS_AT: usize = STRIDE * RECVS as usize;
-const SEND_SLOTS: usize = 64;
 const EIO: i32 = -5;
 
 struct Random(u64);
@@ -72,190 +64,6 @@ fn wish() -> QueueWish {
     }
 }
 
-/// One connection at the target.
-struct Far {
-    poller: Box<dyn Poller>,
-    qp: QpIndex,
-    slots: MemoryRegion,
-    next_send: usize,
-    // Commands that wait, with their data.
-    pending: Vec<(CommandCapsule, Vec<u8>)>,
-    wire: Wire,
-}
-
-impl Far {
-    fn post_recv(&mut self, slot: u16) {
-        let sge =
-            self.slots.sge(usize::from(slot) * STRIDE, u32::try_from(STRIDE).unwrap()).unwrap();
-        let _ = self.poller.post_recv(self.qp, &[RecvWr { id: WrId(slot.into()), sge }]);
-    }
-
-    fn post(&mut self, op: SendOp, bytes: &[u8]) {
-        let at = SENDS_AT + self.next_send * 64;
-        self.next_send = (self.next_send + 1) % SEND_SLOTS;
-        self.slots.region().write(at, bytes);
-        let sge = self.slots.sge(at, u32::try_from(bytes.len()).unwrap()).unwrap();
-        let id = WrId(1 << 16);
-        let _ = self.poller.post_send(
-            self.qp,
-            &[SendWr { id, op, sges: SgeList::one(sge), signaled: true, inline: false }],
-        );
-    }
-
-    fn answer(&mut self, command: &CommandCapsule, status: Status) {
-        let response = ResponseCapsule::new(command.tag, command.sequence, status);
-        self.post(SendOp::Send, &response.to_wire());
-    }
-
-    fn hear(&mut self) {
-        loop {
-            let mut one = [Completion::default()];
-            if self.poller.poll(&mut one).unwrap() == 0 {
-                return;
-            }
-            let [completion] = one;
-            if completion.status != WcStatus::Success || completion.id.0 >> 16 != 0 {
-                continue;
-            }
-            let slot = u16::try_from(completion.id.0).unwrap();
-            let mut bytes = vec![0; completion.byte_len as usize];
-            self.slots.region().read(usize::from(slot) * STRIDE, &mut bytes);
-            self.post_recv(slot);
-            let fixed = bytes.first_chunk::<COMMAND_BYTES>().unwrap();
-            let command = CommandCapsule::from_wire(fixed, bytes.len(), depth()).unwrap();
-            if command.opcode == Opcode::SelfTest {
-                let buffer = command.buffer.unwrap();
-                let to = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
-                self.post(SendOp::Write(to), &self_test_pattern(command.sequence));
-                self.answer(&command, Status::Ok);
-            } else {
-                self.pending.push((command, bytes[COMMAND_BYTES..].to_vec()));
-            }
-        }
-    }
-}
-
-/// A target: what it has, and what would be left of it.
-struct Target {
-    network: Network,
-    device: Device,
-    memory: Vec<u64>,
-    disk: Vec<u64>,
-    connections: Vec<Far>,
-    flushes: u64,
-}
-
-fn soft(handle: &PollerHandle) -> &rblk_fabric::soft::PollerHandle {
-    #[allow(irrefutable_let_patterns, reason = "verbs may be built in or not")]
-    let PollerHandle::Soft(handle) = handle else { panic!("a poller of another provider") };
-    handle
-}
-
-impl Target {
-    fn new(seed: u64) -> Self {
-        let network = Network::new(seed);
-        let device = Device::Soft(network.device());
-        let (memory, disk) = (vec![0; BLOCKS], vec![0; BLOCKS]);
-        Self { network, device, memory, disk, connections: Vec::new(), flushes: 0 }
-    }
-
-    fn connect(&mut self, buffers: &Arc<Region>) -> Path {
-        let (near, far) = (self.device.alloc_pd().unwrap(), self.device.alloc_pd().unwrap());
-        let layout = PathLayout { depth: depth() };
-        let memory = PathMemory::register(&near, buffers, layout, 1).unwrap();
-        let (near_poller, near_handle) = near.poller(512).unwrap();
-        let (mut poller, far_handle) = far.poller(512).unwrap();
-        let sizes = QpLimits {
-            send_wrs: 256,
-            recv_wrs: RECVS.into(),
-            send_sges: 1,
-            inline_bytes: 0,
-            reads_out: 1,
-            reads_in: 0,
-        };
-        let (a, b, wire) = self
-            .network
-            .pair(
-                (soft(&near_handle), layout.qp_limits(0, 1, Features::default())),
-                (soft(&far_handle), sizes),
-            )
-            .unwrap();
-        let qp = poller.attach(Connection::Soft(b)).unwrap();
-        let region = Region::allocate(SENDS_AT + SEND_SLOTS * 64, PageKind::Normal).unwrap();
-        let slots = far.register(&region, Access::LOCAL_WRITE).unwrap();
-        let mut end = Far { poller, qp, slots, next_send: 0, pending: Vec::new(), wire };
-        for slot in 0..RECVS {
-            end.post_recv(slot);
-        }
-        self.connections.push(end);
-        let accept = HelloAccept {
-            version: Version::NEWEST,
-            depth: depth(),
-            features: Features::default(),
-            in_capsule_bytes: IO_MAX,
-            io_max_bytes: IO_MAX,
-            instance: InstanceId([1; 16]),
-        };
-        Path {
-            poller: near_poller,
-            connections: vec![Connection::Soft(a)],
-            memory,
-            accept,
-            epoch: Epoch(1),
-            volume: VolumeHandle(1),
-            lane_bytes: 1,
-        }
-    }
-
-    fn carry_out(&mut self, command: &CommandCapsule, data: &[u8]) {
-        if command.opcode == Opcode::Flush {
-            self.flushes += 1;
-            self.disk.clone_from(&self.memory);
-            return;
-        }
-        for at in 0..usize::try_from(command.count.0).unwrap() {
-            let block = usize::try_from(command.lba.0).unwrap() + at;
-            self.memory[block] = match command.opcode {
-                Opcode::Write => {
-                    u64::from_le_bytes(data[at * 512..at * 512 + 8].try_into().unwrap())
-                }
-                _ => 0,
-            };
-            if command.flags.fua {
-                self.disk[block] = self.memory[block];
-            }
-        }
-    }
-
-    /// Carries out some of what waits, in any order, and answers most of it.
-    fn turn(&mut self, random: &mut Random) {
-        self.network.advance(1);
-        for at in 0..self.connections.len() {
-            self.connections[at].hear();
-            while !self.connections[at].pending.is_empty() && !random.one_in(4) {
-                let pick = random.below(self.connections[at].pending.len());
-                let (command, data) = self.connections[at].pending.swap_remove(pick);
-                self.carry_out(&command, &data);
-                self.connections[at].answer(&command, Status::Ok);
-            }
-        }
-    }
-
-    /// Dies: of what was not flushed, only some blocks stay.
-    fn crash(&mut self, random: &mut Random) {
-        for end in &mut self.connections {
-            end.wire.cut();
-        }
-        self.connections.clear();
-        for block in 0..BLOCKS {
-            if random.one_in(3) {
-                self.disk[block] = self.memory[block];
-            }
-        }
-        self.memory.clone_from(&self.disk);
-    }
-}
-
 struct Queue {
     engine: Engine,
     buffers: Arc<Region>,
@@ -279,8 +87,8 @@ struct Bed {
 }
 
 impl Bed {
-    fn new(seed: u64, retain_bytes: Option<usize>) -> Self {
-        Self::over(Durability::new(), seed, retain_bytes)
+    fn new(on_loss: OnLoss, seed: u64, retain_bytes: Option<usize>) -> Self {
+        Self::over(Durability::new(on_loss), seed, retain_bytes)
     }
 
     fn over(durability: Arc<Durability>, seed: u64, retain_bytes: Option<usize>) -> Self {
@@ -452,7 +260,7 @@ fn what_was_retained_is_never_lost() {
     for seed in 0..60 {
         let retain_bytes = [2048, 16 << 10, 256 << 10][usize::try_from(seed % 3).unwrap()];
         println!("seed {seed}, {retain_bytes} bytes per queue");
-        let mut bed = Bed::new(seed, Some(retain_bytes));
+        let mut bed = Bed::new(OnLoss::UntilRemount, seed, Some(retain_bytes));
         for _ in 0..4 {
             for _ in 0..bed.random.below(400) {
                 bed.submit_any();
@@ -480,7 +288,7 @@ fn what_was_not_retained_is_told_once() {
     let mut waited = 0;
     for seed in 0..30 {
         println!("seed {seed}");
-        let mut bed = Bed::new(seed, None);
+        let mut bed = Bed::new(OnLoss::Once, seed, None);
         for _ in 0..200 {
             bed.submit(bed.queues.len() - 1, IoOp::Write);
             bed.step();
@@ -513,13 +321,95 @@ fn what_was_not_retained_is_told_once() {
     assert!(waited > 10);
 }
 
+/// FLUSHes on all queues by turns. What they end with, in order.
+fn flushed_by_turns(bed: &mut Bed) -> Vec<i32> {
+    for turn in 0..2 * QUEUES {
+        bed.submit(turn % QUEUES, IoOp::Flush);
+        bed.settle();
+    }
+    std::mem::take(&mut bed.flushed)
+}
+
+#[test]
+fn every_flush_tells_a_loss_until_the_remount() {
+    for seed in 0..30 {
+        println!("seed {seed}");
+        let mut bed = Bed::new(OnLoss::UntilRemount, seed, None);
+        assert_eq!(flushed_by_turns(&mut bed), [0; 2 * QUEUES]);
+        for _ in 0..50 {
+            bed.submit_any();
+            bed.step();
+        }
+        bed.settle();
+        bed.flushed.clear();
+        bed.submit(0, IoOp::Write);
+        bed.settle();
+        assert!(bed.durability.unflushed() > 0);
+        let waiting = bed.random.below(3);
+        for queue in 0..waiting {
+            bed.submit(queue, IoOp::Flush);
+        }
+        bed.recover();
+        bed.settle();
+        assert_eq!(std::mem::take(&mut bed.flushed), vec![EIO; waiting]);
+        // Another restart, with nothing at stake, ends nothing.
+        for _ in 0..2 {
+            assert_eq!(flushed_by_turns(&mut bed), [EIO; 2 * QUEUES]);
+            // They are sent nevertheless: what was written since is as durable as it can be.
+            assert_eq!(bed.target.disk, bed.target.memory);
+            assert_eq!(bed.durability.unflushed(), 0);
+            bed.recover();
+        }
+        assert_eq!((bed.durability.losses(), bed.durability.has_untold_loss()), (1, true));
+        // The process dies, and the next one goes on by its note.
+        let heir = Durability::inheriting_loss(OnLoss::UntilRemount, bed.random.one_in(2));
+        let mut bed = Bed::over(heir, seed, None);
+        if bed.random.one_in(2) {
+            bed.durability.arrived();
+        }
+        assert_eq!(flushed_by_turns(&mut bed), [EIO; 2 * QUEUES]);
+        bed.submit_any();
+        bed.settle();
+        bed.flushed.clear();
+        assert_eq!(flushed_by_turns(&mut bed), [EIO; 2 * QUEUES]);
+        assert!(bed.durability.has_untold_loss());
+    }
+}
+
+#[test]
+fn a_flush_that_failed_is_told_for_good_and_its_writes_are_saved() {
+    for (on_loss, after) in [(OnLoss::UntilRemount, EIO), (OnLoss::Once, 0)] {
+        for seed in 0..30 {
+            println!("seed {seed}, {on_loss}");
+            let mut bed = Bed::new(on_loss, seed, Some(256 << 10));
+            for _ in 0..30 {
+                bed.submit(bed.queues.len() - 1, IoOp::Write);
+                bed.step();
+            }
+            bed.settle();
+            bed.target.fails_flushes = true;
+            bed.submit(0, IoOp::Flush);
+            bed.settle();
+            assert_eq!(bed.flushed.pop(), Some(EIO));
+            assert!(bed.durability.unflushed() > 0, "the copies are there");
+            // The target starts again without its memory: `recover` looks for every write.
+            bed.recover();
+            assert_eq!(bed.target.disk, bed.expected);
+            assert!(bed.durability.writes_rewritten() > 0);
+            assert_eq!(flushed_by_turns(&mut bed), [after; 2 * QUEUES]);
+            let losses = u64::from(on_loss == OnLoss::UntilRemount);
+            assert_eq!((bed.durability.unflushed(), bed.durability.losses()), (0, losses));
+        }
+    }
+}
+
 #[test]
 fn what_a_predecessor_left_is_told_to_be_lost_unless_a_flush_covered_it() {
     for seed in 0..32 {
         println!("seed {seed}");
         let retain_bytes = (seed & 1 != 0).then_some(256 << 10);
         let (flushed, forgot, wrote) = (seed & 2 != 0, seed & 4 != 0, seed & 8 != 0);
-        let mut bed = Bed::over(Durability::inheriting(), seed, retain_bytes);
+        let mut bed = Bed::over(Durability::inheriting(OnLoss::Once), seed, retain_bytes);
         bed.durability.arrived();
         if flushed {
             bed.submit(0, IoOp::Flush);

@@ -1,0 +1,107 @@
+//! [`OnLoss`]: which FLUSHes of a mount fail after acknowledged writes may be lost.
+//!
+//! The default is [`OnLoss::UntilRemount`]. One disk may have several users: two file systems on
+//! two partitions, or a database beside a file system. A FLUSH that fails is heard by the one user
+//! who sent it. When the next FLUSH works again, every other user goes on believing that lost
+//! writes are durable. File systems stop at the first FLUSH that fails and need to be mounted again
+//! anyway, so the default costs them nothing.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// Which FLUSHes of a mount fail (EIO) after acknowledged writes may be lost: `"until-remount"` or
+/// `"once"`. The greater one fails more of them.
+///
+/// ```
+/// use rblk_config::OnLoss;
+///
+/// assert_eq!("once".parse(), Ok(OnLoss::Once));
+/// assert_eq!(OnLoss::default(), OnLoss::UntilRemount);
+/// assert_eq!(OnLoss::UntilRemount.to_string(), "until-remount");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum OnLoss {
+    /// The FLUSHes that waited when the writes were lost, or the next FLUSH. For a disk with one
+    /// user that handles a failed FLUSH by itself.
+    Once,
+    /// Every FLUSH from the loss on, until the disk is unmounted and mounted again: every user of
+    /// the disk hears of the loss.
+    #[default]
+    UntilRemount,
+}
+
+/// A text that is no [`OnLoss`].
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("\"{0}\" is neither \"once\" nor \"until-remount\"")]
+pub struct OnLossError(String);
+
+impl OnLoss {
+    /// The words of a configuration.
+    pub(crate) const WORDS: &'static [&'static str] = &["once", "until-remount"];
+
+    /// The word of a configuration.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Once => "once",
+            Self::UntilRemount => "until-remount",
+        }
+    }
+
+    /// Which FLUSHes fail after a loss, as log lines and `list` say it.
+    #[must_use]
+    pub fn consequence(self) -> &'static str {
+        match self {
+            Self::Once => "the next FLUSH fails with EIO",
+            Self::UntilRemount => "every FLUSH fails until the disk is unmounted and mounted again",
+        }
+    }
+}
+
+impl FromStr for OnLoss {
+    type Err = OnLossError;
+
+    fn from_str(text: &str) -> Result<Self, OnLossError> {
+        [Self::Once, Self::UntilRemount]
+            .into_iter()
+            .find(|mode| mode.word() == text)
+            .ok_or_else(|| OnLossError(text.to_owned()))
+    }
+}
+
+impl fmt::Display for OnLoss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.word())
+    }
+}
+
+impl Serialize for OnLoss {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.word())
+    }
+}
+
+impl<'de> Deserialize<'de> for OnLoss {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schema_and_the_type_have_the_same_words() {
+        for word in OnLoss::WORDS {
+            assert_eq!(word.parse::<OnLoss>().unwrap().to_string(), *word);
+        }
+        assert_eq!(OnLoss::WORDS.len(), 2);
+        let error = "twice".parse::<OnLoss>().unwrap_err().to_string();
+        assert_eq!(error, "\"twice\" is neither \"once\" nor \"until-remount\"");
+        assert!("Once".parse::<OnLoss>().is_err());
+    }
+}

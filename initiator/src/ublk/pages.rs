@@ -1,0 +1,20 @@
+//! Writing the page cache of a disk back without a FLUSH behind it: sync_file_range(2).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// Writes what is dirty in the page cache of a disk or a file, and waits for it. Sends no FLUSH: an
+/// error is one of a write. Blocks as long as the disk does.
+///
+/// # Errors
+/// A write failed, also an earlier one that nobody was told of; or it is neither a disk nor a file.
+pub fn write_pages(file: &File) -> io::Result<()> {
+    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: the call takes numbers only. The descriptor is open: `file` is borrowed until the
+    // return.
+    let result = unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
