@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Parser;
-use rblk_config::{ByteSize, Exit};
+use rblk_config::Exit;
 use rblk_initiator::args::{
     CHECKED, Cli, Command, MountArgs, Output, RecoverArgs, Report, exit_of,
 };
@@ -21,6 +21,8 @@ use rblk_initiator::mount::socket::{Ask, Response, ask, names, socket_path};
 use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::{NotMounted, NotRoot};
 use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
+
+mod table;
 
 const STATUS_TIME: Duration = Duration::from_secs(2);
 /// Time for a program to start and say whether it could serve a mount: nothing is disturbed yet.
@@ -402,24 +404,7 @@ fn list(output: Output) -> anyhow::Result<Exit> {
         println!("{}", serde_json::to_string_pretty(&mounts)?);
         return Ok(Exit::Ok);
     }
-    println!(
-        "{:<20} {:<14} {:>10} {:<13} {:>6} {:>4} {:<12} TARGET",
-        "NAME", "DEVICE", "SIZE", "STATE", "QUEUES", "GEN", "TRANSPORT"
-    );
-    for m in &mounts {
-        println!(
-            "{:<20} {:<14} {:>10} {:<13} {:>6} {:>4} {:<12} {} ({})",
-            m.name,
-            m.device,
-            ByteSize(m.size_bytes).to_string(),
-            m.state,
-            m.queues,
-            m.generation,
-            m.transport,
-            m.address,
-            m.target_name
-        );
-    }
+    print!("{}", table::mounts(&mounts));
     mounts.iter().filter_map(standing).for_each(|words| eprintln!("{words}"));
     for m in mounts.iter().filter(|m| m.loss_untold) {
         eprintln!(

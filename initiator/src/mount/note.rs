@@ -370,6 +370,8 @@ impl Note {
             in_capsule_bytes: self.wish.in_capsule,
             loss_untold: self.loss_untold,
             epoch: self.session.as_ref().map_or(0, |session| session.epoch),
+            generation: self.volume.generation,
+            ephemeral: has(VolumeFlags::EPHEMERAL),
             ..MountStatus::default()
         }
     }
