@@ -259,7 +259,7 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<()> {
         if let Some(now) = status(name).await
             && now.recovered > before.recovered
         {
-            eprintln!("{name}: version {} instead of {}", now.version, before.version);
+            eprintln!("{}", upgraded(name, &before.version, &now.version));
             return Ok(());
         }
         // The lock goes from one program to the next without a gap.
@@ -272,6 +272,14 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<()> {
         "nobody serves {} since {UPGRADE_TIME:?}; see the log, and `rblk-initiator list`",
         before.device
     )
+}
+
+/// What became of an upgrade.
+fn upgraded(name: &str, before: &str, now: &str) -> String {
+    if before == now {
+        return format!("{name}: a new process serves it, of the same version {now}");
+    }
+    format!("{name}: version {now} instead of {before}")
 }
 
 /// Has a program say whether it can go on with the mount of a name.
@@ -438,5 +446,17 @@ fn dead(name: &str, mounts: &mut Vec<MountStatus>) -> Option<String> {
         Condition::Diskless | Condition::Gone => Some(format!(
             "{name}: its process died; `rblk-initiator umount {name}` clears away what it left"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upgrade_to_the_same_version_does_not_look_like_a_mistake() {
+        assert_eq!(upgraded("m", "0.1.0", "0.2.0"), "m: version 0.2.0 instead of 0.1.0");
+        let same = "m: a new process serves it, of the same version 0.1.0";
+        assert_eq!(upgraded("m", "0.1.0", "0.1.0"), same);
     }
 }
