@@ -14,7 +14,7 @@ fn expect() -> Expect {
         rnr: WcStatus::RnrRetryExceeded,
         read_depth_refused: true,
         responder_dies: true,
-        peer_death: vec![WcStatus::RetryExceeded],
+        peer_death: vec![WcStatus::Flushed, WcStatus::RetryExceeded],
         dead_region: true,
         refusal_is_told: true,
         refusal_may_be_lost: false,

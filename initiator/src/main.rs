@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Parser;
-use rblk_config::{ByteSize, Exit};
+use rblk_config::Exit;
 use rblk_initiator::args::{
     CHECKED, Cli, Command, MountArgs, Output, RecoverArgs, Report, exit_of,
 };
@@ -21,6 +21,8 @@ use rblk_initiator::mount::socket::{Ask, Response, ask, names, socket_path};
 use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::{NotMounted, NotRoot};
 use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
+
+mod table;
 
 const STATUS_TIME: Duration = Duration::from_secs(2);
 /// Time for a program to start and say whether it could serve a mount: nothing is disturbed yet.
@@ -257,7 +259,7 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<()> {
         if let Some(now) = status(name).await
             && now.recovered > before.recovered
         {
-            eprintln!("{name}: version {} instead of {}", now.version, before.version);
+            eprintln!("{}", upgraded(name, &before.version, &now.version));
             return Ok(());
         }
         // The lock goes from one program to the next without a gap.
@@ -270,6 +272,14 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<()> {
         "nobody serves {} since {UPGRADE_TIME:?}; see the log, and `rblk-initiator list`",
         before.device
     )
+}
+
+/// What became of an upgrade.
+fn upgraded(name: &str, before: &str, now: &str) -> String {
+    if before == now {
+        return format!("{name}: a new process serves it, of the same version {now}");
+    }
+    format!("{name}: version {now} instead of {before}")
 }
 
 /// Has a program say whether it can go on with the mount of a name.
@@ -402,25 +412,7 @@ fn list(output: Output) -> anyhow::Result<Exit> {
         println!("{}", serde_json::to_string_pretty(&mounts)?);
         return Ok(Exit::Ok);
     }
-    println!(
-        "{:<20} {:<14} {:>10} {:<13} {:>6} {:>4} {:<13} {:<12} TARGET",
-        "NAME", "DEVICE", "SIZE", "STATE", "QUEUES", "GEN", "ON-LOSS", "TRANSPORT"
-    );
-    for m in &mounts {
-        println!(
-            "{:<20} {:<14} {:>10} {:<13} {:>6} {:>4} {:<13} {:<12} {} ({})",
-            m.name,
-            m.device,
-            ByteSize(m.size_bytes).to_string(),
-            m.state,
-            m.queues,
-            m.generation,
-            m.on_loss,
-            m.transport,
-            m.address,
-            m.target_name
-        );
-    }
+    print!("{}", table::mounts(&mounts));
     mounts.iter().filter_map(standing).for_each(|words| eprintln!("{words}"));
     for m in &mounts {
         if let Some(lost) = m.lost() {
@@ -453,5 +445,17 @@ fn dead(name: &str, mounts: &mut Vec<MountStatus>) -> Option<String> {
         Condition::Diskless | Condition::Gone => Some(format!(
             "{name}: its process died; `rblk-initiator umount {name}` clears away what it left"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upgrade_to_the_same_version_does_not_look_like_a_mistake() {
+        assert_eq!(upgraded("m", "0.1.0", "0.2.0"), "m: version 0.2.0 instead of 0.1.0");
+        let same = "m: a new process serves it, of the same version 0.1.0";
+        assert_eq!(upgraded("m", "0.1.0", "0.1.0"), same);
     }
 }

@@ -36,6 +36,9 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve volumes until SIGTERM, which drains and ends.
+    ///
+    /// SIGHUP does not end the target, and reloads nothing: a target that was started in a terminal goes on when the
+    /// terminal closes.
     Serve(Box<ServeArgs>),
     /// Check a configuration and the stores it names, without serving.
     Check {

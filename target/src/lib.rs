@@ -16,6 +16,7 @@ pub mod args;
 pub mod cache;
 pub mod connection;
 pub mod control;
+mod hang_up;
 pub mod holders;
 pub mod memory;
 pub mod poll_group;

@@ -190,7 +190,7 @@ fn default_name() -> Name {
         .unwrap_or_else(|_| unreachable!("a fixed name"))
 }
 
-/// Serves until SIGTERM or SIGINT, drains, and returns.
+/// Serves until SIGTERM or SIGINT, drains, and returns. SIGHUP does not end it.
 ///
 /// # Errors
 /// Anything that keeps the target from starting, or a poll group that broke.
@@ -203,6 +203,8 @@ pub fn serve(config: &TargetConfig) -> anyhow::Result<()> {
 }
 
 async fn run(config: &TargetConfig) -> anyhow::Result<()> {
+    // Before the arena is registered, which takes seconds: a terminal may close meanwhile.
+    crate::hang_up::outlive().context("SIGHUP")?;
     let name = match &config.name {
         Some(name) => Name::new(name)?,
         None => default_name(),

@@ -48,7 +48,8 @@ rblk_fabric::counters! {
     fenced_commands,
     /// Connections ended because the peer broke a rule.
     protocol_errors,
-    /// Connections that ended by a transport error or a lost peer.
+    /// Connections whose path failed, or whose initiator went silent or left with commands unanswered. An initiator that
+    /// leaves when everything is answered, as after `umount` and `discover`, does not count.
     lost_connections,
     /// RDMA WRITEs and READs that did not get to the initiator's memory: its device refused the key, or nobody took
     /// them any more. Each ended its connection.

@@ -38,7 +38,7 @@ pub(crate) fn status(status: &TargetStatus) -> String {
             v.block_size,
             if v.read_only { "ro" } else { "rw" },
             if v.in_use { "yes" } else { "no" },
-            v.generation,
+            generation(v),
             holder(v.holder.as_ref()),
             v.notes.path.as_deref().unwrap_or("-")
         );
@@ -128,6 +128,15 @@ pub(crate) fn draining(drain: &DrainStatus) -> String {
         (0, _) => "draining: every initiator has left".to_owned(),
         (_, 0) => format!("draining: ending {sessions} that stayed"),
         _ => format!("draining: {sessions} left, ended in {seconds} s at the latest"),
+    }
+}
+
+/// The generation of a volume with a store. That of another says nothing: the volume is gone when this process ends, so
+/// nobody remembers it, and its generations begin at the time in microseconds.
+fn generation(volume: &VolumeStatus) -> String {
+    match volume.store.as_str() {
+        "file" => volume.generation.to_string(),
+        _ => "-".to_owned(),
     }
 }
 
@@ -246,6 +255,18 @@ mod tests {
             holder: None,
             notes: VolumeNotes::default(),
         }
+    }
+
+    #[test]
+    fn only_a_volume_with_a_store_shows_its_generation() {
+        let shown = |store, number| {
+            let volume = volume("v", store, CacheMode::None, VolumeCounts::default());
+            generation(&VolumeStatus { generation: number, ..volume })
+        };
+        assert_eq!(shown("file", 3), "3");
+        assert_eq!(shown("file", 0), "0");
+        assert_eq!(shown("memory", 1_795_360_000_000_001), "-");
+        assert_eq!(shown("null", 1_795_360_000_000_001), "-");
     }
 
     #[test]

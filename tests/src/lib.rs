@@ -5,6 +5,7 @@
 pub mod bed;
 pub mod exerciser;
 pub mod lab;
+pub mod nobody;
 pub mod oracle;
 pub mod program;
 pub mod raw;

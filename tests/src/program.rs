@@ -225,6 +225,11 @@ impl Target {
         signal(self.child.id(), nix::sys::signal::Signal::SIGTERM);
     }
 
+    /// Sends SIGHUP.
+    pub fn hang_up(&self) {
+        signal(self.child.id(), nix::sys::signal::Signal::SIGHUP);
+    }
+
     /// Kills it and waits until it is gone.
     pub fn kill(&mut self) {
         let _ = self.child.kill();

@@ -19,6 +19,7 @@ use rblk_protocol::{
 };
 use rblk_target::control::status::TargetStatus;
 use rblk_tests::bed::pattern;
+use rblk_tests::nobody::may_run;
 use rblk_tests::program::{
     Client, DEADLINE, Ended, Target, free_port, processes_naming, program, run, wait_for,
 };
@@ -29,38 +30,6 @@ fn rdma_is_here() -> bool {
 
 fn ublk_is_here() -> bool {
     Path::new("/dev/ublk-control").exists()
-}
-
-/// Whether a test can run that needs root and `tools`.
-///
-/// # Panics
-/// It cannot, and `RBLK_SKIP_ROOT=1` does not ask to leave it out.
-#[track_caller]
-fn may_run(tools: &[&str]) -> bool {
-    let has = |tool: &&&str| {
-        Command::new(tool).arg("--version").output().is_ok_and(|done| done.status.success())
-    };
-    let missing: Vec<String> = (!nix::unistd::geteuid().is_root())
-        .then(|| "to be run by root".to_owned())
-        .into_iter()
-        .chain(tools.iter().filter(|tool| !has(tool)).map(|tool| format!("the program {tool}")))
-        .collect();
-    if missing.is_empty() {
-        return true;
-    }
-    let missing = format!("this test needs {}", missing.join(", and "));
-    let skip = std::env::var("RBLK_SKIP_ROOT").is_ok_and(|value| value == "1");
-    assert!(skip, "{missing}; RBLK_SKIP_ROOT=1 leaves it out");
-    println!("skipped, as RBLK_SKIP_ROOT=1 asks: {missing}");
-    false
-}
-
-/// A directory that another user may look into.
-fn open_dir() -> tempfile::TempDir {
-    use std::os::unix::fs::PermissionsExt;
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-    dir
 }
 
 fn file(dir: &Path, name: &str, bytes: u64) -> String {
@@ -226,77 +195,6 @@ fn what_the_host_lacks_is_named() {
         assert!(!left, "a mount that was refused leaves files");
         assert_eq!(processes_naming(Path::new("rblk-test-no-ublk")), Vec::<String>::new());
     }
-}
-
-/// A command of another user, run by the programs `before`. Only where [`may_run`] says so of them and `setpriv`.
-fn as_nobody(program: &Path, before: &[&str]) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
-    let reach = run(Command::new("setpriv")
-        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "test", "-x"])
-        .arg(program));
-    assert_eq!(reach.code, Some(0), "nobody may not run {}", program.display());
-    command.args(before).arg(program);
-    command
-}
-
-#[test]
-fn a_test_that_cannot_run_fails_unless_told_to_skip() {
-    if !may_run(&["setpriv"]) {
-        return;
-    }
-    for test in [
-        "who_is_not_root_is_told_so",
-        "too_little_lockable_memory_is_said_before_anything_is_registered",
-    ] {
-        for (skip, code, words) in
-            [("0", 101, "needs to be run by root"), ("1", 0, "skipped, as RBLK_SKIP_ROOT=1 asks")]
-        {
-            let mut command = as_nobody(&std::env::current_exe().unwrap(), &[]);
-            command.args(["--exact", test, "--nocapture"]).env("RBLK_SKIP_ROOT", skip);
-            let ended = run(&mut command);
-            assert_eq!(ended.code, Some(code), "{ended:?}");
-            assert!(format!("{}{}", ended.stdout, ended.stderr).contains(words), "{ended:?}");
-        }
-    }
-}
-
-#[test]
-fn who_is_not_root_is_told_so() {
-    if !may_run(&["setpriv"]) {
-        return;
-    }
-    let mut command = as_nobody(&program("rblk-initiator"), &[]);
-    command.args(["mount", "tcp://127.0.0.1:1", "v"]);
-    assert_refused(&run(&mut command), 8, &["root", "sudo"]);
-    let mut command = as_nobody(&program("rblk-initiator"), &[]);
-    command.args(["mount", "tcp://127.0.0.1:1", "v", "--foreground"]);
-    assert_refused(&run(&mut command), 8, &["root", "sudo"]);
-
-    use std::os::unix::fs::PermissionsExt;
-    let dir = open_dir();
-    let path = file(dir.path(), "secret.img", 1 << 20);
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-    let port = free_port();
-    let listen = format!("tcp://127.0.0.1:{}", port.number);
-    let mut command = as_nobody(&program("rblk-target"), &[]);
-    command.args(["serve", "--listen", &listen, "--file", &format!("v={path}")]);
-    command.arg("--control-socket").arg(dir.path().join("c.sock"));
-    assert_refused(&run(&mut command), 8, &["secret.img: permission denied", "read and write"]);
-    assert_nothing_left(dir.path());
-}
-
-#[test]
-fn too_little_lockable_memory_is_said_before_anything_is_registered() {
-    if !may_run(&["setpriv", "prlimit"]) {
-        return;
-    }
-    let dir = open_dir();
-    let mut command = as_nobody(&program("rblk-target"), &["prlimit", "--memlock=65536"]);
-    command.args(["serve", "--listen", "rdma://127.0.0.1", "--memory", "m=1MiB"]);
-    command.arg("--control-socket").arg(dir.path().join("c.sock"));
-    assert_refused(&run(&mut command), 7, &["memlock limit of 65536 bytes", "ulimit -l unlimited"]);
-    assert_nothing_left(dir.path());
 }
 
 #[test]

@@ -352,6 +352,15 @@ impl QueuePair {
 
     /// The link ended or carried nonsense.
     pub(super) fn lost(&mut self, cq: &mut CompletionQueue, reason: &str) {
+        self.end(cq, reason, WcStatus::RetryExceeded);
+    }
+
+    /// The peer closed the link. Verbs hear of that by rdma_cm, and flush what is outstanding: nothing failed.
+    pub(super) fn parted(&mut self, cq: &mut CompletionQueue) {
+        self.end(cq, "the peer closed the connection", WcStatus::Flushed);
+    }
+
+    fn end(&mut self, cq: &mut CompletionQueue, reason: &str, first: WcStatus) {
         match self.state {
             State::Draining => {
                 self.state = State::Dead;
@@ -361,12 +370,7 @@ impl QueuePair {
             State::Refusing { recv, .. } => self.break_down(cq, None, recv, State::Dead),
             State::Prepared { .. } | State::Ready => {
                 tracing::debug!(qp = self.index.0, reason, "soft QP lost its link");
-                self.break_down(
-                    cq,
-                    Some((self.send_done, WcStatus::RetryExceeded)),
-                    None,
-                    State::Dead,
-                );
+                self.break_down(cq, Some((self.send_done, first)), None, State::Dead);
             }
         }
     }

@@ -110,7 +110,7 @@ impl QueuePair {
                 false
             }
             Ok(moved) if moved.bytes == 0 => {
-                self.lost(cq, "the peer closed the connection");
+                self.parted(cq);
                 false
             }
             Ok(moved) => {

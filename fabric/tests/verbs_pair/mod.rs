@@ -24,7 +24,7 @@ pub fn address() -> Option<Address> {
         return Some(Address { scheme: Scheme::Rdma, host, port: 0 });
     }
     assert!(env::var("RBLK_SKIP_RDMA").is_ok_and(|v| v == "1"), "no RDMA device to test on: {HOW}");
-    println!("skipped: RBLK_SKIP_RDMA=1 and no RBLK_TEST_RDMA_ADDR");
+    println!("skipped, as RBLK_SKIP_RDMA=1 asks: there is no RBLK_TEST_RDMA_ADDR");
     None
 }
 

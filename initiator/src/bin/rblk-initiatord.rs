@@ -70,6 +70,8 @@ fn start_log(verbose: u8, quiet: &str) {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false)
+        // Else it says on stderr that stderr takes nothing, and panics of that: a terminal may close.
+        .log_internal_errors(false)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
 }

@@ -140,6 +140,7 @@ impl Mount {
             write_with_imm: known.wish.features.has(Features::WRITE_WITH_IMM),
             epoch: known.resume.map_or(0, |(_, epoch)| epoch.0),
             generation: volume.generation.0,
+            ephemeral: volume.flags.has(VolumeFlags::EPHEMERAL),
             last_loss: known.fenced.clone(),
             ..MountStatus::default()
         };

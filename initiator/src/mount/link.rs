@@ -134,6 +134,10 @@ impl Mount {
                             format!("going back to {}", better.unwrap_or_default())
                         }
                     };
+                    tracing::info!(
+                        why,
+                        "leaving the target; requests wait until it is connected again"
+                    );
                     self.part(&why);
                 }
                 Act::Probe(address) => self.begin_probe(address),
@@ -255,6 +259,16 @@ impl Mount {
                     self.fail_all(Some(Status::Fenced.errno()));
                     return;
                 }
+                if session_error.is_some_and(SessionError::is_session_gone) {
+                    // So a target answers that was started anew: why it was lost is known already.
+                    tracing::info!(
+                        address = self.trying,
+                        answer = text,
+                        "the target does not know the session any more; beginning a new one"
+                    );
+                    self.course.failed(Failure::SessionGone, now, random());
+                    return;
+                }
                 if self.said.contains(&text) || self.said.len() >= SAID_MAX {
                     tracing::debug!(
                         address = self.trying,
@@ -265,13 +279,8 @@ impl Mount {
                     tracing::warn!(address = self.trying, error = text, "cannot connect again yet");
                     self.said.push(text.clone());
                 }
-                let why = if session_error.is_some_and(SessionError::is_session_gone) {
-                    Failure::SessionGone
-                } else {
-                    Failure::Transient
-                };
                 self.status.last_loss = Some(text);
-                self.course.failed(why, now, random());
+                self.course.failed(Failure::Transient, now, random());
             }
         }
     }
@@ -364,6 +373,8 @@ impl Mount {
     fn lose(&mut self, why: &str, loss: Loss) {
         if self.session.is_some() {
             self.course.lose(loss, Instant::now(), random());
+            let address = self.session.as_ref().map(|session| session.address.to_string());
+            tracing::warn!(why, address, "lost the target; requests wait");
             self.part(why);
         }
     }
@@ -371,7 +382,6 @@ impl Mount {
     /// The session is over: every queue keeps its requests, and the course says how to go on.
     fn part(&mut self, why: &str) {
         let Some(session) = self.session.take() else { return };
-        tracing::warn!(why, address = %session.address, "lost the target; requests wait");
         self.status.last_loss = Some(why.to_owned());
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         self.status.lost_at_unix_ms = since_epoch.ok().map(millis);

@@ -374,6 +374,8 @@ impl Note {
             loss_untold: self.loss_untold,
             on_loss: self.config.on_loss,
             epoch: self.session.as_ref().map_or(0, |session| session.epoch),
+            generation: self.volume.generation,
+            ephemeral: has(VolumeFlags::EPHEMERAL),
             ..MountStatus::default()
         }
         .with_lost()

@@ -95,9 +95,13 @@ pub struct MountStatus {
     pub recovered: u32,
     /// Session epoch: rises with every reconnect.
     pub epoch: u32,
-    /// The volume's generation that this mount holds: it changes with the host that may write.
+    /// The volume's generation that this mount holds: it changes with the host that may write. Of volumes that are not
+    /// remembered it begins at the time: see [`Self::generation_shown`].
     #[serde(default)]
     pub generation: u64,
+    /// The volume is gone when its target ends.
+    #[serde(default)]
+    pub ephemeral: bool,
     /// Counters of all queues together.
     pub total: QueueCounts,
     /// Counters by queue.
@@ -120,5 +124,17 @@ impl MountStatus {
     /// With `lost` filled in.
     pub(super) fn with_lost(self) -> Self {
         Self { lost: self.lost(), ..self }
+    }
+
+    /// The generation for people; `-` where the number says nothing: before the volume was opened, and of a volume that
+    /// lives no longer than its target's process. No target remembers such a volume, so its generations begin at the
+    /// time in microseconds, to be above all that were given before.
+    #[must_use]
+    pub fn generation_shown(&self) -> String {
+        match self.generation {
+            0 => "-".to_owned(),
+            _ if self.ephemeral => "-".to_owned(),
+            generation => generation.to_string(),
+        }
     }
 }

@@ -21,6 +21,8 @@ fn main() -> ExitCode {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false)
+        // Else it says on stderr that stderr takes nothing, and panics of that: a terminal may close.
+        .log_internal_errors(false)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
     match args.configuration().and_then(|config| rblk_target::serve::serve(&config)) {

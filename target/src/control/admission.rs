@@ -33,7 +33,7 @@ impl Control {
             }
         };
         if let Err((incoming, reason, text)) = self.try_admit(incoming, &asked, &peer) {
-            tracing::warn!(peer, ?reason, text, "refused a connection");
+            tell(&asked, &peer, reason, &text);
             if let Some(incoming) = incoming {
                 incoming.reject(&refusal(reason, &text));
             }
@@ -199,6 +199,21 @@ impl Control {
 /// most of the work, are on all poll groups, whatever comes in between.
 fn of_queue(session: SessionSlot, queue: u16) -> usize {
     usize::from(session.0) + 1 + usize::from(queue)
+}
+
+/// Says in the log that a connection was refused. What initiators do after every start of a target is no warning.
+fn tell(asked: &HelloRequest, peer: &str, reason: RejectReason, text: &str) {
+    match reason {
+        RejectReason::NoSuchSession if asked.kind == ConnectionKind::Admin => tracing::info!(
+            peer,
+            "an initiator comes back with a session that this target does not know, as after a restart of the target: \
+             it begins a new session"
+        ),
+        RejectReason::NoSuchSession | RejectReason::StaleEpoch | RejectReason::ShuttingDown => {
+            tracing::info!(peer, ?reason, text, "refused a connection; the initiator tries again");
+        }
+        _ => tracing::warn!(peer, ?reason, text, "refused a connection"),
+    }
 }
 
 fn refusal(reason: RejectReason, text: &str) -> ConnectionHello {

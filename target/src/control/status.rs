@@ -109,7 +109,8 @@ pub struct VolumeStatus {
     pub last_errno: Option<i32>,
     /// Somebody opened it.
     pub in_use: bool,
-    /// Rises with every change of who may write to it; 0 before the first.
+    /// Rises with every change of who may write to it; 0 before the first. Of volumes that nobody remembers it begins at
+    /// the time in microseconds, and tables show `-`.
     pub generation: u64,
     /// Who may write to it: has it open, or may come back for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

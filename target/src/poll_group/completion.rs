@@ -1,12 +1,54 @@
 //! What a completion means: the next step of a command, memory that is free again, or the end of a connection.
 
 use rblk_fabric::{Completion, WcOpcode, WcStatus, WrId};
-use rblk_protocol::Opcode;
+use rblk_protocol::{ConnectionKind, Opcode};
 
 use super::PollGroup;
-use crate::connection::{Life, WrKind};
+use crate::connection::{Connection, Life, WrKind};
 use crate::request::Request;
 use crate::store::Store;
+
+/// How a connection ended that nobody here ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Parting {
+    /// As an initiator leaves: by LOGOUT, or by disconnecting when every command is answered.
+    Left,
+    /// The last answer got no acknowledgement, and every command is answered. An initiator that unmounts destroys its
+    /// QPs at once, maybe before it acknowledges. If its host died, the admin connection tells.
+    Gone,
+    /// Something was unanswered, or the path failed.
+    Lost,
+}
+
+impl Parting {
+    fn of(connection: &Connection, status: WcStatus) -> Self {
+        let is = |r: &Request, opcode| r.command.is_some_and(|c| c.opcode == opcode);
+        // It is the last command of a session: no other takes its tag.
+        if connection.requests.iter().any(|r| is(r, Opcode::Logout)) {
+            return Self::Left;
+        }
+        // An event that has not come is no loss.
+        let answered = |r: &Request| r.may_start() || is(r, Opcode::AsyncEvent);
+        if !connection.requests.iter().all(answered) {
+            return Self::Lost;
+        }
+        match status {
+            WcStatus::Flushed => Self::Left,
+            WcStatus::RetryExceeded if connection.params.kind != ConnectionKind::Admin => {
+                Self::Gone
+            }
+            _ => Self::Lost,
+        }
+    }
+
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Left => "the initiator left",
+            Self::Gone => "the initiator is gone, and nothing was unanswered",
+            Self::Lost => "the connection was lost",
+        }
+    }
+}
 
 impl<S: Store> PollGroup<S> {
     /// Acts on the first `count` completions of `reaped`. Apart from the turn, which is short where nothing came.
@@ -80,15 +122,12 @@ impl<S: Store> PollGroup<S> {
             }
             return;
         }
-        if status != WcStatus::Flushed {
+        let parting = Parting::of(connection, status);
+        if parting == Parting::Lost && status != WcStatus::Flushed {
             tracing::info!(peer = %connection.params.peer, ?status, wr = ?kind, "connection failed");
         }
-        // A peer that leaves when everything is answered says goodbye like this.
-        let parked = |r: &Request| r.command.is_some_and(|c| c.opcode == Opcode::AsyncEvent);
-        let left = status == WcStatus::Flushed
-            && connection.requests.iter().all(|r| r.may_start() || parked(r));
-        self.stats.lost_connections.add(u64::from(!left));
-        self.kill(slot, if left { "the initiator left" } else { "the connection was lost" });
+        self.stats.lost_connections.add(u64::from(parting == Parting::Lost));
+        self.kill(slot, parting.reason());
     }
 
     /// A signaled WR completed: send-queue slots before it are free, and pinned extents too if it proves

@@ -267,6 +267,11 @@ impl<'l> Mounted<'l> {
         self.wait_gone();
     }
 
+    /// Sends SIGHUP to the daemon.
+    pub fn hang_up(&self) {
+        signal("HUP", &self.pid.to_string());
+    }
+
     /// Starts a new daemon in the place of one that is gone, by `rblk-initiator recover`.
     ///
     /// # Panics

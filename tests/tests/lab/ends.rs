@@ -90,6 +90,31 @@ fn kernel_kill_and_recover() {
 }
 
 #[test]
+fn sighup_ends_no_mount() {
+    run("sighup_ends_no_mount", |lab| {
+        let (_, flags) = serve_file(lab, 64 * MIB);
+        let target = Target::start(lab, &flags);
+        let mounted = Mounted::new(lab, &MountFlags::new(lab.rdma(), "v0"));
+        let fio = endless_fio(&mounted).start();
+        until("fio to be at work", DEADLINE, || {
+            (mounted.counts().get("writes") > 20).then_some(())
+        });
+        let pid = mounted.status().pid;
+        mounted.hang_up();
+        until("a line in the log of the mount", DEADLINE, || {
+            mounted.log().contains("SIGHUP: nothing was reloaded").then_some(())
+        });
+        let before = mounted.counts().get("writes");
+        until("more writes", DEADLINE, || (mounted.counts().get("writes") > before).then_some(()));
+        check_and_stop(fio, &mounted);
+        let status = mounted.status();
+        assert_eq!((status.pid, status.state.as_str(), status.total.errors), (pid, "connected", 0));
+        mounted.umount();
+        drop(target);
+    });
+}
+
+#[test]
 fn target_sigterm_drains() {
     run("target_sigterm_drains", |lab| {
         let (_, flags) = serve_file(lab, 64 * MIB);

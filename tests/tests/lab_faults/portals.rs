@@ -37,6 +37,8 @@ fn fail_over_and_back() {
                     std::thread::sleep(Duration::from_millis(100));
                     assert!(uses(&one).is_none(), "it went back to a cable that is cut");
                 }
+                let losses = || mounted.log().matches("lost the target").count();
+                let told = losses();
                 drop(cut);
                 until("the first address to be used again", PATIENCE, || uses(&one));
                 wait_for_io(&mounted, &meter);
@@ -50,6 +52,9 @@ fn fail_over_and_back() {
                 }
                 if back > DETECT + SLACK + slow_back {
                     return Err(format!("a stall of {back:?} on the way back"));
+                }
+                if losses() != told {
+                    return Err("the log tells of going back as of a loss".to_owned());
                 }
                 match mounted.status().total.replayed - replayed {
                     0 => Ok(()),

@@ -2,6 +2,7 @@
 
 mod answers;
 mod capsules;
+mod leaving;
 mod memory;
 
 use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};

@@ -96,8 +96,7 @@ impl Faults {
 }
 
 impl TargetCounts {
-    /// Failed commands and broken rules. The end of a session may count as a lost connection: the
-    /// initiator is the one that hangs up.
+    /// Failed commands and broken rules.
     pub(crate) fn refusals(&self) -> u64 {
         self.failed_commands + self.protocol_errors
     }

@@ -3,11 +3,12 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use super::left_out::LeftOut;
 use super::tally::{Count, Tally};
 use crate::lab::{self, Accel, Lab};
 use crate::process;
@@ -55,8 +56,13 @@ impl Selection<'_> {
 }
 
 impl Suite<'_> {
-    /// Runs the selected tests; their results are added to `count`.
-    pub(crate) fn run(&self, guest: Guest<'_>, count: &Arc<Mutex<Count>>) -> Result<()> {
+    /// Runs the selected tests; their results are added to `count`, and their names to those that ran in the lab.
+    pub(crate) fn run(
+        &self,
+        guest: Guest<'_>,
+        count: &Arc<Mutex<Count>>,
+        left_out: &Mutex<LeftOut>,
+    ) -> Result<()> {
         let all = names(&self.program)?;
         let names: Vec<&String> = all.iter().filter(|name| self.selection.takes(name)).collect();
         if names.is_empty() {
@@ -80,6 +86,10 @@ impl Suite<'_> {
             // Emulation with a thread per CPU has crashed a guest now and then.
             println!("the guest died; once more, with one thread for all emulated CPUs");
             status = self.boot(guest, Accel::TcgSingle, &words, count)?;
+        }
+        if status != i32::from(lab::FAILED) {
+            let mut left_out = left_out.lock().unwrap_or_else(PoisonError::into_inner);
+            names.iter().for_each(|name| left_out.ran_in_lab(name));
         }
         match u8::try_from(status) {
             Ok(0) => Ok(()),
@@ -108,8 +118,8 @@ impl Suite<'_> {
         let own = Arc::default();
         let status = lab.run_into(words, Tally::new(std::io::stdout(), Arc::clone(&own)))?;
         if status != i32::from(lab::FAILED) {
-            let own = *own.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            count.lock().unwrap_or_else(std::sync::PoisonError::into_inner).add(own);
+            let own = *own.lock().unwrap_or_else(PoisonError::into_inner);
+            count.lock().unwrap_or_else(PoisonError::into_inner).add(own);
         }
         Ok(status)
     }

@@ -397,7 +397,10 @@ fn a_new_session_keeps_the_generation_and_a_fenced_mount_asks_no_more() {
         toy.is(|manners| (manners.is_dead, manners.knows_session) = (false, false));
         until_status(&mut mount, |status| status.state == "connected").await;
         assert_eq!(toy.heard(), [login(false, 1), open(5)]);
-        assert!(mount.status().stall_ms_max > 0);
+        let status = mount.status();
+        assert!(status.stall_ms_max > 0);
+        let why = status.last_loss.expect("it was lost");
+        assert!(!why.contains("session"), "that it is a new session is no loss: {why}");
 
         // Without a word it is the session that is fenced: another one is told who has the volume.
         toy.is(|manners| {
