@@ -113,24 +113,16 @@ impl Mapped {
     /// The kernel refuses.
     pub fn load(&self, table: &str) {
         self.stage(table);
-        self.switch();
+        self.dmsetup(&["suspend", "--nolockfs"], None);
+        self.dmsetup(&["resume"], None);
     }
 
-    /// Hands the kernel another table of the same size, to be used from [`switch`](Self::switch) on.
+    /// Hands the kernel another table of the same size, to be used from the next [`resume`](Self::resume) on.
     ///
     /// # Panics
     /// The kernel refuses.
     pub fn stage(&self, table: &str) {
         self.dmsetup(&["load"], Some(table));
-    }
-
-    /// Puts the staged table in force. What is being done is waited for, with the table before.
-    ///
-    /// # Panics
-    /// The kernel refuses.
-    pub fn switch(&self) {
-        self.dmsetup(&["suspend", "--nolockfs"], None);
-        self.dmsetup(&["resume"], None);
     }
 
     /// Holds what it is asked for, from now on until [`resume`](Self::resume).

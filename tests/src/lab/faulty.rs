@@ -11,7 +11,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::disk::kinds;
-use super::{Aligned, Lab, LoopDisk, Mapped};
+use super::{Aligned, Lab, LoopDisk, Mapped, Sysfs};
 
 const SECTOR: u64 = 512;
 /// What a thin pool allocates at a time.
@@ -101,16 +101,27 @@ impl FaultyDisk {
     pub const CHUNK_BYTES: u64 = CHUNK_SECTORS * SECTOR;
 
     /// A sound disk of zeros. `room` is how many chunks fit before a thin pool is full; the other
-    /// faults do not need `room`.
+    /// faults do not need `room`. A disk that is not `volatile` says that it has no cache, as disks with a
+    /// battery do: the kernel sends no FLUSH to it.
     ///
     /// # Panics
     /// The disk cannot be made.
     #[must_use]
-    pub fn new(lab: &Lab, name: &str, fault: Fault, room: u64) -> Self {
+    pub fn new(lab: &Lab, name: &str, fault: Fault, room: u64, volatile: bool) -> Self {
+        let below = LoopDisk::new(
+            lab,
+            name,
+            match fault {
+                Fault::Full => room * Self::CHUNK_BYTES,
+                Fault::Error | Fault::Flakey => Self::BYTES,
+            },
+        );
+        if !volatile {
+            Sysfs::of(below.device()).set("queue/write_cache", "write through");
+        }
         let disk = match fault {
-            Fault::Full => Self::thin(lab, name, room),
+            Fault::Full => Self::thin(lab, name, below),
             Fault::Error | Fault::Flakey => {
-                let below = LoopDisk::new(lab, name, Self::BYTES);
                 let store = Mapped::new(lab, name, &sound(&below));
                 store.stage(&broken(fault, &below));
                 Self { fault, store, pool: None, below, _metadata: None }
@@ -123,8 +134,7 @@ impl FaultyDisk {
         disk
     }
 
-    fn thin(lab: &Lab, name: &str, room: u64) -> Self {
-        let below = LoopDisk::new(lab, name, room * Self::CHUNK_BYTES);
+    fn thin(lab: &Lab, name: &str, below: LoopDisk) -> Self {
         // A new loop disk has zeros only, which dm-thin takes for metadata to be made.
         let metadata = LoopDisk::new(lab, &format!("{name}-metadata"), METADATA_BYTES);
         let (meta, data) = (metadata.device().display(), below.device().display());
@@ -145,24 +155,29 @@ impl FaultyDisk {
         self.store.device()
     }
 
-    /// Begins the fault. A thin pool runs full by being written to, and this does nothing.
+    /// Begins the fault. The disk holds all I/O while `held` runs, and then lets go of it with the fault
+    /// in force. A thin pool runs full by being written to, and only holds.
     ///
     /// # Panics
     /// The kernel refuses.
-    pub fn begin(&self) {
-        if self.fault != Fault::Full {
-            self.store.switch();
-        }
+    pub fn begin<T>(&self, held: impl FnOnce() -> T) -> T {
+        self.store.suspend();
+        let done = held();
+        // This puts the staged table in force.
+        self.store.resume();
+        done
     }
 
-    /// Ends the fault. A thin pool stays full, since a FLUSH of a full pool works.
+    /// Ends the fault, as [`begin`](Self::begin) begins it. A thin pool stays full and only holds: a
+    /// FLUSH of a full pool works.
     ///
     /// # Panics
     /// The kernel refuses.
-    pub fn mend(&self) {
+    pub fn mend<T>(&self, held: impl FnOnce() -> T) -> T {
         if self.fault != Fault::Full {
-            self.store.load(&sound(&self.below));
+            self.store.stage(&sound(&self.below));
         }
+        self.begin(held)
     }
 
     /// Writes back the dirty pages of the block device, as the kernel does by itself after a while.
@@ -180,22 +195,17 @@ impl FaultyDisk {
     /// The bytes cannot be read, or another user keeps the device open.
     #[must_use]
     pub fn read_back(self) -> Vec<u8> {
-        let read = |file: io::Result<File>| {
-            let len = usize::try_from(Self::BYTES).expect("it fits in memory");
-            let bytes = file.and_then(|file| Aligned::read_at(&file, len, 0));
-            bytes.unwrap_or_else(|e| panic!("reading the disk of {:?}: {e}", self.store))
-        };
-        if self.pool.is_some() {
+        let path = if self.pool.is_some() {
             // Only the pool knows which chunk is where. It reads well when full.
-            return read(self.open());
-        }
-        let below = self.below.device().to_owned();
-        // The end of the last use writes back dirty pages. The device goes only after that.
-        self.store.remove();
-        let file = Aligned::open(&below, false, 0);
+            self.device()
+        } else {
+            // The end of the last use writes back dirty pages. The device goes only after that.
+            self.store.remove();
+            self.below.device().to_owned()
+        };
         let len = usize::try_from(Self::BYTES).expect("it fits in memory");
-        file.and_then(|file| Aligned::read_at(&file, len, 0))
-            .unwrap_or_else(|e| panic!("reading {}: {e}", below.display()))
+        let bytes = Aligned::open(&path, false, 0).and_then(|file| Aligned::read_at(&file, len, 0));
+        bytes.unwrap_or_else(|e| panic!("reading {}: {e}", path.display()))
     }
 
     fn open(&self) -> io::Result<File> {
