@@ -1,7 +1,7 @@
 //! [`Diary`]: what one writer wrote to a disk, what the disk said, and what must be on the disk.
 //!
-//! Every write is a block of [`BLOCK`] bytes that names its round, writer, number and place, so that a
-//! block tells which write it is of. Only one writer writes a block. Pure: no clock, no I/O.
+//! Every write is a block of [`BLOCK`] bytes that names its round, writer, number and place, so
+//! that a block tells which write it is of. Only one writer writes a block. Pure: no clock, no I/O.
 
 use std::collections::BTreeMap;
 use std::fmt;

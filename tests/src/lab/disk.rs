@@ -27,8 +27,8 @@ static MODULES_LOADED: Once = Once::new();
 /// Loads the modules that the kernel has as modules.
 fn load_modules() {
     for module in MODULES {
-        // A failure is no news yet: the kernel may have the part built in. If the kernel does not have the part at
-        // all, `dmsetup create` fails and names the kind of table that is missing.
+        // A failure is no news yet: the kernel may have the part built in. If the kernel does not
+        // have the part at all, `dmsetup create` fails and names the kind of table.
         let _ = start(&["modprobe", "-q", module]).finish(DEADLINE);
     }
 }
@@ -117,7 +117,8 @@ impl Mapped {
         self.dmsetup(&["resume"], None);
     }
 
-    /// Hands the kernel another table of the same size, to be used from the next [`resume`](Self::resume) on.
+    /// Hands the kernel another table of the same size, for the next [`resume`](Self::resume) to
+    /// put in force.
     ///
     /// # Panics
     /// The kernel refuses.

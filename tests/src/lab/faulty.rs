@@ -1,4 +1,5 @@
-//! [`FaultyDisk`]: a disk of [`FaultyDisk::BYTES`] that works until a fault begins, and then loses writes.
+//! [`FaultyDisk`]: a disk of [`FaultyDisk::BYTES`] that works until a fault begins, and then loses
+//! writes.
 //!
 //! The first chunk stays sound under every fault: a mount reads it, and a thin pool answers a FLUSH
 //! only if the chunk at the start of the disk is mapped.
@@ -101,8 +102,8 @@ impl FaultyDisk {
     pub const CHUNK_BYTES: u64 = CHUNK_SECTORS * SECTOR;
 
     /// A sound disk of zeros. `room` is how many chunks fit before a thin pool is full; the other
-    /// faults do not need `room`. A disk that is not `volatile` says that it has no cache, as disks with a
-    /// battery do: the kernel sends no FLUSH to it.
+    /// faults do not need `room`. A disk that is not `volatile` says that it has no cache, as disks
+    /// with a battery do: the kernel sends no FLUSH to it.
     ///
     /// # Panics
     /// The disk cannot be made.
@@ -155,8 +156,8 @@ impl FaultyDisk {
         self.store.device()
     }
 
-    /// Begins the fault. The disk holds all I/O while `held` runs, and then lets go of it with the fault
-    /// in force. A thin pool runs full by being written to, and only holds.
+    /// Begins the fault. The disk holds all I/O while `held` runs, and then lets go of it with the
+    /// fault in force. A thin pool runs full by being written to, and only holds.
     ///
     /// # Panics
     /// The kernel refuses.
@@ -168,8 +169,8 @@ impl FaultyDisk {
         done
     }
 
-    /// Ends the fault, as [`begin`](Self::begin) begins it. A thin pool stays full and only holds: a
-    /// FLUSH of a full pool works.
+    /// Ends the fault, as [`begin`](Self::begin) begins it. A thin pool stays full and only holds:
+    /// a FLUSH of a full pool works.
     ///
     /// # Panics
     /// The kernel refuses.
