@@ -33,7 +33,7 @@ use super::{MIB, config, serve, with_delay};
 /// Rounds of one life of a target: a volume for each, since a store that lost writes fails until a
 /// restart.
 const ROUNDS_OF_A_LIFE: usize = 6;
-const WRITERS: u64 = 4;
+const WRITERS: usize = 4;
 /// What a failed disk and a full one say.
 const ERRNOS: [i32; 2] = [libc::EIO, libc::ENOSPC];
 

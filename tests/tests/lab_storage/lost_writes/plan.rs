@@ -47,7 +47,7 @@ pub(super) struct Plan {
     pub(super) room: u64,
     /// Acknowledged writes before the fault.
     pub(super) writes_before: u64,
-    pub(super) ways: [Way; WRITERS as usize],
+    pub(super) ways: [Way; WRITERS],
 }
 
 impl Plan {
@@ -69,13 +69,11 @@ impl Plan {
             rdma: seed % 5 == 4,
             volatile: random.chance(500),
             standstill: random.chance(750),
-            // The header's chunk, those that each writer fills before a scene needs them, and some
-            // more.
-            room: 1 + 4 * WRITERS + random.within(0, 20),
+            // The first chunk, those that writers fill before the scene between syncs, and more.
+            room: 1 + 4 * WRITERS as u64 + random.within(0, 20),
             writes_before: random.within(8, 80),
             ways: std::array::from_fn(|writer| match random.below(3) {
-                // One of each mount: what such a writer has acknowledged is at stake in every
-                // round.
+                // One of each mount: what it was acknowledged is at stake in every round.
                 _ if writer < 2 => Way::Direct,
                 0 => Way::Buffered,
                 1 => Way::Fua,

@@ -40,7 +40,7 @@ impl<'l> Round<'l> {
         let shared = Arc::new(Shared::default());
         let (sender, ready) = channel();
         let (mut go, mut diaries) = (Vec::new(), Vec::new());
-        for (number, way) in (0..WRITERS).zip(plan.ways) {
+        for (number, way) in (0u64..).zip(plan.ways) {
             let device = mounts[by_turns(number, 2)].device();
             let (file, durable) = Writer::open(device, way)
                 .unwrap_or_else(|e| panic!("{plan}: opening {}: {e}", device.display()));
@@ -63,7 +63,7 @@ impl<'l> Round<'l> {
     }
 
     /// Waits until `writers` are where the fault may come, or have ended.
-    fn wait_ready(&self, writers: u64) {
+    fn wait_ready(&self, writers: usize) {
         for _ in 0..writers {
             match self.ready.recv_timeout(2 * DEADLINE) {
                 Ok(()) => {}
@@ -86,8 +86,7 @@ impl<'l> Round<'l> {
             Scene::BetweenSyncs => {
                 self.wait_ready(WRITERS);
                 if self.plan.direct {
-                    // There is no page cache from which the kernel could lose writes: the fault
-                    // stays.
+                    // The kernel has no pages to lose. The fault stays, for writes and syncs.
                     disk.begin(|| self.go());
                     None
                 } else {

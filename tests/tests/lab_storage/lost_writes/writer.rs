@@ -17,7 +17,7 @@ use super::plan::{Plan, Scene, Way};
 
 /// Each writer has the first block of each of its chunks, then the second of each, and so on.
 const CHUNKS: u64 = FaultyDisk::BYTES / FaultyDisk::CHUNK_BYTES;
-const CHUNKS_OF_A_WRITER: u64 = (CHUNKS - 1) / WRITERS;
+const CHUNKS_OF_A_WRITER: u64 = (CHUNKS - 1) / WRITERS as u64;
 const BLOCKS_OF_A_CHUNK: u64 = FaultyDisk::CHUNK_BYTES / BLOCK as u64;
 /// What a writer goes on with after the fault, if nothing fails.
 const BURSTS_AFTER: u64 = 8;
@@ -116,7 +116,7 @@ impl Writer {
         let begun = self.diary.begun();
         let again = self.random.chance(120) && begun > 0;
         let place = if again { self.random.below(begun) } else { begun };
-        let chunk = 1 + self.diary.writer() + WRITERS * (place % CHUNKS_OF_A_WRITER);
+        let chunk = 1 + self.diary.writer() + WRITERS as u64 * (place % CHUNKS_OF_A_WRITER);
         let block = chunk * BLOCKS_OF_A_CHUNK + place / CHUNKS_OF_A_WRITER % BLOCKS_OF_A_CHUNK;
         let bytes = self.diary.begin(block);
         let file = if durable { self.durable.as_ref().expect("a second file") } else { &self.file };
