@@ -6,6 +6,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use super::Lab;
 use super::process::start;
@@ -17,6 +18,27 @@ const PREFIX: &str = "rblklab-";
 const DMSETUP: &[&str] = &["env", "DM_DISABLE_UDEV=1", "dmsetup"];
 /// A file system in memory.
 const MEMORY: &str = "/dev/shm";
+
+/// What the kinds of tables need that tests use.
+const MODULES: [&str; 6] =
+    ["dm-mod", "dm-flakey", "dm-log-writes", "dm-multipath", "dm-round-robin", "dm-thin-pool"];
+static MODULES_LOADED: Once = Once::new();
+
+/// Loads the modules that the kernel has as modules.
+fn load_modules() {
+    for module in MODULES {
+        // A failure is no news yet: the kernel may have the part built in. If the kernel does not
+        // have the part at all, `dmsetup create` fails and names the kind of table.
+        let _ = start(&["modprobe", "-q", module]).finish(DEADLINE);
+    }
+}
+
+/// The kinds of tables that the kernel has, such as `linear`.
+pub(super) fn kinds() -> Vec<String> {
+    MODULES_LOADED.call_once(load_modules);
+    let text = sh(&[DMSETUP, &["targets"]].concat());
+    text.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
+}
 
 /// A command of the host that must work.
 fn sh(words: &[&str]) -> String {
@@ -79,9 +101,7 @@ impl Mapped {
     /// It cannot be made.
     #[must_use]
     pub fn new(lab: &Lab, name: &str, table: &str) -> Self {
-        for module in ["dm-mod", "dm-flakey", "dm-log-writes", "dm-multipath", "dm-round-robin"] {
-            sh(&["modprobe", "-q", module]);
-        }
+        MODULES_LOADED.call_once(load_modules);
         let mapped = Self { name: format!("{PREFIX}{name}"), table: lab.path(name) };
         mapped.dmsetup(&["create"], Some(table));
         mapped
@@ -92,9 +112,18 @@ impl Mapped {
     /// # Panics
     /// The kernel refuses.
     pub fn load(&self, table: &str) {
-        self.dmsetup(&["load"], Some(table));
+        self.stage(table);
         self.dmsetup(&["suspend", "--nolockfs"], None);
         self.dmsetup(&["resume"], None);
+    }
+
+    /// Hands the kernel another table of the same size, for the next [`resume`](Self::resume) to
+    /// put in force.
+    ///
+    /// # Panics
+    /// The kernel refuses.
+    pub fn stage(&self, table: &str) {
+        self.dmsetup(&["load"], Some(table));
     }
 
     /// Holds what it is asked for, from now on until [`resume`](Self::resume).

@@ -10,6 +10,7 @@ mod crashes;
 mod deaths;
 mod failures;
 mod limits;
+mod lost_writes;
 
 use std::fs::File;
 use std::io;
