@@ -78,3 +78,33 @@ fn a_loss_that_every_flush_tells_is_noted_at_once_and_for_good() {
         }
     });
 }
+
+#[test]
+fn a_flush_that_fails_after_a_loss_does_not_keep_the_disk_mounted() {
+    use crate::mount::End;
+    use crate::mount::unmount::Ending;
+    use crate::mount::write_back::WrittenBack;
+    runtime().block_on(async {
+        let toy = Toy::new().await;
+        let mut mount = mounted(&config(&[&toy])).await;
+        for (on_loss, lost, force) in [
+            (OnLoss::UntilRemount, true, false),
+            // It may be the first that anybody hears of it.
+            (OnLoss::UntilRemount, false, true),
+            (OnLoss::Once, true, true),
+        ] {
+            mount.durability = Durability::new(on_loss);
+            if lost {
+                mount.durability.lose(0);
+            }
+            // This process has to end. One that does not would stay, and say why.
+            let unflushed = Ok(WrittenBack::Unflushed(libc::EIO));
+            match mount.on_synced(unflushed, &mut Ending::default()) {
+                Some(End::Unmount { force: by_force }) => {
+                    assert_eq!(by_force, force, "{on_loss} {lost}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+}
