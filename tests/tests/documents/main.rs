@@ -5,6 +5,7 @@
 //! is one.
 
 mod commands;
+mod json;
 mod links;
 mod literals;
 mod markdown;
@@ -38,6 +39,11 @@ fn command_lines_are_accepted() {
 #[test]
 fn output_is_what_the_programs_print() {
     assert_none(&output::faults(&Document::guides(), &output::Real::collect()));
+}
+
+#[test]
+fn json_has_the_keys_that_the_programs_print() {
+    assert_none(&json::faults(&Document::guides()));
 }
 
 #[test]
