@@ -1,0 +1,66 @@
+//! README and docs/: every sample is what the programs take and print, every key and flag is
+//! described, and every link leads somewhere.
+//!
+//! A check returns its faults, so that the tests at the end of each file show that a wrong sample
+//! is one.
+
+mod commands;
+mod json;
+mod links;
+mod literals;
+mod markdown;
+mod output;
+mod reference;
+mod toml;
+
+use markdown::Document;
+
+/// Most bytes of README: one that is longer is not read.
+const README_BYTES_MAX: usize = 10_000;
+
+#[track_caller]
+fn assert_none(faults: &[String]) {
+    assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
+}
+
+#[test]
+fn configurations_are_valid() {
+    assert_none(&toml::faults(&Document::guides()));
+}
+
+#[test]
+fn command_lines_are_accepted() {
+    assert_none(&commands::faults(&Document::with_commands()));
+}
+
+#[test]
+fn output_is_what_the_programs_print() {
+    assert_none(&output::faults(&Document::guides(), &output::Real::collect()));
+}
+
+#[test]
+fn json_has_the_keys_that_the_programs_print() {
+    assert_none(&json::faults(&Document::guides()));
+}
+
+#[test]
+fn messages_are_those_of_the_programs() {
+    assert_none(&output::message_faults(&Document::guides(), &literals::Literals::collect()));
+}
+
+#[test]
+fn every_key_flag_and_exit_code_is_described() {
+    let document = Document::read("docs/reference.md");
+    assert_none(&reference::faults(&document, &Document::guides()));
+}
+
+#[test]
+fn links_lead_somewhere() {
+    assert_none(&links::faults(&Document::all()));
+}
+
+#[test]
+fn the_readme_is_short() {
+    let bytes = Document::read("README.md").text.len();
+    assert!(bytes <= README_BYTES_MAX, "README.md has {bytes} bytes, at most {README_BYTES_MAX}");
+}
