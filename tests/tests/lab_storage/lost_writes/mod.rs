@@ -9,8 +9,8 @@
 //! from below the fault, and compared with what the writers noted.
 //!
 //! `RBLK_ROUNDS=N` sets the number of rounds, `RBLK_SEED=N` the seed of the first round, and
-//! `RBLK_FAULTS=error,flakey` leaves out the thin pool. A round follows from its seed, but for the
-//! order in which threads run: repeat a failed round often.
+//! `RBLK_FAULTS=error,flakey` leaves out the thin pool. A round follows from its seed and from
+//! the list of faults, but for the order in which threads run: repeat a failed round often.
 
 mod plan;
 mod round;
@@ -134,8 +134,9 @@ fn life(lab: &Lab, plans: &[Arc<Plan>], lies: &mut Vec<String>) -> Vec<Tally> {
         diaries.push(round.finish());
     }
     let flushes: Vec<u64> = target.status().poll_groups.iter().map(|g| g.flushes).collect();
+    // The writers of one round may all be on one CPU, and have one queue and one poll group.
     assert!(
-        flushes.len() >= 2 && flushes.iter().all(|count| *count > 0),
+        plans.len() < ROUNDS_OF_A_LIFE || flushes.iter().filter(|count| **count > 0).count() >= 2,
         "FLUSHes by poll group: {flushes:?}; they cannot overlap, and the rounds prove nothing"
     );
     target.kill();
@@ -183,13 +184,12 @@ fn rounds(lab: &Lab) {
     for fault in faults {
         let buffered =
             || tallies.iter().filter(|(kind, _)| kind.0 == fault && kind.1 == "buffered");
-        let lost = buffered().any(|(_, tally)| tally.writes_lost > 0);
+        let lost = buffered().any(|(_, tally)| tally.writes_lost > 0 && tally.syncs_failed > 0);
         assert!(
             lost || buffered().count() == 0,
             "the fault {fault} lost nothing: nothing was at stake"
         );
     }
-    assert!(total.writes_lost > 0 && total.syncs_failed > 0, "nothing was at stake: {total}");
 }
 
 #[test]
