@@ -24,6 +24,7 @@ mod stall;
 mod target;
 mod usage;
 mod wait;
+mod waits;
 mod witness;
 mod write_log;
 
@@ -44,5 +45,6 @@ pub use stall::StallMeter;
 pub use target::{Target, TargetFlags};
 pub use usage::{Usage, cpu_time, rdma_resources};
 pub use wait::{DEADLINE, begin, until, within};
+pub use waits::CpuWaits;
 pub use witness::{Moment, Witness};
 pub use write_log::{Logged, WriteLog};

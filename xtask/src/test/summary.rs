@@ -46,7 +46,7 @@ impl Summary<'_> {
         );
         if self.left_out.here() > 0 {
             text += &format!(
-                "{} tests left themselves out on this machine, as RBLK_SKIP_... asked; {} of them ran in the lab\n",
+                "tests that left themselves out on this machine, as RBLK_SKIP_... asked: {}; of them ran in the lab: {}\n",
                 self.left_out.here(),
                 self.left_out.here() - nowhere.len() as u64
             );
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "2 tests left themselves out on this machine, as RBLK_SKIP_... asked; 1 of them ran in the lab",
+                "tests that left themselves out on this machine, as RBLK_SKIP_... asked: 2; of them ran in the lab: 1",
                 "skipped: test b: it ran nowhere",
                 "2 passed, 0 failed, 1 skipped"
             ]
