@@ -20,7 +20,7 @@ use crate::io::{Io, IoOp};
 
 /// How much data there is for each entry.
 const DATA_BYTES_PER_ENTRY: usize = 2048;
-const _: () = assert!(size_of::<Entry>() <= 48, "what ARCHITECTURE.md says it costs");
+const _: () = assert!(size_of::<Entry>() <= 48, "what docs/internals/memory.md says it costs");
 
 /// What became of a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,8 +3,8 @@
 //! ```text
 //! control (tokio)   serve -> control::Control -> admission, devices, core::Core -> session, holders
 //!                                 | mailbox          ^ channel
-//! data threads      poll_group::thread -> PollGroup -> connection, request, credit, volume
-//!                                              |-> store (io_uring)   |-> fabric (QPs)
+//! data threads      poll_group::thread -> PollGroup -> connection, request, volume
+//!                                              |-> cache -> store (io_uring)   |-> fabric (QPs)
 //! ```
 //!
 //! Calls go down, results come back as values: the loop in [`poll_group`] routes everything.
