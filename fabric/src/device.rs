@@ -73,6 +73,9 @@ pub struct DeviceCaps {
     pub read_sink_needs_remote_write: bool,
     /// A kernel driver plays the device (rxe, siw): each QP is served by threads of its own.
     pub kernel_software: bool,
+    /// What a QP was lent may be written to, read and sent from until the QP is destroyed, also in the error state:
+    /// all devices but the software provider, whose QPs are served by the thread that ends them.
+    pub touches_until_destroyed: bool,
 }
 
 /// Sizes of one QP, both queues, asked of the provider.
@@ -357,12 +360,14 @@ pub trait Poller: Send + fmt::Debug {
     /// [`Self::arm`] asks again.
     fn clear_event(&mut self);
 
-    /// Moves the QP to the error state: everything outstanding completes, nothing of the peer gets in any
-    /// more. Idempotent.
+    /// Moves the QP to the error state: everything outstanding completes sooner or later, and nothing new of the peer
+    /// gets in. What the device is amid may go on until the QP is destroyed: only then its memory is free
+    /// ([`DeviceCaps::touches_until_destroyed`]). Idempotent.
     fn fail(&mut self, qp: QpIndex);
 
-    /// Removes a QP. The caller has seen the completion of everything it posted as far as it cares: what
-    /// is left completes never. `None` for an unknown index.
+    /// Removes a QP, to be destroyed by dropping or [retiring](Connection::retire) it. What is left unfinished completes
+    /// never. Its room in the CQ is free when it is destroyed and the CQ was found empty after that. `None` for an
+    /// unknown index.
     fn detach(&mut self, qp: QpIndex) -> Option<Connection>;
 
     /// Doorbells, WRs and completions so far.

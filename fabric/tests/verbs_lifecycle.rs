@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use conformance::{Pair, limits};
 use rblk_fabric::{
-    Access, Address, ConnectOptions, ConnectionHello, Listener, Route, Scheme, WcStatus,
+    AcceptParams, Access, Address, Completion, ConnectOptions, ConnectionHello, FabricError,
+    Listener, PageKind, Poller, RecvWr, Region, Route, Scheme, WcStatus, WrId,
 };
 use verbs_pair::{address, control, pair, pair_async};
 
@@ -103,6 +104,69 @@ fn a_stale_region_is_not_reached_inline() {
     assert_ne!(a.seen[1].status, WcStatus::Success);
 }
 
+/// A QP's room in the CQ is nobody's until it is destroyed and the CQ was read empty: its flushes may come as long as it
+/// lives, and rxe leaves them in the CQ.
+#[test]
+fn room_in_a_completion_queue_is_free_after_the_destroy() {
+    let Some((address, _turn)) = turn() else { return };
+    let mut listener = control().block_on(Listener::bind(&address)).unwrap();
+    let to = listener.address().clone();
+    let route = || control().block_on(Route::resolve(&to, &ConnectOptions::default())).unwrap();
+    let device = route().device();
+    let pd = device.alloc_pd().unwrap();
+    // Room for two, or what the device makes of it.
+    let (mut poller, handle) = pd.poller(32).unwrap();
+    let far_pd = device.alloc_pd().unwrap();
+    let (mut far, far_handle) = far_pd.poller(4096).unwrap();
+    let mut connect = || {
+        let accepting = async {
+            let incoming = listener.accept().await.unwrap();
+            let qp = far.attach(incoming.prepare(&far_pd, &far_handle, limits()).unwrap()).unwrap();
+            let params =
+                AcceptParams { hello: ConnectionHello(vec![4]), reads_out: 4, reads_in: 4 };
+            far.accept(qp, &params).unwrap();
+        };
+        let hello = ConnectionHello(vec![1]);
+        let connecting = route().connect(&pd, &handle, limits(), &hello);
+        control().block_on(async { tokio::join!(connecting, accepting).0 }).unwrap().connection
+    };
+    let mut attached = Vec::new();
+    let limit = loop {
+        match poller.attach(connect()) {
+            Ok(qp) => attached.push(qp),
+            Err(FabricError::Limit { limit, .. }) => break limit,
+            Err(error) => panic!("{error}"),
+        }
+        assert!(attached.len() < 64, "a CQ without an end");
+    };
+    assert_eq!(attached.len() as u64, limit / 16, "8 and 8 WRs each");
+    let region = Region::allocate(4096, PageKind::Normal).unwrap();
+    let memory = pd.register(&region, Access::LOCAL_WRITE).unwrap();
+    let recvs = |_| RecvWr { id: WrId(1), sge: memory.sge(0, 64).unwrap() };
+    let qp = attached[0];
+    poller.post_recv(qp, &(0..8).map(recvs).collect::<Vec<_>>()).unwrap();
+    poller.fail(qp);
+    let dead = poller.detach(qp).unwrap();
+    let mut out = [Completion::default(); 64];
+    let mut read_empty = |poller: &mut Box<dyn Poller>| {
+        for _ in 0..20 {
+            assert_eq!(poller.poll(&mut out).unwrap(), 0, "it has no index any more");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    // It lives: whatever was read, more may come.
+    read_empty(&mut poller);
+    assert!(matches!(poller.attach(connect()), Err(FabricError::Limit { .. })), "not destroyed");
+    drop(dead);
+    assert!(matches!(poller.attach(connect()), Err(FabricError::Limit { .. })), "not read");
+    read_empty(&mut poller);
+    let again = poller.attach(connect()).unwrap();
+    assert!(matches!(poller.attach(connect()), Err(FabricError::Limit { .. })), "for one only");
+    // Nothing of the first one is the other's, which has its index.
+    assert_eq!(again, qp);
+    assert_eq!(poller.poll(&mut out).unwrap(), 0);
+}
+
 #[test]
 fn many_wait_and_none_is_lost() {
     let Some((address, _turn)) = turn() else { return };
@@ -141,7 +205,7 @@ fn many_wait_and_none_is_lost() {
     assert_eq!(seen, (0..20).collect::<Vec<_>>());
     for (i, ask) in asking.into_iter().enumerate() {
         match control().block_on(ask).unwrap() {
-            Err(rblk_fabric::FabricError::Rejected { hello, .. }) => {
+            Err(FabricError::Rejected { hello, .. }) => {
                 assert_eq!(usize::from(hello[0]), i);
             }
             other => panic!("{other:?}"),
@@ -201,7 +265,7 @@ fn giving_up_leaves_nothing() {
         let (_poller, handle) = pd.poller(64).unwrap();
         route.connect(&pd, &handle, limits(), &ConnectionHello::default()).await.map(drop)
     });
-    assert!(matches!(ended, Err(rblk_fabric::FabricError::TimedOut { .. })), "{ended:?}");
+    assert!(matches!(ended, Err(FabricError::TimedOut { .. })), "{ended:?}");
     // Of the 5 s that it has by default.
     assert!(start.elapsed() < Duration::from_secs(4));
     drop(listener);
@@ -300,6 +364,6 @@ fn an_answer_to_arp_before_the_kernel_waits_for_it_is_seen() {
     // Asked again and again, one who is not there is still given up in time.
     let before = descriptors();
     let ended = resolve("198.18.77.3").map(drop);
-    assert!(matches!(ended, Err(rblk_fabric::FabricError::TimedOut { .. })), "{ended:?}");
+    assert!(matches!(ended, Err(FabricError::TimedOut { .. })), "{ended:?}");
     eventually("descriptors are left open", || descriptors() <= before);
 }

@@ -6,6 +6,7 @@
 //! The target may take its time for a command, a LOGIN that waits for the end of an older epoch above all. With a
 //! [`Pulse`] that is no reason to be late with a loss: its data thread answers KEEP_ALIVEs meanwhile.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{
@@ -66,8 +67,9 @@ pub struct AdminChannel {
     poller: Box<dyn Poller>,
     qp: QpIndex,
     credits: SendCredits,
-    slots: MemoryRegion,
-    replies: MemoryRegion,
+    // Lent to the device until the QP is destroyed, which may be later than this value's end.
+    slots: Arc<MemoryRegion>,
+    replies: Arc<MemoryRegion>,
     epoch: Epoch,
     depth: QueueDepth,
     sequence: Sequence,
@@ -140,8 +142,8 @@ impl AdminChannel {
             poller,
             qp,
             credits: SendCredits::new(32, 8),
-            slots,
-            replies,
+            slots: Arc::new(slots),
+            replies: Arc::new(replies),
             epoch,
             depth: accept.depth,
             sequence: Sequence(0),
@@ -428,8 +430,8 @@ impl Drop for AdminChannel {
     fn drop(&mut self) {
         self.poller.fail(self.qp);
         if let Some(connection) = self.poller.detach(self.qp) {
-            // Its target may be silent; nothing here waits for the end of the QP.
-            connection.retire(());
+            // Its target may be silent; nothing here waits for the end of the QP but the memory that it was lent.
+            connection.retire((Arc::clone(&self.slots), Arc::clone(&self.replies)));
         }
     }
 }

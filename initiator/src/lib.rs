@@ -28,5 +28,6 @@ pub mod queue;
 pub mod replay;
 pub mod retain;
 pub mod session;
+pub mod succession;
 #[allow(unsafe_code)] // the driver's memory and io_uring commands
 pub mod ublk;

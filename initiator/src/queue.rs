@@ -22,10 +22,11 @@ use tokio::sync::{mpsc, oneshot};
 use crate::admin::Pulse;
 use crate::durability::Ledger;
 use crate::engine::{Engine, PathEnd, QueueStats};
-use crate::grave::{Grave, Graves};
+use crate::grave::Grave;
 use crate::io::{Io, IoOp};
 use crate::path::{DeadPath, Path};
 use crate::retain::Retained;
+use crate::succession::Succession;
 use crate::ublk::Buffers;
 use crate::ublk::QueueConfig;
 use crate::ublk::{BlockOp, BlockRequest};
@@ -36,8 +37,6 @@ const LONG_SLEEP: Duration = Duration::from_secs(60);
 const SHORT_SLEEP: Duration = Duration::from_millis(100);
 /// How often a thread that waits for the end of a dead path asks for it.
 const GRAVE_SLEEP: Duration = Duration::from_millis(1);
-/// How often it says that it waits.
-const GRAVE_WARNING: Duration = Duration::from_secs(5);
 /// Turns of the ring in which the last answers get out.
 const HAND_BACK_TRIES: u32 = 16;
 /// Busy turns after which the poller's counters are published; they are before every sleep.
@@ -203,11 +202,8 @@ fn run(
     // Control waits for word that nothing is unanswered.
     let mut tell_quiet = false;
     let mut leave_by = None;
-    // What has to wait for the ends of dead paths: their drivers may still write to buffers.
-    let graves = Graves::default();
-    let mut next_path: Option<Box<Path>> = None;
-    let mut failing = None;
-    let mut waits_since = None;
+    // What has to wait for the ends of dead paths: their devices may still write to buffers.
+    let mut succession = Succession::new(queue_id);
     loop {
         let now = Instant::now();
         let mut busy = false;
@@ -218,13 +214,13 @@ fn run(
             match message {
                 ToQueue::Connect(path) => {
                     engine.disconnect();
-                    give_back(next_path.replace(path), queue_id, &outbox);
+                    give_back(succession.follow_with(path), queue_id, &outbox);
                 }
                 ToQueue::Disconnect => {
                     engine.disconnect();
-                    give_back(next_path.take(), queue_id, &outbox);
+                    give_back(succession.take_next(), queue_id, &outbox);
                 }
-                ToQueue::Fail(errno) => failing = Some(errno),
+                ToQueue::Fail(errno) => succession.fail(errno),
                 ToQueue::TakeStock(reply) => {
                     // Nobody listens when the try to connect was given up.
                     let _ = reply.send(engine.take_stock());
@@ -239,36 +235,19 @@ fn run(
                 }
             }
         }
-        let waits = next_path.is_some() || failing.is_some();
-        if waits {
+        if succession.waits() {
             // One that ended just now counts, too, and gives its place up before the next one takes the token.
-            send_off(&mut engine, &mut ublk, path_token, &graves, queue_id, &outbox)?;
+            send_off(&mut engine, &mut ublk, path_token, &succession, queue_id, &outbox)?;
         }
-        if waits && !graves.are_closed() {
-            let since = *waits_since.get_or_insert(now);
-            if now.saturating_duration_since(since) > GRAVE_WARNING {
-                waits_since = Some(now);
-                tracing::warn!(
-                    queue = queue_id,
-                    "the kernel has not destroyed the QP of the last path; requests wait for that"
-                );
-            }
-        } else if waits {
-            waits_since = None;
-            if let Some(errno) = failing.take() {
-                engine.set_failed(errno);
-            }
-            if let Some(path) = next_path.take() {
-                engine.connect(*path, now);
-                published = PollerCounters::default();
-                if let Some(poller) = engine.poller_mut() {
-                    // Two tokens for each path.
-                    path_token += 2;
-                    for (token, fd) in (path_token..).zip(poller.event_fds()) {
-                        let Some(fd) = fd else { continue };
-                        ublk.watch_asleep(fd.as_raw_fd(), WatchToken(token))
-                            .map_err(io::Error::other)?;
-                    }
+        if succession.go_on(&mut engine, now) {
+            published = PollerCounters::default();
+            if let Some(poller) = engine.poller_mut() {
+                // Two tokens for each path.
+                path_token += 2;
+                for (token, fd) in (path_token..).zip(poller.event_fds()) {
+                    let Some(fd) = fd else { continue };
+                    ublk.watch_asleep(fd.as_raw_fd(), WatchToken(token))
+                        .map_err(io::Error::other)?;
                 }
             }
         }
@@ -327,7 +306,7 @@ fn run(
             }
         }
         io |= answers > 0;
-        busy |= send_off(&mut engine, &mut ublk, path_token, &graves, queue_id, &outbox)?;
+        busy |= send_off(&mut engine, &mut ublk, path_token, &succession, queue_id, &outbox)?;
         if tell_quiet && engine.is_quiet() {
             tell_quiet = false;
             let _ = outbox.send(FromQueue::Quiet { queue: queue_id });
@@ -335,9 +314,9 @@ fn run(
         let leaves = leave_by.is_some_and(|by| engine.is_quiet() || now >= by);
         if leaves || stopping && ublk.is_down() {
             engine.disconnect();
-            give_back(next_path.take(), queue_id, &outbox);
+            give_back(succession.take_next(), queue_id, &outbox);
             while let Some((end, dead)) = engine.take_ended() {
-                tell_end(end, dead, &graves, queue_id, &outbox);
+                tell_end(end, dead, &succession, queue_id, &outbox);
             }
             if leaves {
                 hand_back(&mut ublk)?;
@@ -366,14 +345,13 @@ fn run(
         } else if looks || !may_wait {
             Wait::No
         } else {
-            if let Some(poller) = engine.poller_mut() {
-                poller.arm().map_err(io::Error::other)?;
-            }
+            let armed = engine.arm();
             // Something may have come between the last look and the arming.
             let asked = engine.outstanding();
-            let late = engine.turn(now, |tag, result| {
-                let _ = ublk.complete(tag.0, result);
-            });
+            let late = !armed
+                | engine.turn(now, |tag, result| {
+                    let _ = ublk.complete(tag.0, result);
+                });
             if late || mail.has_some() {
                 patience.worked(now, engine.outstanding() < asked);
                 Wait::No
@@ -383,7 +361,7 @@ fn run(
                 // With answers outstanding, also a net under devices that lose an event.
                 let short = engine.has_deadline() || stopping || engine.outstanding() > 0;
                 let sleep = match short {
-                    _ if next_path.is_some() || failing.is_some() => GRAVE_SLEEP,
+                    _ if succession.waits() => GRAVE_SLEEP,
                     true => short_sleep,
                     false => LONG_SLEEP,
                 };
@@ -433,7 +411,7 @@ fn send_off(
     engine: &mut Engine,
     ublk: &mut Queue,
     path_token: u32,
-    graves: &Graves,
+    succession: &Succession,
     queue_id: u16,
     outbox: &mpsc::UnboundedSender<FromQueue>,
 ) -> io::Result<bool> {
@@ -445,7 +423,7 @@ fn send_off(
         }
         // Submits the removal while the descriptor is still open.
         ublk.enter(Wait::No).map_err(io::Error::other)?;
-        tell_end(end, dead, graves, queue_id, outbox);
+        tell_end(end, dead, succession, queue_id, outbox);
     }
     Ok(any)
 }
@@ -454,11 +432,11 @@ fn send_off(
 fn tell_end(
     end: PathEnd,
     dead: DeadPath,
-    graves: &Graves,
+    succession: &Succession,
     queue: u16,
     outbox: &mpsc::UnboundedSender<FromQueue>,
 ) {
-    let grave = graves.dig(&dead);
+    let grave = succession.dig(&dead);
     let _ = outbox.send(FromQueue::PathEnded { queue, end, dead: Box::new(dead), grave });
 }
 

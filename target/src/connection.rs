@@ -37,8 +37,8 @@ use crate::cache::Segments;
 use crate::read_ahead::ReadAhead;
 use crate::request::Request;
 
-/// Receive slots beyond depth + 1: room for a marker and a margin.
-const SPARE_RECVS: usize = 2;
+/// Receive slots beyond depth + 1: a margin.
+const SPARE_RECVS: usize = 1;
 #[allow(clippy::cast_possible_truncation)] // a constant of 16
 const RESPONSE_LEN: u32 = RESPONSE_BYTES as u32;
 #[allow(clippy::cast_possible_truncation)] // a constant of 16
@@ -77,10 +77,6 @@ pub enum WrKind {
     WriteData(Tag),
     /// READ of the peer's scratch, to learn that everything before it is done.
     Proof,
-    /// Marker behind everything on a dead send queue.
-    DrainSend,
-    /// Marker behind everything on a dead receive queue.
-    DrainRecv,
 }
 
 impl WrKind {
@@ -92,9 +88,7 @@ impl WrKind {
             Self::ReadData(tag, part) => (1, part, tag.0),
             Self::Answer(tag) => (2, 0, tag.0),
             Self::Proof => (3, 0, 0),
-            Self::DrainSend => (4, 0, 0),
-            Self::DrainRecv => (5, 0, 0),
-            Self::WriteData(tag) => (6, 0, tag.0),
+            Self::WriteData(tag) => (4, 0, tag.0),
         };
         WrId(kind << 24 | u64::from(part) << 16 | u64::from(index))
     }
@@ -108,9 +102,7 @@ impl WrKind {
             1 => Self::ReadData(Tag(index), part),
             2 => Self::Answer(Tag(index)),
             3 => Self::Proof,
-            4 => Self::DrainSend,
-            5 => Self::DrainRecv,
-            6 => Self::WriteData(Tag(index)),
+            4 => Self::WriteData(Tag(index)),
             _ => return None,
         })
     }
@@ -186,14 +178,13 @@ impl Layout {
         self.recv_slots
     }
 
-    /// RECVs that may be posted, markers included.
+    /// RECVs that may be posted: one for each receive slot.
     #[must_use]
     pub fn recv_wrs(&self) -> u32 {
-        u32::from(self.recv_slots) + 1
+        u32::from(self.recv_slots)
     }
 
-    /// Send WRs that may be outstanding, without the drain marker: per command a READ, a WRITE and a SEND,
-    /// and the tail of unsignaled ones.
+    /// Send WRs that may be outstanding: per command a READ, a WRITE and a SEND, and the tail of unsignaled ones.
     #[must_use]
     pub fn send_wrs(&self) -> u32 {
         3 * u32::try_from(self.depth.tags()).unwrap_or(u32::MAX / 4) + 2 * SIGNAL_INTERVAL
@@ -213,15 +204,15 @@ impl Layout {
 pub enum Life {
     /// Serves.
     Live,
-    /// The QP is in error; waits for its markers and for what executes.
-    Dying {
+    /// The QP is in the error state and control destroys it. Until then the device may touch what was lent to it.
+    Destroying {
         /// When it began.
         since: Instant,
-        /// The send queue's marker came back.
-        sends_drained: bool,
-        /// The receive queue's marker came back.
-        recvs_drained: bool,
+        /// When to say that it takes long.
+        warn_at: Instant,
     },
+    /// The QP is destroyed: the device touches nothing any more. Shards may still work for the connection.
+    Destroyed,
 }
 
 /// What control hands over.
@@ -306,7 +297,7 @@ pub struct Connection {
     pub id: ConnectionId,
     /// Index of its poller.
     pub poller: usize,
-    /// Its QP there.
+    /// Its QP there, while it lives.
     pub qp: QpIndex,
     /// What control handed over.
     pub params: ConnectionParams,
@@ -343,12 +334,6 @@ pub struct Connection {
     /// A completed send WR means that the peer has the bytes. Not so on iWARP, where it only means that TCP
     /// has them and may yet send them from our memory (soft-iWARP does); there only a READ proves it.
     pub sends_prove: bool,
-    /// Its QP did not flush, or cannot say so.
-    pub gave_up: bool,
-    /// Its QP is with the poller; control has it otherwise.
-    pub has_qp: bool,
-    /// Dead, and what it held was given back.
-    pub emptied: bool,
     /// A proof READ is on its way.
     pub proving: bool,
     /// Where it lands, if not in our scratch (iWARP).
@@ -397,9 +382,6 @@ impl Connection {
             pinned: VecDeque::with_capacity(send_wrs as usize),
             read_ahead: ReadAhead::default(),
             sends_prove: true,
-            gave_up: false,
-            has_qp: true,
-            emptied: false,
             proving: false,
             proof_sink: None,
             completed: 0,
@@ -656,20 +638,13 @@ impl Connection {
         }
     }
 
-    /// Whether the device touches nothing of it any more: the markers came back.
-    #[must_use]
-    pub fn is_drained(&self) -> bool {
-        matches!(self.life, Life::Dying { sends_drained: true, recvs_drained: true, .. })
-    }
-
-    /// Whether nothing of it is in use any more: markers came back and nothing executes.
+    /// Whether nothing of it is in use any more: its QP is destroyed and nothing executes.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        let drained = self.is_drained();
         // Control holds nothing of a connection while it works on an admin command (it may park one for ever),
         // and its answer finds the connection gone.
         let admin = self.params.kind == ConnectionKind::Admin;
-        drained && !self.gave_up && (admin || !self.requests.iter().any(Request::is_executing))
+        self.life == Life::Destroyed && (admin || !self.requests.iter().any(Request::is_executing))
     }
 }
 
@@ -685,8 +660,6 @@ mod tests {
             WrKind::Answer(Tag(0)),
             WrKind::WriteData(Tag(1024)),
             WrKind::Proof,
-            WrKind::DrainSend,
-            WrKind::DrainRecv,
         ] {
             assert_eq!(WrKind::from_id(kind.id()), Some(kind));
             assert!(kind.id().0 <= WrId::MASK);

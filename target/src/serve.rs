@@ -312,8 +312,9 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
     })
     .context("control")?;
     // Registering takes seconds when the arena is large: before anybody connects.
-    for device in &devices {
-        control.device(device).with_context(|| format!("device {}", device.caps().name))?;
+    // Control alone keeps them: one that is unplugged is let go.
+    for device in devices {
+        control.device(&device).with_context(|| format!("device {}", device.caps().name))?;
     }
     let (request_sender, requests) = mpsc::channel(64);
     let (incoming_sender, incoming) = mpsc::channel(64);

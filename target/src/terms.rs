@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(accept.features, LISTS);
         let (accept, large) = granted(both, usize::MAX).unwrap();
         assert_eq!(accept.features, both);
-        assert!(large - small >= 131 * 2 * 4096, "{small} and {large} bytes");
+        assert!(large - small >= 130 * 2 * 4096, "{small} and {large} bytes");
         for (max, features, bytes) in
             [(large, both, large), (large - 1, LISTS, small), (small, LISTS, small)]
         {

@@ -58,7 +58,7 @@ fn every_mutation_fits_the_source() {
     let names: Vec<&str> = rules.keys().map(String::as_str).collect();
     assert_eq!(
         names,
-        ["buffer", "epoch", "fencing", "flush", "loss", "replay"],
+        ["buffer", "destroy", "epoch", "fencing", "flush", "loss", "replay"],
         "a rule has no mutation"
     );
     assert!(rules.values().all(|count| *count >= 2), "two for each: {rules:?}");

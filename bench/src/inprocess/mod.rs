@@ -13,28 +13,30 @@
 //! each end one turn. One seed decides everything that happens, so a run can be had again from its seed;
 //! [`Rig::fingerprint`] tells whether it was.
 
+mod burial;
 mod options;
 mod poller;
 mod queue;
 mod target;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rblk_fabric::soft::memory::{Network, Wire};
-use rblk_fabric::{Connection, Device, Poller, ProtectionDomain, QpIndex, Region};
+use rblk_fabric::{Device, Poller, ProtectionDomain, QpIndex, Region};
 use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, Tag};
 use rblk_target::connection::{ConnectionId, SessionSlot};
 use rblk_target::poll_group::FromGroup;
 use rblk_target::store::Store;
 use rblk_target::volume::Volume;
 
+use burial::Corpses;
 pub use options::{QueueOptions, RigOptions, VolumeKind, VolumeSpec};
-pub use poller::soft_handle;
+pub use poller::{CqBreaker, CqFault, breakable, soft_handle};
 use queue::Queue;
 pub use queue::QueueId;
+pub use target::CqNews;
 use target::{Group, SessionState};
 
 use crate::cost::allocations;
@@ -147,9 +149,7 @@ pub struct Rig<S> {
     allocations: Allocations,
     steps: u64,
     listened: Instant,
-    jams: Arc<AtomicBool>,
-    // QPs that did not flush, with the poll groups to tell when they are destroyed.
-    jammed: Vec<(usize, ConnectionId, Option<Connection>)>,
+    corpses: Corpses,
 }
 
 impl<S: Store> std::fmt::Debug for Rig<S> {
@@ -172,7 +172,9 @@ impl<S: Store> Rig<S> {
     /// # Errors
     /// Memory is short, or the sizes do not fit.
     pub fn new(options: &RigOptions, store: impl FnMut(&Arc<Region>) -> S) -> Result<Self> {
-        let network = Network::with_region_max(options.seed, options.region_max_bytes);
+        let make =
+            if options.late_rdma { Network::with_late_rdma } else { Network::with_region_max };
+        let network = make(options.seed, options.region_max_bytes);
         network.set_conditions(options.conditions);
         let device = Device::Soft(network.device());
         let now = Instant::now();
@@ -198,8 +200,7 @@ impl<S: Store> Rig<S> {
             allocations: Allocations::default(),
             steps: 0,
             listened: now,
-            jams: Arc::new(AtomicBool::new(false)),
-            jammed: Vec::new(),
+            corpses: Corpses::new(options.seed, options.destroy_steps),
         };
         rig.start_target(store)?;
         Ok(rig)
@@ -259,6 +260,7 @@ impl<S: Store> Rig<S> {
         self.steps += 1;
         self.now += self.options.tick;
         self.network.advance(1);
+        self.destroy_due();
         let mut busy = false;
         let mut messages: Vec<FromGroup> = Vec::new();
         let listens = self.now - self.listened > LISTEN;

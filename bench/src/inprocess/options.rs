@@ -77,6 +77,14 @@ pub struct RigOptions {
     pub cq_entries: u32,
     /// Largest MR of the devices, in bytes.
     pub region_max_bytes: u64,
+    /// Devices of the target; connections are dealt to them by session.
+    pub devices: usize,
+    /// QPs are over only when they are destroyed, as those of cards: see [`Network::with_late_rdma`].
+    ///
+    /// [`Network::with_late_rdma`]: rblk_fabric::soft::memory::Network::with_late_rdma
+    pub late_rdma: bool,
+    /// Steps until the QP of a connection that ended is destroyed, at most, at either end.
+    pub destroy_steps: u64,
     /// What the target serves.
     pub volumes: Vec<VolumeSpec>,
 }
@@ -96,6 +104,9 @@ impl Default for RigOptions {
             // Some tens of queues of default depth.
             cq_entries: 1 << 16,
             region_max_bytes: u64::MAX,
+            devices: 1,
+            late_rdma: false,
+            destroy_steps: 0,
             volumes: Vec::new(),
         }
     }

@@ -1,8 +1,8 @@
-//! The fabric of a [`Rig`](super::Rig): pollers whose QPs are connected when they are made, and may be made to jam.
+//! The fabric of a [`Rig`](super::Rig): pollers whose QPs are connected when they are made, and whose CQs may break.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::Result;
 use rblk_fabric::soft::PollerHandle as SoftHandle;
@@ -11,13 +11,57 @@ use rblk_fabric::{
     PollerHandle, PostError, QpIndex, RecvWr, SendWr,
 };
 
+/// What breaks a CQ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CqFault {
+    /// It cannot be polled any more, as after an overrun.
+    Poll,
+    /// It cannot be asked for an event any more.
+    Arm,
+}
+
+/// Breaks a poller from outside.
+#[derive(Clone, Default, Debug)]
+pub struct CqBreaker(Arc<CqState>);
+
+#[derive(Default, Debug)]
+struct CqState {
+    poll: AtomicBool,
+    arm: AtomicBool,
+    // Times that it was asked since it broke.
+    asked: AtomicU64,
+}
+
+impl CqBreaker {
+    /// It is broken from now on.
+    pub fn break_it(&self, how: CqFault) {
+        match how {
+            CqFault::Poll => self.0.poll.store(true, Ordering::Relaxed),
+            CqFault::Arm => self.0.arm.store(true, Ordering::Relaxed),
+        }
+    }
+
+    /// How often it was asked since then for what is broken.
+    #[must_use]
+    pub fn asked(&self) -> u64 {
+        self.0.asked.load(Ordering::Relaxed)
+    }
+
+    fn check(&self, broken: &AtomicBool) -> rblk_fabric::Result<()> {
+        if !broken.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.0.asked.fetch_add(1, Ordering::Relaxed);
+        let source = std::io::ErrorKind::BrokenPipe.into();
+        Err(FabricError::Call { call: "completion queue", source })
+    }
+}
+
 /// QPs of the in-memory network are connected when they are made, so there is nothing left to accept.
 #[derive(Debug)]
-pub(super) struct PairedPoller {
-    pub(super) inner: Box<dyn Poller>,
-    // QPs that fail while this is set do not flush.
-    pub(super) jams: Arc<AtomicBool>,
-    pub(super) jammed: Vec<QpIndex>,
+struct PairedPoller {
+    inner: Box<dyn Poller>,
+    breaker: CqBreaker,
 }
 
 impl Poller for PairedPoller {
@@ -42,21 +86,12 @@ impl Poller for PairedPoller {
     }
 
     fn poll(&mut self, out: &mut [Completion]) -> rblk_fabric::Result<usize> {
-        let count = self.inner.poll(out)?;
-        if self.jammed.is_empty() {
-            return Ok(count);
-        }
-        let mut kept = 0;
-        for at in 0..count {
-            if !self.jammed.contains(&out[at].qp) {
-                out[kept] = out[at];
-                kept += 1;
-            }
-        }
-        Ok(kept)
+        self.breaker.check(&self.breaker.0.poll)?;
+        self.inner.poll(out)
     }
 
     fn arm(&mut self) -> rblk_fabric::Result<()> {
+        self.breaker.check(&self.breaker.0.arm)?;
         self.inner.arm()
     }
 
@@ -69,20 +104,23 @@ impl Poller for PairedPoller {
     }
 
     fn fail(&mut self, qp: QpIndex) {
-        if self.jams.load(Ordering::Relaxed) {
-            self.jammed.push(qp);
-        }
         self.inner.fail(qp);
     }
 
     fn detach(&mut self, qp: QpIndex) -> Option<Connection> {
-        self.jammed.retain(|jammed| *jammed != qp);
         self.inner.detach(qp)
     }
 
     fn counters(&self) -> PollerCounters {
         self.inner.counters()
     }
+}
+
+/// A poller that may be broken.
+#[must_use]
+pub fn breakable(inner: Box<dyn Poller>) -> (Box<dyn Poller>, CqBreaker) {
+    let breaker = CqBreaker::default();
+    (Box::new(PairedPoller { inner, breaker: breaker.clone() }), breaker)
 }
 
 /// The software provider's handle behind a poller's.

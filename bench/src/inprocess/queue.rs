@@ -11,11 +11,13 @@ use rblk_initiator::engine::{Engine, PathEnd, QueueCounts, QueueStats};
 use rblk_initiator::inflight::WrongState;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_initiator::path::{Path, PathLayout, PathMemory};
+use rblk_initiator::succession::Succession;
 use rblk_protocol::{ConnectionKind, Features, QueueDepth, Tag, VolumeHandle};
 use rblk_target::connection::SessionSlot;
 use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::volume::Volume;
 
+use super::burial::Corpse;
 use super::{Join, Outcome, QueueOptions, RawEnd, Rig};
 use crate::cost::allocations;
 
@@ -32,6 +34,7 @@ pub(super) struct Queue {
     // Of a rig without control.
     session: Option<(SessionSlot, u16)>,
     volume: VolumeHandle,
+    succession: Succession,
     // One for each lane.
     wires: Vec<Wire>,
     ended: Vec<PathEnd>,
@@ -105,6 +108,7 @@ impl<S: Store> Rig<S> {
             buffers,
             options,
             session: None,
+            succession: Succession::new(u16::try_from(self.queues.len()).unwrap_or(u16::MAX)),
             volume: VolumeHandle(u32::from(volume.0) + 1),
             wires: Vec::new(),
             ended: Vec::new(),
@@ -179,10 +183,39 @@ impl<S: Store> Rig<S> {
     /// # Panics
     /// There is no such queue.
     pub fn give_path(&mut self, id: QueueId, path: Path, wires: Vec<Wire>) {
-        let now = self.now;
         let queue = self.queue_mut(id);
         queue.wires = wires;
-        queue.engine.connect(path, now);
+        queue.engine.disconnect();
+        drop(queue.succession.follow_with(Box::new(path)));
+        self.go_on(id.0);
+    }
+
+    /// Every request of a queue fails with that errno, or waits again, as soon as its dead paths are destroyed.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    pub fn fail_requests(&mut self, id: QueueId, errno: Option<i32>) {
+        self.queue_mut(id).succession.fail(errno);
+    }
+
+    /// Sends off the paths of a queue that ended, and does what waited for their ends. Returns whether there was any.
+    fn go_on(&mut self, at: usize) -> bool {
+        let (now, steps) = (self.now, self.steps);
+        let mut busy = false;
+        while let Some((queue, (end, dead))) =
+            self.queues[at].as_mut().and_then(|q| q.engine.take_ended().map(|ended| (q, ended)))
+        {
+            busy = true;
+            queue.ended.push(end);
+            let grave = queue.succession.dig(&dead);
+            self.corpses.add(steps, Corpse::Initiator { dead, grave });
+            self.destroy_due();
+            self.note(&[2, at as u64]);
+        }
+        if let Some(Queue { engine, succession, .. }) = &mut self.queues[at] {
+            busy |= succession.go_on(engine, now);
+        }
+        busy
     }
 
     /// A queue's buffers, one after the other.
@@ -397,13 +430,7 @@ impl<S: Store> Rig<S> {
             tag,
             result,
         }));
-        let ended = queue.engine.take_ended();
-        if let Some((end, _)) = &ended {
-            busy = true;
-            queue.ended.push(*end);
-            self.note(&[2, at as u64]);
-        }
-        drop(ended);
+        busy |= self.go_on(at);
         for at in from..self.outcomes.len() {
             let Outcome { queue, tag, result } = self.outcomes[at];
             let result = u64::from(result.cast_unsigned());

@@ -1,7 +1,6 @@
 //! The target of a [`Rig`]: its poll groups, and what stands in for its control.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -25,7 +24,8 @@ use rblk_target::terms::Terms;
 use rblk_target::volume::{CacheMode, Placement, Volume};
 use rblk_target::volume_stats::{LastError, VolumeCounts, VolumeStats};
 
-use super::poller::PairedPoller;
+use super::burial::Corpse;
+use super::poller::{CqBreaker, CqFault, breakable};
 use super::{AdminCommand, Gone, Join, QueueOptions, Rig, VolumeKind, VolumeSpec, soft_handle};
 
 /// Runs of memory that one WRITE of the target gathers.
@@ -46,7 +46,29 @@ pub(super) struct Group<S> {
     stats: Arc<Stats>,
     // By volume index.
     volumes: Vec<Arc<VolumeStats>>,
-    poller: PollerHandle,
+    // By device.
+    cqs: Vec<Cq>,
+    memory: PollerMemory,
+}
+
+/// A CQ of a poll group, as control knows it.
+#[derive(Debug)]
+struct Cq {
+    handle: PollerHandle,
+    breaker: CqBreaker,
+    // What was told of it.
+    news: CqNews,
+}
+
+/// What a poll group told of a CQ.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct CqNews {
+    /// Times that it broke.
+    pub broken: u32,
+    /// Times that it had no connection left after that.
+    pub gone: u32,
+    /// Times that it was polled or asked for an event while it was broken.
+    pub asked: u64,
 }
 
 impl<S: Store> Group<S> {
@@ -94,7 +116,6 @@ impl<S: Store> Rig<S> {
             seed: options.seed,
         };
         for (index, peers) in Peers::connect(count)?.into_iter().enumerate() {
-            let (poller, handle) = target_pd.poller(options.cq_entries)?;
             let stats = Arc::new(Stats::default());
             let range = index * share..(index + 1) * share;
             let part = Arena::over(Arc::clone(&arena), range, options.io_max_bytes)?;
@@ -107,16 +128,21 @@ impl<S: Store> Rig<S> {
                 sink_extent_max: options.io_max_bytes,
                 volumes: memories.clone(),
             };
-            let jams = Arc::clone(&self.jams);
-            let poller = Box::new(PairedPoller { inner: poller, jams, jammed: Vec::new() });
-            engine.take_mail(ToGroup::AddPoller { poller, memory }, self.now);
+            let mut cqs = Vec::new();
+            for place in 0..options.devices {
+                let (inner, handle) = target_pd.poller(options.cq_entries)?;
+                let (poller, breaker) = breakable(inner);
+                let memory = memory.clone();
+                engine.take_mail(ToGroup::AddPoller { place, poller, memory }, self.now);
+                cqs.push(Cq { handle, breaker, news: CqNews::default() });
+            }
             let mut told = Vec::new();
             for volume in &volumes {
                 let (volume, stats) = (Arc::clone(volume), Arc::new(VolumeStats::default()));
                 told.push(Arc::clone(&stats));
                 engine.take_mail(ToGroup::AddVolume { volume, backing: None, stats }, self.now);
             }
-            self.groups.push(Group { engine, stats, volumes: told, poller: handle });
+            self.groups.push(Group { engine, stats, volumes: told, cqs, memory });
         }
         self.target_pd = target_pd;
         self.volumes = volumes;
@@ -136,7 +162,7 @@ impl<S: Store> Rig<S> {
             }
         }
         self.groups.clear();
-        self.jammed.clear();
+        self.corpses.drop_target();
         self.sessions.clear();
         self.gone.clear();
         self.admin.clear();
@@ -234,23 +260,39 @@ impl<S: Store> Rig<S> {
         self.groups[group].engine.take_mail(message, self.now);
     }
 
-    /// While this is set, QPs of the target that fail do not flush, and control does not come to destroying them.
-    pub fn jam_failed_qps(&mut self, jams: bool) {
-        self.jams.store(jams, Ordering::Relaxed);
+    /// Breaks a device of the target for one poll group.
+    ///
+    /// # Panics
+    /// There is no such poll group or device.
+    pub fn break_cq(&mut self, group: usize, device: usize, how: CqFault) {
+        self.groups[group].cqs[device].breaker.break_it(how);
     }
 
-    /// QPs that did not flush, were given up and are not destroyed.
+    /// What a poll group told of its CQ of a device.
+    ///
+    /// # Panics
+    /// There is no such poll group or device.
     #[must_use]
-    pub fn jammed_qps(&self) -> usize {
-        self.jammed.len()
+    pub fn cq_news(&self, group: usize, device: usize) -> CqNews {
+        let cq = &self.groups[group].cqs[device];
+        CqNews { asked: cq.breaker.asked(), ..cq.news }
     }
 
-    /// Destroys the QPs that did not flush, and tells their poll groups.
-    pub fn destroy_jammed(&mut self) {
-        for (group, id, qp) in std::mem::take(&mut self.jammed) {
-            drop(qp);
-            self.mail_to(group, ToGroup::Destroyed { connection: id });
-        }
+    /// Gives a poll group a CQ again whose place is empty.
+    ///
+    /// # Errors
+    /// The sizes do not fit.
+    ///
+    /// # Panics
+    /// There is no such poll group or device.
+    pub fn mend_cq(&mut self, group: usize, device: usize) -> Result<()> {
+        let (inner, handle) = self.target_pd.poller(self.options.cq_entries)?;
+        let (poller, breaker) = breakable(inner);
+        let memory = self.groups[group].memory.clone();
+        self.mail_to(group, ToGroup::AddPoller { place: device, poller, memory });
+        let cq = &mut self.groups[group].cqs[device];
+        (cq.handle, cq.breaker) = (handle, breaker);
+        Ok(())
     }
 
     /// The session's epoch.
@@ -328,7 +370,7 @@ impl<S: Store> Rig<S> {
         let Terms { accept, layout, memory } = Terms::new(&self.target_pd, accept, admin)?;
         let reads_out = options.reads_out;
         let target_sizes = QpLimits {
-            send_wrs: layout.send_wrs() + 1,
+            send_wrs: layout.send_wrs(),
             recv_wrs: layout.recv_wrs(),
             send_sges: SEND_SGES,
             inline_bytes: u32::try_from(limits::RESPONSE_BYTES)?,
@@ -339,9 +381,10 @@ impl<S: Store> Rig<S> {
         if !admin {
             self.next_group += 1;
         }
+        let place = usize::from(session.0) % self.options.devices;
         let (near, far, wire) = self.network.pair(
             (soft_handle(initiator)?, sizes),
-            (soft_handle(&self.groups[group].poller)?, target_sizes),
+            (soft_handle(&self.groups[group].cqs[place].handle)?, target_sizes),
         )?;
         let params = ConnectionParams {
             kind,
@@ -365,7 +408,7 @@ impl<S: Store> Rig<S> {
         // The initiator knows what it is told.
         let told = HelloAccept::from_wire(&hello.0, &asked)?;
         let add = ToGroup::AddConnection {
-            poller: 0,
+            poller: place,
             connection: Connection::Soft(far),
             params: Box::new(params),
             accept: AcceptParams { hello, reads_out, reads_in: 0 },
@@ -389,11 +432,16 @@ impl<S: Store> Rig<S> {
                     state.connections.swap_remove(at);
                 }
             }
-            FromGroup::Undrained { group, connection, qp } => {
-                self.jammed.push((group, connection, qp));
-                if !self.jams.load(Ordering::Relaxed) {
-                    self.destroy_jammed();
-                }
+            FromGroup::Ended { group, connection, qp } => {
+                self.corpses.add(self.steps, Corpse::Target { group, id: connection, qp });
+                self.destroy_due();
+            }
+            FromGroup::PollerBroken { group, poller } => {
+                self.groups[group].cqs[poller].news.broken += 1;
+            }
+            FromGroup::PollerGone { group, place, poller, memory } => {
+                drop((poller, memory));
+                self.groups[group].cqs[place].news.gone += 1;
             }
             FromGroup::LostWrites { .. } => self.lost_writes = true,
             FromGroup::Stopped { .. } => {}

@@ -29,17 +29,23 @@ impl Device {
         TCP.get_or_init(|| {
             use std::hash::{BuildHasher, RandomState};
             let salt = RandomState::new().hash_one(std::process::id());
-            Self::new("soft", Transport::SoftTcp, salt, REGION_MAX_BYTES)
+            Self::new("soft", Transport::SoftTcp, salt, REGION_MAX_BYTES, false)
         })
         .clone()
     }
 
-    pub(super) fn memory(seed: u64, max_region_bytes: u64) -> Self {
+    /// With `late`, one whose QPs are over only when they are destroyed, as on cards.
+    pub(super) fn memory(seed: u64, max_region_bytes: u64, late: bool) -> Self {
         let max_region_bytes = max_region_bytes.min(REGION_MAX_BYTES);
-        Self::new("memory", Transport::SoftMemory, seed, max_region_bytes)
+        Self::new("memory", Transport::SoftMemory, seed, max_region_bytes, late)
     }
 
-    fn new(name: &str, transport: Transport, salt: u64, max_region_bytes: u64) -> Self {
+    /// Varies what is decided by chance.
+    pub(super) fn salt(&self) -> u64 {
+        self.0.salt
+    }
+
+    fn new(name: &str, transport: Transport, salt: u64, max_region_bytes: u64, late: bool) -> Self {
         let caps = DeviceCaps {
             name: name.to_owned(),
             transport,
@@ -53,6 +59,7 @@ impl Device {
             write_with_imm: true,
             read_sink_needs_remote_write: false,
             kernel_software: false,
+            touches_until_destroyed: late,
         };
         Self(Arc::new(Inner { caps, salt }))
     }

@@ -32,6 +32,11 @@ impl Entry {
         let offset = usize::try_from(addr.checked_sub(self.region.address())?).ok()?;
         self.region.pointer(offset, len as usize)
     }
+
+    fn place(&self, addr: u64) -> Option<(Arc<Region>, usize)> {
+        let offset = usize::try_from(addr.checked_sub(self.region.address())?).ok()?;
+        Some((Arc::clone(&self.region), offset))
+    }
 }
 
 /// What a peer wants to do with an MR.
@@ -77,6 +82,23 @@ impl KeyTable {
         if allowed { entry.pointer(addr, len) } else { None }
     }
 
+    /// The place of an SGE that may be written to.
+    pub(super) fn local_place(&self, sge: Sge) -> Option<(Arc<Region>, usize)> {
+        self.local(sge, true)?;
+        self.entry(sge.lkey.0)?.place(sge.addr)
+    }
+
+    /// The place of what a peer writes.
+    pub(super) fn remote_place(
+        &self,
+        key: Rkey,
+        addr: u64,
+        len: u32,
+    ) -> Option<(Arc<Region>, usize)> {
+        self.remote(key, addr, len, Right::Write)?;
+        self.entry(key.0)?.place(addr)
+    }
+
     fn set(&mut self, slot: usize, entry: Option<Entry>) {
         if self.slots.len() <= slot {
             self.slots.resize(slot + 1, None);
@@ -93,6 +115,11 @@ impl KeyCopy {
     /// The keys as of now. Regions cannot go while the guard lives.
     pub(super) fn read(&self) -> RwLockReadGuard<'_, KeyTable> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The keys as of now, unless they are being changed.
+    pub(super) fn try_read(&self) -> Option<RwLockReadGuard<'_, KeyTable>> {
+        self.0.try_read().ok()
     }
 
     fn set(&self, slot: usize, entry: Option<Entry>) {
@@ -248,7 +275,7 @@ mod tests {
 
     #[test]
     fn keys_check_bounds_and_rights_and_die() {
-        let pd = Device::memory(7, 4096).alloc_pd().unwrap();
+        let pd = Device::memory(7, 4096, false).alloc_pd().unwrap();
         let region = Region::allocate(4096, PageKind::Normal).unwrap();
         let mr = pd.register(&region, Access::LOCAL_WRITE).unwrap();
         let base = region.address();

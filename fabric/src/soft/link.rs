@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::EventFd;
 
+use super::late::Landing;
+
 /// What a call moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Moved {
@@ -42,6 +44,16 @@ pub(super) trait Link: Send + fmt::Debug {
 
     /// What to write to when something changes, for links without a descriptor.
     fn wake_by(&mut self, event: &Arc<EventFd>);
+
+    /// Bytes of the peer that nobody received, where a device may still be amid them.
+    fn left_behind(&mut self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Has these land at some time until the link is dropped, and then.
+    fn land_late(&mut self, landings: Vec<Landing>) {
+        drop(landings);
+    }
 }
 
 /// A connected TCP socket, nonblocking.

@@ -12,11 +12,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nix::sys::eventfd::EventFd;
 
 use super::device::Device;
+use super::late::Landing;
 use super::link::{Link, Moved};
 use super::poller::PollerHandle;
 use super::queue_pair::{self, Connection};
 use crate::device::QpLimits;
 use crate::error::{FabricError, Result};
+
+/// Ticks after a QP's end until what was under way lands, at most; and again when the QP is dropped.
+const LATE_TICKS: u64 = 64;
 
 /// How the streams of a network behave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,6 +122,17 @@ struct State {
     now: u64,
     conditions: Conditions,
     wires: Vec<WireState>,
+    late: Vec<Late>,
+}
+
+/// What is to land of a QP that ended.
+#[derive(Debug)]
+struct Late {
+    wire: usize,
+    end: End,
+    // `None` when they have landed; they do once more in the end.
+    due: Option<u64>,
+    landings: Vec<Landing>,
 }
 
 impl State {
@@ -168,9 +183,26 @@ impl Network {
     /// As [`Self::new`], of a device whose largest MR has so many bytes.
     #[must_use]
     pub fn with_region_max(seed: u64, bytes: u64) -> Self {
-        let state =
-            State { random: seed, now: 0, conditions: Conditions::default(), wires: Vec::new() };
-        Self { device: Device::memory(seed, bytes), state: Arc::new(Mutex::new(state)) }
+        Self::make(seed, bytes, false)
+    }
+
+    /// As [`Self::with_region_max`], of a device whose QPs are over only when they are destroyed, as those of cards: RDMA
+    /// that was under way when a QP ended lands at some time until its [`Connection`] is dropped, and then once more;
+    /// flushes come some polls later than the end.
+    #[must_use]
+    pub fn with_late_rdma(seed: u64, bytes: u64) -> Self {
+        Self::make(seed, bytes, true)
+    }
+
+    fn make(seed: u64, bytes: u64, late: bool) -> Self {
+        let state = State {
+            random: seed,
+            now: 0,
+            conditions: Conditions::default(),
+            wires: Vec::new(),
+            late: Vec::new(),
+        };
+        Self { device: Device::memory(seed, bytes, late), state: Arc::new(Mutex::new(state)) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -207,6 +239,10 @@ impl Network {
                     wire.wake(end.other());
                 }
             }
+        }
+        for late in state.late.iter_mut().filter(|late| late.due.is_some_and(|at| at <= now)) {
+            late.due = None;
+            late.landings.iter().for_each(Landing::land);
         }
     }
 
@@ -459,5 +495,30 @@ impl Link for MemoryLink {
 
     fn wake_by(&mut self, event: &Arc<EventFd>) {
         self.network.state().wires[self.wire].wakers[self.end.number()] = Some(Arc::clone(event));
+    }
+
+    fn left_behind(&mut self) -> Vec<u8> {
+        let state = self.network.state();
+        let stream = &state.wires[self.wire].streams[self.end.other().number()];
+        stream.bytes.iter().copied().collect()
+    }
+
+    fn land_late(&mut self, landings: Vec<Landing>) {
+        if landings.is_empty() {
+            return;
+        }
+        let mut state = self.network.state();
+        let due = Some(state.now + state.below(LATE_TICKS));
+        state.late.push(Late { wire: self.wire, end: self.end, due, landings });
+    }
+}
+
+impl Drop for MemoryLink {
+    fn drop(&mut self) {
+        let mut state = self.network.state();
+        let own = |late: &mut Late| late.wire == self.wire && late.end == self.end;
+        for late in state.late.extract_if(.., own) {
+            late.landings.iter().for_each(Landing::land);
+        }
     }
 }

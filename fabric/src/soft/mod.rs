@@ -14,6 +14,7 @@
 //! | `handshake` | request and reply, before the frames |
 //! | `link` | byte streams: the `Link` trait and TCP |
 //! | [`memory`] | the in-memory network: delay, fragmentation, cuts |
+//! | `late` | for tests: QPs that, as on cards, are over only when they are destroyed |
 //! | `queue_pair` | queues, states, the flush |
 //! | `transmit`, `receive` | the two directions of a queue pair |
 //! | `poller` | [`Poller`]: readiness and turns |
@@ -45,6 +46,7 @@ mod device;
 mod domain;
 mod frame;
 mod handshake;
+mod late;
 mod link;
 mod listener;
 pub mod memory;

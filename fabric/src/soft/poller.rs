@@ -128,6 +128,10 @@ impl Poller {
             .add(kick.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, KICK))
             .map_err(call("epoll_ctl"))?;
         let handle = PollerHandle { pd: pd.clone(), id };
+        let mut cq = CompletionQueue::new(cq_entries as usize);
+        if pd.device().caps().touches_until_destroyed {
+            cq.flush_late(pd.device().salt());
+        }
         let poller = Self {
             pd,
             id,
@@ -145,7 +149,7 @@ impl Poller {
             idle: 0,
             staging: vec![0; STAGING].into_boxed_slice(),
             lines: vec![0; LINES].into_boxed_slice(),
-            cq: CompletionQueue::new(cq_entries as usize),
+            cq,
             cq_entries: cq_entries.into(),
             cq_promised: 0,
             counters: PollerCounters::default(),
@@ -427,6 +431,9 @@ impl crate::device::Poller for Poller {
         pair.quiet = 0;
         pair.is_owing = false;
         pair.link.wake_by(&self.kick);
+        if self.caps().touches_until_destroyed {
+            pair.late_keys = Some(Arc::clone(&self.keys));
+        }
         watch(&self.epoll, &pair, false);
         if pair.link.fd().is_some() {
             if pair.interest.get() == Interest::None && pair.state != State::Dead {
@@ -496,6 +503,7 @@ impl crate::device::Poller for Poller {
         if out.is_empty() {
             return Ok(0);
         }
+        self.cq.age();
         if self.cq.is_empty() && !std::mem::take(&mut self.skip) && !self.rests() {
             self.turn(out.len())?;
         }

@@ -6,9 +6,10 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 
 use super::completions::{CompletionQueue, Returns};
-use super::domain::ProtectionDomain;
+use super::domain::{KeyCopy, ProtectionDomain};
 use super::frame::Refusal;
 use super::handshake::{self, Verdict};
 use super::link::Link;
@@ -102,6 +103,8 @@ pub(super) struct QueuePair {
     pub(super) is_owing: bool,
     /// Calls into the link that the poller has not counted.
     pub(super) calls: u64,
+    /// The poller's keys, where the device goes on with what it is amid when the QP ends.
+    pub(super) late_keys: Option<Arc<KeyCopy>>,
 }
 
 impl QueuePair {
@@ -143,6 +146,7 @@ impl QueuePair {
             quiet: 0,
             is_owing: false,
             calls: 0,
+            late_keys: None,
         })
     }
 
@@ -316,6 +320,7 @@ impl QueuePair {
         if self.is_broken() {
             return;
         }
+        self.leave_behind();
         self.state = into;
         if into == State::Draining {
             self.link.finish();

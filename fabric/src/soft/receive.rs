@@ -24,7 +24,7 @@ const LARGE: u32 = 16 << 10;
 /// of a large payload.
 const GLIMPSE: usize = 512;
 #[derive(Clone, Copy, Debug)]
-enum Sink {
+pub(super) enum Sink {
     /// The first waiting RECV.
     Recv,
     Write {
@@ -42,11 +42,12 @@ enum Sink {
     },
 }
 
+/// A payload on its way in.
 #[derive(Clone, Copy, Debug)]
-struct Body {
-    sink: Sink,
-    len: u32,
-    done: u32,
+pub(super) struct Body {
+    pub(super) sink: Sink,
+    pub(super) len: u32,
+    pub(super) done: u32,
     ack_wanted: bool,
 }
 
@@ -63,6 +64,16 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
+    /// The payload that has begun.
+    pub(super) fn body(&self) -> Option<Body> {
+        self.body
+    }
+
+    /// The header that has begun, and how much of it is there.
+    pub(super) fn partial_header(&self) -> ([u8; HEADER], usize) {
+        (self.header, self.header_len)
+    }
+
     pub(super) fn clear(&mut self) {
         self.body = None;
         self.header_len = 0;

@@ -2,12 +2,16 @@
 //!
 //! Shared by the poller that reads it and the QPs that complete on it; destroyed when the last of them is
 //! gone. The poller acknowledges every event it took before it lets go.
+//!
+//! A QP that completes here holds room for all its WRs, its [`Reservation`], until it is destroyed and the CQ was read
+//! empty after that. Its flushes may come as long as it lives, and some drivers leave what came of it in the CQ (rxe):
+//! who had the room earlier would fill the CQ beyond its end.
 
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
@@ -22,6 +26,8 @@ pub(super) struct CompletionQueue {
     channel: NonNull<ffi::ibv_comp_channel>,
     entries: u32,
     broken: AtomicBool,
+    // Entries that destroyed QPs had reserved, since the CQ was made.
+    released: AtomicU64,
     // Last: the context outlives CQ and channel. QPs of this CQ are all of this PD.
     pd: ProtectionDomain,
 }
@@ -79,6 +85,7 @@ impl CompletionQueue {
             channel,
             entries: u32::try_from(granted).unwrap_or(entries).max(entries),
             broken: AtomicBool::new(false),
+            released: AtomicU64::new(0),
             pd: pd.clone(),
         });
         device.watch(&queue);
@@ -112,6 +119,13 @@ impl CompletionQueue {
         &self.pd
     }
 
+    /// Entries that QPs had reserved which are destroyed by now: all of them together, since the CQ was made. They may
+    /// be reserved again when the CQ is found empty after this call.
+    pub(super) fn released(&self) -> u64 {
+        // With the drop of a reservation: whatever the QP left in the CQ is seen by a poll that follows.
+        self.released.load(Ordering::Acquire)
+    }
+
     /// Whether nothing will complete here any more (overrun, device gone).
     pub(super) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed)
@@ -135,6 +149,44 @@ impl Drop for CompletionQueue {
         if errno != 0 {
             let error = io::Error::from_raw_os_error(errno);
             tracing::error!(device = self.device().name(), %error, "ibv_destroy_cq failed; leaked");
+        }
+    }
+}
+
+/// A QP's room in its CQ. Drop it when the QP is destroyed.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    queue: Arc<CompletionQueue>,
+    entries: u64,
+    taken: bool,
+}
+
+impl Reservation {
+    /// Of so many entries, which are not taken yet.
+    pub(super) fn new(queue: &Arc<CompletionQueue>, entries: u64) -> Self {
+        Self { queue: Arc::clone(queue), entries, taken: false }
+    }
+
+    /// The CQ.
+    pub(super) fn queue(&self) -> &Arc<CompletionQueue> {
+        &self.queue
+    }
+
+    /// Entries that are to be taken: none when they were taken before.
+    pub(super) fn wanted(&self) -> u64 {
+        if self.taken { 0 } else { self.entries }
+    }
+
+    /// They are taken, until the drop.
+    pub(super) fn take(&mut self) {
+        self.taken = true;
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if self.taken {
+            self.queue.released.fetch_add(self.entries, Ordering::Release);
         }
     }
 }

@@ -245,6 +245,7 @@ fn query(context: &Pinned, port: u8) -> Result<(DeviceCaps, u32)> {
         write_with_imm: !iwarp,
         read_sink_needs_remote_write: iwarp,
         kernel_software: SOFTWARE_VENDORS.contains(&attr.vendor_id),
+        touches_until_destroyed: true,
     };
     // Some drivers leave max_sge_rd at zero and mean max_sge.
     let max_read_sges = match positive(attr.max_sge_rd) {

@@ -5,7 +5,9 @@
 //! - A batch is posted as linked lists of at most [`BATCH`] WRs, one provider call and so one doorbell each.
 //!   Nothing allocates after [`attach`](crate::Poller::attach); nothing logs or locks.
 //! - Queues hold what was asked for and not what the provider rounded it up to, so that the CQ, sized by what
-//!   was asked for, cannot overrun: a caller who miscounts gets ENOMEM.
+//!   was asked for, cannot overrun: a caller who miscounts gets ENOMEM. A QP has its room in the CQ from
+//!   [`attach`](crate::Poller::attach) until it is destroyed and the CQ was found empty after that, not until
+//!   [`detach`](crate::Poller::detach): its flushes may come as long as it lives.
 //! - An empty message completes with [`WcStatus::LocalLength`] and kills its QP, as a bad WR does in
 //!   hardware; the devices themselves differ, and some lose it.
 //! - **Arming.** An armed CQ stays armed until it gives its one event, so [`arm`](crate::Poller::arm) asks the
@@ -19,8 +21,8 @@
 //!   posted late: rxe looks at its receive queue, and siw at both queues, only when the state changes.
 //! - That leaves WRs posted after the QP died and before its first flush was polled. To catch them the QP is
 //!   moved to the error state once more when it is found dead, which makes rxe look again. siw does not: there
-//!   a late WR may never complete. So who waits for the flush of a dead QP must not wait for ever:
-//!   [`detach`](crate::Poller::detach) and drop of the connection end all of it.
+//!   a late WR may never complete. So nobody may wait for the flush of a dead QP: detaching and destroying it end
+//!   all of it, and a flush says nothing of what the device still does.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -60,8 +62,10 @@ type ReqNotify = unsafe extern "C" fn(*mut ffi::ibv_cq, i32) -> i32;
 pub struct Poller {
     // Before `queue`: QPs go first.
     slots: Vec<Slot>,
-    // CQ entries the attached QPs may fill.
+    // CQ entries that QPs may fill which are not destroyed, or were after the CQ was found empty last.
     reserved: u64,
+    // What the CQ says it released, as far as it is taken off `reserved`.
+    returned: u64,
     // Flushes of WRs that were posted to dead QPs, with their generation. Never grows.
     late: VecDeque<(Completion, u8)>,
     lists: Box<Lists>,
@@ -124,6 +128,7 @@ impl Poller {
         Ok(Self {
             slots: Vec::new(),
             reserved: 0,
+            returned: 0,
             late: VecDeque::with_capacity(late),
             // SAFETY: integers, null pointers and plain unions: all-zero is a value of each.
             lists: Box::new(unsafe { mem::zeroed::<Lists>() }),
@@ -238,7 +243,7 @@ impl crate::Poller for Poller {
     }
 
     fn attach(&mut self, connection: crate::Connection) -> Result<QpIndex> {
-        let crate::Connection::Verbs(connection) = connection else {
+        let crate::Connection::Verbs(mut connection) = connection else {
             return Err(FabricError::Mixed("a connection of another provider was attached"));
         };
         if !Arc::ptr_eq(connection.queue(), &self.queue) {
@@ -252,7 +257,7 @@ impl crate::Poller for Poller {
             limit,
             asked,
         };
-        let reserved = self.reserved + entries(&connection);
+        let reserved = self.reserved + connection.room().wanted();
         if reserved > self.queue.entries().into() {
             return Err(limit(
                 "entries of this completion queue",
@@ -269,6 +274,7 @@ impl crate::Poller for Poller {
         if place == self.slots.len() {
             self.slots.push(Slot::default());
         }
+        connection.room().take();
         let limits = connection.limits();
         self.slots[place].attached = Some(Attached {
             connection,
@@ -425,6 +431,7 @@ impl crate::Poller for Poller {
 
     fn poll(&mut self, out: &mut [Completion]) -> Result<usize> {
         let mut filled = 0;
+        let released = self.queue.released();
         while filled < out.len() {
             if self.queue.is_broken() {
                 return if filled > 0 { Ok(filled) } else { Err(Self::broken()) };
@@ -450,6 +457,9 @@ impl crate::Poller for Poller {
                 }
             }
             if found < room {
+                // Empty: nothing of what was destroyed before is left in it.
+                self.reserved -= released - self.returned;
+                self.returned = released;
                 break;
             }
         }
@@ -514,7 +524,6 @@ impl crate::Poller for Poller {
         let slot = self.slots.get_mut(usize::from(qp.0))?;
         let attached = slot.attached.take()?;
         slot.generation = slot.generation.wrapping_add(1);
-        self.reserved -= entries(&attached.connection);
         Some(crate::Connection::Verbs(attached.connection))
     }
 
@@ -528,11 +537,6 @@ impl Drop for Poller {
         // Destroying the CQ waits for this.
         self.acknowledge();
     }
-}
-
-fn entries(connection: &Connection) -> u64 {
-    let limits = connection.limits();
-    u64::from(limits.send_wrs) + u64::from(limits.recv_wrs)
 }
 
 /// The queue is full.

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::cm_id::{CmId, ConnectParams};
-use super::completion_queue::{CompletionQueue, PollerHandle};
+use super::completion_queue::{CompletionQueue, PollerHandle, Reservation};
 use super::device::INLINE_LADDER;
 use super::ffi;
 use super::protection_domain::ProtectionDomain;
@@ -26,8 +26,8 @@ pub struct Connection {
     max_inline: u32,
     read_sges: u32,
     incoming: Option<Incoming>,
-    // After `id`: the QP goes before its CQ, which keeps the PD.
-    queue: Arc<CompletionQueue>,
+    // After `id`: the QP goes before its room in the CQ is free, and before the CQ, which keeps the PD.
+    room: Reservation,
 }
 
 /// What remains to be done for a peer that waits.
@@ -57,7 +57,10 @@ impl Connection {
             max_inline,
             read_sges: pd.device().max_read_sges(),
             incoming: None,
-            queue: Arc::clone(poller.queue()),
+            room: Reservation::new(
+                poller.queue(),
+                u64::from(limits.send_wrs) + u64::from(limits.recv_wrs),
+            ),
         })
     }
 
@@ -72,7 +75,12 @@ impl Connection {
     }
 
     pub(super) fn queue(&self) -> &Arc<CompletionQueue> {
-        &self.queue
+        self.room.queue()
+    }
+
+    /// Its room in the CQ.
+    pub(super) fn room(&mut self) -> &mut Reservation {
+        &mut self.room
     }
 
     pub(super) fn limits(&self) -> QpLimits {
@@ -107,7 +115,7 @@ impl Connection {
                 source: io::Error::from_raw_os_error(libc::EINVAL),
             });
         };
-        let caps = self.queue.device().caps();
+        let caps = self.room.queue().device().caps();
         let param = ConnectParams {
             hello,
             reads_out: reads_out.min(peer_serves).min(caps.max_reads_out),

@@ -76,6 +76,12 @@ pub fn memory_pair(
 ) -> (Pair, Wire, Network) {
     let network = Network::new(seed);
     network.set_conditions(conditions);
+    let (pair, wire) = pair_on(&network, a, b);
+    (pair, wire, network)
+}
+
+/// a connected to b on a network.
+pub fn pair_on(network: &Network, a: QpLimits, b: QpLimits) -> (Pair, Wire) {
     let device = Device::Soft(network.device());
     let (pd_a, pd_b) = (device.alloc_pd().unwrap(), device.alloc_pd().unwrap());
     let ((mut poller_a, handle_a), (mut poller_b, handle_b)) = (poller(&pd_a), poller(&pd_b));
@@ -88,5 +94,5 @@ pub fn memory_pair(
         b: Side::new(pd_b, poller_b, qp_b),
         tick: Box::new(move || clock.advance(1)),
     };
-    (pair, wire, network)
+    (pair, wire)
 }

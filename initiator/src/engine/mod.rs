@@ -23,7 +23,7 @@ mod stats;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{Completion, WcOpcode, WcStatus};
+use rblk_fabric::{Completion, FabricError, WcOpcode, WcStatus};
 use rblk_protocol::{
     CommandCapsule, Immediate, KeyedDescriptor, Opcode, QueueDepth, ResponseList, Sequence, Status,
     Tag,
@@ -167,6 +167,21 @@ impl Engine {
         self.path.as_mut().map(|p| &mut *p.poller)
     }
 
+    /// Asks the path's CQ for an event at its next completion: before a sleep, and then look once more. Returns false
+    /// when the CQ is broken, as when the device is gone: the path has ended then.
+    pub fn arm(&mut self) -> bool {
+        let Some(live) = self.path.as_mut() else { return true };
+        let Err(error) = live.poller.arm() else { return true };
+        self.cq_broke(&error);
+        false
+    }
+
+    #[cold]
+    fn cq_broke(&mut self, error: &FabricError) {
+        tracing::error!(%error, "the completion queue broke: its path ends, and the mount connects again");
+        self.end_path(PathEnd::Lost(WcStatus::Other(0)));
+    }
+
     /// Whether a self-test is running, so that the thread must not sleep for long.
     #[must_use]
     pub fn has_deadline(&self) -> bool {
@@ -228,8 +243,8 @@ impl Engine {
 
     fn end_path(&mut self, end: PathEnd) {
         let Some(live) = self.path.take() else { return };
-        // From here on nothing of the peer gets into our memory, but for what a driver is amid: see `Graves`. The keys
-        // die with the path.
+        // What was on its way may get into our memory until the QPs are destroyed: see `Graves`. The keys die with the
+        // path.
         let dead = live.end();
         let lost = self.inflight.path_lost();
         if let Some(ledger) = &mut self.ledger {
@@ -271,8 +286,7 @@ impl Engine {
             let reaped = match live.poller.poll(&mut completions) {
                 Ok(n) => n,
                 Err(error) => {
-                    tracing::error!(%error, "the completion queue broke");
-                    self.end_path(PathEnd::Lost(WcStatus::Other(0)));
+                    self.cq_broke(&error);
                     break;
                 }
             };

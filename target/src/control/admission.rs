@@ -133,23 +133,28 @@ impl Control {
         let send_sges = most.min(caps.max_sges).max(1);
         let turn = queue.map_or(self.next_group, |queue| of_queue(session, queue));
         let group = turn % self.groups.len();
-        let entry = &self.devices[device_at];
+        let (pd, poller) = match self.poller(device_at, group) {
+            Ok(made) => made,
+            Err(text) => {
+                self.core.gone(session, epoch, asked.kind, Instant::now());
+                return Err((Some(Box::new(incoming)), RejectReason::LimitReached, text));
+            }
+        };
         // From here on it may end where nobody can say more, as in a poll group that has no room.
         incoming.refuse_with(refusal(RejectReason::LimitReached, NO_ROOM));
-        let prepared = Terms::new(&entry.pd, accept, queue.is_none())
+        let prepared = Terms::new(&pd, accept, queue.is_none())
             .map_err(|error| error.to_string())
             .and_then(|terms| {
                 let sizes = QpLimits {
-                    send_wrs: terms.layout.send_wrs() + 1,
+                    send_wrs: terms.layout.send_wrs(),
                     recv_wrs: terms.layout.recv_wrs(),
                     send_sges,
                     inline_bytes: 64,
                     reads_out,
                     reads_in: 0,
                 };
-                let connection = incoming
-                    .prepare(&entry.pd, &entry.pollers[group], sizes)
-                    .map_err(|e| e.to_string())?;
+                let connection =
+                    incoming.prepare(&pd, &poller, sizes).map_err(|e| e.to_string())?;
                 Ok((connection, terms))
             });
         let (connection, Terms { accept, layout, memory }) = match prepared {

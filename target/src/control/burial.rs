@@ -2,7 +2,8 @@
 //!
 //! Some drivers destroy the QP of a silent peer only when that has timed out, and a host that was cut off has one for
 //! every queue: control, which every other host's LOGIN and OPEN needs, does not wait for them. The order stays: first
-//! the QP, then its memory, and only then the news, on which control gives the volume to somebody else.
+//! the QP, then its poll group gives back what was lent to its device, then its memory is freed, and only then comes the
+//! news on which control gives the volume to somebody else.
 
 use rblk_fabric::{Connection, MemoryRegion};
 use rblk_protocol::{ConnectionKind, Epoch};
@@ -22,7 +23,7 @@ pub(super) enum Buried {
         /// Its epoch.
         epoch: Epoch,
     },
-    /// A connection's QP that did not flush is destroyed, for which its poll group waits.
+    /// The QP of a connection that ended is destroyed, for which its poll group waits.
     Destroyed {
         /// The poll group.
         group: usize,

@@ -20,6 +20,7 @@ use rblk_fabric::{Incoming, Region};
 use rblk_protocol::{InstanceId, Name};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::connection::ConnectionId;
 use crate::holders::file::HoldersFile;
 use crate::holders::{Holders, Served, VolumeUuid};
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
@@ -72,12 +73,15 @@ pub struct Control {
     // One region, cut among the poll groups.
     arena: Arc<Region>,
     zeros: Arc<Region>,
-    devices: Vec<DeviceEntry>,
+    // By place.
+    devices: Vec<Option<DeviceEntry>>,
     core: Core,
     // `None` where nothing can be remembered.
     holders_file: Option<HoldersFile>,
     persisted: mpsc::UnboundedReceiver<(Ticket, Result<(), String>)>,
     burials: Burials,
+    // News for poll groups whose mailbox was full: a connection waits for each.
+    undelivered: Vec<(usize, ConnectionId)>,
     buried: mpsc::UnboundedReceiver<Buried>,
     volume_notes: HashMap<String, status::VolumeNotes>,
     listening: Vec<String>,
@@ -181,6 +185,7 @@ impl Control {
             holders_file,
             persisted,
             burials,
+            undelivered: Vec::new(),
             buried,
             volume_notes: parts.volume_notes,
             listening: parts.listening,
@@ -222,8 +227,10 @@ impl Control {
                 }
             }
             self.carry_out();
+            self.deliver_destroyed();
             // It looks at every session: not with all the news.
-            ticks = is_news || self.core.needs_ticks() || self.losses.owes();
+            let owes = self.losses.owes() || !self.undelivered.is_empty();
+            ticks = is_news || self.core.needs_ticks() || owes;
             if self.stopped == self.groups.len() {
                 break;
             }
@@ -321,8 +328,12 @@ impl Control {
                 let gone = Buried::Gone { session, kind, epoch };
                 self.burials.bury(connection, Some(memory), gone);
             }
-            FromGroup::Undrained { group, connection, qp } => {
+            FromGroup::Ended { group, connection, qp } => {
                 self.burials.bury(qp, None, Buried::Destroyed { group, connection });
+            }
+            FromGroup::PollerBroken { group, poller } => self.on_poller_broken(group, poller),
+            FromGroup::PollerGone { group, place, poller, memory } => {
+                self.on_poller_gone(group, place, poller, memory);
             }
             FromGroup::LostWrites { volume, backing } => {
                 self.clean = false;
@@ -348,14 +359,25 @@ impl Control {
         }
     }
 
+    /// Tells poll groups whose connections' QPs are destroyed. One that takes no mail now is told later: it keeps what it
+    /// lent until it knows.
+    fn deliver_destroyed(&mut self) {
+        let waiting = std::mem::take(&mut self.undelivered);
+        self.undelivered = waiting
+            .into_iter()
+            .filter(|(group, connection)| {
+                let told = ToGroup::Destroyed { connection: *connection };
+                self.try_send(*group, told).is_some()
+            })
+            .collect();
+    }
+
     fn on_buried(&mut self, buried: Buried) {
         match buried {
             Buried::Gone { session, kind, epoch } => {
                 self.core.gone(session, epoch, kind, Instant::now());
             }
-            Buried::Destroyed { group, connection } => {
-                self.send(group, ToGroup::Destroyed { connection });
-            }
+            Buried::Destroyed { group, connection } => self.undelivered.push((group, connection)),
         }
     }
 }

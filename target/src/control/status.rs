@@ -231,6 +231,7 @@ impl Control {
             devices: self
                 .devices
                 .iter()
+                .flatten()
                 .map(|d| DeviceStatus {
                     name: d.device.caps().name.clone(),
                     transport: d.device.caps().transport.to_string(),

@@ -9,9 +9,17 @@ use rblk_protocol::{
     Version,
 };
 
+use rblk_fabric::patience::SpinMode;
+
 use super::*;
+use crate::arena::Arena;
+use crate::cache::{Shard, ShardOptions};
 use crate::connection::{ConnectionParams, Layout};
+use crate::poll_group::PollerMemory;
+use crate::poll_group::peers::Peers;
+use crate::poll_group::thread::{self, POLLERS_MAX, Tuning};
 use crate::store::VolumeIndex;
+use crate::store::uring::{UringOptions, UringStore};
 use crate::volume::CacheMode;
 
 fn volume() -> Arc<Volume> {
@@ -31,11 +39,19 @@ fn volume() -> Arc<Volume> {
 }
 
 fn control(lineage: LineageFile) -> anyhow::Result<Control> {
-    control_over(lineage, Vec::new())
+    control_of(lineage, Vec::new(), Vec::new())
 }
 
 fn control_over(
     lineage: LineageFile,
+    stores: Vec<(VolumeUuid, Option<StoreIdentity>)>,
+) -> anyhow::Result<Control> {
+    control_of(lineage, Vec::new(), stores)
+}
+
+fn control_of(
+    lineage: LineageFile,
+    groups: Vec<Handle>,
     stores: Vec<(VolumeUuid, Option<StoreIdentity>)>,
 ) -> anyhow::Result<Control> {
     let region = || Region::allocate(4096, PageKind::Normal).unwrap();
@@ -50,7 +66,7 @@ fn control_over(
             sessions_max: 4,
             lease: Duration::from_secs(30),
         },
-        groups: Vec::new(),
+        groups,
         arena: region(),
         zeros: region(),
         volumes: vec![volume()],
@@ -122,6 +138,94 @@ fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
     assert_eq!(Arc::strong_count(&region), 1, "and was freed before");
     control.on_buried(buried);
     assert_eq!(control.core.sessions().iter().count(), 0);
+}
+
+/// Poll groups that have ended: control says what it would tell them, and nobody hears it.
+fn ended_groups() -> Vec<Handle> {
+    let peers = Peers::connect(2).unwrap().into_iter().enumerate();
+    let mut groups: Vec<Handle> = peers
+        .map(|(index, peers)| {
+            let arena = Region::allocate(1 << 20, PageKind::Normal).unwrap();
+            let store = UringStore::new(Arc::clone(&arena), &UringOptions::default()).unwrap();
+            let part = Arena::over(Arc::clone(&arena), 0..1 << 20, 64 << 10).unwrap();
+            let options = ShardOptions {
+                dirty_max_bytes: 0,
+                write_back_delay: Duration::ZERO,
+                write_back_max_bytes: 64 << 10,
+                seed: 1,
+            };
+            let shard = Shard::new(store, part, options, Instant::now());
+            let tuning = Tuning { cpu: None, spin: SpinMode::Never };
+            let (outbox, _) = mpsc::unbounded_channel();
+            let handle = thread::start(index, shard, peers, tuning, outbox).unwrap();
+            handle.mail.send(ToGroup::Stop).unwrap();
+            handle
+        })
+        .collect();
+    groups.iter_mut().for_each(Handle::join);
+    groups
+}
+
+#[test]
+fn a_broken_completion_queue_is_made_anew_when_its_place_is_empty() {
+    let groups = ended_groups();
+    let mut control = control_of(LineageFile::forgetful().unwrap(), groups, Vec::new()).unwrap();
+    let networks = [1, 2].map(Network::new);
+    let [one, other] = networks.map(|network| Device::Soft(network.device()));
+    assert_eq!((control.device(&one).unwrap(), control.device(&other).unwrap()), (0, 1));
+    assert_eq!(control.device(&one).unwrap(), 0, "it is known");
+    control.poller(0, 1).unwrap();
+    // One of the two breaks. Nobody gets a connection there before its own are buried.
+    control.on_poller_broken(1, 0);
+    let refused = control.poller(0, 1).unwrap_err();
+    assert!(refused.contains("connect again"), "{refused}");
+    control.poller(0, 0).expect("the other poll group's");
+    control.poller(1, 1).expect("the other device's");
+    let remains = || {
+        let pd = one.alloc_pd().unwrap();
+        let region = Region::allocate(4096, PageKind::Normal).unwrap();
+        let mr = Arc::new(pd.register(&region, Access::LOCAL_WRITE).unwrap());
+        let memory = PollerMemory {
+            arena: Arc::clone(&mr),
+            zeros: mr,
+            sink: None,
+            sink_extent_max: 4096,
+            volumes: Vec::new(),
+        };
+        (pd.poller(8).unwrap().0, memory)
+    };
+    let (poller, memory) = remains();
+    control.on_poller_gone(1, 0, poller, memory);
+    control.poller(0, 1).expect("a new one");
+    // Both break: as when the device is gone. Its place is the next device's.
+    for group in [0, 1] {
+        control.on_poller_broken(group, 0);
+    }
+    for group in [0, 1] {
+        assert!(control.devices[0].is_some(), "the QPs of group {group} are not destroyed");
+        let (poller, memory) = remains();
+        control.on_poller_gone(group, 0, poller, memory);
+    }
+    assert!(control.devices[0].is_none(), "nothing of it is kept");
+    assert!(control.poller(0, 0).unwrap_err().contains("gone"));
+    let third = Device::Soft(Network::new(3).device());
+    assert_eq!(control.device(&third).unwrap(), 0);
+    assert_eq!(control.device(&one).unwrap(), 2, "plugged in again");
+    // A table with an end.
+    for seed in 0..POLLERS_MAX as u64 {
+        let result = control.device(&Device::Soft(Network::new(100 + seed).device()));
+        assert_eq!(result.is_ok(), 3 + seed < POLLERS_MAX as u64, "{seed}: {result:?}");
+    }
+}
+
+#[test]
+fn news_of_a_destroyed_qp_waits_for_a_mailbox_with_room() {
+    let mut control =
+        control_of(LineageFile::forgetful().unwrap(), ended_groups(), Vec::new()).unwrap();
+    let connection = ConnectionId { slot: 3, generation: 9 };
+    control.on_buried(Buried::Destroyed { group: 1, connection });
+    control.deliver_destroyed();
+    assert_eq!(control.undelivered, [(1, connection)], "it is not forgotten");
 }
 
 #[test]

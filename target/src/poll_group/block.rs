@@ -431,8 +431,7 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Gives back what a dead connection's device no longer touches: the markers came back, or the QP is
-    /// destroyed. Others may wait for this memory, even commands of the same connection.
+    /// Gives back what a dead connection's device no longer touches: its QP is destroyed.
     pub(super) fn give_back_memory(&mut self, lent: &mut Lent) {
         for (_, shard, memory) in lent.pinned.drain(..) {
             self.release(shard, memory);

@@ -4,7 +4,7 @@ use rblk_fabric::{Completion, WcOpcode, WcStatus, WrId};
 use rblk_protocol::{ConnectionKind, Opcode};
 
 use super::PollGroup;
-use crate::connection::{Connection, Life, WrKind};
+use crate::connection::{Connection, WrKind};
 use crate::request::Request;
 use crate::store::Store;
 
@@ -106,22 +106,14 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// A WR completed with an error: the connection ends, or is one step nearer to its end.
+    /// A WR completed with an error: the connection ends.
     #[cold]
     fn on_failure(&mut self, slot: usize, status: WcStatus, id: WrId) {
         let kind = WrKind::from_id(id);
-        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
+        let Some(connection) = self.connections[slot].as_deref() else { return };
         // What was flushed never left. The rest found no memory: its key is dead, or the QP in front of it.
         let blocked = status != WcStatus::Flushed && kind.is_some_and(WrKind::is_one_sided);
         self.stats.stale_rdma_blocked.add(u64::from(blocked));
-        if let Life::Dying { sends_drained, recvs_drained, .. } = &mut connection.life {
-            match kind {
-                Some(WrKind::DrainSend) => *sends_drained = true,
-                Some(WrKind::DrainRecv) => *recvs_drained = true,
-                _ => {}
-            }
-            return;
-        }
         let parting = Parting::of(connection, status);
         if parting == Parting::Lost && status != WcStatus::Flushed {
             tracing::info!(peer = %connection.params.peer, ?status, wr = ?kind, "connection failed");

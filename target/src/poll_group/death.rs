@@ -1,34 +1,51 @@
-//! How connections end: killed, drained, buried; and who is ended for silence.
+//! How connections end: killed, destroyed, buried; and who is ended for silence.
 //!
-//! A dead connection waits until both markers behind everything on its QP have come back: then the device
-//! touches nothing of it any more, and what it lent goes back. It is buried when no shard works for it either.
-//! Where the markers do not come in time, control gets the QP to destroy, and what was lent stays lent until it has:
-//! not until the burial, since others of the same connection may wait in a shard for just that.
+//! The QP of a dead connection goes to control at once, which destroys it: a driver may take its time for that, and
+//! only then a device is known to touch nothing of the connection any more. That a QP is in the error state does not
+//! say so, nor does a flushed WR: cards flush after `modify_qp` returned, and a READ that was on its way may land
+//! meanwhile. So what was lent stays lent until control says that the QP is destroyed ([`ToGroup::Destroyed`]),
+//! however long that takes. The connection is buried when no shard works for it either.
+//!
+//! [`ToGroup::Destroyed`]: super::ToGroup::Destroyed
 
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{SendOp, SendWr, SgeList};
-
 use super::{FromGroup, PollGroup};
-use crate::connection::{Life, WrKind};
+use crate::connection::{ConnectionId, Life};
 use crate::store::Store;
 
-/// A dead connection whose markers do not come back is given up after this long.
-const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+/// How often it is told that the QP of a dead connection is not destroyed yet.
+const DESTROY_WARNING: Duration = Duration::from_secs(5);
 
 impl<S: Store> PollGroup<S> {
+    /// A CQ broke, or its device is gone: its connections end, and those of other devices go on.
     #[cold]
     pub(super) fn kill_poller(&mut self, poller: usize, error: &rblk_fabric::FabricError) {
-        tracing::error!(%error, "a completion queue broke");
+        let group = self.index;
+        let Some(entry) = self.pollers.working(poller) else { return };
+        tracing::error!(
+            device = entry.poller.caps().name,
+            poll_group = group,
+            %error,
+            "a completion queue broke: every connection on it ends, all others go on; if the device does not come \
+             back by itself, reset it (devlink dev reload) or load its driver anew"
+        );
+        self.pollers.note_broken(poller);
+        self.outbox.push(FromGroup::PollerBroken { group, poller });
         for slot in 0..self.connections.len() {
             if self.connections[slot].as_ref().is_some_and(|c| c.poller == poller) {
                 self.kill(slot, "its completion queue broke");
-                if let Some(c) = self.connections[slot].as_deref_mut() {
-                    // No marker will ever come back.
-                    let Life::Dying { since, .. } = c.life else { continue };
-                    c.life = Life::Dying { since, sends_drained: true, recvs_drained: true };
-                    c.gave_up = true;
-                }
+            }
+        }
+    }
+
+    /// Asks every CQ for an event at its next completion: before a sleep, and then look once more. One that cannot be
+    /// asked is broken, as one that cannot be polled.
+    pub fn arm(&mut self) {
+        for place in 0..self.pollers.places() {
+            let Some(entry) = self.pollers.working(place) else { continue };
+            if let Err(error) = entry.poller.arm() {
+                self.kill_poller(place, &error);
             }
         }
     }
@@ -42,9 +59,10 @@ impl<S: Store> PollGroup<S> {
         self.kill(slot, reason);
     }
 
-    /// Moves a connection's QP to the error state and puts a marker behind everything on it.
+    /// Moves a connection's QP to the error state and gives it to control, to be destroyed.
     #[cold]
     pub(super) fn kill(&mut self, slot: usize, reason: &'static str) {
+        let group = self.index;
         let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         if !connection.is_live() {
             return;
@@ -53,21 +71,13 @@ impl<S: Store> PollGroup<S> {
         connection.clear_posts();
         connection.waiting_reads.clear();
         connection.waiting_sends.clear();
-        let poller = &mut self.pollers[connection.poller].poller;
-        poller.fail(connection.qp);
-        let sge = connection.scratch_sge(1);
-        let send = SendWr {
-            id: WrKind::DrainSend.id(),
-            op: SendOp::Send,
-            sges: SgeList::one(sge),
-            signaled: true,
-            inline: false,
-        };
-        let sends_drained = poller.post_send(connection.qp, &[send]).is_err();
-        let recv = rblk_fabric::RecvWr { id: WrKind::DrainRecv.id(), sge };
-        let recvs_drained = poller.post_recv(connection.qp, &[recv]).is_err();
-        connection.life = Life::Dying { since: self.now, sends_drained, recvs_drained };
+        let entry = &mut self.pollers[connection.poller];
+        entry.poller.fail(connection.qp);
+        entry.qps[usize::from(connection.qp.0)] = None;
+        let qp = entry.poller.detach(connection.qp);
+        connection.life = Life::Destroying { since: self.now, warn_at: self.now + DESTROY_WARNING };
         self.dying += 1;
+        self.outbox.push(FromGroup::Ended { group, connection: connection.id, qp });
     }
 
     /// Takes a time in which this thread did not run out of what [`Self::check_silence`] judges.
@@ -100,45 +110,68 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    // Returns whether something was given back, for which others may wait.
+    /// The QP of a dead connection is destroyed: what was lent to its device goes back. Others may wait for this memory,
+    /// even commands of the same connection in a shard.
     #[cold]
-    pub(super) fn check_dying(&mut self) -> bool {
-        let mut gave = false;
-        for slot in 0..self.connections.len() {
-            let Some(connection) = self.connections[slot].as_deref_mut() else { continue };
-            if let Life::Dying { since, sends_drained, recvs_drained } = connection.life
-                && !(sends_drained && recvs_drained)
-                && self.now.saturating_duration_since(since) > DRAIN_DEADLINE
-            {
-                tracing::error!(peer = %connection.params.peer, "a dead queue pair does not flush; giving up on it");
-                connection.life = Life::Dying { since, sends_drained: true, recvs_drained: true };
-                connection.gave_up = true;
-            }
-            if connection.gave_up && connection.has_qp {
-                connection.has_qp = false;
-                let (id, entry) = (connection.id, &mut self.pollers[connection.poller]);
-                entry.qps[usize::from(connection.qp.0)] = None;
-                let qp = entry.poller.detach(connection.qp);
-                self.outbox.push(FromGroup::Undrained { group: self.index, connection: id, qp });
-            }
-            if connection.is_drained() && !connection.gave_up && !connection.emptied {
-                connection.emptied = true;
-                gave = true;
-                let mut lent = connection.take_lent();
-                self.give_back_memory(&mut lent);
-                if let Some(connection) = self.connections[slot].as_deref_mut() {
-                    connection.requests = lent.requests;
-                }
-            }
-            if self.connections[slot].as_ref().is_some_and(|c| c.is_gone()) {
-                self.bury(slot);
-                gave = true;
-            }
+    pub(super) fn on_destroyed(&mut self, id: ConnectionId) {
+        let slot = usize::from(id.slot);
+        let connection = self.connections.get_mut(slot).and_then(Option::as_deref_mut);
+        let Some(connection) = connection.filter(|c| c.id == id) else { return };
+        let Life::Destroying { .. } = connection.life else { return };
+        connection.life = Life::Destroyed;
+        let mut lent = connection.take_lent();
+        self.give_back_memory(&mut lent);
+        if let Some(connection) = self.connections[slot].as_deref_mut() {
+            connection.requests = lent.requests;
         }
-        gave
     }
 
-    /// Takes a connection whose markers came back apart and tells control.
+    /// Buries connections of which nothing is in use any more, and takes broken CQs out that have none left. Returns
+    /// whether anything was done.
+    #[cold]
+    pub(super) fn check_dying(&mut self) -> bool {
+        let mut done = false;
+        for slot in 0..self.connections.len() {
+            let Some(connection) = self.connections[slot].as_deref_mut() else { continue };
+            if let Life::Destroying { since, warn_at } = &mut connection.life
+                && self.now >= *warn_at
+            {
+                *warn_at = self.now + DESTROY_WARNING;
+                tracing::warn!(
+                    peer = %connection.params.peer,
+                    seconds = self.now.saturating_duration_since(*since).as_secs(),
+                    "the kernel has not destroyed the QP of a dead connection: its memory stays in use, and its \
+                     initiator cannot come back before that"
+                );
+            }
+            if connection.is_gone() {
+                self.bury(slot);
+                done = true;
+            }
+        }
+        if self.pollers.has_broken() {
+            done |= self.remove_broken();
+        }
+        done
+    }
+
+    /// Gives control the broken CQs that have no connection left.
+    fn remove_broken(&mut self) -> bool {
+        let mut done = false;
+        for place in 0..self.pollers.places() {
+            if self.connections.iter().flatten().any(|c| c.poller == place) {
+                continue;
+            }
+            if let Some(entry) = self.pollers.take_broken(place) {
+                done = true;
+                let (group, poller, memory) = (self.index, entry.poller, entry.memory);
+                self.outbox.push(FromGroup::PollerGone { group, place, poller, memory });
+            }
+        }
+        done
+    }
+
+    /// Takes a connection apart whose QP is destroyed, and tells control.
     fn bury(&mut self, slot: usize) {
         let Some(connection) = self.connections[slot].take() else { return };
         self.dying -= 1;
@@ -147,18 +180,11 @@ impl<S: Store> PollGroup<S> {
         }
         debug_assert!(connection.requests.iter().all(|r| r.holds.is_empty() && r.pending == 0));
         debug_assert!(connection.proof_sink.is_none());
-        let qp = if connection.has_qp {
-            let entry = &mut self.pollers[connection.poller];
-            entry.qps[usize::from(connection.qp.0)] = None;
-            entry.poller.detach(connection.qp)
-        } else {
-            None
-        };
         self.outbox.push(FromGroup::ConnectionGone {
             session: connection.params.session,
             kind: connection.params.kind,
             epoch: connection.params.epoch,
-            connection: qp,
+            connection: None,
             memory: connection.params.memory,
             reason: "it ended",
         });

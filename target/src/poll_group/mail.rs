@@ -11,8 +11,8 @@ use crate::store::backing::Backing;
 use crate::volume::Volume;
 use crate::volume_stats::VolumeStats;
 
-/// Memory of a poll group as one device knows it.
-#[derive(Debug)]
+/// Memory of a poll group as one device knows it. Clones name the same registrations.
+#[derive(Clone, Debug)]
 pub struct PollerMemory {
     /// The poll group's arena.
     pub arena: Arc<MemoryRegion>,
@@ -65,8 +65,10 @@ pub enum Notice {
 /// Control to data thread.
 #[derive(Debug)]
 pub enum ToGroup {
-    /// Serve another device. Its index is the number of devices before it.
+    /// Serve another device, or one again whose CQ broke.
     AddPoller {
+        /// Its place: the index of the device. It is empty.
+        place: usize,
         /// The CQ and its QPs.
         poller: Box<dyn Poller>,
         /// Our memory there.
@@ -94,7 +96,7 @@ pub enum ToGroup {
     },
     /// What concerns a session, and all poll groups alike.
     Notice(Notice),
-    /// The QP of a connection that did not flush is destroyed.
+    /// The QP of a connection that [ended](FromGroup::Ended) is destroyed: what was lent to its device is free.
     Destroyed {
         /// The connection.
         connection: ConnectionId,
@@ -147,22 +149,40 @@ pub enum FromGroup {
         kind: rblk_protocol::ConnectionKind,
         /// Its epoch.
         epoch: Epoch,
-        /// The QP, to be destroyed by control; `None` when it could not even be attached, or was destroyed before.
+        /// The QP, to be destroyed by control; `None` when it could not even be attached, or is destroyed.
         connection: Option<rblk_fabric::Connection>,
         /// Its memory, to be freed after the QP.
         memory: MemoryRegion,
         /// Why, for the log.
         reason: &'static str,
     },
-    /// A dead connection's QP does not flush. Once it is destroyed, tell this poll group by [`ToGroup::Destroyed`], which
-    /// keeps what the device might still touch; until then the connection is not gone.
-    Undrained {
+    /// A connection ended. Destroy its QP, and then tell this poll group by [`ToGroup::Destroyed`]: until then it keeps
+    /// what the device might still touch, and the connection is not gone.
+    Ended {
         /// The poll group.
         group: usize,
         /// The connection.
         connection: ConnectionId,
-        /// The QP.
+        /// The QP, in the error state.
         qp: Option<rblk_fabric::Connection>,
+    },
+    /// A CQ broke, or its device is gone: it takes no connection any more, and those that it had end. Told once.
+    PollerBroken {
+        /// The poll group.
+        group: usize,
+        /// The device's place.
+        poller: usize,
+    },
+    /// Every connection of a CQ that broke is buried: its place is empty.
+    PollerGone {
+        /// The poll group.
+        group: usize,
+        /// The device's place.
+        place: usize,
+        /// The CQ, to be destroyed by control.
+        poller: Box<dyn Poller>,
+        /// Our memory there, to be deregistered after the CQ.
+        memory: PollerMemory,
     },
     /// A sync of a volume's store failed: writes that were acknowledged may be lost. Told once. The flushes
     /// that failed of it wait for [`Backing::loss_noted`].

@@ -9,7 +9,7 @@
 //!
 //! Order of a command's memory: nothing is released while a device or the store may touch it. Memory that a
 //! WRITE was sent from goes back to its shard when a later signaled WR of the QP completed, whatever the peer
-//! does with the tag; on a dead QP when the markers behind everything came back.
+//! does with the tag; on a dead connection when control has destroyed the QP.
 
 mod block;
 mod completion;
@@ -17,11 +17,13 @@ mod death;
 mod landing;
 mod mail;
 pub mod peers;
+mod pollers;
 mod respond;
 pub mod thread;
 
 pub use mail::{FromGroup, Notice, PollerMemory, ToGroup};
 use peers::{PeerMail, Peers};
+use pollers::Pollers;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,7 +32,6 @@ use std::time::{Duration, Instant};
 use rblk_fabric::{Completion, Poller, Region, Transport};
 use rblk_protocol::{AccessMode, CommandCapsule, CommandList, Status, Tag};
 
-use crate::arena::Arena;
 use crate::cache::{PartToken, Shard, ShardRequest};
 use crate::connection::{Admitted, Connection, ConnectionId, ConnectionParams, SessionSlot};
 use crate::request::State;
@@ -44,15 +45,6 @@ const PROVE_INTERVAL: Duration = Duration::from_millis(1);
 const REAP: usize = 64;
 /// Times that so many are taken from one device in a turn.
 const REAP_ROUNDS: usize = 4;
-
-struct PollerEntry {
-    poller: Box<dyn Poller>,
-    memory: PollerMemory,
-    // Allocator of the sink, where there is one.
-    sink: Option<Arena>,
-    // Connection slot by QP index.
-    qps: Vec<Option<u16>>,
-}
 
 struct Zeroing {
     connection: ConnectionId,
@@ -77,7 +69,7 @@ struct SessionView {
 /// The engine of one data thread.
 pub struct PollGroup<S> {
     index: usize,
-    pollers: Vec<PollerEntry>,
+    pollers: Pollers,
     connections: Vec<Option<Box<Connection>>>,
     generation: u32,
     sessions: Vec<Option<SessionView>>,
@@ -110,7 +102,7 @@ impl<S> std::fmt::Debug for PollGroup<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PollGroup")
             .field("index", &self.index)
-            .field("pollers", &self.pollers.len())
+            .field("pollers", &self.pollers.places())
             .field("connections", &self.connections.iter().flatten().count())
             .finish_non_exhaustive()
     }
@@ -128,7 +120,7 @@ impl<S: Store> PollGroup<S> {
     ) -> Self {
         Self {
             index,
-            pollers: Vec::new(),
+            pollers: Pollers::default(),
             connections: Vec::new(),
             generation: 0,
             sessions: Vec::new(),
@@ -168,9 +160,9 @@ impl<S: Store> PollGroup<S> {
         &mut self.peers
     }
 
-    /// The pollers, for arming and sleeping.
-    pub fn pollers_mut(&mut self) -> impl Iterator<Item = &mut (dyn Poller + 'static)> {
-        self.pollers.iter_mut().map(|entry| &mut *entry.poller)
+    /// The pollers whose CQ works, with their places: for sleeping.
+    pub fn pollers_mut(&mut self) -> impl Iterator<Item = (usize, &mut (dyn Poller + 'static))> {
+        self.pollers.all_working().map(|(place, entry)| (place, &mut *entry.poller))
     }
 
     /// Messages for control since the last call.
@@ -258,12 +250,9 @@ impl<S: Store> PollGroup<S> {
     pub fn take_mail(&mut self, mail: ToGroup, now: Instant) {
         self.now = now;
         match mail {
-            ToGroup::AddPoller { poller, memory } => {
-                // The sink was allocated in whole extents, so this never fails.
-                let sink = memory.sink.as_ref().and_then(|mr| {
-                    Arena::new(Arc::clone(mr.region()), memory.sink_extent_max).ok()
-                });
-                self.pollers.push(PollerEntry { poller, memory, sink, qps: Vec::new() });
+            ToGroup::AddPoller { place, poller, memory } => {
+                let put = self.pollers.put(place, poller, memory);
+                debug_assert!(put, "control filled place {place} twice");
             }
             ToGroup::AddVolume { volume, backing: _, stats } => {
                 let at = usize::from(volume.index.0);
@@ -281,14 +270,7 @@ impl<S: Store> PollGroup<S> {
                 self.add_connection(poller, connection, *params, &accept);
             }
             ToGroup::Notice(notice) => self.take_notice(notice),
-            ToGroup::Destroyed { connection } => {
-                if let Some(Some(c)) = self.connections.get_mut(usize::from(connection.slot))
-                    && c.id == connection
-                {
-                    // The device touches nothing of it any more.
-                    c.gave_up = false;
-                }
-            }
+            ToGroup::Destroyed { connection } => self.on_destroyed(connection),
             ToGroup::Watch { connection, silence } => {
                 if let Some(Some(c)) = self.connections.get_mut(usize::from(connection.slot))
                     && c.id == connection
@@ -336,8 +318,8 @@ impl<S: Store> PollGroup<S> {
             memory: params.memory,
             reason,
         };
-        let Some(entry) = self.pollers.get_mut(poller) else {
-            self.outbox.push(gone(params, Some(connection), "no such device"));
+        let Some(entry) = self.pollers.working(poller) else {
+            self.outbox.push(gone(params, Some(connection), "the completion queue is broken"));
             return;
         };
         let qp = match entry.poller.attach(connection) {
@@ -408,7 +390,7 @@ impl<S: Store> PollGroup<S> {
         if !self.zeroing.is_empty() {
             busy |= self.zero_on();
         }
-        if self.dying > 0 {
+        if self.dying > 0 || self.pollers.has_broken() {
             busy |= self.check_dying();
         }
         if self.stopping && !self.has_connections() {
@@ -422,7 +404,11 @@ impl<S: Store> PollGroup<S> {
     #[inline]
     fn reap(&mut self) -> bool {
         let (mut busy, mut poller, mut rounds) = (false, 0, 0);
-        while let Some(entry) = self.pollers.get_mut(poller) {
+        while poller < self.pollers.places() {
+            let Some(entry) = self.pollers.working(poller) else {
+                poller += 1;
+                continue;
+            };
             let reaped = match entry.poller.poll(&mut self.reaped[..]) {
                 Ok(n) => n,
                 Err(error) => {
@@ -675,11 +661,7 @@ impl<S: Store> PollGroup<S> {
     }
 
     fn publish_own(&self) {
-        let mut sum = rblk_fabric::PollerCounters::default();
-        for entry in &self.pollers {
-            sum.add(&entry.poller.counters());
-        }
-        self.stats.set_fabric(&sum);
+        self.stats.set_fabric(&self.pollers.counters());
         let shard = &self.shard;
         self.stats.set_cache(&shard.counters(), shard.slots(), shard.dirty_max_bytes());
         self.stats.peer_messages.set(self.peers.sent());

@@ -10,7 +10,8 @@ use rblk_protocol::{
     self_test_pattern,
 };
 
-use super::{PollGroup, PollerEntry, PollerMemory, mark_dirty};
+use super::pollers::Pollers;
+use super::{PollGroup, PollerMemory, mark_dirty};
 use crate::cache::Segments;
 use crate::connection::{
     Connection, ConnectionId, ConnectionParams, REPLY_AREA_BYTES, SCRATCH_BYTES, WrKind,
@@ -206,7 +207,7 @@ impl<S: Store> PollGroup<S> {
 #[inline(always)]
 pub(super) fn finish(
     connection: &mut Connection,
-    pollers: &[PollerEntry],
+    pollers: &Pollers,
     stats: &Stats,
     dirty: &mut Vec<u16>,
     tag: Tag,
@@ -257,7 +258,7 @@ fn rides_on_data(params: &ConnectionParams, request: &Request) -> bool {
 
 /// Queues the WRs of an answer, for which there are send-queue slots.
 #[inline(always)]
-fn post_answer(connection: &mut Connection, pollers: &[PollerEntry], stats: &Stats, tag: Tag) {
+fn post_answer(connection: &mut Connection, pollers: &Pollers, stats: &Stats, tag: Tag) {
     let request = &mut connection.requests[tag.index()];
     let Some(sequence) = request.command.as_ref().map(|c| c.sequence) else { return };
     let mut response = ResponseCapsule::new(tag, sequence, request.status);

@@ -26,6 +26,8 @@ use crate::volume_stats::VolumeStats;
 
 const MAIL: WatchToken = WatchToken(0);
 const PEERS: WatchToken = WatchToken(MAX_WATCHES - 1);
+/// Pollers that a poll group can sleep for: the others of its watches are for mail and peers.
+pub const POLLERS_MAX: usize = MAX_WATCHES as usize - 2;
 /// How long the end may take: what executes ends, and what is dirty goes to the stores.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
 /// Longest sleep without connections.
@@ -156,7 +158,6 @@ fn run(
     let mut unpublished = 0;
     // Some counters are older than the last busy turn.
     let mut behind = false;
-    let mut pollers = 0u8;
     let mut listened = Instant::now();
     loop {
         let now = Instant::now();
@@ -179,18 +180,13 @@ fn run(
                     continue;
                 }
             }
-            let is_poller = matches!(message, ToGroup::AddPoller { .. });
+            let added = match &message {
+                ToGroup::AddPoller { place, .. } => Some(*place),
+                _ => None,
+            };
             group.take_mail(message, now);
-            if is_poller {
-                // A second one would be that of a lone QP; a poller begins with none.
-                let fd = group
-                    .pollers_mut()
-                    .last()
-                    .and_then(|p| p.event_fds()[0].map(|fd| fd.as_raw_fd()));
-                if let Some(fd) = fd {
-                    group.store_mut().watch_asleep(fd, poller_token(pollers))?;
-                }
-                pollers += 1;
+            if let Some(place) = added {
+                watch_poller(&mut group, place)?;
             }
         }
         let mut busy = group.turn(now);
@@ -206,10 +202,7 @@ fn run(
             let _ = outbox.send(FromGroup::LostWrites { volume, backing });
         }
         if group.has_outbox() {
-            for message in group.take_outbox() {
-                // Control is gone only when the process ends.
-                let _ = outbox.send(message);
-            }
+            tell_control(&mut group, outbox);
             busy = true;
         }
         if let Some(clean) = group.stopped() {
@@ -222,7 +215,9 @@ fn run(
                 let index = group.index();
                 tracing::error!(
                     poll_group = index,
-                    "the stores do not end what they were given; giving up"
+                    connections = group.has_connections(),
+                    "the stores do not end what they were given, or (connections) the kernel does not destroy QPs; \
+                     giving up"
                 );
                 return Ok(false);
             }
@@ -244,9 +239,7 @@ fn run(
             Wait::No
         } else {
             let mut empty = !mail.has_some();
-            for poller in group.pollers_mut() {
-                poller.arm().map_err(io::Error::other)?;
-            }
+            group.arm();
             // Something may have come between the last look and the arming.
             empty &= !group.turn(now) && !group.has_outbox() && !mail.has_some();
             empty = empty && group.peers_mut().fall_asleep();
@@ -286,8 +279,8 @@ fn run(
         }
         // Whoever slept its time out asks the devices again, should one have lost the event.
         let timed_out = wait != Wait::No && woken.is_empty();
-        for (poller, at) in group.pollers_mut().zip(0..) {
-            if woken.contains(poller_token(at)) || timed_out {
+        for (place, poller) in group.pollers_mut() {
+            if woken.contains(poller_token(place)) || timed_out {
                 poller.clear_event();
             }
         }
@@ -297,9 +290,39 @@ fn run(
     }
 }
 
-/// Names the descriptor of a poller.
-fn poller_token(poller: u8) -> WatchToken {
-    WatchToken(poller.saturating_add(1))
+/// Names the descriptor of the poller at a place; one that no watch can have where it is beyond [`POLLERS_MAX`].
+fn poller_token(place: usize) -> WatchToken {
+    WatchToken(if place < POLLERS_MAX {
+        u8::try_from(place + 1).unwrap_or(MAX_WATCHES)
+    } else {
+        MAX_WATCHES
+    })
+}
+
+/// Has sleeps end when a poller that was just added has something.
+fn watch_poller(group: &mut PollGroup<UringStore>, place: usize) -> io::Result<()> {
+    // A second descriptor would be that of a lone QP; a poller begins with none.
+    let fd = group
+        .pollers_mut()
+        .find(|(at, _)| *at == place)
+        .and_then(|(_, poller)| poller.event_fds()[0].map(|fd| fd.as_raw_fd()));
+    match fd {
+        Some(fd) => group.store_mut().watch_asleep(fd, poller_token(place)),
+        None => Ok(()),
+    }
+}
+
+/// Sends control what the turn has for it. The descriptor of a broken CQ may be readable for ever: it is not watched
+/// any more.
+fn tell_control(group: &mut PollGroup<UringStore>, outbox: &mpsc::UnboundedSender<FromGroup>) {
+    let messages: Vec<FromGroup> = group.take_outbox().collect();
+    for message in messages {
+        if let FromGroup::PollerBroken { poller, .. } = message {
+            group.store_mut().unwatch(poller_token(poller));
+        }
+        // Control is gone only when the process ends.
+        let _ = outbox.send(message);
+    }
 }
 
 /// What was served until the last wait.

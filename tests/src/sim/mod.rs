@@ -6,8 +6,12 @@
 //! | [`site`] | the target: its control, its poll groups, what it remembers, its lives | control's decisions, poll groups, cache, fencing, verifiers |
 //! | [`process`] | the server of one mount | its course, engines, accounts of what is durable, writing again |
 //! | [`admin`] | an admin connection, as capsules over a QP | the capsules and the QP |
+//! | [`neighbour`] | another host with a volume of its own, which reads | its engine |
 //! | [`kernel`] | the requests of a device, and what the driver does with them when the server dies | - |
 //! | [`world`] | all of them together, and the [oracle](crate::oracle) that watches | - |
+//!
+//! QPs are as those of cards: over only when they are destroyed, which takes steps. Until then RDMA that was under way
+//! lands in what they were lent.
 //!
 //! Time is a count of steps of a millisecond; nobody sleeps and nothing is random but by the seed, so a run can be had
 //! again from its seed, and its [`log`] compared.
@@ -15,6 +19,7 @@
 pub mod admin;
 pub mod kernel;
 pub mod log;
+pub mod neighbour;
 pub mod plan;
 pub mod process;
 pub mod site;

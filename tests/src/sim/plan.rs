@@ -115,7 +115,7 @@ pub enum Fault {
         /// How many of a thousand.
         per_mille: u32,
     },
-    /// QPs of the target do not flush when they fail.
+    /// The kernels of both ends do not come to destroying QPs.
     Jam {
         /// Until when.
         steps: u64,
@@ -201,6 +201,10 @@ pub struct Plan {
     pub on_loss: OnLoss,
     /// The network, in steps.
     pub network: Conditions,
+    /// Steps until the QP of a connection that ended is destroyed, at most.
+    pub destroy_steps: u64,
+    /// Another host reads a volume of its own.
+    pub neighbour: bool,
     /// The store, in turns.
     pub store: StoreConditions,
     /// Silence that counts as a loss.
@@ -297,6 +301,8 @@ impl Plan {
                 delay_max: delay_min + random.below(5),
                 ..Conditions::default()
             },
+            destroy_steps: [0, 30, 500, 3000][Random::new(seed ^ 0x64_6573).index(4)],
+            neighbour: Random::new(seed ^ 0x6e_6569).chance(500),
             store: StoreConditions {
                 delay_min: random.below(3),
                 delay_max: [2, 8, 30][random.index(3)],

@@ -18,6 +18,7 @@ use rblk_target::verifier::Lineage;
 use rblk_target::volume::CacheMode;
 
 use super::log::Log;
+use super::neighbour;
 use super::plan::{Death, Moment, Plan};
 use crate::oracle::Host;
 use crate::storm::VOLUME;
@@ -119,6 +120,16 @@ impl Site {
             cache: plan.cache,
             ..VolumeSpec::new(VolumeKind::Store, plan.volume_bytes as u64)
         };
+        let mut volumes = vec![volume];
+        if plan.neighbour {
+            volumes.push(VolumeSpec {
+                block_size: plan.block_bytes,
+                blocks: (neighbour::BYTES / plan.block_bytes as usize) as u64,
+                cache: plan.cache,
+                read_only: true,
+                ..VolumeSpec::new(VolumeKind::Store, neighbour::BYTES as u64)
+            });
+        }
         let options = RigOptions {
             seed: plan.seed,
             conditions: plan.network,
@@ -130,7 +141,9 @@ impl Site {
             write_back_delay: plan.write_back_delay,
             io_max_bytes: plan.io_max_bytes,
             cq_entries: 1 << 12,
-            volumes: vec![volume],
+            late_rdma: true,
+            destroy_steps: plan.destroy_steps,
+            volumes,
             ..RigOptions::default()
         };
         let mut first = None;
@@ -139,6 +152,9 @@ impl Site {
                 let mut store = CrashStore::new(region, plan.seed);
                 store.set_volume(VOLUME, image.clone());
                 store.set_conditions(plan.store);
+                if plan.neighbour {
+                    store.set_volume(neighbour::VOLUME, neighbour::image(plan.seed));
+                }
                 if plan.cache != CacheMode::None {
                     store.set_exclusive();
                 }
@@ -252,6 +268,9 @@ impl Site {
         self.renounced |= self.rig.take_lost_writes();
         self.carry_out(log, moments, &mut decided);
         for gone in self.rig.take_gone() {
+            if gone.session == neighbour::SESSION {
+                continue;
+            }
             log.add("gone", [gone.session.0.into(), gone.epoch.0.into(), 0]);
             if let Some(core) = &mut self.core {
                 core.gone(gone.session, gone.epoch, gone.kind, now);
@@ -456,6 +475,9 @@ impl Site {
                         let mut store = CrashStore::new(region, seed);
                         store.set_volume(VOLUME, image.clone());
                         store.set_conditions(plan.store);
+                        if plan.neighbour {
+                            store.set_volume(neighbour::VOLUME, neighbour::image(plan.seed));
+                        }
                         if plan.cache != CacheMode::None {
                             store.set_exclusive();
                         }

@@ -1,4 +1,4 @@
-//! QPs that do not flush: what they may still touch is nobody's until they are destroyed.
+//! QPs that are not destroyed: what they may still touch is nobody's until they are.
 
 use rblk_bench::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_bench::ram_store::RamStore;
@@ -37,6 +37,8 @@ struct Jam {
 }
 
 const IO: usize = 64 << 10;
+/// What a READ brings that lands after its QP's end.
+const LATE: u8 = 0xdb;
 
 impl Jam {
     fn new(groups: usize, cache: CacheMode) -> Self {
@@ -44,6 +46,7 @@ impl Jam {
         let options = RigOptions {
             tick: TICK,
             groups,
+            late_rdma: true,
             arena_bytes: groups * 8 * IO,
             dirty_max_bytes: groups * 2 * IO,
             io_max_bytes: 64 << 10,
@@ -68,7 +71,7 @@ impl Jam {
         Self { rig, image, mortal, dying, well }
     }
 
-    /// The first queue dies while the target sends to it and reads from it, and its QP does not flush.
+    /// The first queue dies while the target sends to it and reads from it, and its QP is not destroyed.
     fn jam(&mut self) {
         let wire = self.rig.wire(self.dying).expect("a path").clone();
         wire.stall(End::B, true);
@@ -85,10 +88,10 @@ impl Jam {
         for _ in 0..200 {
             self.rig.step();
         }
-        self.rig.jam_failed_qps(true);
+        self.rig.hold_destroys(true);
         wire.cut();
         self.rig.network().set_conditions(Conditions::default());
-        self.rig.run(20 * SECOND, |rig| rig.jammed_qps() == 1).expect("it is given up");
+        self.rig.run(SECOND, |rig| rig.undestroyed() == 1).expect("it ends");
         assert_eq!(self.rig.connections(self.mortal), 1, "its QP is not destroyed");
         self.rig.take_outcomes();
     }
@@ -134,12 +137,14 @@ fn what_a_dead_qp_may_still_touch_is_nobodys() {
                     };
                     assert_eq!(is.state == State::Private, holders.state == State::Private);
                     assert!(is.sends >= holders.sends, "{what}: {is:?}, was {holders:?}");
-                    assert!(has == bytes, "{what}, {round}: {slot} has other bytes");
+                    // What the QP was reading may have landed by now, and nothing else.
+                    let late =
+                        holders.state == State::Private && has.iter().all(|byte| *byte == LATE);
+                    assert!(has == bytes || late, "{what}, {round}: {slot} has other bytes");
                 }
             }
             // Destroyed at last.
-            jam.rig.jam_failed_qps(false);
-            jam.rig.destroy_jammed();
+            jam.rig.hold_destroys(false);
             let well = jam.well;
             jam.rig.wire(well).expect("a path").cut();
             let free = jam.rig.run(PATIENCE, |rig| lent(rig).is_empty());
@@ -164,10 +169,10 @@ fn the_end_waits_for_what_a_dead_qp_may_still_touch() {
                 jam.rig.step();
                 assert_eq!(jam.rig.stopped(), None, "{what}");
             }
-            // The other one did not flush either.
-            assert_eq!(jam.rig.jammed_qps(), 2, "{what}");
+            // Nor is that of the other one.
+            assert_eq!(jam.rig.undestroyed(), 2, "{what}");
             assert!(!lent(&mut jam.rig).is_empty(), "{what}");
-            jam.rig.destroy_jammed();
+            jam.rig.hold_destroys(false);
             let stopped = jam.rig.run(PATIENCE, |rig| rig.stopped().is_some());
             assert!(stopped.is_ok(), "{what}: {:?}", jam.rig);
             assert_eq!(jam.rig.stopped(), Some(true), "{what}");

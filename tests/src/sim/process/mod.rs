@@ -315,7 +315,7 @@ impl Process {
 
     fn fail_all(&self, errno: Option<i32>, ground: &mut Ground<'_>) {
         for queue in &self.queues {
-            ground.site.rig.engine_mut(*queue).set_failed(errno);
+            ground.site.rig.fail_requests(*queue, errno);
         }
     }
 

@@ -135,8 +135,8 @@ impl World {
                 self.store_heals = Some(steps + lasts);
             }
             Fault::Jam { steps: lasts } => {
-                self.log.add("QPs jam", [0; 3]);
-                self.site.rig.jam_failed_qps(true);
+                self.log.add("QPs are not destroyed", [0; 3]);
+                self.site.rig.hold_destroys(true);
                 self.jam_heals = Some(steps + lasts);
             }
         }
@@ -215,9 +215,8 @@ impl World {
         }
         if self.jam_heals.is_some_and(|at| at <= now) {
             self.jam_heals = None;
-            self.site.rig.jam_failed_qps(false);
-            self.site.rig.destroy_jammed();
-            self.log.add("QPs flush again", [0; 3]);
+            self.site.rig.hold_destroys(false);
+            self.log.add("QPs are destroyed again", [0; 3]);
         }
     }
 
@@ -269,6 +268,9 @@ impl World {
         let left = self.site.end(death, &mut self.log);
         let silent = death == Some(Death::Machine);
         self.site.vanish(silent);
+        if let Some(neighbour) = &mut self.neighbour {
+            neighbour.lose();
+        }
         self.dark = silent;
         match &left {
             Left::Everything => {

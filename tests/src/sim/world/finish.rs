@@ -125,6 +125,9 @@ impl World {
             self.unmount(0, false);
         }
         self.wishes.fill(None);
+        if let Some(mut neighbour) = self.neighbour.take() {
+            neighbour.leave(&mut self.site);
+        }
         let until = self.step_number() + PATIENCE;
         while self.site.sessions() > 0 {
             self.step();

@@ -22,6 +22,7 @@ use self::mount::{Mount, Wish};
 use crate::oracle::{ChangeId, Host, Oracle};
 use crate::sim::kernel::Expect;
 use crate::sim::log::Log;
+use crate::sim::neighbour::Neighbour;
 use crate::sim::plan::{Fault, Moment, Plan, When};
 use crate::sim::process::Link;
 use crate::sim::site::{Decided, Left, Site};
@@ -86,6 +87,7 @@ pub struct World {
     moments: Vec<Moment>,
     random: Random,
     mounts: Vec<Mount>,
+    neighbour: Option<Neighbour>,
     numbers: u8,
     wishes: Vec<Option<Wish>>,
     // By host and address.
@@ -93,7 +95,7 @@ pub struct World {
     // Links that heal, with what was stalled on them.
     heals: Vec<(u64, usize, usize, Vec<Wire>)>,
     thaws: Vec<(u64, Host)>,
-    // The store behaves again, the QPs flush again.
+    // The store behaves again, QPs are destroyed again.
     store_heals: Option<u64>,
     // What the store has is held as soon as it has something, or never then; and for how long.
     holds: Option<(u64, u64)>,
@@ -151,6 +153,7 @@ impl World {
             moments: Vec::new(),
             random,
             mounts: Vec::new(),
+            neighbour: Neighbour::of(&plan),
             numbers: 0,
             wishes: vec![None; plan.hosts],
             links: vec![vec![Link::default(); plan.addresses]; plan.hosts],
@@ -218,6 +221,10 @@ impl World {
         self.pump();
         self.turn_processes();
         self.pump();
+        if let Some(neighbour) = &mut self.neighbour {
+            neighbour.turn(&mut self.site);
+            busy |= neighbour.is_busy();
+        }
         if !self.calm && !self.by_hand {
             busy |= self.begin_requests();
         }

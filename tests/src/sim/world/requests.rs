@@ -25,6 +25,11 @@ impl World {
         let outcomes = self.site.rig.take_outcomes();
         let busy = !outcomes.is_empty();
         for outcome in outcomes {
+            let failed = self.store_failed;
+            let neighbour = self.neighbour.as_mut();
+            if neighbour.is_some_and(|n| n.take(&outcome, failed, &self.site)) {
+                continue;
+            }
             let found = self.mounts.iter().enumerate().find_map(|(at, mount)| {
                 let queues = mount.process.as_ref()?.queues();
                 Some((at, queues.iter().position(|queue| *queue == outcome.queue)?))

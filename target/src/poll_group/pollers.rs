@@ -1,0 +1,126 @@
+//! [`Pollers`]: the CQs of a poll group, one for each device, by place.
+//!
+//! A place is the index of the device in control's table. A CQ that broke (overrun, or the device is gone) keeps its
+//! place, and its memory stays registered, until the last connection of the CQ is buried: until then the device may
+//! touch the sink. Then the place is empty, and control may put a new CQ there.
+
+use std::ops::{Index, IndexMut};
+use std::sync::Arc;
+
+use rblk_fabric::{Poller, PollerCounters};
+
+use super::PollerMemory;
+use crate::arena::Arena;
+
+/// One CQ, with the QPs on it and the memory of this poll group as the device knows it.
+pub(super) struct PollerEntry {
+    pub(super) poller: Box<dyn Poller>,
+    pub(super) memory: PollerMemory,
+    /// Allocator of the sink, where there is one.
+    pub(super) sink: Option<Arena>,
+    /// Connection slot by QP index.
+    pub(super) qps: Vec<Option<u16>>,
+    broken: bool,
+}
+
+/// All CQs of a poll group.
+#[derive(Default)]
+pub(super) struct Pollers {
+    places: Vec<Option<PollerEntry>>,
+    broken: usize,
+    // Of those that are gone.
+    counted: PollerCounters,
+}
+
+impl Pollers {
+    /// Places, empty ones too.
+    pub(super) fn places(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Puts a CQ at an empty place. False, and nothing is changed, where the place is taken.
+    pub(super) fn put(
+        &mut self,
+        place: usize,
+        poller: Box<dyn Poller>,
+        memory: PollerMemory,
+    ) -> bool {
+        if self.places.len() <= place {
+            self.places.resize_with(place + 1, || None);
+        }
+        if self.places[place].is_some() {
+            return false;
+        }
+        // The sink was allocated in whole extents, so this never fails.
+        let sink = memory
+            .sink
+            .as_ref()
+            .and_then(|mr| Arena::new(Arc::clone(mr.region()), memory.sink_extent_max).ok());
+        self.places[place] =
+            Some(PollerEntry { poller, memory, sink, qps: Vec::new(), broken: false });
+        true
+    }
+
+    /// The CQ at a place, if there is one and it works.
+    #[inline]
+    pub(super) fn working(&mut self, place: usize) -> Option<&mut PollerEntry> {
+        self.places.get_mut(place)?.as_mut().filter(|entry| !entry.broken)
+    }
+
+    /// All CQs that work, with their places.
+    pub(super) fn all_working(&mut self) -> impl Iterator<Item = (usize, &mut PollerEntry)> {
+        let all = self.places.iter_mut().enumerate();
+        all.filter_map(|(at, entry)| Some((at, entry.as_mut().filter(|entry| !entry.broken)?)))
+    }
+
+    /// What all CQs did that were ever here.
+    pub(super) fn counters(&self) -> PollerCounters {
+        let mut sum = self.counted;
+        for entry in self.places.iter().flatten() {
+            sum.add(&entry.poller.counters());
+        }
+        sum
+    }
+
+    /// Notes that the CQ at a place broke: nothing asks it any more. False where it was noted before.
+    pub(super) fn note_broken(&mut self, place: usize) -> bool {
+        let Some(entry) = self.working(place) else { return false };
+        entry.broken = true;
+        self.broken += 1;
+        true
+    }
+
+    /// Whether a broken CQ still has its place.
+    #[inline]
+    pub(super) fn has_broken(&self) -> bool {
+        self.broken > 0
+    }
+
+    /// Takes a broken CQ out of its place.
+    pub(super) fn take_broken(&mut self, place: usize) -> Option<PollerEntry> {
+        let entry = self.places.get_mut(place)?.take_if(|entry| entry.broken)?;
+        self.broken -= 1;
+        self.counted.add(&entry.poller.counters());
+        Some(entry)
+    }
+}
+
+impl Index<usize> for Pollers {
+    type Output = PollerEntry;
+
+    #[inline]
+    fn index(&self, place: usize) -> &PollerEntry {
+        let Some(entry) = &self.places[place] else { unreachable!("a connection keeps its CQ") };
+        entry
+    }
+}
+
+impl IndexMut<usize> for Pollers {
+    #[inline]
+    fn index_mut(&mut self, place: usize) -> &mut PollerEntry {
+        let Some(entry) = &mut self.places[place] else {
+            unreachable!("a connection keeps its CQ")
+        };
+        entry
+    }
+}

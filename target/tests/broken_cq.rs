@@ -1,0 +1,160 @@
+//! The thread of a poll group, with completion queues that break while it sleeps or looks: it goes on, and takes
+//! another in the same place.
+#![allow(missing_docs)]
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rblk_fabric::patience::SpinMode;
+use rblk_fabric::soft::memory::Network;
+use rblk_fabric::{
+    AcceptParams, Access, Completion, Connection, Device, DeviceCaps, FabricError, PageKind,
+    Poller, PollerCounters, PostError, QpIndex, RecvWr, Region, SendWr,
+};
+use rblk_target::arena::Arena;
+use rblk_target::cache::{Shard, ShardOptions};
+use rblk_target::poll_group::peers::Peers;
+use rblk_target::poll_group::thread::{Handle, POLLERS_MAX, Tuning, start};
+use rblk_target::poll_group::{FromGroup, PollerMemory, ToGroup};
+use rblk_target::store::uring::{UringOptions, UringStore};
+use tokio::sync::mpsc;
+
+const WORKS: u32 = 0;
+const FAILS_TO_ARM: u32 = 1;
+const FAILS_TO_POLL: u32 = 2;
+
+/// A poller that breaks when it is told to.
+#[derive(Debug)]
+struct Fragile(Box<dyn Poller>, Arc<AtomicU32>);
+
+impl Fragile {
+    fn check(&self, how: u32) -> rblk_fabric::Result<()> {
+        if self.1.load(Ordering::Relaxed) != how {
+            return Ok(());
+        }
+        let source = std::io::ErrorKind::BrokenPipe.into();
+        Err(FabricError::Call { call: "completion queue", source })
+    }
+}
+
+impl Poller for Fragile {
+    fn caps(&self) -> &DeviceCaps {
+        self.0.caps()
+    }
+    fn attach(&mut self, connection: Connection) -> rblk_fabric::Result<QpIndex> {
+        self.0.attach(connection)
+    }
+    fn accept(&mut self, qp: QpIndex, params: &AcceptParams) -> rblk_fabric::Result<()> {
+        self.0.accept(qp, params)
+    }
+    fn post_recv(&mut self, qp: QpIndex, wrs: &[RecvWr]) -> Result<(), PostError> {
+        self.0.post_recv(qp, wrs)
+    }
+    fn post_send(&mut self, qp: QpIndex, wrs: &[SendWr]) -> Result<(), PostError> {
+        self.0.post_send(qp, wrs)
+    }
+    fn poll(&mut self, out: &mut [Completion]) -> rblk_fabric::Result<usize> {
+        self.check(FAILS_TO_POLL)?;
+        self.0.poll(out)
+    }
+    fn arm(&mut self) -> rblk_fabric::Result<()> {
+        self.check(FAILS_TO_ARM)?;
+        self.0.arm()
+    }
+    fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        self.0.event_fds()
+    }
+    fn clear_event(&mut self) {
+        self.0.clear_event();
+    }
+    fn fail(&mut self, qp: QpIndex) {
+        self.0.fail(qp);
+    }
+    fn detach(&mut self, qp: QpIndex) -> Option<Connection> {
+        self.0.detach(qp)
+    }
+    fn counters(&self) -> PollerCounters {
+        self.0.counters()
+    }
+}
+
+fn group() -> (Handle, mpsc::UnboundedReceiver<FromGroup>, Arc<Region>) {
+    let arena = Region::allocate(16 << 20, PageKind::Normal).unwrap();
+    let store = UringStore::new(Arc::clone(&arena), &UringOptions::default()).unwrap();
+    let part = Arena::over(Arc::clone(&arena), 0..arena.len(), 1 << 20).unwrap();
+    let options = ShardOptions {
+        dirty_max_bytes: 1 << 20,
+        write_back_delay: Duration::from_secs(1),
+        write_back_max_bytes: 1 << 20,
+        seed: 1,
+    };
+    let shard = Shard::new(store, part, options, Instant::now());
+    let (outbox, told) = mpsc::unbounded_channel();
+    let peers = Peers::connect(1).unwrap().remove(0);
+    let tuning = Tuning { cpu: None, spin: SpinMode::Never };
+    (start(0, shard, peers, tuning, outbox).unwrap(), told, arena)
+}
+
+/// What the thread says next, unless it says nothing for long.
+fn next(told: &mut mpsc::UnboundedReceiver<FromGroup>) -> FromGroup {
+    let deadline = Instant::now() + Duration::from_secs(100);
+    loop {
+        match told.try_recv() {
+            Ok(message) => return message,
+            Err(mpsc::error::TryRecvError::Empty) => {}
+            Err(error) => panic!("{error}: the thread ended"),
+        }
+        assert!(Instant::now() < deadline, "the thread says nothing");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn the_thread_outlives_its_completion_queues() {
+    let (mut handle, mut told, arena) = group();
+    let device = Device::Soft(Network::new(1).device());
+    let pd = device.alloc_pd().unwrap();
+    let register = |access| Arc::new(pd.register(&arena, access).unwrap());
+    let memory = PollerMemory {
+        arena: register(Access::LOCAL_WRITE),
+        zeros: register(Access::LOCAL_READ),
+        sink: None,
+        sink_extent_max: 1 << 20,
+        volumes: Vec::new(),
+    };
+    let add = |handle: &Handle, place, state: u32| {
+        let state = Arc::new(AtomicU32::new(state));
+        let (poller, _) = pd.poller(64).unwrap();
+        let poller = Box::new(Fragile(poller, Arc::clone(&state)));
+        let mail = ToGroup::AddPoller { place, poller, memory: memory.clone() };
+        handle.mail.send(mail).unwrap();
+        state
+    };
+    // The last place that can be watched, and one of another device, which goes on.
+    let last = POLLERS_MAX - 1;
+    let _other = add(&handle, 0, WORKS);
+    for how in [FAILS_TO_ARM, FAILS_TO_POLL, FAILS_TO_ARM] {
+        add(&handle, last, how);
+        let broken = next(&mut told);
+        assert!(
+            matches!(broken, FromGroup::PollerBroken { group: 0, poller } if poller == last),
+            "{broken:?}"
+        );
+        let gone = next(&mut told);
+        assert!(
+            matches!(gone, FromGroup::PollerGone { group: 0, place, .. } if place == last),
+            "{gone:?}"
+        );
+    }
+    // It watches the new one: the place of the old ones is free.
+    add(&handle, last, WORKS);
+    handle.mail.send(ToGroup::Stop).unwrap();
+    let end = next(&mut told);
+    assert!(
+        matches!(end, FromGroup::Stopped { group: 0, clean: true, error: None }),
+        "once for each, and nothing else: {end:?}"
+    );
+    handle.join();
+}
