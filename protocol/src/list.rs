@@ -499,6 +499,16 @@ mod tests {
         list.iter().map(|(command, data)| (*command, &data[..])).collect()
     }
 
+    /// The lengths decide what a byte is: the data of the first two takes the place of two capsules.
+    #[test]
+    fn data_may_lie_where_capsules_could() {
+        let list = [write(1, &[0; 76]), write(2, &[0; 52]), read(3), read(4)];
+        let bytes = message(&list, b"");
+        let (seen, end) = commands(&bytes, DATA);
+        assert_eq!((seen.len(), end), (2, None));
+        assert_eq!(seen[0].1.len() + seen[1].1.len(), 2 * COMMAND_BYTES);
+    }
+
     proptest! {
         #[test]
         fn what_is_packed_is_what_is_read(mut list in any_list(LIST_DATA_MAX)) {
@@ -529,13 +539,20 @@ mod tests {
                 .collect();
             let all: usize = list.iter().map(|c| c.in_capsule_bytes as usize).sum();
             let capsules = list.len() * COMMAND_BYTES;
-            let with_data = list.iter().filter(|c| c.in_capsule_bytes > 0).count();
-            let ends_with_data = list.iter().rev().skip(1).all(|c| c.in_capsule_bytes == 0);
             let mut message = message(&list, b"");
             message.resize(if exact { capsules + all } else { bytes.max(capsules) }, 0);
             let features = if lists { LISTS } else { DATA };
-            let allowed = if lists { ends_with_data } else { with_data <= LIST_DATA_MAX };
-            let right = list.len() <= LIST_MAX && allowed && message.len() == capsules + all;
+            // The data of some may take the place of all later capsules: then the message is one of
+            // fewer commands.
+            let is_whole = |first: &[CommandCapsule]| {
+                let all: usize = first.iter().map(CommandCapsule::message_bytes).sum();
+                let with_data = first.iter().filter(|c| c.in_capsule_bytes > 0).count();
+                let ends_with_data = first.iter().rev().skip(1).all(|c| c.in_capsule_bytes == 0);
+                let allowed = if lists { ends_with_data } else { with_data <= LIST_DATA_MAX };
+                allowed && message.len() == all
+            };
+            let most = list.len().min(LIST_MAX);
+            let right = (1..=most).any(|count| is_whole(&list[..count]));
             let (seen, end) = commands(&message, features);
             prop_assert_eq!(end.is_none(), right, "{:?}", end);
             // Whatever was read before: the data of each lies before that of those before it, behind the capsules.

@@ -216,8 +216,8 @@ fn run(
                 tracing::error!(
                     poll_group = index,
                     connections = group.has_connections(),
-                    "the stores do not end what they were given, or (connections) the kernel does not destroy QPs; \
-                     giving up"
+                    "a store has not finished its I/O, or the kernel has not destroyed a QP (`connections` says \
+                     so): giving up"
                 );
                 return Ok(false);
             }
