@@ -1,6 +1,7 @@
 //! The command line of `rblk-bench`.
 //!
-//! What is said here is the help that people read; each command's work is in the module of its name.
+//! What is said here is the help that people read; each command's work is in the module of its
+//! name.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -12,8 +13,8 @@ use crate::cost::CostArgs;
 
 /// Measures rblk beside its peers, and says where the time goes.
 ///
-/// A run is a folder: run.json with every number, raw/ with what fio said, *.svg and report.html. Commands that are
-/// given the same --out add to the same run, so one report can hold them all.
+/// A run is a folder: run.json with every number, raw/ with what fio said, *.svg and report.html.
+/// Commands that are given the same --out add to the same run, so one report can hold them all.
 #[derive(Debug, Parser)]
 // Who calls this for others gives words of his own first, and theirs after.
 #[command(args_override_self = true)]
@@ -27,35 +28,41 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Measure rblk and the kernel's own remote disks with fio, in the same run on the same machine.
+    /// Measure rblk and the kernel's own remote disks with fio, in the same run on the same
+    /// machine.
     ///
-    /// Sets every system up beside the others (rblk over verbs and TCP, nvme-rdma, nvme-tcp, NBD, a local RAM disk,
-    /// an empty ublk disk), measures them in turn, round by round, and takes away what it set up, also after it was
-    /// killed: see `clean-up`. What cannot be set up here is a row that says why. Needs root and fio.
+    /// Sets every system up beside the others (rblk over verbs and TCP, nvme-rdma, nvme-tcp, NBD, a
+    /// local RAM disk, an empty ublk disk), measures them in turn, round by round, and takes away
+    /// what it set up, also after it was killed: see `clean-up`. What cannot be set up here is a
+    /// row that says why. Needs root and fio.
     ///
     /// On a pair of hosts, where both ends are set up already, name the devices: --rblk /dev/ublkb0
     /// --peer nvme-rdma=/dev/nvme1n1. What is on them is OVERWRITTEN.
     Compare(CompareArgs),
     /// Measure what the transports cost by themselves: registration, ping-pong, bandwidth.
     ///
-    /// Both ends run in this process unless one host says --serve and the other names it. perftest is run beside,
-    /// where it is installed, as the measure of what the device can do.
+    /// Both ends run in this process unless one host says --serve and the other names it. perftest
+    /// is run beside, where it is installed, as the measure of what the device can do.
     Fabric(FabricArgs),
-    /// Count what one I/O costs: messages, completions, doorbells, copies, allocations and instructions at each end.
+    /// Count what one I/O costs: messages, completions, doorbells, copies, allocations and
+    /// instructions at each end.
     ///
-    /// Runs the real engines of initiator and target in this process over the in-memory fabric and divides
-    /// their own counters by the number of I/Os. Nothing is timed: the numbers are the same on every host.
+    /// Runs the real engines of initiator and target in this process over the in-memory fabric and
+    /// divides their own counters by the number of I/Os. Nothing is timed: the numbers are the same
+    /// on every host.
     Cost(CostCommand),
-    /// Measure how cost grows with queues, volumes, sessions, file size and cache size, and what idle mounts cost.
+    /// Measure how cost grows with queues, volumes, sessions, file size and cache size, and what
+    /// idle mounts cost.
     ///
-    /// Each thing grows by itself, the rest held fixed; the exponent of growth is printed, and what is worse than
-    /// linear is flagged.
+    /// Each thing grows by itself, the rest held fixed; the exponent of growth is printed, and what
+    /// is worse than linear is flagged.
     Scale(ScaleArgs),
     /// Draw the report of a run again, from its run.json.
     Report(ReportArgs),
     /// Take away what runs that were killed have left: devices, targets, subsystems, modules.
     ///
-    /// Only what a run wrote into its journal is touched. Every run does this at its beginning, too.
+    /// Only what a run wrote into its journal is touched. Every run does this at its beginning,
+    /// too.
     CleanUp(CleanUpArgs),
 }
 
@@ -82,12 +89,12 @@ pub enum Output {
 /// Arguments of `compare`.
 #[derive(Clone, Debug, Args)]
 pub struct CompareArgs {
-    /// Systems to measure, by key: rblk-verbs, rblk-tcp, nvme-rdma, nvme-tcp, nbd, local, ublk-null, ...;
-    /// `none` for variants alone [default: all that this machine can set up].
+    /// Systems to measure, by key: rblk-verbs, rblk-tcp, nvme-rdma, nvme-tcp, nbd, local,
+    /// ublk-null, ...; `none` for variants alone [default: all that this machine can set up].
     #[arg(long, value_name = "KEY", value_delimiter = ',')]
     pub systems: Vec<String>,
-    /// Workloads: `gate` (6 cells: 4k random at depth 1 and 32, 128k at depth 16), `full`, `smoke` (2), or keys as
-    /// randread-4k-qd8-j1-q1, comma between.
+    /// Workloads: `gate` (6 cells: 4k random at depth 1 and 32, 128k at depth 16), `full`, `smoke`
+    /// (2), or keys as randread-4k-qd8-j1-q1, comma between.
     #[arg(long, value_name = "SET", default_value = "gate")]
     pub cells: String,
     /// Rounds; systems take turns within each, so that a ratio is of neighbours in time.
@@ -117,14 +124,16 @@ pub struct CompareArgs {
     /// A peer's device that is there already, as NAME=PATH. OVERWRITTEN.
     #[arg(long, value_name = "NAME=DEV")]
     pub peer: Vec<String>,
-    /// One more rblk beside the others, as NAME=WORDS, to compare it with itself: `tcp`, `VARIABLE=value` and
-    /// `--flag=value` for both ends, `target:--flag=value`, `mount:--flag=value`, `programs=DIR`. Repeat for several.
+    /// One more rblk beside the others, as NAME=WORDS, to compare it with itself: `tcp`,
+    /// `VARIABLE=value` and `--flag=value` for both ends, `target:--flag=value`,
+    /// `mount:--flag=value`, `programs=DIR`. Repeat for several.
     #[arg(long, value_name = "NAME=WORDS")]
     pub variant: Vec<String>,
     /// Do not count system calls and context switches in extra samples.
     #[arg(long)]
     pub no_probe: bool,
-    /// Sample with perf where the processors' time goes, in one more sample of each cell and system.
+    /// Sample with perf where the processors' time goes, in one more sample of each cell and
+    /// system.
     #[arg(long)]
     pub profile: bool,
     /// Do not run perftest in every round.
@@ -149,8 +158,8 @@ pub enum CompareVolume {
 /// Arguments of `fabric`.
 #[derive(Clone, Debug, Args)]
 pub struct FabricArgs {
-    /// rdma://IP or tcp://IP; several are measured one after the other [default: every RDMA device here, and
-    /// tcp://127.0.0.1].
+    /// rdma://IP or tcp://IP; several are measured one after the other [default: every RDMA device
+    /// here, and tcp://127.0.0.1].
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub address: Vec<String>,
     /// RDMA device, where an address has several.
@@ -217,7 +226,8 @@ pub struct ScaleArgs {
     /// Seconds that idle mounts are watched.
     #[arg(long, value_name = "SECS", default_value_t = 60)]
     pub idle_seconds: u32,
-    /// Address that targets listen on here, for queues over verbs [default: that of the first RDMA device].
+    /// Address that targets listen on here, for queues over verbs [default: that of the first RDMA
+    /// device].
     #[arg(long, value_name = "IP")]
     pub address: Option<IpAddr>,
     /// Directory of rblk-target, rblk-initiator and their daemons [default: this program's own].

@@ -1,9 +1,9 @@
 //! Child processes: each ends by itself, at its deadline, or when this process is interrupted.
 //!
-//! Every child has a process group of its own and a word in its environment ([`TAG`]), which it gives to its own
-//! children: so one that has outlived its parent can be found and ended, even if its parent was killed before it
-//! could write down the number of the process. One that cannot be killed (it waits inside the kernel) is left and
-//! named: no call here waits for ever.
+//! Every child has a process group of its own and a word in its environment ([`TAG`]), which it
+//! gives to its own children: so one that has outlived its parent can be found and ended, even if
+//! its parent was killed before it could write down the number of the process. One that cannot be
+//! killed (it waits inside the kernel) is left and named: no call here waits for ever.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -82,7 +82,8 @@ fn succeeded(command: &Command, finished: Finished) -> Result<String> {
 /// Runs a command to its end, whatever that is.
 ///
 /// # Errors
-/// It does not start, or does not end within `limit`; it is killed then, with its last words in the error.
+/// It does not start, or does not end within `limit`; it is killed then, with its last words in the
+/// error.
 pub fn finish(
     command: &mut Command,
     limit: Duration,
@@ -169,7 +170,8 @@ pub fn tagged(tag: &str) -> Vec<u32> {
         .collect()
 }
 
-/// Ends all processes of a tag: asks them to, and kills those that are still there after `patience`.
+/// Ends all processes of a tag: asks them to, and kills those that are still there after
+/// `patience`.
 ///
 /// # Errors
 /// One cannot be killed.

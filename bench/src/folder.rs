@@ -1,4 +1,5 @@
-//! [`RunFolder`]: the directory of one run: `run.json`, `report.html`, `*.svg`, and `raw/` with what fio said.
+//! [`RunFolder`]: the directory of one run: `run.json`, `report.html`, `*.svg`, and `raw/` with
+//! what fio said.
 
 use std::fs;
 use std::io::Write;
@@ -17,7 +18,8 @@ const RUN_MAX_BYTES: u64 = 1 << 30;
 
 /// The directory of one run.
 ///
-/// A run may be made by several commands, one after the other: each takes up what it finds and adds its part.
+/// A run may be made by several commands, one after the other: each takes up what it finds and adds
+/// its part.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RunFolder {
     path: PathBuf,
@@ -48,7 +50,8 @@ impl RunFolder {
         self.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
     }
 
-    /// Where a raw file of this name goes, and its name relative to the folder, as [`Sample::raw`] has it.
+    /// Where a raw file of this name goes, and its name relative to the folder, as [`Sample::raw`]
+    /// has it.
     ///
     /// [`Sample::raw`]: crate::result::Sample::raw
     #[must_use]
@@ -102,7 +105,8 @@ pub fn name_for_now() -> String {
 #[must_use]
 pub fn utc(unix: u64) -> String {
     let (days, second) = (unix / 86_400, unix % 86_400);
-    // Days since 0000-03-01, so that the leap day is the last of its year (Howard Hinnant's algorithm).
+    // Days since 0000-03-01, so that the leap day is the last of its year (Howard Hinnant's
+    // algorithm).
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

@@ -1,7 +1,7 @@
 //! [`Histogram`]: distributions of times, in bins as fio has them.
 //!
-//! 64 bins for each power of two, so a bin is never wider than 1.6 % of its times, and the whole range up to an hour
-//! takes 20 KiB. Recording takes a few instructions and never allocates.
+//! 64 bins for each power of two, so a bin is never wider than 1.6 % of its times, and the whole
+//! range up to an hour takes 20 KiB. Recording takes a few instructions and never allocates.
 
 use crate::result::Latency;
 
@@ -83,7 +83,8 @@ impl Histogram {
         if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
     }
 
-    /// The time that `millionths` of a million did not exceed: the middle of its bin, at most the longest. 0 of none.
+    /// The time that `millionths` of a million did not exceed: the middle of its bin, at most the
+    /// longest. 0 of none.
     #[must_use]
     pub fn at(&self, millionths: u32) -> u64 {
         let wanted = (u128::from(self.count) * u128::from(millionths)).div_ceil(1_000_000).max(1);

@@ -1,4 +1,5 @@
-//! SIGINT and SIGTERM as a word that loops ask for, so that what was set up is taken down in good order.
+//! SIGINT and SIGTERM as a word that loops ask for, so that what was set up is taken down in good
+//! order.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -9,8 +10,9 @@ use tokio::signal::unix::{SignalKind, signal};
 static WATCHED: AtomicBool = AtomicBool::new(false);
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// From now on SIGINT and SIGTERM do not end this process: [`check`] fails after the first. A second one ends it at
-/// once, with exit code 130; what it leaves then is for `rblk-bench clean-up`.
+/// From now on SIGINT and SIGTERM do not end this process: [`check`] fails after the first. A
+/// second one ends it at once, with exit code 130; what it leaves then is for
+/// `rblk-bench clean-up`.
 ///
 /// # Errors
 /// The handlers cannot be installed.

@@ -5,7 +5,7 @@
 //! | [`compare`] | fio on rblk and on its peers, round by round |
 //! | [`peer`] | each of those systems set up and taken down |
 //! | [`fabric`] | what the transports cost by themselves |
-//! | [`cost`] | what one I/O costs in messages, completions, doorbells, copies, allocations and instructions |
+//! | [`cost`] | what one I/O costs: messages, completions, doorbells, copies, instructions |
 //! | [`scale`] | how cost grows with the work |
 //! | [`report`] | all of it drawn: one HTML file, plots, tables |
 //! | [`result`] | the data between those who measure and those who tell |
@@ -13,7 +13,7 @@
 //! | [`place`] | where a run ran |
 //! | [`histogram`] | distributions of latencies |
 //! | [`args`] | the command line |
-//! | [`inprocess`] | a target and its initiators in one thread over the in-memory fabric, decided by a seed |
+//! | [`inprocess`] | target and initiators in one thread, over the in-memory fabric, by a seed |
 //! | [`ram_store`] | a store in memory that is slow, full and failing as its seed says |
 //! | [`crash_store`] | a store in memory that keeps after a crash only what it promised |
 

@@ -1,7 +1,7 @@
 //! [`RamStore`]: volumes in memory behind the target's [`Store`] seam, slow and failing on demand.
 //!
-//! It has no clock: time is the number of [`Store::reap`] calls, which a poll group makes once per turn. Ops
-//! take effect when they are done, in an order that the seed decides.
+//! It has no clock: time is the number of [`Store::reap`] calls, which a poll group makes once per
+//! turn. Ops take effect when they are done, in an order that the seed decides.
 
 use std::sync::Arc;
 
@@ -249,7 +249,8 @@ impl Store for RamStore {
             let mut pending = self.pending.remove(at);
             let result = match pending.fails {
                 Some(errno) => {
-                    // The contents of the range are unknown then: as often as not they are the new ones.
+                    // The contents of the range are unknown then: as often as not they are the new
+                    // ones.
                     if pending.op.kind.changes() && self.random.chance(500) {
                         let _ = self.carry_out(&pending.op, &pending.memory);
                     }

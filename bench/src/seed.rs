@@ -1,7 +1,7 @@
 //! [`Random`]: numbers that follow from a seed.
 
-/// A splitmix64 generator: every seed is as good as any other, and the same seed gives the same numbers on
-/// every host and with every release.
+/// A splitmix64 generator: every seed is as good as any other, and the same seed gives the same
+/// numbers on every host and with every release.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

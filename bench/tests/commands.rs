@@ -1,6 +1,7 @@
 //! `rblk-bench` as people run it: several commands into one folder, and the report of them all.
 //!
-//! Nothing is said of the numbers, but that they are there. What needs root, devices and peers is in the lab's tests.
+//! Nothing is said of the numbers, but that they are there. What needs root, devices and peers is
+//! in the lab's tests.
 
 use std::fs::{self, File};
 use std::path::Path;

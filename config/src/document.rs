@@ -127,7 +127,8 @@ pub(crate) fn lay_with_drop_ins(path: &Path) -> Result<Document, ConfigError> {
     Ok(document)
 }
 
-/// The `*.toml` files of a directory by name, hidden ones left out; none if there is no such directory.
+/// The `*.toml` files of a directory by name, hidden ones left out; none if there is no such
+/// directory.
 fn toml_files(directory: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let fail = |error| ConfigError::Read { path: directory.to_owned(), error };
     let entries = match fs::read_dir(directory) {

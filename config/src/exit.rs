@@ -3,7 +3,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
-/// Exit code of `rblk-target` and `rblk-initiator`. Part of the interface: scripts and units depend on the numbers.
+/// Exit code of `rblk-target` and `rblk-initiator`. Part of the interface: scripts and units depend
+/// on the numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Exit {

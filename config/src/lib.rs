@@ -7,17 +7,18 @@
 //! | `/etc/rblk/target.toml` and `target.d/*.toml` | [`TargetConfig`] | what a target serves |
 //! | `/etc/rblk/mounts.d/NAME.toml` | [`MountConfig`] | one mount |
 //!
-//! The same types carry what a command line said: fill the fields, then call `validate`, which applies the rules a
-//! file obeys. [`ByteSize`] and [`Duration`] are `FromStr`, so both accept the same texts. `dump` writes TOML that
-//! loads to the same value.
+//! The same types carry what a command line said: fill the fields, then call `validate`, which
+//! applies the rules a file obeys. [`ByteSize`] and [`Duration`] are `FromStr`, so both accept the
+//! same texts. `dump` writes TOML that loads to the same value.
 //!
-//! An error says where (file, line, column), which key, which value, what is wrong with it and what to write
-//! instead. All the faults of a configuration are reported at once.
+//! An error says where (file, line, column), which key, which value, what is wrong with it and what
+//! to write instead. All the faults of a configuration are reported at once.
 //!
 //! ```
 //! use rblk_config::TargetConfig;
 //!
-//! let error = TargetConfig::parse("listen = ['rdma://0.0.0.0']\nmax_io = '3MiB'\n", "target.toml").unwrap_err();
+//! let text = "listen = ['rdma://0.0.0.0']\nmax_io = '3MiB'\n";
+//! let error = TargetConfig::parse(text, "target.toml").unwrap_err();
 //! assert_eq!(
 //!     error.to_string(),
 //!     "target.toml:2:10: max_io = \"3MiB\": not a power of two; \

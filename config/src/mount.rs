@@ -80,8 +80,8 @@ pub struct MountConfig {
     /// Hardware queues of the device; the number of CPUs, at most 4, if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queues: Option<u16>,
-    /// QPs of each hardware queue, which share large requests; 2 on a software device (rxe, siw) where there are not too
-    /// many queues, else 1, if absent.
+    /// QPs of each hardware queue, which share large requests; 2 on a software device (rxe, siw)
+    /// where there are not too many queues, else 1, if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lanes: Option<u16>,
     /// Commands outstanding on one queue.
@@ -90,9 +90,11 @@ pub struct MountConfig {
     pub max_io: ByteSize,
     /// Whether the device refuses writes.
     pub read_only: bool,
-    /// Whether other hosts may write the volume at the same time: for those who know how to share it.
+    /// Whether other hosts may write the volume at the same time: for those who know how to share
+    /// it.
     pub shared: bool,
-    /// Memory for copies of acknowledged writes that no FLUSH covered yet, shared out over the queues; 0 keeps none.
+    /// Memory for copies of acknowledged writes that no FLUSH covered yet, shared out over the
+    /// queues; 0 keeps none.
     pub retain: ByteSize,
     /// Which FLUSHes fail after a loss of acknowledged writes. A file or note without the key means
     /// the default.
@@ -107,9 +109,11 @@ pub struct MountConfig {
     pub fail_after: Option<Duration>,
     /// Silence after which the path counts as lost.
     pub detect: Duration,
-    /// How long one attempt to connect may take; one at a lost target is given no longer than `detect`, or 1 s.
+    /// How long one attempt to connect may take; one at a lost target is given no longer than
+    /// `detect`, or 1 s.
     pub connect_timeout: Duration,
-    /// How often an address is tried that is better than the one in use, to go back to it; zero never does.
+    /// How often an address is tried that is better than the one in use, to go back to it; zero
+    /// never does.
     pub failback: Duration,
     /// How long to wait for a target that is not there when the mount begins.
     pub wait: Duration,
@@ -174,7 +178,8 @@ impl MountConfig {
         Self::decode(document)
     }
 
-    /// Applies the rules of a file to values that came from elsewhere, such as a command line laid over a file.
+    /// Applies the rules of a file to values that came from elsewhere, such as a command line laid
+    /// over a file.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`].

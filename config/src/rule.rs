@@ -1,4 +1,5 @@
-//! What a key may be set to. One table per kind of configuration holds for files, command lines and manual pages.
+//! What a key may be set to. One table per kind of configuration holds for files, command lines and
+//! manual pages.
 
 use toml::Value;
 
@@ -99,7 +100,8 @@ pub enum Rule {
     Tables(&'static Schema),
 }
 
-/// A name of a volume, host, target or mount: what the protocol allows, safe in paths and on command lines.
+/// A name of a volume, host, target or mount: what the protocol allows, safe in paths and on
+/// command lines.
 pub(crate) const NAME: Rule = Rule::Text {
     form: "1 to 64 letters, digits, \".\", \"_\" or \"-\", not starting with \".\" or \"-\"",
     check: check_name,

@@ -13,7 +13,8 @@ use crate::spin::Spin;
 use crate::units::{ByteSize, Duration};
 use crate::volume::{VOLUME_KEYS, VolumeConfig};
 
-/// The arena holds at least this many I/Os of the largest size: one read, one written, one in transfer each way.
+/// The arena holds at least this many I/Os of the largest size: one read, one written, one in
+/// transfer each way.
 const ARENA_IOS_MIN: u64 = 4;
 
 /// Most bytes of the arena.
@@ -92,7 +93,8 @@ pub struct TargetConfig {
     pub arena: ByteSize,
     /// Whether the arena is of reserved huge pages.
     pub hugepages: HugePages,
-    /// Most acknowledged bytes of write-back volumes that are in memory only; see [`Self::dirty_limit`] if absent.
+    /// Most acknowledged bytes of write-back volumes that are in memory only; see
+    /// [`Self::dirty_limit`] if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_max: Option<ByteSize>,
     /// The longest a dirty block of a write-back volume waits to be written to its store.
@@ -107,7 +109,8 @@ pub struct TargetConfig {
     pub drain_timeout: Duration,
     /// Most sessions at a time.
     pub sessions_max: u32,
-    /// How long an initiator that is not heard of keeps the volumes it opened; also over a restart of the target.
+    /// How long an initiator that is not heard of keeps the volumes it opened; also over a restart
+    /// of the target.
     pub lease: Duration,
     /// How long an idle data thread looks for work before it sleeps.
     pub spin: Spin,
@@ -162,8 +165,9 @@ impl Default for TargetConfig {
 impl TargetConfig {
     /// Loads `X.toml` and, over it, every `*.toml` of the directory `X.d` beside it.
     ///
-    /// The drop-ins go in the order of their names; hidden files are left out. Each adds its `[[volume]]` tables to
-    /// those before it, and replaces any other key it sets, lists included. The whole is checked once, at the end.
+    /// The drop-ins go in the order of their names; hidden files are left out. Each adds its
+    /// `[[volume]]` tables to those before it, and replaces any other key it sets, lists included.
+    /// The whole is checked once, at the end.
     ///
     /// # Errors
     /// [`ConfigError`], with all the faults at once.
@@ -202,7 +206,8 @@ impl TargetConfig {
         toml::to_string(self).map_err(|error| ConfigError::Dump(error.to_string()))
     }
 
-    /// `dirty_max`, or its default of a quarter of the arena, in whole 4 KiB. At least `max_io` in a valid configuration.
+    /// `dirty_max`, or its default of a quarter of the arena, in whole 4 KiB. At least `max_io` in
+    /// a valid configuration.
     #[must_use]
     pub fn dirty_limit(&self) -> ByteSize {
         self.dirty_max.unwrap_or(ByteSize(self.arena.0 / ARENA_IOS_MIN / 4096 * 4096))
@@ -296,7 +301,8 @@ impl TargetConfig {
                     .other(format!("volume[{first}].name")),
                 );
             }
-            // By components, so that `/a//b` and `/a/./b` are `/a/b`. Links are for the store's lock to find.
+            // By components, so that `/a//b` and `/a/./b` are `/a/b`. Links are for the store's
+            // lock to find.
             let Some(path) = &volume.path else { continue };
             let first = *paths.entry(path.components().collect()).or_insert(index);
             if first != index {

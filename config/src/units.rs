@@ -7,15 +7,17 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// A number of bytes: `"64MiB"`, `"4GiB"`, `"512B"` or plain bytes.
 ///
-/// Units are binary only: `B`, `KiB` to `EiB`, and `K` to `E` as short forms of the same, in any case. `MB` is refused,
-/// because half of its users mean 2^20. Fractions are refused, because a size that is a little off is an outage later.
+/// Units are binary only: `B`, `KiB` to `EiB`, and `K` to `E` as short forms of the same, in any
+/// case. `MB` is refused, because half of its users mean 2^20. Fractions are refused, because a
+/// size that is a little off is an outage later.
 ///
 /// ```
 /// use rblk_config::ByteSize;
 ///
 /// assert_eq!("64MiB".parse(), Ok(ByteSize(64 << 20)));
 /// assert_eq!(ByteSize(1 << 40).to_string(), "1TiB");
-/// assert_eq!("1.5GiB".parse::<ByteSize>().unwrap_err().to_string(), "a fraction; use a smaller unit");
+/// let error = "1.5GiB".parse::<ByteSize>().unwrap_err();
+/// assert_eq!(error.to_string(), "a fraction; use a smaller unit");
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct ByteSize(pub u64);

@@ -52,7 +52,8 @@ pub struct VolumeConfig {
     /// File or block device; for `file` only, and required there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// Size; required for `memory` and `null`. For `file` it must be the file's own, or the volume is refused.
+    /// Size; required for `memory` and `null`. For `file` it must be the file's own, or the volume
+    /// is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<ByteSize>,
     /// Bytes of a logical block: 512 or 4096.
@@ -64,10 +65,12 @@ pub struct VolumeConfig {
     /// Whether the page cache is bypassed; matters for `file` only.
     #[serde(default)]
     pub direct: DirectIo,
-    /// What the target's block cache does for the volume; for `file` only. `write-through` there if absent.
+    /// What the target's block cache does for the volume; for `file` only. `write-through` there if
+    /// absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheMode>,
-    /// How far ahead of a sequential reader the target reads, 0 for not at all; matters where there is a cache only.
+    /// How far ahead of a sequential reader the target reads, 0 for not at all; matters where there
+    /// is a cache only.
     #[serde(default = "read_ahead_default")]
     pub read_ahead: ByteSize,
 }
@@ -103,11 +106,13 @@ pub enum DirectIo {
 pub enum CacheMode {
     /// Every read and every write goes to the store.
     None,
-    /// Reads are answered from memory where it has the blocks; writes are acknowledged by the store.
+    /// Reads are answered from memory where it has the blocks; writes are acknowledged by the
+    /// store.
     #[default]
     WriteThrough,
-    /// Writes are acknowledged from memory too, and written to the store later. A flush, and a write with FUA, waits
-    /// for the store: what else was acknowledged is gone when the target dies.
+    /// Writes are acknowledged from memory too, and written to the store later. A flush, and a
+    /// write with FUA, waits for the store: what else was acknowledged is gone when the target
+    /// dies.
     WriteBack,
 }
 

@@ -1,5 +1,5 @@
-//! Round trips of a read as rblk does it, over TCP loopback: a 64-byte SEND, answered by a WRITE_WITH_IMM of 4 or
-//! 128 KiB. Two threads; spinning, and sleeping on the event descriptors.
+//! Round trips of a read as rblk does it, over TCP loopback: a 64-byte SEND, answered by a
+//! WRITE_WITH_IMM of 4 or 128 KiB. Two threads; spinning, and sleeping on the event descriptors.
 //!
 //! `cargo run --release --no-default-features -p rblk-fabric --example soft_pingpong [SECONDS]`
 
@@ -143,7 +143,8 @@ fn serve(
     Ok(side)
 }
 
-/// Microseconds of user and system time of both ends together: says more than the clock where others run too.
+/// Microseconds of user and system time of both ends together: says more than the clock where
+/// others run too.
 fn cpu_time() -> Result<[i64; 2], Failure> {
     let usage = getrusage(UsageWho::RUSAGE_SELF)?;
     Ok([usage.user_time().num_microseconds(), usage.system_time().num_microseconds()])

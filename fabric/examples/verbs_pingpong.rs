@@ -225,7 +225,8 @@ fn pushed_read(initiator: &mut End, target: &mut End, caps: &DeviceCaps, len: u3
 
 fn data(rt: &Handle, listener: &mut Listener, caps: &DeviceCaps) -> Outcome<()> {
     let (mut initiator, mut target) = pair(rt, listener)?;
-    // RECVs are used in order of posting: 0 1 2 3, so drain three each to make 0 the next one again.
+    // RECVs are used in order of posting: 0 1 2 3, so drain three each to make 0 the next one
+    // again.
     for (from, to) in [(0, 1), (1, 0)] {
         for i in 1..=3u64 {
             let (a, b) = match from {
@@ -521,7 +522,8 @@ fn step(what: &str) {
 }
 
 fn run() -> Outcome<()> {
-    // Control runs on a thread of its own, as in the daemons: this one sleeps on completion channels.
+    // Control runs on a thread of its own, as in the daemons: this one sleeps on completion
+    // channels.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let rt = runtime.handle().clone();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

@@ -13,8 +13,8 @@ pub enum Scheme {
 }
 
 impl Scheme {
-    /// Port used when an address names none. The two differ because a Soft-RoCE or iWARP device may share
-    /// its port space with TCP.
+    /// Port used when an address names none. The two differ because a Soft-RoCE or iWARP device may
+    /// share its port space with TCP.
     #[must_use]
     pub fn default_port(self) -> u16 {
         match self {

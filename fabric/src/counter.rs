@@ -1,8 +1,8 @@
-//! [`Counter`]: a number that one data thread writes and anyone reads; [`counters!`](crate::counters): many of
-//! them.
+//! [`Counter`]: a number that one data thread writes and anyone reads;
+//! [`counters!`](crate::counters): many of them.
 //!
-//! A relaxed load and store, not an atomic addition: there is one writer, and a reader is content with a
-//! value of a moment ago.
+//! A relaxed load and store, not an atomic addition: there is one writer, and a reader is content
+//! with a value of a moment ago.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,10 +28,11 @@ impl Counter {
     }
 }
 
-/// A struct of [`Counter`]s, and its twin of plain numbers: what they were at one moment, or a sum of several.
+/// A struct of [`Counter`]s, and its twin of plain numbers: what they were at one moment, or a sum
+/// of several.
 ///
-/// Both get the fields named, public and with their docs. The first gets `snapshot`, the second `add`, which
-/// wraps.
+/// Both get the fields named, public and with their docs. The first gets `snapshot`, the second
+/// `add`, which wraps.
 ///
 /// ```
 /// rblk_fabric::counters! {

@@ -1,7 +1,7 @@
 //! [`SendCredits`]: send-queue slots of one QP.
 //!
-//! An unsignaled WR's slot is free only after a later signaled WR of the same QP completed, so slots are
-//! counted by position: everything up to the newest completed position is free.
+//! An unsignaled WR's slot is free only after a later signaled WR of the same QP completed, so
+//! slots are counted by position: everything up to the newest completed position is free.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,8 @@ pub struct SendCredits {
     capacity: u64,
     posted: u64,
     reclaimed: u64,
-    // Positions of signaled WRs that have not completed, oldest first; completions come in this order.
+    // Positions of signaled WRs that have not completed, oldest first; completions come in this
+    // order.
     signaled: VecDeque<u64>,
     // Position of the newest signaled WR, completed or not; 0 before the first.
     newest: u64,

@@ -1,7 +1,8 @@
-//! The seam between rblk and a provider: devices, memory, connections, and the [`Poller`] of a data thread.
+//! The seam between rblk and a provider: devices, memory, connections, and the [`Poller`] of a data
+//! thread.
 //!
-//! Control objects are enums over the providers; the data side is one object-safe trait, called once per
-//! batch, so the indirect call is paid per turn and not per I/O.
+//! Control objects are enums over the providers; the data side is one object-safe trait, called
+//! once per batch, so the indirect call is paid per turn and not per I/O.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -73,15 +74,17 @@ pub struct DeviceCaps {
     pub read_sink_needs_remote_write: bool,
     /// A kernel driver plays the device (rxe, siw): each QP is served by threads of its own.
     pub kernel_software: bool,
-    /// What a QP was lent may be written to, read and sent from until the QP is destroyed, also in the error state:
-    /// all devices but the software provider, whose QPs are served by the thread that ends them.
+    /// What a QP was lent may be written to, read and sent from until the QP is destroyed, also in
+    /// the error state: all devices but the software provider, whose QPs are served by the thread
+    /// that ends them.
     pub touches_until_destroyed: bool,
 }
 
 /// Sizes of one QP, both queues, asked of the provider.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpLimits {
-    /// Send-queue WRs outstanding at most, unsignaled ones included until a later signaled one completes.
+    /// Send-queue WRs outstanding at most, unsignaled ones included until a later signaled one
+    /// completes.
     pub send_wrs: u32,
     /// RECVs posted at most.
     pub recv_wrs: u32,
@@ -112,7 +115,8 @@ impl Default for ConnectOptions {
     }
 }
 
-/// Bytes that travel with connect, accept and reject. CMs pad them: the length inside is what counts.
+/// Bytes that travel with connect, accept and reject. CMs pad them: the length inside is what
+/// counts.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ConnectionHello(pub Vec<u8>);
 
@@ -193,8 +197,8 @@ impl ProtectionDomain {
         Ok(MemoryRegion { inner, region: Arc::clone(region) })
     }
 
-    /// A CQ of at least `cq_entries`, with room for QPs. The box goes to the data thread, the handle stays
-    /// with control, which needs it to make QPs.
+    /// A CQ of at least `cq_entries`, with room for QPs. The box goes to the data thread, the
+    /// handle stays with control, which needs it to make QPs.
     ///
     /// # Errors
     /// [`FabricError::Limit`] when the device has fewer entries; else the errno.
@@ -283,8 +287,8 @@ pub enum PollerHandle {
     Verbs(verbs::PollerHandle),
 }
 
-/// A QP on its way between control and a data thread. Dropping it destroys the QP and its CM id (which may
-/// block shortly, so data threads hand it back to control).
+/// A QP on its way between control and a data thread. Dropping it destroys the QP and its CM id
+/// (which may block shortly, so data threads hand it back to control).
 #[derive(Debug)]
 pub enum Connection {
     /// Software provider.
@@ -307,9 +311,9 @@ pub struct AcceptParams {
 
 /// One data thread's CQ and the QPs on it.
 ///
-/// Not `Sync`: one thread at a time. The caller drives it in turns: poll until empty, act, post one batch
-/// per QP; to sleep, [`arm`](Self::arm), poll once more, and only if that was empty wait for one of
-/// [`event_fds`](Self::event_fds) to be readable, then [`clear_event`](Self::clear_event).
+/// Not `Sync`: one thread at a time. The caller drives it in turns: poll until empty, act, post one
+/// batch per QP; to sleep, [`arm`](Self::arm), poll once more, and only if that was empty wait for
+/// one of [`event_fds`](Self::event_fds) to be readable, then [`clear_event`](Self::clear_event).
 pub trait Poller: Send + fmt::Debug {
     /// The device's abilities.
     fn caps(&self) -> &DeviceCaps;
@@ -317,7 +321,8 @@ pub trait Poller: Send + fmt::Debug {
     /// Takes over a QP made for this poller's handle. On error the QP is destroyed.
     ///
     /// # Errors
-    /// [`FabricError::Mixed`] for a QP of another poller, [`FabricError::Limit`] when there is no room.
+    /// [`FabricError::Mixed`] for a QP of another poller, [`FabricError::Limit`] when there is no
+    /// room.
     fn attach(&mut self, connection: Connection) -> Result<QpIndex>;
 
     /// Completes an incoming connection ([`Incoming::prepare`]) after its RECVs were posted.
@@ -344,30 +349,32 @@ pub trait Poller: Send + fmt::Debug {
     /// The CQ itself is broken (overrun, device gone): nothing on it will complete any more.
     fn poll(&mut self, out: &mut [Completion]) -> Result<usize>;
 
-    /// Asks for an event at the next completion. Call it before every sleep: a CQ that was asked and gave no
-    /// event is still armed, so that costs nothing then.
+    /// Asks for an event at the next completion. Call it before every sleep: a CQ that was asked
+    /// and gave no event is still armed, so that costs nothing then.
     ///
     /// # Errors
     /// The CQ itself is broken.
     fn arm(&mut self) -> Result<()>;
 
-    /// One of them is readable when an armed CQ has something, until [`Self::clear_event`]. They may change with
-    /// [`Self::attach`] and [`Self::detach`]: who watches them asks again after those.
+    /// One of them is readable when an armed CQ has something, until [`Self::clear_event`]. They
+    /// may change with [`Self::attach`] and [`Self::detach`]: who watches them asks again after
+    /// those.
     fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2];
 
-    /// Takes the event that was waited for, after which the CQ is not armed. Call it after each wake by a
-    /// descriptor, and after a sleep that took its whole time: should the device have lost the event, the next
-    /// [`Self::arm`] asks again.
+    /// Takes the event that was waited for, after which the CQ is not armed. Call it after each
+    /// wake by a descriptor, and after a sleep that took its whole time: should the device have
+    /// lost the event, the next [`Self::arm`] asks again.
     fn clear_event(&mut self);
 
-    /// Moves the QP to the error state: everything outstanding completes sooner or later, and nothing new of the peer
-    /// gets in. What the device is amid may go on until the QP is destroyed: only then its memory is free
-    /// ([`DeviceCaps::touches_until_destroyed`]). Idempotent.
+    /// Moves the QP to the error state: everything outstanding completes sooner or later, and
+    /// nothing new of the peer gets in. What the device is amid may go on until the QP is
+    /// destroyed: only then its memory is free ([`DeviceCaps::touches_until_destroyed`]).
+    /// Idempotent.
     fn fail(&mut self, qp: QpIndex);
 
-    /// Removes a QP, to be destroyed by dropping or [retiring](Connection::retire) it. What is left unfinished completes
-    /// never. Its room in the CQ is free when it is destroyed and the CQ was found empty after that. `None` for an
-    /// unknown index.
+    /// Removes a QP, to be destroyed by dropping or [retiring](Connection::retire) it. What is left
+    /// unfinished completes never. Its room in the CQ is free when it is destroyed and the CQ was
+    /// found empty after that. `None` for an unknown index.
     fn detach(&mut self, qp: QpIndex) -> Option<Connection>;
 
     /// Doorbells, WRs and completions so far.
@@ -532,8 +539,8 @@ impl Listener {
         }
     }
 
-    /// The devices that peers can come in by, so that memory can be registered before they do. Others may
-    /// be plugged in later when the address is unspecified.
+    /// The devices that peers can come in by, so that memory can be registered before they do.
+    /// Others may be plugged in later when the address is unspecified.
     ///
     /// # Errors
     /// A device cannot be queried.
@@ -545,8 +552,8 @@ impl Listener {
         }
     }
 
-    /// The next peer that asked properly. Peers that send garbage or stall are dropped inside, with a log
-    /// line each (rate limited), and never delay others. Cancel safe.
+    /// The next peer that asked properly. Peers that send garbage or stall are dropped inside, with
+    /// a log line each (rate limited), and never delay others. Cancel safe.
     ///
     /// # Errors
     /// The listener itself is broken.
@@ -610,8 +617,8 @@ impl Incoming {
         }
     }
 
-    /// What the peer is told should this, or the [`Connection`] made of it, be dropped without an answer: nothing,
-    /// unless it is said here. Cut to [`ConnectionHello::REPLY_MAX`] bytes.
+    /// What the peer is told should this, or the [`Connection`] made of it, be dropped without an
+    /// answer: nothing, unless it is said here. Cut to [`ConnectionHello::REPLY_MAX`] bytes.
     pub fn refuse_with(&mut self, mut hello: ConnectionHello) {
         hello.0.truncate(ConnectionHello::REPLY_MAX);
         match self {
@@ -621,8 +628,8 @@ impl Incoming {
         }
     }
 
-    /// Makes the QP. It is accepted by the data thread, after its RECVs are posted: [`Poller::attach`],
-    /// [`Poller::post_recv`], [`Poller::accept`].
+    /// Makes the QP. It is accepted by the data thread, after its RECVs are posted:
+    /// [`Poller::attach`], [`Poller::post_recv`], [`Poller::accept`].
     ///
     /// # Errors
     /// [`FabricError::Mixed`], [`FabricError::Limit`], or a failed call; the peer is then rejected.

@@ -103,13 +103,14 @@ impl FabricError {
     }
 }
 
-/// A batch of WRs could not be posted whole. WRs before `posted` are on the queue; the rest were not taken
-/// and produce no completion.
+/// A batch of WRs could not be posted whole. WRs before `posted` are on the queue; the rest were
+/// not taken and produce no completion.
 #[derive(Debug, thiserror::Error)]
 #[error("posting stopped after {posted} work requests: {source}")]
 pub struct PostError {
     /// How many of the batch were taken.
     pub posted: usize,
-    /// Why the next one was not: ENOMEM when the queue is full, EINVAL for a WR the provider cannot take.
+    /// Why the next one was not: ENOMEM when the queue is full, EINVAL for a WR the provider cannot
+    /// take.
     pub source: io::Error,
 }

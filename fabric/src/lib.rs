@@ -6,24 +6,24 @@
 //! |---|---|---|---|
 //! | device context | [`Device`] | [`Route`], [`Incoming`], [`Listener`] | any thread |
 //! | protection domain (PD) | [`ProtectionDomain`] | [`Device::alloc_pd`] | any thread |
-//! | memory region (MR) | [`MemoryRegion`] over a [`Region`] | [`ProtectionDomain::register`] | any thread |
-//! | completion queue (CQ) + its QPs | [`Poller`] | [`ProtectionDomain::poller`] | one data thread |
-//! | queue pair (QP) | [`Connection`], then a [`QpIndex`] of its poller | [`Route::connect`], [`Incoming::prepare`] | the poller's thread |
+//! | memory region (MR) | [`MemoryRegion`] of a [`Region`] | [`ProtectionDomain::register`] | any |
+//! | completion queue (CQ), its QPs | [`Poller`] | [`ProtectionDomain::poller`] | one data thread |
+//! | queue pair (QP) | [`Connection`] | [`Route::connect`], [`Incoming::prepare`] | data thread |
 //! | work request (WR) | [`SendWr`], [`RecvWr`] | plain values | |
 //! | work completion (WC) | [`Completion`] | [`Poller::poll`] | |
 //!
 //! # Rules
 //!
-//! - Control calls (resolve, connect, listen, accept, register) may block or await; they run on control
-//!   threads. A [`Poller`] belongs to one data thread, takes no lock another thread holds for long and
-//!   allocates nothing after [`Poller::attach`].
-//! - Every posted WR is completed once: signaled ones and failed ones by a [`Completion`], unsignaled
-//!   successes silently. When a QP dies, for whatever reason, all its outstanding WRs complete with an
-//!   error ([`WcStatus::Flushed`] for all but the first). That is the *only* way a data thread learns of
-//!   a death, so a user keeps at least one RECV posted at all times.
-//! - Memory safety does not depend on the order of drops: an MR is deregistered before its memory goes,
-//!   and memory that a peer or a device may write is reached only by copies ([`Region`]), never by
-//!   references.
+//! - Control calls (resolve, connect, listen, accept, register) may block or await; they run on
+//!   control threads. A [`Poller`] belongs to one data thread, takes no lock another thread holds
+//!   for long and allocates nothing after [`Poller::attach`].
+//! - Every posted WR is completed once: signaled ones and failed ones by a [`Completion`],
+//!   unsignaled successes silently. When a QP dies, for whatever reason, all its outstanding WRs
+//!   complete with an error ([`WcStatus::Flushed`] for all but the first). That is the *only* way a
+//!   data thread learns of a death, so a user keeps at least one RECV posted at all times.
+//! - Memory safety does not depend on the order of drops: an MR is deregistered before its memory
+//!   goes, and memory that a peer or a device may write is reached only by copies ([`Region`]),
+//!   never by references.
 //! - Unknown statuses and opcodes are values, never panics.
 
 mod address;

@@ -1,8 +1,8 @@
 //! A bounded mailbox between a control thread and a data thread.
 //!
-//! Invariants: messages arrive in order; a full box refuses instead of blocking; the receiver's idle check
-//! is one relaxed load; the eventfd is written only when the receiver may be asleep. The lock is taken only
-//! when there is a message, which on a data thread is never part of an I/O.
+//! Invariants: messages arrive in order; a full box refuses instead of blocking; the receiver's
+//! idle check is one relaxed load; the eventfd is written only when the receiver may be asleep. The
+//! lock is taken only when there is a message, which on a data thread is never part of an I/O.
 
 use std::collections::VecDeque;
 use std::io;

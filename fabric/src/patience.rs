@@ -1,25 +1,28 @@
 //! [`Patience`]: how long a data thread looks for work before it sleeps.
 //!
-//! Looking costs CPU time, sleeping a wake-up. What is right depends on how long the next wait takes, which nobody
-//! knows; but waits resemble those before them. So the last 16 waits of each kind are kept, and the thread
-//! looks for as long as would have cost least in them: a wait shorter than that costs what it took, a longer one the
-//! look and a wake-up. What a wake-up is worth is a multiple of what it takes here ([`measure_wake_cost`]): whoever
-//! waits for the I/O waits for it too.
+//! Looking costs CPU time, sleeping a wake-up. What is right depends on how long the next wait
+//! takes, which nobody knows; but waits resemble those before them. So the last 16 waits of each
+//! kind are kept, and the thread looks for as long as would have cost least in them: a wait shorter
+//! than that costs what it took, a longer one the look and a wake-up. What a wake-up is worth is a
+//! multiple of what it takes here ([`measure_wake_cost`]): whoever waits for the I/O waits for it
+//! too.
 //!
-//! Looking pays only on a CPU that nobody else wants for long: where those that do the awaited work run on it too (the
-//! threads of a software device, the peer on the same host), a look keeps the answer from coming. The thread yields while
-//! it looks, and a yield that comes back late tells ([`Patience::yielded`]): then it sleeps, now and for some waits to
-//! come. Only a long absence counts: who ran shortly did the awaited work, and would have had to be waited for in any case.
+//! Looking pays only on a CPU that nobody else wants for long: where those that do the awaited work
+//! run on it too (the threads of a software device, the peer on the same host), a look keeps the
+//! answer from coming. The thread yields while it looks, and a yield that comes back late tells
+//! ([`Patience::yielded`]): then it sleeps, now and for some waits to come. Only a long absence
+//! counts: who ran shortly did the awaited work, and would have had to be waited for in any case.
 //!
-//! With many requests under way, nothing waits for one wake-up alone: several share it, and those that come meanwhile are
-//! served with them. Then nobody looks. (Tried: at depth 32 the same I/O per second, and twice the system calls.)
+//! With many requests under way, nothing waits for one wake-up alone: several share it, and those
+//! that come meanwhile are served with them. Then nobody looks. (Tried: at depth 32 the same I/O
+//! per second, and twice the system calls.)
 //!
 //! Invariants:
 //!
-//! - After the last I/O the thread looks at most once, for at most `most`, and then sleeps until there is I/O again:
-//!   beats, mail and time-outs start no new look.
-//! - Waits count alike whether they were looked or slept through, so that a thread that sleeps finds out when looking
-//!   pays again.
+//! - After the last I/O the thread looks at most once, for at most `most`, and then sleeps until
+//!   there is I/O again: beats, mail and time-outs start no new look.
+//! - Waits count alike whether they were looked or slept through, so that a thread that sleeps
+//!   finds out when looking pays again.
 //! - Pure: no clock, no allocation.
 
 use std::os::fd::AsFd;
@@ -31,25 +34,27 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 /// Waits of one kind that are remembered.
 const WINDOW: usize = 16;
-/// New waits after which the plan is made anew; one that took longer than planned has it made at once.
+/// New waits after which the plan is made anew; one that took longer than planned has it made at
+/// once.
 const PLAN_EVERY: u8 = 4;
 /// Looking is never worth less than this, nor is it done for less.
 const LEAST: Duration = Duration::from_micros(50);
-/// What a wake-up is worth, in times of what it takes: the other end, which sleeps because this one does, and the client
-/// pay for it, too.
+/// What a wake-up is worth, in times of what it takes: the other end, which sleeps because this one
+/// does, and the client pay for it, too.
 const WORTH: u32 = 64;
 /// More requests than these are many.
 const FEW: u32 = 8;
 /// Requests of at least so many bytes each wait for the wire, whose work the CPU may have to do.
 const BULK_BYTES: u64 = 32 << 10;
-/// A yield that takes so long let somebody run who does not work for us, whatever a yield takes alone: a time slice.
+/// A yield that takes so long let somebody run who does not work for us, whatever a yield takes
+/// alone: a time slice.
 const CONTENDED: Duration = Duration::from_millis(1);
 /// The same in times of a wake-up, where everything takes long.
 const CONTENDED_WAKES: u32 = 32;
 /// A yield that takes so many times as long as the shortest one let others run.
 const CONTENDED_TIMES: u32 = 4;
-/// After others wanted the CPU: waits that are slept through at once, doubled each time up to the other, and halved
-/// when nobody did.
+/// After others wanted the CPU: waits that are slept through at once, doubled each time up to the
+/// other, and halved when nobody did.
 const REST: u32 = 8;
 const REST_MOST: u32 = 256;
 /// Rounds of [`measure_wake_cost`].
@@ -150,7 +155,8 @@ pub struct Patience {
     wake_cost: Duration,
     // By kind of wait.
     kinds: [Waits; 3],
-    // None while many requests are under way: their waits are not looked through, and teach nothing.
+    // None while many requests are under way: their waits are not looked through, and teach
+    // nothing.
     kind: Option<usize>,
     idle: Option<Instant>,
     budget: Duration,
@@ -163,8 +169,8 @@ pub struct Patience {
     next_rest: u32,
     // In this wait others wanted the CPU.
     contended: bool,
-    // The most requests under way lately, bulk data apart, a tenth less with every wait: those of a burst are seldom all
-    // here.
+    // The most requests under way lately, bulk data apart, a tenth less with every wait: those of a
+    // burst are seldom all here.
     peak: u32,
 }
 
@@ -271,7 +277,8 @@ impl Patience {
         self.rest = self.rest.saturating_sub(1);
     }
 
-    /// What a wake-up is worth in a wait of that kind. Bulk data comes by work that may need this CPU.
+    /// What a wake-up is worth in a wait of that kind. Bulk data comes by work that may need this
+    /// CPU.
     fn worth(&self, kind: usize) -> Duration {
         match kind {
             BULK => self.wake_cost,
@@ -310,8 +317,8 @@ fn nanos(time: Duration) -> u32 {
     u32::try_from(time.as_nanos()).unwrap_or(u32::MAX)
 }
 
-/// What it takes here to wake a thread that sleeps, until it runs: the median of a few rounds with a helper thread,
-/// measured once in a process. At most 1 ms; 10 µs when it cannot be measured.
+/// What it takes here to wake a thread that sleeps, until it runs: the median of a few rounds with
+/// a helper thread, measured once in a process. At most 1 ms; 10 µs when it cannot be measured.
 #[must_use]
 pub fn measure_wake_cost() -> Duration {
     static COST: OnceLock<Duration> = OnceLock::new();

@@ -1,4 +1,5 @@
-//! [`Readiness`]: awaiting a poller's event descriptors, for control tasks that drive a poller themselves.
+//! [`Readiness`]: awaiting a poller's event descriptors, for control tasks that drive a poller
+//! themselves.
 
 use std::future::poll_fn;
 use std::io;
@@ -22,7 +23,8 @@ impl Readiness {
         Ok(Self([first.map(watch).transpose()?, second.map(watch).transpose()?]))
     }
 
-    /// Waits until one of them is readable. The caller then clears the event and looks, in this order.
+    /// Waits until one of them is readable. The caller then clears the event and looks, in this
+    /// order.
     ///
     /// # Errors
     /// The runtime is shutting down.
@@ -45,8 +47,8 @@ impl Readiness {
 
 fn watch(fd: BorrowedFd<'_>) -> io::Result<AsyncFd<OwnedFd>> {
     let own = fd.try_clone_to_owned()?;
-    // SAFETY: `own` is moved in and handed out by nobody, so the descriptor stays open and the same until the
-    // registration ends with the AsyncFd.
+    // SAFETY: `own` is moved in and handed out by nobody, so the descriptor stays open and the same
+    // until the registration ends with the AsyncFd.
     let watched = unsafe { AsyncFd::register_with_interest(own, Interest::READABLE) };
     watched.map_err(io::Error::from)
 }

@@ -1,8 +1,8 @@
 //! [`Region`]: page-aligned memory at a fixed address, for MRs and io_uring fixed buffers.
 //!
-//! Contract: the bytes may change at any time (a device, a peer or the kernel writes them), so no reference
-//! to them ever exists. Access is by copies through raw pointers; who may touch which bytes when is the
-//! business of the code that lends them out.
+//! Contract: the bytes may change at any time (a device, a peer or the kernel writes them), so no
+//! reference to them ever exists. Access is by copies through raw pointers; who may touch which
+//! bytes when is the business of the code that lends them out.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -40,8 +40,8 @@ pub struct Region {
     kind: PageKind,
 }
 
-// SAFETY: the mapping is owned by this value and is reached only by raw copies, which carry no aliasing
-// claim; concurrent access races on bytes exactly as with a device, never on references.
+// SAFETY: the mapping is owned by this value and is reached only by raw copies, which carry no
+// aliasing claim; concurrent access races on bytes exactly as with a device, never on references.
 unsafe impl Send for Region {}
 // SAFETY: as for Send; no method hands out a reference into the mapping.
 unsafe impl Sync for Region {}
@@ -71,12 +71,12 @@ impl Region {
         }
         .map_err(|e| fail(e.into()))?;
         if kind == PageKind::Normal && mapped.get() >= 2 << 20 {
-            // Fewer pages to pin and fewer entries in the card's table. Only a hint; refusal is fine.
-            // SAFETY: the range is the mapping just made.
+            // Fewer pages to pin and fewer entries in the card's table. Only a hint; refusal is
+            // fine. SAFETY: the range is the mapping just made.
             let _ = unsafe { madvise(base, mapped.get(), MmapAdvise::MADV_HUGEPAGE) };
         }
-        // A process that spawns a helper must not leave the device and the parent on different pages.
-        // SAFETY: the range is the mapping just made.
+        // A process that spawns a helper must not leave the device and the parent on different
+        // pages. SAFETY: the range is the mapping just made.
         let _ = unsafe { madvise(base, mapped.get(), MmapAdvise::MADV_DONTFORK) };
         Ok(Arc::new(Self { base: base.cast(), len: mapped.get(), mapped, kind }))
     }
@@ -105,8 +105,8 @@ impl Region {
         self.base.as_ptr() as u64
     }
 
-    /// Pointer to `len` bytes from `offset`, or `None` when that is not inside. The pointer is valid while
-    /// the region lives; the bytes may change under the reader.
+    /// Pointer to `len` bytes from `offset`, or `None` when that is not inside. The pointer is
+    /// valid while the region lives; the bytes may change under the reader.
     #[must_use]
     #[inline]
     pub fn pointer(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
@@ -125,10 +125,11 @@ impl Region {
     #[inline]
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         let from = self.pointer(offset, out.len()).expect("range inside the region");
-        // SAFETY: `from` is valid for out.len() bytes (checked), `out` is exclusive and cannot overlap the
-        // mapping, of which no reference exists.
+        // SAFETY: `from` is valid for out.len() bytes (checked), `out` is exclusive and cannot
+        // overlap the mapping, of which no reference exists.
         unsafe { copy_apart(from.as_ptr(), out.as_mut_ptr(), out.len()) }
-        // What was read stays as it was: a compiler that made no copy may not look behind this for a second time.
+        // What was read stays as it was: a compiler that made no copy may not look behind this for
+        // a second time.
         compiler_fence(Ordering::Acquire);
     }
 
@@ -139,7 +140,8 @@ impl Region {
     #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         let to = self.pointer(offset, bytes.len()).expect("range inside the region");
-        // SAFETY: `to` is valid for bytes.len() bytes (checked) and `bytes` cannot overlap the mapping.
+        // SAFETY: `to` is valid for bytes.len() bytes (checked) and `bytes` cannot overlap the
+        // mapping.
         unsafe { copy_apart(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
     }
 
@@ -161,7 +163,8 @@ impl Region {
         let source = self.pointer(offset, len).expect("source inside the region");
         let target = to.pointer(to_offset, len).expect("target inside the region");
         if source.as_ptr().addr().abs_diff(target.as_ptr().addr()) >= len {
-            // SAFETY: both are valid for `len` bytes (checked), and so far apart that they share none.
+            // SAFETY: both are valid for `len` bytes (checked), and so far apart that they share
+            // none.
             unsafe { copy_apart(source.as_ptr(), target.as_ptr(), len) }
         } else {
             // SAFETY: both are valid for `len` bytes (checked); `copy` allows overlap.
@@ -170,10 +173,11 @@ impl Region {
     }
 }
 
-/// Most bytes that one call of the C library's copy gets here: a page, so that most copies are one call. Longer ones may
-/// take string instructions, which are slow to start, and slow throughout where the processor is emulated: glibc takes
-/// them from 8 KiB on where it has AVX. It takes them sooner only from a processor that says that it is quick to start
-/// them, and from one without AVX, where nothing is quick.
+/// Most bytes that one call of the C library's copy gets here: a page, so that most copies are one
+/// call. Longer ones may take string instructions, which are slow to start, and slow throughout
+/// where the processor is emulated: glibc takes them from 8 KiB on where it has AVX. It takes them
+/// sooner only from a processor that says that it is quick to start them, and from one without AVX,
+/// where nothing is quick.
 const STRIDE: usize = 4 << 10;
 
 /// Copies between places that share no byte.
@@ -207,8 +211,8 @@ unsafe fn copy_in_strides(from: *const u8, to: *mut u8, len: usize) {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: base and mapped are those of the mapping made in `allocate`, unmapped only here; MRs and
-        // rings that use it hold an Arc of it and are gone.
+        // SAFETY: base and mapped are those of the mapping made in `allocate`, unmapped only here;
+        // MRs and rings that use it hold an Arc of it and are gone.
         let _ = unsafe { munmap(self.base.cast(), self.mapped.get()) };
     }
 }

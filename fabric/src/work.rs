@@ -1,8 +1,8 @@
 //! Work requests and completions: plain values, the same for every provider.
 //!
-//! An [`Sge`] names memory by address and local key. It can be forged in safe code and that is sound: the
-//! provider (device or software) checks key and bounds, and a wrong one fails the WR with
-//! [`WcStatus::LocalProtection`].
+//! An [`Sge`] names memory by address and local key. It can be forged in safe code and that is
+//! sound: the provider (device or software) checks key and bounds, and a wrong one fails the WR
+//! with [`WcStatus::LocalProtection`].
 
 use std::fmt;
 
@@ -45,8 +45,8 @@ impl Access {
     pub const REMOTE: Self = Self { local_write: true, remote_write: true, remote_read: true };
 }
 
-/// The caller's name for a WR, returned in its [`Completion`]. Only the low 40 bits are the caller's; the
-/// provider keeps the rest for routing.
+/// The caller's name for a WR, returned in its [`Completion`]. Only the low 40 bits are the
+/// caller's; the provider keeps the rest for routing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct WrId(pub u64);
 
@@ -109,7 +109,8 @@ impl SgeList {
         true
     }
 
-    /// Adds an entry behind the first, before the others. False when [`MAX_SGE`] are there already, or none is.
+    /// Adds an entry behind the first, before the others. False when [`MAX_SGE`] are there already,
+    /// or none is.
     #[must_use]
     pub fn push_second(&mut self, sge: Sge) -> bool {
         let count = usize::from(self.count);
@@ -156,14 +157,15 @@ pub enum SendOp {
     Send,
     /// One-sided write; the peer's CPU sees nothing.
     Write(RemoteBuffer),
-    /// One-sided write that also consumes a RECV of the peer and delivers 32 bits (host order here).
+    /// One-sided write that also consumes a RECV of the peer and delivers 32 bits (host order
+    /// here).
     WriteWithImm(RemoteBuffer, u32),
     /// One-sided read into the SGEs. The caller keeps the number in flight within the read depth.
     Read(RemoteBuffer),
 }
 
-/// One WR for the send queue. Zero-length WRs are refused with [`WcStatus::LocalLength`]: some devices
-/// drop empty messages.
+/// One WR for the send queue. Zero-length WRs are refused with [`WcStatus::LocalLength`]: some
+/// devices drop empty messages.
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr {
     /// Returned in the completion.
@@ -213,7 +215,8 @@ pub enum WcStatus {
     Other(u32),
 }
 
-/// Kind of WR that completed. Undefined in verbs when the status is an error; rely on the `WrId` then.
+/// Kind of WR that completed. Undefined in verbs when the status is an error; rely on the `WrId`
+/// then.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum WcOpcode {
     /// SEND done.

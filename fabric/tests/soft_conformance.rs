@@ -1,5 +1,5 @@
-//! The conformance cases over the software provider: TCP loopback, and the in-memory network under many
-//! seeds and conditions.
+//! The conformance cases over the software provider: TCP loopback, and the in-memory network under
+//! many seeds and conditions.
 
 mod conformance;
 mod soft_pairs;

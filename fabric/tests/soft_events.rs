@@ -202,8 +202,8 @@ fn many_qps_on_one_poller() {
     }
 }
 
-/// Not every turn asks a QP that was silent for long: it is heard all the same, soon by whoever looks and at once by
-/// whoever sleeps.
+/// Not every turn asks a QP that was silent for long: it is heard all the same, soon by whoever
+/// looks and at once by whoever sleeps.
 #[test]
 fn the_silent_are_heard() {
     for qps in [1, 2, 4] {

@@ -1,5 +1,5 @@
-//! Bytes that no rblk would send: before the handshake, instead of it, and after it. Nothing panics, nothing
-//! hangs, nobody else is disturbed.
+//! Bytes that no rblk would send: before the handshake, instead of it, and after it. Nothing
+//! panics, nothing hangs, nobody else is disturbed.
 
 mod conformance;
 mod soft_pairs;
@@ -174,8 +174,8 @@ fn bad_peers_delay_nobody() {
         let mut listener = Listener::bind(&loopback()).await.unwrap();
         let address = listener.address().clone();
         let port = address.port;
-        // Who waits until those are given up, waits for 5 s. It may be that this thread was not run for long, so not
-        // once.
+        // Who waits until those are given up, waits for 5 s. It may be that this thread was not run
+        // for long, so not once.
         for last in [false, false, true] {
             let mut bad = Vec::new();
             for i in 0..300usize {

@@ -1,4 +1,5 @@
-//! The network whose QPs are over only when they are destroyed, as on cards: what was under way lands late.
+//! The network whose QPs are over only when they are destroyed, as on cards: what was under way
+//! lands late.
 
 mod conformance;
 mod soft_pairs;

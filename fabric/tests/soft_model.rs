@@ -1,5 +1,5 @@
-//! Random operations on both ends of an in-memory link, compared with a model: what memory must hold and
-//! which completions must come, in which order. And the same with the link cut somewhere.
+//! Random operations on both ends of an in-memory link, compared with a model: what memory must
+//! hold and which completions must come, in which order. And the same with the link cut somewhere.
 
 mod conformance;
 mod soft_pairs;

@@ -1,6 +1,7 @@
 //! The conformance cases over rdma_cm, on the device that has the address `RBLK_TEST_RDMA_ADDR`.
 //!
-//! Without that variable the tests fail and say how to run them; `RBLK_SKIP_RDMA=1` skips them instead.
+//! Without that variable the tests fail and say how to run them; `RBLK_SKIP_RDMA=1` skips them
+//! instead.
 #![cfg(feature = "verbs")]
 
 mod conformance;

@@ -18,8 +18,8 @@ use rblk_fabric::{
 };
 use verbs_pair::{address, control, pair, pair_async};
 
-/// The address to test on; `None` to skip. One test at a time: they count what the process has open, and
-/// librdmacm opens every device there is.
+/// The address to test on; `None` to skip. One test at a time: they count what the process has
+/// open, and librdmacm opens every device there is.
 fn turn() -> Option<(Address, MutexGuard<'static, ()>)> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -104,8 +104,8 @@ fn a_stale_region_is_not_reached_inline() {
     assert_ne!(a.seen[1].status, WcStatus::Success);
 }
 
-/// A QP's room in the CQ is nobody's until it is destroyed and the CQ was read empty: its flushes may come as long as it
-/// lives, and rxe leaves them in the CQ.
+/// A QP's room in the CQ is nobody's until it is destroyed and the CQ was read empty: its flushes
+/// may come as long as it lives, and rxe leaves them in the CQ.
 #[test]
 fn room_in_a_completion_queue_is_free_after_the_destroy() {
     let Some((address, _turn)) = turn() else { return };
@@ -272,7 +272,8 @@ fn giving_up_leaves_nothing() {
     eventually("descriptors are left open", || descriptors() <= before);
 }
 
-/// A cable without latency to a host that knows IP and no RDMA. It and its near end are gone when dropped.
+/// A cable without latency to a host that knows IP and no RDMA. It and its near end are gone when
+/// dropped.
 struct Neighbour;
 
 impl Neighbour {
@@ -333,8 +334,8 @@ impl Drop for Neighbour {
 #[test]
 fn an_answer_to_arp_before_the_kernel_waits_for_it_is_seen() {
     let Some((_, _turn)) = turn() else { return };
-    // By another process: librdmacm keeps a device open as long as the process lives, and one that is
-    // open cannot be removed.
+    // By another process: librdmacm keeps a device open as long as the process lives, and one that
+    // is open cannot be removed.
     const CHILD: &str = "RBLK_TEST_CHILD";
     if std::env::var_os(CHILD).is_none() {
         let _neighbour = Neighbour::new();

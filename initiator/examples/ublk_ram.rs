@@ -1,8 +1,9 @@
-//! A disk in memory, or in a file, served through `rblk_initiator::ublk`: the smallest complete server.
+//! A disk in memory, or in a file, served through `rblk_initiator::ublk`: the smallest complete
+//! server.
 //!
 //! ```text
 //! ublk_ram --size-mib 256 --queues 2 --depth 32              # until SIGINT or SIGTERM
-//! ublk_ram --file /dev/shm/disk --recover 0                  # take over after a crash or a hand-over
+//! ublk_ram --file /dev/shm/disk --recover 0        # take over after a crash or a hand-over
 //! ublk_ram --cycles 50                                       # add, start, read, stop, delete
 //! ublk_ram --list
 //! ```
@@ -114,7 +115,8 @@ impl Store {
         Ok(Self::File(Arc::new(file)))
     }
 
-    /// Serves a request, of which at most `limit` bytes if it has data. Gives bytes, or a negative errno.
+    /// Serves a request, of which at most `limit` bytes if it has data. Gives bytes, or a negative
+    /// errno.
     fn serve(&self, request: &BlockRequest, buffers: &Buffers, tag: u16, limit: u32) -> i32 {
         let (offset, slot) = (request.offset(), buffers.offset(tag));
         let len = request.data_len().min(limit) as usize;

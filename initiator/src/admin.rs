@@ -1,10 +1,11 @@
 //! [`AdminChannel`]: the admin connection of a session, driven by control.
 //!
-//! One command at a time, plus a parked ASYNC_EVENT and a KEEP_ALIVE. Every wait has a deadline; after an error the
-//! channel is dead and the session must be connected anew.
+//! One command at a time, plus a parked ASYNC_EVENT and a KEEP_ALIVE. Every wait has a deadline;
+//! after an error the channel is dead and the session must be connected anew.
 //!
-//! The target may take its time for a command, a LOGIN that waits for the end of an older epoch above all. With a
-//! [`Pulse`] that is no reason to be late with a loss: its data thread answers KEEP_ALIVEs meanwhile.
+//! The target may take its time for a command, a LOGIN that waits for the end of an older epoch
+//! above all. With a [`Pulse`] that is no reason to be late with a loss: its data thread answers
+//! KEEP_ALIVEs meanwhile.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,8 +50,8 @@ pub struct Pulse {
 }
 
 impl Pulse {
-    /// One that sees a loss within `detect`: an eighth is left for a thread that is woken late. Of a disk that nobody
-    /// uses, within three times that; a target waits for four times that.
+    /// One that sees a loss within `detect`: an eighth is left for a thread that is woken late. Of
+    /// a disk that nobody uses, within three times that; a target waits for four times that.
     #[must_use]
     pub fn of(detect: Duration) -> Self {
         Self { period: detect / 4, idle_period: detect * 2, timeout: detect * 5 / 8 }
@@ -161,7 +162,8 @@ impl AdminChannel {
         Ok(channel)
     }
 
-    /// From now on a command that lasts does not hide a loss: [`Self::call`] keeps this pulse while it waits.
+    /// From now on a command that lasts does not hide a loss: [`Self::call`] keeps this pulse while
+    /// it waits.
     pub fn set_pulse(&mut self, pulse: Pulse) {
         self.pulse = Some(pulse);
     }
@@ -200,11 +202,12 @@ impl AdminChannel {
         self.poller.post_send(self.qp, &[wr]).map_err(|e| SessionError::Lost(e.to_string()))
     }
 
-    /// Sends a command and waits for its answer, with KEEP_ALIVEs meanwhile if a [pulse](Self::set_pulse) is set.
+    /// Sends a command and waits for its answer, with KEEP_ALIVEs meanwhile if a
+    /// [pulse](Self::set_pulse) is set.
     ///
     /// # Errors
-    /// The connection died, the target did not answer in time (the command, or a KEEP_ALIVE), or broke a rule. A
-    /// status other than OK is no error here.
+    /// The connection died, the target did not answer in time (the command, or a KEEP_ALIVE), or
+    /// broke a rule. A status other than OK is no error here.
     pub async fn call(
         &mut self,
         opcode: Opcode,
@@ -258,7 +261,8 @@ impl AdminChannel {
                 },
                 None => deadline,
             };
-            // A completion between the last look and arming raises no event: look once more after it.
+            // A completion between the last look and arming raises no event: look once more after
+            // it.
             if armed {
                 if Instant::now() >= deadline {
                     return Err(SessionError::TimedOut { what: opcode });
@@ -271,8 +275,9 @@ impl AdminChannel {
         }
     }
 
-    /// Keeps the session alive and waits for the next event of the target, for ever: a KEEP_ALIVE every
-    /// `pulse.period`, which must be answered within `pulse.timeout`. Cancel safe: what is under way is kept.
+    /// Keeps the session alive and waits for the next event of the target, for ever: a KEEP_ALIVE
+    /// every `pulse.period`, which must be answered within `pulse.timeout`. Cancel safe: what is
+    /// under way is kept.
     ///
     /// # Errors
     /// The connection died, the target's data thread does not answer, or it broke a rule.
@@ -298,7 +303,8 @@ impl AdminChannel {
         period: impl Fn(&mut Lull, Instant) -> Duration,
     ) -> Result<Option<AsyncEvent>, SessionError> {
         let mut armed = false;
-        // The clock is read once each time it wakes: what is done between two sleeps takes no time that matters.
+        // The clock is read once each time it wakes: what is done between two sleeps takes no time
+        // that matters.
         let mut now = Instant::now();
         loop {
             if self.next_response(now)?.is_some() {
@@ -319,7 +325,8 @@ impl AdminChannel {
                 armed = false;
                 continue;
             };
-            // A completion between the last look and arming raises no event: look once more after it.
+            // A completion between the last look and arming raises no event: look once more after
+            // it.
             if armed {
                 let woken = tokio::select! {
                     biased;
@@ -340,8 +347,8 @@ impl AdminChannel {
         }
     }
 
-    /// Sends a KEEP_ALIVE if one is due. Returns when to look again; `None` when one was sent. Called when everything
-    /// that came was taken.
+    /// Sends a KEEP_ALIVE if one is due. Returns when to look again; `None` when one was sent.
+    /// Called when everything that came was taken.
     fn keep_beat(
         &mut self,
         pulse: Pulse,
@@ -430,7 +437,8 @@ impl Drop for AdminChannel {
     fn drop(&mut self) {
         self.poller.fail(self.qp);
         if let Some(connection) = self.poller.detach(self.qp) {
-            // Its target may be silent; nothing here waits for the end of the QP but the memory that it was lent.
+            // Its target may be silent; nothing here waits for the end of the QP but the memory
+            // that it was lent.
             connection.retire((Arc::clone(&self.slots), Arc::clone(&self.replies)));
         }
     }

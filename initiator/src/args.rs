@@ -60,9 +60,11 @@ pub enum Command {
     },
     /// Go on with block devices whose process died: requests to them wait, and nothing is lost.
     ///
-    /// The target need not be reachable yet. `mount` of the same volume under the same name does it, too.
+    /// The target need not be reachable yet. `mount` of the same volume under the same name does
+    /// it, too.
     Recover(Box<RecoverArgs>),
-    /// Have another program serve block devices, such as a newer version, while they are in use: requests wait.
+    /// Have another program serve block devices, such as a newer version, while they are in use:
+    /// requests wait.
     Upgrade {
         /// Which mounts.
         #[command(flatten)]
@@ -122,7 +124,8 @@ pub struct RecoverArgs {
     /// More words in the log; twice for everything. RBLK_LOG overrides.
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
-    /// Only say whether this program could: the note of a mount that is served is read and nothing is changed.
+    /// Only say whether this program could: the note of a mount that is served is read and nothing
+    /// is changed.
     #[arg(long, hide = true)]
     pub check: bool,
     /// The standard input holds the lock of the name.
@@ -151,7 +154,8 @@ pub struct MountArgs {
     /// Everything from a file instead, such as /etc/rblk/mounts.d/NAME.toml; flags win.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Another address of the same target, for when the way by the one before dies; repeat for several.
+    /// Another address of the same target, for when the way by the one before dies; repeat for
+    /// several.
     #[arg(long, value_name = "ADDRESS")]
     pub path: Vec<String>,
     /// Name of the mount; the volume's by default.
@@ -173,14 +177,17 @@ pub struct MountArgs {
     /// Read-only: excludes nobody, and nobody excludes it.
     #[arg(long, visible_alias = "read-only")]
     pub ro: bool,
-    /// Let other hosts write, too, if they say so as well. For software that knows how to share a disk.
+    /// Let other hosts write, too, if they say so as well. For software that knows how to share a
+    /// disk.
     #[arg(long, conflicts_with = "ro")]
     pub shared: bool,
-    /// Take the volume from the host that holds it: every request of that host fails from then on, and what it had
-    /// not flushed may be lost. For a host that is dead or cut off for good. Never from a file.
+    /// Take the volume from the host that holds it: every request of that host fails from then on,
+    /// and what it had not flushed may be lost. For a host that is dead or cut off for good. Never
+    /// from a file.
     #[arg(long, conflicts_with = "ro")]
     pub take_over: bool,
-    /// Memory for copies of writes that no FLUSH covered yet, so that they survive the target; 0 by default.
+    /// Memory for copies of writes that no FLUSH covered yet, so that they survive the target; 0 by
+    /// default.
     #[arg(long, value_name = "SIZE")]
     pub retain: Option<ByteSize>,
     /// Which FLUSHes (fsync, a journal's commit) fail after acknowledged writes may be lost.
@@ -287,7 +294,8 @@ impl MountArgs {
     }
 }
 
-/// What a program says, followed by its version, to `recover --check` of a mount that it could go on with.
+/// What a program says, followed by its version, to `recover --check` of a mount that it could go
+/// on with.
 pub const CHECKED: &str = "rblk-initiatord ";
 
 /// What the daemon tells the command that started it: one JSON line.

@@ -89,8 +89,8 @@ impl Durability {
         Arc::new(Self { on_loss, ..Self::default() })
     }
 
-    /// A predecessor may have acknowledged writes that no FLUSH covered, and kept nothing of them for us: they count
-    /// as one.
+    /// A predecessor may have acknowledged writes that no FLUSH covered, and kept nothing of them
+    /// for us: they count as one.
     #[must_use]
     pub fn inheriting(on_loss: OnLoss) -> Arc<Self> {
         Arc::new(Self {
@@ -124,8 +124,8 @@ impl Durability {
         self.on_loss
     }
 
-    /// The target is there, for the first time since a predecessor died: what is submitted from now on was never
-    /// submitted before. Told before any queue has its path.
+    /// The target is there, for the first time since a predecessor died: what is submitted from now
+    /// on was never submitted before. Told before any queue has its path.
     pub fn arrived(&self) {
         self.given_again.store(false, Ordering::Release);
     }
@@ -140,7 +140,8 @@ impl Durability {
         self.acknowledged.fetch_add(1, Ordering::AcqRel)
     }
 
-    /// One more than the newest number: what a FLUSH that is sent now will cover, when it is read before.
+    /// One more than the newest number: what a FLUSH that is sent now will cover, when it is read
+    /// before.
     #[must_use]
     pub fn horizon(&self) -> u64 {
         self.acknowledged.load(Ordering::Acquire)
@@ -168,7 +169,8 @@ impl Durability {
     /// What is numbered below `horizon` and was not durable may be lost, and copies of it are of no
     /// use any more.
     pub fn lose(&self, horizon: u64) {
-        // The loss first: who sees the writes settled sees it too, and who sees it sees how far it reaches.
+        // The loss first: who sees the writes settled sees it too, and who sees it sees how far it
+        // reaches.
         self.lost_below.fetch_max(horizon, Ordering::AcqRel);
         self.losses.fetch_add(1, Ordering::AcqRel);
         self.made_durable(horizon);
@@ -219,20 +221,23 @@ impl Durability {
         self.on_loss == OnLoss::UntilRemount && self.losses() > 0
     }
 
-    /// Waits until [`Self::has_untold_loss`] may have changed since the last time. For one who waits. Cancel safe.
+    /// Waits until [`Self::has_untold_loss`] may have changed since the last time. For one who
+    /// waits. Cancel safe.
     pub async fn loss_changed(&self) {
         self.changed.notified().await;
     }
 
-    /// What a FLUSH that is submitted now is sure to have been meant for: those numbered below. What a predecessor left
-    /// is not, as long as that may be a request of its time which is given to us again.
+    /// What a FLUSH that is submitted now is sure to have been meant for: those numbered below.
+    /// What a predecessor left is not, as long as that may be a request of its time which is given
+    /// to us again.
     fn submission(&self) -> u64 {
         if self.given_again.load(Ordering::Acquire) { 0 } else { self.horizon() }
     }
 
-    /// Whether a FLUSH that was submitted after `seen` losses and is meant for those numbered below `meant` must fail.
-    /// Whoever gets a yes tells the losses, if they are among them: the next FLUSH has to tell what was acknowledged
-    /// after this one had been submitted. With [`OnLoss::Once`] only.
+    /// Whether a FLUSH that was submitted after `seen` losses and is meant for those numbered below
+    /// `meant` must fail. Whoever gets a yes tells the losses, if they are among them: the next
+    /// FLUSH has to tell what was acknowledged after this one had been submitted. With
+    /// [`OnLoss::Once`] only.
     fn must_tell(&self, seen: u64, meant: u64) -> bool {
         let losses = self.losses();
         let told = if meant >= self.lost_below.load(Ordering::Acquire) {

@@ -6,7 +6,8 @@ use std::time::Duration;
 use rblk_fabric::{AddressError, FabricError};
 use rblk_protocol::{HelloReject, Opcode, RejectReason, Status};
 
-/// Why a session, or a command on its admin connection, failed. The text names the thing and the fix.
+/// Why a session, or a command on its admin connection, failed. The text names the thing and the
+/// fix.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
@@ -139,8 +140,8 @@ impl SessionError {
         }
     }
 
-    /// Whether the target does not know the session any more, or knows it in a higher epoch: a new one is needed.
-    /// That is no word on the volume: see [`Self::Fenced`].
+    /// Whether the target does not know the session any more, or knows it in a higher epoch: a new
+    /// one is needed. That is no word on the volume: see [`Self::Fenced`].
     #[must_use]
     pub fn is_session_gone(&self) -> bool {
         match self {

@@ -1,14 +1,15 @@
 //! [`Graves`]: which of a queue's paths are not destroyed yet.
 //!
-//! A QP in the error state takes no new packet of its peer, but its device may be amid one: a card has several in its
-//! pipeline, and the driver of a software device may be kept from its processor for longer than it takes to have
-//! another path. What is left of that packet then lands in a buffer that is another request's by then. Destroying the
-//! QP waits for it, so a queue takes its next path, and gives up requests that wait, when all before it are destroyed
+//! A QP in the error state takes no new packet of its peer, but its device may be amid one: a card
+//! has several in its pipeline, and the driver of a software device may be kept from its processor
+//! for longer than it takes to have another path. What is left of that packet then lands in a
+//! buffer that is another request's by then. Destroying the QP waits for it, so a queue takes its
+//! next path, and gives up requests that wait, when all before it are destroyed
 //! ([`Succession`](crate::succession::Succession)).
 //!
 //! There is none for devices without such a delay
-//! ([`touches_until_destroyed`](rblk_fabric::DeviceCaps::touches_until_destroyed)): the software provider's QPs are
-//! served by the thread that ends them.
+//! ([`touches_until_destroyed`](rblk_fabric::DeviceCaps::touches_until_destroyed)): the software
+//! provider's QPs are served by the thread that ends them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

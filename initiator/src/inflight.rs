@@ -5,8 +5,8 @@
 //!            ^--------'  (the path died: what became of it is unknown, so it is sent again)
 //! ```
 //!
-//! A buffer is lent to the peer while its tag is `Sent`, and ours in the other states: it comes back by an
-//! answer, or by the death of the path, never by a timeout.
+//! A buffer is lent to the peer while its tag is `Sent`, and ours in the other states: it comes
+//! back by an answer, or by the death of the path, never by a timeout.
 
 use rblk_protocol::{QueueDepth, Sequence, Tag};
 

@@ -1,8 +1,8 @@
 //! [`Lull`]: whether a disk is in use, as far as its heart-beat has to know. Pure.
 //!
-//! The beat of the admin connection is for disks without I/O; requests that wait prove their path themselves. So a
-//! disk that nobody used for [`AFTER`] is asked rarely: a host with a hundred of them shall not notice it. A loss is
-//! then seen later, but still before anybody waits for it.
+//! The beat of the admin connection is for disks without I/O; requests that wait prove their path
+//! themselves. So a disk that nobody used for [`AFTER`] is asked rarely: a host with a hundred of
+//! them shall not notice it. A loss is then seen later, but still before anybody waits for it.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! `rblk-initiator`: the commands of the initiator. Links no RDMA library: `mount` and `discover` are done by
-//! `rblk-initiatord`, which stands beside this program.
+//! `rblk-initiator`: the commands of the initiator. Links no RDMA library: `mount` and `discover`
+//! are done by `rblk-initiatord`, which stands beside this program.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -49,7 +49,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// A reader that goes away (`| head`) ends this program like any other, instead of a panic in `println!`.
+/// A reader that goes away (`| head`) ends this program like any other, instead of a panic in
+/// `println!`.
 fn die_of_closed_pipes() {
     use nix::sys::signal::{SigHandler, Signal, signal};
     // SAFETY: the default disposition runs no code of ours.
@@ -115,7 +116,8 @@ impl Started {
     }
 }
 
-/// Starts a daemon for the mount of a name, in the background, and waits until it says what became of it.
+/// Starts a daemon for the mount of a name, in the background, and waits until it says what became
+/// of it.
 fn start_daemon(
     name: &str,
     args: impl IntoIterator<Item = impl AsRef<OsStr>>,
@@ -131,8 +133,8 @@ fn start_daemon(
         .append(true)
         .open(&log)
         .with_context(|| format!("opening the log {}", log.display()))?;
-    // A session of its own, so that a hang-up of this terminal is none of its business. It is started anew
-    // and not forked: RDMA objects do not survive a fork.
+    // A session of its own, so that a hang-up of this terminal is none of its business. It is
+    // started anew and not forked: RDMA objects do not survive a fork.
     let mut child = Process::new("setsid")
         .arg(&path)
         .args(args)
@@ -167,7 +169,8 @@ fn log_path(name: &str) -> PathBuf {
     Path::new("/run/rblk/log").join(format!("{name}.log"))
 }
 
-/// Goes on with mounts whose processes died. With several, every one is tried; the exit code is the first failure's.
+/// Goes on with mounts whose processes died. With several, every one is tried; the exit code is the
+/// first failure's.
 fn recover(args: &RecoverArgs) -> anyhow::Result<Exit> {
     if let Some(name) = &args.which.name {
         must_be_known(name)?;
@@ -366,7 +369,8 @@ fn umount_orphan(what: &str, force: bool) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// What there is to say of a mount whose target is not there: since when, why, and what its requests do.
+/// What there is to say of a mount whose target is not there: since when, why, and what its
+/// requests do.
 fn standing(mount: &MountStatus) -> Option<String> {
     let why = mount.last_loss.as_deref().map(|why| format!(": {why}")).unwrap_or_default();
     if mount.state == "waiting" {

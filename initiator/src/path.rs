@@ -1,11 +1,13 @@
 //! [`Path`]: one connected I/O queue: its QPs, its registered memory and what was agreed.
 //!
-//! A path has one QP or several, its lanes: to the target they are queues like others. Small requests keep to the first,
-//! so that they share messages; large ones go where the least is on its way, so that the data of one queue is moved by
-//! several QPs of the device. All lanes are on one CQ, and the path ends when one of them does.
+//! A path has one QP or several, its lanes: to the target they are queues like others. Small
+//! requests keep to the first, so that they share messages; large ones go where the least is on its
+//! way, so that the data of one queue is moved by several QPs of the device. All lanes are on one
+//! CQ, and the path ends when one of them does.
 //!
-//! Keys live as long as the path: a reconnect registers anew, so a late RDMA of a dead path meets dead keys.
-//! Each key has one direction: the target may write where reads land and read where writes are, no more.
+//! Keys live as long as the path: a reconnect registers anew, so a late RDMA of a dead path meets
+//! dead keys. Each key has one direction: the target may write where reads land and read where
+//! writes are, no more.
 
 use std::sync::Arc;
 
@@ -18,22 +20,24 @@ use rblk_protocol::limits::{
 };
 use rblk_protocol::{Epoch, Features, HelloAccept, QueueDepth, SELF_TEST_BYTES, VolumeHandle};
 
-/// Pieces that a SEND gathers where several of its commands may have data: the capsules, and the data of each.
+/// Pieces that a SEND gathers where several of its commands may have data: the capsules, and the
+/// data of each.
 #[allow(clippy::cast_possible_truncation)] // a constant of 4
 pub const DATA_LIST_SGES: u32 = LIST_DATA_MAX as u32 + 1;
 /// Receive slots beyond depth + 1.
 const SPARE_RECVS: usize = 2;
-/// Bytes of a tag's command slot: a list that begins with its command. One line more, so that the first lines of all
-/// slots do not meet in a few sets of the cache.
+/// Bytes of a tag's command slot: a list that begins with its command. One line more, so that the
+/// first lines of all slots do not meet in a few sets of the cache.
 const COMMAND_STRIDE: usize = COMMAND_LIST_BYTES + COMMAND_BYTES;
 /// Bytes of a receive slot: a list of responses.
 const RECV_STRIDE: usize = RESPONSE_LIST_BYTES;
 
 /// Sizes of the memory of one lane of a path: `| command slots, depth + 1 | receive slots |`.
 ///
-/// Commands are sent from the slot of their message's first tag. It is written again for the next command of that tag:
-/// the answer to the last one proves that the target has it, and so all of the message that it began. The data of a
-/// command is sent from its own buffer, which nobody writes to before that command is answered.
+/// Commands are sent from the slot of their message's first tag. It is written again for the next
+/// command of that tag: the answer to the last one proves that the target has it, and so all of the
+/// message that it began. The data of a command is sent from its own buffer, which nobody writes to
+/// before that command is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathLayout {
     /// Agreed depth.
@@ -65,8 +69,8 @@ impl PathLayout {
         self.depth.tags() * COMMAND_STRIDE + usize::from(slot) * RECV_STRIDE
     }
 
-    /// What to ask of the QP, where those features are asked for. `reads_in` is how many READs of the target the device
-    /// serves at once.
+    /// What to ask of the QP, where those features are asked for. `reads_in` is how many READs of
+    /// the target the device serves at once.
     #[must_use]
     pub fn qp_limits(self, inline_bytes: u32, reads_in: u8, features: Features) -> QpLimits {
         QpLimits {
@@ -79,7 +83,8 @@ impl PathLayout {
         }
     }
 
-    /// Send WRs that may be outstanding: every tag once, and as many again that wait for a signaled one.
+    /// Send WRs that may be outstanding: every tag once, and as many again that wait for a signaled
+    /// one.
     #[must_use]
     pub fn send_wrs(self) -> u32 {
         u32::try_from(2 * self.depth.tags()).unwrap_or(u32::MAX) + 8
@@ -101,8 +106,8 @@ pub struct PathMemory {
     pub sources: MemoryRegion,
     /// Capsules and receive slots, one [`PathLayout`] after the other for each lane; never remote.
     pub slots: MemoryRegion,
-    /// Where the self-test lands, [`SELF_TEST_BYTES`] for each lane; the target may read it later to learn that its
-    /// WRs are done.
+    /// Where the self-test lands, [`SELF_TEST_BYTES`] for each lane; the target may read it later
+    /// to learn that its WRs are done.
     pub scratch: MemoryRegion,
 }
 
@@ -147,7 +152,8 @@ pub struct Path {
     pub epoch: Epoch,
     /// The volume, as this session calls it.
     pub volume: VolumeHandle,
-    /// From this size on, data that the target moves goes by the lane that has the least on its way.
+    /// From this size on, data that the target moves goes by the lane that has the least on its
+    /// way.
     pub lane_bytes: u32,
 }
 
@@ -163,15 +169,17 @@ pub struct DeadPath {
 }
 
 impl DeadPath {
-    /// Destroys it, without waiting for the kernel, and then drops `rest`: a new path has keys of its own, and whoever
-    /// uses the same buffers for it waits for the [`Grave`](crate::grave::Grave).
+    /// Destroys it, without waiting for the kernel, and then drops `rest`: a new path has keys of
+    /// its own, and whoever uses the same buffers for it waits for the
+    /// [`Grave`](crate::grave::Grave).
     pub fn retire<T: Send + 'static>(self, rest: T) {
         let Self { connections, poller, memory } = self;
         retire(connections, (poller, memory, rest));
     }
 }
 
-/// Destroys the QPs of a path, and then drops `rest`, which has their CQ. Nobody waits for that: [`Connection::retire`].
+/// Destroys the QPs of a path, and then drops `rest`, which has their CQ. Nobody waits for that:
+/// [`Connection::retire`].
 pub(crate) fn retire<T: Send + 'static>(mut connections: Vec<Connection>, rest: T) {
     match connections.pop() {
         Some(last) => last.retire((connections, rest)),

@@ -1,10 +1,11 @@
 //! The data thread of one hardware queue: ublk requests to the [`Engine`] and outcomes back.
 //!
-//! One thread, one ring: it fetches and commits ublk requests, and it is the place to sleep for completions,
-//! mail and requests alike. A turn enters the kernel at most once.
+//! One thread, one ring: it fetches and commits ublk requests, and it is the place to sleep for
+//! completions, mail and requests alike. A turn enters the kernel at most once.
 //!
-//! Without work it looks for more as long as its [`Patience`] says. To sleep it arms the path's CQ, looks once more,
-//! and only then waits in the ring, for a bounded time: nothing that completed is slept through.
+//! Without work it looks for more as long as its [`Patience`] says. To sleep it arms the path's CQ,
+//! looks once more, and only then waits in the ring, for a bounded time: nothing that completed is
+//! slept through.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -41,7 +42,8 @@ const GRAVE_SLEEP: Duration = Duration::from_millis(1);
 const HAND_BACK_TRIES: u32 = 16;
 /// Busy turns after which the poller's counters are published; they are before every sleep.
 const PUBLISH_TURNS: u32 = 64;
-/// Looks for more answers before those that came are given to the driver, where many are outstanding.
+/// Looks for more answers before those that came are given to the driver, where many are
+/// outstanding.
 const GATHERINGS: u32 = 3;
 const EIO: i32 = 5;
 const EINVAL: i32 = 22;
@@ -53,16 +55,17 @@ pub enum ToQueue {
     Connect(Box<Path>),
     /// Drop the present path; requests wait.
     Disconnect,
-    /// Fail requests with this errno from now on, or as soon as dead paths are destroyed; or let them wait again.
+    /// Fail requests with this errno from now on, or as soon as dead paths are destroyed; or let
+    /// them wait again.
     Fail(Option<i32>),
-    /// Drop the present path, so that no more writes are acknowledged, and answer with copies of those that no
-    /// FLUSH covered; `None` when the queue retains nothing.
+    /// Drop the present path, so that no more writes are acknowledged, and answer with copies of
+    /// those that no FLUSH covered; `None` when the queue retains nothing.
     TakeStock(oneshot::Sender<Option<Vec<Retained>>>),
-    /// Take requests but send none, or send them again. [`FromQueue::Quiet`] tells, once for each `Hold(true)`, when
-    /// nothing that was sent is unanswered.
+    /// Take requests but send none, or send them again. [`FromQueue::Quiet`] tells, once for each
+    /// `Hold(true)`, when nothing that was sent is unanswered.
     Hold(bool),
-    /// Hold; when nothing that was sent is unanswered, or after that time, drop the path and leave the device as it
-    /// is, with what it gave us: its next server gets that. Ends the thread.
+    /// Hold; when nothing that was sent is unanswered, or after that time, drop the path and leave
+    /// the device as it is, with what it gave us: its next server gets that. Ends the thread.
     Leave(Duration),
 }
 
@@ -123,7 +126,8 @@ pub struct QueueParts {
     pub buffers: Buffers,
     /// Block size of the volume.
     pub block_size: BlockSize,
-    /// The account of what is durable, made for the queue's depth; none for a volume that promises it at once.
+    /// The account of what is durable, made for the queue's depth; none for a volume that promises
+    /// it at once.
     pub ledger: Option<Ledger>,
     /// How soon a path on which the target owes an answer and says nothing is given up.
     pub pulse: Option<Pulse>,
@@ -236,7 +240,8 @@ fn run(
             }
         }
         if succession.waits() {
-            // One that ended just now counts, too, and gives its place up before the next one takes the token.
+            // One that ended just now counts, too, and gives its place up before the next one takes
+            // the token.
             send_off(&mut engine, &mut ublk, path_token, &succession, queue_id, &outbox)?;
         }
         if succession.go_on(&mut engine, now) {
@@ -255,7 +260,8 @@ fn run(
             busy = true;
             match event {
                 Event::Request(tag, request) => {
-                    // What cannot be sent is answered at once; the tag is ours, so completing it works.
+                    // What cannot be sent is answered at once; the tag is ours, so completing it
+                    // works.
                     io = true;
                     if let Err(errno) = start_request(&mut engine, tag, &request, block_size) {
                         let _ = ublk.complete(tag, -errno);
@@ -331,7 +337,8 @@ fn run(
                 publish(&mut engine, &mut published, &stats);
             }
         }
-        // After I/O that leaves nothing to look for, what the turn has for the driver goes with the sleep: one call.
+        // After I/O that leaves nothing to look for, what the turn has for the driver goes with the
+        // sleep: one call.
         let may_wait = !busy || io && engine.is_connected() && !stopping && leave_by.is_none();
         let looks =
             may_wait && engine.is_connected() && patience.next(now, hint(&engine)) == Idle::Look;
@@ -365,9 +372,10 @@ fn run(
                     true => short_sleep,
                     false => LONG_SLEEP,
                 };
-                // It does not sleep when something is in the ring already. What the kernel has to hand over is no reason
-                // not to: it does so before it sleeps, and its word for it may be stale (TASKRUN is set behind the work
-                // it tells of), for as long as nothing else comes.
+                // It does not sleep when something is in the ring already. What the kernel has to
+                // hand over is no reason not to: it does so before it sleeps, and its word for it
+                // may be stale (TASKRUN is set behind the work it tells of), for as long as nothing
+                // else comes.
                 Wait::For(leave_by.map_or(sleep, |by| sleep.min(by.saturating_duration_since(now))))
             }
         };

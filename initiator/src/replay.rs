@@ -1,8 +1,8 @@
 //! [`Replayer`]: writes a [`ReplayLog`] to a volume and flushes it, over a path of its own.
 //!
-//! Called when the volume's acknowledged writes may be lost, and before its queues send anything. The pieces of the
-//! log do not overlap, so their order is free and several are under way. It is done when the FLUSH behind them was
-//! answered; until then the log is still needed.
+//! Called when the volume's acknowledged writes may be lost, and before its queues send anything.
+//! The pieces of the log do not overlap, so their order is free and several are under way. It is
+//! done when the FLUSH behind them was answered; until then the log is still needed.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -89,7 +89,8 @@ pub fn buffers(wish: QueueWish) -> Result<Arc<Region>, SessionError> {
 }
 
 impl<L: Deref<Target = ReplayLog>> Replayer<L> {
-    /// Of `log`, over a path that was asked for with `wish` and whose registered memory is `buffers`.
+    /// Of `log`, over a path that was asked for with `wish` and whose registered memory is
+    /// `buffers`.
     #[must_use]
     pub fn new(log: L, path: Path, buffers: Arc<Region>, wish: QueueWish, now: Instant) -> Self {
         // The target may grant less now than it did.
@@ -112,14 +113,16 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         }
     }
 
-    /// With a pulse: a path that is silent for too long ends as [`PathEnd::Silent`], which another try may mend.
+    /// With a pulse: a path that is silent for too long ends as [`PathEnd::Silent`], which another
+    /// try may mend.
     #[must_use]
     pub fn with_pulse(mut self, pulse: Pulse) -> Self {
         self.engine.set_pulse(Some(pulse));
         self
     }
 
-    /// The next command: as much as one takes, its data in the tag's buffer. `None` when all is sent.
+    /// The next command: as much as one takes, its data in the tag's buffer. `None` when all is
+    /// sent.
     fn next_io(&mut self, tag: Tag) -> Option<Io> {
         let size = self.log.block_size();
         let bytes = u64::from(size.bytes());

@@ -1,16 +1,17 @@
-//! [`RetainRing`]: copies of one queue's acknowledged writes that no FLUSH covered yet; [`ReplayLog`]: what those
-//! of all queues come to. Pure: no I/O, no clock.
+//! [`RetainRing`]: copies of one queue's acknowledged writes that no FLUSH covered yet;
+//! [`ReplayLog`]: what those of all queues come to. Pure: no I/O, no clock.
 //!
 //! ```text
-//! reserve (the command is sent) -> Pending -> commit (acknowledged: numbered, data copied) -> release (durable)
-//!                                     '-----> cancel (failed: nothing was promised)
+//! reserve (sent) -> Pending -> commit (acknowledged: numbered, data copied) -> release (durable)
+//!                      '-----> cancel (failed: nothing was promised)
 //! ```
 //!
-//! Memory is taken once. An entry has its place from when its command is sent, so that an acknowledged write never
-//! lacks one. Entries leave in the order of their reservation; one that is not answered yet keeps those behind it.
+//! Memory is taken once. An entry has its place from when its command is sent, so that an
+//! acknowledged write never lacks one. Entries leave in the order of their reservation; one that is
+//! not answered yet keeps those behind it.
 //!
-//! A write that was durable when it was acknowledged has an entry without data: older data of its range must not be
-//! written over it.
+//! A write that was durable when it was acknowledged has an entry without data: older data of its
+//! range must not be written over it.
 
 use std::collections::BTreeMap;
 
@@ -89,15 +90,15 @@ impl std::fmt::Debug for RetainRing {
 }
 
 impl RetainRing {
-    /// A ring for `data_bytes` of data of a queue of that depth, and as many entries as that takes if its writes are
-    /// not much smaller than a page. With smaller ones it is full sooner.
+    /// A ring for `data_bytes` of data of a queue of that depth, and as many entries as that takes
+    /// if its writes are not much smaller than a page. With smaller ones it is full sooner.
     #[must_use]
     pub fn for_queue(data_bytes: usize, depth: QueueDepth) -> Self {
         Self::new(data_bytes, data_bytes / DATA_BYTES_PER_ENTRY + 2 * usize::from(depth.get()))
     }
 
-    /// A ring for `data_bytes` of data and `entries` writes, both at least 1. All memory is touched now, not when
-    /// the host may be short of it.
+    /// A ring for `data_bytes` of data and `entries` writes, both at least 1. All memory is touched
+    /// now, not when the host may be short of it.
     #[must_use]
     pub fn new(data_bytes: usize, entries: usize) -> Self {
         let none = Entry {
@@ -181,8 +182,8 @@ impl RetainRing {
         (start..start + head, 0..len as usize - head)
     }
 
-    /// The write was acknowledged as the `number`th. `copy` fills a piece of the ring with the data that begins
-    /// at that offset of the write; it is called at most twice.
+    /// The write was acknowledged as the `number`th. `copy` fills a piece of the ring with the data
+    /// that begins at that offset of the write; it is called at most twice.
     pub fn commit(&mut self, id: EntryId, number: u64, mut copy: impl FnMut(usize, &mut [u8])) {
         let Some(entry) = self.entry_mut(id) else { return };
         entry.state = State::Acknowledged(number);
@@ -204,7 +205,8 @@ impl RetainRing {
         }
     }
 
-    /// Gives up the places of the oldest entries, as far as they are cancelled or numbered below `durable`.
+    /// Gives up the places of the oldest entries, as far as they are cancelled or numbered below
+    /// `durable`.
     pub fn release(&mut self, durable: u64) {
         while self.first < self.next {
             let entry = self.entries[self.index(self.first)];

@@ -1,7 +1,7 @@
 //! [`Session`]: an initiator's use of a target: admin connection, login, volumes, I/O connections.
 //!
-//! Connecting is a function from an address to a session; losing it and connecting again is the business of
-//! whoever holds it ([`crate::mount`]).
+//! Connecting is a function from an address to a session; losing it and connecting again is the
+//! business of whoever holds it ([`crate::mount`]).
 
 use std::time::Duration;
 
@@ -22,14 +22,15 @@ use crate::admin::{AdminChannel, Pulse, Reply};
 use crate::error::SessionError;
 use crate::path::{DATA_LIST_SGES, Path, PathLayout, PathMemory, retire};
 
-/// The queue by which writes are written again: the number behind those of all queues and lanes that a mount can have.
+/// The queue by which writes are written again: the number behind those of all queues and lanes
+/// that a mount can have.
 pub const REPLAY_QUEUE: u16 = limits::MOUNT_QPS_MAX;
 const _: () = assert!(REPLAY_QUEUE < limits::QUEUES_MAX, "targets refuse others");
 /// READs of a target that a queue serves at once, where the device can.
 const READS_IN_MAX: u8 = 16;
-/// How long a command may take that the target answers when it has finished what older connections began: the LOGIN
-/// of a session that goes on, and an OPEN for writing. The LOGIN of a new session is answered at once, or was lost.
-/// KEEP_ALIVEs show meanwhile that the target lives.
+/// How long a command may take that the target answers when it has finished what older connections
+/// began: the LOGIN of a session that goes on, and an OPEN for writing. The LOGIN of a new session
+/// is answered at once, or was lost. KEEP_ALIVEs show meanwhile that the target lives.
 const QUIESCE_TIMEOUT: Duration = Duration::from_secs(35);
 
 /// Who we are.
@@ -41,7 +42,8 @@ pub struct HostIdentity {
     pub name: Name,
 }
 
-/// Lists of capsules, in every form that this version knows: what a queue wishes for unless it has reasons not to.
+/// Lists of capsules, in every form that this version knows: what a queue wishes for unless it has
+/// reasons not to.
 pub const LISTS: Features = Features(Features::CAPSULE_LISTS.0 | Features::DATA_LISTS.0);
 
 /// What one I/O queue asks for.
@@ -55,18 +57,20 @@ pub struct QueueWish {
     pub in_capsule_bytes: u32,
     /// Optional verbs to try.
     pub features: Features,
-    /// QPs of each queue; what the device profits from if absent. Fewer where the target has no room for them.
+    /// QPs of each queue; what the device profits from if absent. Fewer where the target has no
+    /// room for them.
     pub lanes: Option<u16>,
     /// Queues of the session: lanes other than the first are numbered behind them.
     pub queues: u16,
 }
 
 impl QueueWish {
-    /// How many lanes to try on such a device. A card serves one QP with all that it has. A software device has a
-    /// kernel thread for each QP, and one thread moves less than its host can.
+    /// How many lanes to try on such a device. A card serves one QP with all that it has. A
+    /// software device has a kernel thread for each QP, and one thread moves less than its host
+    /// can.
     ///
-    /// All queues have as many, and none the number of the [`REPLAY_QUEUE`]: what is written in a configuration was
-    /// checked, and what is not is lowered.
+    /// All queues have as many, and none the number of the [`REPLAY_QUEUE`]: what is written in a
+    /// configuration was checked, and what is not is lowered.
     fn lanes(&self, caps: &DeviceCaps) -> u16 {
         let wanted = self.lanes.unwrap_or(if caps.kernel_software { 2 } else { 1 });
         let room = limits::MOUNT_QPS_MAX / self.queues.max(1);
@@ -86,7 +90,8 @@ pub struct Claim {
     pub mode: AccessMode,
     /// Fence whoever holds it.
     pub take_over: bool,
-    /// That of the last OPEN, of one that comes back; [`Generation::FRESH`] of one that has nothing to go on with.
+    /// That of the last OPEN, of one that comes back; [`Generation::FRESH`] of one that has nothing
+    /// to go on with.
     pub generation: Generation,
 }
 
@@ -122,8 +127,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Connects and logs in. `resume` names a session and the epoch to raise it to. Each step of beginning a new
-    /// session takes at most `options.timeout`.
+    /// Connects and logs in. `resume` names a session and the epoch to raise it to. Each step of
+    /// beginning a new session takes at most `options.timeout`.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -191,8 +196,8 @@ impl Session {
         })
     }
 
-    /// Connects and logs in anew. If no answer to LOGIN comes, once more: a message may get lost where a device or
-    /// a path is at fault, and a target that lives answers at once.
+    /// Connects and logs in anew. If no answer to LOGIN comes, once more: a message may get lost
+    /// where a device or a path is at fault, and a target that lives answers at once.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -262,8 +267,9 @@ impl Session {
     /// Opens a volume. Waits while commands of earlier holders are finished, up to 35 s.
     ///
     /// # Errors
-    /// [`SessionError::NoSuchVolume`] with what there is; [`SessionError::Status`] with the holder's name when
-    /// it is in use; [`SessionError::Fenced`] when somebody else had it since the generation that is named.
+    /// [`SessionError::NoSuchVolume`] with what there is; [`SessionError::Status`] with the
+    /// holder's name when it is in use; [`SessionError::Fenced`] when somebody else had it since
+    /// the generation that is named.
     pub async fn open(
         &mut self,
         volume: &Name,
@@ -289,7 +295,8 @@ impl Session {
                     has: if names.is_empty() { "none".to_owned() } else { names.join(", ") },
                 })
             }
-            // Without a word it is the session that is of no use any more, not the volume that was taken.
+            // Without a word it is the session that is of no use any more, not the volume that was
+            // taken.
             (Status::Fenced, 1..) => {
                 Err(SessionError::Fenced { volume: volume.to_string(), by: words(&reply) })
             }
@@ -310,7 +317,8 @@ impl Session {
     /// Connects an I/O queue over `buffers`, for an engine. The session is kept alive meanwhile.
     ///
     /// # Errors
-    /// [`SessionError`]; [`SessionError::Lost`] when the target drains, or gave the volume to somebody else.
+    /// [`SessionError`]; [`SessionError::Lost`] when the target drains, or gave the volume to
+    /// somebody else.
     pub async fn connect_queue(
         &mut self,
         queue: u16,
@@ -348,8 +356,8 @@ impl Session {
     }
 }
 
-/// Connections that are not a path yet, with their CQ. If they do not become one they are destroyed, and nobody waits
-/// for that.
+/// Connections that are not a path yet, with their CQ. If they do not become one they are
+/// destroyed, and nobody waits for that.
 struct Made {
     connections: Vec<Connection>,
     poller: Option<Box<dyn Poller>>,
@@ -419,7 +427,8 @@ impl Place<'_> {
             self.pd.poller(u32::from(lanes) * (sizes.send_wrs + sizes.recv_wrs))?;
         let (first, accept) = self.connect_lane(route, &handle, sizes, &asked).await?;
         let mut made = Made { connections: vec![first], poller: Some(poller) };
-        // The others are for speed: it goes without those that cannot be had. They carry no data of their own.
+        // The others are for speed: it goes without those that cannot be had. They carry no data of
+        // their own.
         let without = |features: Features| features.without(Features::DATA_LISTS);
         let granted =
             HelloAccept { in_capsule_bytes: 0, features: without(accept.features), ..accept };

@@ -1,8 +1,9 @@
-//! [`Succession`]: what a queue does only when its dead paths are destroyed: use the next path, or fail requests that
-//! wait.
+//! [`Succession`]: what a queue does only when its dead paths are destroyed: use the next path, or
+//! fail requests that wait.
 //!
-//! Both give buffers away that the device of a dead path may still write to. So both wait for every [`Grave`], however
-//! long the kernel takes to destroy the QPs: nothing else shows that the device has let go.
+//! Both give buffers away that the device of a dead path may still write to. So both wait for every
+//! [`Grave`], however long the kernel takes to destroy the QPs: nothing else shows that the device
+//! has let go.
 
 use std::time::{Duration, Instant};
 
@@ -46,8 +47,8 @@ impl Succession {
         self.failing = Some(errno);
     }
 
-    /// Whether there is something to do: the engine's paths that ended have to get their graves before
-    /// [`Self::go_on`].
+    /// Whether there is something to do: the engine's paths that ended have to get their graves
+    /// before [`Self::go_on`].
     #[must_use]
     pub fn waits(&self) -> bool {
         self.next.is_some() || self.failing.is_some()
@@ -59,7 +60,8 @@ impl Succession {
         self.graves.dig(dead)
     }
 
-    /// Does what waits, if every path that got a grave is destroyed. Returns whether the engine has a new path.
+    /// Does what waits, if every path that got a grave is destroyed. Returns whether the engine has
+    /// a new path.
     pub fn go_on(&mut self, engine: &mut Engine, now: Instant) -> bool {
         if !self.waits() {
             return false;

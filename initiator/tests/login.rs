@@ -1,5 +1,5 @@
-//! Targets that lose a LOGIN, or take their time for it: beginning a session must neither hang nor fail for it, and a
-//! target that is gone meanwhile must be noticed.
+//! Targets that lose a LOGIN, or take their time for it: beginning a session must neither hang nor
+//! fail for it, and a target that is gone meanwhile must be noticed.
 
 use std::time::{Duration, Instant};
 
@@ -143,7 +143,8 @@ struct Begun {
     is_late: bool,
 }
 
-/// A target that answers LOGIN from the `first`th connection on, at which a session is begun with so long for each step.
+/// A target that answers LOGIN from the `first`th connection on, at which a session is begun with
+/// so long for each step.
 fn begin(first: usize, timeout: Duration) -> Begun {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {

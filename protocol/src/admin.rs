@@ -57,10 +57,11 @@ pub struct OpenRequest {
     pub name: Name,
     /// How.
     pub mode: AccessMode,
-    /// Fence a present holder. Means nothing to one that names a generation: it holds the volume or lost it.
+    /// Fence a present holder. Means nothing to one that names a generation: it holds the volume or
+    /// lost it.
     pub take_over: bool,
-    /// What the last OPEN of this volume was answered with, of one that comes back; [`Generation::FRESH`] of
-    /// one that has no past. Means nothing to one that only reads.
+    /// What the last OPEN of this volume was answered with, of one that comes back;
+    /// [`Generation::FRESH`] of one that has no past. Means nothing to one that only reads.
     pub generation: Generation,
 }
 
@@ -377,8 +378,8 @@ impl OpenReply {
         zerocopy::transmute!(wire)
     }
 
-    /// Parses. The capacity is checked: not empty, and its bytes fit. So is that there is a verifier: without
-    /// one a loss could not be told from none.
+    /// Parses. The capacity is checked: not empty, and its bytes fit. So is that there is a
+    /// verifier: without one a loss could not be told from none.
     ///
     /// # Errors
     /// The rule that is broken.

@@ -71,7 +71,8 @@ pub struct CommandCapsule {
     pub buffer: Option<KeyedDescriptor>,
 }
 
-/// Why bytes are not a capsule. A peer that sends such bytes has lost the thread: the connection ends.
+/// Why bytes are not a capsule. A peer that sends such bytes has lost the thread: the connection
+/// ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CapsuleError {
     /// Fewer bytes than the fixed part, or data missing or too many.

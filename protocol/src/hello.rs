@@ -1,7 +1,7 @@
 //! The hello in CM private data, and [`negotiate`].
 //!
-//! CMs pad private data, so the length inside is what counts; bytes behind it are ignored. Anything that
-//! does not start with the magic is not rblk.
+//! CMs pad private data, so the length inside is what counts; bytes behind it are ignored. Anything
+//! that does not start with the magic is not rblk.
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -34,10 +34,11 @@ impl Features {
     pub const WRITE_WITH_IMM: Self = Self(1);
     /// Data carries CRC-32C digests.
     pub const DIGEST: Self = Self(2);
-    /// A message may hold several capsules, either way: [`crate::CommandList`], [`crate::ResponseList`].
+    /// A message may hold several capsules, either way: [`crate::CommandList`],
+    /// [`crate::ResponseList`].
     pub const CAPSULE_LISTS: Self = Self(4);
-    /// Up to [`limits::LIST_DATA_MAX`] commands of a message may have in-capsule data, not only the last. Only together
-    /// with [`Self::CAPSULE_LISTS`].
+    /// Up to [`limits::LIST_DATA_MAX`] commands of a message may have in-capsule data, not only the
+    /// last. Only together with [`Self::CAPSULE_LISTS`].
     pub const DATA_LISTS: Self = Self(8);
 
     /// Whether all of `other` is in it.
@@ -112,8 +113,9 @@ pub struct HelloAccept {
 }
 
 impl HelloAccept {
-    /// Most in-capsule data of one message, in bytes: what a receive slot holds behind the capsules. Where several
-    /// commands may have data that is room for all of theirs, up to the most that one command may have anywhere.
+    /// Most in-capsule data of one message, in bytes: what a receive slot holds behind the
+    /// capsules. Where several commands may have data that is room for all of theirs, up to the
+    /// most that one command may have anywhere.
     #[must_use]
     pub fn message_data_bytes(&self) -> u32 {
         let one = self.in_capsule_bytes;
@@ -347,7 +349,8 @@ impl HelloAccept {
         zerocopy::transmute!(wire)
     }
 
-    /// Parses private data and holds it against what was asked: a target may grant less, never more.
+    /// Parses private data and holds it against what was asked: a target may grant less, never
+    /// more.
     ///
     /// # Errors
     /// [`HelloError`]: the first rule that is broken.

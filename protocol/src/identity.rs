@@ -33,8 +33,8 @@ macro_rules! id128 {
 }
 
 id128! {
-    /// A session: one initiator's use of one target. Random, given by the target at the first LOGIN, so that
-    /// knowing it is needed to join or supersede a session.
+    /// A session: one initiator's use of one target. Random, given by the target at the first
+    /// LOGIN, so that knowing it is needed to join or supersede a session.
     SessionId
 }
 id128! {
@@ -46,9 +46,9 @@ id128! {
     InstanceId
 }
 id128! {
-    /// What the promise of a volume's acknowledged writes rests on, as the verifier of NFS COMMIT. While it is
-    /// the same, every write that was acknowledged is there or will be made durable by the next FLUSH. When it
-    /// is another, writes that no completed FLUSH covered may be lost.
+    /// What the promise of a volume's acknowledged writes rests on, as the verifier of NFS COMMIT.
+    /// While it is the same, every write that was acknowledged is there or will be made durable by
+    /// the next FLUSH. When it is another, writes that no completed FLUSH covered may be lost.
     WriteVerifier
 }
 
@@ -65,10 +65,10 @@ impl Epoch {
     }
 }
 
-/// Who may write a volume: rises with every change of holder, and never falls. A holder that lost its session
-/// names the one it was given when it opens again; if the volume's is another by now, somebody else may have
-/// written since, and nothing that was queued before may follow. 0 is a fresh start, which has no past to answer
-/// for.
+/// Who may write a volume: rises with every change of holder, and never falls. A holder that lost
+/// its session names the one it was given when it opens again; if the volume's is another by now,
+/// somebody else may have written since, and nothing that was queued before may follow. 0 is a
+/// fresh start, which has no past to answer for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Generation(pub u64);
 
@@ -111,8 +111,8 @@ impl Sequence {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct VolumeHandle(pub u32);
 
-/// A name of 1 to 64 bytes of `[A-Za-z0-9._-]`, not starting with a dot or dash: safe in paths, logs and
-/// command lines without quoting.
+/// A name of 1 to 64 bytes of `[A-Za-z0-9._-]`, not starting with a dot or dash: safe in paths,
+/// logs and command lines without quoting.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name {
     bytes: [u8; NAME_BYTES],

@@ -13,9 +13,10 @@
 //!    | <= SEND ResponseCapsule (16 B), or WRITE_WITH_IMM == |
 //! ```
 //!
-//! One *admin* connection opens a session (LOGIN, LIST, OPEN, CLOSE, KEEP_ALIVE, ASYNC_EVENT); any number
-//! of *I/O* connections join it (READ, WRITE, FLUSH, DISCARD, WRITE_ZEROES), each with its own tags. The
-//! target alone moves data: the initiator exposes a buffer per command, the target exposes nothing.
+//! One *admin* connection opens a session (LOGIN, LIST, OPEN, CLOSE, KEEP_ALIVE, ASYNC_EVENT); any
+//! number of *I/O* connections join it (READ, WRITE, FLUSH, DISCARD, WRITE_ZEROES), each with its
+//! own tags. The target alone moves data: the initiator exposes a buffer per command, the target
+//! exposes nothing.
 //!
 //! # A command capsule
 //!
@@ -34,13 +35,15 @@
 //!
 //! # Lists
 //!
-//! Where [`Features::CAPSULE_LISTS`] was agreed, one message may hold up to [`limits::LIST_MAX`] capsules, one behind
-//! the other: commands, of which only the last may have in-capsule data, or responses. A list means what its capsules
-//! would mean, sent one by one in the same order. An immediate always answers one READ.
+//! Where [`Features::CAPSULE_LISTS`] was agreed, one message may hold up to [`limits::LIST_MAX`]
+//! capsules, one behind the other: commands, of which only the last may have in-capsule data, or
+//! responses. A list means what its capsules would mean, sent one by one in the same order. An
+//! immediate always answers one READ.
 //!
-//! Where [`Features::DATA_LISTS`] was agreed too, up to [`limits::LIST_DATA_MAX`] of the commands may have data. It is
-//! behind all capsules, that of the first at the end of the message and each further one's before it, so a reader who
-//! goes from capsule to capsule knows where the data of each is. A message with one data is as without.
+//! Where [`Features::DATA_LISTS`] was agreed too, up to [`limits::LIST_DATA_MAX`] of the commands
+//! may have data. It is behind all capsules, that of the first at the end of the message and each
+//! further one's before it, so a reader who goes from capsule to capsule knows where the data of
+//! each is. A message with one data is as without.
 //!
 //! ```text
 //! | WRITE a | READ | WRITE b | WRITE c | data of c | data of b | data of a |
@@ -49,9 +52,10 @@
 //! # Rules
 //!
 //! - All integers are little-endian; reserved bytes are zero and checked; nothing has zero length.
-//! - The tag is the slot, the credit and the buffer index: a tag is free again when its response arrived.
-//!   There are no credit messages.
-//! - No field is used before it was parsed into a checked type. Parsing never panics and never allocates.
+//! - The tag is the slot, the credit and the buffer index: a tag is free again when its response
+//!   arrived. There are no credit messages.
+//! - No field is used before it was parsed into a checked type. Parsing never panics and never
+//!   allocates.
 
 mod admin;
 mod block;

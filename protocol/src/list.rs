@@ -1,18 +1,19 @@
 //! [`CommandList`] and [`ResponseList`]: the capsules of one message, one after the other.
 //!
-//! They know offsets and rules, not memory: the caller copies each capsule out of where the message landed, so nothing
-//! that a peer could still change is looked at twice. Where no lists were agreed a message holds one capsule. A list is
-//! parsed as it is walked: what stands before a broken rule was said.
+//! They know offsets and rules, not memory: the caller copies each capsule out of where the message
+//! landed, so nothing that a peer could still change is looked at twice. Where no lists were agreed
+//! a message holds one capsule. A list is parsed as it is walked: what stands before a broken rule
+//! was said.
 //!
-//! In-capsule data is behind the capsules, that of the first command which has any at the end of the message, that of
-//! each later one before it:
+//! In-capsule data is behind the capsules, that of the first command which has any at the end of
+//! the message, that of each later one before it:
 //!
 //! ```text
 //! | capsules ->                       | what is left | <- data of the 2nd | data of the 1st |
 //! ```
 //!
-//! The walk takes from both sides, never more than is left, and is over when nothing is: so no two capsules or data
-//! overlap, all are inside the message, and no byte of it is nobody's.
+//! The walk takes from both sides, never more than is left, and is over when nothing is: so no two
+//! capsules or data overlap, all are inside the message, and no byte of it is nobody's.
 
 use crate::capsule::{CapsuleError, CommandCapsule, ResponseCapsule};
 use crate::hello::Features;
@@ -35,8 +36,8 @@ pub struct CommandList {
 }
 
 impl CommandList {
-    /// A message of `message_bytes` bytes. The features that were agreed say whether it may hold more than one command,
-    /// and more than one with data.
+    /// A message of `message_bytes` bytes. The features that were agreed say whether it may hold
+    /// more than one command, and more than one with data.
     #[must_use]
     pub fn new(message_bytes: usize, features: Features, depth: QueueDepth) -> Self {
         let lists = features.has(Features::CAPSULE_LISTS);
@@ -51,8 +52,8 @@ impl CommandList {
         }
     }
 
-    /// The next command; `None` behind the last. `read` copies the bytes at that offset of the message. Behind an
-    /// error there is nothing more.
+    /// The next command; `None` behind the last. `read` copies the bytes at that offset of the
+    /// message. Behind an error there is nothing more.
     #[inline]
     pub fn take(
         &mut self,
@@ -100,7 +101,8 @@ impl CommandList {
         Ok(())
     }
 
-    /// Offset in the message of the data of the command that was taken last, if it has any: as many bytes as it says.
+    /// Offset in the message of the data of the command that was taken last, if it has any: as many
+    /// bytes as it says.
     #[must_use]
     pub fn data_offset(&self) -> usize {
         self.data_at
@@ -130,8 +132,8 @@ impl ResponseList {
         Ok(Self { at: 0, end: message_bytes, depth })
     }
 
-    /// The next response; `None` behind the last. `read` copies the bytes at that offset of the message. Behind an
-    /// error there is nothing more.
+    /// The next response; `None` behind the last. `read` copies the bytes at that offset of the
+    /// message. Behind an error there is nothing more.
     pub fn take(
         &mut self,
         read: impl FnOnce(usize, &mut [u8; RESPONSE_BYTES]),
@@ -499,7 +501,8 @@ mod tests {
         list.iter().map(|(command, data)| (*command, &data[..])).collect()
     }
 
-    /// The lengths decide what a byte is: the data of the first two takes the place of two capsules.
+    /// The lengths decide what a byte is: the data of the first two takes the place of two
+    /// capsules.
     #[test]
     fn data_may_lie_where_capsules_could() {
         let list = [write(1, &[0; 76]), write(2, &[0; 52]), read(3), read(4)];
@@ -555,7 +558,8 @@ mod tests {
             let right = (1..=most).any(|count| is_whole(&list[..count]));
             let (seen, end) = commands(&message, features);
             prop_assert_eq!(end.is_none(), right, "{:?}", end);
-            // Whatever was read before: the data of each lies before that of those before it, behind the capsules.
+            // Whatever was read before: the data of each lies before that of those before it,
+            // behind the capsules.
             let mut last = message.len();
             for (_, data) in seen.iter().filter(|(_, data)| !data.is_empty()) {
                 let at = data.as_ptr() as usize - message.as_ptr() as usize;
@@ -567,7 +571,8 @@ mod tests {
 
         #[test]
         fn a_cut_list_gives_its_beginning(list in any_list(1), cut in 0usize..2000) {
-            // Cut behind its first data, which is the end of a message where only lists were agreed.
+            // Cut behind its first data, which is the end of a message where only lists were
+            // agreed.
             let mut list = list;
             let first = list.iter().position(|(_, data)| !data.is_empty());
             list.truncate(first.map_or(LIST_MAX, |at| at + 1));

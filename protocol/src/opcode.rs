@@ -14,8 +14,8 @@ pub enum Opcode {
     Discard = 0x04,
     /// The range reads as zeros when this is answered.
     WriteZeroes = 0x05,
-    /// First command on an I/O queue: the target answers with the optional verbs the ends agreed on, so
-    /// that a device that claims what it cannot do is found before it carries data.
+    /// First command on an I/O queue: the target answers with the optional verbs the ends agreed
+    /// on, so that a device that claims what it cannot do is found before it carries data.
     SelfTest = 0x10,
     /// Opens or resumes a session. In: [`crate::LoginRequest`]. Out: [`crate::LoginReply`].
     Login = 0x20,

@@ -5,7 +5,8 @@ use crate::identity::Sequence;
 /// Bytes of the pattern, and of the buffer a SELF_TEST names at least.
 pub const SELF_TEST_BYTES: usize = 64;
 
-/// What the target writes: depends on the sequence, so that an old answer does not pass for a new one.
+/// What the target writes: depends on the sequence, so that an old answer does not pass for a new
+/// one.
 #[must_use]
 pub fn self_test_pattern(sequence: Sequence) -> [u8; SELF_TEST_BYTES] {
     let seed = sequence.0.to_le_bytes();

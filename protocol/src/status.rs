@@ -101,7 +101,8 @@ impl Status {
             Self::ReadOnly => EROFS,
             Self::NoSuchVolume | Self::VolumeGone => ENODEV,
             Self::InUse | Self::LimitReached => EBUSY,
-            // ext4 and friends turn read-only on EBADE as on EIO; the text in the log tells them apart.
+            // ext4 and friends turn read-only on EBADE as on EIO; the text in the log tells them
+            // apart.
             Self::Fenced => EBADE,
             Self::NoSuchSession => ESTALE,
             Self::StoreError

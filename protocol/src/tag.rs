@@ -2,8 +2,8 @@
 
 use crate::limits;
 
-/// Names one command of one queue: ublk tag, capsule tag, buffer index and credit at once. Always below the
-/// queue's depth once checked ([`QueueDepth::check`]).
+/// Names one command of one queue: ublk tag, capsule tag, buffer index and credit at once. Always
+/// below the queue's depth once checked ([`QueueDepth::check`]).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Tag(pub u16);
 
@@ -32,8 +32,8 @@ impl QueueDepth {
         self.0
     }
 
-    /// A tag from a peer, if it is below the depth. One tag more than the depth is valid: it belongs to the
-    /// connection itself (self-test, keep-alive) and never to a block request.
+    /// A tag from a peer, if it is below the depth. One tag more than the depth is valid: it
+    /// belongs to the connection itself (self-test, keep-alive) and never to a block request.
     #[must_use]
     #[inline]
     pub fn check(self, tag: u16) -> Option<Tag> {

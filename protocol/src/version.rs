@@ -13,8 +13,9 @@ impl Version {
 
 /// Every version this code speaks, newest first, with what changed.
 ///
-/// An optional ability is no version but a bit of [`Features`](crate::Features), which an end that does not know it does
-/// not have: lists of capsules, and data of several commands in one message, came that way.
+/// An optional ability is no version but a bit of [`Features`](crate::Features), which an end that
+/// does not know it does not have: lists of capsules, and data of several commands in one message,
+/// came that way.
 pub const VERSIONS: &[(Version, &str)] = &[(
     Version(2),
     "first of a release: 64 B commands, 16 B responses, one keyed descriptor, in-capsule data, sessions with \

@@ -1,12 +1,13 @@
 //! [`Arena`]: cuts one [`Region`] into extents with a buddy allocator.
 //!
-//! Pure bookkeeping over offsets: the bytes are never touched here. What is kept is one bit per possible
-//! free block and level (about 2 bits per 4 KiB of memory), each level with summary words above it, so that
-//! both calls cost a few word operations per level and never allocate. The lowest free block of the best
-//! fitting level is taken, which keeps the low end dense and lets the high end coalesce.
+//! Pure bookkeeping over offsets: the bytes are never touched here. What is kept is one bit per
+//! possible free block and level (about 2 bits per 4 KiB of memory), each level with summary words
+//! above it, so that both calls cost a few word operations per level and never allocate. The lowest
+//! free block of the best fitting level is taken, which keeps the low end dense and lets the high
+//! end coalesce.
 //!
-//! Invariants: an extent's offset is a multiple of its length; extents handed out never overlap; free blocks
-//! whose buddy is free too do not exist below the top level.
+//! Invariants: an extent's offset is a multiple of its length; extents handed out never overlap;
+//! free blocks whose buddy is free too do not exist below the top level.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -80,7 +81,8 @@ pub struct Arena {
     available: u32,
     free_bytes: usize,
     extents: usize,
-    // What is handed out, by level: finds an extent of another arena, which the type cannot exclude.
+    // What is handed out, by level: finds an extent of another arena, which the type cannot
+    // exclude.
     #[cfg(debug_assertions)]
     taken: Vec<Bits>,
 }
@@ -181,8 +183,8 @@ impl Arena {
     }
 
     /// An extent of at least `bytes` bytes, rounded up to a power of two of at least
-    /// [`MIN_EXTENT_BYTES`]. `None` when no free block is long enough, which includes zero bytes and more
-    /// than the largest extent.
+    /// [`MIN_EXTENT_BYTES`]. `None` when no free block is long enough, which includes zero bytes
+    /// and more than the largest extent.
     pub fn allocate(&mut self, bytes: usize) -> Option<Extent> {
         let bytes =
             u32::try_from(bytes).ok().filter(|bytes| (1..=MAX_EXTENT_BYTES).contains(bytes))?;
@@ -288,8 +290,8 @@ fn level_of(len: u32) -> usize {
     (len.ilog2() - MIN_EXTENT_BYTES.ilog2()) as usize
 }
 
-// A fixed set of numbers below `len`: words of bits, and above them words that say which words below are
-// not zero, up to a single one. At 64 GiB of 4 KiB blocks that is four words to look at.
+// A fixed set of numbers below `len`: words of bits, and above them words that say which words
+// below are not zero, up to a single one. At 64 GiB of 4 KiB blocks that is four words to look at.
 #[derive(Debug)]
 struct Bits {
     len: usize,
@@ -432,9 +434,9 @@ mod tests {
         one.release(other.allocate(1 << 20).unwrap());
     }
 
-    // The model: what is handed out, by offset. Whether a length can be had at all is decided by looking
-    // for an aligned hole of that length, which is the best any allocator of aligned extents can do
-    // without moving: the buddy allocator must be exactly as good.
+    // The model: what is handed out, by offset. Whether a length can be had at all is decided by
+    // looking for an aligned hole of that length, which is the best any allocator of aligned
+    // extents can do without moving: the buddy allocator must be exactly as good.
     fn hole_exists(taken: &BTreeMap<usize, u32>, capacity: usize, len: u32) -> bool {
         (0..capacity).step_by(len as usize).any(|start| {
             let end = start + len as usize;

@@ -37,8 +37,8 @@ pub struct Cli {
 pub enum Command {
     /// Serve volumes until SIGTERM, which drains and ends.
     ///
-    /// SIGHUP does not end the target, and reloads nothing: a target that was started in a terminal goes on when the
-    /// terminal closes.
+    /// SIGHUP does not end the target, and reloads nothing: a target that was started in a terminal
+    /// goes on when the terminal closes.
     Serve(Box<ServeArgs>),
     /// Check a configuration and the stores it names, without serving.
     Check {
@@ -92,7 +92,8 @@ pub struct ServeArgs {
     /// Configuration file (TOML); FILE.d/*.toml beside it is read too.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Address to listen on, rdma://HOST:PORT or tcp://HOST:PORT; the port may be left out. Repeat for several.
+    /// Address to listen on, rdma://HOST:PORT or tcp://HOST:PORT; the port may be left out. Repeat
+    /// for several.
     ///
     /// Without any: rdma://0.0.0.0:7720 when this host has an RDMA device, and tcp://0.0.0.0:7721.
     #[arg(long, value_name = "ADDRESS")]
@@ -118,8 +119,8 @@ pub struct ServeArgs {
     /// Where `status` and `drain` reach this target.
     #[arg(long, value_name = "PATH")]
     pub control_socket: Option<PathBuf>,
-    /// Where this target remembers whether it stopped cleanly and who held its volumes; targets of one name need one
-    /// each.
+    /// Where this target remembers whether it stopped cleanly and who held its volumes; targets of
+    /// one name need one each.
     #[arg(long, value_name = "DIRECTORY")]
     pub state_dir: Option<PathBuf>,
     /// Data threads; one per two CPUs, 1 to 4, by default.
@@ -134,7 +135,8 @@ pub struct ServeArgs {
     /// Write data up to this size travels inside the command.
     #[arg(long, value_name = "SIZE")]
     pub inline: Option<ByteSize>,
-    /// How long an idle data thread looks for work before it sleeps: a time, "adaptive" or "always".
+    /// How long an idle data thread looks for work before it sleeps: a time, "adaptive" or
+    /// "always".
     #[arg(long, value_name = "TIME")]
     pub spin: Option<Spin>,
     /// How long a drain waits for initiators to leave.

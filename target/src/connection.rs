@@ -1,21 +1,23 @@
-//! [`Connection`]: one QP as the target's data thread sees it: receive slots, credits, request table, and
-//! the batches it posts at the end of a turn.
+//! [`Connection`]: one QP as the target's data thread sees it: receive slots, credits, request
+//! table, and the batches it posts at the end of a turn.
 //!
-//! Memory of a connection is one [`Region`], registered by control before the connection comes here:
+//! Memory of a connection is one [`Region`], registered by control before the connection comes
+//! here:
 //!
 //! ```text
 //! | receive slots, depth + 1 + spare | response slots, depth + 1 | reply areas (admin) | scratch |
 //! ```
 //!
-//! A receive slot holds a list of commands and the data behind it, a response slot a list of responses: it is the
-//! slot of the first one's tag.
+//! A receive slot holds a list of commands and the data behind it, a response slot a list of
+//! responses: it is the slot of the first one's tag.
 //!
-//! Invariants: a receive slot is posted again when the last command of its message was copied out and the data of each
-//! was used, which is before the last command with data is answered: RECVs go to the device before sends. So as long as
-//! a slot is not posted the peer waits for the answer to one of its commands, and no two slots are of the same command.
-//! The peer has at most depth + 1 commands outstanding, one of them at least in the message that it sends now: it always
-//! finds a slot (RNR cannot happen). A response slot is rewritten only for a new command with its tag, which proves that
-//! the peer has the old response and so all of the message it was in.
+//! Invariants: a receive slot is posted again when the last command of its message was copied out
+//! and the data of each was used, which is before the last command with data is answered: RECVs go
+//! to the device before sends. So as long as a slot is not posted the peer waits for the answer to
+//! one of its commands, and no two slots are of the same command. The peer has at most depth + 1
+//! commands outstanding, one of them at least in the message that it sends now: it always finds a
+//! slot (RNR cannot happen). A response slot is rewritten only for a new command with its tag,
+//! which proves that the peer has the old response and so all of the message it was in.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -50,7 +52,8 @@ const SIGNAL_INTERVAL: u32 = 16;
 /// Bounds of [`ConnectionParams::patience`].
 const PATIENCE: (std::time::Duration, std::time::Duration) =
     (std::time::Duration::from_secs(2), std::time::Duration::from_secs(20));
-/// An admin connection that says nothing at all, not even LOGIN, ends after this long: its peer may have died unseen.
+/// An admin connection that says nothing at all, not even LOGIN, ends after this long: its peer may
+/// have died unseen.
 pub const LOGIN_SILENCE: std::time::Duration = std::time::Duration::from_secs(30);
 /// Bytes that a proof READ moves.
 pub const SCRATCH_BYTES: u32 = 64;
@@ -114,8 +117,8 @@ impl WrKind {
     }
 }
 
-/// Sizes of a connection's memory and queues: pure arithmetic, used by control to allocate and by the data
-/// thread to address.
+/// Sizes of a connection's memory and queues: pure arithmetic, used by control to allocate and by
+/// the data thread to address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// Commands the peer may have outstanding, less the connection's own.
@@ -131,8 +134,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// For a connection with that depth and so much in-capsule data in one message; `admin` ones have reply areas,
-    /// others room for lists.
+    /// For a connection with that depth and so much in-capsule data in one message; `admin` ones
+    /// have reply areas, others room for lists.
     #[must_use]
     pub fn new(depth: QueueDepth, message_data_bytes: u32, admin: bool) -> Self {
         let (commands, response_stride) = if admin {
@@ -184,7 +187,8 @@ impl Layout {
         u32::from(self.recv_slots)
     }
 
-    /// Send WRs that may be outstanding: per command a READ, a WRITE and a SEND, and the tail of unsignaled ones.
+    /// Send WRs that may be outstanding: per command a READ, a WRITE and a SEND, and the tail of
+    /// unsignaled ones.
     #[must_use]
     pub fn send_wrs(&self) -> u32 {
         3 * u32::try_from(self.depth.tags()).unwrap_or(u32::MAX / 4) + 2 * SIGNAL_INTERVAL
@@ -204,14 +208,16 @@ impl Layout {
 pub enum Life {
     /// Serves.
     Live,
-    /// The QP is in the error state and control destroys it. Until then the device may touch what was lent to it.
+    /// The QP is in the error state and control destroys it. Until then the device may touch what
+    /// was lent to it.
     Destroying {
         /// When it began.
         since: Instant,
         /// When to say that it takes long.
         warn_at: Instant,
     },
-    /// The QP is destroyed: the device touches nothing any more. Shards may still work for the connection.
+    /// The QP is destroyed: the device touches nothing any more. Shards may still work for the
+    /// connection.
     Destroyed,
 }
 
@@ -238,26 +244,28 @@ pub struct ConnectionParams {
     pub send_sges: u32,
     /// Its memory, registered with the poller's domain.
     pub memory: MemoryRegion,
-    /// A connection on which send WRs wait and none completes for this long has ended: [`patience`].
+    /// A connection on which send WRs wait and none completes for this long has ended:
+    /// [`patience`].
     pub patience: std::time::Duration,
     /// Who it is, for logs.
     pub peer: String,
 }
 
-/// How long the send WRs of a connection may wait, none of them completing, where the initiator wants a dead path seen
-/// within `detect`. Devices give a lost message up much sooner; this is for those that do not, and for peers that live
-/// and take nothing.
+/// How long the send WRs of a connection may wait, none of them completing, where the initiator
+/// wants a dead path seen within `detect`. Devices give a lost message up much sooner; this is for
+/// those that do not, and for peers that live and take nothing.
 #[must_use]
 pub fn patience(detect: Option<std::time::Duration>) -> std::time::Duration {
     detect.map_or(PATIENCE.1, |detect| detect.clamp(PATIENCE.0, PATIENCE.1))
 }
 
-/// A session's place in the tables of the poll groups; given by control, used again only after every poll
-/// group was told that the old one is gone.
+/// A session's place in the tables of the poll groups; given by control, used again only after
+/// every poll group was told that the old one is gone.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SessionSlot(pub u16);
 
-/// What a connection lent to its device: memory that answers were sent from, and that of its commands.
+/// What a connection lent to its device: memory that answers were sent from, and that of its
+/// commands.
 #[derive(Debug)]
 pub struct Lent {
     /// See [`Connection::pinned`].
@@ -270,7 +278,8 @@ pub struct Lent {
     pub poller: usize,
 }
 
-/// Responses that go out together at the end of the turn, in the response slot of the first one's tag.
+/// Responses that go out together at the end of the turn, in the response slot of the first one's
+/// tag.
 #[derive(Clone, Copy, Debug)]
 struct Responses {
     first: Tag,
@@ -305,7 +314,8 @@ pub struct Connection {
     pub life: Life,
     /// When a command came last, and how long a silence ends the connection.
     pub heard: Instant,
-    /// See `heard`; [`LOGIN_SILENCE`] for an admin connection until LOGIN says otherwise, none for others.
+    /// See `heard`; [`LOGIN_SILENCE`] for an admin connection until LOGIN says otherwise, none for
+    /// others.
     pub silence: Option<std::time::Duration>,
     /// The self-test was answered: block commands are in order.
     pub tested: bool,
@@ -315,7 +325,8 @@ pub struct Connection {
     pub requests: Box<[Request]>,
     /// Messages received.
     pub messages: u64,
-    // By receive slot that is not posted: commands whose data is in it, and one while its commands are looked at.
+    // By receive slot that is not posted: commands whose data is in it, and one while its commands
+    // are looked at.
     recv_users: Box<[u8]>,
     /// Send-queue slots. What others may take of them is [`Self::free_sends`].
     pub credits: SendCredits,
@@ -331,8 +342,9 @@ pub struct Connection {
     pub pinned: VecDeque<(u64, u16, Segments)>,
     /// Sequential readers.
     pub read_ahead: ReadAhead,
-    /// A completed send WR means that the peer has the bytes. Not so on iWARP, where it only means that TCP
-    /// has them and may yet send them from our memory (soft-iWARP does); there only a READ proves it.
+    /// A completed send WR means that the peer has the bytes. Not so on iWARP, where it only means
+    /// that TCP has them and may yet send them from our memory (soft-iWARP does); there only a READ
+    /// proves it.
     pub sends_prove: bool,
     /// A proof READ is on its way.
     pub proving: bool,
@@ -340,7 +352,8 @@ pub struct Connection {
     pub proof_sink: Option<Extent>,
     /// Send WRs that completed without error so far.
     pub completed: u64,
-    // What `completed` was when it was last seen to change or nothing was on its way, and when that was.
+    // What `completed` was when it was last seen to change or nothing was on its way, and when that
+    // was.
     progress: (u64, Instant),
     /// In this turn's list of connections to post for.
     pub dirty: bool,
@@ -393,8 +406,8 @@ impl Connection {
         }
     }
 
-    /// Takes a command of the message that came last. Its data, if it has any, is in that receive slot from `data_at`
-    /// on. Returns what is to be done about it.
+    /// Takes a command of the message that came last. Its data, if it has any, is in that receive
+    /// slot from `data_at` on. Returns what is to be done about it.
     ///
     /// # Errors
     /// The rule that the peer broke.
@@ -468,8 +481,8 @@ impl Connection {
         self.recv_users[usize::from(slot)] = 1;
     }
 
-    /// One needs the receive slot no more: the commands of its message were copied out, or the data of one was used.
-    /// It is queued when nobody does. Returns whether it was.
+    /// One needs the receive slot no more: the commands of its message were copied out, or the data
+    /// of one was used. It is queued when nobody does. Returns whether it was.
     #[inline]
     pub fn release_recv(&mut self, slot: u16) -> bool {
         let users = &mut self.recv_users[usize::from(slot)];
@@ -540,7 +553,8 @@ impl Connection {
         u64::from(self.responses.is_none())
     }
 
-    /// Collects a response; it is sent by [`Self::queue_responses`]. True when no other may join it.
+    /// Collects a response; it is sent by [`Self::queue_responses`]. True when no other may join
+    /// it.
     #[must_use]
     #[inline]
     pub fn add_response(&mut self, tag: Tag, bytes: &[u8; RESPONSE_BYTES]) -> bool {
@@ -554,8 +568,8 @@ impl Connection {
         full
     }
 
-    /// Queues the SEND of the responses collected. It is behind every WR queued so far, so the data of each arrives
-    /// first. Returns how many there are.
+    /// Queues the SEND of the responses collected. It is behind every WR queued so far, so the data
+    /// of each arrives first. Returns how many there are.
     #[inline(always)]
     pub fn queue_responses(&mut self) -> u32 {
         let Some(Responses { first, count }) = self.responses.take() else { return 0 };
@@ -613,7 +627,8 @@ impl Connection {
         self.own_sge(offset, RESPONSE_LEN)
     }
 
-    /// Whether WRs should have completed long ago. A peer that takes no data would hold memory for ever.
+    /// Whether WRs should have completed long ago. A peer that takes no data would hold memory for
+    /// ever.
     pub fn is_stuck(&mut self, now: Instant) -> bool {
         let waits = self.reads_in_flight > 0 || self.credits.expects_completion();
         if !waits || self.completed != self.progress.0 {
@@ -641,8 +656,8 @@ impl Connection {
     /// Whether nothing of it is in use any more: its QP is destroyed and nothing executes.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        // Control holds nothing of a connection while it works on an admin command (it may park one for ever),
-        // and its answer finds the connection gone.
+        // Control holds nothing of a connection while it works on an admin command (it may park one
+        // for ever), and its answer finds the connection gone.
         let admin = self.params.kind == ConnectionKind::Admin;
         self.life == Life::Destroyed && (admin || !self.requests.iter().any(Request::is_executing))
     }

@@ -13,8 +13,8 @@ use crate::{no_answer, table};
 
 /// How often to look.
 const STEP: Duration = Duration::from_millis(200);
-/// What a target may take beyond the time of its drain: dead connections end in 5 s, and what is dirty is brought to the
-/// stores in 30 s, or given up.
+/// What a target may take beyond the time of its drain: dead connections end in 5 s, and what is
+/// dirty is brought to the stores in 30 s, or given up.
 const MARGIN: Duration = Duration::from_secs(45);
 
 /// What became of it, in JSON.
@@ -55,7 +55,8 @@ impl Process {
 /// When a process that has not ended was started.
 fn look_at(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything; the state is the field behind it, the start the 20th.
+    // The name in parentheses may hold anything; the state is the field behind it, the start the
+    // 20th.
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
     if matches!(state, "Z" | "X") {
@@ -142,7 +143,8 @@ async fn wait_for(
                 }
             }
             Ok(_) => {}
-            // Its socket is gone before its memory is given back, which takes a while for a large arena.
+            // Its socket is gone before its memory is given back, which takes a while for a large
+            // arena.
             Err(error) if !process.can_be_seen() && is_gone(&error) => return true,
             Err(_) => {}
         }

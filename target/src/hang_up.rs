@@ -1,5 +1,5 @@
-//! SIGHUP, which ends no target. A terminal that closes sends it to a target that was started there, and people send
-//! it to have a configuration file read again.
+//! SIGHUP, which ends no target. A terminal that closes sends it to a target that was started
+//! there, and people send it to have a configuration file read again.
 
 use std::io;
 

@@ -1,17 +1,19 @@
-//! [`Holders`]: for each volume, who held it last for writing and in which [`Generation`]. Pure; `file` keeps it.
+//! [`Holders`]: for each volume, who held it last for writing and in which [`Generation`]. Pure;
+//! `file` keeps it.
 //!
-//! A generation rises with every change of holder and never falls. A holder that comes back after its session was
-//! forgotten names the generation it was given: if the volume's is another by now, somebody else may have written, and
-//! what the one that comes back has queued must never follow. That is all that protects a volume after a lease ended
-//! or a target was started anew, so:
+//! A generation rises with every change of holder and never falls. A holder that comes back after
+//! its session was forgotten names the generation it was given: if the volume's is another by now,
+//! somebody else may have written, and what the one that comes back has queued must never follow.
+//! That is all that protects a volume after a lease ended or a target was started anew, so:
 //!
-//! - What the target told anybody must be remembered by the next run: a record is made durable before the OPEN that
-//!   changed it is answered.
-//! - Without that, a generation that this run does not know is refused, except where nothing can be remembered at all
-//!   ([`Holders::forgetful`]): there every holder would be refused after every start of the target.
+//! - What the target told anybody must be remembered by the next run: a record is made durable
+//!   before the OPEN that changed it is answered.
+//! - Without that, a generation that this run does not know is refused, except where nothing can be
+//!   remembered at all ([`Holders::forgetful`]): there every holder would be refused after every
+//!   start of the target.
 //! - The number alone is not enough for an exclusive holder: one generation is one host's.
-//! - A generation is that of one store, too. When a volume is served from another file or device than it was last
-//!   ([`Holders::serve`]), nobody who held it before may go on.
+//! - A generation is that of one store, too. When a volume is served from another file or device
+//!   than it was last ([`Holders::serve`]), nobody who held it before may go on.
 
 pub mod file;
 
@@ -99,15 +101,15 @@ impl Holders {
         }
     }
 
-    /// What earlier runs remembered is lost; this run's will be kept. Generations begin above `base`, which must be
-    /// above all that were ever given.
+    /// What earlier runs remembered is lost; this run's will be kept. Generations begin above
+    /// `base`, which must be above all that were ever given.
     #[must_use]
     pub fn lost(base: Generation) -> Self {
         Self::empty(base, false)
     }
 
-    /// Nothing is remembered from one run to the next. The first holder that comes back is believed, unless another
-    /// came before. `base` as for [`Self::lost`].
+    /// Nothing is remembered from one run to the next. The first holder that comes back is
+    /// believed, unless another came before. `base` as for [`Self::lost`].
     #[must_use]
     pub fn forgetful(base: Generation) -> Self {
         Self::empty(base, true)
@@ -134,9 +136,9 @@ impl Holders {
         self.stores.iter()
     }
 
-    /// This run serves a volume from that store, which may have no identity. Should it be another one than before,
-    /// the generation of the last holder ends: whoever has it is refused when it comes back. Anything but
-    /// [`Served::AsBefore`] is to be remembered before that.
+    /// This run serves a volume from that store, which may have no identity. Should it be another
+    /// one than before, the generation of the last holder ends: whoever has it is refused when it
+    /// comes back. Anything but [`Served::AsBefore`] is to be remembered before that.
     pub fn serve(&mut self, volume: VolumeUuid, store: Option<&StoreIdentity>) -> Served {
         let before = match store {
             Some(store) => self.stores.insert(volume, store.clone()),
@@ -211,8 +213,8 @@ impl Holders {
         Some(record)
     }
 
-    /// The record of a holder that would begin now, in the next generation. `None` for one more that shares: it only
-    /// [joins](Self::join).
+    /// The record of a holder that would begin now, in the next generation. `None` for one more
+    /// that shares: it only [joins](Self::join).
     ///
     /// # Errors
     /// The numbers are at their end.

@@ -1,7 +1,7 @@
 //! The target: owns volumes and a registered memory arena, and serves them to initiators.
 //!
 //! ```text
-//! control (tokio)   serve -> control::Control -> admission, devices, core::Core -> session, holders
+//! control (tokio)   serve -> control::Control -> admission, devices, core -> session, holders
 //!                                 | mailbox          ^ channel
 //! data threads      poll_group::thread -> PollGroup -> connection, request, volume
 //!                                              |-> cache -> store (io_uring)   |-> fabric (QPs)

@@ -1,4 +1,5 @@
-//! `rblk-target`: the commands of the target. Links no RDMA library: `serve` becomes `rblk-targetd`.
+//! `rblk-target`: the commands of the target. Links no RDMA library: `serve` becomes
+//! `rblk-targetd`.
 
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
@@ -35,7 +36,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// A reader that goes away (`| head`) ends this program like any other, instead of a panic in `println!`.
+/// A reader that goes away (`| head`) ends this program like any other, instead of a panic in
+/// `println!`.
 fn die_of_closed_pipes() {
     use nix::sys::signal::{SigHandler, Signal, signal};
     // SAFETY: the default disposition runs no code of ours.

@@ -1,11 +1,14 @@
-//! The memory of the arena: what a configuration asks of the host, whether the host has it, and of which pages.
+//! The memory of the arena: what a configuration asks of the host, whether the host has it, and of
+//! which pages.
 //!
-//! Contract: what cannot work is refused with numbers and a fix before anything is allocated, because the kernel's
-//! own answer comes late and kills: pages are pinned while devices and rings register them. What the host has is
-//! read into a [`Host`]; the judgement over it is pure. What cannot be read does not refuse anything.
+//! Contract: what cannot work is refused with numbers and a fix before anything is allocated,
+//! because the kernel's own answer comes late and kills: pages are pinned while devices and rings
+//! register them. What the host has is read into a [`Host`]; the judgement over it is pure. What
+//! cannot be read does not refuse anything.
 //!
-//! The arena is pinned whichever way it is served: by the RDMA device, or else by the rings of the poll groups.
-//! Volumes in memory are pinned by an RDMA device only; over TCP their pages count once they were written.
+//! The arena is pinned whichever way it is served: by the RDMA device, or else by the rings of the
+//! poll groups. Volumes in memory are pinned by an RDMA device only; over TCP their pages count
+//! once they were written.
 
 mod host;
 
@@ -341,7 +344,8 @@ impl Demand {
     }
 }
 
-/// Raises the soft limits of locked memory and of open files to the hard ones, as far as that is allowed.
+/// Raises the soft limits of locked memory and of open files to the hard ones, as far as that is
+/// allowed.
 pub fn raise_limits() {
     for resource in [Resource::RLIMIT_MEMLOCK, Resource::RLIMIT_NOFILE] {
         if let Ok((soft, hard)) = getrlimit(resource)

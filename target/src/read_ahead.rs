@@ -1,11 +1,13 @@
-//! [`ReadAhead`]: notices sequential readers of a connection and says what to read before they ask. Pure.
+//! [`ReadAhead`]: notices sequential readers of a connection and says what to read before they ask.
+//! Pure.
 //!
-//! A stream is a place where the next read is expected. A read that begins there, or a little behind it (the
-//! requests of one reader may arrive out of order), continues the stream, and so does a large one that leaves out a few as
-//! large as itself: an initiator may share its requests out over several connections. The third in a row makes it read
-//! ahead, by a window that doubles up to the volume's limit. The window is topped up when the reader has used
-//! half of it, so that reads of the store are large. A read elsewhere takes the place of the stream that was
-//! idle for longest. Bounded: [`STREAMS`] per connection, and one window each.
+//! A stream is a place where the next read is expected. A read that begins there, or a little
+//! behind it (the requests of one reader may arrive out of order), continues the stream, and so
+//! does a large one that leaves out a few as large as itself: an initiator may share its requests
+//! out over several connections. The third in a row makes it read ahead, by a window that doubles
+//! up to the volume's limit. The window is topped up when the reader has used half of it, so that
+//! reads of the store are large. A read elsewhere takes the place of the stream that was idle for
+//! longest. Bounded: [`STREAMS`] per connection, and one window each.
 
 use rblk_protocol::limits;
 
@@ -15,7 +17,8 @@ use crate::store::VolumeIndex;
 pub const STREAMS: usize = 4;
 /// Continuations before a stream reads ahead.
 const PROOF: u8 = 2;
-/// Connections besides this one by which an initiator may send large reads of the same reader, where they take turns.
+/// Connections besides this one by which an initiator may send large reads of the same reader,
+/// where they take turns.
 const OTHERS: u64 = limits::LANES_MAX as u64 - 1;
 /// Smallest window.
 const WINDOW_MIN: u64 = 64 << 10;
@@ -40,8 +43,8 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// A read of `len` bytes at `offset` came. Returns a range of the volume, first byte and bytes, that may
-    /// be wanted soon; never more than `max` bytes and never beyond `size`.
+    /// A read of `len` bytes at `offset` came. Returns a range of the volume, first byte and bytes,
+    /// that may be wanted soon; never more than `max` bytes and never beyond `size`.
     pub fn on_read(
         &mut self,
         volume: VolumeIndex,
@@ -57,7 +60,8 @@ impl ReadAhead {
         self.reads += 1;
         let (reads, end) = (self.reads, offset + u64::from(len));
         let near = |s: &&mut Stream| {
-            // A new stream has no window: only an exact continuation is one, or one that leaves out what others bring.
+            // A new stream has no window: only an exact continuation is one, or one that leaves out
+            // what others bring.
             let slack = s.window;
             let left_out = if len < limits::LANE_BYTES { 0 } else { OTHERS * u64::from(len) };
             let goes_on = (s.next..=s.next.saturating_add(left_out)).contains(&offset);

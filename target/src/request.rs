@@ -5,14 +5,15 @@
 //!      -> Execute (admin)  '
 //! ```
 //!
-//! A block command that needs memory or the store is cut into [`Part`]s, one per stripe of the cache, each of
-//! which goes its own way: asked of its shard, landed or sent, done. So a part never holds memory while it
-//! waits for that of another. Any failure leads to `Respond` with a status once no shard works on the command
-//! any more. On a dead QP a request goes to `Free` when nothing it lent out is in use any more.
+//! A block command that needs memory or the store is cut into [`Part`]s, one per stripe of the
+//! cache, each of which goes its own way: asked of its shard, landed or sent, done. So a part never
+//! holds memory while it waits for that of another. Any failure leads to `Respond` with a status
+//! once no shard works on the command any more. On a dead QP a request goes to `Free` when nothing
+//! it lent out is in use any more.
 //!
-//! `Answered` means: the response is posted, or will be at the end of the turn. The tag may be used by the peer again at
-//! once; the memory it was sent from is then not the request's any more but the connection's, until it is known to have
-//! left.
+//! `Answered` means: the response is posted, or will be at the end of the turn. The tag may be used
+//! by the peer again at once; the memory it was sent from is then not the request's any more but
+//! the connection's, until it is known to have left.
 
 use rblk_protocol::{CommandCapsule, Status};
 

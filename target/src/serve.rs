@@ -1,7 +1,9 @@
-//! Builds a target from its configuration, runs it, and takes it apart: the only place that knows all parts.
+//! Builds a target from its configuration, runs it, and takes it apart: the only place that knows
+//! all parts.
 //!
-//! Order of the start: limits, control socket, listeners bound, stores, memory, poll groups, devices, ready;
-//! connections are taken only then, after everything that can fail. The end is the reverse, and each step waits.
+//! Order of the start: limits, control socket, listeners bound, stores, memory, poll groups,
+//! devices, ready; connections are taken only then, after everything that can fail. The end is the
+//! reverse, and each step waits.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,7 +32,8 @@ use crate::store::{Losses, StoreError, VolumeIndex};
 use crate::verifier::LineageFile;
 use crate::volume::{CacheMode, Placement, Volume};
 
-/// How long to wait for the lock of a store: a killed predecessor holds it until its last I/O has ended.
+/// How long to wait for the lock of a store: a killed predecessor holds it until its last I/O has
+/// ended.
 const LOCK_WAIT: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// A volume that was opened.
@@ -171,8 +174,8 @@ fn spin_mode(spin: Spin) -> SpinMode {
     }
 }
 
-/// Half of the CPUs: interrupts, the fabric's own threads and the stores need the others, and fewer groups mean fewer
-/// requests that another group's shard must be asked for.
+/// Half of the CPUs: interrupts, the fabric's own threads and the stores need the others, and fewer
+/// groups mean fewer requests that another group's shard must be asked for.
 fn default_poll_groups() -> usize {
     std::thread::available_parallelism().map_or(1, |cpus| (cpus.get() / 2).clamp(1, 4))
 }

@@ -1,16 +1,19 @@
-//! [`SessionTable`]: who is connected, in which epoch, and who holds which volume. Pure: the clock and all
-//! I/O are the caller's.
+//! [`SessionTable`]: who is connected, in which epoch, and who holds which volume. Pure: the clock
+//! and all I/O are the caller's.
 //!
 //! Rules:
-//! - A session has one epoch at a time. A connect request that resumes it names a higher one; from then on
-//!   connections of the old epoch are dead, and LOGIN is answered only when all of them are gone: no command,
-//!   no RDMA, no store I/O of an older epoch can follow the first command of the new one.
-//! - One writer per volume: an exclusive opener excludes every other writer. Readers are never excluded.
-//! - A session whose connections are all lost keeps its volumes for the lease, so that a short loss of the
-//!   path does not hand the volume to somebody else. The same host may take its own volume back at once: its
-//!   old process cannot have connections any more.
-//! - A writer that gave a volume up, or had it taken, is *leaving* it while it has connections of that time:
-//!   commands that came by them may still change the volume. The next writer waits for that.
+//! - A session has one epoch at a time. A connect request that resumes it names a higher one; from
+//!   then on connections of the old epoch are dead, and LOGIN is answered only when all of them are
+//!   gone: no command, no RDMA, no store I/O of an older epoch can follow the first command of the
+//!   new one.
+//! - One writer per volume: an exclusive opener excludes every other writer. Readers are never
+//!   excluded.
+//! - A session whose connections are all lost keeps its volumes for the lease, so that a short loss
+//!   of the path does not hand the volume to somebody else. The same host may take its own volume
+//!   back at once: its old process cannot have connections any more.
+//! - A writer that gave a volume up, or had it taken, is *leaving* it while it has connections of
+//!   that time: commands that came by them may still change the volume. The next writer waits for
+//!   that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -44,8 +47,8 @@ pub struct Session {
     pub opened: BTreeMap<VolumeIndex, AccessMode>,
     /// What it was let in to.
     admitted: BTreeSet<VolumeIndex>,
-    /// What it had opened for writing, how, and the last epoch in which it had: while connections up to that exist,
-    /// commands may still change the volume.
+    /// What it had opened for writing, how, and the last epoch in which it had: while connections
+    /// up to that exist, commands may still change the volume.
     leaving: BTreeMap<VolumeIndex, (AccessMode, Epoch)>,
     /// Live connections by epoch: the queues that exist, `None` for admin.
     connections: Vec<(Epoch, Option<u16>)>,
@@ -126,7 +129,8 @@ pub enum After {
     Ended,
 }
 
-/// Whether one that opened a volume so shuts out one that wants it so, which is the same in both directions.
+/// Whether one that opened a volume so shuts out one that wants it so, which is the same in both
+/// directions.
 fn excludes(mode: AccessMode, theirs: AccessMode) -> bool {
     match (mode, theirs) {
         (AccessMode::ReadOnly, _) | (_, AccessMode::ReadOnly) => false,
@@ -219,12 +223,12 @@ impl SessionTable {
         Ok(slot)
     }
 
-    /// An admin connection that resumes a session in a higher epoch. Older connections must now be ended by
-    /// the caller.
+    /// An admin connection that resumes a session in a higher epoch. Older connections must now be
+    /// ended by the caller.
     ///
     /// # Errors
-    /// Unknown session, an epoch that is not higher, or one that none can follow: its connections could never be
-    /// ended by a newer one.
+    /// Unknown session, an epoch that is not higher, or one that none can follow: its connections
+    /// could never be ended by a newer one.
     pub fn resume(
         &mut self,
         id: SessionId,
@@ -307,15 +311,15 @@ impl SessionTable {
         }
     }
 
-    /// The session said goodbye: it ends with its last connection, and holds nothing from now on. Returns what it
-    /// held.
+    /// The session said goodbye: it ends with its last connection, and holds nothing from now on.
+    /// Returns what it held.
     pub fn logout(&mut self, slot: SessionSlot) -> Vec<(VolumeIndex, AccessMode)> {
         self.get_mut(slot).map(|s| s.give_up_all(Leave::LoggedOut)).unwrap_or_default()
     }
 
-    /// Another takes over: the session can neither be resumed nor joined from now on, holds nothing, and ends with
-    /// its last connection, which the caller must end; at once if it has none. Returns what it held, and whether it
-    /// ended.
+    /// Another takes over: the session can neither be resumed nor joined from now on, holds
+    /// nothing, and ends with its last connection, which the caller must end; at once if it has
+    /// none. Returns what it held, and whether it ended.
     pub fn fence(&mut self, slot: SessionSlot) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
         let Some(session) = self.get_mut(slot) else { return (Vec::new(), false) };
         let held = session.give_up_all(Leave::Fenced);
@@ -345,8 +349,9 @@ impl SessionTable {
         }
     }
 
-    /// Other sessions whose commands may still change a volume that they held in a way that excludes `mode`, and do
-    /// not hold any more, with the epoch up to which their connections must end.
+    /// Other sessions whose commands may still change a volume that they held in a way that
+    /// excludes `mode`, and do not hold any more, with the epoch up to which their connections must
+    /// end.
     pub fn leaving(
         &self,
         volume: VolumeIndex,
@@ -366,7 +371,8 @@ impl SessionTable {
         }
     }
 
-    /// Ends every session that lost its connections longer ago than the lease. Returns their places.
+    /// Ends every session that lost its connections longer ago than the lease. Returns their
+    /// places.
     pub fn expire(&mut self, now: Instant) -> Vec<SessionSlot> {
         let old: Vec<SessionSlot> = self
             .iter()
@@ -395,8 +401,8 @@ impl SessionTable {
             .collect()
     }
 
-    /// A session wants a volume. On success it is entered. Also returns the places of sessions of the same
-    /// host that ended because they had no connections and stood in the way.
+    /// A session wants a volume. On success it is entered. Also returns the places of sessions of
+    /// the same host that ended because they had no connections and stood in the way.
     ///
     /// # Errors
     /// [`Status::InUse`] with the holder's name.

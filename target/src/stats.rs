@@ -37,8 +37,8 @@ rblk_fabric::counters! {
     written_bytes,
     /// Writes whose data came inside the capsule: no key of the initiator was used.
     in_capsule_writes,
-    /// Bytes the target's CPU copied between buffers: in-capsule writes to where they stay, and out of the READ
-    /// sink (iWARP). Never for a read.
+    /// Bytes the target's CPU copied between buffers: in-capsule writes to where they stay, and out
+    /// of the READ sink (iWARP). Never for a read.
     copied_bytes,
     /// Bytes copied for writes of parts of a cached block.
     merged_bytes,
@@ -48,11 +48,12 @@ rblk_fabric::counters! {
     fenced_commands,
     /// Connections ended because the peer broke a rule.
     protocol_errors,
-    /// Connections whose path failed, or whose initiator went silent or left with commands unanswered. An initiator that
-    /// leaves when everything is answered, as after `umount` and `discover`, does not count.
+    /// Connections whose path failed, or whose initiator went silent or left with commands
+    /// unanswered. An initiator that leaves when everything is answered, as after `umount` and
+    /// `discover`, does not count.
     lost_connections,
-    /// RDMA WRITEs and READs that did not get to the initiator's memory: its device refused the key, or nobody took
-    /// them any more. Each ended its connection.
+    /// RDMA WRITEs and READs that did not get to the initiator's memory: its device refused the
+    /// key, or nobody took them any more. Each ended its connection.
     stale_rdma_blocked,
     /// Requests that had to wait for memory of the arena.
     memory_waits,
@@ -129,7 +130,8 @@ rblk_fabric::counters! {
 }
 
 impl StatsSnapshot {
-    /// Share of the blocks that reads asked the cache for and found; none before the first such read.
+    /// Share of the blocks that reads asked the cache for and found; none before the first such
+    /// read.
     #[must_use]
     pub fn hit_ratio(&self) -> Option<f64> {
         hit_ratio(self.cache_hits, self.cache_misses)

@@ -131,8 +131,9 @@ pub(crate) fn draining(drain: &DrainStatus) -> String {
     }
 }
 
-/// The generation of a volume with a store. That of another says nothing: the volume is gone when this process ends, so
-/// nobody remembers it, and its generations begin at the time in microseconds.
+/// The generation of a volume with a store. That of another says nothing: the volume is gone when
+/// this process ends, so nobody remembers it, and its generations begin at the time in
+/// microseconds.
 fn generation(volume: &VolumeStatus) -> String {
     match volume.store.as_str() {
         "file" => volume.generation.to_string(),
@@ -189,7 +190,8 @@ fn percent(ratio: Option<f64>) -> String {
     ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{:.1}%", ratio * 100.0))
 }
 
-/// Bytes to about three digits, rounded down: [`ByteSize`] is exact, and long where a number is not round.
+/// Bytes to about three digits, rounded down: [`ByteSize`] is exact, and long where a number is not
+/// round.
 fn rough(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let unit = (bytes.max(1).ilog2() / 10) as usize;

@@ -1,7 +1,8 @@
 //! [`Terms`]: what a connection is granted, with the memory for it.
 //!
-//! Invariant: the memory was laid out for just what is granted. Whoever makes hello and parameters of a connection from
-//! its terms tells the peer of no feature that the receive slots have no room for.
+//! Invariant: the memory was laid out for just what is granted. Whoever makes hello and parameters
+//! of a connection from its terms tells the peer of no feature that the receive slots have no room
+//! for.
 
 use rblk_fabric::{
     Access, FabricError, MemoryRegion, PageKind, ProtectionDomain, Region, RegionError,
@@ -33,8 +34,8 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Finds memory for what was negotiated. Where there is none for the data of several commands in a message,
-    /// [`Features::DATA_LISTS`] is not granted.
+    /// Finds memory for what was negotiated. Where there is none for the data of several commands
+    /// in a message, [`Features::DATA_LISTS`] is not granted.
     ///
     /// # Errors
     /// There is none for small receive slots either.

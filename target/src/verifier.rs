@@ -1,5 +1,5 @@
-//! [`LineageFile`]: what a target remembers from one run to the next, so that initiators learn when writes that
-//! it acknowledged may be lost. The [`WriteVerifier`] of a volume is made of it.
+//! [`LineageFile`]: what a target remembers from one run to the next, so that initiators learn when
+//! writes that it acknowledged may be lost. The [`WriteVerifier`] of a volume is made of it.
 //!
 //! | the run before this one | process lineage | machine lineage |
 //! | --- | --- | --- |
@@ -8,16 +8,19 @@
 //! | died, and the machine booted since | new | new |
 //! | unknown: no file, or not one of ours | new | new |
 //!
-//! A volume whose acknowledged writes may be in the process's own memory follows the process lineage, one whose
-//! writes went to the kernel follows the machine lineage, and one that lives in memory follows the run.
+//! A volume whose acknowledged writes may be in the process's own memory follows the process
+//! lineage, one whose writes went to the kernel follows the machine lineage, and one that lives in
+//! memory follows the run.
 //!
-//! What must stay true: the file says `clean = false`, durably, before anything is served, and says `clean = true`
-//! only after everything acknowledged was made durable. It is locked as long as the target runs. Where that cannot
-//! be had (no right to write there, or another target of the same name), the lineages are new at every start:
-//! initiators then take every restart for a loss, which is the safe mistake.
+//! What must stay true: the file says `clean = false`, durably, before anything is served, and says
+//! `clean = true` only after everything acknowledged was made durable. It is locked as long as the
+//! target runs. Where that cannot be had (no right to write there, or another target of the same
+//! name), the lineages are new at every start: initiators then take every restart for a loss, which
+//! is the safe mistake.
 //!
-//! A run that lost acknowledged writes without dying renounces its lineages: it replaces the file by one with
-//! lineages that nobody has, or, where there is no room for that, removes the file. Either makes the next run new.
+//! A run that lost acknowledged writes without dying renounces its lineages: it replaces the file
+//! by one with lineages that nobody has, or, where there is no room for that, removes the file.
+//! Either makes the next run new.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -35,7 +38,8 @@ use crate::volume::{CacheMode, Placement, Volume};
 const FORM: u32 = 1;
 /// Longest file that is read.
 const FILE_MAX: u64 = 4096;
-/// How long to wait for the lock: a killed predecessor holds it until it is gone, as it did those of its stores.
+/// How long to wait for the lock: a killed predecessor holds it until it is gone, as it did those
+/// of its stores.
 const LOCK_WAIT: Duration = Duration::from_millis(500);
 /// Step of that wait.
 const LOCK_STEP: Duration = Duration::from_millis(20);
@@ -84,7 +88,8 @@ enum Before {
     Unknown,
 }
 
-/// The state of a run that begins after `old`, on a machine whose boot has that id. `fresh` are random.
+/// The state of a run that begins after `old`, on a machine whose boot has that id. `fresh` are
+/// random.
 fn begin(old: Option<&Remembered>, boot_id: &str, fresh: Lineage) -> (Before, Lineage) {
     let Some((old, process, machine)) = old
         .filter(|old| old.version == FORM)
@@ -165,8 +170,9 @@ struct Kept {
 }
 
 impl LineageFile {
-    /// Takes over what the last run of the target `name` left in `directory`, which is made if it is not there, and
-    /// notes that this run has begun. Call it before anything is served. May block for some seconds.
+    /// Takes over what the last run of the target `name` left in `directory`, which is made if it
+    /// is not there, and notes that this run has begun. Call it before anything is served. May
+    /// block for some seconds.
     ///
     /// # Errors
     /// The system has no random bytes. That nothing can be remembered is only logged.
@@ -240,7 +246,8 @@ impl LineageFile {
         self.lineage
     }
 
-    /// Whether an earlier run left its lineages, so that what it remembered beside them should be there too.
+    /// Whether an earlier run left its lineages, so that what it remembered beside them should be
+    /// there too.
     #[must_use]
     pub fn is_inherited(&self) -> bool {
         self.inherited
@@ -271,9 +278,9 @@ impl LineageFile {
         }
     }
 
-    /// Notes that acknowledged writes may be lost although nobody died: the next run begins new lineages, however
-    /// this one ends. Returns whether that is sure. Where it is not, call it again later; [`Self::owes_note`] says
-    /// so. Waits for the disk.
+    /// Notes that acknowledged writes may be lost although nobody died: the next run begins new
+    /// lineages, however this one ends. Returns whether that is sure. Where it is not, call it
+    /// again later; [`Self::owes_note`] says so. Waits for the disk.
     pub fn renounce(&self) -> bool {
         // Held while it writes: two at a time would write one file.
         let mut renounced = self.renounced.lock().unwrap_or_else(PoisonError::into_inner);
@@ -320,8 +327,8 @@ impl LineageFile {
         }
     }
 
-    /// Notes that this run ended in good order. Call it last, when nothing is served any more and everything that
-    /// was acknowledged is durable; otherwise do not call it.
+    /// Notes that this run ended in good order. Call it last, when nothing is served any more and
+    /// everything that was acknowledged is durable; otherwise do not call it.
     pub fn mark_clean(&self) {
         let Some(kept) = &self.kept else { return };
         let renounced = *self.renounced.lock().unwrap_or_else(PoisonError::into_inner);

@@ -64,9 +64,9 @@ impl Volume {
         handle.0.checked_sub(1).and_then(|i| u16::try_from(i).ok()).map(VolumeIndex)
     }
 
-    /// Whether acknowledged writes may be lost unless a FLUSH or FUA follows. With a store always, whatever the
-    /// cache mode: without write-back the kernel's page cache or the disk's own cache may still have them. Not if
-    /// there are no writes, nor if nothing outlives the target anyway.
+    /// Whether acknowledged writes may be lost unless a FLUSH or FUA follows. With a store always,
+    /// whatever the cache mode: without write-back the kernel's page cache or the disk's own cache
+    /// may still have them. Not if there are no writes, nor if nothing outlives the target anyway.
     #[must_use]
     pub fn has_volatile_cache(&self) -> bool {
         matches!(self.placement, Placement::Store) && !self.read_only

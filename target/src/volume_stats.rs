@@ -1,9 +1,9 @@
-//! [`VolumeStats`]: what one poll group's shard tells of one volume: written by its thread alone, read by
-//! anyone.
+//! [`VolumeStats`]: what one poll group's shard tells of one volume: written by its thread alone,
+//! read by anyone.
 //!
-//! The shard counts in plain numbers of its own and publishes them now and then, so the data path has no
-//! atomic operation here. What is told of a volume may be a few turns old; a poll group that sleeps has told
-//! everything.
+//! The shard counts in plain numbers of its own and publishes them now and then, so the data path
+//! has no atomic operation here. What is told of a volume may be a few turns old; a poll group that
+//! sleeps has told everything.
 
 use nix::errno::Errno;
 use rblk_fabric::Counter;
@@ -14,7 +14,8 @@ rblk_fabric::counters! {
     #[derive(Debug, Default)]
     pub struct VolumeCounters;
 
-    /// The counters of a volume at one moment; also their sum over poll groups. Blocks are of 4 KiB.
+    /// The counters of a volume at one moment; also their sum over poll groups. Blocks are of 4
+    /// KiB.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct VolumeCounts;
@@ -36,7 +37,8 @@ rblk_fabric::counters! {
 }
 
 impl VolumeCounts {
-    /// Share of the blocks that reads asked the cache for and found; none before the first such read.
+    /// Share of the blocks that reads asked the cache for and found; none before the first such
+    /// read.
     #[must_use]
     pub fn hit_ratio(&self) -> Option<f64> {
         hit_ratio(self.hits, self.misses)

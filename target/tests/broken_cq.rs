@@ -1,5 +1,5 @@
-//! The thread of a poll group, with completion queues that break while it sleeps or looks: it goes on, and takes
-//! another in the same place.
+//! The thread of a poll group, with completion queues that break while it sleeps or looks: it goes
+//! on, and takes another in the same place.
 #![allow(missing_docs)]
 
 use std::os::fd::BorrowedFd;

@@ -154,7 +154,8 @@ impl Bed {
         assert_eq!(usize::try_from(result), Ok(len), "write of {len} bytes at {offset}");
     }
 
-    /// Shows that no memory of the arena is held by anything. The session's connections must have ended.
+    /// Shows that no memory of the arena is held by anything. The session's connections must have
+    /// ended.
     ///
     /// # Panics
     /// Some is held.
@@ -177,7 +178,8 @@ impl Bed {
         }
     }
 
-    /// Reads bytes. What the buffer had before is overwritten first, so that it cannot pass for them.
+    /// Reads bytes. What the buffer had before is overwritten first, so that it cannot pass for
+    /// them.
     ///
     /// # Panics
     /// It fails.

@@ -1,7 +1,7 @@
 //! [`Exerciser`]: random I/O on one volume, held against a vector of bytes.
 //!
-//! Requests that overlap and of which one changes the volume are never outstanding together, so every read
-//! has exactly one right answer, except in blocks that a failed request left unknown.
+//! Requests that overlap and of which one changes the volume are never outstanding together, so
+//! every read has exactly one right answer, except in blocks that a failed request left unknown.
 
 use std::ops::Range;
 
@@ -54,8 +54,8 @@ pub struct Exerciser {
 }
 
 impl Exerciser {
-    /// For a volume with bytes, over `queues` queues of these options. The first `extent` bytes of the
-    /// volume are used, so that requests meet.
+    /// For a volume with bytes, over `queues` queues of these options. The first `extent` bytes of
+    /// the volume are used, so that requests meet.
     ///
     /// # Panics
     /// The rig cannot be made.

@@ -1,5 +1,6 @@
-//! Programs that are run by a user without any rights: [`Nobody`]. That user cannot enter a checkout in a home
-//! directory of mode 0700, so the programs get a second place that everybody may enter.
+//! Programs that are run by a user without any rights: [`Nobody`]. That user cannot enter a
+//! checkout in a home directory of mode 0700, so the programs get a second place that everybody may
+//! enter.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,5 @@
-//! The real programs as children: [`run`] for those that end, [`Target`] for one that serves, and [`Client`]
-//! for I/O with it without a block device.
+//! The real programs as children: [`run`] for those that end, [`Target`] for one that serves, and
+//! [`Client`] for I/O with it without a block device.
 
 use std::fmt::Debug;
 use std::net::Ipv4Addr;
@@ -103,7 +103,8 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Waits until something is what it should be, as a whole: what is told piece by piece may be seen half.
+/// Waits until something is what it should be, as a whole: what is told piece by piece may be seen
+/// half.
 ///
 /// # Panics
 /// It is something else all the time.
@@ -120,8 +121,8 @@ pub fn wait_for_equal<T: PartialEq + Debug>(what: &str, expected: &T, mut look: 
     }
 }
 
-/// A TCP port of this host on which nobody listens. As long as this lives it is given to nobody who asks for any port,
-/// and can be had by name.
+/// A TCP port of this host on which nobody listens. As long as this lives it is given to nobody who
+/// asks for any port, and can be had by name.
 #[derive(Debug)]
 pub struct FreePort {
     /// The port.
@@ -272,7 +273,8 @@ pub struct Client {
     pub volume: OpenReply,
     runtime: Runtime,
     engine: Engine,
-    // The engine's clock, which stands still: nothing is too late for it, however long a process was not run.
+    // The engine's clock, which stands still: nothing is too late for it, however long a process
+    // was not run.
     now: Instant,
     buffers: Arc<Region>,
 }
@@ -299,7 +301,8 @@ impl Client {
         let runtime = runtime();
         let name = Name::new("test").expect("a name");
         let identity = HostIdentity { id: HostId([host; 16]), name };
-        // As patient as a test. It says nothing when it has nothing to say, so the target must wait for it.
+        // As patient as a test. It says nothing when it has nothing to say, so the target must wait
+        // for it.
         let options =
             ConnectOptions { timeout: DEADLINE, detect: 3 * DEADLINE, ..ConnectOptions::default() };
         let depth = QueueDepth::new(DEPTH).expect("a depth");

@@ -206,7 +206,8 @@ impl RawPeer {
         command
     }
 
-    /// A proper READ or keyed WRITE of blocks of 512 bytes, with its data at the beginning of what is lent.
+    /// A proper READ or keyed WRITE of blocks of 512 bytes, with its data at the beginning of what
+    /// is lent.
     pub fn transfer(&mut self, opcode: Opcode, tag: u16, lba: u64, blocks: u32) -> CommandCapsule {
         let mut command = self.command(opcode, tag);
         command.lba = rblk_protocol::Lba(lba);
@@ -383,8 +384,8 @@ impl RawTarget {
         assert!(self.engine.is_connected(), "the self-test was answered");
     }
 
-    /// Gives the engine another path to this target, over the same buffers, and answers its self-test. What is left
-    /// of the old path is destroyed, and its QP here forgotten.
+    /// Gives the engine another path to this target, over the same buffers, and answers its
+    /// self-test. What is left of the old path is destroyed, and its QP here forgotten.
     ///
     /// # Panics
     /// It does not accept the answer.

@@ -1,7 +1,8 @@
-//! [`Storm`]: random requests that overlap, on one volume of a [`CrashStore`], held against an [`Oracle`].
+//! [`Storm`]: random requests that overlap, on one volume of a [`CrashStore`], held against an
+//! [`Oracle`].
 //!
-//! Everything is decided by the seed of its [`StormOptions`]. A storm ends well ([`Storm::calm`]) or at any
-//! moment ([`Storm::crash`]); what is left of the volume is where the next one begins.
+//! Everything is decided by the seed of its [`StormOptions`]. A storm ends well ([`Storm::calm`])
+//! or at any moment ([`Storm::crash`]); what is left of the volume is where the next one begins.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -77,8 +78,8 @@ pub struct StormOptions {
     pub mix: Mix,
 }
 
-/// Whether the ends agree on lists of capsules: every other seed, whatever else it decides. And of those every other on
-/// lists with data.
+/// Whether the ends agree on lists of capsules: every other seed, whatever else it decides. And of
+/// those every other on lists with data.
 #[must_use]
 pub fn lists(seed: u64) -> Features {
     let mut random = Random::new(seed ^ 0x6c69_7374);
@@ -538,8 +539,8 @@ impl Storm {
         self.settle();
     }
 
-    /// Ends well: when everything is answered, reads agree with the oracle, and after a FLUSH the store has
-    /// what they returned, durably. Returns the volume's bytes.
+    /// Ends well: when everything is answered, reads agree with the oracle, and after a FLUSH the
+    /// store has what they returned, durably. Returns the volume's bytes.
     ///
     /// # Panics
     /// It is not so.

@@ -1,5 +1,5 @@
-//! Completion queues that break, as after an overrun or when a device is gone: who is on them ends and comes back by
-//! another, and nobody else notices.
+//! Completion queues that break, as after an overrun or when a device is gone: who is on them ends
+//! and comes back by another, and nobody else notices.
 
 use rblk_bench::inprocess::{
     CqFault, QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec, breakable,

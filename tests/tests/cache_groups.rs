@@ -1,5 +1,6 @@
-//! One volume, several poll groups: commands over stripes of several shards, discards that hold ranges at all
-//! of them, connections that die meanwhile, and memory of one shard that another's connection has.
+//! One volume, several poll groups: commands over stripes of several shards, discards that hold
+//! ranges at all of them, connections that die meanwhile, and memory of one shard that another's
+//! connection has.
 
 use std::time::{Duration, Instant};
 
@@ -199,8 +200,8 @@ fn discards_over_many_stripes_do_not_wait_for_each_other_for_ever() {
     storms(6).for_each(|seed| storm(seed, mix, 300));
 }
 
-/// A connection whose discard holds the range at none, some or all of the shards, or is with the store, ends.
-/// Returns whether the discard was answered before.
+/// A connection whose discard holds the range at none, some or all of the shards, or is with the
+/// store, ends. Returns whether the discard was answered before.
 fn killed_after(steps: u64, groups: usize, cache: CacheMode) -> bool {
     let what = format!("cut after {steps} steps, {groups} groups, {cache:?}");
     let image = pattern(5, 4 * MIB);
@@ -228,8 +229,8 @@ fn killed_after(steps: u64, groups: usize, cache: CacheMode) -> bool {
     }
     let dirty: usize = rig.groups_mut().map(|group| group.shard().slots().dirty()).sum();
     assert_eq!(dirty > 0, cache == CacheMode::WriteBack, "{what}");
-    // Writes that keep the range busy in the first shard for a while, in the second for longer, and so on: the
-    // discard holds it here and waits for it there.
+    // Writes that keep the range busy in the first shard for a while, in the second for longer, and
+    // so on: the discard holds it here and waits for it there.
     for shard in 0..groups {
         let delay = 12 * (shard as u64 + 1);
         rig.store_mut().set_conditions(StoreConditions {
@@ -288,8 +289,8 @@ fn a_connection_that_dies_holds_no_range() {
     }
 }
 
-/// A shard is short of memory that was sent to another group's connection. Nothing more happens on that one, so
-/// only its group can find out that the data has left.
+/// A shard is short of memory that was sent to another group's connection. Nothing more happens on
+/// that one, so only its group can find out that the data has left.
 #[test]
 fn memory_that_another_group_has_sent_comes_back() {
     for cache in CACHED {
@@ -352,8 +353,9 @@ fn places(
     (0..4).map(|quarter| all[quarter * part + random.index(part)]).collect()
 }
 
-/// Discards and zeroing over several stripes by one group, and what others do as soon as they are answered, though
-/// their groups sleep through turns and have a lot to read: nobody finds what was there, and nobody loses a write.
+/// Discards and zeroing over several stripes by one group, and what others do as soon as they are
+/// answered, though their groups sleep through turns and have a lot to read: nobody finds what was
+/// there, and nobody loses a write.
 fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
     let what = format!("seed {seed}, {groups} groups, {cache:?}, then {then:?}");
     let mut random = Random::new(seed);
@@ -393,8 +395,8 @@ fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
             steps += 1;
             assert!(steps < PATIENCE, "{what}, round {round}: {rig:?}");
             if then == IoOp::Write && steps < 100 {
-                // More than a group reads in a turn: what it is told by the way comes later than what its own
-                // connections ask.
+                // More than a group reads in a turn: what it is told by the way comes later than
+                // what its own connections ask.
                 let peers = rig.groups_mut().nth(by).expect("a group").peers_mut();
                 for other in (0..groups).filter(|other| *other != by) {
                     (0..2000).for_each(|_| peers.send(other, PeerMail::Prove));
@@ -484,7 +486,8 @@ fn a_failed_discard_holds_no_range() {
         }
         rig.store_mut().set_faults(Vec::new());
         run(&mut rig, writer, IoOp::Flush, 0, 0);
-        // What a failed discard leaves of a range nobody can say, but of what was dirty or written since.
+        // What a failed discard leaves of a range nobody can say, but of what was dirty or written
+        // since.
         let stored = rig.store_mut().durable(VOLUME);
         let dirty = (cache == CacheMode::WriteBack).then_some(MIB);
         for at in [2 * MIB].into_iter().chain(dirty) {

@@ -1,7 +1,8 @@
 //! What the target tells of its cache: per volume and in all, after I/O that uses every part of it.
 //! `RBLK_SEED=N` runs one seed alone.
 //!
-//! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names another directory.
+//! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names
+//! another directory.
 
 use std::process::Command;
 
@@ -305,8 +306,8 @@ fn a_running_target_shows_its_cache() {
             (CacheMode::None, false),
         ]
     );
-    // The same of each volume, one number after the other; and a turn tells of the lookup before the block that missed
-    // came from the store.
+    // The same of each volume, one number after the other; and a turn tells of the lookup before
+    // the block that missed came from the store.
     let expected = VolumeCounts {
         hits: 2,
         misses: 1,

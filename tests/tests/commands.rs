@@ -1,8 +1,9 @@
-//! The programs as people run them, on a host that may have neither RDMA nor ublk: what they say, what they
-//! return, and what they leave behind.
+//! The programs as people run them, on a host that may have neither RDMA nor ublk: what they say,
+//! what they return, and what they leave behind.
 //!
-//! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names another directory.
-//! Some tests need root and some tools. Without them they fail and say so; `RBLK_SKIP_ROOT=1` leaves them out.
+//! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names
+//! another directory. Some tests need root and some tools. Without them they fail and say so;
+//! `RBLK_SKIP_ROOT=1` leaves them out.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -464,7 +465,8 @@ fn garbage_on_the_port_disturbs_nobody() {
             assert!(client.read((round % 100) * 4096, 8192) == pattern(round, 8192));
         }
     }
-    // Who waits until those are given up, waits for 5 s. It may be that a program was not run for long, so not once.
+    // Who waits until those are given up, waits for 5 s. It may be that a program was not run for
+    // long, so not once.
     let is_in_the_way = |_: &u8| {
         half_open.extend((0..200).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()));
         let begun = Instant::now();
@@ -492,7 +494,8 @@ fn garbage_on_the_port_disturbs_nobody() {
 #[test]
 fn sigterm_drains_and_ends_well() {
     let dir = tempfile::tempdir().unwrap();
-    // Nobody is there to wait for: the drain is over long before its time, which nobody waits for here.
+    // Nobody is there to wait for: the drain is over long before its time, which nobody waits for
+    // here.
     let mut idle = Target::start(dir.path(), &["--memory", "a=1MiB", "--drain-timeout", "60s"]);
     idle.terminate();
     assert_eq!(idle.wait(), Some(0), "{}", idle.log());
@@ -557,7 +560,8 @@ fn drain_waits_until_the_target_is_gone() {
     let target = Target::start(dir.path(), &["--memory", "a=1MiB", "--drain-timeout", "60s"]);
     let client = Client::connect(&target.address, "a", 1).unwrap();
     let child = drain(&target, "table");
-    // The command looks at the drain after it asked for it: with nobody to wait for, the target were gone by then.
+    // The command looks at the drain after it asked for it: with nobody to wait for, the target
+    // were gone by then.
     let has_spoken = || std::fs::read_to_string(&said).is_ok_and(|text| text.contains('\n'));
     wait_for("the drain", || has_spoken().then_some(()));
     client.logout();

@@ -1,5 +1,5 @@
-//! What one I/O may cost: messages, completions, copies and allocations, as the promise of the data path says. The
-//! ends' own counters tell, over the real engines in this process; nothing is timed.
+//! What one I/O may cost: messages, completions, copies and allocations, as the promise of the data
+//! path says. The ends' own counters tell, over the real engines in this process; nothing is timed.
 //!
 //! A binary of its own: it counts its allocations.
 
@@ -13,7 +13,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const BLOCK: u32 = 4096;
 /// A signaled WR of an end for at least so many messages; the initiator has fewer.
 const SIGNALED_MOST: f64 = 1.0 / 16.0;
-/// Measured I/Os are not a multiple of every interval, so one more WR may have been signaled than their share.
+/// Measured I/Os are not a multiple of every interval, so one more WR may have been signaled than
+/// their share.
 const IOS: u64 = 1024;
 
 fn costs(volumes: &[Volume], immediates: bool) -> Vec<Cost> {

@@ -257,7 +257,8 @@ fn an_idle_connection_gives_its_memory_back_to_those_who_wait() {
     let mut bed = Bed::new(&rig);
     let options = QueueOptions { depth: 128, io_max_bytes: 64 << 10, ..QueueOptions::default() };
     let (idle, busy) = (bed.queue(STORE, options), bed.queue(STORE, options));
-    // Two reads fill the arena; their extents stay behind unsignaled work requests of an idle connection.
+    // Two reads fill the arena; their extents stay behind unsignaled work requests of an idle
+    // connection.
     for tag in 0..2 {
         bed.submit(idle, tag, IoOp::Read, 0, 64 << 10);
     }
@@ -360,7 +361,8 @@ fn a_store_error_is_the_answer_to_its_request_and_to_no_other() {
 
 #[test]
 fn an_errno_without_a_name_is_an_error_and_no_success() {
-    // The kernel has such: ENOTSUPP (524) comes out of drivers, and `Errno::from_raw` has no name for it.
+    // The kernel has such: ENOTSUPP (524) comes out of drivers, and `Errno::from_raw` has no name
+    // for it.
     let mut bed = Bed::new(&RigOptions::default());
     let queue = bed.queue(STORE, QueueOptions::default());
     for (kind, op) in [(Kind::Read, IoOp::Read), (Kind::Write, IoOp::Write)] {

@@ -1,5 +1,5 @@
-//! What an engine does with its path beyond requests: it holds them, proves that the target lives, and gives a
-//! silent path up.
+//! What an engine does with its path beyond requests: it holds them, proves that the target lives,
+//! and gives a silent path up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,7 +54,8 @@ fn a_held_queue_becomes_quiet_and_leaves_its_path_without_sending_anything_twice
     stall_store(&mut bed, false);
     assert_eq!(bed.outcomes(3).iter().map(|o| o.result).collect::<Vec<_>>(), [8192; 3]);
     assert!(bed.rig.engine_mut(queue).is_quiet());
-    // The planned switch: nothing is on its way, so nothing is sent again, and the next path is held as well.
+    // The planned switch: nothing is on its way, so nothing is sent again, and the next path is
+    // held as well.
     bed.rig.disconnect(queue);
     let session = bed.session;
     bed.rig.new_epoch(session).unwrap();

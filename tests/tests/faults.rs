@@ -1,5 +1,5 @@
-//! Links that break at any moment, stores that fail and delay: nothing is lost, nothing is done twice in a
-//! way that shows, and nothing is held for ever.
+//! Links that break at any moment, stores that fail and delay: nothing is lost, nothing is done
+//! twice in a way that shows, and nothing is held for ever.
 
 use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_bench::ram_store::StoreConditions;
@@ -132,8 +132,8 @@ fn a_failing_store_behind_a_failing_link_lies_about_nothing() {
 
 #[test]
 fn a_stale_write_never_follows_its_own_replay() {
-    // The first copy is held by the store while its connection dies. The second may begin only when the
-    // first has ended.
+    // The first copy is held by the store while its connection dies. The second may begin only when
+    // the first has ended.
     let mut bed = Bed::new(&RigOptions::default());
     let queue = bed.queue(STORE, QueueOptions::default());
     let stalled = StoreConditions { stalled: true, ..StoreConditions::default() };

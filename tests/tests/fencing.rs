@@ -259,7 +259,8 @@ fn who_was_fenced_stays_so_where_nothing_can_be_written() {
     let generations = (alice.volume.generation, bob.volume.generation);
     drop((alice, bob));
     target.kill();
-    // Directories in the place of the new files: as on a full disk, what is there can be read and not replaced.
+    // Directories in the place of the new files: as on a full disk, what is there can be read and
+    // not replaced.
     for file in ["store1.lineage.new", "store1.holders.new"] {
         std::fs::create_dir(dir.path().join(file)).unwrap();
     }

@@ -1,4 +1,5 @@
-//! Queues whose path has several QPs: where their requests go, and that the path lives and dies as one.
+//! Queues whose path has several QPs: where their requests go, and that the path lives and dies as
+//! one.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! RDMA of a path that is gone: it gets into no buffer, whichever of its QP and its keys is left, and the target
-//! counts it.
+//! RDMA of a path that is gone: it gets into no buffer, whichever of its QP and its keys is left,
+//! and the target counts it.
 
 use std::sync::Arc;
 
@@ -101,7 +101,8 @@ fn a_target_counts_what_the_initiator_does_not_lend_any_more() {
             assert!(!matches!(peer.hear(&mut bed), Heard::End(_)));
             assert_eq!(bed.rig.target_counts().stale_rdma_blocked, 0);
             let before = bed.rig.store_mut().bytes(STORE).to_vec();
-            // The QP lives on. The key in the command dies while the store works, or is dead when it comes.
+            // The QP lives on. The key in the command dies while the store works, or is dead when
+            // it comes.
             let stalled = StoreConditions { stalled: true, ..StoreConditions::default() };
             bed.rig.store_mut().set_conditions(stalled);
             let command = peer.transfer(opcode, 2, 64, 16);

@@ -1,5 +1,5 @@
-//! Several capsules in one message: what is packed, that it means what its capsules mean, and what a list that breaks a
-//! rule does.
+//! Several capsules in one message: what is packed, that it means what its capsules mean, and what
+//! a list that breaks a rule does.
 
 use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_bench::ram_store::StoreConditions;
@@ -123,8 +123,8 @@ fn the_writes_of_a_turn_share_messages_with_their_data() {
 
 #[test]
 fn slots_and_buffers_of_shared_messages_are_written_again_when_the_message_arrived() {
-    // As above for commands: the answer to any command of a message frees its tag, its buffer and its slot, and the
-    // next one with that tag has other data, whatever became of the others.
+    // As above for commands: the answer to any command of a message frees its tag, its buffer and
+    // its slot, and the next one with that tag has other data, whatever became of the others.
     let mut random = Random::new(2);
     let mut target = raw(DATA, 512);
     let mut waiting: Vec<(CommandCapsule, u64)> = Vec::new();
@@ -173,8 +173,8 @@ fn nothing_is_packed_that_was_not_agreed() {
 
 #[test]
 fn a_slot_is_written_again_only_when_its_message_arrived() {
-    // Tags come free and are used again in another order each time, while nothing is signaled: what the target reads is
-    // what the engine says last, message by message.
+    // Tags come free and are used again in another order each time, while nothing is signaled: what
+    // the target reads is what the engine says last, message by message.
     let mut random = Random::new(1);
     let mut target = raw(LISTS, 0);
     for round in 0..200 {
@@ -320,7 +320,8 @@ fn a_list_is_served_as_its_commands_would_be() {
         let session = bed.rig.begin_session();
         bed.open_all(session);
         let mut peer = RawPeer::tested(&mut bed, session, STORE, options(features));
-        // Of another epoch, of no volume, of nothing, out of bounds, good: each gets its own answer.
+        // Of another epoch, of no volume, of nothing, out of bounds, good: each gets its own
+        // answer.
         let mut list: Vec<_> =
             (0..14).map(|tag| peer.transfer(Opcode::Read, tag, u64::from(tag) * 8, 8)).collect();
         for (tag, command) in list.iter_mut().enumerate() {
@@ -382,8 +383,9 @@ struct Short {
     peer: RawPeer,
 }
 
-/// A peer of a target whose memory is all taken, by reads of another that do not end before the store is let go: writes
-/// to [`STORE`] wait with their data where it landed, writes to [`MEMORY`] do not.
+/// A peer of a target whose memory is all taken, by reads of another that do not end before the
+/// store is let go: writes to [`STORE`] wait with their data where it landed, writes to [`MEMORY`]
+/// do not.
 fn short_of_memory(features: Features) -> Short {
     let rig =
         RigOptions { arena_bytes: 4 * (64 << 10), io_max_bytes: 64 << 10, ..RigOptions::default() };
@@ -522,7 +524,8 @@ fn a_connection_that_dies_with_data_in_its_slots_leaves_nothing() {
 
 #[test]
 fn receive_slots_of_lists_come_back_at_once() {
-    // More messages than there are slots, while the first commands of each list are still worked on.
+    // More messages than there are slots, while the first commands of each list are still worked
+    // on.
     let mut bed = Bed::new(&RigOptions::default());
     let session = bed.rig.begin_session();
     bed.open_all(session);

@@ -1,4 +1,5 @@
-//! The mutations of `tests/mutations` still fit the source: each breaks a rule, which the simulation must notice.
+//! The mutations of `tests/mutations` still fit the source: each breaks a rule, which the
+//! simulation must notice.
 
 use std::fs;
 use std::path::{Path, PathBuf};

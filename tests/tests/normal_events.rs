@@ -1,7 +1,8 @@
-//! What is no failure must not look like one: initiators that come, look and leave, and those that come back to a
-//! target that was started anew.
+//! What is no failure must not look like one: initiators that come, look and leave, and those that
+//! come back to a target that was started anew.
 //!
-//! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names another directory.
+//! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names
+//! another directory.
 
 use std::process::Command;
 use std::time::Duration;
@@ -54,7 +55,8 @@ fn who_looks_and_leaves_is_no_lost_connection() {
     assert!(target.log().contains("the initiator left"), "{}", target.log());
 }
 
-/// As a mount does after a restart of its target: it asks for its session, and begins a new one when there is none.
+/// As a mount does after a restart of its target: it asks for its session, and begins a new one
+/// when there is none.
 #[test]
 fn who_comes_back_after_a_restart_is_no_warning() {
     let dir = tempfile::tempdir().unwrap();

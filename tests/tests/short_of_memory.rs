@@ -1,5 +1,5 @@
-//! A target whose device has no memory for larger receive slots: a connection goes without the data of several commands
-//! in one message, and has everything else.
+//! A target whose device has no memory for larger receive slots: a connection goes without the data
+//! of several commands in one message, and has everything else.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ const WISH: Features = Features(Features::WRITE_WITH_IMM.0 | Features::CAPSULE_L
 
 const _: () = assert!(DEPTH as u64 * BLOCK as u64 <= VOLUME_BYTES, "a block for each tag");
 
-/// A target whose largest MR has so many bytes, a queue of so many lanes that wishes for everything, and what it was
-/// told.
+/// A target whose largest MR has so many bytes, a queue of so many lanes that wishes for
+/// everything, and what it was told.
 fn connected(region_max_bytes: u64, lanes: u16) -> (Bed, QueueId, HelloAccept) {
     let arena_bytes = 4 << 20;
     let mut bed = Bed::new(&RigOptions { region_max_bytes, arena_bytes, ..RigOptions::default() });
@@ -43,7 +43,8 @@ fn connected(region_max_bytes: u64, lanes: u16) -> (Bed, QueueId, HelloAccept) {
     (bed, queue, told)
 }
 
-/// Writes a block with every tag at once and looks at what is there then, a few times. Returns the messages of a round.
+/// Writes a block with every tag at once and looks at what is there then, a few times. Returns the
+/// messages of a round.
 fn write_at_depth(bed: &mut Bed, queue: QueueId) -> u64 {
     let content = |round: u64, tag: u16| pattern(round << 16 | u64::from(tag), BLOCK as usize);
     let before = bed.rig.queue_counts(queue);

@@ -1,7 +1,8 @@
-//! What SIGHUP does to a target that serves: nothing but a line in its log. The signal itself, and the terminal that
-//! sends it by closing.
+//! What SIGHUP does to a target that serves: nothing but a line in its log. The signal itself, and
+//! the terminal that sends it by closing.
 //!
-//! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names another directory.
+//! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names
+//! another directory.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -54,8 +55,8 @@ impl Drop for InTerminal {
     }
 }
 
-/// A terminal: the end of its window, and that of the programs in it. No child has the first, or the window would not
-/// close as long as the child lives.
+/// A terminal: the end of its window, and that of the programs in it. No child has the first, or
+/// the window would not close as long as the child lives.
 fn terminal() -> (File, File) {
     let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let window = posix_openpt(flags).unwrap();
@@ -77,7 +78,8 @@ fn a_target_outlives_its_terminal() {
     let address = format!("tcp://127.0.0.1:{}", port.number);
     let (mut screen, programs) = terminal();
     let end = || Stdio::from(programs.try_clone().unwrap());
-    // Its own session, with the terminal as the one that controls it: so the kernel sends SIGHUP when it closes.
+    // Its own session, with the terminal as the one that controls it: so the kernel sends SIGHUP
+    // when it closes.
     let mut command = Command::new("setsid");
     command.arg("--ctty").arg(program("rblk-target"));
     command.args(["serve", "--listen", &address, "--memory", "m=1MiB", "-v", "--control-socket"]);

@@ -1,7 +1,8 @@
-//! Hosts and a target in one thread, with everything that goes wrong between them, against a history: see
-//! [`rblk_tests::sim`].
+//! Hosts and a target in one thread, with everything that goes wrong between them, against a
+//! history: see [`rblk_tests::sim`].
 //!
-//! An optimised build runs 5000 seeds, others fewer unless `RBLK_LONG=1`; `RBLK_SEED=N` runs one seed alone.
+//! An optimised build runs 5000 seeds, others fewer unless `RBLK_LONG=1`; `RBLK_SEED=N` runs one
+//! seed alone.
 
 use rblk_bench::seed::Random;
 use rblk_initiator::io::IoOp;
@@ -44,7 +45,8 @@ fn nothing_is_lost_stale_or_stuck() {
     println!("{seeds:?} in {:?}: {sum:?}", begun.elapsed());
 }
 
-/// A write that the store holds while its path dies and the host comes back by another: what is written after it stays.
+/// A write that the store holds while its path dies and the host comes back by another: what is
+/// written after it stays.
 #[test]
 fn a_stale_write_never_lands() {
     let count = if is_long() || !cfg!(debug_assertions) { 1000 } else { 40 };

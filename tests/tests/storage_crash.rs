@@ -1,11 +1,11 @@
-//! Targets that die in the middle of random requests, by a loss of power or alone, and start again with what
-//! is left.
+//! Targets that die in the middle of random requests, by a loss of power or alone, and start again
+//! with what is left.
 //!
-//! Nothing is lost that was made durable, and when only the program died and does not write back, nothing
-//! that was acknowledged; and nothing is there that nobody wrote.
+//! Nothing is lost that was made durable, and when only the program died and does not write back,
+//! nothing that was acknowledged; and nothing is there that nobody wrote.
 //!
-//! Each seed is a chain of [`CYCLES`] lives. `RBLK_LONG=1` makes it 10,000 lives per cache mode; `RBLK_SEED=N`
-//! runs one seed alone.
+//! Each seed is a chain of [`CYCLES`] lives. `RBLK_LONG=1` makes it 10,000 lives per cache mode;
+//! `RBLK_SEED=N` runs one seed alone.
 
 use rblk_bench::seed::Random;
 use rblk_target::volume::CacheMode;

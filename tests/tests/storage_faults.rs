@@ -1,8 +1,8 @@
-//! Stores that fail: the error comes to the requests whose range failed and to no others, nothing that was
-//! acknowledged is forgotten, and nothing hangs.
+//! Stores that fail: the error comes to the requests whose range failed and to no others, nothing
+//! that was acknowledged is forgotten, and nothing hangs.
 //!
-//! Parts of the store are bad in whole blocks of the cache, [`CACHE_BLOCK`] bytes: what shares one with a bad
-//! sector may fail with it. `RBLK_LONG=1` runs more seeds; `RBLK_SEED=N` runs one alone.
+//! Parts of the store are bad in whole blocks of the cache, [`CACHE_BLOCK`] bytes: what shares one
+//! with a bad sector may fail with it. `RBLK_LONG=1` runs more seeds; `RBLK_SEED=N` runs one alone.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -57,7 +57,8 @@ fn storms() -> u64 {
     if is_long() { 200 } else { 16 }
 }
 
-/// Runs requests while parts of the store are bad, then heals it and ends well. Returns what failed.
+/// Runs requests while parts of the store are bad, then heals it and ends well. Returns what
+/// failed.
 fn fail_and_heal(
     storm: &mut Storm,
     kinds: &[Kind],
@@ -74,7 +75,8 @@ fn fail_and_heal(
     let idle = storm.rig.run(PATIENCE, |rig| rig.store_mut().disk_in_flight() == 0);
     idle.expect("the store ends what it has");
     storm.run(50);
-    // A change that failed may have left blocks that were to be written back: the next FLUSH has them.
+    // A change that failed may have left blocks that were to be written back: the next FLUSH has
+    // them.
     storm.calm();
     assert_eq!(storm.take_failures(), [], "after the store recovered");
     failures

@@ -1,8 +1,8 @@
-//! Random overlapping requests over several queues against an oracle, in every cache mode and at arena sizes
-//! from a few slots to more than the volume.
+//! Random overlapping requests over several queues against an oracle, in every cache mode and at
+//! arena sizes from a few slots to more than the volume.
 //!
-//! An optimised build makes a million requests, others fewer unless `RBLK_LONG=1`; `RBLK_SEED=N` runs one seed
-//! alone.
+//! An optimised build makes a million requests, others fewer unless `RBLK_LONG=1`; `RBLK_SEED=N`
+//! runs one seed alone.
 
 use rblk_bench::seed::Random;
 use rblk_target::volume::CacheMode;

@@ -1,8 +1,9 @@
-//! The programs as a user runs them who is not root, or has too little lockable memory: what they say, and that they
-//! leave nothing.
+//! The programs as a user runs them who is not root, or has too little lockable memory: what they
+//! say, and that they leave nothing.
 //!
-//! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names another directory. The
-//! tests need root, `setpriv` and `prlimit`. Without them they fail and say so; `RBLK_SKIP_ROOT=1` leaves them out.
+//! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names
+//! another directory. The tests need root, `setpriv` and `prlimit`. Without them they fail and say
+//! so; `RBLK_SKIP_ROOT=1` leaves them out.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,5 @@
-//! Real targets that restart, in good order or not: what their verifiers say, and what an initiator makes of it.
+//! Real targets that restart, in good order or not: what their verifiers say, and what an initiator
+//! makes of it.
 
 use std::path::Path as File;
 use std::sync::Arc;
@@ -105,8 +106,8 @@ fn run(engine: &mut Engine, now: Instant, io: Io) -> i32 {
     result.unwrap()
 }
 
-/// Writes without a flush, and the target's machine dies. Returns the account after it was settled with the next
-/// target, what should be in the file, and what is.
+/// Writes without a flush, and the target's machine dies. Returns the account after it was settled
+/// with the next target, what should be in the file, and what is.
 fn lose(retain: bool) -> (Arc<Durability>, Vec<u8>, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("v.img");

@@ -1,7 +1,8 @@
 //! `cargo xtask bench`: rblk beside its peers in the lab, and the report of it in `bench/results/`.
 //!
-//! What does not depend on the machine is counted on this one; the rest runs in the guest, every command into the
-//! same folder, so that one report has it all. A step that fails does not end the run: what was measured is drawn.
+//! What does not depend on the machine is counted on this one; the rest runs in the guest, every
+//! command into the same folder, so that one report has it all. A step that fails does not end the
+//! run: what was measured is drawn.
 
 use std::ffi::OsString;
 use std::fs;
@@ -41,12 +42,12 @@ enum Extent {
 
 /// Measure rblk beside the kernel's own remote disks in the lab, and draw the report
 ///
-/// Builds the programs as they would be installed, counts what an I/O costs, boots the lab's guest and measures
-/// there; leaves run.json, report.html and the drawings in bench/results/NAME and says where. Other work on this
-/// machine meanwhile makes the numbers worthless: keep it quiet.
+/// Builds the programs as they would be installed, counts what an I/O costs, boots the lab's guest
+/// and measures there; leaves run.json, report.html and the drawings in bench/results/NAME and says
+/// where. Other work on this machine meanwhile makes the numbers worthless: keep it quiet.
 ///
-/// Exit status: 0 when everything was measured, 1 when a step failed (what there is was drawn), 124 at the time
-/// limit of the guest.
+/// Exit status: 0 when everything was measured, 1 when a step failed (what there is was drawn), 124
+/// at the time limit of the guest.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct BenchArgs {
@@ -86,7 +87,8 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     no_cost: bool,
 
-    /// More words for `rblk-bench compare`, after `--`: --systems, --cells, --rounds, --seconds, ...
+    /// More words for `rblk-bench compare`, after `--`: --systems, --cells, --rounds, --seconds,
+    /// ...
     #[arg(last = true, value_name = "WORDS")]
     compare: Vec<OsString>,
 }
@@ -214,8 +216,8 @@ impl BenchArgs {
             step.words.extend(self.compare.iter().cloned());
             step
         };
-        // Counting system calls patches the running kernel, which an emulated one may not survive: by itself, last, and
-        // nothing is measured again.
+        // Counting system calls patches the running kernel, which an emulated one may not survive:
+        // by itself, last, and nothing is measured again.
         let probing = |words: &[&str]| {
             let gate = ["--cells", "gate", "--systems", "rblk-verbs,rblk-tcp", "--no-perftest"];
             compare(&[&gate, words].concat())
@@ -226,7 +228,8 @@ impl BenchArgs {
             let gate = ["--cells", "gate", "--no-perftest", "--no-probe", "--profile"];
             compare(&[systems.as_slice(), &gate].concat())
         };
-        // Spinning and not spinning, in turn and each alone: what is measured is there only as long as it is.
+        // Spinning and not spinning, in turn and each alone: what is measured is there only as long
+        // as it is.
         let waiting = || {
             let of = |system: &[&str], round: &str| {
                 let cell = ["--cells", "randread-4k-qd8-j1-q1", "--rounds", round];

@@ -38,6 +38,7 @@ enum Command {
     Demo(demo::DemoArgs),
     #[command(hide = true)]
     DemoInside(demo::InsideArgs),
+    Check(test::CheckArgs),
     Test(test::TestArgs),
     Bench(bench::BenchArgs),
 }
@@ -116,6 +117,7 @@ fn main() -> ExitCode {
         Command::Lab(args) => (args.run(), lab::FAILED),
         Command::Demo(args) => (args.run(), 1),
         Command::DemoInside(args) => (args.run(), 1),
+        Command::Check(args) => (args.run(), 1),
         Command::Test(args) => (args.run(), 1),
         Command::Bench(args) => (args.run(), 1),
     };

@@ -1,4 +1,5 @@
-//! The Debian packages that building and testing the workspace needs, and why. The lab's are in `lab/host.rs`.
+//! The Debian packages that building and testing the workspace needs, and why. The lab's are in
+//! `lab/host.rs`.
 
 use crate::lab::host::Package;
 

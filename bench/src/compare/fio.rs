@@ -14,8 +14,8 @@ use crate::result::{Cell, Latency};
 /// Seconds that a load runs before it is measured.
 pub const RAMP: u32 = 1;
 
-/// fio may take so much longer than it should: it starts slowly on a guest's shared file system, and many jobs end
-/// one after the other.
+/// fio may take so much longer than it should: it starts slowly on a guest's shared file system,
+/// and many jobs end one after the other.
 const LATE: Duration = Duration::from_secs(45);
 
 /// Bins of fio that become one here: 16 are left for each doubling, which is 6 % at most.
@@ -73,7 +73,8 @@ pub fn words(cell: &Cell, disk: &Path, bytes: u64, seconds: u32, output: &Path) 
     words
 }
 
-/// Writes a whole disk once: memory is given to it by that, on every system, and not while it is measured.
+/// Writes a whole disk once: memory is given to it by that, on every system, and not while it is
+/// measured.
 #[must_use]
 pub fn fill_words(disk: &Path, bytes: u64) -> Vec<String> {
     let mut words: Vec<String> = [

@@ -1,7 +1,8 @@
 //! fio on rblk and on its peers, in the same run on the same machine, round by round.
 //!
 //! ```text
-//! plan (cells, systems) -> per number of queues: set all up -> fill -> rounds x cells x systems -> probe -> take down
+//! plan (cells, systems)
+//!   -> per number of queues: set all up -> fill -> rounds x cells x systems -> probe -> take down
 //! ```
 //!
 //! | module | what is in it |
@@ -37,8 +38,9 @@ use crate::peer::{Setting, Volume};
 use crate::result::Run;
 use crate::{child, interrupt};
 
-/// Measures what the arguments ask for into `run`, which is saved after every round; samples that it holds already
-/// are not measured again. A system that cannot be measured is one with an error in the run, and no error here.
+/// Measures what the arguments ask for into `run`, which is saved after every round; samples that
+/// it holds already are not measured again. A system that cannot be measured is one with an error
+/// in the run, and no error here.
 ///
 /// # Errors
 /// Nothing can be measured at all, or it was interrupted.
@@ -116,7 +118,8 @@ pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> 
     Ok(())
 }
 
-/// The address of an RDMA device of this host: the one that was asked for, if it is one's, or the first one.
+/// The address of an RDMA device of this host: the one that was asked for, if it is one's, or the
+/// first one.
 pub(crate) fn rdma_address(asked: Option<IpAddr>) -> Option<IpAddr> {
     let all = sysfs::gids();
     match asked {

@@ -1,4 +1,5 @@
-//! What is measured: systems by key, workloads by key or by the name of a set, and the order of it all.
+//! What is measured: systems by key, workloads by key or by the name of a set, and the order of it
+//! all.
 //!
 //! Pure: nothing here looks at the machine.
 
@@ -75,9 +76,10 @@ const NONE: &str = "none";
 
 /// The systems that were asked for.
 ///
-/// `keys` are known ones; no key means all but those that spin all the time, `none` means none. `variants` are `NAME=WORDS`
-/// ([`Variant::parse`]); `rblk` are disks of ours as `PATH` or `NAME=PATH`, `peers` are others as `NAME=PATH`. With
-/// either of the last two nothing is set up but what `keys` and `variants` say.
+/// `keys` are known ones; no key means all but those that spin all the time, `none` means none.
+/// `variants` are `NAME=WORDS` ([`Variant::parse`]); `rblk` are disks of ours as `PATH` or
+/// `NAME=PATH`, `peers` are others as `NAME=PATH`. With either of the last two nothing is set up
+/// but what `keys` and `variants` say.
 ///
 /// # Errors
 /// A key is unknown, or a word has the wrong form, or a key comes twice.
@@ -138,8 +140,9 @@ pub fn systems(
     Ok(systems)
 }
 
-/// The workloads of `text`: names of sets (`gate`, `full`, `smoke`, `jobs`) and keys, comma between. Those of a set
-/// are with the first of `queues`; the gate's come again with each other number of queues.
+/// The workloads of `text`: names of sets (`gate`, `full`, `smoke`, `jobs`) and keys, comma
+/// between. Those of a set are with the first of `queues`; the gate's come again with each other
+/// number of queues.
 ///
 /// # Errors
 /// A word is neither a set nor a key.
@@ -259,8 +262,8 @@ fn parse(key: &str) -> Option<Cell> {
     sane.then(|| Cell::new(rw, bytes, depth, jobs, queues, percent))
 }
 
-/// The order of `count` systems in a round, from 1: each round begins with another one, so that what one system does
-/// to the next, and a machine that drifts, fall on all alike.
+/// The order of `count` systems in a round, from 1: each round begins with another one, so that
+/// what one system does to the next, and a machine that drifts, fall on all alike.
 #[must_use]
 pub fn order(count: usize, round: u32) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();

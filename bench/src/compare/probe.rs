@@ -1,5 +1,5 @@
-//! What a system spends on its I/Os: processor time, context switches, system calls, and our own counters, as
-//! differences of two looks from outside. What this kernel does not tell is absent.
+//! What a system spends on its I/Os: processor time, context switches, system calls, and our own
+//! counters, as differences of two looks from outside. What this kernel does not tell is absent.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -69,8 +69,8 @@ impl Look {
         }
     }
 
-    /// What was spent since `before`. I/Os are those that each end counted itself; `ios` is taken for systems that
-    /// do not count.
+    /// What was spent since `before`. I/Os are those that each end counted itself; `ios` is taken
+    /// for systems that do not count.
     #[must_use]
     pub fn since(&self, before: &Self, ios: Option<f64>) -> Spent {
         let seconds = (self.at - before.at).as_secs_f64().max(1e-9);
@@ -230,7 +230,8 @@ pub fn counts_syscalls(journal: &Journal) -> Result<bool> {
     Ok(counts)
 }
 
-/// System calls that data threads made until some moment, since they are counted, and what was looked at then.
+/// System calls that data threads made until some moment, since they are counted, and what was
+/// looked at then.
 #[derive(Clone, Debug)]
 pub struct Called<T> {
     /// Of each process.
@@ -239,8 +240,9 @@ pub struct Called<T> {
     pub seen: T,
 }
 
-/// Counts the system calls of the data threads of two processes for `time`, in a few windows with a `look` at both
-/// ends of each. Counting is begun and ended once, for that changes the kernel's code.
+/// Counts the system calls of the data threads of two processes for `time`, in a few windows with a
+/// `look` at both ends of each. Counting is begun and ended once, for that changes the kernel's
+/// code.
 ///
 /// # Errors
 /// The kernel does not count them, `look` fails, or it was interrupted; nothing is left on.
@@ -277,8 +279,8 @@ fn sums(calls: &[(u32, u64)], threads: &[HashSet<u32>; 2]) -> [u64; 2] {
     [of(&threads[0]), of(&threads[1])]
 }
 
-/// What an end's calls are per I/O, in the middle of all windows. `ios` tells those between two looks; no window with I/O,
-/// no number.
+/// What an end's calls are per I/O, in the middle of all windows. `ios` tells those between two
+/// looks; no window with I/O, no number.
 #[must_use]
 pub fn calls_per_io<T>(
     called: &[Called<T>],
@@ -322,7 +324,7 @@ fn data_threads(pid: u32) -> HashSet<u32> {
     ids.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Thread and count of lines such as `{ common_pid:        123, id:         1 } hitcount:         10`.
+/// Thread and count of lines such as `{ common_pid: 123, id: 1 } hitcount: 10`.
 fn parse(histogram: &str) -> Vec<(u32, u64)> {
     let of_line = |line: &str| {
         let line = line.trim().strip_prefix("{ common_pid:")?;

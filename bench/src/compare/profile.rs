@@ -1,11 +1,12 @@
-//! Where the processors' time goes under a load: `perf` samples all of them while fio runs, and the samples are folded
-//! by thread and function.
+//! Where the processors' time goes under a load: `perf` samples all of them while fio runs, and the
+//! samples are folded by thread and function.
 //!
-//! perf begins slowly, above all in an emulated guest, so one of it samples all loads of a run, and each sample is
-//! counted for the load within whose [`Window`] it was taken.
+//! perf begins slowly, above all in an emulated guest, so one of it samples all loads of a run, and
+//! each sample is counted for the load within whose [`Window`] it was taken.
 //!
-//! The samples are of the CPU clock, which every machine has, emulated ones too; so what runs with interrupts off is
-//! charged to where they are on again (`_raw_spin_unlock_irqrestore`, `finish_task_switch`).
+//! The samples are of the CPU clock, which every machine has, emulated ones too; so what runs with
+//! interrupts off is charged to where they are on again (`_raw_spin_unlock_irqrestore`,
+//! `finish_task_switch`).
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command};
@@ -26,7 +27,8 @@ use crate::result::{FunctionShare, ThreadShare};
 pub const PERF: &str = "perf";
 /// Samples a second of each processor: no divisor of a timer's rate.
 const RATE: &str = "199";
-/// How long perf may take to begin, to write what it has, and to find the names: it reads all symbols of the kernel.
+/// How long perf may take to begin, to write what it has, and to find the names: it reads all
+/// symbols of the kernel.
 const LATE: Duration = Duration::from_secs(180);
 /// Threads with less of the processors' time are left out.
 const THREAD_LEAST: f64 = 0.005;

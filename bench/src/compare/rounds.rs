@@ -1,8 +1,8 @@
-//! The measuring itself: systems side by side, cells one after the other, in every cell all systems in turn, round by
-//! round.
+//! The measuring itself: systems side by side, cells one after the other, in every cell all systems
+//! in turn, round by round.
 //!
-//! A system that fails is taken down and left out from then on, with its reason in the run; what was measured of it
-//! stays. Only an interrupt ends it all.
+//! A system that fails is taken down and left out from then on, with its reason in the run; what
+//! was measured of it stays. Only an interrupt ends it all.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -97,7 +97,8 @@ impl Progress {
 }
 
 impl Rounds<'_> {
-    /// Sets the systems up with one number of queues, measures `cells` on them, and takes them down.
+    /// Sets the systems up with one number of queues, measures `cells` on them, and takes them
+    /// down.
     ///
     /// # Errors
     /// Interrupted, or the run cannot be saved.
@@ -178,7 +179,8 @@ impl Rounds<'_> {
         Ok(contenders)
     }
 
-    /// Takes a system into the run. With several numbers of queues the first decides what is said of it.
+    /// Takes a system into the run. With several numbers of queues the first decides what is said
+    /// of it.
     fn describe(&mut self, candidate: &Candidate, detail: &str, error: Option<String>) {
         let key = &candidate.info.key;
         let mut info = candidate.info.clone();
@@ -279,7 +281,8 @@ impl Rounds<'_> {
         })
     }
 
-    /// Samples where the processors' time goes in each cell, once in a run, in samples that are not kept.
+    /// Samples where the processors' time goes in each cell, once in a run, in samples that are not
+    /// kept.
     fn sample_processors(
         &mut self,
         contenders: &[Contender<'_>],
@@ -336,7 +339,8 @@ impl Rounds<'_> {
         Ok(())
     }
 
-    /// Counts the system calls of a cell's I/Os in a sample of its own, which is not kept: counting them costs time.
+    /// Counts the system calls of a cell's I/Os in a sample of its own, which is not kept: counting
+    /// them costs time.
     fn count_syscalls(
         &mut self,
         contender: &Contender<'_>,
@@ -377,8 +381,8 @@ impl Rounds<'_> {
     }
 }
 
-/// Runs a cell's load while `look` looks, which it does when there is I/O. The load is killed then; one that had ended
-/// before is an error, for nothing ran meanwhile.
+/// Runs a cell's load while `look` looks, which it does when there is I/O. The load is killed then;
+/// one that had ended before is an error, for nothing ran meanwhile.
 fn under_load<T>(
     system: &System,
     cell: &Cell,
@@ -418,7 +422,8 @@ fn calls_per_io(system: &System, cell: &Cell, setting: &Setting) -> Result<[Opti
     ])
 }
 
-/// Waits until a load that was started does I/O: programs start slowly on a guest's shared file system.
+/// Waits until a load that was started does I/O: programs start slowly on a guest's shared file
+/// system.
 fn wait_for_io(disk: &Path) -> Result<()> {
     let (before, deadline) = (probe::disk_ios(disk), Instant::now() + START);
     while probe::disk_ios(disk) == before {
@@ -467,8 +472,8 @@ fn take_down(contender: &mut Contender<'_>) {
 
 /// Cells by number and depth of the queues they need, in the order in which they come.
 ///
-/// io_uring gives every request for which a disk has no tag to a kernel thread of its own, and hundreds of those are
-/// what is measured then, on all systems alike.
+/// io_uring gives every request for which a disk has no tag to a kernel thread of its own, and
+/// hundreds of those are what is measured then, on all systems alike.
 #[must_use]
 pub fn by_shape(cells: &[Cell]) -> BTreeMap<(u32, u16), Vec<Cell>> {
     let mut groups: BTreeMap<_, Vec<Cell>> = BTreeMap::new();

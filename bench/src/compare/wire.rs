@@ -1,4 +1,5 @@
-//! perftest in the same run, on the device that rblk and nvme-rdma use: what the wire itself gives, round by round.
+//! perftest in the same run, on the device that rblk and nvme-rdma use: what the wire itself gives,
+//! round by round.
 
 use std::net::IpAddr;
 

@@ -1,7 +1,7 @@
 //! [`CountingAllocator`]: the system's allocator, counting what each thread asks it for.
 //!
-//! A program that wants the numbers installs it; without it every count stays 0, which [`are_counted`] tells apart
-//! from a program that allocates nothing.
+//! A program that wants the numbers installs it; without it every count stays 0, which
+//! [`are_counted`] tells apart from a program that allocates nothing.
 //!
 //! ```
 //! use rblk_bench::cost::allocations::{self, CountingAllocator};
@@ -35,8 +35,8 @@ fn count() {
     COUNT.with(|count| count.set(count.get() + 1));
 }
 
-// SAFETY: every call goes to the system's allocator unchanged, whose promises are these; counting touches a number
-// that is the thread's own and neither allocates nor panics.
+// SAFETY: every call goes to the system's allocator unchanged, whose promises are these; counting
+// touches a number that is the thread's own and neither allocates nor panics.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
@@ -62,7 +62,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
-/// Allocations and reallocations of this thread so far; 0 where [`CountingAllocator`] is not installed.
+/// Allocations and reallocations of this thread so far; 0 where [`CountingAllocator`] is not
+/// installed.
 #[must_use]
 pub fn of_this_thread() -> u64 {
     COUNT.with(Cell::get)

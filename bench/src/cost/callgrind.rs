@@ -1,7 +1,7 @@
 //! [`Profile`]: who called whom at what cost, read from a file of valgrind's callgrind. Pure.
 //!
-//! The format is callgrind's own (its manual, "Callgrind Format Specification"), with names compressed or not, and
-//! one event per line.
+//! The format is callgrind's own (its manual, "Callgrind Format Specification"), with names
+//! compressed or not, and one event per line.
 
 use std::collections::HashMap;
 

@@ -1,9 +1,10 @@
 //! Instructions of each end's engine per I/O, by valgrind's callgrind.
 //!
-//! The same program is started once more under callgrind with the same cases, and dumps a profile at the end of each
-//! measured loop. The cost of an end is that of its calls by the rig, less what its calls into the fabric and the
-//! store took: what is left is the protocol, the cache and the bookkeeping. The fabric of the rig is not that of an
-//! RDMA device, so it is told apart. Turns in which nothing came are counted too, as a polling thread has them.
+//! The same program is started once more under callgrind with the same cases, and dumps a profile
+//! at the end of each measured loop. The cost of an end is that of its calls by the rig, less what
+//! its calls into the fabric and the store took: what is left is the protocol, the cache and the
+//! bookkeeping. The fabric of the rig is not that of an RDMA device, so it is told apart. Turns in
+//! which nothing came are counted too, as a polling thread has them.
 
 use std::path::Path;
 use std::process::Command;
@@ -45,7 +46,8 @@ pub struct InstructionCost {
     pub initiator: EndInstructions,
     /// The target.
     pub target: EndInstructions,
-    /// Functions with the most instructions of their own, both ends and everything under them, per I/O.
+    /// Functions with the most instructions of their own, both ends and everything under them, per
+    /// I/O.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hottest: Vec<(String, f64)>,
 }

@@ -1,7 +1,8 @@
 //! What one I/O costs running daemons, by their own counters and the kernel's.
 //!
-//! fio keeps a mounted device busy; the counters of the mount and of its target are read before and after, and the
-//! difference is divided by the I/Os that the mount answered meanwhile. A target on another host has no column.
+//! fio keeps a mounted device busy; the counters of the mount and of its target are read before and
+//! after, and the difference is divided by the I/Os that the mount answered meanwhile. A target on
+//! another host has no column.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -26,8 +27,8 @@ const FIO_MARGIN: Duration = Duration::from_secs(60);
 /// Which daemons to watch.
 #[derive(Clone, Debug, Args)]
 pub struct LiveArgs {
-    /// Count what the daemons behind these mounted devices do instead, while fio keeps them busy. Writes OVERWRITE
-    /// what is on them.
+    /// Count what the daemons behind these mounted devices do instead, while fio keeps them busy.
+    /// Writes OVERWRITE what is on them.
     #[arg(long, value_name = "DEVICE", value_delimiter = ',')]
     pub live: Vec<PathBuf>,
     /// Seconds of each case.
@@ -199,7 +200,8 @@ fn fio(device: &Path, op: Op, bytes: u32, depth: u16, seconds: u32) -> Command {
     fio
 }
 
-/// System calls per I/O of the data threads of both ends; `None` where the kernel does not count them.
+/// System calls per I/O of the data threads of both ends; `None` where the kernel does not count
+/// them.
 fn syscalls(
     args: &LiveArgs,
     device: &Path,

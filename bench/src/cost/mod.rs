@@ -1,13 +1,15 @@
-//! What one I/O costs: messages, completions, doorbells, copied bytes, allocations and instructions at each end.
+//! What one I/O costs: messages, completions, doorbells, copied bytes, allocations and instructions
+//! at each end.
 //!
 //! | module | what it counts |
 //! |---|---|
-//! | [`rig`] | both ends' own counters over a closed loop of I/Os through the real engines in this process |
+//! | [`rig`] | both ends' own counters, over a closed loop of I/Os through the real engines |
 //! | [`allocations`] | what a thread asks the allocator for |
 //! | [`instructions`] | instructions of each end's engine in the same loop, by callgrind |
 //! | [`live`] | counters of running daemons while a device is under load |
 //!
-//! Nothing of [`rig`] and [`instructions`] is timed: the numbers are exact and the same in every run.
+//! Nothing of [`rig`] and [`instructions`] is timed: the numbers are exact and the same in every
+//! run.
 
 pub mod allocations;
 pub mod args;

@@ -1,7 +1,9 @@
-//! What one I/O costs by the ends' own counters: messages, completions, doorbells, copies, allocations.
+//! What one I/O costs by the ends' own counters: messages, completions, doorbells, copies,
+//! allocations.
 //!
-//! Nothing here is timed. The numbers are the ends' own counters over a closed loop of I/Os through a
-//! [`Rig`], so they are exact, the same on every host, and hold for every provider with the same abilities.
+//! Nothing here is timed. The numbers are the ends' own counters over a closed loop of I/Os through
+//! a [`Rig`], so they are exact, the same on every host, and hold for every provider with the same
+//! abilities.
 
 use anyhow::{Context, Result, ensure};
 use rblk_fabric::Transport;
@@ -17,10 +19,11 @@ use crate::ram_store::RamStore;
 
 /// Steps one I/O may take.
 const STEPS_PER_IO: u64 = 10_000;
-/// Distance of the ranges of I/Os that are outstanding together: those of random I/O on a large volume are seldom
-/// neighbours, which matters to locks on ranges.
+/// Distance of the ranges of I/Os that are outstanding together: those of random I/O on a large
+/// volume are seldom neighbours, which matters to locks on ranges.
 const SPREAD_BYTES: u64 = 1 << 20;
-/// I/Os before those that are measured, at least: every list has grown to its length, and the cache is warm.
+/// I/Os before those that are measured, at least: every list has grown to its length, and the cache
+/// is warm.
 const WARM_UP: u64 = 1024;
 
 /// What to measure.
@@ -168,8 +171,8 @@ fn measure_one(plan: &Plan, case: Case) -> Result<Cost> {
         },
     )?;
     rig.settle(STEPS_PER_IO)?;
-    // Not from the very beginning: what is measured is the steady state. All blocks are read once, so that the cache
-    // has them.
+    // Not from the very beginning: what is measured is the steady state. All blocks are read once,
+    // so that the cache has them.
     run(&mut rig, queue, Case { op: Op::Read, ..case }, u64::from(depth))?;
     run(&mut rig, queue, case, WARM_UP.max(2 * u64::from(depth.max(plan.queue_depth))))?;
     let before = Counts::of(&rig, queue);

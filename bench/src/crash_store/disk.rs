@@ -1,7 +1,8 @@
 //! [`Disk`]: what the stores of one disk share: its volumes, what is in flight, and how it behaves.
 //!
-//! An op takes effect once; one that fails does, or does not. Effects and ends have places in orders of their own, which
-//! decide what a flush covers. Whoever breaks the contract of [`Store`](rblk_target::store::Store) is written down.
+//! An op takes effect once; one that fails does, or does not. Effects and ends have places in
+//! orders of their own, which decide what a flush covers. Whoever breaks the contract of
+//! [`Store`](rblk_target::store::Store) is written down.
 
 use nix::errno::Errno;
 use rblk_fabric::Region;
@@ -120,7 +121,8 @@ impl Disk {
 
     pub(super) fn end(&mut self, at: usize, region: &Region) -> OpDone {
         let pending = &self.pending[at];
-        // The contents of the range are unknown after an error: as often as not they are the new ones.
+        // The contents of the range are unknown after an error: as often as not they are the new
+        // ones.
         let effect = match pending.result {
             Ok(_) => true,
             Err(Errno::EINVAL | Errno::ENXIO) => false,

@@ -3,14 +3,15 @@
 //! It does what the contract of [`Store`] allows and no more than it promises, decided by a seed:
 //!
 //! - An op takes effect at any moment between its submission and its end, not only at its end.
-//! - What is written is volatile until a `Flush` that was submitted after the write was done has succeeded;
-//!   a write with `fua` is durable when it is done. [`CrashStore::crash`] keeps, drops or tears the rest, by
-//!   sectors of [`SECTOR`] bytes and in any order.
-//! - While a read is in flight its segments hold [`POISON`]. A write's segments are compared with what they
-//!   were when it ends: [`CrashStore::breaches`] tells of submitters that broke the lending.
+//! - What is written is volatile until a `Flush` that was submitted after the write was done has
+//!   succeeded; a write with `fua` is durable when it is done. [`CrashStore::crash`] keeps, drops
+//!   or tears the rest, by sectors of [`SECTOR`] bytes and in any order.
+//! - While a read is in flight its segments hold [`POISON`]. A write's segments are compared with
+//!   what they were when it ends: [`CrashStore::breaches`] tells of submitters that broke the
+//!   lending.
 //!
-//! Time is the number of [`Store::reap`] calls, as for [`crate::ram_store::RamStore`]. Several stores may share
-//! the disk ([`CrashStore::another`]), one for each poll group.
+//! Time is the number of [`Store::reap`] calls, as for [`crate::ram_store::RamStore`]. Several
+//! stores may share the disk ([`CrashStore::another`]), one for each poll group.
 
 mod disk;
 #[cfg(test)]
@@ -105,15 +106,15 @@ impl CrashStore {
         Self { region: Arc::clone(&self.region), disk: Arc::clone(&self.disk), number, now: 0 }
     }
 
-    /// The first store of a next user of the disk, whose segments are in `region`. What the users before had in
-    /// flight must have been [settled](Self::settle).
+    /// The first store of a next user of the disk, whose segments are in `region`. What the users
+    /// before had in flight must have been [settled](Self::settle).
     #[must_use]
     pub fn over(&self, region: &Arc<Region>) -> Self {
         Self { region: Arc::clone(region), ..self.another() }
     }
 
-    /// The user of the disk has died, the machine has not: of what was in flight each op is done, whole, or is not,
-    /// by chance, and nobody waits for it.
+    /// The user of the disk has died, the machine has not: of what was in flight each op is done,
+    /// whole, or is not, by chance, and nobody waits for it.
     pub fn settle(&mut self, seed: u64) {
         let mut random = Random::new(seed);
         let mut disk = self.disk();
@@ -167,7 +168,8 @@ impl CrashStore {
         self.disk().conditions
     }
 
-    /// Sets which parts are bad for ops submitted from now on. What is in flight fails as it was to.
+    /// Sets which parts are bad for ops submitted from now on. What is in flight fails as it was
+    /// to.
     pub fn set_faults(&mut self, faults: Vec<Fault>) {
         self.disk().faults = faults;
     }
@@ -196,7 +198,8 @@ impl CrashStore {
         self.disk().pending.len()
     }
 
-    /// Of what is in flight now nothing becomes anything until [`Self::release`]; what comes later overtakes it.
+    /// Of what is in flight now nothing becomes anything until [`Self::release`]; what comes later
+    /// overtakes it.
     pub fn hold(&mut self) {
         self.disk().pending.iter_mut().for_each(|pending| pending.held = true);
     }
@@ -218,7 +221,8 @@ impl CrashStore {
         self.disk().pending.iter().filter(|pending| !pending.held).count()
     }
 
-    /// From now on it is a breach when ops of overlapping ranges are in flight together, whichever they are.
+    /// From now on it is a breach when ops of overlapping ranges are in flight together, whichever
+    /// they are.
     pub fn set_exclusive(&mut self) {
         self.disk().exclusive = true;
     }
@@ -229,8 +233,8 @@ impl CrashStore {
         self.disk().breaches.clone()
     }
 
-    /// What the volume holds after this machine lost its power now: everything durable, and of the rest
-    /// what the seed keeps.
+    /// What the volume holds after this machine lost its power now: everything durable, and of the
+    /// rest what the seed keeps.
     #[must_use]
     pub fn crash(&self, index: VolumeIndex, seed: u64) -> Vec<u8> {
         let disk = self.disk();
@@ -242,8 +246,8 @@ impl CrashStore {
         image
     }
 
-    /// What the volume holds after its user died and the machine did not: everything that took effect, and
-    /// of what was in flight what the seed keeps.
+    /// What the volume holds after its user died and the machine did not: everything that took
+    /// effect, and of what was in flight what the seed keeps.
     #[must_use]
     pub fn kill(&self, index: VolumeIndex, seed: u64) -> Vec<u8> {
         let disk = self.disk();

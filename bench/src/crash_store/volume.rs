@@ -1,6 +1,7 @@
 //! [`VolumeBytes`]: what a volume holds, what of it is durable, and what may be left of the rest.
 //!
-//! Changes become durable in any order, by sectors; an older one never comes back over a newer one that is durable.
+//! Changes become durable in any order, by sectors; an older one never comes back over a newer one
+//! that is durable.
 
 use std::ops::Range;
 

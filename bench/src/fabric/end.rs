@@ -1,7 +1,8 @@
 //! [`End`]: one end of a measurement: a poller with one QP, its memory, and a way to wait.
 //!
-//! Invariants: memory is `[what comes | what goes]`, each [`Job::window`] bytes and one small slot each behind them;
-//! work requests outstanding never exceed [`SEND_WRS`] and the posted RECVs; every wait ends at the deadline.
+//! Invariants: memory is `[what comes | what goes]`, each [`Job::window`] bytes and one small slot
+//! each behind them; work requests outstanding never exceed [`SEND_WRS`] and the posted RECVs;
+//! every wait ends at the deadline.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -219,7 +220,8 @@ impl End {
         Ok(self.poller.post_send(self.qp, wrs)?)
     }
 
-    /// Takes what completed. If nothing did, waits in its way, at most for a while, and may come back with nothing.
+    /// Takes what completed. If nothing did, waits in its way, at most for a while, and may come
+    /// back with nothing.
     pub(super) fn turn(&mut self) -> Result<&[Completion], Broken> {
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(64) {
@@ -229,7 +231,8 @@ impl End {
         if count == 0 {
             match self.job.wait {
                 Wait::Polling => {
-                    // What works for the peer may need this processor: a kernel thread, or the peer itself.
+                    // What works for the peer may need this processor: a kernel thread, or the peer
+                    // itself.
                     std::thread::yield_now();
                 }
                 Wait::Events => {

@@ -1,8 +1,10 @@
-//! [`Job`] and [`Offer`]: what both ends of one measurement agree on, carried by the connection's hellos.
+//! [`Job`] and [`Offer`]: what both ends of one measurement agree on, carried by the connection's
+//! hellos.
 //!
-//! One connection is one measurement: the request says what is to be done and where the client's memory is, the reply
-//! where the server's is. So one server serves any client, in the same process or on another host, without a channel
-//! of its own. Integers are little-endian. Everything a peer says is checked against the bounds here.
+//! One connection is one measurement: the request says what is to be done and where the client's
+//! memory is, the reply where the server's is. So one server serves any client, in the same process
+//! or on another host, without a channel of its own. Integers are little-endian. Everything a peer
+//! says is checked against the bounds here.
 
 use std::time::Duration;
 
@@ -114,7 +116,8 @@ pub struct Offer {
 }
 
 impl Job {
-    /// Messages of one window: what is outstanding at once has memory of its own as far as there is room.
+    /// Messages of one window: what is outstanding at once has memory of its own as far as there is
+    /// room.
     #[must_use]
     pub fn slots(&self) -> u32 {
         (WINDOW_MAX / self.bytes).clamp(1, u32::from(self.depth))

@@ -11,11 +11,12 @@
 //! | [`perftest`] | the same by another's word |
 //! | [`sysfs`] | the devices of this host |
 //!
-//! Everything goes through the same traits as the data path ([`rblk_fabric::Poller`]), so what is measured is what
-//! rblk has, provider included. Both ends run in this process, a thread each, or one of them on another host.
+//! Everything goes through the same traits as the data path ([`rblk_fabric::Poller`]), so what is
+//! measured is what rblk has, provider included. Both ends run in this process, a thread each, or
+//! one of them on another host.
 //!
-//! Bounds: each end has at most [`job::WINDOW_MAX`] bytes for what comes and as many for what goes; each measurement
-//! ends some seconds after its time, whatever the other end does.
+//! Bounds: each end has at most [`job::WINDOW_MAX`] bytes for what comes and as many for what goes;
+//! each measurement ends some seconds after its time, whatever the other end does.
 
 mod control;
 mod echo;

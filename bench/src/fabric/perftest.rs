@@ -1,7 +1,8 @@
-//! perftest (`ib_send_lat`, `ib_write_bw`, ...) on the same device: what the device can do by another's word.
+//! perftest (`ib_send_lat`, `ib_write_bw`, ...) on the same device: what the device can do by
+//! another's word.
 //!
-//! Both ends run here, the server first. Its latencies are half of a round trip, but that of a READ; its "MB/sec" are
-//! MiB/s.
+//! Both ends run here, the server first. Its latencies are half of a round trip, but that of a
+//! READ; its "MB/sec" are MiB/s.
 
 use std::net::{IpAddr, TcpListener};
 use std::process::{Command, Stdio};
@@ -31,7 +32,8 @@ pub struct PerfPlace {
     pub device: String,
     /// The port of the device.
     pub port: u32,
-    /// Index of the GID; none for devices that connect only by rdma_cm (iWARP), or have none (InfiniBand).
+    /// Index of the GID; none for devices that connect only by rdma_cm (iWARP), or have none
+    /// (InfiniBand).
     pub gid_index: Option<u32>,
     /// Whether it has to connect by rdma_cm.
     pub by_cm: bool,

@@ -29,7 +29,8 @@ pub fn sizes(largest: u64) -> Vec<u64> {
     sizes
 }
 
-/// Measures all sizes up to `largest` bytes on all pages there are, with a word to `tell` for pages there are not.
+/// Measures all sizes up to `largest` bytes on all pages there are, with a word to `tell` for pages
+/// there are not.
 ///
 /// # Errors
 /// This process was asked to end.

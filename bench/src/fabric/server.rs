@@ -1,7 +1,8 @@
-//! [`Server`]: the passive end: does its part of each job that a client brings, one after the other.
+//! [`Server`]: the passive end: does its part of each job that a client brings, one after the
+//! other.
 //!
-//! It gives a client nothing but the memory of the job, which is made for it and goes with it. A job has a deadline,
-//! so a client that stays for longer, or says nothing, is left.
+//! It gives a client nothing but the memory of the job, which is made for it and goes with it. A
+//! job has a deadline, so a client that stays for longer, or says nothing, is left.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::Arc;

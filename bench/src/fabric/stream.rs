@@ -1,7 +1,8 @@
 //! Bandwidth: many messages at once, for some time.
 //!
-//! What counts is proved: a WRITE and a READ by their completions, a SEND by a small message of the receiver. The
-//! rate is that between the first and the last proof, so filling the pipe is not in it.
+//! What counts is proved: a WRITE and a READ by their completions, a SEND by a small message of the
+//! receiver. The rate is that between the first and the last proof, so filling the pipe is not in
+//! it.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,8 @@ const SMALL_RECVS: usize = 16;
 /// Proofs that a rate is made of, at least.
 const PROOFS_MIN: u64 = 4;
 
-/// Measures one kind at one size, `depth` messages outstanding or as many as the window has room for.
+/// Measures one kind at one size, `depth` messages outstanding or as many as the window has room
+/// for.
 pub(super) fn measure(
     control: &Control,
     address: &Address,

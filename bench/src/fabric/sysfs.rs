@@ -1,4 +1,5 @@
-//! RDMA devices of this host as the kernel's files show them: names and the IP addresses of their GIDs.
+//! RDMA devices of this host as the kernel's files show them: names and the IP addresses of their
+//! GIDs.
 //!
 //! The GIDs of iWARP devices are no addresses: those have the addresses of their network interface.
 
@@ -27,7 +28,8 @@ pub struct Gid {
     pub is_iwarp: bool,
 }
 
-/// All GIDs that are addresses of this host, by device, port and index; link-local ones are left out.
+/// All GIDs that are addresses of this host, by device, port and index; link-local ones are left
+/// out.
 #[must_use]
 pub fn gids() -> Vec<Gid> {
     gids_in(Path::new(PLACE), &interface_addresses)

@@ -1,4 +1,5 @@
-//! What the kernels of a [`Rig`] do when connections end: QPs are destroyed some steps later, as the seed has it.
+//! What the kernels of a [`Rig`] do when connections end: QPs are destroyed some steps later, as
+//! the seed has it.
 
 use rblk_fabric::Connection;
 use rblk_initiator::grave::Grave;

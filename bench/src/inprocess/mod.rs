@@ -1,17 +1,18 @@
 //! [`Rig`]: one target and any number of initiator queues in one thread over the in-memory fabric.
 //!
 //! The parts are the real ones: [`PollGroup`](rblk_target::poll_group::PollGroup) and
-//! [`Engine`](rblk_initiator::engine::Engine), with QPs, regions and keys as control makes them. What is missing is
-//! control itself. Either the caller brings it, and says in which session and epoch a connection is to be
-//! ([`Join`]), or it begins sessions, opens volumes and raises epochs by hand, and the rig holds it to the rule that
-//! the connections of older epochs are gone before a new one is added.
+//! [`Engine`](rblk_initiator::engine::Engine), with QPs, regions and keys as control makes them.
+//! What is missing is control itself. Either the caller brings it, and says in which session and
+//! epoch a connection is to be ([`Join`]), or it begins sessions, opens volumes and raises epochs
+//! by hand, and the rig holds it to the rule that the connections of older epochs are gone before a
+//! new one is added.
 //!
-//! Both ends may die and come back: the target with [`Rig::kill_target`] and [`Rig::start_target`], a queue with
-//! [`Rig::drop_queue`]; and a queue may be stopped for a while ([`Rig::freeze`]).
+//! Both ends may die and come back: the target with [`Rig::kill_target`] and [`Rig::start_target`],
+//! a queue with [`Rig::drop_queue`]; and a queue may be stopped for a while ([`Rig::freeze`]).
 //!
-//! There are no sockets, no sleeps and no clock but the rig's own: [`Rig::step`] lets one tick pass and gives
-//! each end one turn. One seed decides everything that happens, so a run can be had again from its seed;
-//! [`Rig::fingerprint`] tells whether it was.
+//! There are no sockets, no sleeps and no clock but the rig's own: [`Rig::step`] lets one tick pass
+//! and gives each end one turn. One seed decides everything that happens, so a run can be had again
+//! from its seed; [`Rig::fingerprint`] tells whether it was.
 
 mod burial;
 mod options;
@@ -103,7 +104,8 @@ pub struct AdminCommand {
     pub group: usize,
 }
 
-/// The initiator's end of a connection without an [`rblk_initiator::engine::Engine`], to be driven by hand.
+/// The initiator's end of a connection without an [`rblk_initiator::engine::Engine`], to be driven
+/// by hand.
 #[derive(Debug)]
 pub struct RawEnd {
     /// Domain for memory of its own.
@@ -166,8 +168,8 @@ impl<S: Store> std::fmt::Debug for Rig<S> {
 }
 
 impl<S: Store> Rig<S> {
-    /// A target with its volumes and without connections. `store` gets the region of the arena, once per poll
-    /// group; with several groups the stores must have the same bytes.
+    /// A target with its volumes and without connections. `store` gets the region of the arena,
+    /// once per poll group; with several groups the stores must have the same bytes.
     ///
     /// # Errors
     /// Memory is short, or the sizes do not fit.
@@ -247,8 +249,8 @@ impl<S: Store> Rig<S> {
         self.fingerprint = hash;
     }
 
-    /// Lets time pass in which nobody has a turn, as when everybody sleeps. Longer than the network's next arrival
-    /// or a deadline of the parts, it makes them late.
+    /// Lets time pass in which nobody has a turn, as when everybody sleeps. Longer than the
+    /// network's next arrival or a deadline of the parts, it makes them late.
     pub fn skip(&mut self, ticks: u32) {
         self.steps += u64::from(ticks);
         self.now += self.options.tick * ticks;

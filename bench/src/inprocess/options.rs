@@ -79,7 +79,8 @@ pub struct RigOptions {
     pub region_max_bytes: u64,
     /// Devices of the target; connections are dealt to them by session.
     pub devices: usize,
-    /// QPs are over only when they are destroyed, as those of cards: see [`Network::with_late_rdma`].
+    /// QPs are over only when they are destroyed, as those of cards: see
+    /// [`Network::with_late_rdma`].
     ///
     /// [`Network::with_late_rdma`]: rblk_fabric::soft::memory::Network::with_late_rdma
     pub late_rdma: bool,

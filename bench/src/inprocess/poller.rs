@@ -1,4 +1,5 @@
-//! The fabric of a [`Rig`](super::Rig): pollers whose QPs are connected when they are made, and whose CQs may break.
+//! The fabric of a [`Rig`](super::Rig): pollers whose QPs are connected when they are made, and
+//! whose CQs may break.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -57,7 +58,8 @@ impl CqBreaker {
     }
 }
 
-/// QPs of the in-memory network are connected when they are made, so there is nothing left to accept.
+/// QPs of the in-memory network are connected when they are made, so there is nothing left to
+/// accept.
 #[derive(Debug)]
 struct PairedPoller {
     inner: Box<dyn Poller>,

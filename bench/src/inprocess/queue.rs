@@ -84,7 +84,8 @@ impl<S: Store> Rig<S> {
         Ok(id)
     }
 
-    /// An I/O queue for a volume, without a path; with a ledger it keeps account of what is durable.
+    /// An I/O queue for a volume, without a path; with a ledger it keeps account of what is
+    /// durable.
     ///
     /// # Errors
     /// Memory is short.
@@ -118,8 +119,8 @@ impl<S: Store> Rig<S> {
         Ok(QueueId(self.queues.len() - 1))
     }
 
-    /// The queue's process dies: whatever it had is gone. With `silent` its machine does, so that the target hears
-    /// nothing of it.
+    /// The queue's process dies: whatever it had is gone. With `silent` its machine does, so that
+    /// the target hears nothing of it.
     ///
     /// # Panics
     /// There is no such queue.
@@ -144,7 +145,8 @@ impl<S: Store> Rig<S> {
         self.queue_mut(id).frozen = frozen;
     }
 
-    /// Gives a queue of [`Self::add_queue`] a new path in its session's epoch. A path it still has ends.
+    /// Gives a queue of [`Self::add_queue`] a new path in its session's epoch. A path it still has
+    /// ends.
     ///
     /// # Errors
     /// Connections of an older epoch are not gone, or memory is short.
@@ -178,7 +180,8 @@ impl<S: Store> Rig<S> {
         Ok(())
     }
 
-    /// Gives a queue a path that was made with its options over its buffers. A path it still has ends.
+    /// Gives a queue a path that was made with its options over its buffers. A path it still has
+    /// ends.
     ///
     /// # Panics
     /// There is no such queue.
@@ -190,7 +193,8 @@ impl<S: Store> Rig<S> {
         self.go_on(id.0);
     }
 
-    /// Every request of a queue fails with that errno, or waits again, as soon as its dead paths are destroyed.
+    /// Every request of a queue fails with that errno, or waits again, as soon as its dead paths
+    /// are destroyed.
     ///
     /// # Panics
     /// There is no such queue.
@@ -198,7 +202,8 @@ impl<S: Store> Rig<S> {
         self.queue_mut(id).succession.fail(errno);
     }
 
-    /// Sends off the paths of a queue that ended, and does what waited for their ends. Returns whether there was any.
+    /// Sends off the paths of a queue that ended, and does what waited for their ends. Returns
+    /// whether there was any.
     fn go_on(&mut self, at: usize) -> bool {
         let (now, steps) = (self.now, self.steps);
         let mut busy = false;

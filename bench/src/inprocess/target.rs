@@ -80,8 +80,8 @@ impl<S: Store> Group<S> {
 }
 
 impl<S: Store> Rig<S> {
-    /// Starts the target anew after [`Self::kill_target`], without sessions and with its memory empty. `store` as for
-    /// [`Self::new`].
+    /// Starts the target anew after [`Self::kill_target`], without sessions and with its memory
+    /// empty. `store` as for [`Self::new`].
     ///
     /// # Errors
     /// It runs; memory is short, or the sizes do not fit.
@@ -150,9 +150,9 @@ impl<S: Store> Rig<S> {
         Ok(())
     }
 
-    /// The target dies: its connections, its memory and what its sessions were. With `silent` as its machine does,
-    /// so that the peers hear nothing of it; else they see their links break. What the stores keep is the caller's
-    /// business, before it calls this.
+    /// The target dies: its connections, its memory and what its sessions were. With `silent` as
+    /// its machine does, so that the peers hear nothing of it; else they see their links break.
+    /// What the stores keep is the caller's business, before it calls this.
     pub fn kill_target(&mut self, silent: bool) {
         for wire in std::mem::take(&mut self.wires) {
             if silent {
@@ -204,7 +204,8 @@ impl<S: Store> Rig<S> {
         self.groups.iter_mut().map(|group| &mut group.engine)
     }
 
-    /// Whether the target ended after [`ToGroup::Stop`]: every acknowledged write is durable, or (false) not.
+    /// Whether the target ended after [`ToGroup::Stop`]: every acknowledged write is durable, or
+    /// (false) not.
     #[must_use]
     pub fn stopped(&self) -> Option<bool> {
         self.groups
@@ -238,8 +239,8 @@ impl<S: Store> Rig<S> {
         self.mail(ToGroup::Notice(Notice::Close { session, volume, refusal }));
     }
 
-    /// Hands the target a message of control: to every poll group what concerns a session or all, else to the
-    /// first.
+    /// Hands the target a message of control: to every poll group what concerns a session or all,
+    /// else to the first.
     pub fn mail(&mut self, message: ToGroup) {
         for at in 1..self.groups.len() {
             let copy = match &message {
@@ -313,7 +314,8 @@ impl<S: Store> Rig<S> {
         self.sessions[usize::from(session.0)].connections.len()
     }
 
-    /// Raises a session's epoch and waits until every connection of the older ones is reported gone.
+    /// Raises a session's epoch and waits until every connection of the older ones is reported
+    /// gone.
     ///
     /// # Errors
     /// They do not go.

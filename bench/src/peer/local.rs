@@ -1,7 +1,8 @@
-//! RAM disks of the kernel (brd): one as the floor under all remote disks, the others as what targets export.
+//! RAM disks of the kernel (brd): one as the floor under all remote disks, the others as what
+//! targets export.
 //!
-//! They are bio-based: a request is a copy in the caller, with no queue in between. What was in them is overwritten,
-//! so one that somebody uses is refused.
+//! They are bio-based: a request is a copy in the caller, with no queue in between. What was in
+//! them is overwritten, so one that somebody uses is refused.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};

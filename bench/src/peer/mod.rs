@@ -10,7 +10,8 @@
 //! | [`undo`] | the journal by which all of it is taken down |
 //! | [`module`] | kernel modules |
 //!
-//! A [`System`] is a disk that is there; dropped, it is gone. Nothing is set up without a line in the journal.
+//! A [`System`] is a disk that is there; dropped, it is gone. Nothing is set up without a line in
+//! the journal.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -146,8 +147,8 @@ impl Variant {
         }
     }
 
-    /// A variant in words: `tcp`, `programs=DIR`, `VARIABLE=VALUE` for both ends, `--flag=value` for both ends,
-    /// `target:--flag=value`, `mount:--flag=value`.
+    /// A variant in words: `tcp`, `programs=DIR`, `VARIABLE=VALUE` for both ends, `--flag=value`
+    /// for both ends, `target:--flag=value`, `mount:--flag=value`.
     ///
     /// # Errors
     /// A word is none of these.

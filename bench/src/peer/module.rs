@@ -31,8 +31,8 @@ pub fn ensure(journal: &Journal, name: &str, parameters: &[&str]) -> Result<Opti
     Ok(Some(undo))
 }
 
-/// The modules that a run loaded. Several systems need the same ones, so they stay until this is dropped; then they
-/// are unloaded, the last one first.
+/// The modules that a run loaded. Several systems need the same ones, so they stay until this is
+/// dropped; then they are unloaded, the last one first.
 #[derive(Debug)]
 pub struct Loaded {
     journal: Journal,

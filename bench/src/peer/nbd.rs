@@ -2,11 +2,11 @@
 //!
 //! | made | by | removed by |
 //! | --- | --- | --- |
-//! | a server | `nbdkit -f --exit-with-parent -i ADDRESS -p PORT memory BYTES` | [`Nbd::stop`], drop, or our end |
-//! | a device | `nbd-client ADDRESS PORT /dev/nbdN -C QUEUES -b 4096` | [`Nbd::stop`], drop; after a crash [`disconnect`] |
+//! | a server | `nbdkit -f --exit-with-parent ... memory BYTES` | [`Nbd::stop`], drop, or our end |
+//! | a device | `nbd-client ADDRESS PORT /dev/nbdN ...` | the same; after a crash [`disconnect`] |
 //!
-//! The module `nbd` has to be there already: loading it is the business of whoever sets systems up. Only a device
-//! that nobody uses is taken, and only that one is given back.
+//! The module `nbd` has to be there already: loading it is the business of whoever sets systems up.
+//! Only a device that nobody uses is taken, and only that one is given back.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -46,9 +46,9 @@ struct Device {
 }
 
 impl Nbd {
-    /// Serves `bytes` of zeroes at `address` and `port`, and connects a free device to them by `queues`
-    /// connections. The server carries `tag` as [`child::TAG`]. The thread that calls this has to live as long as the
-    /// server: the end of the one ends the other.
+    /// Serves `bytes` of zeroes at `address` and `port`, and connects a free device to them by
+    /// `queues` connections. The server carries `tag` as [`child::TAG`]. The thread that calls this
+    /// has to live as long as the server: the end of the one ends the other.
     ///
     /// # Errors
     /// nbdkit, nbd-client or the module is not there; the port is in use; nothing is there in time.
@@ -135,7 +135,8 @@ impl Drop for Device {
     }
 }
 
-/// Disconnects a device, as after a run that was killed. One that is not connected, or not there, is left alone.
+/// Disconnects a device, as after a run that was killed. One that is not connected, or not there,
+/// is left alone.
 ///
 /// # Errors
 /// It is still connected after 20 s.

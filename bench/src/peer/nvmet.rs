@@ -1,4 +1,5 @@
-//! The kernel's own: nvmet as the target, by configfs, and the NVMe host as the initiator, by `/dev/nvme-fabrics`.
+//! The kernel's own: nvmet as the target, by configfs, and the NVMe host as the initiator, by
+//! `/dev/nvme-fabrics`.
 //!
 //! | made | by | removed by |
 //! |---|---|---|
@@ -6,8 +7,9 @@
 //! | port with the subsystem | `nvmet/ports/N`, the first free one | `remove_port` |
 //! | controller | a line written to `/dev/nvme-fabrics` | `disconnect` |
 //!
-//! Everything has the kernel's defaults but the number of queues and their depth, which are those of the others.
-//! Controllers go before ports: a host whose port vanishes tries to reconnect, and over rxe does not recover.
+//! Everything has the kernel's defaults but the number of queues and their depth, which are those
+//! of the others. Controllers go before ports: a host whose port vanishes tries to reconnect, and
+//! over rxe does not recover.
 
 use std::fs;
 use std::net::IpAddr;
@@ -84,8 +86,8 @@ pub struct Nvme {
 }
 
 impl Nvme {
-    /// Exports `backing` over `transport` at `address`, an address of this host, and connects to it with `queues`
-    /// I/O queues of `depth`.
+    /// Exports `backing` over `transport` at `address`, an address of this host, and connects to it
+    /// with `queues` I/O queues of `depth`.
     ///
     /// # Errors
     /// The kernel lacks a part, refuses, or takes too long; nothing is left behind.
@@ -150,7 +152,8 @@ fn listen(journal: &Journal, nqn: &str, transport: Transport, address: IpAddr) -
     Ok(undo)
 }
 
-/// Has the host connect. In a process of its own, which can be killed when the kernel takes too long.
+/// Has the host connect. In a process of its own, which can be killed when the kernel takes too
+/// long.
 fn connect(
     nqn: &str,
     transport: Transport,

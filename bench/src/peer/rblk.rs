@@ -1,7 +1,8 @@
 //! rblk itself: a target in a process of its own, and a volume of it mounted on the same host.
 //!
-//! Each system has its own target, so that counters and processor time are its own. Programs are those of one
-//! directory, with the defaults of a user who gives no flags, but for the number of queues.
+//! Each system has its own target, so that counters and processor time are its own. Programs are
+//! those of one directory, with the defaults of a user who gives no flags, but for the number of
+//! queues.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};

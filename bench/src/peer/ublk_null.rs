@@ -1,13 +1,14 @@
-//! [`UblkNull`]: a disk that answers every request at once and moves no byte itself: the floor under everything that
-//! has our front end. What it costs is the block layer, the ublk driver with its copy, and one thread per queue.
+//! [`UblkNull`]: a disk that answers every request at once and moves no byte itself: the floor
+//! under everything that has our front end. What it costs is the block layer, the ublk driver with
+//! its copy, and one thread per queue.
 //!
 //! ```text
 //! UblkNull::start -- one thread per queue -> Queue: request -> complete, until its bell is rung
 //! drop            -- bells -> threads leave -> stop, delete; each step with a deadline
 //! ```
 //!
-//! With batches the stop comes first, while the threads serve: no kernel up to 7.2 bears that a queue goes under load
-//! (see `rblk_initiator::ublk`).
+//! With batches the stop comes first, while the threads serve: no kernel up to 7.2 bears that a
+//! queue goes under load (see `rblk_initiator::ublk`).
 //!
 //! The device has no recovery: a run that is killed leaves a device without a disk, which
 //! [`remove_left_over`](UblkNull::remove_left_over) takes away by its mark.
@@ -200,7 +201,8 @@ impl UblkNull {
                 }
             }
         }
-        // Also when a queue is still there: then the guard's own drop stops the disk and deletes it.
+        // Also when a queue is still there: then the guard's own drop stops the disk and deletes
+        // it.
         stopped.context("stopping the null disk")?;
         let gone =
             if self.batch { device.delete(STOP_DEADLINE) } else { device.close(STOP_DEADLINE) };

@@ -1,13 +1,15 @@
-//! The undo journal: what was set up on this machine, so that it can be taken down even by another process.
+//! The undo journal: what was set up on this machine, so that it can be taken down even by another
+//! process.
 //!
 //! ```text
-//! note(step) -> line in PID.undo, synced -> the action itself -> drop or undo() -> the action undone -> line "done"
+//! note(step) -> line in PID.undo, synced -> the action itself
+//!            -> drop or undo() -> the action undone -> line "done"
 //! ```
 //!
-//! A journal is held by a lock on its file for as long as its process lives, so whoever gets the lock knows that
-//! nobody will undo what is in it ([`sweep`]). Steps are undone last one first. Each is such that undoing it twice,
-//! or without its having been done, changes nothing; each touches only names that were made for it; each has a
-//! deadline.
+//! A journal is held by a lock on its file for as long as its process lives, so whoever gets the
+//! lock knows that nobody will undo what is in it ([`sweep`]). Steps are undone last one first.
+//! Each is such that undoing it twice, or without its having been done, changes nothing; each
+//! touches only names that were made for it; each has a deadline.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -351,8 +353,8 @@ fn sweep_one(dir: &Path, path: &Path, swept: &mut Swept) -> Result<()> {
     Ok(())
 }
 
-/// The steps of a journal that are not undone, the last one first. A line that was cut off has no step: what it
-/// would have said was not done.
+/// The steps of a journal that are not undone, the last one first. A line that was cut off has no
+/// step: what it would have said was not done.
 fn pending(text: &str) -> Vec<(u64, Step)> {
     let mut steps = BTreeMap::new();
     for line in text.lines() {

@@ -7,8 +7,8 @@ pub enum Kind {
     Linear,
     /// Equal steps are equal factors.
     Log,
-    /// Parts of a whole up to 1 (not reached): equal steps are equal factors of what is missing, so that 0.9, 0.99
-    /// and 0.999 are as far from each other.
+    /// Parts of a whole up to 1 (not reached): equal steps are equal factors of what is missing, so
+    /// that 0.9, 0.99 and 0.999 are as far from each other.
     Nines,
 }
 
@@ -154,7 +154,8 @@ impl Axis {
     }
 }
 
-/// The next of 1, 2, 5 times a power of ten, up or down; never the value itself, which stands inside.
+/// The next of 1, 2, 5 times a power of ten, up or down; never the value itself, which stands
+/// inside.
 fn round(value: f64, up: bool) -> f64 {
     let power = 10_f64.powf(value.log10().floor());
     let factors = [0.5, 1.0, 2.0, 5.0, 10.0, 20.0];

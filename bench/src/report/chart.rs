@@ -1,7 +1,8 @@
-//! The two kinds of plots: [`Bars`] for things beside each other, [`Lines`] for one thing that grows.
+//! The two kinds of plots: [`Bars`] for things beside each other, [`Lines`] for one thing that
+//! grows.
 //!
-//! Both take what they show as plain values, draw what is there, and say in words what is not: a plot of nothing is
-//! a plot that says so.
+//! Both take what they show as plain values, draw what is there, and say in words what is not: a
+//! plot of nothing is a plot that says so.
 
 use super::axis::Axis;
 use super::number;

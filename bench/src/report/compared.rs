@@ -1,4 +1,5 @@
-//! The sections of `compare`: ratios first, then systems beside each other, then what they took of the processors.
+//! The sections of `compare`: ratios first, then systems beside each other, then what they took of
+//! the processors.
 
 use crate::result::{Cell, Family, Run, Sample, Summary, Unit, system};
 
@@ -22,7 +23,8 @@ fn iops(sample: &Sample) -> f64 {
     sample.iops
 }
 
-/// Pairs that this run has something of; of systems with other names, each peer with the first of ours.
+/// Pairs that this run has something of; of systems with other names, each peer with the first of
+/// ours.
 fn pairs(run: &Run) -> Vec<(String, String)> {
     let has = |key: &str| run.samples.iter().any(|sample| sample.system == key);
     let mut pairs: Vec<(String, String)> = PAIRS

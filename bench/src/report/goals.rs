@@ -1,7 +1,7 @@
 //! The goals, and what a run says of each: met, short, or not measured.
 //!
-//! The numbers of a goal are medians of ratios within a round, never ratios of medians. A goal that a run has no
-//! numbers for is not measured, which is not met.
+//! The numbers of a goal are medians of ratios within a round, never ratios of medians. A goal that
+//! a run has no numbers for is not measured, which is not met.
 
 use std::collections::BTreeMap;
 
@@ -59,8 +59,9 @@ pub const GOALS: [(u8, &str); 7] = [
     (7, "Nothing grows faster than its work"),
 ];
 
-/// rblk over verbs as it is by default, but set up alone (`--variant adaptive=`), to be compared with
-/// [`system::RBLK_VERBS_SPIN`], which is set up alone, too: spinning takes processors from whatever is beside it.
+/// rblk over verbs as it is by default, but set up alone (`--variant adaptive=`), to be compared
+/// with [`system::RBLK_VERBS_SPIN`], which is set up alone, too: spinning takes processors from
+/// whatever is beside it.
 pub const ADAPTIVE: &str = "adaptive";
 
 /// The workloads of goal 1, with one queue.
@@ -140,8 +141,8 @@ pub fn verdicts(run: &Run) -> Vec<Verdict> {
     all
 }
 
-/// What our ratio to nvme-rdma has to be in a cell of the gate, in each round: at depth 32 the smaller of 1.5 and
-/// what 0.9 of an empty ublk disk would be.
+/// What our ratio to nvme-rdma has to be in a cell of the gate, in each round: at depth 32 the
+/// smaller of 1.5 and what 0.9 of an empty ublk disk would be.
 #[must_use]
 pub fn needed(run: &Run, cell: &Cell) -> f64 {
     if cell.depth != 32 || cell.block_bytes != 4 << 10 {
@@ -187,7 +188,8 @@ fn ahead(run: &Run) -> Vec<Verdict> {
     all
 }
 
-/// Our mean latency in a cell, and what nothing with our front end and our messages can go below, in nanoseconds.
+/// Our mean latency in a cell, and what nothing with our front end and our messages can go below,
+/// in nanoseconds.
 fn wake_floor(run: &Run, cell: &Cell) -> Option<(f64, f64)> {
     let mean = |system| run.summary(system, &cell.key, |s| s.latency.mean_ns);
     let lat = |tool, bytes| {
@@ -199,7 +201,8 @@ fn wake_floor(run: &Run, cell: &Cell) -> Option<(f64, f64)> {
     (floor > 0.0).then_some((ours.median, floor))
 }
 
-/// Our bandwidth against perftest's: a read is RDMA WRITEs of the target, a write is its RDMA READs.
+/// Our bandwidth against perftest's: a read is RDMA WRITEs of the target, a write is its RDMA
+/// READs.
 #[must_use]
 pub fn of_wire(run: &Run, gate: (&str, u64, u32)) -> Option<Summary> {
     let cell = gate_cell(gate);

@@ -8,11 +8,12 @@
 //! | [`html`], [`style`] | pages and their looks |
 //! | [`number`] | numbers as people read them |
 //! | [`notes`] | what a person adds to a run |
-//! | `page` | the order of the report; its sections are in `compared`, `latency`, `profiles`, `transports`, `costs`,
-//! `growth` |
+//! | `page` | the order of the report |
+//! | `compared`, `latency`, `profiles`, `transports`, `costs`, `growth` | its sections |
 //!
-//! A report is drawn from the [`Run`] alone, so it can be drawn again, and of a run that has only parts: what was
-//! not measured is said or left out, never drawn as nothing. The page needs no network and no scripts.
+//! A report is drawn from the [`Run`] alone, so it can be drawn again, and of a run that has only
+//! parts: what was not measured is said or left out, never drawn as nothing. The page needs no
+//! network and no scripts.
 
 pub mod axis;
 pub mod chart;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 /// Name of the file in a run's folder.
 pub const FILE: &str = "notes.txt";
 
-/// What a person adds to a run: one note per line. `3: words` belongs to goal 3, other lines come first in the
-/// report. Words such as `profile/qd1.txt` and `raw/x.json` become links.
+/// What a person adds to a run: one note per line. `3: words` belongs to goal 3, other lines come
+/// first in the report. Words such as `profile/qd1.txt` and `raw/x.json` become links.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Notes {
     /// Notes on the whole run.

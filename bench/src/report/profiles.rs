@@ -1,4 +1,5 @@
-//! The section of the profiles: where the processors' time went in a cell, by system, thread and function.
+//! The section of the profiles: where the processors' time went in a cell, by system, thread and
+//! function.
 
 use crate::result::{CpuProfile, Run, ThreadShare};
 

@@ -1,14 +1,16 @@
 //! What drawings and the page look like: fixed colours per system, light and dark.
 //!
-//! The colours are those of Okabe and Ito with few changes: they differ for people who see fewer colours, and in grey.
-//! Ours are blue, the kernel's peers are warm, floors are grey and green. Shape and dashes say the same again.
+//! The colours are those of Okabe and Ito with few changes: they differ for people who see fewer
+//! colours, and in grey. Ours are blue, the kernel's peers are warm, floors are grey and green.
+//! Shape and dashes say the same again.
 
 use crate::result::system;
 
 /// How many looks there are.
 const LOOKS: usize = 12;
 
-/// Light and dark colour of each look: first the systems in [`system::ORDER`], then those of other names.
+/// Light and dark colour of each look: first the systems in [`system::ORDER`], then those of other
+/// names.
 const COLOURS: [(&str, &str); LOOKS] = [
     ("#0063a6", "#3f9be6"),
     ("#6a51b0", "#a493f0"),
@@ -24,9 +26,11 @@ const COLOURS: [(&str, &str); LOOKS] = [
     ("#a3262a", "#ef7f82"),
 ];
 
-/// How a system looks: an index for [`class`] and for the shapes of [`Svg::mark`](super::svg::Svg::mark).
+/// How a system looks: an index for [`class`] and for the shapes of
+/// [`Svg::mark`](super::svg::Svg::mark).
 ///
-/// A system that [`system::ORDER`] does not have takes one of the last looks, by its place among such systems.
+/// A system that [`system::ORDER`] does not have takes one of the last looks, by its place among
+/// such systems.
 #[must_use]
 pub fn look(key: &str, others: &[&str]) -> usize {
     if let Some(at) = system::ORDER.iter().position(|known| *known == key) {

@@ -1,8 +1,9 @@
 //! [`Svg`]: a drawing, written by hand.
 //!
-//! Shapes have classes and no colours of their own: the page that a drawing is in says what they look like, in light
-//! and in dark ([`style`]). A drawing in a file of its own carries that style with it. Everything that
-//! a shape stands for is in its `<title>`, which browsers show where the pointer is and screen readers read out.
+//! Shapes have classes and no colours of their own: the page that a drawing is in says what they
+//! look like, in light and in dark ([`style`]). A drawing in a file of its own carries that style
+//! with it. Everything that a shape stands for is in its `<title>`, which browsers show where the
+//! pointer is and screen readers read out.
 
 use std::fmt::Write;
 
@@ -28,7 +29,8 @@ pub struct Svg {
     body: String,
 }
 
-/// Text inside XML and HTML, between tags or in a quoted attribute. Characters that XML cannot hold are replaced.
+/// Text inside XML and HTML, between tags or in a quoted attribute. Characters that XML cannot hold
+/// are replaced.
 #[must_use]
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());

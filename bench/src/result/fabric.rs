@@ -98,7 +98,8 @@ pub enum Wait {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PingPong {
-    /// `UDP`, `TCP`, `SEND`, `WRITE`, `READ` or `COMMAND`: a SEND of 64 bytes that a WRITE_WITH_IMM answers.
+    /// `UDP`, `TCP`, `SEND`, `WRITE`, `READ` or `COMMAND`: a SEND of 64 bytes that a WRITE_WITH_IMM
+    /// answers.
     pub what: String,
     /// Bytes per message.
     pub bytes: u64,

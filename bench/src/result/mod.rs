@@ -1,11 +1,12 @@
 //! [`Run`]: everything that one run measured, as it is kept in `run.json`.
 //!
-//! The data model is all there is between those who measure (`compare`, `fabric`, `cost`, `scale`) and those who
-//! tell (`report`): a run can be drawn again, added to, or read by other programs years later. Fields are added,
-//! never changed; what a run does not have is absent or empty, and everybody who reads one copes with that.
+//! The data model is all there is between those who measure (`compare`, `fabric`, `cost`, `scale`)
+//! and those who tell (`report`): a run can be drawn again, added to, or read by other programs
+//! years later. Fields are added, never changed; what a run does not have is absent or empty, and
+//! everybody who reads one copes with that.
 //!
-//! Units are in the names. Ratios are never stored: they are of samples of the same round ([`Run::ratio`]), because
-//! a machine changes more between two rounds than two systems differ.
+//! Units are in the names. Ratios are never stored: they are of samples of the same round
+//! ([`Run::ratio`]), because a machine changes more between two rounds than two systems differ.
 
 mod fabric;
 mod profile;
@@ -31,7 +32,8 @@ pub use self::summary::{Summary, paired};
 /// The version of the data model.
 pub const SCHEMA: u32 = 1;
 
-/// The keys of the systems that a report knows, in the order in which it shows them. Others come after.
+/// The keys of the systems that a report knows, in the order in which it shows them. Others come
+/// after.
 pub mod system {
     /// rblk over verbs.
     pub const RBLK_VERBS: &str = "rblk-verbs";
@@ -114,8 +116,8 @@ pub struct Place {
     pub commit: String,
     /// Whether it ran in the emulated guest of `cargo xtask lab`.
     pub lab: bool,
-    /// Everything else worth knowing, in the order in which it is to be read: command line of the kernel, clock
-    /// source, governor, RDMA devices with firmware, link and MTU, versions of tools.
+    /// Everything else worth knowing, in the order in which it is to be read: command line of the
+    /// kernel, clock source, governor, RDMA devices with firmware, link and MTU, versions of tools.
     pub facts: Vec<Fact>,
 }
 

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Samples of all processors under one load, folded by thread and function. Shares are parts of the time of all
-/// processors, from 0 to 1; what is small is left out.
+/// Samples of all processors under one load, folded by thread and function. Shares are parts of the
+/// time of all processors, from 0 to 1; what is small is left out.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CpuProfile {

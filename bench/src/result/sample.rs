@@ -1,5 +1,5 @@
-//! [`Sample`]: one system in one [`Cell`] and one round: rates, latencies, and what they cost in processor time and in
-//! work per I/O.
+//! [`Sample`]: one system in one [`Cell`] and one round: rates, latencies, and what they cost in
+//! processor time and in work per I/O.
 //!
 //! Of the work per I/O, what was not counted is absent.
 
@@ -114,7 +114,8 @@ pub struct PerIo {
 }
 
 impl Cell {
-    /// A cell with its key: `randread-4k-qd32-j1-q1`, and `randrw70-...` for a mix of 70 reads and 30 writes.
+    /// A cell with its key: `randread-4k-qd32-j1-q1`, and `randrw70-...` for a mix of 70 reads and
+    /// 30 writes.
     #[must_use]
     pub fn new(
         rw: &str,

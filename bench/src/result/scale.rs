@@ -73,7 +73,8 @@ pub struct ScaleLine {
     pub label: String,
     /// Its points, by ascending `x`.
     pub points: Vec<Point>,
-    /// Exponent of growth: 1 where twice the work costs twice as much. `None`: not meant to be fitted.
+    /// Exponent of growth: 1 where twice the work costs twice as much. `None`: not meant to be
+    /// fitted.
     pub slope: Option<f64>,
     /// Whether it is worse than it has to be.
     pub flagged: bool,

@@ -1,8 +1,9 @@
-//! Latency of a read against the size of the file behind the volume, and of the cache before it; hits and misses
-//! apart.
+//! Latency of a read against the size of the file behind the volume, and of the cache before it;
+//! hits and misses apart.
 //!
-//! A hit is a block that was read shortly before; a miss one that never was. Whether they were is not assumed: the
-//! target's counters are looked at, and a part that is not what it should be is an error.
+//! A hit is a block that was read shortly before; a miss one that never was. Whether they were is
+//! not assumed: the target's counters are looked at, and a part that is not what it should be is an
+//! error.
 
 use std::time::Duration;
 
@@ -20,11 +21,12 @@ const FILE_LEAST: u64 = 64 << 20;
 const ARENA_LEAST: u64 = 8 << 20;
 /// The file beside arenas.
 const FILE_BESIDE_ARENAS: u64 = 4 << 30;
-/// Part of an arena that is read for hits, at most so many bytes: all of that has to be read in first.
+/// Part of an arena that is read for hits, at most so many bytes: all of that has to be read in
+/// first.
 const HOT_PART: u64 = 4;
 const HOT_MOST: u64 = 128 << 20;
-/// Blocks between two that are read one after the other: odd, so that every block has its turn, and far enough that
-/// nobody reads ahead.
+/// Blocks between two that are read one after the other: odd, so that every block has its turn, and
+/// far enough that nobody reads ahead.
 const STRIDE: u64 = 6151;
 /// Turns of hits and misses in each round, so that what else this machine does is in both.
 const TURNS: u32 = 3;

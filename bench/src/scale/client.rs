@@ -18,7 +18,8 @@ use crate::interrupt;
 const DEPTH: u16 = 16;
 /// Most bytes of one command.
 pub(super) const IO_MAX: u32 = 128 << 10;
-/// How long an idle session lives without a word: longer than any measurement, for nobody keeps it alive.
+/// How long an idle session lives without a word: longer than any measurement, for nobody keeps it
+/// alive.
 const DETECT: Duration = Duration::from_secs(600);
 /// Deadline of each step of connecting.
 const CONNECT_LIMIT: Duration = Duration::from_secs(20);

@@ -3,8 +3,8 @@
 /// Growth that is worse than linear: the exponent 1 with room for noise.
 pub const LINEAR: f64 = 1.05;
 
-/// The exponent `b` of `y = a * x^b` that fits best: the slope of a line through the logarithms. Points that have
-/// none are left out; `None` if fewer than two different `x` are left.
+/// The exponent `b` of `y = a * x^b` that fits best: the slope of a line through the logarithms.
+/// Points that have none are left out; `None` if fewer than two different `x` are left.
 #[must_use]
 pub fn exponent(points: &[(f64, f64)]) -> Option<f64> {
     let logs: Vec<(f64, f64)> = points

@@ -4,12 +4,13 @@
 //! |---|---|
 //! | `sessions` | sessions of one target: memory, time to connect, a read beside them |
 //! | `blocks` | the file behind a volume, and the cache before it: a hit and a miss |
-//! | `mounts` | queues of a mount and mounted volumes: IOPS, memory; and mounts with nothing to do |
+//! | `mounts` | queues of a mount, mounted volumes (IOPS, memory), and idle mounts |
 //! | [`fit`], `plot` | the exponent of growth |
 //! | `target`, `client` | a target in a process of its own, and a session without a block device |
 //!
-//! Each thing grows by itself, the rest held fixed. What is judged is the exponent of what *all* of it costs: 1 where
-//! twice as much costs twice as much, and more is flagged. What cannot be measured here is a plot with the reason.
+//! Each thing grows by itself, the rest held fixed. What is judged is the exponent of what *all* of
+//! it costs: 1 where twice as much costs twice as much, and more is flagged. What cannot be
+//! measured here is a plot with the reason.
 
 mod blocks;
 mod client;
@@ -64,8 +65,8 @@ impl Setting {
     }
 }
 
-/// Measures what the arguments ask for into `run`; a plot that it holds already is replaced. What cannot be measured
-/// here is a plot with an error.
+/// Measures what the arguments ask for into `run`; a plot that it holds already is replaced. What
+/// cannot be measured here is a plot with an error.
 ///
 /// # Errors
 /// Nothing can be measured at all, or it was interrupted.

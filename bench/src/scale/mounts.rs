@@ -1,5 +1,5 @@
-//! Mounts of real block devices: IOPS against queues of one and against how many there are, their memory, and what
-//! they cost when nobody uses them.
+//! Mounts of real block devices: IOPS against queues of one and against how many there are, their
+//! memory, and what they cost when nobody uses them.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -186,8 +186,8 @@ impl<'s> Mounts<'s> {
     }
 }
 
-/// IOPS and memory against mounted volumes up to `most`, and, if `idle` says for how long, what they cost when nobody
-/// uses them.
+/// IOPS and memory against mounted volumes up to `most`, and, if `idle` says for how long, what
+/// they cost when nobody uses them.
 pub(super) fn volumes(
     setting: &Setting,
     most: u32,

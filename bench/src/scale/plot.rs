@@ -41,7 +41,8 @@ impl Line {
         self.fitted(label, &all)
     }
 
-    /// A line whose `y` is how many a second there are of work that is divided among `x`: one for each costs `x / y`.
+    /// A line whose `y` is how many a second there are of work that is divided among `x`: one for
+    /// each costs `x / y`.
     pub(super) fn growth_of_rate(self, label: &str) -> ScaleLine {
         let rated = self.0.iter().filter(|p| p.y > 0.0);
         let all: Vec<(f64, f64)> = rated.map(|p| (p.x, p.x / p.y)).collect();

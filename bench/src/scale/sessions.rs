@@ -1,7 +1,8 @@
-//! Sessions of one target: memory and time to connect, and whether those that do nothing cost one that does.
+//! Sessions of one target: memory and time to connect, and whether those that do nothing cost one
+//! that does.
 //!
-//! Each session is a real one, admin connection and one queue, over the software provider in this process; the target
-//! is a process of its own, so that its memory is its own.
+//! Each session is a real one, admin connection and one queue, over the software provider in this
+//! process; the target is a process of its own, so that its memory is its own.
 
 use std::time::{Duration, Instant};
 

@@ -32,8 +32,8 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Starts one that listens at a free port of `ip`. `flags` are those of `rblk-target serve`; `{dir}` in them
-    /// stands for a directory that goes with it, which `prepare` may fill.
+    /// Starts one that listens at a free port of `ip`. `flags` are those of `rblk-target serve`;
+    /// `{dir}` in them stands for a directory that goes with it, which `prepare` may fill.
     pub(super) fn start(
         journal: &Journal,
         programs: &Path,

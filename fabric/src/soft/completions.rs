@@ -16,8 +16,8 @@ pub(super) enum Returns {
     Recv,
 }
 
-/// Completions in order. It cannot overflow: a slot of a queue comes back only when its completion is
-/// reaped, and the slots of all QPs together fit.
+/// Completions in order. It cannot overflow: a slot of a queue comes back only when its completion
+/// is reaped, and the slots of all QPs together fit.
 #[derive(Debug)]
 pub(super) struct CompletionQueue {
     entries: VecDeque<(Completion, Returns)>,

@@ -1,8 +1,9 @@
 //! Protection domains, memory regions and the tables of keys.
 //!
-//! Each poller has its own copy of the key table behind its own lock, so that data threads never meet on
-//! one: a turn reads its own copy; registering and deregistering, which are rare, write to every copy.
-//! `std`'s lock lets a waiting writer in before new readers, so a busy poller cannot starve them.
+//! Each poller has its own copy of the key table behind its own lock, so that data threads never
+//! meet on one: a turn reads its own copy; registering and deregistering, which are rare, write to
+//! every copy. `std`'s lock lets a waiting writer in before new readers, so a busy poller cannot
+//! starve them.
 
 use std::io;
 use std::ptr::NonNull;
@@ -182,8 +183,8 @@ impl ProtectionDomain {
     /// Registers a region.
     ///
     /// # Errors
-    /// EINVAL for remote write without local write, as verbs has it; [`FabricError::Limit`] when there are
-    /// no keys left.
+    /// EINVAL for remote write without local write, as verbs has it; [`FabricError::Limit`] when
+    /// there are no keys left.
     pub fn register(&self, region: &Arc<Region>, access: Access) -> Result<MemoryRegion> {
         if access.remote_write && !access.local_write {
             let source = io::Error::from_raw_os_error(libc::EINVAL);

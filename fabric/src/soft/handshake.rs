@@ -100,8 +100,9 @@ pub(super) enum Failure {
     Foreign(String),
 }
 
-/// Reads exactly `N` bytes that begin with magic and version, and nothing beyond them: what follows belongs
-/// to the frames. Foreign speech is noticed at its first wrong byte, not after waiting for more.
+/// Reads exactly `N` bytes that begin with magic and version, and nothing beyond them: what follows
+/// belongs to the frames. Foreign speech is noticed at its first wrong byte, not after waiting for
+/// more.
 async fn read_fixed<const N: usize>(
     stream: &mut TcpStream,
 ) -> std::result::Result<[u8; N], Failure> {
@@ -199,8 +200,8 @@ pub(super) fn hello_too_long(hello: &ConnectionHello) -> FabricError {
     }
 }
 
-/// Options of a connection's socket: no delay, and a dead path is noticed within about `detect`, whether
-/// bytes are in flight or not.
+/// Options of a connection's socket: no delay, and a dead path is noticed within about `detect`,
+/// whether bytes are in flight or not.
 pub(super) fn tune(stream: &TcpStream, detect: Duration) -> io::Result<()> {
     let detect = detect.clamp(Duration::from_secs(1), Duration::from_secs(120));
     let millis = u32::try_from(detect.as_millis()).unwrap_or(u32::MAX);

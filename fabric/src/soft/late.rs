@@ -1,10 +1,11 @@
 //! What a device does after a QP's end: a mode of the in-memory network, for tests.
 //!
-//! On a card a QP in the error state is not over. RDMA that it is amid still lands, flushes come when it pleases, and
-//! only the destroyed QP touches nothing. Here, where the device says so
-//! ([`DeviceCaps::touches_until_destroyed`](crate::DeviceCaps::touches_until_destroyed)), every READ that was under way
-//! gets bytes that nobody sent, and every WRITE of the peer that was on the link lands, at a moment decided by the seed
-//! and once more at the very end, when the QP is dropped. Who lends that memory again earlier has it spoiled.
+//! On a card a QP in the error state is not over. RDMA that it is amid still lands, flushes come
+//! when it pleases, and only the destroyed QP touches nothing. Here, where the device says so
+//! ([`DeviceCaps::touches_until_destroyed`](crate::DeviceCaps::touches_until_destroyed)), every
+//! READ that was under way gets bytes that nobody sent, and every WRITE of the peer that was on the
+//! link lands, at a moment decided by the seed and once more at the very end, when the QP is
+//! dropped. Who lends that memory again earlier has it spoiled.
 
 use std::sync::Arc;
 
@@ -33,11 +34,13 @@ impl Landing {
 }
 
 impl QueuePair {
-    /// The QP is about to end: leaves the network what is to land later. Nothing where the device lets go at once.
+    /// The QP is about to end: leaves the network what is to land later. Nothing where the device
+    /// lets go at once.
     pub(super) fn leave_behind(&mut self) {
         let Some(keys) = self.late_keys.clone() else { return };
         let bytes = self.link.left_behind();
-        // A turn may hold the lock already. It is refused only while keys change, which a test in one thread has not.
+        // A turn may hold the lock already. It is refused only while keys change, which a test in
+        // one thread has not.
         let Some(keys) = keys.try_read() else { return };
         let mut landings = Vec::new();
         let reads = self.reads_pending.iter().filter_map(|at| self.slot(*at));

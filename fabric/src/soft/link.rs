@@ -79,7 +79,8 @@ fn moved(result: isize, pieces: &[libc::iovec]) -> io::Result<Moved> {
     let Ok(bytes) = usize::try_from(result) else {
         return Err(io::Error::last_os_error());
     };
-    // A short count means that the socket's buffer is exhausted: the next call would only say EAGAIN.
+    // A short count means that the socket's buffer is exhausted: the next call would only say
+    // EAGAIN.
     let wanted: usize = pieces.iter().map(|p| p.iov_len).sum();
     Ok(Moved { bytes, more: bytes == wanted })
 }

@@ -1,7 +1,8 @@
 //! Accepting over TCP.
 //!
-//! Every handshake is a task of its own with a deadline. Their number is bounded: when one more comes, the
-//! oldest unfinished one goes, so that peers that stall crowd out each other and not those that speak.
+//! Every handshake is a task of its own with a deadline. Their number is bounded: when one more
+//! comes, the oldest unfinished one goes, so that peers that stall crowd out each other and not
+//! those that speak.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};

@@ -1,8 +1,8 @@
 //! The in-memory network: byte streams between QPs of one process, with faults, decided by a seed.
 //!
-//! The same seed and the same order of calls give the same behaviour, to the byte: how much each call
-//! moves, and when. Time is a count of ticks that only [`Network::advance`] moves. The two ends may be
-//! driven by one thread (a simulation) or by two.
+//! The same seed and the same order of calls give the same behaviour, to the byte: how much each
+//! call moves, and when. Time is a count of ticks that only [`Network::advance`] moves. The two
+//! ends may be driven by one thread (a simulation) or by two.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,7 +19,8 @@ use super::queue_pair::{self, Connection};
 use crate::device::QpLimits;
 use crate::error::{FabricError, Result};
 
-/// Ticks after a QP's end until what was under way lands, at most; and again when the QP is dropped.
+/// Ticks after a QP's end until what was under way lands, at most; and again when the QP is
+/// dropped.
 const LATE_TICKS: u64 = 64;
 
 /// How the streams of a network behave.
@@ -149,8 +150,8 @@ impl State {
         if bound == 0 { 0 } else { self.next() % bound }
     }
 
-    /// How much of `most` a call moves: 0 for nothing this time. Large transfers move in parts that are
-    /// not too small, else a test would never end.
+    /// How much of `most` a call moves: 0 for nothing this time. Large transfers move in parts that
+    /// are not too small, else a test would never end.
     fn part(&mut self, most: usize) -> usize {
         if !self.conditions.fragment || most == 0 {
             return most;
@@ -186,9 +187,9 @@ impl Network {
         Self::make(seed, bytes, false)
     }
 
-    /// As [`Self::with_region_max`], of a device whose QPs are over only when they are destroyed, as those of cards: RDMA
-    /// that was under way when a QP ended lands at some time until its [`Connection`] is dropped, and then once more;
-    /// flushes come some polls later than the end.
+    /// As [`Self::with_region_max`], of a device whose QPs are over only when they are destroyed,
+    /// as those of cards: RDMA that was under way when a QP ended lands at some time until its
+    /// [`Connection`] is dropped, and then once more; flushes come some polls later than the end.
     #[must_use]
     pub fn with_late_rdma(seed: u64, bytes: u64) -> Self {
         Self::make(seed, bytes, true)
@@ -254,8 +255,8 @@ impl Network {
         wires.flat_map(|w| &w.streams).filter_map(|s| s.arrivals.front().map(|a| a.1)).min()
     }
 
-    /// Two QPs connected to each other, for the pollers of these handles. READ depths are negotiated as
-    /// over a real connection.
+    /// Two QPs connected to each other, for the pollers of these handles. READ depths are
+    /// negotiated as over a real connection.
     ///
     /// # Errors
     /// [`FabricError::Limit`]; [`FabricError::Mixed`] for pollers of another device.
@@ -301,8 +302,8 @@ impl Wire {
         self.with(WireState::cut);
     }
 
-    /// Loses whatever is sent from now on or is under way, in both directions, for ever: as when the machine of one
-    /// end has lost its power. Neither end sees anything of it.
+    /// Loses whatever is sent from now on or is under way, in both directions, for ever: as when
+    /// the machine of one end has lost its power. Neither end sees anything of it.
     pub fn silence(&self) {
         self.with(|w| w.silent = true);
     }
@@ -388,8 +389,8 @@ impl Link for MemoryLink {
         let mut left = count;
         for piece in pieces {
             let len = piece.iov_len.min(left);
-            // SAFETY: the piece is readable for its length by the caller's promise; nobody else writes to
-            // it through a reference, and the slice ends here.
+            // SAFETY: the piece is readable for its length by the caller's promise; nobody else
+            // writes to it through a reference, and the slice ends here.
             let bytes = unsafe { std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), len) };
             stream.bytes.extend(bytes);
             left -= len;
@@ -452,8 +453,8 @@ impl Link for MemoryLink {
             while rest > 0 {
                 let (front, _) = stream.bytes.as_slices();
                 let run = front.len().min(rest);
-                // SAFETY: `to..to + run` is inside the piece, writable by the caller's promise; `front` is
-                // heap memory of the stream, apart from any region and staging buffer.
+                // SAFETY: `to..to + run` is inside the piece, writable by the caller's promise;
+                // `front` is heap memory of the stream, apart from any region and staging buffer.
                 unsafe { std::ptr::copy_nonoverlapping(front.as_ptr(), to, run) };
                 // SAFETY: run <= rest, so the pointer stays inside the piece or one past it.
                 to = unsafe { to.add(run) };

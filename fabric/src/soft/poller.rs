@@ -2,17 +2,19 @@
 //!
 //! # Whom a turn asks
 //!
-//! Asking a socket costs a call whether it has something or not. A QP alone is asked directly. Of a few, those that
-//! had something lately are asked directly, and epoll is asked for the others now and then, after each event, and
-//! when nobody had anything lately. Of many, epoll tells. When nobody had anything for long, a turn asks only now and
-//! then at all: its thread then has other pollers to serve.
+//! Asking a socket costs a call whether it has something or not. A QP alone is asked directly. Of a
+//! few, those that had something lately are asked directly, and epoll is asked for the others now
+//! and then, after each event, and when nobody had anything lately. Of many, epoll tells. When
+//! nobody had anything for long, a turn asks only now and then at all: its thread then has other
+//! pollers to serve.
 //!
 //! # What wakes
 //!
-//! epoll has every socket, and the eventfd that is written when something completes without a socket's doing. A QP
-//! alone that is not blocked is given out itself by [`event_fds`](crate::Poller::event_fds), and then epoll does
-//! without it: its data then wakes the sleeper and nobody on the way. epoll takes it back when it is blocked, or when
-//! another QP comes; since `event_fds` always names epoll, who watches what it said earlier misses nothing.
+//! epoll has every socket, and the eventfd that is written when something completes without a
+//! socket's doing. A QP alone that is not blocked is given out itself by
+//! [`event_fds`](crate::Poller::event_fds), and then epoll does without it: its data then wakes the
+//! sleeper and nobody on the way. epoll takes it back when it is blocked, or when another QP comes;
+//! since `event_fds` always names epoll, who watches what it said earlier misses nothing.
 
 use std::cell::Cell;
 use std::io;
@@ -32,8 +34,8 @@ use crate::device::{AcceptParams, DeviceCaps, PollerCounters};
 use crate::error::{FabricError, PostError, Result};
 use crate::work::{Completion, QpIndex, RecvWr, SendWr};
 
-/// Up to this many QPs are asked directly, which is one call each and finds the data at once; beyond it
-/// epoll tells which to ask.
+/// Up to this many QPs are asked directly, which is one call each and finds the data at once;
+/// beyond it epoll tells which to ask.
 const ASKED_DIRECTLY: usize = 2;
 /// Up to this many QPs are looked at one by one for who had something lately.
 const FEW: usize = 8;
@@ -41,14 +43,15 @@ const FEW: usize = 8;
 const QUIET: u8 = 16;
 /// Turns without asking epoll, while there is a QP that is left to it.
 const EPOLL_TURNS: u8 = 8;
-/// After so many turns in which no socket had anything, only some turns ask: longer than a thread looks for an answer.
+/// After so many turns in which no socket had anything, only some turns ask: longer than a thread
+/// looks for an answer.
 const IDLE_TURNS: u16 = 1024;
 /// One in so many.
 const IDLE_ASKS: u16 = 8;
 /// Receive calls per QP and turn, so that one busy peer cannot hold up the others.
 const CALLS_PER_TURN: usize = 16;
-/// Empty polls before an acknowledgement goes out in a frame of its own. The first empty poll ends the
-/// turn in which the request came; what the caller posts then takes the acknowledgement along.
+/// Empty polls before an acknowledgement goes out in a frame of its own. The first empty poll ends
+/// the turn in which the request came; what the caller posts then takes the acknowledgement along.
 const PATIENCE: u8 = 2;
 /// Names the eventfd among the QPs in epoll's data.
 const KICK: u64 = u64::MAX;
@@ -104,7 +107,8 @@ pub struct Poller {
     cq_promised: u64,
     counters: PollerCounters,
     armed: bool,
-    // The last turn drained every link, so the poll that only looks whether it is over need not ask again.
+    // The last turn drained every link, so the poll that only looks whether it is over need not ask
+    // again.
     drained: bool,
     skip: bool,
 }
@@ -217,8 +221,8 @@ impl Poller {
         first.is_some_and(|pair| pair.link.fd().is_some())
     }
 
-    /// One turn of the engine: receives until drained or `room` completions are there, and sends what came
-    /// of it.
+    /// One turn of the engine: receives until drained or `room` completions are there, and sends
+    /// what came of it.
     fn turn(&mut self, room: usize) -> Result<()> {
         let whom = self.whom();
         let Self { keys, qps, live, owing, events, staging, lines, cq, epoll, counters, .. } = self;
@@ -358,7 +362,8 @@ enum Whom {
     Epoll,
 }
 
-/// Books what a QP did: epoll's view of it, whether its peer waits for an acknowledgement, and the calls it made.
+/// Books what a QP did: epoll's view of it, whether its peer waits for an acknowledgement, and the
+/// calls it made.
 fn settle(epoll: &Epoll, pair: &mut QueuePair, direct: bool, owing: &mut Vec<u16>) -> u64 {
     if pair.outbound.ack_due.is_some() && !pair.is_owing {
         pair.is_owing = true;
@@ -367,8 +372,8 @@ fn settle(epoll: &Epoll, pair: &mut QueuePair, direct: bool, owing: &mut Vec<u16
     std::mem::take(&mut pair.calls) + watch(epoll, pair, direct)
 }
 
-/// Brings epoll's view of a QP up to date; the calls it took. It fails only for want of kernel memory, and then the
-/// next change tries again.
+/// Brings epoll's view of a QP up to date; the calls it took. It fails only for want of kernel
+/// memory, and then the next change tries again.
 fn watch(epoll: &Epoll, pair: &QueuePair, direct: bool) -> u64 {
     let wanted = match (pair.state, pair.outbound.blocked) {
         (State::Dead, _) => Interest::None,
@@ -529,8 +534,9 @@ impl crate::device::Poller for Poller {
     fn arm(&mut self) -> Result<()> {
         self.acknowledge(true);
         self.counters.arms += u64::from(!std::mem::replace(&mut self.armed, true));
-        // Sockets are level-triggered in epoll: what comes from now on keeps the event readable, so the
-        // poll that follows need not ask them. Completions that wait are returned by it all the same.
+        // Sockets are level-triggered in epoll: what comes from now on keeps the event readable, so
+        // the poll that follows need not ask them. Completions that wait are returned by it all the
+        // same.
         self.skip = self.drained;
         if !self.cq.is_empty() {
             self.kick();
@@ -545,7 +551,8 @@ impl crate::device::Poller for Poller {
         };
         self.direct.set(true);
         watch(&self.epoll, pair, true);
-        // SAFETY: the descriptor belongs to the link, which is not touched while `self` is borrowed.
+        // SAFETY: the descriptor belongs to the link, which is not touched while `self` is
+        // borrowed.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
         [Some(self.epoll.0.as_fd()), Some(socket)]
     }
@@ -584,8 +591,8 @@ impl crate::device::Poller for Poller {
         }
         self.owing.retain(|i| *i != qp.0);
         self.gather();
-        // What it left unfinished completes never, also when it is attached again.
-        // One that was refusing goes on to say so until it is dropped, and so does one never accepted.
+        // What it left unfinished completes never, also when it is attached again. One that was
+        // refusing goes on to say so until it is dropped, and so does one never accepted.
         if !matches!(pair.state, State::Prepared { .. } | State::Draining) {
             pair.fail(&mut self.cq);
         }

@@ -1,7 +1,7 @@
 //! A queue pair: its queues, its states, and how it dies.
 //!
-//! Positions in the queues only grow (`usize`); a ring index is a position under a mask. The position of a
-//! send WR is its sequence number on the wire.
+//! Positions in the queues only grow (`usize`); a ring index is a position under a mask. The
+//! position of a send WR is its sequence number on the wire.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -19,8 +19,8 @@ use crate::device::{AcceptParams, ConnectionHello, PollerCounters, QpLimits};
 use crate::error::{FabricError, PostError, Result};
 use crate::work::{Completion, QpIndex, RecvWr, SendOp, SendWr, WcOpcode, WcStatus, WrId};
 
-/// Bytes thrown away at the drop of a QP that refused something, so that closing the socket does not
-/// overtake the refusal (TCP resets when unread bytes are left).
+/// Bytes thrown away at the drop of a QP that refused something, so that closing the socket does
+/// not overtake the refusal (TCP resets when unread bytes are left).
 const DRAIN_AT_DROP: usize = 1 << 20;
 
 /// Where a QP is in its life.
@@ -30,8 +30,8 @@ pub(super) enum State {
     Prepared { peer_reads_in: u8, peer_reads_out: u8 },
     /// Moving messages.
     Ready,
-    /// The peer's request was refused: what it asked before is answered, then comes the NAK, then the error
-    /// state. Nothing of the peer gets in any more.
+    /// The peer's request was refused: what it asked before is answered, then comes the NAK, then
+    /// the error state. Nothing of the peer gets in any more.
     Refusing { seq: usize, refusal: Refusal, recv: Option<WcStatus> },
     /// Error state after a NAK: the link is read to its end so that the NAK arrives.
     Draining,
@@ -70,8 +70,8 @@ pub(super) struct QueuePair {
     pub(super) poller: u64,
     /// What a peer that waits for the answer is told when this is dropped.
     pub(super) refusal: ConnectionHello,
-    /// Send queue: slots from `send_free` are in use, from `send_done` incomplete, from `send_sent` not
-    /// wholly on the link, from `send_built` not framed; `send_head` is the next to be posted.
+    /// Send queue: slots from `send_free` are in use, from `send_done` incomplete, from `send_sent`
+    /// not wholly on the link, from `send_built` not framed; `send_head` is the next to be posted.
     sends: Box<[Option<SendSlot>]>,
     pub(super) send_free: usize,
     pub(super) send_done: usize,
@@ -360,7 +360,8 @@ impl QueuePair {
         self.end(cq, reason, WcStatus::RetryExceeded);
     }
 
-    /// The peer closed the link. Verbs hear of that by rdma_cm, and flush what is outstanding: nothing failed.
+    /// The peer closed the link. Verbs hear of that by rdma_cm, and flush what is outstanding:
+    /// nothing failed.
     pub(super) fn parted(&mut self, cq: &mut CompletionQueue) {
         self.end(cq, "the peer closed the connection", WcStatus::Flushed);
     }

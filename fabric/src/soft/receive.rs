@@ -1,9 +1,9 @@
 //! The receiving side of a queue pair: headers are collected, payload goes straight to its place.
 //!
-//! One call fills first what is missing of the current payload, in place, then a staging buffer with
-//! whatever follows. Small messages thus cost one call for many and a short copy each. Where large ones come,
-//! little of the staging buffer is offered: just enough for the headers between them, so that their payload is
-//! not copied either.
+//! One call fills first what is missing of the current payload, in place, then a staging buffer
+//! with whatever follows. Small messages thus cost one call for many and a short copy each. Where
+//! large ones come, little of the staging buffer is offered: just enough for the headers between
+//! them, so that their payload is not copied either.
 
 use std::io;
 
@@ -15,13 +15,13 @@ use super::transmit::{NO_PIECE, Response, local_pieces, low32};
 use crate::region::copy_apart;
 use crate::work::{MAX_SGE, Rkey, SgeList, WcStatus};
 
-/// Size of a poller's staging buffer: what a deep queue of small messages has in its socket, in one call. Pages
-/// that were never filled are not there.
+/// Size of a poller's staging buffer: what a deep queue of small messages has in its socket, in one
+/// call. Pages that were never filled are not there.
 pub(super) const STAGING: usize = 128 << 10;
 /// A payload from this size on is worth a call of its own.
 const LARGE: u32 = 16 << 10;
-/// Staged behind a large payload, and where the next one is expected: some headers and small messages, and little
-/// of a large payload.
+/// Staged behind a large payload, and where the next one is expected: some headers and small
+/// messages, and little of a large payload.
 const GLIMPSE: usize = 512;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Sink {
@@ -111,8 +111,9 @@ impl QueuePair {
             libc::iovec { iov_base: staging.as_mut_ptr().cast(), iov_len: staging.len() };
         self.calls += 1;
         self.quiet = self.quiet.saturating_add(1);
-        // SAFETY: the pieces are ranges that `keys` just found inside live regions with the right to write,
-        // which stay alive while it is borrowed, and the staging buffer, borrowed exclusively.
+        // SAFETY: the pieces are ranges that `keys` just found inside live regions with the right
+        // to write, which stay alive while it is borrowed, and the staging buffer, borrowed
+        // exclusively.
         match unsafe { self.link.receive(&pieces[..=count]) } {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => true,

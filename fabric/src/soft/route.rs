@@ -165,7 +165,8 @@ impl Route {
 
     fn failed(&self, failure: Failure) -> FabricError {
         match failure {
-            // A target that is just stopping looks like this, so it is no proof of a foreign service.
+            // A target that is just stopping looks like this, so it is no proof of a foreign
+            // service.
             Failure::Silence(error) => FabricError::Unreachable {
                 address: self.address.to_string(),
                 reason: format!(

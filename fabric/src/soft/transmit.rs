@@ -1,9 +1,10 @@
-//! The sending side of a queue pair: frames of requests, READ responses and acknowledgements, gathered into
-//! as few calls as possible.
+//! The sending side of a queue pair: frames of requests, READ responses and acknowledgements,
+//! gathered into as few calls as possible.
 //!
-//! One call takes headers and short payloads from one buffer, where they lie one behind the other, and long
-//! payloads from their regions. What a socket does not take waits in the batch, until there is room again: short
-//! payloads are then copied anew, so nothing of a frame is kept anywhere but in its region.
+//! One call takes headers and short payloads from one buffer, where they lie one behind the other,
+//! and long payloads from their regions. What a socket does not take waits in the batch, until
+//! there is room again: short payloads are then copied anew, so nothing of a frame is kept anywhere
+//! but in its region.
 
 use std::collections::VecDeque;
 use std::io;
@@ -103,8 +104,8 @@ impl<'a> Gathered<'a> {
         assert!(len <= self.room - self.used, "has_room");
         // SAFETY: `used <= room`, the length of the buffer.
         let to = unsafe { self.lines.add(self.used) };
-        // SAFETY: `from` by the caller's promise; `to` has so much room in a buffer that `self` borrows
-        // exclusively, and which no region contains.
+        // SAFETY: `from` by the caller's promise; `to` has so much room in a buffer that `self`
+        // borrows exclusively, and which no region contains.
         unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
         if self.open {
             self.pieces[self.count - 1].iov_len += len;
@@ -142,7 +143,8 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// Pieces of the bytes `skip..skip + limit` of an SGE list; `None` when a key, bound or right is bad.
+/// Pieces of the bytes `skip..skip + limit` of an SGE list; `None` when a key, bound or right is
+/// bad.
 pub(super) fn local_pieces(
     keys: &KeyTable,
     sges: &SgeList,
@@ -303,7 +305,8 @@ impl QueuePair {
         };
         let is_read = kind == Kind::ReadRequest;
         if is_read {
-            // What is to be sent is looked at when it is gathered, which is soon; a sink would be much later.
+            // What is to be sent is looked at when it is gathered, which is soon; a sink would be
+            // much later.
             let mut pieces = [NO_PIECE; MAX_SGE];
             if local_pieces(keys, &wr.sges, 0, len, true, &mut pieces).is_none() {
                 return self.poisoned(position, WcStatus::LocalProtection);
@@ -325,8 +328,8 @@ impl QueuePair {
         true
     }
 
-    /// The WR at `position` cannot be sent, nor any after it. Those before it still complete, so the peer
-    /// must say how far it got.
+    /// The WR at `position` cannot be sent, nor any after it. Those before it still complete, so
+    /// the peer must say how far it got.
     fn poisoned(&mut self, position: usize, status: WcStatus) -> bool {
         self.poison = Some((position, status));
         self.outbound.probe = self.send_done < position;
@@ -379,8 +382,9 @@ impl QueuePair {
                 continue;
             }
             self.calls += 1;
-            // SAFETY: the pieces are in `lines`, which is not touched during the call, and ranges that `keys`
-            // just found inside live regions, which stay alive and mapped while it is borrowed.
+            // SAFETY: the pieces are in `lines`, which is not touched during the call, and ranges
+            // that `keys` just found inside live regions, which stay alive and mapped while it is
+            // borrowed.
             match unsafe { self.link.send(&gathered.pieces[..gathered.count]) } {
                 Ok(moved) => {
                     self.sent(moved.bytes, cq);
@@ -414,8 +418,8 @@ impl QueuePair {
                 break;
             }
             gathered.header(frame.header.get(skip..).unwrap_or_default());
-            // SAFETY: `keys` has just found the parts inside live regions, which stay alive and mapped while it
-            // is borrowed; the caller holds it over the call.
+            // SAFETY: `keys` has just found the parts inside live regions, which stay alive and
+            // mapped while it is borrowed; the caller holds it over the call.
             unsafe { gathered.payload(&parts[..count]) };
             skip = 0;
         }

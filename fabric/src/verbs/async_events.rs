@@ -1,8 +1,9 @@
-//! Asynchronous events of a device: one thread per opened device reads, logs, acts and acknowledges.
+//! Asynchronous events of a device: one thread per opened device reads, logs, acts and
+//! acknowledges.
 //!
-//! The thread borrows the context; [`AsyncEvents`] joins it on drop, before the context can be closed. An
-//! object named by an event stays allocated until the event is acknowledged: its destroy call waits for that
-//! (ibv_get_async_event(3)), so the pointer in an event may be used in between.
+//! The thread borrows the context; [`AsyncEvents`] joins it on drop, before the context can be
+//! closed. An object named by an event stays allocated until the event is acknowledged: its destroy
+//! call waits for that (ibv_get_async_event(3)), so the pointer in an event may be used in between.
 
 use std::ffi::CStr;
 use std::io;
@@ -79,8 +80,8 @@ impl Drop for AsyncEvents {
 impl Shared {
     /// Marks one CQ, or all.
     fn mark_broken(&self, which: Option<*mut ffi::ibv_cq>) {
-        // Upgraded outside of the lock's scope: the last Arc of a CQ may be the one made here, and its drop
-        // is a destroy call.
+        // Upgraded outside of the lock's scope: the last Arc of a CQ may be the one made here, and
+        // its drop is a destroy call.
         let queues: Vec<_> = {
             let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
             queues.iter().filter_map(Weak::upgrade).collect()
@@ -92,12 +93,14 @@ impl Shared {
     }
 }
 
-/// Drops CQs on a thread of its own: the last reference to one may also be the last to its device, whose drop
-/// joins the event thread, and destroying a CQ waits for events that thread has yet to acknowledge.
+/// Drops CQs on a thread of its own: the last reference to one may also be the last to its device,
+/// whose drop joins the event thread, and destroying a CQ waits for events that thread has yet to
+/// acknowledge.
 fn release(queues: Vec<Arc<CompletionQueue>>) {
     let queues: Vec<_> = queues.into_iter().filter_map(Arc::into_inner).collect();
     if !queues.is_empty() {
-        // If no thread can be made the closure is dropped here; that is the rarest of double faults.
+        // If no thread can be made the closure is dropped here; that is the rarest of double
+        // faults.
         let _ = thread::Builder::new().name("verbs-release".into()).spawn(move || drop(queues));
     }
 }

@@ -1,7 +1,7 @@
 //! [`CmId`]: an `rdma_cm_id` and, once made, its QP.
 //!
-//! Owned by one value; destroyed with it, the QP first. The lock of its event channel is held wherever
-//! librdmacm's own event code could look at what changes (see `event_channel`).
+//! Owned by one value; destroyed with it, the QP first. The lock of its event channel is held
+//! wherever librdmacm's own event code could look at what changes (see `event_channel`).
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -16,11 +16,13 @@ use super::event_channel::{EventChannel, Reply, Role};
 use super::ffi;
 use crate::error::{FabricError, Result};
 
-/// Send retries before a path counts as dead. One less than the most there is: Soft-RoCE takes that for endless, and
-/// the WRs of its QP then wait for a dead peer until somebody else ends the connection.
+/// Send retries before a path counts as dead. One less than the most there is: Soft-RoCE takes that
+/// for endless, and the WRs of its QP then wait for a dead peer until somebody else ends the
+/// connection.
 pub(super) const RETRIES: u8 = 6;
 
-/// A rejection always carries a byte: on iWARP it could not be told from "nothing listens" otherwise.
+/// A rejection always carries a byte: on iWARP it could not be told from "nothing listens"
+/// otherwise.
 const NO_REASON: [u8; 1] = [0];
 
 #[derive(Debug)]
@@ -37,7 +39,8 @@ pub(super) struct ConnectParams<'a> {
     pub(super) reads_in: u8,
 }
 
-// SAFETY: an id may be used from any thread; methods that write it take `&mut self` or the channel's lock.
+// SAFETY: an id may be used from any thread; methods that write it take `&mut self` or the
+// channel's lock.
 unsafe impl Send for CmId {}
 // SAFETY: the methods on `&self` only read the id, or make system calls that the kernel serialises.
 unsafe impl Sync for CmId {}
@@ -46,7 +49,8 @@ impl CmId {
     pub(super) fn create(channel: &Arc<EventChannel>, role: Role) -> Result<Self> {
         let mut ids = channel.lock();
         let mut raw = ptr::null_mut();
-        // SAFETY: the channel is open; the id is entered in the table before any event can be handled.
+        // SAFETY: the channel is open; the id is entered in the table before any event can be
+        // handled.
         let rc = unsafe {
             ffi::rdma_create_id(channel.raw(), &raw mut raw, ptr::null_mut(), ffi::PS_TCP)
         };
@@ -88,8 +92,8 @@ impl CmId {
 
     /// The QP; null before it is made.
     pub(super) fn qp(&self) -> *mut ffi::ibv_qp {
-        // SAFETY: the id lives as long as `self`; the field is written only by `create_qp` and drop, which
-        // have it exclusively.
+        // SAFETY: the id lives as long as `self`; the field is written only by `create_qp` and
+        // drop, which have it exclusively.
         unsafe { (*self.as_ptr()).qp }
     }
 
@@ -102,8 +106,8 @@ impl CmId {
         address.map_or_else(|| "an unknown address".to_owned(), |a| a.to_string())
     }
 
-    /// Sets the ACK timeout of the QP to be (4.096 us times 2 to `exponent`); before the route is resolved.
-    /// Best effort: iWARP and old kernels have no such thing.
+    /// Sets the ACK timeout of the QP to be (4.096 us times 2 to `exponent`); before the route is
+    /// resolved. Best effort: iWARP and old kernels have no such thing.
     pub(super) fn set_ack_timeout(&self, mut exponent: u8) {
         // SAFETY: the option takes one byte, which lives during the call.
         let rc = unsafe {
@@ -129,7 +133,8 @@ impl CmId {
         let to = SockaddrStorage::from(to);
         let from = bind.map(|ip| SockaddrStorage::from(SocketAddr::new(ip, 0)));
         let from = from.as_ref().map_or(ptr::null_mut(), |a| a.as_ptr().cast_mut());
-        // librdmacm writes the address into the id after the call, when the event may be there already.
+        // librdmacm writes the address into the id after the call, when the event may be there
+        // already.
         let _ids = self.channel.lock();
         // SAFETY: the addresses live during the call, which only reads them.
         cvt(unsafe {
@@ -198,7 +203,8 @@ impl CmId {
 
     /// Tells the peer, if there is one to tell.
     pub(super) fn disconnect(&self) {
-        // SAFETY: the id lives as long as `self`; on one that is not connected the call fails cleanly.
+        // SAFETY: the id lives as long as `self`; on one that is not connected the call fails
+        // cleanly.
         let _ = unsafe { ffi::rdma_disconnect(self.as_ptr()) };
     }
 }
@@ -211,8 +217,8 @@ impl Drop for CmId {
             // SAFETY: the QP is this id's, and no event code looks at it under the lock.
             unsafe { ffi::rdma_destroy_qp(self.as_ptr()) };
         }
-        // SAFETY: the id is this value's and no event of it is unacknowledged, so the call does not wait for
-        // one.
+        // SAFETY: the id is this value's and no event of it is unacknowledged, so the call does not
+        // wait for one.
         if unsafe { ffi::rdma_destroy_id(self.as_ptr()) } != 0 {
             tracing::error!(error = %io::Error::last_os_error(), "rdma_destroy_id failed; leaked");
         }

@@ -1,11 +1,12 @@
 //! `CompletionQueue`: an `ibv_cq` with a completion channel of its own, and [`PollerHandle`].
 //!
-//! Shared by the poller that reads it and the QPs that complete on it; destroyed when the last of them is
-//! gone. The poller acknowledges every event it took before it lets go.
+//! Shared by the poller that reads it and the QPs that complete on it; destroyed when the last of
+//! them is gone. The poller acknowledges every event it took before it lets go.
 //!
-//! A QP that completes here holds room for all its WRs, its [`Reservation`], until it is destroyed and the CQ was read
-//! empty after that. Its flushes may come as long as it lives, and some drivers leave what came of it in the CQ (rxe):
-//! who had the room earlier would fill the CQ beyond its end.
+//! A QP that completes here holds room for all its WRs, its [`Reservation`], until it is destroyed
+//! and the CQ was read empty after that. Its flushes may come as long as it lives, and some drivers
+//! leave what came of it in the CQ (rxe): who had the room earlier would fill the CQ beyond its
+//! end.
 
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -119,10 +120,11 @@ impl CompletionQueue {
         &self.pd
     }
 
-    /// Entries that QPs had reserved which are destroyed by now: all of them together, since the CQ was made. They may
-    /// be reserved again when the CQ is found empty after this call.
+    /// Entries that QPs had reserved which are destroyed by now: all of them together, since the CQ
+    /// was made. They may be reserved again when the CQ is found empty after this call.
     pub(super) fn released(&self) -> u64 {
-        // With the drop of a reservation: whatever the QP left in the CQ is seen by a poll that follows.
+        // With the drop of a reservation: whatever the QP left in the CQ is seen by a poll that
+        // follows.
         self.released.load(Ordering::Acquire)
     }
 
@@ -138,8 +140,9 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: all QPs of the CQ hold an Arc of this value and are gone; the poller acknowledged its
-        // events. A failed destroy leaves the CQ usable, so the channel it points to is then kept.
+        // SAFETY: all QPs of the CQ hold an Arc of this value and are gone; the poller acknowledged
+        // its events. A failed destroy leaves the CQ usable, so the channel it points to is then
+        // kept.
         let errno = unsafe { ffi::ibv_destroy_cq(self.raw.as_ptr()) };
         let errno = match errno {
             // SAFETY: the only CQ of the channel is destroyed.
@@ -193,7 +196,8 @@ impl Drop for Reservation {
 
 /// Lets reads on a descriptor of libibverbs or librdmacm end with EAGAIN.
 pub(super) fn set_nonblocking(fd: RawFd) -> Result<()> {
-    // SAFETY: the caller owns the object the descriptor belongs to, so it stays open during the call.
+    // SAFETY: the caller owns the object the descriptor belongs to, so it stays open during the
+    // call.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let fail = |e: nix::Error| FabricError::Call { call: "fcntl", source: e.into() };
     let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL).map_err(fail)?);

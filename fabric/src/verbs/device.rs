@@ -1,8 +1,9 @@
 //! [`Device`]: a verbs context as librdmacm opened it, and what the device can do.
 //!
-//! librdmacm opens one context per device and process and closes it only when the device is gone and no id is
-//! left on it. Memory and queues outlive ids, so a `Device` holds a reference of its own: the list that
-//! `rdma_get_devices` returned, which keeps every context in it open until `rdma_free_devices`.
+//! librdmacm opens one context per device and process and closes it only when the device is gone
+//! and no id is left on it. Memory and queues outlive ids, so a `Device` holds a reference of its
+//! own: the list that `rdma_get_devices` returned, which keeps every context in it open until
+//! `rdma_free_devices`.
 
 use std::ffi::CStr;
 use std::io;
@@ -19,12 +20,13 @@ use crate::device::{DeviceCaps, Transport};
 use crate::error::{FabricError, Result};
 use crate::work::MAX_SGE;
 
-/// Vendor ids of the kernel's software devices: rxe (`RXE_VENDOR_ID`, drivers/infiniband/sw/rxe/rxe_param.h)
-/// and siw (`SIW_VENDOR_ID`, drivers/infiniband/sw/siw/siw.h).
+/// Vendor ids of the kernel's software devices: rxe (`RXE_VENDOR_ID`,
+/// drivers/infiniband/sw/rxe/rxe_param.h) and siw (`SIW_VENDOR_ID`,
+/// drivers/infiniband/sw/siw/siw.h).
 const SOFTWARE_VENDORS: [u32; 2] = [0x00ff_ffff, 0x62_6d74];
 
-/// Inline sizes tried, largest first. Beyond 256 bytes a gather is as fast on all devices measured, and a
-/// large inline size makes every send slot larger.
+/// Inline sizes tried, largest first. Beyond 256 bytes a gather is as fast on all devices measured,
+/// and a large inline size makes every send slot larger.
 pub(super) const INLINE_LADDER: [u32; 4] = [256, 128, 64, 0];
 
 /// A verbs device. Clones name the same one.
@@ -47,8 +49,8 @@ struct Inner {
 static OPEN: Mutex<Vec<(usize, Weak<Inner>)>> = Mutex::new(Vec::new());
 
 impl Device {
-    /// The device of a context that librdmacm handed out with an id bound to `port`. The id must live during
-    /// the call, which keeps the context open.
+    /// The device of a context that librdmacm handed out with an id bound to `port`. The id must
+    /// live during the call, which keeps the context open.
     pub(super) fn of_context(context: NonNull<ffi::ibv_context>, port: u8) -> Result<Self> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(_, device)| device.strong_count() > 0);
@@ -134,7 +136,8 @@ impl Device {
         &self.0.caps.name
     }
 
-    /// Gather entries an RDMA READ may have; fewer than for other WRs on some devices (one on iWARP).
+    /// Gather entries an RDMA READ may have; fewer than for other WRs on some devices (one on
+    /// iWARP).
     pub(super) fn max_read_sges(&self) -> u32 {
         self.0.max_read_sges
     }

@@ -1,21 +1,23 @@
-//! [`EventChannel`]: an rdma_cm event channel, the table of the ids on it, and the task that serves it.
+//! [`EventChannel`]: an rdma_cm event channel, the table of the ids on it, and the task that serves
+//! it.
 //!
-//! One channel per listener, shared by the ids it accepted, and one per route. Ids stay on the channel they
-//! were made on and are found by table, rather than moved with `rdma_migrate_id`: a move has to wait for
-//! events in flight, costs a descriptor and a task per connection, and gains nothing here.
+//! One channel per listener, shared by the ids it accepted, and one per route. Ids stay on the
+//! channel they were made on and are found by table, rather than moved with `rdma_migrate_id`: a
+//! move has to wait for events in flight, costs a descriptor and a task per connection, and gains
+//! nothing here.
 //!
 //! # Why no event outlives its id
 //!
-//! librdmacm turns an event's cookie into a pointer to the id, and follows it and its QP, without a lock. So
-//! here one lock per channel covers fetching an event, acting on it and acknowledging it, and equally making
-//! and freeing ids and QPs. Under that lock an id is either in the table and alive, or destroyed, in which
-//! case the kernel has dropped its events.
+//! librdmacm turns an event's cookie into a pointer to the id, and follows it and its QP, without a
+//! lock. So here one lock per channel covers fetching an event, acting on it and acknowledging it,
+//! and equally making and freeing ids and QPs. Under that lock an id is either in the table and
+//! alive, or destroyed, in which case the kernel has dropped its events.
 //!
 //! # The task
 //!
-//! It runs on the runtime that made the channel and ends when the last id is gone or the runtime is; it never
-//! keeps a runtime from shutting down. Connections may outlive the runtime, but then nobody notices that
-//! a peer disconnected except by the QP's own retries.
+//! It runs on the runtime that made the channel and ends when the last id is gone or the runtime
+//! is; it never keeps a runtime from shutting down. Connections may outlive the runtime, but then
+//! nobody notices that a peer disconnected except by the QP's own retries.
 
 use std::collections::HashMap;
 use std::io;
@@ -156,12 +158,13 @@ impl EventChannel {
                 _ => None,
             };
             ids.roles.insert(id.as_ptr() as usize, Role::Passive);
-            // SAFETY: a new id that librdmacm gives to the receiver of the event, entered in the table.
+            // SAFETY: a new id that librdmacm gives to the receiver of the event, entered in the
+            // table.
             let id = unsafe { CmId::adopt(id, Arc::clone(self)) };
             return match to {
                 Some(to) => Rest::Request { id, reply, to },
-                // Cannot be, but `id` must not be dropped under the lock: with a closed sender it is
-                // dropped, and so rejected, after.
+                // Cannot be, but `id` must not be dropped under the lock: with a closed sender it
+                // is dropped, and so rejected, after.
                 None => Rest::Request { id, reply, to: mpsc::channel(1).0 },
             };
         }
@@ -194,8 +197,8 @@ impl EventChannel {
             && !qp.is_null()
             && unsafe { queue_pair::is_in_error(qp) };
         if given_up {
-            // It was before the peer's last word came, and until then the kernel could not tell the peer so.
-            // SAFETY: the id is alive.
+            // It was before the peer's last word came, and until then the kernel could not tell the
+            // peer so. SAFETY: the id is alive.
             let _ = unsafe { ffi::rdma_disconnect(event.id) };
         }
         if event.event == event::DISCONNECTED {
@@ -302,8 +305,8 @@ impl EventChannel {
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: every id on the channel holds an Arc of this value and is gone, and so is the task's
-        // registration of the descriptor.
+        // SAFETY: every id on the channel holds an Arc of this value and is gone, and so is the
+        // task's registration of the descriptor.
         unsafe { ffi::rdma_destroy_event_channel(self.raw()) };
     }
 }
@@ -337,7 +340,8 @@ impl Reply {
         let private_data = if conn.private_data.is_null() || conn.private_data_len == 0 {
             Vec::new()
         } else {
-            // SAFETY: librdmacm points to that many bytes inside the event, which is not acknowledged yet.
+            // SAFETY: librdmacm points to that many bytes inside the event, which is not
+            // acknowledged yet.
             unsafe {
                 std::slice::from_raw_parts(
                     conn.private_data.cast::<u8>(),
@@ -356,7 +360,8 @@ impl Reply {
     }
 }
 
-/// The channel as tokio sees it. Holds the channel, so the descriptor is registered only while open.
+/// The channel as tokio sees it. Holds the channel, so the descriptor is registered only while
+/// open.
 #[derive(Debug)]
 struct Readable(Arc<EventChannel>);
 

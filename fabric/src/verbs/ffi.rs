@@ -1,7 +1,8 @@
 //! librdmacm, as far as it is used, and the names of `ibverbs-sys` the provider works with.
 //!
-//! The structs are prefixes of the C ones (rdma/rdma_cma.h): librdmacm allocates them, this code only reads
-//! the fields named here, whose offsets the ABI of librdmacm.so.1 fixes and the assertions below check.
+//! The structs are prefixes of the C ones (rdma/rdma_cma.h): librdmacm allocates them, this code
+//! only reads the fields named here, whose offsets the ABI of librdmacm.so.1 fixes and the
+//! assertions below check.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::{offset_of, size_of};
@@ -58,7 +59,8 @@ pub(super) struct ConnParam {
     pub(super) qp_num: u32,
 }
 
-/// `struct rdma_cm_event`, with the connection member of its union (the longer datagram one is not used).
+/// `struct rdma_cm_event`, with the connection member of its union (the longer datagram one is not
+/// used).
 #[repr(C)]
 pub(super) struct CmEvent {
     pub(super) id: *mut CmId,

@@ -1,9 +1,10 @@
 //! [`InlineSources`]: which memory may ride inside a WR.
 //!
-//! An inline payload is copied by the provider's library, in this process, from the address in the SGE, with
-//! no check of key or bounds. An SGE can be forged in safe code, so the check is made here: the bytes must
-//! lie in a region registered in the poller's PD under that key, and the region is held until the provider
-//! has copied them. A payload that fails is sent without the inline flag, so that the device judges it.
+//! An inline payload is copied by the provider's library, in this process, from the address in the
+//! SGE, with no check of key or bounds. An SGE can be forged in safe code, so the check is made
+//! here: the bytes must lie in a region registered in the poller's PD under that key, and the
+//! region is held until the provider has copied them. A payload that fails is sent without the
+//! inline flag, so that the device judges it.
 
 use std::sync::{Arc, Weak};
 

@@ -28,7 +28,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Starts listening. An unspecified address listens on every RDMA device, those plugged in later too.
+    /// Starts listening. An unspecified address listens on every RDMA device, those plugged in
+    /// later too.
     ///
     /// # Errors
     /// [`FabricError::NoDevice`], [`FabricError::Listen`] or, for an unknown name,
@@ -170,7 +171,8 @@ impl Incoming {
         }
     }
 
-    /// Refuses, with at most [`ConnectionHello::REPLY_MAX`] bytes of reason (what is more is cut off).
+    /// Refuses, with at most [`ConnectionHello::REPLY_MAX`] bytes of reason (what is more is cut
+    /// off).
     pub fn reject(mut self, hello: &ConnectionHello) {
         if let Some(id) = self.id.take() {
             id.reject(&hello.0[..hello.0.len().min(ConnectionHello::REPLY_MAX)]);

@@ -1,7 +1,7 @@
 //! [`MemoryRegion`]: an `ibv_mr` over a [`Region`].
 //!
-//! Contract: the pages stay mapped while the device may reach them. So the MR owns an `Arc` of its region, and
-//! when deregistration fails that `Arc` is leaked with it.
+//! Contract: the pages stay mapped while the device may reach them. So the MR owns an `Arc` of its
+//! region, and when deregistration fails that `Arc` is leaked with it.
 
 use std::io;
 use std::mem;
@@ -54,8 +54,9 @@ impl MemoryRegion {
         }
         let address = region.address();
         let pointer = region.pointer(0, region.len()).map_or(std::ptr::null_mut(), NonNull::as_ptr);
-        // SAFETY: the range is a live mapping, kept so by the Arc stored below until after deregistration;
-        // what the device or a peer does to its bytes is within the contract of `Region`.
+        // SAFETY: the range is a live mapping, kept so by the Arc stored below until after
+        // deregistration; what the device or a peer does to its bytes is within the contract of
+        // `Region`.
         let raw = unsafe {
             ffi::ibv_reg_mr_iova2(pd.raw(), pointer.cast(), region.len(), address, flags(access))
         };

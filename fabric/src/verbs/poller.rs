@@ -2,27 +2,31 @@
 //!
 //! Rules kept here:
 //!
-//! - A batch is posted as linked lists of at most [`BATCH`] WRs, one provider call and so one doorbell each.
-//!   Nothing allocates after [`attach`](crate::Poller::attach); nothing logs or locks.
-//! - Queues hold what was asked for and not what the provider rounded it up to, so that the CQ, sized by what
-//!   was asked for, cannot overrun: a caller who miscounts gets ENOMEM. A QP has its room in the CQ from
-//!   [`attach`](crate::Poller::attach) until it is destroyed and the CQ was found empty after that, not until
-//!   [`detach`](crate::Poller::detach): its flushes may come as long as it lives.
-//! - An empty message completes with [`WcStatus::LocalLength`] and kills its QP, as a bad WR does in
-//!   hardware; the devices themselves differ, and some lose it.
-//! - **Arming.** An armed CQ stays armed until it gives its one event, so [`arm`](crate::Poller::arm) asks the
-//!   device only when the last event was taken since. An event that nobody took keeps the descriptor readable:
-//!   the sleep that would miss it ends at once.
-//! - Each index has a generation that changes at detach: completions of an earlier QP are dropped. (Most
-//!   providers remove them from the CQ when the QP is destroyed; Soft-RoCE does not.)
-//! - **Dead QPs.** A QP is known dead here after its first failed completion or [`fail`](crate::Poller::fail).
-//!   Posting to it then goes no further than a list of ours, from which [`poll`](crate::Poller::poll) returns a
-//!   flush once the CQ is empty. Hardware would do the same, but the software devices do not flush what is
-//!   posted late: rxe looks at its receive queue, and siw at both queues, only when the state changes.
-//! - That leaves WRs posted after the QP died and before its first flush was polled. To catch them the QP is
-//!   moved to the error state once more when it is found dead, which makes rxe look again. siw does not: there
-//!   a late WR may never complete. So nobody may wait for the flush of a dead QP: detaching and destroying it end
-//!   all of it, and a flush says nothing of what the device still does.
+//! - A batch is posted as linked lists of at most [`BATCH`] WRs, one provider call and so one
+//!   doorbell each. Nothing allocates after [`attach`](crate::Poller::attach); nothing logs or
+//!   locks.
+//! - Queues hold what was asked for and not what the provider rounded it up to, so that the CQ,
+//!   sized by what was asked for, cannot overrun: a caller who miscounts gets ENOMEM. A QP has its
+//!   room in the CQ from [`attach`](crate::Poller::attach) until it is destroyed and the CQ was
+//!   found empty after that, not until [`detach`](crate::Poller::detach): its flushes may come as
+//!   long as it lives.
+//! - An empty message completes with [`WcStatus::LocalLength`] and kills its QP, as a bad WR does
+//!   in hardware; the devices themselves differ, and some lose it.
+//! - **Arming.** An armed CQ stays armed until it gives its one event, so
+//!   [`arm`](crate::Poller::arm) asks the device only when the last event was taken since. An event
+//!   that nobody took keeps the descriptor readable: the sleep that would miss it ends at once.
+//! - Each index has a generation that changes at detach: completions of an earlier QP are dropped.
+//!   (Most providers remove them from the CQ when the QP is destroyed; Soft-RoCE does not.)
+//! - **Dead QPs.** A QP is known dead here after its first failed completion or
+//!   [`fail`](crate::Poller::fail). Posting to it then goes no further than a list of ours, from
+//!   which [`poll`](crate::Poller::poll) returns a flush once the CQ is empty. Hardware would do
+//!   the same, but the software devices do not flush what is posted late: rxe looks at its receive
+//!   queue, and siw at both queues, only when the state changes.
+//! - That leaves WRs posted after the QP died and before its first flush was polled. To catch them
+//!   the QP is moved to the error state once more when it is found dead, which makes rxe look
+//!   again. siw does not: there a late WR may never complete. So nobody may wait for the flush of a
+//!   dead QP: detaching and destroying it end all of it, and a flush says nothing of what the
+//!   device still does.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -62,7 +66,8 @@ type ReqNotify = unsafe extern "C" fn(*mut ffi::ibv_cq, i32) -> i32;
 pub struct Poller {
     // Before `queue`: QPs go first.
     slots: Vec<Slot>,
-    // CQ entries that QPs may fill which are not destroyed, or were after the CQ was found empty last.
+    // CQ entries that QPs may fill which are not destroyed, or were after the CQ was found empty
+    // last.
     reserved: u64,
     // What the CQ says it released, as far as it is taken off `reserved`.
     returned: u64,
@@ -81,8 +86,8 @@ pub struct Poller {
     queue: Arc<CompletionQueue>,
 }
 
-/// Scratch for provider calls, written before each use. The lists point into themselves, so the box is
-/// never moved out of.
+/// Scratch for provider calls, written before each use. The lists point into themselves, so the box
+/// is never moved out of.
 struct Lists {
     sends: [ffi::ibv_send_wr; BATCH],
     recvs: [ffi::ibv_recv_wr; BATCH],
@@ -105,8 +110,8 @@ struct Attached {
     recvs: RecvQueue,
 }
 
-// SAFETY: the raw pointers inside are to the poller's own lists and to verbs objects, which may be used from
-// any thread, one at a time here.
+// SAFETY: the raw pointers inside are to the poller's own lists and to verbs objects, which may be
+// used from any thread, one at a time here.
 unsafe impl Send for Poller {}
 
 impl fmt::Debug for Poller {
@@ -200,7 +205,8 @@ impl Poller {
         }
     }
 
-    /// Whether the completion is of the QP that has the index now; notes deaths and frees queue entries.
+    /// Whether the completion is of the QP that has the index now; notes deaths and frees queue
+    /// entries.
     fn admit(&mut self, completion: &Completion, generation: u8) -> bool {
         let Some(slot) = self.slots.get_mut(usize::from(completion.qp.0)) else { return false };
         if slot.generation != generation {
@@ -341,8 +347,9 @@ impl crate::Poller for Poller {
                 }
             }
             let mut bad = ptr::null_mut();
-            // SAFETY: the QP lives with its connection, the list and its SGEs in `lists` until the call
-            // returns; providers copy them. The memory itself is checked by the device, by key.
+            // SAFETY: the QP lives with its connection, the list and its SGEs in `lists` until the
+            // call returns; providers copy them. The memory itself is checked by the device, by
+            // key.
             let rc = unsafe { (self.post_recv)(raw, head, &raw mut bad) };
             let taken = taken(rc, head, bad, chunk.len());
             self.counters.recvs += taken as u64;
@@ -382,7 +389,8 @@ impl crate::Poller for Poller {
         for list in wrs[..good.min(room)].chunks(BATCH) {
             let head = self.lists.sends.as_mut_ptr();
             for (i, wr) in list.iter().enumerate() {
-                // SAFETY: the index is inside the array, which the box keeps in place, or one past it.
+                // SAFETY: the index is inside the array, which the box keeps in place, or one past
+                // it.
                 let next = unsafe { head.add(i + 1) };
                 let next = if i + 1 == list.len() { ptr::null_mut() } else { next };
                 let sges = &mut self.lists.sges[i];
@@ -396,9 +404,9 @@ impl crate::Poller for Poller {
                 }
             }
             let mut bad = ptr::null_mut();
-            // SAFETY: the QP lives with its connection, the list and its SGEs in `lists` until the call
-            // returns; providers copy them. Memory is checked by the device, by key; of inline WRs, which
-            // the provider reads itself, the memory is checked and held.
+            // SAFETY: the QP lives with its connection, the list and its SGEs in `lists` until the
+            // call returns; providers copy them. Memory is checked by the device, by key; of inline
+            // WRs, which the provider reads itself, the memory is checked and held.
             let rc = unsafe { (self.post_send)(raw, head, &raw mut bad) };
             self.inline.release();
             let taken = taken(rc, head, bad, list.len());
@@ -492,8 +500,8 @@ impl crate::Poller for Poller {
     }
 
     fn clear_event(&mut self) {
-        // An armed CQ gives one event, and the channel has no other CQ: a second read would only say so. Whatever
-        // the first says, the next sleep arms anew.
+        // An armed CQ gives one event, and the channel has no other CQ: a second read would only
+        // say so. Whatever the first says, the next sleep arms anew.
         self.armed = false;
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: channel and its only CQ live; the descriptor is nonblocking.

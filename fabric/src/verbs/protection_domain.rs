@@ -14,8 +14,8 @@ use crate::error::{FabricError, Result};
 use crate::region::Region;
 use crate::work::{Access, Lkey};
 
-/// A protection domain of a verbs device. Clones name the same one; it is freed with the last MR, poller and
-/// QP made in it.
+/// A protection domain of a verbs device. Clones name the same one; it is freed with the last MR,
+/// poller and QP made in it.
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain(Arc<Inner>);
 
@@ -28,8 +28,8 @@ struct Inner {
     device: Device,
 }
 
-// SAFETY: verbs objects may be used from any thread; libibverbs locks inside (ibv_alloc_pd(3) and the
-// thread-safety chapter of libibverbs).
+// SAFETY: verbs objects may be used from any thread; libibverbs locks inside (ibv_alloc_pd(3) and
+// the thread-safety chapter of libibverbs).
 unsafe impl Send for Inner {}
 // SAFETY: as for Send.
 unsafe impl Sync for Inner {}

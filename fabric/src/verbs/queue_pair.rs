@@ -17,8 +17,8 @@ use crate::error::{FabricError, Result};
 /// Destroying a connection takes less, as a rule.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// A QP on its way between control and a data thread. Dropping it destroys the QP and its CM id, rejecting
-/// the peer first when it was never accepted; that may block shortly.
+/// A QP on its way between control and a data thread. Dropping it destroys the QP and its CM id,
+/// rejecting the peer first when it was never accepted; that may block shortly.
 #[derive(Debug)]
 pub struct Connection {
     id: CmId,
@@ -26,7 +26,8 @@ pub struct Connection {
     max_inline: u32,
     read_sges: u32,
     incoming: Option<Incoming>,
-    // After `id`: the QP goes before its room in the CQ is free, and before the CQ, which keeps the PD.
+    // After `id`: the QP goes before its room in the CQ is free, and before the CQ, which keeps the
+    // PD.
     room: Reservation,
 }
 
@@ -159,8 +160,8 @@ pub(crate) fn retire<T: Send + 'static>(connection: Connection, rest: T) {
     });
 }
 
-/// Moves a QP to the error state, from whatever state. A QP that refuses is one that is already dead, or
-/// whose device is; so the result says nothing.
+/// Moves a QP to the error state, from whatever state. A QP that refuses is one that is already
+/// dead, or whose device is; so the result says nothing.
 ///
 /// # Safety
 /// `qp` is a QP that is not freed during the call.
@@ -210,7 +211,8 @@ fn create_qp(
     within("work requests of a receive queue", limits.recv_wrs, caps.max_wrs)?;
     within("gather entries of a work request", limits.send_sges, caps.max_sges)?;
     let wanted = limits.inline_bytes.min(caps.inline_bytes);
-    // A QP of this size may have less room inline than the probe's small one: go down the ladder then.
+    // A QP of this size may have less room inline than the probe's small one: go down the ladder
+    // then.
     let lower = INLINE_LADDER.into_iter().filter(|step| *step < wanted);
     let mut last = io::Error::from_raw_os_error(libc::EINVAL);
     for inline in std::iter::once(wanted).chain(lower) {

@@ -1,8 +1,9 @@
 //! [`Route`]: resolving an address to a device, then connecting.
 //!
-//! Each step is started with a librdmacm call and ended by an event; every wait has a deadline. Calls that may
-//! block in the kernel or in ibacm run on a thread of their own that owns the id meanwhile: giving up on
-//! one never frees an id in use, and never holds up a runtime that shuts down.
+//! Each step is started with a librdmacm call and ended by an event; every wait has a deadline.
+//! Calls that may block in the kernel or in ibacm run on a thread of their own that owns the id
+//! meanwhile: giving up on one never frees an id in use, and never holds up a runtime that shuts
+//! down.
 
 use std::ffi::c_int;
 use std::io;
@@ -111,8 +112,9 @@ impl Route {
     /// Makes a QP and connects it, with `hello` in the request.
     ///
     /// # Errors
-    /// [`FabricError::Rejected`] with the peer's words, [`FabricError::Unreachable`] when nothing listens,
-    /// [`FabricError::TimedOut`], [`FabricError::Limit`], [`FabricError::Mixed`], or a failed call.
+    /// [`FabricError::Rejected`] with the peer's words, [`FabricError::Unreachable`] when nothing
+    /// listens, [`FabricError::TimedOut`], [`FabricError::Limit`], [`FabricError::Mixed`], or a
+    /// failed call.
     pub async fn connect(
         self,
         pd: &ProtectionDomain,
@@ -158,7 +160,8 @@ impl Route {
         }
         Ok(Established {
             connection: crate::device::Connection::Verbs(connection.stay()?),
-            // Named from the receiver's side (rdma_get_cm_event(3)): what we may have out, what we serve.
+            // Named from the receiver's side (rdma_get_cm_event(3)): what we may have out, what we
+            // serve.
             reads_out: reads_out.min(reply.initiator_depth),
             reads_in: reads_in.min(reply.responder_resources),
             hello: ConnectionHello(reply.private_data),
@@ -185,8 +188,8 @@ mod reject_reason {
     pub(super) const CONSUMER_DEFINED: i32 = 28;
 }
 
-/// What an answer other than ESTABLISHED means. Statuses are REJ reasons on InfiniBand and RoCE, negative
-/// errnos on iWARP.
+/// What an answer other than ESTABLISHED means. Statuses are REJ reasons on InfiniBand and RoCE,
+/// negative errnos on iWARP.
 fn refusal(reply: Reply, address: &Address, after: Duration) -> FabricError {
     let address = address.to_string();
     let reason = match (reply.event, reply.status) {
@@ -274,8 +277,9 @@ pub(super) async fn look_up(address: &Address) -> Result<Vec<SocketAddr>> {
     Ok(found)
 }
 
-/// A connection that is not there yet. Destroying one on iWARP waits for the peer's answer or its timeout,
-/// some ten seconds; so giving up on it, by deadline or because the caller did, leaves that to a thread.
+/// A connection that is not there yet. Destroying one on iWARP waits for the peer's answer or its
+/// timeout, some ten seconds; so giving up on it, by deadline or because the caller did, leaves
+/// that to a thread.
 struct Departing(Option<Connection>);
 
 impl Departing {
@@ -294,9 +298,9 @@ impl Drop for Departing {
 
 /// An id that is bound to the device by which `to` is reached.
 ///
-/// The kernel is asked anew, with a fresh id, every [`ADDRESS_WINDOW`]: it looks at its neighbours when one of
-/// them changes and when the time of a call is over, and misses an answer that comes between its question and
-/// its waiting, as over a veth pair.
+/// The kernel is asked anew, with a fresh id, every [`ADDRESS_WINDOW`]: it looks at its neighbours
+/// when one of them changes and when the time of a call is over, and misses an answer that comes
+/// between its question and its waiting, as over a veth pair.
 async fn resolve_address(
     address: &Address,
     to: SocketAddr,
@@ -322,14 +326,14 @@ async fn resolve_address(
     }
 }
 
-/// How long the kernel is given for one call, with so much time left: never all of it, as it looks once more
-/// when the time is over.
+/// How long the kernel is given for one call, with so much time left: never all of it, as it looks
+/// once more when the time is over.
 fn address_window(left: Duration) -> Duration {
     (left / 2).clamp(ADDRESS_WINDOW_MIN, ADDRESS_WINDOW)
 }
 
-/// Runs a blocking call on a thread that nothing waits for but the caller. Given up on, the result is dropped
-/// by that thread.
+/// Runs a blocking call on a thread that nothing waits for but the caller. Given up on, the result
+/// is dropped by that thread.
 async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     let (sender, receiver) = oneshot::channel();
     thread::Builder::new()
@@ -346,8 +350,8 @@ fn milliseconds(time: Duration) -> c_int {
     c_int::try_from(time.as_millis()).unwrap_or(c_int::MAX).max(1)
 }
 
-/// Exponent of the ACK timeout with which `RETRIES` retries fit into `detect`. At least 14 (67 ms): below, a
-/// busy peer looks dead. At most 21 (8.6 s).
+/// Exponent of the ACK timeout with which `RETRIES` retries fit into `detect`. At least 14 (67 ms):
+/// below, a busy peer looks dead. At most 21 (8.6 s).
 fn ack_timeout(detect: Duration) -> u8 {
     let budget = detect.as_nanos() / u128::from(RETRIES + 1);
     (14..=21).rev().find(|exponent| (4096u128 << exponent) <= budget).unwrap_or(14)

@@ -1,7 +1,8 @@
 //! Verbs numbers to seam values, and how a `wr_id` is cut up. Pure.
 //!
-//! `wr_id`, from the top: 16 bits QP index, 8 bits generation of that index, 40 bits of the caller. The
-//! generation tells completions of a QP that was detached from those of its successor on the same index.
+//! `wr_id`, from the top: 16 bits QP index, 8 bits generation of that index, 40 bits of the caller.
+//! The generation tells completions of a QP that was detached from those of its successor on the
+//! same index.
 
 use super::ffi::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
 use crate::work::{Completion, QpIndex, WcOpcode, WcStatus, WrId};

@@ -1,7 +1,7 @@
 //! How full the queues of a QP are. Pure.
 //!
-//! A send-queue entry is free once it, or a later one, completed: unsignaled WRs are covered by the next
-//! signaled one. Only successes are counted back; after a failure the QP takes no more WRs.
+//! A send-queue entry is free once it, or a later one, completed: unsignaled WRs are covered by the
+//! next signaled one. Only successes are counted back; after a failure the QP takes no more WRs.
 
 use std::collections::VecDeque;
 

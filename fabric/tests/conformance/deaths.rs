@@ -1,5 +1,5 @@
-//! Cases of QPs, regions and keys that die: what was outstanding is flushed in order, and the memory of the dead is not
-//! touched any more.
+//! Cases of QPs, regions and keys that die: what was outstanding is flushed in order, and the
+//! memory of the dead is not touched any more.
 
 use rblk_fabric::{Access, MemoryRegion, RemoteBuffer, SendOp, WcStatus};
 
@@ -82,7 +82,8 @@ pub(super) fn dead_region_is_not_written(p: &mut Pair, expect: &Expect) {
     assert!(seen == OK || seen == expect.told(WcStatus::RemoteAccess, Some(seen)), "{seen:?}");
 }
 
-/// RDMA of a requester that does not know yet that the responder gave its QP up: the memory is registered still.
+/// RDMA of a requester that does not know yet that the responder gave its QP up: the memory is
+/// registered still.
 pub(super) fn dead_qp_guards_memory(p: &mut Pair, expect: &Expect) {
     const LEN: u32 = 16 << 10;
     let from = p.a.memory(1 << 16, Access::REMOTE);
@@ -125,8 +126,9 @@ pub(super) fn death_amid_writes_guards_memory(p: &mut Pair, _: &Expect) {
     let last = pattern(1, LEN as usize - 1);
     p.until("the first write", |_| bytes_of(&window, LEN as usize - 1, 1) == [last]);
     p.b.poller.fail(p.b.qp);
-    // Soft-RoCE ends the packet at which its responder is, and sees the error state before the next: it says nothing of
-    // that but by flushing the RECVs, which the same task of the kernel does.
+    // Soft-RoCE ends the packet at which its responder is, and sees the error state before the
+    // next: it says nothing of that but by flushing the RECVs, which the same task of the kernel
+    // does.
     p.until("the responder's flush", |p| p.b.status_of(900).is_some());
     assert_eq!(p.b.status_of(900), Some(FLUSHED));
     fill(&window, 2);

@@ -1,7 +1,7 @@
 //! What every provider must do, as cases over a connected pair of QPs.
 //!
-//! A test file makes pairs (`Pair`) of its provider and hands a maker to [`run`]. Where providers may differ, an
-//! [`Expect`] says what this one does.
+//! A test file makes pairs (`Pair`) of its provider and hands a maker to [`run`]. Where providers
+//! may differ, an [`Expect`] says what this one does.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 mod deaths;
@@ -34,7 +34,8 @@ pub struct Expect {
     pub peer_death: Vec<WcStatus>,
     /// A region may be deregistered while the peer writes to it, and the peer's WR fails.
     pub dead_region: bool,
-    /// A WR that the peer refuses completes with the reason; else it may complete well, when it was sent.
+    /// A WR that the peer refuses completes with the reason; else it may complete well, when it was
+    /// sent.
     pub refusal_is_told: bool,
     /// The word of a refusal may not arrive: the requester then finds the responder dead.
     pub refusal_may_be_lost: bool,

@@ -1,10 +1,12 @@
-//! Cases of what is refused, by the peer or by one's own end: with which status, and that no byte of it lands.
+//! Cases of what is refused, by the peer or by one's own end: with which status, and that no byte
+//! of it lands.
 
 use rblk_fabric::{Access, QpIndex, RecvWr, RemoteBuffer, SendOp, Sge, WcStatus, WrId};
 
 use super::{Expect, FLUSHED, OK, Pair, bytes_of, fill, wr};
 
-/// The requester's first WR fails with its cause, the rest flush, and the responder dies where it does.
+/// The requester's first WR fails with its cause, the rest flush, and the responder dies where it
+/// does.
 fn refused(p: &mut Pair, expect: &Expect, first: u64, cause: WcStatus, last: u64) {
     p.until("the refusal", |p| p.a.status_of(last).is_some());
     let cause = expect.told(cause, p.a.status_of(first));

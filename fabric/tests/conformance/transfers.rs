@@ -1,4 +1,5 @@
-//! Cases of what arrives: messages, RDMA in both directions, and the events that wake whoever sleeps for them.
+//! Cases of what arrives: messages, RDMA in both directions, and the events that wake whoever
+//! sleeps for them.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! The data side of the initiator: the process behind one mount, and `discover`. The only program here that
-//! links libibverbs.
+//! The data side of the initiator: the process behind one mount, and `discover`. The only program
+//! here that links libibverbs.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -52,7 +52,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// A reader that goes away (`| head`) ends this program like any other, instead of a panic in `println!`.
+/// A reader that goes away (`| head`) ends this program like any other, instead of a panic in
+/// `println!`.
 fn die_of_closed_pipes() {
     use nix::sys::signal::{SigHandler, Signal, signal};
     // SAFETY: the default disposition runs no code of ours.
@@ -70,7 +71,8 @@ fn start_log(verbose: u8, quiet: &str) {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false)
-        // Else it says on stderr that stderr takes nothing, and panics of that: a terminal may close.
+        // Else it says on stderr that stderr takes nothing, and panics of that: a terminal may
+        // close.
         .log_internal_errors(false)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
@@ -149,8 +151,9 @@ fn report(foreground: bool, report: &Report) {
     }
 }
 
-/// What a process that serves a block device must be: in a mount namespace of its own (else its exit can
-/// wait for a file system on its own device), and not waiting for writeback in its own allocations.
+/// What a process that serves a block device must be: in a mount namespace of its own (else its
+/// exit can wait for a file system on its own device), and not waiting for writeback in its own
+/// allocations.
 fn prepare_process() -> anyhow::Result<()> {
     use nix::sched::{CloneFlags, unshare};
     use nix::sys::resource::{Resource, getrlimit, setrlimit};

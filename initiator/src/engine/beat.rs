@@ -1,10 +1,12 @@
-//! [`Beat`]: whether the target still answers on a queue's own path while requests wait for it. Pure.
+//! [`Beat`]: whether the target still answers on a queue's own path while requests wait for it.
+//! Pure.
 //!
-//! The beat of the admin connection proves one data thread of the target, and it may be another one. A path on
-//! which requests are outstanding and nothing was heard for the pulse's period asks by a KEEP_ALIVE, which the data
-//! thread answers whatever its store does. One on which nothing is heard for period and timeout together is given
-//! up, also when this thread did not run meanwhile and could not ask. A poller does not look at every call, so before
-//! that it is told to ([`Due::Look`]): what came in that time is read before the path ends. Idle paths ask nothing.
+//! The beat of the admin connection proves one data thread of the target, and it may be another
+//! one. A path on which requests are outstanding and nothing was heard for the pulse's period asks
+//! by a KEEP_ALIVE, which the data thread answers whatever its store does. One on which nothing is
+//! heard for period and timeout together is given up, also when this thread did not run meanwhile
+//! and could not ask. A poller does not look at every call, so before that it is told to
+//! ([`Due::Look`]): what came in that time is read before the path ends. Idle paths ask nothing.
 
 use std::time::Instant;
 
@@ -56,7 +58,8 @@ impl Beat {
         fits
     }
 
-    /// What to do, after everything that came was taken. `waits` says whether requests are outstanding.
+    /// What to do, after everything that came was taken. `waits` says whether requests are
+    /// outstanding.
     pub(super) fn check(&mut self, pulse: Pulse, now: Instant, waits: bool) -> Due {
         if !waits {
             self.heard();

@@ -1,5 +1,5 @@
-//! [`Live`]: the path an engine works on: its lanes, each a QP with the WRs of this turn, its credits, its self-test and
-//! its beat.
+//! [`Live`]: the path an engine works on: its lanes, each a QP with the WRs of this turn, its
+//! credits, its self-test and its beat.
 
 use std::time::{Duration, Instant};
 
@@ -132,8 +132,8 @@ pub(super) struct Live {
 }
 
 impl Live {
-    /// Takes a path over, with its RECVs and its self-tests ready to be posted. The rest of one that cannot be had,
-    /// or does not `fit` the queue, comes back.
+    /// Takes a path over, with its RECVs and its self-tests ready to be posted. The rest of one
+    /// that cannot be had, or does not `fit` the queue, comes back.
     pub(super) fn begin(path: Path, fits: bool, now: Instant) -> Result<Self, Box<DeadPath>> {
         let Path { mut poller, connections, memory, accept, epoch, volume, lane_bytes } = path;
         let layout = PathLayout { depth: accept.depth };
@@ -305,7 +305,8 @@ impl Lane {
             && seen == self_test_pattern(sequence)
     }
 
-    /// Queues a KEEP_ALIVE. False when the send queue is full: then its slots do not come back either.
+    /// Queues a KEEP_ALIVE. False when the send queue is full: then its slots do not come back
+    /// either.
     pub(super) fn ask(&mut self, terms: &Terms, sequence: Sequence) -> bool {
         if !self.can_send() {
             return false;
@@ -332,8 +333,8 @@ impl Lane {
         self.open.is_some() || self.credits.available() > 0
     }
 
-    /// Queues a command: in the last message of the turn where that has room, or in one of its own. Data is behind the
-    /// capsules, that of the first command last.
+    /// Queues a command: in the last message of the turn where that has room, or in one of its own.
+    /// Data is behind the capsules, that of the first command last.
     pub(super) fn queue_command(
         &mut self,
         terms: &Terms,

@@ -1,20 +1,23 @@
 //! [`Engine`]: one I/O queue of the initiator: requests by tag in, outcomes by tag out.
 //!
-//! Owned by one data thread. It knows neither ublk nor sockets: requests come by [`Engine::submit`], outcomes
-//! go to the caller's sink in [`Engine::turn`], and the path is any [`Path`]. Without a path requests wait;
-//! when a path dies, everything it had sent waits again and is sent on the next one. A path is used for
-//! requests only after its self-test: the verbs that both ends agreed on are tried on it first, and a path
-//! that fails there is given back with [`PathEnd::SelfTest`] so that control can ask for less.
+//! Owned by one data thread. It knows neither ublk nor sockets: requests come by
+//! [`Engine::submit`], outcomes go to the caller's sink in [`Engine::turn`], and the path is any
+//! [`Path`]. Without a path requests wait; when a path dies, everything it had sent waits again and
+//! is sent on the next one. A path is used for requests only after its self-test: the verbs that
+//! both ends agreed on are tried on it first, and a path that fails there is given back with
+//! [`PathEnd::SelfTest`] so that control can ask for less.
 //!
-//! While it is [held](Engine::hold) it sends nothing, so that a path can be left with nothing on its way. With a
-//! [`Pulse`] it gives a path up on which the target owes an answer and says nothing.
+//! While it is [held](Engine::hold) it sends nothing, so that a path can be left with nothing on
+//! its way. With a [`Pulse`] it gives a path up on which the target owes an answer and says
+//! nothing.
 //!
-//! With a [`Ledger`] the engine keeps account of which acknowledged writes are durable: it decides how each write is
-//! sent, may put a FLUSH ahead of one, and has FLUSHes fail that must tell of a loss.
+//! With a [`Ledger`] the engine keeps account of which acknowledged writes are durable: it decides
+//! how each write is sent, may put a FLUSH ahead of one, and has FLUSHes fail that must tell of a
+//! loss.
 //!
-//! Per request: at most one SEND, no completion of its own (the answer proves it), and at most one receive completion:
-//! where lists were agreed, the commands of a turn share messages, and so do answers. No allocation, lock or system
-//! call of its own.
+//! Per request: at most one SEND, no completion of its own (the answer proves it), and at most one
+//! receive completion: where lists were agreed, the commands of a turn share messages, and so do
+//! answers. No allocation, lock or system call of its own.
 
 mod beat;
 mod live;
@@ -91,7 +94,8 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// A queue of `depth` tags whose buffers lie `buffer_stride` bytes apart from the start of their region.
+    /// A queue of `depth` tags whose buffers lie `buffer_stride` bytes apart from the start of
+    /// their region.
     #[must_use]
     pub fn new(depth: QueueDepth, buffer_stride: usize, stats: Arc<QueueStats>) -> Self {
         Self {
@@ -117,15 +121,17 @@ impl Engine {
         self
     }
 
-    /// How soon a path that does not answer is given up: on one where requests are outstanding and nothing was heard
-    /// for `period`, a KEEP_ALIVE goes out, and after `timeout` more without any answer the path ends with
-    /// [`PathEnd::Silent`]. A slow store is no silence: the target's data thread answers. `None`: never.
+    /// How soon a path that does not answer is given up: on one where requests are outstanding and
+    /// nothing was heard for `period`, a KEEP_ALIVE goes out, and after `timeout` more without any
+    /// answer the path ends with [`PathEnd::Silent`]. A slow store is no silence: the target's data
+    /// thread answers. `None`: never.
     pub fn set_pulse(&mut self, pulse: Option<Pulse>) {
         self.pulse = pulse;
     }
 
-    /// While held, requests are taken and wait: nothing is sent, on this path or another, except the self-test of a
-    /// new one. What was sent before is answered as ever, and [`Self::set_failed`] fails what waits.
+    /// While held, requests are taken and wait: nothing is sent, on this path or another, except
+    /// the self-test of a new one. What was sent before is answered as ever, and
+    /// [`Self::set_failed`] fails what waits.
     pub fn hold(&mut self, held: bool) {
         self.held = held;
         self.backlog = true;
@@ -137,8 +143,8 @@ impl Engine {
         self.inflight.sent() == 0
     }
 
-    /// Ends the present path, so that no more writes are acknowledged, and copies what the queue retains:
-    /// acknowledged writes that no FLUSH covered. `None` when it retains nothing.
+    /// Ends the present path, so that no more writes are acknowledged, and copies what the queue
+    /// retains: acknowledged writes that no FLUSH covered. `None` when it retains nothing.
     pub fn take_stock(&mut self) -> Option<Vec<crate::retain::Retained>> {
         self.disconnect();
         self.ledger.as_ref().and_then(Ledger::unflushed)
@@ -167,8 +173,9 @@ impl Engine {
         self.path.as_mut().map(|p| &mut *p.poller)
     }
 
-    /// Asks the path's CQ for an event at its next completion: before a sleep, and then look once more. Returns false
-    /// when the CQ is broken, as when the device is gone: the path has ended then.
+    /// Asks the path's CQ for an event at its next completion: before a sleep, and then look once
+    /// more. Returns false when the CQ is broken, as when the device is gone: the path has ended
+    /// then.
     pub fn arm(&mut self) -> bool {
         let Some(live) = self.path.as_mut() else { return true };
         let Err(error) = live.poller.arm() else { return true };
@@ -193,8 +200,9 @@ impl Engine {
         self.ended.pop()
     }
 
-    /// From now on every request fails with that errno; those that wait do so at the next turn, those that
-    /// were sent when they are answered or their path dies. `None` lets requests wait for a path again.
+    /// From now on every request fails with that errno; those that wait do so at the next turn,
+    /// those that were sent when they are answered or their path dies. `None` lets requests wait
+    /// for a path again.
     pub fn set_failed(&mut self, errno: Option<i32>) {
         self.failed = errno;
         self.backlog = true;
@@ -243,8 +251,8 @@ impl Engine {
 
     fn end_path(&mut self, end: PathEnd) {
         let Some(live) = self.path.take() else { return };
-        // What was on its way may get into our memory until the QPs are destroyed: see `Graves`. The keys die with the
-        // path.
+        // What was on its way may get into our memory until the QPs are destroyed: see `Graves`.
+        // The keys die with the path.
         let dead = live.end();
         let lost = self.inflight.path_lost();
         if let Some(ledger) = &mut self.ledger {
@@ -256,8 +264,8 @@ impl Engine {
         self.ended.push((end, dead));
     }
 
-    /// Reaps, answers and posts. `done` gets each outcome: bytes moved (0 for requests without data) or a
-    /// negative errno. Returns whether anything happened.
+    /// Reaps, answers and posts. `done` gets each outcome: bytes moved (0 for requests without
+    /// data) or a negative errno. Returns whether anything happened.
     pub fn turn(&mut self, now: Instant, mut done: impl FnMut(Tag, i32)) -> bool {
         self.stats.turns.add(1);
         let mut busy = self.reap(&mut done);
@@ -306,9 +314,10 @@ impl Engine {
         busy
     }
 
-    /// Asks a silent target for an answer, or gives its path up. Called when all that came was taken, and before
-    /// anything new is posted: nothing follows a silence that was too long. Returns whether to take what came once
-    /// more before that, now that the poller really looks, and to call this again.
+    /// Asks a silent target for an answer, or gives its path up. Called when all that came was
+    /// taken, and before anything new is posted: nothing follows a silence that was too long.
+    /// Returns whether to take what came once more before that, now that the poller really looks,
+    /// and to call this again.
     fn keep_beat(&mut self, now: Instant) -> bool {
         let Some(pulse) = self.pulse else { return false };
         let Some(live) = self.path.as_mut() else { return false };

@@ -1,5 +1,5 @@
-//! The beginning of a mount: session, volume, buffers, I/O connections, ublk device, queue threads. What fails here
-//! leaves nothing behind.
+//! The beginning of a mount: session, volume, buffers, I/O connections, ublk device, queue threads.
+//! What fails here leaves nothing behind.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -34,7 +34,8 @@ const LOST: u8 = 1;
 const OVER: u8 = 2;
 /// Longest pause between two rounds of the addresses while a mount waits for its target.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// What the service manager is asked for while a mount waits: more than a round of 16 addresses takes by default.
+/// What the service manager is asked for while a mount waits: more than a round of 16 addresses
+/// takes by default.
 const ROUND_USEC: u32 = 300_000_000;
 
 fn spin_mode(spin: Spin) -> SpinMode {
@@ -46,8 +47,9 @@ fn spin_mode(spin: Spin) -> SpinMode {
 }
 
 impl Mount {
-    /// Connects, opens the volume and connects its queues. Waits for a target that cannot be reached as long as
-    /// `config.wait` says, and leaves in `why` what keeps it; tries every address once at least.
+    /// Connects, opens the volume and connects its queues. Waits for a target that cannot be
+    /// reached as long as `config.wait` says, and leaves in `why` what keeps it; tries every
+    /// address once at least.
     pub(super) async fn connect_first(
         config: &MountConfig,
         name: &str,
@@ -115,8 +117,8 @@ impl Mount {
         }
     }
 
-    /// A mount whose target is lost, and which will have it again by what is known. Next: `start_queues`, and the
-    /// device's start; `serve` then connects.
+    /// A mount whose target is lost, and which will have it again by what is known. Next:
+    /// `start_queues`, and the device's start; `serve` then connects.
     pub(super) fn from_known(config: &MountConfig, name: &str, known: Known) -> Self {
         let volume = &known.volume;
         let status = MountStatus {
@@ -190,7 +192,8 @@ impl Mount {
         Ok(device)
     }
 
-    /// Starts a thread for every queue of the device, which fetches every tag. They have no paths: requests wait.
+    /// Starts a thread for every queue of the device, which fetches every tag. They have no paths:
+    /// requests wait.
     pub(super) fn start_queues(
         &mut self,
         device: &Device,
@@ -226,9 +229,10 @@ impl Mount {
         Ok(())
     }
 
-    /// Exposes a device whose queues are started, or ends the recovery of one. A new one may be read meanwhile: its
-    /// session is kept, and had again when it is lost, for which there is no deadline here. Told to end, it goes on
-    /// with requests that fail; whoever serves is told again.
+    /// Exposes a device whose queues are started, or ends the recovery of one. A new one may be
+    /// read meanwhile: its session is kept, and had again when it is lost, for which there is no
+    /// deadline here. Told to end, it goes on with requests that fail; whoever serves is told
+    /// again.
     pub(super) async fn start_device(
         &mut self,
         mut device: Device,
@@ -238,7 +242,8 @@ impl Mount {
         let is_new = self.status.recovered == 0;
         let halt = Arc::new(AtomicU8::new(RUNS));
         let halted = Arc::clone(&halt);
-        // START_DEV waits for the queue threads, and on older kernels reads the disk: not on this thread.
+        // START_DEV waits for the queue threads, and on older kernels reads the disk: not on this
+        // thread.
         let mut starting = tokio::task::spawn_blocking(move || {
             let mut patience = Patience::new(START_DEADLINE);
             let started = device.start_while(&mut |waited| match halted.load(Ordering::Relaxed) {
@@ -264,7 +269,8 @@ impl Mount {
                         broke = Some(error);
                     }
                 }
-                // One that is recovered has requests of before given again now, and no path before they are there.
+                // One that is recovered has requests of before given again now, and no path before
+                // they are there.
                 () = self.attend(), if is_new => {}
                 () = signals.next(), if !told => {
                     told = true;
@@ -309,7 +315,8 @@ impl Mount {
         share
     }
 
-    /// A queue's account of what is durable. Without a volatile cache everything is that is acknowledged.
+    /// A queue's account of what is durable. Without a volatile cache everything is that is
+    /// acknowledged.
     fn ledger(&self, retain_bytes: usize) -> Option<Ledger> {
         if !self.status.volatile_cache {
             return None;
@@ -414,7 +421,8 @@ impl Patience {
         Self { left, seen: Duration::ZERO }
     }
 
-    /// Whether it lasts, when that much has passed since it began. `lost` holds for what passed since the last question.
+    /// Whether it lasts, when that much has passed since it began. `lost` holds for what passed
+    /// since the last question.
     fn lasts(&mut self, passed: Duration, lost: bool) -> bool {
         let step = passed.saturating_sub(self.seen);
         self.seen = passed;

@@ -1,14 +1,17 @@
-//! [`Course`]: a mount's way to its target: which address is tried when, by which session, epoch and generation; and
-//! when it is over. No I/O, no clock, no chance: time and random numbers are arguments, so a simulation can drive it.
+//! [`Course`]: a mount's way to its target: which address is tried when, by which session, epoch
+//! and generation; and when it is over. No I/O, no clock, no chance: time and random numbers are
+//! arguments, so a simulation can drive it.
 //!
-//! The caller tells what happened ([`Course::lose`], [`Course::logged_in`], [`Course::opened`], ...), asks
-//! [`Course::due`] what is to be done until there is nothing, and again at [`Course::deadline`] at the latest.
+//! The caller tells what happened ([`Course::lose`], [`Course::logged_in`], [`Course::opened`],
+//! ...), asks [`Course::due`] what is to be done until there is nothing, and again at
+//! [`Course::deadline`] at the latest.
 //!
-//! A lost target is tried in rounds: every address once, without a pause between them, the one whose path died last;
-//! only between two rounds there is a pause, which grows. Every try names the session there was, in an epoch that
-//! was never named before, and the generation of the volume that this mount holds. So a target that knows both lets
-//! it go on; one that lost the session, but not the generation, lets it go on in a new session; and one that gave
-//! the volume to somebody else meanwhile says so, which is final.
+//! A lost target is tried in rounds: every address once, without a pause between them, the one
+//! whose path died last; only between two rounds there is a pause, which grows. Every try names the
+//! session there was, in an epoch that was never named before, and the generation of the volume
+//! that this mount holds. So a target that knows both lets it go on; one that lost the session, but
+//! not the generation, lets it go on in a new session; and one that gave the volume to somebody
+//! else meanwhile says so, which is final.
 //!
 //! What holds whatever the order of calls:
 //! - While the target is lost, a try is under way or a deadline is set.
@@ -28,8 +31,8 @@ pub use terms::{
 
 /// A session that lived this long was a good one: its loss begins a new round at once.
 pub const LASTING: Duration = Duration::from_secs(2);
-/// Longest pause between two rounds of the first minute, and of a long outage: a pause is not longer than a thirtieth
-/// of the outage.
+/// Longest pause between two rounds of the first minute, and of a long outage: a pause is not
+/// longer than a thirtieth of the outage.
 const PAUSE_MAX: (Duration, Duration) = (Duration::from_millis(1500), Duration::from_secs(10));
 /// Longest time for in-flight requests when the target drains.
 const DRAIN_HOLD_MAX: Duration = Duration::from_secs(2);
@@ -37,7 +40,8 @@ const DRAIN_HOLD_MAX: Duration = Duration::from_secs(2);
 const GOOD_PROBES: u32 = 2;
 /// A path that the mount went back to and that lived this long is trusted again.
 const STEADY: Duration = Duration::from_secs(600);
-/// How often the time between two probes is doubled at most, for a better address that does not hold.
+/// How often the time between two probes is doubled at most, for a better address that does not
+/// hold.
 const FALLS_MAX: u32 = 6;
 
 #[derive(Clone, Debug)]
@@ -109,8 +113,8 @@ impl Course {
         course
     }
 
-    /// The way of a mount that knows its volume and has to have the target: the first try is due at once. If it is
-    /// fenced, it stays so.
+    /// The way of a mount that knows its volume and has to have the target: the first try is due at
+    /// once. If it is fenced, it stays so.
     #[must_use]
     pub fn lost(rules: Rules, facts: Facts, now: Instant) -> Self {
         let addresses = rules.addresses.max(1);
@@ -201,8 +205,8 @@ impl Course {
         }
     }
 
-    /// When something will be due, unless something happens before. A try or probe that is under way has its own
-    /// deadlines.
+    /// When something will be due, unless something happens before. A try or probe that is under
+    /// way has its own deadlines.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         match self.state {
@@ -321,7 +325,8 @@ impl Course {
             self.begin_round();
             self.retry_at = Some(now);
         } else {
-            // Like a try that failed there: a session that does not last is not tried again in a hurry.
+            // Like a try that failed there: a session that does not last is not tried again in a
+            // hurry.
             self.next_of_round(now, random);
         }
     }
@@ -352,8 +357,8 @@ impl Course {
         }
     }
 
-    /// Pause before the next round: the configured one, doubled with every round, with jitter so that the initiators
-    /// of a restarted target do not come all at once.
+    /// Pause before the next round: the configured one, doubled with every round, with jitter so
+    /// that the initiators of a restarted target do not come all at once.
     fn pause(&self, now: Instant, random: u64) -> Duration {
         let outage = self.lost_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         let limit = (outage / 30).clamp(PAUSE_MAX.0, PAUSE_MAX.1);
@@ -428,8 +433,8 @@ impl Course {
         self.round.clear();
     }
 
-    /// The try under way has a path for every queue: requests are served again. `None` when there is no such try, or
-    /// it did not open the volume: then the session is to be given up.
+    /// The try under way has a path for every queue: requests are served again. `None` when there
+    /// is no such try, or it did not open the volume: then the session is to be given up.
     pub fn arrived(&mut self, now: Instant) -> Option<Arrival> {
         let under_way = self.under_way.take()?;
         let Some(opened) = under_way.opened else {

@@ -22,8 +22,9 @@ const DEPTH_TO_SPARE: u16 = 5;
 const NO_NOTE: &str = "writing the note by which the device could be recovered";
 
 impl Mount {
-    /// Adds the device, whose disk is not there yet. It is noted before, by its mark, and after, by its number: so
-    /// there is never one that nobody knows of. Without a note there is no device: nobody could recover it.
+    /// Adds the device, whose disk is not there yet. It is noted before, by its mark, and after, by
+    /// its number: so there is never one that nobody knows of. Without a note there is no device:
+    /// nobody could recover it.
     pub(super) fn add_device(&mut self, control: Control) -> anyhow::Result<Device> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| anyhow!("random numbers: {error}"))?;
@@ -47,8 +48,8 @@ impl Mount {
     }
 }
 
-/// Does it on a thread of its own, and waits. To a thread that gives the driver commands the kernel adds a worker, which
-/// lives as long as that thread does, and wakes every 5 s.
+/// Does it on a thread of its own, and waits. To a thread that gives the driver commands the kernel
+/// adds a worker, which lives as long as that thread does, and wakes every 5 s.
 pub(super) fn aside<T: Send>(
     what: impl FnOnce() -> Result<T, UblkError> + Send,
 ) -> Result<T, UblkError> {
@@ -59,7 +60,8 @@ pub(super) fn aside<T: Send>(
     })
 }
 
-/// Refuses a number that is taken, before anything is asked of the target: taking a volume over cannot be undone.
+/// Refuses a number that is taken, before anything is asked of the target: taking a volume over
+/// cannot be undone.
 pub(super) fn must_be_free(control: &mut Control, id: Option<u32>) -> Result<(), UblkError> {
     match id {
         Some(id) if control.info(id).is_ok() => Err(UblkError::DeviceIdTaken { id }),
@@ -77,14 +79,15 @@ pub(super) fn tune_disk(device: &mut Device) {
     });
 }
 
-/// Has requests go to the queue as they come, where the kernel would sort them first: the disk of the target does that,
-/// and with a scheduler every request takes one thread more, and batches are torn apart. And has the kernel leave a tag
-/// of each queue unused (`requests`), where it needs that to see this process die at once: before 6.16 it does so by a
-/// fetch that is idle, and when there is none, by a timer of 30 s. What the disk was told stays with it when another
-/// process takes it over.
+/// Has requests go to the queue as they come, where the kernel would sort them first: the disk of
+/// the target does that, and with a scheduler every request takes one thread more, and batches are
+/// torn apart. And has the kernel leave a tag of each queue unused (`requests`), where it needs
+/// that to see this process die at once: before 6.16 it does so by a fetch that is idle, and when
+/// there is none, by a timer of 30 s. What the disk was told stays with it when another process
+/// takes it over.
 ///
-/// The kernel waits without end when the target goes at that moment. So it is a process of its own that writes: it
-/// holds nothing of ours, and ours can end.
+/// The kernel waits without end when the target goes at that moment. So it is a process of its own
+/// that writes: it holds nothing of ours, and ours can end.
 fn tune(id: u32, requests: Option<u16>) {
     let queue = format!("/sys/block/ublkb{id}/queue");
     let unsorted = || {
@@ -145,8 +148,8 @@ fn params(volume: &OpenReply, wish: &QueueWish) -> DiskParams {
     params
 }
 
-/// Who uses a block device, in words; `None` when nobody does. Opening a disk may read it, and closing it may write it
-/// back: not in the process that serves it.
+/// Who uses a block device, in words; `None` when nobody does. Opening a disk may read it, and
+/// closing it may write it back: not in the process that serves it.
 pub(super) fn find_holder(device: &str) -> Option<String> {
     let mounts = std::fs::read_to_string("/proc/1/mounts")
         .or_else(|_| std::fs::read_to_string("/proc/mounts"));

@@ -1,5 +1,6 @@
-//! [`Known`]: what a mount knows of its volume apart from a living session. A process that has it can serve the
-//! device and have the session again, whether it opened the volume itself or was told by the process before it.
+//! [`Known`]: what a mount knows of its volume apart from a living session. A process that has it
+//! can serve the device and have the session again, whether it opened the volume itself or was told
+//! by the process before it.
 
 use std::sync::Arc;
 
@@ -19,7 +20,8 @@ pub(super) struct Known {
     pub(super) host: HostIdentity,
     /// The answer to the last OPEN. Its generation is the one to come back with.
     pub(super) volume: OpenReply,
-    /// The last session, and the highest epoch that was ever asked for in it; `None` when it is gone.
+    /// The last session, and the highest epoch that was ever asked for in it; `None` when it is
+    /// gone.
     pub(super) resume: Option<(SessionId, Epoch)>,
     /// The target's run at that OPEN.
     pub(super) instance: InstanceId,
@@ -29,7 +31,8 @@ pub(super) struct Known {
     pub(super) wish: QueueWish,
     /// Hardware queues.
     pub(super) queues: u16,
-    /// Memory of each queue, `wish.depth` buffers of `wish.io_max_bytes`. At least `queues` of them.
+    /// Memory of each queue, `wish.depth` buffers of `wish.io_max_bytes`. At least `queues` of
+    /// them.
     pub(super) buffers: Vec<Arc<Region>>,
     /// The address in use, or last in use; for people.
     pub(super) address: String,

@@ -1,5 +1,5 @@
-//! The mount's hold on its target: carries out what its [`Course`](super::course::Course) says, and tells it what
-//! happened.
+//! The mount's hold on its target: carries out what its [`Course`](super::course::Course) says, and
+//! tells it what happened.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -99,7 +99,8 @@ impl Mount {
         }
     }
 
-    /// Does what is due, and then the next thing that happens between the mount and its target. Cancel safe.
+    /// Does what is due, and then the next thing that happens between the mount and its target.
+    /// Cancel safe.
     pub(super) async fn attend(&mut self) {
         self.carry_out();
         let pulse = pulse(&self.config);
@@ -149,8 +150,9 @@ impl Mount {
         self.keep_facts();
         if let Err(error) = self.must_note() {
             tracing::error!(%error, "cannot note the state of the mount: it could not be recovered now");
-            // Whoever recovers a mount by a note that is behind cannot have its session, and in a new one what this
-            // process had sent may come late. A volume that is shared is not kept from it until that is over.
+            // Whoever recovers a mount by a note that is behind cannot have its session, and in a
+            // new one what this process had sent may come late. A volume that is shared is not kept
+            // from it until that is over.
             if self.config.shared {
                 self.course.failed(Failure::Transient, Instant::now(), random());
                 return;

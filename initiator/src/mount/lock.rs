@@ -1,8 +1,8 @@
-//! [`MountLock`]: one process per name. Whoever holds it serves the mount, begins it, or clears away what a dead one
-//! left; the kernel lets go of it when that process ends, however it ends.
+//! [`MountLock`]: one process per name. Whoever holds it serves the mount, begins it, or clears
+//! away what a dead one left; the kernel lets go of it when that process ends, however it ends.
 //!
-//! The lock belongs to the open file, so it outlives an exec that keeps the descriptor: so an upgrade does not let go
-//! of the name.
+//! The lock belongs to the open file, so it outlives an exec that keeps the descriptor: so an
+//! upgrade does not let go of the name.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -53,8 +53,9 @@ impl MountLock {
         Self::take_in(Path::new(RUN_DIR), name)
     }
 
-    /// Takes the lock of a name; `None` when a process that holds it answers, or neither answers nor ends for some time.
-    /// One that was killed holds it until the kernel has cleared its memory away.
+    /// Takes the lock of a name; `None` when a process that holds it answers, or neither answers
+    /// nor ends for some time. One that was killed holds it until the kernel has cleared its memory
+    /// away.
     ///
     /// # Errors
     /// As [`take`](Self::take).
@@ -96,8 +97,8 @@ impl MountLock {
         Err(io::Error::other(format!("{} is replaced all the time", path.display())))
     }
 
-    /// The lock that the standard input holds which this process was started with. No process that this one starts gets
-    /// it: it would hold the name when this one is dead.
+    /// The lock that the standard input holds which this process was started with. No process that
+    /// this one starts gets it: it would hold the name when this one is dead.
     ///
     /// # Errors
     /// It is not open on the name's lock file, or nobody holds the lock.
@@ -107,7 +108,8 @@ impl MountLock {
 
     fn inherited_in(dir: &Path, name: &str) -> io::Result<Self> {
         let path = Self::path(dir, name);
-        // Another descriptor of the same open file, so of the same lock, which does not outlive an exec.
+        // Another descriptor of the same open file, so of the same lock, which does not outlive an
+        // exec.
         let file = File::from(io::stdin().as_fd().try_clone_to_owned()?);
         if !is_file_at(&file, &path) || !Self::is_held_in(dir, name) {
             return Err(io::Error::other(format!("the standard input holds no lock of {name}")));
@@ -155,7 +157,8 @@ impl Drop for MountLock {
     }
 }
 
-/// Makes the directory of the mounts, which is root's alone: what is in there lets whoever reads it join a session.
+/// Makes the directory of the mounts, which is root's alone: what is in there lets whoever reads it
+/// join a session.
 pub(super) fn make_run_dir() -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(RUN_DIR)
 }

@@ -1,14 +1,15 @@
-//! [`run`]: a mount from the first connect to the last goodbye. One task owns the session, the device and the
-//! mail to the queue threads.
+//! [`run`]: a mount from the first connect to the last goodbye. One task owns the session, the
+//! device and the mail to the queue threads.
 //!
-//! Order of the start: lock of the name, what a dead mount of that name left (a disk that waits is gone on with),
-//! socket, session, volume, buffers, I/O connections, note, ublk device, queue threads, START_DEV, ready. What fails
-//! before that leaves nothing. After it only an unmount takes the device away: whatever else ends this process leaves
-//! it to the next ([`recover`]).
+//! Order of the start: lock of the name, what a dead mount of that name left (a disk that waits is
+//! gone on with), socket, session, volume, buffers, I/O connections, note, ublk device, queue
+//! threads, START_DEV, ready. What fails before that leaves nothing. After it only an unmount takes
+//! the device away: whatever else ends this process leaves it to the next ([`recover`]).
 //!
-//! Losing the target is a stall: requests wait in their queues while the session is connected again in a
-//! higher epoch; the target admits it when nothing of the old epoch is left, and everything unanswered is
-//! sent again. Only `--fail-after` turns a stall into errors, and they end when the target is back.
+//! Losing the target is a stall: requests wait in their queues while the session is connected again
+//! in a higher epoch; the target admits it when nothing of the old epoch is left, and everything
+//! unanswered is sent again. Only `--fail-after` turns a stall into errors, and they end when the
+//! target is back.
 //!
 //! A volume that comes back with another write verifier may have lost acknowledged writes that no
 //! FLUSH covered: before the queues go on, they are written again (`retain`), or it is arranged
@@ -118,8 +119,8 @@ struct Mount {
     stopped: usize,
 }
 
-/// Mounts and serves until unmounted. `take_over` fences whoever holds the volume: the first OPEN says so, and no
-/// later one.
+/// Mounts and serves until unmounted. `take_over` fences whoever holds the volume: the first OPEN
+/// says so, and no later one.
 ///
 /// # Errors
 /// Anything that keeps the volume from being mounted, or a queue that broke.
@@ -179,8 +180,8 @@ async fn next_event(
 }
 
 impl Mount {
-    /// Serves a device whose queues run, until it is unmounted, left to another program, or a queue breaks. A mount
-    /// that is lost connects.
+    /// Serves a device whose queues run, until it is unmounted, left to another program, or a queue
+    /// breaks. A mount that is lost connects.
     async fn serve(
         mut self,
         mut device: Device,
@@ -196,7 +197,8 @@ impl Mount {
             address = self.status.address,
             "mounted"
         );
-        // From now on, whatever ends this process leaves the device to the next one; only an unmount takes it away.
+        // From now on, whatever ends this process leaves the device to the next one; only an
+        // unmount takes it away.
         device.disown();
         on_ready(&self.status());
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
@@ -242,7 +244,8 @@ impl Mount {
             if let Some(End::HandOver(program)) = end {
                 let _ = sd_notify::notify(&[sd_notify::NotifyState::Reloading]);
                 if let Some(pending) = ending.pending {
-                    // It gets out while the queues leave; whoever asked looks for the new program anyway.
+                    // It gets out while the queues leave; whoever asked looks for the new program
+                    // anyway.
                     let _ = pending.reply.send(Response::Done);
                 }
                 self.leave(device, &mut from_queues).await?;
@@ -252,14 +255,16 @@ impl Mount {
                 let result = self.unmount(&mut device, force, &mut from_queues).await;
                 let response = match &result {
                     Ok(()) => {
-                        // Before the answer goes out, so that a mount right after finds the name free.
+                        // Before the answer goes out, so that a mount right after finds the name
+                        // free.
                         drop(device);
                         note::Note::remove(&self.name);
                         socket.unlink();
                         drop(lock);
                         Response::Done
                     }
-                    // The driver is stuck. The device goes with this process, later than whoever asked waits.
+                    // The driver is stuck. The device goes with this process, later than whoever
+                    // asked waits.
                     Err(error) => Response::Error(format!("{error:#}")),
                 };
                 if let Some(pending) = ending.pending {

@@ -1,6 +1,7 @@
-//! Mounts that a process must not hold which serves a block device: those of file systems on it, and on the devices of
-//! its siblings. It would have them as copies, made when it left the mount namespace it was started in, and they would
-//! keep a file system busy that everybody else has unmounted.
+//! Mounts that a process must not hold which serves a block device: those of file systems on it,
+//! and on the devices of its siblings. It would have them as copies, made when it left the mount
+//! namespace it was started in, and they would keep a file system busy that everybody else has
+//! unmounted.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -11,8 +12,8 @@ use nix::mount::{MntFlags, umount2};
 /// Block devices that stand on each other, at most.
 const STACKED_MAX: u32 = 8;
 
-/// Detaches every mount of a file system that rests on a ublk disk from the mount namespace of this process, which
-/// must be its own. What cannot be detached is logged and stays.
+/// Detaches every mount of a file system that rests on a ublk disk from the mount namespace of this
+/// process, which must be its own. What cannot be detached is logged and stays.
 pub fn let_go_of_ublk() {
     let Ok(text) = std::fs::read("/proc/self/mountinfo") else { return };
     // The last mounted first: it may be on top of another.
@@ -56,7 +57,8 @@ fn unescape(text: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Whether a block device is a ublk disk or a partition of one, or stands on such. `numbers` is `/sys/dev/block`.
+/// Whether a block device is a ublk disk or a partition of one, or stands on such. `numbers` is
+/// `/sys/dev/block`.
 fn rests_on_ublk(numbers: &Path, device: &str, depth: u32) -> bool {
     let Ok(path) = numbers.join(device).canonicalize() else { return false };
     let names = |part: &Path| part.to_str().is_some_and(|name| name.starts_with("ublkb"));

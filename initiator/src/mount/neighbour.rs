@@ -1,7 +1,7 @@
-//! Other mounts of a volume on this host. The target lets a host that comes back have its volume at once, and by the
-//! host is meant the machine, not the mount: a second mount under another name would be taken for the first one come
-//! back, whenever that one only waits for its target, and fence it for good. So the mounts of a host look after each
-//! other by their notes.
+//! Other mounts of a volume on this host. The target lets a host that comes back have its volume at
+//! once, and by the host is meant the machine, not the mount: a second mount under another name
+//! would be taken for the first one come back, whenever that one only waits for its target, and
+//! fence it for good. So the mounts of a host look after each other by their notes.
 
 use rblk_config::MountConfig;
 use rblk_protocol::{HostId, Name};
@@ -27,8 +27,9 @@ pub struct HeldHere {
     pub device: String,
 }
 
-/// Refuses to mount what another mount of this host holds, whether its target is there or not, and whether its process
-/// lives or not. `target_name` is what the target calls itself, once it was asked.
+/// Refuses to mount what another mount of this host holds, whether its target is there or not, and
+/// whether its process lives or not. `target_name` is what the target calls itself, once it was
+/// asked.
 ///
 /// # Errors
 /// [`HeldHere`], or the driver cannot be asked about the device of the other one.

@@ -1,9 +1,10 @@
-//! [`Note`]: what a mount writes down so that another process can serve its device when its own has died. A file of
-//! its name, JSON, replaced whole.
+//! [`Note`]: what a mount writes down so that another process can serve its device when its own has
+//! died. A file of its name, JSON, replaced whole.
 //!
-//! It is written before the disk is there (so there is no disk without a note), before every try to connect (so the
-//! epoch in it was never used for anything that is not in it), and after every success. It has the session's id,
-//! which lets its reader take the session over: only root may read it.
+//! It is written before the disk is there (so there is no disk without a note), before every try to
+//! connect (so the epoch in it was never used for anything that is not in it), and after every
+//! success. It has the session's id, which lets its reader take the session over: only root may
+//! read it.
 //!
 //! Whoever reads it takes nothing in it for granted: it may be another version's, or damaged.
 
@@ -29,7 +30,8 @@ use super::status::MountStatus;
 use crate::session::{HostIdentity, LISTS, QueueWish};
 use crate::ublk::{DeviceToken, disk_path};
 
-/// The form written and read here. It changes when an older program must not go by a newer note, or the reverse.
+/// The form written and read here. It changes when an older program must not go by a newer note, or
+/// the reverse.
 const FORM: u32 = 2;
 /// No note is longer.
 const LEN_MAX: u64 = 64 << 10;
@@ -158,7 +160,8 @@ impl Note {
                 depth: known.wish.depth.get(),
                 io_max: known.wish.io_max_bytes,
                 in_capsule: known.wish.in_capsule_bytes,
-                // Another version decides anew: what it cannot do must not be asked for in its name.
+                // Another version decides anew: what it cannot do must not be asked for in its
+                // name.
                 features: known.wish.features.without(LISTS).0,
             },
             queues: known.queues,
@@ -278,8 +281,8 @@ impl Note {
         BlockSize::new(self.volume.block_size)
     }
 
-    /// What the mount knew of its volume, with no memory for its queues yet. The target goes on knowing this host by
-    /// the id that it had then, and by `host_name`.
+    /// What the mount knew of its volume, with no memory for its queues yet. The target goes on
+    /// knowing this host by the id that it had then, and by `host_name`.
     ///
     /// # Errors
     /// An address of `config`, which may be another than the note's, is none.

@@ -1,5 +1,6 @@
-//! Having the target again: [`Try`] and [`probe`], tasks of their own so that the mount goes on answering meanwhile and
-//! can give them up. What they find is told to the mount's [`Course`](super::course::Course), which judges it.
+//! Having the target again: [`Try`] and [`probe`], tasks of their own so that the mount goes on
+//! answering meanwhile and can give them up. What they find is told to the mount's
+//! [`Course`](super::course::Course), which judges it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,8 +65,8 @@ pub(super) enum Step {
 }
 
 impl Try {
-    /// Connects, logs in, opens the volume, settles what became of acknowledged writes if it has to, and connects
-    /// every queue.
+    /// Connects, logs in, opens the volume, settles what became of acknowledged writes if it has
+    /// to, and connects every queue.
     pub(super) async fn run(self, steps: mpsc::Sender<Step>) -> anyhow::Result<Again> {
         let mut session =
             Session::connect(&self.address, &self.options, &self.host, self.resume).await?;
@@ -131,8 +132,8 @@ async fn ask<T>(
     tokio::time::timeout(STEP_DEADLINE, exchange).await.context("the mount does not answer")?
 }
 
-/// Whether the run of the target that is known answers at an address, too. It is asked for a session of its own, which
-/// ends at once and opens nothing.
+/// Whether the run of the target that is known answers at an address, too. It is asked for a
+/// session of its own, which ends at once and opens nothing.
 pub(super) async fn probe(
     address: Address,
     options: ConnectOptions,

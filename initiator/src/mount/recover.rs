@@ -1,5 +1,6 @@
-//! Going on with the device of a mount whose process died, or handed it over: by its note, on the same disk, whose
-//! users notice a pause. The target need not be reachable: requests wait for it as they do in any other mount.
+//! Going on with the device of a mount whose process died, or handed it over: by its note, on the
+//! same disk, whose users notice a pause. The target need not be reachable: requests wait for it as
+//! they do in any other mount.
 //!
 //! What the dead process had sent and got no answer to, the driver sends again (REISSUE), and so
 //! may this process do twice what was done once. What makes that safe is the LOGIN in a higher
@@ -61,12 +62,12 @@ pub(super) async fn lock(name: &str, inherited: bool) -> anyhow::Result<MountLoc
 }
 
 /// Goes on with the mount of a name, and serves until it is unmounted. With `inherited`, the
-/// standard input that this process was started with holds the name's lock. Blocks before the first await for as long as the driver needs to
-/// see that the old process died.
+/// standard input that this process was started with holds the name's lock. Blocks before the first
+/// await for as long as the driver needs to see that the old process died.
 ///
 /// # Errors
-/// [`NotMounted`] when there is nothing to go on with, [`AlreadyMounted`] when somebody does; anything that keeps the
-/// device from being served, which then stays for another try.
+/// [`NotMounted`] when there is nothing to go on with, [`AlreadyMounted`] when somebody does;
+/// anything that keeps the device from being served, which then stays for another try.
 pub async fn run(name: &str, inherited: bool, on_ready: OnReady<'_>) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
     let lock = lock(name, inherited).await?;
@@ -94,8 +95,8 @@ pub fn check(name: &str) -> anyhow::Result<()> {
     note.known(&note.config, host.name).map(drop)
 }
 
-/// Whether `config` asks for what the note says is mounted: the same volume by an address of the same target, as
-/// writable. The rest may differ.
+/// Whether `config` asks for what the note says is mounted: the same volume by an address of the
+/// same target, as writable. The rest may differ.
 pub(super) fn is_same(note: &Note, config: &MountConfig) -> bool {
     note.config.volume == config.volume
         && note.config.read_only == config.read_only
@@ -103,8 +104,8 @@ pub(super) fn is_same(note: &Note, config: &MountConfig) -> bool {
         && config.target.iter().any(|target| note.config.target.contains(target))
 }
 
-/// Takes over the device of a note, with what `config` says wherever the device leaves a choice, and the note's where
-/// that is none.
+/// Takes over the device of a note, with what `config` says wherever the device leaves a choice,
+/// and the note's where that is none.
 pub(super) async fn take_over(
     lock: MountLock,
     note: Note,
@@ -115,7 +116,8 @@ pub(super) async fn take_over(
     let config = config.unwrap_or(&note.config);
     let host = host_identity(config.host_name.as_deref());
     let socket = MountSocket::bind(&lock).context("the mount's socket")?;
-    // All that can fail for want of memory comes first, while nobody waits for this process in particular.
+    // All that can fail for want of memory comes first, while nobody waits for this process in
+    // particular.
     let mut known = note.known(config, host.name)?;
     for _ in 0..known.queues {
         let memory = begin::queue_memory(&known.wish)?;
@@ -192,8 +194,8 @@ fn mismatch(mount: &Mount, info: &DeviceInfo, params: &DiskParams) -> Option<Str
 }
 
 impl Mount {
-    /// Writes down what another process needs to go on with the device, once there is one. Where that fails the mount
-    /// goes on: what is lost is the way to recover it.
+    /// Writes down what another process needs to go on with the device, once there is one. Where
+    /// that fails the mount goes on: what is lost is the way to recover it.
     pub(super) fn note(&mut self) {
         self.note_with(self.status.volatile_cache);
     }
@@ -213,8 +215,8 @@ impl Mount {
         self.write_note(self.status.volatile_cache)
     }
 
-    /// Whether a loss became known, or was told, since the last note: a process that goes on by it would tell a loss
-    /// again, or not at all.
+    /// Whether a loss became known, or was told, since the last note: a process that goes on by it
+    /// would tell a loss again, or not at all.
     pub(super) fn owes_note(&self) -> bool {
         self.device.is_some() && self.noted_loss != self.durability.has_untold_loss()
     }

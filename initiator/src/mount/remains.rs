@@ -1,8 +1,9 @@
-//! What a mount leaves when its process dies, and what is to be done about it: a [`Note`], and a ublk device on whose
-//! disk requests wait for the next server.
+//! What a mount leaves when its process dies, and what is to be done about it: a [`Note`], and a
+//! ublk device on whose disk requests wait for the next server.
 //!
-//! Nothing is found by process ids, which are reused: a process that serves a mount holds the [`MountLock`] of its
-//! name, and a device is the note's if it carries the note's token. Only whoever holds the lock changes anything.
+//! Nothing is found by process ids, which are reused: a process that serves a mount holds the
+//! [`MountLock`] of its name, and a device is the note's if it carries the note's token. Only
+//! whoever holds the lock changes anything.
 //!
 //! A device whose disk waits is never removed but by `umount --force`: its users would get errors.
 
@@ -14,7 +15,8 @@ use super::lock::MountLock;
 use super::note::{BadNote, Note};
 use crate::ublk::{Control, DeviceInfo, DeviceState, DeviceToken, UblkError};
 
-/// Time for the driver to see that a server died: at once, but for a timer of 30 s of some kernels before 6.16.
+/// Time for the driver to see that a server died: at once, but for a timer of 30 s of some kernels
+/// before 6.16.
 pub const ENDING_DEADLINE: Duration = Duration::from_secs(60);
 /// Time for a dead mount's device to go away.
 const REMOVE_DEADLINE: Duration = Duration::from_secs(30);
@@ -41,8 +43,8 @@ pub enum Condition {
 }
 
 impl Condition {
-    /// From what is found: whether the lock is held, whether there is a note and whether it makes sense, and the state
-    /// of the device that carries its token.
+    /// From what is found: whether the lock is held, whether there is a note and whether it makes
+    /// sense, and the state of the device that carries its token.
     #[must_use]
     pub fn of(held: bool, note: Option<bool>, device: Option<DeviceState>) -> Self {
         match (held, note, device) {
@@ -206,8 +208,9 @@ pub enum Claimed {
     Cleared,
 }
 
-/// Makes what is left of a mount fit for a purpose: waits until the driver is done with a dead server, and clears away
-/// what is of no use to anybody. Blocks meanwhile. The lock is the name's; a purpose may depend on the note.
+/// Makes what is left of a mount fit for a purpose: waits until the driver is done with a dead
+/// server, and clears away what is of no use to anybody. Blocks meanwhile. The lock is the name's;
+/// a purpose may depend on the note.
 ///
 /// # Errors
 /// [`NotMounted`], [`BadNote`], [`Refused`], or the driver's.

@@ -2,9 +2,10 @@
 //! verifier changed: they are written again from what the queues retain, or they count as lost, and
 //! FLUSHes fail for it as the mount's `on_loss` says.
 //!
-//! It runs within a try to connect again: the queues have no path, and get theirs only when it has ended well. What
-//! it did holds even if the try fails later. Until then the queues keep what they retain, so the next try can do it
-//! all again: on a volume that nobody else may write, that changes nothing.
+//! It runs within a try to connect again: the queues have no path, and get theirs only when it has
+//! ended well. What it did holds even if the try fails later. Until then the queues keep what they
+//! retain, so the next try can do it all again: on a volume that nobody else may write, that
+//! changes nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,13 +56,14 @@ pub enum Judgement {
         horizon: u64,
         /// What is to be written, and durable, before the queues go on.
         log: ReplayLog,
-        /// A process before this one may have left some that nobody retains: a loss is to be told all the same.
+        /// A process before this one may have left some that nobody retains: a loss is to be told
+        /// all the same.
         doubt: bool,
     },
 }
 
-/// Judges what the queues retain, of all of them together: `None` when one of them retains nothing. No queue has a
-/// path: nothing more is acknowledged until they get theirs.
+/// Judges what the queues retain, of all of them together: `None` when one of them retains nothing.
+/// No queue has a path: nothing more is acknowledged until they get theirs.
 #[must_use]
 pub fn judge(
     durability: &Durability,
@@ -171,7 +173,8 @@ async fn rewrite(
     }
 }
 
-/// Ends what is left of the queues' paths, and returns what they retain; `None` when one of them retains nothing.
+/// Ends what is left of the queues' paths, and returns what they retain; `None` when one of them
+/// retains nothing.
 async fn take_stock(queues: &[Sender<ToQueue>]) -> anyhow::Result<Option<Vec<Retained>>> {
     let mut answers = Vec::new();
     for queue in queues {

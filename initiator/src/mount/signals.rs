@@ -1,6 +1,7 @@
-//! [`Signals`]: being told to end by SIGTERM or SIGINT, heard from the beginning of a mount on. A process that begins
-//! to serve a device and dies of one leaves a disk whose users wait, though nothing failed. So SIGHUP ends no mount: a
-//! terminal that closes sends it to `mount --foreground`, and people send it to have a configuration file read again.
+//! [`Signals`]: being told to end by SIGTERM or SIGINT, heard from the beginning of a mount on. A
+//! process that begins to serve a device and dies of one leaves a disk whose users wait, though
+//! nothing failed. So SIGHUP ends no mount: a terminal that closes sends it to
+//! `mount --foreground`, and people send it to have a configuration file read again.
 
 use std::io;
 
@@ -20,8 +21,9 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// From now on they do not end the process by themselves. One that came before [`next`](Self::next) is asked for is
-    /// not lost. SIGHUP is told in the log, and is all over with that.
+    /// From now on they do not end the process by themselves. One that came before
+    /// [`next`](Self::next) is asked for is not lost. SIGHUP is told in the log, and is all over
+    /// with that.
     pub(super) fn listen() -> io::Result<Self> {
         let mut hang_ups = signal(SignalKind::hangup())?;
         tokio::spawn(async move {

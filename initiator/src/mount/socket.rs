@@ -1,4 +1,5 @@
-//! The control socket of a mount, `/run/rblk/mounts/NAME.sock`: one JSON request per line, one answer.
+//! The control socket of a mount, `/run/rblk/mounts/NAME.sock`: one JSON request per line, one
+//! answer.
 
 use std::cell::Cell;
 use std::io;
@@ -36,7 +37,8 @@ pub enum Ask {
         /// Even when requests wait for a target that is gone, or the device is open: they fail.
         force: bool,
     },
-    /// Hand the device over to a program, which takes the place of the one that serves it. Answered when that begins.
+    /// Hand the device over to a program, which takes the place of the one that serves it. Answered
+    /// when that begins.
     Upgrade {
         /// Its path.
         program: PathBuf,

@@ -24,12 +24,15 @@ pub struct MountStatus {
     pub rdma_device: String,
     /// What carries the messages.
     pub transport: String,
-    /// `waiting` (for the first connect; there is no device yet), `connected`, `reconnecting` (requests wait), `failing` (they fail until the target is back), `fenced` (they
-    /// fail for good: another host has the volume) or `volume lost` (they fail for good: it became another one).
+    /// `waiting` (for the first connect; there is no device yet), `connected`, `reconnecting`
+    /// (requests wait), `failing` (they fail until the target is back), `fenced` (they fail for
+    /// good: another host has the volume) or `volume lost` (they fail for good: it became another
+    /// one).
     pub state: String,
     /// The last reason for a lost connection, or for one that could not be had again.
     pub last_loss: Option<String>,
-    /// When the target was lost the last time, in milliseconds since 1970; it stays when the target is back.
+    /// When the target was lost the last time, in milliseconds since 1970; it stays when the target
+    /// is back.
     #[serde(default)]
     pub lost_at_unix_ms: Option<u64>,
     /// For how many milliseconds the target has been lost; absent while it is there.
@@ -95,8 +98,8 @@ pub struct MountStatus {
     pub recovered: u32,
     /// Session epoch: rises with every reconnect.
     pub epoch: u32,
-    /// The volume's generation that this mount holds: it changes with the host that may write. Of volumes that are not
-    /// remembered it begins at the time: see [`Self::generation_shown`].
+    /// The volume's generation that this mount holds: it changes with the host that may write. Of
+    /// volumes that are not remembered it begins at the time: see [`Self::generation_shown`].
     #[serde(default)]
     pub generation: u64,
     /// The volume is gone when its target ends.
@@ -126,9 +129,10 @@ impl MountStatus {
         Self { lost: self.lost(), ..self }
     }
 
-    /// The generation for people; `-` where the number says nothing: before the volume was opened, and of a volume that
-    /// lives no longer than its target's process. No target remembers such a volume, so its generations begin at the
-    /// time in microseconds, to be above all that were given before.
+    /// The generation for people; `-` where the number says nothing: before the volume was opened,
+    /// and of a volume that lives no longer than its target's process. No target remembers such a
+    /// volume, so its generations begin at the time in microseconds, to be above all that were
+    /// given before.
     #[must_use]
     pub fn generation_shown(&self) -> String {
         match self.generation {

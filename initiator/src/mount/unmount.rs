@@ -25,7 +25,8 @@ const SYNC_ASKED: Duration = Duration::from_secs(55);
 const SYNC_TERMINATED: Duration = Duration::from_secs(80);
 /// Time for the device to go away when the target answers.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
-/// Time for the device to go away by force. With what follows it, clearly less than the 5 s that whoever asked waits.
+/// Time for the device to go away by force. With what follows it, clearly less than the 5 s that
+/// whoever asked waits.
 const FORCE_DEADLINE: Duration = Duration::from_millis(2500);
 /// Time for the target to hear of an unmount.
 const LOGOUT: Duration = Duration::from_secs(2);
@@ -86,7 +87,8 @@ impl Mount {
         None
     }
 
-    /// Goes on with an unmount that waits for a lost target. In the end it is refused; this process has to end.
+    /// Goes on with an unmount that waits for a lost target. In the end it is refused; this process
+    /// has to end.
     pub(super) fn on_patience(&self, ending: &mut Ending) -> Option<End> {
         let (request, until) = ending.waiting.take()?;
         if !self.is_without_target() {
@@ -105,7 +107,8 @@ impl Mount {
         None
     }
 
-    /// Requests wait for the target. Not if the mount is over: what fails anyhow is not waited for by anybody.
+    /// Requests wait for the target. Not if the mount is over: what fails anyhow is not waited for
+    /// by anybody.
     fn is_without_target(&self) -> bool {
         self.session.is_none() && !self.course.is_over()
     }
@@ -119,7 +122,8 @@ impl Mount {
         None
     }
 
-    /// Begins the write-back. Who asked is refused if somebody uses the disk; this process ends all the same.
+    /// Begins the write-back. Who asked is refused if somebody uses the disk; this process ends all
+    /// the same.
     fn begin_unmount(&self, ending: &mut Ending) -> Option<End> {
         // Every write fails, and has for some time, if the mount is over.
         if self.course.is_over() {
@@ -132,7 +136,8 @@ impl Mount {
         None
     }
 
-    /// The page cache is written back, or is not: whoever asked for the unmount is told, and the mount goes on.
+    /// The page cache is written back, or is not: whoever asked for the unmount is told, and the
+    /// mount goes on.
     pub(super) fn on_synced(
         &self,
         result: anyhow::Result<WrittenBack>,

@@ -1,12 +1,15 @@
-//! Handing a device over to another program in this process's place, while it is in use: its users notice a pause.
+//! Handing a device over to another program in this process's place, while it is in use: its users
+//! notice a pause.
 //!
-//! The queues hold what comes, wait for the answers of what was sent, and let go of the device, which then waits for
-//! its next server with everything that was not sent. What was acknowledged is flushed, for the program that comes
-//! next has no copies of it. The session is kept: the next program goes on with it in a higher epoch. Then the program
-//! takes this process over by exec, so that whoever watches the process, or has its log, notices nothing. Where that
-//! fails, this program goes on, by the very same way.
+//! The queues hold what comes, wait for the answers of what was sent, and let go of the device,
+//! which then waits for its next server with everything that was not sent. What was acknowledged is
+//! flushed, for the program that comes next has no copies of it. The session is kept: the next
+//! program goes on with it in a higher epoch. Then the program takes this process over by exec, so
+//! that whoever watches the process, or has its log, notices nothing. Where that fails, this
+//! program goes on, by the very same way.
 //!
-//! All that is a crash in good order: whatever goes wrong on the way, [`recover`](super::recover) is the answer.
+//! All that is a crash in good order: whatever goes wrong on the way, [`recover`](super::recover)
+//! is the answer.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -48,8 +51,8 @@ pub(super) struct HandOver {
 }
 
 impl Serving {
-    /// Serves until the mount is unmounted, or breaks. Hands the device over when that is asked for; goes on with it
-    /// where that fails.
+    /// Serves until the mount is unmounted, or breaks. Hands the device over when that is asked
+    /// for; goes on with it where that fails.
     pub(super) async fn run(
         self,
         signals: &mut Signals,
@@ -114,8 +117,8 @@ impl Mount {
         }
     }
 
-    /// Lets go of the device, with nothing sent and unanswered and nothing acknowledged and unflushed as far as the
-    /// target lets us within its time, and notes how far that was.
+    /// Lets go of the device, with nothing sent and unanswered and nothing acknowledged and
+    /// unflushed as far as the target lets us within its time, and notes how far that was.
     pub(super) async fn leave(
         &mut self,
         device: Device,
@@ -172,7 +175,8 @@ impl Mount {
         Ok(())
     }
 
-    /// Has the target make durable what it acknowledged. Returns whether it did; no queue has a path any more.
+    /// Has the target make durable what it acknowledged. Returns whether it did; no queue has a
+    /// path any more.
     async fn flush_all(&mut self, within: Duration) -> bool {
         if self.durability.unflushed() == 0 {
             return true;

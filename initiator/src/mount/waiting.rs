@@ -1,4 +1,5 @@
-//! A mount that has no device yet: it connects for the first time, maybe for long, and answers its socket meanwhile.
+//! A mount that has no device yet: it connects for the first time, maybe for long, and answers its
+//! socket meanwhile.
 
 use std::cell::RefCell;
 
@@ -27,7 +28,8 @@ pub struct ToldToEnd {
     pub name: String,
 }
 
-/// The first connect. Whoever asks for the mount's state meanwhile is told that it waits, and why; an unmount ends it.
+/// The first connect. Whoever asks for the mount's state meanwhile is told that it waits, and why;
+/// an unmount ends it.
 pub(super) async fn connect(
     socket: &MountSocket,
     config: &MountConfig,

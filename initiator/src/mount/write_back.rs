@@ -1,8 +1,9 @@
 //! Writing a disk's page cache back, and asking who uses it: in a process of its own.
 //!
-//! Whoever waits for a write-back cannot be killed, and the write-back of a disk waits for the process that serves it.
-//! Were that the same process, killing it would leave both for ever: its waiting thread keeps the disk's node open, so
-//! the driver never sees it die, and never gives the requests to the next one.
+//! Whoever waits for a write-back cannot be killed, and the write-back of a disk waits for the
+//! process that serves it. Were that the same process, killing it would leave both for ever: its
+//! waiting thread keeps the disk's node open, so the driver never sees it die, and never gives the
+//! requests to the next one.
 //!
 //! The pages are written first, and a FLUSH follows. Which of the two failed matters: after a loss
 //! every FLUSH fails (`on_loss`), and the way out of that is an unmount.
@@ -14,7 +15,8 @@ use std::time::{Duration, Instant};
 use super::device::find_holder;
 use crate::ublk::write_pages;
 
-/// Exit code of the process when somebody uses the disk; who, it prints. Errors are the system's numbers, below.
+/// Exit code of the process when somebody uses the disk; who, it prints. Errors are the system's
+/// numbers, below.
 const IN_USE: u8 = 200;
 /// Exit code of the process when the pages are written and the FLUSH behind them failed; its errno,
 /// it prints.
@@ -33,7 +35,8 @@ pub(super) enum WrittenBack {
     Unflushed(i32),
 }
 
-/// Has another process do it, and waits for that. With `unless_used`, a disk that somebody uses is left alone. Blocks.
+/// Has another process do it, and waits for that. With `unless_used`, a disk that somebody uses is
+/// left alone. Blocks.
 ///
 /// # Errors
 /// The write-back failed, or takes longer than `within`.

@@ -1,7 +1,7 @@
 //! The driver's binary interface: numbers and structures of `linux/ublk_cmd.h`, nothing else.
 //!
-//! Every structure is plain integers, its size and offsets are asserted at compile time, and every bit
-//! pattern is valid, so that the kernel may fill one in place. Fields have the kernel's names.
+//! Every structure is plain integers, its size and offsets are asserted at compile time, and every
+//! bit pattern is valid, so that the kernel may fill one in place. Fields have the kernel's names.
 
 use std::mem::{offset_of, size_of};
 
@@ -14,7 +14,8 @@ compile_error!("this architecture packs ioctl numbers differently");
 pub const CONTROL_PATH: &str = "/dev/ublk-control";
 /// Largest queue depth the driver takes.
 pub const MAX_QUEUE_DEPTH: u16 = 4096;
-/// Largest number of hardware queues the driver takes (it also cuts to the number of possible CPUs).
+/// Largest number of hardware queues the driver takes (it also cuts to the number of possible
+/// CPUs).
 pub const MAX_QUEUES: u16 = 4096;
 /// Largest I/O buffer that a user-copy offset can name; also our bound for the default mode.
 pub const MAX_IO_BYTES: u32 = 32 << 20;

@@ -7,8 +7,9 @@ use rblk_fabric::Region;
 
 use super::error::{Result, UblkError};
 
-/// Evenly spaced slices of one [`Region`], slice `t` for tag `t`. The region stays mapped as long as this
-/// lives; its bytes are reached by copies only, since the kernel and a device write them too.
+/// Evenly spaced slices of one [`Region`], slice `t` for tag `t`. The region stays mapped as long
+/// as this lives; its bytes are reached by copies only, since the kernel and a device write them
+/// too.
 #[derive(Clone, Debug)]
 pub struct Buffers {
     region: Arc<Region>,

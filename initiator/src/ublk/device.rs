@@ -20,8 +20,8 @@ const DROP_DELETE_DEADLINE: Duration = Duration::from_secs(1);
 /// Step of waits that can only be polled.
 const POLL_STEP: Duration = Duration::from_millis(5);
 
-/// The open `/dev/ublkcN`. The driver lets one process open it once; when the last holder lets go (the
-/// device guard, and every queue), the driver knows that the server is gone.
+/// The open `/dev/ublkcN`. The driver lets one process open it once; when the last holder lets go
+/// (the device guard, and every queue), the driver knows that the server is gone.
 #[derive(Debug)]
 pub struct CharNode {
     file: File,
@@ -78,8 +78,8 @@ enum Stage {
     Deleted,
 }
 
-/// A guard over a device: what this process added, it stops and deletes when the guard is dropped, on
-/// every path; what it recovered, or has [disowned](Self::disown), is left for the next server.
+/// A guard over a device: what this process added, it stops and deletes when the guard is dropped,
+/// on every path; what it recovered, or has [disowned](Self::disown), is left for the next server.
 #[derive(Debug)]
 pub struct Device {
     control: Control,
@@ -91,8 +91,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Adds a device, sets its parameters and opens its char node. Next: make every queue on its thread,
-    /// fetch all tags, then [`start`](Self::start).
+    /// Adds a device, sets its parameters and opens its char node. Next: make every queue on its
+    /// thread, fetch all tags, then [`start`](Self::start).
     ///
     /// # Errors
     /// Any step's; nothing is left behind.
@@ -105,12 +105,12 @@ impl Device {
         Ok(device)
     }
 
-    /// Takes over a device whose server died, or parked it. Next as after [`add`](Self::add), with the
-    /// queues, depth and buffer size of [`info`](Self::info). Until [`start`](Self::start) has returned, a
-    /// drop leaves the device as it was, for another try.
+    /// Takes over a device whose server died, or parked it. Next as after [`add`](Self::add), with
+    /// the queues, depth and buffer size of [`info`](Self::info). Until [`start`](Self::start) has
+    /// returned, a drop leaves the device as it was, for another try.
     ///
-    /// `deadline` bounds the wait for the old server to let go; 60 s is right, since some kernels before
-    /// 6.16 notice the death of a server whose tags were all in flight by a 30 s timer only.
+    /// `deadline` bounds the wait for the old server to let go; 60 s is right, since some kernels
+    /// before 6.16 notice the death of a server whose tags were all in flight by a 30 s timer only.
     ///
     /// # Errors
     /// [`UblkError::StillServed`], [`UblkError::NotRecoverable`], [`UblkError::NoSuchDevice`].
@@ -163,8 +163,8 @@ impl Device {
         &mut self.control
     }
 
-    /// What the data thread of `queue_id` needs; `None` for a queue the device does not have, or after the
-    /// deletion.
+    /// What the data thread of `queue_id` needs; `None` for a queue the device does not have, or
+    /// after the deletion.
     #[must_use]
     pub fn queue_config(&self, queue_id: u16) -> Option<QueueConfig> {
         let node = Arc::clone(self.node.as_ref()?);
@@ -177,9 +177,9 @@ impl Device {
         })
     }
 
-    /// Exposes the disk, or hands the recovered one to this process, and waits for its node. Blocks until
-    /// every queue has fetched every tag, so they must be served by other threads meanwhile; kernels before
-    /// 7.0 also read the partition table in here.
+    /// Exposes the disk, or hands the recovered one to this process, and waits for its node. Blocks
+    /// until every queue has fetched every tag, so they must be served by other threads meanwhile;
+    /// kernels before 7.0 also read the partition table in here.
     ///
     /// # Errors
     /// [`UblkError::Timeout`] when a queue is not ready in time.
@@ -187,7 +187,8 @@ impl Device {
         self.start_while(&mut |waited| waited < deadline)
     }
 
-    /// The same, for as long as `more` says. It is told every tenth of a second how long that has taken.
+    /// The same, for as long as `more` says. It is told every tenth of a second how long that has
+    /// taken.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -201,13 +202,13 @@ impl Device {
         self.control.wait_disk_node(self.info.id, NODE_DEADLINE)
     }
 
-    /// Ends the service for good: waits until the driver has seen that no queue is left, takes the disk
-    /// away and deletes the device. Before this the data threads answer what they hold and drop their
-    /// queues; requests that come later fail with EIO. Unmount and sync first: the kernel drops what its
-    /// page cache still holds.
+    /// Ends the service for good: waits until the driver has seen that no queue is left, takes the
+    /// disk away and deletes the device. Before this the data threads answer what they hold and
+    /// drop their queues; requests that come later fail with EIO. Unmount and sync first: the
+    /// kernel drops what its page cache still holds.
     ///
-    /// This order, unlike a stop of a live disk, never waits in the kernel for a request that this process
-    /// would have to answer (see [`stop`](Self::stop)).
+    /// This order, unlike a stop of a live disk, never waits in the kernel for a request that this
+    /// process would have to answer (see [`stop`](Self::stop)).
     ///
     /// # Errors
     /// [`UblkError::StillHeld`] when a queue still exists after `deadline`, or a step's error.
@@ -224,14 +225,15 @@ impl Device {
         self.delete(deadline)
     }
 
-    /// Takes the disk away while the queues serve it, until they are told that they are stopping; requests
-    /// in flight are waited for. Unmount and sync first: on a recoverable device the kernel drops what its
-    /// page cache still holds.
+    /// Takes the disk away while the queues serve it, until they are told that they are stopping;
+    /// requests in flight are waited for. Unmount and sync first: on a recoverable device the
+    /// kernel drops what its page cache still holds.
     ///
-    /// Only for a server that is sure to answer. The kernel waits uninterruptibly, on a worker thread of
-    /// this process: if the process is killed meanwhile with a request unanswered, it hangs on exit, the
-    /// device with it, until the machine is restarted (seen on 7.2). Prefer [`close`](Self::close). When
-    /// this runs into its deadline, dropping the queues and the guard lets the kernel go on.
+    /// Only for a server that is sure to answer. The kernel waits uninterruptibly, on a worker
+    /// thread of this process: if the process is killed meanwhile with a request unanswered, it
+    /// hangs on exit, the device with it, until the machine is restarted (seen on 7.2). Prefer
+    /// [`close`](Self::close). When this runs into its deadline, dropping the queues and the guard
+    /// lets the kernel go on.
     ///
     /// # Errors
     /// [`UblkError::Timeout`] when requests in flight are not answered in time.
@@ -262,8 +264,8 @@ impl Device {
         self.control.delete(self.info.id, deadline)
     }
 
-    /// How many hold the device's node, this guard among them. While somebody else does, the driver takes the device
-    /// for served.
+    /// How many hold the device's node, this guard among them. While somebody else does, the driver
+    /// takes the device for served.
     #[must_use]
     pub fn holders(&self) -> usize {
         self.node.as_ref().map_or(0, Arc::strong_count)
@@ -286,7 +288,8 @@ impl Drop for Device {
             return;
         }
         let id = self.info.id;
-        // If no queue is left, the driver now learns that the server is gone, and the stop waits for nobody.
+        // If no queue is left, the driver now learns that the server is gone, and the stop waits
+        // for nobody.
         self.node = None;
         // Stop before delete: the driver would otherwise stop it under the lock of all its devices.
         if self.stage != Stage::Stopped

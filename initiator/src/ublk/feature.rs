@@ -10,7 +10,8 @@ pub struct Features(u64);
 impl Features {
     /// No feature.
     pub const NONE: Self = Self(0);
-    /// Request pages as io_uring fixed buffers. Not used here: they have no address to register as an MR.
+    /// Request pages as io_uring fixed buffers. Not used here: they have no address to register as
+    /// an MR.
     pub const SUPPORT_ZERO_COPY: Self = Self(1 << 0);
     /// Always on: the driver completes commands in the server's own context.
     pub const COMP_IN_TASK: Self = Self(1 << 1);
@@ -40,7 +41,8 @@ impl Features {
     pub const PER_IO_DAEMON: Self = Self(1 << 13);
     /// Buffer registration from any thread. Not used here.
     pub const BUF_REG_OFF_DAEMON: Self = Self(1 << 14);
-    /// Several requests per command. For a device's whole life: a server without it cannot recover the device.
+    /// Several requests per command. For a device's whole life: a server without it cannot recover
+    /// the device.
     pub const BATCH_IO: Self = Self(1 << 15);
     /// Integrity metadata. Not used here.
     pub const INTEGRITY: Self = Self(1 << 16);

@@ -11,22 +11,24 @@
 //!
 //! # Who owns what, when
 //!
-//! - A [`Device`] owns the kernel's device: dropped on any path it stops and deletes what this process
-//!   added, and leaves alone what it recovered or has disowned. It shares the open `/dev/ublkcN` with its
-//!   queues; the driver takes the server for gone when the last of them lets go.
-//! - A [`Queue`] lives on one thread from `new` to drop (it is not `Send`): the thread that fetches a tag is
-//!   the only one the driver takes its completion from.
+//! - A [`Device`] owns the kernel's device: dropped on any path it stops and deletes what this
+//!   process added, and leaves alone what it recovered or has disowned. It shares the open
+//!   `/dev/ublkcN` with its queues; the driver takes the server for gone when the last of them lets
+//!   go.
+//! - A [`Queue`] lives on one thread from `new` to drop (it is not `Send`): the thread that fetches
+//!   a tag is the only one the driver takes its completion from.
 //! - A tag, with its slice of the [`Buffers`], is the caller's from [`Event::Request`] to
-//!   [`Queue::complete`], and the kernel's otherwise. The driver copies on the data thread itself, inside
-//!   its turns, so nobody touches a buffer after the queue is dropped, and there is no copy in the
-//!   completion path of a write or before the delivery of a read.
-//! - A data thread makes at most one system call a turn, and without waiting none when [`Queue::needs_enter`] is false. It
-//!   allocates nothing, takes no lock and writes no log. Nothing the kernel hands over can make it panic.
+//!   [`Queue::complete`], and the kernel's otherwise. The driver copies on the data thread itself,
+//!   inside its turns, so nobody touches a buffer after the queue is dropped, and there is no copy
+//!   in the completion path of a write or before the delivery of a read.
+//! - A data thread makes at most one system call a turn, and without waiting none when
+//!   [`Queue::needs_enter`] is false. It allocates nothing, takes no lock and writes no log.
+//!   Nothing the kernel hands over can make it panic.
 //!
 //! # Kernels
 //!
-//! 6.4 is the first with ioctl-encoded commands, the only ones used. What came later is asked for with
-//! GET_FEATURES (6.5) and never assumed:
+//! 6.4 is the first with ioctl-encoded commands, the only ones used. What came later is asked for
+//! with GET_FEATURES (6.5) and never assumed:
 //!
 //! | release | what | used for |
 //! |---|---|---|
@@ -35,23 +37,26 @@
 //! | 6.13 | USER_RECOVERY_FAIL_IO | [`Recovery::FailAll`] |
 //! | 6.16 | UPDATE_SIZE | resize of a live disk |
 //! | 6.16 | QUIESCE | hand-over to a new process without a failed request |
-//! | 6.16 | death is seen when the char node is closed | before, if all tags were in flight, it may take a 30 s timer |
+//! | 6.16 | death is seen when the char node is closed | before: maybe by a timer of 30 s |
 //! | 7.0 | SAFE_STOP_DEV | [`Device::try_stop`] |
-//! | 7.0 | partitions are read after the start | before, the start waits for reads: queues must serve |
+//! | 7.0 | partitions are read after the start | before: the start waits for reads |
 //! | 7.0 | BATCH_IO | many requests to a command; see below |
 //!
 //! # Batches
 //!
-//! A device may be made with [`Features::BATCH_IO`]; its queues then take tags and give results by the batch, behind
-//! the same [`Queue`]. It is such a device for its life, and a server that knows nothing of batches cannot recover it.
+//! A device may be made with [`Features::BATCH_IO`]; its queues then take tags and give results by
+//! the batch, behind the same [`Queue`]. It is such a device for its life, and a server that knows
+//! nothing of batches cannot recover it.
 //!
 //! **Not for a disk that anybody needs**, as of 7.2:
 //!
-//! - A server that dies, or drops a queue, while a request is on its way to it leaves the delivery to a worker of the
-//!   kernel, which does it without the server's memory map: on 7.2.12 it copied tags (and would copy data) to the server's
-//!   addresses in whatever map it had (seen as a panic in `__ublk_batch_dispatch` under `io_ring_exit_work`). Without
-//!   batches the driver notices that it is not on the server's thread.
-//! - [`Control::quiesce`] makes requests fail until the next server has its queues, instead of having them wait.
+//! - A server that dies, or drops a queue, while a request is on its way to it leaves the delivery
+//!   to a worker of the kernel, which does it without the server's memory map: on 7.2.12 it copied
+//!   tags (and would copy data) to the server's addresses in whatever map it had (seen as a panic
+//!   in `__ublk_batch_dispatch` under `io_ring_exit_work`). Without batches the driver notices that
+//!   it is not on the server's thread.
+//! - [`Control::quiesce`] makes requests fail until the next server has its queues, instead of
+//!   having them wait.
 //!
 //! Stopping the disk under its queues, before they are dropped, is safe.
 //!
@@ -62,35 +67,38 @@
 //!
 //! # Starting
 //!
-//! START_DEV and END_USER_RECOVERY wait in the kernel until every tag of every queue is fetched, so the
-//! queues come first, on their threads. They must be given the pid of the process that opened the char node.
-//! A start that times out before that leaves the device as it was. Kernels before 7.0 then read the partition
-//! table inside START_DEV; if the server dies while such a read is unanswered, the device is stuck for good
-//! (seen on 6.12), so the first reads should not depend on a link that is not up yet.
+//! START_DEV and END_USER_RECOVERY wait in the kernel until every tag of every queue is fetched, so
+//! the queues come first, on their threads. They must be given the pid of the process that opened
+//! the char node. A start that times out before that leaves the device as it was. Kernels before
+//! 7.0 then read the partition table inside START_DEV; if the server dies while such a read is
+//! unanswered, the device is stuck for good (seen on 6.12), so the first reads should not depend on
+//! a link that is not up yet.
 //!
 //! # Ending
 //!
-//! - [`Device::close`], after the queues are dropped, is the way out: with no server left, nothing in the
-//!   kernel waits for one. [`Device::stop`] on a live disk waits for the requests in flight; a process
-//!   killed in the middle of that with a request unanswered can hang, and its device with it.
+//! - [`Device::close`], after the queues are dropped, is the way out: with no server left, nothing
+//!   in the kernel waits for one. [`Device::stop`] on a live disk waits for the requests in flight;
+//!   a process killed in the middle of that with a request unanswered can hang, and its device with
+//!   it.
 //! - On a recoverable device the driver fails all I/O from the moment of the stop, the kernel's own
 //!   write-back included: sync, or unmount, before it.
 //! - DEL_DEV stops a live device under the lock of all devices: here a stop always comes first.
-//! - A device without recovery whose server died keeps its `/dev/ublkcN` and id ([`DeviceState::Dead`], no
-//!   server) until somebody deletes it.
+//! - A device without recovery whose server died keeps its `/dev/ublkcN` and id
+//!   ([`DeviceState::Dead`], no server) until somebody deletes it.
 //!
 //! # Recovery
 //!
-//! 1. The server dies, or parks the device ([`Control::quiesce`]), answers what it holds and drops its
-//!    queues. The state becomes [`DeviceState::Quiesced`]; requests wait in the kernel.
-//! 2. [`Device::recover`] retries START_USER_RECOVERY until the old process is gone, and opens the char node.
-//! 3. Every queue is made and fetches; then [`Device::start`] sends END_USER_RECOVERY, and the waiting
-//!    requests flow. With [`Recovery::Reissue`] those that the dead server held come again: the back end
-//!    must have fenced the dead server's copies first.
+//! 1. The server dies, or parks the device ([`Control::quiesce`]), answers what it holds and drops
+//!    its queues. The state becomes [`DeviceState::Quiesced`]; requests wait in the kernel.
+//! 2. [`Device::recover`] retries START_USER_RECOVERY until the old process is gone, and opens the
+//!    char node.
+//! 3. Every queue is made and fetches; then [`Device::start`] sends END_USER_RECOVERY, and the
+//!    waiting requests flow. With [`Recovery::Reissue`] those that the dead server held come again:
+//!    the back end must have fenced the dead server's copies first.
 //!
-//! Make everything that can fail (connections, buffers) before the first fetch: kernels before 6.16 go
-//! wrong when a second recovery finds a queue of which only some tags were fetched. On those, also end the
-//! old data threads before a recovery within the same process.
+//! Make everything that can fail (connections, buffers) before the first fetch: kernels before 6.16
+//! go wrong when a second recovery finds a queue of which only some tags were fetched. On those,
+//! also end the old data threads before a recovery within the same process.
 
 pub mod abi;
 mod buffers;

@@ -1,12 +1,13 @@
-//! [`DiskParams`] and [`DeviceSpec`]: what a disk looks like and how its device is built, checked before
-//! the kernel sees them, so that a refusal names the field.
+//! [`DiskParams`] and [`DeviceSpec`]: what a disk looks like and how its device is built, checked
+//! before the kernel sees them, so that a refusal names the field.
 
 use super::abi;
 use super::error::{Result, UblkError};
 use super::feature::Features;
 use super::token::DeviceToken;
 
-/// Largest logical block: the block layer's limit for ordinary drivers is a page, and 4096 is one everywhere.
+/// Largest logical block: the block layer's limit for ordinary drivers is a page, and 4096 is one
+/// everywhere.
 const MAX_BLOCK_BYTES: u32 = 4096;
 
 /// Discard and write-zeroes, as the block layer may use them.
@@ -27,7 +28,8 @@ pub struct DiskParams {
     pub sectors: u64,
     /// Smallest unit of I/O: 512 to 4096, a power of two.
     pub logical_block: u32,
-    /// Unit that is written whole without read-modify-write; at least a logical block, a power of two.
+    /// Unit that is written whole without read-modify-write; at least a logical block, a power of
+    /// two.
     pub physical_block: u32,
     /// Smallest efficient I/O, a power of two.
     pub io_min: u32,
@@ -39,7 +41,8 @@ pub struct DiskParams {
     pub chunk_sectors: u32,
     /// Refuse writes.
     pub read_only: bool,
-    /// A completed write may be lost until a flush. Without it the kernel sends neither FLUSH nor FUA.
+    /// A completed write may be lost until a flush. Without it the kernel sends neither FLUSH nor
+    /// FUA.
     pub volatile_cache: bool,
     /// FUA is understood. The kernel heeds it only together with `volatile_cache`.
     pub fua: bool,
@@ -48,8 +51,8 @@ pub struct DiskParams {
 }
 
 impl DiskParams {
-    /// A writable disk of `sectors` with one block size, requests of at most `max_io_bytes`, no volatile
-    /// cache and no discard.
+    /// A writable disk of `sectors` with one block size, requests of at most `max_io_bytes`, no
+    /// volatile cache and no discard.
     #[must_use]
     pub fn new(sectors: u64, block: u32, max_io_bytes: u32) -> Self {
         Self {
@@ -216,7 +219,8 @@ pub struct DeviceSpec {
 }
 
 impl DeviceSpec {
-    /// Any id, reissue on recovery, and the features a live upgrade and a resize use where they exist.
+    /// Any id, reissue on recovery, and the features a live upgrade and a resize use where they
+    /// exist.
     #[must_use]
     pub fn new(queues: u16, depth: u16, max_io_bytes: u32) -> Self {
         Self {

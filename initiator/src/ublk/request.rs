@@ -7,7 +7,8 @@ use super::abi::{self, IoDesc};
 pub enum BlockOp {
     /// Fill the tag's buffer from the disk. Completes with bytes read.
     Read,
-    /// Put the tag's buffer (already filled by the driver) on the disk. Completes with bytes written.
+    /// Put the tag's buffer (already filled by the driver) on the disk. Completes with bytes
+    /// written.
     Write,
     /// Make every write completed before durable. No range. Completes with 0.
     Flush,
@@ -68,8 +69,8 @@ impl BlockFlags {
     }
 }
 
-/// One request. A request with data is at least a sector and fits the tag's buffer; a range does not
-/// wrap. Whether it lies on the disk is for the volume to check.
+/// One request. A request with data is at least a sector and fits the tag's buffer; a range does
+/// not wrap. Whether it lies on the disk is for the volume to check.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct BlockRequest {
     /// What to do.

@@ -1,5 +1,5 @@
-//! The one submission entry that the io_uring crate has no builder for: a driver's command that completes many
-//! times and takes a buffer of a group for each completion.
+//! The one submission entry that the io_uring crate has no builder for: a driver's command that
+//! completes many times and takes a buffer of a group for each completion.
 
 use std::mem::{offset_of, size_of};
 
@@ -35,8 +35,8 @@ const _: () = {
     assert!(offset_of!(UringCmd, cmd) == 48);
 };
 
-/// A command to `file` of the ring's table, which completes until it is over, each time with a buffer of
-/// `buf_group`.
+/// A command to `file` of the ring's table, which completes until it is over, each time with a
+/// buffer of `buf_group`.
 pub(super) fn multishot(
     file: types::Fixed,
     cmd_op: u32,
@@ -61,8 +61,9 @@ pub(super) fn multishot(
         file_index: 0,
         cmd,
     };
-    // SAFETY: `squeue::Entry` is `repr(C)` around the kernel's `io_uring_sqe`: 64 bytes of integers and unions of
-    // integers, for which every bit pattern is valid; size and alignment are asserted above. All 64 bytes are set.
+    // SAFETY: `squeue::Entry` is `repr(C)` around the kernel's `io_uring_sqe`: 64 bytes of integers
+    // and unions of integers, for which every bit pattern is valid; size and alignment are asserted
+    // above. All 64 bytes are set.
     unsafe { std::mem::transmute::<UringCmd, squeue::Entry>(entry) }
 }
 
@@ -72,7 +73,8 @@ mod tests {
 
     #[test]
     fn only_flags_and_group_differ_from_the_crates_own_command() {
-        // SAFETY: as in `multishot`, the other way round; the crate's builder starts from 64 zeroes.
+        // SAFETY: as in `multishot`, the other way round; the crate's builder starts from 64
+        // zeroes.
         let bytes = |entry| unsafe { std::mem::transmute::<squeue::Entry, [u8; 64]>(entry) };
         let ours = bytes(multishot(types::Fixed(0), 0xc010_7527, [7; 16], 0x0201, 42));
         let theirs = opcode::UringCmd16::new(types::Fixed(0), 0xc010_7527)

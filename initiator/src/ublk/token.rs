@@ -1,5 +1,5 @@
-//! [`DeviceToken`]: whose a device is. The driver keeps 64 bits for whoever adds a device and gives them back
-//! untouched; process ids are reused, device numbers too, and these are not.
+//! [`DeviceToken`]: whose a device is. The driver keeps 64 bits for whoever adds a device and gives
+//! them back untouched; process ids are reused, device numbers too, and these are not.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use std::fmt;
 const MAGIC: u64 = 0x7262_0000_0000_0000;
 const MAGIC_MASK: u64 = 0xffff_0000_0000_0000;
 
-/// A mark that a server puts on its device when it adds it: the same number for the device's life, and another for
-/// every other device.
+/// A mark that a server puts on its device when it adds it: the same number for the device's life,
+/// and another for every other device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeviceToken(u64);
 

@@ -1,5 +1,5 @@
-//! Acknowledged writes and a target that forgets: engines with ledgers over the in-memory network, against a target
-//! that loses what was not flushed. Everything follows from a seed.
+//! Acknowledged writes and a target that forgets: engines with ledgers over the in-memory network,
+//! against a target that loses what was not flushed. Everything follows from a seed.
 
 mod target;
 
@@ -312,7 +312,8 @@ fn what_was_not_retained_is_told_once() {
         bed.settle();
         let after = if flushes == 0 { EIO } else { 0 };
         assert_eq!(bed.flushed, [after, 0]);
-        // What is written from now on is safe again, and a restart without anything at stake is none of it.
+        // What is written from now on is safe again, and a restart without anything at stake is
+        // none of it.
         bed.recover();
         bed.submit(0, IoOp::Flush);
         bed.settle();

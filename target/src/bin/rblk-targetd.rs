@@ -1,4 +1,5 @@
-//! The data side of the target: `rblk-target serve` becomes this program, the only one that links libibverbs.
+//! The data side of the target: `rblk-target serve` becomes this program, the only one that links
+//! libibverbs.
 
 use std::process::ExitCode;
 
@@ -21,7 +22,8 @@ fn main() -> ExitCode {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false)
-        // Else it says on stderr that stderr takes nothing, and panics of that: a terminal may close.
+        // Else it says on stderr that stderr takes nothing, and panics of that: a terminal may
+        // close.
         .log_internal_errors(false)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();

@@ -70,7 +70,8 @@ pub(super) struct Job {
     pub ops: u32,
     pub error: Option<Errno>,
     pub fua: bool,
-    /// A write of the shard's own poll group, which hears of it by [`Shard::take_written`](super::Shard::take_written).
+    /// A write of the shard's own poll group, which hears of it by
+    /// [`Shard::take_written`](super::Shard::take_written).
     pub at_home: bool,
     /// Flush: covers what is not newer. Write-back: the oldest it has.
     pub order: u64,
@@ -209,8 +210,8 @@ impl Jobs {
         self.free.push(index);
     }
 
-    /// Ends a write of one block that the store did well, if this is one and all that is left of it is to put the
-    /// block in its place.
+    /// Ends a write of one block that the store did well, if this is one and all that is left of it
+    /// is to put the block in its place.
     #[inline(always)]
     pub(super) fn take_written(&mut self, index: u32) -> Option<Written> {
         let job = self.table.get_mut(index as usize)?;

@@ -1,8 +1,8 @@
 //! Who gets memory: a fair share for each volume, then first come, first served.
 //!
-//! A job takes all the memory it will ever need before anything else, and waits for it without holding memory or
-//! locks. When several volumes are served, the jobs of one that have not ended have half at most of what is never
-//! dirty: one whose store hangs leaves as much to the rest.
+//! A job takes all the memory it will ever need before anything else, and waits for it without
+//! holding memory or locks. When several volumes are served, the jobs of one that have not ended
+//! have half at most of what is never dirty: one whose store hangs leaves as much to the rest.
 
 use super::job::{Entry, Job, Kind};
 use super::message::{Segments, ShardReply};

@@ -69,8 +69,8 @@ impl Segments {
         self.as_slice().is_empty()
     }
 
-    /// Calls `act` with the place in the region of the bytes `from..to`, run by run, and with where in
-    /// those bytes each run begins.
+    /// Calls `act` with the place in the region of the bytes `from..to`, run by run, and with where
+    /// in those bytes each run begins.
     pub fn each_run(&self, from: u32, to: u32, mut act: impl FnMut(Segment, u32)) {
         let mut start = 0;
         for run in self.as_slice() {
@@ -105,8 +105,8 @@ pub struct JobId {
     pub(super) generation: u32,
 }
 
-/// What a shard is asked. Ranges are bytes; those of reads and writes lie within one stripe unless there is
-/// one shard only.
+/// What a shard is asked. Ranges are bytes; those of reads and writes lie within one stripe unless
+/// there is one shard only.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ShardRequest {
     /// The bytes, pinned. Answered by [`ShardReply::Read`].
@@ -163,8 +163,8 @@ pub enum ShardRequest {
         /// Bytes.
         len: u32,
     },
-    /// Hand every block to the store that was dirty when this came. Durable only after a [`Self::Sync`].
-    /// Answered by [`ShardReply::Done`].
+    /// Hand every block to the store that was dirty when this came. Durable only after a
+    /// [`Self::Sync`]. Answered by [`ShardReply::Done`].
     Flush {
         /// Who asks.
         from: PartToken,
@@ -178,7 +178,8 @@ pub enum ShardRequest {
         /// Whose store.
         volume: VolumeIndex,
     },
-    /// Discard or zero a range, all of which is this shard's unless `held`. Answered by [`ShardReply::Done`].
+    /// Discard or zero a range, all of which is this shard's unless `held`. Answered by
+    /// [`ShardReply::Done`].
     Change {
         /// Who asks.
         from: PartToken,
@@ -189,8 +190,8 @@ pub enum ShardRequest {
         /// Every shard holds the range for the asker: only the store is to be told.
         held: bool,
     },
-    /// Keep everybody off a range of the store until [`Self::Unhold`]; what the cache can answer alone goes on.
-    /// Answered by [`ShardReply::Held`].
+    /// Keep everybody off a range of the store until [`Self::Unhold`]; what the cache can answer
+    /// alone goes on. Answered by [`ShardReply::Held`].
     Hold {
         /// Who asks.
         from: PartToken,
@@ -201,7 +202,8 @@ pub enum ShardRequest {
         /// Bytes.
         len: u64,
     },
-    /// Ends a hold. Answered by [`ShardReply::Done`]: only then does nobody find what the change made old.
+    /// Ends a hold. Answered by [`ShardReply::Done`]: only then does nobody find what the change
+    /// made old.
     Unhold {
         /// Who asks.
         from: PartToken,

@@ -1,10 +1,11 @@
 //! The cache: slots of the arena that hold blocks of volumes.
 //!
 //! A poll group owns one [`Shard`]: a part of the arena, the store's ring, and every stripe of
-//! [`STRIPE_BYTES`] of every volume that [`shard_of`] gives it. A poll group that serves a command asks the
-//! shards concerned, its own or another's, by [`ShardRequest`]; the answer is a [`ShardReply`]. Nothing else
-//! is shared, so there is nothing to lock. Memory that a shard lends ([`Segments`]) is in the one arena that
-//! every device knows, so whoever serves the command moves data straight to and from it.
+//! [`STRIPE_BYTES`] of every volume that [`shard_of`] gives it. A poll group that serves a command
+//! asks the shards concerned, its own or another's, by [`ShardRequest`]; the answer is a
+//! [`ShardReply`]. Nothing else is shared, so there is nothing to lock. Memory that a shard lends
+//! ([`Segments`]) is in the one arena that every device knows, so whoever serves the command moves
+//! data straight to and from it.
 //!
 //! ```text
 //! poll group A: command --> ask shard B: Read ----------------> look up, pin (or fill, then pin)
@@ -29,15 +30,16 @@
 //!
 //! What holds, whatever the mode:
 //!
-//! - **A slot's bytes never change while it is in the index.** A write lands in slots of its own, which then
-//!   take the place of the old ones; those are freed when the last RDMA or store I/O that reads them is
-//!   done. So no reader sees a torn block, and an RDMA WRITE needs no copy.
-//! - **What the index says is what was acknowledged last, or newer.** A write enters it before it is
-//!   acknowledged.
-//! - **One at a time at the store.** Fills, writes, write-backs and changes of overlapping ranges take turns
-//!   ([`range_lock`]), in the order they came. So a fill never keeps what a write has just replaced, and the
-//!   store sees writes of a block in the order in which the index did.
-//! - **Memory first, then the lock.** Who holds a lock waits for the store alone, so nobody waits in a circle.
+//! - **A slot's bytes never change while it is in the index.** A write lands in slots of its own,
+//!   which then take the place of the old ones; those are freed when the last RDMA or store I/O
+//!   that reads them is done. So no reader sees a torn block, and an RDMA WRITE needs no copy.
+//! - **What the index says is what was acknowledged last, or newer.** A write enters it before it
+//!   is acknowledged.
+//! - **One at a time at the store.** Fills, writes, write-backs and changes of overlapping ranges
+//!   take turns ([`range_lock`]), in the order they came. So a fill never keeps what a write has
+//!   just replaced, and the store sees writes of a block in the order in which the index did.
+//! - **Memory first, then the lock.** Who holds a lock waits for the store alone, so nobody waits
+//!   in a circle.
 
 mod job;
 mod memory;
@@ -62,8 +64,8 @@ use crate::store::VolumeIndex;
 /// Bytes of a slot, and of the blocks the cache keeps.
 pub const SLOT_BYTES: usize = crate::arena::MIN_EXTENT_BYTES as usize;
 
-/// Volumes are dealt to shards in stripes of this many bytes. A command that is no longer touches two shards
-/// at most.
+/// Volumes are dealt to shards in stripes of this many bytes. A command that is no longer touches
+/// two shards at most.
 pub const STRIPE_BYTES: u64 = 1 << 20;
 
 /// The shard that caches a byte of a volume.

@@ -1,30 +1,33 @@
-//! [`Policy`]: which slot of the cache is given up next. S3-FIFO (Yang, Zhang, Qiu, Yue, Rashmi: "FIFO queues
-//! are all you need for cache eviction", SOSP 2023) over slot numbers.
+//! [`Policy`]: which slot of the cache is given up next. S3-FIFO (Yang, Zhang, Qiu, Yue, Rashmi:
+//! "FIFO queues are all you need for cache eviction", SOSP 2023) over slot numbers.
 //!
-//! New blocks enter a small queue, about a tenth of the resident slots. At its end, those hit more than once
-//! go on to the main queue; the others leave and their keys are remembered in the ghost. A block that comes
-//! back while the ghost remembers it enters the main queue at once. At the main queue's end a block that was
-//! hit goes round again with its count (0 to 3) lowered by one; one that was not leaves. A scan thus runs
-//! through the small queue and leaves the main queue alone.
+//! New blocks enter a small queue, about a tenth of the resident slots. At its end, those hit more
+//! than once go on to the main queue; the others leave and their keys are remembered in the ghost.
+//! A block that comes back while the ghost remembers it enters the main queue at once. At the main
+//! queue's end a block that was hit goes round again with its count (0 to 3) lowered by one; one
+//! that was not leaves. A scan thus runs through the small queue and leaves the main queue alone.
 //!
-//! **Slots that may not leave.** The caller decides that by a question per slot (dirty, pinned). A slot that
-//! is refused is taken out of its queue and put *aside*, so that it is not asked about again and again. It
-//! comes back to the end of its queue, next to be looked at, in one of two ways:
+//! **Slots that may not leave.** The caller decides that by a question per slot (dirty, pinned). A
+//! slot that is refused is taken out of its queue and put *aside*, so that it is not asked about
+//! again and again. It comes back to the end of its queue, next to be looked at, in one of two
+//! ways:
 //!
 //! - the caller says so: [`Policy::readmit`], whenever a slot becomes clean or loses its last pin;
-//! - each [`Policy::evict`] looks at a few of those aside, in turn: [`ASIDE_LOOKS`], and [`DRY_LOOKS`] more if
-//!   the queues have nothing. So a forgotten `readmit` costs time and never the slot.
+//! - each [`Policy::evict`] looks at a few of those aside, in turn: [`ASIDE_LOOKS`], and
+//!   [`DRY_LOOKS`] more if the queues have nothing. So a forgotten `readmit` costs time and never
+//!   the slot.
 //!
-//! **Cost.** Everything but `evict` is a fixed number of steps. A step of `evict` that does not find the victim
-//! moves a slot to the main queue or lowers its count (paid for by a hit), or puts it aside (paid for by its
-//! having become dirty or pinned since it was last looked at, or by a `readmit` that came too early), or is one
-//! of the looks above. So over any run of calls the steps are at most (inserts + hits + slots that became
-//! unable to leave + readmits) + (`ASIDE_LOOKS` + `DRY_LOOKS`) per call of `evict`, however many slots are
-//! stuck: when all are, a call asks about at most 66 of them. A single call takes at most 5 steps per resident
-//! slot.
+//! **Cost.** Everything but `evict` is a fixed number of steps. A step of `evict` that does not
+//! find the victim moves a slot to the main queue or lowers its count (paid for by a hit), or puts
+//! it aside (paid for by its having become dirty or pinned since it was last looked at, or by a
+//! `readmit` that came too early), or is one of the looks above. So over any run of calls the steps
+//! are at most (inserts + hits + slots that became unable to leave + readmits) + (`ASIDE_LOOKS` +
+//! `DRY_LOOKS`) per call of `evict`, however many slots are stuck: when all are, a call asks about
+//! at most 66 of them. A single call takes at most 5 steps per resident slot.
 //!
-//! Pure bookkeeping: nothing allocates after [`Policy::new`]. Invariants: a resident slot is in exactly one of
-//! small, main and aside; small and main count what is linked in them, without those aside.
+//! Pure bookkeeping: nothing allocates after [`Policy::new`]. Invariants: a resident slot is in
+//! exactly one of small, main and aside; small and main count what is linked in them, without those
+//! aside.
 
 mod ghost;
 #[cfg(test)]
@@ -45,7 +48,8 @@ pub const MAX_SLOTS: u32 = 1 << 30;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Slot(pub u32);
 
-/// Hits that are counted. Also what an absent slot has there, so that [`Policy::touch`] tests one thing only.
+/// Hits that are counted. Also what an absent slot has there, so that [`Policy::touch`] tests one
+/// thing only.
 const FREQ: u8 = 3;
 /// Which queue a slot is in or, if aside, comes back to.
 const SMALL: u8 = 4;
@@ -93,7 +97,8 @@ impl std::fmt::Debug for Policy {
 }
 
 impl Policy {
-    /// A policy for the slots `0..slots`, none of them resident. Takes about 35 bytes per slot at once.
+    /// A policy for the slots `0..slots`, none of them resident. Takes about 35 bytes per slot at
+    /// once.
     ///
     /// # Panics
     ///
@@ -109,11 +114,11 @@ impl Policy {
         }
     }
 
-    /// `slot` holds the block of `key` from now on. It enters the small queue, or the main queue if the ghost
-    /// remembers `key` (and then no longer does).
+    /// `slot` holds the block of `key` from now on. It enters the small queue, or the main queue if
+    /// the ghost remembers `key` (and then no longer does).
     ///
-    /// Blocks should have different keys and a block the same one always; a good hash is not needed. If
-    /// `slot` is resident already, this is [`Policy::remove`] first.
+    /// Blocks should have different keys and a block the same one always; a good hash is not
+    /// needed. If `slot` is resident already, this is [`Policy::remove`] first.
     ///
     /// # Panics
     ///
@@ -130,8 +135,8 @@ impl Policy {
         }
     }
 
-    /// A hit. Nothing happens if the slot is not resident. Writes at most one byte, and none of a slot that
-    /// was hit three times already.
+    /// A hit. Nothing happens if the slot is not resident. Writes at most one byte, and none of a
+    /// slot that was hit three times already.
     #[inline]
     pub fn touch(&mut self, slot: Slot) {
         if let Some(state) = self.state.get_mut(slot.0 as usize)
@@ -141,11 +146,11 @@ impl Policy {
         }
     }
 
-    /// The block of `old` moved to `new` (copy on write), which counts as a hit: `new` takes the place and key
-    /// of `old`, and `old` is not resident any more.
+    /// The block of `old` moved to `new` (copy on write), which counts as a hit: `new` takes the
+    /// place and key of `old`, and `old` is not resident any more.
     ///
-    /// Nothing happens if `old` is not resident. If `new` is, it is removed first. If `old` may not leave but
-    /// `new` may, that is one more occasion for [`Policy::readmit`].
+    /// Nothing happens if `old` is not resident. If `new` is, it is removed first. If `old` may not
+    /// leave but `new` may, that is one more occasion for [`Policy::readmit`].
     ///
     /// # Panics
     ///
@@ -170,8 +175,8 @@ impl Policy {
         self.touch(new);
     }
 
-    /// The block of `slot` is gone (invalidated); its key is not remembered. Nothing happens if the slot is not
-    /// resident.
+    /// The block of `slot` is gone (invalidated); its key is not remembered. Nothing happens if the
+    /// slot is not resident.
     pub fn remove(&mut self, slot: Slot) {
         if self.is_resident(slot) {
             self.unlink(list_of(self.state[slot.0 as usize]), slot.0);
@@ -179,8 +184,9 @@ impl Policy {
         }
     }
 
-    /// The slot may leave again: it is clean, or lost its last pin. To be called whenever that happens; it costs
-    /// a look at one byte unless the slot was put aside. Nothing happens if it is not resident.
+    /// The slot may leave again: it is clean, or lost its last pin. To be called whenever that
+    /// happens; it costs a look at one byte unless the slot was put aside. Nothing happens if it is
+    /// not resident.
     #[inline]
     pub fn readmit(&mut self, slot: Slot) {
         if self.state.get(slot.0 as usize).is_some_and(|state| state & ASIDE != 0) {
@@ -189,11 +195,12 @@ impl Policy {
         }
     }
 
-    /// Takes the next victim out of the queues and returns it; if it comes from the small queue, its key is
-    /// remembered. Slots for which `may_leave` says no stay resident.
+    /// Takes the next victim out of the queues and returns it; if it comes from the small queue,
+    /// its key is remembered. Slots for which `may_leave` says no stay resident.
     ///
-    /// None if no slot of the queues may leave and none of at most 66 that were refused before (see the
-    /// module's description). Who waits until something can leave has to call [`Policy::readmit`] when it can.
+    /// None if no slot of the queues may leave and none of at most 66 that were refused before (see
+    /// the module's description). Who waits until something can leave has to call
+    /// [`Policy::readmit`] when it can.
     pub fn evict(&mut self, mut may_leave: impl FnMut(Slot) -> bool) -> Option<Slot> {
         for _ in 0..ASIDE_LOOKS.min(self.aside_len()) {
             self.look_aside(&mut may_leave);
@@ -247,8 +254,8 @@ impl Policy {
         }
     }
 
-    /// Asks about the slot that is aside and was not asked about for the longest time. True if it is back in its
-    /// queue. There must be one.
+    /// Asks about the slot that is aside and was not asked about for the longest time. True if it
+    /// is back in its queue. There must be one.
     fn look_aside(&mut self, may_leave: &mut impl FnMut(Slot) -> bool) -> bool {
         let Some(slot) = self.oldest(LIST_ASIDE) else { return false };
         self.unlink(LIST_ASIDE, slot);
@@ -312,7 +319,8 @@ impl Policy {
         self.ghost.len()
     }
 
-    /// The sentinel's neighbours are the list's ends: `older` is its newest slot, `newer` its oldest.
+    /// The sentinel's neighbours are the list's ends: `older` is its newest slot, `newer` its
+    /// oldest.
     fn sentinel(&self, list: u32) -> u32 {
         // `new` bounds the number of slots, so all links have numbers of 32 bits.
         #[allow(clippy::cast_possible_truncation)]

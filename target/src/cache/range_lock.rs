@@ -1,21 +1,24 @@
 //! [`RangeLocks`]: fair exclusive locks on byte ranges of volumes.
 //!
-//! A lock waits for every lock that came before it, held or waiting, and overlaps it on the same volume. So two
-//! locks that overlap are never held together; nobody is overtaken by who came later and overlaps; and since
-//! whoever waits does so for earlier ones only, they cannot wait in a circle: when all holders release, all
-//! locks are held in the end. (An owner that does not release one lock until it is granted another, overlapping
-//! one waits for itself: owners are numbers here and nothing more.)
+//! A lock waits for every lock that came before it, held or waiting, and overlaps it on the same
+//! volume. So two locks that overlap are never held together; nobody is overtaken by who came later
+//! and overlaps; and since whoever waits does so for earlier ones only, they cannot wait in a
+//! circle: when all holders release, all locks are held in the end. (An owner that does not release
+//! one lock until it is granted another, overlapping one waits for itself: owners are numbers here
+//! and nothing more.)
 //!
-//! A range without bytes (`start >= end`) overlaps nothing: its lock is held at once and in nobody's way, and
-//! wants to be released like any other.
+//! A range without bytes (`start >= end`) overlaps nothing: its lock is held at once and in
+//! nobody's way, and wants to be released like any other.
 //!
-//! Each waiting lock counts those it waits for. Locks are found by the stripes of 1 MiB they lie in, in a hash
-//! table of chains; ranges over more than 5 stripes (everything above 4 MiB) are in a list of their own that is
-//! walked by all. Without overlap, an acquire looks at the locks that share a stripe with it, and a release, if
-//! nobody waits anywhere, at none. A range in the long list looks at all locks.
+//! Each waiting lock counts those it waits for. Locks are found by the stripes of 1 MiB they lie
+//! in, in a hash table of chains; ranges over more than 5 stripes (everything above 4 MiB) are in a
+//! list of their own that is walked by all. Without overlap, an acquire looks at the locks that
+//! share a stripe with it, and a release, if nobody waits anywhere, at none. A range in the long
+//! list looks at all locks.
 //!
-//! Invariants: the count of a lock is the number of earlier locks that overlap it; it is held when that is 0. A
-//! lock is linked once in the chain of each of its stripes or once in the long list; one without bytes nowhere.
+//! Invariants: the count of a lock is the number of earlier locks that overlap it; it is held when
+//! that is 0. A lock is linked once in the chain of each of its stripes or once in the long list;
+//! one without bytes nowhere.
 
 #[cfg(test)]
 mod tests;
@@ -34,8 +37,8 @@ const INDEX_BITS: u32 = 20;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const USE_MASK: u32 = u32::MAX >> INDEX_BITS;
 
-/// Names a lock from [`RangeLocks::acquire`] to [`RangeLocks::release`]. Afterwards it names none; 4096 uses of
-/// the same entry later it could name another.
+/// Names a lock from [`RangeLocks::acquire`] to [`RangeLocks::release`]. Afterwards it names none;
+/// 4096 uses of the same entry later it could name another.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LockId(u32);
 
@@ -82,8 +85,8 @@ impl Lock {
     }
 }
 
-/// One link of a lock in a chain. Lock `i` has the links `i * STRIPES + k`, `k` for its stripe number `k`; the
-/// first one serves in the long list and the free list, too.
+/// One link of a lock in a chain. Lock `i` has the links `i * STRIPES + k`, `k` for its stripe
+/// number `k`; the first one serves in the long list and the free list, too.
 #[derive(Clone, Copy)]
 struct Link {
     next: u32,
@@ -114,7 +117,8 @@ fn shelf(range: &Range<u64>) -> Shelf {
 pub struct RangeLocks {
     locks: Vec<Lock>,
     links: Vec<Link>,
-    /// First link of each chain, by hash of volume and stripe. A power of two, twice the locks or more.
+    /// First link of each chain, by hash of volume and stripe. A power of two, twice the locks or
+    /// more.
     chains: Vec<u32>,
     /// First link of the locks over many stripes.
     long: u32,
@@ -138,7 +142,8 @@ impl std::fmt::Debug for RangeLocks {
 }
 
 impl RangeLocks {
-    /// Memory for `capacity` locks, held or waiting. More of them at a time make it double, which allocates.
+    /// Memory for `capacity` locks, held or waiting. More of them at a time make it double, which
+    /// allocates.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         let mut new = Self {
@@ -156,8 +161,9 @@ impl RangeLocks {
         new
     }
 
-    /// Asks for `range` (bytes) of `volume`. The lock is held now, or later when [`RangeLocks::release`] says so;
-    /// until then it is in the way of later ones, as if it were held. `owner` is the number to say.
+    /// Asks for `range` (bytes) of `volume`. The lock is held now, or later when
+    /// [`RangeLocks::release`] says so; until then it is in the way of later ones, as if it were
+    /// held. `owner` is the number to say.
     ///
     /// # Panics
     ///
@@ -232,8 +238,9 @@ impl RangeLocks {
         }
     }
 
-    /// Ends a lock that is held, or gives up one that waits. The owners whose locks are held from now on are
-    /// appended to `granted` in the order in which they acquired. Nothing happens if there is no such lock.
+    /// Ends a lock that is held, or gives up one that waits. The owners whose locks are held from
+    /// now on are appended to `granted` in the order in which they acquired. Nothing happens if
+    /// there is no such lock.
     #[inline(always)]
     pub fn release(&mut self, lock: LockId, granted: &mut Vec<u32>) {
         let Some(index) = self.find(lock) else { return };
@@ -354,8 +361,8 @@ impl RangeLocks {
                     while link != NONE {
                         let index = link as usize / STRIPES;
                         let lock = &self.locks[index];
-                        // A lock that shares several stripes, or stripes that share a chain, must count once: by
-                        // the link of the first stripe in common.
+                        // A lock that shares several stripes, or stripes that share a chain, must
+                        // count once: by the link of the first stripe in common.
                         let lock_first = lock.start >> STRIPE_SHIFT;
                         let link_stripe = lock_first + (link as usize % STRIPES) as u64;
                         if lock.overlaps(volume, range)

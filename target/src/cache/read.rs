@@ -1,4 +1,5 @@
-//! Reads that missed: memory, lock, fill, answer. And prefetches, which are reads that nobody waits for.
+//! Reads that missed: memory, lock, fill, answer. And prefetches, which are reads that nobody waits
+//! for.
 
 use super::job::{Entry, Job, Kind};
 use super::message::{PartToken, Segments, ShardReply};
@@ -8,8 +9,8 @@ use crate::store::{OpKind, Segment, Store, VolumeIndex};
 use crate::volume::CacheMode;
 
 impl<S: Store> Shard<S> {
-    /// What [`ShardRequest::Read`](super::ShardRequest::Read) would be answered, if the index has every block: lent
-    /// and counted as a hit. `None` changes nothing.
+    /// What [`ShardRequest::Read`](super::ShardRequest::Read) would be answered, if the index has
+    /// every block: lent and counted as a hit. `None` changes nothing.
     pub fn lend_hit(&mut self, volume: VolumeIndex, offset: u64, len: u32) -> Option<Segments> {
         let state = state_of(&mut self.volumes, volume)?;
         if state.cache == CacheMode::None {

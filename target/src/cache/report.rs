@@ -1,7 +1,8 @@
-//! What a shard tells of its volumes: lookups and errors as they happen, counters for anyone to read.
+//! What a shard tells of its volumes: lookups and errors as they happen, counters for anyone to
+//! read.
 //!
-//! The shard counts in plain numbers; [`Shard::publish_volumes`] and [`Shard::publish_some_volumes`] copy them
-//! to where other threads may look.
+//! The shard counts in plain numbers; [`Shard::publish_volumes`] and
+//! [`Shard::publish_some_volumes`] copy them to where other threads may look.
 
 use std::time::Duration;
 
@@ -23,8 +24,8 @@ impl<S: Store> Shard<S> {
         (0..self.volumes.len()).for_each(|at| self.publish_volume(at));
     }
 
-    /// Publishes the counters of a few volumes, the next ones at the next call: the cost does not grow with
-    /// their number.
+    /// Publishes the counters of a few volumes, the next ones at the next call: the cost does not
+    /// grow with their number.
     pub fn publish_some_volumes(&mut self) {
         for _ in 0..PUBLISHED_PER_TURN.min(self.volumes.len()) {
             self.publish_next = (self.publish_next + 1) % self.volumes.len();

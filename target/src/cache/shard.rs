@@ -1,16 +1,17 @@
 //! [`Shard`]: one poll group's part of the cache, and its store: reads, fills, writes, changes.
 //!
-//! A shard belongs to one data thread. [`Shard::request`] takes a request, [`Shard::turn`] lets what waits go
-//! on, [`Shard::take_reply`] gives the answers. A request may be answered before it returns.
+//! A shard belongs to one data thread. [`Shard::request`] takes a request, [`Shard::turn`] lets
+//! what waits go on, [`Shard::take_reply`] gives the answers. A request may be answered before it
+//! returns.
 //!
-//! A read whose blocks are all in the index is answered at once and costs no job. Everything else is a
-//! job (`job.rs`): memory first (first come, first served), then the lock on its range, then the store.
-//! Volumes without a cache take memory and go to the store, and that is all.
+//! A read whose blocks are all in the index is answered at once and costs no job. Everything else
+//! is a job (`job.rs`): memory first (first come, first served), then the lock on its range, then
+//! the store. Volumes without a cache take memory and go to the store, and that is all.
 //!
-//! Write-through, FUA, and write-back beyond the limit of dirty blocks: the data lands in slots of its own,
-//! goes to the store, then into the index, then the write is acknowledged. Write-back: into the index as
-//! dirty, acknowledged, to the store later (`write_back.rs`). A write of a part of a block takes the rest
-//! from the cached block; write-back reads that first if it has to.
+//! Write-through, FUA, and write-back beyond the limit of dirty blocks: the data lands in slots of
+//! its own, goes to the store, then into the index, then the write is acknowledged. Write-back:
+//! into the index as dirty, acknowledged, to the store later (`write_back.rs`). A write of a part
+//! of a block takes the rest from the cached block; write-back reads that first if it has to.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -176,8 +177,9 @@ pub(super) fn state_of(
 impl<S: Store> Shard<S> {
     /// A shard over a part of the arena, without volumes.
     ///
-    /// At most half of its memory may be dirty, whatever the options say, and always so much less than all that
-    /// the largest request still finds memory: a store that takes nothing must not keep others from theirs.
+    /// At most half of its memory may be dirty, whatever the options say, and always so much less
+    /// than all that the largest request still finds memory: a store that takes nothing must not
+    /// keep others from theirs.
     #[must_use]
     pub fn new(store: S, arena: Arena, options: ShardOptions, now: Instant) -> Self {
         let request = arena.extent_max() as usize + 3 * SLOT_BYTES;
@@ -222,7 +224,8 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    /// Serves a volume of `size_bytes`. What happens to it is told in `stats`, which nobody else writes.
+    /// Serves a volume of `size_bytes`. What happens to it is told in `stats`, which nobody else
+    /// writes.
     pub fn add_volume(
         &mut self,
         volume: VolumeIndex,
@@ -289,7 +292,8 @@ impl<S: Store> Shard<S> {
         self.options.dirty_max_bytes
     }
 
-    /// Whether somebody waits for memory: whoever holds lent slots should see to it that they come back.
+    /// Whether somebody waits for memory: whoever holds lent slots should see to it that they come
+    /// back.
     #[must_use]
     pub fn is_short(&self) -> bool {
         !self.waiting_memory.is_empty()
@@ -302,8 +306,8 @@ impl<S: Store> Shard<S> {
         !self.replies.is_empty()
     }
 
-    /// The writes of [`Self::write_one`] that the store has done well, oldest first: none but after a busy
-    /// [`Self::turn`]. `list` must be empty; its memory is used for the next ones.
+    /// The writes of [`Self::write_one`] that the store has done well, oldest first: none but after
+    /// a busy [`Self::turn`]. `list` must be empty; its memory is used for the next ones.
     #[inline]
     pub fn take_written(&mut self, list: &mut Vec<PartToken>) {
         debug_assert!(list.is_empty());
@@ -421,8 +425,8 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    /// What [`ShardRequest::Reserve`] is answered, if there is memory at once and nobody waits for it. `None`: the
-    /// answer comes later.
+    /// What [`ShardRequest::Reserve`] is answered, if there is memory at once and nobody waits for
+    /// it. `None`: the answer comes later.
     pub fn reserve(
         &mut self,
         from: PartToken,
@@ -586,8 +590,8 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    // Each goes on once: one that ends at once may grant others, which come behind, and leaves them to the
-    // loop that runs already.
+    // Each goes on once: one that ends at once may grant others, which come behind, and leaves them
+    // to the loop that runs already.
     fn start_granted(&mut self) {
         if std::mem::replace(&mut self.granting, true) {
             return;

@@ -1,4 +1,5 @@
-//! [`Slots`]: the memory of a shard: which slot holds which block, who holds the slot, what is dirty.
+//! [`Slots`]: the memory of a shard: which slot holds which block, who holds the slot, what is
+//! dirty.
 //!
 //! No I/O and no clock. A slot is in one of these states:
 //!
@@ -8,17 +9,18 @@
 //!            `-> Free
 //! ```
 //!
-//! `Private` belongs to one job: data lands there. `Clean`, `Dirty` and `Writing` are in the index; `Writing`
-//! is dirty and with a write-back. `Gone` left the index while somebody still read from it; it is free when
-//! the last pin goes.
+//! `Private` belongs to one job: data lands there. `Clean`, `Dirty` and `Writing` are in the index;
+//! `Writing` is dirty and with a write-back. `Gone` left the index while somebody still read from
+//! it; it is free when the last pin goes.
 //!
-//! Free slots are the arena's, which joins them with their neighbours, but for a few that became free last: they
-//! are *loose*, and the first to be handed out where one alone is wanted. Whoever wants more than one finds all of
-//! them in the arena.
+//! Free slots are the arena's, which joins them with their neighbours, but for a few that became
+//! free last: they are *loose*, and the first to be handed out where one alone is wanted. Whoever
+//! wants more than one finds all of them in the arena.
 //!
-//! Invariants: a block has at most one slot in the index; bytes of a slot in the index never change; a slot
-//! with pins is never reused; a dirty slot never leaves but for newer data or because its volume's range was
-//! discarded. Per slot: 48 bytes here, 4 to 8 of buckets, and what the policy takes.
+//! Invariants: a block has at most one slot in the index; bytes of a slot in the index never
+//! change; a slot with pins is never reused; a dirty slot never leaves but for newer data or
+//! because its volume's range was discarded. Per slot: 48 bytes here, 4 to 8 of buckets, and what
+//! the policy takes.
 
 mod dirty;
 
@@ -223,7 +225,8 @@ impl Slots {
         self.dirty
     }
 
-    /// Slots that left the index while a write-back has them: memory that comes back when the store is done.
+    /// Slots that left the index while a write-back has them: memory that comes back when the store
+    /// is done.
     #[must_use]
     pub fn outdated(&self) -> usize {
         self.outdated
@@ -363,8 +366,8 @@ impl Slots {
         Some(self.slot_at(offset))
     }
 
-    /// Appends `count` private slots to `out`, neighbours where possible, making room by eviction; or
-    /// appends nothing and returns false.
+    /// Appends `count` private slots to `out`, neighbours where possible, making room by eviction;
+    /// or appends nothing and returns false.
     pub fn allocate(&mut self, count: usize, out: &mut Vec<Slot>) -> bool {
         if count == 1 {
             let slot = self.allocate_one();
@@ -383,8 +386,9 @@ impl Slots {
                 return false;
             }
         }
-        // Memory in one run costs one WR and one store operation. Blocks that came together leave together, so
-        // a little more room is often enough; it is kept small, and what is free now is not evicted for later.
+        // Memory in one run costs one WR and one store operation. Blocks that came together leave
+        // together, so a little more room is often enough; it is kept small, and what is free now
+        // is not evicted for later.
         let run = bytes.next_power_of_two().min(self.arena.extent_max() as usize);
         let spare = self.metas.len() * SLOT_BYTES / RESERVE + bytes;
         for _ in 0..count {
@@ -429,7 +433,8 @@ impl Slots {
         true
     }
 
-    // Takes a slot that can leave out of the index, if there is any. It is free and nowhere: the caller's.
+    // Takes a slot that can leave out of the index, if there is any. It is free and nowhere: the
+    // caller's.
     fn evict(&mut self) -> Option<Slot> {
         let metas = &self.metas;
         let may_leave = |slot: Slot| {
@@ -525,7 +530,8 @@ impl Slots {
         self.policy.readmit(slot);
     }
 
-    // Puts a private slot in the index, clean. Returns the old one as it was, if the store does not have it.
+    // Puts a private slot in the index, clean. Returns the old one as it was, if the store does not
+    // have it.
     #[inline(always)]
     fn put(&mut self, slot: Slot, volume: VolumeIndex, block: u64) -> Option<Meta> {
         debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
@@ -631,8 +637,8 @@ impl Slots {
         (first.0..=last.0).map(Slot)
     }
 
-    /// Calls `act` with every slot of a volume's blocks `first..=last` that is in the index. The cost is the
-    /// smaller of the range and the shard.
+    /// Calls `act` with every slot of a volume's blocks `first..=last` that is in the index. The
+    /// cost is the smaller of the range and the shard.
     pub fn for_each_in(
         &mut self,
         volume: VolumeIndex,

@@ -1,14 +1,15 @@
 //! Between slots and store: operations of jobs, and what comes back.
 //!
-//! When several volumes are served, one has a bounded number of operations at the store: one that hangs does not
-//! fill it. What waits goes on volume by volume in turn.
+//! When several volumes are served, one has a bounded number of operations at the store: one that
+//! hangs does not fill it. What waits goes on volume by volume in turn.
 
 use nix::errno::Errno;
 
 use super::shard::{Shard, state_of};
 use crate::store::{MAX_SEGMENTS, Op, OpDone, OpKind, Segment, Store};
 
-/// Operations of one volume at the store, where there are several volumes: half of what a ring holds.
+/// Operations of one volume at the store, where there are several volumes: half of what a ring
+/// holds.
 const OPS_PER_VOLUME: usize = 512;
 
 impl<S: Store> Shard<S> {

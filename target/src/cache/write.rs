@@ -67,13 +67,14 @@ impl<S: Store> Shard<S> {
         edges
     }
 
-    /// Spare slots that a job needs: in a write-back volume, blocks that are changed in part are kept whole.
+    /// Spare slots that a job needs: in a write-back volume, blocks that are changed in part are
+    /// kept whole.
     pub(super) fn edges_needed(&mut self, job: u32) -> usize {
         if self.jobs.get(job).cache == CacheMode::WriteBack { self.edges(job).count } else { 0 }
     }
 
-    /// What [`ShardRequest::Write`](super::ShardRequest::Write) asks for. True: it is done already, and well. Else
-    /// the answer comes later.
+    /// What [`ShardRequest::Write`](super::ShardRequest::Write) asks for. True: it is done already,
+    /// and well. Else the answer comes later.
     pub fn write(&mut self, job: JobId, memory: Segments, fua: bool, now: Instant) -> bool {
         self.tick(now);
         self.recycle(memory);
@@ -104,10 +105,10 @@ impl<S: Store> Shard<S> {
         false
     }
 
-    /// A reservation and its write in one, for the data of one block that is here already: `land` puts it where it is
-    /// told. True: it is done, and well. False: the answer comes later, from [`Self::take_written`] or, as to
-    /// [`ShardRequest::Write`](super::ShardRequest::Write), from [`Self::take_reply`]. `None`: nothing happened, it must be reserved and may have
-    /// to wait.
+    /// A reservation and its write in one, for the data of one block that is here already: `land`
+    /// puts it where it is told. True: it is done, and well. False: the answer comes later, from
+    /// [`Self::take_written`] or, as to [`ShardRequest::Write`](super::ShardRequest::Write), from
+    /// [`Self::take_reply`]. `None`: nothing happened, it must be reserved and may have to wait.
     #[allow(clippy::too_many_arguments)] // those of both requests
     #[inline(always)]
     pub fn write_one(
@@ -187,8 +188,8 @@ impl<S: Store> Shard<S> {
         Some(true)
     }
 
-    // A volume whose store fails gets none: its users learn of it with their writes, and it does not take the
-    // room of the others.
+    // A volume whose store fails gets none: its users learn of it with their writes, and it does
+    // not take the room of the others.
     fn has_dirty_room(&self, volume: VolumeIndex, more: usize) -> bool {
         let held = self.slots.dirty() + self.slots.outdated() + self.merging;
         (held + more) * SLOT_BYTES <= self.options.dirty_max_bytes
@@ -263,8 +264,8 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    /// Ends a job whose last operation the store did well, if it is a write of one block, as most are. False: it is
-    /// another, or not its last.
+    /// Ends a job whose last operation the store did well, if it is a write of one block, as most
+    /// are. False: it is another, or not its last.
     #[inline(always)]
     pub(super) fn finish_one(&mut self, job: u32) -> bool {
         let Some(written) = self.jobs.take_written(job) else { return false };
@@ -345,8 +346,8 @@ impl<S: Store> Shard<S> {
         self.counters.copied_bytes += (end - start) as u64;
     }
 
-    /// A write failed: what the store has there is unknown, so nothing may pass for it. Dirty blocks stay, they
-    /// will be written.
+    /// A write failed: what the store has there is unknown, so nothing may pass for it. Dirty
+    /// blocks stay, they will be written.
     pub(super) fn forget_clean(&mut self, job: u32) {
         let (first, last) = self.jobs.get(job).block_range();
         let volume = self.jobs.get(job).volume;

@@ -1,16 +1,17 @@
 //! Dirty blocks on their way to the store, and the flushes that wait for them.
 //!
-//! Dirty slots of a volume stand in a list in the order in which their oldest write was acknowledged. A
-//! write-back takes the oldest, joins the dirty neighbours of its block, waits for the lock on the range and
-//! writes all of it in one operation. It begins when a flush asks for it, when a block has been dirty for
-//! [`write_back_delay`](super::ShardOptions::write_back_delay), or when half of the room for dirty blocks is
-//! taken.
+//! Dirty slots of a volume stand in a list in the order in which their oldest write was
+//! acknowledged. A write-back takes the oldest, joins the dirty neighbours of its block, waits for
+//! the lock on the range and writes all of it in one operation. It begins when a flush asks for it,
+//! when a block has been dirty for [`write_back_delay`](super::ShardOptions::write_back_delay), or
+//! when half of the room for dirty blocks is taken.
 //!
-//! A flush covers every block that was dirty when it came: it waits until the list has nothing as old and no
-//! write-back with anything as old is on its way. A block that is written again meanwhile stays as old as it
-//! was, so the flush waits for the newer data rather than miss the older. A write-back that fails puts its
-//! blocks back where they were and fails the flushes that cover them; the blocks stay dirty, are tried again
-//! by every flush, and now and then by ourselves.
+//! A flush covers every block that was dirty when it came: it waits until the list has nothing as
+//! old and no write-back with anything as old is on its way. A block that is written again
+//! meanwhile stays as old as it was, so the flush waits for the newer data rather than miss the
+//! older. A write-back that fails puts its blocks back where they were and fails the flushes that
+//! cover them; the blocks stay dirty, are tried again by every flush, and now and then by
+//! ourselves.
 
 use std::ops::Range;
 
@@ -113,8 +114,8 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    // Whether a volume rests after a failed write-back. The rest is forgotten when it is over, or when no block
-    // that failed is left: later the clock might have gone round.
+    // Whether a volume rests after a failed write-back. The rest is forgotten when it is over, or
+    // when no block that failed is left: later the clock might have gone round.
     fn rests(&mut self, volume: VolumeIndex) -> bool {
         let (now, failed) = (self.now_ms, self.slots.failed(volume));
         let Some(state) = self.volume(volume) else { return false };
@@ -214,9 +215,9 @@ impl<S: Store> Shard<S> {
         self.end_flushes(volume);
     }
 
-    /// Takes the blocks of a range back from write-backs that wait for it: the holder of the lock has newer
-    /// ones. They are dirty again. The latest first: so what the older ones had of a block finds the newer
-    /// data dirty, which then is as old.
+    /// Takes the blocks of a range back from write-backs that wait for it: the holder of the lock
+    /// has newer ones. They are dirty again. The latest first: so what the older ones had of a
+    /// block finds the newer data dirty, which then is as old.
     #[inline]
     pub(super) fn recall(&mut self, volume: VolumeIndex, first: u64, last: u64) {
         if !self.write_backs.is_empty() {
@@ -302,8 +303,8 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    /// After [`Self::begin_stop`]: whether everything that was acknowledged is durable; none while that is
-    /// not known.
+    /// After [`Self::begin_stop`]: whether everything that was acknowledged is durable; none while
+    /// that is not known.
     #[must_use]
     pub fn stopped(&self) -> Option<bool> {
         let stopping = self.stopping?;

@@ -16,7 +16,8 @@ use crate::terms::Terms;
 
 /// READs a target has outstanding on one connection at most, where device and peer have more.
 const READS_OUT_MAX: u8 = 16;
-/// What a peer is told when no QP can be made for it, or its poll group cannot take it; the log says which.
+/// What a peer is told when no QP can be made for it, or its poll group cannot take it; the log
+/// says which.
 const NO_ROOM: &str = "no room: use fewer --queues or --lanes, less --queue-depth, or more --poll-groups at the target";
 
 const _: () = assert!(NO_ROOM.len() <= limits::REJECT_TEXT_BYTES, "it would be cut");
@@ -47,8 +48,8 @@ impl Control {
         } else {
             Features::default()
         };
-        // Data of several commands in a message takes larger receive slots. It pays where a message has a price of its
-        // own: not over a stream.
+        // Data of several commands in a message takes larger receive slots. It pays where a message
+        // has a price of its own: not over a stream.
         let lists = match device.caps().transport {
             Transport::SoftTcp | Transport::SoftMemory => Features::CAPSULE_LISTS,
             _ => Features::CAPSULE_LISTS.or(Features::DATA_LISTS),
@@ -199,14 +200,16 @@ impl Control {
     }
 }
 
-/// Whose turn it is among the poll groups to serve a queue. By its number, not in the order of arrival: an initiator that
-/// gives each queue several connections numbers the second ones behind all first ones, so the first ones, which have
-/// most of the work, are on all poll groups, whatever comes in between.
+/// Whose turn it is among the poll groups to serve a queue. By its number, not in the order of
+/// arrival: an initiator that gives each queue several connections numbers the second ones behind
+/// all first ones, so the first ones, which have most of the work, are on all poll groups, whatever
+/// comes in between.
 fn of_queue(session: SessionSlot, queue: u16) -> usize {
     usize::from(session.0) + 1 + usize::from(queue)
 }
 
-/// Says in the log that a connection was refused. What initiators do after every start of a target is no warning.
+/// Says in the log that a connection was refused. What initiators do after every start of a target
+/// is no warning.
 fn tell(asked: &HelloRequest, peer: &str, reason: RejectReason, text: &str) {
     match reason {
         RejectReason::NoSuchSession if asked.kind == ConnectionKind::Admin => tracing::info!(

@@ -1,9 +1,10 @@
 //! [`Burials`]: QPs of dead connections, destroyed where nothing waits for it.
 //!
-//! Some drivers destroy the QP of a silent peer only when that has timed out, and a host that was cut off has one for
-//! every queue: control, which every other host's LOGIN and OPEN needs, does not wait for them. The order stays: first
-//! the QP, then its poll group gives back what was lent to its device, then its memory is freed, and only then comes the
-//! news on which control gives the volume to somebody else.
+//! Some drivers destroy the QP of a silent peer only when that has timed out, and a host that was
+//! cut off has one for every queue: control, which every other host's LOGIN and OPEN needs, does
+//! not wait for them. The order stays: first the QP, then its poll group gives back what was lent
+//! to its device, then its memory is freed, and only then comes the news on which control gives the
+//! volume to somebody else.
 
 use rblk_fabric::{Connection, MemoryRegion};
 use rblk_protocol::{ConnectionKind, Epoch};
@@ -59,7 +60,8 @@ impl Burials {
         (Self { over }, buried)
     }
 
-    /// Destroys a QP, if there still is one, and frees its memory; `buried` is told when both are done.
+    /// Destroys a QP, if there still is one, and frees its memory; `buried` is told when both are
+    /// done.
     pub(super) fn bury(
         &self,
         qp: Option<Connection>,

@@ -1,9 +1,10 @@
 //! Devices a target was reached by: one protection domain each, one poller per poll group.
 //!
-//! A device has a place, which is that of its pollers in every poll group. A CQ that broke is made anew when the next
-//! connection for it comes, but only after its poll group gave the old one back: until then its QPs are being
-//! destroyed. A device with no CQ left gives its place up: what comes by it next registers everything again, as with a
-//! device that was reset or plugged in again, which is another one.
+//! A device has a place, which is that of its pollers in every poll group. A CQ that broke is made
+//! anew when the next connection for it comes, but only after its poll group gave the old one back:
+//! until then its QPs are being destroyed. A device with no CQ left gives its place up: what comes
+//! by it next registers everything again, as with a device that was reset or plugged in again,
+//! which is another one.
 
 use std::sync::Arc;
 
@@ -20,9 +21,11 @@ use crate::poll_group::{PollerMemory, ToGroup};
 use crate::store::VolumeIndex;
 use crate::volume::Placement;
 
-/// CQ entries of one poller, where the device has them: about a hundred I/O queues of default depth.
+/// CQ entries of one poller, where the device has them: about a hundred I/O queues of default
+/// depth.
 const CQ_ENTRIES: u32 = 1 << 16;
-/// The same of the software provider, where an entry has memory only once it was used: thousands of sessions.
+/// The same of the software provider, where an entry has memory only once it was used: thousands of
+/// sessions.
 const CQ_ENTRIES_SOFTWARE: u32 = 1 << 20;
 /// Sink of READs per poll group, on devices that need one.
 const SINK_BYTES: usize = 16 << 20;
@@ -181,8 +184,8 @@ impl Control {
         }
     }
 
-    /// A CQ that broke has no connection left. It is destroyed; with the last one of a device everything is that was
-    /// made there.
+    /// A CQ that broke has no connection left. It is destroyed; with the last one of a device
+    /// everything is that was made there.
     pub(super) fn on_poller_gone(
         &mut self,
         group: usize,
@@ -201,8 +204,9 @@ impl Control {
                 last = place.take();
             }
         }
-        // Deregistering much memory takes long, and the device's last owner waits for its event thread. The CQ goes
-        // first. Without a thread the closure, and so all of it, is dropped here.
+        // Deregistering much memory takes long, and the device's last owner waits for its event
+        // thread. The CQ goes first. Without a thread the closure, and so all of it, is dropped
+        // here.
         let leaving = (poller, memory, last);
         let _ = std::thread::Builder::new().name("rblk-cq-gone".into()).spawn(move || {
             drop(leaving);

@@ -1,6 +1,6 @@
-//! Control: everything of a target that is not I/O. One task owns it all: sessions, devices, volumes and the
-//! mail to the poll groups, so there is nothing to lock. [`core::Core`] decides; what is here brings it the news and
-//! does what it says.
+//! Control: everything of a target that is not I/O. One task owns it all: sessions, devices,
+//! volumes and the mail to the poll groups, so there is nothing to lock. [`core::Core`] decides;
+//! what is here brings it the news and does what it says.
 
 mod admission;
 mod burial;
@@ -133,11 +133,13 @@ impl Control {
     /// A target that has no connections yet.
     ///
     /// # Errors
-    /// The file of the holders is there and cannot be read, or the system has no thread left for it.
+    /// The file of the holders is there and cannot be read, or the system has no thread left for
+    /// it.
     pub fn new(parts: Parts) -> anyhow::Result<Self> {
         let (confirmed, persisted) = mpsc::unbounded_channel();
         let (mut holders, path) = match parts.lineage.beside("holders") {
-            // Where it cannot be replaced, whoever changes the holder is refused: those who were fenced stay so.
+            // Where it cannot be replaced, whoever changes the holder is refused: those who were
+            // fenced stay so.
             Beside::Ours(path) => (remembered(&path, &parts.lineage)?, Some(path)),
             Beside::Foreign(path) => (remembered(&path, &parts.lineage)?, None),
             Beside::Nothing => (HoldersFile::nothing(), None),
@@ -257,8 +259,8 @@ impl Control {
         Some(refused.0)
     }
 
-    /// Hands an admitted connection to a poll group. One that it does not take is over, and told of as any other: its
-    /// session must not wait for it.
+    /// Hands an admitted connection to a poll group. One that it does not take is over, and told of
+    /// as any other: its session must not wait for it.
     fn hand_over(&self, group: usize, connection: ToGroup) {
         if let Some(ToGroup::AddConnection { connection, params, .. }) =
             self.try_send(group, connection)
@@ -359,8 +361,8 @@ impl Control {
         }
     }
 
-    /// Tells poll groups whose connections' QPs are destroyed. One that takes no mail now is told later: it keeps what it
-    /// lent until it knows.
+    /// Tells poll groups whose connections' QPs are destroyed. One that takes no mail now is told
+    /// later: it keeps what it lent until it knows.
     fn deliver_destroyed(&mut self) {
         let waiting = std::mem::take(&mut self.undelivered);
         self.undelivered = waiting
@@ -407,8 +409,8 @@ fn remembered(path: &Path, lineage: &LineageFile) -> anyhow::Result<Holders> {
     })
 }
 
-/// Fences the mounts of volumes that are served from other files or devices than before. Returns whether there is
-/// anything new to remember.
+/// Fences the mounts of volumes that are served from other files or devices than before. Returns
+/// whether there is anything new to remember.
 fn compare_stores(holders: &mut Holders, parts: &Parts) -> bool {
     let mut changed = false;
     for (uuid, store) in &parts.stores {

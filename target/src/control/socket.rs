@@ -1,7 +1,7 @@
 //! The control socket: one JSON request per line, one JSON answer per line.
 //!
-//! Only root and the target's own user may speak ([`Response::Error`] otherwise). A line is bounded, and so is
-//! the time a client may take for it.
+//! Only root and the target's own user may speak ([`Response::Error`] otherwise). A line is
+//! bounded, and so is the time a client may take for it.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;

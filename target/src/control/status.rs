@@ -32,7 +32,8 @@ pub struct TargetStatus {
     pub drain: Option<DrainStatus>,
     /// How long an initiator that is not heard of keeps its volumes, in milliseconds.
     pub lease_ms: u64,
-    /// Times a holder was fenced: its volume was taken over, or it came back when another had held it since.
+    /// Times a holder was fenced: its volume was taken over, or it came back when another had held
+    /// it since.
     pub fencings: u64,
     /// Those of them that were take-overs.
     pub take_overs: u64,
@@ -98,19 +99,19 @@ pub struct VolumeStatus {
     pub read_only: bool,
     /// Acknowledged writes may be lost before a flush.
     pub volatile_cache: bool,
-    /// What the block cache does for it: `none`, `write-through` or `write-back`. `none` for volumes that are not
-    /// `file`.
+    /// What the block cache does for it: `none`, `write-through` or `write-back`. `none` for
+    /// volumes that are not `file`.
     pub cache: CacheMode,
     /// Its counters, all poll groups together; zeros for volumes that are not `file`.
     pub counts: VolumeCounts,
-    /// The errno of the last of [`VolumeCounts::store_errors`], to the second; absent without one, 0 if it has no
-    /// name.
+    /// The errno of the last of [`VolumeCounts::store_errors`], to the second; absent without one,
+    /// 0 if it has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_errno: Option<i32>,
     /// Somebody opened it.
     pub in_use: bool,
-    /// Rises with every change of who may write to it; 0 before the first. Of volumes that nobody remembers it begins at
-    /// the time in microseconds, and tables show `-`.
+    /// Rises with every change of who may write to it; 0 before the first. Of volumes that nobody
+    /// remembers it begins at the time in microseconds, and tables show `-`.
     pub generation: u64,
     /// Who may write to it: has it open, or may come back for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

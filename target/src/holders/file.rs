@@ -1,10 +1,11 @@
-//! [`HoldersFile`]: the records of the holders in the state directory, and the thread that writes them, so that a slow
-//! disk holds up one OPEN and nothing else.
+//! [`HoldersFile`]: the records of the holders in the state directory, and the thread that writes
+//! them, so that a slow disk holds up one OPEN and nothing else.
 //!
-//! The file is replaced as a whole and durably, in the order of the changes; several that wait are one write. The lock
-//! of the lineage file covers it. A file that cannot be understood is not believed: generations then begin far above any
-//! that was given, so every holder that comes back is refused, which is the safe mistake. One that cannot be read may
-//! be as good as ever: then no target starts on it.
+//! The file is replaced as a whole and durably, in the order of the changes; several that wait are
+//! one write. The lock of the lineage file covers it. A file that cannot be understood is not
+//! believed: generations then begin far above any that was given, so every holder that comes back
+//! is refused, which is the safe mistake. One that cannot be read may be as good as ever: then no
+//! target starts on it.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -75,8 +76,8 @@ impl HoldersFile {
     /// Reads what earlier runs remembered at `path`; `None` if there is no file.
     ///
     /// # Errors
-    /// It cannot be read now: what it says is not known, and must be neither ignored nor replaced. That it says nothing
-    /// that can be understood is no error, but remembered nothing, for good.
+    /// It cannot be read now: what it says is not known, and must be neither ignored nor replaced.
+    /// That it says nothing that can be understood is no error, but remembered nothing, for good.
     pub fn read(path: &Path) -> io::Result<Option<Holders>> {
         let Some(text) = read(path)? else { return Ok(None) };
         Ok(Some(match parse(&text) {
@@ -99,15 +100,16 @@ impl HoldersFile {
         Holders::forgetful(base_of_now())
     }
 
-    /// What to go by where a file should be and is not: generations begin far above any that was given.
+    /// What to go by where a file should be and is not: generations begin far above any that was
+    /// given.
     #[must_use]
     pub fn missing() -> Holders {
         Holders::lost(base_of_now())
     }
 
-    /// Keeps `holders` and their changes at `path`, where a file is from now on, so that it is missed when it is gone;
-    /// `confirm` is called by the thread for each change, in order. With `changed` they are not what the file says,
-    /// and are written before the first change.
+    /// Keeps `holders` and their changes at `path`, where a file is from now on, so that it is
+    /// missed when it is gone; `confirm` is called by the thread for each change, in order. With
+    /// `changed` they are not what the file says, and are written before the first change.
     ///
     /// # Errors
     /// The system has no thread left.

@@ -22,7 +22,8 @@ pub struct Host {
     pub total_bytes: Option<u64>,
     /// Memory that is free or can be made free, in bytes.
     pub available_bytes: Option<u64>,
-    /// The lowest limit of the process's own cgroup and those above it, in bytes, and the file that says so.
+    /// The lowest limit of the process's own cgroup and those above it, in bytes, and the file that
+    /// says so.
     pub cgroup: Option<(u64, PathBuf)>,
     /// Huge pages.
     pub huge: Option<HugePool>,
@@ -40,7 +41,8 @@ impl Host {
             Some(HugePool { total: count("nr_hugepages")?, free })
         };
         let own = text(Path::new("/proc/self/cgroup")).unwrap_or_default();
-        // Where version 1 has the memory controller, version 2 has no such files, and nothing limits here.
+        // Where version 1 has the memory controller, version 2 has no such files, and nothing
+        // limits here.
         let root = Path::new("/sys/fs/cgroup");
         let limits = limit_files(&own, root).into_iter().filter_map(|file| {
             let limit = parse_limit(&text(&file)?)?;
@@ -69,8 +71,8 @@ fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// The `memory.max` of the process's version 2 cgroup and of those above it, the root excepted, which has none.
-/// `own` is the text of `/proc/self/cgroup`.
+/// The `memory.max` of the process's version 2 cgroup and of those above it, the root excepted,
+/// which has none. `own` is the text of `/proc/self/cgroup`.
 fn limit_files(own: &str, root: &Path) -> Vec<PathBuf> {
     let Some(path) = own.lines().find_map(|line| line.strip_prefix("0::/")) else {
         return Vec::new();

@@ -15,8 +15,9 @@ use crate::request::{Held, Part, Payload, Request, State, Step};
 use crate::store::{OpKind, Store, VolumeIndex};
 use crate::volume::{CacheMode, Placement, Volume};
 
-/// Bytes of a READ that only proves. Not fewer: soft-iWARP answers a READ of up to 32 bytes from a shortcut that
-/// may look at a user's memory from a kernel thread, and then the connection or the kernel dies.
+/// Bytes of a READ that only proves. Not fewer: soft-iWARP answers a READ of up to 32 bytes from a
+/// shortcut that may look at a user's memory from a kernel thread, and then the connection or the
+/// kernel dies.
 const PROOF_BYTES: u32 = SCRATCH_BYTES;
 /// Bytes of a memory volume that are zeroed in one turn.
 const ZERO_STEP: usize = 4 << 20;
@@ -141,7 +142,8 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Zeroes a range of a memory volume: at once, or in steps of a turn, so that others are served meanwhile.
+    /// Zeroes a range of a memory volume: at once, or in steps of a turn, so that others are served
+    /// meanwhile.
     fn start_zeroing(&mut self, slot: usize, tag: Tag, region: Arc<Region>, offset: u64, len: u64) {
         // The range is inside a region in memory, so it fits usize.
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
@@ -201,7 +203,8 @@ impl<S: Store> PollGroup<S> {
         self.tell(shard, request);
     }
 
-    /// Asks the shard of each part of a read. What this group's own has in memory need not be asked for.
+    /// Asks the shard of each part of a read. What this group's own has in memory need not be asked
+    /// for.
     fn read_parts(&mut self, slot: usize, tag: Tag, volume: VolumeIndex) {
         let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let (mut hits, mut misses) = (false, false);
@@ -239,7 +242,8 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Asks the shard of each part of a write for memory. What this group's own has at once need not be waited for.
+    /// Asks the shard of each part of a write for memory. What this group's own has at once need
+    /// not be waited for.
     #[inline]
     pub(super) fn ask_memory(&mut self, slot: usize, tag: Tag, volume: VolumeIndex) {
         let mut at = 0;
@@ -293,7 +297,8 @@ impl<S: Store> PollGroup<S> {
             let change = ShardRequest::Change { from, volume: volume_index, kind, held: false };
             return self.ask(slot, tag, shard, change);
         }
-        // One after the other in the order of the shards, so that two of these never wait for each other.
+        // One after the other in the order of the shards, so that two of these never wait for each
+        // other.
         let hold = ShardRequest::Hold { from, volume: volume_index, offset, len };
         self.ask(slot, tag, 0, hold);
     }
@@ -323,8 +328,8 @@ impl<S: Store> PollGroup<S> {
         self.ask(slot, to.tag, self.index, ShardRequest::Change { from, volume, kind, held: true });
     }
 
-    /// Ends the holds of a command. It is answered when every shard has heard of it: until then one of them
-    /// might still answer others with what the change made old.
+    /// Ends the holds of a command. It is answered when every shard has heard of it: until then one
+    /// of them might still answer others with what the change made old.
     fn unhold(&mut self, slot: usize, tag: Tag, outcome: Changed) {
         let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let mut holds = std::mem::take(&mut connection.requests[tag.index()].holds);
@@ -471,8 +476,8 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Posts a READ of the peer's scratch, unless something else on its way will release what is pinned:
-    /// it completes behind everything posted so far and proves that it is done.
+    /// Posts a READ of the peer's scratch, unless something else on its way will release what is
+    /// pinned: it completes behind everything posted so far and proves that it is done.
     pub(super) fn prove_tail(&mut self, slot: usize) {
         let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let Some(position) = connection.pinned.back().map(|(position, ..)| *position) else {

@@ -1,4 +1,5 @@
-//! What a completion means: the next step of a command, memory that is free again, or the end of a connection.
+//! What a completion means: the next step of a command, memory that is free again, or the end of a
+//! connection.
 
 use rblk_fabric::{Completion, WcOpcode, WcStatus, WrId};
 use rblk_protocol::{ConnectionKind, Opcode};
@@ -13,8 +14,9 @@ use crate::store::Store;
 enum Parting {
     /// As an initiator leaves: by LOGOUT, or by disconnecting when every command is answered.
     Left,
-    /// The last answer got no acknowledgement, and every command is answered. An initiator that unmounts destroys its
-    /// QPs at once, maybe before it acknowledges. If its host died, the admin connection tells.
+    /// The last answer got no acknowledgement, and every command is answered. An initiator that
+    /// unmounts destroys its QPs at once, maybe before it acknowledges. If its host died, the admin
+    /// connection tells.
     Gone,
     /// Something was unanswered, or the path failed.
     Lost,
@@ -51,7 +53,8 @@ impl Parting {
 }
 
 impl<S: Store> PollGroup<S> {
-    /// Acts on the first `count` completions of `reaped`. Apart from the turn, which is short where nothing came.
+    /// Acts on the first `count` completions of `reaped`. Apart from the turn, which is short where
+    /// nothing came.
     #[inline(never)]
     pub(super) fn on_completions(&mut self, poller: usize, count: usize) {
         for at in 0..count {
@@ -111,7 +114,8 @@ impl<S: Store> PollGroup<S> {
     fn on_failure(&mut self, slot: usize, status: WcStatus, id: WrId) {
         let kind = WrKind::from_id(id);
         let Some(connection) = self.connections[slot].as_deref() else { return };
-        // What was flushed never left. The rest found no memory: its key is dead, or the QP in front of it.
+        // What was flushed never left. The rest found no memory: its key is dead, or the QP in
+        // front of it.
         let blocked = status != WcStatus::Flushed && kind.is_some_and(WrKind::is_one_sided);
         self.stats.stale_rdma_blocked.add(u64::from(blocked));
         let parting = Parting::of(connection, status);
@@ -122,8 +126,8 @@ impl<S: Store> PollGroup<S> {
         self.kill(slot, parting.reason());
     }
 
-    /// A signaled WR completed: send-queue slots before it are free, and pinned extents too if it proves
-    /// that the peer has what was sent from them.
+    /// A signaled WR completed: send-queue slots before it are free, and pinned extents too if it
+    /// proves that the peer has what was sent from them.
     fn on_proof(&mut self, slot: usize, is_read: bool) {
         let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let reclaimed = connection.credits.completed();

@@ -1,10 +1,11 @@
 //! How connections end: killed, destroyed, buried; and who is ended for silence.
 //!
-//! The QP of a dead connection goes to control at once, which destroys it: a driver may take its time for that, and
-//! only then a device is known to touch nothing of the connection any more. That a QP is in the error state does not
-//! say so, nor does a flushed WR: cards flush after `modify_qp` returned, and a READ that was on its way may land
-//! meanwhile. So what was lent stays lent until control says that the QP is destroyed ([`ToGroup::Destroyed`]),
-//! however long that takes. The connection is buried when no shard works for it either.
+//! The QP of a dead connection goes to control at once, which destroys it: a driver may take its
+//! time for that, and only then a device is known to touch nothing of the connection any more. That
+//! a QP is in the error state does not say so, nor does a flushed WR: cards flush after `modify_qp`
+//! returned, and a READ that was on its way may land meanwhile. So what was lent stays lent until
+//! control says that the QP is destroyed ([`ToGroup::Destroyed`]), however long that takes. The
+//! connection is buried when no shard works for it either.
 //!
 //! [`ToGroup::Destroyed`]: super::ToGroup::Destroyed
 
@@ -39,8 +40,8 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Asks every CQ for an event at its next completion: before a sleep, and then look once more. One that cannot be
-    /// asked is broken, as one that cannot be polled.
+    /// Asks every CQ for an event at its next completion: before a sleep, and then look once more.
+    /// One that cannot be asked is broken, as one that cannot be polled.
     pub fn arm(&mut self) {
         for place in 0..self.pollers.places() {
             let Some(entry) = self.pollers.working(place) else { continue };
@@ -87,8 +88,9 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Ends admin connections whose initiator has been silent for too long, and connections whose peer takes
-    /// no data and gives none: what was lent to them is everybody's. The thread calls it now and then.
+    /// Ends admin connections whose initiator has been silent for too long, and connections whose
+    /// peer takes no data and gives none: what was lent to them is everybody's. The thread calls it
+    /// now and then.
     pub fn check_silence(&mut self, now: Instant) {
         self.now = now;
         for slot in 0..self.connections.len() {
@@ -110,8 +112,8 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// The QP of a dead connection is destroyed: what was lent to its device goes back. Others may wait for this memory,
-    /// even commands of the same connection in a shard.
+    /// The QP of a dead connection is destroyed: what was lent to its device goes back. Others may
+    /// wait for this memory, even commands of the same connection in a shard.
     #[cold]
     pub(super) fn on_destroyed(&mut self, id: ConnectionId) {
         let slot = usize::from(id.slot);
@@ -126,8 +128,8 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Buries connections of which nothing is in use any more, and takes broken CQs out that have none left. Returns
-    /// whether anything was done.
+    /// Buries connections of which nothing is in use any more, and takes broken CQs out that have
+    /// none left. Returns whether anything was done.
     #[cold]
     pub(super) fn check_dying(&mut self) -> bool {
         let mut done = false;

@@ -176,8 +176,8 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// A write whose data came in its capsule, all of it for this group's own shard: at once and without a part, or, if
-    /// it must wait for memory, as a part.
+    /// A write whose data came in its capsule, all of it for this group's own shard: at once and
+    /// without a part, or, if it must wait for memory, as a part.
     #[inline(never)]
     pub(super) fn write_whole(&mut self, slot: usize, tag: Tag) {
         let Some(connection) = self.connections[slot].as_deref_mut() else { return };

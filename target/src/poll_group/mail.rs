@@ -96,7 +96,8 @@ pub enum ToGroup {
     },
     /// What concerns a session, and all poll groups alike.
     Notice(Notice),
-    /// The QP of a connection that [ended](FromGroup::Ended) is destroyed: what was lent to its device is free.
+    /// The QP of a connection that [ended](FromGroup::Ended) is destroyed: what was lent to its
+    /// device is free.
     Destroyed {
         /// The connection.
         connection: ConnectionId,
@@ -149,15 +150,16 @@ pub enum FromGroup {
         kind: rblk_protocol::ConnectionKind,
         /// Its epoch.
         epoch: Epoch,
-        /// The QP, to be destroyed by control; `None` when it could not even be attached, or is destroyed.
+        /// The QP, to be destroyed by control; `None` when it could not even be attached, or is
+        /// destroyed.
         connection: Option<rblk_fabric::Connection>,
         /// Its memory, to be freed after the QP.
         memory: MemoryRegion,
         /// Why, for the log.
         reason: &'static str,
     },
-    /// A connection ended. Destroy its QP, and then tell this poll group by [`ToGroup::Destroyed`]: until then it keeps
-    /// what the device might still touch, and the connection is not gone.
+    /// A connection ended. Destroy its QP, and then tell this poll group by [`ToGroup::Destroyed`]:
+    /// until then it keeps what the device might still touch, and the connection is not gone.
     Ended {
         /// The poll group.
         group: usize,
@@ -166,7 +168,8 @@ pub enum FromGroup {
         /// The QP, in the error state.
         qp: Option<rblk_fabric::Connection>,
     },
-    /// A CQ broke, or its device is gone: it takes no connection any more, and those that it had end. Told once.
+    /// A CQ broke, or its device is gone: it takes no connection any more, and those that it had
+    /// end. Told once.
     PollerBroken {
         /// The poll group.
         group: usize,
@@ -184,8 +187,8 @@ pub enum FromGroup {
         /// Our memory there, to be deregistered after the CQ.
         memory: PollerMemory,
     },
-    /// A sync of a volume's store failed: writes that were acknowledged may be lost. Told once. The flushes
-    /// that failed of it wait for [`Backing::loss_noted`].
+    /// A sync of a volume's store failed: writes that were acknowledged may be lost. Told once. The
+    /// flushes that failed of it wait for [`Backing::loss_noted`].
     LostWrites {
         /// The volume.
         volume: VolumeIndex,

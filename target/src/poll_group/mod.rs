@@ -1,15 +1,17 @@
-//! [`PollGroup`]: the data thread's engine: connections of several devices, and a shard of the cache.
+//! [`PollGroup`]: the data thread's engine: connections of several devices, and a shard of the
+//! cache.
 //!
-//! One owner, no locks, no clock of its own, no allocation per I/O. A turn is: take mail, reap every CQ, the
-//! other poll groups' messages and the store, move requests forward, then post: one list of RECVs and one list
-//! of send WRs per connection. A command is served by the poll group of its connection; memory and store are a
-//! [`Shard`]'s, this group's or another's, and are asked for in messages either way.
-//! The thread around it ([`thread`]) sleeps and wakes; tests and simulations call [`PollGroup::turn`]
-//! themselves, with a store and a fabric of their own.
+//! One owner, no locks, no clock of its own, no allocation per I/O. A turn is: take mail, reap
+//! every CQ, the other poll groups' messages and the store, move requests forward, then post: one
+//! list of RECVs and one list of send WRs per connection. A command is served by the poll group of
+//! its connection; memory and store are a [`Shard`]'s, this group's or another's, and are asked for
+//! in messages either way. The thread around it ([`thread`]) sleeps and wakes; tests and
+//! simulations call [`PollGroup::turn`] themselves, with a store and a fabric of their own.
 //!
-//! Order of a command's memory: nothing is released while a device or the store may touch it. Memory that a
-//! WRITE was sent from goes back to its shard when a later signaled WR of the QP completed, whatever the peer
-//! does with the tag; on a dead connection when control has destroyed the QP.
+//! Order of a command's memory: nothing is released while a device or the store may touch it.
+//! Memory that a WRITE was sent from goes back to its shard when a later signaled WR of the QP
+//! completed, whatever the peer does with the tag; on a dead connection when control has destroyed
+//! the QP.
 
 mod block;
 mod completion;
@@ -176,8 +178,8 @@ impl<S: Store> PollGroup<S> {
         !self.outbox.is_empty()
     }
 
-    /// Whether [`ToGroup::Stop`] was carried out: nobody is connected and every acknowledged write was
-    /// brought to the store and made durable, or could not be (false).
+    /// Whether [`ToGroup::Stop`] was carried out: nobody is connected and every acknowledged write
+    /// was brought to the store and made durable, or could not be (false).
     #[must_use]
     pub fn stopped(&self) -> Option<bool> {
         let over = self.stopping && !self.has_connections() && !self.peers.keeps();
@@ -208,8 +210,8 @@ impl<S: Store> PollGroup<S> {
         self.dying > 0 || self.shard.is_short()
     }
 
-    /// Whether anything was done since the last call that clients wait for, and not only beats, words of control and
-    /// sends that completed.
+    /// Whether anything was done since the last call that clients wait for, and not only beats,
+    /// words of control and sends that completed.
     pub fn take_io(&mut self) -> bool {
         std::mem::take(&mut self.io)
     }
@@ -365,8 +367,8 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Reaps and acts until nothing is left, at most a few rounds, then posts. Returns whether anything
-    /// happened.
+    /// Reaps and acts until nothing is left, at most a few rounds, then posts. Returns whether
+    /// anything happened.
     pub fn turn(&mut self, now: Instant) -> bool {
         self.now = now;
         self.stats.turns.add(1);
@@ -429,7 +431,8 @@ impl<S: Store> PollGroup<S> {
         busy
     }
 
-    /// Nobody is connected any more. The shard ends when that is so everywhere: others may ask it until then.
+    /// Nobody is connected any more. The shard ends when that is so everywhere: others may ask it
+    /// until then.
     #[cold]
     fn end_shard(&mut self) {
         let others = self.peers.groups() - 1;
@@ -516,8 +519,8 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// A message came: one command or, where that was agreed, several, each of which is served as if it had come
-    /// alone.
+    /// A message came: one command or, where that was agreed, several, each of which is served as
+    /// if it had come alone.
     fn on_message(&mut self, slot: usize, recv: u16, message_bytes: usize) {
         let Some(mut connection) = self.connections[slot].as_deref_mut() else { return };
         connection.heard = self.now;

@@ -1,11 +1,11 @@
 //! [`Peers`]: the other poll groups, as one of them sees them: a bounded queue each, without locks.
 //!
-//! Messages from one group to another arrive in order. A sender never waits: what does not fit is kept and
-//! sent with the next turn. The receiver is woken by an eventfd only if it may be asleep, so busy groups make
-//! no system calls for each other.
+//! Messages from one group to another arrive in order. A sender never waits: what does not fit is
+//! kept and sent with the next turn. The receiver is woken by an eventfd only if it may be asleep,
+//! so busy groups make no system calls for each other.
 //!
-//! Invariant (sleeping): the receiver says that it sleeps, then looks once more; the sender puts its message
-//! in, then looks whether the receiver sleeps. Whichever comes second sees the other.
+//! Invariant (sleeping): the receiver says that it sleeps, then looks once more; the sender puts
+//! its message in, then looks whether the receiver sleeps. Whichever comes second sees the other.
 
 use std::collections::VecDeque;
 use std::io;
@@ -244,7 +244,8 @@ mod tests {
                 let event = second.inboxes[1].event.as_fd();
                 let mut polled = [nix::poll::PollFd::new(event, nix::poll::PollFlags::POLLIN)];
                 sleeps += 1;
-                // Every third sleep ends by itself, as by a completion: whether there is an event is not asked.
+                // Every third sleep ends by itself, as by a completion: whether there is an event
+                // is not asked.
                 if sleeps % 3 == 0 {
                     second.wake_up();
                     continue;
@@ -256,7 +257,8 @@ mod tests {
             }
         }
         sender.join().unwrap();
-        // All is written by now: an event that stays would wake the group for nothing, again and again.
+        // All is written by now: an event that stays would wake the group for nothing, again and
+        // again.
         second.clear_event();
         assert!(second.fall_asleep());
         let mut polled =

@@ -1,8 +1,9 @@
 //! [`Pollers`]: the CQs of a poll group, one for each device, by place.
 //!
-//! A place is the index of the device in control's table. A CQ that broke (overrun, or the device is gone) keeps its
-//! place, and its memory stays registered, until the last connection of the CQ is buried: until then the device may
-//! touch the sink. Then the place is empty, and control may put a new CQ there.
+//! A place is the index of the device in control's table. A CQ that broke (overrun, or the device
+//! is gone) keeps its place, and its memory stays registered, until the last connection of the CQ
+//! is buried: until then the device may touch the sink. Then the place is empty, and control may
+//! put a new CQ there.
 
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
@@ -82,7 +83,8 @@ impl Pollers {
         sum
     }
 
-    /// Notes that the CQ at a place broke: nothing asks it any more. False where it was noted before.
+    /// Notes that the CQ at a place broke: nothing asks it any more. False where it was noted
+    /// before.
     pub(super) fn note_broken(&mut self, place: usize) -> bool {
         let Some(entry) = self.working(place) else { return false };
         entry.broken = true;

@@ -1,8 +1,8 @@
 //! Answers: data back to the initiator, then the response, in one list and one doorbell.
 //!
-//! A READ's answer rides on its data where immediates were agreed. Other responses are collected per connection and go
-//! out at the end of the turn, many in one message where that was agreed: behind all data of the turn, their own
-//! included.
+//! A READ's answer rides on its data where immediates were agreed. Other responses are collected
+//! per connection and go out at the end of the turn, many in one message where that was agreed:
+//! behind all data of the turn, their own included.
 
 use rblk_fabric::{MAX_SGE, MemoryRegion, RemoteBuffer, Rkey, SendOp, Sge, SgeList};
 use rblk_protocol::{
@@ -27,8 +27,8 @@ impl<S: Store> PollGroup<S> {
         finish(connection, &self.pollers, &self.stats, &mut self.dirty, tag, status);
     }
 
-    /// Sends all that a READ wants, of which this group's own shard has lent `memory`: by one WR, if it is in one run
-    /// and nobody waits for a slot; else as a part.
+    /// Sends all that a READ wants, of which this group's own shard has lent `memory`: by one WR,
+    /// if it is in one run and nobody waits for a slot; else as a part.
     #[inline]
     pub(super) fn send_whole(&mut self, slot: usize, tag: Tag, len: u32, memory: Segments) {
         let Some(connection) = self.connections[slot].as_deref_mut() else { return };
@@ -61,8 +61,8 @@ impl<S: Store> PollGroup<S> {
         self.send_parts(slot, tag);
     }
 
-    /// Sends what is there of a READ's parts, as far as send-queue slots allow. The last WR of all carries the
-    /// answer. So a part's memory is free again without waiting for the other parts.
+    /// Sends what is there of a READ's parts, as far as send-queue slots allow. The last WR of all
+    /// carries the answer. So a part's memory is free again without waiting for the other parts.
     pub(super) fn send_parts(&mut self, slot: usize, tag: Tag) {
         let Some(connection) = self.connections[slot].as_deref_mut() else { return };
         let request = &connection.requests[tag.index()];
@@ -242,7 +242,8 @@ pub(super) fn finish(
     mark_dirty(dirty, connection);
 }
 
-/// Whether memory should be seen to come back: where sends prove nothing, nobody else bounds what is pinned.
+/// Whether memory should be seen to come back: where sends prove nothing, nobody else bounds what
+/// is pinned.
 #[inline]
 fn has_much_pinned(connection: &Connection) -> bool {
     !connection.sends_prove && connection.pinned.len() >= connection.requests.len() / 2
@@ -277,8 +278,8 @@ fn post_answer(connection: &mut Connection, pollers: &Pollers, stats: &Stats, ta
     respond(connection, stats, &response);
 }
 
-/// Queues the WRITE of an answer's data, which tells of the outcome where there is an immediate for it. `None`: it has
-/// none.
+/// Queues the WRITE of an answer's data, which tells of the outcome where there is an immediate for
+/// it. `None`: it has none.
 fn post_data(
     connection: &mut Connection,
     memory: &PollerMemory,
@@ -336,7 +337,8 @@ enum Sent {
     NoMemory,
 }
 
-/// Queues a WRITE of a READ's data, which tells of the outcome where there is an immediate for it. Returns its position.
+/// Queues a WRITE of a READ's data, which tells of the outcome where there is an immediate for it.
+/// Returns its position.
 #[inline]
 fn queue_data(
     connection: &mut Connection,

@@ -1,8 +1,9 @@
 //! The thread around a [`PollGroup`]: mailbox, ring, spinning and sleeping.
 //!
-//! A turn takes mail, lets the engine reap and post, and enters the kernel at most once. While there is work
-//! it does not sleep; without, it looks for more as long as its [`Patience`] says, then arms every CQ, looks once
-//! more, and sleeps in the ring, which wakes for I/O, CQ events and mail alike. An idle target uses no CPU.
+//! A turn takes mail, lets the engine reap and post, and enters the kernel at most once. While
+//! there is work it does not sleep; without, it looks for more as long as its [`Patience`] says,
+//! then arms every CQ, looks once more, and sleeps in the ring, which wakes for I/O, CQ events and
+//! mail alike. An idle target uses no CPU.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -36,9 +37,11 @@ const LONG_SLEEP: Duration = Duration::from_secs(60);
 const IDLE_SLEEP: Duration = Duration::from_secs(1);
 /// Least time between two looks for peers that are silent or take nothing.
 const LISTEN_INTERVAL: Duration = Duration::from_millis(250);
-/// A thread with connections that did not come by for so long was stopped: a debugger, a paused machine.
+/// A thread with connections that did not come by for so long was stopped: a debugger, a paused
+/// machine.
 const PAUSE: Duration = Duration::from_secs(4);
-/// Least time between two publications of the counters while there is work; they are published before a sleep, too.
+/// Least time between two publications of the counters while there is work; they are published
+/// before a sleep, too.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(1);
 /// Busy turns without one.
 const PUBLISH_TURNS: u32 = 64;
@@ -290,7 +293,8 @@ fn run(
     }
 }
 
-/// Names the descriptor of the poller at a place; one that no watch can have where it is beyond [`POLLERS_MAX`].
+/// Names the descriptor of the poller at a place; one that no watch can have where it is beyond
+/// [`POLLERS_MAX`].
 fn poller_token(place: usize) -> WatchToken {
     WatchToken(if place < POLLERS_MAX {
         u8::try_from(place + 1).unwrap_or(MAX_WATCHES)
@@ -312,8 +316,8 @@ fn watch_poller(group: &mut PollGroup<UringStore>, place: usize) -> io::Result<(
     }
 }
 
-/// Sends control what the turn has for it. The descriptor of a broken CQ may be readable for ever: it is not watched
-/// any more.
+/// Sends control what the turn has for it. The descriptor of a broken CQ may be readable for ever:
+/// it is not watched any more.
 fn tell_control(group: &mut PollGroup<UringStore>, outbox: &mpsc::UnboundedSender<FromGroup>) {
     let messages: Vec<FromGroup> = group.take_outbox().collect();
     for message in messages {

@@ -18,14 +18,14 @@ pub(super) struct Alignment {
     pub(super) offset: u32,
 }
 
-/// What direct I/O asks for, where the kernel tells: statx since Linux 6.1, the logical block size of
-/// devices before that. Zeroes mean that this file cannot do direct I/O.
+/// What direct I/O asks for, where the kernel tells: statx since Linux 6.1, the logical block size
+/// of devices before that. Zeroes mean that this file cannot do direct I/O.
 #[allow(unsafe_code)]
 pub(super) fn direct_alignment(file: &File, kind: BackingKind) -> Option<Alignment> {
     // SAFETY: statx is a C struct of integers, for which all zeroes is a value.
     let mut out: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is an empty C string, allowed by AT_EMPTY_PATH; `out` is a statx for the kernel to
-    // fill; the descriptor is open as long as `file` is borrowed.
+    // SAFETY: the path is an empty C string, allowed by AT_EMPTY_PATH; `out` is a statx for the
+    // kernel to fill; the descriptor is open as long as `file` is borrowed.
     let result = unsafe {
         libc::statx(
             file.as_raw_fd(),
@@ -49,8 +49,8 @@ pub(super) fn direct_alignment(file: &File, kind: BackingKind) -> Option<Alignme
     Some(Alignment { memory: offset, offset })
 }
 
-/// Tries: the file is at least one block long and O_DIRECT is on. Memory is aligned to 4096 for that, which
-/// is then all we know about memory.
+/// Tries: the file is at least one block long and O_DIRECT is on. Memory is aligned to 4096 for
+/// that, which is then all we know about memory.
 pub(super) fn probe_alignment(file: &File) -> io::Result<Alignment> {
     let mut memory = vec![0_u8; 3 * 4096];
     let start = memory.as_ptr().align_offset(4096).min(4096);

@@ -1,19 +1,22 @@
 //! [`Backing`]: the file or block device behind a volume, opened, locked and measured.
 //!
-//! Invariants: while a read-write backing lives, no other open description anywhere on this host holds its
-//! lock; its size is a nonzero multiple of the block size; with [`Backing::direct`] every whole block is
-//! well aligned for direct I/O from memory aligned to [`Backing::memory_alignment`], at most 4 KiB.
+//! Invariants: while a read-write backing lives, no other open description anywhere on this host
+//! holds its lock; its size is a nonzero multiple of the block size; with [`Backing::direct`] every
+//! whole block is well aligned for direct I/O from memory aligned to [`Backing::memory_alignment`],
+//! at most 4 KiB.
 //!
-//! The lock belongs to the open description, so I/O that a killed process left in the kernel keeps it: who
-//! gets the lock knows that the I/O of the predecessor has ended. [`OpenOptions::lock_wait`] covers that
-//! moment, and udev, which locks block devices for the time of a probe.
+//! The lock belongs to the open description, so I/O that a killed process left in the kernel keeps
+//! it: who gets the lock knows that the I/O of the predecessor has ended.
+//! [`OpenOptions::lock_wait`] covers that moment, and udev, which locks block devices for the time
+//! of a probe.
 //!
-//! A write of the page cache that fails is a loss: data that was acknowledged is gone. The kernel tells
-//! one caller of `fdatasync` and forgets it. So nothing here consumes that news but the syncs of the
-//! backing, which run one at a time (`syncs.rs`). A durable write (FUA) is a write and then such a
-//! sync: an error of the write speaks of that write alone, an error of the sync speaks of all that
-//! was acknowledged. Only a block device that can make one write durable by itself, or that has no
-//! volatile cache, gets one operation, and that on direct I/O only ([`Backing::has_own_fua`]).
+//! A write of the page cache that fails is a loss: data that was acknowledged is gone. The kernel
+//! tells one caller of `fdatasync` and forgets it. So nothing here consumes that news but the syncs
+//! of the backing, which run one at a time (`syncs.rs`). A durable write (FUA) is a write and then
+//! such a sync: an error of the write speaks of that write alone, an error of the sync speaks of
+//! all that was acknowledged. Only a block device that can make one write durable by itself, or
+//! that has no volatile cache, gets one operation, and that on direct I/O only
+//! ([`Backing::has_own_fua`]).
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek, SeekFrom};
@@ -223,10 +226,12 @@ impl Backing {
         self.alignment.offset
     }
 
-    /// Bytes to which the address of every segment of I/O must be aligned, at most 4096: 1 unless direct. The
-    /// lengths of the segments must be multiples of [`Self::alignment`], as the whole must.
+    /// Bytes to which the address of every segment of I/O must be aligned, at most 4096: 1 unless
+    /// direct. The lengths of the segments must be multiples of [`Self::alignment`], as the whole
+    /// must.
     ///
-    /// Where the kernel does not tell, this is what is always enough: the device's logical block, or 4096.
+    /// Where the kernel does not tell, this is what is always enough: the device's logical block,
+    /// or 4096.
     #[must_use]
     pub fn memory_alignment(&self) -> u32 {
         self.alignment.memory
@@ -238,7 +243,8 @@ impl Backing {
         self.read_only
     }
 
-    /// Whether discard works, as far as known: looked up when opened, taken back by the first refusal.
+    /// Whether discard works, as far as known: looked up when opened, taken back by the first
+    /// refusal.
     #[must_use]
     pub fn can_discard(&self) -> bool {
         self.discard_method().is_some()
@@ -275,23 +281,23 @@ impl Backing {
         Ok(size)
     }
 
-    /// Whether one write can be made durable without a sync of the whole: direct I/O on a block device
-    /// that has FUA, or no volatile cache.
+    /// Whether one write can be made durable without a sync of the whole: direct I/O on a block
+    /// device that has FUA, or no volatile cache.
     #[must_use]
     pub fn has_own_fua(&self) -> bool {
         self.has_own_fua
     }
 
-    /// Whether a sync has failed: writes that were acknowledged before may be lost. The system tells that
-    /// once and to one caller only, and takes the data for written from then on, so it is remembered here:
-    /// every later flush fails too, for as long as this is open.
+    /// Whether a sync has failed: writes that were acknowledged before may be lost. The system
+    /// tells that once and to one caller only, and takes the data for written from then on, so it
+    /// is remembered here: every later flush fails too, for as long as this is open.
     #[must_use]
     pub fn has_lost_writes(&self) -> bool {
         self.syncs.is_lost()
     }
 
-    /// The owner has noted the loss: with [`Losses::HeldUntilNoted`] the flushes that failed are answered
-    /// now. Without a loss it does nothing.
+    /// The owner has noted the loss: with [`Losses::HeldUntilNoted`] the flushes that failed are
+    /// answered now. Without a loss it does nothing.
     pub fn loss_noted(&self) {
         self.syncs.loss_noted();
     }
@@ -360,7 +366,8 @@ impl Backing {
         Ok(size)
     }
 
-    // Turns direct I/O on and returns the alignment it needs; leaves it off when the blocks are too small.
+    // Turns direct I/O on and returns the alignment it needs; leaves it off when the blocks are too
+    // small.
     fn make_direct(&self) -> Result<Alignment, StoreError> {
         let path = || self.path.clone();
         let switch = |on: bool| -> Result<(), StoreError> {
@@ -413,7 +420,8 @@ impl Backing {
             BackingKind::File => {
                 self.discard_granularity = u32::try_from(metadata.blksize()).unwrap_or(0);
                 if !self.read_only {
-                    // A hole past the end with KEEP_SIZE changes nothing, but is refused where holes are.
+                    // A hole past the end with KEEP_SIZE changes nothing, but is refused where
+                    // holes are.
                     let end =
                         i64::try_from(self.size_bytes()).unwrap_or(i64::MAX - i64::from(u16::MAX));
                     let mode = Method::PunchHole.fallocate_mode();
@@ -442,8 +450,8 @@ impl Backing {
 
 impl Drop for Backing {
     fn drop(&mut self) {
-        // A ring's file table may keep the open description a little longer than this value; every op has
-        // ended by then, since stores hold the backing until it has.
+        // A ring's file table may keep the open description a little longer than this value; every
+        // op has ended by then, since stores hold the backing until it has.
         let _ = self.file.unlock();
     }
 }
@@ -488,7 +496,8 @@ fn open_locked(
     read_only: bool,
     deadline: Instant,
 ) -> Result<File, StoreError> {
-    // Without O_CREAT this claims a device: refused while it is mounted, and nobody else can mount it.
+    // Without O_CREAT this claims a device: refused while it is mounted, and nobody else can mount
+    // it.
     let claim = if kind == BackingKind::BlockDevice && !read_only { libc::O_EXCL } else { 0 };
     let mut options = fs::OpenOptions::new();
     options.read(true).write(!read_only).custom_flags(libc::O_CLOEXEC | claim);
@@ -552,8 +561,8 @@ fn queue_attribute(device: u64, name: &str) -> Option<String> {
 }
 
 // A block device whose error of a durable write speaks of that write alone. Where the device has a
-// volatile cache and no FUA, the kernel would flush the cache behind the write, and an error of that
-// flush would speak of others' writes.
+// volatile cache and no FUA, the kernel would flush the cache behind the write, and an error of
+// that flush would speak of others' writes.
 fn makes_writes_durable(kind: BackingKind, metadata: &fs::Metadata) -> bool {
     let device = metadata.rdev();
     let has_no_cache =

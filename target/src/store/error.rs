@@ -1,4 +1,5 @@
-//! [`StoreError`]: why a backing or a store cannot be had. Each text names the thing, the value and the fix.
+//! [`StoreError`]: why a backing or a store cannot be had. Each text names the thing, the value and
+//! the fix.
 
 use std::io;
 use std::path::PathBuf;

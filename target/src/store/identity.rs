@@ -1,7 +1,8 @@
 //! [`StoreIdentity`]: what tells one file or device from another of the same path and size.
 //!
-//! A target remembers it from run to run. When a path leads to something else after a stop, the mounts
-//! that waited meanwhile must not go on: their page caches and journals belong to other bytes.
+//! A target remembers it from run to run. When a path leads to something else after a stop, the
+//! mounts that waited meanwhile must not go on: their page caches and journals belong to other
+//! bytes.
 //!
 //! | store | identity |
 //! | --- | --- |
@@ -10,8 +11,8 @@
 //! | partition | that of its disk, and where on the disk it begins |
 //! | loop device | that of the file below |
 //!
-//! Some have none that lasts: files of network and user-space file systems, whose inode numbers change
-//! from mount to mount, and devices without a name. Those are not told apart.
+//! Some have none that lasts: files of network and user-space file systems, whose inode numbers
+//! change from mount to mount, and devices without a name. Those are not told apart.
 
 use std::fmt;
 use std::fs::{self, File, Metadata};
@@ -24,7 +25,8 @@ use nix::sys::statfs::{FsType, fstatfs};
 
 /// Longest identity that is remembered, in bytes.
 const LEN_MAX: usize = 256;
-/// Magic numbers of file systems without lasting inode numbers, from linux/magic.h: 9p, FUSE, SMB, CIFS.
+/// Magic numbers of file systems without lasting inode numbers, from linux/magic.h: 9p, FUSE, SMB,
+/// CIFS.
 const PASSING_INODES: [u32; 4] = [0x0102_1997, 0x6573_5546, 0xfe53_4d42, 0xff53_4d42];
 
 /// Tells one store from another. See the module.

@@ -1,31 +1,34 @@
 //! Persistent bytes of volumes: files and block devices.
 //!
-//! A [`Store`] carries out [`Op`]s on the [`Backing`]s of its volumes and moves data between them and one
-//! [`rblk_fabric::Region`]. It belongs to one data thread. Two implementations: [`UringStore`] (io_uring,
-//! also the thread's only sleeping place) and [`SyncStore`] (blocking calls; the reference the first is
-//! tested against, and the way out on hosts without io_uring).
+//! A [`Store`] carries out [`Op`]s on the [`Backing`]s of its volumes and moves data between them
+//! and one [`rblk_fabric::Region`]. It belongs to one data thread. Two implementations:
+//! [`UringStore`] (io_uring, also the thread's only sleeping place) and [`SyncStore`] (blocking
+//! calls; the reference the first is tested against, and the way out on hosts without io_uring).
 //!
 //! Contract:
 //!
-//! - **Units.** Offsets and lengths are bytes. Offsets of an [`OpKind`] count from the start of the volume,
-//!   those of a [`Segment`] from the start of the region.
-//! - **Lending.** From [`Store::submit`] until [`Store::reap`] gives the [`OpDone`], the bytes of the op's
-//!   segments belong to the store: nobody else may write them, and for a read nobody may look at them. The
-//!   list of segments is the caller's again as soon as `submit` returns.
-//! - **Alignment.** Ranges and segments are aligned as the backing wants it, see [`Backing::alignment`] and
-//!   [`Backing::memory_alignment`]; otherwise the result may be an error.
-//! - **Once.** Every accepted op gives exactly one `OpDone`, also when its volume is unknown, its range is
-//!   outside the volume or it would write to a read-only backing. None is lost, none is given twice.
-//! - **Order.** None: ops run concurrently and are done in any order. Ops whose ranges overlap must not be
-//!   in flight together, unless either result will do.
-//! - **All or an error.** A read or write is done with its whole length or an error, never in part; after a
-//!   failed write, discard or write-zeroes, the contents of its range are unknown.
-//! - **Durability.** `Flush` makes every op of that volume durable whose `OpDone` was given out before the
-//!   flush was submitted, by any store of the same backing. A write with `fua` is durable when it is done.
-//! - **Losses.** When the system fails to make something durable, every flush that covers it fails, of whatever
-//!   store, and so does every later one of that backing: see [`backing`].
-//! - **Discard** is a hint in content: afterwards the range reads as zeroes on files, as anything on devices.
-//!   `WriteZeroes` always reads as zeroes; with `may_unmap` the space may be given up.
+//! - **Units.** Offsets and lengths are bytes. Offsets of an [`OpKind`] count from the start of the
+//!   volume, those of a [`Segment`] from the start of the region.
+//! - **Lending.** From [`Store::submit`] until [`Store::reap`] gives the [`OpDone`], the bytes of
+//!   the op's segments belong to the store: nobody else may write them, and for a read nobody may
+//!   look at them. The list of segments is the caller's again as soon as `submit` returns.
+//! - **Alignment.** Ranges and segments are aligned as the backing wants it, see
+//!   [`Backing::alignment`] and [`Backing::memory_alignment`]; otherwise the result may be an
+//!   error.
+//! - **Once.** Every accepted op gives exactly one `OpDone`, also when its volume is unknown, its
+//!   range is outside the volume or it would write to a read-only backing. None is lost, none is
+//!   given twice.
+//! - **Order.** None: ops run concurrently and are done in any order. Ops whose ranges overlap must
+//!   not be in flight together, unless either result will do.
+//! - **All or an error.** A read or write is done with its whole length or an error, never in part;
+//!   after a failed write, discard or write-zeroes, the contents of its range are unknown.
+//! - **Durability.** `Flush` makes every op of that volume durable whose `OpDone` was given out
+//!   before the flush was submitted, by any store of the same backing. A write with `fua` is
+//!   durable when it is done.
+//! - **Losses.** When the system fails to make something durable, every flush that covers it fails,
+//!   of whatever store, and so does every later one of that backing: see [`backing`].
+//! - **Discard** is a hint in content: afterwards the range reads as zeroes on files, as anything
+//!   on devices. `WriteZeroes` always reads as zeroes; with `may_unmap` the space may be given up.
 //! - **Bounded.** A full store refuses the op and returns it; nothing is allocated per op.
 
 mod alignment;
@@ -116,7 +119,8 @@ pub enum OpKind {
         offset: u64,
         /// Bytes.
         len: u64,
-        /// Space may be given up; without it the range stays allocated where the backing can say so.
+        /// Space may be given up; without it the range stays allocated where the backing can say
+        /// so.
         may_unmap: bool,
     },
 }
@@ -148,10 +152,9 @@ pub struct OpDone {
     /// The op's token.
     pub token: OpToken,
     /// Bytes read or written (always the whole length; 0 for the other kinds), or what went wrong.
-    /// `ENXIO`: no such volume. `EINVAL`: a range outside the volume or the region, or segments that do not
-    /// fit the op. `EROFS`: read-only.
-    /// `EIO`: the backing ended before the volume did. `EOPNOTSUPP`: a discard the backing cannot do.
-    /// Everything else is the kernel's own answer.
+    /// `ENXIO`: no such volume. `EINVAL`: a range outside the volume or the region, or segments
+    /// that do not fit the op. `EROFS`: read-only. `EIO`: the backing ended before the volume did.
+    /// `EOPNOTSUPP`: a discard the backing cannot do. Everything else is the kernel's own answer.
     pub result: Result<u32, Errno>,
 }
 
@@ -159,9 +162,10 @@ pub struct OpDone {
 pub trait Store {
     /// Accepts an op, or gives it back when the store is full. An empty range is done at once.
     ///
-    /// `memory` is where a read lands or a write comes from, in order: at most [`MAX_SEGMENTS`] segments whose
-    /// lengths add up to that of the op. For the other kinds it is empty. A list that is not so makes the op
-    /// end with `EINVAL`. What a read leaves where two of its segments overlap is unknown.
+    /// `memory` is where a read lands or a write comes from, in order: at most [`MAX_SEGMENTS`]
+    /// segments whose lengths add up to that of the op. For the other kinds it is empty. A list
+    /// that is not so makes the op end with `EINVAL`. What a read leaves where two of its segments
+    /// overlap is unknown.
     ///
     /// # Errors
     /// The op itself, when as many ops as the store can hold are in flight.

@@ -1,5 +1,5 @@
-//! [`SyncStore`]: the blocking reference engine. Every op is finished inside `submit`; data passes through a
-//! bounce buffer, so that there is nothing unsafe here to be wrong.
+//! [`SyncStore`]: the blocking reference engine. Every op is finished inside `submit`; data passes
+//! through a bounce buffer, so that there is nothing unsafe here to be wrong.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
@@ -31,7 +31,8 @@ pub struct SyncStore {
 }
 
 impl SyncStore {
-    /// A store for ops on `region`, with `volumes` places, that holds at most `capacity` ops not reaped.
+    /// A store for ops on `region`, with `volumes` places, that holds at most `capacity` ops not
+    /// reaped.
     #[must_use]
     pub fn new(region: Arc<Region>, volumes: u16, capacity: usize) -> Self {
         let volumes = (0..volumes).map(|_| None).collect();

@@ -1,9 +1,10 @@
 //! [`Syncs`]: one `fdatasync` of a backing at a time, shared by the flushes that wait for it.
 //!
-//! The kernel tells ONE caller of `fdatasync` on an open file that a write of its page cache failed,
-//! and counts the data as written from then on. Of two calls that overlap, either may be the one that
-//! is told. So a backing has at most one such call in the kernel. A flush that comes while a call
-//! runs is not covered by that call: it waits for the next one, with all others that come meanwhile.
+//! The kernel tells ONE caller of `fdatasync` on an open file that a write of its page cache
+//! failed, and counts the data as written from then on. Of two calls that overlap, either may be
+//! the one that is told. So a backing has at most one such call in the kernel. A flush that comes
+//! while a call runs is not covered by that call: it waits for the next one, with all others that
+//! come meanwhile.
 //!
 //! Syncs are numbered. A flush is answered with the result of the first sync that began after the
 //! flush came. The first sync that fails is a loss: it and every later one fail, for as long as the
@@ -14,9 +15,9 @@
 //! let anybody take the lost writes for durable.
 //!
 //! Whoever waits is woken by its [`Door`]. Rules: every flush that waits has its door in the list;
-//! a door leaves the list when it is rung; who was rung looks at all its flushes again. The end of a
-//! sync rings everybody whom the result concerns, and, unless the one that ended it goes on with the
-//! next sync itself, everybody who waits for the next one: the first that looks runs it.
+//! a door leaves the list when it is rung; who was rung looks at all its flushes again. The end of
+//! a sync rings everybody whom the result concerns, and, unless the one that ended it goes on with
+//! the next sync itself, everybody who waits for the next one: the first that looks runs it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};

@@ -13,7 +13,8 @@ use super::Lab;
 use super::process::{Finished, Running, signal};
 use super::wait::{DEADLINE, until};
 
-/// For setting everything up, two cells of a second each, and taking it down again; programs start slowly here.
+/// For setting everything up, two cells of a second each, and taking it down again; programs start
+/// slowly here.
 const COMPARE: Duration = Duration::from_secs(600);
 /// For every measurement of two providers at a tenth of a second.
 const FABRIC: Duration = Duration::from_secs(240);

@@ -156,8 +156,8 @@ impl Sysfs {
     }
 }
 
-/// How often a file of ext4 was synchronised, by fsync or by a write that asks for it, while `work` ran. `None`
-/// where the kernel cannot trace that.
+/// How often a file of ext4 was synchronised, by fsync or by a write that asks for it, while `work`
+/// ran. `None` where the kernel cannot trace that.
 pub fn file_syncs(work: impl FnOnce()) -> Option<usize> {
     let tracing = Path::new("/sys/kernel/tracing");
     let switch = tracing.join("events/ext4/ext4_sync_file_enter/enable");

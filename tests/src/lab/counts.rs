@@ -39,7 +39,8 @@ impl Counts {
     }
 }
 
-/// What the RDMA devices count themselves, all ports together: packets, retries and whatever else a driver has.
+/// What the RDMA devices count themselves, all ports together: packets, retries and whatever else a
+/// driver has.
 #[must_use]
 pub fn fabric_packets() -> Counts {
     let mut counts = BTreeMap::new();

@@ -1,8 +1,9 @@
-//! [`LoopDisk`] and [`Mapped`]: disks for targets to keep volumes on, which can be made to fail, to fill up and to
-//! be watched.
+//! [`LoopDisk`] and [`Mapped`]: disks for targets to keep volumes on, which can be made to fail, to
+//! fill up and to be watched.
 //!
-//! Made by losetup and dmsetup; their modules are loaded when they are first needed. No name of theirs is used
-//! outside of tests, and all begin with [`PREFIX`], so that what a test left is found and removed.
+//! Made by losetup and dmsetup; their modules are loaded when they are first needed. No name of
+//! theirs is used outside of tests, and all begin with [`PREFIX`], so that what a test left is
+//! found and removed.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -95,7 +96,8 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// A device with this table, as in dmsetup(8): lines of first sector, sectors, kind and what the kind needs.
+    /// A device with this table, as in dmsetup(8): lines of first sector, sectors, kind and what
+    /// the kind needs.
     ///
     /// # Panics
     /// It cannot be made.
@@ -107,7 +109,8 @@ impl Mapped {
         mapped
     }
 
-    /// Gives it another table of the same size. What is being done is waited for, with the table that it had.
+    /// Gives it another table of the same size. What is being done is waited for, with the table
+    /// that it had.
     ///
     /// # Panics
     /// The kernel refuses.

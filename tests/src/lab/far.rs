@@ -1,13 +1,14 @@
 //! [`FarHost`]: a second host of sorts, joined to this one by cables that can be cut.
 //!
-//! Packets to an address of its own never leave a Soft-RoCE device, so nothing can be done to them. This is a
-//! network namespace with a Soft-RoCE device on a virtual interface for each cable; a target runs there, and every
-//! packet goes over a bridge that both sides of the cable are plugged into.
+//! Packets to an address of its own never leave a Soft-RoCE device, so nothing can be done to them.
+//! This is a network namespace with a Soft-RoCE device on a virtual interface for each cable; a
+//! target runs there, and every packet goes over a bridge that both sides of the cable are plugged
+//! into.
 //!
-//! Cut, the bridge loses a port. Interfaces stay up and sending never fails, as with a cable that is cut beyond
-//! the first switch. Taking the interface down, or dropping on its way out, fails sends now and then; one that
-//! rdma_cm makes just then puts QP 1 of a Soft-RoCE device into the error state for ever (Linux 7.2), and
-//! nobody connects through the device again.
+//! Cut, the bridge loses a port. Interfaces stay up and sending never fails, as with a cable that
+//! is cut beyond the first switch. Taking the interface down, or dropping on its way out, fails
+//! sends now and then; one that rdma_cm makes just then puts QP 1 of a Soft-RoCE device into the
+//! error state for ever (Linux 7.2), and nobody connects through the device again.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -67,7 +68,8 @@ impl FarHost {
     /// Makes it, with one cable. `lab` is proof that this machine may be changed.
     ///
     /// # Panics
-    /// The kernel has no network namespaces for Soft-RoCE (before 7.1), or other things are missing.
+    /// The kernel has no network namespaces for Soft-RoCE (before 7.1), or other things are
+    /// missing.
     #[must_use]
     pub fn new(lab: &Lab) -> Self {
         Self::with_cables(lab, 1)
@@ -84,8 +86,8 @@ impl FarHost {
             // Built in, maybe.
             let _ = start(&["modprobe", "-q", module]).finish(DEADLINE);
         }
-        // `ip netns exec` has a copy of all mounts. Where they are not shared, as with systemd they are, the copy of a
-        // file system that a test unmounts would stay, and hold its device.
+        // `ip netns exec` has a copy of all mounts. Where they are not shared, as with systemd they
+        // are, the copy of a file system that a test unmounts would stay, and hold its device.
         ip("mount --make-rshared /");
         ip(&format!("ip netns add {SPACE}"));
         let mut host = Self { hosts: Vec::new() };
@@ -152,8 +154,8 @@ fn plug(names: &Names) {
     ip(&format!("ip link set {near} up"));
     ip(&format!("ip -n {SPACE} addr add {}/24 dev {far}", hosts[1]));
     ip(&format!("ip -n {SPACE} link set {far} up"));
-    // Neighbours know each other: here the answer to ARP comes before the RDMA core waits for it, which then
-    // sits out its whole timeout.
+    // Neighbours know each other: here the answer to ARP comes before the RDMA core waits for it,
+    // which then sits out its whole timeout.
     ip(&format!("ip neigh replace {} lladdr {} dev {near}", hosts[1], links[1]));
     ip(&format!("ip -n {SPACE} neigh replace {} lladdr {} dev {far}", hosts[0], links[0]));
     ip(&format!("rdma link add {} type rxe netdev {near}", devices[0]));

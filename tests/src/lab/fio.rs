@@ -61,8 +61,8 @@ impl Fio {
         self
     }
 
-    /// Random writes of mixed sizes over `bytes` of each of two jobs, on one CPU each so that both queues have
-    /// work, and every byte checked.
+    /// Random writes of mixed sizes over `bytes` of each of two jobs, on one CPU each so that both
+    /// queues have work, and every byte checked.
     #[must_use]
     pub fn verify(device: &Path, bytes: u64) -> Self {
         Self::new(device, "randwrite")

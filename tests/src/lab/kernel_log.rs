@@ -6,7 +6,8 @@ use super::Lab;
 use super::process::start;
 use super::wait::DEADLINE;
 
-/// What a user of a block device is told when it failed, in words of block layer, page cache and ext4.
+/// What a user of a block device is told when it failed, in words of block layer, page cache and
+/// ext4.
 const COMPLAINTS: [&str; 6] = [
     "I/O error",
     "EXT4-fs error",

@@ -1,7 +1,8 @@
 //! What a test must not leave: devices, mounts, processes, RDMA objects.
 //!
-//! A ublk device without a server makes whoever uses it wait, and such processes cannot be killed. So devices are
-//! stopped, which fails what waits, after their servers were killed and before anybody's end is waited for.
+//! A ublk device without a server makes whoever uses it wait, and such processes cannot be killed.
+//! So devices are stopped, which fails what waits, after their servers were killed and before
+//! anybody's end is waited for.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -57,7 +58,8 @@ pub(super) fn sweep() {
     for (pid, _) in daemons() {
         signal("KILL", &pid.to_string());
     }
-    // A daemon has to be gone before its device can be stopped; a user of the device goes after that.
+    // A daemon has to be gone before its device can be stopped; a user of the device goes after
+    // that.
     wait_for_no("rblk");
     remove_devices();
     wait_for_no("");

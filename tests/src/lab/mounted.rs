@@ -25,8 +25,8 @@ pub struct MountFlags {
     host: Option<&'static str>,
 }
 
-/// Runs the rest of its arguments on a host whose name is the first: what names a host is not shared then, all else
-/// is.
+/// Runs the rest of its arguments on a host whose name is the first: what names a host is not
+/// shared then, all else is.
 const HOST: &str = r#"
 echo "$1" >/proc/sys/kernel/hostname
 if [ -e /etc/machine-id ]; then
@@ -258,7 +258,8 @@ impl<'l> Mounted<'l> {
         took
     }
 
-    /// Kills the daemon, with no goodbye, and waits until it is gone. The device stays and has no server.
+    /// Kills the daemon, with no goodbye, and waits until it is gone. The device stays and has no
+    /// server.
     ///
     /// # Panics
     /// It does not go.
@@ -281,7 +282,8 @@ impl<'l> Mounted<'l> {
         self.is_served_again(said.trim());
     }
 
-    /// Starts a new daemon as [`recover`](Self::recover) does, and kills it after `time`, wherever it has got to.
+    /// Starts a new daemon as [`recover`](Self::recover) does, and kills it after `time`, wherever
+    /// it has got to.
     pub fn recover_and_kill(&self, time: Duration) {
         let mut command = self.lab.program("rblk-initiator");
         command.args(["recover", &self.name]);
@@ -291,7 +293,8 @@ impl<'l> Mounted<'l> {
         super::leftovers::kill_initiators();
     }
 
-    /// Starts a new daemon in the place of one that is gone, as a service does it: by the same `mount` as before.
+    /// Starts a new daemon in the place of one that is gone, as a service does it: by the same
+    /// `mount` as before.
     ///
     /// # Panics
     /// It cannot be done, or the device is another one.

@@ -25,8 +25,8 @@ pub struct Lab {
     rdma_host: String,
 }
 
-/// Runs one test: prepares, runs, cleans up, and proves that nothing is left. Without the lab it fails, unless
-/// `RBLK_SKIP_LAB=1` asks it not to.
+/// Runs one test: prepares, runs, cleans up, and proves that nothing is left. Without the lab it
+/// fails, unless `RBLK_SKIP_LAB=1` asks it not to.
 ///
 /// # Panics
 /// As `body` does; or something is left; or there is no lab.

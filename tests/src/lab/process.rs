@@ -215,7 +215,8 @@ fn keep(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
     })
 }
 
-/// What was kept. A child that outlives its parent may hold the pipe for ever, so this does not wait for that.
+/// What was kept. A child that outlives its parent may hold the pipe for ever, so this does not
+/// wait for that.
 fn text(keeper: Option<JoinHandle<String>>) -> String {
     let Some(keeper) = keeper else { return String::new() };
     let since = Instant::now();

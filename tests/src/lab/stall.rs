@@ -11,8 +11,8 @@ use super::blocks::Sysfs;
 /// How often it looks.
 const STEP: Duration = Duration::from_millis(20);
 
-/// Looks at a device until it is dropped. It counts requests that ended, whoever serves the device; a device that
-/// is asked for nothing has a gap, too.
+/// Looks at a device until it is dropped. It counts requests that ended, whoever serves the device;
+/// a device that is asked for nothing has a gap, too.
 #[derive(Debug)]
 pub struct StallMeter {
     stop: Arc<AtomicBool>,
@@ -62,8 +62,8 @@ impl StallMeter {
         Self { stop, gaps, thread: Some(thread) }
     }
 
-    /// The longest time without the end of a request since the start or the last call; one that goes on counts
-    /// up to now, and from now on anew.
+    /// The longest time without the end of a request since the start or the last call; one that
+    /// goes on counts up to now, and from now on anew.
     #[must_use]
     pub fn longest(&self) -> Duration {
         let mut gaps = self.gaps.lock().unwrap_or_else(PoisonError::into_inner);

@@ -16,8 +16,8 @@ use super::process::{Frozen, signal};
 use super::wait::{DEADLINE, until};
 use super::{FarHost, Lab};
 
-/// What a target is started with. It listens on the addresses of its host, for both transports, and has two poll
-/// groups.
+/// What a target is started with. It listens on the addresses of its host, for both transports, and
+/// has two poll groups.
 #[derive(Clone, Debug, Default)]
 pub struct TargetFlags {
     flags: Vec<String>,
@@ -144,7 +144,8 @@ impl<'l> Target<'l> {
         until("the target's status", DEADLINE, || self.ask()).1
     }
 
-    // Not by `rblk-target status`, which `commands.rs` has: tests ask often, and starting a program takes long here.
+    // Not by `rblk-target status`, which `commands.rs` has: tests ask often, and starting a program
+    // takes long here.
     fn ask(&self) -> Option<(TargetStatus, Counts)> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.unwrap_or_else(|e| panic!("a runtime: {e}"));

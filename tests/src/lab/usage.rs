@@ -46,7 +46,8 @@ impl Usage {
     }
 }
 
-/// CPU time of all threads of a process: what the scheduler counts, or the ticks where it does not count.
+/// CPU time of all threads of a process: what the scheduler counts, or the ticks where it does not
+/// count.
 ///
 /// # Panics
 /// It is gone.
@@ -66,7 +67,8 @@ pub fn cpu_time(pid: u32) -> Duration {
     Duration::from_nanos(nanos.sum()).max(Duration::from_millis(10 * ticks))
 }
 
-/// How many QPs, CQs, MRs, PDs and CM ids the kernel has, by name; without CQs that it keeps as spare ones.
+/// How many QPs, CQs, MRs, PDs and CM ids the kernel has, by name; without CQs that it keeps as
+/// spare ones.
 ///
 /// # Panics
 /// `rdma` of iproute2 cannot tell.
@@ -83,7 +85,8 @@ pub fn rdma_resources() -> BTreeMap<String, u64> {
             *counts.entry(name.to_owned()).or_default() += value;
         }
     }
-    // What the kernel's own NVMe leaves: CQs that a device keeps for the next of the kernel's users.
+    // What the kernel's own NVMe leaves: CQs that a device keeps for the next of the kernel's
+    // users.
     let text = start(&["rdma", "resource", "show", "cq"]).finish(DEADLINE).ok();
     let is_spare = |line: &&str| line.contains(" users 0 ") && line.contains(" poll-ctx ");
     let spare = text.lines().filter(is_spare).count() as u64;

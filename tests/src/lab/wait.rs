@@ -35,7 +35,8 @@ pub fn begin<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Re
 /// Does something that a stall may hold up, on a thread of its own.
 ///
 /// # Panics
-/// It is not done within `deadline`, or panics; the text says that it was `what`. The thread goes on.
+/// It is not done within `deadline`, or panics; the text says that it was `what`. The thread goes
+/// on.
 pub fn within<T: Send + 'static>(
     what: &str,
     deadline: Duration,

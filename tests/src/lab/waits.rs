@@ -1,8 +1,8 @@
 //! [`CpuWaits`]: for how long the threads of a process could have gone on and had no CPU.
 //!
-//! What a program does in time it does late on a busy machine, and that is no fault of the program. The scheduler
-//! counts it for each thread, whoever it was that had the CPU. What it does not see, since its whole machine did not
-//! run meanwhile, is for the [`Witness`](super::Witness).
+//! What a program does in time it does late on a busy machine, and that is no fault of the program.
+//! The scheduler counts it for each thread, whoever it was that had the CPU. What it does not see,
+//! since its whole machine did not run meanwhile, is for the [`Witness`](super::Witness).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,7 +24,8 @@ impl CpuWaits {
         Self { pid, before: waits(pid) }
     }
 
-    /// The waits of all threads together. One thread hands on what another one waits for, so that waits may add up.
+    /// The waits of all threads together. One thread hands on what another one waits for, so that
+    /// waits may add up.
     ///
     /// # Panics
     /// As [`start`](Self::start).

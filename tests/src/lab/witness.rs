@@ -1,7 +1,8 @@
 //! [`Witness`]: for how long this machine stood still, whatever it was to do.
 //!
-//! Its host may give it no time for seconds. Nothing that a test measures is shorter for that, but times get longer,
-//! and a healthy path that nobody serves meanwhile is given up. So whoever judges a time asks the witness, too.
+//! Its host may give it no time for seconds. Nothing that a test measures is shorter for that, but
+//! times get longer, and a healthy path that nobody serves meanwhile is given up. So whoever judges
+//! a time asks the witness, too.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +14,8 @@ use nix::unistd::Pid;
 
 /// How long a sleep is.
 const STEP: Duration = Duration::from_millis(10);
-/// Who is woken up so late was not given his CPU by the machine; less comes of what else runs on it.
+/// Who is woken up so late was not given his CPU by the machine; less comes of what else runs on
+/// it.
 const STOP: Duration = Duration::from_millis(100);
 /// How often something is done at most, until the machine goes on all the time.
 const TRIES: usize = 8;
@@ -102,20 +104,20 @@ impl Witness {
         Moment(self.sleepers.iter().map(until).collect())
     }
 
-    /// For how long the CPU that stood still the longest did so since `moment`, all its stops of 0.1 s and more
-    /// together.
+    /// For how long the CPU that stood still the longest did so since `moment`, all its stops of
+    /// 0.1 s and more together.
     #[must_use]
     pub fn lost_since(&self, moment: &Moment) -> Duration {
         let now = self.now();
         now.0.iter().zip(&moment.0).map(|(now, then)| *now - *then).max().unwrap_or_default()
     }
 
-    /// Does `window` and returns what it returns. Where that is an error and the machine stood still meanwhile, the
-    /// window says nothing, and is done again, with a line that says so.
+    /// Does `window` and returns what it returns. Where that is an error and the machine stood
+    /// still meanwhile, the window says nothing, and is done again, with a line that says so.
     ///
     /// # Panics
-    /// `window` fails although the machine went on, with its error; or it fails and the machine stands still each
-    /// time.
+    /// `window` fails although the machine went on, with its error; or it fails and the machine
+    /// stands still each time.
     pub fn judge<T>(&self, what: &str, mut window: impl FnMut() -> Result<T, String>) -> T {
         for _ in 0..TRIES {
             let begun = self.now();

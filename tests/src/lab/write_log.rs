@@ -1,9 +1,11 @@
-//! [`WriteLog`]: what dm-log-writes kept of the life of a disk, and how the disk looked at any moment of it.
+//! [`WriteLog`]: what dm-log-writes kept of the life of a disk, and how the disk looked at any
+//! moment of it.
 //!
-//! The kernel's Documentation/admin-guide/device-mapper/log-writes.rst has the idea and drivers/md/dm-log-writes.c the
-//! form: a sector with the head of the log, then for each entry a sector and the data. A write enters the log when
-//! a flush that came after its end was done, or with its own FUA; so the log up to any entry is a disk that a machine
-//! may find after it crashed. Marks are what [`Mapped::message`](super::Mapped::message) was told by `mark`.
+//! The kernel's Documentation/admin-guide/device-mapper/log-writes.rst has the idea and
+//! drivers/md/dm-log-writes.c the form: a sector with the head of the log, then for each entry a
+//! sector and the data. A write enters the log when a flush that came after its end was done, or
+//! with its own FUA; so the log up to any entry is a disk that a machine may find after it crashed.
+//! Marks are what [`Mapped::message`](super::Mapped::message) was told by `mark`.
 
 use std::fs::File;
 use std::io;

@@ -1,7 +1,9 @@
-//! [`Block`]: what is known of one block: the changes that may have taken effect, when, and what reads have seen.
+//! [`Block`]: what is known of one block: the changes that may have taken effect, when, and what
+//! reads have seen.
 //!
-//! A block is a register: its [`Version`]s are the values that it may have, each with bounds of the moment at which
-//! it took effect. The newest attempt of a change comes last. Moments are those of the oracle's clock.
+//! A block is a register: its [`Version`]s are the values that it may have, each with bounds of the
+//! moment at which it took effect. The newest attempt of a change comes last. Moments are those of
+//! the oracle's clock.
 
 use super::value::{Content, Source};
 use super::{ChangeId, Host};
@@ -70,7 +72,8 @@ impl Block {
         self.versions.push(Version::attempt(source, begun, now));
     }
 
-    /// Bounds of a version's effect if a read between `begin` and `end` returned it; none if it cannot have.
+    /// Bounds of a version's effect if a read between `begin` and `end` returned it; none if it
+    /// cannot have.
     pub(super) fn bounds(
         &self,
         at: usize,
@@ -81,7 +84,8 @@ impl Block {
         let version = &self.versions[at];
         let mut earliest = version.earliest;
         for (other, overwriter) in self.versions.iter().enumerate() {
-            // What was there for certain when the read began has been overwritten by this version since.
+            // What was there for certain when the read began has been overwritten by this version
+            // since.
             if other != at && overwriter.certain && overwriter.latest < begin {
                 earliest = earliest.max(overwriter.earliest);
             }
@@ -102,7 +106,8 @@ impl Block {
             .any(|w| w.source != version.source && counts(w) && version.latest < w.earliest)
     }
 
-    /// Forgets versions that no read submitted at `horizon` or later may return and no crash bring back.
+    /// Forgets versions that no read submitted at `horizon` or later may return and no crash bring
+    /// back.
     pub(super) fn prune(&mut self, horizon: u64) {
         if self.versions.len() > 1 {
             let all = self.clone();

@@ -1,7 +1,8 @@
 //! Crashes, as the oracle judges them: what the volume is found with, and who goes on with it.
 //!
-//! What survives is what was made durable, or acknowledged ([`Survives`]), and of what came after it anything may. A
-//! host that retains writes again what is lost; what nobody writes again the next flush must tell.
+//! What survives is what was made durable, or acknowledged ([`Survives`]), and of what came after
+//! it anything may. A host that retains writes again what is lost; what nobody writes again the
+//! next flush must tell.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,8 +11,8 @@ use super::value::Source;
 use super::{Change, CrashCount, Host, Loss, Oracle, SECTOR, Survives};
 
 impl Oracle {
-    /// The volume was found with these bytes after a crash, which ended everything outstanding. They are what
-    /// it holds from now on.
+    /// The volume was found with these bytes after a crash, which ended everything outstanding.
+    /// They are what it holds from now on.
     ///
     /// # Errors
     /// Something is lost that had to survive, or is there that nobody wrote; in words.
@@ -49,8 +50,9 @@ impl Oracle {
         Ok(count)
     }
 
-    /// The target has died and the volume has these bytes now; the hosts live, and what is outstanding goes on.
-    /// Those of which `retains` says so have copies of what was acknowledged in this life of theirs.
+    /// The target has died and the volume has these bytes now; the hosts live, and what is
+    /// outstanding goes on. Those of which `retains` says so have copies of what was acknowledged
+    /// in this life of theirs.
     ///
     /// # Errors
     /// Something is lost that had to survive, or is there that nobody wrote; in words.
@@ -110,7 +112,8 @@ impl Oracle {
             if is_kept {
                 self.volatile.push((id, change));
             } else if survives == Survives::Acknowledged && kept && !fenced {
-                // It is durable, but its host may not know, and write it again after another restart.
+                // It is durable, but its host may not know, and write it again after another
+                // restart.
                 self.volatile.push((id, Change { told: true, ..change }));
             }
         }
@@ -125,8 +128,9 @@ impl Oracle {
         Ok(count)
     }
 
-    /// Whether an image has not what was acknowledged of a block, or something as new. Of requests that overlapped in
-    /// time any may be the newest here, whatever was read since: who retains them knows only when they were answered.
+    /// Whether an image has not what was acknowledged of a block, or something as new. Of requests
+    /// that overlapped in time any may be the newest here, whatever was read since: who retains
+    /// them knows only when they were answered.
     fn loses(&self, at: usize, image: &[u8]) -> bool {
         let block = &self.blocks[at];
         let sectors = at * self.block_bytes / SECTOR..(at + 1) * self.block_bytes / SECTOR;
@@ -139,9 +143,10 @@ impl Oracle {
         })
     }
 
-    /// A host goes on after [`Self::restart`]: it has written again the blocks of which `rewritten` says so, from its
-    /// copies, and made them durable; or, with none, nothing at all. What is lost then has to be told by its next flush,
-    /// as always; with copies it need not be lost, unless the host has something to tell (`owes`) anyhow.
+    /// A host goes on after [`Self::restart`]: it has written again the blocks of which `rewritten`
+    /// says so, from its copies, and made them durable; or, with none, nothing at all. What is lost
+    /// then has to be told by its next flush, as always; with copies it need not be lost, unless
+    /// the host has something to tell (`owes`) anyhow.
     ///
     /// # Errors
     /// It did not write again what is lost, in words.

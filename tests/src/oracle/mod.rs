@@ -1,24 +1,25 @@
 //! [`Oracle`]: what a volume may hold, when requests overlap and machines crash. Pure.
 //!
-//! A block is a register. Every change of it takes effect whole, once, at a moment between its submission
-//! and its end; a read returns what was there at a moment between its own. So a read may return any of the
-//! values that concurrent writes give the block, but none that was overwritten before it began, nothing that
-//! an earlier read has shown to be overwritten, and no mixture. What is known of a change's moment is kept as
-//! bounds, which reads make tighter.
+//! A block is a register. Every change of it takes effect whole, once, at a moment between its
+//! submission and its end; a read returns what was there at a moment between its own. So a read may
+//! return any of the values that concurrent writes give the block, but none that was overwritten
+//! before it began, nothing that an earlier read has shown to be overwritten, and no mixture. What
+//! is known of a change's moment is kept as bounds, which reads make tighter.
 //!
-//! After a crash each sector has the value of the last durable change or of one that may have come later.
-//! Durable is a change when it was acknowledged with FUA, or before a flush was submitted that succeeded.
+//! After a crash each sector has the value of the last durable change or of one that may have come
+//! later. Durable is a change when it was acknowledged with FUA, or before a flush was submitted
+//! that succeeded.
 //!
-//! Hosts send a request again when they lost the connection, so a change may take effect more than once: at most once
-//! in each of its attempts, and an attempt is over when the target has admitted the host to a newer epoch
-//! ([`Oracle::new_attempt`]). A host that lost the volume to another changes nothing from that moment on
-//! ([`Oracle::fence`]). When the target dies and comes back ([`Oracle::restart`]), the outstanding goes on; what was
-//! acknowledged and is lost is written again by a host that retains (`Oracle::settled`), or a flush must tell
-//! ([`Oracle::end_flush`]).
+//! Hosts send a request again when they lost the connection, so a change may take effect more than
+//! once: at most once in each of its attempts, and an attempt is over when the target has admitted
+//! the host to a newer epoch ([`Oracle::new_attempt`]). A host that lost the volume to another
+//! changes nothing from that moment on ([`Oracle::fence`]). When the target dies and comes back
+//! ([`Oracle::restart`]), the outstanding goes on; what was acknowledged and is lost is written
+//! again by a host that retains (`Oracle::settled`), or a flush must tell ([`Oracle::end_flush`]).
 //!
-//! Every write has a number and fills each of its sectors with a stamp of that number and the sector's
-//! ([`Oracle::fill`]), so that a value tells where it is from. Zeroes do not: what could be any of several
-//! changes is taken for the one that is allowed.
+//! Every write has a number and fills each of its sectors with a stamp of that number and the
+//! sector's ([`Oracle::fill`]), so that a value tells where it is from. Zeroes do not: what could
+//! be any of several changes is taken for the one that is allowed.
 
 mod block;
 mod crash;
@@ -174,7 +175,8 @@ impl Oracle {
         self.clock
     }
 
-    /// A change of a range in bytes is submitted: a write of what [`Self::fill`] makes, or `zeroes`.
+    /// A change of a range in bytes is submitted: a write of what [`Self::fill`] makes, or
+    /// `zeroes`.
     pub fn begin_change(&mut self, range: &Range<usize>, zeroes: bool) -> ChangeId {
         self.begin_change_by(Host(0), range, zeroes)
     }
@@ -203,8 +205,8 @@ impl Oracle {
         self.lives.get(&host).copied().unwrap_or(0)
     }
 
-    /// The target has admitted a host to a new epoch: what the host had sent before takes effect no more, and all
-    /// that is outstanding is sent again.
+    /// The target has admitted a host to a new epoch: what the host had sent before takes effect no
+    /// more, and all that is outstanding is sent again.
     pub fn new_attempt(&mut self, host: Host) {
         let now = self.tick();
         if self.fenced.contains_key(&host) {
@@ -263,8 +265,8 @@ impl Oracle {
         }
     }
 
-    /// A change has ended. `durable`: it was a write with FUA. One that is not `ok` may have taken effect or
-    /// not, but does so no more.
+    /// A change has ended. `durable`: it was a write with FUA. One that is not `ok` may have taken
+    /// effect or not, but does so no more.
     ///
     /// # Errors
     /// It cannot have ended so, in words.
@@ -307,7 +309,8 @@ impl Oracle {
         Begin { at: self.tick(), host }
     }
 
-    /// A flush has ended. One that failed promises nothing, and tells of every loss that it would have covered.
+    /// A flush has ended. One that failed promises nothing, and tells of every loss that it would
+    /// have covered.
     ///
     /// # Errors
     /// It cannot have succeeded, in words.
@@ -315,8 +318,9 @@ impl Oracle {
         self.end_flush_given(begin, begin, ok)
     }
 
-    /// [`Self::end_flush`] of one that had waited before it was given to whom it is for. What it covers is everything
-    /// from before it began; what it can tell, or has to, is from before it was given.
+    /// [`Self::end_flush`] of one that had waited before it was given to whom it is for. What it
+    /// covers is everything from before it began; what it can tell, or has to, is from before it
+    /// was given.
     ///
     /// # Errors
     /// As [`Self::end_flush`].

@@ -1,7 +1,7 @@
 //! Values of sectors and blocks: zeroes, what was there before, or the stamp of a write.
 //!
-//! A stamp is the number of the write, that of the sector, and words made of both: no sector of another write, and no
-//! other sector of this one, looks like it. Numbers count from 1.
+//! A stamp is the number of the write, that of the sector, and words made of both: no sector of
+//! another write, and no other sector of this one, looks like it. Numbers count from 1.
 
 use super::block::Block;
 use super::{ChangeId, SECTOR};

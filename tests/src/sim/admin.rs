@@ -1,7 +1,7 @@
 //! [`AdminEnd`]: the initiator's end of an admin connection, as capsules over a real QP.
 //!
-//! It says what [`rblk_initiator::admin::AdminChannel`] says, without its clock and its runtime: one command at a
-//! time, a parked ASYNC_EVENT, and KEEP_ALIVEs by the same [`Pulse`].
+//! It says what [`rblk_initiator::admin::AdminChannel`] says, without its clock and its runtime:
+//! one command at a time, a parked ASYNC_EVENT, and KEEP_ALIVEs by the same [`Pulse`].
 
 use std::time::Instant;
 
@@ -145,7 +145,8 @@ impl AdminEnd {
         self.call = Some(self.send(opcode, CALL, body));
     }
 
-    /// Takes what came, and keeps the connection alive. With `parks` it waits for the target's events.
+    /// Takes what came, and keeps the connection alive. With `parks` it waits for the target's
+    /// events.
     ///
     /// # Errors
     /// [`Lost`].

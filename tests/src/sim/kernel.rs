@@ -1,7 +1,9 @@
-//! [`Kernel`]: what stands in for the block layer and the ublk driver: requests that are given to a server by tags.
+//! [`Kernel`]: what stands in for the block layer and the ublk driver: requests that are given to a
+//! server by tags.
 //!
-//! A request is the driver's until the server has answered it. When the server dies, what it had is given to the next
-//! one, in another order and under other tags, with the same data: the driver's recovery with re-issue.
+//! A request is the driver's until the server has answered it. When the server dies, what it had is
+//! given to the next one, in another order and under other tags, with the same data: the driver's
+//! recovery with re-issue.
 
 use std::ops::Range;
 

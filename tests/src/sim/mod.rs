@@ -1,20 +1,21 @@
-//! A deterministic simulation of hosts, their mounts and a target over a faulty network, from one seed.
+//! A deterministic simulation of hosts, their mounts and a target over a faulty network, from one
+//! seed.
 //!
 //! | part | what it is | what is real in it |
 //! |---|---|---|
 //! | [`plan`] | what a run is made of and what goes wrong in it | - |
-//! | [`site`] | the target: its control, its poll groups, what it remembers, its lives | control's decisions, poll groups, cache, fencing, verifiers |
-//! | [`process`] | the server of one mount | its course, engines, accounts of what is durable, writing again |
+//! | [`site`] | the target and its lives | control, poll groups, cache, fencing, verifiers |
+//! | [`process`] | the server of one mount | course, engines, accounts of what is durable, replay |
 //! | [`admin`] | an admin connection, as capsules over a QP | the capsules and the QP |
 //! | [`neighbour`] | another host with a volume of its own, which reads | its engine |
-//! | [`kernel`] | the requests of a device, and what the driver does with them when the server dies | - |
+//! | [`kernel`] | the requests of a device, also when its server dies | - |
 //! | [`world`] | all of them together, and the [oracle](crate::oracle) that watches | - |
 //!
-//! QPs are as those of cards: over only when they are destroyed, which takes steps. Until then RDMA that was under way
-//! lands in what they were lent.
+//! QPs are as those of cards: over only when they are destroyed, which takes steps. Until then RDMA
+//! that was under way lands in what they were lent.
 //!
-//! Time is a count of steps of a millisecond; nobody sleeps and nothing is random but by the seed, so a run can be had
-//! again from its seed, and its [`log`] compared.
+//! Time is a count of steps of a millisecond; nobody sleeps and nothing is random but by the seed,
+//! so a run can be had again from its seed, and its [`log`] compared.
 
 pub mod admin;
 pub mod kernel;

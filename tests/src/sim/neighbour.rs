@@ -1,7 +1,9 @@
-//! [`Neighbour`]: another host, which reads a volume of its own by the same devices and the same memory.
+//! [`Neighbour`]: another host, which reads a volume of its own by the same devices and the same
+//! memory.
 //!
-//! The target holds no mount to the end of another's connections: what those lent and is free too early is the
-//! neighbour's next. It reads whenever connections are being destroyed, as much as it can, and knows every byte.
+//! The target holds no mount to the end of another's connections: what those lent and is free too
+//! early is the neighbour's next. It reads whenever connections are being destroyed, as much as it
+//! can, and knows every byte.
 
 use rblk_bench::inprocess::{Join, Outcome, QueueId, QueueOptions};
 use rblk_bench::seed::Random;

@@ -103,7 +103,8 @@ pub enum Fault {
         /// Nothing is done meanwhile, or everything takes longer.
         stalled: bool,
     },
-    /// What the store has in flight, as soon as there is something, stays there and is overtaken by what comes later.
+    /// What the store has in flight, as soon as there is something, stays there and is overtaken by
+    /// what comes later.
     Hold {
         /// Until when.
         steps: u64,
@@ -233,12 +234,14 @@ impl Plan {
             let when = plan.when(&mut random);
             let fault = plan.fault(&mut random);
             plan.faults.push((when, fault));
-            // What is held is worth most when its connection dies, its sender comes back and goes on.
+            // What is held is worth most when its connection dies, its sender comes back and goes
+            // on.
             if let Fault::Hold { .. } = fault {
                 let (when, then) = plan.orphan(&mut random);
                 plan.faults.push((when, then));
             }
-            // The one who lost the volume asks for it first, of a target that has just told somebody else that it has it.
+            // The one who lost the volume asks for it first, of a target that has just told
+            // somebody else that it has it.
             if let Fault::Mount { take_over: true, .. } = fault
                 && random.chance(300)
             {
@@ -246,7 +249,8 @@ impl Plan {
                 let steps = random.below(200);
                 plan.faults.push((When::At(Moment::Opened), Fault::Target { death, steps }));
             }
-            // A take-over is worth most from a holder that cannot know of it, or that is in the middle of something.
+            // A take-over is worth most from a holder that cannot know of it, or that is in the
+            // middle of something.
             if let Fault::Freeze { host, .. } = fault
                 && plan.hosts > 1
                 && random.chance(700)

@@ -1,5 +1,5 @@
-//! [`Site`]: the target of a simulation: the real [`Core`] over the real poll groups, what it must remember, and its
-//! lives.
+//! [`Site`]: the target of a simulation: the real [`Core`] over the real poll groups, what it must
+//! remember, and its lives.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -257,8 +257,8 @@ impl Site {
         }
     }
 
-    /// Hands its control what came from the poll groups, and carries out what it decides. Call it after each step
-    /// and after each [`Self::knock`].
+    /// Hands its control what came from the poll groups, and carries out what it decides. Call it
+    /// after each step and after each [`Self::knock`].
     pub fn pump(&mut self, log: &mut Log, moments: &mut Vec<Moment>) -> Vec<Decided> {
         let mut decided = Vec::new();
         let (now, elapsed) = (self.rig.now(), self.rig.elapsed());

@@ -1,4 +1,5 @@
-//! `rblk-bench`, as far as that it measures everything and leaves nothing. It expects that nothing was left before it.
+//! `rblk-bench`, as far as that it measures everything and leaves nothing. It expects that nothing
+//! was left before it.
 
 use std::collections::BTreeSet;
 

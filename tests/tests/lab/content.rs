@@ -1,5 +1,5 @@
-//! What is written is what is read, and what is in the file behind: by any size, at any place, by a file system, after
-//! discards and flushes.
+//! What is written is what is read, and what is in the file behind: by any size, at any place, by a
+//! file system, after discards and flushes.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -216,7 +216,8 @@ fn discard_zeroes_flush_fua() {
         assert_eq!(did(&before, "writes"), fio.writes);
         assert!(did(&before, "flushes") >= fio.writes - 1, "an fsync after every write");
 
-        // O_DSYNC is a write with FUA and no flush; it must be on the disk behind when it is answered.
+        // O_DSYNC is a write with FUA and no flush; it must be on the disk behind when it is
+        // answered.
         let before = both();
         let dsync = Fio::new(mounted.device(), "randwrite")
             .with("bs", "4k")

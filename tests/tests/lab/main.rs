@@ -1,8 +1,10 @@
-//! The lab suite: the real programs, a real kernel, real verbs (Soft-RoCE or a card) and a real block device.
+//! The lab suite: the real programs, a real kernel, real verbs (Soft-RoCE or a card) and a real
+//! block device.
 //!
-//! Run by `cargo xtask test`; by hand with `cargo xtask lab -- TEST-BINARY --test-threads=1 --nocapture [NAME]`.
-//! Tests whose names start with `kernel_` depend on the kernel's own behaviour most, and run on the oldest
-//! supported kernel, too. `RBLK_LONG=1` makes each longer; `RBLK_SKIP_LAB=1` makes each pass without a look.
+//! Run by `cargo xtask test`; by hand with
+//! `cargo xtask lab -- TEST-BINARY --test-threads=1 --nocapture [NAME]`. Tests whose names start
+//! with `kernel_` depend on the kernel's own behaviour most, and run on the oldest supported
+//! kernel, too. `RBLK_LONG=1` makes each longer; `RBLK_SKIP_LAB=1` makes each pass without a look.
 
 #![forbid(unsafe_code)]
 
@@ -43,7 +45,8 @@ fn serve_file(lab: &Lab, bytes: u64) -> (PathBuf, TargetFlags) {
 /// What [`endless_fio`] writes before it reads that back.
 const BACKLOG: u64 = 64;
 
-/// fio that goes on until it is told to stop, and checks what it writes while it writes, over and over.
+/// fio that goes on until it is told to stop, and checks what it writes while it writes, over and
+/// over.
 fn endless_fio(mounted: &Mounted) -> Fio {
     Fio::new(mounted.device(), "randwrite")
         .with("bsrange", "4k-256k")

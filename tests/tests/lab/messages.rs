@@ -1,5 +1,5 @@
-//! What an I/O costs in messages, completions and packets, by the counters of both ends and of the device; and an idle
-//! mount, which costs next to nothing.
+//! What an I/O costs in messages, completions and packets, by the counters of both ends and of the
+//! device; and an idle mount, which costs next to nothing.
 
 use std::time::{Duration, Instant};
 
@@ -76,8 +76,8 @@ impl Cost {
     }
 }
 
-/// The counters of both ends and of the device, when all is counted that was done: threads tell of some of it at the
-/// end of a turn, and of the last completions later than anybody else sees them.
+/// The counters of both ends and of the device, when all is counted that was done: threads tell of
+/// some of it at the end of a turn, and of the last completions later than anybody else sees them.
 fn settled(mounted: &Mounted, target: &Target, witness: &Witness) -> [Counts; 3] {
     let look = || [mounted.counts(), target.counts(), fabric_packets()];
     until("both ends to be still", DEADLINE, || {
@@ -95,8 +95,8 @@ fn settled(mounted: &Mounted, target: &Target, witness: &Witness) -> [Counts; 3]
 #[test]
 fn counters_prove_the_messages() {
     run("counters_prove_the_messages", |lab| {
-        // A part of the volume for each case: what another one left in the cache may lie in pieces, and data in
-        // many pieces takes more than one message.
+        // A part of the volume for each case: what another one left in the cache may lie in pieces,
+        // and data in many pieces takes more than one message.
         const PART: u64 = 64 * MIB;
         let cases = [
             ("read 4k", "randread", "4k", 16),
@@ -157,7 +157,8 @@ fn counters_prove_the_messages() {
             assert_eq!((i("reads"), i("writes"), commands), (reads, writes, ios), "{case}");
             assert_eq!((t("reads"), t("writes")), (reads, writes), "{case}");
             assert_eq!(i("errors") + t("failed_commands"), 0, "{case}");
-            // Answers: data and answer in one message where the device can, else two. What has no data may share.
+            // Answers: data and answer in one message where the device can, else two. What has no
+            // data may share.
             let messages = t("sends") - t("admin_commands");
             let answers = messages - t("lists") + t("listed");
             if with_imm {
@@ -221,7 +222,8 @@ fn idle_uses_no_cpu() {
             .run(FIO_DEADLINE)
             .ok();
         let used = || [cpu_time(target.pid()), cpu_time(mounted.pid())];
-        // The least counts: what a machine that stands still does to a window is to add to what is used.
+        // The least counts: what a machine that stands still does to a window is to add to what is
+        // used.
         let witness = Witness::start();
         let mut least = [f64::INFINITY; 2];
         for _ in 0..3 {

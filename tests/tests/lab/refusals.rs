@@ -31,7 +31,8 @@ fn refusals_say_why() {
         let mounted =
             Mounted::new(lab, &MountFlags::new(rdma.clone(), "v0").flag("--host-name", "alice"));
         refused(&MountFlags::new(rdma.clone(), "v0"), 4, &["v0", "mounted already"]);
-        // The target would take it for the first one come back, should that one be away at this moment.
+        // The target would take it for the first one come back, should that one be away at this
+        // moment.
         refused(
             &MountFlags::new(rdma.clone(), "v0").name("other").flag("--host-name", "bob"),
             4,

@@ -8,8 +8,8 @@ use rblk_tests::lab::{
 
 use super::{MIB, endless_fio, serve_file, wait_for_io};
 
-/// Longer than elsewhere: what a busy machine takes of each step is the same for any `--detect`, and must not be more
-/// than what a detection is late by that waits for one beat too many.
+/// Longer than elsewhere: what a busy machine takes of each step is the same for any `--detect`,
+/// and must not be more than what a detection is late by that waits for one beat too many.
 const DETECT: Duration = Duration::from_secs(8);
 /// What is allowed on top of `--detect` until a loss is reported.
 const REPORT: Duration = Duration::from_millis(500);
@@ -35,8 +35,8 @@ impl Cut {
         self.stood + self.waited
     }
 
-    /// Whether it was reported too late for the time that the mount had. A thread that could go on while the whole
-    /// machine stood still is in both figures.
+    /// Whether it was reported too late for the time that the mount had. A thread that could go on
+    /// while the whole machine stood still is in both figures.
     fn is_late(&self) -> bool {
         self.took.is_some_and(|took| took > DETECT + REPORT + self.stood.max(self.waited))
     }
@@ -75,8 +75,8 @@ fn detect_is_kept() {
             wait_for_io(&mounted, &meter);
             let cut = cut(&mounted, &far, &witness);
             println!("{}: {cut:.2?}", lab.test());
-            // A machine that is busy with others lengthens what is measured, and for long it ends paths itself: then
-            // a cut proves nothing, either way.
+            // A machine that is busy with others lengthens what is measured, and for long it ends
+            // paths itself: then a cut proves nothing, either way.
             if cut.took.is_none() {
                 assert!(!witness.lost_since(&begun).is_zero(), "the path was lost before the cut");
             } else if cut.lost() < LOST_MOST {

@@ -11,8 +11,8 @@ fn drain_replays_nothing() {
     run("drain_replays_nothing", |lab| {
         let target_flags = serve_file(lab, 512 * MIB).flag("--drain-timeout", "20s");
         let mut target = Target::start(lab, &target_flags);
-        // A drain is announced, so nothing has to be detected; and what is on its way must be answered within the time
-        // that the mount waits for that, which is 2 s at most.
+        // A drain is announced, so nothing has to be detected; and what is on its way must be
+        // answered within the time that the mount waits for that, which is 2 s at most.
         let mount_flags = MountFlags::new(lab.rdma(), "v0").flag("--detect", "20s");
         let mounted = Mounted::new(lab, &mount_flags);
         let node = mounted.node();

@@ -1,4 +1,5 @@
-//! Hosts that stop and come back after somebody else took their volume: nothing they send is written.
+//! Hosts that stop and come back after somebody else took their volume: nothing they send is
+//! written.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -99,8 +100,8 @@ fn host(lab: &Lab, host: &'static str, detect: &str) -> MountFlags {
     MountFlags::new(lab.rdma(), "v0").name(host).host(host).flag("--detect", detect)
 }
 
-/// A wakes up. It is told, whatever it does, and goes in good order. A write from before may have been answered before,
-/// too, and A only learns that now.
+/// A wakes up. It is told, whatever it does, and goes in good order. A write from before may have
+/// been answered before, too, and A only learns that now.
 fn wakes_up_fenced(target: &Target<'_>, a: Mounted<'_>, frozen: Frozen, writer: Stubborn) {
     let since = Instant::now();
     drop(frozen);
@@ -162,7 +163,8 @@ fn fence_after_the_lease() {
         let begun = Instant::now();
         until("A to write", DEADLINE, || (writer.ends(begun).len() > 20).then_some(()));
         let frozen = a.freeze();
-        // Nobody takes anything over: A is gone, as far as anybody can tell, and B mounts what is free.
+        // Nobody takes anything over: A is gone, as far as anybody can tell, and B mounts what is
+        // free.
         let since = Instant::now();
         let bob = host(lab, "bob", "500ms");
         let b = until("A's lease to end", PATIENCE, || Mounted::try_new(lab, &bob).ok());

@@ -70,7 +70,8 @@ impl<'l> GivesUp<'l> {
         (times[0].min(times[1]), times[0].max(times[1]))
     }
 
-    /// The target dies while requests are on their way, and does not come back. Then the disk fails what it is asked.
+    /// The target dies while requests are on their way, and does not come back. Then the disk fails
+    /// what it is asked.
     fn lose_target(&mut self) -> Result<(), String> {
         let begun = self.witness.now();
         let target = self.target.take().expect("a target");
@@ -105,7 +106,8 @@ impl<'l> GivesUp<'l> {
         let status = self.mounted.status();
         assert_ne!(status.state, "connected");
         assert!(status.total.errors - before.errors >= 12, "they are counted: {status:?}");
-        // Too soon it is on a machine that stood still, too, should that have ended the path before.
+        // Too soon it is on a machine that stood still, too, should that have ended the path
+        // before.
         if first < FAIL_AFTER || last > DETECT + FAIL_AFTER + SLACK + lost {
             return Err(format!("requests failed after {first:?} and {last:?}"));
         }

@@ -1,5 +1,5 @@
-//! Faults of every kind, one after the other, below a fio that checks everything and below a file system.
-//! Each is a stall that ends when its cause does.
+//! Faults of every kind, one after the other, below a fio that checks everything and below a file
+//! system. Each is a stall that ends when its cause does.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -51,8 +51,8 @@ impl<'l> Life<'l> {
         }
     }
 
-    /// Does something that interrupts I/O, and returns when it is repaired: the stall ends soon after. Does it again
-    /// where a machine that stood still may be why it did not.
+    /// Does something that interrupts I/O, and returns when it is repaired: the stall ends soon
+    /// after. Does it again where a machine that stood still may be why it did not.
     fn interrupt(&mut self, what: &str, mut cause: impl FnMut(&mut Self)) {
         let witness = Rc::clone(&self.witness);
         witness.judge(&format!("{}: {what}", self.lab.test()), || {
@@ -133,7 +133,8 @@ fn link_cut() {
         let far = FarHost::new(lab);
         let mut life = Life::new(lab, Some(&far), 1024 * MIB);
         let fio = life.fio();
-        // Shorter than the detection, a little longer, and long enough for the pauses between tries to grow.
+        // Shorter than the detection, a little longer, and long enough for the pauses between tries
+        // to grow.
         let times = [1000, 3000, 6000].map(Duration::from_millis);
         for time in times.into_iter().cycle().take(lab.times(3, 25)) {
             life.cut(time);

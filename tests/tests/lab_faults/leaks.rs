@@ -31,8 +31,8 @@ fn no_objects_left(before: &BTreeMap<String, u64>) {
     });
 }
 
-/// What is held as soon as that does not change any more and `whole` holds: nothing of what went on before is still
-/// being given back, or had anew.
+/// What is held as soon as that does not change any more and `whole` holds: nothing of what went on
+/// before is still being given back, or had anew.
 fn settled(pids: &[u32], whole: impl Fn() -> bool) -> (Vec<Usage>, BTreeMap<String, u64>) {
     let look = || {
         let usages: Vec<_> = pids.iter().map(|pid| Usage::of(*pid)).collect();
@@ -104,7 +104,8 @@ fn reconnects_leak_nothing() {
         };
         // Each cuts the cable that is in use, so that the other one is taken.
         let cycle = |number: usize| {
-            // A machine that stands still for longer than `--detect` loses paths, too, whenever that is.
+            // A machine that stands still for longer than `--detect` loses paths, too, whenever
+            // that is.
             let connected = || mounted.look().filter(|status| status.state == "connected");
             let status = until("the mount to be connected", DEADLINE, connected);
             let in_use = far.hosts().iter().position(|host| status.address.contains(host));

@@ -1,9 +1,11 @@
-//! The lab suite of faults: links that are cut, targets and initiators that die, hosts that stop, with the real
-//! programs on a real kernel. Whoever uses the device sees a stall, never an error, a lost or a stale block.
+//! The lab suite of faults: links that are cut, targets and initiators that die, hosts that stop,
+//! with the real programs on a real kernel. Whoever uses the device sees a stall, never an error, a
+//! lost or a stale block.
 //!
-//! Run like `lab/`. `RBLK_LONG=1` does each fault more often. Bounds on times are those that the documentation
-//! promises, and times are measured from outside the programs. For how long the machine itself stood still is no part
-//! of them, and what that spoilt is done again, a few times at most.
+//! Run like `lab/`. `RBLK_LONG=1` does each fault more often. Bounds on times are those that the
+//! documentation promises, and times are measured from outside the programs. For how long the
+//! machine itself stood still is no part of them, and what that spoilt is done again, a few times
+//! at most.
 
 #![forbid(unsafe_code)]
 

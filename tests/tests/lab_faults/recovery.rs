@@ -47,7 +47,8 @@ fn upgrade_under_fio() {
         for round in 0..lab.times(3, 25) {
             witness.judge(&format!("{}: {round}", lab.test()), || {
                 wait_for_io(&mounted, &meter);
-                // Another file each time, so that what runs afterwards tells that it is the new one.
+                // Another file each time, so that what runs afterwards tells that it is the new
+                // one.
                 copies += 1;
                 let dir = lab.path(&format!("new{copies}"));
                 std::fs::create_dir_all(&dir).expect("a directory");
@@ -201,7 +202,8 @@ fn both_ends_killed_is_told() {
             life.start_target();
             life.is_told();
             life.end();
-            // It comes back, and then the target dies: what the first process knew is still not known.
+            // It comes back, and then the target dies: what the first process knew is still not
+            // known.
             let mut life = Unflushed::new(lab, retain, OnLoss::UntilRemount);
             life.restart_initiator();
             life.mounted.wait_connected();

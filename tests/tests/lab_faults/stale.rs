@@ -1,4 +1,5 @@
-//! A write that the store held on to while its path died never lands on top of what was written after it.
+//! A write that the store held on to while its path died never lands on top of what was written
+//! after it.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,7 +12,8 @@ use rblk_tests::lab::{
 
 use super::MIB;
 
-/// A disk with two ways to it: requests that took the first can be held, while others take the second.
+/// A disk with two ways to it: requests that took the first can be held, while others take the
+/// second.
 struct TwoWays {
     disk: LoopDisk,
     // In the order in which they must go.

@@ -13,7 +13,8 @@ use rblk_tests::lab::pattern;
 /// Files that are kept; the oldest goes when there are more.
 const KEPT: u64 = 40;
 
-/// Writes file after file until it is stopped, each synchronised. Any error ends it, and is told at the end.
+/// Writes file after file until it is stopped, each synchronised. Any error ends it, and is told at
+/// the end.
 pub(super) struct Writer {
     dir: PathBuf,
     stop: Arc<AtomicBool>,

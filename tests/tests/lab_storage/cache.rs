@@ -1,4 +1,5 @@
-//! What the block cache does for reads: right data, as many hits as its size allows, no copies, reading ahead.
+//! What the block cache does for reads: right data, as many hits as its size allows, no copies,
+//! reading ahead.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -15,8 +16,8 @@ fn hit_ratio(counts: &Counts) -> f64 {
     100.0 * hits as f64 / (hits + misses).max(1) as f64
 }
 
-/// The target's counters as soon as they have what `is_so` asks for and stay as they are. A thread that answers tells
-/// of it at the end of its turn.
+/// The target's counters as soon as they have what `is_so` asks for and stay as they are. A thread
+/// that answers tells of it at the end of its turn.
 fn settled(target: &Target<'_>, what: &str, is_so: impl Fn(&Counts) -> bool) -> Counts {
     const FIGURES: [&str; 5] =
         ["cache_hits", "cache_misses", "cache_prefetched", "fill_bytes", "rdma_writes_with_imm"];
@@ -40,8 +41,8 @@ fn both_halves(device: &Path, rw: &str, bytes: u64) -> Fio {
         .with("cpus_allowed_policy", "split")
 }
 
-/// Checks what fio writes, then reads at random, with a cache of `arena` for `work` bytes. Returns the hit ratios
-/// of reads everywhere and of reads that prefer some blocks.
+/// Checks what fio writes, then reads at random, with a cache of `arena` for `work` bytes. Returns
+/// the hit ratios of reads everywhere and of reads that prefer some blocks.
 fn fio_over_cache(lab: &Lab, cache: CacheMode, work: u64, arena: u64) -> (f64, f64) {
     let image = lab.image("v0.img", 2 * work);
     let target = serve(lab, &config(&image, cache, arena));

@@ -1,5 +1,5 @@
-//! A file system over a store whose every write is logged: whenever the machine would have crashed, what was
-//! synchronised is there.
+//! A file system over a store whose every write is logged: whenever the machine would have crashed,
+//! what was synchronised is there.
 
 use std::fs::File;
 use std::io;
@@ -32,8 +32,8 @@ fn check_files(dir: &Path, count: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Replays the log up to many moments after the file system was made; at each the file system must be whole, with
-/// every file that was marked as synchronised by then. Returns how many moments.
+/// Replays the log up to many moments after the file system was made; at each the file system must
+/// be whole, with every file that was marked as synchronised by then. Returns how many moments.
 fn check_crash_points(lab: &Lab, log: &WriteLog, bytes: u64) -> usize {
     let disk = lab.image("replayed.img", bytes);
     let file = File::options().write(true).open(&disk).expect("opening the replayed disk");

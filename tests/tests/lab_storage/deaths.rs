@@ -12,7 +12,8 @@ use rblk_tests::lab::{
 
 use super::{FIO_DEADLINE, KIB, MIB, NEVER, config, errno, open, serve, size, with_delay};
 
-/// A mounted volume with acknowledged writes that no flush covered: small and large ones, and some blocks twice.
+/// A mounted volume with acknowledged writes that no flush covered: small and large ones, and some
+/// blocks twice.
 struct Unflushed<'l> {
     name: &'static str,
     image: PathBuf,
@@ -232,8 +233,8 @@ fn write_back_kill_under_load() {
         let mut target = serve(lab, &config);
         let flags = MountFlags::new(lab.rdma(), "v0").flag("--retain", "64MiB");
         let mounted = Mounted::new(lab, &flags);
-        // It reads all of it back at its end. Pauses, and no rate: what it misses while nobody serves it must not come
-        // all at once, or little is left for the next death.
+        // It reads all of it back at its end. Pauses, and no rate: what it misses while nobody
+        // serves it must not come all at once, or little is left for the next death.
         let mut fio = Fio::new(mounted.device(), "randwrite")
             .with("bsrange", "4k-256k")
             .with("iodepth", 16)

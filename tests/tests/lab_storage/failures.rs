@@ -11,8 +11,8 @@ use rblk_tests::lab::{
 
 use super::{KIB, MIB, MODES, NEVER, config, dirty_bytes, errno, open, serve, sh, with_delay};
 
-/// Looks at what the target's log has about failures of the store since the target was started, which was at
-/// `since`: a line for a burst, not one for each error. Returns how many lines.
+/// Looks at what the target's log has about failures of the store since the target was started,
+/// which was at `since`: a line for a burst, not one for each error. Returns how many lines.
 fn failure_lines(target: &Target<'_>, since: Instant) -> u64 {
     let log = target.log();
     // Those before it wrote to the same file.

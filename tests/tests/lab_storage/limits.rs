@@ -89,7 +89,8 @@ fn discards_reach_dirty_blocks() {
             let range = ["--offset", &*offset, "--length", &*length];
             sh(&[&["blkdiscard", "-f"], flags, &range, &[&*mounted.dev()]].concat());
         };
-        // Across stripes of the cache, which are 1 MiB, and from within one block to within another.
+        // Across stripes of the cache, which are 1 MiB, and from within one block to within
+        // another.
         let (discarded, zeroed) = (MIB + 512 * KIB..MIB + 2560 * KIB, 5 * MIB..6 * MIB + 4096);
         blkdiscard(&[], discarded.start, discarded.end - discarded.start);
         blkdiscard(&["-z"], zeroed.start, zeroed.end - zeroed.start);

@@ -1,7 +1,8 @@
-//! The lab suite of storage: the block cache and what must outlast deaths, with the real programs, on disks of a
-//! real kernel that fail, fill up and forget.
+//! The lab suite of storage: the block cache and what must outlast deaths, with the real programs,
+//! on disks of a real kernel that fail, fill up and forget.
 //!
-//! Run like `lab/`. The figures that tests print are for reading; bounds on them are wide, and no time is judged.
+//! Run like `lab/`. The figures that tests print are for reading; bounds on them are wide, and no
+//! time is judged.
 
 #![forbid(unsafe_code)]
 
@@ -70,8 +71,8 @@ fn open(device: &Path) -> File {
     Aligned::open(device, true, 0).unwrap_or_else(|e| panic!("opening {}: {e}", device.display()))
 }
 
-/// The bytes that are dirty at the target, as soon as what was done last is counted: long before those that a flush
-/// left would be written back by themselves.
+/// The bytes that are dirty at the target, as soon as what was done last is counted: long before
+/// those that a flush left would be written back by themselves.
 fn dirty_bytes(target: &Target<'_>) -> u64 {
     let dirty = || target.counts().get("dirty_bytes");
     until("the dirty bytes to be counted", DEADLINE, || {

@@ -1,5 +1,5 @@
-//! Targets whose answers are wrong: the initiator leaves the path, and every request is answered once, or waits for
-//! another path.
+//! Targets whose answers are wrong: the initiator leaves the path, and every request is answered
+//! once, or waits for another path.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Capsules of a host that are wrong, in the wrong place or doubtful: the connection ends, or they get a status.
+//! Capsules of a host that are wrong, in the wrong place or doubtful: the connection ends, or they
+//! get a status.
 
 use rblk_bench::inprocess::{AdminCommand, QueueOptions, RigOptions};
 use rblk_bench::seed::Random;

@@ -17,8 +17,8 @@ enum How {
     Breaks,
 }
 
-/// Lost connections of a target whose initiator ends the connection after `READS` commands, and hears all
-/// answers or none.
+/// Lost connections of a target whose initiator ends the connection after `READS` commands, and
+/// hears all answers or none.
 fn lost(how: How, answered: bool) -> u64 {
     let (mut bed, bystander, suspect) = watched(&RigOptions::default());
     let mut peer = RawPeer::tested(&mut bed, suspect, STORE, by_send());

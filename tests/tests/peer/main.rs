@@ -1,4 +1,5 @@
-//! Peers that break the rules: it ends their own connection, or gets them a status, and nothing else.
+//! Peers that break the rules: it ends their own connection, or gets them a status, and nothing
+//! else.
 
 mod answers;
 mod capsules;

@@ -27,7 +27,8 @@ fn lent(rig: &mut Rig<RamStore>) -> Vec<(usize, Holders, Vec<u8>)> {
     all
 }
 
-/// A target of so many groups, whose arena is eight requests for each, two sessions, and a queue of each.
+/// A target of so many groups, whose arena is eight requests for each, two sessions, and a queue of
+/// each.
 struct Jam {
     rig: Rig<RamStore>,
     image: Vec<u8>,
@@ -71,11 +72,13 @@ impl Jam {
         Self { rig, image, mortal, dying, well }
     }
 
-    /// The first queue dies while the target sends to it and reads from it, and its QP is not destroyed.
+    /// The first queue dies while the target sends to it and reads from it, and its QP is not
+    /// destroyed.
     fn jam(&mut self) {
         let wire = self.rig.wire(self.dying).expect("a path").clone();
         wire.stall(End::B, true);
-        // No room on the wire either: a QP that has sent everything has nothing to do with its memory.
+        // No room on the wire either: a QP that has sent everything has nothing to do with its
+        // memory.
         self.rig.network().set_conditions(Conditions { buffer: 4096, ..Conditions::default() });
         for tag in 0..3u16 {
             let io = self.rig.request(self.dying, IoOp::Read, u64::from(tag) << 20, IO as u64);
@@ -128,7 +131,8 @@ fn what_a_dead_qp_may_still_touch_is_nobodys() {
                 let io = jam.rig.request(well, IoOp::Write, 0, IO as u64);
                 jam.rig.submit(well, Tag(1), io).expect("a free tag");
                 jam.rig.run(PATIENCE, |rig| rig.outstanding(well) == 0).expect("a write");
-                // Sent from nowhere else than where it was, and read into nothing that is another's.
+                // Sent from nowhere else than where it was, and read into nothing that is
+                // another's.
                 let now = lent(&mut jam.rig);
                 for (slot, holders, bytes) in &before {
                     let same = now.iter().find(|(other, ..)| other == slot);

@@ -1,5 +1,5 @@
-//! What one volume, peer or dead QP may keep from the others: a store that forgets a volume, peers that take
-//! nothing, QPs that do not flush, long zeroing.
+//! What one volume, peer or dead QP may keep from the others: a store that forgets a volume, peers
+//! that take nothing, QPs that do not flush, long zeroing.
 
 mod jam;
 mod silent;

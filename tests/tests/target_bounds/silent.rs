@@ -1,4 +1,5 @@
-//! Peers that take nothing and give nothing are ended; slow ones, and those that want nothing, are not.
+//! Peers that take nothing and give nothing are ended; slow ones, and those that want nothing, are
+//! not.
 
 use std::time::Duration;
 

@@ -54,7 +54,8 @@ fn zeroing_a_large_volume_lets_others_go_on() {
         rig.submit(large, Tag(0), io).expect("a free tag");
         rig.run(100, |rig| byte_at(rig, from) == 0).expect("it begins");
         assert_eq!(byte_at(&rig, to - 1), 1, "{op:?}: in one go");
-        // Reads and writes of another volume, a read of the same, a second zeroing behind the first.
+        // Reads and writes of another volume, a read of the same, a second zeroing behind the
+        // first.
         let mut answered = Vec::new();
         let io = rig.request(large, op, (to + 512) as u64, 512);
         rig.submit(large, Tag(1), io).expect("a free tag");

@@ -1,8 +1,8 @@
 //! How the guest's CPUs are run: by KVM where it really works, else by QEMU's translator.
 //!
-//! `/dev/kvm` says little: there are hosts on which it opens and a stock guest kernel dies under it.
-//! So KVM is judged by a trial boot of the very kernel, at most [`TRIAL`] long, and the verdict is
-//! kept until this machine boots again.
+//! `/dev/kvm` says little: there are hosts on which it opens and a stock guest kernel dies under
+//! it. So KVM is judged by a trial boot of the very kernel, at most [`TRIAL`] long, and the verdict
+//! is kept until this machine boots again.
 
 use std::fs;
 use std::path::Path;
@@ -54,9 +54,9 @@ impl Engine {
         }
     }
 
-    /// The value of QEMU's `-cpu`. The translator runs `rep movsb` byte by byte, a tenth as fast as `rep movsq`, which
-    /// a kernel copies with on a CPU without "enhanced" `movsb`: without that, a copy costs beside the rest about what
-    /// it does on a real machine.
+    /// The value of QEMU's `-cpu`. The translator runs `rep movsb` byte by byte, a tenth as fast as
+    /// `rep movsq`, which a kernel copies with on a CPU without "enhanced" `movsb`: without that, a
+    /// copy costs beside the rest about what it does on a real machine.
     pub(crate) fn cpu(self) -> &'static str {
         match self {
             Engine::Kvm => "max",

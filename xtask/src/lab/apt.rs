@@ -29,7 +29,8 @@ pub(crate) struct Source {
     pub(crate) signed_by: Option<String>,
 }
 
-/// Parses the deb822 format (`*.sources`): stanzas of `Key: value`, values continued by indentation.
+/// Parses the deb822 format (`*.sources`): stanzas of `Key: value`, values continued by
+/// indentation.
 pub(crate) fn parse_deb822(text: &str) -> Vec<Source> {
     let mut sources = Vec::new();
     let mut stanza: HashMap<String, String> = HashMap::new();
@@ -204,7 +205,8 @@ impl Apt {
         run(self.command(program).args(args))
     }
 
-    /// An apt program whose every path lies in the private root; proxies and the like stay the machine's.
+    /// An apt program whose every path lies in the private root; proxies and the like stay the
+    /// machine's.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         let root = self.root.display();

@@ -1,8 +1,8 @@
 //! The kernel proper out of a bzImage.
 //!
 //! A bzImage unpacks itself, which takes an emulated CPU seconds at every boot. The ELF file inside
-//! is the same kernel, and QEMU boots it directly (Debian's kernels have CONFIG_PVH). Its place is in
-//! the boot protocol's header (Documentation/arch/x86/boot.rst, `payload_offset`).
+//! is the same kernel, and QEMU boots it directly (Debian's kernels have CONFIG_PVH). Its place is
+//! in the boot protocol's header (Documentation/arch/x86/boot.rst, `payload_offset`).
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -128,7 +128,8 @@ impl Lab {
             let out = output.take().context("the guest's output cannot be passed on")?;
             let end = machine.run(&cache, &task, &log, out);
             match end {
-                // Nothing of the command ran. The translator now and then breaks a kernel that patches its own code.
+                // Nothing of the command ran. The translator now and then breaks a kernel that
+                // patches its own code.
                 Ok((qemu::End::NotBooted, out))
                     if boots < BOOTS && engine != accel::Engine::Kvm =>
                 {

@@ -80,8 +80,8 @@ enum Notice {
 }
 
 impl Machine<'_> {
-    /// Runs `task` and copies its output to `output`; the guest is gone when this returns. Gives the output back, unless
-    /// the thread that writes it panicked.
+    /// Runs `task` and copies its output to `output`; the guest is gone when this returns. Gives
+    /// the output back, unless the thread that writes it panicked.
     pub(crate) fn run<W: Write + Send + 'static>(
         &self,
         cache: &Cache,

@@ -1,5 +1,5 @@
-//! Tests that leave themselves out: libtest calls them `ok`, as they returned. [`LeftOut`] knows them by the line that
-//! each prints, and which of them ran in the lab after all.
+//! Tests that leave themselves out: libtest calls them `ok`, as they returned. [`LeftOut`] knows
+//! them by the line that each prints, and which of them ran in the lab after all.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// What every test prints that `RBLK_SKIP_LAB`, `RBLK_SKIP_RDMA` or `RBLK_SKIP_ROOT` lets go.
 const WORDS: &str = "skipped, as RBLK_SKIP_";
 
-/// Tests that left themselves out on this machine, and tests that ran in the lab, by name. Names of different test
-/// binaries are not told apart.
+/// Tests that left themselves out on this machine, and tests that ran in the lab, by name. Names of
+/// different test binaries are not told apart.
 #[derive(Debug, Default)]
 pub(crate) struct LeftOut {
     here: BTreeSet<String>,
@@ -33,8 +33,8 @@ impl LeftOut {
     }
 }
 
-/// Passes the output of `cargo test -- --show-output` on, without what tests printed that passed, and notes those of
-/// them that left themselves out.
+/// Passes the output of `cargo test -- --show-output` on, without what tests printed that passed,
+/// and notes those of them that left themselves out.
 #[derive(Debug)]
 pub(crate) struct Passed<W: Write> {
     to: W,

@@ -1,15 +1,18 @@
 //! `cargo xtask test`: everything that must hold before a change goes in, in one command.
 //!
-//! The steps go from the quick to the slow. One that fails does not hide the later ones: only those that need what it
-//! was to build are skipped. The last line is `N passed, N failed`, summed over every libtest run, in the lab too; a
-//! step that fails without a test to blame counts as one failure. Where checks did not run, `, N skipped` follows.
+//! The steps go from the quick to the slow. One that fails does not hide the later ones: only those
+//! that need what it was to build are skipped. The last line is `N passed, N failed`, summed over
+//! every libtest run, in the lab too; a step that fails without a test to blame counts as one
+//! failure. Where checks did not run, `, N skipped` follows.
 
+mod check;
 mod left_out;
 mod linkage;
 mod step;
 mod suite;
 mod summary;
 mod tally;
+mod widths;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -26,6 +29,7 @@ use crate::lab::{DEFAULT_KERNEL, host};
 use crate::packages;
 use crate::process;
 use crate::workspace::Workspace;
+pub(crate) use check::CheckArgs;
 use left_out::{LeftOut, Passed};
 use step::{Missing, Steps, Work};
 use suite::{Guest, Selection, Suite};
@@ -40,8 +44,8 @@ const GUEST_LIMIT: Duration = Duration::from_secs(25 * 60);
 /// The same with `--long`: 1000 rounds of `lost_writes` take two hours under emulation.
 const GUEST_LIMIT_LONG: Duration = Duration::from_secs(5 * 60 * 60);
 
-/// Instructions that an end may spend on one request of 4 KiB, the fabric's and the store's apart, in the profile of
-/// the lab; that of releases makes a tenth fewer.
+/// Instructions that an end may spend on one request of 4 KiB, the fabric's and the store's apart,
+/// in the profile of the lab; that of releases makes a tenth fewer.
 const INSTRUCTIONS_MOST: &str = "1500";
 
 /// Tests that an optimised build makes more of: package, name, and what it is then.
@@ -61,8 +65,8 @@ const SUITES: [(&str, &str, &str); 5] = [
 
 /// Run every check and every test
 ///
-/// They run on this machine, then in the lab on real verbs and ublk. A step that fails does not stop
-/// the others, but for those that need what it builds. At the end each step that failed or was
+/// They run on this machine, then in the lab on real verbs and ublk. A step that fails does not
+/// stop the others, but for those that need what it builds. At the end each step that failed or was
 /// skipped is named; the last line is `N passed, N failed`, and `, N skipped` where checks did not
 /// run.
 ///
@@ -103,6 +107,11 @@ struct Run<'a> {
 impl TestArgs {
     /// Runs the steps.
     pub(crate) fn run(&self) -> Result<i32> {
+        self.run_steps(|run, steps| run.all(steps))
+    }
+
+    /// Runs some of the steps, and says how they ended.
+    fn run_steps(&self, work: impl FnOnce(&Run<'_>, &mut Steps)) -> Result<i32> {
         let run = Run {
             args: self,
             workspace: Workspace::find()?,
@@ -110,7 +119,7 @@ impl TestArgs {
             left_out: Arc::default(),
         };
         let mut steps = Steps::new(Arc::clone(&run.count));
-        run.all(&mut steps);
+        work(&run, &mut steps);
         let count = *run.count.lock().unwrap_or_else(PoisonError::into_inner);
         let left_out = run.left_out.lock().unwrap_or_else(PoisonError::into_inner);
         let mut summary = Summary {
@@ -203,21 +212,29 @@ impl Run<'_> {
     }
 
     fn checks(&self, steps: &mut Steps) {
-        let _ = steps.run("formatting", || self.cargo(&["fmt", "--all", "--check", "--", "-l"]));
-        let _ = steps.run("lints", || {
-            self.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
-        });
+        self.quick_checks(steps);
         let _ = steps.run("lints without verbs", || {
             let packages = ["-p", "rblk-fabric", "-p", "rblk-target", "-p", "rblk-initiator"];
             let words =
                 [&["clippy"][..], &packages, &["--no-default-features", "--", "-D", "warnings"]];
             self.cargo(&words.concat())
         });
-        let _ = steps.run("documentation", || {
-            let mut command = self.workspace.cargo(&["doc", "--no-deps", "--workspace"]);
-            self.execute(command.env("RUSTDOCFLAGS", "-D warnings"))
-        });
+        let _ = steps.run("documentation", || self.documentation());
         let _ = steps.run("dependencies (cargo deny)", || self.deny());
+    }
+
+    fn quick_checks(&self, steps: &mut Steps) {
+        let _ = steps.run("formatting", || self.cargo(&["fmt", "--all", "--check", "--", "-l"]));
+        let _ =
+            steps.run("widths of comments", || widths::check(&self.workspace.root).map(Work::Done));
+        let _ = steps.run("lints", || {
+            self.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
+        });
+    }
+
+    fn documentation(&self) -> Result<Work> {
+        let mut command = self.workspace.cargo(&["doc", "--no-deps", "--workspace"]);
+        self.execute(command.env("RUSTDOCFLAGS", "-D warnings"))
     }
 
     fn install(&self) -> Result<Work> {

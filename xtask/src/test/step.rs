@@ -1,5 +1,6 @@
-//! [`Steps`]: each step of a run, named before it begins and timed at its end. A step that fails ends itself and not
-//! the run: whoever needs what it was to give is skipped, everything else is done.
+//! [`Steps`]: each step of a run, named before it begins and timed at its end. A step that fails
+//! ends itself and not the run: whoever needs what it was to give is skipped, everything else is
+//! done.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -66,7 +67,8 @@ impl Step {
 }
 
 impl Steps {
-    /// None yet. A step that fails with no failed test in `count` to blame is counted there as one failure.
+    /// None yet. A step that fails with no failed test in `count` to blame is counted there as one
+    /// failure.
     pub(crate) fn new(count: Arc<Mutex<Count>>) -> Self {
         Self { start: Instant::now(), over: Vec::new(), count }
     }
@@ -81,7 +83,8 @@ impl Steps {
         self.start
     }
 
-    /// Does a step. An error of `work` is printed and kept; what is missing then says which step it was.
+    /// Does a step. An error of `work` is printed and kept; what is missing then says which step it
+    /// was.
     pub(crate) fn run<T>(
         &mut self,
         name: &str,

@@ -56,7 +56,8 @@ impl Selection<'_> {
 }
 
 impl Suite<'_> {
-    /// Runs the selected tests; their results are added to `count`, and their names to those that ran in the lab.
+    /// Runs the selected tests; their results are added to `count`, and their names to those that
+    /// ran in the lab.
     pub(crate) fn run(
         &self,
         guest: Guest<'_>,

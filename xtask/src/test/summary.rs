@@ -1,5 +1,5 @@
-//! [`Summary`]: the last lines of a run. An error may be long, and a step that was skipped easily missed, so each is
-//! named once more; the last line has the sums.
+//! [`Summary`]: the last lines of a run. An error may be long, and a step that was skipped easily
+//! missed, so each is named once more; the last line has the sums.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -30,8 +30,8 @@ impl Summary<'_> {
         self.count.failed == 0 && self.wrong.is_none() && !self.steps.iter().any(failed)
     }
 
-    /// The lines. The last is `N passed, N failed`, and `, N skipped` where checks did not run: steps, and tests that
-    /// ran neither here nor in the lab.
+    /// The lines. The last is `N passed, N failed`, and `, N skipped` where checks did not run:
+    /// steps, and tests that ran neither here nor in the lab.
     pub(crate) fn text(&self) -> String {
         let Count { passed, failed, ignored, .. } = self.count;
         // libtest calls a test passed that left itself out.

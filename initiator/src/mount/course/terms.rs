@@ -22,7 +22,8 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// How long each step of a try may take: a try at a dead address must not keep the next one waiting.
+    /// How long each step of a try may take: a try at a dead address must not keep the next one
+    /// waiting.
     #[must_use]
     pub fn try_limit(&self) -> Duration {
         self.connect_timeout.min(self.detect.max(Duration::from_secs(1)))
@@ -62,13 +63,14 @@ pub enum State {
 /// Something to be done now.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Act {
-    /// Connect, log in, open, settle if told so, connect the queues. Tell `Course::logged_in`, `Course::opened`
-    /// or `Course::fenced`, and at last `Course::arrived` or `Course::failed`. There is one at a time.
+    /// Connect, log in, open, settle if told so, connect the queues. Tell `Course::logged_in`,
+    /// `Course::opened` or `Course::fenced`, and at last `Course::arrived` or `Course::failed`.
+    /// There is one at a time.
     Try(Attempt),
     /// Requests fail from now on, until an [`Arrival`] says otherwise.
     Fail,
-    /// The queues send nothing new from now on, until the next path. Tell `Course::quiet` when nothing that was
-    /// sent is unanswered.
+    /// The queues send nothing new from now on, until the next path. Tell `Course::quiet` when
+    /// nothing that was sent is unanswered.
     Hold,
     /// End the session and the paths; the target counts as lost by now, and a try is due.
     Leave(Leaving),
@@ -85,7 +87,8 @@ pub struct Attempt {
     pub resume: Option<(SessionId, Epoch)>,
     /// The generation to name in OPEN.
     pub generation: Generation,
-    /// How long each step may take, but for a LOGIN or OPEN that waits for the end of older connections.
+    /// How long each step may take, but for a LOGIN or OPEN that waits for the end of older
+    /// connections.
     pub limit: Duration,
 }
 

@@ -497,7 +497,8 @@ fn the_end_of_a_path_that_has_a_successor_is_no_loss() {
         assert_eq!(mount.status().last_loss.as_deref(), Some("queue 0: Silent"));
         until_status(&mut mount, |status| status.state == "connected").await;
 
-        // One that shows that a feature does not work is not tried again with it, and in no other way at once.
+        // One that shows that a feature does not work is not tried again with it, and in no other
+        // way at once.
         mount.paths = vec![1];
         mount.on_path_end(0, PathEnd::SelfTest);
         assert!(!mount.known.wish.features.has(Features::WRITE_WITH_IMM));

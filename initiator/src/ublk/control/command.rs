@@ -1,7 +1,8 @@
 //! [`Command`]: a command to the driver, from its submission to what its answer means.
 //!
-//! A command has a deadline, after which it is cancelled; the buffer of one that goes on all the same is the kernel's for
-//! good. A completion is the command's whose `user_data` it has: those of commands that were given up are dropped.
+//! A command has a deadline, after which it is cancelled; the buffer of one that goes on all the
+//! same is the kernel's for good. A completion is the command's whose `user_data` it has: those of
+//! commands that were given up are dropped.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -93,8 +94,9 @@ impl Control {
         let header = CtrlCmd { addr: raw as u64, len: size_of::<T>() as u16, ..header };
         let ended = self.issue(command, header, deadline, &mut |_| false);
         if !matches!(ended, Ok(Ended::Running)) {
-            // SAFETY: `raw` came from a Box above, and the command is over (or was never accepted), so the
-            // kernel does not use the memory any more. T is a Payload: whatever the kernel left is valid.
+            // SAFETY: `raw` came from a Box above, and the command is over (or was never accepted),
+            // so the kernel does not use the memory any more. T is a Payload: whatever the kernel
+            // left is valid.
             let answer = unsafe { *Box::from_raw(raw) };
             return match ended? {
                 Ended::Answered(result) if result >= 0 => Ok(answer),
@@ -106,8 +108,8 @@ impl Control {
         Err(timeout(command, header.dev_id, deadline, true))
     }
 
-    /// Submits a command and waits for its end, for its cancellation, or in vain. Waits for another `step` as long as
-    /// `more` says so.
+    /// Submits a command and waits for its end, for its cancellation, or in vain. Waits for another
+    /// `step` as long as `more` says so.
     fn issue(
         &mut self,
         command: Command,
@@ -144,8 +146,9 @@ impl Control {
     }
 
     fn push(&mut self, entry: &squeue::Entry128) -> Result<()> {
-        // SAFETY: the entry names `self.file`, open as long as the ring; the buffer its header points to is
-        // kept until the command's completion, or for ever (`exchange`). An AsyncCancel has no buffer.
+        // SAFETY: the entry names `self.file`, open as long as the ring; the buffer its header
+        // points to is kept until the command's completion, or for ever (`exchange`). An
+        // AsyncCancel has no buffer.
         unsafe { self.ring.submission().push(entry) }
             // Not reached: the queue has 8 entries and each is submitted before the next is pushed.
             .map_err(|_| {
@@ -153,8 +156,8 @@ impl Control {
             })
     }
 
-    /// Result of the command `user_data`, or `None` at the deadline. Completions of older commands that
-    /// were given up are dropped.
+    /// Result of the command `user_data`, or `None` at the deadline. Completions of older commands
+    /// that were given up are dropped.
     fn wait(&mut self, user_data: u64, deadline: Duration) -> Result<Option<i32>> {
         let begin = Instant::now();
         loop {

@@ -1,10 +1,10 @@
 //! [`Control`]: commands to the driver, over `/dev/ublk-control`.
 //!
-//! Every command runs on a worker thread of the ring (the driver answers "not now" to a non-blocking try)
-//! and is waited for with a deadline. One that does not answer is cancelled; most wait interruptibly and
-//! end with EINTR. A STOP waits uninterruptibly for requests in flight: it is reported as
-//! [`UblkError::Timeout`] with `still_running`, its buffer (at most a kilobyte) is given up to the kernel,
-//! and this value stays usable.
+//! Every command runs on a worker thread of the ring (the driver answers "not now" to a
+//! non-blocking try) and is waited for with a deadline. One that does not answer is cancelled; most
+//! wait interruptibly and end with EINTR. A STOP waits uninterruptibly for requests in flight: it
+//! is reported as [`UblkError::Timeout`] with `still_running`, its buffer (at most a kilobyte) is
+//! given up to the kernel, and this value stays usable.
 
 mod command;
 mod info;
@@ -40,8 +40,8 @@ const HELD_WAIT: Duration = Duration::from_secs(2);
 /// Step of waits that can only be polled.
 const POLL_STEP: Duration = Duration::from_millis(5);
 
-/// A channel to the driver. One command at a time; use several for commands that wait for each other.
-/// It may move between threads.
+/// A channel to the driver. One command at a time; use several for commands that wait for each
+/// other. It may move between threads.
 pub struct Control {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     file: File,
@@ -59,8 +59,8 @@ impl Control {
     /// Opens the driver and asks what it can do.
     ///
     /// # Errors
-    /// [`UblkError::NoDriver`], [`UblkError::NotPermitted`], [`UblkError::NoIoUring`], or the driver
-    /// refuses ioctl-encoded commands (kernels before 6.4).
+    /// [`UblkError::NoDriver`], [`UblkError::NotPermitted`], [`UblkError::NoIoUring`], or the
+    /// driver refuses ioctl-encoded commands (kernels before 6.4).
     pub fn open() -> Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(abi::CONTROL_PATH).map_err(
             |source| match source.raw_os_error() {
@@ -100,12 +100,12 @@ impl Control {
         self.features
     }
 
-    /// Creates a device and its `/dev/ublkcN`. The answer is what the driver made of `spec`: fewer queues
-    /// if there are fewer CPUs, the id it chose.
+    /// Creates a device and its `/dev/ublkcN`. The answer is what the driver made of `spec`: fewer
+    /// queues if there are fewer CPUs, the id it chose.
     ///
     /// # Errors
-    /// A field of `spec` is outside its rule, a needed feature is missing, the id is taken, the limit of
-    /// devices is reached, or the caller is not privileged.
+    /// A field of `spec` is outside its rule, a needed feature is missing, the id is taken, the
+    /// limit of devices is reached, or the caller is not privileged.
     pub fn add(&mut self, spec: DeviceSpec) -> Result<DeviceInfo> {
         let must = spec.need | spec.recovery.features();
         if !self.features.contains(must) {
@@ -182,9 +182,9 @@ impl Control {
             .collect())
     }
 
-    /// Exposes the disk. Waits until every tag of every queue has been fetched (by other threads of this
-    /// process, the one that opened the char node). `more` is told now and then how long that has taken, and says
-    /// whether to wait on.
+    /// Exposes the disk. Waits until every tag of every queue has been fetched (by other threads of
+    /// this process, the one that opened the char node). `more` is told now and then how long that
+    /// has taken, and says whether to wait on.
     ///
     /// # Errors
     /// [`UblkError::Timeout`] when a queue is not ready in time; the device is as before.
@@ -193,12 +193,13 @@ impl Control {
         self.plain_while(START, header, more)
     }
 
-    /// Takes the disk away. Waits for the requests in flight, so the queues have to go on serving; then
-    /// every fetch ends with "stopping". With recovery on, what the page cache still holds is lost:
-    /// unmount and sync first.
+    /// Takes the disk away. Waits for the requests in flight, so the queues have to go on serving;
+    /// then every fetch ends with "stopping". With recovery on, what the page cache still holds is
+    /// lost: unmount and sync first.
     ///
     /// # Errors
-    /// [`UblkError::Timeout`] when requests are not answered in time; the stop goes on in the kernel.
+    /// [`UblkError::Timeout`] when requests are not answered in time; the stop goes on in the
+    /// kernel.
     pub fn stop(&mut self, id: u32, deadline: Duration) -> Result<()> {
         self.plain(STOP, header(id), deadline)
     }
@@ -212,8 +213,8 @@ impl Control {
         self.plain(TRY_STOP, header(id), deadline)
     }
 
-    /// Deletes a device and waits until its id is free. Stop it first: the driver would stop it under its
-    /// global lock. Whoever holds the char node (the queues) has to let go meanwhile.
+    /// Deletes a device and waits until its id is free. Stop it first: the driver would stop it
+    /// under its global lock. Whoever holds the char node (the queues) has to let go meanwhile.
     ///
     /// # Errors
     /// [`UblkError::StillHeld`] when somebody does not; the device then goes with its last user.
@@ -233,15 +234,16 @@ impl Control {
         }
     }
 
-    /// Takes a device away that has no server, whatever state it is in: the disk first (requests that wait for a
-    /// server fail), then the device. A stop is no harm to a device that has none, and a deletion without it would
-    /// be done under the lock of all devices.
+    /// Takes a device away that has no server, whatever state it is in: the disk first (requests
+    /// that wait for a server fail), then the device. A stop is no harm to a device that has none,
+    /// and a deletion without it would be done under the lock of all devices.
     ///
-    /// A device whose disk is still open, such as by a mounted file system, goes when that is closed: its number is taken
-    /// until then, and nothing else waits for it.
+    /// A device whose disk is still open, such as by a mounted file system, goes when that is
+    /// closed: its number is taken until then, and nothing else waits for it.
     ///
     /// # Errors
-    /// As [`stop`](Self::stop) and [`delete_async`](Self::delete_async). A device that is not there is removed.
+    /// As [`stop`](Self::stop) and [`delete_async`](Self::delete_async). A device that is not there
+    /// is removed.
     pub fn remove(&mut self, id: u32, deadline: Duration) -> Result<()> {
         let removed = match self.info(id) {
             Ok(info) if info.state == DeviceState::Dead => Ok(()),
@@ -261,8 +263,8 @@ impl Control {
         }
     }
 
-    /// Deletes a device; it is gone when its last user lets go. On kernels without the asynchronous command
-    /// (before 6.9) the wait is part of it, and is cut short at the deadline without harm.
+    /// Deletes a device; it is gone when its last user lets go. On kernels without the asynchronous
+    /// command (before 6.9) the wait is part of it, and is cut short at the deadline without harm.
     ///
     /// # Errors
     /// There is no such device.
@@ -280,8 +282,9 @@ impl Control {
         }
     }
 
-    /// Makes the driver forget a dead server. Retried until the dead one has let go, or the deadline; also when the
-    /// driver does not answer: kernels before 6.16 hold the device's lock while they wait for a timer of 30 s.
+    /// Makes the driver forget a dead server. Retried until the dead one has let go, or the
+    /// deadline; also when the driver does not answer: kernels before 6.16 hold the device's lock
+    /// while they wait for a timer of 30 s.
     ///
     /// # Errors
     /// [`UblkError::StillServed`], [`UblkError::NotRecoverable`], [`UblkError::Timeout`].
@@ -300,10 +303,12 @@ impl Control {
                 Err(UblkError::StillServed { .. }) => {
                     return Err(UblkError::StillServed { id, pid: info.server_pid });
                 }
-                // Should the one that was given up be done later, the next is done, or refused as below.
+                // Should the one that was given up be done later, the next is done, or refused as
+                // below.
                 Err(UblkError::Timeout { .. }) if begin.elapsed() < deadline => {}
-                // Kernels before 6.16 refuse a second START_USER_RECOVERY when the first one's process died
-                // before it fetched anything. The device is ready for a server all the same.
+                // Kernels before 6.16 refuse a second START_USER_RECOVERY when the first one's
+                // process died before it fetched anything. The device is ready for a server all the
+                // same.
                 Err(UblkError::Refused { source, .. })
                     if source.raw_os_error() == Some(libc::EINVAL)
                         && info.state == DeviceState::Quiesced =>
@@ -324,9 +329,9 @@ impl Control {
         self.plain_while(END_RECOVERY, header, more)
     }
 
-    /// Parks the disk (6.16): new requests wait in the kernel, every fetch ends with "stopping", and when
-    /// the queues have answered what they hold and let go, the device can be recovered by a new process. Not for a
-    /// device with batches: its requests fail meanwhile (7.2).
+    /// Parks the disk (6.16): new requests wait in the kernel, every fetch ends with "stopping",
+    /// and when the queues have answered what they hold and let go, the device can be recovered by
+    /// a new process. Not for a device with batches: its requests fail meanwhile (7.2).
     ///
     /// # Errors
     /// [`UblkError::Busy`] when all tags of a queue stay in flight; [`UblkError::FeatureMissing`].
@@ -353,11 +358,12 @@ impl Control {
         self.plain(UPDATE_SIZE, CtrlCmd { data: sectors, ..header(id) }, QUICK)
     }
 
-    /// The device that carries `token`, if it is there. `id` is where it was last; without, it is one that has a node
-    /// in `/dev`.
+    /// The device that carries `token`, if it is there. `id` is where it was last; without, it is
+    /// one that has a node in `/dev`.
     ///
     /// # Errors
-    /// The driver does not answer for some device, which may be the one: nothing is said of it then.
+    /// The driver does not answer for some device, which may be the one: nothing is said of it
+    /// then.
     pub fn find(&mut self, token: DeviceToken, id: Option<u32>) -> Result<Option<DeviceInfo>> {
         let noted = id.map(|id| self.info(id));
         marked(token, noted, || self.list())
@@ -409,7 +415,8 @@ fn own_pid() -> i32 {
     i32::try_from(std::process::id()).unwrap_or(i32::MAX)
 }
 
-/// A device may go between a listing and the question; that is no error, and no other answer says that it is gone.
+/// A device may go between a listing and the question; that is no error, and no other answer says
+/// that it is gone.
 fn if_there(answer: Result<DeviceInfo>) -> Result<Option<DeviceInfo>> {
     match answer {
         Ok(info) => Ok(Some(info)),
@@ -418,7 +425,8 @@ fn if_there(answer: Result<DeviceInfo>) -> Result<Option<DeviceInfo>> {
     }
 }
 
-/// The device that carries `token`: the one at the place that is known, or one of those that there are.
+/// The device that carries `token`: the one at the place that is known, or one of those that there
+/// are.
 fn marked(
     token: DeviceToken,
     noted: Option<Result<DeviceInfo>>,

@@ -1,5 +1,5 @@
-//! The nodes of a device in `/dev`, and the wait for them. A node of the right name is the device's own only if it has its
-//! number.
+//! The nodes of a device in `/dev`, and the wait for them. A node of the right name is the device's
+//! own only if it has its number.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};

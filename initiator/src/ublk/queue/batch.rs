@@ -1,23 +1,26 @@
-//! [`Batch`]: many tags to a command (kernel 7.0). One command hands requests out for as long as the queue lives;
-//! one command takes the results of a whole turn.
+//! [`Batch`]: many tags to a command (kernel 7.0). One command hands requests out for as long as
+//! the queue lives; one command takes the results of a whole turn.
 //!
 //! ```text
 //! PREP    every tag, once                      a list of elements
-//! FETCH   armed until the disk stops           each completion brings a buffer of tags, which goes back at once
+//! FETCH   armed until the disk stops           each completion brings a buffer of tags, to be
+//!                                              given back at once
 //! COMMIT  one per turn with results            a list of elements; the tags are the kernel's again
 //! ```
 //!
 //! # Memory the kernel reads and writes
 //!
-//! - A *list* is being filled, with the kernel, or free. With the kernel it is from the push of its command to that
-//!   command's completion, which may come after its tags have come again with new requests.
-//! - A *tag buffer* is the kernel's from when it is put into the ring of buffers to the completion that names it.
-//!   The tags are copied out and the buffer is put back before the first of them is looked at.
-//! - A fetch that ends by itself (no buffer was left, or no room for its completion) is armed again with a new ring of
-//!   buffers: what became of the old one's is not known.
+//! - A *list* is being filled, with the kernel, or free. With the kernel it is from the push of its
+//!   command to that command's completion, which may come after its tags have come again with new
+//!   requests.
+//! - A *tag buffer* is the kernel's from when it is put into the ring of buffers to the completion
+//!   that names it. The tags are copied out and the buffer is put back before the first of them is
+//!   looked at.
+//! - A fetch that ends by itself (no buffer was left, or no room for its completion) is armed again
+//!   with a new ring of buffers: what became of the old one's is not known.
 //!
-//! A tag cannot be answered twice in one list: it comes again only after the list went to the kernel. What the
-//! kernel says is bounded all the same.
+//! A tag cannot be answered twice in one list: it comes again only after the list went to the
+//! kernel. What the kernel says is bounded all the same.
 
 use std::io;
 use std::sync::Arc;
@@ -34,17 +37,19 @@ use crate::ublk::sqe;
 /// Commands of a batch queue that can wait for the same submission: every list, and the fetch.
 pub(super) const COMMANDS: u16 = LISTS as u16 + 1;
 
-/// Lists: one is filled, the others may be with the kernel. Each is taken within its submission, so that two
-/// would do; more, where the kernel is short of memory and takes none for a while.
+/// Lists: one is filled, the others may be with the kernel. Each is taken within its submission, so
+/// that two would do; more, where the kernel is short of memory and takes none for a while.
 const LISTS: u8 = 4;
-/// Tag buffers. A turn of the ring fills one or two; when they run out the fetch ends and is armed again.
+/// Tag buffers. A turn of the ring fills one or two; when they run out the fetch ends and is armed
+/// again.
 const TAG_BUFFERS: u16 = 16;
 const TAG_BUFFER_BYTES: usize = abi::BATCH_TAGS_MAX * abi::BATCH_TAG_BYTES;
 #[allow(clippy::cast_possible_truncation)] // 256.
 const TAG_BUFFER_LEN: u32 = TAG_BUFFER_BYTES as u32;
 /// The only group of buffers of the ring.
 const GROUP: u16 = 0;
-/// Bytes of an entry of the ring of buffers: address, length, number, and in the first one the ring's tail.
+/// Bytes of an entry of the ring of buffers: address, length, number, and in the first one the
+/// ring's tail.
 const RING_ENTRY_BYTES: usize = 16;
 const RING_TAIL_OFFSET: usize = 14;
 /// The ring of buffers, and then the lists, begin on a page.
@@ -88,7 +93,8 @@ pub(super) enum Said {
     Abort,
     /// The driver refused to prepare or to fetch (errno): no request will ever come.
     Refused(i32),
-    /// The driver refused the result of a tag (errno); the rest of its list, if any, has to be pushed again.
+    /// The driver refused the result of a tag (errno); the rest of its list, if any, has to be
+    /// pushed again.
     Lost(u16, i32, Option<Command>),
 }
 
@@ -173,8 +179,8 @@ impl Batch {
         self.memory.write(place * RING_ENTRY_BYTES, &entry);
         self.tail = self.tail.wrapping_add(1);
         if let Some(tail) = self.memory.pointer(RING_TAIL_OFFSET, 2) {
-            // SAFETY: two bytes inside the region, aligned (its base is a page's), which this program reaches only
-            // here, and the kernel only reads, as an atomic.
+            // SAFETY: two bytes inside the region, aligned (its base is a page's), which this
+            // program reaches only here, and the kernel only reads, as an atomic.
             let tail_word = unsafe { AtomicU16::from_ptr(tail.as_ptr().cast()) };
             // The entry before the tail that covers it.
             tail_word.store(self.tail, Ordering::Release);
@@ -212,8 +218,8 @@ impl Batch {
         self.lists[usize::from(self.filling)].len > 0
     }
 
-    /// The results so far as a command; none, if there are none, or the kernel has all other lists: then they wait
-    /// for the next turn.
+    /// The results so far as a command; none, if there are none, or the kernel has all other lists:
+    /// then they wait for the next turn.
     #[inline]
     pub(super) fn seal(&mut self) -> Option<Command> {
         if !self.has_results() {
@@ -290,7 +296,8 @@ impl Batch {
     #[inline]
     fn fetched(&mut self, result: i32, flags: u32) -> Said {
         if let Some(buffer) = cqueue::buffer_select(flags).filter(|b| *b < TAG_BUFFERS) {
-            // The tags of the last completion are gone: they are taken before the next completion is.
+            // The tags of the last completion are gone: they are taken before the next completion
+            // is.
             let bytes = usize::try_from(result).unwrap_or(0).min(TAG_BUFFER_BYTES);
             let mut count = 0;
             let mut offset = TAGS_OFFSET + usize::from(buffer) * TAG_BUFFER_BYTES;
@@ -309,7 +316,8 @@ impl Batch {
         }
         match result {
             abi::IO_RES_ABORT => Said::Abort,
-            // Ended with tags, or for want of a buffer or of memory: what was not delivered waits in the driver.
+            // Ended with tags, or for want of a buffer or of memory: what was not delivered waits
+            // in the driver.
             0.. => Said::Again(Command::Fetch),
             _ => match -result {
                 libc::ENOBUFS | libc::ENOMEM | libc::EAGAIN => Said::Again(Command::Fetch),

@@ -25,7 +25,8 @@ impl Descriptors {
         let len = abi::descriptors_len(depth, page);
         let offset = libc::off_t::try_from(abi::descriptors_offset(queue_id, page))
             .map_err(|_| UblkError::system(action, io::ErrorKind::InvalidInput.into()))?;
-        // SAFETY: a new shared read-only mapping at an address the kernel chooses; it aliases nothing.
+        // SAFETY: a new shared read-only mapping at an address the kernel chooses; it aliases
+        // nothing.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -51,16 +52,18 @@ impl Descriptors {
     #[inline]
     pub(super) fn read(&self, tag: u16) -> IoDesc {
         assert!(tag < self.depth, "tag of this queue");
-        // SAFETY: the mapping holds `depth` descriptors (its length was made from the depth) and the tag is
-        // below it. The driver wrote it before the completion that brought us here and writes it again
-        // only after the tag is completed; the read is volatile because the writer is outside the program.
+        // SAFETY: the mapping holds `depth` descriptors (its length was made from the depth) and
+        // the tag is below it. The driver wrote it before the completion that brought us here and
+        // writes it again only after the tag is completed; the read is volatile because the writer
+        // is outside the program.
         unsafe { self.base.add(usize::from(tag)).read_volatile() }
     }
 }
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `map`, of that length, unmapped once; no reference into it exists.
+        // SAFETY: the mapping made in `map`, of that length, unmapped once; no reference into it
+        // exists.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

@@ -1,16 +1,17 @@
 //! [`Queue`]: the data side of one hardware queue, owned by one thread.
 //!
-//! A tag is with the kernel (a fetch is queued or pending) or with the caller (a request was delivered and
-//! not completed yet). `fetch_all` gives every tag to the kernel; an [`Event::Request`] gives one to the
-//! caller; `complete` gives it back. The driver copies data in this thread only: write data before a
-//! request is delivered, read data while a completion is submitted. So a buffer belongs to the caller
-//! exactly while the tag does, and to nobody once the queue is dropped.
+//! A tag is with the kernel (a fetch is queued or pending) or with the caller (a request was
+//! delivered and not completed yet). `fetch_all` gives every tag to the kernel; an
+//! [`Event::Request`] gives one to the caller; `complete` gives it back. The driver copies data in
+//! this thread only: write data before a request is delivered, read data while a completion is
+//! submitted. So a buffer belongs to the caller exactly while the tag does, and to nobody once the
+//! queue is dropped.
 //!
-//! How tags go to and fro is a matter of the device: a command for each ([`single`]), or for many ([`batch`]). A
-//! device is of one kind or the other for its whole life, over all its servers.
+//! How tags go to and fro is a matter of the device: a command for each ([`single`]), or for many
+//! ([`batch`]). A device is of one kind or the other for its whole life, over all its servers.
 //!
-//! The ring also carries polls of other descriptors (a completion channel, an eventfd), so that a thread
-//! has one place to sleep in.
+//! The ring also carries polls of other descriptors (a completion channel, an eventfd), so that a
+//! thread has one place to sleep in.
 
 mod batch;
 mod descriptors;
@@ -43,7 +44,8 @@ pub const MAX_WATCHES: u8 = 8;
 /// The char node is file 0 of the ring's table: no reference count is touched per command.
 const NODE: types::Fixed = types::Fixed(0);
 
-/// Upper bits of `user_data`: what the completion is of. Lower bits: tag, batch command, or watch slot and generation.
+/// Upper bits of `user_data`: what the completion is of. Lower bits: tag, batch command, or watch
+/// slot and generation.
 const KIND_WATCH: u64 = 1 << 62;
 const KIND_UNWATCH: u64 = 1 << 63;
 const KIND_MASK: u64 = KIND_WATCH | KIND_UNWATCH;
@@ -73,8 +75,8 @@ pub enum Event {
     /// Sent once: the disk is being stopped or parked. Answer what is held; the queue is
     /// [down](Queue::is_down) after that and can be dropped.
     Stopping,
-    /// The driver refused a command (errno). The tag is lost until the device is recovered; any of its
-    /// requests hangs. Not seen with a correct caller.
+    /// The driver refused a command (errno). The tag is lost until the device is recovered; any of
+    /// its requests hangs. Not seen with a correct caller.
     TagLost(u16, i32),
 }
 
@@ -85,7 +87,8 @@ pub struct QueueStats {
     pub enters: u64,
     /// Those that were allowed to sleep.
     pub sleeps: u64,
-    /// System calls the kernel cut short (no memory, or a full completion queue); nothing is lost by one.
+    /// System calls the kernel cut short (no memory, or a full completion queue); nothing is lost
+    /// by one.
     pub retries: u64,
     /// Requests delivered.
     pub fetched: u64,
@@ -246,7 +249,8 @@ impl Queue {
         self.stopping
     }
 
-    /// Nothing is left to do: stopping, no request held, every completion submitted. Drop the queue.
+    /// Nothing is left to do: stopping, no request held, every completion submitted. Drop the
+    /// queue.
     #[must_use]
     pub fn is_down(&mut self) -> bool {
         self.stopping
@@ -255,8 +259,8 @@ impl Queue {
             && self.ring.submission().is_empty()
     }
 
-    /// Queues the first fetch of every tag. The next turn submits them, and makes this thread the one that
-    /// serves the queue. Once per queue; later calls do nothing while a tag is anybody's.
+    /// Queues the first fetch of every tag. The next turn submits them, and makes this thread the
+    /// one that serves the queue. Once per queue; later calls do nothing while a tag is anybody's.
     pub fn fetch_all(&mut self) {
         if self.stopping || self.with_kernel + self.with_caller > 0 {
             return;
@@ -277,11 +281,11 @@ impl Queue {
         }
     }
 
-    /// Answers a request and fetches the tag's next one: bytes moved for a read or write, 0 (or anything
-    /// positive) for the rest, a negative errno for a failure. The next turn submits it.
+    /// Answers a request and fetches the tag's next one: bytes moved for a read or write, 0 (or
+    /// anything positive) for the rest, a negative errno for a failure. The next turn submits it.
     ///
-    /// Fewer bytes than asked for are whole sectors of a partial success: the kernel sends the rest as a
-    /// new request. None at all is EIO, since the kernel would try for ever. More is cut down.
+    /// Fewer bytes than asked for are whole sectors of a partial success: the kernel sends the rest
+    /// as a new request. None at all is EIO, since the kernel would try for ever. More is cut down.
     ///
     /// # Errors
     /// The caller does not hold the tag. Nothing happens.
@@ -307,7 +311,8 @@ impl Queue {
         match &mut self.protocol {
             Protocol::Single => self.push(&single::commit(self.queue_id, tag, result, addr)),
             Protocol::Batch(batch) => {
-                // There is room by construction: a tag comes again only after the list that has it was handed in.
+                // There is room by construction: a tag comes again only after the list that has it
+                // was handed in.
                 let noted = batch.add(tag, result, addr);
                 debug_assert!(noted, "list full");
             }
@@ -325,7 +330,8 @@ impl Queue {
 
     /// Adds a descriptor to what wakes this thread. Interest is in reading.
     ///
-    /// The caller keeps `fd` open until it has been [unwatched](Self::unwatch) and a turn has gone by.
+    /// The caller keeps `fd` open until it has been [unwatched](Self::unwatch) and a turn has gone
+    /// by.
     ///
     /// # Errors
     /// All places are taken, or the token is.
@@ -333,8 +339,9 @@ impl Queue {
         self.add_watch(fd, token, false)
     }
 
-    /// As [`Self::watch`], for a descriptor that matters to a sleeper only: every sleep ends when it is readable or
-    /// becomes so, and what happens to it while the thread is awake costs nothing and is not told.
+    /// As [`Self::watch`], for a descriptor that matters to a sleeper only: every sleep ends when
+    /// it is readable or becomes so, and what happens to it while the thread is awake costs nothing
+    /// and is not told.
     ///
     /// # Errors
     /// As [`Self::watch`].
@@ -353,15 +360,16 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes a descriptor off again; its place is free after the next turn. Unknown tokens are ignored.
+    /// Takes a descriptor off again; its place is free after the next turn. Unknown tokens are
+    /// ignored.
     pub fn unwatch(&mut self, token: WatchToken) {
         if let Some(removal) = self.watches.remove(token) {
             self.push(&removal);
         }
     }
 
-    /// A turn would enter the kernel: commands are queued, or the kernel says that it has completions to hand over,
-    /// which may be stale. A look at shared memory.
+    /// A turn would enter the kernel: commands are queued, or the kernel says that it has
+    /// completions to hand over, which may be stale. A look at shared memory.
     #[inline]
     #[must_use]
     pub fn needs_enter(&mut self) -> bool {
@@ -378,8 +386,8 @@ impl Queue {
         tags || !self.ring.completion().is_empty()
     }
 
-    /// One turn: at most one system call, which submits everything queued and sleeps if `wait` says so and
-    /// nothing is there yet; then every event goes to `sink`. Returns the number of events.
+    /// One turn: at most one system call, which submits everything queued and sleeps if `wait` says
+    /// so and nothing is there yet; then every event goes to `sink`. Returns the number of events.
     ///
     /// To complete requests while taking events, call [`enter`](Self::enter) and then
     /// [`next_event`](Self::next_event) until it has none.
@@ -433,7 +441,8 @@ impl Queue {
             Err(source) => match source.raw_os_error() {
                 // Time is up, or a signal: both are ordinary ends of a sleep.
                 Some(libc::ETIME | libc::EINTR) => Ok(()),
-                // No memory for a request, or completions to reap first. What was not taken stays queued.
+                // No memory for a request, or completions to reap first. What was not taken stays
+                // queued.
                 Some(libc::EAGAIN | libc::EBUSY) => {
                     self.stats.retries += 1;
                     Ok(())
@@ -592,15 +601,16 @@ impl Queue {
     #[inline]
     fn push(&mut self, entry: &squeue::Entry) {
         self.stats.commands += 1;
-        // SAFETY: the entry names the node (file 0, registered for the ring's life) and a buffer inside
-        // `self.buffers`, or a list inside the batch's memory, all held by `self` until after the ring is gone; or a
-        // poll, which has no memory.
+        // SAFETY: the entry names the node (file 0, registered for the ring's life) and a buffer
+        // inside `self.buffers`, or a list inside the batch's memory, all held by `self` until
+        // after the ring is gone; or a poll, which has no memory.
         let pushed = unsafe { self.ring.submission().push(entry) };
         // There is room by construction. Between two submissions a tag queues one command (only its
-        // holder queues, and queuing makes the kernel the holder), or in a batch a list one (handing it in needs it
-        // to be ours, or just completed) and the fetch one (arming needs it just ended); a watch slot queues one
-        // poll and one removal (arming needs it free or just ended, removing makes it wait for the end), and the
-        // queue has room for all. An enter that takes less than all has queued nothing new.
+        // holder queues, and queuing makes the kernel the holder), or in a batch a list one
+        // (handing it in needs it to be ours, or just completed) and the fetch one (arming needs it
+        // just ended); a watch slot queues one poll and one removal (arming needs it free or just
+        // ended, removing makes it wait for the end), and the queue has room for all. An enter that
+        // takes less than all has queued nothing new.
         debug_assert!(pushed.is_ok(), "submission queue full");
     }
 }

@@ -16,15 +16,17 @@ pub enum RingMode {
     Cooperative,
 }
 
-/// Builds the ring: completions only in this thread's turns where the kernel can, and a flag in shared
-/// memory when there are some. Without that flag a turn that does not wait would see none, ever.
+/// Builds the ring: completions only in this thread's turns where the kernel can, and a flag in
+/// shared memory when there are some. Without that flag a turn that does not wait would see none,
+/// ever.
 ///
-/// `commands` are those queued at a time besides the watches', `outstanding` those that may complete.
+/// `commands` are those queued at a time besides the watches', `outstanding` those that may
+/// complete.
 pub(super) fn build(commands: u16, outstanding: u16) -> Result<(IoUring, RingMode)> {
     let watches = 2 * u32::from(MAX_WATCHES);
     let entries = u32::from(commands) + watches;
-    // Every command completes once, a watch any number of times: room for several rounds of watches, and
-    // the kernel keeps what does not fit (NODROP).
+    // Every command completes once, a watch any number of times: room for several rounds of
+    // watches, and the kernel keeps what does not fit (NODROP).
     let completions = (2 * (u32::from(outstanding) + watches)).next_power_of_two().max(256);
     let refused = |source: io::Error| match source.raw_os_error() {
         Some(libc::EPERM | libc::ENOSYS) => UblkError::NoIoUring { source },

@@ -1,5 +1,5 @@
-//! A command for each tag: a fetch waits in the kernel until there is a request for its tag, and the answer to
-//! the request is the tag's next fetch. Every kernel has these.
+//! A command for each tag: a fetch waits in the kernel until there is a request for its tag, and
+//! the answer to the request is the tag's next fetch. Every kernel has these.
 
 use io_uring::{opcode, squeue};
 

@@ -1,19 +1,22 @@
 //! [`Ghost`]: the keys of the blocks that left the small queue last, in fixed memory.
 //!
-//! A ring gives the order of arrival, a table of buckets the answer to "is this key remembered?" in one cache
-//! line. A key is kept as a fingerprint of 32 bits beside 32 other bits that choose its bucket, so that about
-//! one question in 2^29 is answered with a wrong yes, which costs a place in the main queue and nothing else.
-//! There are two cells per remembered key; where more than [`CELLS`] keys meet in one bucket, the oldest of
-//! them is forgotten early (with well mixed keys, less than one in a hundred).
+//! A ring gives the order of arrival, a table of buckets the answer to "is this key remembered?" in
+//! one cache line. A key is kept as a fingerprint of 32 bits beside 32 other bits that choose its
+//! bucket, so that about one question in 2^29 is answered with a wrong yes, which costs a place in
+//! the main queue and nothing else. There are two cells per remembered key; where more than
+//! [`CELLS`] keys meet in one bucket, the oldest of them is forgotten early (with well mixed keys,
+//! less than one in a hundred).
 //!
-//! Invariant: `ring[p]` names cell `c` exactly when cell `c` has the stamp `p`; all other stamps are [`NONE`].
+//! Invariant: `ring[p]` names cell `c` exactly when cell `c` has the stamp `p`; all other stamps
+//! are [`NONE`].
 
 /// Cells of a bucket: what fits in a cache line.
 pub(super) const CELLS: usize = 8;
 
 const NONE: u32 = u32::MAX;
 
-/// Fingerprints and, beside each, the ring position that names its cell, or [`NONE`] if the cell is empty.
+/// Fingerprints and, beside each, the ring position that names its cell, or [`NONE`] if the cell is
+/// empty.
 #[derive(Clone)]
 #[repr(align(64))]
 struct Bucket {
@@ -31,7 +34,8 @@ pub(super) struct Ghost {
     len: u32,
 }
 
-/// Where a key lives: its bucket and its fingerprint. Mixes the bits, so that plain numbers do as keys, too.
+/// Where a key lives: its bucket and its fingerprint. Mixes the bits, so that plain numbers do as
+/// keys, too.
 fn place(key: u64, buckets: usize) -> (usize, u32) {
     let mut h = key ^ (key >> 32);
     h = h.wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -64,7 +68,8 @@ impl Ghost {
         self.len
     }
 
-    /// Remembers `key` as the newest; the one that is the oldest then is forgotten if there are too many.
+    /// Remembers `key` as the newest; the one that is the oldest then is forgotten if there are too
+    /// many.
     pub(super) fn remember(&mut self, key: u64) {
         self.take(key);
         let expired = self.ring[self.next as usize];

@@ -412,8 +412,8 @@ fn follows_the_paper() {
     assert_eq!(policy.evict(|_| true), Some(Slot(0)));
     policy.insert(Slot(0), 103);
     assert_eq!(policy.main_len(), 2);
-    // All of the small queue is hit: it shrinks below a tenth, then the main queue gives, the oldest first
-    // (slot 1, whose hits do not count any more). What leaves it is not remembered.
+    // All of the small queue is hit: it shrinks below a tenth, then the main queue gives, the
+    // oldest first (slot 1, whose hits do not count any more). What leaves it is not remembered.
     let ghost = policy.ghost_len();
     for slot in 2..20 {
         policy.touch(Slot(slot));
@@ -626,8 +626,9 @@ impl Zipf {
     }
 }
 
-/// Hits in the hot set per access to it, in percent, after a warm-up: 600 hot blocks, and beside each access
-/// to them three of a scan that goes round over four times as many blocks as there are slots.
+/// Hits in the hot set per access to it, in percent, after a warm-up: 600 hot blocks, and beside
+/// each access to them three of a scan that goes round over four times as many blocks as there are
+/// slots.
 fn hot_hits_beside_a_scan(cache: &mut dyn Cache, seed: u64) -> f64 {
     const SLOTS: u64 = 1000;
     let zipf = Zipf::new(600, 0.9);

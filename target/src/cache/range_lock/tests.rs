@@ -125,7 +125,8 @@ impl Pair {
         assert_eq!(linked, expected);
     }
 
-    /// Holders release, one after the other, the newest or the oldest first: all were held in the end.
+    /// Holders release, one after the other, the newest or the oldest first: all were held in the
+    /// end.
     fn drain(&mut self, newest_first: bool) {
         while !self.entries.is_empty() {
             let held = |e: &Entry| e.held;

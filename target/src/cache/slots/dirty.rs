@@ -44,8 +44,8 @@ impl Slots {
         self.dirty += 1;
     }
 
-    // Takes a slot out of the count of dirty ones, and out of the list if it is there. The caller gives it a
-    // new state.
+    // Takes a slot out of the count of dirty ones, and out of the list if it is there. The caller
+    // gives it a new state.
     pub(super) fn leave_list(&mut self, slot: Slot) {
         let Meta { prev, next, state, volume, failed, .. } = self.metas[slot.0 as usize];
         if !matches!(state, State::Dirty | State::Writing) {
@@ -105,8 +105,8 @@ impl Slots {
         self.free_if_unpinned(slot);
     }
 
-    /// The store has not: `failed`, or not tried after all. The slot is dirty again; if newer data took its
-    /// place, that is now as old as this.
+    /// The store has not: `failed`, or not tried after all. The slot is dirty again; if newer data
+    /// took its place, that is now as old as this.
     pub fn not_written(&mut self, slot: Slot, failed: bool) {
         self.leave_store(slot);
         let meta = &self.metas[slot.0 as usize];

@@ -10,8 +10,8 @@ fn kinds(offset: u64, len: u64) -> [OpKind; 2] {
     [OpKind::Discard { offset, len }, zeroes(offset, len)]
 }
 
-/// A shard with blocks 0 and 1 clean, 2 and 3 dirty, 4 and 5 being written back, 6 and 7 absent, 8 and 9
-/// lent; and what they hold.
+/// A shard with blocks 0 and 1 clean, 2 and 3 dirty, 4 and 5 being written back, 6 and 7 absent, 8
+/// and 9 lent; and what they hold.
 fn mixed() -> (Case, Data, Segments) {
     let mut case = Setup::new(CacheMode::WriteBack).case();
     case.warm(0, 2 * 4096);

@@ -1,8 +1,9 @@
-//! The cache from inside: a [`Shard`] over a [`Script`], a store that does nothing until it is told.
+//! The cache from inside: a [`Shard`] over a [`Script`], a store that does nothing until it is
+//! told.
 //!
-//! [`Case`] asks the shard as a poll group does and keeps its answers by tag. Contents come in versions
-//! ([`bytes`]): a read that mixes two of them within a sector, or has those of another place, is not equal to
-//! any.
+//! [`Case`] asks the shard as a poll group does and keeps its answers by tag. Contents come in
+//! versions ([`bytes`]): a read that mixes two of them within a sector, or has those of another
+//! place, is not equal to any.
 
 mod changes;
 mod reads;

@@ -256,7 +256,8 @@ fn memory_goes_to_who_came_first() {
         assert!(case.shard.is_short());
         assert_eq!(case.ops(), []);
         assert_eq!(case.shard.counters().memory_waits, 3);
-        // Enough for those behind, also for one that comes now, not for the first; time alone brings nothing.
+        // Enough for those behind, also for one that comes now, not for the first; time alone
+        // brings nothing.
         for _ in 0..3 {
             case.release(lent.pop().unwrap());
             case.wait(Duration::from_millis(20));

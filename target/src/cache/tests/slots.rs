@@ -336,8 +336,8 @@ impl Line {
     }
 }
 
-/// The places in a long list of dirty blocks, exactly: who is written again, in the middle or at an end, keeps its
-/// own; who comes back from a write-back stands behind those as old.
+/// The places in a long list of dirty blocks, exactly: who is written again, in the middle or at an
+/// end, keeps its own; who comes back from a write-back stands behind those as old.
 fn keeps_its_places(seed: u64) {
     const BLOCKS: usize = 300;
     const VOLUME: VolumeIndex = VolumeIndex(0);

@@ -196,8 +196,8 @@ fn we_try_again_by_ourselves_less_and_less_often() {
     case.end();
 }
 
-/// The rest after a failure ends with what failed. The shard's clock goes round after 49 days: a rest that were
-/// kept would be one of weeks, weeks later.
+/// The rest after a failure ends with what failed. The shard's clock goes round after 49 days: a
+/// rest that were kept would be one of weeks, weeks later.
 #[test]
 fn a_rest_does_not_outlive_its_failure() {
     const LATER: Duration = Duration::from_secs(25 * 24 * 3600);
@@ -252,8 +252,8 @@ fn a_rest_ends_though_nobody_looks_for_weeks() {
     case.end();
 }
 
-/// Two write-backs of the same block wait behind a write. The newer of them has all that the older had: who
-/// flushed before it came waits for it.
+/// Two write-backs of the same block wait behind a write. The newer of them has all that the older
+/// had: who flushed before it came waits for it.
 #[test]
 fn a_flush_does_not_lose_a_block_that_two_write_backs_wait_for() {
     let mut case = back();

@@ -401,7 +401,8 @@ fn what_finds_no_room_for_dirty_blocks_goes_to_the_store() {
     case.end();
 }
 
-/// The bound holds at any moment, also when many writes of parts of blocks read their edges at once.
+/// The bound holds at any moment, also when many writes of parts of blocks read their edges at
+/// once.
 #[test]
 fn dirty_blocks_stay_within_their_bound() {
     let mut case = Way::Back.case();
@@ -422,14 +423,15 @@ fn dirty_blocks_stay_within_their_bound() {
     }
 }
 
-/// Slots that were rewritten while the store has them are memory, too: what is acknowledged never takes all.
+/// Slots that were rewritten while the store has them are memory, too: what is acknowledged never
+/// takes all.
 #[test]
 fn a_store_that_takes_nothing_leaves_memory_to_others() {
     let slots = 32;
     let setup = Setup { slots, dirty_max: slots * SLOT_BYTES, ..Setup::new(CacheMode::WriteBack) };
     let mut case = setup.case();
-    // The same blocks again and again, one after the other, as long as they are acknowledged; and write-backs
-    // that wait for the first.
+    // The same blocks again and again, one after the other, as long as they are acknowledged; and
+    // write-backs that wait for the first.
     let mut writes = (0..64).map(|at| at % 8 * BLOCK);
     let waits = writes.find_map(|at| {
         let tag = case.write(2, at, 4096);

@@ -1,11 +1,13 @@
 //! [`Claim`]: a new holder of a volume on its way to the disk.
 //!
-//! Nothing changes before it is durable: the holder of the volume goes on, and may even come back. Then it changes all
-//! at once, if the one that claimed is still there. If not, or if the disk fails, which may have taken it all the same,
-//! the record of the holder is written again, so that the next run knows no other.
+//! Nothing changes before it is durable: the holder of the volume goes on, and may even come back.
+//! Then it changes all at once, if the one that claimed is still there. If not, or if the disk
+//! fails, which may have taken it all the same, the record of the holder is written again, so that
+//! the next run knows no other.
 //!
-//! A volume has one claim at a time. Whoever else opens it for writing waits for the outcome and is decided then, and
-//! no other change of its record is written meanwhile: on the disk, too, a generation that was told never falls.
+//! A volume has one claim at a time. Whoever else opens it for writing waits for the outcome and is
+//! decided then, and no other change of its record is written meanwhile: on the disk, too, a
+//! generation that was told never falls.
 
 use rblk_protocol::{AccessMode, OpenRequest, Status};
 
@@ -75,7 +77,8 @@ impl Core {
         if self.undurable.contains_key(volume) {
             self.persist_change(record);
         } else {
-            // What it says was durable before: who comes back in that generation need not wait for it.
+            // What it says was durable before: who comes back in that generation need not wait for
+            // it.
             self.persist(record);
         }
     }
@@ -90,7 +93,8 @@ impl Core {
     ) {
         for victim in self.sessions.excluders(session, volume.index, who.mode) {
             let Some(state) = self.sessions.get(victim) else { continue };
-            // It was looked at when the opener came, but may have come back while the disk was written.
+            // It was looked at when the opener came, but may have come back while the disk was
+            // written.
             let old =
                 state.host.map(|(host, _)| host) == Some(who.host) && state.connections() == 0;
             if take_over || !old {
@@ -124,7 +128,8 @@ impl Core {
         for (lost, mode) in held {
             let refusal = Status::Fenced;
             self.all(Notice::Close { session: victim, volume: lost, refusal });
-            // Its other volumes were nobody's aim. It may come back for them, with a session of its own.
+            // Its other volumes were nobody's aim. It may come back for them, with a session of its
+            // own.
             if lost != volume.index && mode != AccessMode::ReadOnly {
                 self.kept_for.insert(lost, self.latest + self.sessions.lease());
             }
@@ -136,7 +141,8 @@ impl Core {
         }
     }
 
-    /// Decides the OPENs that waited for a claim of another, in the order in which they came. False if there is none.
+    /// Decides the OPENs that waited for a claim of another, in the order in which they came. False
+    /// if there is none.
     pub(super) fn decide_waiting(&mut self) -> bool {
         let ready = self.waiting_opens.iter().enumerate().find_map(|(at, open)| {
             let Stage::Undecided(request) = open.stage else { return None };

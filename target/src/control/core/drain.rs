@@ -1,4 +1,5 @@
-//! Drain: the initiators are told, and the poll groups stopped when they have left or the time is over.
+//! Drain: the initiators are told, and the poll groups stopped when they have left or the time is
+//! over.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -40,8 +41,8 @@ pub struct DrainState {
 }
 
 impl Core {
-    /// Takes no new connections from now on, tells the initiators, and stops the poll groups when they have left or
-    /// after the drain's time. Does nothing the second time.
+    /// Takes no new connections from now on, tells the initiators, and stops the poll groups when
+    /// they have left or after the drain's time. Does nothing the second time.
     pub fn drain(&mut self, now: Instant) {
         if self.draining.is_some() {
             return;

@@ -10,7 +10,8 @@ use crate::connection::SessionSlot;
 /// Silence that every initiator is granted.
 const SILENCE_MIN: Duration = Duration::from_secs(2);
 
-/// A LOGIN that waits for the connections of older epochs to end. One per session: a newer epoch takes its place.
+/// A LOGIN that waits for the connections of older epochs to end. One per session: a newer epoch
+/// takes its place.
 #[derive(Debug)]
 pub(super) struct WaitingLogin {
     from: ConnectionRef,

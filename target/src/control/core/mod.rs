@@ -1,14 +1,17 @@
-//! [`Core`]: the decisions of control. Who may connect, who has which session, who may use which volume, and when an
-//! answer may be given. Pure: the time is an argument, and what has to be done comes out as [`Effect`]s.
+//! [`Core`]: the decisions of control. Who may connect, who has which session, who may use which
+//! volume, and when an answer may be given. Pure: the time is an argument, and what has to be done
+//! comes out as [`Effect`]s.
 //!
-//! The caller makes one call at a time and then takes the effects, in order, until there is none: mail to the poll
-//! groups must be sent in that order, and behind the connections that were admitted before. What Core promises:
+//! The caller makes one call at a time and then takes the effects, in order, until there is none:
+//! mail to the poll groups must be sent in that order, and behind the connections that were
+//! admitted before. What Core promises:
 //!
 //! - LOGIN is answered when no connection of an older epoch of its session is left (`login.rs`).
-//! - OPEN for writing is answered when whoever held the volume before, and does not any more, has no connection of that
-//!   time left, and when the next run of the target would know of the change of holder (`open.rs`).
-//! - Whoever is fenced by that is so from the moment when it is durable: a take-over that cannot be remembered leaves the
-//!   holder as it is.
+//! - OPEN for writing is answered when whoever held the volume before, and does not any more, has
+//!   no connection of that time left, and when the next run of the target would know of the change
+//!   of holder (`open.rs`).
+//! - Whoever is fenced by that is so from the moment when it is durable: a take-over that cannot be
+//!   remembered leaves the holder as it is.
 //! - So a command of one that held the volume before takes effect before the answer, or never.
 //! - Every wait ends: by what it waits for, or by [`QUIESCE_DEADLINE`].
 
@@ -44,7 +47,8 @@ use drain::{Draining, Parked};
 use login::WaitingLogin;
 use open::WaitingOpen;
 
-/// How long a LOGIN may wait for the connections of older epochs to end, and an OPEN for those of earlier holders.
+/// How long a LOGIN may wait for the connections of older epochs to end, and an OPEN for those of
+/// earlier holders.
 pub const QUIESCE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Where an admin command came from, and its answer goes.
@@ -85,8 +89,8 @@ pub enum Effect {
     },
     /// Tell every poll group.
     All(Notice),
-    /// Make the record durable, in the order of these effects, and then call [`Core::persisted`], now or later. Nothing
-    /// that the next run must know of is told to anybody before that call.
+    /// Make the record durable, in the order of these effects, and then call [`Core::persisted`],
+    /// now or later. Nothing that the next run must know of is told to anybody before that call.
     Persist {
         /// To name in that call.
         ticket: Ticket,
@@ -97,7 +101,8 @@ pub enum Effect {
     StopGroups,
 }
 
-/// A connection that may be made. It counts as one from now on: if it cannot be made after all, [`Core::gone`] says so.
+/// A connection that may be made. It counts as one from now on: if it cannot be made after all,
+/// [`Core::gone`] says so.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Admitted {
     /// Its session's place.
@@ -130,7 +135,8 @@ pub struct CoreParts {
     pub volumes: Vec<Arc<Volume>>,
     /// Sessions at a time.
     pub sessions_max: u32,
-    /// How long a session without connections keeps what it opened, and a holder of the run before is waited for.
+    /// How long a session without connections keeps what it opened, and a holder of the run before
+    /// is waited for.
     pub lease: Duration,
     /// How long a drain may take.
     pub drain_timeout: Duration,
@@ -156,8 +162,8 @@ pub struct Core {
     volumes: Vec<Arc<Volume>>,
     sessions: SessionTable,
     holders: Holders,
-    // Volumes whose record above may not be durable, with the change on its way; without one, the last could not be
-    // written.
+    // Volumes whose record above may not be durable, with the change on its way; without one, the
+    // last could not be written.
     undurable: BTreeMap<VolumeUuid, Option<Ticket>>,
     // New holders on their way to the disk, one of a volume.
     claims: BTreeMap<VolumeUuid, Claim>,
@@ -233,7 +239,8 @@ impl Core {
         self.effects.pop_front()
     }
 
-    /// Somebody wants to connect, from `peer`. `fresh` is random: the id of the session that begins, if one does.
+    /// Somebody wants to connect, from `peer`. `fresh` is random: the id of the session that
+    /// begins, if one does.
     ///
     /// # Errors
     /// Why not.
@@ -376,7 +383,8 @@ impl Core {
         self.finish_opens();
     }
 
-    /// Whether the time alone may change something: then [`Self::tick`] is to be called every half second or so.
+    /// Whether the time alone may change something: then [`Self::tick`] is to be called every half
+    /// second or so.
     #[must_use]
     pub fn needs_ticks(&self) -> bool {
         self.sessions.iter().any(|session| session.connections() == 0)

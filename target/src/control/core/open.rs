@@ -1,11 +1,13 @@
 //! OPEN, CLOSE, LOGOUT: who may use which volume, and the take-over of one.
 //!
-//! An OPEN for writing is decided when it comes, or when nobody's [claim](super::claim) to the volume is on its way any
-//! more. If it may be, a new holder claims the volume in a generation of its own. It is answered, and the opener let in
-//! to the volume, when
+//! An OPEN for writing is decided when it comes, or when nobody's [claim](super::claim) to the
+//! volume is on its way any more. If it may be, a new holder claims the volume in a generation of
+//! its own. It is answered, and the opener let in to the volume, when
 //!
-//! - the change of holder is durable, so that the next run fences the same ones; from then on whoever it fences is out;
-//! - nobody is *leaving* the volume: no connection is left by which a command came when another session held it.
+//! - the change of holder is durable, so that the next run fences the same ones; from then on
+//!   whoever it fences is out;
+//! - nobody is *leaving* the volume: no connection is left by which a command came when another
+//!   session held it.
 //!
 //! | the opener names | it is | generation |
 //! | --- | --- | --- |
@@ -15,9 +17,10 @@
 //! | none, and a holder of the last run may come back | the same | the same |
 //! | none | let in | next; kept among those who share |
 //!
-//! The same host may take the place of a session of its own that has no connections, and of its own absent holder, at
-//! once: it is taken for the same machine, whose old process is gone. Machines cloned from one another have one host id,
-//! so each clone needs its own `/etc/rblk/host-id`, or it takes a volume from another that is only cut off.
+//! The same host may take the place of a session of its own that has no connections, and of its own
+//! absent holder, at once: it is taken for the same machine, whose old process is gone. Machines
+//! cloned from one another have one host id, so each clone needs its own `/etc/rblk/host-id`, or it
+//! takes a volume from another that is only cut off.
 //!
 //! Openers that only read neither exclude nor wait, and are asked for no generation.
 
@@ -133,7 +136,8 @@ impl Core {
         let older = self.take_opens(|open| (open.session, open.volume) == (session, volume));
         let other_mode = self.mode_of(session, volume).is_some_and(|old| old != mode);
         if other_mode || older.iter().any(WaitingOpen::is_granted) {
-            // To open in another way is to close first: what was sent before may still be under way.
+            // To open in another way is to close first: what was sent before may still be under
+            // way.
             self.give_up(session, volume, Status::NoSuchVolume);
         }
         // Asked again before the answer: the newer one counts.
@@ -146,8 +150,8 @@ impl Core {
         self.sessions.get(session)?.opened.get(&volume).copied()
     }
 
-    /// Decides whether a session gets the volume, which nobody claims. If so, whatever the answer waits for is on its
-    /// way.
+    /// Decides whether a session gets the volume, which nobody claims. If so, whatever the answer
+    /// waits for is on its way.
     pub(super) fn decide(
         &mut self,
         session: SessionSlot,
@@ -243,14 +247,16 @@ impl Core {
         };
         let excluders = self.sessions.excluders(session, volume.index, who.mode);
         for other in excluders.into_iter().filter_map(|other| self.sessions.get(other)) {
-            // An old process of the same host, which cannot have connections any more, is in nobody's way.
+            // An old process of the same host, which cannot have connections any more, is in
+            // nobody's way.
             if other.host.map(|(host, _)| host) != Some(who.host) || other.connections() > 0 {
                 return refused(held_by(other));
             }
         }
         let absent = self.holders.record(&volume.uuid).filter(|record| {
             let shares = (record.mode, who.mode) == (AccessMode::Shared, AccessMode::Shared);
-            // One record stands for all who share: the opener's host may have been but the first of them.
+            // One record stands for all who share: the opener's host may have been but the first of
+            // them.
             let other = record.mode == AccessMode::Shared || record.host != who.host;
             !returns && record.present && other && !shares
         });
@@ -362,7 +368,8 @@ impl Core {
         }
     }
 
-    /// The admin connection of that epoch is gone: nobody is there to be answered, and nobody was let in.
+    /// The admin connection of that epoch is gone: nobody is there to be answered, and nobody was
+    /// let in.
     pub(super) fn drop_opens_of(&mut self, session: SessionSlot, epoch: Epoch) {
         for open in self.take_opens(|open| (open.session, open.epoch) == (session, epoch)) {
             if open.is_granted() {

@@ -1,4 +1,5 @@
-//! Flushes that fail: the system tells of lost writes once and to one caller, the backing for ever and to all.
+//! Flushes that fail: the system tells of lost writes once and to one caller, the backing for ever
+//! and to all.
 
 use std::fs;
 
@@ -6,8 +7,8 @@ use super::device::LoopDevice;
 use super::errors::SmallDisk;
 use super::*;
 
-/// A disk that is too small for what its page cache took: a loop device over a file with holes, on a full file
-/// system. The system tells of that once, and knows of nothing from then on.
+/// A disk that is too small for what its page cache took: a loop device over a file with holes, on
+/// a full file system. The system tells of that once, and knows of nothing from then on.
 struct Overcommitted {
     // Before the disk below: dropped in this order.
     backing: Arc<Backing>,

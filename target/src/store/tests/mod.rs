@@ -44,7 +44,8 @@ trait Engine: Store {
         self.submit(io.named(token), &io.memory)
     }
 
-    /// Submits everything, works until all of it is done and returns the results in the order of `all`.
+    /// Submits everything, works until all of it is done and returns the results in the order of
+    /// `all`.
     fn run(&mut self, all: &[Io]) -> Vec<Result<u32, Errno>> {
         let mut results = vec![None; all.len()];
         let mut done = Vec::new();

@@ -48,8 +48,8 @@ fn layout() -> impl Strategy<Value = Layout> {
 /// One op: what, first block, blocks, how its memory is laid out.
 type Step = (Kind, usize, usize, Layout);
 
-/// The ops of one round run together: their ranges are parts of the volume cut at the given places, so none
-/// overlaps another.
+/// The ops of one round run together: their ranges are parts of the volume cut at the given places,
+/// so none overlaps another.
 #[derive(Clone, Debug)]
 struct Round {
     steps: Vec<Step>,
@@ -99,8 +99,8 @@ fn cuts(random: &mut Random, layout: Layout, len: usize, unit: usize) -> Vec<usi
     cuts
 }
 
-/// Gives every step that moves data its memory: no segment overlaps another, and those of all steps are
-/// mixed, with gaps between some.
+/// Gives every step that moves data its memory: no segment overlaps another, and those of all steps
+/// are mixed, with gaps between some.
 fn lay_out(round: &Round, block: usize, unit: usize) -> Vec<Vec<Segment>> {
     let mut random = Random(round.seed);
     let mut memory = vec![Vec::new(); round.steps.len()];
@@ -133,8 +133,8 @@ fn lay_out(round: &Round, block: usize, unit: usize) -> Vec<Vec<Segment>> {
     memory
 }
 
-/// Runs the rounds on an engine and on a `Vec`, and compares the whole region after each round, and at last
-/// the whole volume.
+/// Runs the rounds on an engine and on a `Vec`, and compares the whole region after each round, and
+/// at last the whole volume.
 fn compare(
     engine: &mut impl Engine,
     region: &Region,

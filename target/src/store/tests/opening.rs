@@ -1,4 +1,5 @@
-//! Opening a backing: what is refused and why, locks, alignment, and a process that may not pin memory.
+//! Opening a backing: what is refused and why, locks, alignment, and a process that may not pin
+//! memory.
 
 use std::fs;
 use std::io::Read;

@@ -76,8 +76,8 @@ fn turns_without_work_do_not_enter_the_kernel() {
         store.turn(Wait::No, &mut woken).unwrap();
     }
     assert_eq!(store.counters().enters, 1);
-    // Polling alone sees a completion that comes later from another thread of the kernel, with one enter to
-    // submit and at most a few to collect.
+    // Polling alone sees a completion that comes later from another thread of the kernel, with one
+    // enter to submit and at most a few to collect.
     store.start(1, &flush()).unwrap();
     let mut done = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -294,7 +294,8 @@ fn region_of_more_than_one_piece() {
     let mut store = uring(&region, 16, &backing);
     assert_eq!(store.warnings(), []);
     let bytes = 4 * MIB32;
-    // The last extent of the first piece, the first of the second, and what an arena never makes: across.
+    // The last extent of the first piece, the first of the second, and what an arena never makes:
+    // across.
     for at in [PIECE - 4 * MIB, PIECE, PIECE - 4096] {
         region.write(at, &pattern(1, at, 4 * MIB));
         assert_eq!(store.run_one(write(0, at, bytes)), Ok(bytes));

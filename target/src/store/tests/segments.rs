@@ -1,5 +1,5 @@
-//! Lists of segments: what fits and what does not, the longest there are, and transfers that the kernel does
-//! not do at once.
+//! Lists of segments: what fits and what does not, the longest there are, and transfers that the
+//! kernel does not do at once.
 
 use super::*;
 
@@ -102,8 +102,8 @@ const MOST_AT_ONCE: usize = 0x7fff_f000;
 // What comes before the bytes that the two tests below look at.
 const BEFORE: usize = MOST_AT_ONCE - 96 * 1024;
 
-/// A list a little longer than the kernel moves at once; the border is inside a segment. The bytes from
-/// `BEFORE` on have a place of their own, those before share one.
+/// A list a little longer than the kernel moves at once; the border is inside a segment. The bytes
+/// from `BEFORE` on have a place of their own, those before share one.
 fn longer_than_the_kernel_moves() -> (Vec<Segment>, Vec<Segment>) {
     let step = 8 * MIB;
     let shared = (0..BEFORE.div_ceil(step))

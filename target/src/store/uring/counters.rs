@@ -4,7 +4,8 @@ use nix::errno::Errno;
 
 use crate::store::OpKind;
 
-/// What a store has done since it was made. Ops are counted when they end, bytes only when they end well.
+/// What a store has done since it was made. Ops are counted when they end, bytes only when they end
+/// well.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
     /// Calls of `io_uring_enter`.

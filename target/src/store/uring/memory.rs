@@ -1,9 +1,9 @@
-//! The memory that entries name: [`IoVecs`], the list of one op, and [`Pieces`], what the kernel has mapped
-//! for good.
+//! The memory that entries name: [`IoVecs`], the list of one op, and [`Pieces`], what the kernel
+//! has mapped for good.
 //!
-//! Invariants: every [`IoVec`] is a part of the region its list was set for; a list holds no empty part and
-//! no two parts of which the second begins where the first ends; once it has been as long as it will ever
-//! be, setting it allocates nothing.
+//! Invariants: every [`IoVec`] is a part of the region its list was set for; a list holds no empty
+//! part and no two parts of which the second begins where the first ends; once it has been as long
+//! as it will ever be, setting it allocates nothing.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -15,8 +15,8 @@ use rblk_fabric::Region;
 use crate::arena::MAX_EXTENT_BYTES;
 use crate::store::{MAX_SEGMENTS, Segment};
 
-// The kernel takes at most 1 GiB as one registered buffer. Extents are aligned to their own length, which
-// divides this, so no extent crosses from one piece into the next.
+// The kernel takes at most 1 GiB as one registered buffer. Extents are aligned to their own length,
+// which divides this, so no extent crosses from one piece into the next.
 const PIECE: usize = 1 << 30;
 const _: () = assert!(PIECE.is_multiple_of(MAX_EXTENT_BYTES as usize));
 
@@ -28,7 +28,8 @@ const _: () = assert!(MAX_SEGMENTS <= 1024);
 #[repr(transparent)]
 pub(super) struct IoVec(libc::iovec);
 
-// SAFETY: an address and a length, which nothing here follows; the region they come from is Send and Sync.
+// SAFETY: an address and a length, which nothing here follows; the region they come from is Send
+// and Sync.
 unsafe impl Send for IoVec {}
 
 impl IoVec {
@@ -102,7 +103,8 @@ impl IoVecs {
         self.list.get(self.first..).unwrap_or(&[])
     }
 
-    /// What is left, as `readv` and `writev` take it: first element and number. `None` when nothing is.
+    /// What is left, as `readv` and `writev` take it: first element and number. `None` when nothing
+    /// is.
     pub(super) fn as_kernel_list(&self) -> Option<(*const libc::iovec, u32)> {
         let rest = self.rest();
         let parts = u32::try_from(rest.len()).ok().filter(|&parts| parts > 0)?;
@@ -124,7 +126,8 @@ impl Pieces {
         Self { registered: 0..0 }
     }
 
-    /// Registers `range` of `region`, as far as it is inside. The ring must not outlive the region's memory.
+    /// Registers `range` of `region`, as far as it is inside. The ring must not outlive the
+    /// region's memory.
     pub(super) fn register(
         ring: &IoUring,
         region: &Region,
@@ -141,8 +144,8 @@ impl Pieces {
         let Some(start) = pieces.first().map(|piece| piece.iov_base.addr()) else {
             return Ok(Self::none());
         };
-        // SAFETY: every piece is inside the region (`pointer` checked), which the store holds until the ring
-        // is gone; the kernel pins the pages, so even then nobody else gets them.
+        // SAFETY: every piece is inside the region (`pointer` checked), which the store holds until
+        // the ring is gone; the kernel pins the pages, so even then nobody else gets them.
         unsafe { ring.submitter().register_buffers(&pieces) }
             .map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))?;
         Ok(Self { registered: start..start + range.len() })

@@ -1,20 +1,23 @@
-//! [`UringStore`]: one io_uring that is both the file I/O of a data thread and its only sleeping place.
+//! [`UringStore`]: one io_uring that is both the file I/O of a data thread and its only sleeping
+//! place.
 //!
-//! A turn of the thread is: submit ops, [`UringStore::turn`], reap. The turn enters the kernel at most once,
-//! and not at all when there is nothing to submit and the flags the kernel keeps in the ring show nothing to
-//! collect. Watched descriptors (completion channel, mailbox) end the same sleep as I/O does.
+//! A turn of the thread is: submit ops, [`UringStore::turn`], reap. The turn enters the kernel at
+//! most once, and not at all when there is nothing to submit and the flags the kernel keeps in the
+//! ring show nothing to collect. Watched descriptors (completion channel, mailbox) end the same
+//! sleep as I/O does.
 //!
 //! Invariants:
 //!
-//! - An op has at most one entry in the kernel at a time. The submission queue has room for all ops and
-//!   watches at once, and the completion queue is twice as large, so neither is full in normal operation.
-//! - The memory an entry points to (the region, the zero pages, the slot's list of parts) is held by this
-//!   store and stays where it is until the kernel has answered; a store dropped while the kernel does not
-//!   answer leaks that memory rather than freeing it.
-//! - With `DEFER_TASKRUN` nothing completes unless we enter; `TASKRUN_FLAG` is what tells us to. One without
-//!   the other would poll for ever.
-//! - The ring is made disabled and is enabled by the first turn: the thread of that turn becomes its only
-//!   issuer, whoever made it. From then on volumes and watches are for that thread too.
+//! - An op has at most one entry in the kernel at a time. The submission queue has room for all ops
+//!   and watches at once, and the completion queue is twice as large, so neither is full in normal
+//!   operation.
+//! - The memory an entry points to (the region, the zero pages, the slot's list of parts) is held
+//!   by this store and stays where it is until the kernel has answered; a store dropped while the
+//!   kernel does not answer leaks that memory rather than freeing it.
+//! - With `DEFER_TASKRUN` nothing completes unless we enter; `TASKRUN_FLAG` is what tells us to.
+//!   One without the other would poll for ever.
+//! - The ring is made disabled and is enabled by the first turn: the thread of that turn becomes
+//!   its only issuer, whoever made it. From then on volumes and watches are for that thread too.
 
 #![allow(unsafe_code)]
 
@@ -63,7 +66,8 @@ const USER_NOBODY: u64 = 2;
 pub enum Wait {
     /// Not at all.
     No,
-    /// Until something is done or woken, at most this long. It does not sleep when something already is.
+    /// Until something is done or woken, at most this long. It does not sleep when something
+    /// already is.
     Until(Duration),
 }
 
@@ -113,7 +117,8 @@ impl std::fmt::Debug for UringStore {
 }
 
 impl UringStore {
-    /// A store for ops on `region`. Any thread may make it; the thread of the first [`Self::turn`] owns it.
+    /// A store for ops on `region`. Any thread may make it; the thread of the first [`Self::turn`]
+    /// owns it.
     ///
     /// # Errors
     /// The kernel has no ring for us. What it merely lacks is in [`Self::warnings`].
@@ -223,9 +228,9 @@ impl UringStore {
         Ok(())
     }
 
-    /// A backing of which this store has just learnt that writes were lost: told once, and by one store of
-    /// the backing. Until the owner calls [`Backing::loss_noted`] its flushes may wait, see
-    /// [`Losses`](super::Losses).
+    /// A backing of which this store has just learnt that writes were lost: told once, and by one
+    /// store of the backing. Until the owner calls [`Backing::loss_noted`] its flushes may wait,
+    /// see [`Losses`](super::Losses).
     pub fn take_lost(&mut self) -> Option<(VolumeIndex, Arc<Backing>)> {
         self.lost.pop()
     }
@@ -257,12 +262,14 @@ impl UringStore {
         }
     }
 
-    /// Hands everything submitted to the kernel, sleeps if asked to and if nothing is done yet, and collects
-    /// what is done (for [`Store::reap`]) and what woke (added to `woken`). At most one `io_uring_enter`.
-    /// What is still in `woken` or waits for `reap` counts as done already: there is no sleep on top of it.
+    /// Hands everything submitted to the kernel, sleeps if asked to and if nothing is done yet, and
+    /// collects what is done (for [`Store::reap`]) and what woke (added to `woken`). At most one
+    /// `io_uring_enter`. What is still in `woken` or waits for `reap` counts as done already: there
+    /// is no sleep on top of it.
     ///
     /// # Errors
-    /// The ring is unusable, for example from a thread other than that of the first turn (`EEXIST`).
+    /// The ring is unusable, for example from a thread other than that of the first turn
+    /// (`EEXIST`).
     pub fn turn(&mut self, wait: Wait, woken: &mut WatchSet) -> io::Result<()> {
         if !self.enabled {
             self.ring.submitter().register_enable_rings()?;
@@ -296,16 +303,17 @@ impl UringStore {
                 }
                 let time = Timespec::from(time);
                 let args = SubmitArgs::new().timespec(&time);
-                // SAFETY: the queued entries obey `push`; `args` is the extended argument EXT_ARG announces
-                // and outlives the call, as does the time it points to.
+                // SAFETY: the queued entries obey `push`; `args` is the extended argument EXT_ARG
+                // announces and outlives the call, as does the time it points to.
                 unsafe { submitter.enter(queued, 1, flags.bits(), Some(&args)) }
             } else {
-                // SAFETY: the queued entries obey `push`; without EXT_ARG a null argument means no signal mask.
+                // SAFETY: the queued entries obey `push`; without EXT_ARG a null argument means no
+                // signal mask.
                 unsafe { submitter.enter::<libc::sigset_t>(queued, 0, flags.bits(), None) }
             };
             match result.map_err(|error| error.raw_os_error()) {
-                // The time is over, a signal came, or the kernel wants completions collected or memory
-                // back first: what was not taken is still queued.
+                // The time is over, a signal came, or the kernel wants completions collected or
+                // memory back first: what was not taken is still queued.
                 Ok(_)
                 | Err(Some(
                     libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN | libc::ENOMEM,
@@ -366,11 +374,11 @@ impl UringStore {
     fn send(&mut self, index: usize) {
         let entry = self.slots[index].entry(&self.pieces, &self.zeroes);
         let sent = entry.is_some_and(|entry| {
-            // SAFETY: the data is inside the region or the zero pages (`Region::pointer` checked), both held
-            // by this store until the slot's completion or leaked by drop. No reference to it exists
-            // anywhere: a region hands out none. A list of parts is in the slot, which stays as it is until
-            // its completion (only that, or the end of the op, changes it) and where it is (the heap memory
-            // of its `Vec`), or is leaked by drop.
+            // SAFETY: the data is inside the region or the zero pages (`Region::pointer` checked),
+            // both held by this store until the slot's completion or leaked by drop. No reference
+            // to it exists anywhere: a region hands out none. A list of parts is in the slot, which
+            // stays as it is until its completion (only that, or the end of the op, changes it) and
+            // where it is (the heap memory of its `Vec`), or is leaked by drop.
             unsafe { self.push(&entry.user_data(USER_OP << 56 | index as u64)) }
         });
         if !sent {
@@ -465,8 +473,9 @@ impl Drop for UringStore {
             volume.backing.syncs().leave(&self.door);
         }
         if self.free.len() < self.slots.len() {
-            // The kernel may still write to this memory and still works on these files. The lists in the
-            // slots it has copied when it took the entries, but nothing is lost by not relying on that.
+            // The kernel may still write to this memory and still works on these files. The lists
+            // in the slots it has copied when it took the entries, but nothing is lost by not
+            // relying on that.
             std::mem::forget(std::mem::take(&mut self.slots));
             std::mem::forget(Arc::clone(&self.region));
             std::mem::forget(Arc::clone(&self.zeroes));
@@ -474,8 +483,8 @@ impl Drop for UringStore {
                 std::mem::forget(Arc::clone(&volume.backing));
             }
         } else if self.volumes.iter().any(Option::is_some) {
-            // The kernel takes a ring apart in the background. Without this the files would stay open until
-            // then, and a claimed device claimed.
+            // The kernel takes a ring apart in the background. Without this the files would stay
+            // open until then, and a claimed device claimed.
             let _ = self.ring.submitter().unregister_files();
         }
     }

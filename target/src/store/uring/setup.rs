@@ -1,5 +1,5 @@
-//! How a ring is made: [`UringOptions`], the flags of the two kinds of rings, and [`Warning`], what it turned
-//! out to lack.
+//! How a ring is made: [`UringOptions`], the flags of the two kinds of rings, and [`Warning`], what
+//! it turned out to lack.
 
 use std::io;
 use std::ops::Range;
@@ -17,8 +17,8 @@ pub struct UringOptions {
     pub capacity: u32,
     /// Places for volumes. Each costs one of the descriptors `RLIMIT_NOFILE` allows.
     pub volumes: u16,
-    /// Bytes of the region to register as fixed buffers; all of it when `None`. I/O elsewhere in the region
-    /// works, a little slower.
+    /// Bytes of the region to register as fixed buffers; all of it when `None`. I/O elsewhere in
+    /// the region works, a little slower.
     pub registered: Option<Range<usize>>,
 }
 

@@ -1,5 +1,5 @@
-//! What a store does for ops that wait for a sync of their backing: flushes, and durable writes that are
-//! written. The rules are those of [`Syncs`](crate::store::syncs::Syncs).
+//! What a store does for ops that wait for a sync of their backing: flushes, and durable writes
+//! that are written. The rules are those of [`Syncs`](crate::store::syncs::Syncs).
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! [`Slot`]: an op from submission to its last completion, and the entries it takes.
 //!
-//! An op may take several entries, one after another: after a short transfer, after a refusal for which there
-//! is another way, and in steps over a long range.
+//! An op may take several entries, one after another: after a short transfer, after a refusal for
+//! which there is another way, and in steps over a long range.
 
 use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{opcode, squeue};
@@ -17,11 +17,12 @@ use crate::store::{Op, OpKind, OpToken, Segment, VolumeIndex};
 /// Bytes zeroed by one write where nothing better works.
 pub(super) const ZERO_CHUNK: u32 = 1 << 20;
 
-// Discard and zeroing advance to multiples of this: file systems hold the inode's lock for the whole of a
-// fallocate, and other I/O on the file waits for it.
+// Discard and zeroing advance to multiples of this: file systems hold the inode's lock for the
+// whole of a fallocate, and other I/O on the file waits for it.
 const RANGE_STEP: u64 = 1 << 30;
 
-// How often one op is sent again when the kernel says EAGAIN or EINTR, before that becomes its result.
+// How often one op is sent again when the kernel says EAGAIN or EINTR, before that becomes its
+// result.
 const RETRIES: u32 = 1000;
 
 // BLOCK_URING_CMD_DISCARD: _IO(0x12, 0) of linux/blkdev.h.
@@ -34,7 +35,8 @@ pub(super) enum Phase {
     Idle,
     /// A read or write.
     Transfer,
-    /// A flush, or a durable write that is written: the backing's sync that covers it is not known yet.
+    /// A flush, or a durable write that is written: the backing's sync that covers it is not known
+    /// yet.
     Unsynced,
     /// It waits for that sync.
     Awaiting(SyncNumber),
@@ -175,8 +177,8 @@ impl Slot {
 
     /// The next entry; `None` when there is nothing to do, which is a bug of ours.
     ///
-    /// It points into this slot, the region of [`Self::start`] and `zeroes`, and is good as long as they are
-    /// and the slot neither starts, advances nor stops.
+    /// It points into this slot, the region of [`Self::start`] and `zeroes`, and is good as long as
+    /// they are and the slot neither starts, advances nor stops.
     pub(super) fn entry(&mut self, pieces: &Pieces, zeroes: &Region) -> Option<squeue::Entry> {
         let file = Fixed(self.op.volume.0.into());
         let (offset, len) = self.op.kind.range();
@@ -268,8 +270,8 @@ mod tests {
 
     const BYTES: usize = 256 << 10;
 
-    // Which kernel operations a transfer of these segments takes, when the kernel does `moved` bytes at a
-    // time.
+    // Which kernel operations a transfer of these segments takes, when the kernel does `moved`
+    // bytes at a time.
     fn opcodes(registered: bool, write: bool, memory: &[(usize, u32)], moved: &[i32]) -> Vec<u8> {
         let region = Region::allocate(BYTES, PageKind::Normal).unwrap();
         let directory = tempfile::tempdir().unwrap();

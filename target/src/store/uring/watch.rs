@@ -1,7 +1,7 @@
 //! Watched descriptors: they end the sleep of a turn when they become readable.
 //!
-//! Invariant: a watch has at most one poll in the kernel, and completions of an earlier one under the same
-//! token are told apart by its generation.
+//! Invariant: a watch has at most one poll in the kernel, and completions of an earlier one under
+//! the same token are told apart by its generation.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -62,7 +62,8 @@ impl WatchSet {
 
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    // Our own duplicate: arming again must find the same file whatever the owner did with the number.
+    // Our own duplicate: arming again must find the same file whatever the owner did with the
+    // number.
     fd: Option<OwnedFd>,
     armed: bool,
     // Only while a turn sleeps.
@@ -72,9 +73,9 @@ pub(super) struct Watch {
 }
 
 impl UringStore {
-    /// Wakes [`Self::turn`] when `fd` becomes readable, until [`Self::unwatch`]. Level at first (something
-    /// already there wakes at once), edges from then on: whoever is woken must read until nothing is left
-    /// before the next sleep. The descriptor is duplicated.
+    /// Wakes [`Self::turn`] when `fd` becomes readable, until [`Self::unwatch`]. Level at first
+    /// (something already there wakes at once), edges from then on: whoever is woken must read
+    /// until nothing is left before the next sleep. The descriptor is duplicated.
     ///
     /// # Errors
     /// The token is too large or in use, or the descriptor cannot be duplicated.
@@ -85,9 +86,9 @@ impl UringStore {
         Ok(())
     }
 
-    /// As [`Self::watch`], for a descriptor that matters to a sleeper only: every sleep of [`Self::turn`] ends when it
-    /// is readable or becomes so, and what happens to it otherwise costs nothing and is not told, but for one that
-    /// woke a sleep which was over already.
+    /// As [`Self::watch`], for a descriptor that matters to a sleeper only: every sleep of
+    /// [`Self::turn`] ends when it is readable or becomes so, and what happens to it otherwise
+    /// costs nothing and is not told, but for one that woke a sleep which was over already.
     ///
     /// # Errors
     /// As [`Self::watch`].

@@ -1,7 +1,8 @@
-//! [`Process`]: the server of one mount: the real [`Course`], engines and accounts, on a path that is made here.
+//! [`Process`]: the server of one mount: the real [`Course`], engines and accounts, on a path that
+//! is made here.
 //!
-//! What the product does in `Mount` and `Try` around them is done here in the same order: connect, LOGIN, OPEN, settle,
-//! connect every queue. Every step takes time, in which anything may happen.
+//! What the product does in `Mount` and `Try` around them is done here in the same order: connect,
+//! LOGIN, OPEN, settle, connect every queue. Every step takes time, in which anything may happen.
 
 mod settling;
 mod trying;

@@ -1,7 +1,9 @@
-//! [`Settling`]: the account of what was acknowledged and is not durable, settled with a target that has restarted.
+//! [`Settling`]: the account of what was acknowledged and is not durable, settled with a target
+//! that has restarted.
 //!
-//! What the mount has copies of is written again over a queue of its own before any other queue is connected; what it
-//! has none of is lost, and a flush will tell. The product and the oracle settle at the same moment.
+//! What the mount has copies of is written again over a queue of its own before any other queue is
+//! connected; what it has none of is lost, and a flush will tell. The product and the oracle settle
+//! at the same moment.
 
 use std::sync::Arc;
 
@@ -114,8 +116,8 @@ impl Process {
         assert_eq!(settled, Ok(()), "mount {}", self.mount.0);
     }
 
-    /// Whether something may be lost that it need not write again. A loss that every flush tells lasts:
-    /// it excuses only what it came with.
+    /// Whether something may be lost that it need not write again. A loss that every flush tells
+    /// lasts: it excuses only what it came with.
     fn owes(&mut self) -> bool {
         let losses = self.durability.losses();
         let before = std::mem::replace(&mut self.settled_losses, losses);

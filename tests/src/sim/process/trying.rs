@@ -1,7 +1,8 @@
-//! [`Trying`]: one try of a process to reach the target: connect, LOGIN, OPEN, settle, connect every queue.
+//! [`Trying`]: one try of a process to reach the target: connect, LOGIN, OPEN, settle, connect
+//! every queue.
 //!
-//! A try ends when it has arrived, has failed, or has lost the volume; the process's course is told which. Every
-//! message takes some steps, in which anything may happen.
+//! A try ends when it has arrived, has failed, or has lost the volume; the process's course is told
+//! which. Every message takes some steps, in which anything may happen.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -302,7 +303,8 @@ impl Process {
             Phase::Open => {
                 match status {
                     Status::Ok => {}
-                    // Without a word it is the session that has gone, not the volume that was taken.
+                    // Without a word it is the session that has gone, not the volume that was
+                    // taken.
                     Status::Fenced if !text.is_empty() => return Going::Fenced(text),
                     _ => {
                         let what = "open".to_owned();

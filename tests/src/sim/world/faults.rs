@@ -1,7 +1,7 @@
 //! Faults as they strike and heal: links, machines, servers, the store, QPs that do not flush.
 //!
-//! A fault comes at its moment, or after some patience without it, and heals after its steps. In a calm world all heal
-//! at once and none comes.
+//! A fault comes at its moment, or after some patience without it, and heals after its steps. In a
+//! calm world all heal at once and none comes.
 
 use rblk_bench::ram_store::StoreConditions;
 use rblk_fabric::soft::memory::End;

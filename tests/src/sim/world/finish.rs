@@ -1,7 +1,8 @@
 //! The end of a run: everything heals, everything outstanding ends, and what is left is looked at.
 //!
-//! In the end one mount has the volume and reads what the oracle allows; a flush leaves nothing volatile in a store that
-//! never failed; without mounts, no connection, no slot and no op of the store is left.
+//! In the end one mount has the volume and reads what the oracle allows; a flush leaves nothing
+//! volatile in a store that never failed; without mounts, no connection, no slot and no op of the
+//! store is left.
 
 use std::ops::Range;
 

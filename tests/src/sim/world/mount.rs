@@ -1,7 +1,8 @@
 //! [`Mount`]: a mount of a host, from the wish for it to its end, through all servers that it has.
 //!
-//! A host has one mount at most that is not lost, and each has a number of its own for the oracle, used once. A mount
-//! whose server died waits for the next server; one that lost the volume stays until its host wants another.
+//! A host has one mount at most that is not lost, and each has a number of its own for the oracle,
+//! used once. A mount whose server died waits for the next server; one that lost the volume stays
+//! until its host wants another.
 
 use rblk_initiator::mount::course;
 

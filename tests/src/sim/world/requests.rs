@@ -1,7 +1,8 @@
-//! Requests of the mounts: made by chance, given to the servers, and held against the oracle when they end.
+//! Requests of the mounts: made by chance, given to the servers, and held against the oracle when
+//! they end.
 //!
-//! Every request is told to the oracle before its server has it. A read's buffer has foreign bytes meanwhile, a
-//! write's has to stay as it was, and that of an idle tag is nobody's to write to.
+//! Every request is told to the oracle before its server has it. A read's buffer has foreign bytes
+//! meanwhile, a write's has to stay as it was, and that of an idle tag is nobody's to write to.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! Random events against the rules, judged by what a poll group would have let happen: which connections exist, and
-//! by which of them a command for a volume can have come.
+//! Random events against the rules, judged by what a poll group would have let happen: which
+//! connections exist, and by which of them a command for a volume can have come.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -151,7 +151,8 @@ impl Run {
         }
     }
 
-    /// Whoever is let in to write finds nobody else who is, or was by a connection that is still there.
+    /// Whoever is let in to write finds nobody else who is, or was by a connection that is still
+    /// there.
     fn opened(&self, link: Link, volume: u16, mode: AccessMode) {
         for other in self.w.links.iter().filter(|other| other.session != link.session) {
             let touched = &self.touched[&other.at.connection.generation];
@@ -331,7 +332,8 @@ fn step(run: &mut Run, rng: &mut Rng, hosts: &mut BTreeMap<u32, u8>, given: &Giv
             if run.w.on_their_way.is_empty() {
                 return;
             }
-            // The disk takes the oldest change, or says that it does not; then it may have it all the same.
+            // The disk takes the oldest change, or says that it does not; then it may have it all
+            // the same.
             let (ticket, record) = run.w.on_their_way.remove(0);
             let fails = rng.below(8) == 0;
             if !fails || rng.below(2) == 0 {
