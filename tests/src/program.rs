@@ -55,6 +55,29 @@ pub struct Ended {
     pub stderr: String,
 }
 
+/// The program ended with that exit code and said each of the `pieces` on stderr.
+///
+/// # Panics
+/// It did not.
+#[track_caller]
+pub fn assert_refused(ended: &Ended, code: i32, pieces: &[&str]) {
+    assert_eq!(ended.code, Some(code), "{ended:?}");
+    for piece in pieces {
+        assert!(ended.stderr.contains(piece), "{piece:?} is not in:\n{}", ended.stderr);
+    }
+    assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
+}
+
+/// No process and no control socket of a target is left that was started with files in `dir`.
+///
+/// # Panics
+/// One is left.
+#[track_caller]
+pub fn assert_nothing_left(dir: &Path) {
+    assert_eq!(processes_naming(dir), Vec::<String>::new());
+    assert!(!dir.join("c.sock").exists(), "a socket file is left");
+}
+
 /// Runs a command to its end.
 ///
 /// # Panics

@@ -22,7 +22,8 @@ use rblk_target::control::status::TargetStatus;
 use rblk_tests::bed::pattern;
 use rblk_tests::nobody::may_run;
 use rblk_tests::program::{
-    Client, DEADLINE, Ended, Target, free_port, processes_naming, program, run, wait_for,
+    Client, DEADLINE, Target, assert_nothing_left, assert_refused, free_port, processes_naming,
+    program, run, wait_for,
 };
 
 fn rdma_is_here() -> bool {
@@ -43,21 +44,6 @@ fn serve(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(program("rblk-target"));
     command.arg("serve").arg("--control-socket").arg(dir.join("c.sock")).args(args);
     command
-}
-
-#[track_caller]
-fn assert_refused(ended: &Ended, code: i32, pieces: &[&str]) {
-    assert_eq!(ended.code, Some(code), "{ended:?}");
-    for piece in pieces {
-        assert!(ended.stderr.contains(piece), "{piece:?} is not in:\n{}", ended.stderr);
-    }
-    assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
-}
-
-#[track_caller]
-fn assert_nothing_left(dir: &Path) {
-    assert_eq!(processes_naming(dir), Vec::<String>::new());
-    assert!(!dir.join("c.sock").exists(), "a socket file is left");
 }
 
 #[test]

@@ -9,22 +9,7 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
 use rblk_tests::nobody::{Nobody, may_run};
-use rblk_tests::program::{Ended, free_port, processes_naming, run};
-
-#[track_caller]
-fn assert_refused(ended: &Ended, code: i32, pieces: &[&str]) {
-    assert_eq!(ended.code, Some(code), "{ended:?}");
-    for piece in pieces {
-        assert!(ended.stderr.contains(piece), "{piece:?} is not in:\n{}", ended.stderr);
-    }
-    assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
-}
-
-#[track_caller]
-fn assert_nothing_left(nobody: &Nobody) {
-    assert_eq!(processes_naming(nobody.dir()), Vec::<String>::new());
-    assert!(!nobody.dir().join("c.sock").exists(), "a socket file is left");
-}
+use rblk_tests::program::{assert_nothing_left, assert_refused, free_port, run};
 
 #[test]
 fn a_test_that_cannot_run_fails_unless_told_to_skip() {
@@ -70,7 +55,7 @@ fn who_is_not_root_is_told_so() {
     command.args(["serve", "--listen", &listen, "--file", &format!("v={}", path.display())]);
     command.arg("--control-socket").arg(nobody.dir().join("c.sock"));
     assert_refused(&run(&mut command), 8, &["secret.img: permission denied", "read and write"]);
-    assert_nothing_left(&nobody);
+    assert_nothing_left(nobody.dir());
 }
 
 #[test]
@@ -83,5 +68,5 @@ fn too_little_lockable_memory_is_said_before_anything_is_registered() {
     command.args(["serve", "--listen", "rdma://127.0.0.1", "--memory", "m=1MiB"]);
     command.arg("--control-socket").arg(nobody.dir().join("c.sock"));
     assert_refused(&run(&mut command), 7, &["memlock limit of 65536 bytes", "ulimit -l unlimited"]);
-    assert_nothing_left(&nobody);
+    assert_nothing_left(nobody.dir());
 }
