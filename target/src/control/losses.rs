@@ -77,7 +77,7 @@ impl LossNotes {
         self.waiting.append(&mut self.late);
         let (file, ended) = (Arc::clone(&self.file), self.ended.clone());
         let writer = thread::Builder::new().name("loss-note".to_owned()).spawn(move || {
-            // Control is gone: nobody waits.
+            // An error means that control has ended: no flush waits for the note.
             let _ = ended.send(file.renounce());
         });
         if writer.is_err() {

@@ -10,14 +10,20 @@
 //! flush came. The first sync that fails is a loss: it and every later one fail, for as long as the
 //! backing is open, since what was lost never comes back.
 //!
-//! With [`Losses::HeldUntilNoted`] the news of a loss waits until [`Syncs::loss_noted`]: the owner
-//! first makes durable that the data may be lost, so that a crash right after the answer does not
-//! let anybody take the lost writes for durable.
+//! With [`Losses::HeldUntilNoted`] a failed flush is answered after [`Syncs::loss_noted`]. The
+//! owner of the store first writes to disk that data may be lost. Without that note, a target that
+//! crashes right after the answer would start again, and initiators would believe that the lost
+//! writes are durable.
 //!
-//! Whoever waits is woken by its [`Door`]. Rules: every flush that waits has its door in the list;
-//! a door leaves the list when it is rung; who was rung looks at all its flushes again. The end of
-//! a sync rings everybody whom the result concerns, and, unless the one that ended it goes on with
-//! the next sync itself, everybody who waits for the next one: the first that looks runs it.
+//! A store that waits for a sync is woken by its [`Door`]. The rules:
+//!
+//! - Every flush that waits has the door of its store in the list.
+//! - A door leaves the list when it is rung.
+//! - A store that was rung looks at all its flushes again.
+//! - The end of a sync rings every store that waits for this sync.
+//! - The store that ended the sync runs the next sync itself, if one of its own flushes waits for
+//!   it. If none does, every store that waits for the next sync is rung, and the first one that
+//!   looks runs it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -60,7 +66,7 @@ pub(super) enum Look {
 pub(super) struct Door(Arc<EventFd>);
 
 impl Door {
-    /// A door that nobody rang.
+    /// A door that was not rung yet.
     pub(super) fn new() -> io::Result<Self> {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         Ok(Self(Arc::new(EventFd::from_value_and_flags(0, flags)?)))
@@ -79,9 +85,9 @@ impl Door {
         self.answer();
     }
 
-    /// It was heard. Whoever answers looks at all flushes that wait.
+    /// Takes the ring back. After this call the store looks at all its flushes that wait.
     pub(super) fn answer(&self) {
-        // EAGAIN means that nobody rang.
+        // EAGAIN means that it was not rung.
         let _ = self.0.read();
     }
 
@@ -209,7 +215,7 @@ impl<D: Clone + PartialEq> Order<D> {
             self.loss = Some(Loss { at: SyncNumber(self.ended), errno, noted });
         }
         let next = SyncNumber(self.ended + 1);
-        // Who ended this one looks at its own flushes, and so begins the next sync.
+        // The store that ended this sync looks at its own flushes, and so begins the next sync.
         let goes_on = self.waiting.iter().any(|(number, other)| *number == next && other == door);
         self.waiting.retain(|(_, other)| other != door);
         let held = self.loss.filter(|loss| !loss.noted);
@@ -325,7 +331,7 @@ mod tests {
         assert_eq!((order.look(second, &'b'), order.look(second, &'c')), (Look::Wait, Look::Wait));
         assert!(order.leave(&'b').is_empty(), "one runs");
         assert_eq!(order.end(Ok(()), &'a').rings, ['c']);
-        // Nobody has looked yet, and another one leaves.
+        // No store has looked yet.
         assert_eq!(order.look(second, &'d'), Look::Run);
     }
 
@@ -391,8 +397,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever comes when: one sync at a time, none begins before the flushes it answers, a
-        /// failure reaches every flush from then on, and nobody waits for ever.
+        /// For every order of events: one sync runs at a time; no sync answers a flush that came
+        /// after the sync began; a failure reaches every later flush; every flush is answered.
         #[test]
         fn every_flush_is_told_the_truth(
             held in any::<bool>(),
