@@ -66,11 +66,13 @@ mod identity;
 mod immediate;
 pub mod limits;
 mod list;
+mod mutation;
 mod opcode;
 mod selftest;
 mod status;
 mod tag;
 mod version;
+pub mod width;
 
 pub use admin::{
     AccessMode, AsyncEvent, LoginReply, LoginRequest, OpenReply, OpenRequest, VolumeEntry,
@@ -89,6 +91,7 @@ pub use identity::{
 };
 pub use immediate::Immediate;
 pub use list::{CommandList, ResponseList};
+pub use mutation::Mutation;
 pub use opcode::Opcode;
 pub use selftest::{SELF_TEST_BYTES, self_test_pattern};
 pub use status::Status;

@@ -1,0 +1,96 @@
+//! [`Mutation`]: the deliberate faults that the simulation must find.
+//!
+//! Each breaks one rule that keeps I/O from being lost, stale or stuck. The code that a rule lives
+//! in asks [`Mutation::is_on`] where the rule is kept. Without the feature `mutations` the answer is
+//! a constant `false`, and the compiler leaves nothing of the question. With the feature, which no
+//! program that serves data may have, the environment variable `RBLK_MUTATION` names the fault to
+//! switch on. `tests/tests/mutations.rs` tries each.
+
+/// A deliberate fault.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Mutation {
+    /// LOGIN of a new epoch is answered while connections of an older epoch are left.
+    EpochOrderLogin,
+    /// A dead connection is reported gone while the store still works for it.
+    EpochOrderBurial,
+    /// Memory that an answer is sent from is given back at the first completion of any kind.
+    BufferReuseTarget,
+    /// A lost path keeps its QP and its keys while its tags are used again.
+    BufferReuseInitiator,
+    /// Memory that a dead connection lent is given back when its QP is in the error state, not when
+    /// the QP is destroyed.
+    DestroyTarget,
+    /// A queue uses its buffers on the next path while the QPs of the last path are not destroyed.
+    DestroyInitiator,
+    /// A FLUSH covers what was acknowledged when it is answered, not when it was sent.
+    FlushScopeAnswer,
+    /// A FLUSH asks one shard of the cache only.
+    FlushScopeShard,
+    /// Of retained writes to one block the oldest is written again.
+    ReplayOldest,
+    /// No FLUSH tells of a loss.
+    ReplaySilentLoss,
+    /// What was sent on a path that died is not sent again: it counts as done.
+    ReplayForgotten,
+    /// With `until-remount` one FLUSH that fails ends a loss.
+    LossToldOnce,
+    /// A FLUSH that the target failed is no loss for the other users of the disk.
+    LossOfFlush,
+    /// The next process of a mount does not know of a loss.
+    LossNotInherited,
+    /// A holder that comes back is let in whatever generation it names.
+    FencingGeneration,
+    /// OPEN is answered while commands of the holder before are under way.
+    FencingWait,
+}
+
+impl Mutation {
+    /// Every mutation, with its name.
+    pub const ALL: [(Self, &'static str); 16] = [
+        (Self::EpochOrderLogin, "epoch_order_login"),
+        (Self::EpochOrderBurial, "epoch_order_burial"),
+        (Self::BufferReuseTarget, "buffer_reuse_target"),
+        (Self::BufferReuseInitiator, "buffer_reuse_initiator"),
+        (Self::DestroyTarget, "destroy_target"),
+        (Self::DestroyInitiator, "destroy_initiator"),
+        (Self::FlushScopeAnswer, "flush_scope_answer"),
+        (Self::FlushScopeShard, "flush_scope_shard"),
+        (Self::ReplayOldest, "replay_oldest"),
+        (Self::ReplaySilentLoss, "replay_silent_loss"),
+        (Self::ReplayForgotten, "replay_forgotten"),
+        (Self::LossToldOnce, "loss_told_once"),
+        (Self::LossOfFlush, "loss_of_flush"),
+        (Self::LossNotInherited, "loss_not_inherited"),
+        (Self::FencingGeneration, "fencing_generation"),
+        (Self::FencingWait, "fencing_wait"),
+    ];
+
+    /// Whether this fault is switched on. Never, without the feature `mutations`.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_on(self) -> bool {
+        #[cfg(feature = "mutations")]
+        {
+            switched_on() == Some(self)
+        }
+        #[cfg(not(feature = "mutations"))]
+        {
+            false
+        }
+    }
+}
+
+/// The fault that `RBLK_MUTATION` names.
+///
+/// # Panics
+/// It names none.
+#[cfg(feature = "mutations")]
+fn switched_on() -> Option<Mutation> {
+    static ON: std::sync::OnceLock<Option<Mutation>> = std::sync::OnceLock::new();
+    *ON.get_or_init(|| {
+        let name = std::env::var("RBLK_MUTATION").ok()?;
+        let found = Mutation::ALL.iter().find(|(_, known)| *known == name);
+        assert!(found.is_some(), "RBLK_MUTATION={name}: there is no mutation of this name");
+        found.map(|(mutation, _)| *mutation)
+    })
+}
