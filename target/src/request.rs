@@ -30,6 +30,9 @@
 //! - After [`Event::Abandon`] (the connection ended) a request asks for nothing more and is never
 //!   answered. Memory that a shard lends to it afterwards goes back at once ([`Action::GiveBack`]).
 
+#[cfg(test)]
+mod tests;
+
 use nix::errno::Errno;
 use rblk_protocol::{CommandCapsule, Opcode, Status};
 
@@ -169,6 +172,8 @@ pub(crate) enum Event<'a> {
     Asked,
     /// The own shard's store writes the data of a command without parts.
     StoreAsked,
+    /// The store wrote that data well.
+    Stored,
     /// Every shard will be asked for its dirty blocks.
     FlushBegan,
     /// The store will be asked to make everything durable, or to change a range.
@@ -419,6 +424,11 @@ impl Request {
             Event::StoreAsked => {
                 self.pending += 1;
                 self.enter(State::AwaitsStore)
+            }
+            Event::Stored => {
+                debug_assert!(self.state == State::AwaitsStore);
+                self.answered_by_shard();
+                self.finish_if_alone()
             }
             Event::FlushBegan => self.enter(State::AwaitsFlush),
             Event::SyncBegan => self.enter(State::AwaitsSync),

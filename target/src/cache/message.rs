@@ -105,6 +105,14 @@ pub struct JobId {
     pub(super) generation: u32,
 }
 
+#[cfg(test)]
+impl JobId {
+    /// A job of no shard.
+    pub(crate) fn test(index: u32) -> Self {
+        Self { index, generation: 0 }
+    }
+}
+
 /// What a shard is asked. Ranges are bytes; those of reads and writes lie within one stripe unless
 /// there is one shard only.
 #[derive(Debug, PartialEq, Eq)]

@@ -34,8 +34,8 @@ use rblk_fabric::{QpIndex, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, S
 use rblk_protocol::limits::RESPONSE_BYTES;
 use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{
-    CommandCapsule, CommandList, ConnectionKind, Features, Immediate, KeyedDescriptor, Mutation,
-    Opcode, ResponseCapsule, Status, Tag,
+    CapsuleError, CommandCapsule, CommandList, ConnectionKind, Features, Immediate,
+    KeyedDescriptor, Mutation, Opcode, ResponseCapsule, Status, Tag,
 };
 
 use crate::arena::Extent;
@@ -255,20 +255,14 @@ impl Connection {
     }
 
     /// The next command of the message in that buffer; `None` behind the last.
-    ///
-    /// # Errors
-    /// It is no command.
     #[inline]
     pub(crate) fn next_command(
         &self,
         list: &mut CommandList,
         buffer: u16,
-    ) -> Result<Option<CommandCapsule>, Violation> {
+    ) -> Option<Result<CommandCapsule, CapsuleError>> {
         let (region, at) = (self.region(), self.params.layout.recv_offset(buffer));
-        list.take(|from, bytes| region.read(at + from, bytes)).transpose().map_err(|error| {
-            tracing::warn!(peer = %self.params.peer, %error, "bad command");
-            Violation("bad command")
-        })
+        list.take(|from, bytes| region.read(at + from, bytes))
     }
 
     /// Every command of the message was copied out. The data of some may have to wait.
@@ -315,15 +309,18 @@ impl Connection {
     #[inline]
     fn admit_opcode(&self, command: &CommandCapsule) -> Admitted {
         let is_connection_tag = command.tag == self.params.layout.depth().connection_tag();
+        if matches!(self.params.kind, ConnectionKind::Io { .. })
+            && command.opcode.is_block()
+            && !is_connection_tag
+        {
+            return Admitted::Block;
+        }
         match (self.params.kind, command.opcode) {
             (ConnectionKind::Io { .. }, Opcode::KeepAlive) if is_connection_tag => {
                 Admitted::Answer(Status::Ok)
             }
             (ConnectionKind::Io { .. }, Opcode::SelfTest) if is_connection_tag => {
                 Admitted::SelfTest
-            }
-            (ConnectionKind::Io { .. }, opcode) if opcode.is_block() && !is_connection_tag => {
-                Admitted::Block
             }
             (ConnectionKind::Admin, Opcode::KeepAlive) => Admitted::Answer(Status::Ok),
             (ConnectionKind::Admin, opcode) if opcode.is_admin() => Admitted::Admin,

@@ -1,16 +1,15 @@
-//! Block commands: from an admitted command to what it needs ([`Plan`]).
+//! Block commands: from an admitted command to what its opcode and its volume call for.
 
 use std::sync::Arc;
 
-use rblk_fabric::Region;
 use rblk_protocol::width::{narrow, wide};
-use rblk_protocol::{BlockRange, CommandCapsule, Opcode, Status};
+use rblk_protocol::{CommandCapsule, Opcode, Status};
 
 use super::respond::finish;
 use super::turn::Turn;
 use super::{change, read, write, zeroing};
 use crate::cache::{STRIPE_BYTES, shard_of};
-use crate::connection::{Connection, Served};
+use crate::connection::{Connection, Served, Violation};
 use crate::read_ahead::ReadAhead;
 use crate::request::{Event, Outcome, Payload, Span};
 use crate::store::{OpKind, Store, VolumeIndex};
@@ -52,30 +51,6 @@ impl Cut {
     }
 }
 
-/// What a command needs.
-enum Plan {
-    /// No more than to be answered.
-    Answer(Outcome),
-    /// Its in-capsule data goes to a memory volume.
-    CopyToMemory,
-    /// Bytes of a store; and what its reader may want soon: first byte and bytes.
-    Read(Cut, Option<(u64, u32)>),
-    /// Data in its capsule for this group's own shard.
-    WriteWhole,
-    /// Data in parts, to a store.
-    WriteParts(Cut),
-    /// Data by RDMA READ to a memory volume, or to nowhere.
-    WriteMemory,
-    /// Everything written so far is made durable; the shards have dirty blocks.
-    FlushCache,
-    /// Everything written so far is made durable; no shard has dirty blocks.
-    FlushStore,
-    /// A discard or zeroing of a store; `true` where one shard has all of the range.
-    Change(OpKind, Option<usize>),
-    /// Zeroes for a memory volume.
-    Zero(Arc<Region>),
-}
-
 /// Begins a block command that was admitted.
 ///
 /// # Errors
@@ -86,13 +61,12 @@ pub(super) fn start<S: Store>(
     turn: &mut Turn<S>,
     command: &CommandCapsule,
 ) -> Served {
-    let (session, io_max) = (connection.params().session, connection.params().io_max_bytes);
-    let reads_out = connection.params().reads_out;
-    let (own, groups) = (turn.group, turn.groups());
-    let checked = turn.exports.opened(session, command).and_then(|(volume, mode)| {
-        let range = volume.check(command, mode, io_max)?;
-        Ok((volume, range))
-    });
+    let params = connection.params();
+    let (io_max, reads_out) = (params.io_max_bytes, params.reads_out);
+    let checked = turn
+        .exports
+        .opened(params.session, command)
+        .and_then(|(volume, mode)| Ok((volume, volume.check(command, mode, io_max)?)));
     let tag = command.tag;
     let (volume, range) = match checked {
         Ok(checked) => checked,
@@ -101,116 +75,92 @@ pub(super) fn start<S: Store>(
             return Ok(());
         }
     };
-    let (offset, len) = range.as_ref().map_or((0, 0), bytes_of);
+    let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
     let span = Span { volume: volume.index, offset, len };
-    let cut = Cut::of(volume, own, groups);
-    let needs_reads = command.in_capsule_bytes == 0;
-    let plan = match command.opcode {
-        Opcode::Read => plan_read(volume, connection.read_ahead_mut(), cut, span),
-        Opcode::Write if needs_reads && reads_out == 0 => {
-            Plan::Answer(Outcome::of(Status::NotSupported))
-        }
-        Opcode::Write => plan_write(volume, cut, span, needs_reads),
-        Opcode::Flush => plan_flush(volume),
-        _ => plan_change(volume, command, cut, span, groups),
-    };
     let _ = connection.request_mut(tag).step(Event::Checked(span));
-    match plan {
-        Plan::Answer(outcome) => finish(connection, turn, tag, outcome),
-        Plan::CopyToMemory => write::copy_to_memory(connection, turn, tag, span),
-        Plan::Read(cut, ahead) => return read::start(connection, turn, command, cut, ahead),
-        Plan::WriteWhole => return write::whole(connection, turn, command, span),
-        Plan::WriteParts(cut) => return write::parts(connection, turn, tag, cut),
-        Plan::WriteMemory => return write::to_memory(connection, turn, tag, span),
-        Plan::FlushCache => change::flush(connection, turn, tag),
-        Plan::FlushStore => change::sync_now(connection, turn, tag),
-        Plan::Change(kind, shard) => change::start(connection, turn, tag, kind, shard),
-        Plan::Zero(region) => {
-            let from = wide(span.offset);
-            zeroing::start(connection, turn, tag, region, from..from + wide(span.len));
+    let cut = Cut::of(volume, turn.group, turn.groups());
+    let has_data = command.in_capsule_bytes > 0;
+    let outcome = match (command.opcode, &volume.placement) {
+        (Opcode::Read, Placement::Store) => {
+            let ahead = read_ahead(connection.read_ahead_mut(), volume, span);
+            return read::start(connection, turn, command, cut, ahead);
         }
-    }
+        (Opcode::Read, Placement::Memory(_)) => {
+            Outcome::with(Payload::Memory { offset: wide(offset), len: narrow(len) })
+        }
+        (Opcode::Read, Placement::Null) => Outcome::with(Payload::Zeros { len: narrow(len) }),
+        (Opcode::Write, _) if !has_data && reads_out == 0 => Outcome::of(Status::NotSupported),
+        // Most writes that bring their data are of one part.
+        (Opcode::Write, Placement::Store) if has_data && cut.is_own(span) => {
+            return write::whole(connection, turn, command, span);
+        }
+        (Opcode::Write, Placement::Memory(region)) if has_data => {
+            write::copy_in(connection, &turn.stats, tag, region, wide(offset));
+            Outcome::OK
+        }
+        (Opcode::Write, Placement::Null) if has_data => Outcome::OK,
+        (Opcode::Write, Placement::Memory(_)) => {
+            return write::to_memory(connection, turn, tag, span);
+        }
+        (Opcode::Write, _) => return write::parts(connection, turn, tag, cut),
+        _ => return start_rare(connection, turn, command, cut),
+    };
+    finish(connection, turn, tag, outcome);
     Ok(())
 }
 
-#[inline]
-fn bytes_of(range: &BlockRange) -> (u64, u64) {
-    (range.offset_bytes(), range.len_bytes())
-}
-
-#[inline]
-fn plan_read(volume: &Volume, streams: &mut ReadAhead, cut: Cut, span: Span) -> Plan {
-    // Checked against the connection's largest I/O.
-    let len = narrow(span.len);
-    match volume.placement {
-        Placement::Store => Plan::Read(cut, read_ahead(streams, volume, span, len)),
-        Placement::Memory(_) => {
-            let offset = wide(span.offset);
-            Plan::Answer(Outcome::with(Payload::Memory { offset, len }))
-        }
-        Placement::Null => Plan::Answer(Outcome::with(Payload::Zeros { len })),
-    }
-}
-
-#[inline]
-fn plan_write(volume: &Volume, cut: Cut, span: Span, needs_reads: bool) -> Plan {
-    match volume.placement {
-        // Most writes that bring their data are of one part.
-        Placement::Store if !needs_reads && cut.is_own(span) => Plan::WriteWhole,
-        Placement::Store => Plan::WriteParts(cut),
-        Placement::Memory(_) if !needs_reads => Plan::CopyToMemory,
-        Placement::Null if !needs_reads => Plan::Answer(Outcome::OK),
-        Placement::Memory(_) => Plan::WriteMemory,
-        Placement::Null => Plan::WriteParts(cut),
-    }
-}
-
-#[inline]
-fn plan_flush(volume: &Volume) -> Plan {
-    match (&volume.placement, volume.cache) {
-        (Placement::Store, CacheMode::WriteBack) => Plan::FlushCache,
-        (Placement::Store, _) => Plan::FlushStore,
-        _ => Plan::Answer(Outcome::OK),
-    }
-}
-
-fn plan_change(
-    volume: &Volume,
+/// Begins a FLUSH, DISCARD or WRITE_ZEROES.
+#[inline(never)]
+fn start_rare<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
     command: &CommandCapsule,
     cut: Cut,
-    span: Span,
-    groups: usize,
-) -> Plan {
-    let Span { offset, len, .. } = span;
+) -> Served {
+    let (tag, Span { offset, len, .. }) = (command.tag, connection.request(command.tag).span());
+    let Some(volume) = turn.exports.volume(cut.volume) else {
+        return Err(Violation("a command without its volume"));
+    };
     let kind = match (command.opcode, &volume.placement) {
-        (_, Placement::Memory(region)) => return Plan::Zero(Arc::clone(region)),
+        (Opcode::Flush, Placement::Store) if volume.cache == CacheMode::WriteBack => {
+            change::flush(connection, turn, tag);
+            return Ok(());
+        }
+        (Opcode::Flush, Placement::Store) => {
+            change::sync_now(connection, turn, tag);
+            return Ok(());
+        }
+        (Opcode::Discard | Opcode::WriteZeroes, Placement::Memory(region)) => {
+            let (region, from) = (Arc::clone(region), wide(offset));
+            zeroing::start(connection, turn, tag, region, from..from + wide(len));
+            return Ok(());
+        }
         (Opcode::Discard, Placement::Store) if volume.discard => OpKind::Discard { offset, len },
         (Opcode::WriteZeroes, Placement::Store) => {
             OpKind::WriteZeroes { offset, len, may_unmap: command.flags.may_unmap }
         }
-        _ => return Plan::Answer(Outcome::OK),
+        _ => {
+            finish(connection, turn, tag, Outcome::OK);
+            return Ok(());
+        }
     };
     let one_stripe = offset / STRIPE_BYTES == (offset + len - 1) / STRIPE_BYTES;
     let shard = match volume.cache {
         CacheMode::None => Some(cut.own),
-        _ if groups == 1 || one_stripe => Some(shard_of(volume.index, offset, groups)),
+        _ if cut.groups == 1 || one_stripe => Some(shard_of(volume.index, offset, cut.groups)),
         _ => None,
     };
-    Plan::Change(kind, shard)
+    change::start(connection, turn, tag, kind, shard);
+    Ok(())
 }
 
 /// What a reader of a cached volume may want soon: first byte and bytes.
 #[inline]
-fn read_ahead(
-    streams: &mut ReadAhead,
-    volume: &Volume,
-    span: Span,
-    len: u32,
-) -> Option<(u64, u32)> {
+fn read_ahead(streams: &mut ReadAhead, volume: &Volume, span: Span) -> Option<(u64, u32)> {
     let max = volume.read_ahead_bytes;
     if volume.cache == CacheMode::None || max == 0 {
         return None;
     }
     let size = volume.blocks.bytes(volume.block_size).unwrap_or(0);
-    streams.on_read(volume.index, span.offset, len, max, size)
+    streams.on_read(volume.index, span.offset, narrow(span.len), max, size)
 }

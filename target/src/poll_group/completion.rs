@@ -143,9 +143,17 @@ fn on_message<S: Store>(
     bytes: usize,
 ) -> Served {
     let mut list = connection.begin_message(buffer, bytes, turn.now)?;
-    while let Some(command) = connection.next_command(&mut list, buffer)? {
-        let admitted = connection.admit(&command, buffer, list.data_offset())?;
-        on_command(connection, turn, &command, admitted)?;
+    while let Some(parsed) = connection.next_command(&mut list, buffer) {
+        match parsed {
+            Ok(command) => {
+                let admitted = connection.admit(&command, buffer, list.data_offset())?;
+                on_command(connection, turn, &command, admitted)?;
+            }
+            Err(error) => {
+                tracing::warn!(peer = connection.params().peer, %error, "bad command");
+                return Err(Violation("bad command"));
+            }
+        }
     }
     connection.release_message(buffer);
     Ok(())

@@ -80,9 +80,14 @@ impl Exports {
         Ok((volume.ok_or(Status::VolumeGone)?, mode))
     }
 
+    /// The volume with that index.
+    pub(super) fn volume(&self, volume: VolumeIndex) -> Option<&Volume> {
+        self.volumes.get(wide(volume.0))?.as_deref()
+    }
+
     /// Where the bytes of a volume are.
     #[inline]
     pub(super) fn placement(&self, volume: VolumeIndex) -> Option<&Placement> {
-        self.volumes.get(wide(volume.0))?.as_ref().map(|volume| &volume.placement)
+        self.volume(volume).map(|volume| &volume.placement)
     }
 }

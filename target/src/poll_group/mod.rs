@@ -61,8 +61,6 @@ use rblk_protocol::width::wide;
 
 use crate::cache::{PartToken, Shard};
 use crate::connection::{Connection, ConnectionParams, Place, Served};
-use crate::part::PartIndex;
-use crate::request::Event;
 use crate::stats::Stats;
 use crate::store::Store;
 use crate::volume::{Placement, Volume};
@@ -508,8 +506,8 @@ impl<S: Store> PollGroup<S> {
         for to in written.drain(..) {
             debug_assert!(self.connections.has(to.connection), "an answer to nobody: {to:?}");
             self.serve(wide(to.connection.slot), |connection, turn| {
-                let done = Event::Done(PartIndex::FIRST, Ok(()));
-                reply::on_event(connection, turn, to.tag, done)
+                reply::on_stored(connection, turn, to.tag);
+                Ok(())
             });
         }
         self.written = written;

@@ -30,26 +30,16 @@ pub(super) fn on_reply<S: Store>(
         ShardReply::Held { job, .. } => Event::Held(HeldRange { shard: part.0.into(), job }),
         ShardReply::Done { result, .. } => Event::Done(part, result),
     };
-    on_event(connection, turn, tag, event)
+    let action = connection.request_mut(tag).step(event);
+    carry_out(connection, turn, tag, action)
 }
 
-/// A request takes a step, and what that calls for is carried out.
-///
-/// # Errors
-/// A bug: the connection ends.
+/// The own shard's store wrote the data of a command without parts.
 #[inline]
-pub(super) fn on_event<S: Store>(
-    connection: &mut Connection,
-    turn: &mut Turn<S>,
-    tag: Tag,
-    event: Event<'_>,
-) -> Served {
-    let action = connection.request_mut(tag).step(event);
-    if let Action::Finish(status) = action {
+pub(super) fn on_stored<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) {
+    if let Action::Finish(status) = connection.request_mut(tag).step(Event::Stored) {
         finish(connection, turn, tag, Outcome::of(status));
-        return Ok(());
     }
-    carry_out(connection, turn, tag, action)
 }
 
 /// Carries out what the answer of a shard calls for.

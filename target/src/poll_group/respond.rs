@@ -16,7 +16,7 @@ use crate::stats::Stats;
 use crate::store::{Store, VolumeIndex};
 
 /// A command has its outcome: its answer is queued, or waits for send credits.
-#[inline]
+#[inline(always)]
 pub(super) fn finish<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -29,13 +29,7 @@ pub(super) fn finish<S: Store>(
         turn.stats.count(command, outcome.status);
     }
     connection.release_data(tag);
-    let has_data = outcome.payload != Payload::None;
-    let needed = if has_data && rides_on_data(connection, tag, outcome) {
-        1
-    } else {
-        u64::from(has_data) + connection.response_needs()
-    };
-    if connection.may_send(needed) {
+    if connection.may_send(credits_for(connection, tag, outcome)) {
         answer(connection, turn, tag);
     } else {
         turn.stats.send_credit_waits.add(1);
@@ -43,36 +37,52 @@ pub(super) fn finish<S: Store>(
     }
 }
 
+/// Send credits that an answer takes: for its data and for its response.
+#[inline(always)]
+fn credits_for(connection: &Connection, tag: Tag, outcome: Outcome) -> u64 {
+    match outcome.payload {
+        Payload::None => connection.response_needs(),
+        _ if rides_on_data(connection, tag) => 1,
+        _ => 1 + connection.response_needs(),
+    }
+}
+
 /// Queues the answer of a command that has its outcome, and for which there are send credits.
-#[inline]
+#[inline(always)]
 pub(super) fn answer<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
     let request = connection.request_mut(tag);
     let outcome = request.outcome();
     let _ = request.step(Event::Answered);
-    let Some(sequence) = request.command().map(|command| command.sequence) else {
+    let Some(command) = request.command() else {
         debug_assert!(false, "an answer without a command");
         return;
     };
-    let mut response = ResponseCapsule::new(tag, sequence, outcome.status);
+    let mut response = ResponseCapsule::new(tag, command.sequence, outcome.status);
     response.value = outcome.value;
-    if outcome.payload != Payload::None {
-        let rides = rides_on_data(connection, tag, outcome);
-        let immediate = rides.then(|| Immediate::new(tag, sequence));
-        match answer_data(connection, &turn.pollers[connection.poller()].memory, tag) {
-            Some((sge, remote)) => {
-                connection.queue_write(tag, &SgeList::one(sge), remote, immediate, false);
-                if rides {
-                    return;
-                }
-            }
-            None => {
-                // Ranges were checked. The peer must not hang for a bug.
-                debug_assert!(false, "an answer without memory: {outcome:?}");
-                response.status = Status::Internal;
-            }
-        }
+    if outcome.payload == Payload::None || !send_data(connection, turn, &mut response) {
+        respond(connection, &turn.stats, &response);
     }
-    respond(connection, &turn.stats, &response);
+}
+
+/// Queues the WRITE of an answer's data. True: the answer rides on it.
+#[inline]
+fn send_data<S: Store>(
+    connection: &mut Connection,
+    turn: &Turn<S>,
+    response: &mut ResponseCapsule,
+) -> bool {
+    let tag = response.tag;
+    let memory = &turn.pollers[connection.poller()].memory;
+    let Some((sge, remote)) = answer_data(connection, memory, tag) else {
+        // Ranges were checked. The peer must not hang for a bug.
+        debug_assert!(false, "an answer without memory");
+        response.status = Status::Internal;
+        return false;
+    };
+    let rides = rides_on_data(connection, tag);
+    let immediate = rides.then_some(Immediate { tag, check: response.check });
+    connection.queue_write(tag, &SgeList::one(sge), remote, immediate, false);
+    rides
 }
 
 /// A READ was answered well by the WR that was just queued, which carries `immediate`, or by the
@@ -110,12 +120,10 @@ pub(super) fn queue_responses(connection: &mut Connection, stats: &Stats) {
     }
 }
 
-/// Whether the WR that writes the data of an answer tells of the outcome, too.
+/// Whether the WR that writes the data of an answer carries the answer, too.
 #[inline]
-fn rides_on_data(connection: &Connection, tag: Tag, outcome: Outcome) -> bool {
-    connection.has_immediates()
-        && outcome.payload != Payload::None
-        && connection.request(tag).opcode() == Some(Opcode::Read)
+fn rides_on_data(connection: &Connection, tag: Tag) -> bool {
+    connection.has_immediates() && connection.request(tag).opcode() == Some(Opcode::Read)
 }
 
 /// Source and destination of the data that goes back.

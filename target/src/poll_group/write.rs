@@ -12,23 +12,25 @@ use crate::cache::ShardRequest;
 use crate::connection::{Connection, Served, Violation};
 use crate::part::{Part, PartIndex};
 use crate::request::{Action, Event, Outcome, Span};
+use crate::stats::Stats;
 use crate::store::Store;
 use crate::volume::Placement;
 
-/// A WRITE whose data came in its capsule, for a memory volume.
+/// Copies the data of a WRITE out of its capsule, into a memory volume at `to`.
 #[inline]
-pub(super) fn copy_to_memory<S: Store>(
-    connection: &mut Connection,
-    turn: &mut Turn<S>,
+pub(super) fn copy_in(
+    connection: &Connection,
+    stats: &Stats,
     tag: Tag,
-    span: Span,
+    region: &Region,
+    to: usize,
 ) {
-    let (placement, data) = (turn.exports.placement(span.volume), connection.data_offset(tag));
-    if let (Some(Placement::Memory(region)), Some(from)) = (placement, data) {
-        connection.region().copy_to(from, region, wide(span.offset), wide(span.len));
-        turn.stats.copied_bytes.add(span.len);
+    let request = connection.request(tag);
+    let bytes = request.command().map_or(0, |command| command.in_capsule_bytes);
+    if let Some(from) = connection.data_offset(tag) {
+        connection.region().copy_to(from, region, to, wide(bytes));
+        stats.copied_bytes.add(u64::from(bytes));
     }
-    finish(connection, turn, tag, Outcome::OK);
 }
 
 /// A WRITE whose data came in its capsule, all of it for this group's own shard: at once and
