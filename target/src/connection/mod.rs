@@ -42,7 +42,7 @@ use crate::arena::Extent;
 use crate::cache::Segments;
 use crate::part::PartIndex;
 use crate::read_ahead::ReadAhead;
-use crate::request::{Event, InCapsule, Payload, Request};
+use crate::request::{Event, InCapsule, Outcome, Payload, Request};
 
 pub use layout::Layout;
 pub(crate) use layout::{REPLY_AREA_BYTES, SCRATCH_BYTES};
@@ -138,10 +138,7 @@ impl Connection {
         let (tags, send_wrs) = (layout.depth().tags(), layout.send_wrs());
         let silence = (params.kind == ConnectionKind::Admin).then_some(LOGIN_SILENCE);
         let lists = params.features.has(Features::CAPSULE_LISTS);
-        let mut receives = ReceiveBuffers::new(&layout);
-        for buffer in 0..layout.recv_buffers() {
-            receives.queue(buffer, &layout, &params.memory);
-        }
+        let receives = ReceiveBuffers::new(&layout, &params.memory);
         Self {
             place,
             life: Life::Live,
@@ -268,7 +265,7 @@ impl Connection {
     /// Every command of the message was copied out. The data of some may have to wait.
     #[inline]
     pub(crate) fn release_message(&mut self, buffer: u16) {
-        self.receives.release(buffer, &self.params.layout, &self.params.memory);
+        self.receives.release(buffer);
     }
 
     /// Takes a command of the message that came last. Its data, if it has any, is in that receive
@@ -346,8 +343,19 @@ impl Connection {
     #[inline]
     pub(crate) fn release_data(&mut self, tag: Tag) {
         if let Some(data) = self.requests[tag.index()].take_data() {
-            self.receives.release(data.buffer, &self.params.layout, &self.params.memory);
+            self.receives.release(data.buffer);
         }
+    }
+
+    /// A command has its outcome, and its in-capsule data is not needed any more.
+    #[inline(always)]
+    pub(crate) fn conclude(&mut self, tag: Tag, outcome: Outcome) -> Option<&CommandCapsule> {
+        let request = &mut self.requests[tag.index()];
+        let _ = request.step(Event::Outcome(outcome));
+        if let Some(data) = request.take_data() {
+            self.receives.release(data.buffer);
+        }
+        request.command()
     }
 
     // ---- Answers -------------------------------------------------------------------------------
@@ -454,7 +462,7 @@ impl Connection {
     }
 
     /// Queues the SEND of the responses collected. Returns how many there are.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn queue_responses(&mut self) -> usize {
         let Some(Responses { first, count }) = self.sends.take_responses() else { return 0 };
         let len = narrow(count * RESPONSE_BYTES);

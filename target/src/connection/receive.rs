@@ -7,8 +7,8 @@
 //! depth + 1 commands outstanding, at least one of them in the message that it sends now: it always
 //! finds a buffer (RNR cannot happen).
 
-use rblk_fabric::{MemoryRegion, RecvWr};
-use rblk_protocol::width::{narrow, wide};
+use rblk_fabric::{MemoryRegion, RecvWr, Sge};
+use rblk_protocol::width::{narrow, wide, wide64};
 
 use super::layout::Layout;
 use super::wr_id::WrKind;
@@ -21,17 +21,27 @@ pub(super) struct ReceiveBuffers {
     users: Box<[u8]>,
     // RECVs of this turn.
     queued: Vec<RecvWr>,
+    // The first buffer, and how far they are apart.
+    first: Sge,
+    stride: u64,
     messages: u64,
 }
 
 impl ReceiveBuffers {
-    pub(super) fn new(layout: &Layout) -> Self {
-        let buffers = wide(layout.recv_buffers());
-        Self {
-            users: vec![0; buffers].into_boxed_slice(),
-            queued: Vec::with_capacity(buffers),
+    /// The buffers of a layout, in that memory. Every buffer is queued.
+    pub(super) fn new(layout: &Layout, memory: &MemoryRegion) -> Self {
+        let (count, stride) = (layout.recv_buffers(), layout.recv_bytes());
+        let all = memory.sge(layout.recv_offset(0), narrow(stride * wide(count)));
+        let first = all.unwrap_or_else(|| unreachable!("inside the connection's memory"));
+        let mut buffers = Self {
+            users: vec![0; wide(count)].into_boxed_slice(),
+            queued: Vec::with_capacity(wide(count)),
+            first: Sge { len: narrow(stride), ..first },
+            stride: wide64(stride),
             messages: 0,
-        }
+        };
+        (0..count).for_each(|buffer| buffers.queue(buffer));
+        buffers
     }
 
     /// Messages that came.
@@ -55,22 +65,19 @@ impl ReceiveBuffers {
 
     /// One user of the buffer needs it no more. Its RECV is queued when nobody needs it.
     #[inline]
-    pub(super) fn release(&mut self, buffer: u16, layout: &Layout, memory: &MemoryRegion) {
+    pub(super) fn release(&mut self, buffer: u16) {
         let users = &mut self.users[wide(buffer)];
         debug_assert!(*users > 0, "receive buffer {buffer} is free already");
         *users = users.saturating_sub(1);
         if *users == 0 {
-            self.queue(buffer, layout, memory);
+            self.queue(buffer);
         }
     }
 
-    /// Queues the RECV of a buffer.
     #[inline]
-    pub(super) fn queue(&mut self, buffer: u16, layout: &Layout, memory: &MemoryRegion) {
-        let sge = memory
-            .sge(layout.recv_offset(buffer), narrow(layout.recv_bytes()))
-            .unwrap_or_else(|| unreachable!("inside the connection's memory"));
-        self.queued.push(RecvWr { id: WrKind::Recv(buffer).id(), sge });
+    fn queue(&mut self, buffer: u16) {
+        let addr = self.first.addr + u64::from(buffer) * self.stride;
+        self.queued.push(RecvWr { id: WrKind::Recv(buffer).id(), sge: Sge { addr, ..self.first } });
     }
 
     /// The RECVs of this turn.

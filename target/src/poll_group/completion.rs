@@ -143,17 +143,18 @@ fn on_message<S: Store>(
     bytes: usize,
 ) -> Served {
     let mut list = connection.begin_message(buffer, bytes, turn.now)?;
-    while let Some(parsed) = connection.next_command(&mut list, buffer) {
-        match parsed {
-            Ok(command) => {
-                let admitted = connection.admit(&command, buffer, list.data_offset())?;
-                on_command(connection, turn, &command, admitted)?;
-            }
-            Err(error) => {
+    loop {
+        let next = connection.next_command(&mut list, buffer);
+        let command = match &next {
+            None => break,
+            Some(Ok(command)) => command,
+            Some(Err(error)) => {
                 tracing::warn!(peer = connection.params().peer, %error, "bad command");
                 return Err(Violation("bad command"));
             }
-        }
+        };
+        let admitted = connection.admit(command, buffer, list.data_offset())?;
+        on_command(connection, turn, command, admitted)?;
     }
     connection.release_message(buffer);
     Ok(())

@@ -501,16 +501,17 @@ impl<S: Store> PollGroup<S> {
     /// Answers the writes that the store has done and that need no more than that.
     #[inline]
     fn deliver_written(&mut self) {
-        let mut written = std::mem::take(&mut self.written);
-        self.turn.shard.take_written(&mut written);
-        for to in written.drain(..) {
+        self.turn.shard.take_written(&mut self.written);
+        let mut at = 0;
+        while let Some(to) = self.written.get(at).copied() {
+            at += 1;
             debug_assert!(self.connections.has(to.connection), "an answer to nobody: {to:?}");
             self.serve(wide(to.connection.slot), |connection, turn| {
                 reply::on_stored(connection, turn, to.tag);
                 Ok(())
             });
         }
-        self.written = written;
+        self.written.clear();
     }
 
     /// A shard answered. No connection leaves the table while a shard works for it.

@@ -23,12 +23,9 @@ pub(super) fn finish<S: Store>(
     tag: Tag,
     outcome: Outcome,
 ) {
-    let request = connection.request_mut(tag);
-    let _ = request.step(Event::Outcome(outcome));
-    if let Some(command) = request.command() {
+    if let Some(command) = connection.conclude(tag, outcome) {
         turn.stats.count(command, outcome.status);
     }
-    connection.release_data(tag);
     if connection.may_send(credits_for(connection, tag, outcome)) {
         answer(connection, turn, tag);
     } else {
@@ -111,7 +108,7 @@ pub(super) fn respond(connection: &mut Connection, stats: &Stats, response: &Res
 }
 
 /// Queues the SEND of the responses that a connection has collected.
-#[inline]
+#[inline(always)]
 pub(super) fn queue_responses(connection: &mut Connection, stats: &Stats) {
     let count = connection.queue_responses();
     if count > 1 {
