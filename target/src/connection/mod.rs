@@ -252,7 +252,7 @@ impl Connection {
     }
 
     /// The next command of the message in that buffer; `None` behind the last.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn next_command(
         &self,
         list: &mut CommandList,

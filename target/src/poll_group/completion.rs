@@ -136,6 +136,7 @@ fn on_success<S: Store>(
 
 /// A message came: one command or, where that was agreed, several, each of which is served as if it
 /// had come alone.
+#[inline(never)]
 fn on_message<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -144,17 +145,17 @@ fn on_message<S: Store>(
 ) -> Served {
     let mut list = connection.begin_message(buffer, bytes, turn.now)?;
     loop {
-        let next = connection.next_command(&mut list, buffer);
-        let command = match &next {
+        match connection.next_command(&mut list, buffer) {
             None => break,
-            Some(Ok(command)) => command,
+            Some(Ok(command)) => {
+                let admitted = connection.admit(&command, buffer, list.data_offset())?;
+                on_command(connection, turn, &command, admitted)?;
+            }
             Some(Err(error)) => {
                 tracing::warn!(peer = connection.params().peer, %error, "bad command");
                 return Err(Violation("bad command"));
             }
-        };
-        let admitted = connection.admit(command, buffer, list.data_offset())?;
-        on_command(connection, turn, command, admitted)?;
+        }
     }
     connection.release_message(buffer);
     Ok(())

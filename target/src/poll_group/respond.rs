@@ -100,7 +100,7 @@ pub(super) fn read_answered(
 }
 
 /// Collects a response, for which there is a send credit.
-#[inline]
+#[inline(always)]
 pub(super) fn respond(connection: &mut Connection, stats: &Stats, response: &ResponseCapsule) {
     if connection.add_response(response) {
         queue_responses(connection, stats);
