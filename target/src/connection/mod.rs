@@ -453,7 +453,7 @@ impl Connection {
 
     /// Collects a response, for which there is a credit. True: the list of responses is full, and
     /// must be queued with [`Self::queue_responses`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn add_response(&mut self, response: &ResponseCapsule) -> bool {
         let Responses { first, count } = self.sends.add_response(response.tag);
         let offset = self.params.layout.response_offset(first) + count * RESPONSE_BYTES;

@@ -417,27 +417,25 @@ impl<S: Store> PollGroup<S> {
     /// Acts on what the devices completed. Returns whether there was anything.
     #[inline]
     fn reap(&mut self) -> bool {
-        let (mut busy, mut poller, mut rounds) = (false, 0, 0);
-        while poller < self.turn.pollers.places() {
-            let Some(entry) = self.turn.pollers.working(poller) else {
-                poller += 1;
-                continue;
-            };
-            let reaped = match entry.poller.poll(&mut self.reaped[..]) {
-                Ok(n) => n,
-                Err(error) => {
-                    self.end_poller(poller, &error);
-                    0
-                }
-            };
-            if reaped > 0 {
-                busy = true;
-                self.on_completions(poller, reaped);
-            }
-            rounds += 1;
+        let mut busy = false;
+        for place in 0..self.turn.pollers.places() {
             // Bounded, so that one busy device cannot starve the store or the others.
-            if reaped < REAP || rounds == REAP_ROUNDS {
-                (poller, rounds) = (poller + 1, 0);
+            for _ in 0..REAP_ROUNDS {
+                let Some(entry) = self.turn.pollers.working(place) else { break };
+                let reaped = match entry.poller.poll(&mut self.reaped[..]) {
+                    Ok(reaped) => reaped,
+                    Err(error) => {
+                        self.end_poller(place, &error);
+                        break;
+                    }
+                };
+                if reaped > 0 {
+                    busy = true;
+                    self.on_completions(place, reaped);
+                }
+                if reaped < REAP {
+                    break;
+                }
             }
         }
         busy

@@ -17,7 +17,7 @@ use crate::store::Store;
 use crate::volume::Placement;
 
 /// Copies the data of a WRITE out of its capsule, into a memory volume at `to`.
-#[inline]
+#[inline(always)]
 pub(super) fn copy_in(
     connection: &Connection,
     stats: &Stats,
