@@ -15,7 +15,9 @@ use crate::region::Region;
 use crate::soft;
 #[cfg(feature = "verbs")]
 use crate::verbs;
-use crate::work::{Access, Completion, Lkey, QpIndex, RecvWr, RemoteBuffer, Rkey, SendWr, Sge};
+use crate::work::{
+    Access, Completion, Lkey, QpIndex, RecvWr, RemoteBuffer, Rkey, SendOp, SendWr, Sge,
+};
 
 /// What carries the messages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -156,7 +158,7 @@ impl Device {
         match self {
             Self::Soft(d) => d.alloc_pd().map(ProtectionDomain::Soft),
             #[cfg(feature = "verbs")]
-            Self::Verbs(d) => d.alloc_pd().map(ProtectionDomain::Verbs),
+            Self::Verbs(d) => verbs::ProtectionDomain::alloc(d).map(ProtectionDomain::Verbs),
         }
     }
 
@@ -192,7 +194,7 @@ impl ProtectionDomain {
         let inner = match self {
             Self::Soft(pd) => MrInner::Soft(pd.register(region, access)?),
             #[cfg(feature = "verbs")]
-            Self::Verbs(pd) => MrInner::Verbs(pd.register(region, access)?),
+            Self::Verbs(pd) => MrInner::Verbs(verbs::MemoryRegion::register(pd, region, access)?),
         };
         Ok(MemoryRegion { inner, region: Arc::clone(region) })
     }
@@ -210,7 +212,7 @@ impl ProtectionDomain {
             }
             #[cfg(feature = "verbs")]
             Self::Verbs(pd) => {
-                let (poller, handle) = pd.poller(cq_entries)?;
+                let (poller, handle) = verbs::Poller::create(pd, cq_entries)?;
                 Ok((Box::new(poller), PollerHandle::Verbs(handle)))
             }
         }
@@ -411,6 +413,18 @@ pub struct PollerCounters {
 }
 
 impl PollerCounters {
+    /// Counts one send WR that was posted.
+    #[inline]
+    pub(crate) fn count_send(&mut self, wr: &SendWr) {
+        match wr.op {
+            SendOp::Send => self.sends += 1,
+            SendOp::Write(_) => self.writes += 1,
+            SendOp::WriteWithImm(..) => self.writes_with_imm += 1,
+            SendOp::Read(_) => self.reads += 1,
+        }
+        self.signaled += u64::from(wr.signaled);
+    }
+
     /// Adds another's, field by field.
     pub fn add(&mut self, other: &Self) {
         self.send_doorbells += other.send_doorbells;

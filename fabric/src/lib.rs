@@ -31,6 +31,7 @@ mod counter;
 mod credit;
 mod device;
 mod error;
+mod look_up;
 pub mod mailbox;
 pub mod patience;
 mod readiness;
