@@ -156,7 +156,7 @@ impl Device {
     /// The verbs call's errno.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
         match self {
-            Self::Soft(d) => d.alloc_pd().map(ProtectionDomain::Soft),
+            Self::Soft(d) => Ok(ProtectionDomain::Soft(soft::ProtectionDomain::new(d))),
             #[cfg(feature = "verbs")]
             Self::Verbs(d) => verbs::ProtectionDomain::alloc(d).map(ProtectionDomain::Verbs),
         }
@@ -207,7 +207,7 @@ impl ProtectionDomain {
     pub fn poller(&self, cq_entries: u32) -> Result<(Box<dyn Poller>, PollerHandle)> {
         match self {
             Self::Soft(pd) => {
-                let (poller, handle) = pd.poller(cq_entries)?;
+                let (poller, handle) = soft::Poller::create(pd, cq_entries)?;
                 Ok((Box::new(poller), PollerHandle::Soft(handle)))
             }
             #[cfg(feature = "verbs")]

@@ -1,6 +1,9 @@
 //! Resolving the name in an [`Address`].
 
 use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::time::timeout;
 
 use crate::address::Address;
 use crate::error::{FabricError, Result};
@@ -20,5 +23,16 @@ impl Address {
             return Err(unreachable("the name has no address".to_owned()));
         }
         Ok(found)
+    }
+
+    /// As [`Self::look_up`], within a time.
+    ///
+    /// # Errors
+    /// As there; and [`FabricError::TimedOut`].
+    pub(crate) async fn look_up_within(&self, limit: Duration) -> Result<Vec<SocketAddr>> {
+        timeout(limit, self.look_up()).await.map_err(|_| FabricError::TimedOut {
+            what: format!("name resolution of {}", self.host),
+            after: limit,
+        })?
     }
 }
