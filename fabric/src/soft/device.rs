@@ -4,7 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use rblk_protocol::width::narrow;
 
-use crate::device::{DeviceCaps, QpLimits, Transport};
+use crate::caps::{DeviceCaps, Transport};
+use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
 use crate::work::MAX_SGE;
 

@@ -12,7 +12,7 @@ use rblk_protocol::width::{narrow, wide64};
 
 use super::device::Device;
 use super::keys::{Entry, INDEX_MAX, KeyCopy, KeyTable};
-use crate::device::QpLimits;
+use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
 use crate::region::Region;
 use crate::work::{Access, Lkey, Rkey};

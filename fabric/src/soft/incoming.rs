@@ -12,7 +12,7 @@ use super::domain::{PollerHandle, ProtectionDomain};
 use super::handshake::{self, Failure, Request, Verdict};
 use super::link::TcpLink;
 use super::queue_pair::Connection;
-use crate::device::{ConnectionHello, QpLimits};
+use crate::connect::{ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
 
 /// What a handshake leads to: a peer, or the peer's address and why it is dropped.

@@ -16,7 +16,7 @@ use super::domain::PollerHandle;
 use super::late::Landing;
 use super::link::{Link, Moved};
 use super::queue_pair::Connection;
-use crate::device::QpLimits;
+use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
 
 /// Ticks after a QP's end until what was under way lands, at most; and again when the QP is

@@ -18,8 +18,10 @@ use super::qp_set::{Attached, QpSet};
 use super::queue_pair::Connection;
 use super::schedule::{Ask, QUIET, Schedule};
 use super::wake::Wake;
-use crate::device::{AcceptParams, DeviceCaps, PollerCounters};
+use crate::caps::DeviceCaps;
+use crate::connect::AcceptParams;
 use crate::error::{FabricError, PostError, Result};
+use crate::poller_counters::PollerCounters;
 use crate::work::{Completion, QpIndex, RecvWr, SendWr};
 
 /// Size of the staging buffer: what the socket of a deep queue of small messages holds, so that one
@@ -192,16 +194,16 @@ fn settle(wake: &Wake, attached: &mut Attached, owing: &mut Vec<QpIndex>) -> u64
     attached.pair.take_calls() + wake.update(attached)
 }
 
-impl crate::device::Poller for Poller {
+impl crate::Poller for Poller {
     fn caps(&self) -> &DeviceCaps {
         self.handle.pd().device().caps()
     }
 
-    fn attach(&mut self, connection: crate::device::Connection) -> Result<QpIndex> {
+    fn attach(&mut self, connection: crate::Connection) -> Result<QpIndex> {
         #[cfg(not(feature = "verbs"))]
-        let crate::device::Connection::Soft(connection) = connection;
+        let crate::Connection::Soft(connection) = connection;
         #[cfg(feature = "verbs")]
-        let crate::device::Connection::Soft(connection) = connection else {
+        let crate::Connection::Soft(connection) = connection else {
             return Err(FabricError::Mixed("a verbs connection and a soft poller"));
         };
         let mut pair = connection.into_pair(self.handle.id())?;
@@ -320,7 +322,7 @@ impl crate::device::Poller for Poller {
         self.after(qp);
     }
 
-    fn detach(&mut self, qp: QpIndex) -> Option<crate::device::Connection> {
+    fn detach(&mut self, qp: QpIndex) -> Option<crate::Connection> {
         let mut attached = self.qps.remove(qp)?;
         self.cq.promise(self.cq.promised() - attached.pair.cq_entries());
         self.counters.link_calls += attached.pair.take_calls();
@@ -333,7 +335,7 @@ impl crate::device::Poller for Poller {
         }
         self.cq.purge(qp);
         let connection = Connection::detached(attached.pair, self.handle.id());
-        Some(crate::device::Connection::Soft(connection))
+        Some(crate::Connection::Soft(connection))
     }
 
     fn counters(&self) -> PollerCounters {

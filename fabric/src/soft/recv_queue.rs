@@ -3,7 +3,7 @@
 use rblk_protocol::width::wide;
 
 use super::completions::{CompletionQueue, Returns};
-use crate::device::QpLimits;
+use crate::connect::QpLimits;
 use crate::work::{Completion, QpIndex, RecvWr, WcOpcode, WcStatus, WrId};
 
 /// The RECVs of a QP. Positions only grow; the index in the ring is the position under a mask.

@@ -12,7 +12,8 @@ use super::handshake::{self, Failure, Request, Verdict};
 use super::link::TcpLink;
 use super::queue_pair::Connection;
 use crate::address::Address;
-use crate::device::{ConnectOptions, ConnectionHello, Established, QpLimits};
+use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
+use crate::connection::Established;
 use crate::error::{FabricError, Result};
 
 /// A resolved way to a TCP peer.
@@ -93,7 +94,7 @@ impl Route {
         let connection =
             Connection::established(Box::new(TcpLink::new(stream)), poller, &limits, reads_in)?;
         Ok(Established {
-            connection: crate::device::Connection::Soft(connection),
+            connection: crate::Connection::Soft(connection),
             hello: reply.hello,
             reads_out,
             reads_in,

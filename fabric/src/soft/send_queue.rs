@@ -11,7 +11,7 @@ use rblk_protocol::width::{narrow, wide};
 
 use super::completions::{CompletionQueue, Returns};
 use super::frame::low32;
-use crate::device::QpLimits;
+use crate::connect::QpLimits;
 use crate::work::{Completion, QpIndex, SendOp, SendWr, WcOpcode, WcStatus, WrId};
 
 #[derive(Clone, Copy, Debug)]

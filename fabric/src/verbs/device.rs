@@ -16,7 +16,7 @@ use super::async_events::AsyncEvents;
 use super::cq_health::CqHealth;
 use super::device_caps::{probe_inline, query};
 use super::ffi;
-use crate::device::DeviceCaps;
+use crate::caps::DeviceCaps;
 use crate::error::{FabricError, Result};
 use crate::work::MAX_SGE;
 

@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 use rblk_protocol::width::narrow;
 
 use super::ffi;
-use crate::device::{DeviceCaps, Transport};
+use crate::caps::{DeviceCaps, Transport};
 use crate::error::{FabricError, Result};
 use crate::work::MAX_SGE;
 

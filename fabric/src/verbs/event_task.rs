@@ -19,7 +19,7 @@ use super::event_channel::{EventChannel, Ids, Reply, Role};
 use super::ffi::{self, event};
 use super::incoming::Incoming;
 use super::qp_state;
-use crate::device::ConnectionHello;
+use crate::connect::ConnectionHello;
 use crate::error::{FabricError, Result};
 
 /// Events that are handled before other tasks may run.

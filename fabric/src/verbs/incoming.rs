@@ -7,7 +7,7 @@ use super::completion_queue::PollerHandle;
 use super::device::Device;
 use super::protection_domain::ProtectionDomain;
 use super::queue_pair::Connection;
-use crate::device::{ConnectionHello, QpLimits};
+use crate::connect::{ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
 
 /// A peer that asks to connect. Dropping it rejects it.

@@ -38,8 +38,10 @@ use super::provider_calls::ProviderCalls;
 use super::qp_table::QpTable;
 use super::work_completion::completion;
 use super::wr_lists::{BATCH, WrLists};
-use crate::device::{AcceptParams, ConnectionHello, DeviceCaps, PollerCounters};
+use crate::caps::DeviceCaps;
+use crate::connect::{AcceptParams, ConnectionHello};
 use crate::error::{FabricError, PostError, Result};
+use crate::poller_counters::PollerCounters;
 use crate::work::{Completion, QpIndex, RecvWr, SendWr, WcStatus};
 
 /// A data thread's CQ and QPs.

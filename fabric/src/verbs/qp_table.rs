@@ -12,8 +12,8 @@ use super::qp_state;
 use super::queue_pair::Connection;
 use super::work_completion::WrIdPrefix;
 use super::work_queue::{RecvQueue, SendQueue};
-use crate::device::PollerCounters;
 use crate::error::PostError;
+use crate::poller_counters::PollerCounters;
 use crate::work::{Completion, QpIndex, SendOp, SendWr, WcOpcode, WcStatus};
 
 /// The QPs of a poller. An index is given out again after its QP was detached.

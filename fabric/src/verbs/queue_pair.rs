@@ -13,7 +13,7 @@ use super::device_caps::INLINE_LADDER;
 use super::ffi;
 use super::protection_domain::ProtectionDomain;
 use super::qp_state;
-use crate::device::{ConnectionHello, QpLimits};
+use crate::connect::{ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
 
 /// Destroying a connection normally takes less. More is logged.

@@ -24,7 +24,8 @@ use super::ffi::event;
 use super::protection_domain::ProtectionDomain;
 use super::queue_pair::{Connection, retire};
 use crate::address::Address;
-use crate::device::{ConnectOptions, ConnectionHello, Established, QpLimits};
+use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
+use crate::connection::Established;
 use crate::error::{FabricError, Result};
 
 /// Longest call of `rdma_resolve_addr`.
@@ -160,7 +161,7 @@ impl Route {
             return Err(refusal(reply, &address, timeout));
         }
         Ok(Established {
-            connection: crate::device::Connection::Verbs(connection.stay()?),
+            connection: crate::Connection::Verbs(connection.stay()?),
             // Named from the receiver's side (rdma_get_cm_event(3)): what we may have out, what we
             // serve.
             reads_out: reads_out.min(reply.initiator_depth),

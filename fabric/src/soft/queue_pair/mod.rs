@@ -28,8 +28,9 @@ use super::outbound::Outbound;
 use super::reads::{ReadsIn, ReadsOut};
 use super::recv_queue::RecvQueue;
 use super::send_queue::SendQueue;
-use crate::device::{AcceptParams, ConnectionHello, PollerCounters, QpLimits};
+use crate::connect::{AcceptParams, ConnectionHello, QpLimits};
 use crate::error::{FabricError, PostError, Result};
+use crate::poller_counters::PollerCounters;
 use crate::work::{QpIndex, RecvWr, SendWr, WcStatus};
 
 /// Bytes to discard when a QP that refused a request is dropped. TCP resets a connection that is
