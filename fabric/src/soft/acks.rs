@@ -18,11 +18,13 @@ impl Acks {
     }
 
     /// A request was executed.
+    #[inline]
     pub(super) fn execute(&mut self) {
         self.executed += 1;
     }
 
     /// The peer wants an acknowledgement of what is executed.
+    #[inline]
     pub(super) fn want(&mut self) {
         self.due.get_or_insert(0);
     }
@@ -45,6 +47,7 @@ impl Acks {
 
     /// A poll was empty. Returns whether the acknowledgement is to be sent now: after so many empty
     /// polls.
+    #[inline]
     pub(super) fn age(&mut self, polls: u8) -> bool {
         let Some(age) = &mut self.due else { return false };
         *age = age.saturating_add(1);
@@ -55,6 +58,7 @@ impl Acks {
     }
 
     /// A frame goes out. Every frame tells the peer what is executed.
+    #[inline]
     pub(super) fn told(&mut self) {
         self.due = None;
         self.now = false;

@@ -30,6 +30,7 @@ pub(super) struct Gathered<'a> {
 
 impl<'a> Gathered<'a> {
     /// No pieces yet; `lines` is the buffer.
+    #[inline]
     pub(super) fn new(lines: &'a mut [u8]) -> Self {
         Self {
             lines: lines.as_mut_ptr(),
@@ -48,11 +49,13 @@ impl<'a> Gathered<'a> {
     }
 
     /// Whether a frame whose payload has so many parts fits, whatever their length.
+    #[inline]
     pub(super) fn has_room(&self, parts: usize) -> bool {
         self.count + 1 + parts <= PIECES && self.room - self.used >= HEADER + SHORT
     }
 
     /// Adds a header, or the rest of one.
+    #[inline]
     pub(super) fn header(&mut self, bytes: &[u8]) {
         if !bytes.is_empty() {
             // SAFETY: a slice is readable for its length.
@@ -64,6 +67,7 @@ impl<'a> Gathered<'a> {
     ///
     /// # Safety
     /// Every part is readable for its length until the call is over.
+    #[inline]
     pub(super) unsafe fn payload(&mut self, parts: &[libc::iovec]) {
         let bytes: usize = parts.iter().map(|part| part.iov_len).sum();
         for part in parts {
@@ -82,6 +86,7 @@ impl<'a> Gathered<'a> {
     ///
     /// # Safety
     /// `from` is readable for `len` bytes.
+    #[inline]
     unsafe fn copy(&mut self, from: *const u8, len: usize) {
         assert!(len <= self.room - self.used, "has_room");
         // SAFETY: `used <= room`, the length of the buffer.

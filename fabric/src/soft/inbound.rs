@@ -51,6 +51,7 @@ pub(super) struct Inbound {
 
 impl Inbound {
     /// The payload that has begun.
+    #[inline]
     pub(super) fn body(&self) -> Option<Body> {
         self.body
     }
@@ -73,12 +74,14 @@ impl Inbound {
     }
 
     /// Begins the payload of a header.
+    #[inline]
     pub(super) fn begin(&mut self, sink: Sink, header: &Header) {
         self.large = header.len >= LARGE;
         self.body = Some(Body { sink, len: header.len, done: 0, ack_wanted: header.ack_wanted });
     }
 
     /// So many more bytes of the payload are in their place. Returns the payload when it is whole.
+    #[inline]
     pub(super) fn progress(&mut self, bytes: usize) -> Option<Body> {
         let body = self.body.as_mut()?;
         debug_assert!(bytes <= wide(body.left()), "{bytes} bytes of {}", body.left());
@@ -87,6 +90,7 @@ impl Inbound {
     }
 
     /// Takes bytes of a header from the front of `bytes`. Returns the header when it is whole.
+    #[inline]
     pub(super) fn header(&mut self, bytes: &mut &[u8]) -> Option<Result<Header, &'static str>> {
         if self.header_len == 0
             && let Some((header, rest)) = bytes.split_first_chunk::<HEADER>()

@@ -72,12 +72,14 @@ pub(super) struct KeyTable {
 }
 
 impl KeyTable {
+    #[inline]
     fn entry(&self, key: u32) -> Option<&Entry> {
         self.entries.get(wide(key & INDEX_MAX))?.as_ref()
     }
 
     /// Where the bytes of an SGE are, if key, bounds and rights are good. Valid while the table is
     /// borrowed.
+    #[inline]
     pub(super) fn local(&self, sge: Sge, write: bool) -> Option<NonNull<u8>> {
         let entry = self.entry(sge.lkey.0).filter(|e| e.lkey == sge.lkey)?;
         if write && !entry.access.local_write {
@@ -88,6 +90,7 @@ impl KeyTable {
 
     /// Where the bytes that a peer named are, if key, bounds and rights are good. Valid while the table
     /// is borrowed.
+    #[inline]
     pub(super) fn remote(
         &self,
         key: Rkey,

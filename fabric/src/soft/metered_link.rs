@@ -28,6 +28,7 @@ impl MeteredLink {
     ///
     /// # Safety
     /// Every piece is readable for its length during the call.
+    #[inline]
     pub(super) unsafe fn send(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved> {
         self.calls += 1;
         // SAFETY: by the caller's promise.
@@ -38,6 +39,7 @@ impl MeteredLink {
     ///
     /// # Safety
     /// Every piece is writable for its length during the call.
+    #[inline]
     pub(super) unsafe fn receive(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved> {
         self.calls += 1;
         self.quiet = self.quiet.saturating_add(1);

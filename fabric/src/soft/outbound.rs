@@ -50,12 +50,14 @@ struct Frame {
 }
 
 impl Frame {
+    #[inline]
     fn bytes(&self) -> usize {
         HEADER + wide(self.len)
     }
 
     /// Pieces of the payload from `skip` on. `None` when the memory was deregistered or never was
     /// registered.
+    #[inline]
     fn payload(
         &self,
         sends: &SendQueue,
@@ -156,6 +158,7 @@ impl Outbound {
     }
 
     /// Whether there is something to send besides requests and a NAK.
+    #[inline]
     pub(super) fn has_work(&self) -> bool {
         !self.batch.is_empty() || !self.responses.is_empty() || self.probe || self.acks.is_due_now()
     }
@@ -172,6 +175,7 @@ impl Outbound {
 
     /// Builds frames until the batch is full: `requests` from the send queue, if the QP may send
     /// them; responses; and `refusing`, the request that the QP refuses.
+    #[inline]
     pub(super) fn build(
         &mut self,
         requests: Option<(&mut SendQueue, u32)>,
@@ -210,12 +214,14 @@ impl Outbound {
         }
     }
 
+    #[inline]
     fn push(&mut self, mut header: Header, len: u32, origin: Origin) {
         header.executed = low32(self.acks.executed());
         self.acks.told();
         self.batch.push_back(Frame { header: header.encode(), len, origin });
     }
 
+    #[inline]
     fn build_response(&mut self) -> bool {
         let Some(response) = self.responses.pop_front() else { return false };
         let header = Header {
@@ -227,6 +233,7 @@ impl Outbound {
         true
     }
 
+    #[inline]
     fn build_request(
         &mut self,
         sends: &mut SendQueue,
@@ -250,6 +257,7 @@ impl Outbound {
 
     /// Adds the frames of the batch to a call. Returns whether the memory of the last frame looked
     /// at was deregistered.
+    #[inline]
     pub(super) fn gather(
         &self,
         sends: &SendQueue,
@@ -276,11 +284,13 @@ impl Outbound {
     }
 
     /// The link took so many bytes.
+    #[inline]
     pub(super) fn took(&mut self, bytes: usize) {
         self.offset += bytes;
     }
 
     /// Removes the first frame if all of it is sent.
+    #[inline]
     pub(super) fn pop_sent(&mut self) -> Option<Origin> {
         let front = self.batch.front()?;
         if self.offset < front.bytes() {
@@ -318,6 +328,7 @@ impl Outbound {
 }
 
 /// The header of a request, or why it cannot be sent.
+#[inline]
 fn request_header(
     position: usize,
     wr: &SendWr,

@@ -91,6 +91,7 @@ impl QpSet {
     }
 
     /// All QPs.
+    #[inline]
     pub(super) fn iter(&self) -> impl Iterator<Item = &Attached> {
         self.live.iter().filter_map(|index| {
             let attached = self.qps.get(usize::from(*index)).and_then(Option::as_ref);

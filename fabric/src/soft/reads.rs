@@ -17,11 +17,13 @@ impl ReadsOut {
     }
 
     /// The READ at this position of the send queue is on the wire.
+    #[inline]
     pub(super) fn sent(&mut self, position: usize) {
         self.pending.push_back(position);
     }
 
     /// The READ that the next response answers.
+    #[inline]
     pub(super) fn oldest(&self) -> Option<usize> {
         self.pending.front().copied()
     }
@@ -69,6 +71,7 @@ impl ReadsIn {
     ///
     /// # Errors
     /// The peer cannot have received so many.
+    #[inline]
     pub(super) fn request(&mut self, received: u32) -> Result<bool, &'static str> {
         if received.wrapping_sub(self.received) > self.responded.wrapping_sub(self.received) {
             return Err("counts READ responses that were never sent");

@@ -34,6 +34,7 @@ impl RecvQueue {
 
     /// Adds RECVs while there is room. Returns how many.
     #[must_use]
+    #[inline]
     pub(super) fn post(&mut self, wrs: &[RecvWr]) -> usize {
         let room = self.limit - (self.head - self.free);
         let taken = room.min(wrs.len());
@@ -46,6 +47,7 @@ impl RecvQueue {
     }
 
     /// The RECV that the next message takes.
+    #[inline]
     pub(super) fn waiting(&self) -> Option<&RecvWr> {
         if self.next == self.head {
             return None;
@@ -54,6 +56,7 @@ impl RecvQueue {
     }
 
     /// Completes the RECV that waits first, if there is one.
+    #[inline]
     pub(super) fn complete(
         &mut self,
         qp: QpIndex,
@@ -83,6 +86,7 @@ impl RecvQueue {
     }
 
     /// The caller polled a completion of this queue.
+    #[inline]
     pub(super) fn reaped(&mut self) {
         self.free += 1;
     }

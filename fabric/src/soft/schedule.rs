@@ -67,12 +67,14 @@ impl Schedule {
     }
 
     /// Which QPs the turn asks.
+    #[inline]
     pub(super) fn begin(&mut self, qps: &QpSet) -> Ask {
         let ask = self.choose(qps);
         self.epoll_age = if ask == Ask::Epoll { 0 } else { self.epoll_age.saturating_add(1) };
         ask
     }
 
+    #[inline]
     fn choose(&self, qps: &QpSet) -> Ask {
         if qps.len() > FEW {
             return if qps.has_sockets() { Ask::Epoll } else { Ask::All };

@@ -63,11 +63,13 @@ impl SendQueue {
         }
     }
 
+    #[inline]
     fn posted(&self, position: usize) -> Option<&Posted> {
         self.ring.get(position & (self.ring.len() - 1))?.as_ref()
     }
 
     /// The WR at a position.
+    #[inline]
     pub(super) fn get(&self, position: usize) -> Option<&SendWr> {
         self.posted(position).map(|posted| &posted.wr)
     }
@@ -81,6 +83,7 @@ impl SendQueue {
     ///
     /// # Errors
     /// EINVAL for too many SGEs, ENOMEM when the queue is full.
+    #[inline]
     pub(super) fn post(&mut self, wr: &SendWr) -> Result<(), i32> {
         if wr.sges.as_slice().len() > self.sges {
             return Err(libc::EINVAL);
@@ -100,11 +103,13 @@ impl SendQueue {
     }
 
     /// Whether there is a WR to build a frame of.
+    #[inline]
     pub(super) fn has_unbuilt(&self) -> bool {
         self.built < self.head && self.poison.is_none()
     }
 
     /// The next WR to build a frame of, with its position.
+    #[inline]
     pub(super) fn unbuilt(&self) -> Option<(usize, SendWr)> {
         if !self.has_unbuilt() {
             return None;
@@ -135,6 +140,7 @@ impl SendQueue {
     }
 
     /// All bytes of the WR at `position` are on the link. Returns whether it is a READ.
+    #[inline]
     pub(super) fn sent(&mut self, position: usize) -> bool {
         self.sent = position + 1;
         self.get(position).is_some_and(|wr| matches!(wr.op, SendOp::Read(_)))
@@ -145,6 +151,7 @@ impl SendQueue {
     ///
     /// # Errors
     /// The peer cannot have executed so many.
+    #[inline]
     pub(super) fn acknowledge(&mut self, executed: u32) -> Result<bool, &'static str> {
         let news = wide(executed.wrapping_sub(low32(self.acknowledged)));
         if news > self.sent - self.acknowledged {
@@ -172,6 +179,7 @@ impl SendQueue {
 
     /// Completes what is done, in the order of posting. Returns the WR that cannot be sent when it
     /// is the oldest.
+    #[inline]
     pub(super) fn complete_done(
         &mut self,
         qp: QpIndex,
@@ -206,6 +214,7 @@ impl SendQueue {
     }
 
     /// Completes the oldest WR.
+    #[inline]
     fn complete(&mut self, qp: QpIndex, status: WcStatus, cq: &mut CompletionQueue) {
         let Some(wr) = self.posted(self.done).map(|posted| posted.wr) else {
             debug_assert!(false, "no WR at {}, before {}", self.done, self.head);
@@ -240,6 +249,7 @@ impl SendQueue {
     }
 
     /// The caller polled a completion of this queue: every entry before `free` is free.
+    #[inline]
     pub(super) fn reaped(&mut self, free: usize) {
         self.free = free;
         self.unreaped -= 1;

@@ -77,6 +77,7 @@ impl QueuePair {
         }
     }
 
+    #[inline]
     fn parse(&mut self, mut bytes: &[u8], keys: &KeyTable, cq: &mut CompletionQueue) {
         while !bytes.is_empty() && self.state == State::Ready {
             if let Some(body) = self.inbound.body() {
@@ -103,6 +104,7 @@ impl QueuePair {
     }
 
     /// Copies the next bytes of a payload to their place. False when its memory was deregistered.
+    #[inline]
     fn place(&mut self, body: &Body, bytes: &[u8], keys: &KeyTable) -> bool {
         let mut sink = [NO_PIECE; MAX_SGE];
         let Some(parts) = self.sink_pieces(keys, body, narrow(bytes.len()), &mut sink) else {
@@ -120,6 +122,7 @@ impl QueuePair {
         true
     }
 
+    #[inline]
     fn header_arrived(
         &mut self,
         header: &Header,

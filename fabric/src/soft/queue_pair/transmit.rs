@@ -12,6 +12,7 @@ use crate::work::WcStatus;
 
 impl QueuePair {
     /// Whether [`Self::pump`] could put something on the link.
+    #[inline]
     pub(in crate::soft) fn wants_to_send(&self) -> bool {
         if self.outbound.is_broken() {
             return false;
@@ -23,6 +24,7 @@ impl QueuePair {
         }
     }
 
+    #[inline]
     fn build(&mut self, keys: &KeyTable) {
         let Self { state, outbound, sends, reads_out, .. } = self;
         match *state {
@@ -79,6 +81,7 @@ impl QueuePair {
     }
 
     /// Books the frames that are wholly sent.
+    #[inline]
     fn book_sent(&mut self, cq: &mut CompletionQueue) {
         while let Some(origin) = self.outbound.pop_sent() {
             match origin {
