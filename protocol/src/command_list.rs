@@ -1,43 +1,44 @@
-//! [`CommandList`] and [`ResponseList`]: the capsules of one message, one after the other.
+//! [`CommandList`]: the commands of one message, one behind the other.
 //!
-//! They know offsets and rules, not memory: the caller copies each capsule out of where the message
-//! landed, so nothing that a peer could still change is looked at twice. Where no lists were agreed
-//! a message holds one capsule. A list is parsed as it is walked: what stands before a broken rule
-//! was said.
+//! The list knows offsets and rules, not memory. The caller copies each capsule out of the receive
+//! buffer, so nothing that a peer could still change is read twice. If no lists were agreed, a
+//! message holds one capsule. A list is parsed as it is walked: the commands before a broken rule
+//! are valid.
 //!
-//! In-capsule data is behind the capsules, that of the first command which has any at the end of
-//! the message, that of each later one before it:
+//! In-capsule data is behind the capsules. The data of the first command that has any is at the end
+//! of the message. The data of each later command is before it:
 //!
 //! ```text
 //! | capsules ->                       | what is left | <- data of the 2nd | data of the 1st |
 //! ```
 //!
-//! The walk takes from both sides, never more than is left, and is over when nothing is: so no two
-//! capsules or data overlap, all are inside the message, and no byte of it is nobody's.
+//! The walk takes bytes from both ends, never more than are left, and ends when none are left. So
+//! no two capsules or data overlap, all of them are inside the message, and every byte of the
+//! message belongs to one of them.
 
-use crate::capsule::{CapsuleError, CommandCapsule, ResponseCapsule};
-use crate::hello::Features;
-use crate::limits::{COMMAND_BYTES, LIST_DATA_MAX, LIST_MAX, RESPONSE_BYTES};
+use crate::capsule::{CapsuleError, CommandCapsule};
+use crate::features::Features;
+use crate::limits::{COMMAND_BYTES, LIST_DATA_MAX, LIST_MAX};
 use crate::tag::QueueDepth;
 
 /// Walks the commands of one message.
 #[derive(Clone, Copy, Debug)]
 pub struct CommandList {
-    // What is left: from behind the capsules taken to the data of those that have any.
+    // The bytes that are left: from behind the capsules taken to the data taken.
     at: usize,
     data_at: usize,
-    // How many may still come; 0 after the last.
+    // How many commands may still come. 0 after the last.
     left: usize,
     // How many of those may have data.
     data_left: usize,
-    // Others may follow one that has data.
-    data_goes_on: bool,
+    // Commands may follow a command that has data.
+    data_lists: bool,
     depth: QueueDepth,
 }
 
 impl CommandList {
-    /// A message of `message_bytes` bytes. The features that were agreed say whether it may hold
-    /// more than one command, and more than one with data.
+    /// The commands of a message of `message_bytes` bytes. The features that were agreed say whether
+    /// it may hold more than one command, and more than one command with data.
     #[must_use]
     pub fn new(message_bytes: usize, features: Features, depth: QueueDepth) -> Self {
         let lists = features.has(Features::CAPSULE_LISTS);
@@ -47,13 +48,13 @@ impl CommandList {
             data_at: message_bytes,
             left: if lists { LIST_MAX } else { 1 },
             data_left: if data_lists { LIST_DATA_MAX } else { 1 },
-            data_goes_on: data_lists,
+            data_lists,
             depth,
         }
     }
 
-    /// The next command; `None` behind the last. `read` copies the bytes at that offset of the
-    /// message. Behind an error there is nothing more.
+    /// The next command. `None` after the last. `read` copies the bytes at that offset of the
+    /// message. After an error there are no more commands.
     #[inline]
     pub fn take(
         &mut self,
@@ -79,14 +80,14 @@ impl CommandList {
         Some(command)
     }
 
-    /// Takes the bytes of a command from what is left.
+    /// Takes the bytes of a command from those that are left.
     #[inline]
     fn place(&mut self, command: &CommandCapsule) -> Result<(), CapsuleError> {
         let got = self.data_at - self.at;
         let expected = command.message_bytes();
         let data = expected - COMMAND_BYTES;
-        let may_follow = self.left > 1 && (data == 0 || self.data_goes_on);
-        // Behind it is nothing, or at least another.
+        let may_follow = self.left > 1 && (data == 0 || self.data_lists);
+        // Nothing is behind it, or at least one more capsule.
         self.left = match got.checked_sub(expected) {
             Some(0) => 0,
             Some(COMMAND_BYTES..) if may_follow => self.left - 1,
@@ -101,54 +102,11 @@ impl CommandList {
         Ok(())
     }
 
-    /// Offset in the message of the data of the command that was taken last, if it has any: as many
-    /// bytes as it says.
+    /// Offset in the message of the data of the command that was taken last, if it has data. The
+    /// command says how many bytes.
     #[must_use]
     pub fn data_offset(&self) -> usize {
         self.data_at
-    }
-}
-
-/// Walks the responses of one message.
-#[derive(Clone, Copy, Debug)]
-pub struct ResponseList {
-    at: usize,
-    end: usize,
-    depth: QueueDepth,
-}
-
-impl ResponseList {
-    /// A message of `message_bytes` bytes. `lists` says whether it may hold more than one response.
-    ///
-    /// # Errors
-    /// It is no whole number of responses, or none, or too many.
-    pub fn new(message_bytes: usize, lists: bool, depth: QueueDepth) -> Result<Self, CapsuleError> {
-        let most = RESPONSE_BYTES * if lists { LIST_MAX } else { 1 };
-        let whole = message_bytes.next_multiple_of(RESPONSE_BYTES);
-        let expected = whole.clamp(RESPONSE_BYTES, most);
-        if message_bytes != expected {
-            return Err(CapsuleError::Length { got: message_bytes, expected });
-        }
-        Ok(Self { at: 0, end: message_bytes, depth })
-    }
-
-    /// The next response; `None` behind the last. `read` copies the bytes at that offset of the
-    /// message. Behind an error there is nothing more.
-    pub fn take(
-        &mut self,
-        read: impl FnOnce(usize, &mut [u8; RESPONSE_BYTES]),
-    ) -> Option<Result<ResponseCapsule, CapsuleError>> {
-        if self.at >= self.end {
-            return None;
-        }
-        let mut bytes = [0; RESPONSE_BYTES];
-        read(self.at, &mut bytes);
-        self.at += RESPONSE_BYTES;
-        let response = ResponseCapsule::from_wire(&bytes, RESPONSE_BYTES, self.depth);
-        if response.is_err() {
-            self.at = self.end;
-        }
-        Some(response)
     }
 }
 
@@ -156,8 +114,7 @@ impl ResponseList {
 mod tests {
     use super::*;
     use crate::{
-        BlockCount, CommandFlags, Epoch, KeyedDescriptor, Lba, Opcode, Sequence, Status, Tag,
-        VolumeHandle,
+        BlockCount, CommandFlags, Epoch, KeyedDescriptor, Lba, Opcode, Sequence, Tag, VolumeHandle,
     };
     use proptest::prelude::*;
 
@@ -185,26 +142,6 @@ mod tests {
                     let data = &message[list.data_offset()..][..command.in_capsule_bytes as usize];
                     seen.push((command, data));
                 }
-                Err(error) => {
-                    assert!(list.take(|_, _| panic!("behind an error")).is_none());
-                    return (seen, Some(error));
-                }
-            }
-        }
-        (seen, None)
-    }
-
-    fn responses(message: &[u8], lists: bool) -> (Vec<ResponseCapsule>, Option<CapsuleError>) {
-        let mut list = match ResponseList::new(message.len(), lists, depth()) {
-            Ok(list) => list,
-            Err(error) => return (Vec::new(), Some(error)),
-        };
-        let mut seen = Vec::new();
-        while let Some(response) = list.take(|at, bytes| {
-            bytes.copy_from_slice(&message[at..at + RESPONSE_BYTES]);
-        }) {
-            match response {
-                Ok(response) => seen.push(response),
                 Err(error) => {
                     assert!(list.take(|_, _| panic!("behind an error")).is_none());
                     return (seen, Some(error));
@@ -330,24 +267,6 @@ mod tests {
     }
 
     #[test]
-    fn golden_response_list() {
-        let golden = [
-            [0x7f, 0, 11, 0, 4, 3, 2, 1, 9, 0, 0, 0, 0xef, 0xbe, 0, 0],
-            [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x22, 0, 0, 0],
-        ];
-        let first = ResponseCapsule {
-            tag: Tag(0x7f),
-            status: Status::NoSpace,
-            digest: 0x0102_0304,
-            value: 9,
-            check: 0xbeef,
-        };
-        let second = ResponseCapsule::new(Tag(1), Sequence(0x22), Status::Ok);
-        assert_eq!([first.to_wire(), second.to_wire()], golden);
-        assert_eq!(responses(golden.as_flattened(), true), (vec![first, second], None));
-    }
-
-    #[test]
     fn without_the_feature_a_message_is_one_capsule() {
         let two = message(&[read(1), read(2)], b"");
         let error = Some(CapsuleError::Length { got: 128, expected: 64 });
@@ -355,18 +274,13 @@ mod tests {
         assert_eq!(commands(&two[..64], NONE), (vec![(read(1), &[][..])], None));
         let (one, data) = (write(3, &[7; 512]), &[7; 512][..]);
         assert_eq!(commands(&message(&[one], data), NONE), (vec![(one, data)], None));
-        let response = ResponseCapsule::new(Tag(1), Sequence(2), Status::Ok);
-        let twice = [response.to_wire(), response.to_wire()];
-        let error = CapsuleError::Length { got: 32, expected: 16 };
-        assert_eq!(responses(twice.as_flattened(), false), (vec![], Some(error)));
-        assert_eq!(responses(&response.to_wire(), false), (vec![response], None));
     }
 
     #[test]
     fn data_is_last_and_whole() {
         let (first, second) = (write(1, &[1; 512]), read(2));
         for (features, one_may_follow) in [(LISTS, false), (DATA, true)] {
-            // In the middle: what follows the data is data too much, or no command.
+            // In the middle: what follows the data is too much data, or no command.
             let mut bytes = message(&[first], &[0xff; 512]);
             bytes.extend(second.to_wire());
             let (seen, end) = commands(&bytes, features);
@@ -403,7 +317,7 @@ mod tests {
         let (seen, end) = commands(&bytes, DATA);
         assert_eq!(seen.len(), LIST_DATA_MAX);
         assert!(matches!(end, Some(CapsuleError::Field(_))), "{end:?}");
-        // And all of its commands are no more than without.
+        // The limit of commands is the same as without data.
         let mut long: Vec<_> = (0..16).map(|tag| (read(tag), Vec::new())).collect();
         assert_eq!(long.len(), LIST_MAX);
         long[1..4].clone_from_slice(&writes[..3]);
@@ -442,12 +356,6 @@ mod tests {
         let (seen, end) = commands(&longer, LISTS);
         assert_eq!(seen.len(), LIST_MAX - 1);
         assert_eq!(end, Some(CapsuleError::Length { got: 128, expected: 64 }));
-        let response = ResponseCapsule::new(Tag(1), Sequence(2), Status::Ok).to_wire();
-        assert_eq!(responses(&response.repeat(LIST_MAX), true).0.len(), LIST_MAX);
-        for (bytes, expected) in [(0, 16), (1, 16), (15, 16), (17, 32), (255, 256), (272, 256)] {
-            let error = CapsuleError::Length { got: bytes, expected };
-            assert_eq!(responses(&vec![0; bytes], true), (vec![], Some(error)));
-        }
         assert!(matches!(commands(b"", LISTS).1, Some(CapsuleError::Length { got: 0, .. })));
     }
 
@@ -612,18 +520,6 @@ mod tests {
             let most = if lists > 0 { LIST_MAX } else { 1 };
             let (seen, _) = commands(&message, [NONE, LISTS, DATA][lists]);
             prop_assert!(seen.len() <= most);
-            let (seen, _) = responses(&message, lists > 0);
-            prop_assert!(seen.len() <= most);
-        }
-
-        #[test]
-        fn any_responses_are_read_as_packed(tags in prop::collection::vec(0u16..=128, 1..=LIST_MAX), check: u16) {
-            let list: Vec<_> = tags
-                .iter()
-                .map(|tag| ResponseCapsule::new(Tag(*tag), Sequence(check.into()), Status::Ok))
-                .collect();
-            let bytes: Vec<u8> = list.iter().flat_map(ResponseCapsule::to_wire).collect();
-            prop_assert_eq!(responses(&bytes, true), (list, None));
         }
     }
 }

@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nix::sys::eventfd::EventFd;
 
 use super::device::Device;
+use super::domain::PollerHandle;
 use super::late::Landing;
 use super::link::{Link, Moved};
-use super::poller::PollerHandle;
-use super::queue_pair::{self, Connection};
-use crate::device::QpLimits;
+use super::queue_pair::Connection;
+use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
 
 /// Ticks after a QP's end until what was under way lands, at most; and again when the QP is
@@ -278,7 +278,7 @@ impl Network {
         let end = |end, own: (&PollerHandle, QpLimits), peer: QpLimits| {
             let link = MemoryLink { network: self.clone(), wire, end };
             let serves = own.1.reads_in.min(peer.reads_out);
-            queue_pair::established(Box::new(link), own.0.pd(), own.0, own.1, serves)
+            Connection::established(Box::new(link), own.0, &own.1, serves)
         };
         let wire = Wire { network: self.clone(), wire };
         Ok((end(End::A, a, b.1)?, end(End::B, b, a.1)?, wire))
@@ -498,7 +498,7 @@ impl Link for MemoryLink {
         self.network.state().wires[self.wire].wakers[self.end.number()] = Some(Arc::clone(event));
     }
 
-    fn left_behind(&mut self) -> Vec<u8> {
+    fn unread(&mut self) -> Vec<u8> {
         let state = self.network.state();
         let stream = &state.wires[self.wire].streams[self.end.other().number()];
         stream.bytes.iter().copied().collect()
