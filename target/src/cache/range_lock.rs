@@ -179,11 +179,50 @@ impl RangeLocks {
             self.grow(self.locks.len() * 2);
         }
         let chain = self.bucket(volume, stripe);
-        let head = self.chains[chain];
-        let alone = head == NONE && self.long == NONE;
-        let waits_for = if alone { 0 } else { self.count_overlapping(volume, &range) };
+        let waits_for =
+            if self.is_alone(chain) { 0 } else { self.count_overlapping(volume, &range) };
+        self.enter_chain(chain, volume, range, owner, waits_for)
+    }
+
+    /// The lock on `range`, which has bytes and lies in one stripe, if nothing is in the way; it is
+    /// held. `None`: another lock overlaps it, and nothing changed.
+    ///
+    /// # Panics
+    ///
+    /// At 2^20 locks.
+    #[inline(always)]
+    pub fn try_acquire(&mut self, volume: u16, range: Range<u64>) -> Option<LockId> {
+        let stripe = range.start >> STRIPE_SHIFT;
+        debug_assert!(range.start < range.end && (range.end - 1) >> STRIPE_SHIFT == stripe);
+        if self.free == NONE {
+            self.grow(self.locks.len() * 2);
+        }
+        let chain = self.bucket(volume, stripe);
+        if !self.is_alone(chain) && self.count_overlapping(volume, &range) > 0 {
+            return None;
+        }
+        Some(self.enter_chain(chain, volume, range, NONE, 0).id())
+    }
+
+    /// Whether a range of one stripe has no other lock to look at.
+    #[inline(always)]
+    fn is_alone(&self, chain: usize) -> bool {
+        self.chains[chain] == NONE && self.long == NONE
+    }
+
+    /// Takes an entry for a lock of one stripe. There is a free one.
+    #[inline(always)]
+    fn enter_chain(
+        &mut self,
+        chain: usize,
+        volume: u16,
+        range: Range<u64>,
+        owner: u32,
+        waits_for: u32,
+    ) -> Acquired {
         let index = self.free as usize;
         self.free = self.links[index * STRIPES].next;
+        let head = self.chains[chain];
         self.chains[chain] = self.push(head, index * STRIPES);
         self.enter(index, volume, range, owner, waits_for, number(chain))
     }
