@@ -30,11 +30,11 @@ pub(super) struct BlockWrite {
 
 #[derive(Debug)]
 struct Entry {
-    // Counts how often the entry was used.
+    write: BlockWrite,
+    // Changes when a write ends: tokens of it name nothing from then on.
     generation: u32,
     // The next free entry, in a free one.
     next: u32,
-    write: Option<BlockWrite>,
 }
 
 const NONE: u32 = u32::MAX;
@@ -65,45 +65,45 @@ impl BlockWrites {
     /// Keeps a write until its operation ends. Returns the token for that operation.
     #[inline(always)]
     pub(super) fn begin(&mut self, write: BlockWrite) -> OpToken {
-        if self.free == NONE {
-            self.grow();
-        }
         let index = self.free;
-        let entry = &mut self.table[wide(index)];
+        let Some(entry) = self.table.get_mut(wide(index)) else { return self.grow(write) };
         self.free = entry.next;
         self.len += 1;
-        entry.write = Some(write);
-        OpToken(TOKEN | u64::from(entry.generation) << GENERATION_SHIFT | u64::from(index))
+        entry.write = write;
+        token(index, entry.generation)
     }
 
-    /// The operation of a token ended: takes the write. `None` when there is no such write.
+    #[cold]
+    fn grow(&mut self, write: BlockWrite) -> OpToken {
+        // Bounded by what connections may have outstanding.
+        let index = narrow(self.table.len());
+        self.table.push(Entry { write, generation: 0, next: NONE });
+        self.len += 1;
+        token(index, 0)
+    }
+
+    /// The operation of a token ended: gives the write up. `None`: there is no such write.
     #[inline(always)]
-    pub(super) fn end(&mut self, token: OpToken) -> Option<BlockWrite> {
+    pub(super) fn end(&mut self, token: OpToken) -> Option<&BlockWrite> {
         let index: u32 = narrow(token.0 & u64::from(u32::MAX));
         let generation: u32 = narrow((token.0 & !TOKEN) >> GENERATION_SHIFT);
-        let entry = self.table.get_mut(wide(index))?;
-        if entry.generation != generation {
-            return None;
-        }
-        let write = entry.write.take()?;
+        let entry = self.table.get_mut(wide(index)).filter(|e| e.generation == generation)?;
         entry.generation = (generation + 1) & GENERATION_MASK;
         entry.next = self.free;
         self.free = index;
         self.len -= 1;
-        Some(write)
+        Some(&entry.write)
     }
 
     /// Writes that have not ended.
     pub(super) fn len(&self) -> usize {
         self.len
     }
+}
 
-    #[cold]
-    fn grow(&mut self) {
-        // Bounded by what connections may have outstanding.
-        self.free = narrow(self.table.len());
-        self.table.push(Entry { generation: 0, next: NONE, write: None });
-    }
+#[inline(always)]
+fn token(index: u32, generation: u32) -> OpToken {
+    OpToken(TOKEN | u64::from(generation) << GENERATION_SHIFT | u64::from(index))
 }
 
 #[cfg(test)]
@@ -124,12 +124,14 @@ mod tests {
         let mut writes = BlockWrites::new(1);
         let (first, second) = (writes.begin(write(1)), writes.begin(write(2)));
         assert!(BlockWrites::has_token(first) && first != second);
-        assert_eq!(writes.end(first), Some(write(1)));
+        assert_eq!(writes.end(first), Some(&write(1)));
         assert_eq!(writes.end(first), None);
         let third = writes.begin(write(3));
         assert_ne!(third, first, "the entry is used again under another name");
-        assert_eq!((writes.end(first), writes.len()), (None, 2));
-        assert_eq!((writes.end(third), writes.end(second)), (Some(write(3)), Some(write(2))));
+        assert_eq!(writes.end(first), None);
+        assert_eq!(writes.len(), 2);
+        assert_eq!(writes.end(third), Some(&write(3)));
+        assert_eq!(writes.end(second), Some(&write(2)));
         assert_eq!(writes.len(), 0);
     }
 }

@@ -331,9 +331,8 @@ impl<S: Store> Shard<S> {
         now: Instant,
         land: impl FnOnce(&Region, usize),
     ) -> Option<bool> {
-        self.core.clock.tick(now);
         let write = OneBlock { from, volume, offset, len, fua };
-        write::start_one(&mut self.core, &self.memory, &mut self.write_backs, write, land)
+        write::start_one(&mut self.core, &self.memory, &mut self.write_backs, write, now, land)
     }
 
     /// Does what [`ShardRequest::Release`] asks for.
@@ -370,26 +369,16 @@ impl<S: Store> Shard<S> {
     #[inline(never)]
     fn take_done(&mut self) {
         while let Some(done) = self.core.store.next_done() {
-            if BlockWrites::has_token(done.token) {
-                self.on_block_written(done);
-            } else {
+            if !BlockWrites::has_token(done.token) {
                 self.on_op_done(done);
+            } else if !write::finish_one(&mut self.core, &mut self.write_backs, done) {
+                unknown_op(done);
             }
             if self.core.locks.has_granted() {
                 self.settle();
             }
         }
         self.settle();
-    }
-
-    #[inline(always)]
-    fn on_block_written(&mut self, done: OpDone) {
-        match self.core.block_writes.end(done.token) {
-            Some(write) => {
-                write::finish_one(&mut self.core, &mut self.write_backs, write, done.result);
-            }
-            None => unknown_op(done),
-        }
     }
 
     #[inline(never)]

@@ -523,11 +523,31 @@ impl Slots {
     }
 
     /// The same, of a block that the store has.
-    #[inline]
+    #[inline(always)]
     pub fn install_clean(&mut self, slot: Slot, volume: VolumeIndex, block: u64) {
-        self.put(slot, volume, block);
-        // It took the old one's place, which may be that of a slot that could not leave.
+        let bucket = self.bucket(self.hash(volume.0, block));
+        let head = self.buckets[bucket];
+        match self.metas.get(head as usize) {
+            // Most writes replace a clean block, and most chains are short.
+            Some(old) if old.holds(volume.0, block) && old.state == State::Clean => {
+                let chain = old.chain;
+                self.buckets[bucket] = slot.0;
+                let meta = &mut self.metas[slot.0 as usize];
+                debug_assert_eq!(meta.state, State::Private);
+                (meta.volume, meta.block, meta.chain) = (volume.0, block, chain);
+                (meta.state, meta.failed) = (State::Clean, false);
+                self.policy.replace(Slot(head), slot);
+                self.gone(Slot(head));
+            }
+            _ => self.install_clean_anywhere(slot, volume, block),
+        }
+        // It may have taken the place of a slot that could not leave.
         self.policy.readmit(slot);
+    }
+
+    #[inline(never)]
+    fn install_clean_anywhere(&mut self, slot: Slot, volume: VolumeIndex, block: u64) {
+        self.put(slot, volume, block);
     }
 
     // Puts a private slot in the index, clean. Returns the old one as it was, if the store does not

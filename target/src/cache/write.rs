@@ -8,6 +8,8 @@
 //!
 //! A write of one block whose data is here and whose range is free is a [`BlockWrite`] and no job.
 
+use std::time::Instant;
+
 use nix::errno::Errno;
 use rblk_fabric::Region;
 use rblk_protocol::width::{narrow, wide64};
@@ -21,7 +23,7 @@ use super::message::PartToken;
 use super::slots::{Install, State};
 use super::span::{BLOCK, Span};
 use super::write_back::WriteBacks;
-use crate::store::{Op, OpKind, Segment, Store, VolumeIndex};
+use crate::store::{Op, OpDone, OpKind, Segment, Store, VolumeIndex};
 use crate::volume::CacheMode;
 
 /// A write of one block whose data is here.
@@ -75,6 +77,7 @@ pub(super) fn start_one<S: Store>(
     memory: &MemoryQueue,
     write_backs: &mut WriteBacks,
     write: OneBlock,
+    now: Instant,
     land: impl FnOnce(&Region, usize),
 ) -> Option<bool> {
     let OneBlock { from, volume, offset, len, fua } = write;
@@ -89,6 +92,7 @@ pub(super) fn start_one<S: Store>(
         return None;
     }
     if cache == CacheMode::WriteBack && !fua {
+        core.clock.tick(now);
         return install_one_dirty(core, write_backs, volume, offset / BLOCK, land);
     }
     let lock = match cache {
@@ -129,31 +133,33 @@ fn install_one_dirty<S: Store>(
     Some(true)
 }
 
-/// The store has done a write of one block.
+/// The store has done a write of one block. False: no such write is under way.
 #[inline(always)]
 pub(super) fn finish_one<S: Store>(
     core: &mut Core<S>,
     write_backs: &mut WriteBacks,
-    write: BlockWrite,
-    result: Result<u32, Errno>,
-) {
-    if result != Ok(write.len) {
-        return fail_one(core, write, result);
+    done: OpDone,
+) -> bool {
+    let Some(write) = core.block_writes.end(done.token) else { return false };
+    if done.result != Ok(write.len) {
+        let write = *write;
+        fail_one(core, write, done.result);
+        return true;
     }
-    let BlockWrite { from, block, slot, lock, volume, .. } = write;
+    let BlockWrite { block, slot, lock, volume, .. } = *write;
+    core.answers.written(write.from);
     if let Some(state) = core.volumes.get_mut(volume) {
         state.ops.ended();
         state.share.give_back(1);
     }
-    match lock {
-        Some(lock) => {
-            write_backs.recall(core, volume, block, block);
-            core.slots.install_clean(slot, volume, block);
-            core.locks.release(lock);
-        }
-        None => core.slots.give_back(slot),
-    }
-    core.answers.written(from);
+    let Some(lock) = lock else {
+        core.slots.give_back(slot);
+        return true;
+    };
+    write_backs.recall(core, volume, block, block);
+    core.slots.install_clean(slot, volume, block);
+    core.locks.release(lock);
+    true
 }
 
 // The store failed a write of one block.

@@ -238,8 +238,10 @@ fn a_hold_keeps_the_store_of_its_range_quiet() {
                 Changed::No => [true; 4],
             }
         );
-        // A name that is over is nobody's.
-        case.unhold(job, Changed::Yes);
+        // A hold that has ended is not ended again: in debug builds that is a panic.
+        if !cfg!(debug_assertions) {
+            case.unhold(job, Changed::Yes);
+        }
         let second = case.held(second);
         case.finish_all();
         assert_eq!(case.done(fua), Ok(()));
