@@ -52,10 +52,10 @@ impl MemoryQueue {
         !self.line.is_empty()
     }
 
-    /// Whether a job waits for anything.
+    /// Jobs that wait.
     #[inline]
-    pub(super) fn has_waiting(&self) -> bool {
-        self.without_share > 0 || self.is_short()
+    pub(super) fn waiting(&self) -> usize {
+        self.without_share + self.line.len()
     }
 
     /// Jobs that wait for a share.

@@ -67,7 +67,7 @@ mod write_back;
 
 use std::time::Duration;
 
-pub use message::{JobId, PartToken, Segments, ShardReply, ShardRequest};
+pub use message::{ArenaEnds, JobId, PartToken, Segments, ShardReply, ShardRequest};
 use rblk_protocol::width::{wide, wide64};
 pub use shard::Shard;
 

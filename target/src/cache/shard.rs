@@ -353,17 +353,24 @@ impl<S: Store> Shard<S> {
         if busy {
             self.take_done();
         }
-        if self.core.store.has_waiting() {
-            self.core.store.submit_waiting(&mut self.core.volumes, &mut self.core.lists);
-        }
-        if self.memory.has_waiting() {
-            self.retry_memory();
-        }
-        if self.core.slots.dirty() > 0 {
-            self.write_backs.start_due(&mut self.core);
-            self.settle();
+        let waiting = self.core.store.waiting() | self.memory.waiting();
+        if waiting | self.core.slots.dirty() > 0 {
+            self.let_waiting_go_on();
         }
         busy
+    }
+
+    // Lets go on what waits for the store, for memory, or for its time to be written back.
+    #[inline(never)]
+    fn let_waiting_go_on(&mut self) {
+        if self.core.store.waiting() > 0 {
+            self.core.store.submit_waiting(&mut self.core.volumes, &mut self.core.lists);
+        }
+        if self.memory.waiting() > 0 {
+            self.retry_memory();
+        }
+        self.write_backs.start_due(&mut self.core);
+        self.settle();
     }
 
     #[inline(never)]

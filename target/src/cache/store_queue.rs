@@ -89,10 +89,10 @@ impl<S: Store> StoreQueue<S> {
         self.done.push(OpDone { token: op.token, result: Err(errno) });
     }
 
-    /// Whether operations wait.
+    /// Operations that wait.
     #[inline]
-    pub(super) fn has_waiting(&self) -> bool {
-        self.waiting > 0
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting
     }
 
     /// Submits what waits, one operation of each volume in turn, as far as the store takes them.
@@ -145,11 +145,5 @@ impl<S: Store> StoreQueue<S> {
     /// Operations at the store.
     pub(super) fn in_flight(&self) -> usize {
         self.store.in_flight()
-    }
-
-    /// Operations that wait.
-    #[cfg(test)]
-    pub(super) fn waiting(&self) -> usize {
-        self.waiting
     }
 }

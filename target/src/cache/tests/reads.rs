@@ -336,7 +336,9 @@ fn a_reservation_that_is_cancelled_leaves_nothing() {
         }
         assert_eq!(case.shard.core.store.store().accepted, 0);
         case.end();
-        assert_eq!(lend_all(&mut case).len(), 16);
+        let all = lend_all(&mut case);
+        assert_eq!(all.len(), 16);
+        all.into_iter().for_each(|memory| case.release(memory));
     }
 }
 
