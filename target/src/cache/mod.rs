@@ -28,6 +28,7 @@
 //! | `volumes.rs` | the volumes of a shard, and what it publishes of them |
 //! | `store_queue.rs` | the store, and operations that wait to go there |
 //! | `answers.rs`, `clock.rs`, `lists.rs` | answers, time, lists that are used again |
+//! | `stop.rs` | how far the end of a shard is |
 //!
 //! What holds, whatever the mode:
 //!
@@ -58,6 +59,7 @@ mod read;
 pub mod shard;
 pub mod slots;
 mod span;
+mod stop;
 mod store_queue;
 #[cfg(test)]
 mod tests;

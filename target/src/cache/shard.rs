@@ -29,6 +29,7 @@ use super::locks::Locks;
 use super::memory::MemoryQueue;
 use super::message::{JobId, PartToken, Segments, ShardReply, ShardRequest};
 use super::slots::Slots;
+use super::stop::Stopping;
 use super::store_queue::StoreQueue;
 use super::volumes::Volumes;
 use super::write::OneBlock;
@@ -46,17 +47,6 @@ pub struct Shard<S> {
     pub(super) write_backs: WriteBacks,
     dirty_max_bytes: usize,
     stopping: Option<Stopping>,
-}
-
-/// How far the end of a shard is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Stopping {
-    /// Its own flushes, then its own syncs, that have not ended.
-    jobs: usize,
-    /// The flushes have ended.
-    syncing: bool,
-    /// None has failed.
-    clean: bool,
 }
 
 impl<S> std::fmt::Debug for Shard<S> {
@@ -257,15 +247,6 @@ impl<S: Store> Shard<S> {
             tracing::error!(job = ?name, "bug: a request for a job that has ended");
         }
         job
-    }
-
-    fn is_reservation(&self, job: u32) -> bool {
-        let kind = self.core.jobs.peek(job).kind;
-        debug_assert!(kind == Kind::Reserve, "a write of {kind:?}");
-        if kind != Kind::Reserve {
-            tracing::error!(kind = kind.word(), "bug: a write without a reservation");
-        }
-        kind == Kind::Reserve
     }
 
     // Nothing waits for a prefetch, and it waits for nothing.
@@ -579,7 +560,7 @@ impl<S: Store> Shard<S> {
         self.write_backs.stop();
         let mut volumes = self.core.volumes.writable();
         volumes.retain(|volume| self.core.volumes.mode(*volume) == CacheMode::WriteBack);
-        self.stopping = Some(Stopping { jobs: volumes.len(), syncing: false, clean: true });
+        self.stopping = Some(Stopping::new(volumes.len()));
         for volume in volumes {
             self.write_backs.flush(&mut self.core, None, volume);
         }
@@ -589,17 +570,12 @@ impl<S: Store> Shard<S> {
     // When the shard's own flushes have ended, its syncs begin.
     #[cold]
     fn go_on_stopping(&mut self) {
-        let ended = self.core.answers.take_own();
+        let own = self.core.answers.take_own();
         let Some(stopping) = &mut self.stopping else { return };
-        stopping.jobs -= ended.jobs;
-        stopping.clean &= ended.failed == 0;
-        if stopping.jobs > 0 || stopping.syncing {
-            return;
-        }
-        let volumes = self.core.volumes.writable();
-        (stopping.syncing, stopping.jobs) = (true, volumes.len());
-        for volume in volumes {
-            self.sync(None, volume);
+        if stopping.ended(own) {
+            let volumes = self.core.volumes.writable();
+            stopping.sync(volumes.len());
+            volumes.into_iter().for_each(|volume| self.sync(None, volume));
         }
     }
 
@@ -607,9 +583,8 @@ impl<S: Store> Shard<S> {
     /// while that is not known.
     #[must_use]
     pub fn stopped(&self) -> Option<bool> {
-        let stopping = self.stopping?;
-        let over = stopping.syncing && stopping.jobs == 0 && self.is_idle();
-        over.then_some(stopping.clean && self.core.slots.dirty() == 0)
+        let clean = self.stopping?.outcome()?;
+        self.is_idle().then_some(clean && self.core.slots.dirty() == 0)
     }
 }
 

@@ -49,6 +49,11 @@ pub(super) fn start<S: Store>(
     fua: bool,
 ) -> bool {
     let entry = core.jobs.get(job);
+    if entry.kind != Kind::Reserve {
+        debug_assert!(false, "a write of {:?}", entry.kind);
+        tracing::error!(job = entry.kind.word(), "bug: a write without a reservation");
+        return false;
+    }
     entry.kind = Kind::Write { fua };
     let (span, count) = (entry.span, entry.blocks.len());
     if span.cache == CacheMode::None {
