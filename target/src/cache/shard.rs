@@ -287,9 +287,7 @@ impl<S: Store> Shard<S> {
     pub fn write(&mut self, job: JobId, memory: Segments, fua: bool, now: Instant) -> bool {
         self.core.clock.tick(now);
         self.core.lists.take_back(memory);
-        let Some(job) = self.find(job).filter(|job| self.is_reservation(*job)) else {
-            return false;
-        };
+        let Some(job) = self.find(job) else { return false };
         let done = write::start(&mut self.core, &mut self.write_backs, job, fua);
         self.settle();
         done

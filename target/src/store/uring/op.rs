@@ -12,7 +12,8 @@ use rblk_protocol::width::wide;
 
 use super::counters::Counters;
 use super::memory::{IoVecs, Pieces};
-use crate::store::backing::{Backing, Method};
+use crate::store::backing::Backing;
+use crate::store::methods::Method;
 use crate::store::syncs::SyncNumber;
 use crate::store::{Op, OpKind, OpToken, Segment, VolumeIndex};
 
@@ -54,9 +55,9 @@ impl Phase {
         match *kind {
             OpKind::Read { .. } | OpKind::Write { .. } => Some(Self::Transfer),
             OpKind::Flush => Some(Self::Unsynced),
-            OpKind::Discard { .. } => backing.discard_method().map(Self::Change),
+            OpKind::Discard { .. } => backing.methods().discard().map(Self::Change),
             OpKind::WriteZeroes { may_unmap, .. } => {
-                Some(Self::Change(backing.zero_method(may_unmap)))
+                Some(Self::Change(backing.methods().zero(may_unmap)))
             }
         }
     }
@@ -146,7 +147,7 @@ impl ActiveOp {
             if let Phase::Change(method) = self.phase
                 && method.is_refused_by(errno)
             {
-                backing.refuse(method);
+                backing.methods().refuse(method);
                 let Some(next) = Phase::first(&self.op.kind, backing) else {
                     return Some(Err(Errno::EOPNOTSUPP));
                 };
