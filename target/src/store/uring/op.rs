@@ -1,4 +1,5 @@
-//! [`Slot`]: an op from submission to its last completion, and the entries it takes.
+//! [`ActiveOp`]: an op from submission to its last completion, and the entries it takes. [`Ops`]:
+//! all of them.
 //!
 //! An op may take several entries, one after another: after a short transfer, after a refusal for
 //! which there is another way, and in steps over a long range.
@@ -7,10 +8,12 @@ use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{opcode, squeue};
 use nix::errno::Errno;
 use rblk_fabric::Region;
+use rblk_protocol::width::wide;
 
 use super::counters::Counters;
 use super::memory::{IoVecs, Pieces};
-use crate::store::backing::{Backing, Method};
+use crate::store::backing::Backing;
+use crate::store::methods::Method;
 use crate::store::syncs::SyncNumber;
 use crate::store::{Op, OpKind, OpToken, Segment, VolumeIndex};
 
@@ -28,10 +31,10 @@ const RETRIES: u32 = 1000;
 // BLOCK_URING_CMD_DISCARD: _IO(0x12, 0) of linux/blkdev.h.
 const BLOCK_DISCARD: u32 = 0x1200;
 
-/// What a slot is doing.
+/// What an op is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
-    /// Nothing: it is free.
+    /// Nothing: its place is free.
     Idle,
     /// A read or write.
     Transfer,
@@ -52,9 +55,9 @@ impl Phase {
         match *kind {
             OpKind::Read { .. } | OpKind::Write { .. } => Some(Self::Transfer),
             OpKind::Flush => Some(Self::Unsynced),
-            OpKind::Discard { .. } => backing.discard_method().map(Self::Change),
+            OpKind::Discard { .. } => backing.methods().discard().map(Self::Change),
             OpKind::WriteZeroes { may_unmap, .. } => {
-                Some(Self::Change(backing.zero_method(may_unmap)))
+                Some(Self::Change(backing.methods().zero(may_unmap)))
             }
         }
     }
@@ -62,7 +65,7 @@ impl Phase {
 
 /// An op from submit to its last completion.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct ActiveOp {
     /// The op.
     pub(super) op: Op,
     /// What it is doing.
@@ -78,8 +81,8 @@ pub(super) struct Slot {
     memory: IoVecs,
 }
 
-impl Slot {
-    /// A free one.
+impl ActiveOp {
+    /// A free place.
     pub(super) fn idle() -> Self {
         Self {
             op: Op { token: OpToken(0), volume: VolumeIndex(0), kind: OpKind::Flush },
@@ -120,7 +123,7 @@ impl Slot {
         }
     }
 
-    /// Ends the op: the slot is free. The room for its memory stays.
+    /// Ends the op: its place is free. The room for its memory stays.
     pub(super) fn stop(&mut self) {
         self.phase = Phase::Idle;
         self.memory.clear();
@@ -144,7 +147,7 @@ impl Slot {
             if let Phase::Change(method) = self.phase
                 && method.is_refused_by(errno)
             {
-                backing.refuse(method);
+                backing.methods().refuse(method);
                 let Some(next) = Phase::first(&self.op.kind, backing) else {
                     return Some(Err(Errno::EOPNOTSUPP));
                 };
@@ -177,8 +180,8 @@ impl Slot {
 
     /// The next entry; `None` when there is nothing to do, which is a bug of ours.
     ///
-    /// It points into this slot, the region of [`Self::start`] and `zeroes`, and is good as long as
-    /// they are and the slot neither starts, advances nor stops.
+    /// It points into this value, the region of [`Self::start`] and `zeroes`, and is good as long as
+    /// they are and the op neither starts, advances nor stops.
     pub(super) fn entry(&mut self, pieces: &Pieces, zeroes: &Region) -> Option<squeue::Entry> {
         let file = Fixed(self.op.volume.0.into());
         let (offset, len) = self.op.kind.range();
@@ -259,6 +262,76 @@ impl Slot {
     }
 }
 
+/// The ops of a store: a fixed number of places.
+///
+/// Invariant: a place is in the list of free ones exactly when its op is [`Phase::Idle`].
+#[derive(Debug)]
+pub(super) struct Ops {
+    places: Box<[ActiveOp]>,
+    free: Vec<u32>,
+}
+
+impl Ops {
+    /// Room for so many ops.
+    pub(super) fn new(capacity: u32) -> Self {
+        Self {
+            places: (0..capacity).map(|_| ActiveOp::idle()).collect(),
+            free: (0..capacity).rev().collect(),
+        }
+    }
+
+    /// Ops that fit.
+    pub(super) fn capacity(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Ops that have not ended.
+    #[inline]
+    pub(super) fn active(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    /// A free place, for [`ActiveOp::start`].
+    #[inline]
+    pub(super) fn take(&mut self) -> Option<u32> {
+        self.free.pop()
+    }
+
+    /// The op of a place.
+    #[inline]
+    pub(super) fn get(&mut self, index: u32) -> &mut ActiveOp {
+        &mut self.places[wide(index)]
+    }
+
+    /// The op of a place, to look at.
+    #[inline]
+    pub(super) fn peek(&self, index: u32) -> &ActiveOp {
+        &self.places[wide(index)]
+    }
+
+    /// Whether an op is in that place.
+    #[inline]
+    pub(super) fn is_active(&self, index: u32) -> bool {
+        self.places.get(wide(index)).is_some_and(|op| op.phase != Phase::Idle)
+    }
+
+    /// Ends an op: its place is free.
+    #[inline]
+    pub(super) fn end(&mut self, index: u32) -> Op {
+        let active = self.get(index);
+        active.stop();
+        let op = active.op;
+        self.free.push(index);
+        op
+    }
+
+    /// Leaks the lists of parts that the kernel may still look at.
+    pub(super) fn leak(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.places));
+        self.free.clear();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use io_uring::opcode::{Read, ReadFixed, Readv, Write, WriteFixed, Writev};
@@ -291,14 +364,14 @@ mod tests {
             false => OpKind::Read { offset: 0, len },
         };
         let op = Op { token: OpToken(1), volume: VolumeIndex(0), kind };
-        let mut slot = Slot::idle();
+        let mut active = ActiveOp::idle();
         let mut counters = Counters::default();
-        assert!(slot.start(op, Phase::Transfer, false, &region, &memory));
+        assert!(active.start(op, Phase::Transfer, false, &region, &memory));
         let mut opcodes = Vec::new();
         for (turn, &bytes) in moved.iter().enumerate() {
-            let entry = slot.entry(&pieces, &region).unwrap();
+            let entry = active.entry(&pieces, &region).unwrap();
             opcodes.push(u8::try_from(entry.get_opcode()).unwrap());
-            let ended = slot.advance(bytes, &backing, &mut counters);
+            let ended = active.advance(bytes, &backing, &mut counters);
             let last = turn + 1 == moved.len();
             assert_eq!(ended, last.then_some(Ok(len)), "after {turn} turns");
         }
