@@ -51,6 +51,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rblk_config::OnLoss;
+use rblk_protocol::Mutation;
 use tokio::sync::Notify;
 
 pub use ledger::{Answered, Ledger, Plan};
@@ -112,7 +113,7 @@ impl Durability {
             durable: AtomicU64::new(u64::from(!doubt)),
             inherited_below: u64::from(doubt),
             given_again: AtomicBool::new(true),
-            losses: AtomicU64::new(1),
+            losses: AtomicU64::new(u64::from(!Mutation::LossNotInherited.is_on())),
             lost_below: AtomicU64::new(1),
             ..Self::default()
         })

@@ -15,7 +15,7 @@
 
 use std::collections::BTreeMap;
 
-use rblk_protocol::{BlockCount, BlockSize, Lba, QueueDepth};
+use rblk_protocol::{BlockCount, BlockSize, Lba, Mutation, QueueDepth};
 
 use crate::io::{Io, IoOp};
 
@@ -292,6 +292,9 @@ impl ReplayLog {
     #[must_use]
     pub fn merge(mut entries: Vec<Retained>, block_size: BlockSize) -> Self {
         entries.sort_by_key(|entry| entry.number);
+        if Mutation::ReplayOldest.is_on() {
+            entries.reverse();
+        }
         // First block to end and entry.
         let mut newest: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
         for (at, entry) in entries.iter().enumerate() {

@@ -115,12 +115,6 @@ impl Holders {
         Self::empty(base, true)
     }
 
-    /// Whether nothing is remembered.
-    #[must_use]
-    pub fn is_forgetful(&self) -> bool {
-        self.forgetful
-    }
-
     /// With what earlier runs remembered of the stores.
     #[must_use]
     pub fn with_stores(

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use rblk_config::OnLoss;
-use rblk_protocol::{QueueDepth, Status, Tag};
+use rblk_protocol::{Mutation, QueueDepth, Status, Tag};
 
 use super::Durability;
 use crate::io::{Io, IoOp};
@@ -101,7 +101,8 @@ impl Ledger {
             return false;
         }
         let mark = self.marks.get(tag.index()).copied().unwrap_or_default();
-        self.shared.must_tell(mark.losses, mark.meant)
+        let must_tell = self.shared.must_tell(mark.losses, mark.meant);
+        must_tell && !Mutation::ReplaySilentLoss.is_on()
     }
 
     /// How to send a request that waits. [`Plan::Send`] and [`Plan::FlushAhead`] have to be carried
@@ -210,20 +211,32 @@ impl Ledger {
         let tells_all = self.shared.on_loss() == OnLoss::UntilRemount;
         match status {
             Status::Ok => {
+                let horizon = match Mutation::FlushScopeAnswer.is_on() {
+                    true => self.shared.horizon(),
+                    false => horizon,
+                };
                 self.shared.made_durable(horizon);
                 // Also one that was sent before the loss: its user has not heard of it yet.
-                if self.shared.fails_every_flush() {
+                if self.tells_loss_on_success() {
                     return Answered::Lost;
                 }
             }
             // The volume is another host's, and the mount is over: `Fenced` says nothing of the
             // store.
             Status::Fenced => {}
-            _ if tells_all => self.lose_but_keep_copies(horizon),
+            _ if tells_all && !Mutation::LossOfFlush.is_on() => self.lose_but_keep_copies(horizon),
             // Whoever waits for it hears it, and that is all.
             _ => {}
         }
         Answered::Done
+    }
+
+    /// Whether a FLUSH that the target did fails all the same, to tell of a loss.
+    fn tells_loss_on_success(&self) -> bool {
+        if Mutation::LossToldOnce.is_on() {
+            return self.shared.must_tell(self.shared.losses(), u64::MAX);
+        }
+        self.shared.fails_every_flush() && !Mutation::ReplaySilentLoss.is_on()
     }
 
     fn lose_but_keep_copies(&self, horizon: u64) {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rblk_protocol::{CommandCapsule, Epoch, LoginReply, LoginRequest, Status, Tag, limits};
+use rblk_protocol::{CommandCapsule, Epoch, LoginReply, LoginRequest, Mutation, Status, Tag, limits};
 
 use super::{Answer, ConnectionRef, Core, Effect, QUIESCE_DEADLINE, refuse};
 use crate::connection::SessionSlot;
@@ -52,11 +52,11 @@ impl Core {
         session.detect = Some(detect);
         let silence = detect * 4 + SILENCE_MIN;
         let epoch = session.epoch;
-        let wait = session.has_older_connections();
+        let waits = session.has_older_connections() && !Mutation::EpochOrderLogin.is_on();
         self.effects.push_back(Effect::Watch { on: from, silence });
         self.waiting_logins
             .insert(slot, WaitingLogin { from, tag: command.tag, epoch, since: now });
-        if wait {
+        if waits {
             tracing::info!(
                 session = slot.0,
                 epoch = epoch.0,

@@ -27,7 +27,7 @@
 use std::time::Instant;
 
 use rblk_protocol::{
-    AccessMode, CommandCapsule, Epoch, Generation, OpenReply, OpenRequest, Status, Tag,
+    AccessMode, CommandCapsule, Epoch, Generation, Mutation, OpenReply, OpenRequest, Status, Tag,
 };
 
 use super::{Answer, ConnectionRef, Core, Notice, QUIESCE_DEADLINE, Ticket, refuse, refuse_saying};
@@ -168,7 +168,12 @@ impl Core {
             return Ok(Stage::Granted(None));
         }
         let returns = !request.generation.is_fresh();
-        if returns && !self.holders.is_last(&volume.uuid, &who, request.generation) {
+        let is_last = if Mutation::FencingGeneration.is_on() {
+            self.holders.record(&volume.uuid).is_some()
+        } else {
+            self.holders.is_last(&volume.uuid, &who, request.generation)
+        };
+        if returns && !is_last {
             return Err(self.refuse_return(volume, &who, request.generation));
         }
         if self.unconfirmed >= UNCONFIRMED_MAX {
@@ -303,7 +308,8 @@ impl Core {
 
     fn is_ready(&self, open: &WaitingOpen) -> bool {
         let mut leaving = self.sessions.leaving(open.volume, open.session, open.mode);
-        matches!(open.stage, Stage::Granted(None)) && leaving.next().is_none()
+        matches!(open.stage, Stage::Granted(None))
+            && (leaving.next().is_none() || Mutation::FencingWait.is_on())
     }
 
     fn finish_open(&mut self, open: &WaitingOpen) {
