@@ -16,6 +16,7 @@ pub mod args;
 pub mod cache;
 pub mod connection;
 pub mod control;
+mod durable;
 mod hang_up;
 pub mod holders;
 pub mod memory;

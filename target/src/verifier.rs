@@ -23,7 +23,7 @@
 //! Either makes the next run new.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,6 +32,7 @@ use nix::fcntl::{Flock, FlockArg};
 use rblk_protocol::{InstanceId, Name, WriteVerifier};
 use serde::{Deserialize, Serialize};
 
+use crate::durable;
 use crate::volume::{CacheMode, Placement, Volume};
 
 /// Form of the file.
@@ -296,7 +297,7 @@ impl LineageFile {
             return true;
         };
         // A full disk has room for a removal.
-        match kept.remove() {
+        match durable::remove(&kept.path) {
             Ok(()) => {
                 tracing::warn!(
                     %path, %error,
@@ -358,28 +359,7 @@ impl Kept {
         };
         let mut text = serde_json::to_vec(&state)?;
         text.push(b'\n');
-        let new = self.path.with_extension("lineage.new");
-        let mut file = File::create(&new)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        fs::rename(&new, &self.path)?;
-        self.sync_directory()
-    }
-
-    /// Removes the file, durably.
-    fn remove(&self) -> io::Result<()> {
-        match fs::remove_file(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        // What is left of a note for which there was no room only takes more of it.
-        let _ = fs::remove_file(self.path.with_extension("lineage.new"));
-        self.sync_directory()
-    }
-
-    fn sync_directory(&self) -> io::Result<()> {
-        let directory = self.path.parent().unwrap_or(Path::new("/"));
-        File::open(directory)?.sync_all()
+        durable::replace(&self.path, &text)
     }
 }
 

@@ -7,8 +7,8 @@
 //! is refused, which is the safe mistake. One that cannot be read may be as good as ever: then no
 //! target starts on it.
 
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
@@ -18,6 +18,7 @@ use rblk_protocol::{AccessMode, Generation, HostId, Name};
 use serde::{Deserialize, Serialize};
 
 use super::{HolderRecord, Holders, VolumeUuid};
+use crate::durable;
 use crate::store::StoreIdentity;
 
 /// Form of the file.
@@ -203,12 +204,7 @@ fn write(path: &Path, holders: &Holders) -> io::Result<()> {
         .collect();
     let mut text = serde_json::to_vec(&Remembered { version: FORM, volumes, stores })?;
     text.push(b'\n');
-    let new = path.with_extension("holders.new");
-    let mut file = File::create(&new)?;
-    file.write_all(&text)?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
-    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+    durable::replace(path, &text)
 }
 
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
@@ -256,6 +252,8 @@ fn from_hex(text: &str) -> Option<VolumeUuid> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::super::{Claimant, Served};
     use super::*;
 
