@@ -317,7 +317,7 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
     // Registering takes seconds when the arena is large: before anybody connects.
     // Control alone keeps them: one that is unplugged is let go.
     for device in devices {
-        control.device(&device).with_context(|| format!("device {}", device.caps().name))?;
+        control.serve_by(&device).with_context(|| format!("device {}", device.caps().name))?;
     }
     let (request_sender, requests) = mpsc::channel(64);
     let (incoming_sender, incoming) = mpsc::channel(64);

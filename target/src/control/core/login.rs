@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use rblk_protocol::{CommandCapsule, Epoch, LoginReply, LoginRequest, Mutation, Status, Tag, limits};
+use rblk_protocol::{
+    CommandCapsule, Epoch, LoginReply, LoginRequest, Mutation, Status, Tag, limits,
+};
 
 use super::{Answer, ConnectionRef, Core, Effect, QUIESCE_DEADLINE, refuse};
 use crate::connection::SessionSlot;

@@ -147,7 +147,7 @@ impl Core {
     }
 
     fn mode_of(&self, session: SessionSlot, volume: VolumeIndex) -> Option<AccessMode> {
-        self.sessions.get(session)?.opened.get(&volume).copied()
+        self.sessions.get(session)?.mode_of(volume)
     }
 
     /// Decides whether a session gets the volume, which nobody claims. If so, whatever the answer

@@ -369,7 +369,7 @@ fn the_victim_says_goodbye_meanwhile() {
     w.bury(a);
     w.bury(queue);
     assert_eq!(w.answer(b, 1).unwrap().generation(), SECOND);
-    assert_eq!(w.core.sessions().writer(VolumeIndex(0)).unwrap().slot, b.session);
+    assert_eq!(w.core.sessions().writer(VolumeIndex(0)).unwrap().index, b.session);
 }
 
 #[test]
