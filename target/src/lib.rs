@@ -17,6 +17,7 @@ pub mod cache;
 pub mod connection;
 pub mod control;
 mod durable;
+pub mod exports;
 mod hang_up;
 pub mod holders;
 pub mod memory;
