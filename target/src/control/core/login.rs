@@ -9,7 +9,7 @@ use rblk_protocol::{
 use super::{Answer, ConnectionRef, Core, Effect, QUIESCE_DEADLINE, refuse};
 use crate::connection::SessionSlot;
 
-/// Silence that every initiator is granted.
+/// Silence that every initiator may keep before its session counts as lost.
 const SILENCE_MIN: Duration = Duration::from_secs(2);
 
 /// A LOGIN that waits for the connections of older epochs to end. One per session: a newer epoch
@@ -45,7 +45,7 @@ impl Core {
             return refuse(Status::NotReady);
         }
         if session.host.is_some_and(|(host, _)| host != request.host) {
-            // Somebody learned the id of another host's session.
+            // Another host has learned the id of this host's session.
             return refuse(Status::NoSuchSession);
         }
         session.host = Some((request.host, request.host_name));
@@ -81,9 +81,9 @@ impl Core {
         let reply = LoginReply {
             session: session.id,
             epoch: session.epoch,
-            instance: self.instance,
+            instance: self.exports.instance(),
             queues_max: limits::QUEUES_MAX,
-            target_name: self.name,
+            target_name: self.exports.name(),
         };
         tracing::info!(
             session = slot.0,
