@@ -21,9 +21,10 @@ pub mod grave;
 pub mod identity;
 pub mod inflight;
 pub mod io;
-pub mod lull;
+
 pub mod mount;
 pub mod path;
+pub mod pulse;
 pub mod queue;
 pub mod replay;
 pub mod retain;
