@@ -21,7 +21,6 @@ pub mod grave;
 pub mod identity;
 pub mod inflight;
 pub mod io;
-
 pub mod mount;
 pub mod path;
 pub mod pulse;

@@ -209,7 +209,7 @@ fn discover(address: &str, timeout: std::time::Duration, output: Output) -> anyh
         let mut session = Session::connect(&address, &options, &host_identity(None), None).await?;
         let volumes = session.list().await?;
         let caps = session.device().caps().clone();
-        let target = session.target_name.to_string();
+        let target = session.login().target_name.to_string();
         session.logout(std::time::Duration::from_secs(1)).await;
         let volumes = volumes
             .iter()

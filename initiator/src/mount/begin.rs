@@ -338,7 +338,7 @@ fn may_open(
     if take_over {
         return Ok(());
     }
-    neighbour::must_not_hold(name, config, host.id, Some(&session.target_name))
+    neighbour::must_not_hold(name, config, host.id, Some(&session.login().target_name))
 }
 
 /// Opens the volume and connects its queues.
@@ -357,7 +357,7 @@ async fn open_first(
             let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
             u16::try_from(cpus.min(4)).unwrap_or(1)
         })
-        .min(session.queues_max);
+        .min(session.login().queues_max);
     let io_max_bytes = u32::try_from(config.max_io.0).context("max_io")?;
     let depth = QueueDepth::new(config.queue_depth).context("queue_depth")?;
     let mut wish = QueueWish {
@@ -389,15 +389,15 @@ async fn open_first(
         paths.push(path);
     }
     wish.in_capsule_bytes = paths[0].accept.in_capsule_bytes;
-    let caps = session.device().caps();
+    let (caps, login) = (session.device().caps(), session.login());
     let known = Known {
         volume_name,
         addresses,
         host,
         volume,
-        resume: Some((session.id, session.epoch)),
-        instance: session.instance,
-        target_name: session.target_name,
+        resume: Some((login.session, login.epoch)),
+        instance: login.instance,
+        target_name: login.target_name,
         wish,
         queues,
         buffers,

@@ -141,7 +141,7 @@ pub(super) async fn probe(
     instance: InstanceId,
 ) -> anyhow::Result<()> {
     let session = Session::connect(&address, &options, &host, None).await?;
-    let (found, name) = (session.instance, session.target_name);
+    let LoginReply { instance: found, target_name: name, .. } = session.login();
     session.logout(LOGOUT_TIME).await;
     anyhow::ensure!(found == instance, "another target answers there, with the name `{name}`");
     Ok(())
