@@ -8,7 +8,7 @@ use rblk_config::{ByteSize, ConfigError, Duration, Exit, MountConfig, OnLoss, Sp
 use rblk_fabric::FabricError;
 
 use crate::error::SessionError;
-use crate::mount::remains::Refused;
+use crate::mount::leftovers::Refused;
 use crate::mount::{AlreadyMounted, HeldHere, NotMounted};
 use crate::ublk::UblkError;
 

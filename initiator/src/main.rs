@@ -14,10 +14,11 @@ use rblk_config::Exit;
 use rblk_initiator::args::{
     CHECKED, Cli, Command, MountArgs, Output, RecoverArgs, Report, exit_of,
 };
+use rblk_initiator::mount::leftovers::{self, Condition, Purpose};
 use rblk_initiator::mount::lock::MountLock;
 use rblk_initiator::mount::note::Note;
-use rblk_initiator::mount::remains::{self, Condition, Purpose};
-use rblk_initiator::mount::socket::{Ask, Response, ask, names, socket_path};
+use rblk_initiator::mount::run_dir::names;
+use rblk_initiator::mount::socket::{Ask, Response, ask, lock_unless_served, socket_path};
 use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::{NotMounted, NotRoot};
 use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
@@ -188,7 +189,7 @@ fn recover(args: &RecoverArgs) -> anyhow::Result<Exit> {
             if MountLock::is_held(&name) {
                 continue;
             }
-            if remains::find(&name)?.note.is_ok_and(|note| note.is_none()) {
+            if leftovers::find(&name)?.note.is_ok_and(|note| note.is_none()) {
                 continue;
             }
             let flags = ["recover", &name].into_iter().chain(verbose.clone());
@@ -309,10 +310,10 @@ fn umount(what: &str, force: bool) -> anyhow::Result<Exit> {
     let Some(name) = find_mount(what, &runtime) else {
         return umount_orphan(what, force);
     };
-    let lock = runtime.block_on(MountLock::take_unless_served(&name));
+    let lock = runtime.block_on(lock_unless_served(&name));
     if let Some(lock) = lock.context("the lock of the mount")? {
         // No process serves it: what is left of it is ours to clear away.
-        remains::claim(&lock, |_| Purpose::Unmount { force })?;
+        leftovers::claim(&lock, |_| Purpose::Unmount { force })?;
         let _ = std::fs::remove_file(log_path(&name));
         eprintln!("{name}: its process had died; removed what it left");
         return Ok(Exit::Ok);
@@ -349,7 +350,7 @@ fn find_mount(what: &str, runtime: &tokio::runtime::Runtime) -> Option<String> {
 fn umount_orphan(what: &str, force: bool) -> anyhow::Result<Exit> {
     let is_it = |info: &DeviceInfo| disk_path(info.id).to_str() == Some(what);
     let orphan = match what.starts_with("/dev/") {
-        true => match remains::orphans(&names()) {
+        true => match leftovers::orphans(&names()) {
             // Where there is no driver, there is no device either.
             Err(UblkError::NoDriver { .. } | UblkError::NotPermitted { .. }) => None,
             found => found?.into_iter().find(is_it),
@@ -364,7 +365,7 @@ fn umount_orphan(what: &str, force: bool) -> anyhow::Result<Exit> {
         );
         return Ok(Exit::Failure);
     }
-    remains::remove_orphan(&orphan)?;
+    leftovers::remove_orphan(&orphan)?;
     eprintln!("{what}: its process had died; removed it");
     Ok(Exit::Ok)
 }
@@ -405,7 +406,7 @@ fn list(output: Output) -> anyhow::Result<Exit> {
             None => words.extend(dead(name, &mut mounts)),
         }
     }
-    for orphan in remains::orphans(&names).unwrap_or_default() {
+    for orphan in leftovers::orphans(&names).unwrap_or_default() {
         let device = disk_path(orphan.id).display().to_string();
         words.push(format!(
             "{device}: its process died and nobody knows what it served; `rblk-initiator umount --force {device}` \
@@ -432,7 +433,7 @@ fn dead(name: &str, mounts: &mut Vec<MountStatus>) -> Option<String> {
     if MountLock::is_held(name) {
         return Some(format!("{name}: its process does not answer"));
     }
-    let found = match remains::find(name) {
+    let found = match leftovers::find(name) {
         Ok(found) => found,
         Err(error) => return Some(format!("{name}: its process died; {error}")),
     };

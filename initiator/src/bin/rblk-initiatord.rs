@@ -94,14 +94,14 @@ fn recover(args: &RecoverArgs) -> anyhow::Result<()> {
     };
     rblk_protocol::Name::new(name).with_context(|| format!("the name {name}"))?;
     if args.check {
-        rblk_initiator::mount::recover::check(name)?;
+        rblk_initiator::mount::check(name)?;
         // By these words the command that asks knows the program.
         println!("{CHECKED}{}", env!("CARGO_PKG_VERSION"));
         return Ok(());
     }
     serve(args.foreground, async |on_ready| {
         prepare_process()?;
-        rblk_initiator::mount::recover::run(name, args.lock_on_stdin, on_ready).await
+        rblk_initiator::mount::recover(name, args.lock_on_stdin, on_ready).await
     })
 }
 
