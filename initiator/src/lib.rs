@@ -7,7 +7,7 @@
 //!                          \-> engine -> inflight, durability (retain), path -> fabric (QP)
 //! ```
 //!
-//! One process per mount: a fault of one volume is a fault of one volume.
+//! One process per mount: a fault of one volume does not touch the others.
 
 #![deny(unsafe_code)]
 

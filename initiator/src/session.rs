@@ -29,7 +29,8 @@ pub use wish::{LISTS, QueueWish, REPLAY_QUEUE};
 
 /// How long a command may take that the target answers only when it has finished what older
 /// connections began: the LOGIN of a session that is resumed, and an OPEN for writing. The LOGIN of
-/// a new session is answered at once, or was lost. KEEP_ALIVEs show meanwhile that the target lives.
+/// a new session is answered at once, or was lost. KEEP_ALIVEs show meanwhile that the target
+/// lives.
 const QUIESCE_TIMEOUT: Duration = Duration::from_secs(35);
 
 /// The identity of this host to targets.
@@ -48,13 +49,13 @@ pub struct Claim {
     pub mode: AccessMode,
     /// Fence the host that holds it.
     pub take_over: bool,
-    /// The generation of the last OPEN, for a mount that comes back; [`Generation::FRESH`] for a new
-    /// mount.
+    /// The generation of the last OPEN, for a mount that comes back; [`Generation::FRESH`] for a
+    /// new mount.
     pub generation: Generation,
 }
 
 impl From<AccessMode> for Claim {
-    /// A fresh start that fences nobody.
+    /// A new mount that fences no host.
     fn from(mode: AccessMode) -> Self {
         Self { mode, take_over: false, generation: Generation::FRESH }
     }

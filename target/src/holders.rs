@@ -2,18 +2,18 @@
 //! `file` keeps it.
 //!
 //! A generation rises with every change of holder and never falls. A holder that comes back after
-//! its session was forgotten names the generation it was given: if the volume's is another by now,
-//! somebody else may have written, and what the one that comes back has queued must never follow.
-//! That is all that protects a volume after a lease ended or a target was started anew, so:
+//! its session was forgotten names the generation that it was given. If the volume has another
+//! generation now, another host may have written, and the writes that this holder has queued must
+//! not follow. Nothing else protects a volume after a lease ended or a target was restarted, so:
 //!
-//! - What the target told anybody must be remembered by the next run: a record is made durable
-//!   before the OPEN that changed it is answered.
-//! - Without that, a generation that this run does not know is refused, except where nothing can be
-//!   remembered at all ([`Holders::forgetful`]): there every holder would be refused after every
-//!   start of the target.
+//! - The next run must remember what the target told to any host: a record is made durable before
+//!   the OPEN that changed it is answered.
+//! - A generation that this run does not know is refused. The exception is a target that can
+//!   remember nothing at all ([`Holders::forgetful`]): it would refuse every holder after every
+//!   start.
 //! - The number alone is not enough for an exclusive holder: one generation is one host's.
-//! - A generation is that of one store, too. When a volume is served from another file or device
-//!   than it was last ([`Holders::serve`]), nobody who held it before may go on.
+//! - A generation belongs to one store, too. When a volume is served from another file or device
+//!   than the last time ([`Holders::serve`]), no host that held it before may resume.
 
 pub mod file;
 
@@ -42,11 +42,11 @@ pub struct HolderRecord {
     pub host: HostId,
     /// Its host's name, for people.
     pub host_name: Name,
-    /// It did not say goodbye, so it may come back.
+    /// It did not log out, so it may come back.
     pub present: bool,
 }
 
-/// One that opens a volume for writing.
+/// A host that opens a volume for writing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claimant {
     /// Exclusive or shared.
@@ -70,10 +70,10 @@ pub struct Holders {
     replaced: BTreeSet<VolumeUuid>,
 }
 
-/// What a volume is served from, beside what it was served from last.
+/// What a volume is served from, compared with the last time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Served {
-    /// The same, or that cannot be told.
+    /// The same, or that cannot be seen.
     AsBefore,
     /// For the first time, as far as is known: it is remembered from now on.
     First,
@@ -109,7 +109,7 @@ impl Holders {
     }
 
     /// Nothing is remembered from one run to the next. The first holder that comes back is
-    /// believed, unless another came before. `base` as for [`Self::lost`].
+    /// believed, unless another host came before. `base` as for [`Self::lost`].
     #[must_use]
     pub fn forgetful(base: Generation) -> Self {
         Self::empty(base, true)
@@ -131,8 +131,8 @@ impl Holders {
     }
 
     /// This run serves a volume from that store, which may have no identity. Should it be another
-    /// one than before, the generation of the last holder ends: whoever has it is refused when it
-    /// comes back. Anything but [`Served::AsBefore`] is to be remembered before that.
+    /// one than before, the generation of the last holder ends: a host that has it is refused when
+    /// it comes back. Anything but [`Served::AsBefore`] is to be remembered before that.
     pub fn serve(&mut self, volume: VolumeUuid, store: Option<&StoreIdentity>) -> Served {
         let before = match store {
             Some(store) => self.stores.insert(volume, store.clone()),
@@ -171,13 +171,13 @@ impl Holders {
         self.records.get(volume)
     }
 
-    /// The volume's generation; fresh if nobody ever held it for writing, as far as is known.
+    /// The volume's generation; fresh if no host ever held it for writing, as far as is known.
     #[must_use]
     pub fn generation(&self, volume: &VolumeUuid) -> Generation {
         self.record(volume).map_or(Generation::FRESH, |record| record.generation)
     }
 
-    /// Whether one that comes back with `generation` still is the last holder, or one of them.
+    /// Whether a host that comes back with `generation` still is the last holder, or one of them.
     #[must_use]
     pub fn is_last(&self, volume: &VolumeUuid, who: &Claimant, generation: Generation) -> bool {
         match self.record(volume) {
@@ -225,7 +225,7 @@ impl Holders {
         Ok(Some(record_of(*volume, who, generation)))
     }
 
-    /// One more that shares, where somebody does. Returns the record if that changed it.
+    /// One more host that shares a shared volume. Returns the record if that changed it.
     pub fn join(&mut self, volume: &VolumeUuid, who: &Claimant) -> Option<HolderRecord> {
         let record = self.records.get_mut(volume).filter(|record| record.is_shared_with(who))?;
         if record.present {
@@ -250,7 +250,7 @@ impl Holders {
         Ok(Some(record))
     }
 
-    /// The holder, or the last of several, said goodbye. Returns the record if that changed it.
+    /// The holder, or the last of several, logged out. Returns the record if that changed it.
     pub fn leave(&mut self, volume: &VolumeUuid) -> Option<HolderRecord> {
         let record = self.records.get_mut(volume).filter(|record| record.present)?;
         record.present = false;
@@ -303,7 +303,7 @@ mod tests {
         let left = holders.leave(&V).unwrap();
         assert_eq!((left.generation, left.present), (Generation(1), false));
         assert_eq!(holders.leave(&V), None);
-        assert!(holders.is_last(&V, &a, Generation(1)), "nobody came between");
+        assert!(holders.is_last(&V, &a, Generation(1)), "no other host came between");
         assert!(holders.come_back(&V, &a, Generation(1)).unwrap().present);
         assert_eq!(holders.begin(&V, &a).unwrap().unwrap().generation, Generation(2));
         assert_eq!(holders.begin(&V, &b).unwrap().unwrap().generation, Generation(3));
@@ -343,7 +343,7 @@ mod tests {
             assert!(holders.is_last(&V, &a, Generation(1)) && !holders.is_replaced(&V));
             assert_eq!(holders.serve(V, store("inode:2").as_ref()), Served::Replaced);
             assert!(!holders.is_last(&V, &a, Generation(1)) && holders.is_replaced(&V));
-            assert!(!holders.record(&V).unwrap().present, "nobody is waited for");
+            assert!(!holders.record(&V).unwrap().present, "no holder may come back");
             // Nor may one of before come back after others have come.
             assert_eq!(
                 holders.begin(&V, &a).unwrap().map(|r| r.generation),
@@ -372,14 +372,14 @@ mod tests {
         assert!(!lost.is_last(&V, &a, Generation(5)));
         assert_eq!(lost.begin(&V, &a).unwrap().unwrap().generation, Generation(1001));
         let mut forgetful = Holders::forgetful(Generation(1000));
-        assert!(forgetful.is_last(&V, &a, Generation(5)), "nobody came before it");
+        assert!(forgetful.is_last(&V, &a, Generation(5)), "no other host came before it");
         assert!(!forgetful.is_last(&V, &a, Generation::FRESH));
         assert!(!forgetful.is_last(&V, &a, Generation(u64::MAX)));
         assert_eq!(forgetful.come_back(&V, &a, Generation(5)).unwrap().generation, Generation(5));
         assert!(!forgetful.is_last(&V, &who(2, AccessMode::Exclusive), Generation(5)));
         let mut forgetful = Holders::forgetful(Generation(1000));
         forgetful.begin(&V, &who(2, AccessMode::Exclusive)).unwrap();
-        assert!(!forgetful.is_last(&V, &a, Generation(5)), "somebody did");
+        assert!(!forgetful.is_last(&V, &a, Generation(5)), "another host did");
         let full = HolderRecord {
             volume: V,
             generation: Generation(u64::MAX),

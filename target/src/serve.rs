@@ -46,8 +46,8 @@ fn spin_mode(spin: Spin) -> SpinMode {
     }
 }
 
-/// Half of the CPUs. Interrupts, the fabric's own threads and the stores need the others. With fewer
-/// poll groups, fewer requests belong to the shard of another poll group.
+/// Half of the CPUs. Interrupts, the fabric's own threads and the stores need the others. With
+/// fewer poll groups, fewer requests belong to the shard of another poll group.
 fn default_poll_groups() -> usize {
     std::thread::available_parallelism().map_or(1, |cpus| (cpus.get() / 2).clamp(1, 4))
 }
@@ -175,8 +175,8 @@ fn devices_of(listeners: &[Listener], demand: &Demand) -> anyhow::Result<Vec<Dev
     Ok(devices)
 }
 
-/// What an earlier run of this target left. Call it when the stores are locked: then the earlier run
-/// has ended.
+/// What an earlier run of this target left. Call it when the stores are locked: then the earlier
+/// run has ended.
 fn lineage_of(
     config: &TargetConfig,
     name: &Name,

@@ -11,9 +11,9 @@
 //! - A session whose connections are all lost keeps its volumes for the lease, so that a short loss
 //!   of the path does not give the volume to another host. The same host may take its own volume
 //!   back at once: its old process has no connections left.
-//! - A writer that gave a volume up, or lost it to another, is *leaving* it while it has connections
-//!   of that time: commands that came by those may still change the volume. The next writer waits
-//!   until they are gone.
+//! - A writer that gave a volume up, or lost it to another, is *leaving* it while it has
+//!   connections of that time: commands that came by those may still change the volume. The next
+//!   writer waits until they are gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

@@ -4,6 +4,7 @@ use std::fmt::{self, Write};
 
 use nix::errno::Errno;
 use rblk_config::{ByteSize, CacheMode};
+use rblk_protocol::width::wide;
 use rblk_target::control::status::{
     DrainStatus, HolderStatus, SessionStatus, TargetStatus, VolumeStatus,
 };
@@ -212,7 +213,7 @@ fn percent(ratio: Option<f64>) -> String {
 /// round.
 fn rough(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let unit = (bytes.max(1).ilog2() / 10) as usize;
+    let unit = wide(bytes.max(1).ilog2() / 10);
     let (whole, rest) = (bytes >> (10 * unit), bytes & ((1 << (10 * unit)) - 1));
     let tenths = (u128::from(rest) * 10) >> (10 * unit);
     let name = UNITS[unit];

@@ -14,13 +14,13 @@
 //!
 //! What must stay true: the file says `clean = false`, durably, before anything is served, and says
 //! `clean = true` only after everything acknowledged was made durable. It is locked as long as the
-//! target runs. Where that cannot be had (no right to write there, or another target of the same
+//! target runs. Where that is not possible (no right to write there, or another target of the same
 //! name), the lineages are new at every start: initiators then take every restart for a loss, which
 //! is the safe mistake.
 //!
 //! A run that lost acknowledged writes without dying renounces its lineages: it replaces the file
-//! by one with lineages that nobody has, or, where there is no room for that, removes the file.
-//! Either makes the next run new.
+//! by one with fresh lineages, or, where there is no space for that, removes the file. Either way
+//! the next run has new lineages.
 
 use std::fs::{self, File};
 use std::io;
@@ -279,7 +279,7 @@ impl LineageFile {
         }
     }
 
-    /// Notes that acknowledged writes may be lost although nobody died: the next run begins new
+    /// Notes that acknowledged writes may be lost although no process died: the next run begins new
     /// lineages, however this one ends. Returns whether that is sure. Where it is not, call it
     /// again later; [`Self::owes_note`] says so. Waits for the disk.
     pub fn renounce(&self) -> bool {
@@ -317,7 +317,7 @@ impl LineageFile {
     /// Whether [`Self::renounce`] was called and what it says is not sure to last.
     #[must_use]
     pub fn owes_note(&self) -> bool {
-        // Whoever writes now will tell how it ended.
+        // A thread that holds the lock is writing, and its result will tell.
         self.renounced.try_lock().is_ok_and(|renounced| *renounced == Renounced::Owed)
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rblk_config::MountConfig;
 use rblk_fabric::{Address, PageKind, Region};
-use rblk_protocol::width::wide;
+use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{Features, Name, QueueDepth, limits};
 
 use super::course::Facts;
@@ -154,7 +154,7 @@ async fn open_first(
 fn first_wish(config: &MountConfig, queues_max: u16) -> anyhow::Result<QueueWish> {
     let queues = config.queues.unwrap_or_else(|| {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        u16::try_from(cpus.min(QUEUES_DEFAULT_MAX)).unwrap_or(1)
+        narrow(cpus.min(QUEUES_DEFAULT_MAX))
     });
     Ok(QueueWish {
         depth: QueueDepth::new(config.queue_depth).context("queue_depth")?,

@@ -6,12 +6,12 @@
 //! ...), asks [`Course::due`] what is to be done until there is nothing, and again at
 //! [`Course::deadline`] at the latest.
 //!
-//! A lost target is tried in rounds. A round tries every address once, without a pause between them,
-//! and the address whose path died last. Only between two rounds there is a pause, which grows. Every
-//! try names the last session, in an epoch that was never named before, and the generation of the
-//! volume that this mount holds. A target that knows both lets the mount resume. A target that lost
-//! the session, but knows the generation, lets it resume in a new session. A target that gave the
-//! volume to another host meanwhile says so, which is final.
+//! A lost target is tried in rounds. A round tries every address once, without a pause between
+//! them, and the address whose path died last. Only between two rounds there is a pause, which
+//! grows. Every try names the last session, in an epoch that was never named before, and the
+//! generation of the volume that this mount holds. A target that knows both lets the mount resume.
+//! A target that lost the session, but knows the generation, lets it resume in a new session. A
+//! target that gave the volume to another host meanwhile says so, which is final.
 //!
 //! What holds whatever the order of calls:
 //! - While the target is lost, a try is under way or a deadline is set.
@@ -25,6 +25,7 @@ mod terms;
 
 use std::time::{Duration, Instant};
 
+use rblk_protocol::width::narrow;
 use rblk_protocol::{InstanceId, LoginReply, OpenReply, VolumeFlags};
 
 use failback::{Failback, Probed};
@@ -93,8 +94,8 @@ impl Course {
         course
     }
 
-    /// The course of a mount that knows its volume and is not connected: the first try is due at once.
-    /// If the mount is fenced, it stays fenced.
+    /// The course of a mount that knows its volume and is not connected: the first try is due at
+    /// once. If the mount is fenced, it stays fenced.
     #[must_use]
     pub fn lost(rules: Rules, facts: Facts, now: Instant) -> Self {
         let addresses = rules.addresses.max(1);
@@ -279,8 +280,8 @@ impl Course {
             self.rounds.begin();
             self.retry_at = Some(now);
         } else {
-            // A session that does not last is like a try that failed there: it is not tried again at
-            // once.
+            // A session that does not last is like a try that failed there: it is not tried again
+            // at once.
             self.next_of_round(now, random);
         }
     }
@@ -302,7 +303,7 @@ impl Course {
         let least = self.rules.reconnect_delay;
         let doublings = self.rounds.failed().saturating_sub(1).min(10);
         let base = least.saturating_mul(1 << doublings).min(limit).max(least);
-        let share = u32::try_from(random >> 32).unwrap_or(0);
+        let share = narrow::<u32, _>(random >> 32);
         base.mul_f64(0.5 + 0.5 * f64::from(share) / f64::from(u32::MAX))
     }
 
@@ -419,7 +420,8 @@ impl Course {
         self.next_of_round(now, random);
     }
 
-    /// The target says that it drains: the mount waits briefly for what was sent, and then leaves it.
+    /// The target says that it drains: the mount waits briefly for what was sent, and then leaves
+    /// it.
     pub fn draining(&mut self, now: Instant) {
         let hold = (self.rules.detect * 3 / 4).min(DRAIN_HOLD_MAX);
         self.plan(Leaving::Drain, hold, now);

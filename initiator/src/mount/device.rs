@@ -69,13 +69,13 @@ pub(super) fn tune_disk(device: &mut Device) {
     });
 }
 
-/// Switches the scheduler of the disk off, so that requests go to the queue as they come. The disk of
-/// the target sorts requests itself; with a scheduler here, every request needs one thread more, and
-/// batches are split.
+/// Switches the scheduler of the disk off, so that requests go to the queue as they come. The disk
+/// of the target sorts requests itself; with a scheduler here, every request needs one thread more,
+/// and batches are split.
 ///
-/// With `requests`, the kernel leaves one tag of each queue unused. Kernels before 6.16 need that to
-/// see at once that this process died: they see it by an idle fetch, and without one by a timer of
-/// 30 s. Both settings stay when another process takes the disk over.
+/// With `requests`, the kernel leaves one tag of each queue unused. Kernels before 6.16 need that
+/// to see at once that this process died: they see it by an idle fetch, and without one by a timer
+/// of 30 s. Both settings stay when another process takes the disk over.
 ///
 /// The kernel waits indefinitely if the target is lost at that moment. So a process of its own
 /// writes the settings: it holds nothing of this process, which can end.

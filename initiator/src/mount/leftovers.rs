@@ -1,5 +1,5 @@
-//! What a mount leaves when its process dies, and what is to be done about it: a [`Note`], and a ublk
-//! device on whose disk requests wait for the next server.
+//! What a mount leaves when its process dies, and what is to be done about it: a [`Note`], and a
+//! ublk device on whose disk requests wait for the next server.
 //!
 //! Nothing is found by process ids, which are reused. A process that serves a mount holds the
 //! [`MountLock`] of its name. A device belongs to a note if it carries the note's token. Only the
@@ -15,8 +15,8 @@ use super::lock::MountLock;
 use super::note::{BadNote, Note};
 use crate::ublk::{Control, DeviceInfo, DeviceState, DeviceToken, UblkError};
 
-/// Time for the driver to see that a server died: it sees that at once, or by a timer of 30 s on some
-/// kernels before 6.16.
+/// Time for the driver to see that a server died: it sees that at once, or by a timer of 30 s on
+/// some kernels before 6.16.
 pub const ENDING_DEADLINE: Duration = Duration::from_secs(60);
 /// Time for a dead mount's device to go away.
 const REMOVE_DEADLINE: Duration = Duration::from_secs(30);
@@ -209,8 +209,8 @@ pub enum Claimed {
 }
 
 /// Prepares what is left of a mount for a purpose: waits until the driver has seen that a server
-/// died, and clears what is of no use. Blocks meanwhile. The lock is the name's; a purpose may depend
-/// on the note.
+/// died, and clears what is of no use. Blocks meanwhile. The lock is the name's; a purpose may
+/// depend on the note.
 ///
 /// # Errors
 /// [`NotMounted`], [`BadNote`], [`Refused`], or the driver's.

@@ -233,8 +233,8 @@ impl Link {
         if let Err(error) = around.note.must_write(&self.setup, self.course.facts()) {
             tracing::error!(%error, "cannot note the state of the mount: it could not be recovered now");
             // A process that recovers the mount by an old note cannot have its session. In a new
-            // session, commands that this process had sent may arrive late. A shared volume does not
-            // keep the new session out until those commands are over.
+            // session, commands that this process had sent may arrive late. A shared volume does
+            // not keep the new session out until those commands are over.
             if self.config.shared {
                 self.course.failed(Failure::Transient, Instant::now(), random());
                 return;
@@ -450,8 +450,8 @@ impl Link {
         }
     }
 
-    /// Has the target make durable what it acknowledged. Returns whether it did. No queue has a path
-    /// any more.
+    /// Has the target make durable what it acknowledged. Returns whether it did. No queue has a
+    /// path any more.
     pub(super) async fn flush(&mut self, queues: &Queues, within: Duration) -> bool {
         if self.durability.unflushed() == 0 {
             return true;

@@ -1,9 +1,9 @@
-//! [`MountLock`]: one process per name. The process that holds the lock serves the mount, starts it,
-//! or clears what a dead process left. The kernel releases the lock when that process ends, however
-//! it ends.
+//! [`MountLock`]: one process per name. The process that holds the lock serves the mount, starts
+//! it, or clears what a dead process left. The kernel releases the lock when that process ends,
+//! however it ends.
 //!
-//! The lock belongs to the open file, so it outlives an exec that keeps the descriptor. So an upgrade
-//! does not release the name.
+//! The lock belongs to the open file, so it outlives an exec that keeps the descriptor. So an
+//! upgrade does not release the name.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -72,8 +72,8 @@ impl MountLock {
         Err(io::Error::other(format!("{} is replaced again and again", path.display())))
     }
 
-    /// The lock that this process was started with: the standard input holds it. A process that this
-    /// one starts does not get it, because it would hold the name after this one is dead.
+    /// The lock that this process was started with: the standard input holds it. A process that
+    /// this one starts does not get it, because it would hold the name after this one is dead.
     ///
     /// # Errors
     /// The standard input is not the name's lock file, or holds no lock.

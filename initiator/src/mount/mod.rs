@@ -1,10 +1,10 @@
-//! A mount from the first connect to its unmount: [`run`] and [`recover`]. One task owns the session,
-//! the device and the mail to the queue threads.
+//! A mount from the first connect to its unmount: [`run`] and [`recover`]. One task owns the
+//! session, the device and the mail to the queue threads.
 //!
 //! Order of the start: lock of the name, what a dead mount of that name left (a disk that waits is
 //! recovered), socket, session, volume, buffers, I/O connections, note, ublk device, queue threads,
-//! START_DEV, ready. A failure before that leaves nothing. After it only an unmount takes the device
-//! away: whatever else ends this process leaves the device to the next one.
+//! START_DEV, ready. A failure before that leaves nothing. After it only an unmount takes the
+//! device away: whatever else ends this process leaves the device to the next one.
 //!
 //! Losing the target is a stall: requests wait in their queues while the session reconnects in a
 //! higher epoch. The target admits it when nothing of the old epoch is left, and everything
@@ -12,8 +12,8 @@
 //! target is back.
 //!
 //! A volume that comes back with another write verifier may have lost acknowledged writes that no
-//! FLUSH covered. Before the queues go on, those writes are written again (`retain`), or FLUSHes fail
-//! (`on_loss`).
+//! FLUSH covered. Before the queues go on, those writes are written again (`retain`), or FLUSHes
+//! fail (`on_loss`).
 //!
 //! ```text
 //! run, recover -> waiting, begin       a Mount with its first session
@@ -128,8 +128,8 @@ pub async fn run(
 }
 
 /// Recovers the mount of a name, and serves until it is unmounted. With `inherited`, the standard
-/// input that this process was started with holds the name's lock. Blocks before the first await for
-/// as long as the driver needs to see that the old process died.
+/// input that this process was started with holds the name's lock. Blocks before the first await
+/// for as long as the driver needs to see that the old process died.
 ///
 /// # Errors
 /// [`NotMounted`] when there is nothing to recover, [`AlreadyMounted`] when another process serves

@@ -1,5 +1,5 @@
-//! [`Mount`]: a mount's parts together: the [link](super::link) to its target, its queue threads, its
-//! note, and what people are told of it. Its device is held apart ([`super::serving`]).
+//! [`Mount`]: a mount's parts together: the [link](super::link) to its target, its queue threads,
+//! its note, and what people are told of it. Its device is held apart ([`super::serving`]).
 
 use std::path::Path as FilePath;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ use crate::ublk::{Control, Device, DeviceToken};
 
 /// Time for the device to go away when the target answers.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
-/// Time for the device to go away by force. Together with what follows it, clearly less than the 5 s
-/// that the command waits.
+/// Time for the device to go away by force. Together with what follows it, clearly less than the 5
+/// s that the command waits.
 const FORCE_DEADLINE: Duration = Duration::from_millis(2500);
 /// Time for the target to hear of an unmount.
 const LOGOUT: Duration = Duration::from_secs(2);
@@ -75,8 +75,8 @@ impl Mount {
         Self::of(config, link, durability, status)
     }
 
-    /// A mount whose target is lost, and which reconnects when it is served. It takes over the device
-    /// of a process that ended.
+    /// A mount whose target is lost, and which reconnects when it is served. It takes over the
+    /// device of a process that ended.
     pub(super) fn recovered(
         config: &MountConfig,
         name: &str,
@@ -133,7 +133,8 @@ impl Mount {
         self.status.recovered > 0
     }
 
-    /// Whether requests wait for the target. They do not when the mount is over, for then they fail.
+    /// Whether requests wait for the target. They do not when the mount is over, for then they
+    /// fail.
     pub(super) fn waits_for_target(&self) -> bool {
         !self.link.is_connected() && !self.link.is_over()
     }
@@ -205,9 +206,9 @@ impl Mount {
         self.link.write_note(&mut self.note);
     }
 
-    /// Adds the device, whose disk is not there yet. The note names the device by its mark before it
-    /// exists, and by its number afterwards, so there is never a device without a note: without a
-    /// note no process could recover it.
+    /// Adds the device, whose disk is not there yet. The note names the device by its mark before
+    /// it exists, and by its number afterwards, so there is never a device without a note: without
+    /// a note no process could recover it.
     pub(super) fn add_device(&mut self, control: Control) -> anyhow::Result<Device> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| anyhow!("random numbers: {error}"))?;
@@ -304,8 +305,8 @@ impl Mount {
     }
 
     /// Leaves the device to another program. As far as the target allows within its time, nothing
-    /// that was sent is unanswered then, and nothing acknowledged is unflushed. The note says how far
-    /// that was.
+    /// that was sent is unanswered then, and nothing acknowledged is unflushed. The note says how
+    /// far that was.
     pub(super) async fn leave(
         &mut self,
         device: Device,
@@ -319,7 +320,10 @@ impl Mount {
             self.queues.join();
         } else {
             // The exec ends their threads, and then the driver sees that they are gone.
-            tracing::error!(device = self.disk(), "queues do not let go; going on all the same");
+            tracing::error!(
+                device = self.disk(),
+                "queue threads do not end; handing over all the same"
+            );
         }
         while let Ok(message) = from_queues.try_recv() {
             let _ = self.on_queue(message);

@@ -1,7 +1,7 @@
-//! Other mounts of a volume on this host. The target gives a host that comes back its volume at once,
-//! and a host is the machine, not the mount. While one mount waits for its target, a second mount
-//! under another name would look like the first one coming back, and would fence it permanently. So
-//! the mounts of a host look for each other by their notes.
+//! Other mounts of a volume on this host. The target gives a host that comes back its volume at
+//! once, and a host is the machine, not the mount. While one mount waits for its target, a second
+//! mount under another name would look like the first one coming back, and would fence it
+//! permanently. So the mounts of a host look for each other by their notes.
 
 use rblk_config::MountConfig;
 use rblk_protocol::{HostId, Name};
@@ -27,8 +27,8 @@ pub struct HeldHere {
     pub device: String,
 }
 
-/// Refuses to mount what another mount of this host holds, even if that mount's target is lost or its
-/// process is dead. `target_name` is the name of the target, once it was asked.
+/// Refuses to mount what another mount of this host holds, even if that mount's target is lost or
+/// its process is dead. `target_name` is the name of the target, once it was asked.
 ///
 /// # Errors
 /// [`HeldHere`], or the driver cannot be asked about the device of the other one.

@@ -1,10 +1,10 @@
-//! [`Note`]: what a mount writes down so that another process can serve its device after this one has
-//! died. A JSON file with the mount's name, replaced as a whole.
+//! [`Note`]: what a mount writes down so that another process can serve its device after this one
+//! has died. A JSON file with the mount's name, replaced as a whole.
 //!
 //! The note is written before the disk exists, so there is no disk without a note. It is written
-//! before every try to connect, so no epoch is used that is not in the note. And it is written after
-//! every success. It has the session's id, with which its reader can take the session over: only root
-//! may read it.
+//! before every try to connect, so no epoch is used that is not in the note. And it is written
+//! after every success. It has the session's id, with which its reader can take the session over:
+//! only root may read it.
 //!
 //! A reader checks everything in it: another version may have written it, or it may be damaged.
 

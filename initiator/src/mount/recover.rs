@@ -3,13 +3,13 @@
 //! do in any other mount.
 //!
 //! The driver sends again (REISSUE) what the dead process had sent and got no answer to. So this
-//! process may do a request twice. The LOGIN in a higher epoch makes that safe: the target answers it
-//! when nothing of the older epochs can happen any more.
+//! process may do a request twice. The LOGIN in a higher epoch makes that safe: the target answers
+//! it when nothing of the older epochs can happen any more.
 //!
-//! What the dead process had got an answer to, but no FLUSH for, is in one of two states. Either the
-//! target still has it and can make it durable: then its verifier is the note's. Or it may be lost,
-//! and FLUSHes fail as `on_loss` says: copies that the dead process retained died with it. A loss
-//! that the dead process had to tell is in the note, and this process has to tell it.
+//! What the dead process had got an answer to, but no FLUSH for, is in one of two states. Either
+//! the target still has it and can make it durable: then its verifier is the note's. Or it may be
+//! lost, and FLUSHes fail as `on_loss` says: copies that the dead process retained died with it. A
+//! loss that the dead process had to tell is in the note, and this process has to tell it.
 
 use std::time::{Duration, Instant};
 
@@ -131,8 +131,8 @@ fn recovered_times(note: &Note) -> u32 {
     note.recovered.saturating_add(1)
 }
 
-/// The mount of a note, whose target is lost. All memory is allocated here, before any request waits
-/// for this process.
+/// The mount of a note, whose target is lost. All memory is allocated here, before any request
+/// waits for this process.
 fn mount_of(name: &str, note: &Note, config: &MountConfig) -> anyhow::Result<Mount> {
     let host = host_identity(config.host_name.as_deref());
     let (mut setup, facts) = note.restore(config, host.name)?;

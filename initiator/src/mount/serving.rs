@@ -92,8 +92,8 @@ impl Serving {
                         drop(lock);
                         Response::Done
                     }
-                    // The driver is stuck. The device goes with this process, later than the command
-                    // waits.
+                    // The driver is stuck. The device goes with this process, later than the
+                    // command waits.
                     Err(error) => Response::Error(format!("{error:#}")),
                 };
                 if ending.answer(response) {

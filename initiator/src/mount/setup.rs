@@ -1,6 +1,6 @@
-//! [`Setup`]: how a mount reaches its volume, apart from a living session. A process that has it and
-//! the [`Facts`](super::course::Facts) can serve the device and reconnect, whether it opened the
-//! volume itself or read the note of the process before it.
+//! [`Setup`]: how a mount reaches its volume, apart from a living session. A process that has it
+//! and the [`Facts`](super::course::Facts) can serve the device and reconnect, whether it opened
+//! the volume itself or read the note of the process before it.
 
 use std::sync::Arc;
 
@@ -22,7 +22,8 @@ pub(super) struct Setup {
     pub(super) wish: QueueWish,
     /// Hardware queues.
     pub(super) queues: u16,
-    /// Memory of each queue: `wish.depth` buffers of `wish.io_max_bytes`. At least `queues` of them.
+    /// Memory of each queue: `wish.depth` buffers of `wish.io_max_bytes`. At least `queues` of
+    /// them.
     pub(super) buffers: Vec<Arc<Region>>,
     /// The connection in use, or last in use; for people.
     pub(super) endpoint: Endpoint,

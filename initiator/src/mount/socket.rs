@@ -175,8 +175,8 @@ pub(super) fn remove_file(name: &str) {
     let _ = std::fs::remove_file(socket_path(name));
 }
 
-/// Takes the lock of a name; `None` when a process that holds it answers, or neither answers nor ends
-/// for some time. A process that was killed holds it until the kernel has freed its memory.
+/// Takes the lock of a name; `None` when a process that holds it answers, or neither answers nor
+/// ends for some time. A process that was killed holds it until the kernel has freed its memory.
 ///
 /// # Errors
 /// As [`MountLock::take`].

@@ -94,8 +94,8 @@ impl StartBudget {
         Self { left, seen: Duration::ZERO }
     }
 
-    /// Whether time is left, when so much has passed since the start. `lost` says whether the target
-    /// was lost since the last question.
+    /// Whether time is left, when so much has passed since the start. `lost` says whether the
+    /// target was lost since the last question.
     fn lasts(&mut self, passed: Duration, lost: bool) -> bool {
         let step = passed.saturating_sub(self.seen);
         self.seen = passed;

@@ -1,10 +1,10 @@
-//! [`Ending`]: how the serving of a mount comes to its end: an unmount in good order or by force, or
-//! the hand-over to another program.
+//! [`Ending`]: how the serving of a mount comes to its end: an unmount in good order or by force,
+//! or the hand-over to another program.
 //!
-//! In good order the page cache is written back first, while the mount goes on as before. The driver
-//! fails what comes after the stop, and a write-back may take as long as the target does. A loss
-//! after which every FLUSH fails (`on_loss`) does not keep a disk from being unmounted: an unmount is
-//! how its users recover from the loss.
+//! In good order the page cache is written back first, while the mount goes on as before. The
+//! driver fails what comes after the stop, and a write-back may take as long as the target does. A
+//! loss after which every FLUSH fails (`on_loss`) does not keep a disk from being unmounted: an
+//! unmount is how its users recover from the loss.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

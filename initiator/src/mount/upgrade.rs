@@ -1,5 +1,5 @@
-//! Handing a device over to another program in this process's place, while the device is in use: its
-//! users notice a pause.
+//! Handing a device over to another program in this process's place, while the device is in use:
+//! its users notice a pause.
 //!
 //! The queues hold new requests, wait for the answers to what was sent, and leave the device, which
 //! then waits for its next server with everything that was not sent

@@ -23,8 +23,8 @@ pub struct QueueWish {
     pub in_capsule_bytes: u32,
     /// Optional verbs to try.
     pub features: Features,
-    /// QPs of each queue; if absent, as many as the device profits from. A queue gets fewer where the
-    /// target has no room for them.
+    /// QPs of each queue; if absent, as many as the device profits from. A queue gets fewer where
+    /// the target has no room for them.
     pub lanes: Option<u16>,
     /// Queues of the session: lanes other than the first are numbered behind them.
     pub queues: u16,

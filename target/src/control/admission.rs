@@ -1,5 +1,5 @@
-//! What a connect request is granted, and how a refusal is told. Control decides ([`super::Control`]
-//! and [`super::core`]); the steps that need none of its state are here.
+//! What a connect request is granted, and how a refusal is told. Control decides
+//! ([`super::Control`] and [`super::core`]); the steps that need none of its state are here.
 
 use rblk_fabric::{
     AcceptParams, Connection, ConnectionHello, Device, Incoming, MAX_SGE, PollerHandle,
@@ -19,8 +19,8 @@ use crate::terms::Terms;
 /// Most RDMA READs that a target has outstanding on one connection, where device and peer allow
 /// more.
 const READS_OUT_MAX: u8 = 16;
-/// The text for a peer when no QP can be made for it, or its poll group cannot take it. The log says
-/// which.
+/// The text for a peer when no QP can be made for it, or its poll group cannot take it. The log
+/// says which.
 const NO_ROOM: &str = "no room: use fewer --queues or --lanes, less --queue-depth, or more --poll-groups at the target";
 
 const _: () = assert!(NO_ROOM.len() <= limits::REJECT_TEXT_BYTES, "it would be cut");
@@ -123,8 +123,8 @@ pub(super) fn prepare(
     let peer = incoming.peer();
     // Answers gather slots of the cache.
     let send_sges = narrow::<u32, _>(MAX_SGE).min(incoming.device().caps().max_sges).max(1);
-    // From here on the request may end where no better text is known, as in a poll group that has no
-    // room.
+    // From here on the request may end where no better text is known, as in a poll group that has
+    // no room.
     incoming.refuse_with(refusal(RejectReason::LimitReached, NO_ROOM));
     let terms = Terms::new(&pd, accept, admitted.queue.is_none()).map_err(|e| e.to_string())?;
     let sizes = QpLimits {

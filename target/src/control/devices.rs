@@ -3,10 +3,10 @@
 //!
 //! A device has a place in the table. The same number names its CQ in every poll group.
 //!
-//! A CQ that broke is made anew when the next connection for it comes, but only after its poll group
-//! gave the old CQ back: until then the old QPs are being destroyed. A device whose CQs are all gone
-//! leaves the table. When a connection comes by it again, it is registered as a new device, as after
-//! a reset or when it is plugged in again.
+//! A CQ that broke is made anew when the next connection for it comes, but only after its poll
+//! group gave the old CQ back: until then the old QPs are being destroyed. A device whose CQs are
+//! all gone leaves the table. When a connection comes by it again, it is registered as a new
+//! device, as after a reset or when it is plugged in again.
 
 use std::sync::Arc;
 

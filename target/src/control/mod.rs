@@ -1,6 +1,6 @@
-//! Control: everything of a target that is not I/O. One task owns sessions, devices, volumes and the
-//! mail to the poll groups, so there are no locks. [`core::Core`] decides. [`Control`] tells it what
-//! happened, and carries out what it decided.
+//! Control: everything of a target that is not I/O. One task owns sessions, devices, volumes and
+//! the mail to the poll groups, so there are no locks. [`core::Core`] decides. [`Control`] tells it
+//! what happened, and carries out what it decided.
 
 mod admission;
 pub mod core;
@@ -295,8 +295,8 @@ impl Control {
         }
     }
 
-    /// Hands a connection to its poll group. One that the poll group does not take is destroyed, and
-    /// its end is told like any other: its session must not wait for it.
+    /// Hands a connection to its poll group. One that the poll group does not take is destroyed,
+    /// and its end is told like any other: its session must not wait for it.
     fn hand_over(&self, group: usize, connection: ToGroup) {
         if let Some(ToGroup::AddConnection { connection, params, .. }) =
             self.groups.try_send(group, connection)

@@ -1,5 +1,6 @@
-//! [`Persister`]: makes changes of holders durable for control, and brings back what became of each.
-//! The start is here too: what earlier runs remembered, and which volumes have another store now.
+//! [`Persister`]: makes changes of holders durable for control, and brings back what became of
+//! each. The start is here too: what earlier runs remembered, and which volumes have another store
+//! now.
 
 use std::path::Path;
 

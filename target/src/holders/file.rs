@@ -28,7 +28,7 @@ const FORM_WITHOUT_STORES: u32 = 1;
 /// Longest file that is read: all the volumes a target can have, several times.
 const FILE_MAX: u64 = 64 << 20;
 
-/// Says how a change came out: its number, and why it is not durable.
+/// Called with the number of a change, and whether it is durable or why it is not.
 pub type Confirm = Box<dyn Fn(u64, Result<(), String>) + Send>;
 
 #[derive(Serialize, Deserialize)]
@@ -77,8 +77,9 @@ impl HoldersFile {
     /// Reads what earlier runs remembered at `path`; `None` if there is no file.
     ///
     /// # Errors
-    /// It cannot be read now: what it says is not known, and must be neither ignored nor replaced.
-    /// That it says nothing that can be understood is no error, but remembered nothing, for good.
+    /// The file cannot be read now: what it says is not known, and must be neither ignored nor
+    /// replaced.
+    /// A file that cannot be understood is no error. What it remembered is lost permanently.
     pub fn read(path: &Path) -> io::Result<Option<Holders>> {
         let Some(text) = read(path)? else { return Ok(None) };
         Ok(Some(match parse(&text) {
@@ -101,7 +102,7 @@ impl HoldersFile {
         Holders::forgetful(base_of_now())
     }
 
-    /// What to go by where a file should be and is not: generations begin far above any that was
+    /// The holders where a file should be and is missing: generations begin far above any that was
     /// given.
     #[must_use]
     pub fn missing() -> Holders {
@@ -153,7 +154,7 @@ fn run(
     confirm: &Confirm,
 ) {
     if changed || !path.exists() {
-        // That it cannot be is said; each change that it should take is refused then.
+        // A failure is logged. Each change that should go there is refused then.
         let _ = remember(path, known);
     }
     while let Ok(change) = from_control.recv() {
@@ -173,7 +174,7 @@ fn remember(path: &Path, known: &Holders) -> io::Result<()> {
     })
 }
 
-/// Above all generations given before now, unless somebody counts a million holders a second.
+/// Above all generations given before now, unless a million holders came every second.
 fn base_of_now() -> Generation {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Generation(u64::try_from(since.as_micros()).unwrap_or(0))

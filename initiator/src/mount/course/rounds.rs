@@ -85,8 +85,8 @@ impl Rounds {
         }
     }
 
-    /// Marks an address as suspect, and no other: the newest information counts, and an address that
-    /// was suspect before may work now.
+    /// Marks an address as suspect, and no other: the newest information counts, and an address
+    /// that was suspect before may work now.
     pub(super) fn suspect_only(&mut self, address: usize) {
         self.suspect.fill(false);
         self.set_suspect(address, true);

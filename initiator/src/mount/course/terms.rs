@@ -22,8 +22,8 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// How long each step of a try may take: the next address must not wait long for a try at a dead
-    /// one.
+    /// How long each step of a try may take: the next address must not wait long for a try at a
+    /// dead one.
     #[must_use]
     pub fn try_limit(&self) -> Duration {
         self.connect_timeout.min(self.detect.max(Duration::from_secs(1)))

@@ -1,10 +1,10 @@
 //! [`Changes`]: records of holders on their way to the disk. Each has a [`Ticket`], in the order in
 //! which they are written.
 //!
-//! There are two kinds. A *claim* is the record of a new holder: it takes effect when it is durable,
-//! and a volume has one at a time. A *change* of the record in force has taken effect already, and
-//! an answer that tells of it waits until it is durable. While a volume has a claim, no change of
-//! its record is written: on the disk, too, a generation that was told never falls.
+//! There are two kinds. A *claim* is the record of a new holder: it takes effect when it is
+//! durable, and a volume has one at a time. A *change* of the record in force has taken effect
+//! already, and an answer that tells of it waits until it is durable. While a volume has a claim,
+//! no change of its record is written: on the disk, too, a generation that was told never falls.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
 //! A *claim*: a new holder of a volume whose record is being written.
 //!
-//! Nothing changes before the record is durable: the holder of the volume goes on, and may even come
-//! back. Then everything changes at once, if the session that claimed still lives. If it does not,
-//! or if the disk fails (which may have written the record all the same), the record of the holder
-//! is written again, so that the next run knows no other.
+//! Nothing changes before the record is durable: the holder of the volume goes on, and may even
+//! come back. Then everything changes at once, if the session that claimed still lives. If it does
+//! not, or if the disk fails (which may have written the record all the same), the record of the
+//! holder is written again, so that the next run knows no other.
 //!
 //! A volume has one claim at a time ([`Changes`](super::changes::Changes)). Every other OPEN for
 //! writing waits for the outcome and is decided then.

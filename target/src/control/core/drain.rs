@@ -1,5 +1,5 @@
-//! [`Drain`]: the initiators are told, and the poll groups are stopped when all initiators have left
-//! or the time is over.
+//! [`Drain`]: the initiators are told, and the poll groups are stopped when all initiators have
+//! left or the time is over.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

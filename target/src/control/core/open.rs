@@ -6,8 +6,8 @@
 //!
 //! - the change of holder is durable, so that the next run fences the same hosts. From then on the
 //!   hosts that it fences are out;
-//! - no session is *leaving* the volume: no connection is left by which a command came while another
-//!   session held the volume.
+//! - no session is *leaving* the volume: no connection is left by which a command came while
+//!   another session held the volume.
 //!
 //! | the opener names | it is | generation |
 //! | --- | --- | --- |
@@ -19,8 +19,8 @@
 //!
 //! A host may take at once the place of its own session that has no connections, and of its own
 //! absent holder: it is taken for the same machine, whose old process is gone. Machines cloned from
-//! one another have one host id, so each clone needs its own `/etc/rblk/host-id`. Otherwise it takes
-//! the volume from another clone that is only cut off.
+//! one another have one host id, so each clone needs its own `/etc/rblk/host-id`. Otherwise it
+//! takes the volume from another clone that is only cut off.
 //!
 //! Openers that only read neither exclude nor wait, and need no generation.
 
