@@ -280,7 +280,7 @@ pub fn exit_of(error: &anyhow::Error) -> rblk_config::Exit {
                 _ => Exit::Store,
             };
         }
-        if cause.is::<crate::memory::NotEnoughMemory>() {
+        if cause.is::<crate::demand::NotEnoughMemory>() {
             return Exit::HostLacks;
         }
         match cause.downcast_ref::<FabricError>() {

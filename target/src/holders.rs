@@ -179,12 +179,17 @@ impl Holders {
 
     /// Whether a host that comes back with `generation` still is the last holder, or one of them.
     #[must_use]
-    pub fn is_last(&self, volume: &VolumeUuid, who: &Claimant, generation: Generation) -> bool {
+    pub fn is_last(
+        &self,
+        volume: &VolumeUuid,
+        claimant: &Claimant,
+        generation: Generation,
+    ) -> bool {
         match self.record(volume) {
             Some(record) => {
                 record.generation == generation
-                    && record.mode == who.mode
-                    && (record.mode == AccessMode::Shared || record.host == who.host)
+                    && record.mode == claimant.mode
+                    && (record.mode == AccessMode::Shared || record.host == claimant.host)
             }
             None => self.forgetful && !generation.is_fresh() && generation.0 < ADOPTED_MAX,
         }
@@ -194,7 +199,7 @@ impl Holders {
     pub fn come_back(
         &mut self,
         volume: &VolumeUuid,
-        who: &Claimant,
+        claimant: &Claimant,
         generation: Generation,
     ) -> Option<HolderRecord> {
         if let Some(record) = self.records.get_mut(volume) {
@@ -202,7 +207,7 @@ impl Holders {
             record.present = true;
             return changed.then(|| record.clone());
         }
-        let record = record_of(*volume, who, generation);
+        let record = record_of(*volume, claimant, generation);
         self.put(record.clone());
         Some(record)
     }
@@ -215,23 +220,24 @@ impl Holders {
     pub fn claim(
         &self,
         volume: &VolumeUuid,
-        who: &Claimant,
+        claimant: &Claimant,
     ) -> Result<Option<HolderRecord>, NoGeneration> {
-        if self.record(volume).is_some_and(|record| record.is_shared_with(who)) {
+        if self.record(volume).is_some_and(|record| record.is_shared_with(claimant)) {
             return Ok(None);
         }
         let last = self.generation(volume).max(self.base);
         let generation = last.next().ok_or(NoGeneration)?;
-        Ok(Some(record_of(*volume, who, generation)))
+        Ok(Some(record_of(*volume, claimant, generation)))
     }
 
     /// One more host that shares a shared volume. Returns the record if that changed it.
-    pub fn join(&mut self, volume: &VolumeUuid, who: &Claimant) -> Option<HolderRecord> {
-        let record = self.records.get_mut(volume).filter(|record| record.is_shared_with(who))?;
+    pub fn join(&mut self, volume: &VolumeUuid, claimant: &Claimant) -> Option<HolderRecord> {
+        let record =
+            self.records.get_mut(volume).filter(|record| record.is_shared_with(claimant))?;
         if record.present {
             return None;
         }
-        (record.host, record.host_name) = (who.host, who.host_name);
+        (record.host, record.host_name) = (claimant.host, claimant.host_name);
         record.present = true;
         Some(record.clone())
     }
@@ -243,9 +249,11 @@ impl Holders {
     pub fn begin(
         &mut self,
         volume: &VolumeUuid,
-        who: &Claimant,
+        claimant: &Claimant,
     ) -> Result<Option<HolderRecord>, NoGeneration> {
-        let Some(record) = self.claim(volume, who)? else { return Ok(self.join(volume, who)) };
+        let Some(record) = self.claim(volume, claimant)? else {
+            return Ok(self.join(volume, claimant));
+        };
         self.put(record.clone());
         Ok(Some(record))
     }
@@ -264,13 +272,13 @@ impl Holders {
 }
 
 impl HolderRecord {
-    fn is_shared_with(&self, who: &Claimant) -> bool {
-        (self.mode, who.mode) == (AccessMode::Shared, AccessMode::Shared)
+    fn is_shared_with(&self, claimant: &Claimant) -> bool {
+        (self.mode, claimant.mode) == (AccessMode::Shared, AccessMode::Shared)
     }
 }
 
-fn record_of(volume: VolumeUuid, who: &Claimant, generation: Generation) -> HolderRecord {
-    let (mode, host, host_name) = (who.mode, who.host, who.host_name);
+fn record_of(volume: VolumeUuid, claimant: &Claimant, generation: Generation) -> HolderRecord {
+    let (mode, host, host_name) = (claimant.mode, claimant.host, claimant.host_name);
     HolderRecord { volume, generation, mode, host, host_name, present: true }
 }
 
@@ -285,20 +293,20 @@ mod tests {
 
     const V: VolumeUuid = [7; 16];
 
-    fn who(host: u8, mode: AccessMode) -> Claimant {
+    fn claimant(host: u8, mode: AccessMode) -> Claimant {
         Claimant { mode, host: HostId([host; 16]), host_name: Name::new("h").unwrap() }
     }
 
     #[test]
     fn every_exclusive_holder_has_a_generation_of_its_own() {
         let mut holders = Holders::durable([]);
-        let (a, b) = (who(1, AccessMode::Exclusive), who(2, AccessMode::Exclusive));
+        let (a, b) = (claimant(1, AccessMode::Exclusive), claimant(2, AccessMode::Exclusive));
         assert_eq!(holders.generation(&V), Generation::FRESH);
         let first = holders.begin(&V, &a).unwrap().unwrap();
         assert_eq!((first.generation, first.present), (Generation(1), true));
         assert!(holders.is_last(&V, &a, Generation(1)));
         assert!(!holders.is_last(&V, &b, Generation(1)), "one generation is one host's");
-        assert!(!holders.is_last(&V, &who(1, AccessMode::Shared), Generation(1)));
+        assert!(!holders.is_last(&V, &claimant(1, AccessMode::Shared), Generation(1)));
         assert_eq!(holders.come_back(&V, &a, Generation(1)), None, "nothing changed");
         let left = holders.leave(&V).unwrap();
         assert_eq!((left.generation, left.present), (Generation(1), false));
@@ -319,14 +327,14 @@ mod tests {
     #[test]
     fn those_who_share_have_one_generation_together() {
         let mut holders = Holders::durable([]);
-        let (a, b) = (who(1, AccessMode::Shared), who(2, AccessMode::Shared));
+        let (a, b) = (claimant(1, AccessMode::Shared), claimant(2, AccessMode::Shared));
         assert_eq!(holders.begin(&V, &a).unwrap().unwrap().generation, Generation(1));
         assert_eq!(holders.begin(&V, &b), Ok(None));
         assert!(holders.is_last(&V, &a, Generation(1)) && holders.is_last(&V, &b, Generation(1)));
         holders.leave(&V).unwrap();
         let again = holders.begin(&V, &b).unwrap().unwrap();
         assert_eq!((again.generation, again.host), (Generation(1), HostId([2; 16])));
-        let c = who(3, AccessMode::Exclusive);
+        let c = claimant(3, AccessMode::Exclusive);
         assert_eq!(holders.begin(&V, &c).unwrap().unwrap().generation, Generation(2));
         assert!(!holders.is_last(&V, &a, Generation(1)) && !holders.is_last(&V, &a, Generation(2)));
     }
@@ -335,7 +343,7 @@ mod tests {
     fn a_volume_on_another_file_fences_who_comes_back() {
         let store = |text: &str| StoreIdentity::parse(text);
         for mode in [AccessMode::Exclusive, AccessMode::Shared] {
-            let a = who(1, mode);
+            let a = claimant(1, mode);
             let mut holders = Holders::durable([]);
             assert_eq!(holders.serve(V, store("inode:1").as_ref()), Served::First);
             holders.begin(&V, &a).unwrap().unwrap();
@@ -358,15 +366,15 @@ mod tests {
             assert_eq!(holders.serve(V, None), Served::AsBefore);
         }
         // A number that has none after it ends, too.
-        let last = record_of(V, &who(1, AccessMode::Exclusive), Generation(u64::MAX));
+        let last = record_of(V, &claimant(1, AccessMode::Exclusive), Generation(u64::MAX));
         let mut holders = Holders::durable([last]).with_stores([(V, store("inode:1").unwrap())]);
         assert_eq!(holders.serve(V, store("inode:2").as_ref()), Served::Replaced);
-        assert!(!holders.is_last(&V, &who(1, AccessMode::Exclusive), Generation(u64::MAX)));
+        assert!(!holders.is_last(&V, &claimant(1, AccessMode::Exclusive), Generation(u64::MAX)));
     }
 
     #[test]
     fn what_was_forgotten() {
-        let a = who(1, AccessMode::Exclusive);
+        let a = claimant(1, AccessMode::Exclusive);
         assert!(!Holders::durable([]).is_last(&V, &a, Generation(5)), "it remembers all it gave");
         let mut lost = Holders::lost(Generation(1000));
         assert!(!lost.is_last(&V, &a, Generation(5)));
@@ -376,9 +384,9 @@ mod tests {
         assert!(!forgetful.is_last(&V, &a, Generation::FRESH));
         assert!(!forgetful.is_last(&V, &a, Generation(u64::MAX)));
         assert_eq!(forgetful.come_back(&V, &a, Generation(5)).unwrap().generation, Generation(5));
-        assert!(!forgetful.is_last(&V, &who(2, AccessMode::Exclusive), Generation(5)));
+        assert!(!forgetful.is_last(&V, &claimant(2, AccessMode::Exclusive), Generation(5)));
         let mut forgetful = Holders::forgetful(Generation(1000));
-        forgetful.begin(&V, &who(2, AccessMode::Exclusive)).unwrap();
+        forgetful.begin(&V, &claimant(2, AccessMode::Exclusive)).unwrap();
         assert!(!forgetful.is_last(&V, &a, Generation(5)), "another host did");
         let full = HolderRecord {
             volume: V,

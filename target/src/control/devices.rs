@@ -18,7 +18,7 @@ use rblk_protocol::width::wide64;
 
 use super::groups::Groups;
 use crate::arena::MIN_EXTENT_BYTES;
-use crate::memory::Human;
+use crate::demand::Human;
 use crate::poll_group::thread::POLLERS_MAX;
 use crate::poll_group::{PollerMemory, ToGroup};
 use crate::store::VolumeIndex;

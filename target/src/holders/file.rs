@@ -258,7 +258,7 @@ mod tests {
     use super::super::{Claimant, Served};
     use super::*;
 
-    fn who(mode: AccessMode) -> Claimant {
+    fn claimant(mode: AccessMode) -> Claimant {
         Claimant { mode, host: HostId([9; 16]), host_name: Name::new("host-1").unwrap() }
     }
 
@@ -305,7 +305,7 @@ mod tests {
         let file = HoldersFile::keep(path.clone(), &holders, false, confirm).unwrap();
         let changes = [([1; 16], AccessMode::Exclusive), ([2; 16], AccessMode::Shared)];
         for (number, (volume, mode)) in (0..).zip(changes) {
-            let record = holders.begin(&volume, &who(mode)).unwrap().unwrap();
+            let record = holders.begin(&volume, &claimant(mode)).unwrap().unwrap();
             assert!(file.write(number, record));
             assert_eq!(results.recv().unwrap(), (number, Ok(())));
             let read: Vec<_> = remembered(&path).records().cloned().collect();
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(results.recv().unwrap(), (7, Ok(())));
         let next = remembered(&path);
         assert!(!next.record(&[1; 16]).unwrap().present);
-        assert!(next.is_last(&[1; 16], &who(AccessMode::Exclusive), Generation(1)));
+        assert!(next.is_last(&[1; 16], &claimant(AccessMode::Exclusive), Generation(1)));
         let left: Vec<_> =
             fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left, ["t.holders"]);
@@ -337,7 +337,9 @@ mod tests {
         assert_eq!(remembered(&path).serve([1; 16], Some(&store)), Served::AsBefore);
         // What is changed later keeps it.
         let file = keep(&holders, false);
-        assert!(file.write(0, holders.begin(&[2; 16], &who(AccessMode::Shared)).unwrap().unwrap()));
+        assert!(
+            file.write(0, holders.begin(&[2; 16], &claimant(AccessMode::Shared)).unwrap().unwrap())
+        );
         drop(file);
         assert_eq!(remembered(&path).serve([1; 16], Some(&store)), Served::AsBefore);
     }
@@ -352,7 +354,7 @@ mod tests {
             confirmed.send((number, result)).unwrap();
         });
         let file = HoldersFile::keep(path, &holders, false, confirm).unwrap();
-        let record = holders.begin(&[1; 16], &who(AccessMode::Exclusive)).unwrap().unwrap();
+        let record = holders.begin(&[1; 16], &claimant(AccessMode::Exclusive)).unwrap().unwrap();
         assert!(file.write(1, record));
         let (number, result) = results.recv().unwrap();
         assert_eq!(number, 1);
@@ -386,10 +388,10 @@ mod tests {
             fs::write(&path, bad).unwrap();
             let mut holders = remembered(&path);
             assert!(
-                !holders.is_last(&[7; 16], &who(AccessMode::Exclusive), Generation(3)),
+                !holders.is_last(&[7; 16], &claimant(AccessMode::Exclusive), Generation(3)),
                 "{bad}"
             );
-            let begun = holders.begin(&[7; 16], &who(AccessMode::Exclusive)).unwrap().unwrap();
+            let begun = holders.begin(&[7; 16], &claimant(AccessMode::Exclusive)).unwrap().unwrap();
             assert!(begun.generation.0 > 1 << 40, "{bad}");
         }
     }

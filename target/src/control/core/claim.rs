@@ -45,11 +45,12 @@ impl Core {
         };
         open.stage = Stage::Granted(None);
         let session = open.session;
-        let who = Claimant { mode: record.mode, host: record.host, host_name: record.host_name };
+        let claimant =
+            Claimant { mode: record.mode, host: record.host, host_name: record.host_name };
         self.changes.is_durable_now(&record.volume);
         self.holders.put(record);
         self.kept_for.remove(&volume.index);
-        self.enter(session, &volume, &who, take_over);
+        self.enter(session, &volume, &claimant, take_over);
     }
 
     pub(super) fn claim_not_persisted(&mut self, ticket: Ticket) {
@@ -76,34 +77,40 @@ impl Core {
         &mut self,
         session: SessionSlot,
         volume: &Volume,
-        who: &Claimant,
+        claimant: &Claimant,
         take_over: bool,
     ) {
-        for victim in self.sessions.excluders(session, volume.index, who.mode) {
+        for victim in self.sessions.excluders(session, volume.index, claimant.mode) {
             let Some(state) = self.sessions.get(victim) else { continue };
             // This was checked when the OPEN came, but the session may have connected again while
             // the record was written.
             let old =
-                state.host.map(|(host, _)| host) == Some(who.host) && state.connections() == 0;
+                state.host.map(|(host, _)| host) == Some(claimant.host) && state.connections() == 0;
             if take_over || !old {
-                self.fence(victim, session, volume, who);
+                self.fence(victim, session, volume, claimant);
             }
         }
-        match self.sessions.open(session, volume.index, who.mode) {
+        match self.sessions.open(session, volume.index, claimant.mode) {
             Ok(ended) => ended.into_iter().for_each(|session| self.forget(session)),
             Err((_, text)) => debug_assert!(false, "{text} is in the way"),
         }
-        self.end_leaving(volume.index, session, who.mode);
+        self.end_leaving(volume.index, session, claimant.mode);
     }
 
     /// A session that excludes the opener is fenced, from this moment and permanently.
-    fn fence(&mut self, victim: SessionSlot, by: SessionSlot, volume: &Volume, who: &Claimant) {
+    fn fence(
+        &mut self,
+        victim: SessionSlot,
+        by: SessionSlot,
+        volume: &Volume,
+        claimant: &Claimant,
+    ) {
         let Some(state) = self.sessions.get(victim) else { return };
         tracing::warn!(
             volume = %volume.name,
             from = state.host_name(),
             peer = state.peer,
-            by = %who.host_name,
+            by = %claimant.host_name,
             "take-over: fencing the holder"
         );
         self.decisions.take_overs += 1;

@@ -26,7 +26,7 @@ impl Core {
     pub(super) fn login(
         &mut self,
         from: ConnectionRef,
-        slot: SessionSlot,
+        index: SessionSlot,
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
@@ -38,10 +38,10 @@ impl Core {
                 return refuse(Status::InvalidField);
             }
         };
-        let Some(session) = self.sessions.get_mut(slot) else {
+        let Some(session) = self.sessions.get_mut(index) else {
             return refuse(Status::NoSuchSession);
         };
-        if session.logged_in || self.waiting_logins.contains_key(&slot) {
+        if session.logged_in || self.waiting_logins.contains_key(&index) {
             return refuse(Status::NotReady);
         }
         if session.host.is_some_and(|(host, _)| host != request.host) {
@@ -57,23 +57,23 @@ impl Core {
         let waits = session.has_older_connections() && !Mutation::EpochOrderLogin.is_on();
         self.effects.push_back(Effect::Watch { on: from, silence });
         self.waiting_logins
-            .insert(slot, WaitingLogin { from, tag: command.tag, epoch, since: now });
+            .insert(index, WaitingLogin { from, tag: command.tag, epoch, since: now });
         if waits {
             tracing::info!(
-                session = slot.0,
+                session = index.0,
                 epoch = epoch.0,
                 "waiting for the commands of older epochs"
             );
         } else {
-            self.finish_login(slot);
+            self.finish_login(index);
         }
         Answer::Later
     }
 
     /// Nothing of an older epoch is left: the new one may begin.
-    pub(super) fn finish_login(&mut self, slot: SessionSlot) {
-        let Some(login) = self.waiting_logins.remove(&slot) else { return };
-        let Some(session) = self.sessions.get_mut(slot) else { return };
+    pub(super) fn finish_login(&mut self, index: SessionSlot) {
+        let Some(login) = self.waiting_logins.remove(&index) else { return };
+        let Some(session) = self.sessions.get_mut(index) else { return };
         if session.epoch != login.epoch || session.leave().is_some() {
             return self.reply(login.from, login.tag, Status::Fenced, 0, Vec::new());
         }
@@ -86,7 +86,7 @@ impl Core {
             target_name: self.exports.name(),
         };
         tracing::info!(
-            session = slot.0,
+            session = index.0,
             host = session.host_name(),
             peer = session.peer,
             epoch = session.epoch.0,
@@ -98,11 +98,11 @@ impl Core {
     pub(super) fn end_late_logins(&mut self, now: Instant) {
         let late =
             |login: &WaitingLogin| now.saturating_duration_since(login.since) > QUIESCE_DEADLINE;
-        let slots: Vec<SessionSlot> =
-            self.waiting_logins.iter().filter(|(_, l)| late(l)).map(|(slot, _)| *slot).collect();
-        for slot in slots {
-            if let Some(login) = self.waiting_logins.remove(&slot) {
-                tracing::error!(session = slot.0, "connections of an older epoch do not end");
+        let late_sessions: Vec<SessionSlot> =
+            self.waiting_logins.iter().filter(|(_, l)| late(l)).map(|(index, _)| *index).collect();
+        for index in late_sessions {
+            if let Some(login) = self.waiting_logins.remove(&index) {
+                tracing::error!(session = index.0, "connections of an older epoch do not end");
                 self.reply(login.from, login.tag, Status::TimedOut, 0, Vec::new());
             }
         }

@@ -160,19 +160,19 @@ impl Core {
         let Some((host, host_name)) = self.sessions.get(session).and_then(|s| s.host) else {
             return Err(refuse(Status::NotReady));
         };
-        let who = Claimant { mode: request.mode, host, host_name };
-        if who.mode == AccessMode::ReadOnly {
-            self.enter(session, volume, &who, false);
+        let claimant = Claimant { mode: request.mode, host, host_name };
+        if claimant.mode == AccessMode::ReadOnly {
+            self.enter(session, volume, &claimant, false);
             return Ok(Stage::Granted(None));
         }
         let returns = !request.generation.is_fresh();
         let is_last = if Mutation::FencingGeneration.is_on() {
             self.holders.record(&volume.uuid).is_some()
         } else {
-            self.holders.is_last(&volume.uuid, &who, request.generation)
+            self.holders.is_last(&volume.uuid, &claimant, request.generation)
         };
         if returns && !is_last {
-            return Err(self.refuse_return(volume, &who, request.generation));
+            return Err(self.refuse_return(volume, &claimant, request.generation));
         }
         if self.changes.are_too_many() {
             let text = "the target's state directory does not keep up".to_owned();
@@ -180,25 +180,25 @@ impl Core {
         }
         let take_over = request.take_over && !returns;
         if !take_over {
-            self.must_not_be_excluded(session, volume, &who, returns, now)?;
+            self.must_not_be_excluded(session, volume, &claimant, returns, now)?;
         }
         let changed = if returns {
-            self.holders.come_back(&volume.uuid, &who, request.generation)
+            self.holders.come_back(&volume.uuid, &claimant, request.generation)
         } else {
-            let claimed = self.holders.claim(&volume.uuid, &who).map_err(|error| {
+            let claimed = self.holders.claim(&volume.uuid, &claimant).map_err(|error| {
                 tracing::error!(volume = %volume.name, %error, "OPEN refused");
                 refuse_saying(Status::Internal, error.to_string())
             })?;
             if let Some(record) = claimed {
                 return Ok(self.claim(record, take_over));
             }
-            self.holders.join(&volume.uuid, &who)
+            self.holders.join(&volume.uuid, &claimant)
         };
         // Other hosts that share the volume may still come back.
-        if who.mode == AccessMode::Exclusive {
+        if claimant.mode == AccessMode::Exclusive {
             self.kept_for.remove(&volume.index);
         }
-        self.enter(session, volume, &who, take_over);
+        self.enter(session, volume, &claimant, take_over);
         // A record that did not change now may still be on its way, or has to be tried again.
         let ticket = match (changed, self.changes.undurable(&volume.uuid)) {
             (Some(record), _) => Some(self.persist_change(record)),
@@ -213,7 +213,12 @@ impl Core {
     }
 
     /// A holder comes back after another host had the volume.
-    fn refuse_return(&mut self, volume: &Volume, who: &Claimant, generation: Generation) -> Answer {
+    fn refuse_return(
+        &mut self,
+        volume: &Volume,
+        claimant: &Claimant,
+        generation: Generation,
+    ) -> Answer {
         self.decisions.refused_returns += 1;
         let text = match (self.sessions.writer(volume.index), self.holders.record(&volume.uuid)) {
             (Some(holder), _) => held_by(holder),
@@ -226,7 +231,7 @@ impl Core {
         };
         tracing::warn!(
             volume = %volume.name,
-            host = %who.host_name,
+            host = %claimant.host_name,
             named = generation.0,
             generation = self.holders.generation(&volume.uuid).0,
             text,
@@ -240,7 +245,7 @@ impl Core {
         &self,
         session: SessionSlot,
         volume: &Volume,
-        who: &Claimant,
+        claimant: &Claimant,
         returns: bool,
         now: Instant,
     ) -> Result<(), Answer> {
@@ -248,18 +253,18 @@ impl Core {
             tracing::info!(volume = %volume.name, text, "OPEN refused: in use");
             Err(refuse_saying(Status::InUse, text))
         };
-        let excluders = self.sessions.excluders(session, volume.index, who.mode);
+        let excluders = self.sessions.excluders(session, volume.index, claimant.mode);
         for other in excluders.into_iter().filter_map(|other| self.sessions.get(other)) {
             // An old process of the same host without connections does not exclude a new one.
-            if other.host.map(|(host, _)| host) != Some(who.host) || other.connections() > 0 {
+            if other.host.map(|(host, _)| host) != Some(claimant.host) || other.connections() > 0 {
                 return refused(held_by(other));
             }
         }
         let absent = self.holders.record(&volume.uuid).filter(|record| {
-            let shares = (record.mode, who.mode) == (AccessMode::Shared, AccessMode::Shared);
+            let shares = (record.mode, claimant.mode) == (AccessMode::Shared, AccessMode::Shared);
             // One record stands for all hosts that share: the opener's host may only have been the
             // first of them.
-            let other = record.mode == AccessMode::Shared || record.host != who.host;
+            let other = record.mode == AccessMode::Shared || record.host != claimant.host;
             !returns && record.present && other && !shares
         });
         if let (Some(record), Some(until)) = (absent, self.kept_for.get(&volume.index))
