@@ -47,11 +47,11 @@ pub enum NotEnoughMemory {
     /// The host, or the cgroup, does not have as much.
     #[error("cannot allocate {what} of {}: {room}; {fix}", Human(*needed))]
     Room {
-        /// What takes it.
+        /// What needs it.
         what: &'static str,
-        /// How much that is, in bytes.
+        /// How many bytes that is.
         needed: u64,
-        /// What there is.
+        /// What limits it.
         room: Room,
         /// What to change.
         fix: String,
@@ -138,7 +138,7 @@ impl fmt::Display for Human {
             0x4000_0000..0x100_0000_0000 => (30, "GiB"),
             _ => (40, "TiB"),
         };
-        // Whole tenths, rounded down: what is said to fit does.
+        // Whole tenths, rounded down: what is said to fit really fits.
         let tenths = (u128::from(self.0) * 10) >> shift;
         write!(f, "{}.{} {unit}", tenths / 10, tenths % 10)
     }
@@ -160,7 +160,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// Of a configuration with so many poll groups, at least one.
+    /// The demand of a configuration with so many poll groups, at least one.
     #[must_use]
     pub fn of(config: &TargetConfig, groups: usize) -> Self {
         let groups = wide64(groups.max(1));
@@ -231,7 +231,7 @@ impl Demand {
         }
     }
 
-    /// Whether what is pinned fits the host, the arena being of such pages.
+    /// Whether what is pinned fits the host, if the arena has such pages.
     ///
     /// # Errors
     /// [`NotEnoughMemory::Room`].

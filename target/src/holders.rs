@@ -1,5 +1,5 @@
-//! [`Holders`]: for each volume, who held it last for writing and in which [`Generation`]. Pure;
-//! `file` keeps it.
+//! [`Holders`]: for each volume, the host that held it last for writing, and in which
+//! [`Generation`]. Pure; [`file`] keeps it on disk.
 //!
 //! A generation rises with every change of holder and never falls. A holder that comes back after
 //! its session was forgotten names the generation that it was given. If the volume has another
@@ -26,7 +26,7 @@ use crate::store::StoreIdentity;
 /// The stable identity of a volume.
 pub type VolumeUuid = [u8; 16];
 
-/// Highest generation that is believed without being known.
+/// Highest generation that is accepted from a holder that this run does not know.
 const ADOPTED_MAX: u64 = 1 << 62;
 
 /// The last holder of a volume.
@@ -34,7 +34,7 @@ const ADOPTED_MAX: u64 = 1 << 62;
 pub struct HolderRecord {
     /// Which volume.
     pub volume: VolumeUuid,
-    /// In which generation it holds it.
+    /// The generation in which the host holds it.
     pub generation: Generation,
     /// Exclusive, or shared: then it is the first of several.
     pub mode: AccessMode,
@@ -61,12 +61,12 @@ pub struct Claimant {
 #[derive(Clone, Debug)]
 pub struct Holders {
     records: BTreeMap<VolumeUuid, HolderRecord>,
-    // Of volumes without a record.
+    // The generations of volumes without a record begin above this.
     base: Generation,
     forgetful: bool,
     // What each volume was served from last.
     stores: BTreeMap<VolumeUuid, StoreIdentity>,
-    // Those that this run serves from something else than the run before.
+    // Volumes that this run serves from another store than the run before.
     replaced: BTreeSet<VolumeUuid>,
 }
 
@@ -77,12 +77,12 @@ pub enum Served {
     AsBefore,
     /// For the first time, as far as is known: it is remembered from now on.
     First,
-    /// Another one.
+    /// Another store.
     Replaced,
 }
 
 impl Holders {
-    /// What earlier runs remembered. Generations that they did not give are refused.
+    /// The holders that earlier runs remembered. Generations that they did not give are refused.
     #[must_use]
     pub fn durable(records: impl IntoIterator<Item = HolderRecord>) -> Self {
         Self {
@@ -101,8 +101,8 @@ impl Holders {
         }
     }
 
-    /// What earlier runs remembered is lost; this run's will be kept. Generations begin above
-    /// `base`, which must be above all that were ever given.
+    /// The records of earlier runs are lost; those of this run will be kept. Generations begin
+    /// above `base`, which must be above all that were ever given.
     #[must_use]
     pub fn lost(base: Generation) -> Self {
         Self::empty(base, false)
@@ -115,7 +115,7 @@ impl Holders {
         Self::empty(base, true)
     }
 
-    /// With what earlier runs remembered of the stores.
+    /// Adds what earlier runs remembered of the stores.
     #[must_use]
     pub fn with_stores(
         mut self,
@@ -130,9 +130,9 @@ impl Holders {
         self.stores.iter()
     }
 
-    /// This run serves a volume from that store, which may have no identity. Should it be another
-    /// one than before, the generation of the last holder ends: a host that has it is refused when
-    /// it comes back. Anything but [`Served::AsBefore`] is to be remembered before that.
+    /// This run serves a volume from that store, which may have no identity. If it is another store
+    /// than before, the generation of the last holder ends: a host that has it is refused when it
+    /// comes back. Anything but [`Served::AsBefore`] is to be remembered before that.
     pub fn serve(&mut self, volume: VolumeUuid, store: Option<&StoreIdentity>) -> Served {
         let before = match store {
             Some(store) => self.stores.insert(volume, store.clone()),
@@ -195,7 +195,7 @@ impl Holders {
         }
     }
 
-    /// One that [`Self::is_last`] came back. Returns the record if that changed it.
+    /// A holder that [`Self::is_last`] came back. Returns the record if that changed it.
     pub fn come_back(
         &mut self,
         volume: &VolumeUuid,
@@ -213,10 +213,10 @@ impl Holders {
     }
 
     /// The record of a holder that would begin now, in the next generation. `None` for one more
-    /// that shares: it only [joins](Self::join).
+    /// host that shares: it only [joins](Self::join).
     ///
     /// # Errors
-    /// The numbers are at their end.
+    /// No generation is left.
     pub fn claim(
         &self,
         volume: &VolumeUuid,
@@ -242,7 +242,7 @@ impl Holders {
         Some(record.clone())
     }
 
-    /// A new holder begins, or one more that shares. Returns the record if that changed it.
+    /// A new holder begins, or one more host shares. Returns the record if that changed it.
     ///
     /// # Errors
     /// As of [`Self::claim`].

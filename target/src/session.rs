@@ -110,24 +110,24 @@ impl Connections {
 pub enum Leave {
     /// It logged out.
     LoggedOut,
-    /// Another took over a volume it held.
+    /// Another session took over a volume that it held.
     Fenced,
 }
 
 impl Session {
-    /// Its name for people.
+    /// The name of its host, for people.
     #[must_use]
     pub fn host_name(&self) -> &str {
         self.host.as_ref().map_or("?", |(_, name)| name.as_str())
     }
 
-    /// How it opened a volume, or asked to; `None` if it did not.
+    /// How the session opened a volume, or asked to; `None` if it did not.
     #[must_use]
     pub fn mode_of(&self, volume: VolumeIndex) -> Option<AccessMode> {
         self.volumes.opened.get(&volume).copied()
     }
 
-    /// What it opened, and what it still waits for.
+    /// The volumes that the session opened, and those that it still waits for.
     pub fn opened(&self) -> impl Iterator<Item = (VolumeIndex, AccessMode)> {
         self.volumes.opened.iter().map(|(volume, mode)| (*volume, *mode))
     }
@@ -144,13 +144,13 @@ impl Session {
         self.connections.has_older_than(self.epoch)
     }
 
-    /// Why it will end with its last connection, if it will.
+    /// Why the session will end with its last connection, if it will.
     #[must_use]
     pub fn leave(&self) -> Option<Leave> {
         self.leave
     }
 
-    /// It gave the volume up, or lost it.
+    /// The session gave the volume up, or lost it.
     fn give_up(&mut self, volume: VolumeIndex) -> Option<AccessMode> {
         let mode = self.volumes.opened.remove(&volume)?;
         let admitted = self.volumes.admitted.remove(&volume);
@@ -160,7 +160,7 @@ impl Session {
         Some(mode)
     }
 
-    /// It gives everything up and ends with its last connection.
+    /// The session gives everything up and ends with its last connection.
     fn give_up_all(&mut self, why: Leave) -> Vec<(VolumeIndex, AccessMode)> {
         self.leave = Some(why);
         let held: Vec<_> = self.opened().collect();
@@ -181,7 +181,7 @@ impl Session {
         }
     }
 
-    /// A connection is gone. What had to wait for it has left.
+    /// A connection is gone. The session has left the volumes that had to wait for it.
     fn connection_gone(&mut self, epoch: Epoch, queue: Option<u16>, now: Instant) {
         let Self { connections, volumes, .. } = self;
         connections.remove(epoch, queue, now);
@@ -192,7 +192,7 @@ impl Session {
 /// What became of a session when a connection went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum After {
-    /// It goes on.
+    /// The session lives.
     Lives,
     /// The last connection of older epochs is gone: a waiting LOGIN can be answered.
     Quiesced,
@@ -219,7 +219,8 @@ pub struct SessionTable {
 }
 
 impl SessionTable {
-    /// For at most `max` sessions, which keep what they opened for `lease` without connections.
+    /// A table for at most `max` sessions, which keep what they opened for `lease` without
+    /// connections.
     #[must_use]
     pub fn new(max: u32, lease: Duration) -> Self {
         let max = wide(max).min(usize::from(u16::MAX));
@@ -238,23 +239,23 @@ impl SessionTable {
         self.lease
     }
 
-    /// All of them.
+    /// All sessions.
     pub fn iter(&self) -> impl Iterator<Item = &Session> {
         self.by_index.iter().flatten()
     }
 
-    /// By index.
+    /// The session with that index.
     #[must_use]
     pub fn get(&self, index: SessionSlot) -> Option<&Session> {
         self.by_index.get(usize::from(index.0)).and_then(Option::as_ref)
     }
 
-    /// By index.
+    /// The session with that index.
     pub fn get_mut(&mut self, index: SessionSlot) -> Option<&mut Session> {
         self.by_index.get_mut(usize::from(index.0)).and_then(Option::as_mut)
     }
 
-    /// An admin connection without session: a new one with the given random id.
+    /// An admin connection without session begins a new session, with the given random id.
     ///
     /// # Errors
     /// The table is full.
@@ -290,12 +291,12 @@ impl SessionTable {
         Ok(index)
     }
 
-    /// An admin connection that resumes a session in a higher epoch. Older connections must now be
-    /// ended by the caller.
+    /// An admin connection resumes a session in a higher epoch. The caller must now end the older
+    /// connections.
     ///
     /// # Errors
-    /// Unknown session, an epoch that is not higher, or one that none can follow: its connections
-    /// could never be ended by a newer one.
+    /// Unknown session, an epoch that is not higher, or the highest epoch: no newer epoch could
+    /// ever end its connections.
     pub fn resume(
         &mut self,
         id: SessionId,
@@ -379,9 +380,9 @@ impl SessionTable {
         self.get_mut(index).map(|s| s.give_up_all(Leave::LoggedOut)).unwrap_or_default()
     }
 
-    /// Another takes over: the session can neither be resumed nor joined from now on, holds
-    /// nothing, and ends with its last connection, which the caller must end; at once if it has
-    /// none. Returns what it held, and whether it ended.
+    /// Another session takes over. From now on this session can neither be resumed nor joined, and
+    /// holds nothing. It ends with its last connection, which the caller must end, or at once if it
+    /// has none. Returns what it held, and whether it ended.
     pub fn fence(&mut self, index: SessionSlot) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
         let Some(session) = self.get_mut(index) else { return (Vec::new(), false) };
         let held = session.give_up_all(Leave::Fenced);
@@ -404,9 +405,9 @@ impl SessionTable {
         }
     }
 
-    /// Other sessions whose commands may still change a volume that they held in a way that
-    /// excludes `mode`, and do not hold any more, with the epoch up to which their connections must
-    /// end.
+    /// Other sessions that held a volume in a way that excludes `mode`, do not hold it any more,
+    /// and whose commands may still change it. With each, the epoch up to which its connections
+    /// must end.
     pub fn leaving(
         &self,
         volume: VolumeIndex,
@@ -439,7 +440,7 @@ impl SessionTable {
         old
     }
 
-    /// Other sessions that hold a volume in a way that excludes one that wants it so.
+    /// Other sessions that hold a volume in a way that excludes `mode`.
     #[must_use]
     pub fn excluders(
         &self,
@@ -454,7 +455,7 @@ impl SessionTable {
             .collect()
     }
 
-    /// A session wants a volume. On success it is entered. Also returns the sessions of the
+    /// A session wants a volume. On success it has it. Also returns the sessions of the
     /// same host that ended because they had no connections and excluded it.
     ///
     /// # Errors

@@ -9,14 +9,14 @@
 //! | unknown: no file, or not one of ours | new | new |
 //!
 //! A volume whose acknowledged writes may be in the process's own memory follows the process
-//! lineage, one whose writes went to the kernel follows the machine lineage, and one that lives in
+//! lineage. A volume whose writes went to the kernel follows the machine lineage. A volume in
 //! memory follows the run.
 //!
-//! What must stay true: the file says `clean = false`, durably, before anything is served, and says
-//! `clean = true` only after everything acknowledged was made durable. It is locked as long as the
-//! target runs. Where that is not possible (no right to write there, or another target of the same
-//! name), the lineages are new at every start: initiators then take every restart for a loss, which
-//! is the safe mistake.
+//! What must stay true: the file says `clean = false`, durably, before anything is served. It says
+//! `clean = true` only after everything acknowledged was made durable. The file is locked as long
+//! as the target runs. Where that is not possible (no right to write there, or another target of
+//! the same name), the lineages are new at every start: initiators then take every restart for a
+//! loss, which is the safe mistake.
 //!
 //! A run that lost acknowledged writes without dying renounces its lineages: it replaces the file
 //! by one with fresh lineages, or, where there is no space for that, removes the file. Either way
@@ -39,8 +39,8 @@ use crate::volume::{CacheMode, Placement, Volume};
 const FORM: u32 = 1;
 /// Longest file that is read.
 const FILE_MAX: u64 = 4096;
-/// How long to wait for the lock: a killed predecessor holds it until it is gone, as it did those
-/// of its stores.
+/// How long to wait for the lock: a target that was killed holds it until its process is gone, like
+/// the locks of its stores.
 const LOCK_WAIT: Duration = Duration::from_millis(500);
 /// Step of that wait.
 const LOCK_STEP: Duration = Duration::from_millis(20);
@@ -133,9 +133,9 @@ pub struct LineageFile {
     lineage: Lineage,
     // `None` when nothing can be remembered.
     kept: Option<Kept>,
-    // Where it would be, and whether another target has it.
+    // Where the file would be, and whether another target has it.
     directory: Option<(PathBuf, bool)>,
-    // It was there before.
+    // The file was there before.
     inherited: bool,
     renounced: Mutex<Renounced>,
 }
@@ -145,18 +145,18 @@ pub struct LineageFile {
 enum Renounced {
     #[default]
     No,
-    /// They may, and the file does not say so yet.
+    /// Writes may be lost, and the file does not say so yet.
     Owed,
-    /// They may, and the next run will begin new lineages.
+    /// Writes may be lost, and the next run will begin new lineages.
     Noted,
 }
 
 /// A file that is to be remembered from run to run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Beside {
-    /// It is this run's to read and to replace. Replacing it may fail.
+    /// This run may read and replace it. Replacing it may fail.
     Ours(PathBuf),
-    /// Another target has it: to be read, not to be replaced.
+    /// Another target has it: this run may read it, not replace it.
     Foreign(PathBuf),
     /// There is none, and none can be made.
     Nothing,
@@ -166,7 +166,7 @@ pub enum Beside {
 struct Kept {
     path: PathBuf,
     boot_id: String,
-    // Held for life. A file of its own, since the other one is replaced.
+    // Held as long as the target runs. A file of its own, because the other file is replaced.
     _lock: Flock<File>,
 }
 
@@ -176,7 +176,7 @@ impl LineageFile {
     /// block for some seconds.
     ///
     /// # Errors
-    /// The system has no random bytes. That nothing can be remembered is only logged.
+    /// The system has no random bytes. A directory that cannot be used is only logged.
     pub fn open(directory: &Path, name: &Name) -> anyhow::Result<Self> {
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         Self::open_on(directory, name, boot_id.trim())
@@ -247,14 +247,14 @@ impl LineageFile {
         self.lineage
     }
 
-    /// Whether an earlier run left its lineages, so that what it remembered beside them should be
-    /// there too.
+    /// Whether an earlier run left its lineages, so that the other files it remembered should be
+    /// there, too.
     #[must_use]
     pub fn is_inherited(&self) -> bool {
         self.inherited
     }
 
-    /// Where something else that a target remembers from run to run is, under the same lock.
+    /// Another file that a target remembers from run to run, under the same lock.
     #[must_use]
     pub fn beside(&self, extension: &str) -> Beside {
         match (&self.directory, &self.kept) {
@@ -262,7 +262,7 @@ impl LineageFile {
             (Some((path, true)), None) => Beside::Foreign(path.with_extension(extension)),
             (Some((path, false)), None) => {
                 let path = path.with_extension(extension);
-                // Only what is surely not there was never remembered.
+                // Any other error leaves open whether there is a file.
                 match fs::symlink_metadata(&path) {
                     Err(error)
                         if matches!(
@@ -280,7 +280,7 @@ impl LineageFile {
     }
 
     /// Notes that acknowledged writes may be lost although no process died: the next run begins new
-    /// lineages, however this one ends. Returns whether that is sure. Where it is not, call it
+    /// lineages, however this one ends. Returns whether that is certain. If it is not, call it
     /// again later; [`Self::owes_note`] says so. Waits for the disk.
     pub fn renounce(&self) -> bool {
         // Held while it writes: two at a time would write one file.
@@ -296,7 +296,7 @@ impl LineageFile {
             *renounced = Renounced::Noted;
             return true;
         };
-        // A full disk has room for a removal.
+        // A full disk still allows a removal.
         match durable::remove(&kept.path) {
             Ok(()) => {
                 tracing::warn!(
@@ -314,7 +314,7 @@ impl LineageFile {
         *renounced == Renounced::Noted
     }
 
-    /// Whether [`Self::renounce`] was called and what it says is not sure to last.
+    /// Whether [`Self::renounce`] was called and has not succeeded.
     #[must_use]
     pub fn owes_note(&self) -> bool {
         // A thread that holds the lock is writing, and its result will tell.

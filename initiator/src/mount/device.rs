@@ -14,7 +14,7 @@ use crate::ublk::{
 /// Longest discard or write-zeroes of one command, in sectors: 1 GiB.
 const RANGE_SECTORS_MAX: u32 = 1 << 21;
 
-/// The kernel takes no number of requests below 4.
+/// The kernel refuses a number of requests below 4; one tag is spared.
 const DEPTH_TO_SPARE: u16 = 5;
 
 /// Adds the device of a mount, whose disk is not there yet.

@@ -403,7 +403,7 @@ impl Mount {
     }
 }
 
-/// What people are told of a mount, as far as it does not change while the mount is served.
+/// The status of a mount, as far as it does not change while the mount is served.
 fn status_of(
     config: &MountConfig,
     name: &str,

@@ -221,7 +221,7 @@ impl Note {
         }
     }
 
-    /// The mark of a mount's device, from a note that may be of no other use.
+    /// The mark of a mount's device, from a note that may otherwise be useless.
     #[must_use]
     pub fn token_of(name: &str) -> Option<DeviceToken> {
         let text = load(&Self::path(Path::new(RUN_DIR), name)).ok()?;

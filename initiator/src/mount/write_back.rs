@@ -86,8 +86,8 @@ fn printed(process: &mut Child) -> io::Result<String> {
 /// Writes the disk back in this process, which serves nothing. Returns its exit code.
 #[must_use]
 pub fn here(disk: &str, unless_used: bool) -> u8 {
-    if unless_used && let Some(who) = find_holder(disk) {
-        println!("{who}");
+    if unless_used && let Some(user) = find_holder(disk) {
+        println!("{user}");
         return IN_USE;
     }
     // A disk that is read-only cannot be opened for writing, and this does not need it.

@@ -1,4 +1,4 @@
-//! What a connect request is granted, and how a refusal is told. Control decides
+//! What a connect request is granted, and how a refusal is sent. Control decides
 //! ([`super::Control`] and [`super::core`]); the steps that need none of its state are here.
 
 use rblk_fabric::{

@@ -183,7 +183,7 @@ impl Devices {
     /// The domain of the device at a place, and its CQ in a poll group, made anew where that broke.
     ///
     /// # Errors
-    /// What the peer is told: the CQ broke and is not gone yet, or the device gives no other.
+    /// A text for the peer: the CQ broke and is not gone yet, or the device makes no other.
     pub(super) fn poller(
         &mut self,
         place: usize,

@@ -1,5 +1,5 @@
-//! [`Groups`]: the poll groups as control sees them: mail to each, whose turn it is to serve the
-//! next connection, and how they ended.
+//! [`Groups`]: the poll groups as control sees them: mail to each, which one serves the next
+//! connection, and how they ended.
 //!
 //! Invariant: news of a destroyed QP is never lost. A poll group keeps what it lent to a device
 //! until it has that news, so news for a full mailbox is kept here and sent again.

@@ -29,7 +29,7 @@ pub enum Ask {
     Drain,
 }
 
-/// What it is told.
+/// The answer.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Response {

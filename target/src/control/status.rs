@@ -115,7 +115,7 @@ pub struct VolumeStatus {
     /// Rises with every change of who may write to it; 0 before the first. A volume that no target
     /// remembers begins at the time in microseconds, and tables show `-`.
     pub generation: u64,
-    /// Who may write to it: has it open, or may come back for it.
+    /// The host that may write to it: it has the volume open, or may come back for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<HolderStatus>,
     /// Its file.
@@ -123,10 +123,10 @@ pub struct VolumeStatus {
     pub notes: VolumeNotes,
 }
 
-/// Who may write to a volume.
+/// The host that may write to a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HolderStatus {
-    /// The host's name; of those who share, one.
+    /// The host's name; if several hosts share the volume, one of them.
     pub host: String,
     /// Whether others may write too.
     pub shared: bool,

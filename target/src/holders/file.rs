@@ -1,11 +1,12 @@
 //! [`HoldersFile`]: the records of the holders in the state directory, and the thread that writes
-//! them, so that a slow disk holds up one OPEN and nothing else.
+//! them, so that a slow disk delays one OPEN and nothing else.
 //!
-//! The file is replaced as a whole and durably, in the order of the changes; several that wait are
-//! one write. The lock of the lineage file covers it. A file that cannot be understood is not
-//! believed: generations then begin far above any that was given, so every holder that comes back
-//! is refused, which is the safe mistake. One that cannot be read may be as good as ever: then no
-//! target starts on it.
+//! The file is replaced as a whole and durably, in the order of the changes. Several changes that
+//! wait are one write. The lock of the lineage file covers this file, too.
+//!
+//! A file that cannot be understood is not used: generations then begin far above any that was
+//! given, so every holder that comes back is refused, which is the safe mistake. A file that cannot
+//! be read may still be valid, so the target does not start.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -66,7 +67,7 @@ enum Mode {
     Shared,
 }
 
-/// Where the holders are remembered.
+/// The file that remembers the holders, with the thread that writes it.
 #[derive(Debug)]
 pub struct HoldersFile {
     changes: Option<Sender<(u64, HolderRecord)>>,
@@ -109,9 +110,9 @@ impl HoldersFile {
         Holders::lost(base_of_now())
     }
 
-    /// Keeps `holders` and their changes at `path`, where a file is from now on, so that it is
-    /// missed when it is gone; `confirm` is called by the thread for each change, in order. With
-    /// `changed` they are not what the file says, and are written before the first change.
+    /// Keeps `holders` and their changes at `path`. The file exists from now on, so that a later
+    /// run notices when it is gone. The thread calls `confirm` for each change, in order. `changed`
+    /// says that `holders` differ from the file; then they are written before the first change.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -137,7 +138,7 @@ impl HoldersFile {
 }
 
 impl Drop for HoldersFile {
-    /// Waits until what was to be written is.
+    /// Waits until every change is written.
     fn drop(&mut self) {
         self.changes = None;
         if let Some(thread) = self.thread.take() {

@@ -1,4 +1,4 @@
-//! What a [`Course`](super::Course) is told and what it answers.
+//! What goes into a [`Course`](super::Course), and what comes out.
 
 use std::time::Duration;
 

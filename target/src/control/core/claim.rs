@@ -19,7 +19,7 @@ use crate::holders::{Claimant, HolderRecord, VolumeUuid};
 use crate::volume::Volume;
 
 impl Core {
-    /// Has the record made durable with which one becomes the volume's holder.
+    /// Writes the record of a new holder. The host becomes the holder when it is durable.
     pub(super) fn claim(&mut self, record: HolderRecord, take_over: bool) -> Stage {
         let ticket = self.persist(record.clone());
         self.changes.claim(record, ticket);
@@ -31,7 +31,7 @@ impl Core {
         let volume = self.exports.with_uuid(&record.volume).cloned();
         let sessions = &self.sessions;
         let claims = self.waiting_opens.iter_mut().find_map(|open| match open.stage {
-            // The answer to an OPEN of an older epoch would reach nothing.
+            // No connection is left for the answer to an OPEN of an older epoch.
             Stage::Claims { ticket: its, take_over }
                 if its == ticket
                     && sessions.get(open.session).is_some_and(|s| s.epoch == open.epoch) =>
@@ -59,7 +59,7 @@ impl Core {
         }
     }
 
-    /// A claim came to nothing, but the disk may have it.
+    /// A claim failed, but the disk may have it.
     fn write_again(&mut self, volume: &VolumeUuid) {
         // Without a record no peer was ever told anything that the claim contradicts.
         let Some(record) = self.holders.record(volume).cloned() else { return };
@@ -135,8 +135,8 @@ impl Core {
         }
     }
 
-    /// Decides the OPENs that waited for a claim of another, in the order in which they came. False
-    /// if there is none.
+    /// Decides the next OPEN that waited for the claim of another session, in the order in which
+    /// they came. Returns false if there is none.
     pub(super) fn decide_waiting(&mut self) -> bool {
         let ready = self.waiting_opens.iter().enumerate().find_map(|(at, open)| {
             let Stage::Undecided(request) = open.stage else { return None };

@@ -21,7 +21,7 @@ struct Parked {
     epoch: Epoch,
 }
 
-/// A drain under way, or what it will need: the initiators that can be told of it.
+/// The drain of a target. Before it begins: the events by which initiators will be told.
 #[derive(Debug)]
 pub(super) struct Drain {
     timeout: Duration,
@@ -33,12 +33,12 @@ pub(super) struct Drain {
 struct Begun {
     since: Instant,
     stopped: bool,
-    // Sessions that were told. There is nothing else to tell them when they ask again.
+    // Sessions that were told. When they ask again, there is nothing else to tell them.
     told: BTreeSet<(SessionSlot, Epoch)>,
 }
 
 impl Drain {
-    /// None yet; one may take that long.
+    /// No drain yet. A drain may take that long.
     pub(super) fn new(timeout: Duration) -> Self {
         Self { timeout, parked: Vec::new(), begun: None }
     }

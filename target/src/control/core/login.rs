@@ -1,4 +1,4 @@
-//! LOGIN: a session begins or goes on, once nothing of its older epochs is left.
+//! LOGIN: a session begins or is resumed, once nothing of its older epochs is left.
 
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,8 @@ use crate::connection::SessionSlot;
 /// Silence that every initiator may keep before its session counts as lost.
 const SILENCE_MIN: Duration = Duration::from_secs(2);
 
-/// A LOGIN that waits for the connections of older epochs to end. One per session: a newer epoch
-/// takes its place.
+/// A LOGIN that waits for the connections of older epochs to end. A session has one: the LOGIN of a
+/// newer epoch takes its place.
 #[derive(Debug)]
 pub(super) struct WaitingLogin {
     from: ConnectionRef,
@@ -49,7 +49,7 @@ impl Core {
             return refuse(Status::NoSuchSession);
         }
         session.host = Some((request.host, request.host_name));
-        // Four times what it promised, and time for a busy host.
+        // Four times what the initiator promised, and time for a busy host.
         let detect = Duration::from_millis(u64::from(request.keep_alive_ms));
         session.detect = Some(detect);
         let silence = detect * 4 + SILENCE_MIN;
@@ -70,7 +70,7 @@ impl Core {
         Answer::Later
     }
 
-    /// Nothing of an older epoch is left: the new one may begin.
+    /// Nothing of an older epoch is left: the new epoch may begin.
     pub(super) fn finish_login(&mut self, index: SessionSlot) {
         let Some(login) = self.waiting_logins.remove(&index) else { return };
         let Some(session) = self.sessions.get_mut(index) else { return };

@@ -55,7 +55,7 @@ use open::WaitingOpen;
 /// earlier holders.
 pub const QUIESCE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Where an admin command came from, and its answer goes.
+/// The connection that an admin command came by, and its answer goes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConnectionRef {
     /// The poll group.
@@ -73,7 +73,7 @@ pub struct Ticket(pub u64);
 pub enum Effect {
     /// Answer an admin command. Its connection may be gone by now; then nothing is to be done.
     Reply {
-        /// To whom.
+        /// The connection.
         to: ConnectionRef,
         /// The command's tag.
         tag: Tag,
@@ -84,9 +84,9 @@ pub enum Effect {
         /// Written to the command's descriptor first.
         payload: Vec<u8>,
     },
-    /// End an admin connection that says nothing for this long.
+    /// End an admin connection that is silent for this long.
     Watch {
-        /// Which.
+        /// The connection.
         on: ConnectionRef,
         /// Longest silence.
         silence: Duration,
@@ -105,8 +105,8 @@ pub enum Effect {
     StopGroups,
 }
 
-/// A connection that may be made. It counts as one from now on: if it cannot be made after all,
-/// [`Core::gone`] says so.
+/// A connection that may be made. It counts as made from now on: if it cannot be made after all,
+/// the caller must call [`Core::gone`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Admitted {
     /// Its session.
@@ -117,12 +117,12 @@ pub struct Admitted {
     pub queue: Option<u16>,
 }
 
-/// A connection that is refused, in words for a person.
+/// Why a connection is refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refused {
     /// Why.
     pub reason: RejectReason,
-    /// The same in words.
+    /// The reason in words.
     pub text: String,
 }
 
@@ -151,9 +151,9 @@ pub struct CoreParts {
 /// Counters of what was decided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Decisions {
-    /// Sessions that lost what they held to a take-over.
+    /// Sessions that were fenced by a take-over.
     pub take_overs: u64,
-    /// OPENs refused because the volume had another holder since.
+    /// OPENs that were refused because the volume had another holder meanwhile.
     pub refused_returns: u64,
 }
 
@@ -219,7 +219,7 @@ impl Core {
         }
     }
 
-    /// What is to be done next. After every other call, take all.
+    /// The next thing to do. After every other call, take all effects.
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
@@ -348,7 +348,7 @@ impl Core {
         }
     }
 
-    /// The record of that [`Effect::Persist`] is durable, or why it may not be.
+    /// The record of an [`Effect::Persist`] is durable, or may not be durable for that reason.
     pub fn persisted(&mut self, ticket: Ticket, result: Result<(), String>) {
         self.changes.confirmed(ticket, result.is_ok());
         match result {
@@ -364,8 +364,8 @@ impl Core {
         self.finish_opens();
     }
 
-    /// Whether the time alone may change something: then [`Self::tick`] is to be called every half
-    /// second or so.
+    /// Whether the time alone may change something. Then call [`Self::tick`] every half second or
+    /// so.
     #[must_use]
     pub fn needs_ticks(&self) -> bool {
         self.sessions.iter().any(|session| session.connections() == 0)
@@ -373,7 +373,7 @@ impl Core {
             || !self.waiting_logins.is_empty()
             || !self.waiting_opens.is_empty()
             || self.drain.is_about_to_stop()
-            // What is decided when a record is confirmed goes by the time of the last call.
+            // Decisions that wait for a record use the time of the last call.
             || !self.changes.are_confirmed()
     }
 
@@ -448,14 +448,14 @@ impl Core {
         self.reply(to, tag, status, narrow(text.len()), text);
     }
 
-    /// Has a record made durable that need not be that of [`Self::holders`].
+    /// Makes a record durable. It need not be the one of [`Self::holders`].
     fn persist(&mut self, record: HolderRecord) -> Ticket {
         let ticket = self.changes.next_ticket();
         self.effects.push_back(Effect::Persist { ticket, record });
         ticket
     }
 
-    /// Has the record of [`Self::holders`] made durable, which just changed.
+    /// Makes the record of [`Self::holders`] durable, which just changed.
     fn persist_change(&mut self, record: HolderRecord) -> Ticket {
         let volume = record.volume;
         let ticket = self.persist(record);

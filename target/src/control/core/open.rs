@@ -58,12 +58,12 @@ pub(super) enum Stage {
     Undecided(OpenRequest),
     /// Its own claim is being written.
     Claims {
-        /// The claim's.
+        /// The ticket of the claim.
         ticket: Ticket,
         /// Sessions that exclude it are fenced.
         take_over: bool,
     },
-    /// The session has the volume. What must be durable before the answer.
+    /// The session has the volume. The answer waits for this ticket.
     Granted(Option<Ticket>),
 }
 
@@ -423,7 +423,7 @@ impl Core {
         }
         let Some(record) = self.holders.leave(&uuid) else { return };
         if self.changes.has_claim(&uuid) {
-            // Written if nothing comes of the claim.
+            // It is written if the claim fails.
             self.changes.postpone(uuid);
         } else {
             self.persist_change(record);
