@@ -1,5 +1,5 @@
 //! [`Holders`]: for each volume, the host that held it last for writing, and in which
-//! [`Generation`]. Pure; [`file`] keeps it on disk.
+//! [`Generation`]. Pure; [`mod@file`] keeps it on disk.
 //!
 //! A generation rises with every change of holder and never falls. A holder that comes back after
 //! its session was forgotten names the generation that it was given. If the volume has another
