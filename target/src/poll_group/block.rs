@@ -64,7 +64,7 @@ pub(super) fn start<S: Store>(
     let params = connection.params();
     let (io_max, reads_out) = (params.io_max_bytes, params.reads_out);
     let checked = turn
-        .exports
+        .access
         .opened(params.session, command)
         .and_then(|(volume, mode)| Ok((volume, volume.check(command, mode, io_max)?)));
     let tag = command.tag;
@@ -118,7 +118,7 @@ fn start_rare<S: Store>(
     cut: Cut,
 ) -> Served {
     let (tag, Span { offset, len, .. }) = (command.tag, connection.request(command.tag).span());
-    let Some(volume) = turn.exports.volume(cut.volume) else {
+    let Some(volume) = turn.access.volume(cut.volume) else {
         return Err(Violation("a command without its volume"));
     };
     let kind = match (command.opcode, &volume.placement) {

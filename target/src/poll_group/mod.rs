@@ -26,13 +26,13 @@
 //! completed, whatever the peer does with the tag; on a connection that ended when control has
 //! destroyed the QP.
 
+mod access;
 mod admin;
 mod block;
 mod change;
 mod completion;
 mod connections;
 mod ending;
-mod exports;
 mod mail;
 pub mod peers;
 mod pollers;
@@ -45,8 +45,8 @@ mod turn;
 mod write;
 mod zeroing;
 
+use access::{Access, Opened};
 use connections::Connections;
-use exports::{Exports, Opened};
 pub use mail::{FromGroup, Notice, PollerMemory, ToGroup};
 use peers::{PeerMail, Peers};
 use pollers::Pollers;
@@ -119,7 +119,7 @@ impl<S: Store> PollGroup<S> {
             pollers: Pollers::default(),
             shard,
             peers,
-            exports: Exports::default(),
+            access: Access::default(),
             zeroing: VecDeque::new(),
             sink_waiters: VecDeque::with_capacity(256),
             outbox: Vec::new(),
@@ -233,7 +233,7 @@ impl<S: Store> PollGroup<S> {
                     let Volume { index, cache, read_only, .. } = *volume;
                     self.turn.shard.add_volume(index, cache, size, read_only, stats);
                 }
-                self.turn.exports.add(volume);
+                self.turn.access.add(volume);
             }
             ToGroup::AddConnection { poller, connection, params, accept } => {
                 self.add_connection(poller, connection, *params, &accept);
@@ -265,13 +265,13 @@ impl<S: Store> PollGroup<S> {
     }
 
     fn take_notice(&mut self, notice: Notice) {
-        let exports = &mut self.turn.exports;
+        let access = &mut self.turn.access;
         match notice {
             Notice::Open { session, volume, mode } => {
-                exports.set(session, volume, Opened::Mode(mode));
+                access.set(session, volume, Opened::Mode(mode));
             }
             Notice::Close { session, volume, refusal } => {
-                exports.set(session, volume, Opened::Refused(refusal));
+                access.set(session, volume, Opened::Refused(refusal));
             }
             Notice::EndConnections { session, before } => {
                 self.end_all("superseded by a newer epoch", |connection| {
@@ -279,7 +279,7 @@ impl<S: Store> PollGroup<S> {
                     params.session == session && params.epoch < before
                 });
             }
-            Notice::ForgetSession { session } => exports.forget(session),
+            Notice::ForgetSession { session } => access.forget(session),
         }
     }
 

@@ -14,7 +14,7 @@ use rblk_protocol::Tag;
 use rblk_protocol::width::narrow;
 
 use super::FromGroup;
-use super::exports::Exports;
+use super::access::Access;
 use super::peers::{PeerMail, Peers};
 use super::pollers::Pollers;
 use super::zeroing::Zeroing;
@@ -39,7 +39,7 @@ pub(super) struct Turn<S> {
     /// The other poll groups.
     pub(super) peers: Peers,
     /// What sessions may reach.
-    pub(super) exports: Exports,
+    pub(super) access: Access,
     /// Ranges of memory volumes that are being zeroed.
     pub(super) zeroing: VecDeque<Zeroing>,
     /// Parts that wait for the READ sink, in their order.

@@ -242,7 +242,7 @@ pub(super) fn on_read<S: Store>(
     let part = &mut request.parts_mut()[wide(index.0)];
     if let (Some(extent), Some(sink)) = (part.take_sink(), turn.pollers[poller].sink.as_mut()) {
         let (from, len) = (extent.offset(), part.len());
-        if let Some(Placement::Memory(region)) = turn.exports.placement(volume) {
+        if let Some(Placement::Memory(region)) = turn.access.placement(volume) {
             sink.region().copy_to(from, region, wide(part.offset()), wide(len));
         } else {
             let arena = turn.shard.slots().region();
@@ -262,7 +262,7 @@ fn place<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag, in
     let from = turn.token(connection, tag, index);
     let request = connection.request_mut(tag);
     let fua = request.command().is_some_and(|command| command.flags.fua);
-    let placement = turn.exports.placement(request.span().volume);
+    let placement = turn.access.placement(request.span().volume);
     let in_store = matches!(placement, Some(Placement::Store));
     let part = &mut request.parts_mut()[wide(index.0)];
     let shard = part.shard();

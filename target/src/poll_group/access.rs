@@ -1,4 +1,4 @@
-//! [`Exports`]: the volumes, and which session opened which of them.
+//! [`Access`]: the volumes, and which session opened which of them.
 
 use std::sync::Arc;
 
@@ -20,13 +20,13 @@ pub(super) enum Opened {
 
 /// Volumes and sessions. See the module.
 #[derive(Default)]
-pub(super) struct Exports {
+pub(super) struct Access {
     volumes: Vec<Option<Arc<Volume>>>,
     // By session, then by volume.
     sessions: Vec<Vec<Option<Opened>>>,
 }
 
-impl Exports {
+impl Access {
     /// Exports a volume.
     pub(super) fn add(&mut self, volume: Arc<Volume>) {
         let at = wide(volume.index.0);

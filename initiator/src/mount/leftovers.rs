@@ -1,11 +1,11 @@
 //! What a mount leaves when its process dies, and what is to be done about it: a [`Note`], and a
 //! ublk device on whose disk requests wait for the next server.
 //!
-//! Nothing is found by process ids, which are reused: a process that serves a mount holds the
-//! [`MountLock`] of its name, and a device is the note's if it carries the note's token. Only
-//! whoever holds the lock changes anything.
+//! Nothing is found by process ids, which are reused. A process that serves a mount holds the
+//! [`MountLock`] of its name. A device belongs to a note if it carries the note's token. Only the
+//! holder of the lock changes anything.
 //!
-//! A device whose disk waits is never removed but by `umount --force`: its users would get errors.
+//! Only `umount --force` removes a device whose disk waits: its users get errors.
 
 use std::time::{Duration, Instant};
 
@@ -15,20 +15,20 @@ use super::lock::MountLock;
 use super::note::{BadNote, Note};
 use crate::ublk::{Control, DeviceInfo, DeviceState, DeviceToken, UblkError};
 
-/// Time for the driver to see that a server died: at once, but for a timer of 30 s of some kernels
-/// before 6.16.
+/// Time for the driver to see that a server died: it sees that at once, or by a timer of 30 s on
+/// some kernels before 6.16.
 pub const ENDING_DEADLINE: Duration = Duration::from_secs(60);
 /// Time for a dead mount's device to go away.
 const REMOVE_DEADLINE: Duration = Duration::from_secs(30);
 /// Step of waits that can only be polled.
 const POLL_STEP: Duration = Duration::from_millis(10);
 
-/// What is there of a mount's name.
+/// The state of a mount's name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Condition {
     /// Nothing.
     Nothing,
-    /// A process serves it, or begins or clears it.
+    /// A process serves the mount, starts it, or clears it.
     Running,
     /// A note that cannot be used.
     Unusable,
@@ -36,9 +36,9 @@ pub enum Condition {
     Ending,
     /// Its process died; its disk waits for the next.
     Waiting,
-    /// A device without a disk: the process died before it was there, or after it was taken away.
+    /// A device without a disk: the process died before there was one, or after it was removed.
     Diskless,
-    /// A note whose device is not there any more.
+    /// A note whose device is gone.
     Gone,
 }
 
@@ -71,7 +71,7 @@ impl Condition {
     }
 }
 
-/// What somebody wants of the name.
+/// What a command wants to do with the name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Purpose {
     /// To mount; `same` when that is what the note says is mounted.
@@ -79,11 +79,11 @@ pub enum Purpose {
         /// The same volume of the same target in the same way.
         same: bool,
     },
-    /// To go on with it.
+    /// To recover it.
     Recover,
-    /// To take it away.
+    /// To unmount it.
     Unmount {
-        /// Whatever it costs.
+        /// Even if requests fail.
         force: bool,
     },
 }
@@ -133,13 +133,13 @@ pub fn decide(condition: Condition, purpose: Purpose) -> Action {
     }
 }
 
-/// The name is held by what a dead mount left.
+/// A dead mount's leftovers hold the name.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
     /// The disk waits for another volume.
     #[error(
         "`{name}` is the name of {device}, which waits for volume `{volume}` since its process died; `rblk-initiator \
-         recover {name}` goes on with it, `rblk-initiator umount --force {name}` gives it up"
+         recover {name}` recovers it, `rblk-initiator umount --force {name}` gives it up"
     )]
     Other {
         /// The name.
@@ -151,8 +151,8 @@ pub enum Refused {
     },
     /// Requests wait.
     #[error(
-        "the process of `{name}` died and requests to {device} wait for another; `rblk-initiator recover {name}` goes \
-         on with it, --force fails them"
+        "the process of `{name}` died and requests to {device} wait for another; `rblk-initiator recover {name}` \
+         recovers it, --force fails them"
     )]
     Waiting {
         /// The name.
@@ -162,18 +162,18 @@ pub enum Refused {
     },
 }
 
-/// What is there of a mount that no process serves.
+/// What a mount that no process serves has left.
 #[derive(Debug)]
 pub struct Found {
-    /// In short.
+    /// The state of the name.
     pub condition: Condition,
     /// Its note, if that makes sense.
     pub note: Result<Option<Note>, BadNote>,
-    /// The device that is its.
+    /// Its device.
     pub device: Option<DeviceInfo>,
 }
 
-/// Looks for what is there of a name whose lock nobody else holds.
+/// Looks for what a name has left. No other process may hold its lock.
 ///
 /// # Errors
 /// There is a note, and the driver cannot be asked about its device.
@@ -184,7 +184,7 @@ pub fn find(name: &str) -> Result<Found, UblkError> {
         Ok(Some(note)) => (Some(true), Some(note.token), note.numbered()),
         Err(_) => (Some(false), Note::token_of(name), None),
     };
-    // Without a note the driver is not asked: a host may have none.
+    // Without a note the driver is not asked: a host may have no driver.
     let device = match token {
         Some(token) => aside(|| Control::open()?.find(token, id))?,
         None => None,
@@ -208,9 +208,9 @@ pub enum Claimed {
     Cleared,
 }
 
-/// Makes what is left of a mount fit for a purpose: waits until the driver is done with a dead
-/// server, and clears away what is of no use to anybody. Blocks meanwhile. The lock is the name's;
-/// a purpose may depend on the note.
+/// Prepares what is left of a mount for a purpose: waits until the driver has seen that a server
+/// died, and clears what is of no use. Blocks meanwhile. The lock is the name's; a purpose may
+/// depend on the note.
 ///
 /// # Errors
 /// [`NotMounted`], [`BadNote`], [`Refused`], or the driver's.
@@ -262,7 +262,7 @@ pub fn claim(
     }
 }
 
-/// Devices of rblk whose server died and whose note is gone: nobody can go on with them.
+/// Devices of rblk whose server died and whose note is gone: no process can recover them.
 ///
 /// # Errors
 /// The driver cannot be asked.
@@ -270,7 +270,7 @@ pub fn orphans(names: &[String]) -> Result<Vec<DeviceInfo>, UblkError> {
     let noted: Vec<DeviceToken> = names.iter().filter_map(|name| Note::token_of(name)).collect();
     let mut devices = Control::open()?.list()?;
     devices.retain(|info| {
-        // One that is being added has no disk either, and its note comes next.
+        // A device that is being added has no disk either, and its note is there.
         let serverless = matches!(info.state, DeviceState::Quiesced | DeviceState::FailIo);
         serverless && info.token.is_some_and(|token| !noted.contains(&token))
     });

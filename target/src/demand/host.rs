@@ -11,7 +11,7 @@ const HUGE_POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 pub struct HugePool {
     /// All of them.
     pub total: u64,
-    /// Those that nobody uses or has reserved.
+    /// Those that are neither used nor reserved.
     pub free: u64,
 }
 
@@ -41,8 +41,8 @@ impl Host {
             Some(HugePool { total: count("nr_hugepages")?, free })
         };
         let own = text(Path::new("/proc/self/cgroup")).unwrap_or_default();
-        // Where version 1 has the memory controller, version 2 has no such files, and nothing
-        // limits here.
+        // Where the memory controller is in version 1, version 2 has no such files, and there is
+        // no limit here.
         let root = Path::new("/sys/fs/cgroup");
         let limits = limit_files(&own, root).into_iter().filter_map(|file| {
             let limit = parse_limit(&text(&file)?)?;

@@ -1,14 +1,13 @@
 //! The memory of the arena: what a configuration asks of the host, whether the host has it, and of
 //! which pages.
 //!
-//! Contract: what cannot work is refused with numbers and a fix before anything is allocated,
-//! because the kernel's own answer comes late and kills: pages are pinned while devices and rings
-//! register them. What the host has is read into a [`Host`]; the judgement over it is pure. What
-//! cannot be read does not refuse anything.
+//! Contract: a configuration that cannot work is refused with numbers and a fix before anything is
+//! allocated. The kernel's own answer comes late and kills the process: pages are pinned while
+//! devices and rings register them. What the host has is read into a [`Host`]; the decision is
+//! pure. A value that cannot be read refuses nothing.
 //!
-//! The arena is pinned whichever way it is served: by the RDMA device, or else by the rings of the
-//! poll groups. Volumes in memory are pinned by an RDMA device only; over TCP their pages count
-//! once they were written.
+//! The arena is always pinned: by the RDMA device, or else by the rings of the poll groups. Volumes
+//! in memory are pinned by an RDMA device only; over TCP their pages count once they were written.
 
 mod host;
 
@@ -19,6 +18,7 @@ use std::sync::Arc;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rblk_config::{Backing, ByteSize, HugePages, TargetConfig};
 use rblk_fabric::{Address, DeviceCaps, PageKind, Region, RegionError, Scheme};
+use rblk_protocol::width::{wide, wide64};
 
 use crate::arena::MIN_EXTENT_BYTES;
 
@@ -30,10 +30,10 @@ const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// Largest extents that each poll group has at least.
 const SHARE_EXTENTS_MIN: u64 = 4;
 
-/// Why the memory of a configuration cannot be had.
+/// Why the memory of a configuration cannot be allocated.
 #[derive(Debug, thiserror::Error)]
 pub enum NotEnoughMemory {
-    /// It may not be locked.
+    /// This process may not lock as much.
     #[error(
         "the memlock limit of {limit} bytes is below the {needed} bytes that this configuration registers with the RDMA device: \
          raise it with `ulimit -l unlimited` or LimitMEMLOCK=infinity in the unit, lower `arena`, or serve tcp:// only"
@@ -44,14 +44,14 @@ pub enum NotEnoughMemory {
         /// Arena and volumes.
         needed: u64,
     },
-    /// The host, or the cgroup, has not as much.
-    #[error("{what} of {} cannot be had: {room}; {fix}", Human(*needed))]
+    /// The host, or the cgroup, does not have as much.
+    #[error("cannot allocate {what} of {}: {room}; {fix}", Human(*needed))]
     Room {
-        /// What takes it.
+        /// What needs it.
         what: &'static str,
-        /// How much that is, in bytes.
+        /// How many bytes that is.
         needed: u64,
-        /// What there is.
+        /// What limits it.
         room: Room,
         /// What to change.
         fix: String,
@@ -65,7 +65,7 @@ pub enum NotEnoughMemory {
     HugePages {
         /// Pages of the arena.
         needed: u64,
-        /// Pages that nobody uses or has reserved.
+        /// Pages that are neither used nor reserved.
         free: u64,
         /// Pages of the pool.
         total: u64,
@@ -90,7 +90,7 @@ pub enum NotEnoughMemory {
         /// Bytes to register.
         needed: u64,
     },
-    /// The system refused all the same.
+    /// The system refused it.
     #[error("the arena: {0}")]
     Region(#[from] RegionError),
 }
@@ -138,7 +138,7 @@ impl fmt::Display for Human {
             0x4000_0000..0x100_0000_0000 => (30, "GiB"),
             _ => (40, "TiB"),
         };
-        // Whole tenths, rounded down: what is said to fit does.
+        // Whole tenths, rounded down: what is said to fit really fits.
         let tenths = (u128::from(self.0) * 10) >> shift;
         write!(f, "{}.{} {unit}", tenths / 10, tenths % 10)
     }
@@ -160,10 +160,10 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// Of a configuration with so many poll groups, at least one.
+    /// The demand of a configuration with so many poll groups, at least one.
     #[must_use]
     pub fn of(config: &TargetConfig, groups: usize) -> Self {
-        let groups = groups.max(1) as u64;
+        let groups = wide64(groups.max(1));
         let extent = config.max_io.0.max(MIN_EXTENT_BYTES.into());
         // Whole largest extents for each poll group.
         let share = (config.arena.0 / groups / extent).max(SHARE_EXTENTS_MIN) * extent;
@@ -231,7 +231,7 @@ impl Demand {
         }
     }
 
-    /// Whether what is pinned fits the host, the arena being of such pages.
+    /// Whether what is pinned fits the host, if the arena has such pages.
     ///
     /// # Errors
     /// [`NotEnoughMemory::Room`].
@@ -246,7 +246,7 @@ impl Demand {
             (0, _) => "volumes in memory",
             _ => "an arena and volumes in memory",
         };
-        // An eighth stays for sessions, queues and everybody else.
+        // An eighth stays for sessions, queues and other processes.
         let left = room.bytes().saturating_sub(room.bytes() / 8).saturating_sub(volumes);
         let arena_max = ByteSize(left / (1 << 20) * (1 << 20));
         let advice = if arena > 0 && arena_max.0 >= self.share_min * self.groups {
@@ -320,11 +320,11 @@ impl Demand {
     /// # Errors
     /// [`NotEnoughMemory`].
     pub fn allocate(&self, host: &Host) -> Result<Arc<Region>, NotEnoughMemory> {
-        let bytes = usize::try_from(self.arena_bytes()).unwrap_or(usize::MAX);
+        let bytes = wide(self.arena_bytes());
         let huge = self.pages(host.huge)? == PageKind::Huge2MiB;
         let refused = match huge.then(|| Region::allocate(bytes, PageKind::Huge2MiB)) {
             Some(Ok(region)) => return Ok(region),
-            // Somebody was faster, or a cgroup limits them.
+            // Another process was faster, or a cgroup limits huge pages.
             Some(Err(error)) if self.hugepages == HugePages::Required => return Err(error.into()),
             Some(Err(error)) => Some(error),
             None => None,
@@ -428,12 +428,12 @@ mod tests {
         assert!(fits(demand(RDMA, 1 << 40, &[]), &Host::default()).is_ok(), "nothing is known");
         assert_eq!(
             refusal(fits(demand(RDMA, 3 * GIB, &[GIB, MIB]), &available(4 * GIB))),
-            "an arena and volumes in memory of 4.0 GiB cannot be had: 4.0 GiB of this host's memory are available; \
+            "cannot allocate an arena and volumes in memory of 4.0 GiB: 4.0 GiB of this host's memory are available; \
              lower `arena` to \"2559MiB\", or free some"
         );
         assert_eq!(
             refusal(fits(demand(RDMA, 8 * MIB, &[8 * GIB]), &available(4 * GIB))),
-            "an arena and volumes in memory of 8.0 GiB cannot be had: 4.0 GiB of this host's memory are available; \
+            "cannot allocate an arena and volumes in memory of 8.0 GiB: 4.0 GiB of this host's memory are available; \
              lower the sizes of the volumes in memory, or free some"
         );
         // Volumes over TCP are not pinned, the arena is.
@@ -441,14 +441,14 @@ mod tests {
         assert!(fits(tcp.clone(), &available(GIB)).is_ok());
         assert_eq!(
             refusal(fits(tcp.clone(), &available(GIB - 1))),
-            "an arena of 1.0 GiB cannot be had: 1023.9 MiB of this host's memory are available; \
+            "cannot allocate an arena of 1.0 GiB: 1023.9 MiB of this host's memory are available; \
              lower `arena` to \"896MiB\", or free some"
         );
         assert!(tcp.fits(&available(0), PageKind::Huge2MiB).is_ok(), "huge pages are apart");
         let many = Demand::of(&config(RDMA, 4 * MIB, &[]), 64);
         assert_eq!(
             refusal(fits(many, &available(255 * MIB))),
-            "an arena of 256.0 MiB cannot be had: 255.0 MiB of this host's memory are available; \
+            "cannot allocate an arena of 256.0 MiB: 255.0 MiB of this host's memory are available; \
              lower `max_io` or `poll_groups`, whose product is the least of an arena, or free some"
         );
     }
@@ -463,7 +463,7 @@ mod tests {
         assert!(demand.fits(&cgroup(2 * GIB), PageKind::Normal).is_ok());
         assert_eq!(
             refusal(demand.fits(&cgroup(GIB), PageKind::Normal)),
-            "an arena of 2.0 GiB cannot be had: /sys/fs/cgroup/a/memory.max limits this process to 1.0 GiB; \
+            "cannot allocate an arena of 2.0 GiB: /sys/fs/cgroup/a/memory.max limits this process to 1.0 GiB; \
              lower `arena` to \"896MiB\", or raise MemoryMax= in the unit"
         );
     }

@@ -12,17 +12,19 @@ use rblk_fabric::{
 };
 use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, IO_MIN_BYTES};
 use rblk_protocol::{
-    BlockCount, BlockSize, CommandCapsule, ConnectionKind, Epoch, Generation, HelloReject,
-    HelloRequest, HostId, InstanceId, LoginReply, Name, Offer, Opcode, OpenReply, OpenRequest,
-    QueueDepth, RejectReason, ResponseCapsule, SessionId, Tag, Version, VolumeFlags, VolumeHandle,
-    WriteVerifier, negotiate,
+    AsyncEvent, BlockCount, BlockSize, CommandCapsule, ConnectionKind, Epoch, Features, Generation,
+    HelloReject, HelloRequest, HostId, InstanceId, LoginReply, Name, Offer, Opcode, OpenReply,
+    OpenRequest, QueueDepth, RejectReason, ResponseCapsule, SessionId, Tag, Version, VolumeFlags,
+    VolumeHandle, WriteVerifier, negotiate,
 };
 
+use super::super::begin::connect_first;
 use super::*;
+use crate::engine::PathEnd;
+use crate::error::SessionError;
 use crate::session::HostIdentity;
-use crate::ublk::DeviceToken;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 const SLOT: usize = 1024;
 const RECVS: u16 = 5;
 const SESSION: SessionId = SessionId([2; 16]);
@@ -301,7 +303,24 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 async fn mounted(config: &MountConfig) -> Mount {
-    Mount::connect_first(config, "m", host(), false, &RefCell::default()).await.unwrap().0
+    connect_first(config, "m", host(), false, &RefCell::default()).await.unwrap().0
+}
+
+impl Mount {
+    fn carry_out(&mut self) {
+        let Self { link, queues, note, .. } = self;
+        link.carry_out(&mut Around { queues, note });
+    }
+
+    fn on_path_end(&mut self, queue: u16, end: PathEnd) {
+        self.link.on_path_end(queue, end, &mut self.queues);
+    }
+
+    fn set_durability(&mut self, durability: Arc<Durability>) {
+        let MountStatus { name, recovered, .. } = &self.status;
+        self.note = NoteKeeper::new(name, &self.config, &durability, true, *recovered);
+        self.durability = durability;
+    }
 }
 
 /// What the mount does of itself, for a moment.
@@ -311,10 +330,10 @@ async fn attend(mount: &mut Mount) {
 }
 
 /// Attends to the mount until its status is as wanted.
-async fn until_status(mount: &mut Mount, wanted: impl Fn(&crate::mount::MountStatus) -> bool) {
+async fn until_status(mount: &mut Mount, wanted: impl Fn(&MountStatus) -> bool) {
     let begun = Instant::now();
     while !wanted(&mount.status()) {
-        assert!(begun.elapsed() < PATIENCE, "{:?}", mount.status());
+        assert!(begun.elapsed() < TIME_LIMIT, "{:?}", mount.status());
         attend(mount).await;
     }
 }
@@ -377,7 +396,7 @@ fn a_run_of_another_target_is_not_gone_back_to() {
         let mut probes = 0;
         let begun = Instant::now();
         while probes < 4 {
-            assert!(begun.elapsed() < PATIENCE);
+            assert!(begun.elapsed() < TIME_LIMIT);
             attend(&mut mount).await;
             probes += first.heard().iter().filter(|heard| **heard == Heard::Logout).count();
         }
@@ -411,7 +430,7 @@ fn a_new_session_keeps_the_generation_and_a_fenced_mount_asks_no_more() {
         toy.is(|manners| manners.is_dead = false);
         let begun = Instant::now();
         while !toy.manners.lock().unwrap().heard.contains(&login(false, 1)) {
-            assert!(begun.elapsed() < PATIENCE);
+            assert!(begun.elapsed() < TIME_LIMIT);
             attend(&mut mount).await;
         }
         assert_eq!(toy.heard()[..2], [login(true, 2), open(5)]);
@@ -419,7 +438,7 @@ fn a_new_session_keeps_the_generation_and_a_fenced_mount_asks_no_more() {
         until_status(&mut mount, |status| status.state == "fenced").await;
         let status = mount.status();
         assert!(status.last_loss.is_some_and(|why| why.contains("held by b (10.0.0.2)")));
-        assert_eq!(mount.known.fenced.as_deref(), Some("held by b (10.0.0.2)"));
+        assert_eq!(mount.link.facts().fenced.as_deref(), Some("held by b (10.0.0.2)"));
         assert!(status.lost_ms_ago.is_some());
         // Its session is given back, and nothing else follows.
         until_status(&mut mount, |_| toy.heard().contains(&Heard::Logout)).await;
@@ -427,7 +446,7 @@ fn a_new_session_keeps_the_generation_and_a_fenced_mount_asks_no_more() {
             attend(&mut mount).await;
         }
         assert_eq!(toy.heard(), []);
-        assert!(mount.course.is_over());
+        assert!(mount.link.is_over());
     });
 }
 
@@ -456,7 +475,7 @@ fn a_first_mount_waits_for_its_target_but_not_for_what_will_not_pass() {
         toy.is(|manners| manners.is_dead = true);
         let why = RefCell::default();
         let mut config = config(&[&toy]);
-        let error = Mount::connect_first(&config, "m", host(), false, &why).await.unwrap_err();
+        let error = connect_first(&config, "m", host(), false, &why).await.unwrap_err();
         assert!(error.downcast_ref::<SessionError>().unwrap().is_transient(), "{error}");
 
         config.wait = rblk_config::Duration::from_secs(3600);
@@ -464,18 +483,19 @@ fn a_first_mount_waits_for_its_target_but_not_for_what_will_not_pass() {
             tokio::time::sleep(Duration::from_millis(50)).await;
             toy.is(|manners| manners.is_dead = false);
         };
-        let waiting = Mount::connect_first(&config, "m", host(), true, &why);
-        let (mounted, ()) = tokio::time::timeout(PATIENCE, async { tokio::join!(waiting, revive) })
-            .await
-            .expect("it connects");
+        let waiting = connect_first(&config, "m", host(), true, &why);
+        let (mounted, ()) =
+            tokio::time::timeout(TIME_LIMIT, async { tokio::join!(waiting, revive) })
+                .await
+                .expect("it connects");
         assert!(why.borrow().is_some(), "it waited");
         assert_eq!(mounted.unwrap().0.status().state, "connected");
         let take_over = Heard::Open { generation: Generation::FRESH, take_over: true };
         assert_eq!(toy.heard(), [login(false, 1), take_over]);
 
         toy.is(|manners| manners.open = (Status::InUse, "held by b (10.0.0.2)"));
-        let waiting = Mount::connect_first(&config, "m", host(), false, &why);
-        let error = tokio::time::timeout(PATIENCE, waiting).await.expect("at once").unwrap_err();
+        let waiting = connect_first(&config, "m", host(), false, &why);
+        let error = tokio::time::timeout(TIME_LIMIT, waiting).await.expect("at once").unwrap_err();
         let text = format!("{error:#}");
         assert!(text.contains("held by b (10.0.0.2)") && text.contains("--take-over"), "{text}");
     });
@@ -486,12 +506,12 @@ fn the_end_of_a_path_that_has_a_successor_is_no_loss() {
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mut mount = mounted(&config(&[&toy])).await;
-        mount.paths = vec![2];
+        mount.queues = Queues::without_threads(&[2]);
         mount.on_path_end(0, PathEnd::Lost(WcStatus::Flushed));
         assert_eq!(mount.status().state, "connected");
         mount.on_path_end(0, PathEnd::Dropped);
         assert_eq!(mount.status().state, "connected", "it was asked for");
-        mount.paths = vec![1];
+        mount.queues = Queues::without_threads(&[1]);
         mount.on_path_end(0, PathEnd::Silent);
         assert_eq!(mount.status().state, "reconnecting");
         assert_eq!(mount.status().last_loss.as_deref(), Some("queue 0: Silent"));
@@ -499,9 +519,9 @@ fn the_end_of_a_path_that_has_a_successor_is_no_loss() {
 
         // One that shows that a feature does not work is not tried again with it, and in no other
         // way at once.
-        mount.paths = vec![1];
+        mount.queues = Queues::without_threads(&[1]);
         mount.on_path_end(0, PathEnd::SelfTest);
-        assert!(!mount.known.wish.features.has(Features::WRITE_WITH_IMM));
+        assert!(!mount.link.setup().wish.features.has(Features::WRITE_WITH_IMM));
         until_status(&mut mount, |status| status.state == "connected" && status.epoch == 3).await;
         assert!(!mount.status().write_with_imm);
     });
@@ -512,19 +532,19 @@ fn a_target_that_drains_is_left_when_every_queue_is_quiet() {
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mut mount = mounted(&config(&[&toy])).await;
-        mount.on_event(Ok(Some(AsyncEvent::Draining)));
+        mount.link.on_event(Ok(Some(AsyncEvent::Draining)), &mount.queues);
         mount.carry_out();
-        assert!(mount.course.is_holding());
+        assert!(mount.link.course().is_holding());
         let begun = Instant::now();
-        mount.quiet = vec![false; 2];
+        mount.queues = Queues::without_threads(&[1, 1]);
         for queue in [0, 0, 9, 1] {
             // The hold ends of itself after a while.
-            let ended = mount.session.is_none();
+            let ended = !mount.link.is_connected();
             assert!(!ended || begun.elapsed() >= Duration::from_millis(700));
-            mount.on_quiet(queue);
+            mount.link.on_quiet(queue, &mut mount.queues);
             mount.carry_out();
         }
-        assert!(mount.session.is_none());
+        assert!(!mount.link.is_connected());
         assert_eq!(mount.status().state, "reconnecting");
     });
 }
@@ -536,7 +556,7 @@ fn a_session_is_kept_while_its_queues_connect() {
         toy.is(|manners| manners.beats_before_queues = 2);
         // Without a KEEP_ALIVE no queue is let in.
         let mount = mounted(&config(&[&toy])).await;
-        assert!(mount.session.is_some());
+        assert!(mount.link.is_connected());
     });
 }
 
@@ -547,15 +567,15 @@ fn a_target_that_drains_is_not_asked_for_events_again_and_again() {
         let config = config(&[&toy]);
         let mut mount = mounted(&config).await;
         let pulse = pulse(&config);
-        let session = mount.session.as_mut().unwrap();
+        let session = mount.link.session_mut().unwrap();
         toy.is(|manners| manners.drains = true);
-        let event = tokio::time::timeout(PATIENCE, session.admin.event(pulse)).await.unwrap();
+        let event = tokio::time::timeout(TIME_LIMIT, session.admin.event(pulse)).await.unwrap();
         assert_eq!(event.unwrap(), Some(AsyncEvent::Draining));
         // Held, it goes on: every ASYNC_EVENT would be answered at once.
         toy.is(|manners| manners.beats = 0);
         let begun = Instant::now();
         while toy.manners.lock().unwrap().beats < 2 {
-            assert!(begun.elapsed() < PATIENCE, "the session is not kept");
+            assert!(begun.elapsed() < TIME_LIMIT, "the session is not kept");
             let wait = Duration::from_millis(20);
             let event = tokio::time::timeout(wait, session.admin.event(pulse)).await;
             assert!(event.is_err(), "{event:?}");
