@@ -179,15 +179,16 @@ impl Part {
         self.posted = self.len;
     }
 
-    /// A WRITE of so many bytes was queued. With the last one the memory, and the shard that lent
-    /// it, belong to the caller.
+    /// A WRITE of so many bytes was queued. True: it was the last one, and the memory is to be taken
+    /// and pinned.
     #[inline]
-    pub(crate) fn sent(&mut self, bytes: u32) -> Option<(u16, Segments)> {
+    pub(crate) fn sent(&mut self, bytes: u32) -> bool {
         self.posted += bytes;
-        self.is_posted().then(|| {
+        let is_last = self.is_posted();
+        if is_last {
             self.state = PartState::Done;
-            (self.shard, std::mem::take(&mut self.memory))
-        })
+        }
+        is_last
     }
 }
 

@@ -226,8 +226,9 @@ pub(crate) enum Event<'a> {
     Abandon,
 }
 
-/// What an event calls for.
-#[derive(Debug)]
+/// What an event calls for. Plain data: what a part owns stays in the part, until the caller takes
+/// it ([`Part::take_memory`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "an action that is not carried out leaves the command unanswered"]
 pub(crate) enum Action {
     /// Nothing: something else is waited for.
@@ -238,8 +239,9 @@ pub(crate) enum Action {
     Place,
     /// Parts of a READ are there: send what credits allow.
     Send,
-    /// A part of a READ is queued to be sent: its memory is pinned until the peer has it.
-    Pin(u16, Segments),
+    /// All of a part of a READ is queued to be sent: take its memory, and pin it until the peer has
+    /// the bytes.
+    Pin,
     /// All shards have handed over their dirty blocks: make the store durable.
     Sync,
     /// Ask this shard to hold the range.
@@ -250,8 +252,8 @@ pub(crate) enum Action {
     Unhold(Changed),
     /// Answer with this status.
     Finish(Status),
-    /// The connection ended: what the shard lent or reserved goes back to it.
-    GiveBack(PartIndex, Option<JobId>, Segments),
+    /// The connection ended: take what the shard lent or reserved for a part, and give it back.
+    GiveBack(PartIndex),
     /// The event cannot happen in this state: a bug, or a device that completes what was never
     /// posted.
     Impossible,
@@ -475,10 +477,13 @@ impl Request {
                 self.parts[part].set_state(PartState::Done);
                 self.finish_if_written()
             }
-            Event::Sent(part, bytes) => match self.parts[part].sent(bytes) {
-                Some((shard, memory)) => Action::Pin(shard, memory),
-                None => Action::Wait,
-            },
+            Event::Sent(part, bytes) => {
+                if self.parts[part].sent(bytes) {
+                    Action::Pin
+                } else {
+                    Action::Wait
+                }
+            }
             Event::Held(held) => self.on_held(held),
             Event::AllHeld => {
                 self.state = State::AwaitsChange;
@@ -534,8 +539,10 @@ impl Request {
     fn on_lent(&mut self, part: PartIndex, result: Result<Segments, Errno>) -> Action {
         self.answered_by_shard();
         match result {
-            Ok(memory) if self.abandoned => return Action::GiveBack(part, None, memory),
-            Ok(memory) => self.parts[part].lend(memory),
+            Ok(memory) => {
+                self.parts[part].lend(memory);
+                return if self.abandoned { Action::GiveBack(part) } else { Action::Send };
+            }
             Err(errno) => {
                 self.parts[part].set_state(PartState::Done);
                 self.fail(errno);
@@ -546,11 +553,8 @@ impl Request {
 
     #[inline]
     fn on_reserved(&mut self, part: PartIndex, job: JobId, memory: Segments) -> Action {
-        if self.abandoned {
-            return Action::GiveBack(part, Some(job), memory);
-        }
         self.parts[part].reserve(job, memory);
-        Action::Fetch(part)
+        if self.abandoned { Action::GiveBack(part) } else { Action::Fetch(part) }
     }
 
     #[inline]

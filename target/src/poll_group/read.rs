@@ -15,7 +15,7 @@ use super::turn::Turn;
 use crate::cache::{STRIPE_BYTES, Segments, ShardRequest, shard_of};
 use crate::connection::{Connection, Served, Violation};
 use crate::part::{Part, PartIndex, PartState};
-use crate::request::{Event, Outcome};
+use crate::request::{Action, Event, Outcome};
 use crate::store::{Store, VolumeIndex};
 
 /// Begins a READ of a store, and reads `ahead` (first byte and bytes) of its reader.
@@ -201,9 +201,11 @@ fn send_part<S: Store>(
     }
     let immediate = with_immediate.then(|| Immediate::new(tag, command.sequence));
     let at = connection.queue_lent(tag, &sges, remote, immediate, ends_part);
-    let action = connection.request_mut(tag).step(Event::Sent(index, bytes));
-    if let crate::request::Action::Pin(shard, memory) = action {
-        connection.pin(at, shard, memory);
+    let request = connection.request_mut(tag);
+    if request.step(Event::Sent(index, bytes)) == Action::Pin {
+        let part = &mut request.parts_mut()[wide(index.0)];
+        let (shard, (_, memory)) = (part.shard(), part.take_memory());
+        connection.pin(at, narrow(shard), memory);
     }
     if answers {
         read_answered(connection, &turn.stats, &command, with_immediate);

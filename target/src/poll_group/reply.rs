@@ -57,18 +57,16 @@ fn carry_out<S: Store>(
         Action::Hold(shard) => change::hold(connection, turn, tag, shard),
         Action::Unhold(outcome) => change::unhold(connection, turn, tag, outcome),
         Action::Finish(status) => finish(connection, turn, tag, Outcome::of(status)),
-        Action::GiveBack(part, job, memory) => {
-            let parts = connection.request(tag).parts();
-            let shard = parts[wide(part.0)].shard();
-            turn.tell(
-                shard,
-                match job {
-                    Some(job) => ShardRequest::Cancel { job, memory },
-                    None => ShardRequest::Release { memory },
-                },
-            );
+        Action::GiveBack(part) => {
+            let part = &mut connection.request_mut(tag).parts_mut()[wide(part.0)];
+            let (shard, (job, memory)) = (part.shard(), part.take_memory());
+            let request = match job {
+                Some(job) => ShardRequest::Cancel { job, memory },
+                None => ShardRequest::Release { memory },
+            };
+            turn.tell(shard, request);
         }
-        Action::Place | Action::Pin(..) | Action::Change | Action::Impossible => {
+        Action::Place | Action::Pin | Action::Change | Action::Impossible => {
             debug_assert!(false, "no answer of a shard calls for this");
             return Err(Violation("a command lost its way"));
         }
