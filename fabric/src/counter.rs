@@ -28,11 +28,11 @@ impl Counter {
     }
 }
 
-/// A struct of [`Counter`]s, and a struct of plain numbers with the same fields: their values at one
-/// moment, or a sum of several.
+/// A struct of [`Counter`]s, and a struct of plain numbers with the same fields: their values at
+/// one moment, or a sum of several.
 ///
-/// Both have the named fields, public and with docs. The first has `snapshot`, the second has `add`,
-/// which wraps, and `since`.
+/// Both have the named fields, public and with docs. The first has `snapshot`, the second has
+/// `add`, which wraps, and `since`.
 ///
 /// ```
 /// rblk_fabric::counters! {

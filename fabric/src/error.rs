@@ -103,15 +103,15 @@ impl FabricError {
     }
 }
 
-/// Not all WRs of a batch could be posted. The WRs before `posted` are on the queue. The others were
-/// not taken and do not complete.
+/// Not all WRs of a batch could be posted. The WRs before `posted` are on the queue. The others
+/// were not taken and do not complete.
 #[derive(Debug, thiserror::Error)]
 #[error("posting stopped after {posted} work requests: {source}")]
 pub struct PostError {
     /// How many WRs of the batch were taken.
     pub posted: usize,
-    /// Why the next WR was not taken: ENOMEM when the queue is full, EINVAL for a WR that the provider
-    /// cannot take.
+    /// Why the next WR was not taken: ENOMEM when the queue is full, EINVAL for a WR that the
+    /// provider cannot take.
     pub source: io::Error,
 }
 

@@ -19,8 +19,9 @@
 //!   holds for long, and allocates nothing after [`Poller::attach`].
 //! - Every posted WR completes once. Signaled WRs and failed WRs complete with a [`Completion`];
 //!   unsignaled WRs that succeed complete silently. When a QP dies, for any reason, all its
-//!   outstanding WRs complete with an error ([`WcStatus::Flushed`] for all except the first). A data
-//!   thread learns of a dead QP *only* in this way. So keep at least one RECV posted at all times.
+//!   outstanding WRs complete with an error ([`WcStatus::Flushed`] for all except the first). A
+//!   data thread learns of a dead QP *only* in this way. So keep at least one RECV posted at all
+//!   times.
 //! - Memory safety does not depend on the order of drops. An MR is deregistered before its memory
 //!   is freed. Memory that a peer or a device may write is accessed only by copies ([`Region`]),
 //!   never by references.

@@ -47,8 +47,8 @@ impl Readiness {
 
 fn watch(fd: BorrowedFd<'_>) -> io::Result<AsyncFd<OwnedFd>> {
     let own = fd.try_clone_to_owned()?;
-    // SAFETY: `own` is moved in and never taken out, so the descriptor stays open and the same until
-    // the registration ends with the AsyncFd.
+    // SAFETY: `own` is moved in and never taken out, so the descriptor stays open and the same
+    // until the registration ends with the AsyncFd.
     let watched = unsafe { AsyncFd::register_with_interest(own, Interest::READABLE) };
     watched.map_err(io::Error::from)
 }

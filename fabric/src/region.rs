@@ -1,8 +1,8 @@
 //! [`Region`]: page-aligned memory at a fixed address, for MRs and io_uring fixed buffers.
 //!
-//! Contract: the bytes may change at any time, because a device, a peer or the kernel writes them. So
-//! no reference to them ever exists. Access is by copies through raw pointers. The code that lends
-//! the bytes out decides who may access which bytes at what time.
+//! Contract: the bytes may change at any time, because a device, a peer or the kernel writes them.
+//! So no reference to them ever exists. Access is by copies through raw pointers. The code that
+//! lends the bytes out decides who may access which bytes at what time.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -105,8 +105,8 @@ impl Region {
         self.base.as_ptr() as u64
     }
 
-    /// Pointer to `len` bytes from `offset`. `None` if they are not all inside the region. The pointer
-    /// is valid while the region lives. The bytes may change at any time.
+    /// Pointer to `len` bytes from `offset`. `None` if they are not all inside the region. The
+    /// pointer is valid while the region lives. The bytes may change at any time.
     #[must_use]
     #[inline]
     pub fn pointer(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {

@@ -45,8 +45,8 @@ impl Access {
     pub const REMOTE: Self = Self { local_write: true, remote_write: true, remote_read: true };
 }
 
-/// The number that the caller gives a WR, returned in its [`Completion`]. Only the low 40 bits are the
-/// caller's. The provider uses the others.
+/// The number that the caller gives a WR, returned in its [`Completion`]. Only the low 40 bits are
+/// the caller's. The provider uses the others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct WrId(pub u64);
 
@@ -109,8 +109,8 @@ impl SgeList {
         true
     }
 
-    /// Adds an entry behind the first one, before the others. False if there are [`MAX_SGE`] already,
-    /// or none.
+    /// Adds an entry behind the first one, before the others. False if there are [`MAX_SGE`]
+    /// already, or none.
     #[must_use]
     pub fn push_second(&mut self, sge: Sge) -> bool {
         let count = usize::from(self.count);
@@ -176,8 +176,9 @@ pub struct SendWr {
     pub sges: SgeList,
     /// Ask for a completion on success too.
     pub signaled: bool,
-    /// Let the provider copy the payload when the WR is posted (verbs inline). Only for payloads of up
-    /// to [`crate::DeviceCaps::inline_bytes`], and never for READ. A hint: ignored if not possible.
+    /// Let the provider copy the payload when the WR is posted (verbs inline). Only for payloads of
+    /// up to [`crate::DeviceCaps::inline_bytes`], and never for READ. A hint: ignored if not
+    /// possible.
     pub inline: bool,
 }
 

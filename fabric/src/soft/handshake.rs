@@ -102,8 +102,8 @@ pub(super) enum Failure {
 }
 
 /// Reads exactly `N` bytes that begin with magic and version, and no more: the bytes behind them
-/// belong to the frames. A foreign protocol is detected at its first wrong byte, without waiting for
-/// more.
+/// belong to the frames. A foreign protocol is detected at its first wrong byte, without waiting
+/// for more.
 async fn read_fixed<const N: usize>(
     stream: &mut TcpStream,
 ) -> std::result::Result<[u8; N], Failure> {

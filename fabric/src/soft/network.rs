@@ -1,4 +1,5 @@
-//! The in-memory network: byte streams between QPs of one process, with faults. A seed decides them.
+//! The in-memory network: byte streams between QPs of one process, with faults. A seed decides
+//! them.
 //!
 //! The same seed and the same order of calls give exactly the same behaviour: how much each call
 //! moves, and when. Time is a number of ticks that only [`Network::advance`] changes. One thread (a
@@ -20,8 +21,8 @@ use super::queue_pair::Connection;
 use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
 
-/// Ticks after the end of a QP until RDMA that was under way lands, at most. It lands once more when
-/// the QP is dropped.
+/// Ticks after the end of a QP until RDMA that was under way lands, at most. It lands once more
+/// when the QP is dropped.
 const LATE_TICKS: u64 = 64;
 
 /// How the streams of a network behave.
@@ -188,10 +189,10 @@ impl Network {
         Self::make(seed, bytes, false)
     }
 
-    /// As [`Self::with_region_max`], with a device that touches memory until a QP is destroyed, as a
-    /// card does. RDMA that was under way when a QP ended lands at some time before its
-    /// [`Connection`] is dropped, and once more when it is dropped. Flushes come some polls after the
-    /// end.
+    /// As [`Self::with_region_max`], with a device that touches memory until a QP is destroyed, as
+    /// a card does. RDMA that was under way when a QP ended lands at some time before its
+    /// [`Connection`] is dropped, and once more when it is dropped. Flushes come some polls after
+    /// the end.
     #[must_use]
     pub fn with_late_rdma(seed: u64, bytes: u64) -> Self {
         Self::make(seed, bytes, true)

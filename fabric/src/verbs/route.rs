@@ -1,8 +1,8 @@
 //! [`Route`]: resolves an address to a device, and connects.
 //!
-//! A librdmacm call starts each step, and an event ends it. Every wait has a deadline. Calls that may
-//! block in the kernel or in ibacm run on a thread of their own that owns the id. So giving up on a
-//! call never frees an id in use, and never delays a runtime that shuts down.
+//! A librdmacm call starts each step, and an event ends it. Every wait has a deadline. Calls that
+//! may block in the kernel or in ibacm run on a thread of their own that owns the id. So giving up
+//! on a call never frees an id in use, and never delays a runtime that shuts down.
 
 use std::ffi::c_int;
 use std::io;
@@ -84,7 +84,8 @@ impl Route {
             .await
             .map_err(|_| expired())??;
 
-        // One call is enough: within the time the kernel repeats its question to the subnet manager.
+        // One call is enough: within the time the kernel repeats its question to the subnet
+        // manager.
         let timeout_ms = milliseconds(deadline.saturating_duration_since(Instant::now()));
         let reply = id.expect();
         let started = on_thread(move || {
@@ -180,8 +181,8 @@ mod reject_reason {
     pub(super) const CONSUMER_DEFINED: i32 = 28;
 }
 
-/// The error for an answer other than ESTABLISHED. The status is a REJ reason on InfiniBand and RoCE,
-/// a negative errno on iWARP.
+/// The error for an answer other than ESTABLISHED. The status is a REJ reason on InfiniBand and
+/// RoCE, a negative errno on iWARP.
 fn refusal(reply: Reply, address: &Address, after: Duration) -> FabricError {
     let address = address.to_string();
     let reason = match (reply.event, reply.status) {
@@ -259,9 +260,9 @@ fn no_route(error: &io::Error, to: SocketAddr) -> String {
     }
 }
 
-/// A connection that is not established yet. On iWARP its destroy waits for the answer of the peer or
-/// for a timeout of about ten seconds. So when the deadline passes or the caller gives up, a thread
-/// of its own destroys it.
+/// A connection that is not established yet. On iWARP its destroy waits for the answer of the peer
+/// or for a timeout of about ten seconds. So when the deadline passes or the caller gives up, a
+/// thread of its own destroys it.
 struct Unestablished(Option<Connection>);
 
 impl Unestablished {
@@ -280,9 +281,9 @@ impl Drop for Unestablished {
 
 /// An id that is bound to the device by which `to` is reached.
 ///
-/// The kernel is asked again, with a new id, every [`ADDRESS_WINDOW`]. It checks its neighbours only
-/// when one of them changes and when the time of a call is over. So it misses an answer that comes
-/// between its question and the start of its wait, which happens over a veth pair.
+/// The kernel is asked again, with a new id, every [`ADDRESS_WINDOW`]. It checks its neighbours
+/// only when one of them changes and when the time of a call is over. So it misses an answer that
+/// comes between its question and the start of its wait, which happens over a veth pair.
 async fn resolve_address(
     address: &Address,
     to: SocketAddr,
@@ -314,7 +315,8 @@ fn address_window(left: Duration) -> Duration {
     (left / 2).clamp(ADDRESS_WINDOW_MIN, ADDRESS_WINDOW)
 }
 
-/// Runs a blocking call on a thread of its own. If the caller gives up, that thread drops the result.
+/// Runs a blocking call on a thread of its own. If the caller gives up, that thread drops the
+/// result.
 async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     let (sender, receiver) = oneshot::channel();
     thread::Builder::new()
