@@ -183,7 +183,7 @@ impl Network {
         Self::with_region_max(seed, u64::MAX)
     }
 
-    /// As [`Self::new`], with a device whose largest MR has so many bytes.
+    /// As [`Self::new`], with a device whose largest MR has `bytes` bytes.
     #[must_use]
     pub fn with_region_max(seed: u64, bytes: u64) -> Self {
         Self::make(seed, bytes, false)
@@ -311,7 +311,7 @@ impl Wire {
         self.with(|w| w.silent = true);
     }
 
-    /// Cuts the wire once `from` has sent so many more bytes, which still arrive.
+    /// Cuts the wire after `from` has sent `bytes` more bytes. Those still arrive.
     pub fn cut_after(&self, from: End, bytes: usize) {
         self.with(|w| w.streams[from.number()].cut_after = Some(bytes));
     }
