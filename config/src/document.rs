@@ -100,8 +100,8 @@ impl Sites {
         ConfigError::Invalid { faults }
     }
 
-    /// The place of a key. If it has none: of the nearest table around it, or the start of the first
-    /// file.
+    /// The place of a key. If it has none: of the nearest table around it, or the start of the
+    /// first file.
     fn find(&self, path: &str, at_key: bool) -> Option<Site> {
         let mut path = path;
         loop {
@@ -128,8 +128,8 @@ pub(crate) fn lay_with_drop_ins(path: &Path) -> Result<Document, ConfigError> {
     Ok(document)
 }
 
-/// The `*.toml` files of a directory in the order of their names, without hidden files. None if there
-/// is no such directory.
+/// The `*.toml` files of a directory in the order of their names, without hidden files. None if
+/// there is no such directory.
 fn toml_files(directory: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let fail = |error| ConfigError::Read { path: directory.to_owned(), error };
     let entries = match fs::read_dir(directory) {

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
-/// Exit code of `rblk-target` and `rblk-initiator`. Scripts and units depend on the numbers, so they
-/// do not change.
+/// Exit code of `rblk-target` and `rblk-initiator`. Scripts and units depend on the numbers, so
+/// they do not change.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Exit {

@@ -108,8 +108,8 @@ pub struct MountConfig {
     pub fail_after: Option<Duration>,
     /// After how much silence a path counts as lost.
     pub detect: Duration,
-    /// How long one attempt to connect may take. An attempt to reconnect to a lost target may take no
-    /// longer than `detect`, or 1 s if that is more.
+    /// How long one attempt to connect may take. An attempt to reconnect to a lost target may take
+    /// no longer than `detect`, or 1 s if that is more.
     pub connect_timeout: Duration,
     /// How often an address that is preferred to the one in use is tried, to fail back to it. Zero
     /// never does.

@@ -26,8 +26,8 @@ pub enum OnLoss {
     /// The FLUSHes that waited when the writes were lost, or the next FLUSH. For a disk with one
     /// user that handles a failed FLUSH by itself.
     Once,
-    /// Every FLUSH after the loss, until the disk is unmounted and mounted again. So every user of the
-    /// disk learns of the loss.
+    /// Every FLUSH after the loss, until the disk is unmounted and mounted again. So every user of
+    /// the disk learns of the loss.
     #[default]
     UntilRemount,
 }

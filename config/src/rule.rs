@@ -127,7 +127,8 @@ pub(crate) const SOCKET: Rule = Rule::Text {
 };
 
 impl Schema {
-    /// Adds what is wrong with a table to `faults`. `path` is the path of the table, empty for a file.
+    /// Adds what is wrong with a table to `faults`. `path` is the path of the table, empty for a
+    /// file.
     pub(crate) fn judge(&self, path: &str, table: &toml::Table, faults: &mut Vec<Fault>) {
         for (name, value) in table {
             match self.keys.iter().find(|key| key.name == name) {

@@ -13,8 +13,8 @@ use crate::spin::Spin;
 use crate::units::{ByteSize, Duration};
 use crate::volume::{VOLUME_KEYS, VolumeConfig};
 
-/// The arena holds at least this many I/Os of the largest size: one that is read from the store, one
-/// that is written to it, and one in transfer in each direction.
+/// The arena holds at least this many I/Os of the largest size: one that is read from the store,
+/// one that is written to it, and one in transfer in each direction.
 const ARENA_IOS_MIN: u64 = 4;
 
 /// Most bytes of the arena.
@@ -89,8 +89,8 @@ pub struct TargetConfig {
     /// CPUs that the data threads are pinned to, one each. If absent: they are not pinned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<Vec<u16>>,
-    /// Memory for data in transfer and for the block cache. It is locked and registered with the RDMA
-    /// device.
+    /// Memory for data in transfer and for the block cache. It is locked and registered with the
+    /// RDMA device.
     pub arena: ByteSize,
     /// Whether the arena uses reserved huge pages.
     pub hugepages: HugePages,
@@ -98,7 +98,8 @@ pub struct TargetConfig {
     /// [`Self::dirty_limit`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_max: Option<ByteSize>,
-    /// How long a dirty block of a write-back volume waits at most before it is written to its store.
+    /// How long a dirty block of a write-back volume waits at most before it is written to its
+    /// store.
     pub write_back_delay: Duration,
     /// Most data of one read or write.
     pub max_io: ByteSize,
@@ -260,8 +261,8 @@ impl TargetConfig {
         self.relate_volumes(faults);
     }
 
-    /// At least one write of the largest size may be dirty, and half of the arena must stay free for
-    /// everything else.
+    /// At least one write of the largest size may be dirty, and half of the arena must stay free
+    /// for everything else.
     fn relate_dirty(&self, faults: &mut Vec<Fault>) {
         let Some(dirty) = self.dirty_max else { return };
         let half = ByteSize(self.arena.0 / 2 / 4096 * 4096);
@@ -304,8 +305,8 @@ impl TargetConfig {
                     .other(format!("volume[{first}].name")),
                 );
             }
-            // Compared by components, so that `/a//b` and `/a/./b` are `/a/b`. The lock of the store
-            // finds links to the same file.
+            // Compared by components, so that `/a//b` and `/a/./b` are `/a/b`. The lock of the
+            // store finds links to the same file.
             let Some(path) = &volume.path else { continue };
             let first = *paths.entry(path.components().collect()).or_insert(index);
             if first != index {

@@ -8,8 +8,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 /// A number of bytes: `"64MiB"`, `"4GiB"`, `"512B"` or plain bytes.
 ///
 /// All units are binary: `B`, `KiB` to `EiB`, and their short forms `K` to `E`, in upper or lower
-/// case. `MB` is refused, because some people mean 2^20 by it. Fractions are refused, because a size
-/// that is slightly wrong can cause an outage later.
+/// case. `MB` is refused, because some people mean 2^20 by it. Fractions are refused, because a
+/// size that is slightly wrong can cause an outage later.
 ///
 /// ```
 /// use rblk_config::ByteSize;

@@ -106,12 +106,13 @@ pub enum DirectIo {
 pub enum CacheMode {
     /// Every read and every write goes to the store.
     None,
-    /// Reads are answered from memory if the blocks are there. Writes are acknowledged when the store
-    /// has them.
+    /// Reads are answered from memory if the blocks are there. Writes are acknowledged when the
+    /// store has them.
     #[default]
     WriteThrough,
-    /// Writes are acknowledged when they are in memory, and written to the store later. A FLUSH, and
-    /// a write with FUA, wait for the store. Other acknowledged writes are lost when the target dies.
+    /// Writes are acknowledged when they are in memory, and written to the store later. A FLUSH,
+    /// and a write with FUA, wait for the store. Other acknowledged writes are lost when the target
+    /// dies.
     WriteBack,
 }
 

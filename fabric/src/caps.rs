@@ -60,8 +60,8 @@ pub struct DeviceCaps {
     pub read_sink_needs_remote_write: bool,
     /// A kernel driver plays the device (rxe, siw). Each QP is served by threads of its own.
     pub kernel_software: bool,
-    /// The device may touch the memory of the WRs of a QP until the QP is destroyed, also when the QP
-    /// is in the error state. True for all devices except the software provider: there the thread
-    /// that ends a QP also serves it.
+    /// The device may touch the memory of the WRs of a QP until the QP is destroyed, also when the
+    /// QP is in the error state. True for all devices except the software provider: there the
+    /// thread that ends a QP also serves it.
     pub touches_until_destroyed: bool,
 }

@@ -27,8 +27,8 @@ pub struct ConnectOptions {
     pub timeout: Duration,
     /// Local address to bind to. For a host with several.
     pub bind: Option<std::net::IpAddr>,
-    /// After how long a silent path should count as dead. Timeouts and retry counts of the QP follow
-    /// from it.
+    /// After how long a silent path should count as dead. Timeouts and retry counts of the QP
+    /// follow from it.
     pub detect: Duration,
 }
 
@@ -38,8 +38,8 @@ impl Default for ConnectOptions {
     }
 }
 
-/// Bytes that travel with connect, accept and reject. CMs pad them, so the bytes themselves must say
-/// how long they are.
+/// Bytes that travel with connect, accept and reject. CMs pad them, so the bytes themselves must
+/// say how long they are.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ConnectionHello(pub Vec<u8>);
 

@@ -5,8 +5,8 @@ use crate::soft;
 #[cfg(feature = "verbs")]
 use crate::verbs;
 
-/// A QP that moves between control and a data thread. Dropping it destroys the QP and its CM id. The
-/// drop may block for a short time, so a data thread gives the connection back to control.
+/// A QP that moves between control and a data thread. Dropping it destroys the QP and its CM id.
+/// The drop may block for a short time, so a data thread gives the connection back to control.
 #[derive(Debug)]
 pub enum Connection {
     /// Software provider.

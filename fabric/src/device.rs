@@ -88,8 +88,8 @@ impl ProtectionDomain {
         Ok(MemoryRegion { inner, region: Arc::clone(region) })
     }
 
-    /// A CQ of at least `cq_entries`. The box goes to the data thread. The handle stays with control,
-    /// which needs it to make QPs.
+    /// A CQ of at least `cq_entries`. The box goes to the data thread. The handle stays with
+    /// control, which needs it to make QPs.
     ///
     /// # Errors
     /// [`Limit`](crate::FabricError::Limit) when the device has fewer entries; else the errno.

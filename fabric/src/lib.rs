@@ -1,8 +1,8 @@
-//! How bytes move: RDMA in Rust words. The only crate that knows verbs.
+//! RDMA in Rust: QPs, CQs, MRs and connections. The only crate that knows verbs.
 //!
-//! # Vocabulary
+//! # Names
 //!
-//! | verbs word | here | made by | lives on |
+//! | verbs | here | made by | used on |
 //! |---|---|---|---|
 //! | device context | [`Device`] | [`Route`], [`Incoming`], [`Listener`] | any thread |
 //! | protection domain (PD) | [`ProtectionDomain`] | [`Device::alloc_pd`] | any thread |
@@ -14,17 +14,18 @@
 //!
 //! # Rules
 //!
-//! - Control calls (resolve, connect, listen, accept, register) may block or await; they run on
-//!   control threads. A [`Poller`] belongs to one data thread, takes no lock another thread holds
-//!   for long and allocates nothing after [`Poller::attach`].
-//! - Every posted WR is completed once: signaled ones and failed ones by a [`Completion`],
-//!   unsignaled successes silently. When a QP dies, for whatever reason, all its outstanding WRs
-//!   complete with an error ([`WcStatus::Flushed`] for all but the first). That is the *only* way a
-//!   data thread learns of a death, so a user keeps at least one RECV posted at all times.
-//! - Memory safety does not depend on the order of drops: an MR is deregistered before its memory
-//!   goes, and memory that a peer or a device may write is reached only by copies ([`Region`]),
+//! - Control calls (resolve, connect, listen, accept, register) may block or await. They run on
+//!   control threads. A [`Poller`] belongs to one data thread. It takes no lock that another thread
+//!   holds for long, and allocates nothing after [`Poller::attach`].
+//! - Every posted WR completes once. Signaled WRs and failed WRs complete with a [`Completion`];
+//!   unsignaled WRs that succeed complete silently. When a QP dies, for any reason, all its
+//!   outstanding WRs complete with an error ([`WcStatus::Flushed`] for all except the first). A
+//!   data thread learns of a dead QP *only* in this way. So keep at least one RECV posted at all
+//!   times.
+//! - Memory safety does not depend on the order of drops. An MR is deregistered before its memory
+//!   is freed. Memory that a peer or a device may write is accessed only by copies ([`Region`]),
 //!   never by references.
-//! - Unknown statuses and opcodes are values, never panics.
+//! - Unknown statuses and opcodes are values. They never panic.
 
 mod address;
 mod caps;

@@ -1,7 +1,7 @@
 //! [`Poller`]: the part of a provider that a data thread uses.
 //!
-//! It is called once per batch, so the indirect call of the trait is paid once per turn and not once
-//! per I/O.
+//! It is called once per batch, so the indirect call of the trait is paid once per turn and not
+//! once per I/O.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -15,8 +15,8 @@ use crate::work::{Completion, QpIndex, RecvWr, SendWr};
 
 /// One data thread's CQ and the QPs on it.
 ///
-/// Not `Sync`: one thread at a time uses it, in turns: poll until empty, act, post one batch per QP.
-/// To sleep, [`arm`](Self::arm), poll once more, and only if that was empty wait until one of
+/// Not `Sync`: one thread at a time uses it, in turns: poll until empty, act, post one batch per
+/// QP. To sleep, [`arm`](Self::arm), poll once more, and only if that was empty wait until one of
 /// [`event_fds`](Self::event_fds) is readable; then [`clear_event`](Self::clear_event).
 pub trait Poller: Send + fmt::Debug {
     /// What the device can do.
@@ -54,8 +54,8 @@ pub trait Poller: Send + fmt::Debug {
     /// more.
     fn poll(&mut self, out: &mut [Completion]) -> Result<usize>;
 
-    /// Asks for an event at the next completion. Call it before every sleep. A CQ that is still armed
-    /// is not asked again, so the call costs nothing then.
+    /// Asks for an event at the next completion. Call it before every sleep. A CQ that is still
+    /// armed is not asked again, so the call costs nothing then.
     ///
     /// # Errors
     /// The CQ itself is broken.
@@ -66,20 +66,20 @@ pub trait Poller: Send + fmt::Debug {
     /// after those.
     fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2];
 
-    /// Takes the event. The CQ is not armed afterwards. Call it after each wake by a descriptor, and
-    /// after a sleep that timed out: if the device lost the event, the next [`Self::arm`] asks
+    /// Takes the event. The CQ is not armed afterwards. Call it after each wake by a descriptor,
+    /// and after a sleep that timed out: if the device lost the event, the next [`Self::arm`] asks
     /// again.
     fn clear_event(&mut self);
 
-    /// Moves the QP to the error state. Everything outstanding completes sooner or later, and nothing
-    /// new of the peer is taken. RDMA that is under way may continue until the QP is destroyed. Only
-    /// then is its memory free ([`DeviceCaps::touches_until_destroyed`]). Idempotent; no effect on
-    /// an index that is not in use.
+    /// Moves the QP to the error state. Everything outstanding completes sooner or later, and
+    /// nothing new of the peer is taken. RDMA that is under way may continue until the QP is
+    /// destroyed. Only then is its memory free ([`DeviceCaps::touches_until_destroyed`]).
+    /// Idempotent; no effect on an index that is not in use.
     fn fail(&mut self, qp: QpIndex);
 
     /// Removes a QP. Drop or [retire](Connection::retire) the result to destroy the QP. What is
-    /// outstanding never completes. The room of the QP in the CQ is free when the QP is destroyed and
-    /// the CQ was found empty after that. `None` for an index that is not in use.
+    /// outstanding never completes. The room of the QP in the CQ is free when the QP is destroyed
+    /// and the CQ was found empty after that. `None` for an index that is not in use.
     fn detach(&mut self, qp: QpIndex) -> Option<Connection>;
 
     /// Doorbells, WRs and completions so far.

@@ -174,7 +174,8 @@ impl CommandCapsule {
         zerocopy::transmute!(wire)
     }
 
-    /// Parses the fixed part of a message that has `message_bytes` bytes in all and holds one command.
+    /// Parses the fixed part of a message that has `message_bytes` bytes in all and holds one
+    /// command.
     ///
     /// # Errors
     /// [`CapsuleError`]: the first rule that is broken.

@@ -37,8 +37,8 @@ pub struct CommandList {
 }
 
 impl CommandList {
-    /// The commands of a message of `message_bytes` bytes. The features that were agreed say whether
-    /// it may hold more than one command, and more than one command with data.
+    /// The commands of a message of `message_bytes` bytes. The features that were agreed say
+    /// whether it may hold more than one command, and more than one command with data.
     #[must_use]
     pub fn new(message_bytes: usize, features: Features, depth: QueueDepth) -> Self {
         let lists = features.has(Features::CAPSULE_LISTS);

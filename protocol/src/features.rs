@@ -12,8 +12,8 @@ impl Features {
     /// A message may hold several capsules, in both directions: [`crate::CommandList`],
     /// [`crate::ResponseList`].
     pub const CAPSULE_LISTS: Self = Self(4);
-    /// Up to [`crate::limits::LIST_DATA_MAX`] commands of a message may have in-capsule data, not only the
-    /// last. Only together with [`Self::CAPSULE_LISTS`].
+    /// Up to [`crate::limits::LIST_DATA_MAX`] commands of a message may have in-capsule data, not
+    /// only the last. Only together with [`Self::CAPSULE_LISTS`].
     pub const DATA_LISTS: Self = Self(8);
 
     /// Whether it has all of `other`.

@@ -1,7 +1,7 @@
 //! The hello in CM private data: request, accept and reject.
 //!
-//! CMs pad private data, so the length inside the hello counts. Bytes behind it are ignored. Private
-//! data that does not start with the magic is not from rblk.
+//! CMs pad private data, so the length inside the hello counts. Bytes behind it are ignored.
+//! Private data that does not start with the magic is not from rblk.
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -69,8 +69,8 @@ pub struct HelloAccept {
 
 impl HelloAccept {
     /// Most in-capsule data of one message, in bytes: what a receive buffer holds behind the
-    /// capsules. If several commands may have data, there is room for the data of all of them, up to
-    /// [`limits::IN_CAPSULE_MAX_BYTES`].
+    /// capsules. If several commands may have data, there is room for the data of all of them, up
+    /// to [`limits::IN_CAPSULE_MAX_BYTES`].
     #[must_use]
     pub fn message_data_bytes(&self) -> u32 {
         let one = self.in_capsule_bytes;
@@ -303,7 +303,8 @@ impl HelloAccept {
         zerocopy::transmute!(wire)
     }
 
-    /// Parses private data, and compares it with what was asked: a target may grant less, never more.
+    /// Parses private data, and compares it with what was asked: a target may grant less, never
+    /// more.
     ///
     /// # Errors
     /// [`HelloError`]: the first rule that is broken.

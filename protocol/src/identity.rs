@@ -33,8 +33,8 @@ macro_rules! id128 {
 }
 
 id128! {
-    /// A session: the use of one target by one initiator. The target gives a random one at the first
-    /// LOGIN. Only an initiator that knows it can join or supersede the session.
+    /// A session: the use of one target by one initiator. The target gives a random one at the
+    /// first LOGIN. Only an initiator that knows it can join or supersede the session.
     SessionId
 }
 id128! {
@@ -46,9 +46,9 @@ id128! {
     InstanceId
 }
 id128! {
-    /// Tells whether acknowledged writes of a volume may be lost, as the verifier of NFS COMMIT does.
-    /// While it stays the same, every acknowledged write is durable or the next FLUSH makes it so.
-    /// When it changes, writes that no completed FLUSH covered may be lost.
+    /// Tells whether acknowledged writes of a volume may be lost, as the verifier of NFS COMMIT
+    /// does. While it stays the same, every acknowledged write is durable or the next FLUSH makes
+    /// it so. When it changes, writes that no completed FLUSH covered may be lost.
     WriteVerifier
 }
 

@@ -3,8 +3,8 @@
 use crate::identity::Sequence;
 use crate::tag::Tag;
 
-/// Immediate data of a successful READ: the tag, and the low half of the sequence of the command, so
-/// that a stale or forged immediate cannot complete another command.
+/// Immediate data of a successful READ: the tag, and the low half of the sequence of the command,
+/// so that a stale or forged immediate cannot complete another command.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Immediate {
     /// The command that is answered.

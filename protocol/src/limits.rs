@@ -1,8 +1,8 @@
 //! Every limit of the protocol, with its reason. Relations between limits are asserted at compile
 //! time.
 
-/// Bytes of a command capsule, without in-capsule data. One cache line. It has room for a 64-bit LBA,
-/// one keyed descriptor, and the epoch, sequence and digest that make replay safe.
+/// Bytes of a command capsule, without in-capsule data. One cache line. It has room for a 64-bit
+/// LBA, one keyed descriptor, and the epoch, sequence and digest that make replay safe.
 pub const COMMAND_BYTES: usize = 64;
 
 /// Bytes of a response capsule.
@@ -86,7 +86,8 @@ pub const NAME_BYTES: usize = 64;
 /// Bytes of text in a rejection.
 pub const REJECT_TEXT_BYTES: usize = 96;
 
-/// Smallest block. Linux block devices accept it on every supported kernel, and [`BLOCK_MAX_BYTES`].
+/// Smallest block. Linux block devices accept it on every supported kernel, and
+/// [`BLOCK_MAX_BYTES`].
 pub const BLOCK_MIN_BYTES: u32 = 512;
 /// Largest block. See [`BLOCK_MIN_BYTES`].
 pub const BLOCK_MAX_BYTES: u32 = 4096;

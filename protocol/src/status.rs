@@ -74,7 +74,8 @@ impl Status {
         Self::Internal,
     ];
 
-    /// From the wire. `None` for a number that this version does not know. Treat it as an I/O error.
+    /// From the wire. `None` for a number that this version does not know. Treat it as an I/O
+    /// error.
     #[must_use]
     pub fn from_wire(number: u16) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()

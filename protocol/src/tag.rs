@@ -2,8 +2,8 @@
 
 use crate::limits;
 
-/// Names one command of one queue. The same number is the ublk tag, the tag in the capsule, the index
-/// of the buffer and the credit. [`QueueDepth::check`] checks that it is within the depth.
+/// Names one command of one queue. The same number is the ublk tag, the tag in the capsule, the
+/// index of the buffer and the credit. [`QueueDepth::check`] checks that it is within the depth.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Tag(pub u16);
 

@@ -13,9 +13,9 @@ impl Version {
 
 /// Every version that this code speaks, newest first, with what changed.
 ///
-/// An optional ability needs no new version. It is a bit of [`Features`](crate::Features), and an end
-/// that does not know the bit does not set it. Lists of capsules, and data of several commands in
-/// one message, were added in this way.
+/// An optional ability needs no new version. It is a bit of [`Features`](crate::Features), and an
+/// end that does not know the bit does not set it. Lists of capsules, and data of several commands
+/// in one message, were added in this way.
 pub const VERSIONS: &[(Version, &str)] = &[(
     Version(2),
     "first of a release: 64 B commands, 16 B responses, one keyed descriptor, in-capsule data, sessions with \

@@ -27,8 +27,8 @@ pub const fn wide64(value: usize) -> u64 {
 /// Narrows an unsigned integer that the caller knows to fit.
 ///
 /// A value that does not fit is a bug. It panics in debug builds. In release builds it becomes the
-/// largest value of the narrow type, which every later check of a range refuses. Use `try_from` for a
-/// value that a peer, a file or a user may choose.
+/// largest value of the narrow type, which every later check of a range refuses. Use `try_from` for
+/// a value that a peer, a file or a user may choose.
 #[inline(always)]
 #[must_use]
 #[cfg_attr(debug_assertions, track_caller)]

@@ -99,7 +99,7 @@ fn a_target_that_cannot_serve_says_why_and_leaves_nothing() {
         (&["--listen", &tcp, "--file", &directory], 9, &["is a directory"]),
         (&["--config", &unknown_key], 2, &["unknown.toml:2:1", "arenaa", "arena"]),
         (&["--config", &bad_toml], 2, &["bad.toml:"]),
-        (&["--config", &no_config], 2, &["none.toml", "create it or name another"]),
+        (&["--config", &no_config], 2, &["none.toml", "create the file, or name another one"]),
     ];
     for (args, code, pieces) in table {
         assert_refused(&run(&mut serve(dir, args)), *code, pieces);

@@ -45,7 +45,7 @@ impl Acks {
         self.due.is_some() && self.now
     }
 
-    /// A poll was empty. Returns whether the acknowledgement is to be sent now: after so many empty
+    /// A poll was empty. Returns whether the acknowledgement is to be sent now: after `polls` empty
     /// polls.
     #[inline]
     pub(super) fn age(&mut self, polls: u8) -> bool {

@@ -36,8 +36,8 @@ impl Device {
         .clone()
     }
 
-    /// The device of an in-memory network. With `late`, its QPs touch memory until they are destroyed,
-    /// as the QPs of a card do.
+    /// The device of an in-memory network. With `late`, its QPs touch memory until they are
+    /// destroyed, as the QPs of a card do.
     pub(super) fn memory(seed: u64, max_region_bytes: u64, late: bool) -> Self {
         let max_region_bytes = max_region_bytes.min(REGION_MAX_BYTES);
         Self::new("memory", Transport::SoftMemory, seed, max_region_bytes, late)

@@ -78,8 +78,8 @@ impl ProtectionDomain {
     /// Registers a region.
     ///
     /// # Errors
-    /// EINVAL for remote write without local write, as in verbs; [`FabricError::Limit`] when all keys
-    /// are in use.
+    /// EINVAL for remote write without local write, as in verbs; [`FabricError::Limit`] when all
+    /// keys are in use.
     pub fn register(&self, region: &Arc<Region>, access: Access) -> Result<MemoryRegion> {
         if access.remote_write && !access.local_write {
             let source = io::Error::from_raw_os_error(libc::EINVAL);

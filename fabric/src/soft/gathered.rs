@@ -48,7 +48,7 @@ impl<'a> Gathered<'a> {
         &self.pieces[..self.count]
     }
 
-    /// Whether a frame whose payload has so many parts fits, whatever their length.
+    /// Whether a frame fits whose payload has `parts` parts of any length.
     #[inline]
     pub(super) fn has_room(&self, parts: usize) -> bool {
         self.count + 1 + parts <= PIECES && self.room - self.used >= HEADER + SHORT

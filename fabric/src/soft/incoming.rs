@@ -70,8 +70,8 @@ impl Incoming {
         (self.request.reads_in, self.request.reads_out)
     }
 
-    /// What the peer is told when this value, or the [`Connection`] made of it, is dropped without an
-    /// answer.
+    /// What the peer is told when this value, or the [`Connection`] made of it, is dropped without
+    /// an answer.
     pub fn refuse_with(&mut self, hello: ConnectionHello) {
         self.refusal = hello;
     }
@@ -110,7 +110,8 @@ impl Incoming {
         let most = hello.0.len().min(ConnectionHello::REPLY_MAX);
         let hello = ConnectionHello(hello.0[..most].to_vec());
         if let Some(reply) = handshake::encode_reply(Verdict::Rejected, 0, 0, &hello) {
-            // The buffer of a new socket has room for it. If the peer is gone, there is nobody to tell.
+            // The buffer of a new socket has room for it. If the peer is gone, the
+            // reply is not needed.
             let _ = stream.write_all(&reply);
         }
     }

@@ -1,5 +1,5 @@
-//! [`KeyTable`]: which memory the keys of a protection domain stand for; [`KeyCopy`]: the copy of one
-//! poller.
+//! [`KeyTable`]: which memory the keys of a protection domain stand for; [`KeyCopy`]: the copy of
+//! one poller.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -88,8 +88,8 @@ impl KeyTable {
         entry.pointer(sge.addr, sge.len)
     }
 
-    /// Where the bytes that a peer named are, if key, bounds and rights are good. Valid while the table
-    /// is borrowed.
+    /// Where the bytes that a peer named are, if key, bounds and rights are good. Valid while the
+    /// table is borrowed.
     #[inline]
     pub(super) fn remote(
         &self,

@@ -3,10 +3,10 @@
 //! On a card a QP in the error state still touches memory. RDMA that is under way still lands,
 //! flushes come later, and only a destroyed QP touches nothing. This mode does the same where the
 //! device says so
-//! ([`DeviceCaps::touches_until_destroyed`](crate::DeviceCaps::touches_until_destroyed)). Every READ
-//! that was under way gets bytes that no peer sent, and every WRITE of the peer that was on the link
-//! lands. Both happen at a moment that the seed decides, and once more when the QP is dropped. Code
-//! that uses such memory again too early finds its data spoiled.
+//! ([`DeviceCaps::touches_until_destroyed`](crate::DeviceCaps::touches_until_destroyed)). Every
+//! READ that was under way gets bytes that no peer sent, and every WRITE of the peer that was on
+//! the link lands. Both happen at a moment that the seed decides, and once more when the QP is
+//! dropped. Code that uses such memory again too early finds its data spoiled.
 
 use std::sync::Arc;
 

@@ -1,10 +1,11 @@
-//! The software provider: RC queue pairs in user space. Between hosts it runs over TCP, in tests over
-//! an in-memory network with a seed.
+//! The software provider: RC queue pairs in user space. Between hosts it runs over TCP, in tests
+//! over an in-memory network with a seed.
 //!
 //! There is no thread that plays the card. The engine of a queue pair runs inside the [`Poller`] of
 //! its owner. A post tries at once to put the frames on the link, one call per batch: headers and
-//! short payloads from a fixed buffer, long payloads straight from the MR. A poll runs the receiving
-//! side: long payloads go straight into the MR; many short payloads come in one call and are copied.
+//! short payloads from a fixed buffer, long payloads straight from the MR. A poll runs the
+//! receiving side: long payloads go straight into the MR; many short payloads come in one call and
+//! are copied.
 //!
 //! | file | what is in it |
 //! |---|---|
@@ -27,8 +28,8 @@
 //!
 //! Everything is checked as a card would check it. lkey, bounds and rights are checked at the
 //! requester and at the RECV ([`LocalProtection`](crate::WcStatus::LocalProtection)). rkey, bounds
-//! and rights are checked at the responder, which answers with a NAK and dies too. A missing RECV is
-//! an RNR NAK (`rnr_retry` is 0). READs beyond the negotiated depth are refused. Entries of
+//! and rights are checked at the responder, which answers with a NAK and dies too. A missing RECV
+//! is an RNR NAK (`rnr_retry` is 0). READs beyond the negotiated depth are refused. Entries of
 //! unsignaled WRs are free again when the next signaled completion is *polled*. Completions of the
 //! send queue come in the order of posting.
 //!
@@ -41,9 +42,9 @@
 //! # Dead regions
 //!
 //! Keys are looked up again before every copy and before every call that reads or writes an MR,
-//! under a read lock that is held for that turn only. The drop of a [`MemoryRegion`] takes the write
-//! lock. When the drop returns, no byte can land any more, not even of a message that had begun to
-//! arrive.
+//! under a read lock that is held for that turn only. The drop of a [`MemoryRegion`] takes the
+//! write lock. When the drop returns, no byte can land any more, not even of a message that had
+//! begun to arrive.
 
 mod acks;
 mod completions;

@@ -1,8 +1,9 @@
-//! The in-memory network: byte streams between QPs of one process, with faults, decided by a seed.
+//! The in-memory network: byte streams between QPs of one process, with faults. A seed decides
+//! them.
 //!
-//! The same seed and the same order of calls give the same behaviour, to the byte: how much each
-//! call moves, and when. Time is a count of ticks that only [`Network::advance`] moves. The two
-//! ends may be driven by one thread (a simulation) or by two.
+//! The same seed and the same order of calls give exactly the same behaviour: how much each call
+//! moves, and when. Time is a number of ticks that only [`Network::advance`] changes. One thread (a
+//! simulation) or two threads may use the two ends.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,6 +11,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::sys::eventfd::EventFd;
+use rblk_protocol::width::{wide, wide64};
 
 use super::device::Device;
 use super::domain::PollerHandle;
@@ -19,8 +21,8 @@ use super::queue_pair::Connection;
 use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
 
-/// Ticks after a QP's end until what was under way lands, at most; and again when the QP is
-/// dropped.
+/// Ticks after the end of a QP until RDMA that was under way lands, at most. It lands once more
+/// when the QP is dropped.
 const LATE_TICKS: u64 = 64;
 
 /// How the streams of a network behave.
@@ -32,7 +34,7 @@ pub struct Conditions {
     pub delay_min: u64,
     /// Ticks from sending to arrival, at most. Order is kept.
     pub delay_max: u64,
-    /// Bytes under way in one direction, as in a socket's buffers.
+    /// Bytes that may be under way in one direction, as in the buffers of a socket.
     pub buffer: usize,
 }
 
@@ -78,16 +80,16 @@ struct Stream {
     finished: bool,
     stalled: bool,
     cut_after: Option<usize>,
-    // The sender found no room and wants to know of some.
+    // The sender found no room, and is to be woken when there is some.
     full: bool,
 }
 
 #[derive(Debug, Default)]
 struct WireState {
-    // By the end that sends.
+    // Indexed by the end that sends.
     streams: [Stream; 2],
     cut: bool,
-    // What is sent is lost, and nothing of the other end's fate is seen.
+    // What is sent is lost, and neither end sees what happens to the other.
     silent: bool,
     wakers: [Option<Arc<EventFd>>; 2],
 }
@@ -131,13 +133,13 @@ struct State {
 struct Late {
     wire: usize,
     end: End,
-    // `None` when they have landed; they do once more in the end.
+    // `None` when they have landed. They land once more when the QP is dropped.
     due: Option<u64>,
     landings: Vec<Landing>,
 }
 
 impl State {
-    /// splitmix64: every seed is as good as any other.
+    /// splitmix64: every seed is equally good.
     fn next(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;
@@ -150,8 +152,8 @@ impl State {
         if bound == 0 { 0 } else { self.next() % bound }
     }
 
-    /// How much of `most` a call moves: 0 for nothing this time. Large transfers move in parts that
-    /// are not too small, else a test would never end.
+    /// How much of `most` a call moves. 0 for nothing this time. Large transfers move in parts that
+    /// are not too small, so that tests end in time.
     fn part(&mut self, most: usize) -> usize {
         if !self.conditions.fragment || most == 0 {
             return most;
@@ -163,7 +165,7 @@ impl State {
             _ => 100_000,
         };
         let cap = most.min(cap);
-        1 + usize::try_from(self.below(cap as u64)).unwrap_or(0)
+        1 + wide(self.below(wide64(cap)))
     }
 }
 
@@ -181,15 +183,16 @@ impl Network {
         Self::with_region_max(seed, u64::MAX)
     }
 
-    /// As [`Self::new`], of a device whose largest MR has so many bytes.
+    /// As [`Self::new`], with a device whose largest MR has `bytes` bytes.
     #[must_use]
     pub fn with_region_max(seed: u64, bytes: u64) -> Self {
         Self::make(seed, bytes, false)
     }
 
-    /// As [`Self::with_region_max`], of a device whose QPs are over only when they are destroyed,
-    /// as those of cards: RDMA that was under way when a QP ended lands at some time until its
-    /// [`Connection`] is dropped, and then once more; flushes come some polls later than the end.
+    /// As [`Self::with_region_max`], with a device that touches memory until a QP is destroyed, as
+    /// a card does. RDMA that was under way when a QP ended lands at some time before its
+    /// [`Connection`] is dropped, and once more when it is dropped. Flushes come some polls after
+    /// the end.
     #[must_use]
     pub fn with_late_rdma(seed: u64, bytes: u64) -> Self {
         Self::make(seed, bytes, true)
@@ -210,7 +213,7 @@ impl Network {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device of the network: PDs and pollers come from it.
+    /// The device of the network. PDs and pollers are made on it.
     #[must_use]
     pub fn device(&self) -> Device {
         self.device.clone()
@@ -247,7 +250,7 @@ impl Network {
         }
     }
 
-    /// When the next bytes that are under way arrive.
+    /// The tick at which the next bytes that are under way arrive.
     #[must_use]
     pub fn next_arrival(&self) -> Option<u64> {
         let state = self.state();
@@ -285,7 +288,7 @@ impl Network {
     }
 }
 
-/// The link between the two ends of a pair, to break it.
+/// The connection between the two ends of a pair, to inject faults.
 #[derive(Clone, Debug)]
 pub struct Wire {
     network: Network,
@@ -302,18 +305,18 @@ impl Wire {
         self.with(WireState::cut);
     }
 
-    /// Loses whatever is sent from now on or is under way, in both directions, for ever: as when
-    /// the machine of one end has lost its power. Neither end sees anything of it.
+    /// Loses everything that is under way or is sent from now on, in both directions, as when the
+    /// machine of one end has lost its power. Neither end sees it.
     pub fn silence(&self) {
         self.with(|w| w.silent = true);
     }
 
-    /// Cuts the wire once `from` has sent so many more bytes, which still arrive.
+    /// Cuts the wire after `from` has sent `bytes` more bytes. Those still arrive.
     pub fn cut_after(&self, from: End, bytes: usize) {
         self.with(|w| w.streams[from.number()].cut_after = Some(bytes));
     }
 
-    /// Stops or resumes what `from` sends: it is taken, and does not arrive.
+    /// Stops or resumes what `from` sends. While stopped, bytes are taken and do not arrive.
     pub fn stall(&self, from: End, stalled: bool) {
         self.with(|w| {
             w.streams[from.number()].stalled = stalled;
@@ -369,7 +372,7 @@ impl Link for MemoryLink {
         let wanted = total(pieces);
         let mut count = state.part(room.min(wanted));
         if count == 0 && wanted > 0 {
-            // Nothing this time, though there may be room: whoever sleeps must try again.
+            // Nothing this time, though there may be room: wake the sender to try again.
             let wire = &mut state.wires[self.wire];
             if room > 0 {
                 wire.wake(self.end);
@@ -389,8 +392,8 @@ impl Link for MemoryLink {
         let mut left = count;
         for piece in pieces {
             let len = piece.iov_len.min(left);
-            // SAFETY: the piece is readable for its length by the caller's promise; nobody else
-            // writes to it through a reference, and the slice ends here.
+            // SAFETY: the piece is readable for its length by the caller's promise; no reference to
+            // it exists that could write, and the slice ends here.
             let bytes = unsafe { std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), len) };
             stream.bytes.extend(bytes);
             left -= len;

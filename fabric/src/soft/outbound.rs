@@ -102,7 +102,7 @@ pub(super) struct Outbound {
 }
 
 impl Outbound {
-    /// For a QP that serves so many READs at once.
+    /// For a QP that serves `reads_in` READs at once.
     pub(super) fn new(reads_in: u8) -> Self {
         Self {
             batch: VecDeque::with_capacity(BATCH),
@@ -283,7 +283,7 @@ impl Outbound {
         false
     }
 
-    /// The link took so many bytes.
+    /// The link took `bytes` bytes.
     #[inline]
     pub(super) fn took(&mut self, bytes: usize) {
         self.offset += bytes;

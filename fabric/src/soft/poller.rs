@@ -149,7 +149,7 @@ impl Poller {
         Ok(())
     }
 
-    /// Sends the acknowledgements that have waited for so many empty polls.
+    /// Sends the acknowledgements that have waited for `polls` empty polls.
     fn acknowledge(&mut self, polls: u8) {
         let Self { keys, wake, qps, owing, buffers, cq, counters, .. } = self;
         let mut at = 0;

@@ -11,7 +11,7 @@ pub(super) struct ReadsOut {
 }
 
 impl ReadsOut {
-    /// For a send queue of so many WRs.
+    /// For a send queue of `most` WRs.
     pub(super) fn new(most: usize) -> Self {
         Self { pending: VecDeque::with_capacity(most), answered: 0 }
     }
@@ -66,11 +66,11 @@ impl ReadsIn {
         Self { depth: u32::from(depth), requested: 0, responded: 0, received: 0 }
     }
 
-    /// A READ request arrived whose sender has received so many responses. Returns whether it is
+    /// A READ request arrived whose sender has received `received` responses. Returns whether it is
     /// within the negotiated depth.
     ///
     /// # Errors
-    /// The peer cannot have received so many.
+    /// The peer cannot have received that many.
     #[inline]
     pub(super) fn request(&mut self, received: u32) -> Result<bool, &'static str> {
         if received.wrapping_sub(self.received) > self.responded.wrapping_sub(self.received) {

@@ -1,4 +1,4 @@
-//! Connecting over TCP.
+//! [`Route`]: connecting over TCP.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
 use crate::connection::Established;
 use crate::error::{FabricError, Result};
 
-/// A resolved way to a TCP peer.
+/// A resolved route to a TCP peer.
 #[derive(Debug)]
 pub struct Route {
     address: Address,
@@ -48,7 +48,7 @@ impl Route {
         Device::tcp()
     }
 
-    /// Connects and waits until the acceptor's data thread has answered.
+    /// Connects, and waits until the data thread of the acceptor has answered.
     ///
     /// # Errors
     /// [`FabricError::Rejected`], [`FabricError::TimedOut`], [`FabricError::NotRblk`],
@@ -146,8 +146,8 @@ impl Route {
 
     fn failed(&self, failure: Failure) -> FabricError {
         match failure {
-            // A target that is just stopping looks like this, so it is no proof of a foreign
-            // service.
+            // A target that is stopping looks like this too, so it does not prove that the service
+            // is a foreign one.
             Failure::Silence(error) => FabricError::Unreachable {
                 address: self.address.to_string(),
                 reason: format!(

@@ -14,14 +14,14 @@ use super::queue_pair::State;
 const ASKED_DIRECTLY: usize = 2;
 /// Up to this many QPs are looked at one by one, to see which had something lately.
 const FEW: usize = 8;
-/// A QP that was asked so often and had nothing is left to epoll.
+/// A QP that had nothing this many times is left to epoll.
 pub(super) const QUIET: u8 = 16;
 /// Turns without asking epoll, while there is a QP that is left to it.
 const EPOLL_TURNS: u8 = 8;
-/// After so many turns in which no socket had anything, only some turns ask. It takes longer than a
-/// thread looks for an answer before it sleeps.
+/// After this many turns in which no socket had anything, only some turns ask. That takes longer
+/// than a thread looks for an answer before it sleeps.
 const IDLE_TURNS: u16 = 1024;
-/// One turn in so many asks then.
+/// Then one turn in this many asks.
 const IDLE_ASKS: u16 = 8;
 
 /// Which QPs a turn asks for data.

@@ -150,7 +150,7 @@ impl SendQueue {
     /// that is news.
     ///
     /// # Errors
-    /// The peer cannot have executed so many.
+    /// The peer cannot have executed that many.
     #[inline]
     pub(super) fn acknowledge(&mut self, executed: u32) -> Result<bool, &'static str> {
         let news = wide(executed.wrapping_sub(low32(self.acknowledged)));

@@ -22,7 +22,8 @@ use crate::error::{FabricError, Result};
 /// connection.
 pub(super) const RETRIES: u8 = 6;
 
-/// A rejection always carries a byte. Without it, a rejection on iWARP looks like "nothing listens".
+/// A rejection always carries a byte. Without it, a rejection on iWARP looks like "nothing
+/// listens".
 const NO_REASON: [u8; 1] = [0];
 
 /// An id, and its QP.
@@ -108,8 +109,9 @@ impl CmId {
         address.map_or_else(|| "an unknown address".to_owned(), |a| a.to_string())
     }
 
-    /// Sets the ACK timeout that the QP will have: 4.096 us times 2 to the power of `exponent`. Call
-    /// it before the route is resolved. iWARP and old kernels have no such option and ignore it.
+    /// Sets the ACK timeout that the QP will have: 4.096 us times 2 to the power of `exponent`.
+    /// Call it before the route is resolved. iWARP and old kernels have no such option and ignore
+    /// it.
     pub(super) fn set_ack_timeout(&self, mut exponent: u8) {
         // SAFETY: the option takes one byte, which lives during the call.
         let rc = unsafe {

@@ -127,7 +127,7 @@ impl CompletionQueue {
         self.released.load(Ordering::Acquire)
     }
 
-    /// A QP that had reserved so many entries is destroyed.
+    /// A QP that had reserved `entries` is destroyed.
     pub(super) fn release(&self, entries: u64) {
         self.released.fetch_add(entries, Ordering::Release);
     }

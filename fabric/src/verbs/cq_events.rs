@@ -61,7 +61,7 @@ impl CqEvents {
     /// Acknowledges every event that was taken. Call it before the CQ is destroyed.
     pub(super) fn acknowledge(&mut self, queue: &CompletionQueue) {
         if self.unacknowledged > 0 {
-            // SAFETY: so many events of this CQ were taken and not acknowledged.
+            // SAFETY: `unacknowledged` events of this CQ were taken and not acknowledged.
             unsafe { ffi::ibv_ack_cq_events(queue.raw(), self.unacknowledged) };
             self.unacknowledged = 0;
         }

@@ -48,7 +48,7 @@ pub(super) struct CqRoom {
 }
 
 impl CqRoom {
-    /// The room of a CQ with so many entries.
+    /// The room of a CQ with `entries` entries.
     pub(super) fn new(entries: u64) -> Self {
         Self { entries, reserved: 0, returned: 0 }
     }

@@ -1,8 +1,8 @@
 //! [`Device`]: a verbs context that librdmacm opened.
 //!
-//! librdmacm opens one context per device and process. It closes the context only when the device is
-//! gone and no id is left on it. Memory and queues outlive ids, so a `Device` holds a reference of
-//! its own: the list that `rdma_get_devices` returned. That list keeps every context in it open
+//! librdmacm opens one context per device and process. It closes the context only when the device
+//! is gone and no id is left on it. Memory and queues outlive ids, so a `Device` holds a reference
+//! of its own: the list that `rdma_get_devices` returned. That list keeps every context in it open
 //! until `rdma_free_devices`.
 
 use std::io;
@@ -81,7 +81,8 @@ impl Device {
     /// # Errors
     /// [`FabricError::NoDevice`], or the query of a device fails.
     pub(super) fn all() -> Result<Vec<Self>> {
-        // The list keeps the contexts open during the look-up. After that, each device pins its own.
+        // The list keeps the contexts open during the look-up. After that, each device pins its
+        // own.
         let list = DeviceList::get().ok_or(FabricError::NoDevice)?;
         let devices = list
             .contexts()
@@ -98,8 +99,8 @@ impl Device {
         &self.0.caps
     }
 
-    /// Whether both are the same device. librdmacm opens one context per device, so the contexts are
-    /// compared.
+    /// Whether both are the same device. librdmacm opens one context per device, so the contexts
+    /// are compared.
     #[must_use]
     pub fn same_as(&self, other: &Self) -> bool {
         self.context() == other.context()

@@ -21,8 +21,8 @@ const SOFTWARE_VENDORS: [u32; 2] = [0x00ff_ffff, 0x62_6d74];
 /// device measured, and a large inline size makes every entry of the send queue larger.
 pub(super) const INLINE_LADDER: [u32; 4] = [256, 128, 64, 0];
 
-/// What a device says that it can do, and the SGEs that an RDMA READ may have. Inline payload is not
-/// part of the answer.
+/// What a device says that it can do, and the SGEs that an RDMA READ may have. Inline payload is
+/// not part of the answer.
 ///
 /// # Safety
 /// The context is open.
@@ -91,12 +91,14 @@ fn transport(transport_type: i32, link_layer: u8) -> Transport {
     }
 }
 
-/// The most inline bytes of a small QP. No query tells the limit of `max_inline_data`, so it is tried.
+/// The most inline bytes of a small QP. No query tells the limit of `max_inline_data`, so it is
+/// tried.
 ///
 /// # Safety
 /// The context is open.
 pub(super) unsafe fn probe_inline(context: NonNull<ffi::ibv_context>) -> u32 {
-    // SAFETY: the context is open, by the caller's promise; each object is destroyed below, in the opposite order.
+    // SAFETY: the context is open, by the caller's promise; each object is destroyed below, in the
+    // opposite order.
     unsafe {
         let pd = ffi::ibv_alloc_pd(context.as_ptr());
         let cq = ffi::ibv_create_cq(context.as_ptr(), 2, ptr::null_mut(), ptr::null_mut(), 0);

@@ -105,7 +105,7 @@ impl EventTask {
         let rest = {
             let mut ids = self.channel.lock();
             let mut event = ptr::null_mut();
-            // SAFETY: the channel is open; under the lock no id is freed meanwhile.
+            // SAFETY: the channel is open; no id is freed while the lock is held.
             if unsafe { ffi::rdma_get_cm_event(self.channel.raw(), &raw mut event) } != 0 {
                 let error = io::Error::last_os_error();
                 return match error.kind() {
@@ -223,13 +223,13 @@ unsafe fn follow(event: &ffi::CmEvent, passive: bool) {
     if ends_connection(event.event) {
         tracing::debug!(event = event.event, status = event.status, "rdma_cm ended a connection");
         if !qp.is_null() {
-            // SAFETY: the QP is not freed meanwhile, by the caller's promise.
+            // SAFETY: the QP is not freed during the call, by the caller's promise.
             unsafe { qp_state::move_to_error(qp) };
         }
     }
     // The QP was failed before the peer completed the handshake. Until now the kernel could not
     // tell the peer.
-    // SAFETY: the QP is not freed meanwhile, by the caller's promise.
+    // SAFETY: the QP is not freed during the call, by the caller's promise.
     let failed_early = event.event == event::ESTABLISHED
         && passive
         && !qp.is_null()

@@ -23,8 +23,8 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// The peer of a CONNECT_REQUEST. `reads` is (READs that the peer serves, READs that it wants to
-    /// have outstanding).
+    /// The peer of a CONNECT_REQUEST. `reads` is (READs that the peer serves, READs that it wants
+    /// to have outstanding).
     pub(super) fn new(
         id: CmId,
         hello: ConnectionHello,
@@ -71,8 +71,8 @@ impl Incoming {
         self.reads
     }
 
-    /// What the peer is told when this value, or the [`Connection`] made of it, is dropped without an
-    /// answer.
+    /// What the peer is told when this value, or the [`Connection`] made of it, is dropped without
+    /// an answer.
     pub fn refuse_with(&mut self, hello: ConnectionHello) {
         self.refusal = hello;
     }

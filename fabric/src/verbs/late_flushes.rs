@@ -14,7 +14,7 @@ use crate::work::{Completion, WcStatus, WrId};
 pub(super) struct LateFlushes(VecDeque<(Completion, u8)>);
 
 impl LateFlushes {
-    /// A queue with room for so many completions.
+    /// A queue with room for `entries` completions.
     pub(super) fn new(entries: usize) -> Self {
         Self(VecDeque::with_capacity(entries))
     }

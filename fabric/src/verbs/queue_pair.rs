@@ -149,8 +149,8 @@ impl Drop for Connection {
     }
 }
 
-/// Destroys a connection, and then drops `rest`, on a thread of its own, so that the caller does not
-/// wait.
+/// Destroys a connection, and then drops `rest`, on a thread of its own, so that the caller does
+/// not wait.
 pub(crate) fn retire<T: Send + 'static>(connection: Connection, rest: T) {
     let dropped = (connection, rest);
     // If no thread can be started, the closure and the connection in it are dropped here.

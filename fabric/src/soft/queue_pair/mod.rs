@@ -63,7 +63,7 @@ impl Connection {
         Self { pair, poller: poller.id() }
     }
 
-    /// A QP that is connected already and serves so many READs of the peer at once.
+    /// A QP that is connected already, and serves `reads_in` READs of the peer at once.
     ///
     /// # Errors
     /// [`FabricError::Limit`].
