@@ -29,7 +29,10 @@ use rblk_protocol::width::{narrow, wide, wide64};
 const STRIPE_SHIFT: u32 = 20;
 
 /// Most stripes of a lock that is found by stripe: what 4 MiB touch when they are not aligned.
-const STRIPES: usize = 5;
+const STRIPES: usize = LINKS as usize;
+
+/// Links of a lock: one for each of its stripes.
+const LINKS: u32 = 5;
 
 const NONE: u32 = u32::MAX;
 
@@ -224,10 +227,10 @@ impl RangeLocks {
         owner: u32,
         waits_for: u32,
     ) -> Acquired {
-        let index = wide(self.free);
-        self.free = self.links[index * STRIPES].next;
+        let (index, link) = (wide(self.free), self.free * LINKS);
+        self.free = self.links[wide(link)].next;
         let head = self.chains[chain];
-        self.chains[chain] = self.push(head, index * STRIPES);
+        self.chains[chain] = self.push(head, link);
         self.enter(index, volume, range, owner, waits_for, number(chain))
     }
 
@@ -452,13 +455,13 @@ impl RangeLocks {
             Shelf::Nowhere => {}
             Shelf::Long => {
                 let head = self.long;
-                self.long = self.push(head, index * STRIPES);
+                self.long = self.push(head, number(index * STRIPES));
             }
             Shelf::Stripes(first, count) => {
                 for k in 0..count {
                     let bucket = self.bucket(volume, first + wide64(k));
                     let head = self.chains[bucket];
-                    self.chains[bucket] = self.push(head, index * STRIPES + k);
+                    self.chains[bucket] = self.push(head, number(index * STRIPES + k));
                 }
             }
         }
@@ -466,12 +469,12 @@ impl RangeLocks {
 
     /// Makes `link` the first before `head` and returns it.
     #[inline(always)]
-    fn push(&mut self, head: u32, link: usize) -> u32 {
-        self.links[link] = Link { next: head, prev: NONE };
+    fn push(&mut self, head: u32, link: u32) -> u32 {
+        self.links[wide(link)] = Link { next: head, prev: NONE };
         if head != NONE {
-            self.links[wide(head)].prev = number(link);
+            self.links[wide(head)].prev = link;
         }
-        number(link)
+        link
     }
 
     fn unlink(&mut self, index: usize, volume: u16, range: &Range<u64>) {
