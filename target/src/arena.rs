@@ -1,6 +1,6 @@
 //! [`Arena`]: cuts one [`Region`] into extents with a buddy allocator.
 //!
-//! Pure bookkeeping over offsets: the bytes are never touched here. What is kept is one bit per
+//! Pure bookkeeping over offsets: the bytes are never touched here. The arena keeps one bit per
 //! possible free block and level (about 2 bits per 4 KiB of memory), each level with summary words
 //! above it, so that both calls cost a few word operations per level and never allocate. The lowest
 //! free block of the best fitting level is taken, which keeps the low end dense and lets the high
@@ -47,7 +47,7 @@ pub enum ArenaError {
 
 /// A run of bytes of the arena's region that belongs to the holder until [`Arena::release`].
 ///
-/// It cannot be copied and does nothing on drop: one that is dropped stays allocated for ever.
+/// It cannot be copied, and its drop does nothing: an extent that is dropped stays allocated.
 #[must_use = "an extent that is dropped stays allocated: give it back with Arena::release"]
 #[derive(PartialEq, Eq, Debug)]
 pub struct Extent {
@@ -176,7 +176,7 @@ impl Arena {
         self.extents
     }
 
-    /// The longest extent that can be had now, in bytes; 0 when everything is taken.
+    /// The longest extent that can be allocated now, in bytes; 0 when everything is taken.
     #[must_use]
     pub fn largest_free(&self) -> u32 {
         self.available.checked_ilog2().map_or(0, |level| MIN_EXTENT_BYTES << level)
@@ -434,7 +434,7 @@ mod tests {
         one.release(other.allocate(1 << 20).unwrap());
     }
 
-    // The model: what is handed out, by offset. Whether a length can be had at all is decided by
+    // The model: what is handed out, by offset. Whether a length can be allocated is decided by
     // looking for an aligned hole of that length, which is the best any allocator of aligned
     // extents can do without moving: the buddy allocator must be exactly as good.
     fn hole_exists(taken: &BTreeMap<usize, u32>, capacity: usize, len: u32) -> bool {

@@ -1,4 +1,4 @@
-//! [`ReadAhead`]: notices sequential readers of a connection and says what to read before they ask.
+//! [`ReadAhead`]: detects sequential readers of a connection and says what to read ahead of them.
 //! Pure.
 //!
 //! A stream is a place where the next read is expected. A read that begins there, or a little
@@ -10,10 +10,11 @@
 //! longest. Bounded: [`STREAMS`] per connection, and one window each.
 
 use rblk_protocol::limits;
+use rblk_protocol::width::narrow;
 
 use crate::store::VolumeIndex;
 
-/// Sequential readers noticed per connection.
+/// Sequential readers detected per connection.
 pub const STREAMS: usize = 4;
 /// Continuations before a stream reads ahead.
 const PROOF: u8 = 2;
@@ -96,7 +97,7 @@ impl ReadAhead {
         }
         stream.ahead = to;
         // At most the window, which is at most `max`.
-        Some((from, u32::try_from(to - from).unwrap_or(0)))
+        Some((from, narrow(to - from)))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Counters of one poll group: written by its thread alone, read by anyone.
+//! Counters of one poll group. Only its thread writes them; every thread may read them.
 
 use rblk_fabric::PollerCounters;
 use rblk_protocol::width::wide64;
@@ -45,7 +45,8 @@ rblk_fabric::counters! {
     merged_bytes,
     /// Commands answered with an error.
     failed_commands,
-    /// Those of them that came by an older epoch, or after another initiator took the volume over.
+    /// Failed commands that came by an older epoch, or after another initiator took the volume
+    /// over.
     fenced_commands,
     /// Connections ended because the peer broke a rule.
     protocol_errors,
@@ -53,8 +54,8 @@ rblk_fabric::counters! {
     /// unanswered. An initiator that leaves when everything is answered, as after `umount` and
     /// `discover`, does not count.
     lost_connections,
-    /// RDMA WRITEs and READs that did not get to the initiator's memory: its device refused the
-    /// key, or the initiator was gone. Each ended its connection.
+    /// RDMA WRITEs and READs that did not reach the initiator's memory: its device refused the
+    /// key, or the peer no longer answered. Each ended its connection.
     stale_rdma_blocked,
     /// Requests that had to wait for memory of the arena.
     memory_waits,
@@ -72,7 +73,7 @@ rblk_fabric::counters! {
     fill_bytes,
     /// Write-backs: store operations of one or more neighbouring dirty blocks.
     write_backs,
-    /// Bytes they wrote.
+    /// Bytes written by write-backs.
     write_back_bytes,
     /// Writes of write-back volumes that found no room for dirty blocks and went to the store.
     dirty_limited,
@@ -82,7 +83,7 @@ rblk_fabric::counters! {
     cached_bytes,
     /// Bytes that are in memory only, acknowledged and not yet in the store, now.
     dirty_bytes,
-    /// What `dirty_bytes` is held to.
+    /// The limit of `dirty_bytes`.
     dirty_max_bytes,
     /// Slots of the cache that are lent for sending, now.
     lent_slots,
@@ -116,7 +117,7 @@ rblk_fabric::counters! {
     recvs,
     /// Completions reaped.
     completions,
-    /// Times the data thread gave its CPU up while it looked for work.
+    /// Times the data thread yielded its CPU while it looked for work.
     yields,
     /// Times a CQ was asked for an event. One that is asked already is not asked again.
     arms,

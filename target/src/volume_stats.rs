@@ -1,9 +1,9 @@
-//! [`VolumeStats`]: what one poll group's shard tells of one volume: written by its thread alone,
-//! read by anyone.
+//! [`VolumeStats`]: the counters of one volume in one shard. Only the shard's thread writes them;
+//! every thread may read them.
 //!
-//! The shard counts in plain numbers of its own and publishes them now and then, so the data path
-//! has no atomic operation here. What is told of a volume may be a few turns old; a poll group that
-//! sleeps has told everything.
+//! The shard counts in plain numbers and publishes them every few turns, so the data path has no
+//! atomic operation here. Published counters may be a few turns old. A poll group that sleeps has
+//! published everything.
 
 use nix::errno::Errno;
 use rblk_fabric::Counter;
@@ -47,7 +47,7 @@ impl VolumeCounts {
 
 pub(crate) fn hit_ratio(hits: u64, misses: u64) -> Option<f64> {
     let all = hits.saturating_add(misses);
-    // Exact up to 2^53 blocks, which is more than a target ever reads.
+    // Exact up to 2^53 blocks.
     (all > 0).then(|| hits as f64 / all as f64)
 }
 
@@ -73,7 +73,7 @@ impl LastError {
     }
 }
 
-/// What one shard tells of one volume, on cache lines of its own.
+/// What one shard publishes of one volume, on cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct VolumeStats {

@@ -5,6 +5,8 @@
 
 use std::time::{Duration, Instant};
 
+use rblk_protocol::width::narrow;
+
 /// The time of the turn.
 #[derive(Debug)]
 pub(super) struct Clock {
@@ -34,7 +36,7 @@ impl Clock {
     fn count_ms(&mut self, now: Instant) {
         let since = now.saturating_duration_since(self.started);
         // Wraps after 49 days. Differences are taken modulo 2^32.
-        self.now_ms = (since.as_millis() & 0xffff_ffff) as u32;
+        self.now_ms = narrow(since.as_millis() & 0xffff_ffff);
         let into_ms = Duration::from_nanos(u64::from(since.subsec_nanos() % 1_000_000));
         self.next_ms = now + Duration::from_millis(1) - into_ms;
     }

@@ -1,8 +1,7 @@
 //! [`Locks`]: the range locks of a shard, and the jobs whose turn has come.
 //!
-//! Releasing a lock may grant locks that wait. Their jobs are put in a list, which the shard works
-//! off when the release is over ([`Locks::next_granted`]): so a job that ends inside another's
-//! release does not call itself.
+//! The release of a lock may grant locks that wait. Their jobs enter a list, which the shard works
+//! off after the release ([`Locks::next_granted`]). So the end of a job never calls the next job.
 
 use std::ops::Range;
 
@@ -38,9 +37,10 @@ impl Locks {
         self.table.try_acquire(volume.0, range)
     }
 
-    /// Releases a lock. Those who waited for it are granted theirs.
+    /// Releases a lock that is held. Jobs that waited for it may be granted theirs.
     #[inline(always)]
     pub(super) fn release(&mut self, lock: LockId) {
+        debug_assert!(self.table.is_held(lock), "{lock:?} is not held");
         self.table.release(lock, &mut self.granted);
     }
 

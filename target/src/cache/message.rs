@@ -1,7 +1,7 @@
-//! What poll groups and shards say to each other: plain values.
+//! Messages between poll groups and shards: plain values.
 //!
-//! A request with a [`PartToken`] is answered exactly once, with the same token; the others are not
-//! answered. Memory goes with the message: who has the [`Segments`] must give them back.
+//! A request with a [`PartToken`] is answered exactly once, with the same token. The others are not
+//! answered. Memory goes with the message: the owner of the [`Segments`] must give them back.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -17,8 +17,8 @@ use crate::store::{OpKind, Segment, VolumeIndex};
 /// They are pinned: the shard neither changes nor reuses them until they come back, by
 /// [`ShardRequest::Release`], [`ShardRequest::Write`] or [`ShardRequest::Cancel`]. Not `Clone`, so
 /// that they come back once. Dropping runs would pin them until the target ends, so that is a bug:
-/// it panics in debug builds, and is logged as an error in others. [`ArenaEnds`] says that the arena
-/// goes away as well. `Segments::default()` has no runs and may be dropped.
+/// it panics in debug builds, and is logged as an error in others. [`ArenaEnds`] says that the
+/// arena goes away as well. `Segments::default()` has no runs and may be dropped.
 #[must_use = "lent slots stay pinned until they are given back"]
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Segments(Runs);
@@ -95,8 +95,8 @@ impl Segments {
         self.as_slice().is_empty()
     }
 
-    /// Calls `act` with the place in the region of the bytes `from..to`, run by run, and with where
-    /// in those bytes each run begins.
+    /// Calls `act` for each run of the bytes `from..to`: with the run, and with the place in these
+    /// bytes at which the run begins.
     pub fn each_run(&self, from: u32, to: u32, mut act: impl FnMut(Segment, u32)) {
         let mut start = 0;
         for run in self.as_slice() {
@@ -153,7 +153,7 @@ pub struct PartToken {
     pub part: u8,
 }
 
-/// Names a job of a shard that was told to the outside.
+/// Names a job of a shard for the poll group that asked.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct JobId {
     pub(super) index: u32,
@@ -168,8 +168,8 @@ impl JobId {
     }
 }
 
-/// What a shard is asked. Ranges are bytes; those of reads and writes lie within one stripe unless
-/// there is one shard only.
+/// A request to a shard. Ranges are bytes. Ranges of reads and writes lie within one stripe, unless
+/// there is only one shard.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ShardRequest {
     /// The bytes, pinned. Answered by [`ShardReply::Read`].
@@ -205,19 +205,19 @@ pub enum ShardRequest {
         /// Answer only when it is durable.
         fua: bool,
     },
-    /// The data will not come: the reservation ends.
+    /// The data of a reservation will not come: the reservation ends.
     Cancel {
         /// The reservation.
         job: JobId,
         /// Its memory.
         memory: Segments,
     },
-    /// Slots that were read from are not needed any more.
+    /// Slots that were lent for a read are not needed any more.
     Release {
         /// What was lent.
         memory: Segments,
     },
-    /// The bytes may be wanted soon. A hint; nothing waits for it and no error is told.
+    /// The bytes may be read soon. A hint: nothing waits for it, and no error is reported.
     Prefetch {
         /// Whose bytes.
         volume: VolumeIndex,
@@ -253,8 +253,8 @@ pub enum ShardRequest {
         /// Every shard holds the range for the asker: only the store is to be told.
         held: bool,
     },
-    /// Keep everybody off a range of the store until [`Self::Unhold`]; what the cache can answer
-    /// alone goes on. Answered by [`ShardReply::Held`].
+    /// Let no other job work on a range of the store until [`Self::Unhold`]. Reads that the cache
+    /// can answer go on. Answered by [`ShardReply::Held`].
     Hold {
         /// Who asks.
         from: PartToken,
@@ -265,14 +265,14 @@ pub enum ShardRequest {
         /// Bytes.
         len: u64,
     },
-    /// Ends a hold. Answered by [`ShardReply::Done`]: only then does nobody find what the change
-    /// made old.
+    /// Ends a hold. Answered by [`ShardReply::Done`]: from then on no read finds data that the
+    /// change made old.
     Unhold {
         /// Who asks.
         from: PartToken,
         /// The hold.
         job: JobId,
-        /// What happened to the store meanwhile.
+        /// What happened to the store during the hold.
         outcome: Changed,
     },
 }

@@ -2,10 +2,10 @@
 //!
 //! A poll group owns one [`Shard`]: a part of the arena, the store's ring, and every stripe of
 //! [`STRIPE_BYTES`] of every volume that [`shard_of`] gives it. A poll group that serves a command
-//! asks the shards concerned, its own or another's, by [`ShardRequest`]; the answer is a
-//! [`ShardReply`]. Nothing else is shared, so there is nothing to lock. Memory that a shard lends
-//! ([`Segments`]) is in the one arena that every device knows, so whoever serves the command moves
-//! data straight to and from it.
+//! sends a [`ShardRequest`] to each shard that has a part of the range, its own or another group's.
+//! The answer is a [`ShardReply`]. Poll groups share nothing else, so there is nothing to lock.
+//! Memory that a shard lends ([`Segments`]) is in the one arena that is registered with every
+//! device, so the poll group that serves the command moves data straight to and from it.
 //!
 //! ```text
 //! poll group A: command --> ask shard B: Read ----------------> look up, pin (or fill, then pin)
@@ -32,16 +32,18 @@
 //!
 //! What holds, whatever the mode:
 //!
-//! - **A slot's bytes never change while it is in the index.** A write lands in slots of its own,
-//!   which then take the place of the old ones; those are freed when the last RDMA or store I/O
-//!   that reads them is done. So no reader sees a torn block, and an RDMA WRITE needs no copy.
-//! - **What the index says is what was acknowledged last, or newer.** A write enters it before it
-//!   is acknowledged.
+//! - **A slot's bytes never change while the slot is in the index.** A write lands in slots of its
+//!   own, which then take the place of the old ones. An old slot is freed when the last RDMA or
+//!   store I/O that reads it is done. So no reader sees a torn block, and an RDMA WRITE needs no
+//!   copy.
+//! - **The index has the data that was acknowledged last, or newer data.** A write enters the index
+//!   before it is acknowledged.
 //! - **One at a time at the store.** Fills, writes, write-backs and changes of overlapping ranges
-//!   take turns ([`range_lock`]), in the order they came. So a fill never keeps what a write has
-//!   just replaced, and the store sees writes of a block in the order in which the index did.
-//! - **Memory first, then the lock.** Who holds a lock waits for the store alone, so nobody waits
-//!   in a circle.
+//!   take turns ([`range_lock`]), in the order in which they came. So a fill never keeps data that
+//!   a write has just replaced, and the store sees writes of a block in the order in which the
+//!   index did.
+//! - **Memory first, then the lock.** A job that holds a lock waits only for the store, so jobs
+//!   never wait in a circle.
 
 mod answers;
 mod block_write;

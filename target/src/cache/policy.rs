@@ -1,13 +1,14 @@
-//! [`Policy`]: which slot of the cache is given up next. S3-FIFO (Yang, Zhang, Qiu, Yue, Rashmi:
+//! [`Policy`]: which slot of the cache is evicted next. S3-FIFO (Yang, Zhang, Qiu, Yue, Rashmi:
 //! "FIFO queues are all you need for cache eviction", SOSP 2023) over slot numbers.
 //!
 //! New blocks enter a small queue, about a tenth of the resident slots. At its end, those hit more
 //! than once go on to the main queue; the others leave and their keys are remembered in the ghost.
 //! A block that comes back while the ghost remembers it enters the main queue at once. At the main
 //! queue's end a block that was hit goes round again with its count (0 to 3) lowered by one; one
-//! that was not leaves. A scan thus runs through the small queue and leaves the main queue alone.
+//! that was not hit leaves. A scan thus runs through the small queue and leaves the main queue
+//! alone.
 //!
-//! **Slots that may not leave.** The caller decides that by a question per slot (dirty, pinned). A
+//! **Slots that may not leave.** Some slots are dirty or pinned; the caller is asked about each. A
 //! slot that is refused is taken out of its queue and put *aside*, so that it is not asked about
 //! again and again. It comes back to the end of its queue, next to be looked at, in one of two
 //! ways:
@@ -34,6 +35,7 @@ mod ghost;
 mod tests;
 
 use ghost::Ghost;
+use rblk_protocol::width::{narrow, wide};
 
 /// Slots aside that are asked about again by each [`Policy::evict`].
 pub const ASIDE_LOOKS: u32 = 2;
@@ -44,9 +46,17 @@ pub const DRY_LOOKS: u32 = 64;
 /// Most slots a policy can have: lists and ghost count in 32 bits.
 pub const MAX_SLOTS: u32 = 1 << 30;
 
-/// Index of a cache slot.
+/// A slot: the number of a page of the shard's part of the arena.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Slot(pub u32);
+
+impl Slot {
+    /// Its number, as an index.
+    #[inline(always)]
+    pub(crate) fn index(self) -> usize {
+        wide(self.0)
+    }
+}
 
 /// Hits that are counted. Also what an absent slot has there, so that [`Policy::touch`] tests one
 /// thing only.
@@ -72,7 +82,7 @@ struct Links {
     key: u64,
 }
 
-/// The order in which slots are given up.
+/// The order in which slots are evicted.
 ///
 /// Memory, fixed by [`Policy::new`]: about 35 bytes per slot (1 state, 16 links and key, 18 ghost).
 pub struct Policy {
@@ -107,7 +117,7 @@ impl Policy {
     pub fn new(slots: u32) -> Self {
         assert!(slots <= MAX_SLOTS, "{slots} cache slots: at most {MAX_SLOTS}");
         Self {
-            state: vec![ABSENT; slots as usize].into(),
+            state: vec![ABSENT; wide(slots)].into(),
             links: (0..slots + 3).map(|own| Links { newer: own, older: own, key: 0 }).collect(),
             lens: [0; 3],
             ghost: Ghost::new(slots - slots / 10),
@@ -125,12 +135,12 @@ impl Policy {
     /// If there is no such slot.
     pub fn insert(&mut self, slot: Slot, key: u64) {
         self.remove(slot);
-        self.links[slot.0 as usize].key = key;
+        self.links[slot.index()].key = key;
         if self.ghost.take(key) {
-            self.state[slot.0 as usize] = MAIN;
+            self.state[slot.index()] = MAIN;
             self.push_newest(LIST_MAIN, slot.0);
         } else {
-            self.state[slot.0 as usize] = SMALL;
+            self.state[slot.index()] = SMALL;
             self.push_newest(LIST_SMALL, slot.0);
         }
     }
@@ -139,7 +149,7 @@ impl Policy {
     /// slot that was hit three times already.
     #[inline]
     pub fn touch(&mut self, slot: Slot) {
-        if let Some(state) = self.state.get_mut(slot.0 as usize)
+        if let Some(state) = self.state.get_mut(slot.index())
             && *state & FREQ != FREQ
         {
             *state += 1;
@@ -157,7 +167,7 @@ impl Policy {
     /// If `old` is resident and there is no slot `new`.
     #[inline(always)]
     pub fn replace(&mut self, old: Slot, new: Slot) {
-        let Some(&was) = self.state.get(old.0 as usize) else { return };
+        let Some(&was) = self.state.get(old.index()) else { return };
         if was == ABSENT {
             return;
         }
@@ -167,12 +177,12 @@ impl Policy {
         if self.is_resident(new) {
             self.remove(new);
         }
-        let (from, to) = (old.0 as usize, new.0 as usize);
+        let (from, to) = (old.index(), new.index());
         let (links, state) = (&mut self.links[..], &mut self.state[..]);
         let moved = links[from];
         links[to] = moved;
-        links[moved.newer as usize].older = new.0;
-        links[moved.older as usize].newer = new.0;
+        links[wide(moved.newer)].older = new.0;
+        links[wide(moved.older)].newer = new.0;
         state[from] = ABSENT;
         state[to] = was + u8::from(was & FREQ != FREQ);
     }
@@ -181,8 +191,8 @@ impl Policy {
     /// slot is not resident.
     pub fn remove(&mut self, slot: Slot) {
         if self.is_resident(slot) {
-            self.unlink(list_of(self.state[slot.0 as usize]), slot.0);
-            self.state[slot.0 as usize] = ABSENT;
+            self.unlink(list_of(self.state[slot.index()]), slot.0);
+            self.state[slot.index()] = ABSENT;
         }
     }
 
@@ -191,7 +201,7 @@ impl Policy {
     /// not resident.
     #[inline]
     pub fn readmit(&mut self, slot: Slot) {
-        if self.state.get(slot.0 as usize).is_some_and(|state| state & ASIDE != 0) {
+        if self.state.get(slot.index()).is_some_and(|state| state & ASIDE != 0) {
             self.unlink(LIST_ASIDE, slot.0);
             self.return_to_queue(slot.0);
         }
@@ -201,8 +211,8 @@ impl Policy {
     /// its key is remembered. Slots for which `may_leave` says no stay resident.
     ///
     /// None if no slot of the queues may leave and none of at most 66 that were refused before (see
-    /// the module's description). Who waits until something can leave has to call
-    /// [`Policy::readmit`] when it can.
+    /// the module's description). A caller that waits until a slot can leave must call
+    /// [`Policy::readmit`] when one can.
     pub fn evict(&mut self, mut may_leave: impl FnMut(Slot) -> bool) -> Option<Slot> {
         for _ in 0..ASIDE_LOOKS.min(self.aside_len()) {
             self.look_aside(&mut may_leave);
@@ -234,23 +244,23 @@ impl Policy {
                 LIST_MAIN
             };
             let slot = self.oldest(list)?;
-            let state = self.state[slot as usize];
+            let state = self.state[wide(slot)];
             let freq = state & FREQ;
             self.unlink(list, slot);
             if list == LIST_SMALL && freq > 1 {
-                self.state[slot as usize] = MAIN;
+                self.state[wide(slot)] = MAIN;
                 self.push_newest(LIST_MAIN, slot);
             } else if list == LIST_MAIN && freq > 0 {
-                self.state[slot as usize] = state - 1;
+                self.state[wide(slot)] = state - 1;
                 self.push_newest(LIST_MAIN, slot);
             } else if may_leave(Slot(slot)) {
-                self.state[slot as usize] = ABSENT;
+                self.state[wide(slot)] = ABSENT;
                 if list == LIST_SMALL {
-                    self.ghost.remember(self.links[slot as usize].key);
+                    self.ghost.remember(self.links[wide(slot)].key);
                 }
                 return Some(Slot(slot));
             } else {
-                self.state[slot as usize] = state | ASIDE;
+                self.state[wide(slot)] = state | ASIDE;
                 self.push_newest(LIST_ASIDE, slot);
             }
         }
@@ -272,8 +282,8 @@ impl Policy {
 
     /// From aside (unlinked already) to the old end of its queue: it is due since it was refused.
     fn return_to_queue(&mut self, slot: u32) {
-        self.state[slot as usize] &= !ASIDE;
-        let list = list_of(self.state[slot as usize]);
+        self.state[wide(slot)] &= !ASIDE;
+        let list = list_of(self.state[wide(slot)]);
         let sentinel = self.sentinel(list);
         self.link_before(list, sentinel, slot);
     }
@@ -282,7 +292,7 @@ impl Policy {
     #[must_use]
     #[inline]
     pub fn is_resident(&self, slot: Slot) -> bool {
-        self.state.get(slot.0 as usize).is_some_and(|&state| state != ABSENT)
+        self.state.get(slot.index()).is_some_and(|&state| state != ABSENT)
     }
 
     /// Resident slots: small, main and aside.
@@ -300,19 +310,19 @@ impl Policy {
     /// Slots in the small queue.
     #[must_use]
     pub fn small_len(&self) -> u32 {
-        self.lens[LIST_SMALL as usize]
+        self.lens[wide(LIST_SMALL)]
     }
 
     /// Slots in the main queue.
     #[must_use]
     pub fn main_len(&self) -> u32 {
-        self.lens[LIST_MAIN as usize]
+        self.lens[wide(LIST_MAIN)]
     }
 
     /// Resident slots in neither queue: refused when they were looked at last.
     #[must_use]
     pub fn aside_len(&self) -> u32 {
-        self.lens[LIST_ASIDE as usize]
+        self.lens[wide(LIST_ASIDE)]
     }
 
     /// Keys remembered of blocks that left the small queue; at most nine tenths of the slots.
@@ -325,14 +335,12 @@ impl Policy {
     /// oldest.
     fn sentinel(&self, list: u32) -> u32 {
         // `new` bounds the number of slots, so all links have numbers of 32 bits.
-        #[allow(clippy::cast_possible_truncation)]
-        let slots = self.state.len() as u32;
-        slots + list
+        narrow::<u32, _>(self.state.len()) + list
     }
 
     fn oldest(&self, list: u32) -> Option<u32> {
         let sentinel = self.sentinel(list);
-        let oldest = self.links[sentinel as usize].newer;
+        let oldest = self.links[wide(sentinel)].newer;
         (oldest != sentinel).then_some(oldest)
     }
 
@@ -343,19 +351,19 @@ impl Policy {
 
     /// Links `slot` on the newer side of `older`.
     fn link_before(&mut self, list: u32, older: u32, slot: u32) {
-        let newer = self.links[older as usize].newer;
-        let links = &mut self.links[slot as usize];
+        let newer = self.links[wide(older)].newer;
+        let links = &mut self.links[wide(slot)];
         (links.newer, links.older) = (newer, older);
-        self.links[newer as usize].older = slot;
-        self.links[older as usize].newer = slot;
-        self.lens[list as usize] += 1;
+        self.links[wide(newer)].older = slot;
+        self.links[wide(older)].newer = slot;
+        self.lens[wide(list)] += 1;
     }
 
     fn unlink(&mut self, list: u32, slot: u32) {
-        let Links { newer, older, .. } = self.links[slot as usize];
-        self.links[newer as usize].older = older;
-        self.links[older as usize].newer = newer;
-        self.lens[list as usize] -= 1;
+        let Links { newer, older, .. } = self.links[wide(slot)];
+        self.links[wide(newer)].older = older;
+        self.links[wide(older)].newer = newer;
+        self.lens[wide(list)] -= 1;
     }
 }
 

@@ -1,20 +1,19 @@
 //! [`RangeLocks`]: fair exclusive locks on byte ranges of volumes.
 //!
-//! A lock waits for every lock that came before it, held or waiting, and overlaps it on the same
-//! volume. So two locks that overlap are never held together; nobody is overtaken by who came later
-//! and overlaps; and since whoever waits does so for earlier ones only, they cannot wait in a
-//! circle: when all holders release, all locks are held in the end. (An owner that does not release
-//! one lock until it is granted another, overlapping one waits for itself: owners are numbers here
-//! and nothing more.)
+//! A lock waits for every earlier lock, held or waiting, that overlaps it on the same volume. So
+//! two locks that overlap are never held together. A later lock never overtakes an earlier one that
+//! it overlaps. A lock waits for earlier locks only, so locks cannot wait in a circle: when all
+//! holders release, all locks are held in the end. (An owner that keeps one lock until it is
+//! granted another one that overlaps waits for itself: owners are only numbers here.)
 //!
-//! A range without bytes (`start >= end`) overlaps nothing: its lock is held at once and in
-//! nobody's way, and wants to be released like any other.
+//! A range without bytes (`start >= end`) overlaps nothing. Its lock is held at once and blocks no
+//! other lock. It must be released like any other.
 //!
-//! Each waiting lock counts those it waits for. Locks are found by the stripes of 1 MiB they lie
-//! in, in a hash table of chains; ranges over more than 5 stripes (everything above 4 MiB) are in a
-//! list of their own that is walked by all. Without overlap, an acquire looks at the locks that
-//! share a stripe with it, and a release, if nobody waits anywhere, at none. A range in the long
-//! list looks at all locks.
+//! Each waiting lock counts the locks it waits for. Locks are found by the stripes of 1 MiB they
+//! lie in, in a hash table of chains. Ranges over more than 5 stripes (everything above 4 MiB) are
+//! in a long list that every acquire walks. An acquire looks at the locks that share a stripe with
+//! it. A release looks at no other lock while none waits. A range in the long list looks at all
+//! locks.
 //!
 //! Invariants: the count of a lock is the number of earlier locks that overlap it; it is held when
 //! that is 0. A lock is linked once in the chain of each of its stripes or once in the long list;
@@ -25,10 +24,15 @@ mod tests;
 
 use std::ops::Range;
 
+use rblk_protocol::width::{narrow, wide, wide64};
+
 const STRIPE_SHIFT: u32 = 20;
 
 /// Most stripes of a lock that is found by stripe: what 4 MiB touch when they are not aligned.
-const STRIPES: usize = 5;
+const STRIPES: usize = LINKS as usize;
+
+/// Links of a lock: one for each of its stripes.
+const LINKS: u32 = 5;
 
 const NONE: u32 = u32::MAX;
 
@@ -37,12 +41,12 @@ const INDEX_BITS: u32 = 20;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const USE_MASK: u32 = u32::MAX >> INDEX_BITS;
 
-/// Names a lock from [`RangeLocks::acquire`] to [`RangeLocks::release`]. Afterwards it names none;
-/// 4096 uses of the same entry later it could name another.
+/// Names a lock from [`RangeLocks::acquire`] to [`RangeLocks::release`]. Then it names none, until
+/// 4096 later uses of the same entry: after these it could name another lock.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LockId(u32);
 
-/// What became of an [`RangeLocks::acquire`].
+/// The result of [`RangeLocks::acquire`].
 #[must_use = "a lock is held or waits until it is released"]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Acquired {
@@ -164,9 +168,9 @@ impl RangeLocks {
         new
     }
 
-    /// Asks for `range` (bytes) of `volume`. The lock is held now, or later when
-    /// [`RangeLocks::release`] says so; until then it is in the way of later ones, as if it were
-    /// held. `owner` is the number to say.
+    /// Asks for `range` (bytes) of `volume`. The lock is held now, or later, when
+    /// [`RangeLocks::release`] names its `owner`. A waiting lock blocks later locks as a held one
+    /// does.
     ///
     /// # Panics
     ///
@@ -223,10 +227,10 @@ impl RangeLocks {
         owner: u32,
         waits_for: u32,
     ) -> Acquired {
-        let index = self.free as usize;
-        self.free = self.links[index * STRIPES].next;
+        let (index, link) = (wide(self.free), self.free * LINKS);
+        self.free = self.links[wide(link)].next;
         let head = self.chains[chain];
-        self.chains[chain] = self.push(head, index * STRIPES);
+        self.chains[chain] = self.push(head, link);
         self.enter(index, volume, range, owner, waits_for, number(chain))
     }
 
@@ -239,7 +243,7 @@ impl RangeLocks {
             self.grow(self.locks.len() * 2);
         }
         let waits_for = self.count_overlapping(volume, &range);
-        let index = self.free as usize;
+        let index = wide(self.free);
         self.free = self.links[index * STRIPES].next;
         self.link(index, volume, &range);
         self.enter(index, volume, range, owner, waits_for, NONE)
@@ -292,7 +296,7 @@ impl RangeLocks {
         if chain == NONE || self.waiting > 0 {
             self.release_slowly(index, granted);
         } else {
-            self.unlink_from(chain as usize, index * STRIPES);
+            self.unlink_from(wide(chain), index * STRIPES);
         }
         self.links[index * STRIPES].next = self.free;
         self.free = number(index);
@@ -344,9 +348,9 @@ impl RangeLocks {
             Shelf::Long => self.locks.iter().any(|l| l.is_alive() && l.overlaps(volume, &range)),
             Shelf::Stripes(first, count) => {
                 let overlaps =
-                    |link: u32| self.locks[link as usize / STRIPES].overlaps(volume, &range);
+                    |link: u32| self.locks[wide(link) / STRIPES].overlaps(volume, &range);
                 self.chain(self.long).any(overlaps)
-                    || (first..first + count as u64)
+                    || (first..first + wide64(count))
                         .any(|s| self.chain(self.chains[self.bucket(volume, s)]).any(overlaps))
             }
         }
@@ -366,7 +370,7 @@ impl RangeLocks {
 
     /// Entry of a lock that was not released.
     fn find(&self, lock: LockId) -> Option<usize> {
-        let index = (lock.0 & INDEX_MASK) as usize;
+        let index = wide(lock.0 & INDEX_MASK);
         let entry = self.locks.get(index)?;
         (entry.id == lock.0).then_some(index)
     }
@@ -398,28 +402,28 @@ impl RangeLocks {
             Shelf::Stripes(first, count) => {
                 let mut link = self.long;
                 while link != NONE {
-                    let index = link as usize / STRIPES;
+                    let index = wide(link) / STRIPES;
                     if self.locks[index].overlaps(volume, range) {
                         f(&mut self.locks, index);
                     }
-                    link = self.links[link as usize].next;
+                    link = self.links[wide(link)].next;
                 }
-                for stripe in first..first + count as u64 {
+                for stripe in first..first + wide64(count) {
                     let mut link = self.chains[self.bucket(volume, stripe)];
                     while link != NONE {
-                        let index = link as usize / STRIPES;
+                        let index = wide(link) / STRIPES;
                         let lock = &self.locks[index];
                         // A lock that shares several stripes, or stripes that share a chain, must
                         // count once: by the link of the first stripe in common.
                         let lock_first = lock.start >> STRIPE_SHIFT;
-                        let link_stripe = lock_first + (link as usize % STRIPES) as u64;
+                        let link_stripe = lock_first + wide64(wide(link) % STRIPES);
                         if lock.overlaps(volume, range)
                             && link_stripe == stripe
                             && stripe == first.max(lock_first)
                         {
                             f(&mut self.locks, index);
                         }
-                        link = self.links[link as usize].next;
+                        link = self.links[wide(link)].next;
                     }
                 }
             }
@@ -428,7 +432,7 @@ impl RangeLocks {
 
     fn chain(&self, head: u32) -> impl Iterator<Item = u32> {
         let some = |link: u32| (link != NONE).then_some(link);
-        std::iter::successors(some(head), move |&link| some(self.links[link as usize].next))
+        std::iter::successors(some(head), move |&link| some(self.links[wide(link)].next))
     }
 
     /// The chain of a range that lies in one stripe, as most do; else `NONE`.
@@ -443,9 +447,7 @@ impl RangeLocks {
     fn bucket(&self, volume: u16, stripe: u64) -> usize {
         let hash = (stripe ^ u64::from(volume) << 44).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         // Scales the upper half to the number of chains.
-        #[allow(clippy::cast_possible_truncation)]
-        let bucket = (((hash >> 32) * self.chains.len() as u64) >> 32) as usize;
-        bucket
+        wide(((hash >> 32) * wide64(self.chains.len())) >> 32)
     }
 
     fn link(&mut self, index: usize, volume: u16, range: &Range<u64>) {
@@ -453,13 +455,13 @@ impl RangeLocks {
             Shelf::Nowhere => {}
             Shelf::Long => {
                 let head = self.long;
-                self.long = self.push(head, index * STRIPES);
+                self.long = self.push(head, number(index * STRIPES));
             }
             Shelf::Stripes(first, count) => {
                 for k in 0..count {
-                    let bucket = self.bucket(volume, first + k as u64);
+                    let bucket = self.bucket(volume, first + wide64(k));
                     let head = self.chains[bucket];
-                    self.chains[bucket] = self.push(head, index * STRIPES + k);
+                    self.chains[bucket] = self.push(head, number(index * STRIPES + k));
                 }
             }
         }
@@ -467,12 +469,12 @@ impl RangeLocks {
 
     /// Makes `link` the first before `head` and returns it.
     #[inline(always)]
-    fn push(&mut self, head: u32, link: usize) -> u32 {
-        self.links[link] = Link { next: head, prev: NONE };
+    fn push(&mut self, head: u32, link: u32) -> u32 {
+        self.links[wide(link)] = Link { next: head, prev: NONE };
         if head != NONE {
-            self.links[head as usize].prev = number(link);
+            self.links[wide(head)].prev = link;
         }
-        number(link)
+        link
     }
 
     fn unlink(&mut self, index: usize, volume: u16, range: &Range<u64>) {
@@ -485,7 +487,7 @@ impl RangeLocks {
             }
             Shelf::Stripes(first, count) => {
                 for k in 0..count {
-                    let bucket = self.bucket(volume, first + k as u64);
+                    let bucket = self.bucket(volume, first + wide64(k));
                     self.unlink_from(bucket, index * STRIPES + k);
                 }
             }
@@ -505,12 +507,12 @@ impl RangeLocks {
     fn pull(&mut self, link: usize) -> Option<u32> {
         let Link { next, prev } = self.links[link];
         if next != NONE {
-            self.links[next as usize].prev = prev;
+            self.links[wide(next)].prev = prev;
         }
         if prev == NONE {
             return Some(next);
         }
-        self.links[prev as usize].next = next;
+        self.links[wide(prev)].next = next;
         None
     }
 
@@ -518,7 +520,7 @@ impl RangeLocks {
     #[cold]
     fn grow(&mut self, capacity: usize) {
         // The largest index would make the last name `NONE`.
-        let capacity = capacity.min(INDEX_MASK as usize);
+        let capacity = capacity.min(wide(INDEX_MASK));
         let old = self.locks.len();
         assert!(capacity > old, "{old} range locks at a time");
         let unused = Lock {
@@ -553,7 +555,7 @@ impl RangeLocks {
 }
 
 /// Entries, chains and links are below 2^20 × 5: `grow` bounds them.
-#[allow(clippy::cast_possible_truncation)]
+#[inline(always)]
 fn number(index: usize) -> u32 {
-    index as u32
+    narrow(index)
 }

@@ -170,7 +170,7 @@ pub(super) fn with_memory<S: Store>(core: &mut Core<S>, job: u32) -> bool {
     true
 }
 
-// Replaces a job's own slot by the one that is in the index meanwhile, if there is one.
+// Replaces a job's own slot by the slot that entered the index since, if there is one.
 fn take_present<S: Store>(core: &mut Core<S>, job: u32, at: usize) -> bool {
     let entry = core.jobs.get(job);
     let (own, asked) = (entry.blocks[at].slot, entry.from.is_some());
@@ -220,7 +220,7 @@ pub(super) fn finish<S: Store>(core: &mut Core<S>, job: u32) {
         None => {
             install(core, job);
             let skip = if span.cache == CacheMode::None { 0 } else { span.skip() };
-            // What is lent to nobody stays in the index.
+            // A prefetch lends nothing.
             from.map(|_| core.memory_of(job, skip)).map_or(Ok(Segments::default()), Ok)
         }
     };
@@ -230,7 +230,7 @@ pub(super) fn finish<S: Store>(core: &mut Core<S>, job: u32) {
     core.end(job);
 }
 
-// Puts what a read got in the index, and lends all of its blocks if somebody asked.
+// Puts the blocks of a read in the index, and lends them unless it is a prefetch.
 fn install<S: Store>(core: &mut Core<S>, job: u32) {
     let entry = core.jobs.peek(job);
     let (span, asked, count) = (entry.span, entry.from.is_some(), entry.blocks.len());

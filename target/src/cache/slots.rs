@@ -1,5 +1,5 @@
-//! [`Slots`]: the memory of a shard: which slot holds which block, who holds the slot, what is
-//! dirty.
+//! [`Slots`]: the memory of a shard: which slot holds which block, which slots are pinned, and
+//! which are dirty. A slot is a page of the arena.
 //!
 //! No I/O and no clock. A slot is in one of these states:
 //!
@@ -9,18 +9,14 @@
 //!            `-> Free
 //! ```
 //!
-//! `Private` belongs to one job: data lands there. `Clean`, `Dirty` and `Writing` are in the index;
-//! `Writing` is dirty and with a write-back. `Detached` left the index while somebody still read from
-//! it; it is free when the last pin goes.
-//!
-//! Free slots are the arena's, which joins them with their neighbours, but for a few that became
-//! free last: they are *loose*, and the first to be handed out where one alone is wanted. Whoever
-//! wants more than one finds all of them in the arena.
+//! A `Private` slot belongs to one job: data lands there. `Clean`, `Dirty` and `Writing` slots are
+//! in the index; a `Writing` slot is dirty and with a write-back. A `Detached` slot left the index
+//! while RDMA or the store still read it; it is free when the last pin is gone.
 //!
 //! Invariants: a block has at most one slot in the index; bytes of a slot in the index never
-//! change; a slot with pins is never reused; a dirty slot never leaves but for newer data or
-//! because its volume's range was discarded. Per slot: 48 bytes here, 4 to 8 of buckets, and what
-//! the policy takes.
+//! change; a slot with pins is never reused; a dirty slot leaves the index only for newer data, or
+//! because its range of the volume was discarded. Per slot: 48 bytes here, 4 to 8 of buckets, and
+//! what the policy takes.
 
 mod dirty;
 mod free;
@@ -127,13 +123,13 @@ impl Slots {
         self.totals.outdated
     }
 
-    /// Slots lent, as often as they are.
+    /// How often slots are lent now: a slot that is lent twice counts twice.
     #[must_use]
     pub fn lent(&self) -> usize {
         self.totals.lent
     }
 
-    /// Slots that left to make room, ever.
+    /// Slots that left to make room, since the start.
     #[must_use]
     pub fn evictions(&self) -> u64 {
         self.totals.evictions
@@ -156,10 +152,10 @@ impl Slots {
         std::mem::take(&mut self.freed)
     }
 
-    /// Who holds a slot.
+    /// What holds a slot.
     #[must_use]
     pub fn holders(&self, slot: Slot) -> Holders {
-        let meta = &self.metas[slot.0 as usize];
+        let meta = &self.metas[slot.index()];
         Holders {
             state: meta.state,
             block: (VolumeIndex(meta.volume), meta.block),
@@ -168,7 +164,7 @@ impl Slots {
         }
     }
 
-    /// Slots somebody holds: empty when nothing is on its way. Slow.
+    /// Slots that are pinned or private: none when no request is under way. Slow.
     pub fn held(&self) -> impl Iterator<Item = (Slot, Holders)> {
         (0u32..).map(Slot).take(self.metas.len()).map(|slot| (slot, self.holders(slot))).filter(
             |(_, h)| {
@@ -186,7 +182,7 @@ impl Slots {
 
     // Of the volume whose block a slot holds.
     fn counts_of(&mut self, slot: Slot) -> &mut SlotCounts {
-        &mut self.lists[usize::from(self.metas[slot.0 as usize].volume)].counts
+        &mut self.lists[usize::from(self.metas[slot.index()].volume)].counts
     }
 
     #[inline]
@@ -222,19 +218,19 @@ impl Slots {
     #[must_use]
     #[inline]
     pub fn state(&self, slot: Slot) -> State {
-        self.metas[slot.0 as usize].state
+        self.metas[slot.index()].state
     }
 
     /// The block a slot in the index holds.
     #[must_use]
     pub fn block(&self, slot: Slot) -> u64 {
-        self.metas[slot.0 as usize].block
+        self.metas[slot.index()].block
     }
 
     /// Order and time of the oldest write in a dirty slot.
     #[must_use]
     pub fn since(&self, slot: Slot) -> (u64, u32) {
-        let meta = &self.metas[slot.0 as usize];
+        let meta = &self.metas[slot.index()];
         (meta.since, meta.since_ms)
     }
 
@@ -245,7 +241,7 @@ impl Slots {
             Some(slot) => slot,
             None => self.find_one()?,
         };
-        self.metas[slot.0 as usize].state = State::Private;
+        self.metas[slot.index()].state = State::Private;
         Some(slot)
     }
 
@@ -284,7 +280,7 @@ impl Slots {
         }
         let metas = &mut self.metas;
         self.free.take(count, |slot| {
-            metas[slot.0 as usize].state = State::Private;
+            metas[slot.index()].state = State::Private;
             out.push(slot);
         });
         true
@@ -298,12 +294,12 @@ impl Slots {
         true
     }
 
-    // Takes a slot that can leave out of the index, if there is any. It is free and nowhere: the
-    // caller's.
+    // Takes a slot that can leave out of the index, if there is any. It is the caller's: neither in
+    // the arena nor loose.
     fn evict(&mut self) -> Option<Slot> {
         let metas = &self.metas;
         let may_leave = |slot: Slot| {
-            let meta = &metas[slot.0 as usize];
+            let meta = &metas[slot.index()];
             meta.state == State::Clean && meta.is_unpinned()
         };
         let victim = self.policy.evict(may_leave)?;
@@ -312,7 +308,7 @@ impl Slots {
         let counts = self.counts_of(victim);
         counts.cached -= 1;
         counts.evictions += 1;
-        self.metas[victim.0 as usize].state = State::Free;
+        self.metas[victim.index()].state = State::Free;
         Some(victim)
     }
 
@@ -325,7 +321,7 @@ impl Slots {
 
     #[inline]
     fn free_slot(&mut self, slot: Slot) {
-        let meta = &mut self.metas[slot.0 as usize];
+        let meta = &mut self.metas[slot.index()];
         debug_assert!(meta.is_unpinned(), "freed while held: {meta:?}");
         meta.state = State::Free;
         self.freed = true;
@@ -334,14 +330,14 @@ impl Slots {
 
     #[inline]
     fn free_if_unpinned(&mut self, slot: Slot) {
-        let meta = &self.metas[slot.0 as usize];
+        let meta = &self.metas[slot.index()];
         if meta.state == State::Detached && meta.is_unpinned() {
             self.free_slot(slot);
         }
     }
 
     fn unlink(&mut self, slot: Slot) {
-        let Meta { volume, block, chain, .. } = self.metas[slot.0 as usize];
+        let Meta { volume, block, chain, .. } = self.metas[slot.index()];
         let bucket = self.bucket(self.hash(volume, block));
         if self.buckets[bucket] == slot.0 {
             self.buckets[bucket] = chain;
@@ -358,7 +354,8 @@ impl Slots {
         debug_assert!(false, "not in the index: {:?}", self.holders(slot));
     }
 
-    /// Puts a private slot in the index as a block of a volume; what was there before is gone.
+    /// Puts a private slot in the index as a block of a volume. It replaces the slot that was
+    /// there.
     pub fn install(&mut self, slot: Slot, volume: VolumeIndex, block: u64, how: Install) {
         let was = self.put(slot, volume, block);
         let (order, now_ms) = match (how, was) {
@@ -390,7 +387,7 @@ impl Slots {
             Some(old) if old.holds(volume.0, block) && old.state == State::Clean => {
                 let chain = old.chain;
                 self.buckets[bucket] = slot.0;
-                let meta = &mut self.metas[slot.0 as usize];
+                let meta = &mut self.metas[slot.index()];
                 debug_assert_eq!(meta.state, State::Private);
                 (meta.volume, meta.block, meta.chain) = (volume.0, block, chain);
                 (meta.state, meta.failed) = (State::Clean, false);
@@ -426,7 +423,7 @@ impl Slots {
             Some(before) => before.chain = slot.0,
             None => *head = slot.0,
         }
-        let meta = &mut metas[slot.0 as usize];
+        let meta = &mut metas[slot.index()];
         (meta.volume, meta.block) = (volume.0, block);
         (meta.state, meta.failed) = (State::Clean, false);
         meta.chain = old.map_or(NONE, |(_, chain, _)| chain);
@@ -454,10 +451,10 @@ impl Slots {
         self.detach(slot);
     }
 
-    // A slot left the index. It is free when those who hold it are done.
+    // A slot left the index. It is free when its last pin is gone.
     #[inline]
     fn detach(&mut self, slot: Slot) {
-        let meta = &mut self.metas[slot.0 as usize];
+        let meta = &mut self.metas[slot.index()];
         if meta.is_unpinned() {
             return self.free_slot(slot);
         }
@@ -465,7 +462,7 @@ impl Slots {
         self.totals.outdated += usize::from(meta.stores > 0);
     }
 
-    /// Lends a slot of the index to whoever sends from it, and counts a hit.
+    /// Lends a slot of the index, to send from it.
     #[inline]
     pub fn lend(&mut self, slot: Slot) {
         debug_assert!(
@@ -473,7 +470,7 @@ impl Slots {
             "{:?}",
             self.holders(slot)
         );
-        self.metas[slot.0 as usize].sends += 1;
+        self.metas[slot.index()].sends += 1;
         self.totals.lent += 1;
     }
 
@@ -486,7 +483,7 @@ impl Slots {
     /// Lends a private slot, which is free when it comes back.
     pub fn lend_private(&mut self, slot: Slot) {
         debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
-        let meta = &mut self.metas[slot.0 as usize];
+        let meta = &mut self.metas[slot.index()];
         meta.state = State::Detached;
         meta.sends += 1;
         self.totals.lent += 1;
@@ -495,7 +492,7 @@ impl Slots {
     /// A lent slot comes back.
     #[inline(always)]
     pub fn unlend(&mut self, slot: Slot) {
-        let meta = &mut self.metas[slot.0 as usize];
+        let meta = &mut self.metas[slot.index()];
         debug_assert!(meta.sends > 0, "not lent: {slot:?}");
         meta.sends = meta.sends.saturating_sub(1);
         self.totals.lent = self.totals.lent.saturating_sub(1);

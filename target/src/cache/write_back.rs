@@ -7,7 +7,7 @@
 //! when half of the room for dirty blocks is taken.
 //!
 //! A flush covers every block that was dirty when it came: it waits until the list has nothing as
-//! old, and no write-back on its way has anything as old. A block that is written again meanwhile
+//! old, and no write-back on its way has anything as old. A block that is written again before that
 //! keeps its age, so the flush waits for the newer data rather than miss the older. A write-back
 //! that fails puts its blocks back where they were and fails the flushes that cover them. The
 //! blocks stay dirty. Every flush tries them again, and so does the shard after a while.
@@ -342,14 +342,14 @@ impl WriteBacks {
     }
 }
 
-// Milliseconds from now until then, both modulo 2^32. 0: it is over.
+// Milliseconds from now until then, both modulo 2^32. 0: the time has come.
 fn ms_until(then_ms: u32, now_ms: u32) -> u32 {
     let left = then_ms.wrapping_sub(now_ms);
     if left.cast_signed() < 0 { 0 } else { left }
 }
 
-// Whether a volume rests after a failed write-back. The rest is forgotten when it is over, or when
-// no block that failed is left: later the clock might have wrapped.
+// Whether a volume rests after a failed write-back. The rest ends with its time, or when no block
+// that failed is left. Then it is forgotten, since the clock may wrap later.
 fn rests<S: Store>(core: &mut Core<S>, volume: VolumeIndex) -> bool {
     let (now_ms, failed) = (core.clock.now_ms(), core.slots.failed(volume));
     // Only volumes with a store have dirty blocks.

@@ -6,17 +6,16 @@
 //! at most 4 KiB.
 //!
 //! The lock belongs to the open description, so I/O that a killed process left in the kernel keeps
-//! it: who gets the lock knows that the I/O of the predecessor has ended.
+//! the lock. A process that gets the lock knows that the I/O of its predecessor has ended.
 //! [`OpenOptions::lock_wait`] covers that moment, and udev, which locks block devices for the time
 //! of a probe.
 //!
 //! A write of the page cache that fails is a loss: data that was acknowledged is gone. The kernel
-//! tells one caller of `fdatasync` and forgets it. So nothing here consumes that news but the syncs
-//! of the backing, which run one at a time (`syncs.rs`). A durable write (FUA) is a write and then
+//! tells one caller of `fdatasync` and forgets it. So only the syncs of the backing call
+//! `fdatasync`, one at a time (`syncs.rs`). A durable write (FUA) is a write and then
 //! such a sync: an error of the write speaks of that write alone, an error of the sync speaks of
-//! all that was acknowledged. Only a block device that can make one write durable by itself, or
-//! that has no volatile cache, gets one operation, and that on direct I/O only
-//! ([`Backing::has_own_fua`]).
+//! all that was acknowledged. A durable write is one operation only with direct I/O on a block
+//! device that can make one write durable, or has no volatile cache ([`Backing::has_own_fua`]).
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek, SeekFrom};
@@ -44,7 +43,7 @@ const LOCK_RETRY: Duration = Duration::from_millis(10);
 pub enum Direct {
     /// Direct I/O or an error.
     Required,
-    /// Direct I/O where it can be had, see [`Backing::direct`].
+    /// Direct I/O where the file or device can do it, see [`Backing::direct`].
     #[default]
     Preferred,
     /// Through the page cache.
@@ -142,7 +141,8 @@ impl Backing {
         Ok(backing)
     }
 
-    /// What tells it from another file or device of the same path; `None` where nothing does.
+    /// What distinguishes it from another file or device of the same path; `None` where nothing
+    /// does.
     #[must_use]
     pub fn identity(&self) -> Option<&StoreIdentity> {
         self.identity.as_ref()
@@ -226,7 +226,7 @@ impl Backing {
         self.methods.discard_granularity()
     }
 
-    /// Looks at the size again, after the file or device was grown, and returns it in bytes.
+    /// Measures the size again, after the file or device has grown, and returns it in bytes.
     ///
     /// # Errors
     /// It shrank or is no longer a multiple of the block size; the old size stays in force.
@@ -247,8 +247,8 @@ impl Backing {
     }
 
     /// Whether a sync has failed: writes that were acknowledged before may be lost. The system
-    /// tells that once and to one caller only, and takes the data for written from then on, so it
-    /// is remembered here: every later flush fails too, for as long as this is open.
+    /// reports that once and to one caller only, and then counts the data as written. So it is
+    /// remembered here: every later flush fails too, as long as the backing is open.
     #[must_use]
     pub fn has_lost_writes(&self) -> bool {
         self.syncs.is_lost()
@@ -381,15 +381,15 @@ fn io_error(path: &Path, what: &'static str) -> impl Fn(io::Error) -> StoreError
     move |source| StoreError::Io { path: path.to_owned(), what, source }
 }
 
-// Opens and locks, again and again until the deadline. std's file locks are flock(2) on Linux.
+// Opens and locks. Tries again until the deadline. std's file locks are flock(2) on Linux.
 fn open_locked(
     path: &Path,
     kind: BackingKind,
     read_only: bool,
     deadline: Instant,
 ) -> Result<File, StoreError> {
-    // Without O_CREAT this claims a device: refused while it is mounted, and nobody else can mount
-    // it.
+    // Without O_CREAT, O_EXCL claims a device: it is refused while the device is mounted, and the
+    // device cannot be mounted afterwards.
     let claim = if kind == BackingKind::BlockDevice && !read_only { libc::O_EXCL } else { 0 };
     let mut options = fs::OpenOptions::new();
     options.read(true).write(!read_only).custom_flags(libc::O_CLOEXEC | claim);
@@ -414,7 +414,7 @@ fn open_locked(
     }
 }
 
-// Who has it, where /proc tells.
+// Which process has it, where /proc tells.
 fn holder(path: &Path, unknown: impl FnOnce(PathBuf) -> StoreError) -> StoreError {
     let Some(pid) = fs::metadata(path).ok().and_then(|metadata| lock_holder(&metadata)) else {
         return unknown(path.to_owned());

@@ -1,5 +1,5 @@
-//! [`StoreError`]: why a backing or a store cannot be had. Each text names the thing, the value and
-//! the fix.
+//! [`StoreError`]: why a backing cannot be opened or a store cannot be made. Each text names the
+//! thing, the value and the fix.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,19 +10,19 @@ use std::path::PathBuf;
 pub enum StoreErrorKind {
     /// There is no such file.
     NotFound,
-    /// Somebody else holds it.
+    /// Another process holds it.
     Locked,
     /// Its size does not make a volume.
     BadSize,
-    /// We may not.
+    /// This process may not access it.
     Permission,
     /// Direct I/O cannot be done in blocks of that size.
     Misaligned,
-    /// Everything else the system says.
+    /// Any other error of the system.
     Io,
 }
 
-/// Why a backing or a store cannot be had. Sizes are bytes.
+/// Why a backing cannot be opened or a store cannot be made. Sizes are bytes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -45,7 +45,7 @@ pub enum StoreError {
     Locked {
         /// What was to be opened.
         path: PathBuf,
-        /// Who holds the lock, where the system tells.
+        /// The process that holds the lock, where the system tells.
         pid: Option<u32>,
         /// Its command name, where the system tells.
         comm: Option<String>,
@@ -134,7 +134,7 @@ pub enum StoreError {
         /// The system's answer.
         source: io::Error,
     },
-    /// The kernel has no io_uring for us.
+    /// The kernel refuses to make an io_uring.
     #[error("cannot set up io_uring with {entries} entries: {source}; {fix}", fix = ring_fix(source))]
     Ring {
         /// Submission entries asked for.
@@ -155,7 +155,7 @@ pub enum StoreError {
     Taken {
         /// What was asked for.
         index: u16,
-        /// Who has it.
+        /// The backing in that place.
         path: PathBuf,
     },
     /// The volume has ops in flight.

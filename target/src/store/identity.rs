@@ -1,8 +1,7 @@
-//! [`StoreIdentity`]: what tells one file or device from another of the same path and size.
+//! [`StoreIdentity`]: what distinguishes one file or device from another of the same path and size.
 //!
-//! A target remembers it from run to run. When a path leads to something else after a stop, the
-//! mounts that waited meanwhile must not go on: their page caches and journals belong to other
-//! bytes.
+//! A target keeps the identity from run to run. When a path leads to another store after a stop,
+//! the mounts that waited must not resume: their page caches and journals belong to other data.
 //!
 //! | store | identity |
 //! | --- | --- |
@@ -11,8 +10,8 @@
 //! | partition | that of its disk, and where on the disk it begins |
 //! | loop device | that of the file below |
 //!
-//! Some have none that lasts: files of network and user-space file systems, whose inode numbers
-//! change from mount to mount, and devices without a name. Those are not told apart.
+//! Some stores have no lasting identity: files of network and user-space file systems, whose inode
+//! numbers change from mount to mount, and devices without a name. rblk cannot distinguish these.
 
 use std::fmt;
 use std::fs::{self, File, Metadata};
@@ -29,19 +28,19 @@ const LEN_MAX: usize = 256;
 /// CIFS.
 const PASSING_INODES: [u32; 4] = [0x0102_1997, 0x6573_5546, 0xfe53_4d42, 0xff53_4d42];
 
-/// Tells one store from another. See the module.
+/// Distinguishes one store from another. See the module.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct StoreIdentity(String);
 
 impl StoreIdentity {
-    /// One that was remembered; `None` for a text that never was one.
+    /// An identity that was kept; `None` for a text that is none.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let good = (1..=LEN_MAX).contains(&text.len()) && !text.contains(char::is_control);
         good.then(|| Self(text.to_owned()))
     }
 
-    /// That of an open file, if it has one.
+    /// The identity of an open file, if it has one.
     pub(super) fn of_file(file: &File, metadata: &Metadata) -> Option<Self> {
         if fstatfs(file).is_ok_and(|system| is_passing(system.filesystem_type())) {
             return None;
@@ -54,7 +53,7 @@ impl StoreIdentity {
         Self::parse(&format!("inode:{}:{}", metadata.ino(), born.as_nanos()))
     }
 
-    /// That of an open block device, if it has one.
+    /// The identity of an open block device, if it has one.
     pub(super) fn of_device(metadata: &Metadata) -> Option<Self> {
         let device = metadata.rdev();
         let directory = format!("/sys/dev/block/{}:{}", major(device), minor(device));

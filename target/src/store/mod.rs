@@ -1,17 +1,18 @@
 //! Persistent bytes of volumes: files and block devices.
 //!
 //! A [`Store`] carries out [`Op`]s on the [`Backing`]s of its volumes and moves data between them
-//! and one [`rblk_fabric::Region`]. It belongs to one data thread. Two implementations:
-//! [`UringStore`] (io_uring, also the thread's only sleeping place) and [`SyncStore`] (blocking
-//! calls; the reference the first is tested against, and the way out on hosts without io_uring).
+//! and one [`rblk_fabric::Region`]. It belongs to one data thread. There are two implementations:
+//! [`UringStore`] (io_uring; it is also where the data thread sleeps) and [`SyncStore`] (blocking
+//! calls; the reference that the first is tested against, and the fallback on hosts without
+//! io_uring).
 //!
 //! Contract:
 //!
 //! - **Units.** Offsets and lengths are bytes. Offsets of an [`OpKind`] count from the start of the
 //!   volume, those of a [`Segment`] from the start of the region.
 //! - **Lending.** From [`Store::submit`] until [`Store::reap`] gives the [`OpDone`], the bytes of
-//!   the op's segments belong to the store: nobody else may write them, and for a read nobody may
-//!   look at them. The list of segments is the caller's again as soon as `submit` returns.
+//!   the op's segments belong to the store: nothing else may write them, and during a read nothing
+//!   else may read them. The list of segments is the caller's again as soon as `submit` returns.
 //! - **Alignment.** Ranges and segments are aligned as the backing wants it, see
 //!   [`Backing::alignment`] and [`Backing::memory_alignment`]; otherwise the result may be an
 //!   error.
@@ -25,10 +26,11 @@
 //! - **Durability.** `Flush` makes every op of that volume durable whose `OpDone` was given out
 //!   before the flush was submitted, by any store of the same backing. A write with `fua` is
 //!   durable when it is done.
-//! - **Losses.** When the system fails to make something durable, every flush that covers it fails,
-//!   of whatever store, and so does every later one of that backing: see [`backing`].
-//! - **Discard** is a hint in content: afterwards the range reads as zeroes on files, as anything
-//!   on devices. `WriteZeroes` always reads as zeroes; with `may_unmap` the space may be given up.
+//! - **Losses.** When the system fails to make data durable, every flush that covers the data
+//!   fails, in every store, and so does every later flush of that backing: see [`backing`].
+//! - **Discard** promises no content: afterwards a range of a file reads as zeroes, a range of a
+//!   device as anything. `WriteZeroes` always reads as zeroes; with `may_unmap` the space may be
+//!   given up.
 //! - **Bounded.** A full store refuses the op and returns it; nothing is allocated per op.
 
 mod alignment;
@@ -188,7 +190,7 @@ pub trait Store {
     fn in_flight(&self) -> usize;
 }
 
-// What can be told without the kernel: the answer to an op that must not or need not be started.
+// The answer to an op that must not or need not go to the kernel.
 fn refusal(
     backing: Option<&Backing>,
     region_len: usize,

@@ -1,5 +1,5 @@
-//! [`SyncStore`]: the blocking reference engine. Every op is finished inside `submit`; data passes
-//! through a bounce buffer, so that there is nothing unsafe here to be wrong.
+//! [`SyncStore`]: the blocking reference engine. Every op ends inside `submit`. Data passes through
+//! a bounce buffer, so this file needs no unsafe code.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use nix::fcntl::fallocate;
 use rblk_fabric::Region;
+use rblk_protocol::width::{narrow, wide, wide64};
 
 use super::backing::Backing;
 use super::methods::Method;
@@ -56,7 +57,7 @@ impl SyncStore {
         index: VolumeIndex,
         backing: Arc<Backing>,
     ) -> Result<(), StoreError> {
-        let volumes = u16::try_from(self.volumes.len()).unwrap_or(u16::MAX);
+        let volumes = narrow(self.volumes.len());
         let place = self.volumes.get_mut(usize::from(index.0));
         match place.ok_or(StoreError::TableFull { index: index.0, volumes })? {
             Some(other) => Err(StoreError::Taken { index: index.0, path: other.path().to_owned() }),
@@ -161,12 +162,11 @@ impl SyncStore {
         if method == Method::WriteZeroes {
             let mut at = offset;
             while at < offset + len {
-                let bytes =
-                    usize::try_from(offset + len - at).unwrap_or(usize::MAX).min(ZERO_CHUNK);
+                let bytes = wide(offset + len - at).min(ZERO_CHUNK);
                 let bounce = Self::bounce(&mut self.bounce, bytes);
                 bounce.fill(0);
                 backing.file().write_all_at(bounce, at)?;
-                at += bytes as u64;
+                at += wide64(bytes);
             }
             return Ok(());
         }
@@ -227,7 +227,7 @@ fn read_all(backing: &Backing, mut out: &mut [u8], mut offset: u64) -> io::Resul
             }
             Ok(bytes) => {
                 out = &mut out[bytes..];
-                offset += bytes as u64;
+                offset += wide64(bytes);
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),

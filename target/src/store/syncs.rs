@@ -4,7 +4,7 @@
 //! failed, and counts the data as written from then on. Of two calls that overlap, either may be
 //! the one that is told. So a backing has at most one such call in the kernel. A flush that comes
 //! while a call runs is not covered by that call: it waits for the next one, with all others that
-//! come meanwhile.
+//! come before that begins.
 //!
 //! Syncs are numbered. A flush is answered with the result of the first sync that began after the
 //! flush came. The first sync that fails is a loss: it and every later one fail, for as long as the
@@ -33,7 +33,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-// How long a blocked caller sleeps before it looks by itself.
+// How long a blocked caller sleeps before it looks without a ring.
 const LOOK_MS: u16 = 1000;
 
 /// When a flush that failed is answered.
@@ -148,7 +148,7 @@ impl Syncs {
         rings.iter().for_each(Door::ring);
     }
 
-    /// Whether a sync failed.
+    /// Whether a sync has failed.
     pub(super) fn is_lost(&self) -> bool {
         self.order().loss.is_some()
     }

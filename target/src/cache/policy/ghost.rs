@@ -10,6 +10,8 @@
 //! Invariant: `ring[p]` names cell `c` exactly when cell `c` has the stamp `p`; all other stamps
 //! are [`NONE`].
 
+use rblk_protocol::width::{narrow, wide, wide64};
+
 /// Cells of a bucket: what fits in a cache line.
 pub(super) const CELLS: usize = 8;
 
@@ -42,10 +44,8 @@ fn place(key: u64, buckets: usize) -> (usize, u32) {
     h ^= h >> 32;
     h = h.wrapping_mul(0xd6e8_feb8_6659_fd93);
     h ^= h >> 32;
-    // Upper half scaled to the number of buckets, lower half as it is: both fit by construction.
-    #[allow(clippy::cast_possible_truncation)]
-    let place = ((((h >> 32) * buckets as u64) >> 32) as usize, h as u32);
-    place
+    // Upper half scaled to the number of buckets, lower half as it is.
+    (wide(((h >> 32) * wide64(buckets)) >> 32), narrow(h & 0xffff_ffff))
 }
 
 impl Ghost {
@@ -92,8 +92,7 @@ impl Ghost {
             }
         }
         // Checked in `new`: every cell's number fits.
-        #[allow(clippy::cast_possible_truncation)]
-        let number = (bucket * CELLS + cell) as u32;
+        let number = narrow(bucket * CELLS + cell);
         if stamps[cell] != NONE {
             self.forget_cell(number);
         }
@@ -111,8 +110,7 @@ impl Ghost {
         let found = (0..CELLS).find(|&c| b.fingerprint[c] == fingerprint && b.stamp[c] != NONE);
         if let Some(cell) = found {
             // Checked in `new`: every cell's number fits.
-            #[allow(clippy::cast_possible_truncation)]
-            self.forget_cell((bucket * CELLS + cell) as u32);
+            self.forget_cell(narrow(bucket * CELLS + cell));
         }
         found.is_some()
     }

@@ -569,11 +569,11 @@ impl Cache for S3Fifo {
         }
         let slot = self.free.pop().unwrap_or_else(|| {
             let slot = self.policy.evict(|_| true).unwrap();
-            self.index.remove(&self.blocks[slot.0 as usize]).unwrap();
+            self.index.remove(&self.blocks[slot.index()]).unwrap();
             slot
         });
         self.policy.insert(slot, block);
-        self.blocks[slot.0 as usize] = block;
+        self.blocks[slot.index()] = block;
         self.index.insert(block, slot);
         false
     }

@@ -242,9 +242,11 @@ proptest! {
 fn waiters_take_turns_in_the_order_they_came() {
     let mut locks = RangeLocks::new(4);
     let mut granted = Vec::new();
-    let Acquired::Now(first) = locks.acquire(1, 0..4096, 10) else { panic!("nobody was there") };
+    let Acquired::Now(first) = locks.acquire(1, 0..4096, 10) else {
+        panic!("there was no other lock")
+    };
     let Acquired::Queued(wide) = locks.acquire(1, 0..u64::MAX, 11) else { panic!("overtook") };
-    // In the way of nobody who holds, but behind one who waits.
+    // It overlaps no lock that is held, but one that waits.
     let Acquired::Queued(far) = locks.acquire(1, MIB..MIB + 1, 12) else { panic!("overtook") };
     let Acquired::Queued(near) = locks.acquire(1, 0..1, 13) else { panic!("overtook") };
     let Acquired::Now(_) = locks.acquire(2, 0..u64::MAX, 14) else { panic!("other volume") };

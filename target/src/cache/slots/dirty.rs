@@ -8,7 +8,7 @@ use crate::store::VolumeIndex;
 impl Slots {
     // A write-back is done with a slot.
     pub(super) fn leave_store(&mut self, slot: Slot) {
-        let meta = &mut self.metas[slot.0 as usize];
+        let meta = &mut self.metas[slot.index()];
         meta.stores -= 1;
         self.totals.outdated -= usize::from(meta.state == State::Detached && meta.stores == 0);
     }
@@ -24,7 +24,7 @@ impl Slots {
 
     // Puts a slot in its volume's list of dirty ones, behind `after`.
     pub(super) fn enter_list(&mut self, slot: Slot, after: u32, order: u64, now_ms: u32) {
-        let list = usize::from(self.metas[slot.0 as usize].volume);
+        let list = usize::from(self.metas[slot.index()].volume);
         debug_assert!(after == NONE || self.metas[after as usize].since <= order);
         let before = if after == NONE {
             std::mem::replace(&mut self.lists[list].head, slot.0)
@@ -36,7 +36,7 @@ impl Slots {
         } else {
             self.metas[before as usize].prev = slot.0;
         }
-        let meta = &mut self.metas[slot.0 as usize];
+        let meta = &mut self.metas[slot.index()];
         (meta.prev, meta.next) = (after, before);
         (meta.since, meta.since_ms) = (order, now_ms);
         meta.state = State::Dirty;
@@ -48,7 +48,7 @@ impl Slots {
     // Takes a slot out of the count of dirty ones, and out of the list if it is there. The caller
     // gives it a new state.
     pub(super) fn leave_list(&mut self, slot: Slot) {
-        let Meta { prev, next, state, volume, failed, .. } = self.metas[slot.0 as usize];
+        let Meta { prev, next, state, volume, failed, .. } = self.metas[slot.index()];
         if !matches!(state, State::Dirty | State::Writing) {
             return;
         }
@@ -56,7 +56,7 @@ impl Slots {
         let list = &mut self.lists[usize::from(volume)];
         list.counts.dirty -= 1;
         list.counts.failed -= u32::from(failed);
-        self.metas[slot.0 as usize].failed = false;
+        self.metas[slot.index()].failed = false;
         if state == State::Writing {
             return;
         }
@@ -82,10 +82,10 @@ impl Slots {
     /// A dirty slot goes with a write-back.
     pub fn begin_writing(&mut self, slot: Slot) {
         debug_assert_eq!(self.state(slot), State::Dirty, "{:?}", self.holders(slot));
-        let failed = self.metas[slot.0 as usize].failed;
+        let failed = self.metas[slot.index()].failed;
         self.leave_list(slot);
         self.totals.dirty += 1;
-        let meta = &mut self.metas[slot.0 as usize];
+        let meta = &mut self.metas[slot.index()];
         meta.state = State::Writing;
         meta.stores += 1;
         meta.failed = failed;
@@ -99,7 +99,7 @@ impl Slots {
         self.leave_store(slot);
         if self.state(slot) == State::Writing {
             self.leave_list(slot);
-            self.metas[slot.0 as usize].state = State::Clean;
+            self.metas[slot.index()].state = State::Clean;
             self.policy.readmit(slot);
             self.freed = true;
         }
@@ -110,7 +110,7 @@ impl Slots {
     /// took its place, that is now as old as this.
     pub fn not_written(&mut self, slot: Slot, failed: bool) {
         self.leave_store(slot);
-        let meta = &self.metas[slot.0 as usize];
+        let meta = &self.metas[slot.index()];
         let since = (meta.since, meta.since_ms);
         let (volume, block) = (VolumeIndex(meta.volume), meta.block);
         let current = match meta.state {
@@ -120,9 +120,9 @@ impl Slots {
         if let Some(current) = current {
             // Order and time of the same write, which is the oldest.
             let (order, now_ms) = since.min(self.since(current));
-            let keeps = failed || self.metas[current.0 as usize].failed;
+            let keeps = failed || self.metas[current.index()].failed;
             self.leave_list(current);
-            self.metas[current.0 as usize].failed = keeps;
+            self.metas[current.index()].failed = keeps;
             let after = self.last_as_old(volume.0, order);
             self.enter_list(current, after, order, now_ms);
         }

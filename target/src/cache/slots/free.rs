@@ -40,7 +40,7 @@ impl FreeSlots {
     /// First byte of a slot in the region.
     #[inline]
     pub(super) fn offset(&self, slot: Slot) -> usize {
-        self.start + wide(slot.0) * SLOT_BYTES
+        self.start + slot.index() * SLOT_BYTES
     }
 
     /// The slot of a byte in the region.

@@ -1,4 +1,4 @@
-//! What a shard keeps of each slot: [`State`], and for whom the slot is held.
+//! What a shard keeps of each slot: its [`State`], its block, and its pins.
 
 use super::NONE;
 use crate::store::VolumeIndex;
@@ -71,7 +71,7 @@ impl Meta {
     }
 }
 
-/// Who holds a slot, for debugging.
+/// What holds a slot, for debugging.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Holders {
     /// Where it is in its life.
@@ -89,7 +89,7 @@ pub struct Holders {
 pub enum Install {
     /// The store has the same.
     Clean,
-    /// The store has not.
+    /// The store does not have it.
     Dirty {
         /// Order of the write.
         order: u64,
@@ -109,7 +109,7 @@ pub struct SlotCounts {
     pub dirty: u32,
     /// Of these, slots whose last write-back failed.
     pub failed: u32,
-    /// That left to make room, ever.
+    /// That left to make room, since the start.
     pub evictions: u64,
 }
 

@@ -122,7 +122,7 @@ impl Setup {
     }
 }
 
-/// A shard and who asks it.
+/// A shard and its asker.
 struct Case {
     shard: Shard<Script>,
     region: Arc<Region>,
@@ -371,7 +371,7 @@ impl Case {
             }
             self.finish(0);
         }
-        panic!("the store is asked for ever: {:?}", self.ops());
+        panic!("the store is asked without an end: {:?}", self.ops());
     }
 
     /// What the store has of a range.

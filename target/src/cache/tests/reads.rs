@@ -1,4 +1,4 @@
-//! Reads, fills, prefetches, and who gets memory.
+//! Reads, fills, prefetches, and the order in which jobs get memory.
 
 use super::*;
 
@@ -83,7 +83,7 @@ fn what_fails_or_ends_early_is_an_error_and_not_kept() {
             case.finish_with(0, result);
             assert_eq!(case.got(first), Err(result.err().unwrap_or(Errno::EIO)));
             assert!(!case.is_cached(0) && !case.is_cached(1));
-            // Who waited tries for itself.
+            // The read that waited tries for itself.
             assert_eq!(case.ranges(), [(4096, 4096)]);
             case.finish(0);
             assert_eq!(case.got(second), Ok(bytes(0, 4096, 4096)));
@@ -391,7 +391,7 @@ fn a_prefetch_waits_for_nobody() {
         case.finish_all();
         assert_eq!(case.got(read), Ok(bytes(0, 0, 4096)));
         assert!(!case.is_cached(1));
-        // Somebody waits for memory: what comes back is his.
+        // A job waits for memory: what comes back is for it.
         let mut lent = lend_all(&mut case);
         let read = case.read(0, 2 * 4096);
         case.release(lent.pop().unwrap());

@@ -130,7 +130,7 @@ impl Case {
     }
 }
 
-/// Everybody asks for as much of the stuck volume as there is memory, and more.
+/// Requests for as much of the stuck volume as there is memory, and more.
 #[test]
 fn a_stuck_store_has_half_of_the_memory() {
     for stuck in MODES {
@@ -225,7 +225,7 @@ fn a_stuck_store_has_half_of_the_operations() {
     }
 }
 
-/// Those who waited for their share, or for the store, go on in the order in which they came.
+/// Jobs that waited for their share, or for the store, go on in the order in which they came.
 #[test]
 fn who_waited_goes_on_in_order() {
     let mut case = shard(64, &[CacheMode::None, CacheMode::None]);

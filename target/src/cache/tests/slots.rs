@@ -121,7 +121,7 @@ fn agree(slots: &mut Slots, model: &Model, seed: u64) {
     }
     for volume in 0..VOLUMES {
         for block in 0..BLOCKS {
-            let found = slots.find(VolumeIndex(volume), block).map(|slot| slot.0 as usize);
+            let found = slots.find(VolumeIndex(volume), block).map(|slot| slot.index());
             let kept = model.index.get(&(volume, block)).copied();
             assert_eq!(found, kept, "seed {seed}: block {block} of {volume}");
         }
@@ -137,7 +137,7 @@ fn agree(slots: &mut Slots, model: &Model, seed: u64) {
         }
         assert!(list.is_sorted_by_key(|(since, _)| *since), "seed {seed}: {list:?}");
         list.iter().for_each(|(_, slot)| slots.not_written(*slot, false));
-        let mut listed: Vec<_> = list.iter().map(|(_, slot)| slot.0 as usize).collect();
+        let mut listed: Vec<_> = list.iter().map(|(_, slot)| slot.index()).collect();
         listed.sort_unstable();
         let expected = model.all(|kept| kept.state == State::Dirty && of(kept));
         assert_eq!(listed, expected, "seed {seed}: dirty list of {volume}");
@@ -151,7 +151,7 @@ fn agree(slots: &mut Slots, model: &Model, seed: u64) {
     assert_eq!(slots.lent(), lent as usize, "seed {seed}");
 }
 
-/// As many as are free or may leave can be had, and not one more; only those that may leave do.
+/// Exactly as many slots as are free or may leave can be allocated; only those that may leave do.
 fn allocate(slots: &mut Slots, model: &mut Model, count: usize, seed: u64) {
     let free = model.all(|kept| kept.state == State::Free).len();
     let leave = model.all(Model::may_leave).len();
@@ -172,7 +172,7 @@ fn allocate(slots: &mut Slots, model: &mut Model, count: usize, seed: u64) {
     let needed = count.saturating_sub(free);
     assert!((needed..=needed + count).contains(&left) || !got, "seed {seed}: {left} left");
     for slot in out {
-        let kept = &mut model.slots[slot.0 as usize];
+        let kept = &mut model.slots[slot.index()];
         assert_eq!(kept.state, State::Free, "seed {seed}: {slot:?} was handed out while in use");
         kept.state = State::Private;
     }
@@ -237,7 +237,7 @@ fn run(seed: u64, steps: usize) {
             15 | 16 => {
                 let volume = VolumeIndex(u16::try_from(random.below(VOLUMES.into())).unwrap());
                 let dirty = model.all(|k| k.state == State::Dirty && k.at.0 == volume.0);
-                let oldest = slots.oldest_dirty(volume).map(|slot| slot.0 as usize);
+                let oldest = slots.oldest_dirty(volume).map(|slot| slot.index());
                 let Some(other) = any(&mut random, &dirty) else { continue };
                 let at = oldest.filter(|_| random.below(2) == 0).unwrap_or(other);
                 slots.begin_writing(name(at));
@@ -268,7 +268,7 @@ fn run(seed: u64, steps: usize) {
                 let mut seen = Vec::new();
                 let forget = random.below(4) == 0;
                 slots.for_each_in(VolumeIndex(0), first, last, |slots, slot| {
-                    seen.push(slot.0 as usize);
+                    seen.push(slot.index());
                     if forget {
                         slots.forget(slot);
                     }
@@ -287,7 +287,7 @@ fn run(seed: u64, steps: usize) {
             agree(&mut slots, &model, seed);
         }
     }
-    // Everything that is held comes back, and then all memory can be had at once.
+    // Everything that is held comes back, and then all memory can be allocated at once.
     for at in 0..SLOTS {
         while model.slots[at].sends > 0 {
             slots.unlend(name(at));
@@ -337,7 +337,7 @@ impl Line {
 }
 
 /// The places in a long list of dirty blocks, exactly: who is written again, in the middle or at an
-/// end, keeps its own; who comes back from a write-back stands behind those as old.
+/// end, keeps its own; a block that comes back from a write-back stands behind those as old.
 fn keeps_its_places(seed: u64) {
     const BLOCKS: usize = 300;
     const VOLUME: VolumeIndex = VolumeIndex(0);

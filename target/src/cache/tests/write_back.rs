@@ -229,7 +229,7 @@ fn a_rest_does_not_outlive_its_failure() {
             assert_eq!(case.shard.next_deadline(), Some(Duration::from_secs(1)));
             end(&mut case);
             assert_eq!((case.dirty_blocks(), case.shard.core.slots.failed(VOLUME)), (0, 0), "{at}");
-            // Nothing turns the shard meanwhile but the thread's own clock.
+            // Only the clock of the thread turns the shard.
             case.wait(later);
             case.dirty(3, 8 * 4096, 4096);
             case.turn();
@@ -241,7 +241,7 @@ fn a_rest_does_not_outlive_its_failure() {
     }
 }
 
-/// A rest that is over is over, however long nobody looked.
+/// A rest that has ended stays ended, however long no turn looked.
 #[test]
 fn a_rest_ends_though_nobody_looks_for_weeks() {
     let mut case = back();

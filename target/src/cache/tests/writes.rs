@@ -214,7 +214,7 @@ fn what_must_be_reserved_is_not_written_at_once() {
         if way == Way::BackLimited {
             declines(&mut case, 0, 4096);
         }
-        // Others wait for memory: nobody overtakes them.
+        // Other jobs wait for memory: a write at once does not overtake them.
         let all = case.reserve(STRIPE_BYTES / 2, 16 * 4096);
         let waits = case.reserve(STRIPE_BYTES / 4, 32 * 4096);
         assert!(!case.is_answered(waits));

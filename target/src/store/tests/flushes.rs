@@ -1,5 +1,4 @@
-//! Flushes that fail: the system tells of lost writes once and to one caller, the backing for ever
-//! and to all.
+//! Flushes that fail: the system reports lost writes once and to one caller, the backing to all.
 
 use std::fs;
 
@@ -46,7 +45,7 @@ impl Overcommitted {
         fs::remove_file(self.disk.0.path().join("filler")).unwrap();
     }
 
-    /// The page cache is written out for somebody else: whoever syncs next on the backing is told.
+    /// The page cache is written out for another process: the next sync of the backing is told.
     fn write_out(&self) {
         assert!(File::open(&self.device.0).unwrap().sync_data().is_err(), "the disk took it");
     }
@@ -218,7 +217,7 @@ fn a_failed_flush_is_answered_when_the_loss_is_noted() {
     }
     let deadline = Instant::now() + Duration::from_secs(60);
     let lost = loop {
-        assert!(Instant::now() < deadline, "nobody told of the loss");
+        assert!(Instant::now() < deadline, "no store told of the loss");
         stores.iter_mut().for_each(|store| {
             store.turn(Wait::Until(Duration::from_millis(10)), &mut WatchSet::default()).unwrap();
         });

@@ -145,7 +145,7 @@ fn compare(
     let mut model = vec![0; BLOCKS * block];
     for round in rounds {
         let memory = lay_out(round, block, unit);
-        // What nobody reads into stays as it is.
+        // Memory that no read lands in stays as it is.
         region.write(0, &vec![0xEE; region.len()]);
         let mut all = Vec::new();
         let mut results = Vec::new();

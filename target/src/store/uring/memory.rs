@@ -165,7 +165,7 @@ impl Pieces {
             return Ok(Self::none());
         };
         // SAFETY: every piece is inside the region (`pointer` checked), which the store holds until
-        // the ring is gone; the kernel pins the pages, so even then nobody else gets them.
+        // the ring is gone; the kernel pins the pages, so even then they are not reused.
         unsafe { ring.submitter().register_buffers(&pieces) }
             .map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))?;
         Ok(Self { registered: start..start + range.len() })

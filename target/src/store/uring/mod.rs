@@ -1,8 +1,8 @@
-//! [`UringStore`]: one io_uring that is both the file I/O of a data thread and its only sleeping
-//! place.
+//! [`UringStore`]: one io_uring for the file I/O of a data thread. The thread also sleeps there,
+//! and nowhere else.
 //!
 //! A turn of the thread is: submit ops, [`UringStore::turn`], reap. The turn enters the kernel at
-//! most once, and not at all when there is nothing to submit and the flags the kernel keeps in the
+//! most once. It does not enter when there is nothing to submit and the flags of the kernel in the
 //! ring show nothing to collect. Watched descriptors (completion channel, mailbox) end the same
 //! sleep as I/O does.
 //!
@@ -199,9 +199,9 @@ impl UringStore {
         Ok(())
     }
 
-    /// A backing of which this store has just learnt that writes were lost: told once, and by one
-    /// store of the backing. Until the owner calls [`Backing::loss_noted`] its flushes may wait,
-    /// see [`Losses`](super::Losses).
+    /// A backing of which this store has just learnt that writes were lost. It is reported once, by
+    /// one store of the backing. Until the owner calls [`Backing::loss_noted`] its flushes may
+    /// wait, see [`Losses`](super::Losses).
     pub fn take_lost(&mut self) -> Option<(VolumeIndex, Arc<Backing>)> {
         self.sync_waiters.take_lost()
     }
@@ -245,8 +245,8 @@ impl UringStore {
     }
 
     /// As [`Self::watch`], for a descriptor that matters only during a sleep: every sleep of
-    /// [`Self::turn`] ends when it is readable or becomes so. Between sleeps it costs nothing and is
-    /// not reported, except when it woke a sleep that was already over.
+    /// [`Self::turn`] ends when it is readable or becomes so. Between sleeps it costs nothing and
+    /// is not reported, except when it woke a sleep that was already over.
     ///
     /// # Errors
     /// As [`Self::watch`].

@@ -8,7 +8,7 @@ use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{opcode, squeue};
 use nix::errno::Errno;
 use rblk_fabric::Region;
-use rblk_protocol::width::wide;
+use rblk_protocol::width::{narrow, wide};
 
 use super::counters::Counters;
 use super::memory::{IoVecs, Pieces};
@@ -180,8 +180,8 @@ impl ActiveOp {
 
     /// The next entry; `None` when there is nothing to do, which is a bug of ours.
     ///
-    /// It points into this value, the region of [`Self::start`] and `zeroes`, and is good as long as
-    /// they are and the op neither starts, advances nor stops.
+    /// It points into this value, the region of [`Self::start`] and `zeroes`, and is good as long
+    /// as they are and the op neither starts, advances nor stops.
     pub(super) fn entry(&mut self, pieces: &Pieces, zeroes: &Region) -> Option<squeue::Entry> {
         let file = Fixed(self.op.volume.0.into());
         let (offset, len) = self.op.kind.range();
@@ -197,7 +197,7 @@ impl ActiveOp {
                 self.write(file, offset, flags, pieces)
             }
             (Phase::Change(Method::WriteZeroes), _) => {
-                let bytes = u32::try_from(left).unwrap_or(u32::MAX).min(ZERO_CHUNK);
+                let bytes: u32 = narrow(left.min(ZERO_CHUNK.into()));
                 self.step = bytes.into();
                 let from = zeroes.pointer(0, bytes as usize)?;
                 Some(opcode::Write::new(file, from.as_ptr(), bytes).offset(offset).build())

@@ -111,8 +111,8 @@ impl Ring {
             unsafe { submitter.enter::<libc::sigset_t>(queued, 0, flags.bits(), None) }
         };
         match result.map_err(|error| error.raw_os_error()) {
-            // The time is over, a signal came, or the kernel wants completions collected or memory
-            // back first: what was not taken is still queued.
+            // The time has come, a signal arrived, or the kernel wants completions collected or
+            // memory back first: what was not taken is still queued.
             Ok(_)
             | Err(Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN | libc::ENOMEM)) => {
                 Ok(())

@@ -37,7 +37,7 @@ impl SyncWaiters {
         self.door.answer();
     }
 
-    /// The store ends: its ops wait for no sync of this backing any more.
+    /// The store ends: none of its ops waits for a sync of this backing.
     pub(super) fn leave(&self, backing: &Backing) {
         backing.syncs().leave(&self.door);
     }
@@ -47,7 +47,7 @@ impl SyncWaiters {
         backing.syncs().look(number, &self.door)
     }
 
-    /// The sync is over that an op ran for all who wait for it.
+    /// The sync that an op ran for all waiting ops has ended.
     pub(super) fn sync_ended(
         &mut self,
         volume: VolumeIndex,
