@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use super::control::{Control, DeviceInfo, DeviceState, disk_path};
 use super::error::{Result, UblkError};
-use super::feature::Features;
 use super::params::{DeviceSpec, DiskParams};
 
 /// How long device nodes may take to appear.
@@ -40,7 +39,6 @@ pub struct QueueConfig {
     pub(super) queue_id: u16,
     pub(super) depth: u16,
     pub(super) max_io_bytes: u32,
-    pub(super) batch: bool,
 }
 
 impl QueueConfig {
@@ -173,7 +171,6 @@ impl Device {
             queue_id,
             depth: self.info.depth,
             max_io_bytes: self.info.max_io_bytes,
-            batch: self.info.flags.contains(Features::BATCH_IO),
         })
     }
 

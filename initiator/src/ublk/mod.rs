@@ -40,27 +40,14 @@
 //! | 6.16 | death is seen when the char node is closed | before: maybe by a timer of 30 s |
 //! | 7.0 | SAFE_STOP_DEV | [`Device::try_stop`] |
 //! | 7.0 | partitions are read after the start | before: the start waits for reads |
-//! | 7.0 | BATCH_IO | many requests to a command; see below |
-//!
-//! # Batches
-//!
-//! A device may be made with [`Features::BATCH_IO`]; its queues then take tags and give results by
-//! the batch, behind the same [`Queue`]. It is such a device for its life, and a server that knows
-//! nothing of batches cannot recover it.
-//!
-//! **Not for a disk that anybody needs**, as of 7.2:
-//!
-//! - A server that dies, or drops a queue, while a request is on its way to it leaves the delivery
-//!   to a worker of the kernel, which does it without the server's memory map: on 7.2.12 it copied
-//!   tags (and would copy data) to the server's addresses in whatever map it had (seen as a panic
-//!   in `__ublk_batch_dispatch` under `io_ring_exit_work`). Without batches the driver notices that
-//!   it is not on the server's thread.
-//! - [`Control::quiesce`] makes requests fail until the next server has its queues, instead of
-//!   having them wait.
-//!
-//! Stopping the disk under its queues, before they are dropped, is safe.
+//! | 7.0 | BATCH_IO | not used: see below |
 //!
 //! # Not used
+//!
+//! Batch commands (7.0: one command for many requests): as of 7.2, a server that dies while a request
+//! is on its way to it leaves the delivery to a worker of the kernel, which copies to the server's
+//! addresses in whatever memory map it has (seen on 7.2.12 as a panic in `__ublk_batch_dispatch`).
+//! And [`Control::quiesce`] makes requests of such a device fail instead of letting them wait.
 //!
 //! Zero copy, user copy and zones have their bits in [`Features`] and no code: request pages
 //! without an address cannot be registered with an RDMA device.
@@ -111,7 +98,6 @@ mod pages;
 mod params;
 mod queue;
 mod request;
-mod sqe;
 mod token;
 
 pub use buffers::Buffers;

@@ -28,7 +28,6 @@ pub(super) const CANCEL: u64 = 0;
 #[derive(Clone, Copy)]
 pub(super) struct Command(u32, &'static str);
 
-pub(super) const AFFINITY: Command = Command(abi::CMD_GET_QUEUE_AFFINITY, "GET_QUEUE_AFFINITY");
 pub(super) const ADD: Command = Command(abi::CMD_ADD_DEV, "ADD_DEV");
 pub(super) const DELETE: Command = Command(abi::CMD_DEL_DEV, "DEL_DEV");
 pub(super) const START: Command = Command(abi::CMD_START_DEV, "START_DEV");

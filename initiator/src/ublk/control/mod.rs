@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use io_uring::{IoUring, cqueue, squeue};
 
 use self::command::{
-    ADD, AFFINITY, CANCEL, CANCEL_GRACE, DELETE, DELETE_ASYNC, END_RECOVERY, FEATURES, GET_PARAMS,
-    INFO, PLAIN_INFO, QUIESCE, SET_PARAMS, START, START_RECOVERY, STOP, TRY_STOP, UPDATE_SIZE,
-    header, missing,
+    ADD, CANCEL, CANCEL_GRACE, DELETE, DELETE_ASYNC, END_RECOVERY, FEATURES, GET_PARAMS, INFO,
+    PLAIN_INFO, QUIESCE, SET_PARAMS, START, START_RECOVERY, STOP, TRY_STOP, UPDATE_SIZE, header,
+    missing,
 };
 use self::node::wait_node;
 use super::abi::{self, CtrlCmd};
@@ -168,18 +168,6 @@ impl Control {
             }
             Err(other) => Err(other),
         }
-    }
-
-    /// CPUs whose requests go to a queue.
-    ///
-    /// # Errors
-    /// There is no such device or queue.
-    pub fn queue_affinity(&mut self, id: u32, queue_id: u16) -> Result<Vec<usize>> {
-        let header = CtrlCmd { data: queue_id.into(), ..header(id) };
-        let mask = self.exchange(AFFINITY, header, abi::CpuMask { words: [0; 128] }, QUICK)?;
-        Ok((0..mask.words.len() * 64)
-            .filter(|cpu| mask.words[cpu / 64] >> (cpu % 64) & 1 == 1)
-            .collect())
     }
 
     /// Exposes the disk. Waits until every tag of every queue has been fetched (by other threads of
@@ -331,7 +319,7 @@ impl Control {
 
     /// Parks the disk (6.16): new requests wait in the kernel, every fetch ends with "stopping",
     /// and when the queues have answered what they hold and let go, the device can be recovered by
-    /// a new process. Not for a device with batches: its requests fail meanwhile (7.2).
+    /// a new process.
     ///
     /// # Errors
     /// [`UblkError::Busy`] when all tags of a queue stay in flight; [`UblkError::FeatureMissing`].
