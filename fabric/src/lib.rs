@@ -29,16 +29,19 @@
 mod address;
 mod counter;
 mod credit;
+pub mod data_thread;
 mod device;
 mod error;
 pub mod mailbox;
-pub mod patience;
+
 mod readiness;
 mod region;
 mod retire;
 pub mod soft;
+pub mod spin;
 #[cfg(feature = "verbs")]
 pub mod verbs;
+pub mod wake_cost;
 mod work;
 
 pub use address::{Address, AddressError, Scheme};

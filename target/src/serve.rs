@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use rblk_config::{Backing as BackingConfig, DirectIo, Spin, TargetConfig, VolumeConfig};
-use rblk_fabric::patience::SpinMode;
+use rblk_fabric::spin::SpinMode;
 use rblk_fabric::{Address, FabricError, Listener, PageKind, Region};
 use rblk_protocol::{BlockCount, BlockSize, InstanceId, Name};
 use sha2::{Digest, Sha256};

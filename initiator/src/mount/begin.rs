@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rblk_config::{MountConfig, Spin};
-use rblk_fabric::patience::SpinMode;
+use rblk_fabric::spin::SpinMode;
 use rblk_fabric::{Address, PageKind, Region};
 use rblk_protocol::{Features, Name, QueueDepth, Status, VolumeFlags, limits};
 use tokio::sync::mpsc;

@@ -301,8 +301,8 @@ impl Mount {
 
     fn on_queue(&mut self, message: FromQueue) -> anyhow::Result<()> {
         match message {
-            FromQueue::PathEnded { queue, end, dead, grave } => {
-                dead.retire(grave);
+            FromQueue::PathEnded { queue, end, dead, undestroyed } => {
+                dead.retire(undestroyed);
                 self.on_path_end(queue, end);
                 Ok(())
             }

@@ -9,7 +9,7 @@ use rblk_protocol::{
     Version,
 };
 
-use rblk_fabric::patience::SpinMode;
+use rblk_fabric::spin::SpinMode;
 
 use super::*;
 use crate::arena::Arena;

@@ -61,6 +61,16 @@ pub enum Wait {
     No,
     /// Until something completes, or this long.
     For(Duration),
+    /// Until so many events are there, or some after `within`, or this long. Kernels before 6.12
+    /// wake for the first event.
+    Gather {
+        /// Events that end the sleep at once.
+        events: usize,
+        /// After this time a single event ends the sleep.
+        within: Duration,
+        /// The longest sleep.
+        longest: Duration,
+    },
 }
 
 /// What a turn found.

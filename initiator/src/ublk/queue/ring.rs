@@ -23,6 +23,8 @@ pub enum RingMode {
 pub(super) struct Ring {
     uring: IoUring,
     mode: RingMode,
+    // A sleep may wait for several events (6.12).
+    can_gather: bool,
     counts: RingCounts,
 }
 
@@ -47,7 +49,8 @@ impl Ring {
             .submitter()
             .register_files(&[file])
             .map_err(|e| UblkError::system("registering the ublk char node with io_uring", e))?;
-        Ok(Self { uring, mode, counts: RingCounts::default() })
+        let can_gather = uring.params().is_feature_min_timeout();
+        Ok(Self { uring, mode, can_gather, counts: RingCounts::default() })
     }
 
     pub(super) fn mode(&self) -> RingMode {
@@ -100,10 +103,17 @@ impl Ring {
         self.uring.completion().next()
     }
 
-    /// Whether [`Self::enter`] with this wait may sleep now.
+    /// Whether [`Self::enter`] with this wait may sleep now: not when a completion is there already.
+    /// What the kernel has to hand over is no reason not to sleep. It does so before it sleeps, and
+    /// its word for it may be stale (TASKRUN is set behind the work it tells of), for as long as
+    /// nothing else comes.
     #[inline]
     pub(super) fn may_sleep(&mut self, wait: Wait) -> bool {
-        matches!(wait, Wait::For(time) if !time.is_zero()) && !self.has_completion()
+        let longest = match wait {
+            Wait::No => Duration::ZERO,
+            Wait::For(longest) | Wait::Gather { longest, .. } => longest,
+        };
+        !longest.is_zero() && !self.has_completion()
     }
 
     /// The system call of a turn, if one is needed. It sleeps only where [`Self::may_sleep`] says
@@ -111,7 +121,11 @@ impl Ring {
     #[inline]
     pub(super) fn enter(&mut self, wait: Wait) -> io::Result<()> {
         let entered = match wait {
-            Wait::For(time) if self.may_sleep(wait) => self.sleep(time),
+            Wait::For(longest) if self.may_sleep(wait) => self.sleep(1, Duration::ZERO, longest),
+            Wait::Gather { events, within, longest } if self.may_sleep(wait) => {
+                let events = if self.can_gather { events.max(1) } else { 1 };
+                self.sleep(events, within, longest)
+            }
             _ if self.needs_enter() => self.uring.submitter().submit(),
             _ => return Ok(()),
         };
@@ -132,11 +146,14 @@ impl Ring {
         }
     }
 
-    fn sleep(&mut self, time: Duration) -> io::Result<usize> {
-        let timespec = types::Timespec::from(time);
-        let args = types::SubmitArgs::new().timespec(&timespec);
+    fn sleep(&mut self, events: usize, within: Duration, longest: Duration) -> io::Result<usize> {
+        let timespec = types::Timespec::from(longest);
+        let mut args = types::SubmitArgs::new().timespec(&timespec);
+        if events > 1 {
+            args = args.min_wait_usec(u32::try_from(within.as_micros()).unwrap_or(u32::MAX));
+        }
         self.counts.sleeps += 1;
-        self.uring.submitter().submit_with_args(1, &args)
+        self.uring.submitter().submit_with_args(events, &args)
     }
 }
 
