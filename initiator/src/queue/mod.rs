@@ -135,7 +135,7 @@ pub fn start(parts: QueueParts) -> io::Result<QueueHandle> {
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let spin = parts.spin;
                 let mut thread = QueueThread::new(parts, receiver, engine_stats)?;
-                // Whoever started the thread has given up otherwise.
+                // On an error, control has given up waiting, and drops the mailbox.
                 let _ = ready.send(Ok(()));
                 data_thread::run(&mut thread, spin)
             }));

@@ -5,6 +5,8 @@
 
 use std::mem::{offset_of, size_of};
 
+use rblk_protocol::width::const_u32;
+
 #[cfg(not(all(target_os = "linux", target_endian = "little", target_pointer_width = "64")))]
 compile_error!("ublk support is written for 64-bit little-endian Linux");
 #[cfg(any(target_arch = "powerpc64", target_arch = "mips64", target_arch = "sparc64"))]
@@ -36,9 +38,7 @@ const WRITE: u32 = 1;
 /// An ioctl number: direction, size of the argument, type, number.
 const fn ioctl(direction: u32, number: u32, size: usize) -> u32 {
     assert!(size < 1 << 14 && number < 1 << 8);
-    #[allow(clippy::cast_possible_truncation)] // Asserted above.
-    let size = size as u32;
-    direction << 30 | size << 16 | (b'u' as u32) << 8 | number
+    direction << 30 | const_u32(size) << 16 | (b'u' as u32) << 8 | number
 }
 
 const fn control_read(number: u32) -> u32 {

@@ -103,10 +103,10 @@ impl Ring {
         self.uring.completion().next()
     }
 
-    /// Whether [`Self::enter`] with this wait may sleep now: not when a completion is there already.
-    /// What the kernel has to hand over is no reason not to sleep. It does so before it sleeps, and
-    /// its word for it may be stale (TASKRUN is set behind the work it tells of), for as long as
-    /// nothing else comes.
+    /// Whether [`Self::enter`] with this wait may sleep now: not when a completion is there
+    /// already. What the kernel has to hand over is no reason not to sleep. It does so before it
+    /// sleeps, and its word for it may be stale (TASKRUN is set behind the work it tells of), for
+    /// as long as nothing else comes.
     #[inline]
     pub(super) fn may_sleep(&mut self, wait: Wait) -> bool {
         let longest = match wait {
