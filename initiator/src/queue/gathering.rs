@@ -19,7 +19,7 @@ use crate::ublk::Wait;
 /// With no more requests under way than these, no request waits for another.
 const FEW: usize = 8;
 /// The part of the latency that a gathering may add.
-const PART: u32 = 32;
+const PART: u32 = 16;
 /// A gathering is not worth a timer below `SHORTEST`, and never takes longer than `LONGEST`.
 const SHORTEST: Duration = Duration::from_micros(10);
 const LONGEST: Duration = Duration::from_micros(500);
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn it_adds_a_part_of_the_latency() {
-        let mut gathering = after(Duration::from_micros(6400));
+        let mut gathering = after(Duration::from_micros(3200));
         let (events, least) = within(gathering.wait(SECOND, 32)).unwrap();
         assert_eq!(events, 16);
         assert!(least.abs_diff(Duration::from_micros(200)) < Duration::from_micros(5), "{least:?}");
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn few_requests_do_not_wait_for_each_other() {
-        let mut gathering = after(Duration::from_micros(6400));
+        let mut gathering = after(Duration::from_micros(3200));
         assert_eq!(within(gathering.wait(SECOND, 8)), None);
         assert!(gathering.is_many(9) && !gathering.is_many(8));
         // After a burst, too, soon.
