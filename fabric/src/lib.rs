@@ -33,20 +33,22 @@ mod connect;
 mod connection;
 mod counter;
 mod credit;
+pub mod data_thread;
 mod device;
 mod error;
 mod listener;
 mod look_up;
 pub mod mailbox;
-pub mod patience;
 mod poller;
 mod poller_counters;
 mod readiness;
 mod region;
 mod route;
 pub mod soft;
+pub mod spin;
 #[cfg(feature = "verbs")]
 pub mod verbs;
+pub mod wake_cost;
 mod work;
 
 pub use address::{Address, AddressError, Scheme};

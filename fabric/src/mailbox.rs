@@ -1,8 +1,9 @@
 //! A bounded mailbox between a control thread and a data thread.
 //!
-//! Invariants: messages arrive in order; a full box refuses instead of blocking; the receiver's
-//! idle check is one relaxed load; the eventfd is written only when the receiver may be asleep. The
-//! lock is taken only when there is a message, which on a data thread is never part of an I/O.
+//! Invariants: messages arrive in order. A full box refuses a message instead of blocking. The
+//! receiver's check for messages is one load. Every message writes the eventfd, so that no message
+//! is slept through. The lock is taken only when there is a message, which on a data thread is
+//! never part of an I/O.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,7 +22,7 @@ struct Shared<T> {
     capacity: usize,
 }
 
-/// The box was full or the receiver is gone; the message comes back.
+/// The box is full or the receiver is gone. The message comes back.
 #[derive(Debug)]
 pub struct Refused<T>(pub T);
 
@@ -58,7 +59,7 @@ impl<T> Sender<T> {
     /// Puts a message in and wakes the receiver.
     ///
     /// # Errors
-    /// [`Refused`] with the message when the box is full or nobody will ever read it.
+    /// [`Refused`] with the message when the box is full or the receiver is gone.
     pub fn send(&self, message: T) -> Result<(), Refused<T>> {
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if queue.len() >= self.0.capacity || self.0.waiting.load(Ordering::Relaxed) == usize::MAX {
@@ -107,7 +108,7 @@ impl<T> Drop for Receiver<T> {
     fn drop(&mut self) {
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
         self.0.waiting.store(usize::MAX, Ordering::Release);
-        // Messages may hold QPs and files: nobody will handle them any more.
+        // Messages may hold QPs and files. Dropped outside of the lock: no one will receive them.
         let left = std::mem::take(&mut *queue);
         drop(queue);
         drop(left);

@@ -2,15 +2,17 @@
 //!
 //! ```text
 //! Idle -> Queued -> Sent -> Idle (answered)
-//!            ^--------'  (the path died: what became of it is unknown, so it is sent again)
+//!            ^--------'  (the path died: the outcome is unknown, so the request is sent again)
 //! ```
 //!
-//! A buffer is lent to the peer while its tag is `Sent`, and ours in the other states: it comes
-//! back by an answer, or by the death of the path, never by a timeout.
+//! A buffer is lent to the peer while its tag is `Sent`, and ours in the other states. It comes
+//! back by an answer or by the end of the path, never by a timeout. After the end of a path its
+//! device may still touch the buffer, until the QPs are destroyed: see [`crate::undestroyed`].
 
-use rblk_protocol::{QueueDepth, Sequence, Tag};
+use rblk_protocol::width::narrow;
+use rblk_protocol::{Mutation, QueueDepth, Sequence, Tag};
 
-use crate::io::Io;
+use crate::io::{Io, IoOp};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -143,7 +145,7 @@ impl Inflight {
         let lost = self.sent;
         for state in &mut self.states {
             if let State::Sent(io, _) = *state {
-                *state = State::Queued(io);
+                *state = State::Queued(sent_again(io));
             }
         }
         self.queued += lost;
@@ -162,14 +164,22 @@ impl Inflight {
 
     /// All tags, for walks.
     pub fn tags(&self) -> impl Iterator<Item = Tag> + use<> {
-        (0..u16::try_from(self.states.len()).unwrap_or(u16::MAX)).map(Tag)
+        (0..narrow(self.states.len())).map(Tag)
     }
+}
+
+/// What takes the place of a request that was sent on a path that died: the same request.
+fn sent_again(io: Io) -> Io {
+    if Mutation::ReplayForgotten.is_on() && io.op == IoOp::Write {
+        // A FLUSH is harmless, and ends as the write would have.
+        return Io { op: IoOp::Flush, ..io };
+    }
+    io
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::IoOp;
     use rblk_protocol::BlockSize;
 
     fn io(n: u64) -> Io {

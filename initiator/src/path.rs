@@ -6,8 +6,8 @@
 //! CQ, and the path ends when one of them does.
 //!
 //! Keys live as long as the path: a reconnect registers anew, so a late RDMA of a dead path meets
-//! dead keys. Each key has one direction: the target may write where reads land and read where
-//! writes are, no more.
+//! dead keys. Each key has one direction: the target may write where reads land, and read where
+//! writes are, and nothing else.
 
 use std::sync::Arc;
 
@@ -18,12 +18,12 @@ use rblk_fabric::{
 use rblk_protocol::limits::{
     COMMAND_BYTES, COMMAND_LIST_BYTES, LIST_DATA_MAX, RESPONSE_LIST_BYTES,
 };
+use rblk_protocol::width::{const_u32, narrow};
 use rblk_protocol::{Epoch, Features, HelloAccept, QueueDepth, SELF_TEST_BYTES, VolumeHandle};
 
 /// Pieces that a SEND gathers where several of its commands may have data: the capsules, and the
 /// data of each.
-#[allow(clippy::cast_possible_truncation)] // a constant of 4
-pub const DATA_LIST_SGES: u32 = LIST_DATA_MAX as u32 + 1;
+pub const DATA_LIST_SGES: u32 = const_u32(LIST_DATA_MAX) + 1;
 /// Receive slots beyond depth + 1.
 const SPARE_RECVS: usize = 2;
 /// Bytes of a tag's command slot: a list that begins with its command. One line more, so that the
@@ -36,8 +36,8 @@ const RECV_STRIDE: usize = RESPONSE_LIST_BYTES;
 ///
 /// Commands are sent from the slot of their message's first tag. It is written again for the next
 /// command of that tag: the answer to the last one proves that the target has it, and so all of the
-/// message that it began. The data of a command is sent from its own buffer, which nobody writes to
-/// before that command is answered.
+/// message that it began. The data of a command is sent from its own buffer, which is not written
+/// to before that command is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathLayout {
     /// Agreed depth.
@@ -60,7 +60,7 @@ impl PathLayout {
     /// Receive slots.
     #[must_use]
     pub fn recv_slots(self) -> u16 {
-        u16::try_from(self.depth.tags() + SPARE_RECVS).unwrap_or(u16::MAX)
+        narrow(self.depth.tags() + SPARE_RECVS)
     }
 
     /// Offset of a receive slot.
@@ -87,7 +87,7 @@ impl PathLayout {
     /// one.
     #[must_use]
     pub fn send_wrs(self) -> u32 {
-        u32::try_from(2 * self.depth.tags()).unwrap_or(u32::MAX) + 8
+        narrow::<u32, _>(2 * self.depth.tags()) + 8
     }
 
     /// One in how many SENDs is signaled.
@@ -169,17 +169,17 @@ pub struct DeadPath {
 }
 
 impl DeadPath {
-    /// Destroys it, without waiting for the kernel, and then drops `rest`: a new path has keys of
-    /// its own, and whoever uses the same buffers for it waits for the
-    /// [`Grave`](crate::grave::Grave).
+    /// Destroys it, without waiting for the kernel, and then drops `rest`. A new path has keys of
+    /// its own; it may use the same buffers when the
+    /// [`UndestroyedPath`](crate::undestroyed::UndestroyedPath) is dropped.
     pub fn retire<T: Send + 'static>(self, rest: T) {
         let Self { connections, poller, memory } = self;
         retire(connections, (poller, memory, rest));
     }
 }
 
-/// Destroys the QPs of a path, and then drops `rest`, which has their CQ. Nobody waits for that:
-/// [`Connection::retire`].
+/// Destroys the QPs of a path, and then drops `rest`, which has their CQ. No thread of ours waits
+/// for that: see [`Connection::retire`].
 pub(crate) fn retire<T: Send + 'static>(mut connections: Vec<Connection>, rest: T) {
     match connections.pop() {
         Some(last) => last.retire((connections, rest)),

@@ -40,6 +40,19 @@ pub fn narrow<T: Bounded + TryFrom<F>, F: Copy + Display>(value: F) -> T {
     }
 }
 
+/// Narrows a length that is known at compile time, for a constant.
+///
+/// # Panics
+/// It does not fit. In a constant the compiler says so.
+#[must_use]
+pub const fn const_u32(value: usize) -> u32 {
+    assert!(value <= u32::MAX as usize, "the constant does not fit 32 bits");
+    #[allow(clippy::cast_possible_truncation)] // asserted above
+    {
+        value as u32
+    }
+}
+
 /// An unsigned integer with its largest value, for [`narrow`].
 pub trait Bounded: Debug {
     /// The largest value.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rblk_config::{Spin, TargetConfig};
-use rblk_fabric::patience::SpinMode;
+use rblk_fabric::spin::SpinMode;
 use rblk_fabric::{Address, Device, FabricError, Incoming, Listener, PageKind, Region};
 use rblk_protocol::width::wide;
 use rblk_protocol::{InstanceId, Name};

@@ -238,7 +238,7 @@ fn an_answer_to_a_beat_must_be_one() {
     let beat = target.next_command();
     assert_eq!(beat.opcode, Opcode::KeepAlive, "the next one");
 
-    let unasked = PathEnd::Protocol("an answer nobody asked for");
+    let unasked = PathEnd::Protocol("an answer to no command");
     let (mut target, tag, sequence) = asked();
     target.send(&ResponseCapsule::new(tag, Sequence(sequence.0 + 1), Status::Ok).to_wire());
     assert_eq!(target.path_end(), Some(unasked));

@@ -56,14 +56,7 @@ impl Candidate {
                 Self::new(key, "nvme-tcp", Family::Kernel, "tcp", kind)
             }
             system::NBD => Self::new(key, "NBD", Family::Kernel, "tcp", Kind::Nbd),
-            system::UBLK_NULL => {
-                let kind = Kind::UblkNull { batch: false };
-                Self::new(key, "ublk null", Family::Floor, "", kind)
-            }
-            system::UBLK_NULL_BATCH => {
-                let kind = Kind::UblkNull { batch: true };
-                Self::new(key, "ublk null, batch", Family::Floor, "", kind)
-            }
+            system::UBLK_NULL => Self::new(key, "ublk null", Family::Floor, "", Kind::UblkNull),
             system::LOCAL => Self::new(key, "local RAM disk", Family::Floor, "", Kind::Local),
             _ => return None,
         };

@@ -2,8 +2,8 @@
 //! the seed has it.
 
 use rblk_fabric::Connection;
-use rblk_initiator::grave::Grave;
 use rblk_initiator::path::DeadPath;
+use rblk_initiator::undestroyed::UndestroyedPath;
 use rblk_target::connection::ConnectionId;
 use rblk_target::poll_group::ToGroup;
 use rblk_target::store::Store;
@@ -17,7 +17,7 @@ pub(super) enum Corpse {
     /// Of the target, with the poll group to tell.
     Target { group: usize, id: ConnectionId, qp: Option<Connection> },
     /// Of an initiator. The path goes first.
-    Initiator { dead: DeadPath, grave: Option<Grave> },
+    Initiator { dead: DeadPath, undestroyed: Option<UndestroyedPath> },
 }
 
 /// Connections that ended and are not destroyed.
@@ -63,9 +63,9 @@ impl<S: Store> Rig<S> {
                     drop(qp);
                     self.mail_to(group, ToGroup::Destroyed { connection: id });
                 }
-                Corpse::Initiator { dead, grave } => {
+                Corpse::Initiator { dead, undestroyed } => {
                     drop(dead);
-                    drop(grave);
+                    drop(undestroyed);
                 }
             }
         }

@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use rblk_fabric::soft::network::Wire;
-use rblk_fabric::{Device, DeviceCaps, PageKind, QpLimits, Region};
+use rblk_fabric::{Completion, Device, DeviceCaps, PageKind, QpLimits, Region};
 use rblk_initiator::durability::Ledger;
 use rblk_initiator::engine::{Engine, PathEnd, QueueCounts, QueueStats};
 use rblk_initiator::inflight::WrongState;
 use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::path::{Path, PathLayout, PathMemory};
-use rblk_initiator::succession::Succession;
-use rblk_protocol::{ConnectionKind, Features, QueueDepth, Tag, VolumeHandle};
+use rblk_initiator::path::{DeadPath, Path, PathLayout, PathMemory};
+use rblk_initiator::path_change::PathChange;
+use rblk_protocol::{ConnectionKind, Features, Mutation, QueueDepth, Tag, VolumeHandle};
 use rblk_target::connection::SessionSlot;
 use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::volume::Volume;
@@ -34,13 +34,15 @@ pub(super) struct Queue {
     // Of a rig without control.
     session: Option<(SessionSlot, u16)>,
     volume: VolumeHandle,
-    succession: Succession,
+    change: PathChange,
     // One for each lane.
     wires: Vec<Wire>,
     ended: Vec<PathEnd>,
     // Outcomes of one turn.
     done: Vec<(Tag, i32)>,
     frozen: bool,
+    // With `Mutation::BufferReuseInitiator`: dead paths whose QPs go on.
+    kept_alive: Vec<DeadPath>,
 }
 
 impl Queue {
@@ -109,12 +111,13 @@ impl<S: Store> Rig<S> {
             buffers,
             options,
             session: None,
-            succession: Succession::new(u16::try_from(self.queues.len()).unwrap_or(u16::MAX)),
+            change: PathChange::new(u16::try_from(self.queues.len()).unwrap_or(u16::MAX)),
             volume: VolumeHandle(u32::from(volume.0) + 1),
             wires: Vec::new(),
             ended: Vec::new(),
             done: Vec::with_capacity(depth.tags()),
             frozen: false,
+            kept_alive: Vec::new(),
         }));
         Ok(QueueId(self.queues.len() - 1))
     }
@@ -189,7 +192,7 @@ impl<S: Store> Rig<S> {
         let queue = self.queue_mut(id);
         queue.wires = wires;
         queue.engine.disconnect();
-        drop(queue.succession.follow_with(Box::new(path)));
+        drop(queue.change.set_next(Box::new(path)));
         self.go_on(id.0);
     }
 
@@ -199,7 +202,7 @@ impl<S: Store> Rig<S> {
     /// # Panics
     /// There is no such queue.
     pub fn fail_requests(&mut self, id: QueueId, errno: Option<i32>) {
-        self.queue_mut(id).succession.fail(errno);
+        self.queue_mut(id).change.set_failing(errno);
     }
 
     /// Sends off the paths of a queue that ended, and does what waited for their ends. Returns
@@ -212,13 +215,21 @@ impl<S: Store> Rig<S> {
         {
             busy = true;
             queue.ended.push(end);
-            let grave = queue.succession.dig(&dead);
-            self.corpses.add(steps, Corpse::Initiator { dead, grave });
+            if Mutation::BufferReuseInitiator.is_on() {
+                queue.kept_alive.push(dead);
+                self.note(&[2, at as u64]);
+                continue;
+            }
+            let undestroyed = queue.change.count(&dead);
+            self.corpses.add(steps, Corpse::Initiator { dead, undestroyed });
             self.destroy_due();
             self.note(&[2, at as u64]);
         }
-        if let Some(Queue { engine, succession, .. }) = &mut self.queues[at] {
-            busy |= succession.go_on(engine, now);
+        for dead in self.queues[at].iter_mut().flat_map(|queue| &mut queue.kept_alive) {
+            let _ = dead.poller.poll(&mut [Completion::default(); 16]);
+        }
+        if let Some(Queue { engine, change, .. }) = &mut self.queues[at] {
+            busy |= change.apply(engine, now);
         }
         busy
     }

@@ -55,10 +55,7 @@ pub enum Kind {
     /// NBD.
     Nbd,
     /// A ublk disk that does nothing.
-    UblkNull {
-        /// With the kernel's batch commands.
-        batch: bool,
-    },
+    UblkNull,
     /// A RAM disk.
     Local,
     /// A disk that is there already.
@@ -190,7 +187,7 @@ impl System {
             Kind::Rblk(variant) => Self::rblk(setting, key, variant, number),
             Kind::Nvme(transport) => Self::nvme(setting, *transport),
             Kind::Nbd => Self::nbd(setting),
-            Kind::UblkNull { batch } => Self::ublk_null(setting, *batch),
+            Kind::UblkNull => Self::ublk_null(setting),
             Kind::Local => {
                 let disks = RamDisks::make(&setting.modules, setting.bytes)?;
                 Ok(Self::new(disks.disk(0)?, "brd, no network".to_owned(), What::Local))
@@ -304,20 +301,15 @@ impl System {
         Ok(system)
     }
 
-    fn ublk_null(setting: &Setting, batch: bool) -> Result<Self> {
+    fn ublk_null(setting: &Setting) -> Result<Self> {
         need_ublk(&setting.modules)?;
         let mut more = Vec::new();
         let mut disk = NullDisk::new(setting.queues, setting.depth)?;
-        (disk.bytes, disk.batch) = (setting.bytes, batch);
+        disk.bytes = setting.bytes;
         more.push(setting.journal.note(Step::Ublk { token: disk.token.to_string() })?);
         let null = UblkNull::start_disk(disk)?;
         let path = null.path().to_owned();
-        let detail = format!(
-            "{} queues of {}{}",
-            null.queues(),
-            setting.depth,
-            if batch { ", batch commands" } else { "" }
-        );
+        let detail = format!("{} queues of {}", null.queues(), setting.depth);
         let mut system = Self::new(path, detail, What::UblkNull(null));
         system._more = more;
         Ok(system)

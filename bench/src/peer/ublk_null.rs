@@ -7,9 +7,6 @@
 //! drop            -- bells -> threads leave -> stop, delete; each step with a deadline
 //! ```
 //!
-//! With batches the stop comes first, while the threads serve: no kernel up to 7.2 bears that a
-//! queue goes under load (see `rblk_initiator::ublk`).
-//!
 //! The device has no recovery: a run that is killed leaves a device without a disk, which
 //! [`remove_left_over`](UblkNull::remove_left_over) takes away by its mark.
 
@@ -24,8 +21,8 @@ use anyhow::{Context, Result, anyhow};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use rblk_fabric::{PageKind, Region};
 use rblk_initiator::ublk::{
-    Buffers, Control, Device, DeviceSpec, DeviceToken, DiskParams, Event, Features, Queue,
-    QueueConfig, QueueStats, Recovery, Wait, WatchToken,
+    Buffers, Control, Device, DeviceSpec, DeviceToken, DiskParams, Event, Queue, QueueConfig,
+    QueueStats, Recovery, Wait, WatchToken,
 };
 
 /// How long the disk may take to appear.
@@ -48,14 +45,12 @@ pub struct NullDisk {
     pub depth: u16,
     /// Size in bytes, a multiple of 4096.
     pub bytes: u64,
-    /// Requests come and go in batches (kernel 7.0 and later).
-    pub batch: bool,
     /// The mark by which a later run knows the device.
     pub token: DeviceToken,
 }
 
 impl NullDisk {
-    /// A disk of 256 MiB, without batches, with a mark of its own.
+    /// A disk of 256 MiB, with a mark of its own.
     ///
     /// # Errors
     /// The system gives no random numbers.
@@ -63,7 +58,7 @@ impl NullDisk {
         let mut random = [0; 8];
         io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut random)?;
         let token = DeviceToken::new(u64::from_ne_bytes(random));
-        Ok(Self { queues, depth, bytes: 256 << 20, batch: false, token })
+        Ok(Self { queues, depth, bytes: 256 << 20, token })
     }
 }
 
@@ -73,7 +68,6 @@ pub struct UblkNull {
     device: Option<Device>,
     path: PathBuf,
     token: DeviceToken,
-    batch: bool,
     bells: Vec<Arc<EventFd>>,
     ends: Receiver<Result<QueueStats>>,
 }
@@ -90,14 +84,11 @@ impl UblkNull {
     /// Starts `disk`.
     ///
     /// # Errors
-    /// As [`start`](Self::start), or the kernel has no batches and `disk` wants them.
+    /// As [`start`](Self::start).
     pub fn start_disk(disk: NullDisk) -> Result<Self> {
         let mut spec = DeviceSpec::new(disk.queues, disk.depth, IO_MAX_BYTES);
         spec.recovery = Recovery::Never;
         spec.token = Some(disk.token);
-        if disk.batch {
-            spec.need = Features::BATCH_IO;
-        }
         let params = DiskParams::new(disk.bytes >> 9, BLOCK_BYTES, IO_MAX_BYTES);
         let device = Device::add(Control::open()?, spec, params)?;
         let (end, ends) = mpsc::channel();
@@ -106,7 +97,6 @@ impl UblkNull {
             path: device.disk_path(),
             device: Some(device),
             token: disk.token,
-            batch: disk.batch,
             bells: Vec::new(),
             ends,
         };
@@ -180,10 +170,9 @@ impl UblkNull {
     }
 
     fn take_down(&mut self) -> Result<Vec<QueueStats>> {
-        let Some(mut device) = self.device.take() else {
+        let Some(device) = self.device.take() else {
             return Ok(Vec::new());
         };
-        let stopped = if self.batch { device.stop(STOP_DEADLINE) } else { Ok(()) };
         for bell in &self.bells {
             bell.write(1)?;
         }
@@ -203,10 +192,7 @@ impl UblkNull {
         }
         // Also when a queue is still there: then the guard's own drop stops the disk and deletes
         // it.
-        stopped.context("stopping the null disk")?;
-        let gone =
-            if self.batch { device.delete(STOP_DEADLINE) } else { device.close(STOP_DEADLINE) };
-        gone.context("deleting the null disk")?;
+        device.close(STOP_DEADLINE).context("deleting the null disk")?;
         failed.map_or(Ok(stats), Err)
     }
 }

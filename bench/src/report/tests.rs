@@ -10,14 +10,13 @@ use crate::result::{
 };
 
 /// Key, title, family, transport, and how fast it is against an imagined one.
-const SYSTEMS: [(&str, &str, Family, &str, f64); 8] = [
+const SYSTEMS: [(&str, &str, Family, &str, f64); 7] = [
     (system::RBLK_VERBS, "rblk verbs", Family::Rblk, "rdma", 1.4),
     (system::RBLK_TCP, "rblk tcp", Family::Rblk, "tcp", 1.1),
     (system::NVME_RDMA, "nvme-rdma", Family::Kernel, "rdma", 1.0),
     (system::NVME_TCP, "nvme-tcp", Family::Kernel, "tcp", 1.15),
     (system::NBD, "NBD (nbdkit)", Family::Kernel, "tcp", 0.6),
     (system::UBLK_NULL, "ublk null", Family::Floor, "", 1.7),
-    (system::UBLK_NULL_BATCH, "ublk null, batch", Family::Floor, "", 1.9),
     (system::LOCAL, "local RAM disk", Family::Floor, "", 5.0),
 ];
 

@@ -49,23 +49,12 @@ pub mod system {
     pub const NBD: &str = "nbd";
     /// A ublk device that does nothing.
     pub const UBLK_NULL: &str = "ublk-null";
-    /// A ublk device that does nothing, with the kernel's batch commands.
-    pub const UBLK_NULL_BATCH: &str = "ublk-null-batch";
     /// A RAM disk of this machine.
     pub const LOCAL: &str = "local";
 
     /// All of them, in order.
-    pub const ORDER: [&str; 9] = [
-        RBLK_VERBS,
-        RBLK_VERBS_SPIN,
-        RBLK_TCP,
-        NVME_RDMA,
-        NVME_TCP,
-        NBD,
-        UBLK_NULL,
-        UBLK_NULL_BATCH,
-        LOCAL,
-    ];
+    pub const ORDER: [&str; 8] =
+        [RBLK_VERBS, RBLK_VERBS_SPIN, RBLK_TCP, NVME_RDMA, NVME_TCP, NBD, UBLK_NULL, LOCAL];
 }
 
 /// Everything that one run measured.

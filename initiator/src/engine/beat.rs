@@ -1,12 +1,13 @@
 //! [`Beat`]: whether the target still answers on a queue's own path while requests wait for it.
 //! Pure.
 //!
-//! The beat of the admin connection proves one data thread of the target, and it may be another
-//! one. A path on which requests are outstanding and nothing was heard for the pulse's period asks
-//! by a KEEP_ALIVE, which the data thread answers whatever its store does. One on which nothing is
-//! heard for period and timeout together is given up, also when this thread did not run meanwhile
-//! and could not ask. A poller does not look at every call, so before that it is told to
-//! ([`Due::Look`]): what came in that time is read before the path ends. Idle paths ask nothing.
+//! The heart-beat of the admin connection shows that one data thread of the target runs, and a
+//! queue may be on another data thread. So when requests are outstanding on a path and no answer
+//! came for the pulse's period, a KEEP_ALIVE is sent, which the data thread answers whatever its
+//! store does. When no answer came for period and timeout together, the path is given up, also if
+//! this thread did not run meanwhile and could not ask. A poller does not look at every call, so
+//! before the path ends the poller is told to look ([`Due::Look`]): answers that came in that time
+//! count. An idle path asks nothing.
 
 use std::time::Instant;
 
@@ -20,7 +21,7 @@ pub(super) enum Due {
     Nothing,
     /// Send a KEEP_ALIVE and [note](Beat::asked) it.
     Ask,
-    /// The target is silent for too long, or what it said was not read: read it, whatever it takes.
+    /// The target is silent for too long, or its answers were not read: read what came.
     Look,
     /// The target is silent for too long: the path has ended.
     Dead,
@@ -29,11 +30,11 @@ pub(super) enum Due {
 /// The beat of one path.
 #[derive(Debug, Default)]
 pub(super) struct Beat {
-    // Since when answers are awaited and none came.
+    // Since when answers are awaited and no answer came.
     silent_since: Option<Instant>,
     // The KEEP_ALIVE that is not answered. It is not sent again: there is one tag for it.
     asked: Option<Sequence>,
-    // It was said that this silence is too long: what came since was read.
+    // `Due::Look` was returned for this silence: what came since was read.
     looked: bool,
 }
 
@@ -112,7 +113,7 @@ mod tests {
         assert_eq!(beat.check(PULSE, now, true), Due::Nothing);
         assert_eq!(beat.check(PULSE, now + ms(501), true), Due::Ask);
         beat.asked(Sequence(8));
-        // Everything was answered but the beat: nobody waits for it.
+        // Everything was answered but the KEEP_ALIVE: no request waits for that.
         assert_eq!(beat.check(PULSE, now + ms(60_000), false), Due::Nothing);
         assert_eq!(beat.check(PULSE, now + ms(60_001), true), Due::Nothing);
         assert_eq!(beat.check(PULSE, now + ms(60_600), true), Due::Nothing, "it is under way");

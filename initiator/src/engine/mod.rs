@@ -1,51 +1,51 @@
 //! [`Engine`]: one I/O queue of the initiator: requests by tag in, outcomes by tag out.
 //!
-//! Owned by one data thread. It knows neither ublk nor sockets: requests come by
-//! [`Engine::submit`], outcomes go to the caller's sink in [`Engine::turn`], and the path is any
-//! [`Path`]. Without a path requests wait; when a path dies, everything it had sent waits again and
-//! is sent on the next one. A path is used for requests only after its self-test: the verbs that
-//! both ends agreed on are tried on it first, and a path that fails there is given back with
-//! [`PathEnd::SelfTest`] so that control can ask for less.
+//! One data thread owns it. It knows neither ublk nor sockets: requests come by [`Engine::submit`],
+//! outcomes go to the caller's sink in [`Engine::turn`], and the path is any [`Path`]. Without a
+//! path requests wait. When a path dies, every request that was sent on it waits again, and is sent
+//! on the next path. A path is used for requests only after its self-test: the verbs that both ends
+//! agreed on are tried on it first. A path that fails there is given back with
+//! [`PathEnd::SelfTest`], so that control can ask for less.
 //!
-//! While it is [held](Engine::hold) it sends nothing, so that a path can be left with nothing on
-//! its way. With a [`Pulse`] it gives a path up on which the target owes an answer and says
-//! nothing.
+//! While it is [held](Engine::hold) it sends nothing, so that a path can be left with nothing under
+//! way. With a [`Pulse`] it gives up a path on which the target owes an answer and is silent.
 //!
-//! With a [`Ledger`] the engine keeps account of which acknowledged writes are durable: it decides
-//! how each write is sent, may put a FLUSH ahead of one, and has FLUSHes fail that must tell of a
-//! loss.
+//! With a [`Ledger`] the engine keeps account of which acknowledged writes are durable: the ledger
+//! decides how each write is sent, may put a FLUSH ahead of a write, and has FLUSHes fail that must
+//! tell of a loss.
 //!
 //! Per request: at most one SEND, no completion of its own (the answer proves it), and at most one
 //! receive completion: where lists were agreed, the commands of a turn share messages, and so do
 //! answers. No allocation, lock or system call of its own.
 
+mod active_path;
 mod beat;
-mod live;
+mod lane;
 mod stats;
+mod terms;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{Completion, FabricError, WcOpcode, WcStatus};
-use rblk_protocol::{
-    CommandCapsule, Immediate, KeyedDescriptor, Opcode, QueueDepth, ResponseList, Sequence, Status,
-    Tag,
-};
+use rblk_fabric::{Completion, FabricError, WcStatus};
+use rblk_protocol::{Opcode, QueueDepth, Status, Tag};
 
 use crate::admin::Pulse;
 use crate::durability::{Answered, Ledger, Plan};
-use crate::inflight::Inflight;
+use crate::inflight::{Inflight, WrongState};
 use crate::io::{Io, IoOp};
 use crate::path::{DeadPath, Path};
-use beat::Due;
-use live::{Answer, KIND_SEND, Live, Phase};
+use active_path::{ActivePath, Answer, Arrival, BeatDue};
 pub use stats::{QueueCounts, QueueStats};
 
 /// How long the self-test may take.
 const SELF_TEST_DEADLINE: Duration = Duration::from_secs(2);
 /// Completions taken at once.
 const REAP: usize = 64;
+/// How often completions are taken in one turn, at most, so that new requests get in between.
+const REAPS: u32 = 4;
 const EIO: i32 = 5;
+
 /// Why a path ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PathEnd {
@@ -53,7 +53,7 @@ pub enum PathEnd {
     Lost(WcStatus),
     /// The self-test failed or did not come back: an agreed verb does not work here.
     SelfTest,
-    /// The target owes an answer and says nothing: see [`Engine::set_pulse`].
+    /// The target owes an answer and is silent: see [`Engine::set_pulse`].
     Silent,
     /// The target broke a rule of the protocol.
     Protocol(&'static str),
@@ -63,20 +63,34 @@ pub enum PathEnd {
     Unusable,
 }
 
+/// What becomes of requests that were not sent.
+#[derive(Debug, Default)]
+struct Waiting {
+    // Nothing is sent.
+    held: bool,
+    // Every request fails with this errno.
+    failing: Option<i32>,
+    // Some request may have to be sent or failed by a turn.
+    backlog: bool,
+}
+
+impl Waiting {
+    /// Whether a request may be sent as soon as it comes.
+    #[inline]
+    fn lets_send(&self) -> bool {
+        !self.held && self.failing.is_none()
+    }
+}
+
 /// One I/O queue.
 pub struct Engine {
     depth: QueueDepth,
     buffer_stride: usize,
     inflight: Inflight,
-    path: Option<Live>,
+    path: Option<ActivePath>,
     ended: Vec<(PathEnd, DeadPath)>,
     pulse: Option<Pulse>,
-    // Nothing is sent.
-    held: bool,
-    // Once set, every request fails with this errno.
-    failed: Option<i32>,
-    // Some request may wait to be sent.
-    backlog: bool,
+    waiting: Waiting,
     ledger: Option<Ledger>,
     // Where completions are reaped to.
     reaped: Box<[Completion]>,
@@ -88,7 +102,7 @@ impl std::fmt::Debug for Engine {
         f.debug_struct("Engine")
             .field("depth", &self.depth)
             .field("connected", &self.path.is_some())
-            .field("held", &self.held)
+            .field("waiting", &self.waiting)
             .finish_non_exhaustive()
     }
 }
@@ -105,9 +119,7 @@ impl Engine {
             path: None,
             ended: Vec::new(),
             pulse: None,
-            held: false,
-            failed: None,
-            backlog: false,
+            waiting: Waiting::default(),
             ledger: None,
             reaped: vec![Completion::default(); REAP].into_boxed_slice(),
             stats,
@@ -121,8 +133,8 @@ impl Engine {
         self
     }
 
-    /// How soon a path that does not answer is given up: on one where requests are outstanding and
-    /// nothing was heard for `period`, a KEEP_ALIVE goes out, and after `timeout` more without any
+    /// How soon a path that does not answer is given up. On a path where requests are outstanding
+    /// and no answer came for `period`, a KEEP_ALIVE is sent. After `timeout` more without any
     /// answer the path ends with [`PathEnd::Silent`]. A slow store is no silence: the target's data
     /// thread answers. `None`: never.
     pub fn set_pulse(&mut self, pulse: Option<Pulse>) {
@@ -130,14 +142,14 @@ impl Engine {
     }
 
     /// While held, requests are taken and wait: nothing is sent, on this path or another, except
-    /// the self-test of a new one. What was sent before is answered as ever, and
+    /// the self-test of a new one. What was sent before is answered as always, and
     /// [`Self::set_failed`] fails what waits.
     pub fn hold(&mut self, held: bool) {
-        self.held = held;
-        self.backlog = true;
+        self.waiting.held = held;
+        self.waiting.backlog = true;
     }
 
-    /// Whether no request is sent and unanswered: ending the path now makes nothing be sent twice.
+    /// Whether no request is sent and unanswered: if the path ends now, nothing is sent twice.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.inflight.sent() == 0
@@ -153,7 +165,7 @@ impl Engine {
     /// Whether requests are being sent.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        self.path.as_ref().is_some_and(|p| p.ready)
+        self.path.as_ref().is_some_and(ActivePath::is_ready)
     }
 
     /// Requests that are not answered.
@@ -170,15 +182,15 @@ impl Engine {
 
     /// The path's CQ, for arming and sleeping.
     pub fn poller_mut(&mut self) -> Option<&mut (dyn rblk_fabric::Poller + 'static)> {
-        self.path.as_mut().map(|p| &mut *p.poller)
+        self.path.as_mut().map(ActivePath::poller_mut)
     }
 
     /// Asks the path's CQ for an event at its next completion: before a sleep, and then look once
     /// more. Returns false when the CQ is broken, as when the device is gone: the path has ended
     /// then.
     pub fn arm(&mut self) -> bool {
-        let Some(live) = self.path.as_mut() else { return true };
-        let Err(error) = live.poller.arm() else { return true };
+        let Some(path) = self.path.as_mut() else { return true };
+        let Err(error) = path.poller_mut().arm() else { return true };
         self.cq_broke(&error);
         false
     }
@@ -192,7 +204,13 @@ impl Engine {
     /// Whether a self-test is running, so that the thread must not sleep for long.
     #[must_use]
     pub fn has_deadline(&self) -> bool {
-        self.path.as_ref().is_some_and(|p| !p.ready)
+        self.path.as_ref().is_some_and(|path| !path.is_ready())
+    }
+
+    /// Whether [`Self::take_ended`] has something.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
     }
 
     /// A path that ended, for control to destroy. Call it until there is none.
@@ -204,63 +222,62 @@ impl Engine {
     /// those that were sent when they are answered or their path dies. `None` lets requests wait
     /// for a path again.
     pub fn set_failed(&mut self, errno: Option<i32>) {
-        self.failed = errno;
-        self.backlog = true;
+        self.waiting.failing = errno;
+        self.waiting.backlog = true;
     }
 
     /// Takes a request. It is sent at the end of the turn, or when there is a path.
     ///
     /// # Errors
     /// The tag is in use or out of bounds: a bug of the caller.
-    pub fn submit(&mut self, tag: Tag, io: Io) -> Result<(), crate::inflight::WrongState> {
+    pub fn submit(&mut self, tag: Tag, io: Io) -> Result<(), WrongState> {
         self.inflight.queue(tag, io)?;
         if let Some(ledger) = &mut self.ledger {
             ledger.submitted(tag);
         }
         // A FLUSH may have to fail, which only a turn can tell.
         let sendable = self.ledger.is_none() || io.op != IoOp::Flush;
-        if sendable && self.is_connected() && !self.held && self.failed.is_none() {
+        if sendable && self.is_connected() && self.waiting.lets_send() {
             self.send(tag);
         } else {
-            self.backlog = true;
+            self.waiting.backlog = true;
         }
         Ok(())
     }
 
-    /// Takes a new path; a present one ends first. The self-test goes out at once.
+    /// Takes a new path; a present one ends first. The self-test is sent at once.
     pub fn connect(&mut self, path: Path, now: Instant) {
-        if self.path.is_some() {
-            self.end_path(PathEnd::Dropped);
-        }
+        self.end_path(PathEnd::Dropped);
         // Room for every tag, and buffers no shorter than what may be asked.
         let fits = path.accept.depth == self.depth
             && path.accept.io_max_bytes as usize >= self.buffer_stride;
-        match Live::begin(path, fits, now) {
-            Ok(live) => {
-                self.path = Some(live);
+        match ActivePath::begin(path, fits, now) {
+            Ok(path) => {
+                self.path = Some(path);
                 self.post();
             }
             Err(dead) => self.ended.push((PathEnd::Unusable, *dead)),
         }
     }
 
-    /// Ends the present path: everything sent waits again.
+    /// Ends the present path, if there is one: everything sent waits again.
     pub fn disconnect(&mut self) {
         self.end_path(PathEnd::Dropped);
     }
 
     fn end_path(&mut self, end: PathEnd) {
-        let Some(live) = self.path.take() else { return };
-        // What was on its way may get into our memory until the QPs are destroyed: see `Graves`.
-        // The keys die with the path.
-        let dead = live.end();
+        // Without a path there is nothing to end.
+        let Some(path) = self.path.take() else { return };
+        // What was under way may get into our memory until the QPs are destroyed: see
+        // `Undestroyed`. The keys die with the path.
+        let dead = path.end();
         let lost = self.inflight.path_lost();
         if let Some(ledger) = &mut self.ledger {
             ledger.path_lost();
         }
         self.stats.replayed.add(lost as u64);
         self.stats.paths_lost.add(1);
-        self.backlog = true;
+        self.waiting.backlog = true;
         self.ended.push((end, dead));
     }
 
@@ -269,7 +286,7 @@ impl Engine {
     pub fn turn(&mut self, now: Instant, mut done: impl FnMut(Tag, i32)) -> bool {
         self.stats.turns.add(1);
         let mut busy = self.reap(&mut done);
-        if self.path.as_ref().is_some_and(|live| live.tests_for_longer(SELF_TEST_DEADLINE, now)) {
+        if self.path.as_ref().is_some_and(|path| path.tests_for_longer(SELF_TEST_DEADLINE, now)) {
             self.end_path(PathEnd::SelfTest);
         }
         if self.keep_beat(now) {
@@ -277,7 +294,7 @@ impl Engine {
             busy |= self.reap(&mut done);
             self.keep_beat(now);
         }
-        if self.backlog {
+        if self.waiting.backlog {
             busy |= self.work_backlog(&mut done);
         }
         self.post();
@@ -288,11 +305,11 @@ impl Engine {
     fn reap(&mut self, done: &mut impl FnMut(Tag, i32)) -> bool {
         let mut busy = false;
         let mut completions = std::mem::take(&mut self.reaped);
-        // Bounded, so that new requests get in between.
-        for _ in 0..4 {
-            let Some(live) = self.path.as_mut() else { break };
-            let reaped = match live.poller.poll(&mut completions) {
-                Ok(n) => n,
+        for _ in 0..REAPS {
+            // Without a path nothing comes.
+            let Some(path) = self.path.as_mut() else { break };
+            let reaped = match path.poller_mut().poll(&mut completions) {
+                Ok(reaped) => reaped,
                 Err(error) => {
                     self.cq_broke(&error);
                     break;
@@ -314,67 +331,67 @@ impl Engine {
         busy
     }
 
-    /// Asks a silent target for an answer, or gives its path up. Called when all that came was
-    /// taken, and before anything new is posted: nothing follows a silence that was too long.
-    /// Returns whether to take what came once more before that, now that the poller really looks,
-    /// and to call this again.
+    /// Asks a silent target for an answer, or gives its path up. Returns whether to take what came
+    /// once more before that, now that the poller really looks, and to call this again.
     fn keep_beat(&mut self, now: Instant) -> bool {
-        let Some(pulse) = self.pulse else { return false };
-        let Some(live) = self.path.as_mut() else { return false };
-        let mut look = false;
-        for index in live.indices() {
-            let (lane, _) = live.lane(index);
-            let waits = lane.awaited > 0;
-            match lane.beat.check(pulse, now, waits) {
-                Due::Nothing => {}
-                Due::Ask => {
-                    let sequence = live.next_sequence();
-                    let (lane, terms) = live.lane(index);
-                    if lane.ask(terms, sequence) {
-                        self.stats.beats.add(1);
-                    }
-                }
-                Due::Look => look = true,
-                Due::Dead => {
-                    self.end_path(PathEnd::Silent);
-                    return false;
-                }
+        let (Some(pulse), Some(path)) = (self.pulse, self.path.as_mut()) else { return false };
+        match path.keep_beat(pulse, now) {
+            BeatDue::Nothing { asked } => {
+                self.stats.beats.add(asked);
+                false
+            }
+            BeatDue::Look { asked } => {
+                self.stats.beats.add(asked);
+                true
+            }
+            BeatDue::Dead => {
+                self.end_path(PathEnd::Silent);
+                false
             }
         }
-        if look {
-            live.poller.clear_event();
-        }
-        look
     }
 
-    /// Sends or fails what waits.
+    /// Sends or fails what waits. Returns whether anything happened.
     fn work_backlog(&mut self, done: &mut impl FnMut(Tag, i32)) -> bool {
+        if let Some(errno) = self.waiting.failing {
+            self.fail_waiting(errno, done)
+        } else if self.is_connected() && !self.waiting.held {
+            self.send_waiting(done)
+        } else {
+            false
+        }
+    }
+
+    fn fail_waiting(&mut self, errno: i32, done: &mut impl FnMut(Tag, i32)) -> bool {
         let mut busy = false;
-        if let Some(errno) = self.failed {
-            for tag in self.inflight.tags() {
-                if self.inflight.cancel(tag).is_some() {
-                    if let Some(ledger) = &mut self.ledger {
-                        ledger.cancelled(tag);
-                    }
-                    self.stats.errors.add(1);
-                    done(tag, -errno);
-                    busy = true;
+        for tag in self.inflight.tags() {
+            if self.inflight.cancel(tag).is_some() {
+                if let Some(ledger) = &mut self.ledger {
+                    ledger.cancelled(tag);
                 }
+                self.stats.errors.add(1);
+                done(tag, -errno);
+                busy = true;
             }
-            self.backlog = self.inflight.sent() > 0;
-        } else if self.is_connected() && !self.held {
-            self.backlog = false;
-            for tag in self.inflight.tags() {
-                let Some(io) = self.inflight.waiting(tag) else { continue };
-                if self.ledger.as_mut().is_some_and(|ledger| ledger.must_fail(tag, &io)) {
-                    let _ = self.inflight.cancel(tag);
-                    self.stats.flushes.add(1);
-                    self.stats.errors.add(1);
-                    done(tag, -EIO);
-                    busy = true;
-                } else {
-                    busy |= self.send(tag);
-                }
+        }
+        // What was sent may have to fail when its path dies.
+        self.waiting.backlog = self.inflight.sent() > 0;
+        busy
+    }
+
+    fn send_waiting(&mut self, done: &mut impl FnMut(Tag, i32)) -> bool {
+        let mut busy = false;
+        self.waiting.backlog = false;
+        for tag in self.inflight.tags() {
+            let Some(io) = self.inflight.waiting(tag) else { continue };
+            if self.ledger.as_mut().is_some_and(|ledger| ledger.must_fail(tag, &io)) {
+                let _ = self.inflight.cancel(tag);
+                self.stats.flushes.add(1);
+                self.stats.errors.add(1);
+                done(tag, -EIO);
+                busy = true;
+            } else {
+                busy |= self.send(tag);
             }
         }
         busy
@@ -382,59 +399,36 @@ impl Engine {
 
     /// Sends a request that waits, if it may be sent now. Returns whether it was.
     fn send(&mut self, tag: Tag) -> bool {
-        let Some(live) = self.path.as_mut() else { return false };
-        let Some(mut io) = self.inflight.waiting(tag) else { return false };
-        let in_capsule =
-            io.op == IoOp::Write && io.data_bytes <= live.terms.accept.in_capsule_bytes;
-        let index = live.choose(if in_capsule { 0 } else { io.data_bytes });
-        let (lane, terms) = live.lane(index);
-        if !lane.can_send() {
-            // Slots come back with a signaled SEND that is on its way.
-            self.backlog = true;
+        let (Some(path), Some(mut io)) = (self.path.as_mut(), self.inflight.waiting(tag)) else {
+            debug_assert!(false, "tag {} cannot be sent: no path, or it does not wait", tag.0);
+            return false;
+        };
+        let lane = path.choose(if path.terms().is_in_capsule(&io) { 0 } else { io.data_bytes });
+        if !path.can_send(lane) {
+            // Slots come back with a signaled SEND that is under way.
+            self.waiting.backlog = true;
             return false;
         }
-        let mut command = CommandCapsule::new(io.opcode(), tag, terms.epoch, Sequence(0));
-        command.volume = terms.volume;
-        let mut data = None;
-        match self.ledger.as_mut().map(|ledger| ledger.plan(tag, &io)) {
+        let (command, data) = match self.ledger.as_mut().map(|ledger| ledger.plan(tag, &io)) {
+            Some(Plan::Wait) => {
+                self.waiting.backlog = true;
+                return false;
+            }
             Some(Plan::FlushAhead) => {
                 self.stats.flushes_ahead.add(1);
-                command.opcode = Opcode::Flush;
-            }
-            Some(Plan::Wait) => {
-                self.backlog = true;
-                return false;
+                (path.terms().volume_command(Opcode::Flush, tag), None)
             }
             plan => {
                 if let Some(Plan::Send { fua }) = plan {
                     io.fua = fua;
                 }
-                command.flags = io.flags();
-                command.lba = io.lba;
-                command.count = io.count;
-                let offset = tag.index() * self.buffer_stride;
-                if in_capsule && io.data_bytes > 0 {
-                    command.in_capsule_bytes = io.data_bytes;
-                    data = terms.memory.sources.sge(offset, io.data_bytes);
-                } else if io.data_bytes > 0 {
-                    let read = io.op == IoOp::Read;
-                    let mr = if read { &terms.memory.sinks } else { &terms.memory.sources };
-                    let remote = mr.remote(offset);
-                    command.buffer = Some(KeyedDescriptor {
-                        address: remote.addr,
-                        length: io.data_bytes,
-                        rkey: remote.rkey.0,
-                    });
-                    self.stats.keyed_commands.add(1);
-                }
+                path.terms().command(tag, &io, tag.index() * self.buffer_stride)
             }
-        }
-        command.sequence = live.next_sequence();
-        let (lane, terms) = live.lane(index);
-        lane.queue_command(terms, &command, data);
-        live.went(tag, index, io.data_bytes);
-        // The tag was waiting a moment ago.
-        let _ = self.inflight.send(tag, command.sequence);
+        };
+        self.stats.keyed_commands.add(u64::from(command.buffer.is_some()));
+        let sequence = path.send(lane, command, data, io.data_bytes);
+        let sent = self.inflight.send(tag, sequence);
+        debug_assert!(sent.is_ok(), "tag {} waited a moment ago", tag.0);
         true
     }
 
@@ -443,57 +437,24 @@ impl Engine {
         completion: &Completion,
         done: &mut impl FnMut(Tag, i32),
     ) -> Result<(), PathEnd> {
-        let Some(live) = self.path.as_mut() else { return Ok(()) };
-        if completion.status != WcStatus::Success {
-            return Err(PathEnd::Lost(completion.status));
-        }
-        let Some(by) = live.find(completion.qp) else {
-            return Err(PathEnd::Protocol("completion of an unknown QP"));
-        };
-        let (lane, terms) = live.lane(by);
-        let index = (completion.id.0 & 0xffff) as u16;
-        if completion.id.0 >> 16 == KIND_SEND {
-            lane.credits.completed();
+        let Some(path) = self.path.as_mut() else {
+            debug_assert!(false, "a completion without a path");
             return Ok(());
-        }
-        lane.beat.heard();
-        if index >= terms.layout.recv_slots() {
-            return Err(PathEnd::Protocol("completion of an unknown RECV"));
-        }
-        // It is posted when the turn ends.
-        lane.queue_recv(terms, index);
-        match completion.opcode {
-            WcOpcode::RecvWithImm => {
-                let imm = Immediate::from_bits(completion.imm);
-                if !terms.with_imm || terms.layout.depth.check(imm.tag.0).is_none() {
-                    return Err(PathEnd::Protocol(
-                        "an immediate that was not agreed or has a bad tag",
-                    ));
-                }
+        };
+        match path.take(completion)? {
+            Arrival::None => Ok(()),
+            Arrival::Immediate(answer) => {
                 self.stats.immediates.add(1);
-                let (tag, check) = (imm.tag, imm.check);
-                let answer = Answer { by, tag, status: Status::Ok, check, immediate: true };
                 self.on_answer(&answer, done)
             }
-            WcOpcode::Recv => {
-                let unreadable = |_| PathEnd::Protocol("a response that cannot be parsed");
-                let bytes = completion.byte_len as usize;
-                let mut list = ResponseList::new(bytes, terms.with_lists, terms.layout.depth)
-                    .map_err(unreadable)?;
-                let at = lane.recv_offset(terms, index);
-                while let Some(live) = self.path.as_ref()
-                    && let Some(response) = list.take(|from, bytes| {
-                        live.terms.memory.slots.region().read(at + from, bytes);
-                    })
+            Arrival::Responses { by, mut list, at } => {
+                while let Some(path) = self.path.as_ref()
+                    && let Some(answer) = path.next_answer(by, &mut list, at)
                 {
-                    let response = response.map_err(unreadable)?;
-                    let (tag, status, check) = (response.tag, response.status, response.check);
-                    let answer = Answer { by, tag, status, check, immediate: false };
-                    self.on_answer(&answer, done)?;
+                    self.on_answer(&answer?, done)?;
                 }
                 Ok(())
             }
-            _ => Err(PathEnd::Protocol("a RECV completed as something else")),
         }
     }
 
@@ -502,100 +463,69 @@ impl Engine {
         answer: &Answer,
         done: &mut impl FnMut(Tag, i32),
     ) -> Result<(), PathEnd> {
-        let Some(live) = self.path.as_mut() else { return Ok(()) };
-        if answer.tag == live.terms.layout.depth.connection_tag() {
-            return self.on_own_answer(answer);
+        let Some(path) = self.path.as_mut() else {
+            debug_assert!(false, "an answer without a path");
+            return Ok(());
+        };
+        if answer.tag == path.terms().connection_tag() {
+            self.waiting.backlog |= path.own_answer(answer)?;
+            return Ok(());
         }
-        // Before the answer is taken: a request of a path that ends must be left to the next one.
+        // Before the answer is taken: a request of a path that ends must be left to the next path.
         if answer.immediate
             && self.inflight.awaited(answer.tag).is_some_and(|io| io.op != IoOp::Read)
         {
             return Err(PathEnd::Protocol("an immediate for a command that is no READ"));
         }
-        // By another QP it could overtake its data.
-        let own = live.went_by(answer.tag, answer.by);
+        // By another QP an answer could overtake its data.
+        let own = path.went_by(answer.tag, answer.by);
         let io = self
             .inflight
-            .answer(answer.tag, |sequence| own && answer.check == (sequence.0 & 0xffff) as u16)
+            .answer(answer.tag, |sequence| own && answer.answers(sequence))
             .map_err(|_| PathEnd::Protocol("an answer to a command that was not sent"))?;
-        live.came(answer.by, io.data_bytes);
-        let mut status = answer.status;
-        if let Some(ledger) = &mut self.ledger {
-            let offset = answer.tag.index() * self.buffer_stride;
-            let buffers = live.terms.memory.sources.region();
-            let copied = &self.stats.copied_bytes;
-            let answered = ledger.answered(answer.tag, &io, answer.status, |from, piece| {
-                copied.add(piece.len() as u64);
-                buffers.read(offset + from, piece);
-            });
-            // Whoever waits for room may have it now.
-            self.backlog |= ledger.has_waiting();
-            match answered {
-                Answered::Done => {}
-                Answered::Lost => status = Status::StoreError,
-                Answered::Again => {
-                    // The tag is idle now.
-                    let _ = self.inflight.queue(answer.tag, io);
-                    self.backlog = true;
-                    return Ok(());
-                }
-            }
+        path.answered(answer.by, io.data_bytes);
+        let inside = path.terms().fits_capsule(io.data_bytes);
+        if let Some(status) = self.account(answer, &io) {
+            done(answer.tag, self.stats.count(&io, status, inside));
         }
-        let accept = self.path.as_ref().map(|live| &live.terms.accept);
-        let inside = accept.is_some_and(|accept| io.data_bytes <= accept.in_capsule_bytes);
-        done(answer.tag, self.stats.count(&io, status, inside));
         Ok(())
     }
 
-    /// An answer to one of the connection's own commands.
-    fn on_own_answer(&mut self, answer: &Answer) -> Result<(), PathEnd> {
-        let Some(live) = self.path.as_mut() else { return Ok(()) };
-        let (lane, terms) = live.lane(answer.by);
-        match lane.phase {
-            Phase::Testing { sequence, .. } => {
-                if !lane.passes_self_test(terms, answer, sequence) {
-                    return Err(PathEnd::SelfTest);
-                }
-                live.passed(answer.by);
-                self.backlog = true;
-                Ok(())
+    /// Tells the ledger of an answer. Returns the status of the request; `None`, if it waits again,
+    /// because what was answered was the FLUSH ahead of it.
+    #[inline]
+    fn account(&mut self, answer: &Answer, io: &Io) -> Option<Status> {
+        let (Some(ledger), Some(path)) = (&mut self.ledger, &self.path) else {
+            return Some(answer.status);
+        };
+        let offset = answer.tag.index() * self.buffer_stride;
+        let buffers = path.terms().memory().sources.region();
+        let copied = &self.stats.copied_bytes;
+        let answered = ledger.answered(answer.tag, io, answer.status, |from, piece| {
+            copied.add(piece.len() as u64);
+            buffers.read(offset + from, piece);
+        });
+        // A request that waits for room may have it now.
+        self.waiting.backlog |= ledger.has_waiting();
+        match answered {
+            Answered::Done => Some(answer.status),
+            Answered::Lost => Some(Status::StoreError),
+            Answered::Again => {
+                let queued = self.inflight.queue(answer.tag, *io);
+                debug_assert!(queued.is_ok(), "tag {} was answered a moment ago", answer.tag.0);
+                self.waiting.backlog = true;
+                None
             }
-            Phase::Ready if answer.immediate || !lane.beat.take_answer(answer.check) => {
-                Err(PathEnd::Protocol("an answer nobody asked for"))
-            }
-            Phase::Ready if answer.status != Status::Ok => {
-                Err(PathEnd::Protocol("a KEEP_ALIVE that was refused"))
-            }
-            Phase::Ready => Ok(()),
         }
     }
 
     /// Rings the doorbells: for each lane one list of RECVs, one of SENDs.
     fn post(&mut self) {
-        let Some(live) = self.path.as_mut() else { return };
-        let mut result = Ok(());
-        let (lanes, poller) = live.lanes_mut();
-        for lane in lanes {
-            if !lane.recvs.is_empty() {
-                self.stats.recv_doorbells.add(1);
-                self.stats.recvs.add(lane.recvs.len() as u64);
-                result = result.and(poller.post_recv(lane.qp, &lane.recvs));
-                lane.recvs.clear();
-            }
-            if result.is_ok() && !lane.sends.is_empty() {
-                self.stats.send_doorbells.add(1);
-                self.stats.sends.add(lane.sends.len() as u64);
-                let signaled = lane.sends.iter().filter(|wr| wr.signaled).count();
-                self.stats.signaled.add(signaled as u64);
-                result = poller.post_send(lane.qp, &lane.sends);
-                let packed = lane.sent();
-                self.stats.lists.add(packed.lists);
-                self.stats.listed.add(packed.listed);
-            }
-        }
-        if let Err(error) = result {
+        // Without a path nothing was queued.
+        let Some(path) = self.path.as_mut() else { return };
+        if let Err(error) = path.post(&self.stats) {
             tracing::error!(%error, "cannot post");
-            self.end_path(PathEnd::Lost(WcStatus::Other(u32::try_from(EIO).unwrap_or(0))));
+            self.end_path(PathEnd::Lost(WcStatus::Other(EIO.unsigned_abs())));
         }
     }
 }

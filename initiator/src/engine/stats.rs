@@ -1,6 +1,7 @@
 //! Counters of one I/O queue.
 
 use rblk_protocol::Status;
+use rblk_protocol::width::narrow;
 use serde::{Deserialize, Serialize};
 
 use crate::io::{Io, IoOp};
@@ -42,7 +43,8 @@ rblk_fabric::counters! {
     flushes_ahead,
     /// Paths that ended.
     paths_lost,
-    /// KEEP_ALIVEs sent on the queue's own connection, because answers were awaited and none came.
+    /// KEEP_ALIVEs sent on the queue's own connection, because answers were awaited and no answer
+    /// came.
     beats,
     /// SENDs posted.
     sends,
@@ -68,7 +70,7 @@ rblk_fabric::counters! {
     ring_enters,
     /// Times the data thread gave its CPU up while it looked for work.
     yields,
-    /// Times the CQ was asked for an event. One that is asked already is not asked again.
+    /// Times the CQ was asked for an event. A CQ that was asked already is not asked again.
     arms,
     /// Events of the CQ that were taken.
     events,
@@ -81,8 +83,8 @@ rblk_fabric::counters! {
 }
 
 impl QueueStats {
-    /// Counts a request that ended with that status. `inside` says that a command has room for its
-    /// data. Returns what the request ends with: bytes moved, or a negative errno.
+    /// Counts a request that ended with that status. `inside`: a command has room for its data.
+    /// Returns the outcome of the request: bytes moved, or a negative errno.
     pub(super) fn count(&self, io: &Io, status: Status, inside: bool) -> i32 {
         let bytes = u64::from(io.data_bytes);
         match io.op {
@@ -100,7 +102,7 @@ impl QueueStats {
             IoOp::WriteZeroes => self.write_zeroes.add(1),
         }
         if status == Status::Ok {
-            i32::try_from(io.data_bytes).unwrap_or(i32::MAX)
+            narrow(io.data_bytes)
         } else {
             self.errors.add(1);
             tracing::debug!(?io, %status, "a request failed");

@@ -177,8 +177,8 @@ impl Mount {
     /// The thread broke.
     pub(super) fn on_queue(&mut self, message: FromQueue) -> anyhow::Result<()> {
         match message {
-            FromQueue::PathEnded { queue, end, dead, grave } => {
-                dead.retire(grave);
+            FromQueue::PathEnded { queue, end, dead, undestroyed } => {
+                dead.retire(undestroyed);
                 self.link.on_path_end(queue, end, &mut self.queues);
                 Ok(())
             }

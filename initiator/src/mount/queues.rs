@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use rblk_config::Spin;
 use rblk_fabric::mailbox::Sender;
-use rblk_fabric::patience::SpinMode;
+use rblk_fabric::spin::SpinMode;
 use rblk_protocol::BlockSize;
 use rblk_protocol::width::wide;
 use tokio::sync::mpsc;

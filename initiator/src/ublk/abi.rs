@@ -5,6 +5,8 @@
 
 use std::mem::{offset_of, size_of};
 
+use rblk_protocol::width::const_u32;
+
 #[cfg(not(all(target_os = "linux", target_endian = "little", target_pointer_width = "64")))]
 compile_error!("ublk support is written for 64-bit little-endian Linux");
 #[cfg(any(target_arch = "powerpc64", target_arch = "mips64", target_arch = "sparc64"))]
@@ -36,9 +38,7 @@ const WRITE: u32 = 1;
 /// An ioctl number: direction, size of the argument, type, number.
 const fn ioctl(direction: u32, number: u32, size: usize) -> u32 {
     assert!(size < 1 << 14 && number < 1 << 8);
-    #[allow(clippy::cast_possible_truncation)] // Asserted above.
-    let size = size as u32;
-    direction << 30 | size << 16 | (b'u' as u32) << 8 | number
+    direction << 30 | const_u32(size) << 16 | (b'u' as u32) << 8 | number
 }
 
 const fn control_read(number: u32) -> u32 {
@@ -53,12 +53,6 @@ const fn io(number: u32) -> u32 {
     ioctl(READ | WRITE, number, size_of::<IoCmd>())
 }
 
-const fn batch(number: u32) -> u32 {
-    ioctl(READ | WRITE, number, size_of::<BatchIo>())
-}
-
-/// CPUs whose requests go to a queue.
-pub const CMD_GET_QUEUE_AFFINITY: u32 = control_read(0x01);
 /// State, flags, sizes and owner, without a path.
 pub const CMD_GET_DEV_INFO: u32 = control_read(0x02);
 /// Create a device and its char node.
@@ -94,21 +88,6 @@ pub const CMD_TRY_STOP_DEV: u32 = control_write(0x17);
 pub const IO_FETCH_REQ: u32 = io(0x20);
 /// Result of a request, and wait for the next one.
 pub const IO_COMMIT_AND_FETCH_REQ: u32 = io(0x21);
-/// Make many tags ready for their first request: all of them or none (7.0, as the next two).
-pub const IO_PREP_IO_CMDS: u32 = batch(0x25);
-/// Results of many requests.
-pub const IO_COMMIT_IO_CMDS: u32 = batch(0x26);
-/// Wait for requests, many times: each completion brings a buffer with tags.
-pub const IO_FETCH_IO_CMDS: u32 = batch(0x27);
-
-/// Elements of a batch carry the address of the tag's buffer.
-pub const BATCH_HAS_BUF_ADDR: u16 = 1 << 1;
-/// Most tags that one completion of [`IO_FETCH_IO_CMDS`] brings.
-pub const BATCH_TAGS_MAX: usize = 128;
-/// Bytes of a tag in the buffer of a fetch.
-pub const BATCH_TAG_BYTES: usize = size_of::<u16>();
-/// The same, for the header of a fetch.
-pub const BATCH_TAG_LEN: u8 = 2;
 
 /// Completion of a fetch: a request is in the descriptor.
 pub const IO_RES_OK: i32 = 0;
@@ -285,14 +264,6 @@ pub struct Params {
     pub integrity: [u64; 2],
 }
 
-/// CPU set of GET_QUEUE_AFFINITY: 8192 CPUs, the largest kernel configuration.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)]
-pub struct CpuMask {
-    pub words: [u64; 128],
-}
-
 /// A request, in the array the driver maps into the server.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -329,61 +300,6 @@ impl IoCmd {
     }
 }
 
-/// Header of a batch command, in the SQE; its elements are where the SQE's `addr` says.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-#[allow(missing_docs)]
-pub struct BatchIo {
-    pub q_id: u16,
-    pub flags: u16,
-    pub nr_elem: u16,
-    pub elem_bytes: u8,
-    pub reserved: u8,
-    pub reserved2: u64,
-}
-
-impl BatchIo {
-    /// The 16 bytes of command space in a 64-byte SQE.
-    #[inline]
-    #[must_use]
-    pub fn to_sqe_bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[0..2].copy_from_slice(&self.q_id.to_ne_bytes());
-        bytes[2..4].copy_from_slice(&self.flags.to_ne_bytes());
-        bytes[4..6].copy_from_slice(&self.nr_elem.to_ne_bytes());
-        bytes[6] = self.elem_bytes;
-        bytes
-    }
-}
-
-/// One tag of a PREP or a COMMIT, with [`BATCH_HAS_BUF_ADDR`].
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-#[allow(missing_docs)]
-pub struct BatchElement {
-    pub tag: u16,
-    pub buf_index: u16,
-    pub result: i32,
-    pub buf_addr: u64,
-}
-
-/// Bytes of a [`BatchElement`].
-pub const BATCH_ELEMENT_BYTES: u8 = 16;
-
-impl BatchElement {
-    /// As the driver reads it.
-    #[inline]
-    #[must_use]
-    pub fn to_bytes(self) -> [u8; BATCH_ELEMENT_BYTES as usize] {
-        let mut bytes = [0; BATCH_ELEMENT_BYTES as usize];
-        bytes[0..2].copy_from_slice(&self.tag.to_ne_bytes());
-        bytes[2..4].copy_from_slice(&self.buf_index.to_ne_bytes());
-        bytes[4..8].copy_from_slice(&self.result.to_ne_bytes());
-        bytes[8..16].copy_from_slice(&self.buf_addr.to_ne_bytes());
-        bytes
-    }
-}
-
 /// Bytes of one queue's descriptor array, as the driver sizes it: whole pages.
 #[must_use]
 pub fn descriptors_len(depth: u16, page: usize) -> usize {
@@ -410,8 +326,6 @@ unsafe impl Payload for DevInfo {}
 unsafe impl Payload for InfoExchange {}
 // SAFETY: integers only; the kernel's one gap is the field `gap`, so no byte is padding.
 unsafe impl Payload for Params {}
-// SAFETY: integers only.
-unsafe impl Payload for CpuMask {}
 
 const _: () = {
     assert!(size_of::<CtrlCmd>() == 32);
@@ -429,13 +343,8 @@ const _: () = {
     assert!(offset_of!(Params, devt) == 60 && offset_of!(Params, zoned) == 76);
     assert!(offset_of!(Params, dma_align) == 108 && offset_of!(Params, segment) == 120);
     assert!(offset_of!(Params, integrity) == 136 && size_of::<Params>() == 152);
-    assert!(size_of::<CpuMask>() == 1024);
     assert!(size_of::<IoDesc>() == 24 && offset_of!(IoDesc, start_sector) == 8);
     assert!(size_of::<IoCmd>() == 16 && offset_of!(IoCmd, addr) == 8);
-    assert!(size_of::<BatchIo>() == 16 && offset_of!(BatchIo, elem_bytes) == 6);
-    assert!(BATCH_TAG_LEN as usize == BATCH_TAG_BYTES);
-    assert!(size_of::<BatchElement>() == BATCH_ELEMENT_BYTES as usize);
-    assert!(offset_of!(BatchElement, result) == 4 && offset_of!(BatchElement, buf_addr) == 8);
 };
 
 #[cfg(test)]
@@ -444,7 +353,6 @@ mod tests {
 
     #[test]
     fn control_numbers_are_the_kernels() {
-        assert_eq!(CMD_GET_QUEUE_AFFINITY, 0x8020_7501);
         assert_eq!(CMD_GET_DEV_INFO, 0x8020_7502);
         assert_eq!(CMD_ADD_DEV, 0xc020_7504);
         assert_eq!(CMD_DEL_DEV, 0xc020_7505);
@@ -466,9 +374,6 @@ mod tests {
     fn io_numbers_are_the_kernels() {
         assert_eq!(IO_FETCH_REQ, 0xc010_7520);
         assert_eq!(IO_COMMIT_AND_FETCH_REQ, 0xc010_7521);
-        assert_eq!(IO_PREP_IO_CMDS, 0xc010_7525);
-        assert_eq!(IO_COMMIT_IO_CMDS, 0xc010_7526);
-        assert_eq!(IO_FETCH_IO_CMDS, 0xc010_7527);
         assert_eq!(IO_RES_ABORT, -19);
     }
 
@@ -492,21 +397,6 @@ mod tests {
         let expected =
             [1, 2, 3, 4, 0xfb, 0xff, 0xff, 0xff, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11];
         assert_eq!(io.to_sqe_bytes(), expected);
-
-        let batch = BatchIo {
-            q_id: 0x0201,
-            flags: 2,
-            nr_elem: 0x0605,
-            elem_bytes: 16,
-            ..BatchIo::default()
-        };
-        let expected = [1, 2, 2, 0, 5, 6, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(batch.to_sqe_bytes(), expected);
-        let element =
-            BatchElement { tag: 0x0201, buf_index: 0, result: -5, buf_addr: 0x1122_3344_5566_7788 };
-        let expected =
-            [1, 2, 0, 0, 0xfb, 0xff, 0xff, 0xff, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11];
-        assert_eq!(element.to_bytes(), expected);
     }
 
     #[test]

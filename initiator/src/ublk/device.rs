@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use super::control::{Control, DeviceInfo, DeviceState, disk_path};
 use super::error::{Result, UblkError};
-use super::feature::Features;
 use super::params::{DeviceSpec, DiskParams};
 
 /// How long device nodes may take to appear.
@@ -20,8 +19,8 @@ const DROP_DELETE_DEADLINE: Duration = Duration::from_secs(1);
 /// Step of waits that can only be polled.
 const POLL_STEP: Duration = Duration::from_millis(5);
 
-/// The open `/dev/ublkcN`. The driver lets one process open it once; when the last holder lets go
-/// (the device guard, and every queue), the driver knows that the server is gone.
+/// The open `/dev/ublkcN`. The driver lets one process open it once. When the last holder (the
+/// device guard, every queue) closes it, the driver knows that the server is gone.
 #[derive(Debug)]
 pub struct CharNode {
     file: File,
@@ -40,7 +39,6 @@ pub struct QueueConfig {
     pub(super) queue_id: u16,
     pub(super) depth: u16,
     pub(super) max_io_bytes: u32,
-    pub(super) batch: bool,
 }
 
 impl QueueConfig {
@@ -158,7 +156,7 @@ impl Device {
         disk_path(self.info.id)
     }
 
-    /// The channel to the driver, for commands this guard has no word for.
+    /// The channel to the driver, for commands that this guard has no method for.
     pub fn control(&mut self) -> &mut Control {
         &mut self.control
     }
@@ -173,7 +171,6 @@ impl Device {
             queue_id,
             depth: self.info.depth,
             max_io_bytes: self.info.max_io_bytes,
-            batch: self.info.flags.contains(Features::BATCH_IO),
         })
     }
 
@@ -243,7 +240,7 @@ impl Device {
         Ok(())
     }
 
-    /// As [`stop`](Self::stop), unless somebody has the disk open (7.0).
+    /// As [`stop`](Self::stop), unless a process has the disk open (7.0).
     ///
     /// # Errors
     /// [`UblkError::InUse`], [`UblkError::FeatureMissing`].
@@ -259,13 +256,13 @@ impl Device {
     /// [`UblkError::StillHeld`] when a queue still exists; the device goes when it does.
     pub fn delete(mut self, deadline: Duration) -> Result<()> {
         self.node = None;
-        // Whatever comes of it, asking again in `drop` would be of no use.
+        // Even if it fails: to ask again in `drop` would be of no use.
         self.stage = Stage::Deleted;
         self.control.delete(self.info.id, deadline)
     }
 
-    /// How many hold the device's node, this guard among them. While somebody else does, the driver
-    /// takes the device for served.
+    /// How many hold the device's node, this guard among them. While another holder is left, the
+    /// driver takes the device for served.
     #[must_use]
     pub fn holders(&self) -> usize {
         self.node.as_ref().map_or(0, Arc::strong_count)
@@ -288,8 +285,8 @@ impl Drop for Device {
             return;
         }
         let id = self.info.id;
-        // If no queue is left, the driver now learns that the server is gone, and the stop waits
-        // for nobody.
+        // If no queue is left, the driver now learns that the server is gone, and the stop does not
+        // wait.
         self.node = None;
         // Stop before delete: the driver would otherwise stop it under the lock of all its devices.
         if self.stage != Stage::Stopped

@@ -41,8 +41,8 @@ impl Features {
     pub const PER_IO_DAEMON: Self = Self(1 << 13);
     /// Buffer registration from any thread. Not used here.
     pub const BUF_REG_OFF_DAEMON: Self = Self(1 << 14);
-    /// Several requests per command. For a device's whole life: a server without it cannot recover
-    /// the device.
+    /// Several requests per command. Not used here: a server that dies loses requests of such a
+    /// device (7.2).
     pub const BATCH_IO: Self = Self(1 << 15);
     /// Integrity metadata. Not used here.
     pub const INTEGRITY: Self = Self(1 << 16);

@@ -11,15 +11,15 @@
 //!
 //! # Who owns what, when
 //!
-//! - A [`Device`] owns the kernel's device: dropped on any path it stops and deletes what this
-//!   process added, and leaves alone what it recovered or has disowned. It shares the open
-//!   `/dev/ublkcN` with its queues; the driver takes the server for gone when the last of them lets
-//!   go.
+//! - A [`Device`] owns the kernel's device. When it is dropped, on any path, it stops and deletes a
+//!   device that this process added, and leaves alone a device that it recovered or has disowned.
+//!   It shares the open `/dev/ublkcN` with its queues. When the last holder closes it, the driver
+//!   knows that the server is gone.
 //! - A [`Queue`] lives on one thread from `new` to drop (it is not `Send`): the thread that fetches
 //!   a tag is the only one the driver takes its completion from.
 //! - A tag, with its slice of the [`Buffers`], is the caller's from [`Event::Request`] to
 //!   [`Queue::complete`], and the kernel's otherwise. The driver copies on the data thread itself,
-//!   inside its turns, so nobody touches a buffer after the queue is dropped, and there is no copy
+//!   inside its turns. So no one touches a buffer after the queue is dropped, and there is no copy
 //!   in the completion path of a write or before the delivery of a read.
 //! - A data thread makes at most one system call a turn, and without waiting none when
 //!   [`Queue::needs_enter`] is false. It allocates nothing, takes no lock and writes no log.
@@ -33,34 +33,22 @@
 //! | release | what | used for |
 //! |---|---|---|
 //! | 6.4 | USER_RECOVERY, REISSUE | the disk outlives a crash |
-//! | 6.9 | DEL_DEV_ASYNC | a deletion that blocks nobody; else the blocking one, cut short |
+//! | 6.9 | DEL_DEV_ASYNC | a deletion that does not block; else the blocking one, cut short |
 //! | 6.13 | USER_RECOVERY_FAIL_IO | [`Recovery::FailAll`] |
 //! | 6.16 | UPDATE_SIZE | resize of a live disk |
 //! | 6.16 | QUIESCE | hand-over to a new process without a failed request |
 //! | 6.16 | death is seen when the char node is closed | before: maybe by a timer of 30 s |
 //! | 7.0 | SAFE_STOP_DEV | [`Device::try_stop`] |
 //! | 7.0 | partitions are read after the start | before: the start waits for reads |
-//! | 7.0 | BATCH_IO | many requests to a command; see below |
-//!
-//! # Batches
-//!
-//! A device may be made with [`Features::BATCH_IO`]; its queues then take tags and give results by
-//! the batch, behind the same [`Queue`]. It is such a device for its life, and a server that knows
-//! nothing of batches cannot recover it.
-//!
-//! **Not for a disk that anybody needs**, as of 7.2:
-//!
-//! - A server that dies, or drops a queue, while a request is on its way to it leaves the delivery
-//!   to a worker of the kernel, which does it without the server's memory map: on 7.2.12 it copied
-//!   tags (and would copy data) to the server's addresses in whatever map it had (seen as a panic
-//!   in `__ublk_batch_dispatch` under `io_ring_exit_work`). Without batches the driver notices that
-//!   it is not on the server's thread.
-//! - [`Control::quiesce`] makes requests fail until the next server has its queues, instead of
-//!   having them wait.
-//!
-//! Stopping the disk under its queues, before they are dropped, is safe.
+//! | 7.0 | BATCH_IO | not used: see below |
 //!
 //! # Not used
+//!
+//! Batch commands (7.0: one command for many requests): as of 7.2, a server that dies while a
+//! request is on its way to it leaves the delivery to a worker of the kernel, which copies to the
+//! server's addresses in whatever memory map it has (seen on 7.2.12 as a panic in
+//! `__ublk_batch_dispatch`). And [`Control::quiesce`] makes requests of such a device fail instead
+//! of letting them wait.
 //!
 //! Zero copy, user copy and zones have their bits in [`Features`] and no code: request pages
 //! without an address cannot be registered with an RDMA device.
@@ -71,8 +59,8 @@
 //! the queues come first, on their threads. They must be given the pid of the process that opened
 //! the char node. A start that times out before that leaves the device as it was. Kernels before
 //! 7.0 then read the partition table inside START_DEV; if the server dies while such a read is
-//! unanswered, the device is stuck for good (seen on 6.12), so the first reads should not depend on
-//! a link that is not up yet.
+//! unanswered, the device is stuck until the machine restarts (seen on 6.12). So the first reads
+//! should not depend on a link that is not up yet.
 //!
 //! # Ending
 //!
@@ -84,7 +72,7 @@
 //!   write-back included: sync, or unmount, before it.
 //! - DEL_DEV stops a live device under the lock of all devices: here a stop always comes first.
 //! - A device without recovery whose server died keeps its `/dev/ublkcN` and id
-//!   ([`DeviceState::Dead`], no server) until somebody deletes it.
+//!   ([`DeviceState::Dead`], no server) until a program deletes it.
 //!
 //! # Recovery
 //!
@@ -111,7 +99,6 @@ mod pages;
 mod params;
 mod queue;
 mod request;
-mod sqe;
 mod token;
 
 pub use buffers::Buffers;

@@ -8,7 +8,8 @@ use std::os::fd::AsRawFd;
 /// error is one of a write. Blocks as long as the disk does.
 ///
 /// # Errors
-/// A write failed, also an earlier one that nobody was told of; or it is neither a disk nor a file.
+/// A write failed, perhaps an earlier one whose error no program has seen; or it is neither a disk
+/// nor a file.
 pub fn write_pages(file: &File) -> io::Result<()> {
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE

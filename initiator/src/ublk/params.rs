@@ -2,6 +2,8 @@
 //! before the kernel sees them, so that a refusal names the field.
 
 use super::abi;
+use rblk_protocol::width::{const_u32, narrow};
+
 use super::error::{Result, UblkError};
 use super::feature::Features;
 use super::token::DeviceToken;
@@ -167,8 +169,7 @@ impl DiskParams {
 }
 
 /// Bytes of the parameters that are sent: the driver of every kernel from 6.4 on knows this much.
-#[allow(clippy::cast_possible_truncation)] // A constant below 200.
-pub(super) const PARAMS_LEN: u32 = size_of::<abi::Params>() as u32;
+pub(super) const PARAMS_LEN: u32 = const_u32(size_of::<abi::Params>());
 
 /// What happens to requests when the server dies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -287,7 +288,7 @@ fn shift(name: &'static str, value: u32, min: u32, max: u32) -> Result<u8> {
         value.into(),
         "must be a power of two, at least the logical block (which is 512 to 4096)",
     )?;
-    Ok(u8::try_from(value.trailing_zeros()).unwrap_or(u8::MAX))
+    Ok(narrow(value.trailing_zeros()))
 }
 
 fn check(good: bool, name: &'static str, value: u64, rule: &'static str) -> Result<()> {

@@ -1,5 +1,5 @@
-//! [`DeviceToken`]: whose a device is. The driver keeps 64 bits for whoever adds a device and gives
-//! them back untouched; process ids are reused, device numbers too, and these are not.
+//! [`DeviceToken`]: whose a device is. The driver keeps 64 bits for the process that adds a device,
+//! and gives them back untouched. Process ids and device numbers are reused; these bits are not.
 
 use std::fmt;
 

@@ -10,7 +10,7 @@ use rblk_protocol::{
     Version,
 };
 
-use rblk_fabric::patience::SpinMode;
+use rblk_fabric::spin::SpinMode;
 
 use super::core::Ticket;
 use super::*;

@@ -1,18 +1,20 @@
-//! The thread around a [`PollGroup`]: mailbox, ring, spinning and sleeping.
+//! The thread around a [`PollGroup`]: its mailbox, its ring, and what control hears of it.
 //!
 //! A turn takes mail, lets the engine reap and post, and enters the kernel at most once. While
-//! there is work it does not sleep; without, it looks for more as long as its [`Patience`] says,
-//! then arms every CQ, looks once more, and sleeps in the ring, which wakes for I/O, CQ events and
-//! mail alike. An idle target uses no CPU.
+//! there is work, the thread does not sleep. A sleep is in the ring, which wakes for I/O, CQ events
+//! and mail alike. An idle target uses no CPU.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rblk_fabric::data_thread::{self, DataThread, Found, Turn, Woken};
 use rblk_fabric::mailbox::{Receiver, Sender, mailbox};
-use rblk_fabric::patience::{Hint, Idle, Patience, SpinMode, measure_wake_cost};
+use rblk_fabric::spin::{Hint, SpinMode};
+use rblk_protocol::width::narrow;
 use tokio::sync::mpsc;
 
 use super::peers::Peers;
@@ -37,13 +39,13 @@ const LONG_SLEEP: Duration = Duration::from_secs(60);
 const IDLE_SLEEP: Duration = Duration::from_secs(1);
 /// Least time between two looks for peers that are silent or take nothing.
 const LISTEN_INTERVAL: Duration = Duration::from_millis(250);
-/// A thread with connections that did not come by for so long was stopped: a debugger, a paused
+/// A thread with connections that did not run for so long was stopped: a debugger, a paused
 /// machine.
 const PAUSE: Duration = Duration::from_secs(4);
 /// Least time between two publications of the counters while there is work; they are published
 /// before a sleep, too.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(1);
-/// Busy turns without one.
+/// Busy turns without a publication, at most.
 const PUBLISH_TURNS: u32 = 64;
 /// Sleep while a deadline of the engine runs.
 const SHORT_SLEEP: Duration = Duration::from_millis(100);
@@ -76,7 +78,7 @@ impl Handle {
         Ok(())
     }
 
-    /// What the poll group tells of a volume.
+    /// The poll group's counters of a volume.
     #[must_use]
     pub fn volume_stats(&self, volume: VolumeIndex) -> Option<&VolumeStats> {
         self.volumes.iter().find(|(index, _)| *index == volume).map(|(_, stats)| &**stats)
@@ -91,7 +93,7 @@ impl Handle {
     }
 }
 
-/// Placement and patience of a poll group's thread.
+/// Placement and spin policy of a poll group's thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tuning {
     /// CPU to pin to.
@@ -114,13 +116,15 @@ pub fn start(
     let (mail, receiver) = mailbox(4096)?;
     let stats = Arc::new(Stats::default());
     let group = PollGroup::new(index, shard, peers, Arc::clone(&stats), Instant::now());
+    let thread_stats = Arc::clone(&stats);
     let thread =
         std::thread::Builder::new().name(format!("poll-group-{index}")).spawn(move || {
             if let Some(cpu) = tuning.cpu {
                 pin(cpu);
             }
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                run(group, receiver, tuning, &outbox)
+                let mut thread = GroupThread::new(group, receiver, thread_stats, outbox.clone())?;
+                data_thread::run(&mut thread, tuning.spin)
             }));
             let (clean, error) = match result {
                 Ok(Ok(clean)) => (clean, None),
@@ -143,42 +147,67 @@ fn pin(cpu: u16) {
     }
 }
 
-fn run(
-    mut group: PollGroup<UringStore>,
-    mut mail: Receiver<ToGroup>,
-    tuning: Tuning,
-    outbox: &mpsc::UnboundedSender<FromGroup>,
-) -> io::Result<bool> {
-    group.store_mut().watch(mail.event_fd(), MAIL)?;
-    if let Some(fd) = group.peers_mut().event_fd() {
-        group.store_mut().watch(fd, PEERS)?;
-    }
-    let mut stop_by = None;
-    let mut woken = WatchSet::default();
-    let mut patience = Patience::new(tuning.spin, measure_wake_cost());
-    let mut served = Served::default();
-    let mut published = Instant::now();
-    let mut unpublished = 0;
-    // Some counters are older than the last busy turn.
-    let mut behind = false;
-    let mut listened = Instant::now();
-    loop {
-        let now = Instant::now();
-        let since = now.saturating_duration_since(listened);
-        if since > LISTEN_INTERVAL {
-            listened = now;
-            if since > PAUSE {
-                // Others may have spoken while nobody listened.
-                group.forgive(since);
-            } else {
-                group.check_silence(now);
-            }
+/// A poll group with what its thread has besides: the loop is [`data_thread::run`].
+struct GroupThread {
+    group: PollGroup<UringStore>,
+    mail: Receiver<ToGroup>,
+    outbox: mpsc::UnboundedSender<FromGroup>,
+    stats: Arc<Stats>,
+    publisher: Publisher,
+    served: Served,
+    // The last look for peers that are silent.
+    listened: Instant,
+    stop_by: Option<Instant>,
+    // What ended the last sleep.
+    woken: WatchSet,
+}
+
+impl GroupThread {
+    fn new(
+        mut group: PollGroup<UringStore>,
+        mail: Receiver<ToGroup>,
+        stats: Arc<Stats>,
+        outbox: mpsc::UnboundedSender<FromGroup>,
+    ) -> io::Result<Self> {
+        group.store_mut().watch(mail.event_fd(), MAIL)?;
+        if let Some(fd) = group.peers_mut().event_fd() {
+            group.store_mut().watch(fd, PEERS)?;
         }
-        while let Some(message) = mail.receive() {
+        let now = Instant::now();
+        Ok(Self {
+            group,
+            mail,
+            outbox,
+            stats,
+            publisher: Publisher { published: now, busy_turns: 0, is_behind: false },
+            served: Served::default(),
+            listened: now,
+            stop_by: None,
+            woken: WatchSet::default(),
+        })
+    }
+
+    /// Looks for peers that are silent, now and then.
+    fn listen(&mut self, now: Instant) {
+        let since = now.saturating_duration_since(self.listened);
+        if since <= LISTEN_INTERVAL {
+            return;
+        }
+        self.listened = now;
+        if since > PAUSE {
+            // The peers may have sent something while this thread did not run.
+            self.group.forgive(since);
+        } else {
+            self.group.check_silence(now);
+        }
+    }
+
+    fn take_mail(&mut self, now: Instant) -> io::Result<()> {
+        while let Some(message) = self.mail.receive() {
             let mut message = message;
             if let ToGroup::AddVolume { volume, backing: Some(backing), .. } = &mut message {
-                let added = group.store_mut().add_volume(volume.index, Arc::clone(backing));
-                if let Err(error) = added {
+                let store = self.group.store_mut();
+                if let Err(error) = store.add_volume(volume.index, Arc::clone(backing)) {
                     tracing::error!(volume = %volume.name, %error, "cannot serve a volume");
                     continue;
                 }
@@ -187,146 +216,199 @@ fn run(
                 ToGroup::AddPoller { place, .. } => Some(*place),
                 _ => None,
             };
-            group.take_mail(message, now);
+            self.group.take_mail(message, now);
             if let Some(place) = added {
-                watch_poller(&mut group, place)?;
+                self.watch_poller(place)?;
             }
         }
-        let mut busy = group.turn(now);
+        Ok(())
+    }
+
+    /// Has sleeps end when a poller that was just added has something.
+    fn watch_poller(&mut self, place: usize) -> io::Result<()> {
+        // A second descriptor would be that of a lone QP. A poller begins with none.
+        let fd = self
+            .group
+            .pollers_mut()
+            .find(|(at, _)| *at == place)
+            .and_then(|(_, poller)| poller.event_fds()[0].map(|fd| fd.as_raw_fd()));
+        match fd {
+            Some(fd) => self.group.store_mut().watch_asleep(fd, poller_token(place)),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends control what the turn has for it. Returns whether a message of the engine was there.
+    fn tell_control(&mut self) -> bool {
+        while let Some((volume, backing)) = self.group.store_mut().take_lost() {
+            let _ = self.outbox.send(FromGroup::LostWrites { volume, backing });
+        }
+        if !self.group.has_outbox() {
+            return false;
+        }
+        let messages: Vec<FromGroup> = self.group.take_outbox().collect();
+        for message in messages {
+            if let FromGroup::PollerBroken { poller, .. } = message {
+                // The descriptor of a broken CQ may stay readable: it is not watched any more.
+                self.group.store_mut().unwatch(poller_token(poller));
+            }
+            // Control is gone only when the process ends.
+            let _ = self.outbox.send(message);
+        }
+        true
+    }
+
+    /// Whether the group is stopped: `Some(false)`, when its end took too long or was not clean.
+    fn ended(&mut self, now: Instant) -> Option<bool> {
+        if let Some(clean) = self.group.stopped() {
+            self.group.publish_stats();
+            return Some(clean);
+        }
+        if !self.group.is_stopping() {
+            return None;
+        }
+        let by = *self.stop_by.get_or_insert(now + STOP_DEADLINE);
+        if now <= by {
+            return None;
+        }
+        tracing::error!(
+            poll_group = self.group.index(),
+            connections = self.group.has_connections(),
+            "a store has not finished its I/O, or the kernel has not destroyed a QP (`connections` says \
+             so): giving up"
+        );
+        Some(false)
+    }
+}
+
+impl DataThread for GroupThread {
+    // Whether everything acknowledged was made durable.
+    type End = bool;
+    type Error = io::Error;
+
+    fn turn(&mut self, now: Instant) -> io::Result<ControlFlow<bool, Turn>> {
+        self.listen(now);
+        self.take_mail(now)?;
+        let mut busy = self.group.turn(now);
         if busy {
-            behind = true;
-            unpublished += 1;
-            if unpublished >= PUBLISH_TURNS || now > published + PUBLISH_INTERVAL {
-                (published, unpublished) = (now, 0);
-                group.publish_turn();
-            }
+            self.publisher.after_work(&mut self.group, now);
         }
-        while let Some((volume, backing)) = group.store_mut().take_lost() {
-            let _ = outbox.send(FromGroup::LostWrites { volume, backing });
+        busy |= self.tell_control();
+        if let Some(clean) = self.ended(now) {
+            return Ok(ControlFlow::Break(clean));
         }
-        if group.has_outbox() {
-            tell_control(&mut group, outbox);
-            busy = true;
+        // Taken in each turn, so that it tells of this turn alone.
+        let io = self.group.take_io();
+        let found = Found::of(busy, busy && io);
+        Ok(ControlFlow::Continue(Turn { found, may_sleep: !busy }))
+    }
+
+    fn awaited(&mut self) -> Option<Hint> {
+        self.group.has_connections().then(|| self.served.hint(&self.stats))
+    }
+
+    fn arm(&mut self) {
+        self.group.arm();
+    }
+
+    fn look_again(&mut self, now: Instant) -> Found {
+        let mail = self.mail.has_some();
+        let busy = self.group.turn(now) || self.group.has_outbox();
+        // The peers come last: a message that is sent after this call writes to our event.
+        let empty = !mail && !busy && !self.mail.has_some() && self.group.peers_mut().fall_asleep();
+        if empty {
+            return Found::Nothing;
         }
-        if let Some(clean) = group.stopped() {
-            group.publish_stats();
-            return Ok(clean);
-        }
-        if group.is_stopping() {
-            let by = *stop_by.get_or_insert(now + STOP_DEADLINE);
-            if now > by {
-                let index = group.index();
-                tracing::error!(
-                    poll_group = index,
-                    connections = group.has_connections(),
-                    "a store has not finished its I/O, or the kernel has not destroyed a QP (`connections` says \
-                     so): giving up"
-                );
-                return Ok(false);
-            }
-        }
-        let io = group.take_io();
-        let next = match busy || !group.has_connections() {
-            true => Idle::Sleep,
-            false => patience.next(now, served.hint(group.stats())),
+        self.publisher.is_behind = true;
+        Found::of(true, self.group.take_io())
+    }
+
+    fn publish(&mut self, now: Instant) {
+        self.publisher.before_sleep(&self.group, now);
+    }
+
+    fn longest_sleep(&self, _: Instant) -> Duration {
+        let short = self.group.has_deadline() || self.group.is_stopping();
+        let longest = match (short, self.group.has_connections()) {
+            (true, _) => SHORT_SLEEP,
+            (false, true) => IDLE_SLEEP,
+            (false, false) => LONG_SLEEP,
         };
-        let wait = if busy {
-            patience.worked(now, io);
-            Wait::No
-        } else if next == Idle::Look {
-            // Software devices make progress on this very CPU.
-            let given_up = Instant::now();
-            std::thread::yield_now();
-            patience.yielded(given_up.elapsed());
-            group.stats().yields.add(1);
-            Wait::No
-        } else {
-            let mut empty = !mail.has_some();
-            group.arm();
-            // Something may have come between the last look and the arming.
-            empty &= !group.turn(now) && !group.has_outbox() && !mail.has_some();
-            empty = empty && group.peers_mut().fall_asleep();
-            if empty {
-                if behind {
-                    (published, unpublished, behind) = (now, 0, false);
-                    group.publish_stats();
+        self.group.next_deadline().map_or(longest, |at| at.min(longest))
+    }
+
+    fn enter(&mut self, sleep: Option<Duration>) -> io::Result<Woken> {
+        let store = self.group.store_mut();
+        self.woken.clear();
+        store.turn(sleep.map_or(Wait::No, Wait::Until), &mut self.woken)?;
+        self.stats.ring_enters.set(store.counters().enters);
+        if sleep.is_some() {
+            self.stats.sleeps.add(1);
+            self.group.peers_mut().wake_up();
+        }
+        // To ask whether an event is set is a system call in each wake-up.
+        if self.woken.contains(PEERS) {
+            self.group.peers_mut().clear_event();
+        }
+        if self.woken.contains(MAIL) {
+            self.mail.clear_event();
+        }
+        if !self.woken.is_empty() {
+            for (place, poller) in self.group.pollers_mut() {
+                if self.woken.contains(poller_token(place)) {
+                    poller.clear_event();
                 }
-                group.stats().sleeps.add(1);
-                let short = group.has_deadline() || group.is_stopping();
-                let longest = match (short, group.has_connections()) {
-                    (true, _) => SHORT_SLEEP,
-                    (false, true) => IDLE_SLEEP,
-                    (false, false) => LONG_SLEEP,
-                };
-                Wait::Until(group.next_deadline().map_or(longest, |at| at.min(longest)))
-            } else {
-                let io = group.take_io();
-                patience.worked(now, io);
-                behind = true;
-                Wait::No
-            }
-        };
-        woken.clear();
-        group.store_mut().turn(wait, &mut woken)?;
-        let enters = group.store_mut().counters().enters;
-        group.stats().ring_enters.set(enters);
-        if wait != Wait::No {
-            group.peers_mut().wake_up();
-        }
-        // Asking whether it is set is a system call in each wake-up.
-        if woken.contains(PEERS) {
-            group.peers_mut().clear_event();
-        }
-        if woken.contains(MAIL) {
-            mail.clear_event();
-        }
-        // Whoever slept its time out asks the devices again, should one have lost the event.
-        let timed_out = wait != Wait::No && woken.is_empty();
-        for (place, poller) in group.pollers_mut() {
-            if woken.contains(poller_token(place)) || timed_out {
-                poller.clear_event();
             }
         }
-        if wait != Wait::No {
-            patience.slept(Instant::now());
+        Ok(match sleep {
+            None => Woken::DidNotSleep,
+            Some(_) if self.woken.is_empty() => Woken::ByTime,
+            Some(_) => Woken::ByEvent,
+        })
+    }
+
+    fn ask_devices(&mut self) {
+        for (_, poller) in self.group.pollers_mut() {
+            poller.clear_event();
+        }
+    }
+
+    fn yielded(&mut self) {
+        self.stats.yields.add(1);
+    }
+}
+
+/// When the counters of a poll group are published.
+struct Publisher {
+    published: Instant,
+    busy_turns: u32,
+    // Some counters are older than the last busy turn.
+    is_behind: bool,
+}
+
+impl Publisher {
+    /// A turn did something.
+    fn after_work(&mut self, group: &mut PollGroup<UringStore>, now: Instant) {
+        self.is_behind = true;
+        self.busy_turns += 1;
+        if self.busy_turns >= PUBLISH_TURNS || now > self.published + PUBLISH_INTERVAL {
+            (self.published, self.busy_turns) = (now, 0);
+            group.publish_turn();
+        }
+    }
+
+    /// The thread is about to sleep.
+    fn before_sleep(&mut self, group: &PollGroup<UringStore>, now: Instant) {
+        if self.is_behind {
+            (self.published, self.busy_turns, self.is_behind) = (now, 0, false);
+            group.publish_stats();
         }
     }
 }
 
-/// Names the descriptor of the poller at a place; one that no watch can have where it is beyond
-/// [`POLLERS_MAX`].
+/// The token of the poller at a place. Beyond [`POLLERS_MAX`] it is a token that no watch has.
 fn poller_token(place: usize) -> WatchToken {
-    WatchToken(if place < POLLERS_MAX {
-        u8::try_from(place + 1).unwrap_or(MAX_WATCHES)
-    } else {
-        MAX_WATCHES
-    })
-}
-
-/// Has sleeps end when a poller that was just added has something.
-fn watch_poller(group: &mut PollGroup<UringStore>, place: usize) -> io::Result<()> {
-    // A second descriptor would be that of a lone QP; a poller begins with none.
-    let fd = group
-        .pollers_mut()
-        .find(|(at, _)| *at == place)
-        .and_then(|(_, poller)| poller.event_fds()[0].map(|fd| fd.as_raw_fd()));
-    match fd {
-        Some(fd) => group.store_mut().watch_asleep(fd, poller_token(place)),
-        None => Ok(()),
-    }
-}
-
-/// Sends control what the turn has for it. The descriptor of a broken CQ may be readable for ever:
-/// it is not watched any more.
-fn tell_control(group: &mut PollGroup<UringStore>, outbox: &mpsc::UnboundedSender<FromGroup>) {
-    let messages: Vec<FromGroup> = group.take_outbox().collect();
-    for message in messages {
-        if let FromGroup::PollerBroken { poller, .. } = message {
-            group.store_mut().unwatch(poller_token(poller));
-        }
-        // Control is gone only when the process ends.
-        let _ = outbox.send(message);
-    }
+    WatchToken(if place < POLLERS_MAX { narrow(place + 1) } else { MAX_WATCHES })
 }
 
 /// What was served until the last wait.
@@ -348,7 +430,6 @@ impl Served {
         let wire_bytes = bytes - self.bytes;
         (self.commands, self.bytes) = (commands, bytes);
         // What is under way with the clients is not known. About as many as were served will come.
-        let outstanding = u32::try_from(served).unwrap_or(u32::MAX);
-        Hint { wire_bytes, outstanding }
+        Hint { wire_bytes, outstanding: narrow(served) }
     }
 }

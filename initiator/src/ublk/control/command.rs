@@ -1,14 +1,15 @@
 //! [`Command`]: a command to the driver, from its submission to what its answer means.
 //!
-//! A command has a deadline, after which it is cancelled; the buffer of one that goes on all the
-//! same is the kernel's for good. A completion is the command's whose `user_data` it has: those of
-//! commands that were given up are dropped.
+//! A command has a deadline, after which it is cancelled. If the kernel still works on a command
+//! that was cancelled, the command's buffer is left to the kernel. A completion belongs to the
+//! command whose `user_data` it has; completions of commands that were given up are dropped.
 
 use std::io;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use io_uring::{opcode, squeue, types};
+use rblk_protocol::width::narrow;
 
 use super::Control;
 use crate::ublk::abi::{self, CtrlCmd};
@@ -18,7 +19,7 @@ use crate::ublk::feature::Features;
 /// How long a cancelled command gets to notice.
 pub(super) const CANCEL_GRACE: Duration = Duration::from_secs(1);
 
-/// How often somebody is asked whether to wait on.
+/// How often the caller is asked whether to wait longer.
 const ASK_STEP: Duration = Duration::from_millis(100);
 
 /// `user_data` of cancellations; commands count up from 1.
@@ -28,7 +29,6 @@ pub(super) const CANCEL: u64 = 0;
 #[derive(Clone, Copy)]
 pub(super) struct Command(u32, &'static str);
 
-pub(super) const AFFINITY: Command = Command(abi::CMD_GET_QUEUE_AFFINITY, "GET_QUEUE_AFFINITY");
 pub(super) const ADD: Command = Command(abi::CMD_ADD_DEV, "ADD_DEV");
 pub(super) const DELETE: Command = Command(abi::CMD_DEL_DEV, "DEL_DEV");
 pub(super) const START: Command = Command(abi::CMD_START_DEV, "START_DEV");
@@ -68,7 +68,7 @@ impl Control {
         answered(command, header.dev_id, ended, deadline)
     }
 
-    /// The same, as long as somebody wants to wait.
+    /// The same, for as long as the caller wants to wait.
     pub(super) fn plain_while(
         &mut self,
         command: Command,
@@ -90,8 +90,7 @@ impl Control {
     ) -> Result<T> {
         const { assert!(size_of::<T>() <= u16::MAX as usize) };
         let raw = Box::into_raw(Box::new(payload));
-        #[allow(clippy::cast_possible_truncation)] // Asserted above.
-        let header = CtrlCmd { addr: raw as u64, len: size_of::<T>() as u16, ..header };
+        let header = CtrlCmd { addr: raw as u64, len: narrow(size_of::<T>()), ..header };
         let ended = self.issue(command, header, deadline, &mut |_| false);
         if !matches!(ended, Ok(Ended::Running)) {
             // SAFETY: `raw` came from a Box above, and the command is over (or was never accepted),
@@ -108,8 +107,8 @@ impl Control {
         Err(timeout(command, header.dev_id, deadline, true))
     }
 
-    /// Submits a command and waits for its end, for its cancellation, or in vain. Waits for another
-    /// `step` as long as `more` says so.
+    /// Submits a command and waits for its end or its cancellation. Waits for another `step` as
+    /// long as `more` says so.
     fn issue(
         &mut self,
         command: Command,
@@ -147,7 +146,7 @@ impl Control {
 
     fn push(&mut self, entry: &squeue::Entry128) -> Result<()> {
         // SAFETY: the entry names `self.file`, open as long as the ring; the buffer its header
-        // points to is kept until the command's completion, or for ever (`exchange`). An
+        // points to is kept until the command's completion, or indefinitely (`exchange`). An
         // AsyncCancel has no buffer.
         unsafe { self.ring.submission().push(entry) }
             // Not reached: the queue has 8 entries and each is submitted before the next is pushed.
@@ -253,7 +252,7 @@ mod tests {
         assert!(text(STOP, libc::EPERM).contains("CAP_SYS_ADMIN"));
         assert!(text(START_RECOVERY, libc::EBUSY).contains("still held by a process"));
         assert!(text(TRY_STOP, libc::EBUSY).contains("/dev/ublkb3 is in use"));
-        // An errno nobody has heard of.
+        // An errno that no kernel has.
         assert!(text(STOP, 4000).contains("4000"));
         assert!(missing(Features::QUIESCE).to_string().contains("came with 6.16"));
         assert!(missing(Features::from_bits(1 << 50)).to_string().contains("unknown"));

@@ -1,5 +1,5 @@
-//! [`DeviceInfo`]: a device, as the driver describes it. What it says is taken as it is: states of
-//! newer kernels are kept.
+//! [`DeviceInfo`]: a device, as the driver describes it. Values are kept as they come, also states
+//! of newer kernels.
 
 use crate::ublk::abi;
 use crate::ublk::feature::Features;

@@ -1,10 +1,10 @@
 //! [`Control`]: commands to the driver, over `/dev/ublk-control`.
 //!
-//! Every command runs on a worker thread of the ring (the driver answers "not now" to a
-//! non-blocking try) and is waited for with a deadline. One that does not answer is cancelled; most
+//! Every command runs on a worker thread of the ring (the driver answers EAGAIN to a non-blocking
+//! try) and is waited for with a deadline. A command without an answer is cancelled; most commands
 //! wait interruptibly and end with EINTR. A STOP waits uninterruptibly for requests in flight: it
 //! is reported as [`UblkError::Timeout`] with `still_running`, its buffer (at most a kilobyte) is
-//! given up to the kernel, and this value stays usable.
+//! left to the kernel, and this value stays usable.
 
 mod command;
 mod info;
@@ -15,11 +15,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, cqueue, squeue};
+use rblk_protocol::width::narrow;
 
 use self::command::{
-    ADD, AFFINITY, CANCEL, CANCEL_GRACE, DELETE, DELETE_ASYNC, END_RECOVERY, FEATURES, GET_PARAMS,
-    INFO, PLAIN_INFO, QUIESCE, SET_PARAMS, START, START_RECOVERY, STOP, TRY_STOP, UPDATE_SIZE,
-    header, missing,
+    ADD, CANCEL, CANCEL_GRACE, DELETE, DELETE_ASYNC, END_RECOVERY, FEATURES, GET_PARAMS, INFO,
+    PLAIN_INFO, QUIESCE, SET_PARAMS, START, START_RECOVERY, STOP, TRY_STOP, UPDATE_SIZE, header,
+    missing,
 };
 use self::node::wait_node;
 use super::abi::{self, CtrlCmd};
@@ -31,7 +32,7 @@ use super::token::DeviceToken;
 pub use self::info::{DeviceInfo, DeviceState};
 pub use self::node::{char_path, disk_path};
 
-/// Deadline of commands that do not wait for anybody.
+/// Deadline of commands that wait for no other process.
 const QUICK: Duration = Duration::from_secs(10);
 
 /// How long a device that was deleted is waited for, where its users are in no hurry.
@@ -153,8 +154,7 @@ impl Control {
         let path = char_path(id);
         let path = path.as_os_str().as_encoded_bytes();
         ask.path[..path.len()].copy_from_slice(path);
-        #[allow(clippy::cast_possible_truncation)] // A constant: 32.
-        let header = CtrlCmd { dev_path_len: abi::INFO_PATH_BYTES as u16, ..header(id) };
+        let header = CtrlCmd { dev_path_len: narrow(abi::INFO_PATH_BYTES), ..header(id) };
         match self.exchange(INFO, header, ask, QUICK) {
             Ok(answer) => Ok(DeviceInfo::from_abi(&answer.info)),
             // The node is not there (yet, or any more); the device is.
@@ -168,18 +168,6 @@ impl Control {
             }
             Err(other) => Err(other),
         }
-    }
-
-    /// CPUs whose requests go to a queue.
-    ///
-    /// # Errors
-    /// There is no such device or queue.
-    pub fn queue_affinity(&mut self, id: u32, queue_id: u16) -> Result<Vec<usize>> {
-        let header = CtrlCmd { data: queue_id.into(), ..header(id) };
-        let mask = self.exchange(AFFINITY, header, abi::CpuMask { words: [0; 128] }, QUICK)?;
-        Ok((0..mask.words.len() * 64)
-            .filter(|cpu| mask.words[cpu / 64] >> (cpu % 64) & 1 == 1)
-            .collect())
     }
 
     /// Exposes the disk. Waits until every tag of every queue has been fetched (by other threads of
@@ -204,7 +192,7 @@ impl Control {
         self.plain(STOP, header(id), deadline)
     }
 
-    /// As [`stop`](Self::stop), but only if nobody has the disk open (7.0).
+    /// As [`stop`](Self::stop), but only if no process has the disk open (7.0).
     ///
     /// # Errors
     /// [`UblkError::InUse`]; [`UblkError::FeatureMissing`].
@@ -214,10 +202,10 @@ impl Control {
     }
 
     /// Deletes a device and waits until its id is free. Stop it first: the driver would stop it
-    /// under its global lock. Whoever holds the char node (the queues) has to let go meanwhile.
+    /// under its global lock. The holders of the char node (the queues) have to let go meanwhile.
     ///
     /// # Errors
-    /// [`UblkError::StillHeld`] when somebody does not; the device then goes with its last user.
+    /// [`UblkError::StillHeld`] when a holder does not; the device then goes with its last user.
     pub fn delete(&mut self, id: u32, deadline: Duration) -> Result<()> {
         let begin = Instant::now();
         self.delete_async(id, deadline)?;
@@ -303,8 +291,8 @@ impl Control {
                 Err(UblkError::StillServed { .. }) => {
                     return Err(UblkError::StillServed { id, pid: info.server_pid });
                 }
-                // Should the one that was given up be done later, the next is done, or refused as
-                // below.
+                // If the command that was given up is done later, the next one is done too, or is
+                // refused as below.
                 Err(UblkError::Timeout { .. }) if begin.elapsed() < deadline => {}
                 // Kernels before 6.16 refuse a second START_USER_RECOVERY when the first one's
                 // process died before it fetched anything. The device is ready for a server all the
@@ -331,7 +319,7 @@ impl Control {
 
     /// Parks the disk (6.16): new requests wait in the kernel, every fetch ends with "stopping",
     /// and when the queues have answered what they hold and let go, the device can be recovered by
-    /// a new process. Not for a device with batches: its requests fail meanwhile (7.2).
+    /// a new process.
     ///
     /// # Errors
     /// [`UblkError::Busy`] when all tags of a queue stay in flight; [`UblkError::FeatureMissing`].
@@ -362,8 +350,7 @@ impl Control {
     /// one that has a node in `/dev`.
     ///
     /// # Errors
-    /// The driver does not answer for some device, which may be the one: nothing is said of it
-    /// then.
+    /// The driver does not answer for some device, which may be the one that is looked for.
     pub fn find(&mut self, token: DeviceToken, id: Option<u32>) -> Result<Option<DeviceInfo>> {
         let noted = id.map(|id| self.info(id));
         marked(token, noted, || self.list())
@@ -412,7 +399,7 @@ impl Control {
 }
 
 fn own_pid() -> i32 {
-    i32::try_from(std::process::id()).unwrap_or(i32::MAX)
+    narrow(std::process::id())
 }
 
 /// A device may go between a listing and the question; that is no error, and no other answer says
@@ -464,12 +451,12 @@ mod tests {
         assert_eq!(id(marked(token, Some(gone()), none)), None);
         assert_eq!(id(marked(token, Some(Ok(other())), none)), None);
         assert_eq!(id(marked(token, None, none)), None);
-        // It is somewhere else than it was noted.
+        // The device is not where it was noted.
         for noted in [None, Some(gone()), Some(Ok(other()))] {
             let listed = || Ok(vec![there(4, None), there(5, Some(token))]);
             assert_eq!(id(marked(token, noted, listed)), Some(5));
         }
-        // Whoever does not answer is not gone, noted or listed.
+        // A device that does not answer is not gone, whether it was noted or listed.
         assert!(marked(token, Some(mute()), none).is_err());
         assert!(marked(token, Some(refused()), none).is_err());
         assert!(

@@ -1,22 +1,19 @@
 //! [`Queue`]: the data side of one hardware queue, owned by one thread.
 //!
 //! A tag is with the kernel (a fetch is queued or pending) or with the caller (a request was
-//! delivered and not completed yet). `fetch_all` gives every tag to the kernel; an
-//! [`Event::Request`] gives one to the caller; `complete` gives it back. The driver copies data in
-//! this thread only: write data before a request is delivered, read data while a completion is
-//! submitted. So a buffer belongs to the caller exactly while the tag does, and to nobody once the
-//! queue is dropped.
-//!
-//! How tags go to and fro is a matter of the device: a command for each ([`single`]), or for many
-//! ([`batch`]). A device is of one kind or the other for its whole life, over all its servers.
+//! delivered and is not completed). `fetch_all` gives every tag to the kernel; an
+//! [`Event::Request`] gives one to the caller; `complete` gives it back, with a command of its own
+//! for each tag. The driver copies data in this thread only: write data before a request is
+//! delivered, read data while a completion is submitted. So a buffer belongs to the caller exactly
+//! while the tag does. After the queue is dropped, the driver touches no buffer.
 //!
 //! The ring also carries polls of other descriptors (a completion channel, an eventfd), so that a
 //! thread has one place to sleep in.
 
-mod batch;
 mod descriptors;
 mod ring;
-mod single;
+mod tag_command;
+mod tags;
 mod watches;
 
 use std::marker::PhantomData;
@@ -24,14 +21,17 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use io_uring::{IoUring, cqueue, squeue, types};
+use io_uring::{cqueue, squeue, types};
 
 pub use self::ring::RingMode;
 
-use self::batch::{Batch, Command, Said};
 use self::descriptors::Descriptors;
-use self::single::Came;
+use self::ring::{Ring, RingCounts};
+use self::tag_command::Answer;
+use self::tags::{Asked, Tags};
 use self::watches::Watches;
+use rblk_protocol::width::wide;
+
 use super::abi;
 use super::buffers::Buffers;
 use super::device::{CharNode, QueueConfig};
@@ -44,8 +44,8 @@ pub const MAX_WATCHES: u8 = 8;
 /// The char node is file 0 of the ring's table: no reference count is touched per command.
 const NODE: types::Fixed = types::Fixed(0);
 
-/// Upper bits of `user_data`: what the completion is of. Lower bits: tag, batch command, or watch
-/// slot and generation.
+/// Upper bits of `user_data`: what the completion is of. Lower bits: the tag, or the place and the
+/// generation of a watch.
 const KIND_WATCH: u64 = 1 << 62;
 const KIND_UNWATCH: u64 = 1 << 63;
 const KIND_MASK: u64 = KIND_WATCH | KIND_UNWATCH;
@@ -61,6 +61,16 @@ pub enum Wait {
     No,
     /// Until something completes, or this long.
     For(Duration),
+    /// Until so many events are there, or some after `within`, or this long. Kernels before 6.12
+    /// wake for the first event.
+    Gather {
+        /// Events that end the sleep at once.
+        events: usize,
+        /// After this time a single event ends the sleep.
+        within: Duration,
+        /// The longest sleep.
+        longest: Duration,
+    },
 }
 
 /// What a turn found.
@@ -102,57 +112,40 @@ pub struct QueueStats {
     pub commands: u64,
 }
 
-/// Who has a tag.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Holder {
-    /// Nobody: never fetched, aborted or lost.
-    None,
-    /// The kernel.
-    Kernel,
-    /// The caller, with a request that has data (of so many bytes) or not.
-    Caller { data_len: u32, has_data: bool },
-}
-
-/// How tags go to and fro.
-#[allow(clippy::large_enum_variant)] // One of them to a thread.
-enum Protocol {
-    /// A command for each.
-    Single,
-    /// A command for many.
-    Batch(Batch),
-}
-
 /// The data side of a hardware queue. Lives and dies on the thread that made it.
 pub struct Queue {
     // Dropped first: with the ring go all commands of this queue, before the memory they name.
-    ring: IoUring,
+    ring: Ring,
     descriptors: Descriptors,
     buffers: Buffers,
-    protocol: Protocol,
-    holders: Box<[Holder]>,
+    tags: Tags,
     watches: Watches,
-    mode: RingMode,
     queue_id: u16,
     max_io_bytes: u32,
-    with_kernel: u16,
-    with_caller: u16,
     stopping: bool,
-    stats: QueueStats,
+    counts: RequestCounts,
     _node: Arc<CharNode>,
     // The driver takes a tag's commands from one thread only, and so does a single-issuer ring.
     _one_thread: PhantomData<*mut ()>,
+}
+
+/// What became of requests and watches so far. The fields are those of [`QueueStats`].
+#[derive(Clone, Copy, Default, Debug)]
+struct RequestCounts {
+    fetched: u64,
+    committed: u64,
+    rejected: u64,
+    watched: u64,
 }
 
 impl std::fmt::Debug for Queue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Queue")
             .field("queue_id", &self.queue_id)
-            .field("batch", &self.is_batch())
-            .field("mode", &self.mode)
-            .field("with_kernel", &self.with_kernel)
-            .field("with_caller", &self.with_caller)
+            .field("mode", &self.mode())
+            .field("tags", &self.tags)
             .field("stopping", &self.stopping)
-            .field("stats", &self.stats)
+            .field("stats", &self.stats())
             .finish_non_exhaustive()
     }
 }
@@ -163,39 +156,24 @@ impl Queue {
     /// # Errors
     /// The buffers do not fit the queue, io_uring is refused, or the char node cannot be mapped.
     pub fn new(config: &QueueConfig, buffers: Buffers) -> Result<Self> {
-        let QueueConfig { node, queue_id, depth, max_io_bytes, batch } = config;
-        if buffers.count() < *depth || buffers.stride() < *max_io_bytes as usize {
+        let QueueConfig { node, queue_id, depth, max_io_bytes } = config;
+        if buffers.count() < *depth || buffers.stride() < wide(*max_io_bytes) {
             return Err(UblkError::Invalid {
                 name: "buffers",
                 value: buffers.count().into(),
                 rule: "a queue needs one buffer per tag, each of the device's buffer size",
             });
         }
-        let commands = if *batch { batch::COMMANDS } else { *depth };
-        let (ring, mode) = ring::build(commands, *depth)?;
-        ring.submitter()
-            .register_files(&[node.raw_fd()])
-            .map_err(|e| UblkError::system("registering the ublk char node with io_uring", e))?;
-        let descriptors = Descriptors::map(node, *queue_id, *depth)?;
-        let protocol = if *batch {
-            Protocol::Batch(Batch::new(&ring, *queue_id, *depth)?)
-        } else {
-            Protocol::Single
-        };
         Ok(Self {
-            ring,
-            descriptors,
+            ring: Ring::new(*depth, node.raw_fd())?,
+            descriptors: Descriptors::map(node, *queue_id, *depth)?,
             buffers,
-            protocol,
-            holders: vec![Holder::None; usize::from(*depth)].into_boxed_slice(),
+            tags: Tags::new(*depth),
             watches: Watches::new(),
-            mode,
             queue_id: *queue_id,
             max_io_bytes: *max_io_bytes,
-            with_kernel: 0,
-            with_caller: 0,
             stopping: false,
-            stats: QueueStats::default(),
+            counts: RequestCounts::default(),
             _node: Arc::clone(node),
             _one_thread: PhantomData,
         })
@@ -213,16 +191,10 @@ impl Queue {
         self.descriptors.depth()
     }
 
-    /// Tags go to and fro by the batch.
-    #[must_use]
-    pub fn is_batch(&self) -> bool {
-        matches!(self.protocol, Protocol::Batch(_))
-    }
-
     /// How the ring works here.
     #[must_use]
     pub fn mode(&self) -> RingMode {
-        self.mode
+        self.ring.mode()
     }
 
     /// Where the data is.
@@ -234,13 +206,15 @@ impl Queue {
     /// Counters so far.
     #[must_use]
     pub fn stats(&self) -> QueueStats {
-        self.stats
+        let RequestCounts { fetched, committed, rejected, watched } = self.counts;
+        let RingCounts { enters, sleeps, retries, commands } = self.ring.counts();
+        QueueStats { enters, sleeps, retries, fetched, committed, rejected, watched, commands }
     }
 
     /// Requests the caller holds.
     #[must_use]
     pub fn held(&self) -> u16 {
-        self.with_caller
+        self.tags.with_caller()
     }
 
     /// The disk is being stopped or parked.
@@ -253,31 +227,18 @@ impl Queue {
     /// queue.
     #[must_use]
     pub fn is_down(&mut self) -> bool {
-        self.stopping
-            && self.with_caller == 0
-            && !self.has_results()
-            && self.ring.submission().is_empty()
+        self.stopping && self.tags.with_caller() == 0 && self.ring.is_submitted()
     }
 
     /// Queues the first fetch of every tag. The next turn submits them, and makes this thread the
-    /// one that serves the queue. Once per queue; later calls do nothing while a tag is anybody's.
+    /// one that serves the queue. Once per queue: a later call does nothing while a tag is in use.
     pub fn fetch_all(&mut self) {
-        if self.stopping || self.with_kernel + self.with_caller > 0 {
+        let depth = self.depth();
+        if self.stopping || !self.tags.fetch_all(depth) {
             return;
         }
-        self.holders.fill(Holder::Kernel);
-        self.with_kernel = self.depth();
-        match &mut self.protocol {
-            Protocol::Single => {
-                for tag in 0..self.depth() {
-                    self.push(&single::fetch(self.queue_id, tag, self.buffers.address(tag)));
-                }
-            }
-            Protocol::Batch(batch) => {
-                let prepare = batch.prepare_all(|tag| self.buffers.address(tag));
-                self.push_batch(prepare);
-                self.push_batch(Command::Fetch);
-            }
+        for tag in 0..depth {
+            self.push(&tag_command::fetch(self.queue_id, tag, self.buffers.address(tag)));
         }
     }
 
@@ -285,47 +246,26 @@ impl Queue {
     /// anything positive) for the rest, a negative errno for a failure. The next turn submits it.
     ///
     /// Fewer bytes than asked for are whole sectors of a partial success: the kernel sends the rest
-    /// as a new request. None at all is EIO, since the kernel would try for ever. More is cut down.
+    /// as a new request. None at all is EIO, since the kernel would try again
+    /// without end. More is cut down.
     ///
     /// # Errors
     /// The caller does not hold the tag. Nothing happens.
     #[inline]
     pub fn complete(&mut self, tag: u16, result: i32) -> Result<()> {
-        let Some(Holder::Caller { data_len, has_data }) =
-            self.holders.get(usize::from(tag)).copied()
-        else {
+        let Some(asked) = self.tags.give_back(tag) else {
             return Err(UblkError::NotOwned { queue_id: self.queue_id, tag });
         };
-        self.with_caller -= 1;
-        self.stats.committed += 1;
-        self.give_back(tag, driver_result(result, data_len, has_data));
+        self.counts.committed += 1;
+        self.commit(tag, driver_result(result, asked));
         Ok(())
     }
 
-    /// Tells the driver of a tag's result; the tag is the kernel's.
+    /// Queues the command that tells the driver the result of a tag and fetches its next request.
     #[inline]
-    fn give_back(&mut self, tag: u16, result: i32) {
-        self.holders[usize::from(tag)] = Holder::Kernel;
-        self.with_kernel += 1;
+    fn commit(&mut self, tag: u16, result: i32) {
         let addr = self.buffers.address(tag);
-        match &mut self.protocol {
-            Protocol::Single => self.push(&single::commit(self.queue_id, tag, result, addr)),
-            Protocol::Batch(batch) => {
-                // There is room by construction: a tag comes again only after the list that has it
-                // was handed in.
-                let noted = batch.add(tag, result, addr);
-                debug_assert!(noted, "list full");
-            }
-        }
-    }
-
-    /// Results that wait for the next turn to become a command.
-    #[inline]
-    fn has_results(&self) -> bool {
-        match &self.protocol {
-            Protocol::Single => false,
-            Protocol::Batch(batch) => batch.has_results(),
-        }
+        self.push(&tag_command::commit(self.queue_id, tag, result, addr));
     }
 
     /// Adds a descriptor to what wakes this thread. Interest is in reading.
@@ -373,17 +313,14 @@ impl Queue {
     #[inline]
     #[must_use]
     pub fn needs_enter(&mut self) -> bool {
-        let results = self.has_results();
-        let queue = self.ring.submission();
-        results || !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
+        self.ring.needs_enter()
     }
 
     /// An event is there already. A look at shared memory.
     #[inline]
     #[must_use]
     pub fn has_event(&mut self) -> bool {
-        let tags = matches!(&self.protocol, Protocol::Batch(batch) if batch.has_tags());
-        tags || !self.ring.completion().is_empty()
+        self.ring.has_completion()
     }
 
     /// One turn: at most one system call, which submits everything queued and sleeps if `wait` says
@@ -411,59 +348,20 @@ impl Queue {
     /// [`UblkError::Enter`]: the ring is unusable, the queue has to be dropped.
     #[inline]
     pub fn enter(&mut self, wait: Wait) -> Result<()> {
-        let mut wanted = 1;
-        let mut ready = false;
-        if let Protocol::Batch(batch) = &mut self.protocol {
-            let sealed = batch.seal();
-            // A list completes within its submission, and is not what a sleeper waits for.
-            wanted += batch.lists_out();
-            ready = batch.has_tags();
-            if let Some(commit) = sealed {
-                self.push_batch(commit);
+        if self.ring.may_sleep(wait) {
+            while let Some(armed) = self.watches.arm_next() {
+                self.push(&armed);
             }
         }
-        let entered = match wait {
-            Wait::For(time) if !time.is_zero() && !ready && self.ring.completion().is_empty() => {
-                while let Some(armed) = self.watches.arm_next() {
-                    self.push(&armed);
-                }
-                let timespec = types::Timespec::from(time);
-                let args = types::SubmitArgs::new().timespec(&timespec);
-                self.stats.sleeps += 1;
-                self.ring.submitter().submit_with_args(wanted, &args)
-            }
-            _ if self.needs_enter() => self.ring.submitter().submit(),
-            _ => return Ok(()),
-        };
-        self.stats.enters += 1;
-        match entered {
-            Ok(_) => Ok(()),
-            Err(source) => match source.raw_os_error() {
-                // Time is up, or a signal: both are ordinary ends of a sleep.
-                Some(libc::ETIME | libc::EINTR) => Ok(()),
-                // No memory for a request, or completions to reap first. What was not taken stays
-                // queued.
-                Some(libc::EAGAIN | libc::EBUSY) => {
-                    self.stats.retries += 1;
-                    Ok(())
-                }
-                _ => Err(UblkError::Enter { queue_id: self.queue_id, source }),
-            },
-        }
+        let queue_id = self.queue_id;
+        self.ring.enter(wait).map_err(|source| UblkError::Enter { queue_id, source })
     }
 
     /// The next event that is in the completion queue already.
     #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
         loop {
-            while let Some(tag) = self.next_tag() {
-                if self.holders.get(usize::from(tag)) == Some(&Holder::Kernel)
-                    && let Some(request) = self.delivered(tag)
-                {
-                    return Some(request);
-                }
-            }
-            let entry = self.ring.completion().next()?;
+            let entry = self.ring.next_completion()?;
             let event = match entry.user_data() & KIND_MASK {
                 0 => self.io_event(&entry),
                 KIND_WATCH => self.watch_event(&entry),
@@ -475,77 +373,23 @@ impl Queue {
         }
     }
 
-    /// The next tag of those that one completion brought.
-    #[inline]
-    fn next_tag(&mut self) -> Option<u16> {
-        match &mut self.protocol {
-            Protocol::Single => None,
-            Protocol::Batch(batch) => batch.next_tag(),
-        }
-    }
-
     #[inline]
     fn io_event(&mut self, entry: &cqueue::Entry) -> Option<Event> {
-        match &mut self.protocol {
-            Protocol::Single => {
-                let tag = u16::try_from(entry.user_data()).ok()?;
-                if self.holders.get(usize::from(tag)) != Some(&Holder::Kernel) {
-                    return None;
-                }
-                match Came::from_result(entry.result()) {
-                    Came::Request => self.delivered(tag),
-                    Came::Abort => {
-                        self.lose(tag);
-                        self.stop()
-                    }
-                    Came::Refused(errno) => {
-                        self.lose(tag);
-                        Some(Event::TagLost(tag, errno))
-                    }
-                }
+        let tag =
+            u16::try_from(entry.user_data()).ok().filter(|tag| self.tags.is_with_kernel(*tag));
+        // The kernel's word. A completion that fits no fetch is dropped.
+        let tag = tag?;
+        match Answer::from_result(entry.result()) {
+            Answer::Request => self.delivered(tag),
+            Answer::Abort => {
+                self.tags.lose(tag);
+                self.stop()
             }
-            Protocol::Batch(batch) => {
-                let said = batch.completed(entry.user_data(), entry.result(), entry.flags());
-                self.batch_event(said)
-            }
-        }
-    }
-
-    /// What a batch command said, beyond the tags it brought.
-    #[inline]
-    fn batch_event(&mut self, said: Said) -> Option<Event> {
-        match said {
-            Said::Nothing => None,
-            Said::Again(command) => {
-                self.push_again(command);
-                None
-            }
-            Said::Abort => self.stop(),
-            Said::Refused(errno) => {
-                // The queue gets no request any more; the first tag stands for all.
-                Some(Event::TagLost(0, errno))
-            }
-            Said::Lost(tag, errno, rest) => {
-                if self.holders.get(usize::from(tag)) == Some(&Holder::Kernel) {
-                    self.lose(tag);
-                }
-                if let Some(rest) = rest {
-                    self.push_again(rest);
-                }
+            Answer::Refused(errno) => {
+                self.tags.lose(tag);
                 Some(Event::TagLost(tag, errno))
             }
         }
-    }
-
-    fn push_again(&mut self, command: Command) {
-        if let (Command::Fetch, Protocol::Batch(batch)) = (command, &mut self.protocol) {
-            self.stats.retries += 1;
-            if let Err(error) = batch.renew_buffers(&self.ring) {
-                // The fetch then ends again for want of buffers, and this is tried again.
-                tracing::error!(%error, "renewing the buffers of a ublk queue");
-            }
-        }
-        self.push_batch(command);
     }
 
     /// The disk is being stopped or parked; said once.
@@ -554,28 +398,20 @@ impl Queue {
         first.then_some(Event::Stopping)
     }
 
-    /// A tag that was the kernel's is nobody's.
-    fn lose(&mut self, tag: u16) {
-        self.with_kernel -= 1;
-        self.holders[usize::from(tag)] = Holder::None;
-    }
-
     /// A tag that was the kernel's has a request.
     #[inline]
     fn delivered(&mut self, tag: u16) -> Option<Event> {
-        self.with_kernel -= 1;
         match BlockRequest::parse(&self.descriptors.read(tag), self.max_io_bytes) {
             Ok(request) => {
-                let has_data = request.op.has_data();
-                self.holders[usize::from(tag)] =
-                    Holder::Caller { data_len: request.data_len(), has_data };
-                self.with_caller += 1;
-                self.stats.fetched += 1;
+                let (data_len, has_data) = (request.data_len(), request.op.has_data());
+                self.tags.deliver(tag, Asked { data_len, has_data });
+                self.counts.fetched += 1;
                 Some(Event::Request(tag, request))
             }
             Err(bad) => {
-                self.stats.rejected += 1;
-                self.give_back(tag, -bad.errno());
+                // Answered here: the tag stays with the kernel.
+                self.counts.rejected += 1;
+                self.commit(tag, -bad.errno());
                 None
             }
         }
@@ -586,38 +422,23 @@ impl Queue {
         if let Some(again) = again {
             self.push(&again);
         }
-        self.stats.watched += u64::from(matches!(event, Some(Event::Watch(_))));
+        self.counts.watched += u64::from(matches!(event, Some(Event::Watch(_))));
         event
     }
 
     #[inline]
-    fn push_batch(&mut self, command: Command) {
-        if let Protocol::Batch(batch) = &self.protocol {
-            let entry = batch.entry(command);
-            self.push(&entry);
-        }
-    }
-
-    #[inline]
     fn push(&mut self, entry: &squeue::Entry) {
-        self.stats.commands += 1;
-        // SAFETY: the entry names the node (file 0, registered for the ring's life) and a buffer
-        // inside `self.buffers`, or a list inside the batch's memory, all held by `self` until
-        // after the ring is gone; or a poll, which has no memory.
-        let pushed = unsafe { self.ring.submission().push(entry) };
-        // There is room by construction. Between two submissions a tag queues one command (only its
-        // holder queues, and queuing makes the kernel the holder), or in a batch a list one
-        // (handing it in needs it to be ours, or just completed) and the fetch one (arming needs it
-        // just ended); a watch slot queues one poll and one removal (arming needs it free or just
-        // ended, removing makes it wait for the end), and the queue has room for all. An enter that
-        // takes less than all has queued nothing new.
-        debug_assert!(pushed.is_ok(), "submission queue full");
+        // SAFETY: the entry names the node (file 0, registered for the ring's life, and held open
+        // by `self`) and a buffer inside `self.buffers`, which `self` holds until after the ring is
+        // gone; or it is a poll, which names no memory, or the end of one.
+        unsafe { self.ring.push(entry) };
     }
 }
 
 /// What the driver is told, from what the caller said. See [`Queue::complete`].
 #[inline]
-fn driver_result(result: i32, data_len: u32, has_data: bool) -> i32 {
+fn driver_result(result: i32, asked: Asked) -> i32 {
+    let Asked { data_len, has_data } = asked;
     match u32::try_from(result) {
         Err(_) => result,
         Ok(_) if !has_data => 0,
@@ -634,14 +455,16 @@ mod tests {
 
     #[test]
     fn results_are_what_the_driver_can_use() {
-        assert_eq!(driver_result(4096, 4096, true), 4096);
-        assert_eq!(driver_result(8192, 4096, true), 4096);
-        assert_eq!(driver_result(1000, 4096, true), 512);
-        assert_eq!(driver_result(511, 4096, true), -libc::EIO);
-        assert_eq!(driver_result(0, 4096, true), -libc::EIO);
-        assert_eq!(driver_result(0, 0, false), 0);
-        assert_eq!(driver_result(4096, 0, false), 0);
-        assert_eq!(driver_result(-libc::ENOSPC, 0, false), -libc::ENOSPC);
-        assert_eq!(driver_result(i32::MIN, 4096, true), i32::MIN);
+        let result =
+            |result, data_len, has_data| driver_result(result, Asked { data_len, has_data });
+        assert_eq!(result(4096, 4096, true), 4096);
+        assert_eq!(result(8192, 4096, true), 4096);
+        assert_eq!(result(1000, 4096, true), 512);
+        assert_eq!(result(511, 4096, true), -libc::EIO);
+        assert_eq!(result(0, 4096, true), -libc::EIO);
+        assert_eq!(result(0, 0, false), 0);
+        assert_eq!(result(4096, 0, false), 0);
+        assert_eq!(result(-libc::ENOSPC, 0, false), -libc::ENOSPC);
+        assert_eq!(result(i32::MIN, 4096, true), i32::MIN);
     }
 }

@@ -1,11 +1,11 @@
 //! [`Watches`]: the descriptors besides the node that wake a queue's thread, as polls of its ring.
 //!
 //! A watch has a place from its `add` to the end of its poll, which may come after its removal. The
-//! generation tells late completions of a place's earlier watch.
+//! generation tells late completions of the watch that had the place before.
 //!
-//! A descriptor may be watched always, by a poll that stays; or asleep only, by a poll that each
-//! sleep makes if the last one was used up. What happens to such a one while the thread is awake
-//! costs nothing.
+//! A descriptor may be watched always, by a poll that stays; or only asleep, by a poll that a sleep
+//! makes if the last poll was used up. An event of such a descriptor costs nothing while the thread
+//! is awake.
 
 use std::os::fd::RawFd;
 
@@ -82,8 +82,8 @@ impl Watches {
             return None;
         }
         self.places[place].state = WatchState::Removing;
-        // POLL_REMOVE leaves a poll alone that is just being woken (EALREADY), as one of a dying
-        // path is; it would keep its place for ever. A cancellation ends it whatever it is doing.
+        // POLL_REMOVE leaves a poll alone that is just being woken (EALREADY), as the poll of a
+        // dying path is; the poll would keep its place. A cancellation ends a poll in any state.
         Some(opcode::AsyncCancel::new(self.user_data(place)).build().user_data(KIND_UNWATCH))
     }
 

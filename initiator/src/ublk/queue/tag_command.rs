@@ -1,5 +1,5 @@
-//! A command for each tag: a fetch waits in the kernel until there is a request for its tag, and
-//! the answer to the request is the tag's next fetch. Every kernel has these.
+//! The commands of a tag: a fetch waits in the kernel until there is a request for its tag, and the
+//! answer to the request is the tag's next fetch. Every kernel has these.
 
 use io_uring::{opcode, squeue};
 
@@ -7,16 +7,16 @@ use super::NODE;
 use crate::ublk::abi::{self, IoCmd};
 
 /// What the completion of a tag's command says.
-pub(super) enum Came {
+pub(super) enum Answer {
     /// The tag's descriptor has a request.
     Request,
-    /// There will be none any more.
+    /// No more requests will come.
     Abort,
     /// The driver refused the command (errno).
     Refused(i32),
 }
 
-impl Came {
+impl Answer {
     #[inline]
     pub(super) fn from_result(result: i32) -> Self {
         match result {

@@ -1,0 +1,314 @@
+//! [`ActivePath`]: the path an engine works on: its CQ, its lanes, and which request went by which
+//! lane.
+
+use std::time::{Duration, Instant};
+
+use rblk_fabric::Sge;
+use rblk_fabric::{Completion, Poller, QpIndex, WcOpcode, WcStatus};
+use rblk_protocol::limits::LANES_MAX;
+use rblk_protocol::width::narrow;
+use rblk_protocol::{CommandCapsule, Immediate, Mutation, ResponseList, Sequence, Status, Tag};
+
+use super::PathEnd;
+use super::beat::Due;
+use super::lane::{Lane, WrKind};
+use super::stats::QueueStats;
+use super::terms::Terms;
+use crate::admin::Pulse;
+use crate::path::{DeadPath, Path};
+
+/// An answer, whichever way it came.
+pub(super) struct Answer {
+    pub(super) by: LaneIndex,
+    pub(super) tag: Tag,
+    pub(super) status: Status,
+    /// The low bits of the sequence that it answers.
+    pub(super) check: u16,
+    pub(super) immediate: bool,
+}
+
+impl Answer {
+    /// Whether it can be the answer to the command of that sequence.
+    #[inline]
+    pub(super) fn answers(&self, sequence: Sequence) -> bool {
+        self.check == (sequence.0 & 0xffff) as u16
+    }
+}
+
+/// What a completion brought.
+pub(super) enum Arrival {
+    /// No answer: SENDs are done.
+    None,
+    /// A READ was answered by a WRITE_WITH_IMM.
+    Immediate(Answer),
+    /// A list of responses, at that offset of the slots.
+    Responses { by: LaneIndex, list: ResponseList, at: usize },
+}
+
+/// What the heart-beat of a path asks for.
+pub(super) enum BeatDue {
+    /// Nothing; so many KEEP_ALIVEs were queued.
+    Nothing { asked: u64 },
+    /// A silence is too long: read what came, whatever it takes, and check again.
+    Look { asked: u64 },
+    /// The target is silent for too long.
+    Dead,
+}
+
+/// The index of a lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct LaneIndex(u8);
+
+impl LaneIndex {
+    /// The lane of all that is small, and of what goes by no lane.
+    const FIRST: Self = Self(0);
+}
+
+/// A path in use.
+pub(super) struct ActivePath {
+    poller: Box<dyn Poller>,
+    terms: Terms,
+    // Of all lanes: no two commands of a path have the same.
+    sequence: Sequence,
+    // Every lane has passed its self-test.
+    ready: bool,
+    lanes: Box<[Lane]>,
+    // By tag, of requests that are under way.
+    lane_of: Box<[LaneIndex]>,
+}
+
+impl ActivePath {
+    /// Takes a path over, with its RECVs and its self-tests ready to be posted. What is left of a
+    /// path that cannot be taken over, or does not `fit` the queue, comes back.
+    pub(super) fn begin(path: Path, fits: bool, now: Instant) -> Result<Self, Box<DeadPath>> {
+        let Path { mut poller, connections, memory, accept, epoch, volume, lane_bytes } = path;
+        let fits = fits && (1..=usize::from(LANES_MAX)).contains(&connections.len());
+        let mut qps = Vec::with_capacity(connections.len());
+        let all = connections.len();
+        let mut left = connections.into_iter();
+        for connection in left.by_ref() {
+            match poller.attach(connection) {
+                Ok(qp) => qps.push(qp),
+                Err(_) => break,
+            }
+        }
+        if !fits || qps.len() < all {
+            for qp in &qps {
+                poller.fail(*qp);
+            }
+            let attached: Vec<_> = qps.iter().filter_map(|qp| poller.detach(*qp)).collect();
+            let connections = attached.into_iter().chain(left).collect();
+            return Err(Box::new(DeadPath { connections, poller, memory }));
+        }
+        let lane_of = vec![LaneIndex::FIRST; usize::from(accept.depth.get())].into_boxed_slice();
+        let terms = Terms::new(memory, accept, epoch, volume, lane_bytes);
+        let mut sequence = Sequence(0);
+        let lanes = qps.iter().enumerate().map(|(index, qp)| {
+            sequence = sequence.next();
+            Lane::begin(index, *qp, &terms, sequence, now)
+        });
+        let lanes = lanes.collect();
+        Ok(Self { poller, terms, sequence, ready: false, lanes, lane_of })
+    }
+
+    /// What is left of it: the QPs are in the error state.
+    pub(super) fn end(self) -> DeadPath {
+        let Self { mut poller, terms, lanes, .. } = self;
+        if Mutation::BufferReuseInitiator.is_on() {
+            return DeadPath { connections: Vec::new(), poller, memory: terms.into_memory() };
+        }
+        // All of them first.
+        for lane in &lanes {
+            poller.fail(lane.qp());
+        }
+        let connections = lanes.iter().filter_map(|lane| poller.detach(lane.qp())).collect();
+        DeadPath { connections, poller, memory: terms.into_memory() }
+    }
+
+    /// Every lane has passed its self-test: requests may be sent.
+    #[inline]
+    pub(super) fn is_ready(&self) -> bool {
+        self.ready
+    }
+
+    #[inline]
+    pub(super) fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// The CQ of all lanes.
+    #[inline]
+    pub(super) fn poller_mut(&mut self) -> &mut (dyn Poller + 'static) {
+        &mut *self.poller
+    }
+
+    /// Whether a lane waits for its self-test's answer for longer than that.
+    pub(super) fn tests_for_longer(&self, than: Duration, now: Instant) -> bool {
+        !self.ready && self.lanes.iter().any(|lane| lane.tests_for_longer(than, now))
+    }
+
+    /// Takes a completion.
+    pub(super) fn take(&mut self, completion: &Completion) -> Result<Arrival, PathEnd> {
+        if completion.status != WcStatus::Success {
+            return Err(PathEnd::Lost(completion.status));
+        }
+        let Some(by) = self.find(completion.qp) else {
+            return Err(PathEnd::Protocol("completion of an unknown QP"));
+        };
+        let (lane, terms) = self.lane(by);
+        let slot = match WrKind::of(completion.id) {
+            WrKind::Send => {
+                lane.send_completed();
+                return Ok(Arrival::None);
+            }
+            WrKind::Recv(slot) => slot,
+        };
+        if slot >= terms.layout().recv_slots() {
+            return Err(PathEnd::Protocol("completion of an unknown RECV"));
+        }
+        let at = lane.received(terms, slot);
+        match completion.opcode {
+            WcOpcode::RecvWithImm => {
+                let imm = Immediate::from_bits(completion.imm);
+                if !terms.with_imm() || terms.layout().depth.check(imm.tag.0).is_none() {
+                    return Err(PathEnd::Protocol(
+                        "an immediate that was not agreed or has a bad tag",
+                    ));
+                }
+                let (tag, check, status) = (imm.tag, imm.check, Status::Ok);
+                Ok(Arrival::Immediate(Answer { by, tag, status, check, immediate: true }))
+            }
+            WcOpcode::Recv => {
+                let bytes = completion.byte_len as usize;
+                let list = ResponseList::new(bytes, terms.with_lists(), terms.layout().depth)
+                    .map_err(|_| UNREADABLE)?;
+                Ok(Arrival::Responses { by, list, at })
+            }
+            _ => Err(PathEnd::Protocol("a RECV completed as something else")),
+        }
+    }
+
+    /// The next answer of a list of responses.
+    #[inline]
+    pub(super) fn next_answer(
+        &self,
+        by: LaneIndex,
+        list: &mut ResponseList,
+        at: usize,
+    ) -> Option<Result<Answer, PathEnd>> {
+        let slots = self.terms.memory().slots.region();
+        let response = list.take(|from, bytes| slots.read(at + from, bytes))?;
+        Some(response.map_err(|_| UNREADABLE).map(|response| {
+            let (tag, status, check) = (response.tag, response.status, response.check);
+            Answer { by, tag, status, check, immediate: false }
+        }))
+    }
+
+    /// An answer to one of the connection's own commands. Returns whether a lane passed its
+    /// self-test by it.
+    pub(super) fn own_answer(&mut self, answer: &Answer) -> Result<bool, PathEnd> {
+        let (lane, terms) = self.lane(answer.by);
+        let passed = lane.own_answer(terms, answer)?;
+        if passed {
+            self.ready = self.lanes.iter().all(Lane::is_ready);
+        }
+        Ok(passed)
+    }
+
+    /// Whether a request, which is under way, went by that lane.
+    #[inline]
+    pub(super) fn went_by(&self, tag: Tag, index: LaneIndex) -> bool {
+        self.lane_of.get(tag.index()) == Some(&index)
+    }
+
+    /// A request of that lane was answered.
+    #[inline]
+    pub(super) fn answered(&mut self, index: LaneIndex, bytes: u32) {
+        self.lane(index).0.request_answered(bytes);
+    }
+
+    /// Where a command goes whose data of that size the target moves.
+    #[inline]
+    pub(super) fn choose(&self, keyed_bytes: u32) -> LaneIndex {
+        if self.lanes.len() == 1 || !self.terms.shares_lanes(keyed_bytes) {
+            return LaneIndex::FIRST;
+        }
+        let least = (0u8..).zip(&self.lanes).min_by_key(|(_, lane)| lane.awaited_bytes());
+        least.map_or(LaneIndex::FIRST, |(at, _)| LaneIndex(at))
+    }
+
+    /// Whether a command may be queued there.
+    #[inline]
+    pub(super) fn can_send(&self, index: LaneIndex) -> bool {
+        self.lanes[usize::from(index.0)].can_send()
+    }
+
+    /// Queues the command of a request whose data has so many bytes. Returns its sequence.
+    pub(super) fn send(
+        &mut self,
+        index: LaneIndex,
+        mut command: CommandCapsule,
+        data: Option<Sge>,
+        bytes: u32,
+    ) -> Sequence {
+        command.sequence = self.next_sequence();
+        self.lane_of[command.tag.index()] = index;
+        let (lane, terms) = self.lane(index);
+        lane.queue_command(terms, &command, data);
+        lane.request_sent(bytes);
+        command.sequence
+    }
+
+    /// Asks a silent target for an answer. Called when all that came was taken, and before anything
+    /// new is posted: nothing follows a silence that was too long.
+    pub(super) fn keep_beat(&mut self, pulse: Pulse, now: Instant) -> BeatDue {
+        let (mut look, mut asked) = (false, 0);
+        for index in self.indices() {
+            match self.lane(index).0.check_beat(pulse, now) {
+                Due::Nothing => {}
+                Due::Ask => {
+                    let sequence = self.next_sequence();
+                    let (lane, terms) = self.lane(index);
+                    asked += u64::from(lane.ask(terms, sequence));
+                }
+                Due::Look => look = true,
+                Due::Dead => return BeatDue::Dead,
+            }
+        }
+        if look {
+            self.poller.clear_event();
+            return BeatDue::Look { asked };
+        }
+        BeatDue::Nothing { asked }
+    }
+
+    /// Posts the WRs of all lanes.
+    pub(super) fn post(&mut self, stats: &QueueStats) -> Result<(), rblk_fabric::PostError> {
+        self.lanes.iter_mut().try_for_each(|lane| lane.post(&mut *self.poller, stats))
+    }
+
+    /// Index of the lane with that QP.
+    #[inline]
+    fn find(&self, qp: QpIndex) -> Option<LaneIndex> {
+        (0u8..).zip(&self.lanes).find(|(_, lane)| lane.qp() == qp).map(|(at, _)| LaneIndex(at))
+    }
+
+    /// A lane that [`Self::find`] or [`Self::choose`] gave.
+    #[inline]
+    fn lane(&mut self, index: LaneIndex) -> (&mut Lane, &Terms) {
+        (&mut self.lanes[usize::from(index.0)], &self.terms)
+    }
+
+    /// The indices of all lanes.
+    fn indices(&self) -> impl Iterator<Item = LaneIndex> + use<> {
+        (0..narrow(self.lanes.len())).map(LaneIndex)
+    }
+
+    /// The command after the last one.
+    fn next_sequence(&mut self) -> Sequence {
+        self.sequence = self.sequence.next();
+        self.sequence
+    }
+}
+
+const UNREADABLE: PathEnd = PathEnd::Protocol("a response that cannot be parsed");

@@ -1,0 +1,341 @@
+//! [`Lane`]: one QP of a path with the WRs of this turn, its credits, its self-test and its beat.
+
+use std::time::{Duration, Instant};
+
+use rblk_fabric::{
+    Poller, PostError, QpIndex, RecvWr, SendCredits, SendOp, SendWr, Sge, SgeList, WrId,
+};
+use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_LIST_BYTES};
+use rblk_protocol::width::const_u32;
+use rblk_protocol::{
+    CommandCapsule, KeyedDescriptor, Opcode, SELF_TEST_BYTES, Sequence, Status, self_test_pattern,
+};
+
+use super::PathEnd;
+use super::active_path::Answer;
+use super::beat::{Beat, Due};
+use super::stats::QueueStats;
+use super::terms::Terms;
+use crate::admin::Pulse;
+
+const COMMAND_LEN: u32 = const_u32(COMMAND_BYTES);
+const RESPONSES_LEN: u32 = const_u32(RESPONSE_LIST_BYTES);
+const SELF_TEST_LEN: u32 = const_u32(SELF_TEST_BYTES);
+
+/// What the upper bits of a WrId are.
+const KIND_RECV: u64 = 0;
+const KIND_SEND: u64 = 1;
+
+/// Whose WR completed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum WrKind {
+    Send,
+    /// With its receive slot.
+    Recv(u16),
+}
+
+impl WrKind {
+    #[inline]
+    pub(super) fn of(id: WrId) -> Self {
+        let index = (id.0 & 0xffff) as u16;
+        if id.0 >> 16 == KIND_SEND { Self::Send } else { Self::Recv(index) }
+    }
+}
+
+fn wr_id(kind: u64, index: u16) -> WrId {
+    WrId(kind << 16 | u64::from(index))
+}
+
+/// How far a lane is.
+#[derive(Clone, Copy)]
+enum Phase {
+    /// Its self-test is under way.
+    Testing { sequence: Sequence, since: Instant },
+    /// It can carry requests, as soon as all of the path can.
+    Ready,
+}
+
+/// The last SEND of the turn, as long as another command may join it.
+#[derive(Clone, Copy)]
+struct OpenMessage {
+    // Offset behind its last capsule.
+    end: usize,
+    commands: usize,
+    // How many of them have data, and how much.
+    data: usize,
+    data_bytes: u32,
+}
+
+impl OpenMessage {
+    fn has_room(&self, terms: &Terms) -> bool {
+        terms.message_has_room(self.commands, self.data, self.data_bytes)
+    }
+}
+
+/// The WRs of this turn. They are posted by [`Lane::post`].
+struct WrLists {
+    sends: Vec<SendWr>,
+    recvs: Vec<RecvWr>,
+    open: Option<OpenMessage>,
+    // SENDs that hold several commands, and the commands in them.
+    lists: u64,
+    listed: u64,
+}
+
+/// One QP of a path.
+pub(super) struct Lane {
+    qp: QpIndex,
+    // Where its slots and its self-test begin.
+    slots_at: usize,
+    scratch_at: usize,
+    credits: SendCredits,
+    phase: Phase,
+    beat: Beat,
+    // Requests under way here, and the bytes of their data.
+    awaited: u32,
+    awaited_bytes: u64,
+    wrs: WrLists,
+}
+
+impl Lane {
+    /// With its RECVs and its self-test queued.
+    pub(super) fn begin(
+        index: usize,
+        qp: QpIndex,
+        terms: &Terms,
+        sequence: Sequence,
+        now: Instant,
+    ) -> Self {
+        let layout = terms.layout();
+        let mut lane = Self {
+            qp,
+            slots_at: index * layout.bytes(),
+            scratch_at: index * SELF_TEST_BYTES,
+            credits: SendCredits::new(layout.send_wrs(), layout.signal_interval()),
+            phase: Phase::Testing { sequence, since: now },
+            beat: Beat::default(),
+            awaited: 0,
+            awaited_bytes: 0,
+            wrs: WrLists {
+                sends: Vec::with_capacity(layout.send_wrs() as usize),
+                recvs: Vec::with_capacity(usize::from(layout.recv_slots())),
+                open: None,
+                lists: 0,
+                listed: 0,
+            },
+        };
+        for slot in 0..layout.recv_slots() {
+            lane.queue_recv(terms, slot);
+        }
+        let scratch = &terms.memory().scratch;
+        scratch.region().zero(lane.scratch_at, SELF_TEST_BYTES);
+        let remote = scratch.remote(lane.scratch_at);
+        let mut command = terms.own_command(Opcode::SelfTest, sequence);
+        command.buffer = Some(KeyedDescriptor {
+            address: remote.addr,
+            length: SELF_TEST_LEN,
+            rkey: remote.rkey.0,
+        });
+        lane.queue_command(terms, &command, None);
+        lane
+    }
+
+    #[inline]
+    pub(super) fn qp(&self) -> QpIndex {
+        self.qp
+    }
+
+    /// Whether it passed its self-test.
+    pub(super) fn is_ready(&self) -> bool {
+        matches!(self.phase, Phase::Ready)
+    }
+
+    /// Whether it waits for its self-test's answer for longer than that.
+    pub(super) fn tests_for_longer(&self, than: Duration, now: Instant) -> bool {
+        match self.phase {
+            Phase::Testing { since, .. } => now.saturating_duration_since(since) > than,
+            Phase::Ready => false,
+        }
+    }
+
+    /// A signaled SEND completed.
+    #[inline]
+    pub(super) fn send_completed(&mut self) {
+        self.credits.completed();
+    }
+
+    /// A receive slot was filled: the target answers, and the slot is posted again with the other
+    /// WRs of the turn. Returns where in the slots its bytes are.
+    #[inline]
+    pub(super) fn received(&mut self, terms: &Terms, slot: u16) -> usize {
+        self.beat.heard();
+        self.queue_recv(terms, slot);
+        self.recv_offset(terms, slot)
+    }
+
+    /// A request goes by this lane.
+    #[inline]
+    pub(super) fn request_sent(&mut self, bytes: u32) {
+        self.awaited += 1;
+        self.awaited_bytes += u64::from(bytes);
+    }
+
+    /// A request of this lane was answered.
+    #[inline]
+    pub(super) fn request_answered(&mut self, bytes: u32) {
+        debug_assert!(self.awaited > 0, "an answer to no request of this lane");
+        self.awaited -= 1;
+        self.awaited_bytes -= u64::from(bytes);
+    }
+
+    /// Bytes of the data of requests under way here.
+    #[inline]
+    pub(super) fn awaited_bytes(&self) -> u64 {
+        self.awaited_bytes
+    }
+
+    /// What the heart-beat asks for, after everything that came was taken.
+    pub(super) fn check_beat(&mut self, pulse: Pulse, now: Instant) -> Due {
+        self.beat.check(pulse, now, self.awaited > 0)
+    }
+
+    /// Queues a KEEP_ALIVE. False when the send queue is full: then its slots do not come back
+    /// either.
+    pub(super) fn ask(&mut self, terms: &Terms, sequence: Sequence) -> bool {
+        if !self.can_send() {
+            return false;
+        }
+        self.queue_command(terms, &terms.own_command(Opcode::KeepAlive, sequence), None);
+        self.beat.asked(sequence);
+        true
+    }
+
+    /// An answer to one of the lane's own commands: its self-test or a KEEP_ALIVE. Returns whether
+    /// the lane passed its self-test by it.
+    pub(super) fn own_answer(&mut self, terms: &Terms, answer: &Answer) -> Result<bool, PathEnd> {
+        match self.phase {
+            Phase::Testing { sequence, .. } => {
+                if !self.passes_self_test(terms, answer, sequence) {
+                    return Err(PathEnd::SelfTest);
+                }
+                self.phase = Phase::Ready;
+                Ok(true)
+            }
+            Phase::Ready if answer.immediate || !self.beat.take_answer(answer.check) => {
+                Err(PathEnd::Protocol("an answer to no command"))
+            }
+            Phase::Ready if answer.status != Status::Ok => {
+                Err(PathEnd::Protocol("a KEEP_ALIVE that was refused"))
+            }
+            Phase::Ready => Ok(false),
+        }
+    }
+
+    /// Whether the self-test's answer is as it must be.
+    fn passes_self_test(&self, terms: &Terms, answer: &Answer, sequence: Sequence) -> bool {
+        let mut seen = [0; SELF_TEST_BYTES];
+        terms.memory().scratch.region().read(self.scratch_at, &mut seen);
+        answer.status == Status::Ok
+            && answer.answers(sequence)
+            && answer.immediate == terms.with_imm()
+            && seen == self_test_pattern(sequence)
+    }
+
+    fn recv_offset(&self, terms: &Terms, slot: u16) -> usize {
+        self.slots_at + terms.layout().recv_offset(slot)
+    }
+
+    fn queue_recv(&mut self, terms: &Terms, slot: u16) {
+        let sge = terms.memory().slots.sge(self.recv_offset(terms, slot), RESPONSES_LEN);
+        debug_assert!(sge.is_some(), "receive slot {slot} is outside of the slots");
+        if let Some(sge) = sge {
+            self.wrs.recvs.push(RecvWr { id: wr_id(KIND_RECV, slot), sge });
+        }
+    }
+
+    /// Whether a command may be queued.
+    #[inline]
+    pub(super) fn can_send(&self) -> bool {
+        self.wrs.open.is_some() || self.credits.available() > 0
+    }
+
+    /// Queues a command: in the last message of the turn where that has room, or in a message of
+    /// its own. Data is behind the capsules, that of the first command last.
+    pub(super) fn queue_command(
+        &mut self,
+        terms: &Terms,
+        command: &CommandCapsule,
+        data: Option<Sge>,
+    ) {
+        let bytes = command.to_wire();
+        let (with_data, data_bytes) = data.map_or((0, 0), |data| (1, data.len));
+        let wrs = &mut self.wrs;
+        if let (Some(mut open), Some(wr)) = (wrs.open, wrs.sends.last_mut()) {
+            terms.memory().slots.region().write(open.end, &bytes);
+            wr.sges.grow_first(COMMAND_LEN);
+            open.end += COMMAND_BYTES;
+            open.commands += 1;
+            open.data += with_data;
+            open.data_bytes += data_bytes;
+            wrs.lists += u64::from(open.commands == 2);
+            wrs.listed += if open.commands == 2 { 2 } else { 1 };
+            if let Some(data) = data {
+                // There are three entries at most.
+                wr.inline &= !wr.sges.push_second(data);
+            }
+            wrs.open = open.has_room(terms).then_some(open);
+            return;
+        }
+        let offset = self.slots_at + terms.layout().capsule_offset(command.tag.index());
+        terms.memory().slots.region().write(offset, &bytes);
+        let capsule = terms.memory().slots.sge(offset, COMMAND_LEN);
+        debug_assert!(
+            capsule.is_some(),
+            "the slot of tag {} is outside of the slots",
+            command.tag.0
+        );
+        let Some(capsule) = capsule else { return };
+        let signaled = self.credits.wants_signal();
+        self.credits.take(signaled);
+        wrs.sends.push(SendWr {
+            id: wr_id(KIND_SEND, command.tag.0),
+            op: SendOp::Send,
+            sges: data.map_or_else(|| SgeList::one(capsule), |data| SgeList::two(capsule, data)),
+            signaled,
+            inline: data.is_none(),
+        });
+        let end = offset + COMMAND_BYTES;
+        let open = OpenMessage { end, commands: 1, data: with_data, data_bytes };
+        wrs.open = open.has_room(terms).then_some(open);
+    }
+
+    /// Posts the WRs of the turn: one list of RECVs, one of SENDs, each with one doorbell.
+    pub(super) fn post(
+        &mut self,
+        poller: &mut dyn Poller,
+        stats: &QueueStats,
+    ) -> Result<(), PostError> {
+        let wrs = &mut self.wrs;
+        if !wrs.recvs.is_empty() {
+            stats.recv_doorbells.add(1);
+            stats.recvs.add(wrs.recvs.len() as u64);
+            let posted = poller.post_recv(self.qp, &wrs.recvs);
+            wrs.recvs.clear();
+            posted?;
+        }
+        if wrs.sends.is_empty() {
+            return Ok(());
+        }
+        stats.send_doorbells.add(1);
+        stats.sends.add(wrs.sends.len() as u64);
+        let signaled = wrs.sends.iter().filter(|wr| wr.signaled).count();
+        stats.signaled.add(signaled as u64);
+        let posted = poller.post_send(self.qp, &wrs.sends);
+        wrs.sends.clear();
+        // What comes next goes into a message of its own.
+        wrs.open = None;
+        stats.lists.add(std::mem::take(&mut wrs.lists));
+        stats.listed.add(std::mem::take(&mut wrs.listed));
+        posted
+    }
+}

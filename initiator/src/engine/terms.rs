@@ -1,0 +1,148 @@
+//! [`Terms`]: what all lanes of a path have in common: its memory and what was agreed.
+
+use rblk_fabric::Sge;
+use rblk_protocol::limits::{LIST_DATA_MAX, LIST_MAX};
+use rblk_protocol::{
+    CommandCapsule, Epoch, Features, HelloAccept, KeyedDescriptor, Opcode, Sequence, Tag,
+    VolumeHandle,
+};
+
+use crate::io::{Io, IoOp};
+use crate::path::{PathLayout, PathMemory};
+
+/// What a path was made with. Nothing of it changes.
+pub(super) struct Terms {
+    memory: PathMemory,
+    accept: HelloAccept,
+    epoch: Epoch,
+    volume: VolumeHandle,
+    layout: PathLayout,
+    lane_bytes: u32,
+    with_imm: bool,
+    with_lists: bool,
+}
+
+impl Terms {
+    pub(super) fn new(
+        memory: PathMemory,
+        accept: HelloAccept,
+        epoch: Epoch,
+        volume: VolumeHandle,
+        lane_bytes: u32,
+    ) -> Self {
+        Self {
+            memory,
+            with_imm: accept.features.has(Features::WRITE_WITH_IMM),
+            with_lists: accept.features.has(Features::CAPSULE_LISTS),
+            layout: PathLayout { depth: accept.depth },
+            accept,
+            epoch,
+            volume,
+            lane_bytes,
+        }
+    }
+
+    pub(super) fn memory(&self) -> &PathMemory {
+        &self.memory
+    }
+
+    pub(super) fn into_memory(self) -> PathMemory {
+        self.memory
+    }
+
+    #[inline]
+    pub(super) fn layout(&self) -> PathLayout {
+        self.layout
+    }
+
+    /// READs are answered by WRITE_WITH_IMM.
+    #[inline]
+    pub(super) fn with_imm(&self) -> bool {
+        self.with_imm
+    }
+
+    /// Messages may hold several capsules.
+    #[inline]
+    pub(super) fn with_lists(&self) -> bool {
+        self.with_lists
+    }
+
+    /// The tag of the connection's own commands.
+    #[inline]
+    pub(super) fn connection_tag(&self) -> Tag {
+        self.layout.depth.connection_tag()
+    }
+
+    /// Data of this many bytes goes by the lane with the least data under way. Smaller data goes by
+    /// the first lane.
+    #[inline]
+    pub(super) fn shares_lanes(&self, keyed_bytes: u32) -> bool {
+        keyed_bytes >= self.lane_bytes
+    }
+
+    /// Whether data of this size may travel in the command.
+    #[inline]
+    pub(super) fn fits_capsule(&self, data_bytes: u32) -> bool {
+        data_bytes <= self.accept.in_capsule_bytes
+    }
+
+    /// A command of the connection's own, under its tag.
+    pub(super) fn own_command(&self, opcode: Opcode, sequence: Sequence) -> CommandCapsule {
+        CommandCapsule::new(opcode, self.connection_tag(), self.epoch, sequence)
+    }
+
+    /// A command for the volume, without a range.
+    pub(super) fn volume_command(&self, opcode: Opcode, tag: Tag) -> CommandCapsule {
+        let mut command = CommandCapsule::new(opcode, tag, self.epoch, Sequence(0));
+        command.volume = self.volume;
+        command
+    }
+
+    /// The command for a request whose buffer is at `offset`, with the data that travels in it. All
+    /// but its sequence.
+    pub(super) fn command(
+        &self,
+        tag: Tag,
+        io: &Io,
+        offset: usize,
+    ) -> (CommandCapsule, Option<Sge>) {
+        let mut command = self.volume_command(io.opcode(), tag);
+        command.flags = io.flags();
+        command.lba = io.lba;
+        command.count = io.count;
+        if io.data_bytes == 0 {
+            return (command, None);
+        }
+        if self.is_in_capsule(io) {
+            command.in_capsule_bytes = io.data_bytes;
+            return (command, self.memory.sources.sge(offset, io.data_bytes));
+        }
+        let read = io.op == IoOp::Read;
+        let mr = if read { &self.memory.sinks } else { &self.memory.sources };
+        let remote = mr.remote(offset);
+        command.buffer = Some(KeyedDescriptor {
+            address: remote.addr,
+            length: io.data_bytes,
+            rkey: remote.rkey.0,
+        });
+        (command, None)
+    }
+
+    /// Whether a request's data travels in the command.
+    #[inline]
+    pub(super) fn is_in_capsule(&self, io: &Io) -> bool {
+        io.op == IoOp::Write && self.fits_capsule(io.data_bytes)
+    }
+
+    /// Whether a message that holds so much has room for any other command, as was agreed.
+    pub(super) fn message_has_room(&self, commands: usize, data: usize, data_bytes: u32) -> bool {
+        let accept = &self.accept;
+        let data_fits = if accept.features.has(Features::DATA_LISTS) {
+            data < LIST_DATA_MAX
+                && data_bytes + accept.in_capsule_bytes <= accept.message_data_bytes()
+        } else {
+            data == 0
+        };
+        data_fits && commands < LIST_MAX && self.with_lists
+    }
+}

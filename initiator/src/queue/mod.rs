@@ -1,0 +1,158 @@
+//! The data thread of one hardware queue, as control sees it: how it is started, its mail, and what
+//! it tells. The thread itself is [`thread`].
+
+mod gathering;
+mod paths;
+mod thread;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc as sync_mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rblk_fabric::data_thread;
+use rblk_fabric::mailbox::{Sender, mailbox};
+use rblk_fabric::spin::SpinMode;
+use rblk_protocol::BlockSize;
+use tokio::sync::{mpsc, oneshot};
+
+use self::thread::QueueThread;
+use crate::admin::Pulse;
+use crate::durability::Ledger;
+use crate::engine::{PathEnd, QueueStats};
+use crate::path::{DeadPath, Path};
+use crate::retain::Retained;
+use crate::ublk::{Buffers, QueueConfig};
+use crate::undestroyed::UndestroyedPath;
+
+/// How long a thread may take to fetch every tag.
+const START_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Control to queue thread.
+#[derive(Debug)]
+pub enum ToQueue {
+    /// Use this path from now on, or as soon as those before it are destroyed.
+    Connect(Box<Path>),
+    /// Drop the present path; requests wait.
+    Disconnect,
+    /// Fail requests with this errno from now on, or as soon as dead paths are destroyed; or let
+    /// them wait again.
+    Fail(Option<i32>),
+    /// Drop the present path, so that no more writes are acknowledged, and answer with copies of
+    /// the writes that no FLUSH covered; `None` when the queue retains nothing.
+    TakeStock(oneshot::Sender<Option<Vec<Retained>>>),
+    /// Take requests but send none, or send them again. [`FromQueue::Quiet`] tells, once for each
+    /// `Hold(true)`, when nothing that was sent is unanswered.
+    Hold(bool),
+    /// Hold. When nothing that was sent is unanswered, or after that time, drop the path and leave
+    /// the device as it is, with the requests it gave us: its next server gets them. Ends the
+    /// thread.
+    Leave(Duration),
+}
+
+/// Queue thread to control.
+#[derive(Debug)]
+pub enum FromQueue {
+    /// A path ended; control destroys what is left of it.
+    PathEnded {
+        /// Which queue.
+        queue: u16,
+        /// Why.
+        end: PathEnd,
+        /// What is left.
+        dead: Box<DeadPath>,
+        /// To be dropped when that is destroyed.
+        undestroyed: Option<UndestroyedPath>,
+    },
+    /// The queue is held, and everything it sent is answered.
+    Quiet {
+        /// Which queue.
+        queue: u16,
+    },
+    /// The thread left: the disk is stopped, control asked for it, or something broke.
+    Stopped {
+        /// Which queue.
+        queue: u16,
+        /// What broke, if something did.
+        error: Option<String>,
+    },
+}
+
+/// Control's end of a running queue.
+#[derive(Debug)]
+pub struct QueueHandle {
+    /// Mail to the thread.
+    pub mail: Sender<ToQueue>,
+    /// Its counters.
+    pub stats: Arc<QueueStats>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl QueueHandle {
+    /// Waits for the thread to end.
+    pub fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // It reported what broke it by `FromQueue::Stopped`.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a queue thread is made of.
+#[derive(Debug)]
+pub struct QueueParts {
+    /// The ublk queue.
+    pub config: QueueConfig,
+    /// One buffer per tag.
+    pub buffers: Buffers,
+    /// Block size of the volume.
+    pub block_size: BlockSize,
+    /// The account of what is durable, made for the queue's depth. None for a volume whose writes
+    /// are durable when they are answered.
+    pub ledger: Option<Ledger>,
+    /// How soon a path is given up on which the target owes an answer and is silent.
+    pub pulse: Option<Pulse>,
+    /// How long to look for work before sleeping.
+    pub spin: SpinMode,
+    /// For control.
+    pub outbox: mpsc::UnboundedSender<FromQueue>,
+}
+
+/// Starts the thread and waits until it has fetched every tag.
+///
+/// # Errors
+/// The ublk queue could not be made.
+pub fn start(parts: QueueParts) -> io::Result<QueueHandle> {
+    let (mail, receiver) = mailbox(64)?;
+    let stats = Arc::new(QueueStats::default());
+    let engine_stats = Arc::clone(&stats);
+    let (ready, is_ready) = sync_mpsc::sync_channel(1);
+    let queue = parts.config.queue_id();
+    let thread =
+        std::thread::Builder::new().name(format!("rblk-queue-{queue}")).spawn(move || {
+            let outbox = parts.outbox.clone();
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let spin = parts.spin;
+                let mut thread = QueueThread::new(parts, receiver, engine_stats)?;
+                // On an error, control has given up waiting, and drops the mailbox.
+                let _ = ready.send(Ok(()));
+                data_thread::run(&mut thread, spin)
+            }));
+            let error = match result {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some("it panicked".to_owned()),
+            };
+            if let Some(error) = &error {
+                // No one waits for it when the queue was ready already.
+                let _ = ready.try_send(Err(io::Error::other(error.clone())));
+            }
+            let _ = outbox.send(FromQueue::Stopped { queue, error });
+        })?;
+    match is_ready.recv_timeout(START_DEADLINE) {
+        Ok(Ok(())) => Ok(QueueHandle { mail, stats, thread: Some(thread) }),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "a queue thread did not start")),
+    }
+}

@@ -1,0 +1,135 @@
+//! [`Paths`]: the paths of a queue as its thread has them: the watches of the present path, the
+//! next path, and what control hears of the dead ones.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+
+use super::FromQueue;
+use crate::engine::{Engine, PathEnd};
+use crate::path::{DeadPath, Path};
+use crate::path_change::PathChange;
+use crate::ublk::{Queue, Wait, WatchToken};
+
+/// The token of the mailbox. Each path has two tokens of its own, from [`FIRST_PATH`] on.
+pub(super) const MAIL: WatchToken = WatchToken(0);
+const FIRST_PATH: u32 = 2;
+
+/// The paths of one queue.
+pub(super) struct Paths {
+    queue: u16,
+    change: PathChange,
+    // Of the present path's first descriptor; the second has the next number.
+    token: u32,
+    outbox: mpsc::UnboundedSender<FromQueue>,
+}
+
+impl Paths {
+    pub(super) fn new(queue: u16, outbox: mpsc::UnboundedSender<FromQueue>) -> Self {
+        Self { queue, change: PathChange::new(queue), token: FIRST_PATH, outbox }
+    }
+
+    /// The path to use as soon as the earlier paths are destroyed.
+    pub(super) fn set_next(&mut self, path: Box<Path>) {
+        let unused = self.change.set_next(path);
+        self.give_back(unused);
+    }
+
+    /// No path is to be used next.
+    pub(super) fn drop_next(&mut self) {
+        let unused = self.change.take_next();
+        self.give_back(unused);
+    }
+
+    /// Requests are to fail with that errno, or to wait again, as soon as dead paths are destroyed.
+    pub(super) fn set_failing(&mut self, errno: Option<i32>) {
+        self.change.set_failing(errno);
+    }
+
+    /// Whether a change waits for dead paths to be destroyed.
+    pub(super) fn is_changing(&self) -> bool {
+        self.change.is_pending()
+    }
+
+    /// Whether a watch is one of the present path's.
+    pub(super) fn is_of_path(&self, token: WatchToken) -> bool {
+        token.0 & !1 == self.token
+    }
+
+    /// Makes the pending change, if it may be made now. Returns whether the engine has a new path.
+    pub(super) fn change(
+        &mut self,
+        engine: &mut Engine,
+        ublk: &mut Queue,
+        now: Instant,
+    ) -> io::Result<bool> {
+        if !self.change.is_pending() {
+            return Ok(false);
+        }
+        // A path that ended just now counts, too, and its watches end before the next path takes
+        // the tokens.
+        self.send_off(engine, ublk)?;
+        if !self.change.apply(engine, now) {
+            return Ok(false);
+        }
+        // A path whose QPs cannot be attached ends at once: it has no CQ to watch.
+        if let Some(poller) = engine.poller_mut() {
+            self.token += 2;
+            for (token, fd) in (self.token..).zip(poller.event_fds()) {
+                let Some(fd) = fd else { continue };
+                ublk.watch_asleep(fd.as_raw_fd(), WatchToken(token)).map_err(io::Error::other)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes paths that ended off the ring, and sends them to control. Returns whether there was
+    /// one.
+    pub(super) fn send_off(&mut self, engine: &mut Engine, ublk: &mut Queue) -> io::Result<bool> {
+        let mut any = false;
+        while let Some((end, dead)) = engine.take_ended() {
+            any = true;
+            for token in self.token..=self.token + 1 {
+                ublk.unwatch(WatchToken(token));
+            }
+            // Submits the removal while the descriptor is still open.
+            ublk.enter(Wait::No).map_err(io::Error::other)?;
+            self.tell_end(end, dead);
+        }
+        Ok(any)
+    }
+
+    /// The thread ends: sends every path to control. The ring goes at once, so nothing is taken off
+    /// it.
+    pub(super) fn end(&mut self, engine: &mut Engine) {
+        engine.disconnect();
+        self.drop_next();
+        while let Some((end, dead)) = engine.take_ended() {
+            self.tell_end(end, dead);
+        }
+    }
+
+    /// Tells control something else.
+    pub(super) fn tell(&self, message: FromQueue) {
+        // Control is gone only when the process ends.
+        let _ = self.outbox.send(message);
+    }
+
+    /// Sends control what is left of a path.
+    fn tell_end(&self, end: PathEnd, dead: DeadPath) {
+        let undestroyed = self.change.count(&dead);
+        let (queue, dead) = (self.queue, Box::new(dead));
+        self.tell(FromQueue::PathEnded { queue, end, dead, undestroyed });
+    }
+
+    /// Control gets back a path that was never used.
+    fn give_back(&self, path: Option<Box<Path>>) {
+        let Some(path) = path else { return };
+        let Path { poller, connections, memory, .. } = *path;
+        let dead = Box::new(DeadPath { connections, poller, memory });
+        let (queue, end) = (self.queue, PathEnd::Dropped);
+        self.tell(FromQueue::PathEnded { queue, end, dead, undestroyed: None });
+    }
+}
