@@ -13,27 +13,19 @@
 //! | [`place`] | where a run ran |
 //! | [`histogram`] | distributions of latencies |
 //! | [`args`] | the command line |
-//! | [`inprocess`] | target and initiators in one thread, over the in-memory fabric, by a seed |
-//! | [`ram_store`] | a store in memory that is slow, full and failing as its seed says |
-//! | [`crash_store`] | a store in memory that keeps after a crash only what it promised |
 
-// Allowed in one place: the allocator that counts.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 pub mod args;
 pub mod child;
 pub mod compare;
 pub mod cost;
-pub mod crash_store;
 pub mod fabric;
 pub mod folder;
 pub mod histogram;
-pub mod inprocess;
 pub mod interrupt;
 pub mod peer;
 pub mod place;
-pub mod ram_store;
 pub mod report;
 pub mod result;
 pub mod scale;
-pub mod seed;

@@ -9,11 +9,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 use rblk_bench::args::{self, Cli, Command, Output, OutputArgs, ReportArgs};
-use rblk_bench::cost::allocations::CountingAllocator;
 use rblk_bench::folder::{self, RunFolder};
 use rblk_bench::result::{Place, Run};
 use rblk_bench::{compare, cost, fabric, peer, place, report, scale};
 use rblk_config::Exit;
+use rblk_rig::allocations::CountingAllocator;
 
 // `cost` counts what the data path asks it for.
 #[global_allocator]

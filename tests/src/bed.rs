@@ -1,13 +1,13 @@
 //! [`Bed`]: a [`Rig`] with one volume of each kind, to run I/O on.
 
-use rblk_bench::inprocess::{
-    Outcome, QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec,
-};
-use rblk_bench::ram_store::{RamStore, StoreConditions};
-use rblk_bench::seed::Random;
 use rblk_fabric::soft::memory::Conditions;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
+use rblk_rig::inprocess::{
+    Outcome, QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec,
+};
+use rblk_rig::ram_store::{RamStore, StoreConditions};
+use rblk_rig::seed::Random;
 use rblk_target::connection::SessionSlot;
 use rblk_target::store::VolumeIndex;
 

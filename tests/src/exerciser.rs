@@ -5,10 +5,10 @@
 
 use std::ops::Range;
 
-use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};
-use rblk_bench::seed::Random;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::Tag;
+use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
+use rblk_rig::seed::Random;
 use rblk_target::store::VolumeIndex;
 
 use crate::bed::{Bed, PATIENCE, VOLUME_BYTES};

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_bench::inprocess::{QueueOptions, RawEnd, soft_handle};
 use rblk_fabric::soft::memory::{Network, Wire};
 use rblk_fabric::{
     Access, Completion, Connection, Device, MemoryRegion, PageKind, Poller, ProtectionDomain,
@@ -19,6 +18,7 @@ use rblk_protocol::{
     Immediate, InstanceId, KeyedDescriptor, Opcode, QueueDepth, ResponseCapsule, ResponseList,
     SELF_TEST_BYTES, Sequence, Status, Tag, Version, VolumeHandle, self_test_pattern,
 };
+use rblk_rig::inprocess::{QueueOptions, RawEnd, soft_handle};
 use rblk_target::connection::SessionSlot;
 use rblk_target::store::VolumeIndex;
 

@@ -7,11 +7,11 @@
 use std::process::Command;
 
 use nix::errno::Errno;
-use rblk_bench::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
-use rblk_bench::ram_store::{Kind, RamStore, StoreConditions};
-use rblk_bench::seed::Random;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
+use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_rig::ram_store::{Kind, RamStore, StoreConditions};
+use rblk_rig::seed::Random;
 use rblk_target::store::VolumeIndex;
 use rblk_target::volume::CacheMode;
 use rblk_target::volume_stats::VolumeCounts;

@@ -1,11 +1,11 @@
 //! Every command through the real engines of both ends, over the in-memory fabric.
 
 use nix::errno::Errno;
-use rblk_bench::inprocess::{QueueOptions, RigOptions, Stuck};
-use rblk_bench::ram_store::{Kind, StoreConditions};
 use rblk_fabric::soft::memory::Conditions;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, BlockCount, Features, Lba, Status, Tag};
+use rblk_rig::inprocess::{QueueOptions, RigOptions, Stuck};
+use rblk_rig::ram_store::{Kind, StoreConditions};
 use rblk_target::store::OpKind;
 use rblk_tests::bed::{
     Bed, FROZEN, FROZEN_BYTES, MEMORY, NULL, PATIENCE, STORE, VOLUME_BYTES, pattern,

@@ -1,9 +1,6 @@
 //! Several capsules in one message: what is packed, that it means what its capsules mean, and what
 //! a list that breaks a rule does.
 
-use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};
-use rblk_bench::ram_store::StoreConditions;
-use rblk_bench::seed::Random;
 use rblk_initiator::engine::{PathEnd, QueueCounts};
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::limits::{COMMAND_LIST_BYTES, LIST_MAX};
@@ -11,6 +8,9 @@ use rblk_protocol::{
     BlockCount, BlockSize, CommandCapsule, Features, Opcode, ResponseCapsule, Sequence, Status,
     Tag, VolumeHandle,
 };
+use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
+use rblk_rig::ram_store::StoreConditions;
+use rblk_rig::seed::Random;
 use rblk_target::connection::SessionSlot;
 use rblk_target::stats::StatsSnapshot;
 use rblk_target::store::VolumeIndex;

@@ -9,13 +9,14 @@ use anyhow::{Context, Result, ensure};
 use rblk_fabric::Transport;
 use rblk_initiator::engine::QueueCounts;
 use rblk_protocol::{AccessMode, Features, Tag};
+use rblk_rig::allocations;
+use rblk_rig::inprocess::{Allocations, QueueId, QueueOptions, Rig, RigOptions, VolumeSpec};
+use rblk_rig::ram_store::RamStore;
 use rblk_target::stats::StatsSnapshot;
 use rblk_target::store::VolumeIndex;
 use serde::{Deserialize, Serialize};
 
-use super::{Case, Op, Report, Volume, allocations};
-use crate::inprocess::{Allocations, QueueId, QueueOptions, Rig, RigOptions, VolumeSpec};
-use crate::ram_store::RamStore;
+use super::{Case, Op, Report, Volume};
 
 /// Steps one I/O may take.
 const STEPS_PER_IO: u64 = 10_000;

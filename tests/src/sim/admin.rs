@@ -5,7 +5,6 @@
 
 use std::time::Instant;
 
-use rblk_bench::inprocess::{QueueOptions, RawEnd};
 use rblk_fabric::soft::memory::Wire;
 use rblk_fabric::{
     Access, Completion, MemoryRegion, PageKind, RecvWr, Region, SendOp, SendWr, SgeList, WcStatus,
@@ -17,6 +16,7 @@ use rblk_protocol::{
     AsyncEvent, CommandCapsule, Epoch, Features, KeyedDescriptor, Opcode, QueueDepth,
     ResponseCapsule, Sequence, Status, Tag,
 };
+use rblk_rig::inprocess::{QueueOptions, RawEnd};
 
 const STRIDE: usize = 512;
 const RECVS: u16 = ADMIN_DEPTH + 3;

@@ -7,9 +7,9 @@
 
 use std::ops::Range;
 
-use rblk_bench::seed::Random;
 use rblk_initiator::io::IoOp;
 use rblk_protocol::Tag;
+use rblk_rig::seed::Random;
 
 use crate::oracle::{Begin, ChangeId};
 

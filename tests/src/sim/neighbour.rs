@@ -5,10 +5,10 @@
 //! early is the neighbour's next. It reads whenever connections are being destroyed, as much as it
 //! can, and knows every byte.
 
-use rblk_bench::inprocess::{Join, Outcome, QueueId, QueueOptions};
-use rblk_bench::seed::Random;
 use rblk_initiator::io::IoOp;
 use rblk_protocol::{AccessMode, ConnectionKind, Epoch, Tag};
+use rblk_rig::inprocess::{Join, Outcome, QueueId, QueueOptions};
+use rblk_rig::seed::Random;
 use rblk_target::connection::SessionSlot;
 use rblk_target::store::VolumeIndex;
 

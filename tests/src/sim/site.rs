@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use rblk_bench::crash_store::CrashStore;
-use rblk_bench::inprocess::{AdminCommand, Join, Rig, RigOptions, VolumeKind, VolumeSpec};
-use rblk_bench::seed::Random;
 use rblk_protocol::{
     ConnectionKind, HelloRequest, InstanceId, Name, Opcode, OpenRequest, SessionId, Status, Tag,
 };
+use rblk_rig::crash_store::CrashStore;
+use rblk_rig::inprocess::{AdminCommand, Join, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_rig::seed::Random;
 use rblk_target::connection::SessionSlot;
 use rblk_target::control::core::{ConnectionRef, Core, CoreParts, Effect, Refused, Ticket};
 use rblk_target::holders::{HolderRecord, Holders};

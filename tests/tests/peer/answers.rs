@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use rblk_bench::inprocess::QueueOptions;
-use rblk_bench::seed::Random;
 use rblk_initiator::engine::PathEnd;
 use rblk_initiator::io::IoOp;
 use rblk_protocol::{
     CommandCapsule, Features, Immediate, KeyedDescriptor, ResponseCapsule, Sequence, Status, Tag,
     self_test_pattern,
 };
+use rblk_rig::inprocess::QueueOptions;
+use rblk_rig::seed::Random;
 use rblk_tests::raw::RawTarget;
 
 use super::{DEPTH, options};

@@ -1,13 +1,13 @@
 //! Capsules of a host that are wrong, in the wrong place or doubtful: the connection ends, or they
 //! get a status.
 
-use rblk_bench::inprocess::{AdminCommand, QueueOptions, RigOptions};
-use rblk_bench::seed::Random;
 use rblk_protocol::limits::COMMAND_BYTES;
 use rblk_protocol::{
     BlockCount, CommandCapsule, ConnectionKind, Epoch, Features, KeyedDescriptor, Lba, Opcode,
     Status, Tag, VolumeHandle,
 };
+use rblk_rig::inprocess::{AdminCommand, QueueOptions, RigOptions};
+use rblk_rig::seed::Random;
 use rblk_tests::bed::{Bed, FROZEN, MEMORY, PATIENCE, STORE, pattern};
 use rblk_tests::raw::{Heard, RawPeer};
 
@@ -97,11 +97,8 @@ fn whoever_breaks_a_rule_of_the_wire_loses_that_connection() {
 fn a_tag_in_use_is_not_to_be_used_again() {
     let (mut bed, bystander, suspect) = watched(&RigOptions::default());
     let mut peer = RawPeer::tested(&mut bed, suspect, STORE, options());
-    let slow = rblk_bench::ram_store::StoreConditions {
-        delay_min: 50,
-        delay_max: 50,
-        ..Default::default()
-    };
+    let slow =
+        rblk_rig::ram_store::StoreConditions { delay_min: 50, delay_max: 50, ..Default::default() };
     bed.rig.store_mut().set_conditions(slow);
     for _ in 0..2 {
         let command = peer.transfer(Opcode::Read, 3, 0, 8);

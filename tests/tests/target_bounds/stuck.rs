@@ -1,10 +1,10 @@
 //! A store that forgets a volume: the others have their memory and their operations all the same.
 
-use rblk_bench::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
-use rblk_bench::ram_store::{RamStore, StoreConditions};
-use rblk_bench::seed::Random;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
+use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_rig::ram_store::{RamStore, StoreConditions};
+use rblk_rig::seed::Random;
 use rblk_target::connection::SessionSlot;
 use rblk_target::store::{Op, OpDone, Segment, Store, VolumeIndex};
 use rblk_target::volume::CacheMode;

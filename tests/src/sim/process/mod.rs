@@ -10,8 +10,6 @@ mod trying;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rblk_bench::inprocess::{QueueId, QueueOptions};
-use rblk_bench::seed::Random;
 use rblk_fabric::soft::memory::Wire;
 use rblk_initiator::admin::Pulse;
 use rblk_initiator::durability::{Durability, Ledger};
@@ -19,6 +17,8 @@ use rblk_initiator::engine::PathEnd;
 use rblk_initiator::mount::course::{Act, Attempt, Course, Facts, Loss, Rules};
 use rblk_initiator::retain::RetainRing;
 use rblk_protocol::{Generation, HostId, OpenReply, QueueDepth, VolumeFlags};
+use rblk_rig::inprocess::{QueueId, QueueOptions};
+use rblk_rig::seed::Random;
 
 use self::trying::{Phase, Trying};
 use crate::oracle::{Host, Oracle};

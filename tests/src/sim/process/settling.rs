@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-use rblk_bench::inprocess::QueueOptions;
 use rblk_config::OnLoss;
 use rblk_fabric::soft::memory::Wire;
 use rblk_initiator::mount::course::Failure;
@@ -16,6 +15,7 @@ use rblk_initiator::replay::{self, Progress, ReplayError, Replayer};
 use rblk_initiator::retain::{Piece, ReplayLog};
 use rblk_initiator::session::{QueueWish, REPLAY_QUEUE};
 use rblk_protocol::{Features, OpenReply, QueueDepth};
+use rblk_rig::inprocess::QueueOptions;
 
 use super::trying::{Going, Phase, Trying};
 use super::{Ground, Process};

@@ -7,7 +7,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_bench::inprocess::{Join, QueueOptions};
 use rblk_fabric::Region;
 use rblk_fabric::soft::memory::Wire;
 use rblk_initiator::admin::AdminChannel;
@@ -18,6 +17,7 @@ use rblk_protocol::{
     AccessMode, ConnectionKind, Epoch, HelloReject, HelloRequest, LoginReply, LoginRequest, Opcode,
     OpenReply, OpenRequest, QueueDepth, SessionId, Status, Version,
 };
+use rblk_rig::inprocess::{Join, QueueOptions};
 
 use super::settling::Settling;
 use super::{EBADE, Ground, Process, Session};

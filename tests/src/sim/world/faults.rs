@@ -3,8 +3,8 @@
 //! A fault comes at its moment, or after some patience without it, and heals after its steps. In a
 //! calm world all heal at once and none comes.
 
-use rblk_bench::ram_store::StoreConditions;
 use rblk_fabric::soft::memory::End;
+use rblk_rig::ram_store::StoreConditions;
 
 use super::World;
 use super::mount::Wish;

@@ -12,11 +12,11 @@ mod requests;
 use std::fmt;
 use std::ops::Range;
 
-use rblk_bench::crash_store::CrashStore;
-use rblk_bench::seed::Random;
 use rblk_config::OnLoss;
 use rblk_fabric::soft::memory::Wire;
 use rblk_initiator::io::IoOp;
+use rblk_rig::crash_store::CrashStore;
+use rblk_rig::seed::Random;
 
 use self::faults::IMPATIENCE;
 use self::mount::{Mount, Wish};

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use rblk_bench::seed::Random;
 use rblk_config::CacheMode;
+use rblk_rig::seed::Random;
 use rblk_tests::lab::Fault;
 
 use super::{WRITERS, by_turns};

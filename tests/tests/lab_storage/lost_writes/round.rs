@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use rblk_bench::seed::Random;
+use rblk_rig::seed::Random;
 use rblk_tests::lab::{
     DEADLINE, Diary, FaultyDisk, Lab, MountFlags, Mounted, Target, begin, until,
 };

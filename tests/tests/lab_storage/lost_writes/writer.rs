@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
-use rblk_bench::seed::Random;
+use rblk_rig::seed::Random;
 use rblk_tests::lab::{Aligned, BLOCK, DEADLINE, Diary, Fault, FaultyDisk};
 
 use super::WRITERS;

@@ -19,7 +19,7 @@ use rblk_target::volume::Volume;
 
 use super::burial::Corpse;
 use super::{Join, Outcome, QueueOptions, RawEnd, Rig};
-use crate::cost::allocations;
+use crate::allocations;
 
 /// Names an I/O queue of a rig.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

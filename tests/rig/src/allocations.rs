@@ -4,7 +4,7 @@
 //! [`are_counted`] tells apart from a program that allocates nothing.
 //!
 //! ```
-//! use rblk_bench::cost::allocations::{self, CountingAllocator};
+//! use rblk_rig::allocations::{self, CountingAllocator};
 //!
 //! #[global_allocator]
 //! static ALLOCATOR: CountingAllocator = CountingAllocator;

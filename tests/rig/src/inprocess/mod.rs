@@ -40,14 +40,14 @@ pub use queue::QueueId;
 pub use target::CqNews;
 use target::{Group, SessionState};
 
-use crate::cost::allocations;
+use crate::allocations;
 use crate::seed::Random;
 
 /// How often a poll group looks for silent peers, as its thread does.
 const LISTEN: Duration = Duration::from_secs(1);
 
 /// Allocations that the turns of each end made, where this program
-/// [counts](crate::cost::allocations::are_counted) them.
+/// [counts](crate::allocations::are_counted) them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Allocations {
     /// By queues, in [`Rig::submit`] too.
