@@ -8,6 +8,7 @@
 //! | [`cost`] | what one I/O costs: messages, completions, doorbells, copies, instructions |
 //! | [`scale`] | how cost grows with the work |
 //! | [`report`] | all of it drawn: one HTML file, plots, tables |
+//! | [`trend`] | the figures that decide, from run to run |
 //! | [`result`] | the data between those who measure and those who tell |
 //! | [`folder`] | the directory of a run |
 //! | [`place`] | where a run ran |
@@ -29,3 +30,4 @@ pub mod place;
 pub mod report;
 pub mod result;
 pub mod scale;
+pub mod trend;
