@@ -1,6 +1,6 @@
 //! [`AdminEnd`]: the initiator's end of an admin connection, as capsules over a real QP.
 //!
-//! It says what [`rblk_initiator::admin::AdminChannel`] says, without its clock and its runtime:
+//! It sends what [`rblk_initiator::admin::AdminChannel`] sends, without its clock and its runtime:
 //! one command at a time, a parked ASYNC_EVENT, and KEEP_ALIVEs by the same [`Pulse`].
 
 use std::time::Instant;
@@ -185,7 +185,7 @@ impl AdminEnd {
                 }
             } else {
                 let ours = response.tag == CALL && self.call.is_some_and(|s| response.answers(s));
-                assert!(ours, "an answer nobody waits for: {response:?}");
+                assert!(ours, "an unexpected answer: {response:?}");
                 self.call = None;
                 let mut payload = vec![0; REPLY_BYTES];
                 self.replies.region().read(0, &mut payload);

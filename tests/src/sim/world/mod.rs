@@ -1,8 +1,8 @@
 //! [`World`]: hosts, their mounts, the target and the oracle, and everything that goes wrong
 //! between them.
 //!
-//! A step is a turn of everybody, always in the same order, and every choice is the plan's or of
-//! its seed. What is not as it has to be panics, with the plan and the last events.
+//! A step gives each part one turn, always in the same order. The plan and its seed make every
+//! choice. Anything wrong panics, with the plan and the last events.
 
 mod faults;
 mod finish;
