@@ -83,7 +83,9 @@ pub enum FabricError {
     #[error("objects of different providers or devices were mixed: {0}")]
     Mixed(&'static str),
     /// Built without the `verbs` feature.
-    #[error("{0}: this build has no verbs provider (feature `verbs` is off); use a tcp:// address")]
+    #[error(
+        "{0}: this program was built without RDMA. Use a tcp:// address, or build the program with `--features verbs`"
+    )]
     NoVerbs(String),
     /// A verbs, rdma_cm or system call failed.
     #[error("{call} failed: {source}")]

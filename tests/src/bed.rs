@@ -166,7 +166,7 @@ impl Bed {
             let held: Vec<_> = group.shard().slots().held().collect();
             assert!(held.is_empty(), "slots are held: {held:?}");
         }
-        // And all of it can be had: one after the other, reads of the longest kind.
+        // And all of it can be allocated, by reads of the longest kind, one after the other.
         let (depth, io_max_bytes) = (1, options.io_max_bytes);
         let queue =
             self.queue(STORE, QueueOptions { depth, io_max_bytes, ..QueueOptions::default() });

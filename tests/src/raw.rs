@@ -1,4 +1,4 @@
-//! [`RawPeer`] and [`RawTarget`]: ends driven by hand, to say what no honest end says.
+//! [`RawPeer`] and [`RawTarget`]: ends driven by hand, which send what no correct end sends.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

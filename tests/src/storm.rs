@@ -413,7 +413,7 @@ impl Storm {
             let seed = self.options.seed;
             let is = |f: &Flight| f.queue == outcome.queue && f.tag == outcome.tag;
             let at = self.flights.iter().position(is);
-            let at = at.unwrap_or_else(|| panic!("seed {seed}: nobody asked for {outcome:?}"));
+            let at = at.unwrap_or_else(|| panic!("seed {seed}: no request has {outcome:?}"));
             let flight = self.flights.swap_remove(at);
             let queue = self.queues.iter().position(|q| *q == flight.queue);
             self.free[queue.expect("a queue of ours")].push(flight.tag);

@@ -1,5 +1,5 @@
 //! Completion queues that break, as after an overrun or when a device is gone: who is on them ends
-//! and comes back by another, and nobody else notices.
+//! and comes back by another, and no other queue notices.
 
 use rblk_fabric::WcStatus;
 use rblk_initiator::engine::PathEnd;

@@ -87,7 +87,7 @@ fn read(rig: &mut Rig<CrashStore>, queue: QueueId, at: usize, len: usize) -> Vec
     rig.buffer(queue, Tag(0), len)
 }
 
-/// Ends every connection; then nobody holds anything at any shard.
+/// Ends every connection; then no shard lends any memory.
 fn end(rig: &mut Rig<CrashStore>, sessions: &[SessionSlot], what: &str) {
     for session in sessions {
         rig.new_epoch(*session).expect("connections end");
@@ -354,8 +354,8 @@ fn places(
 }
 
 /// Discards and zeroing over several stripes by one group, and what others do as soon as they are
-/// answered, though their groups sleep through turns and have a lot to read: nobody finds what was
-/// there, and nobody loses a write.
+/// answered, though their groups sleep through turns and have a lot to read: no read finds the old
+/// bytes, and no write is lost.
 fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
     let what = format!("seed {seed}, {groups} groups, {cache:?}, then {then:?}");
     let mut random = Random::new(seed);

@@ -1,8 +1,5 @@
 //! What the target tells of its cache: per volume and in all, after I/O that uses every part of it.
 //! `RBLK_SEED=N` runs one seed alone.
-//!
-//! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names
-//! another directory.
 
 use std::process::Command;
 

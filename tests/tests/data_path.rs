@@ -224,7 +224,7 @@ fn small_requests_do_not_overtake_a_large_one_that_waits_for_memory() {
     let mut bed = Bed::new(&rig);
     let options = QueueOptions { depth: 64, io_max_bytes: 128 << 10, ..QueueOptions::default() };
     let (greedy, modest) = (bed.queue(STORE, options), bed.queue(STORE, options));
-    // A stream of small reads that would keep a bit of every large extent for ever.
+    // A stream of small reads that would keep a bit of every large extent indefinitely.
     let mut large_done = 0;
     let mut small_since = 0u32;
     for tag in 0..63u16 {

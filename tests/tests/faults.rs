@@ -1,5 +1,5 @@
 //! Links that break at any moment, stores that fail and delay: nothing is lost, nothing is done
-//! twice in a way that shows, and nothing is held for ever.
+//! twice in a way that shows, and nothing is held indefinitely.
 
 use rblk_fabric::soft::memory::{Conditions, End};
 use rblk_initiator::io::IoOp;
@@ -174,6 +174,7 @@ enum Moment {
     Respond,
 }
 
+#[expect(clippy::too_many_lines, reason = "one arm for each event")]
 fn die_at(moment: Moment, immediates: bool) {
     let options = RigOptions {
         arena_bytes: 4 * IO_MAX as usize,

@@ -2,7 +2,7 @@
 //! with what is left.
 //!
 //! Nothing is lost that was made durable, and when only the program died and does not write back,
-//! nothing that was acknowledged; and nothing is there that nobody wrote.
+//! nothing that was acknowledged; and there is no data that was never written.
 //!
 //! Each seed is a chain of [`CYCLES`] lives. `RBLK_LONG=1` makes it 10,000 lives per cache mode;
 //! `RBLK_SEED=N` runs one seed alone.

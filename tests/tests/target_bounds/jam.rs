@@ -1,4 +1,4 @@
-//! QPs that are not destroyed: what they may still touch is nobody's until they are.
+//! QPs that are not destroyed: the memory that they may still touch is not used until they are.
 
 use rblk_fabric::soft::memory::{Conditions, End};
 use rblk_initiator::io::IoOp;

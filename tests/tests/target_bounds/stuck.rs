@@ -139,7 +139,7 @@ impl Two {
         self.rig.store_mut().is_stuck = false;
     }
 
-    /// Every connection ends, and then nobody has anything.
+    /// Every connection ends, and then no memory is held.
     fn end(mut self, what: &str) {
         for session in self.sessions {
             self.rig.new_epoch(session).expect("connections end");
@@ -231,7 +231,7 @@ fn a_stuck_volume_leaves_operations_to_others() {
 }
 
 #[test]
-fn a_dead_connection_of_a_stuck_volume_is_buried_in_the_end() {
+fn a_dead_connection_of_a_stuck_volume_is_destroyed_in_the_end() {
     let mut random = Random::new(7);
     for stuck in MODES {
         let what = format!("{stuck:?}");

@@ -114,7 +114,7 @@ impl CrashStore {
     }
 
     /// The user of the disk has died, the machine has not: of what was in flight each op is done,
-    /// whole, or is not, by chance, and nobody waits for it.
+    /// whole, or is not, by chance, and no request waits for it.
     pub fn settle(&mut self, seed: u64) {
         let mut random = Random::new(seed);
         let mut disk = self.disk();

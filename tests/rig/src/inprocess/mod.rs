@@ -11,10 +11,10 @@
 //! a queue with [`Rig::drop_queue`]; and a queue may be stopped for a while ([`Rig::freeze`]).
 //!
 //! There are no sockets, no sleeps and no clock but the rig's own: [`Rig::step`] lets one tick pass
-//! and gives each end one turn. One seed decides everything that happens, so a run can be had again
+//! and gives each end one turn. One seed decides everything that happens, so a run can be repeated
 //! from its seed; [`Rig::fingerprint`] tells whether it was.
 
-mod burial;
+mod destroying;
 mod options;
 mod poller;
 mod queue;
@@ -32,7 +32,7 @@ use rblk_target::poll_group::FromGroup;
 use rblk_target::store::Store;
 use rblk_target::volume::Volume;
 
-use burial::Corpses;
+use destroying::Destroys;
 pub use options::{QueueOptions, RigOptions, VolumeKind, VolumeSpec};
 pub use poller::{CqBreaker, CqFault, breakable, soft_handle};
 use queue::Queue;
@@ -151,7 +151,7 @@ pub struct Rig<S> {
     allocations: Allocations,
     steps: u64,
     listened: Instant,
-    corpses: Corpses,
+    destroys: Destroys,
 }
 
 impl<S: Store> std::fmt::Debug for Rig<S> {
@@ -202,7 +202,7 @@ impl<S: Store> Rig<S> {
             allocations: Allocations::default(),
             steps: 0,
             listened: now,
-            corpses: Corpses::new(options.seed, options.destroy_steps),
+            destroys: Destroys::new(options.seed, options.destroy_steps),
         };
         rig.start_target(store)?;
         Ok(rig)
@@ -249,7 +249,7 @@ impl<S: Store> Rig<S> {
         self.fingerprint = hash;
     }
 
-    /// Lets time pass in which nobody has a turn, as when everybody sleeps. Longer than the
+    /// Lets time pass in which no end has a turn, as when all threads sleep. Longer than the
     /// network's next arrival or a deadline of the parts, it makes them late.
     pub fn skip(&mut self, ticks: u32) {
         self.steps += u64::from(ticks);

@@ -17,7 +17,7 @@ use rblk_target::connection::SessionSlot;
 use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::volume::Volume;
 
-use super::burial::Corpse;
+use super::destroying::Ended;
 use super::{Join, Outcome, QueueOptions, RawEnd, Rig};
 use crate::allocations;
 
@@ -213,7 +213,7 @@ impl<S: Store> Rig<S> {
             busy = true;
             queue.ended.push(end);
             let grave = queue.succession.dig(&dead);
-            self.corpses.add(steps, Corpse::Initiator { dead, grave });
+            self.destroys.add(steps, Ended::Initiator { dead, grave });
             self.destroy_due();
             self.note(&[2, at as u64]);
         }

@@ -24,7 +24,7 @@ use rblk_target::terms::Terms;
 use rblk_target::volume::{CacheMode, Placement, Volume};
 use rblk_target::volume_stats::{LastError, VolumeCounts, VolumeStats};
 
-use super::burial::Corpse;
+use super::destroying::Ended;
 use super::poller::{CqBreaker, CqFault, breakable};
 use super::{AdminCommand, Gone, Join, QueueOptions, Rig, VolumeKind, VolumeSpec, soft_handle};
 
@@ -162,7 +162,7 @@ impl<S: Store> Rig<S> {
             }
         }
         self.groups.clear();
-        self.corpses.drop_target();
+        self.destroys.drop_target();
         self.sessions.clear();
         self.gone.clear();
         self.admin.clear();
@@ -435,7 +435,7 @@ impl<S: Store> Rig<S> {
                 }
             }
             FromGroup::Ended { group, connection, qp } => {
-                self.corpses.add(self.steps, Corpse::Target { group, id: connection, qp });
+                self.destroys.add(self.steps, Ended::Target { group, id: connection, qp });
                 self.destroy_due();
             }
             FromGroup::PollerBroken { group, poller } => {

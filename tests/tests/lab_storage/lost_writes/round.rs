@@ -79,7 +79,7 @@ impl<'l> Round<'l> {
             self.plan.standstill.then(|| target.freeze())
         };
         let still = match self.plan.scene {
-            Scene::AmidSyncs => {
+            Scene::DuringSyncs => {
                 self.wait_ready(1);
                 disk.begin(held)
             }

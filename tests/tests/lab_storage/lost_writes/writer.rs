@@ -62,13 +62,13 @@ impl Writer {
     /// Writes until an error or the end of the scene, and gives the diary.
     pub(super) fn work(mut self) -> Diary {
         let _ = match self.plan.scene {
-            Scene::AmidSyncs => self.amid_syncs(),
+            Scene::DuringSyncs => self.during_syncs(),
             Scene::BetweenSyncs => self.between_syncs(),
         };
         self.diary
     }
 
-    fn amid_syncs(&mut self) -> Step {
+    fn during_syncs(&mut self) -> Step {
         let since = Instant::now();
         while !self.shared.faulty.load(Ordering::Relaxed) {
             self.burst()?;
