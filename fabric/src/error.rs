@@ -116,3 +116,19 @@ pub struct PostError {
     /// take.
     pub source: io::Error,
 }
+
+impl PostError {
+    /// The queue has no room for WR `posted`.
+    #[must_use]
+    #[cold]
+    pub fn full(posted: usize) -> Self {
+        Self { posted, source: io::Error::from_raw_os_error(libc::ENOMEM) }
+    }
+
+    /// WR `posted` is one that the provider cannot take, or the QP is unknown.
+    #[must_use]
+    #[cold]
+    pub fn invalid(posted: usize) -> Self {
+        Self { posted, source: io::Error::from_raw_os_error(libc::EINVAL) }
+    }
+}

@@ -27,31 +27,41 @@
 //! - Unknown statuses and opcodes are values, never panics.
 
 mod address;
+mod caps;
+mod connect;
+mod connection;
 mod counter;
 mod credit;
 mod device;
 mod error;
+mod listener;
+mod look_up;
 pub mod mailbox;
 pub mod patience;
+mod poller;
+mod poller_counters;
 mod readiness;
 mod region;
-mod retire;
+mod route;
 pub mod soft;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 mod work;
 
 pub use address::{Address, AddressError, Scheme};
+pub use caps::{DeviceCaps, Transport};
+pub use connect::{AcceptParams, ConnectOptions, ConnectionHello, QpLimits};
+pub use connection::{Connection, Established};
 pub use counter::Counter;
 pub use credit::SendCredits;
-pub use device::{
-    AcceptParams, ConnectOptions, Connection, ConnectionHello, Device, DeviceCaps, Established,
-    Incoming, Listener, MemoryRegion, Poller, PollerCounters, PollerHandle, ProtectionDomain,
-    QpLimits, Route, Transport,
-};
+pub use device::{Device, MemoryRegion, PollerHandle, ProtectionDomain};
 pub use error::{FabricError, PostError, Result};
+pub use listener::{Incoming, Listener};
+pub use poller::Poller;
+pub use poller_counters::PollerCounters;
 pub use readiness::Readiness;
 pub use region::{PageKind, Region, RegionError};
+pub use route::Route;
 pub use work::{
     Access, Completion, Lkey, MAX_SGE, QpIndex, RecvWr, RemoteBuffer, Rkey, SendOp, SendWr, Sge,
     SgeList, WcOpcode, WcStatus, WrId,

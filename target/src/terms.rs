@@ -65,7 +65,7 @@ fn registered(pd: &ProtectionDomain, bytes: usize) -> Result<MemoryRegion, NoMem
 #[cfg(test)]
 mod tests {
     use rblk_fabric::Device;
-    use rblk_fabric::soft::memory::Network;
+    use rblk_fabric::soft::network::Network;
     use rblk_protocol::{InstanceId, QueueDepth, Version};
 
     use super::*;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rblk_fabric::patience::SpinMode;
-use rblk_fabric::soft::memory::Network;
+use rblk_fabric::soft::network::Network;
 use rblk_fabric::{
     AcceptParams, Access, Completion, Connection, Device, DeviceCaps, FabricError, PageKind,
     Poller, PollerCounters, PostError, QpIndex, RecvWr, Region, SendWr,

@@ -1,6 +1,6 @@
 //! [`Bed`]: a [`Rig`] with one volume of each kind, to run I/O on.
 
-use rblk_fabric::soft::memory::Conditions;
+use rblk_fabric::soft::network::Conditions;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
 use rblk_rig::inprocess::{

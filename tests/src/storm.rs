@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use rblk_fabric::soft::memory::Conditions;
+use rblk_fabric::soft::network::Conditions;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Features, Tag};
 use rblk_rig::crash_store::{CrashStore, Fault};

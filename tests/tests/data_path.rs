@@ -1,7 +1,7 @@
 //! Every command through the real engines of both ends, over the in-memory fabric.
 
 use nix::errno::Errno;
-use rblk_fabric::soft::memory::Conditions;
+use rblk_fabric::soft::network::Conditions;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, BlockCount, Features, Lba, Status, Tag};
 use rblk_rig::inprocess::{QueueOptions, RigOptions, Stuck};

@@ -1,7 +1,7 @@
 //! Links that break at any moment, stores that fail and delay: nothing is lost, nothing is done
 //! twice in a way that shows, and nothing is held indefinitely.
 
-use rblk_fabric::soft::memory::{Conditions, End};
+use rblk_fabric::soft::network::{Conditions, End};
 use rblk_initiator::io::IoOp;
 use rblk_protocol::{Features, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use rblk_fabric::soft::memory::Conditions;
+use rblk_fabric::soft::network::Conditions;
 use rblk_fabric::{Region, WcStatus};
 use rblk_initiator::engine::PathEnd;
 use rblk_initiator::io::IoOp;

@@ -1,7 +1,7 @@
 //! Random I/O against a vector of bytes, over links that fragment and delay.
 
 use proptest::prelude::*;
-use rblk_fabric::soft::memory::Conditions;
+use rblk_fabric::soft::network::Conditions;
 use rblk_protocol::{Features, limits};
 use rblk_rig::inprocess::{QueueOptions, RigOptions};
 use rblk_rig::ram_store::StoreConditions;

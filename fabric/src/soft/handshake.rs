@@ -20,7 +20,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::device::ConnectionHello;
+use crate::connect::ConnectionHello;
 use crate::error::{FabricError, Result};
 
 const MAGIC: [u8; 8] = *b"rblkSOFT";

@@ -18,12 +18,14 @@ use tokio::time::{Instant, timeout_at};
 use super::cm_id::{CmId, ConnectParams, RETRIES};
 use super::completion_queue::PollerHandle;
 use super::device::Device;
-use super::event_channel::{EventChannel, Reply, Role};
+use super::event_channel::{Reply, Role};
+use super::event_task;
 use super::ffi::event;
 use super::protection_domain::ProtectionDomain;
 use super::queue_pair::{Connection, retire};
 use crate::address::Address;
-use crate::device::{ConnectOptions, ConnectionHello, Established, QpLimits};
+use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
+use crate::connection::Established;
 use crate::error::{FabricError, Result};
 
 /// Longest call of `rdma_resolve_addr`.
@@ -50,7 +52,7 @@ impl Route {
         let deadline = Instant::now() + options.timeout;
         let expired =
             || FabricError::TimedOut { what: address.to_string(), after: options.timeout };
-        let addresses = timeout_at(deadline, look_up(address)).await.map_err(|_| expired())??;
+        let addresses = timeout_at(deadline, address.look_up()).await.map_err(|_| expired())??;
         let mut last = None;
         for to in addresses {
             // An address of the other family cannot be reached from the one to bind to.
@@ -159,23 +161,13 @@ impl Route {
             return Err(refusal(reply, &address, timeout));
         }
         Ok(Established {
-            connection: crate::device::Connection::Verbs(connection.stay()?),
+            connection: crate::Connection::Verbs(connection.stay()?),
             // Named from the receiver's side (rdma_get_cm_event(3)): what we may have out, what we
             // serve.
             reads_out: reads_out.min(reply.initiator_depth),
             reads_in: reads_in.min(reply.responder_resources),
             hello: ConnectionHello(reply.private_data),
         })
-    }
-}
-
-impl Reply {
-    /// The status as an errno. iWARP and address resolution give negative ones.
-    fn error(&self) -> io::Error {
-        match self.status {
-            0 => io::Error::from_raw_os_error(libc::EHOSTUNREACH),
-            status => io::Error::from_raw_os_error(status.saturating_abs()),
-        }
     }
 }
 
@@ -267,16 +259,6 @@ fn no_route(error: &io::Error, to: SocketAddr) -> String {
     }
 }
 
-pub(super) async fn look_up(address: &Address) -> Result<Vec<SocketAddr>> {
-    let unreachable = |reason| FabricError::Unreachable { address: address.to_string(), reason };
-    let found = tokio::net::lookup_host((address.host.as_str(), address.port)).await;
-    let found: Vec<_> = found.map_err(|e| unreachable(format!("name resolution: {e}")))?.collect();
-    if found.is_empty() {
-        return Err(unreachable("the name has no address".to_owned()));
-    }
-    Ok(found)
-}
-
 /// A connection that is not there yet. Destroying one on iWARP waits for the peer's answer or its
 /// timeout, some ten seconds; so giving up on it, by deadline or because the caller did, leaves
 /// that to a thread.
@@ -309,7 +291,7 @@ async fn resolve_address(
 ) -> Result<CmId> {
     let unreachable = |reason| FabricError::Unreachable { address: address.to_string(), reason };
     loop {
-        let id = EventChannel::open(Role::Active(None))?;
+        let id = event_task::open_id(Role::Active(None), None)?;
         id.set_ack_timeout(ack_timeout(options.detect));
         let reply = id.expect();
         let left = deadline.saturating_duration_since(Instant::now());

@@ -1,6 +1,6 @@
 //! Control without poll groups.
 
-use rblk_fabric::soft::memory::Network;
+use rblk_fabric::soft::network::Network;
 use rblk_fabric::{
     AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle, QpLimits,
 };

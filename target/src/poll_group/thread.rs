@@ -228,7 +228,7 @@ fn run(
         let io = group.take_io();
         let next = match busy || !group.has_connections() {
             true => Idle::Sleep,
-            false => patience.next(now, served.hint(&group.stats)),
+            false => patience.next(now, served.hint(group.stats())),
         };
         let wait = if busy {
             patience.worked(now, io);
@@ -238,7 +238,7 @@ fn run(
             let given_up = Instant::now();
             std::thread::yield_now();
             patience.yielded(given_up.elapsed());
-            group.stats.yields.add(1);
+            group.stats().yields.add(1);
             Wait::No
         } else {
             let mut empty = !mail.has_some();
@@ -251,7 +251,7 @@ fn run(
                     (published, unpublished, behind) = (now, 0, false);
                     group.publish_stats();
                 }
-                group.stats.sleeps.add(1);
+                group.stats().sleeps.add(1);
                 let short = group.has_deadline() || group.is_stopping();
                 let longest = match (short, group.has_connections()) {
                     (true, _) => SHORT_SLEEP,
@@ -269,7 +269,7 @@ fn run(
         woken.clear();
         group.store_mut().turn(wait, &mut woken)?;
         let enters = group.store_mut().counters().enters;
-        group.stats.ring_enters.set(enters);
+        group.stats().ring_enters.set(enters);
         if wait != Wait::No {
             group.peers_mut().wake_up();
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rblk_config::OnLoss;
-use rblk_fabric::soft::memory::Conditions;
+use rblk_fabric::soft::network::Conditions;
 use rblk_protocol::Features;
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rblk_fabric::soft::memory::{Conditions, End};
+use rblk_fabric::soft::network::{Conditions, End};
 use rblk_protocol::{BlockCount, CommandCapsule, Features, KeyedDescriptor, Opcode, Tag};
 use rblk_rig::inprocess::{QueueOptions, RigOptions};
 use rblk_rig::seed::Random;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rblk_fabric::soft::memory::End;
+use rblk_fabric::soft::network::End;
 use rblk_protocol::Opcode;
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_target::connection::SessionSlot;

@@ -11,7 +11,7 @@ mod trying;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rblk_fabric::soft::memory::Wire;
+use rblk_fabric::soft::network::Wire;
 use rblk_initiator::admin::Pulse;
 use rblk_initiator::durability::{Durability, Ledger};
 use rblk_initiator::engine::PathEnd;

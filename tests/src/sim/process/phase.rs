@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rblk_fabric::soft::memory::Wire;
+use rblk_fabric::soft::network::Wire;
 use rblk_initiator::mount::course::{Attempt, Failure};
 use rblk_initiator::mount::settle::Judgement;
 use rblk_initiator::path::Path;

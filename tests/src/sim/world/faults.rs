@@ -3,7 +3,7 @@
 //! A fault comes at its moment, or after a time limit if that moment does not come, and heals after
 //! its steps. At the end of a run all faults heal at once and none comes.
 
-use rblk_fabric::soft::memory::End;
+use rblk_fabric::soft::network::End;
 use rblk_rig::ram_store::StoreConditions;
 
 use super::World;
