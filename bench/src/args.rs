@@ -1,6 +1,6 @@
 //! The command line of `rblk-bench`.
 //!
-//! What is said here is the help that people read; each command's work is in the module of its
+//! The comments here are the help that people read. Each command's work is in the module of its
 //! name.
 
 use std::net::IpAddr;
@@ -13,8 +13,8 @@ use crate::cost::CostArgs;
 
 /// Measures rblk beside its peers, and says where the time goes.
 ///
-/// A run is a folder: run.json with every number, raw/ with what fio said, *.svg and report.html.
-/// Commands that are given the same --out add to the same run, so one report can hold them all.
+/// A run is a folder: run.json with every number, raw/ with the output of fio, and report.html.
+/// Commands with the same --out add to the same run, so one report can hold all of them.
 #[derive(Debug, Parser)]
 // Who calls this for others gives words of his own first, and theirs after.
 #[command(args_override_self = true)]
@@ -59,6 +59,11 @@ pub enum Command {
     Scale(ScaleArgs),
     /// Draw the report of a run again, from its run.json.
     Report(ReportArgs),
+    /// Write the index of a directory of runs: how the figures that decide changed from run to run.
+    ///
+    /// The figures of each run go into trend.json beside the runs, so they stay when a run is
+    /// deleted. index.html shows them, and links to the reports that are there.
+    Trend(TrendArgs),
     /// Take away what runs that were killed have left: devices, targets, subsystems, modules.
     ///
     /// Only what a run wrote into its journal is touched. Every run does this at its beginning,
@@ -267,6 +272,14 @@ pub struct ReportArgs {
     /// Form of the answer on stdout.
     #[arg(long, value_enum, default_value = "table")]
     pub output: Output,
+}
+
+/// Arguments of `trend`.
+#[derive(Clone, Debug, Args)]
+pub struct TrendArgs {
+    /// Directory of the runs.
+    #[arg(value_name = "DIR", default_value = "bench/results")]
+    pub results: PathBuf,
 }
 
 /// Arguments of `clean-up`.

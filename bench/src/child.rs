@@ -1,9 +1,9 @@
 //! Child processes: each ends by itself, at its deadline, or when this process is interrupted.
 //!
-//! Every child has a process group of its own and a word in its environment ([`TAG`]), which it
-//! gives to its own children: so one that has outlived its parent can be found and ended, even if
-//! its parent was killed before it could write down the number of the process. One that cannot be
-//! killed (it waits inside the kernel) is left and named: no call here waits for ever.
+//! Every child has a process group of its own and a word in its environment ([`TAG`]), which its
+//! own children inherit. So a child that outlives its parent can be found and ended, even if the
+//! parent was killed before it wrote down the child's number. A child that cannot be killed, as it
+//! waits inside the kernel, is left and named: no call here waits indefinitely.
 
 use std::fs::File;
 use std::io::{Read, Seek};

@@ -1,5 +1,5 @@
-//! [`RunFolder`]: the directory of one run: `run.json`, `report.html`, `*.svg`, and `raw/` with
-//! what fio said.
+//! [`RunFolder`]: the directory of one run: `run.json`, `report.html`, and `raw/` with the output
+//! of fio.
 
 use std::fs;
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! SIGINT and SIGTERM as a word that loops ask for, so that what was set up is taken down in good
-//! order.
+//! SIGINT and SIGTERM as a flag that loops check, so that a run undoes in good order what it set
+//! up.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -8,32 +8,26 @@
 //! | [`cost`] | what one I/O costs: messages, completions, doorbells, copies, instructions |
 //! | [`scale`] | how cost grows with the work |
 //! | [`report`] | all of it drawn: one HTML file, plots, tables |
+//! | [`trend`] | the figures that decide, from run to run |
 //! | [`result`] | the data between those who measure and those who tell |
 //! | [`folder`] | the directory of a run |
 //! | [`place`] | where a run ran |
 //! | [`histogram`] | distributions of latencies |
 //! | [`args`] | the command line |
-//! | [`inprocess`] | target and initiators in one thread, over the in-memory fabric, by a seed |
-//! | [`ram_store`] | a store in memory that is slow, full and failing as its seed says |
-//! | [`crash_store`] | a store in memory that keeps after a crash only what it promised |
 
-// Allowed in one place: the allocator that counts.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 pub mod args;
 pub mod child;
 pub mod compare;
 pub mod cost;
-pub mod crash_store;
 pub mod fabric;
 pub mod folder;
 pub mod histogram;
-pub mod inprocess;
 pub mod interrupt;
 pub mod peer;
 pub mod place;
-pub mod ram_store;
 pub mod report;
 pub mod result;
 pub mod scale;
-pub mod seed;
+pub mod trend;

@@ -9,11 +9,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 use rblk_bench::args::{self, Cli, Command, Output, OutputArgs, ReportArgs};
-use rblk_bench::cost::allocations::CountingAllocator;
 use rblk_bench::folder::{self, RunFolder};
 use rblk_bench::result::{Place, Run};
-use rblk_bench::{compare, cost, fabric, peer, place, report, scale};
+use rblk_bench::{compare, cost, fabric, peer, place, report, scale, trend};
 use rblk_config::Exit;
+use rblk_rig::allocations::CountingAllocator;
 
 // `cost` counts what the data path asks it for.
 #[global_allocator]
@@ -58,7 +58,12 @@ fn work(command: Command) -> Result<()> {
             say(&text)
         }
         Command::Report(args) => draw_again(&args),
-        Command::CleanUp(args) => peer::clean_up(&args),
+        Command::Trend(args) => {
+            let page = trend::write(&args.results)?;
+            eprintln!("rblk-bench: the index is {}", page.display());
+            Ok(())
+        }
+        Command::CleanUp(args) => peer::clean_up(args.dry_run),
     }
 }
 

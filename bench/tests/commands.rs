@@ -81,7 +81,7 @@ fn several_commands_make_one_report() {
     for id in ["cost", "fabric", "goals", "place"] {
         assert!(page.contains(&format!("<h2 id=\"{id}\">")), "{id}: {page}");
     }
-    assert!(dir.path().join("run/bandwidth-0.svg").is_file());
+    assert!(page.contains("id=\"bandwidth-0\""), "{page}");
 
     // Drawn again somewhere else, with a note.
     fs::write(dir.path().join("run/notes.txt"), "3: counted twice\n").unwrap();
@@ -108,4 +108,28 @@ fn what_is_no_run_is_told() {
     let (code, _, err) = bench(dir.path(), &["compare", "--cells", "nonsense", "--out", "x"]);
     assert_eq!(code, Some(1));
     assert!(err.contains("nonsense"), "{err}");
+}
+
+#[test]
+fn the_index_of_the_results_is_that_of_their_runs() {
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
+    let dir = tempfile::tempdir().unwrap();
+    let copy = |name: &str| {
+        let to = dir.path().join(name);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(results.join(name), to).unwrap();
+    };
+    copy("trend.json");
+    for run in fs::read_dir(&results).unwrap().flatten().filter(|run| run.path().is_dir()) {
+        let name = run.file_name().into_string().unwrap();
+        copy(&format!("{name}/run.json"));
+        copy(&format!("{name}/notes.txt"));
+    }
+    let (code, _, err) = bench(dir.path(), &["trend", "."]);
+    assert_eq!(code, Some(0), "{err}");
+    for name in ["trend.json", "index.html"] {
+        let [written, kept] =
+            [dir.path(), &results].map(|at| fs::read_to_string(at.join(name)).unwrap());
+        assert!(written == kept, "run `rblk-bench trend bench/results`: {name} is out of date");
+    }
 }

@@ -24,6 +24,7 @@ fn assert_messages(message: fn(&str) -> String, table: &[(&str, &str)]) {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one case after another")]
 fn target_values() {
     assert_messages(
         target,
@@ -212,6 +213,7 @@ fn target_syntax() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one case after another")]
 fn volumes() {
     assert_messages(
         target,
@@ -295,6 +297,7 @@ fn volumes() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one case after another")]
 fn mounts() {
     assert_messages(
         mount,

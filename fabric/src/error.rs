@@ -82,8 +82,10 @@ pub enum FabricError {
     /// An object of one provider was given to another provider, or of one device to another device.
     #[error("objects of different providers or devices were mixed: {0}")]
     Mixed(&'static str),
-    /// The program was built without the feature `verbs`.
-    #[error("{0}: this build has no verbs provider (feature `verbs` is off); use a tcp:// address")]
+    /// Built without the `verbs` feature.
+    #[error(
+        "{0}: this program was built without RDMA. Use a tcp:// address, or build the program with `--features verbs`"
+    )]
     NoVerbs(String),
     /// A verbs, rdma_cm or system call failed.
     #[error("{call} failed: {source}")]

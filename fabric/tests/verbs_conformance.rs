@@ -1,7 +1,7 @@
 //! The conformance cases over rdma_cm, on the device that has the address `RBLK_TEST_RDMA_ADDR`.
 //!
-//! Without that variable the tests fail and say how to run them; `RBLK_SKIP_RDMA=1` skips them
-//! instead.
+//! The tests are ignored unless `--ignored` asks for them. Without that variable they then fail and
+//! say how to run them.
 #![cfg(feature = "verbs")]
 
 mod conformance;
@@ -38,8 +38,9 @@ fn exempt(transport: Transport, name: &str) -> Option<&'static str> {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: `cargo xtask test` runs it in the lab"]
 fn over_verbs() {
-    let Some(address) = address() else { return };
+    let address = address();
     let to = Address { port: 1, ..address.clone() };
     let route = control().block_on(Route::resolve(&to, &ConnectOptions::default())).unwrap();
     let caps = route.device().caps().clone();
@@ -75,8 +76,9 @@ fn over_verbs() {
 
 /// The cases of a death that depend on no order between the queues.
 #[test]
+#[ignore = "needs an RDMA device: `cargo xtask test` runs it in the lab"]
 fn all_is_completed_at_death() {
-    let Some(address) = address() else { return };
+    let address = address();
     for by_peer in [false, true] {
         let mut p = pair(&address, limits(), limits());
         let memory = p.a.memory(1 << 20, Access::REMOTE);

@@ -14,16 +14,16 @@ use std::time::{Duration, Instant};
 use conformance::{Pair, limits};
 use rblk_fabric::{
     AcceptParams, Access, Address, Completion, ConnectOptions, ConnectionHello, FabricError,
-    Listener, PageKind, Poller, RecvWr, Region, Route, Scheme, WcStatus, WrId,
+    Listener, PageKind, Poller, QpLimits, RecvWr, Region, Route, Scheme, WcStatus, WrId,
 };
 use verbs_pair::{address, control, pair, pair_async};
 
-/// The address to test on; `None` to skip. One test at a time: they count what the process has
-/// open, and librdmacm opens every device there is.
-fn turn() -> Option<(Address, MutexGuard<'static, ()>)> {
+/// The address to test on. One test at a time: the tests count what the process has open, and
+/// librdmacm opens every device there is.
+fn turn() -> (Address, MutexGuard<'static, ()>) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    Some((address()?, turn))
+    (address(), turn)
 }
 
 fn descriptors() -> usize {
@@ -40,8 +40,9 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: `cargo xtask test` runs it in the lab"]
 fn nothing_is_left() {
-    let Some((address, _turn)) = turn() else { return };
+    let (address, _turn) = turn();
     drop(pair(&address, limits(), limits()));
     let before = descriptors();
     for round in 0..40 {
@@ -79,8 +80,9 @@ fn nothing_is_left() {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: `cargo xtask test` runs it in the lab"]
 fn a_stale_region_is_not_reached_inline() {
-    let Some((address, _turn)) = turn() else { return };
+    let (address, _turn) = turn();
     let Pair { mut a, mut b, .. } = pair(&address, limits(), limits());
     let inbox = b.memory(4096, Access::LOCAL_WRITE);
     b.recv(1, inbox.sge(0, 64).unwrap());
@@ -107,8 +109,9 @@ fn a_stale_region_is_not_reached_inline() {
 /// A QP's room in the CQ is nobody's until it is destroyed and the CQ was read empty: its flushes
 /// may come as long as it lives, and rxe leaves them in the CQ.
 #[test]
+#[ignore = "needs an RDMA device: `cargo xtask test` runs it in the lab"]
 fn room_in_a_completion_queue_is_free_after_the_destroy() {
-    let Some((address, _turn)) = turn() else { return };
+    let (address, _turn) = turn();
     let mut listener = control().block_on(Listener::bind(&address)).unwrap();
     let to = listener.address().clone();
     let route = || control().block_on(Route::resolve(&to, &ConnectOptions::default())).unwrap();
@@ -168,8 +171,9 @@ fn room_in_a_completion_queue_is_free_after_the_destroy() {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: `cargo xtask test` runs it in the lab"]
 fn many_wait_and_none_is_lost() {
-    let Some((address, _turn)) = turn() else { return };
+    let (address, _turn) = turn();
     let mut listener = control().block_on(Listener::bind(&address)).unwrap();
     let to = listener.address().clone();
     let asking: Vec<_> = (0..20u8)
@@ -229,8 +233,9 @@ fn many_wait_and_none_is_lost() {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: `cargo xtask test` runs it in the lab"]
 fn connections_outlive_their_runtime() {
-    let Some((address, _turn)) = turn() else { return };
+    let (address, _turn) = turn();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut p = runtime.block_on(pair_async(&address, limits(), limits()));
     let start = Instant::now();
@@ -247,8 +252,9 @@ fn connections_outlive_their_runtime() {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: `cargo xtask test` runs it in the lab"]
 fn giving_up_leaves_nothing() {
-    let Some((address, _turn)) = turn() else { return };
+    let (address, _turn) = turn();
     let before = {
         drop(pair(&address, limits(), limits()));
         descriptors()
@@ -332,8 +338,9 @@ impl Drop for Neighbour {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: `cargo xtask test` runs it in the lab"]
 fn an_answer_to_arp_before_the_kernel_waits_for_it_is_seen() {
-    let Some((_, _turn)) = turn() else { return };
+    let (_, _turn) = turn();
     // By another process: librdmacm keeps a device open as long as the process lives, and one that
     // is open cannot be removed.
     const CHILD: &str = "RBLK_TEST_CHILD";
@@ -341,7 +348,7 @@ fn an_answer_to_arp_before_the_kernel_waits_for_it_is_seen() {
         let _neighbour = Neighbour::new();
         let done = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "an_answer_to_arp_before_the_kernel_waits_for_it_is_seen"])
-            .args(["--nocapture", "--test-threads=1"])
+            .args(["--ignored", "--nocapture", "--test-threads=1"])
             .env(CHILD, "1")
             .output()
             .unwrap();
@@ -367,4 +374,51 @@ fn an_answer_to_arp_before_the_kernel_waits_for_it_is_seen() {
     let ended = resolve("198.18.77.3").map(drop);
     assert!(matches!(ended, Err(FabricError::TimedOut { .. })), "{ended:?}");
     eventually("descriptors are left open", || descriptors() <= before);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: `cargo xtask test` runs it in the lab"]
+fn limits_of_the_device_are_named() {
+    let (address, _turn) = turn();
+    let resolve =
+        || control().block_on(Route::resolve(&address, &ConnectOptions::default())).unwrap();
+    let (route, again) = (resolve(), resolve());
+    let device = route.device();
+    assert!(device.same_as(&again.device()), "two routes by one device are two devices");
+    let pd = device.alloc_pd().unwrap();
+    let entries = device.caps().max_cq_entries.saturating_add(1);
+    assert!(matches!(pd.poller(entries), Err(FabricError::Limit { .. })), "a CQ that is too long");
+    let (_poller, handle) = pd.poller(16).unwrap();
+    let too_many = QpLimits { send_wrs: device.caps().max_wrs.saturating_add(1), ..limits() };
+    let hello = ConnectionHello::default();
+    let connected = control().block_on(route.connect(&pd, &handle, too_many, &hello));
+    assert!(matches!(connected.map(drop), Err(FabricError::Limit { .. })), "a QP that is too deep");
+}
+
+#[test]
+#[ignore = "needs an RDMA device: `cargo xtask test` runs it in the lab"]
+fn addresses_that_lead_nowhere_are_unreachable() {
+    let (address, _turn) = turn();
+    let listener = control().block_on(Listener::bind(&address)).unwrap();
+    let unused =
+        Address { port: listener.address().port.wrapping_add(1), ..listener.address().clone() };
+    let options = ConnectOptions::default();
+    let refused = control().block_on(async {
+        let route = Route::resolve(&unused, &options).await.unwrap();
+        let pd = route.device().alloc_pd().unwrap();
+        let (_poller, handle) = pd.poller(16).unwrap();
+        route.connect(&pd, &handle, limits(), &ConnectionHello::default()).await.map(drop)
+    });
+    assert!(
+        matches!(&refused, Err(FabricError::Unreachable { reason, .. }) if reason.contains("nothing listens")),
+        "{refused:?}"
+    );
+    for host in ["127.0.0.1", "203.0.113.7", "no-such-name.invalid"] {
+        let away = Address { host: host.to_owned(), ..address.clone() };
+        let found = control().block_on(Route::resolve(&away, &options)).map(drop);
+        assert!(
+            matches!(found, Err(FabricError::Unreachable { .. } | FabricError::TimedOut { .. })),
+            "{host}: {found:?}"
+        );
+    }
 }

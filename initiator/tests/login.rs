@@ -35,6 +35,7 @@ enum Manners {
 }
 
 /// Accepts an admin connection and drives it until it ends.
+#[expect(clippy::too_many_lines, reason = "one arm for each event")]
 async fn serve(incoming: Incoming, manners: Manners) {
     let asked = HelloRequest::from_wire(&incoming.hello().0).unwrap();
     let depth = QueueDepth::new(ADMIN_DEPTH).unwrap();

@@ -1,13 +1,13 @@
 //! [`Bed`]: a [`Rig`] with one volume of each kind, to run I/O on.
 
-use rblk_bench::inprocess::{
-    Outcome, QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec,
-};
-use rblk_bench::ram_store::{RamStore, StoreConditions};
-use rblk_bench::seed::Random;
 use rblk_fabric::soft::network::Conditions;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
+use rblk_rig::inprocess::{
+    Outcome, QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec,
+};
+use rblk_rig::ram_store::{RamStore, StoreConditions};
+use rblk_rig::seed::Random;
 use rblk_target::connection::SessionSlot;
 use rblk_target::store::VolumeIndex;
 
@@ -166,7 +166,7 @@ impl Bed {
             let held: Vec<_> = group.shard().slots().held().collect();
             assert!(held.is_empty(), "slots are held: {held:?}");
         }
-        // And all of it can be had: one after the other, reads of the longest kind.
+        // And all of it can be allocated, by reads of the longest kind, one after the other.
         let (depth, io_max_bytes) = (1, options.io_max_bytes);
         let queue =
             self.queue(STORE, QueueOptions { depth, io_max_bytes, ..QueueOptions::default() });

@@ -5,10 +5,10 @@
 
 use std::ops::Range;
 
-use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};
-use rblk_bench::seed::Random;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::Tag;
+use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
+use rblk_rig::seed::Random;
 use rblk_target::store::VolumeIndex;
 
 use crate::bed::{Bed, PATIENCE, VOLUME_BYTES};
@@ -153,7 +153,7 @@ impl Exerciser {
                 .flights
                 .iter()
                 .position(|f| f.queue == outcome.queue && f.tag == outcome.tag)
-                .unwrap_or_else(|| panic!("seed {}: nobody asked for {outcome:?}", self.seed));
+                .unwrap_or_else(|| panic!("seed {}: no request has {outcome:?}", self.seed));
             let flight = self.flights.swap_remove(at);
             self.ended += 1;
             let blocks = flight.range.start / BLOCK..flight.range.end / BLOCK;

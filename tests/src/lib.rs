@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bed;
+pub mod built;
 pub mod exerciser;
 pub mod lab;
 pub mod nobody;

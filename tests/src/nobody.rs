@@ -1,6 +1,6 @@
-//! Programs that are run by a user without any rights: [`Nobody`]. That user cannot enter a
-//! checkout in a home directory of mode 0700, so the programs get a second place that everybody may
-//! enter.
+//! [`Nobody`]: the user `nobody`, who has no rights, and programs that this user runs. The user
+//! cannot enter a checkout in a home directory of mode 0700, so the programs are put into a second
+//! place that every user may enter.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -14,13 +14,12 @@ use crate::program::{program, run};
 /// The user and group `nobody`.
 const ID: &str = "65534";
 
-/// Whether a test can run that needs root and `tools`.
+/// A test that needs root and `tools` can run here.
 ///
 /// # Panics
-/// It cannot, and `RBLK_SKIP_ROOT=1` does not ask to leave it out.
-#[must_use]
+/// This process is not root, or a tool is missing.
 #[track_caller]
-pub fn may_run(tools: &[&str]) -> bool {
+pub fn assert_is_root(tools: &[&str]) {
     let has = |tool: &&&str| {
         Command::new(tool).arg("--version").output().is_ok_and(|done| done.status.success())
     };
@@ -29,17 +28,11 @@ pub fn may_run(tools: &[&str]) -> bool {
         .into_iter()
         .chain(tools.iter().filter(|tool| !has(tool)).map(|tool| format!("the program {tool}")))
         .collect();
-    if missing.is_empty() {
-        return true;
-    }
-    let missing = format!("this test needs {}", missing.join(", and "));
-    let skip = std::env::var("RBLK_SKIP_ROOT").is_ok_and(|value| value == "1");
-    assert!(skip, "{missing}; RBLK_SKIP_ROOT=1 leaves it out");
-    println!("skipped, as RBLK_SKIP_ROOT=1 asks: {missing}");
-    false
+    assert!(missing.is_empty(), "this test needs {}", missing.join(", and "));
 }
 
-/// A user without rights, with a directory of its own. Only where [`may_run`] says so of `setpriv`.
+/// A user without rights, with a directory of its own. Needs root and `setpriv`: see
+/// [`assert_is_root`].
 #[derive(Debug)]
 pub struct Nobody {
     dir: TempDir,
@@ -64,7 +57,7 @@ impl Nobody {
             can_execute_in(dir.path()).then_some(dir)
         });
         let dir = dir.unwrap_or_else(|| {
-            panic!("nobody may run programs in any of {places:?}: make one of them mode 1777, mounted without noexec")
+            panic!("the user nobody cannot run programs in any of {places:?}: make one of them mode 1777, mounted without noexec")
         });
         Self { dir }
     }
@@ -138,10 +131,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_private_place_is_passed_over() {
-        if !may_run(&["setpriv"]) {
-            return;
-        }
+    #[ignore = "needs root: `cargo xtask test` runs it"]
+    fn as_root_a_private_place_is_passed_over() {
+        assert_is_root(&["setpriv"]);
         let private = tempfile::tempdir().expect("a directory");
         std::fs::set_permissions(private.path(), Permissions::from_mode(0o700)).expect("its mode");
         let open = Nobody::new();

@@ -1,5 +1,5 @@
-//! The real programs as children: [`run`] for those that end, [`Target`] for one that serves, and
-//! [`Client`] for I/O with it without a block device.
+//! The real programs as child processes: [`run`] for commands that end, [`Target`] for a target
+//! that serves, and [`Client`] for I/O with a target without a block device.
 
 use std::fmt::Debug;
 use std::net::Ipv4Addr;
@@ -19,30 +19,13 @@ use rblk_target::control::status::TargetStatus;
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 
+pub use crate::built::program;
+
 /// How long anything may take before a test gives up.
 pub const DEADLINE: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(5);
 const IO_MAX: u32 = 64 << 10;
 const DEPTH: u16 = 8;
-
-/// The programs' directory: `RBLK_BIN_DIR`, else where cargo puts them beside this test.
-///
-/// # Panics
-/// They are not there.
-#[must_use]
-pub fn program(name: &str) -> PathBuf {
-    let dir = std::env::var_os("RBLK_BIN_DIR").map(PathBuf::from).unwrap_or_else(|| {
-        let test = std::env::current_exe().expect("the path of this test");
-        test.ancestors().nth(2).expect("a build directory").to_owned()
-    });
-    let path = dir.join(name);
-    assert!(
-        path.exists(),
-        "{} is missing: build the programs with `cargo build --workspace --bins`, or name their directory in RBLK_BIN_DIR",
-        path.display()
-    );
-    path
-}
 
 /// How a program ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -121,7 +104,7 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "{what} did not come about");
+        assert!(Instant::now() < deadline, "{what} did not happen");
         std::thread::sleep(POLL);
     }
 }
@@ -144,8 +127,8 @@ pub fn wait_for_equal<T: PartialEq + Debug>(what: &str, expected: &T, mut look: 
     }
 }
 
-/// A TCP port of this host on which nobody listens. As long as this lives it is given to nobody who
-/// asks for any port, and can be had by name.
+/// A TCP port of this host on which no process listens. As long as this lives, the kernel gives the
+/// port to no process that asks for any port; a process that names the port gets it.
 #[derive(Debug)]
 pub struct FreePort {
     /// The port.

@@ -1,9 +1,8 @@
-//! [`RawPeer`] and [`RawTarget`]: ends driven by hand, to say what no honest end says.
+//! [`RawPeer`] and [`RawTarget`]: ends driven by hand, which send what no correct end sends.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_bench::inprocess::{QueueOptions, RawEnd, soft_handle};
 use rblk_fabric::soft::network::{Network, Wire};
 use rblk_fabric::{
     Access, Completion, Connection, Device, MemoryRegion, PageKind, Poller, ProtectionDomain,
@@ -19,6 +18,7 @@ use rblk_protocol::{
     Immediate, InstanceId, KeyedDescriptor, Opcode, QueueDepth, ResponseCapsule, ResponseList,
     SELF_TEST_BYTES, Sequence, Status, Tag, Version, VolumeHandle, self_test_pattern,
 };
+use rblk_rig::inprocess::{QueueOptions, RawEnd, soft_handle};
 use rblk_target::connection::SessionSlot;
 use rblk_target::store::VolumeIndex;
 

@@ -7,13 +7,13 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use rblk_bench::crash_store::{CrashStore, Fault};
-use rblk_bench::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
-use rblk_bench::ram_store::{Kind, StoreConditions};
-use rblk_bench::seed::Random;
 use rblk_fabric::soft::network::Conditions;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Features, Tag};
+use rblk_rig::crash_store::{CrashStore, Fault};
+use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_rig::ram_store::{Kind, StoreConditions};
+use rblk_rig::seed::Random;
 use rblk_target::cache::STRIPE_BYTES;
 use rblk_target::store::VolumeIndex;
 use rblk_target::volume::CacheMode;
@@ -413,7 +413,7 @@ impl Storm {
             let seed = self.options.seed;
             let is = |f: &Flight| f.queue == outcome.queue && f.tag == outcome.tag;
             let at = self.flights.iter().position(is);
-            let at = at.unwrap_or_else(|| panic!("seed {seed}: nobody asked for {outcome:?}"));
+            let at = at.unwrap_or_else(|| panic!("seed {seed}: no request has {outcome:?}"));
             let flight = self.flights.swap_remove(at);
             let queue = self.queues.iter().position(|q| *q == flight.queue);
             self.free[queue.expect("a queue of ours")].push(flight.tag);

@@ -1,14 +1,14 @@
 //! Completion queues that break, as after an overrun or when a device is gone: who is on them ends
-//! and comes back by another, and nobody else notices.
+//! and comes back by another, and no other queue notices.
 
-use rblk_bench::inprocess::{
-    CqFault, QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec, breakable,
-};
-use rblk_bench::ram_store::RamStore;
 use rblk_fabric::WcStatus;
 use rblk_initiator::engine::PathEnd;
 use rblk_initiator::io::IoOp;
 use rblk_protocol::{AccessMode, ConnectionKind, Tag};
+use rblk_rig::inprocess::{
+    CqFault, QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec, breakable,
+};
+use rblk_rig::ram_store::RamStore;
 use rblk_target::connection::SessionSlot;
 use rblk_target::poll_group::ToGroup;
 use rblk_target::store::VolumeIndex;
@@ -142,7 +142,7 @@ fn an_initiator_connects_again() {
         let mut two = Two::new();
         let queue = two.queues[0];
         let (buffers, epoch) = (two.rig.buffers(queue).clone(), two.rig.epoch(two.sessions[0]));
-        let join = rblk_bench::inprocess::Join {
+        let join = rblk_rig::inprocess::Join {
             session: two.sessions[0],
             epoch,
             kind: ConnectionKind::Io { queue: 0 },

@@ -5,12 +5,12 @@
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use rblk_bench::crash_store::{CrashStore, Fault};
-use rblk_bench::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
-use rblk_bench::ram_store::{Kind, StoreConditions};
-use rblk_bench::seed::Random;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
+use rblk_rig::crash_store::{CrashStore, Fault};
+use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_rig::ram_store::{Kind, StoreConditions};
+use rblk_rig::seed::Random;
 use rblk_target::cache::{STRIPE_BYTES, shard_of};
 use rblk_target::connection::SessionSlot;
 use rblk_target::poll_group::peers::PeerMail;
@@ -87,7 +87,7 @@ fn read(rig: &mut Rig<CrashStore>, queue: QueueId, at: usize, len: usize) -> Vec
     rig.buffer(queue, Tag(0), len)
 }
 
-/// Ends every connection; then nobody holds anything at any shard.
+/// Ends every connection; then no shard lends any memory.
 fn end(rig: &mut Rig<CrashStore>, sessions: &[SessionSlot], what: &str) {
     for session in sessions {
         rig.new_epoch(*session).expect("connections end");
@@ -354,8 +354,8 @@ fn places(
 }
 
 /// Discards and zeroing over several stripes by one group, and what others do as soon as they are
-/// answered, though their groups sleep through turns and have a lot to read: nobody finds what was
-/// there, and nobody loses a write.
+/// answered, though their groups sleep through turns and have a lot to read: no read finds the old
+/// bytes, and no write is lost.
 fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
     let what = format!("seed {seed}, {groups} groups, {cache:?}, then {then:?}");
     let mut random = Random::new(seed);

@@ -1,17 +1,14 @@
 //! What the target tells of its cache: per volume and in all, after I/O that uses every part of it.
 //! `RBLK_SEED=N` runs one seed alone.
-//!
-//! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names
-//! another directory.
 
 use std::process::Command;
 
 use nix::errno::Errno;
-use rblk_bench::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
-use rblk_bench::ram_store::{Kind, RamStore, StoreConditions};
-use rblk_bench::seed::Random;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
+use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_rig::ram_store::{Kind, RamStore, StoreConditions};
+use rblk_rig::seed::Random;
 use rblk_target::store::VolumeIndex;
 use rblk_target::volume::CacheMode;
 use rblk_target::volume_stats::VolumeCounts;

@@ -3,9 +3,9 @@
 //!
 //! A binary of its own: it counts its allocations.
 
-use rblk_bench::cost::allocations::{self, CountingAllocator};
 use rblk_bench::cost::rig::{Cost, Plan, measure};
 use rblk_bench::cost::{Op, Volume};
+use rblk_rig::allocations::{self, CountingAllocator};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;

@@ -1,11 +1,11 @@
 //! Every command through the real engines of both ends, over the in-memory fabric.
 
 use nix::errno::Errno;
-use rblk_bench::inprocess::{QueueOptions, RigOptions, Stuck};
-use rblk_bench::ram_store::{Kind, StoreConditions};
 use rblk_fabric::soft::network::Conditions;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, BlockCount, Features, Lba, Status, Tag};
+use rblk_rig::inprocess::{QueueOptions, RigOptions, Stuck};
+use rblk_rig::ram_store::{Kind, StoreConditions};
 use rblk_target::store::OpKind;
 use rblk_tests::bed::{
     Bed, FROZEN, FROZEN_BYTES, MEMORY, NULL, PATIENCE, STORE, VOLUME_BYTES, pattern,
@@ -224,7 +224,7 @@ fn small_requests_do_not_overtake_a_large_one_that_waits_for_memory() {
     let mut bed = Bed::new(&rig);
     let options = QueueOptions { depth: 64, io_max_bytes: 128 << 10, ..QueueOptions::default() };
     let (greedy, modest) = (bed.queue(STORE, options), bed.queue(STORE, options));
-    // A stream of small reads that would keep a bit of every large extent for ever.
+    // A stream of small reads that would keep a bit of every large extent indefinitely.
     let mut large_done = 0;
     let mut small_since = 0u32;
     for tag in 0..63u16 {

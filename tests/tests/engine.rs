@@ -4,8 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};
-use rblk_bench::ram_store::StoreConditions;
 use rblk_config::OnLoss;
 use rblk_fabric::soft::network::End;
 use rblk_initiator::admin::Pulse;
@@ -17,6 +15,8 @@ use rblk_protocol::{
     BlockSize, Immediate, KeyedDescriptor, Opcode, QueueDepth, ResponseCapsule, Sequence, Status,
     Tag,
 };
+use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
+use rblk_rig::ram_store::StoreConditions;
 use rblk_target::store::Store;
 use rblk_tests::bed::{Bed, PATIENCE, STORE, pattern};
 use rblk_tests::raw::RawTarget;

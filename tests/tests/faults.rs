@@ -1,12 +1,12 @@
 //! Links that break at any moment, stores that fail and delay: nothing is lost, nothing is done
-//! twice in a way that shows, and nothing is held for ever.
+//! twice in a way that shows, and nothing is held indefinitely.
 
-use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};
-use rblk_bench::ram_store::StoreConditions;
-use rblk_bench::seed::Random;
 use rblk_fabric::soft::network::{Conditions, End};
 use rblk_initiator::io::IoOp;
 use rblk_protocol::{Features, Tag};
+use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
+use rblk_rig::ram_store::StoreConditions;
+use rblk_rig::seed::Random;
 use rblk_target::store::{Store, VolumeIndex};
 use rblk_tests::bed::{Bed, MEMORY, PATIENCE, STORE, pattern};
 use rblk_tests::exerciser::Exerciser;
@@ -174,6 +174,7 @@ enum Moment {
     Respond,
 }
 
+#[expect(clippy::too_many_lines, reason = "one arm for each event")]
 fn die_at(moment: Moment, immediates: bool) {
     let options = RigOptions {
         arena_bytes: 4 * IO_MAX as usize,

@@ -43,7 +43,7 @@ fn claim(at: &Address, host: u8, claim: impl Into<Claim>) -> Result<Client, Sess
     Client::claim(at, "v", host, claim)
 }
 
-/// Whoever held the volume in that generation is told that it is over.
+/// The holder of that generation is told that it lost the volume.
 fn assert_fenced(target: &Target, host: u8, generation: Generation) {
     match claim(&target.address, host, returning(generation)) {
         Err(SessionError::Fenced { by, .. }) => println!("{by}"),
@@ -93,7 +93,7 @@ fn a_holder_whose_volume_was_taken_over_is_out_for_good() {
     let target = start(dir.path(), &[]);
     assert_fenced(&target, ALICE, alice.volume.generation);
     assert_fenced(&target, ALICE, last);
-    // Nobody is there, and nobody is waited for.
+    // No connection is left, and nothing is waited for.
     let carol = claim(&target.address, CAROL, AccessMode::Exclusive).unwrap();
     assert!(carol.volume.generation > last);
     assert_fenced(&target, BOB, last);
@@ -124,7 +124,7 @@ fn a_holder_that_was_cut_off_too_long_is_out_when_another_came() {
     let session_ended = || target.status().sessions.is_empty().then_some(());
     wait_for("the lease's end", session_ended);
     let alice = claim(&target.address, ALICE, returning(first)).unwrap();
-    assert_eq!(alice.volume.generation, first, "nobody came between");
+    assert_eq!(alice.volume.generation, first, "no other holder came between");
     drop(alice);
     wait_for("the lease's end", session_ended);
     let bob = claim(&target.address, BOB, AccessMode::Exclusive).unwrap();

@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
-use rblk_bench::inprocess::{QueueOptions, RigOptions};
-use rblk_bench::ram_store::StoreConditions;
-use rblk_bench::seed::Random;
 use rblk_fabric::soft::network::Conditions;
 use rblk_fabric::{Region, WcStatus};
 use rblk_initiator::engine::PathEnd;
 use rblk_initiator::io::IoOp;
 use rblk_protocol::{Features, Immediate, Opcode, Tag};
+use rblk_rig::inprocess::{QueueOptions, RigOptions};
+use rblk_rig::ram_store::StoreConditions;
+use rblk_rig::seed::Random;
 use rblk_target::store::Store;
 use rblk_tests::bed::{Bed, PATIENCE, STORE, pattern};
 use rblk_tests::raw::{Heard, RawPeer, RawTarget};

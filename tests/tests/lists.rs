@@ -1,9 +1,6 @@
 //! Several capsules in one message: what is packed, that it means what its capsules mean, and what
 //! a list that breaks a rule does.
 
-use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};
-use rblk_bench::ram_store::StoreConditions;
-use rblk_bench::seed::Random;
 use rblk_initiator::engine::{PathEnd, QueueCounts};
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::limits::{COMMAND_LIST_BYTES, LIST_MAX};
@@ -11,6 +8,9 @@ use rblk_protocol::{
     BlockCount, BlockSize, CommandCapsule, Features, Opcode, ResponseCapsule, Sequence, Status,
     Tag, VolumeHandle,
 };
+use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
+use rblk_rig::ram_store::StoreConditions;
+use rblk_rig::seed::Random;
 use rblk_target::connection::SessionSlot;
 use rblk_target::stats::StatsSnapshot;
 use rblk_target::store::VolumeIndex;
@@ -448,7 +448,7 @@ fn a_receive_slot_comes_back_with_the_last_data_in_it() {
     assert_eq!(tags_heard(&hear(&mut bed, &mut peer, 3)), [0, 4, 8], "those that waited");
     assert_eq!(recvs(&bed), before + 3, "once each");
     assert!(bed.outcomes(4).iter().all(|o| o.result == 64 << 10));
-    // Nobody wrote to the data of those that waited.
+    // The data of waiting requests did not change.
     for (at, volume) in [(0, STORE), (4, STORE), (8, STORE), (1, MEMORY), (5, MEMORY), (7, MEMORY)]
     {
         let queue = if volume == STORE { other } else { bed.queue(MEMORY, options(BOTH)) };
@@ -502,7 +502,7 @@ fn a_connection_that_dies_with_data_in_its_slots_leaves_nothing() {
             let heard = peer.listen();
             assert!(
                 heard.iter().all(|h| matches!(h, Heard::End(_))),
-                "nobody is answered: {heard:?}"
+                "there is no answer: {heard:?}"
             );
         }
         peer.wire.cut();
@@ -573,7 +573,7 @@ fn a_list_that_breaks_a_rule_ends_its_connection_and_harms_nobody_else() {
             let first = write(p, 1, 1);
             [bytes(&[first, reads(p, 1)[0]]), vec![7; 512]].concat()
         }),
-        ("data that nobody announced", BOTH, |p| [bytes(&reads(p, 2)), vec![0; 512]].concat()),
+        ("data that was not announced", BOTH, |p| [bytes(&reads(p, 2)), vec![0; 512]].concat()),
         ("data that is cut", BOTH, |p| {
             let last = write(p, 1, 1);
             [bytes(&[reads(p, 1)[0], last]), vec![7; 511]].concat()
@@ -595,7 +595,7 @@ fn a_list_that_breaks_a_rule_ends_its_connection_and_harms_nobody_else() {
             list[2].tag = Tag(DEPTH + 1);
             bytes(&list)
         }),
-        ("an opcode of nobody", BOTH, |p| {
+        ("an unknown opcode", BOTH, |p| {
             let mut list = bytes(&reads(p, 3));
             list[64] = 0x7f;
             list

@@ -1,10 +1,10 @@
 //! Random I/O against a vector of bytes, over links that fragment and delay.
 
 use proptest::prelude::*;
-use rblk_bench::inprocess::{QueueOptions, RigOptions};
-use rblk_bench::ram_store::StoreConditions;
 use rblk_fabric::soft::network::Conditions;
 use rblk_protocol::{Features, limits};
+use rblk_rig::inprocess::{QueueOptions, RigOptions};
+use rblk_rig::ram_store::StoreConditions;
 use rblk_target::store::VolumeIndex;
 use rblk_tests::bed::{MEMORY, STORE};
 use rblk_tests::exerciser::Exerciser;

@@ -1,66 +1,86 @@
-//! The mutations of `tests/mutations` still fit the source: each breaks a rule, which the
-//! simulation must notice.
+//! The simulation finds each deliberate fault of [`Mutation`]. A fault that the simulation does not
+//! find is a hole in the simulation.
+//!
+//! ```text
+//! cargo test --profile lab -p rblk-tests --features mutations --test mutations -- --nocapture
+//! ```
+//!
+//! A process has at most one fault, which `RBLK_MUTATION` names, so this program runs itself once
+//! for each. `RBLK_SEED=0..3000` tries other seeds than the first 1500.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
-/// A place of a patch: its file, and the lines that must be there.
-struct Place {
-    file: PathBuf,
-    lines: String,
-}
+use rblk_protocol::Mutation;
+use rblk_tests::sim::{Plan, World};
+use rblk_tests::storm::seeds;
 
-fn places(patch: &str) -> Vec<Place> {
-    let mut places: Vec<Place> = Vec::new();
-    let mut file = PathBuf::new();
-    for line in patch.lines() {
-        if let Some(path) = line.strip_prefix("+++ b/") {
-            file = path.into();
-        } else if line.starts_with("@@") {
-            places.push(Place { file: file.clone(), lines: String::new() });
-        } else if let Some(place) = places.last_mut()
-            && !line.starts_with("diff --git")
-            && !line.starts_with("---")
-            && let Some(is) = line.strip_prefix([' ', '-'])
-        {
-            place.lines.push_str(is);
-            place.lines.push('\n');
-        }
-    }
-    places
-}
+/// Seeds that are tried for each fault until one finds the fault.
+const SEEDS: u64 = 1500;
+/// Processes at a time.
+const THREADS: usize = 2;
+/// Before the seed that found a fault, in the output of a process.
+const FOUND: &str = "found by seed ";
 
 #[test]
-fn every_mutation_fits_the_source() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
-    let mut rules = std::collections::BTreeMap::new();
-    for entry in fs::read_dir(root.join("tests/mutations")).expect("the mutations") {
-        let path = entry.expect("an entry").path();
-        if path.extension().is_none_or(|extension| extension != "patch") {
-            continue;
+#[cfg_attr(
+    not(feature = "mutations"),
+    ignore = "needs the feature `mutations`: `cargo xtask test` runs it"
+)]
+fn each_mutation_is_found() {
+    let names = Mutex::new(Mutation::ALL.iter().map(|(_, name)| *name));
+    let next = || names.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let missed = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                while let Some(name) = next() {
+                    match try_one(name) {
+                        Ok(how) => println!("{name}: {how}"),
+                        Err(why) => {
+                            println!("{name}: NOT found: {why}");
+                            missed.lock().unwrap_or_else(PoisonError::into_inner).push(name);
+                        }
+                    }
+                }
+            });
         }
-        let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
-        let patch = fs::read_to_string(&path).expect("a patch");
-        let places = places(&patch);
-        assert!(!places.is_empty(), "{name} changes nothing");
-        for place in places {
-            let source = fs::read_to_string(root.join(&place.file)).unwrap_or_default();
-            assert_eq!(
-                source.matches(&place.lines).count(),
-                1,
-                "{name} does not fit {} any more: make it anew. It wants\n{}",
-                place.file.display(),
-                place.lines
-            );
+    });
+    let missed = missed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    assert!(missed.is_empty(), "the simulation does not find {missed:?}");
+}
+
+/// Runs the simulation with a fault. Returns the seed that found the fault, and by what.
+fn try_one(name: &str) -> Result<String, String> {
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let mut command = Command::new(program);
+    command.args(["--exact", "run_with_mutation", "--ignored", "--nocapture"]);
+    let output = command.env("RBLK_MUTATION", name).output().map_err(|error| error.to_string())?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    // The test program may have begun the line.
+    let found = said.lines().find_map(|line| Some(&line[line.find(FOUND)?..]));
+    let end = || {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let last = errors.lines().next_back().unwrap_or_default();
+        format!("{}, {last}", output.status)
+    };
+    found.map(str::to_owned).ok_or_else(end)
+}
+
+/// Not a test: the process that has the fault.
+#[test]
+#[ignore = "run by other tests"]
+fn run_with_mutation() {
+    let seeds = seeds(SEEDS);
+    for seed in seeds.clone() {
+        let run = catch_unwind(AssertUnwindSafe(|| World::run(Plan::random(seed))));
+        if let Err(panic) = run {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or_default();
+            println!("{FOUND}{seed}: {}", text.lines().next().unwrap_or_default());
+            return;
         }
-        let rule: Vec<&str> = name.splitn(3, '_').take(1).collect();
-        *rules.entry(rule.concat()).or_insert(0) += 1;
     }
-    let names: Vec<&str> = rules.keys().map(String::as_str).collect();
-    assert_eq!(
-        names,
-        ["buffer", "destroy", "epoch", "fencing", "flush", "loss", "replay"],
-        "a rule has no mutation"
-    );
-    assert!(rules.values().all(|count| *count >= 2), "two for each: {rules:?}");
+    eprintln!("no seed of {seeds:?}");
 }

@@ -1,8 +1,5 @@
 //! What is no failure must not look like one: initiators that come, look and leave, and those that
 //! come back to a target that was started anew.
-//!
-//! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names
-//! another directory.
 
 use std::process::Command;
 use std::time::Duration;

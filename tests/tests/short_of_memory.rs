@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use rblk_bench::inprocess::{Join, QueueId, QueueOptions, RigOptions};
 use rblk_initiator::io::IoOp;
 use rblk_protocol::{ConnectionKind, Features, HelloAccept, Tag, VolumeHandle};
+use rblk_rig::inprocess::{Join, QueueId, QueueOptions, RigOptions};
 use rblk_tests::bed::{Bed, MEMORY, PATIENCE, VOLUME_BYTES, pattern};
 
 const BLOCK: u32 = 4096;

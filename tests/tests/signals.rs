@@ -1,8 +1,5 @@
 //! What SIGHUP does to a target that serves: nothing but a line in its log. The signal itself, and
 //! the terminal that sends it by closing.
-//!
-//! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names
-//! another directory.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -90,13 +87,13 @@ fn a_target_outlives_its_terminal() {
     let mut shown = String::new();
     while !shown.contains("ready") {
         let mut bytes = [0; 1024];
-        // Fails when nobody has the other end open: the target ended.
+        // Fails when no process has the other end open: the target ended.
         let count = screen.read(&mut bytes).unwrap_or_else(|e| panic!("{e}; it said:\n{shown}"));
         shown.push_str(&String::from_utf8_lossy(&bytes[..count]));
     }
     discover(&address).unwrap();
     drop(screen);
-    // Each of these is told in the log, which nobody can read any more.
+    // Each of these is told in the log, which no process can read any more.
     for _ in 0..3 {
         discover(&address).unwrap();
     }

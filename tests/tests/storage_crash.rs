@@ -2,12 +2,12 @@
 //! with what is left.
 //!
 //! Nothing is lost that was made durable, and when only the program died and does not write back,
-//! nothing that was acknowledged; and nothing is there that nobody wrote.
+//! nothing that was acknowledged; and there is no data that was never written.
 //!
 //! Each seed is a chain of [`CYCLES`] lives. `RBLK_LONG=1` makes it 10,000 lives per cache mode;
 //! `RBLK_SEED=N` runs one seed alone.
 
-use rblk_bench::seed::Random;
+use rblk_rig::seed::Random;
 use rblk_target::volume::CacheMode;
 use rblk_tests::oracle::{CrashCount, Oracle};
 use rblk_tests::storm::{Crash, Storm, StormOptions, is_long, seeds};

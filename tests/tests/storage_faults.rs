@@ -8,12 +8,12 @@ use std::ops::Range;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use rblk_bench::crash_store::{CrashStore, Fault};
-use rblk_bench::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
-use rblk_bench::ram_store::{Kind, StoreConditions};
-use rblk_bench::seed::Random;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
+use rblk_rig::crash_store::{CrashStore, Fault};
+use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_rig::ram_store::{Kind, StoreConditions};
+use rblk_rig::seed::Random;
 use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::volume::CacheMode;
 use rblk_tests::bed::{PATIENCE, pattern};

@@ -4,7 +4,7 @@
 //! An optimised build makes a million requests, others fewer unless `RBLK_LONG=1`; `RBLK_SEED=N`
 //! runs one seed alone.
 
-use rblk_bench::seed::Random;
+use rblk_rig::seed::Random;
 use rblk_target::volume::CacheMode;
 use rblk_tests::oracle::Oracle;
 use rblk_tests::storm::{Storm, StormOptions, is_long, seeds};

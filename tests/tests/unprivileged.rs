@@ -1,43 +1,36 @@
 //! The programs as a user runs them who is not root, or has too little lockable memory: what they
 //! say, and that they leave nothing.
 //!
-//! The programs must have been built (`cargo build --workspace --bins`); `RBLK_BIN_DIR` names
-//! another directory. The tests need root, `setpriv` and `prlimit`. Without them they fail and say
-//! so; `RBLK_SKIP_ROOT=1` leaves them out.
+//! The tests need root, `setpriv` and `prlimit`, and are ignored unless `--ignored` asks for them.
+//! Without those three they then fail and say so.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
-use rblk_tests::nobody::{Nobody, may_run};
+use rblk_tests::nobody::{Nobody, assert_is_root};
 use rblk_tests::program::{assert_nothing_left, assert_refused, free_port, run};
 
 #[test]
-fn a_test_that_cannot_run_fails_unless_told_to_skip() {
-    if !may_run(&["setpriv"]) {
-        return;
-    }
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_a_test_without_root_fails_and_says_so() {
+    assert_is_root(&["setpriv"]);
     let nobody = Nobody::new();
     for test in [
-        "who_is_not_root_is_told_so",
-        "too_little_lockable_memory_is_said_before_anything_is_registered",
+        "as_root_a_user_without_rights_is_told_so",
+        "as_root_too_little_lockable_memory_is_said_before_anything_is_registered",
     ] {
-        for (skip, code, words) in
-            [("0", 101, "needs to be run by root"), ("1", 0, "skipped, as RBLK_SKIP_ROOT=1 asks")]
-        {
-            let mut command = nobody.run(&std::env::current_exe().unwrap());
-            command.args(["--exact", test, "--nocapture"]).env("RBLK_SKIP_ROOT", skip);
-            let ended = run(&mut command);
-            assert_eq!(ended.code, Some(code), "{ended:?}");
-            assert!(format!("{}{}", ended.stdout, ended.stderr).contains(words), "{ended:?}");
-        }
+        let mut command = nobody.run(&std::env::current_exe().unwrap());
+        let ended = run(command.args(["--exact", test, "--ignored", "--nocapture"]));
+        assert_eq!(ended.code, Some(101), "{ended:?}");
+        let said = format!("{}{}", ended.stdout, ended.stderr);
+        assert!(said.contains("needs to be run by root"), "{ended:?}");
     }
 }
 
 #[test]
-fn who_is_not_root_is_told_so() {
-    if !may_run(&["setpriv"]) {
-        return;
-    }
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_a_user_without_rights_is_told_so() {
+    assert_is_root(&["setpriv"]);
     let nobody = Nobody::new();
     let mut command = nobody.program("rblk-initiator", &[]);
     command.args(["mount", "tcp://127.0.0.1:1", "v"]);
@@ -59,10 +52,9 @@ fn who_is_not_root_is_told_so() {
 }
 
 #[test]
-fn too_little_lockable_memory_is_said_before_anything_is_registered() {
-    if !may_run(&["setpriv", "prlimit"]) {
-        return;
-    }
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_too_little_lockable_memory_is_said_before_anything_is_registered() {
+    assert_is_root(&["setpriv", "prlimit"]);
     let nobody = Nobody::new();
     let mut command = nobody.program("rblk-target", &["prlimit", "--memlock=65536"]);
     command.args(["serve", "--listen", "rdma://127.0.0.1", "--memory", "m=1MiB"]);

@@ -156,7 +156,7 @@ fn lose(retain: bool) -> (Arc<Durability>, Vec<u8>, Vec<u8>) {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        panic!("nobody asked");
+        panic!("there was no request");
     });
     runtime.block_on(async {
         let (mut session, now) = open(&target.address).await;

@@ -1,4 +1,5 @@
-//! Programs that cargo built, taken from its messages and copied to where nobody rebuilds them.
+//! Programs that cargo built, found by its messages and copied to a place where no other build
+//! replaces them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ const PROFILE: &str = "lab";
 
 /// Copies of built programs in a directory of this run alone.
 ///
-/// A guest maps them over 9p while it runs, so a build by somebody else must not replace them.
+/// A guest maps the programs over 9p while it runs, so another build must not replace them.
 #[derive(Debug)]
 pub(crate) struct Artifacts {
     dir: TempDir,

@@ -1,8 +1,8 @@
 //! `cargo xtask bench`: rblk beside its peers in the lab, and the report of it in `bench/results/`.
 //!
-//! What does not depend on the machine is counted on this one; the rest runs in the guest, every
-//! command into the same folder, so that one report has it all. A step that fails does not end the
-//! run: what was measured is drawn.
+//! Counts that do not depend on the machine are made on this one; the rest runs in the guest. Every
+//! command writes to the same folder, so that one report holds everything. A step that fails does
+//! not end the run: the report has what was measured.
 
 use std::ffi::OsString;
 use std::fs;
@@ -20,8 +20,17 @@ use crate::process;
 use crate::workspace::Workspace;
 
 /// What is built.
-const SELECTION: &[&str] =
-    &["--bins", "-p", "rblk-target", "-p", "rblk-initiator", "-p", "rblk-bench"];
+const SELECTION: &[&str] = &[
+    "--bins",
+    "-p",
+    "rblk-target",
+    "-p",
+    "rblk-initiator",
+    "-p",
+    "rblk-bench",
+    "--features",
+    "verbs",
+];
 
 /// The profile that is measured: what people would install.
 const PROFILE: &str = "release";
@@ -43,8 +52,8 @@ enum Extent {
 /// Measure rblk beside the kernel's own remote disks in the lab, and draw the report
 ///
 /// Builds the programs as they would be installed, counts what an I/O costs, boots the lab's guest
-/// and measures there; leaves run.json, report.html and the drawings in bench/results/NAME and says
-/// where. Other work on this machine meanwhile makes the numbers worthless: keep it quiet.
+/// and measures there. Leaves run.json and report.html in bench/results/NAME, and adds the run to
+/// bench/results/index.html. Other work on this machine makes the numbers worthless: keep it quiet.
 ///
 /// Exit status: 0 when everything was measured, 1 when a step failed (what there is was drawn), 124
 /// at the time limit of the guest.
@@ -108,6 +117,56 @@ struct Boot {
     steps: Vec<Step>,
 }
 
+/// The commands of `rblk-bench` that the boots run.
+struct Commands<'a> {
+    artifacts: &'a Artifacts,
+    run: &'a Path,
+    compare: &'a [OsString],
+}
+
+impl Commands<'_> {
+    fn step(&self, name: &'static str, words: &[&str]) -> Step {
+        let mut all: Vec<OsString> = vec![self.artifacts.program("rblk-bench").into(), name.into()];
+        all.extend(words.iter().map(OsString::from));
+        all.extend(["--out".into(), self.run.into()]);
+        Step { name, words: all }
+    }
+
+    fn compare(&self, words: &[&str]) -> Step {
+        let mut step = self.step("compare", words);
+        step.words.extend(self.compare.iter().cloned());
+        step
+    }
+
+    /// Counts system calls. Counting patches the running kernel, which an emulated kernel may not
+    /// survive, so this runs by itself and last, and nothing is measured again.
+    fn probing(&self, words: &[&str]) -> Step {
+        let gate = ["--cells", "gate", "--systems", "rblk-verbs,rblk-tcp", "--no-perftest"];
+        self.compare(&[&gate, words].concat())
+    }
+
+    /// Samples the processors while fio runs: why a system is as fast as it is.
+    fn profiling(&self) -> Step {
+        let systems = ["--systems", "rblk-verbs,rblk-tcp,nvme-rdma,nvme-tcp"];
+        let gate = ["--cells", "gate", "--no-perftest", "--no-probe", "--profile"];
+        self.compare(&[systems.as_slice(), &gate].concat())
+    }
+
+    /// Spinning and not spinning, in turn and each alone: a mount that only waits beside another
+    /// one would change the numbers of that other one.
+    fn waiting(&self) -> impl Iterator<Item = Step> {
+        let of = |system: &[&str], round: &str| {
+            let cell = ["--cells", "randread-4k-qd8-j1-q1", "--rounds", round];
+            self.step("compare", &[system, &cell, &["--no-probe", "--no-perftest"]].concat())
+        };
+        let turns = ["1", "2", "3"].map(|round| {
+            let alone = of(&["--systems", "none", "--variant", "adaptive="], round);
+            [alone, of(&["--systems", "rblk-verbs-spin"], round)]
+        });
+        turns.into_iter().flatten()
+    }
+}
+
 impl BenchArgs {
     fn extent(&self) -> Extent {
         match (self.quick, self.full) {
@@ -150,7 +209,11 @@ impl BenchArgs {
         let table = process::output(&mut report, COUNT_LIMIT).context("nothing was measured")?;
         print!("{table}");
         keep(&run, &results)?;
+        let mut trend = Command::new(&bench);
+        trend.arg("trend").arg(workspace.root.join(RESULTS));
+        process::output(&mut trend, COUNT_LIMIT)?;
         eprintln!("bench: the run is {}", results.display());
+        eprintln!("bench: delete the folder of the run before it: trend.json has its figures");
         eprintln!("bench: the report is {}", results.join("report.html").display());
         Ok(status)
     }
@@ -205,63 +268,36 @@ impl BenchArgs {
     }
 
     fn boots(&self, artifacts: &Artifacts, run: &Path) -> Vec<Boot> {
-        let step = |name: &'static str, words: &[&str]| {
-            let mut all: Vec<OsString> = vec![artifacts.program("rblk-bench").into(), name.into()];
-            all.extend(words.iter().map(OsString::from));
-            all.extend(["--out".into(), run.into()]);
-            Step { name, words: all }
-        };
-        let compare = |words: &[&str]| {
-            let mut step = step("compare", words);
-            step.words.extend(self.compare.iter().cloned());
-            step
-        };
-        // Counting system calls patches the running kernel, which an emulated one may not survive:
-        // by itself, last, and nothing is measured again.
-        let probing = |words: &[&str]| {
-            let gate = ["--cells", "gate", "--systems", "rblk-verbs,rblk-tcp", "--no-perftest"];
-            compare(&[&gate, words].concat())
-        };
-        // Why a system is as fast as it is: fio runs, and the processors are sampled.
-        let profiling = || {
-            let systems = ["--systems", "rblk-verbs,rblk-tcp,nvme-rdma,nvme-tcp"];
-            let gate = ["--cells", "gate", "--no-perftest", "--no-probe", "--profile"];
-            compare(&[systems.as_slice(), &gate].concat())
-        };
-        // Spinning and not spinning, in turn and each alone: what is measured is there only as long
-        // as it is.
-        let waiting = || {
-            let of = |system: &[&str], round: &str| {
-                let cell = ["--cells", "randread-4k-qd8-j1-q1", "--rounds", round];
-                step("compare", &[system, &cell, &["--no-probe", "--no-perftest"]].concat())
-            };
-            let turns = ["1", "2", "3"].map(|round| {
-                let alone = of(&["--systems", "none", "--variant", "adaptive="], round);
-                [alone, of(&["--systems", "rblk-verbs-spin"], round)]
-            });
-            turns.into_iter().flatten()
-        };
+        let commands = Commands { artifacts, run, compare: &self.compare };
         let minutes = |minutes: u64| Duration::from_secs(minutes * 60);
         match self.extent() {
             Extent::Quick => vec![Boot {
                 cpus: self.cpus,
                 limit: minutes(20),
                 steps: vec![
-                    compare(&["--cells", "gate", "--no-probe", "--rounds", "1", "--seconds", "2"]),
-                    step("fabric", &["--seconds", "0.3"]),
-                    probing(&["--rounds", "1", "--seconds", "2"]),
+                    commands.compare(&[
+                        "--cells",
+                        "gate",
+                        "--no-probe",
+                        "--rounds",
+                        "1",
+                        "--seconds",
+                        "2",
+                    ]),
+                    commands.step("fabric", &["--seconds", "0.3"]),
+                    commands.probing(&["--rounds", "1", "--seconds", "2"]),
                 ],
             }],
             Extent::Gate => vec![Boot {
                 cpus: self.cpus,
                 limit: minutes(45),
                 steps: [
-                    compare(&["--cells", "gate", "--no-probe"]),
-                    step("fabric", &["--seconds", "0.5"]),
+                    commands.compare(&["--cells", "gate", "--no-probe"]),
+                    commands.step("fabric", &["--seconds", "0.5"]),
                 ]
                 .into_iter()
-                .chain(waiting())
-                .chain([probing(&[])])
+                .chain(commands.waiting())
+                .chain([commands.probing(&[])])
                 .collect(),
             }],
             Extent::Full => vec![
@@ -269,15 +305,16 @@ impl BenchArgs {
                     cpus: self.cpus,
                     limit: minutes(120),
                     steps: [
-                        compare(&["--cells", "full", "--queues", "1,2", "--no-probe"]),
-                        step("fabric", &[]),
+                        commands.compare(&["--cells", "full", "--queues", "1,2", "--no-probe"]),
+                        commands.step("fabric", &[]),
                     ]
                     .into_iter()
-                    .chain(waiting())
+                    .chain(commands.waiting())
                     .chain([
-                        profiling(),
-                        step("scale", &["--what", "volumes,sessions,file-size,arena,idle"]),
-                        probing(&[]),
+                        commands.profiling(),
+                        commands
+                            .step("scale", &["--what", "volumes,sessions,file-size,arena,idle"]),
+                        commands.probing(&[]),
                     ])
                     .collect(),
                 },
@@ -285,7 +322,7 @@ impl BenchArgs {
                 Boot {
                     cpus: self.cpus.max(4),
                     limit: minutes(30),
-                    steps: vec![step("scale", &["--what", "queues"])],
+                    steps: vec![commands.step("scale", &["--what", "queues"])],
                 },
             ],
         }

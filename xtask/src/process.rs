@@ -1,8 +1,8 @@
 //! Child processes with a time limit.
 //!
-//! A child that outlives its limit, or the user's patience ([`watch_stdin`]), is killed with all of
-//! its descendants. One that cannot be killed (it waits inside the kernel) is left and named: no
-//! call here waits for ever.
+//! A child is killed with all of its descendants at its time limit, or when the user ends this
+//! program ([`watch_stdin`]). A child that cannot be killed, as it waits inside the kernel, is left
+//! and named: no call here waits indefinitely.
 
 use std::fs;
 use std::io::{Read, Seek, Write};
@@ -26,7 +26,7 @@ const TAIL_LINES: usize = 25;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// From now on the end of stdin means that whoever started this process is gone.
+/// From now on the end of stdin means that the process that started this one is gone.
 pub(crate) fn watch_stdin() {
     thread::spawn(|| {
         let mut byte = [0; 1];
@@ -218,7 +218,7 @@ mod tests {
             fs::read_to_string(&file).ok().filter(|pid| pid.ends_with('\n'))
         };
         let pid = [1, 4, 16].into_iter().find_map(late).expect("a pid");
-        // It is killed, which takes a moment; who waits for it is not this test.
+        // It is killed, which takes a moment; this test is not its parent.
         let runs = || {
             fs::read_to_string(format!("/proc/{}/stat", pid.trim()))
                 .is_ok_and(|stat| !stat.contains(") Z "))

@@ -32,7 +32,7 @@ use self::wire::Wire;
 use crate::args::{CompareArgs, CompareVolume};
 use crate::fabric::sysfs;
 use crate::folder::RunFolder;
-use crate::peer::module::Loaded;
+use crate::peer::loaded::Loaded;
 use crate::peer::undo::{self, Journal};
 use crate::peer::{Setting, Volume};
 use crate::result::Run;
@@ -50,23 +50,9 @@ pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> 
     if candidates.is_empty() {
         bail!("no system is to be measured");
     }
-    if !nix::unistd::geteuid().is_root() {
-        bail!("this needs root: it makes devices and writes to them");
-    }
-    if !child::is_installed("fio") {
-        bail!("there is no fio: install it");
-    }
-    if args.profile && !child::is_installed(profile::PERF) {
-        bail!("there is no perf, which --profile needs: install it (Debian: linux-perf)");
-    }
+    check_host(args)?;
     interrupt::watch()?;
-    let swept = undo::sweep(Path::new(undo::DIR))?;
-    if swept.undone > 0 {
-        eprintln!("took away what a run had left: {} steps", swept.undone);
-    }
-    for error in &swept.failed {
-        eprintln!("rblk-bench: a run that was killed has left: {error:#}");
-    }
+    sweep()?;
     let journal = Journal::create(Path::new(undo::DIR))?;
     let modules = Rc::new(Loaded::new(&journal));
     let rdma_address = rdma_address(args.address);
@@ -114,6 +100,32 @@ pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> 
     }
     if run.samples.is_empty() {
         bail!("no system could be measured");
+    }
+    Ok(())
+}
+
+/// What this host must have.
+fn check_host(args: &CompareArgs) -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("this command needs root: it makes devices and writes to them");
+    }
+    if !child::is_installed("fio") {
+        bail!("fio is not installed");
+    }
+    if args.profile && !child::is_installed(profile::PERF) {
+        bail!("perf is not installed and --profile needs it (Debian: linux-perf)");
+    }
+    Ok(())
+}
+
+/// Undoes what killed runs left.
+fn sweep() -> Result<()> {
+    let swept = undo::sweep(Path::new(undo::DIR))?;
+    if swept.undone > 0 {
+        eprintln!("undid {} steps of a run that was killed", swept.undone);
+    }
+    for error in &swept.failed {
+        eprintln!("rblk-bench: cannot undo a step of a run that was killed: {error:#}");
     }
     Ok(())
 }

@@ -1,26 +1,22 @@
-//! What a system spends on its I/Os: processor time, context switches, system calls, and our own
-//! counters, as differences of two looks from outside. What this kernel does not tell is absent.
+//! What a system spends on its I/Os: processor time, context switches, system calls, and rblk's own
+//! counters, each as the difference of two readings. Values that this kernel does not have are
+//! absent.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Map, Value, json};
 
 use crate::interrupt;
 use crate::peer::System;
 use crate::peer::rblk::Counters;
+use crate::peer::trigger;
 use crate::peer::undo::{Journal, Step};
 use crate::result::{Cpu, PerIo, Summary};
 
-/// The trigger that counts system calls by thread and number.
-const TRIGGER: &str = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/trigger";
-/// What it counted.
-const HISTOGRAM: &str = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/hist";
-/// Its words. A name of its own tells it from somebody else's.
-const WORDS: &str = "hist:keys=common_pid,id:size=4096:name=rblk_bench";
 /// Windows in which they are counted: one in which the machine stood still does not decide.
 const WINDOWS: u32 = 5;
 /// Data threads of both ends begin so.
@@ -221,11 +217,11 @@ fn ios_of(stat: &str) -> u64 {
 /// # Errors
 /// The kernel goes on counting.
 pub fn counts_syscalls(journal: &Journal) -> Result<bool> {
-    if !Path::new(TRIGGER).exists() {
+    if !trigger::exists() {
         return Ok(false);
     }
     let undo = journal.note(Step::SyscallTrigger)?;
-    let counts = set_trigger(WORDS).is_ok();
+    let counts = trigger::set().is_ok();
     undo.undo()?;
     Ok(counts)
 }
@@ -255,11 +251,10 @@ pub fn syscalls<T>(
     let undo = journal.note(Step::SyscallTrigger)?;
     let threads = pids.map(|pid| pid.map(data_threads).unwrap_or_default());
     let mut called = || -> Result<Called<T>> {
-        let text = fs::read_to_string(HISTOGRAM).with_context(|| format!("reading {HISTOGRAM}"))?;
-        Ok(Called { calls: sums(&parse(&text), &threads), seen: look()? })
+        Ok(Called { calls: sums(&trigger::counts()?, &threads), seen: look()? })
     };
     let mut count = || -> Result<Vec<Called<T>>> {
-        set_trigger(WORDS)?;
+        trigger::set()?;
         let mut all = vec![called()?];
         for _ in 0..WINDOWS {
             interrupt::sleep(time / WINDOWS)?;
@@ -296,24 +291,6 @@ pub fn calls_per_io<T>(
     Summary::of(each).map(|summary| summary.median)
 }
 
-/// Takes the trigger away, if it is on.
-///
-/// # Errors
-/// It is still on.
-pub fn remove_trigger() -> Result<()> {
-    let is_on = || fs::read_to_string(TRIGGER).is_ok_and(|text| text.contains("rblk_bench"));
-    if is_on() { set_trigger(&format!("!{WORDS}")) } else { Ok(()) }
-}
-
-fn set_trigger(words: &str) -> Result<()> {
-    use std::io::Write;
-    fs::OpenOptions::new()
-        .write(true)
-        .open(TRIGGER)
-        .and_then(|mut file| file.write_all(words.as_bytes()))
-        .with_context(|| format!("{TRIGGER}: {words}"))
-}
-
 fn data_threads(pid: u32) -> HashSet<u32> {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return HashSet::new() };
     let is_data = |task: &fs::DirEntry| {
@@ -324,33 +301,12 @@ fn data_threads(pid: u32) -> HashSet<u32> {
     ids.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Thread and count of lines such as `{ common_pid: 123, id: 1 } hitcount: 10`.
-fn parse(histogram: &str) -> Vec<(u32, u64)> {
-    let of_line = |line: &str| {
-        let line = line.trim().strip_prefix("{ common_pid:")?;
-        let (thread, rest) = line.split_once(',')?;
-        let count = rest.split_once("hitcount:")?.1;
-        Some((thread.trim().parse().ok()?, count.trim().parse().ok()?))
-    };
-    histogram.lines().filter_map(of_line).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use rblk_initiator::engine::QueueCounts;
     use rblk_target::stats::StatsSnapshot;
 
     use super::*;
-
-    #[test]
-    fn the_histogram_is_read() {
-        let text = "# event histogram\n#\n# trigger info: hist:keys=common_pid,id:vals=hitcount\n\n\
-                    { common_pid:        123, id:          1 } hitcount:         10\n\
-                    { common_pid:        123, id:        426 } hitcount:          5\n\
-                    { common_pid:       2437, id:         24 } hitcount:          7\n\n\
-                    Totals:\n    Hits: 22\n    Entries: 3\n    Dropped: 0\n";
-        assert_eq!(parse(text), [(123, 10), (123, 5), (2437, 7)]);
-    }
 
     #[test]
     fn calls_are_divided_by_the_ios_of_their_window() {

@@ -4,9 +4,9 @@
 //! perf begins slowly, above all in an emulated guest, so one of it samples all loads of a run, and
 //! each sample is counted for the load within whose [`Window`] it was taken.
 //!
-//! The samples are of the CPU clock, which every machine has, emulated ones too; so what runs with
-//! interrupts off is charged to where they are on again (`_raw_spin_unlock_irqrestore`,
-//! `finish_task_switch`).
+//! The samples are of the CPU clock, which every machine has, emulated machines too. Code that runs
+//! with interrupts off is charged to the place where they are on again
+//! (`_raw_spin_unlock_irqrestore`, `finish_task_switch`).
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command};

@@ -1,8 +1,8 @@
 //! The measuring itself: systems side by side, cells one after the other, in every cell all systems
 //! in turn, round by round.
 //!
-//! A system that fails is taken down and left out from then on, with its reason in the run; what
-//! was measured of it stays. Only an interrupt ends it all.
+//! A system that fails is removed and left out from then on, with the reason in the run; its
+//! samples so far stay. Only an interrupt ends the whole run.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -435,7 +435,7 @@ fn wait_for_io(disk: &Path) -> Result<()> {
     interrupt::sleep(Duration::from_millis(500))
 }
 
-/// Runs a load whose processes are ended by whoever undoes, should this process be killed.
+/// Runs a load. Its processes are in the journal: a later run ends them if this process is killed.
 fn load(journal: &Journal, words: &[String], seconds: u32) -> Result<()> {
     let (tag, undo) = load_tag(journal)?;
     let done = fio::run(words, seconds, &tag);

@@ -118,32 +118,3 @@ impl CostArgs {
         })
     }
 }
-
-/// The arguments that make this program measure a plan by its own counters.
-pub(super) fn of(plan: &Plan) -> Vec<String> {
-    fn list<T>(of: &[T], word: impl Fn(&T) -> String) -> String {
-        of.iter().map(word).collect::<Vec<_>>().join(",")
-    }
-    let mut args = vec![
-        "cost".to_owned(),
-        format!("--ops={}", list(&plan.ops, |op| op.word().to_owned())),
-        format!("--sizes={}", list(&plan.sizes, u32::to_string)),
-        format!("--depths={}", list(&plan.depths, u16::to_string)),
-        format!("--queue-depth={}", plan.queue_depth),
-        format!("--ios={}", plan.ios),
-        format!("--volume={}", list(&plan.volumes, |volume| volume.word().to_owned())),
-        format!("--inline={}", plan.in_capsule_bytes),
-        format!("--reads-out={}", plan.reads_out),
-        format!("--seed={}", plan.seed),
-    ];
-    if !plan.immediates {
-        args.push("--no-immediates".to_owned());
-    }
-    if !plan.lists {
-        args.push("--no-lists".to_owned());
-    }
-    if !plan.data_lists {
-        args.push("--no-data-lists".to_owned());
-    }
-    args
-}

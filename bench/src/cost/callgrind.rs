@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn what_is_no_profile_is_refused() {
-        // A number that was never given a name, a cost of nobody, calls of nobody, two events.
+        // A number without a name, a cost and calls without a function, two events.
         for text in [TEXT, "0 5\n", "fn=f\ncalls=1 0\n0 5\n", "events: Ir Dr\n", "fn=f\n0 x\n"] {
             assert!(Profile::parse(text).is_err(), "{text}");
         }

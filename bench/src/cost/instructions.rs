@@ -1,10 +1,10 @@
 //! Instructions of each end's engine per I/O, by valgrind's callgrind.
 //!
 //! The same program is started once more under callgrind with the same cases, and dumps a profile
-//! at the end of each measured loop. The cost of an end is that of its calls by the rig, less what
-//! its calls into the fabric and the store took: what is left is the protocol, the cache and the
-//! bookkeeping. The fabric of the rig is not that of an RDMA device, so it is told apart. Turns in
-//! which nothing came are counted too, as a polling thread has them.
+//! at the end of each measured loop. The cost of an end is the cost of the rig's calls to it, less
+//! the cost of its own calls to the fabric and the store. The rest is the protocol, the cache and
+//! the bookkeeping. The rig's fabric is not that of an RDMA device, so it is reported apart. Turns
+//! without work are counted too, because a polling thread makes them.
 
 use std::path::Path;
 use std::process::Command;
@@ -64,7 +64,7 @@ pub fn measure(plan: &Plan, hottest: usize) -> Result<Vec<InstructionCost>> {
     command.arg(format!("--zero-before={MEASURED}"));
     command.arg(format!("--dump-after={MEASURED}"));
     command.arg(format!("--callgrind-out-file={}", out.display()));
-    command.arg(std::env::current_exe()?).args(super::args::of(plan));
+    command.arg(std::env::current_exe()?).args(plan.arguments());
     child::output(&mut command, LIMIT).context("valgrind is a package of that name")?;
     let mut costs = Vec::new();
     for (number, case) in plan.cases().into_iter().enumerate() {

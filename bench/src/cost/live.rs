@@ -1,8 +1,8 @@
 //! What one I/O costs running daemons, by their own counters and the kernel's.
 //!
-//! fio keeps a mounted device busy; the counters of the mount and of its target are read before and
-//! after, and the difference is divided by the I/Os that the mount answered meanwhile. A target on
-//! another host has no column.
+//! fio keeps a mounted device busy. The counters of the mount and of its target are read before and
+//! after, and the differences are divided by the I/Os that the mount answered in between. A target
+//! on another host has no column.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ use super::{Op, Plan};
 use crate::child::{self, OnInterrupt};
 use crate::compare::probe;
 use crate::interrupt;
-use crate::peer::rblk::{mount_of, target_status};
+use crate::peer::daemon::{mount_of, target_status};
 use crate::peer::undo::{self, Journal};
 
 /// How long fio may take beyond what it was told to run.

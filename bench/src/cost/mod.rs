@@ -4,14 +4,12 @@
 //! | module | what it counts |
 //! |---|---|
 //! | [`rig`] | both ends' own counters, over a closed loop of I/Os through the real engines |
-//! | [`allocations`] | what a thread asks the allocator for |
 //! | [`instructions`] | instructions of each end's engine in the same loop, by callgrind |
 //! | [`live`] | counters of running daemons while a device is under load |
 //!
 //! Nothing of [`rig`] and [`instructions`] is timed: the numbers are exact and the same in every
 //! run.
 
-pub mod allocations;
 pub mod args;
 mod callgrind;
 pub mod instructions;
@@ -21,10 +19,10 @@ mod table;
 
 use clap::ValueEnum;
 use rblk_initiator::io::IoOp;
+use rblk_rig::inprocess::VolumeKind;
 use rblk_target::volume::CacheMode;
 use serde::{Deserialize, Serialize};
 
-use crate::inprocess::VolumeKind;
 pub use args::CostArgs;
 pub use instructions::InstructionCost;
 pub use live::LiveCost;

@@ -9,13 +9,14 @@ use anyhow::{Context, Result, ensure};
 use rblk_fabric::Transport;
 use rblk_initiator::engine::QueueCounts;
 use rblk_protocol::{AccessMode, Features, Tag};
+use rblk_rig::allocations;
+use rblk_rig::inprocess::{Allocations, QueueId, QueueOptions, Rig, RigOptions, VolumeSpec};
+use rblk_rig::ram_store::RamStore;
 use rblk_target::stats::StatsSnapshot;
 use rblk_target::store::VolumeIndex;
 use serde::{Deserialize, Serialize};
 
-use super::{Case, Op, Report, Volume, allocations};
-use crate::inprocess::{Allocations, QueueId, QueueOptions, Rig, RigOptions, VolumeSpec};
-use crate::ram_store::RamStore;
+use super::{Case, Op, Report, Volume};
 
 /// Steps one I/O may take.
 const STEPS_PER_IO: u64 = 10_000;
@@ -91,6 +92,35 @@ pub struct Cost {
 }
 
 impl Plan {
+    /// The arguments that make this program measure this plan by its own counters.
+    pub(super) fn arguments(&self) -> Vec<String> {
+        fn list<T>(of: &[T], word: impl Fn(&T) -> String) -> String {
+            of.iter().map(word).collect::<Vec<_>>().join(",")
+        }
+        let mut args = vec![
+            "cost".to_owned(),
+            format!("--ops={}", list(&self.ops, |op| op.word().to_owned())),
+            format!("--sizes={}", list(&self.sizes, u32::to_string)),
+            format!("--depths={}", list(&self.depths, u16::to_string)),
+            format!("--queue-depth={}", self.queue_depth),
+            format!("--ios={}", self.ios),
+            format!("--volume={}", list(&self.volumes, |volume| volume.word().to_owned())),
+            format!("--inline={}", self.in_capsule_bytes),
+            format!("--reads-out={}", self.reads_out),
+            format!("--seed={}", self.seed),
+        ];
+        if !self.immediates {
+            args.push("--no-immediates".to_owned());
+        }
+        if !self.lists {
+            args.push("--no-lists".to_owned());
+        }
+        if !self.data_lists {
+            args.push("--no-data-lists".to_owned());
+        }
+        args
+    }
+
     fn features(&self) -> Features {
         let if_wanted = |wanted, feature| if wanted { feature } else { Features::default() };
         if_wanted(self.immediates, Features::WRITE_WITH_IMM)

@@ -1,4 +1,4 @@
-//! [`Control`]: a thread that serves what connections are made of, while the measuring ones poll.
+//! [`Control`]: a thread that serves connection events while the measuring threads poll.
 
 use std::future::Future;
 use std::thread::JoinHandle;

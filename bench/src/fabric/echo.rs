@@ -1,9 +1,9 @@
 //! Ping-pong over plain UDP and TCP sockets: what the network and the kernel cost without a
 //! provider.
 //!
-//! The server sends back what it gets: datagrams of the length they came in, and of a TCP
-//! connection messages of the length its first bytes name. It keeps nothing of them, never sends
-//! more than it got, and serves one TCP client at a time.
+//! The server sends back what it receives: over UDP each datagram; over TCP messages whose length
+//! is in the first bytes of the connection. It keeps no data, never sends more than it received,
+//! and serves one TCP client at a time.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};

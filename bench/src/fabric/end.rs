@@ -1,8 +1,8 @@
 //! [`End`]: one end of a measurement: a poller with one QP, its memory, and a way to wait.
 //!
-//! Invariants: memory is `[what comes | what goes]`, each [`Job::window`] bytes and one small slot
-//! each behind them; work requests outstanding never exceed [`SEND_WRS`] and the posted RECVs;
-//! every wait ends at the deadline.
+//! Invariants: the memory is `[received | sent]`, each of [`Job::window`] bytes, with one small
+//! message each behind them. Outstanding WRs never exceed [`SEND_WRS`] and the posted RECVs. Every
+//! wait ends at the deadline.
 
 use std::fmt;
 use std::time::{Duration, Instant};

@@ -365,7 +365,7 @@ fn us(ns: u64) -> String {
     format!("{}.{:02}", ns / 1000, ns % 1000 / 10)
 }
 
-/// Progress, for whoever waits.
+/// Prints progress.
 fn tell(word: &str) {
     eprintln!("rblk-bench: {word}");
 }
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_where_nobody_serves_is_an_error_with_the_address() {
+    fn a_port_without_a_server_is_an_error_with_the_address() {
         let plan = Plan {
             time: Duration::from_millis(20),
             region: 4096,
@@ -463,7 +463,7 @@ mod tests {
             far: true,
             perftest: false,
         };
-        // The port of who connected is nobody else's, and nobody listens there.
+        // The port of a connected socket: no other process has it, and no process listens there.
         let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let taken = std::net::TcpStream::connect(other.local_addr().unwrap()).unwrap();
         let port = taken.local_addr().unwrap().port();

@@ -1,8 +1,8 @@
-//! perftest (`ib_send_lat`, `ib_write_bw`, ...) on the same device: what the device can do by
-//! another's word.
+//! perftest (`ib_send_lat`, `ib_write_bw`, ...) on the same device: what the device can do,
+//! measured by another program.
 //!
-//! Both ends run here, the server first. Its latencies are half of a round trip, but that of a
-//! READ; its "MB/sec" are MiB/s.
+//! Both ends run here, the server first. A latency of perftest is half of a round trip, except that
+//! of a READ. Its "MB/sec" are MiB/s.
 
 use std::net::{IpAddr, TcpListener};
 use std::process::{Command, Stdio};

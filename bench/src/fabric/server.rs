@@ -1,8 +1,7 @@
-//! [`Server`]: the passive end: does its part of each job that a client brings, one after the
-//! other.
+//! [`Server`]: the passive end. It does its part of each client's job, one job after the other.
 //!
-//! It gives a client nothing but the memory of the job, which is made for it and goes with it. A
-//! job has a deadline, so a client that stays for longer, or says nothing, is left.
+//! A client reaches only the memory of its job, which is made for the job and freed with it. A job
+//! has a deadline, so a client that stays longer, or sends nothing, is disconnected.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::Arc;

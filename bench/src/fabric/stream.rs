@@ -1,8 +1,8 @@
 //! Bandwidth: many messages at once, for some time.
 //!
-//! What counts is proved: a WRITE and a READ by their completions, a SEND by a small message of the
-//! receiver. The rate is that between the first and the last proof, so filling the pipe is not in
-//! it.
+//! Only confirmed bytes count: a WRITE and a READ are confirmed by their completions, a SEND by a
+//! small message of the receiver. The rate is that between the first and the last confirmation, so
+//! the time that fills the pipe does not count.
 
 use std::time::{Duration, Instant};
 

@@ -87,7 +87,7 @@ fn ip_of_gid(text: &str) -> Option<IpAddr> {
     (!ip.is_unspecified() && !links_only).then_some(ip.into())
 }
 
-/// The addresses of a network interface, but for those that mean something only on a link.
+/// The addresses of a network interface, except link-local ones.
 fn interface_addresses(name: &str) -> Vec<IpAddr> {
     let Ok(all) = getifaddrs() else { return Vec::new() };
     let of_it = all.filter(|one| one.interface_name == name).filter_map(|one| one.address);

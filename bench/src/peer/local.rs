@@ -1,8 +1,8 @@
 //! RAM disks of the kernel (brd): one as the floor under all remote disks, the others as what
 //! targets export.
 //!
-//! They are bio-based: a request is a copy in the caller, with no queue in between. What was in
-//! them is overwritten, so one that somebody uses is refused.
+//! They are bio-based: a request is a copy in the caller, without a queue. Their contents are
+//! overwritten, so a RAM disk that is in use is refused.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::module::Loaded;
+use super::loaded::Loaded;
 
 /// RAM disks that are made when the kernel has none.
 const DISKS: u32 = 4;

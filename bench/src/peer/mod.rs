@@ -2,13 +2,14 @@
 //!
 //! | module | what is in it |
 //! |---|---|
-//! | [`rblk`] | a target of ours and a mount |
-//! | [`nvmet`] | the kernel's target and host of NVMe over RDMA and TCP |
+//! | [`rblk`], [`daemon`] | a target of ours and a mount; what running ones say |
+//! | [`nvmet`], `nvme_kernel` | the kernel's target and host of NVMe over RDMA and TCP |
 //! | [`nbd`] | nbdkit and the kernel's client |
 //! | [`ublk_null`] | a ublk disk that does nothing |
 //! | [`local`] | RAM disks |
 //! | [`undo`] | the journal by which all of it is taken down |
-//! | [`module`] | kernel modules |
+//! | [`module`], [`loaded`] | kernel modules; those that a run loaded |
+//! | [`trigger`] | the trigger that counts system calls |
 //!
 //! A [`System`] is a disk that is there; dropped, it is gone. Nothing is set up without a line in
 //! the journal.
@@ -20,21 +21,24 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use self::loaded::Loaded;
 use self::local::RamDisks;
-use self::module::Loaded;
 use self::nbd::Nbd;
 use self::nvmet::{Nvme, Transport};
 use self::rblk::{Backing, Carrier, Counters, Rblk, RblkSpec};
 use self::ublk_null::{NullDisk, UblkNull};
 use self::undo::{Journal, Step, Undo};
-use crate::args::CleanUpArgs;
 use crate::child;
 
+pub mod daemon;
+pub mod loaded;
 pub mod local;
 pub mod module;
 pub mod nbd;
+mod nvme_kernel;
 pub mod nvmet;
 pub mod rblk;
+pub mod trigger;
 pub mod ublk_null;
 pub mod undo;
 
@@ -200,7 +204,7 @@ impl System {
                     bail!("{} is no block device", path.display());
                 }
                 local::must_be_unused(path)?;
-                let mount = rblk::mount_of(path).map(|status| status.name);
+                let mount = daemon::mount_of(path).map(|status| status.name);
                 Ok(Self::new(path.clone(), format!("{}", path.display()), What::Given { mount }))
             }
         }
@@ -333,7 +337,7 @@ impl System {
         match &self.what {
             What::Rblk(rblk) => Some(rblk.initiator_pid()),
             What::UblkNull(_) => Some(std::process::id()),
-            What::Given { mount } => Some(rblk::mount_status(mount.as_deref()?)?.pid),
+            What::Given { mount } => Some(daemon::mount_status(mount.as_deref()?)?.pid),
             What::Nbd { .. } | What::Nvme(_) | What::Local => None,
         }
     }
@@ -354,7 +358,7 @@ impl System {
         match &self.what {
             What::Rblk(rblk) => rblk.counters(),
             What::Given { mount: Some(name) } => Counters {
-                initiator: rblk::mount_status(name).map(|status| status.total),
+                initiator: daemon::mount_status(name).map(|status| status.total),
                 target: None,
             },
             _ => Counters::default(),
@@ -380,13 +384,13 @@ fn connected_nbd() -> Vec<PathBuf> {
     names.filter(|n| n.starts_with("nbd")).map(|n| Path::new("/dev").join(n)).collect()
 }
 
-/// Takes away what runs that were killed have left.
+/// Undoes what runs that were killed have left; with `dry_run` only prints the steps.
 ///
 /// # Errors
-/// Something of it cannot be taken away.
-pub fn clean_up(args: &CleanUpArgs) -> Result<()> {
+/// A step cannot be undone.
+pub fn clean_up(dry_run: bool) -> Result<()> {
     let dir = Path::new(undo::DIR);
-    if args.dry_run {
+    if dry_run {
         for step in undo::look(dir)? {
             println!("{}", serde_json::to_string(&step)?);
         }

@@ -1,13 +1,11 @@
-//! Kernel modules: loaded when they are missing, and noted, so that what was loaded is unloaded.
+//! Kernel modules: whether one is there, loading and unloading.
 
-use std::cell::RefCell;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::undo::{Journal, Step, Undo};
 use crate::child;
 
 /// How long loading or unloading one may take.
@@ -15,59 +13,21 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// How long a module's last users may take to let go.
 const USERS: Duration = Duration::from_secs(10);
 
-/// Makes sure that a module is there; `None` when it was before: loaded, or a part of the kernel.
-///
-/// # Errors
-/// It is not there and cannot be loaded.
-pub fn ensure(journal: &Journal, name: &str, parameters: &[&str]) -> Result<Option<Undo>> {
-    if is_there(name) {
-        return Ok(None);
-    }
-    let names = with_dependencies(name)?.into_iter().filter(|name| !is_there(name)).collect();
-    let undo = journal.note(Step::Modules { names })?;
-    let mut command = Command::new("modprobe");
-    child::output(command.arg(name).args(parameters), LIMIT)
-        .with_context(|| format!("this kernel has no {name} and cannot load it"))?;
-    Ok(Some(undo))
-}
-
-/// The modules that a run loaded. Several systems need the same ones, so they stay until this is
-/// dropped; then they are unloaded, the last one first.
-#[derive(Debug)]
-pub struct Loaded {
-    journal: Journal,
-    undos: RefCell<Vec<Undo>>,
-}
-
-impl Loaded {
-    /// None yet.
-    #[must_use]
-    pub fn new(journal: &Journal) -> Self {
-        Self { journal: journal.clone(), undos: RefCell::default() }
-    }
-
-    /// Makes sure that a module is there: loaded, or a part of the kernel.
-    ///
-    /// # Errors
-    /// It is not there and cannot be loaded.
-    pub fn ensure(&self, name: &str, parameters: &[&str]) -> Result<()> {
-        self.undos.borrow_mut().extend(ensure(&self.journal, name, parameters)?);
-        Ok(())
-    }
-}
-
-impl Drop for Loaded {
-    fn drop(&mut self) {
-        while let Some(undo) = self.undos.get_mut().pop() {
-            drop(undo);
-        }
-    }
-}
-
 /// Whether a module is loaded or a part of the kernel.
 #[must_use]
 pub fn is_there(name: &str) -> bool {
     Path::new("/sys/module").join(file_name(name)).exists()
+}
+
+/// Loads a module.
+///
+/// # Errors
+/// The module cannot be loaded.
+pub(super) fn load(name: &str, parameters: &[&str]) -> Result<()> {
+    let mut command = Command::new("modprobe");
+    child::output(command.arg(name).args(parameters), LIMIT)
+        .with_context(|| format!("this kernel has no {name} and cannot load it"))?;
+    Ok(())
 }
 
 /// Unloads modules, those that need others first. One that is in use is given some time.
@@ -91,7 +51,7 @@ pub(super) fn unload(names: &[String]) -> Result<()> {
 }
 
 /// A module and what it needs, in the order of loading.
-fn with_dependencies(name: &str) -> Result<Vec<String>> {
+pub(super) fn with_dependencies(name: &str) -> Result<Vec<String>> {
     let mut command = Command::new("modprobe");
     let text = child::output(command.args(["--show-depends", name]), LIMIT)
         .with_context(|| format!("this kernel has no {name}, and there is no such module"))?;

@@ -5,8 +5,8 @@
 //! | a server | `nbdkit -f --exit-with-parent ... memory BYTES` | [`Nbd::stop`], drop, or our end |
 //! | a device | `nbd-client ADDRESS PORT /dev/nbdN ...` | the same; after a crash [`disconnect`] |
 //!
-//! The module `nbd` has to be there already: loading it is the business of whoever sets systems up.
-//! Only a device that nobody uses is taken, and only that one is given back.
+//! The caller loads the module `nbd`. Only an unused device is taken, and only that one is given
+//! back.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};

@@ -1,26 +1,21 @@
 //! rblk itself: a target in a process of its own, and a volume of it mounted on the same host.
 //!
 //! Each system has its own target, so that counters and processor time are its own. Programs are
-//! those of one directory, with the defaults of a user who gives no flags, but for the number of
+//! those of one directory, with the defaults of a user who gives no flags, except the number of
 //! queues.
 
-use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rblk_initiator::engine::QueueCounts;
-use rblk_initiator::mount::socket as mount_socket;
 use rblk_initiator::mount::status::MountStatus;
-use rblk_target::control::socket as target_socket;
-use rblk_target::control::status::TargetStatus;
 use rblk_target::stats::StatsSnapshot;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
+use super::daemon::{mount_status, target_status};
 use super::undo::{Journal, Step, Undo};
 use crate::{child, interrupt};
 
@@ -28,12 +23,6 @@ use crate::{child, interrupt};
 const SERVE_LIMIT: Duration = Duration::from_secs(30);
 /// How long a mount may take.
 const MOUNT_LIMIT: Duration = Duration::from_secs(60);
-/// How long taking a mount away in good order may take, and then by force.
-const UMOUNT_LIMIT: Duration = Duration::from_secs(10);
-/// How long a daemon may take to tell of itself.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-/// Most bytes of an answer.
-const ANSWER_MAX: u64 = 4 << 20;
 /// The volume's name.
 const VOLUME: &str = "bench";
 
@@ -253,70 +242,6 @@ impl Server {
     }
 }
 
-/// Takes a mount away: in good order, else by force, else by ending its process.
-pub(super) fn unmount(program: &Path, name: &str, tag: &str) -> Result<()> {
-    let is_there = || rblk_initiator::mount::run_dir::names().iter().any(|known| known == name);
-    let umount = |force: bool| {
-        let mut command = Command::new(program);
-        command.args(["umount", name]).args(force.then_some("--force"));
-        child::output_uninterrupted(&mut command, UMOUNT_LIMIT)
-    };
-    let mut tried = Ok(String::new());
-    if is_there() {
-        tried = umount(false).or_else(|_| umount(true));
-    }
-    // The command that makes a mount may be under way still.
-    child::end_tagged(tag, Duration::ZERO)?;
-    if is_there() {
-        tried = umount(true);
-    }
-    if is_there() {
-        let error = tried.err().map_or(String::new(), |error| format!(": {error:#}"));
-        bail!("the mount {name} is still there{error}");
-    }
-    let _ = std::fs::remove_file(format!("/run/rblk/log/{name}.log"));
-    Ok(())
-}
-
-/// The status of a mount; `None` if nobody answers in time.
-#[must_use]
-pub fn mount_status(name: &str) -> Option<MountStatus> {
-    match ask(&mount_socket::socket_path(name), &mount_socket::Ask::Status).ok()? {
-        mount_socket::Response::Status(status) => Some(*status),
-        _ => None,
-    }
-}
-
-/// The status of a target; `None` if nobody answers in time.
-#[must_use]
-pub fn target_status(socket: &Path) -> Option<TargetStatus> {
-    match ask(socket, &target_socket::Ask::Status).ok()? {
-        target_socket::Response::Status(status) => Some(*status),
-        _ => None,
-    }
-}
-
-/// The mount that has a device.
-#[must_use]
-pub fn mount_of(device: &Path) -> Option<MountStatus> {
-    let mounts =
-        rblk_initiator::mount::run_dir::names().into_iter().filter_map(|name| mount_status(&name));
-    mounts.into_iter().find(|status| Path::new(&status.device) == device)
-}
-
-/// One request and its answer, a line of JSON each.
-fn ask<A: DeserializeOwned>(socket: &Path, request: &impl Serialize) -> Result<A> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(ANSWER_LIMIT))?;
-    stream.set_write_timeout(Some(ANSWER_LIMIT))?;
-    let mut line = serde_json::to_vec(request)?;
-    line.push(b'\n');
-    stream.write_all(&line)?;
-    let mut answer = Vec::new();
-    stream.take(ANSWER_MAX).read_to_end(&mut answer)?;
-    Ok(serde_json::from_slice(&answer)?)
-}
-
 fn url(carrier: Carrier, at: SocketAddr) -> String {
     match carrier {
         Carrier::Verbs => format!("rdma://{at}"),
@@ -337,14 +262,5 @@ mod tests {
         let at = |text: &str| text.parse().unwrap();
         assert_eq!(url(Carrier::Verbs, at("10.9.0.1:7730")), "rdma://10.9.0.1:7730");
         assert_eq!(url(Carrier::Tcp, at("[::1]:7731")), "tcp://[::1]:7731");
-    }
-
-    #[test]
-    fn nobody_answers_where_nobody_is() {
-        let dir = tempfile::tempdir().unwrap();
-        assert!(target_status(&dir.path().join("none.sock")).is_none());
-        assert!(mount_status("no-such-mount").is_none());
-        let name = "no-such-mount-of-this-test";
-        unmount(Path::new("/bin/false"), name, "no-such-tag-of-this-test").unwrap();
     }
 }

@@ -62,7 +62,7 @@ impl NullDisk {
     }
 }
 
-/// A running null disk. Dropping it takes the disk away; whoever has it open gets errors.
+/// A running null disk. Dropping it removes the disk; processes that have it open get errors.
 #[derive(Debug)]
 pub struct UblkNull {
     device: Option<Device>,
@@ -123,7 +123,7 @@ impl UblkNull {
             let end = end.clone();
             std::thread::Builder::new().name(format!("ublk-null-{id}")).spawn(move || {
                 let served = serve(config, &bell);
-                // Nobody listens after a deadline.
+                // The receiver is gone after a deadline.
                 let _ = end.send(served.with_context(|| format!("null queue {id}")));
             })?;
         }

@@ -1,15 +1,15 @@
-//! The undo journal: what was set up on this machine, so that it can be taken down even by another
-//! process.
+//! The undo journal: what was set up on this machine, so that another process can undo it after
+//! this one died.
 //!
 //! ```text
 //! note(step) -> line in PID.undo, synced -> the action itself
 //!            -> drop or undo() -> the action undone -> line "done"
 //! ```
 //!
-//! A journal is held by a lock on its file for as long as its process lives, so whoever gets the
-//! lock knows that nobody will undo what is in it ([`sweep`]). Steps are undone last one first.
-//! Each is such that undoing it twice, or without its having been done, changes nothing; each
-//! touches only names that were made for it; each has a deadline.
+//! A process locks the file of its journal for as long as it lives. A process that gets the lock of
+//! another journal therefore knows that its owner is dead, and undoes the steps ([`sweep`]), the
+//! last one first. Undoing a step twice, or a step that was never done, changes nothing. A step
+//! touches only names that were made for it, and has a deadline.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -23,9 +23,8 @@ use rblk_initiator::ublk::DeviceToken;
 use serde::{Deserialize, Serialize};
 
 use super::ublk_null::UblkNull;
-use super::{module, nbd, nvmet, rblk};
+use super::{daemon, module, nbd, nvme_kernel, trigger};
 use crate::child;
-use crate::compare::probe;
 
 /// Where journals are: kernel state and this directory end together, at the next boot.
 pub const DIR: &str = "/run/rblk-bench";
@@ -113,16 +112,16 @@ impl Step {
             Self::Load { tag } => child::end_tagged(tag, Duration::ZERO),
             Self::Modules { names } => module::unload(names),
             Self::Directory { name } => remove_directory(dir, name),
-            Self::NvmetSubsystem { nqn } => nvmet::remove_subsystem(nqn),
-            Self::NvmetPort { id, nqn } => nvmet::remove_port(*id, nqn),
-            Self::NvmeHost { nqn } => nvmet::disconnect(nqn),
-            Self::Mount { name, program, tag } => rblk::unmount(program, name, tag),
+            Self::NvmetSubsystem { nqn } => nvme_kernel::remove_subsystem(nqn),
+            Self::NvmetPort { id, nqn } => nvme_kernel::remove_port(*id, nqn),
+            Self::NvmeHost { nqn } => nvme_kernel::disconnect(nqn),
+            Self::Mount { name, program, tag } => daemon::unmount(program, name, tag),
             Self::Ublk { token } => match token.parse::<DeviceToken>() {
                 Ok(_) if !Path::new("/dev/ublk-control").exists() => Ok(()),
                 Ok(token) => UblkNull::remove_left_over(token).map(drop),
                 Err(error) => bail!("{token}: {error}"),
             },
-            Self::SyscallTrigger => probe::remove_trigger(),
+            Self::SyscallTrigger => trigger::remove(),
             Self::Nbd { device } => nbd::disconnect(device),
             Self::NbdToCome { connected } => super::connected_nbd()
                 .iter()
@@ -171,7 +170,7 @@ impl Journal {
     pub fn create(dir: &Path) -> Result<Self> {
         make_private(dir)?;
         let pid = std::process::id();
-        // Under another name until it is locked, so that nobody takes it for a dead one's.
+        // Under another name until it is locked: an unlocked journal looks like a dead process's.
         let new = dir.join(format!("{pid}.new"));
         let open = || OpenOptions::new().create(true).append(true).open(&new);
         let file = open().with_context(|| format!("cannot make {}", new.display()))?;

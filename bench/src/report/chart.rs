@@ -1,8 +1,8 @@
 //! The two kinds of plots: [`Bars`] for things beside each other, [`Lines`] for one thing that
 //! grows.
 //!
-//! Both take what they show as plain values, draw what is there, and say in words what is not: a
-//! plot of nothing is a plot that says so.
+//! Both take plain values and draw those that are there. A missing value is named in words, and so
+//! is an empty plot.
 
 use super::axis::Axis;
 use super::number;

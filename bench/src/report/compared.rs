@@ -117,7 +117,7 @@ fn ratio_card(
         width: if wide { 1060.0 } else { 520.0 },
     };
     let file = if whole { "" } else { "-others" };
-    page.card(&format!("ratio-{ours}-{theirs}{file}"), chart.draw(), wide, "");
+    page.card(&format!("ratio-{ours}-{theirs}{file}"), &chart.draw(), wide, "");
 }
 
 /// Every system in every cell.
@@ -135,7 +135,7 @@ pub(super) fn systems_beside(page: &mut Page, run: &Run) {
         for cell in run.cells.iter().filter(|cell| cell.jobs <= 1) {
             let chart = beside(run, cell);
             if chart.bars.iter().any(|bar| bar.value.is_ok()) {
-                page.card(&format!("systems-{}", cell.key), chart.draw(), false, "");
+                page.card(&format!("systems-{}", cell.key), &chart.draw(), false, "");
             }
         }
     });

@@ -1,7 +1,7 @@
-//! The goals, and what a run says of each: met, short, or not measured.
+//! The goals, and the verdict of a run on each: met, short, or not measured.
 //!
-//! The numbers of a goal are medians of ratios within a round, never ratios of medians. A goal that
-//! a run has no numbers for is not measured, which is not met.
+//! The numbers of a goal are medians of ratios within a round, never ratios of medians. A goal
+//! without numbers in a run is not measured, and that is not met.
 
 use std::collections::BTreeMap;
 
@@ -276,48 +276,55 @@ fn io_cost(run: &Run) -> Vec<Verdict> {
 }
 
 fn instructions(run: &Run) -> Vec<Verdict> {
-    let rows: Vec<_> = run
-        .cost
-        .iter()
-        .flat_map(|cost| &cost.instructions)
-        .filter(|row| row.case.bytes == 4 << 10)
-        .collect();
-    let most = |value: fn(&crate::cost::InstructionCost) -> f64| {
-        Summary::of(rows.iter().map(|row| value(row))).map(|summary| summary.high)
-    };
-    vec![
-        at_most(
-            4,
-            "4 KiB: instructions of the initiator's engine".to_owned(),
-            most(|r| r.initiator.engine),
-            1500.0,
-        ),
-        at_most(
-            4,
-            "4 KiB: instructions of the target's engine".to_owned(),
-            most(|r| r.target.engine),
-            1500.0,
-        ),
-    ]
+    let ends = ["initiator", "target"].into_iter().zip(most_instructions(run));
+    ends.map(|(end, most)| {
+        at_most(4, format!("4 KiB: instructions of the {end}'s engine"), most, 1500.0)
+    })
+    .collect()
 }
 
-fn tcp(run: &Run) -> Vec<Verdict> {
-    let mut all = Vec::new();
-    let ours = system::RBLK_TCP;
+/// Our least ratio of IOPS over TCP to a peer, in the cells with one job and one queue that have at
+/// least this depth, and the title of that cell.
+fn worst_over_tcp(run: &Run, peer: &str, depth_least: u32) -> Option<(Summary, String)> {
     let single = |cell: &&Cell| cell.jobs == 1 && cell.queues == 1;
     let mut cells: Vec<&Cell> = run.cells.iter().filter(single).collect();
     let gate: Vec<Cell> = GATE.into_iter().map(gate_cell).collect();
     if cells.is_empty() {
         cells = gate.iter().collect();
     }
-    // A goal for every cell is as good as its worst cell.
-    let worst = |peer: &str, wanted: &dyn Fn(&Cell) -> bool| {
-        cells
-            .iter()
-            .filter(|cell| wanted(cell))
-            .filter_map(|cell| Some((run.ratio(ours, peer, &cell.key, iops)?, cell.title())))
-            .min_by(|a, b| a.0.median.total_cmp(&b.0.median))
+    let ratio = |cell: &Cell| run.ratio(system::RBLK_TCP, peer, &cell.key, iops);
+    cells
+        .into_iter()
+        .filter(|cell| cell.depth >= depth_least)
+        .filter_map(|cell| Some((ratio(cell)?, cell.title())))
+        .min_by(|a, b| a.0.median.total_cmp(&b.0.median))
+}
+
+/// The least ratio to nvme-tcp at depth 8 and more.
+#[must_use]
+pub fn worst_nvme_tcp(run: &Run) -> Option<(Summary, String)> {
+    worst_over_tcp(run, system::NVME_TCP, 8)
+}
+
+/// The least ratio to NBD.
+#[must_use]
+pub fn worst_nbd(run: &Run) -> Option<(Summary, String)> {
+    worst_over_tcp(run, system::NBD, 0)
+}
+
+/// The most instructions that the engines of the initiator and of the target take for 4 KiB.
+#[must_use]
+pub fn most_instructions(run: &Run) -> [Option<f64>; 2] {
+    let rows = run.cost.iter().flat_map(|cost| &cost.instructions);
+    let rows: Vec<_> = rows.filter(|row| row.case.bytes == 4 << 10).collect();
+    let most = |value: fn(&crate::cost::InstructionCost) -> f64| {
+        Summary::of(rows.iter().map(|row| value(row))).map(|summary| summary.high)
     };
+    [most(|row| row.initiator.engine), most(|row| row.target.engine)]
+}
+
+fn tcp(run: &Run) -> Vec<Verdict> {
+    let mut all = Vec::new();
     let mut line = |what: &str, worst: Option<(Summary, String)>, need: f64| {
         let mut verdict = at_least(5, what.to_owned(), worst.as_ref().map(|worst| worst.0), need);
         if let Some((_, cell)) = worst {
@@ -325,9 +332,8 @@ fn tcp(run: &Run) -> Vec<Verdict> {
         }
         all.push(verdict);
     };
-    let deep = |cell: &Cell| cell.depth >= 8;
-    line("rblk over TCP against nvme-tcp, depth 8 and more", worst(system::NVME_TCP, &deep), 1.0);
-    line("rblk over TCP against NBD, everywhere", worst(system::NBD, &|_| true), 2.0);
+    line("rblk over TCP against nvme-tcp, depth 8 and more", worst_nvme_tcp(run), 1.0);
+    line("rblk over TCP against NBD, everywhere", worst_nbd(run), 2.0);
     let jobs: Vec<(u32, Summary)> = run
         .cells
         .iter()
@@ -454,7 +460,7 @@ mod tests {
         assert_eq!(find(&ahead(&run), "randread QD32").state, State::Met);
         put(&mut run, system::RBLK_VERBS, &cell, 1, 125.9, 0.0);
         assert_eq!(find(&ahead(&run), "randread QD32").state, State::Short);
-        // The floor cannot ask for less than what holds for every cell.
+        // The floor never asks for less than every other cell does.
         put(&mut run, system::UBLK_NULL, &cell, 1, 90.0, 0.0);
         assert!((needed(&run, &cell) - 1.0).abs() < 1e-9);
     }

@@ -89,7 +89,7 @@ fn draw(page: &mut Page, plot: &ScalePlot) {
         caption += " Dashed: grows faster than its work.";
     }
     let key: String = plot.key.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
-    page.card(&format!("scale-{key}"), chart.draw(), false, caption.trim());
+    page.card(&format!("scale-{key}"), &chart.draw(), false, caption.trim());
 }
 
 /// A line named as a system looks like that system; others differ.

@@ -50,7 +50,7 @@ pub(super) fn section(page: &mut Page, run: &Run) {
                 means: Vec::new(),
                 marks: false,
             };
-            page.card(&format!("latency-{}", cell.key), chart.draw(), false, "");
+            page.card(&format!("latency-{}", cell.key), &chart.draw(), false, "");
         }
         for rw in grown {
             by_depth(page, run, rw);
@@ -155,7 +155,7 @@ fn by_depth(page: &mut Page, run: &Run, rw: &str) {
         means: Vec::new(),
         marks: true,
     };
-    page.card(&format!("depth-iops-{rw}"), iops.draw(), false, "");
+    page.card(&format!("depth-iops-{rw}"), &iops.draw(), false, "");
     let mean = Lines {
         title: format!("4k {rw}: mean latency against depth"),
         x: x(),
@@ -164,7 +164,7 @@ fn by_depth(page: &mut Page, run: &Run, rw: &str) {
         means: Vec::new(),
         marks: true,
     };
-    page.card(&format!("depth-latency-{rw}"), mean.draw(), false, "");
+    page.card(&format!("depth-latency-{rw}"), &mean.draw(), false, "");
 }
 
 fn by_jobs(page: &mut Page, run: &Run) {
@@ -185,7 +185,7 @@ fn by_jobs(page: &mut Page, run: &Run) {
         means: Vec::new(),
         marks: true,
     };
-    page.card("jobs-iops", chart.draw(), false, "");
+    page.card("jobs-iops", &chart.draw(), false, "");
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A run told to people: tables for a terminal, drawings, and one HTML file that holds all of it.
+//! A run for people: tables for a terminal, and one HTML file with all tables and drawings.
 //!
 //! | module | what is in it |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | [`html`], [`style`] | pages and their looks |
 //! | [`number`] | numbers as people read them |
 //! | [`notes`] | what a person adds to a run |
-//! | `page` | the order of the report |
+//! | `page`, `whole` | a report that is being written; the order of its sections |
 //! | `compared`, `latency`, `profiles`, `transports`, `costs`, `growth` | its sections |
 //!
 //! A report is drawn from the [`Run`] alone, so it can be drawn again, and of a run that has only
@@ -31,6 +31,7 @@ pub mod style;
 pub mod svg;
 pub mod table;
 mod transports;
+mod whole;
 
 use anyhow::{Context, Result};
 
@@ -41,7 +42,7 @@ use notes::Notes;
 /// Name of the report in a run's folder.
 pub const FILE: &str = "report.html";
 
-/// Draws a run: [`FILE`] and one SVG file per plot, with the notes that are in its folder.
+/// Draws a run as [`FILE`], with the notes that are in its folder.
 ///
 /// # Errors
 /// A file cannot be read or written.
@@ -52,17 +53,7 @@ pub fn draw(run: &Run, folder: &RunFolder) -> Result<()> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Notes::default(),
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", file.display())),
     };
-    let (page, drawings) = page::write(run, &notes);
-    for (name, svg) in drawings {
-        folder.write(&format!("{}.svg", file_name(&name)), svg.standalone().as_bytes())?;
-    }
-    folder.write(FILE, page.as_bytes())
-}
-
-/// A name that is one file's: names of systems come from the command line.
-fn file_name(name: &str) -> String {
-    let keep = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    name.chars().map(keep).collect::<String>().trim_start_matches('.').to_owned()
+    folder.write(FILE, whole::write(run, &notes).as_bytes())
 }
 
 #[cfg(test)]

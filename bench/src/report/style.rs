@@ -67,9 +67,9 @@ fn variables(dark: bool) -> String {
     format!("{colours}{rest}")
 }
 
-/// The style of drawings alone.
+/// The style of the page and of the drawings in it.
 #[must_use]
-pub fn drawing() -> String {
+pub fn page() -> String {
     let mut text = format!(
         ":root{{color-scheme:light dark;{}}}\n@media (prefers-color-scheme:dark){{:root{{{}}}}}\n",
         variables(false),
@@ -78,13 +78,7 @@ pub fn drawing() -> String {
     for look in 0..LOOKS {
         text += &format!(".s{look}{{fill:var(--s{look});stroke:var(--s{look})}}\n");
     }
-    text + DRAWING
-}
-
-/// The style of the page and of the drawings in it.
-#[must_use]
-pub fn page() -> String {
-    drawing() + PAGE
+    text + DRAWING + PAGE
 }
 
 const DRAWING: &str = "\
@@ -180,7 +174,7 @@ mod tests {
 
     #[test]
     fn every_look_has_its_colours() {
-        let text = drawing();
+        let text = page();
         for at in 0..LOOKS {
             assert_eq!(text.matches(&format!("--s{at}:")).count(), 2, "light and dark of {at}");
         }

@@ -1,13 +1,10 @@
 //! [`Svg`]: a drawing, written by hand.
 //!
 //! Shapes have classes and no colours of their own: the page that a drawing is in says what they
-//! look like, in light and in dark ([`style`]). A drawing in a file of its own carries that style
-//! with it. Everything that a shape stands for is in its `<title>`, which browsers show where the
-//! pointer is and screen readers read out.
+//! look like, in light and in dark ([`style`](super::style)). Everything that a shape stands for is
+//! in its `<title>`, which browsers show where the pointer is and screen readers read out.
 
 use std::fmt::Write;
-
-use super::style;
 
 /// Where a text is put relative to its point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -167,19 +164,6 @@ impl Svg {
     pub fn inline(&self) -> String {
         format!("<svg {}>\n{}</svg>\n", self.head(), self.body)
     }
-
-    /// For a file of its own.
-    #[must_use]
-    pub fn standalone(&self) -> String {
-        let (w, h) = (number(self.width), number(self.height));
-        format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w}\" height=\"{h}\" {}>\n\
-             <style>\n{}</style>\n<rect width=\"{w}\" height=\"{h}\" class=\"ground\"/>\n{}</svg>\n",
-            self.head(),
-            style::drawing(),
-            self.body
-        )
-    }
 }
 
 #[cfg(test)]
@@ -222,7 +206,5 @@ mod tests {
              <text x=\"1\" y=\"1\" text-anchor=\"end\" class=\"label\">50 %</text>\n\
              </svg>\n"
         );
-        let file = svg.standalone();
-        assert!(file.starts_with("<svg xmlns=") && file.contains("<style>"), "{file}");
     }
 }

@@ -100,9 +100,9 @@ fn registration(page: &mut Page, devices: &[&FabricDevice]) {
         })
         .collect();
     let whole = chart("Registering memory", "time", lines);
-    page.card("registration", whole.draw(), false, "");
+    page.card("registration", &whole.draw(), false, "");
     let per_page = chart("Registering memory, per 4 KiB", "time per 4 KiB", per_page);
-    page.card("registration-per-page", per_page.draw(), false, "");
+    page.card("registration-per-page", &per_page.draw(), false, "");
 }
 
 fn registration_table(page: &mut Page, devices: &[&FabricDevice]) {
@@ -176,7 +176,7 @@ fn bandwidth(page: &mut Page, device: &FabricDevice, n: usize) {
         means: Vec::new(),
         marks: true,
     };
-    page.card(&format!("bandwidth-{n}"), chart.draw(), false, "");
+    page.card(&format!("bandwidth-{n}"), &chart.draw(), false, "");
 }
 
 fn pingpong_plot(page: &mut Page, device: &FabricDevice, n: usize) {
@@ -202,7 +202,7 @@ fn pingpong_plot(page: &mut Page, device: &FabricDevice, n: usize) {
         means: Vec::new(),
         marks: false,
     };
-    page.card(&format!("pingpong-{n}"), chart.draw(), false, "");
+    page.card(&format!("pingpong-{n}"), &chart.draw(), false, "");
 }
 
 fn pingpong(page: &mut Page, device: &FabricDevice) {

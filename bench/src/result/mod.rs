@@ -61,7 +61,7 @@ pub mod system {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Run {
-    /// [`SCHEMA`] of whoever wrote it.
+    /// [`SCHEMA`] of the program that wrote the run.
     pub schema: u32,
     /// A name for people: when it began and what it was.
     pub id: String,

@@ -26,7 +26,7 @@ const FILE_BESIDE_ARENAS: u64 = 4 << 30;
 const HOT_PART: u64 = 4;
 const HOT_MOST: u64 = 128 << 20;
 /// Blocks between two that are read one after the other: odd, so that every block has its turn, and
-/// far enough that nobody reads ahead.
+/// far enough apart that neither the kernel nor the target reads ahead.
 const STRIDE: u64 = 6151;
 /// Turns of hits and misses in each round, so that what else this machine does is in both.
 const TURNS: u32 = 3;

@@ -18,7 +18,7 @@ use crate::interrupt;
 const DEPTH: u16 = 16;
 /// Most bytes of one command.
 pub(super) const IO_MAX: u32 = 128 << 10;
-/// How long an idle session lives without a word: longer than any measurement, for nobody keeps it
+/// How long the target keeps a silent session: longer than any measurement, as no thread keeps it
 /// alive.
 const DETECT: Duration = Duration::from_secs(600);
 /// Deadline of each step of connecting.

@@ -58,8 +58,8 @@ impl Setting {
         Target::start(&self.journal, &self.programs, &name, mounts::LOOPBACK, flags, prepare)
     }
 
-    /// Progress, for whoever waits.
-    #[expect(clippy::unused_self, reason = "whoever measures has one")]
+    /// Prints progress.
+    #[expect(clippy::unused_self, reason = "every measurement has a setting")]
     fn tell(&self, word: &str) {
         eprintln!("rblk-bench: {word}");
     }

@@ -1,5 +1,5 @@
 //! Mounts of real block devices: IOPS against queues of one and against how many there are, their
-//! memory, and what they cost when nobody uses them.
+//! memory, and what idle mounts cost.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,9 @@ use super::Setting;
 use super::plot::{Line, plot};
 use super::target::{Target, processor_time, resident};
 use crate::compare::fio;
-use crate::peer::rblk::{Backing, Carrier, Rblk, RblkSpec, mount_status};
+use crate::peer::rblk::{Backing, Carrier, Rblk, RblkSpec};
 use crate::peer::undo::{Step, Undo};
-use crate::peer::{QUEUE_DEPTH, module};
+use crate::peer::{QUEUE_DEPTH, daemon::mount_status, loaded};
 use crate::result::{Axis, Cell, Idle, ScalePlot, Summary, Unit};
 use crate::{child, interrupt};
 
@@ -32,7 +32,7 @@ const BYTES: u64 = 256 << 20;
 const SMALL_BYTES: u64 = 16 << 20;
 /// How long one mount may take.
 const MOUNT_LIMIT: Duration = Duration::from_secs(60);
-/// After how long mounts that nobody uses have come to rest: their beats are rare then.
+/// How long idle mounts take to come to rest: they then send KEEP_ALIVE rarely.
 const REST: Duration = Duration::from_secs(15);
 /// Port of a target of which the queues are measured.
 const PORT: u16 = 7750;
@@ -45,7 +45,7 @@ pub(super) fn front_end(setting: &Setting) -> Result<Option<Undo>> {
     if control.exists() {
         return Ok(None);
     }
-    let undo = module::ensure(&setting.journal, "ublk_drv", &[])?;
+    let undo = loaded::ensure(&setting.journal, "ublk_drv", &[])?;
     let there = child::until(Duration::from_secs(5), || control.exists().then_some(()));
     there.context("there is no /dev/ublk-control")?;
     Ok(undo)
@@ -187,7 +187,7 @@ impl<'s> Mounts<'s> {
 }
 
 /// IOPS and memory against mounted volumes up to `most`, and, if `idle` says for how long, what
-/// they cost when nobody uses them.
+/// they cost when they are idle.
 pub(super) fn volumes(
     setting: &Setting,
     most: u32,
@@ -255,7 +255,7 @@ pub(super) fn volumes(
     Ok((plots, idle))
 }
 
-/// Watches mounts that nobody uses.
+/// Watches idle mounts.
 fn watch(setting: &Setting, mounts: &Mounts<'_>, time: Duration) -> Result<Idle> {
     let count = u32::try_from(mounts.mounts.len())?;
     setting.tell(&format!("{count} volumes with nothing to do, for {} s", time.as_secs()));

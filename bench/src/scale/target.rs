@@ -10,7 +10,7 @@ use rblk_fabric::{Address, Scheme};
 use rblk_target::control::status::TargetStatus;
 
 use crate::child;
-use crate::peer::rblk::target_status;
+use crate::peer::daemon::target_status;
 use crate::peer::undo::{Journal, Step, Undo};
 
 /// How long it may take to serve; programs start slowly on a guest's shared file system.

@@ -16,16 +16,13 @@ const HOW: &str =
     "set RBLK_TEST_RDMA_ADDR to the IP address of an RDMA device of this host, for one of
     ip link add v0 type dummy; ip addr add 10.9.0.1/24 dev v0; ip link set v0 up mtu 4500
     rdma link add rxe0 type rxe netdev v0
-with RBLK_TEST_RDMA_ADDR=10.9.0.1, or set RBLK_SKIP_RDMA=1 to leave these tests out";
+with RBLK_TEST_RDMA_ADDR=10.9.0.1";
 
-/// The address to test on; `None` to skip.
-pub fn address() -> Option<Address> {
-    if let Ok(host) = env::var("RBLK_TEST_RDMA_ADDR") {
-        return Some(Address { scheme: Scheme::Rdma, host, port: 0 });
-    }
-    assert!(env::var("RBLK_SKIP_RDMA").is_ok_and(|v| v == "1"), "no RDMA device to test on: {HOW}");
-    println!("skipped, as RBLK_SKIP_RDMA=1 asks: there is no RBLK_TEST_RDMA_ADDR");
-    None
+/// The address to test on.
+pub fn address() -> Address {
+    let host = env::var("RBLK_TEST_RDMA_ADDR")
+        .unwrap_or_else(|_| panic!("no RDMA device to test on: {HOW}"));
+    Address { scheme: Scheme::Rdma, host, port: 0 }
 }
 
 /// A control runtime on a thread of its own, so that CM events are served while a test polls.

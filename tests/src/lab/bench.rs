@@ -16,12 +16,12 @@ use super::wait::{DEADLINE, until};
 /// For setting everything up, two cells of a second each, and taking it down again; programs start
 /// slowly here.
 const COMPARE: Duration = Duration::from_secs(600);
-/// For every measurement of two providers at a tenth of a second.
+/// Time for all measurements of two providers, a tenth of a second each.
 const FABRIC: Duration = Duration::from_secs(240);
 /// For taking down what a killed run left: every step has a deadline of its own.
 const CLEAN_UP: Duration = Duration::from_secs(120);
 
-/// The bench. Dropped, it is told to clean up, in case a test failed amid a run.
+/// The bench. Dropped, it is told to clean up, in case a test failed during a run.
 #[derive(Debug)]
 pub struct Bench<'l> {
     lab: &'l Lab,

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use rblk_bench::seed::Random;
+use rblk_rig::seed::Random;
 
 /// Bytes of a write.
 pub const BLOCK: usize = 4096;

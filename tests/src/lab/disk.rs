@@ -1,8 +1,8 @@
 //! [`LoopDisk`] and [`Mapped`]: disks for targets to keep volumes on, which can be made to fail, to
 //! fill up and to be watched.
 //!
-//! Made by losetup and dmsetup; their modules are loaded when they are first needed. No name of
-//! theirs is used outside of tests, and all begin with [`PREFIX`], so that what a test left is
+//! losetup and dmsetup make them; their kernel modules are loaded when they are first needed. All
+//! their names begin with [`PREFIX`], which nothing else uses, so that a disk that a test left is
 //! found and removed.
 
 use std::os::unix::fs::MetadataExt;
@@ -15,7 +15,7 @@ use super::wait::DEADLINE;
 
 /// How names of devices, and of files below [`MEMORY`], begin.
 const PREFIX: &str = "rblklab-";
-/// Making device nodes itself: nobody may be there to do it.
+/// dmsetup makes the device nodes itself: udev may not run.
 const DMSETUP: &[&str] = &["env", "DM_DISABLE_UDEV=1", "dmsetup"];
 /// A file system in memory.
 const MEMORY: &str = "/dev/shm";

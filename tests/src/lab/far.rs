@@ -1,14 +1,14 @@
 //! [`FarHost`]: a second host of sorts, joined to this one by cables that can be cut.
 //!
-//! Packets to an address of its own never leave a Soft-RoCE device, so nothing can be done to them.
-//! This is a network namespace with a Soft-RoCE device on a virtual interface for each cable; a
-//! target runs there, and every packet goes over a bridge that both sides of the cable are plugged
-//! into.
+//! A packet to the host's own address never leaves a Soft-RoCE device, so a test cannot drop it.
+//! The far host is a network namespace with a Soft-RoCE device on a virtual interface for each
+//! cable. A target runs there, and every packet goes over a bridge that both sides of the cable are
+//! plugged into.
 //!
-//! Cut, the bridge loses a port. Interfaces stay up and sending never fails, as with a cable that
-//! is cut beyond the first switch. Taking the interface down, or dropping on its way out, fails
-//! sends now and then; one that rdma_cm makes just then puts QP 1 of a Soft-RoCE device into the
-//! error state for ever (Linux 7.2), and nobody connects through the device again.
+//! To cut a cable, the bridge loses a port. Interfaces stay up and sending never fails, as with a
+//! cable that is cut behind the first switch. An interface that is down, or that drops what it
+//! sends, fails sends now and then. A failed send of rdma_cm puts QP 1 of a Soft-RoCE device into
+//! the error state permanently (Linux 7.2), and no connection goes through the device again.
 
 use std::path::Path;
 use std::time::SystemTime;

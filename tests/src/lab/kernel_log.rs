@@ -1,4 +1,4 @@
-//! [`KernelLog`]: what the kernel says from some moment on.
+//! [`KernelLog`]: the messages of the kernel from some moment on.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

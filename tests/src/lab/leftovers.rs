@@ -1,8 +1,8 @@
 //! What a test must not leave: devices, mounts, processes, RDMA objects.
 //!
-//! A ublk device without a server makes whoever uses it wait, and such processes cannot be killed.
-//! So devices are stopped, which fails what waits, after their servers were killed and before
-//! anybody's end is waited for.
+//! A ublk device without a server makes its users wait, and such processes cannot be killed. So the
+//! servers are killed first. Then the devices are stopped, which fails the requests that wait. Only
+//! then this waits for the end of processes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -98,7 +98,7 @@ fn wait_for_no(prefix: &str) {
     }
 }
 
-/// Removes all ublk devices: nobody else has any in the lab.
+/// Removes all ublk devices: the lab has no others.
 fn remove_devices() {
     let ids: Vec<u32> = named("/dev", "ublkc").iter().filter_map(|n| n[5..].parse().ok()).collect();
     if ids.is_empty() {

@@ -1,20 +1,11 @@
-//! [`run`]: one test of the lab, from looking for the devices to proving that nothing is left.
+//! [`Lab`]: the lab as one test sees it: its devices, its programs and its directory.
 
 use std::ffi::OsStr;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::leftovers;
 use super::process::{Finished, Running};
-use super::usage::rdma_resources;
-
-const HOW: &str = "Run the lab suite with `cargo xtask test`, or one test of it with `cargo xtask lab -- TEST-BINARY \
-                   --test-threads=1 --nocapture NAME`; RBLK_SKIP_LAB=1 leaves it out";
-
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// The lab as one test sees it.
 #[derive(Debug)]
@@ -25,50 +16,8 @@ pub struct Lab {
     rdma_host: String,
 }
 
-/// Runs one test: prepares, runs, cleans up, and proves that nothing is left. Without the lab it
-/// fails, unless `RBLK_SKIP_LAB=1` asks it not to.
-///
-/// # Panics
-/// As `body` does; or something is left; or there is no lab.
-pub fn run(test: &'static str, body: impl FnOnce(&Lab)) {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let lab = match Lab::find(test) {
-        Ok(lab) => lab,
-        Err(why) if std::env::var("RBLK_SKIP_LAB").is_ok_and(|v| v == "1") => {
-            println!("{test}: skipped, as RBLK_SKIP_LAB=1 asks: {why}");
-            return;
-        }
-        Err(why) => panic!("{test} cannot run here: {why}. {HOW}"),
-    };
-    leftovers::sweep();
-    std::fs::create_dir_all(&lab.dir)
-        .unwrap_or_else(|e| panic!("making {}: {e}", lab.dir.display()));
-    let before = rdma_resources();
-    let since = Instant::now();
-    let outcome = catch_unwind(AssertUnwindSafe(|| body(&lab)));
-    let took = since.elapsed();
-    // A test that failed has left something, most likely.
-    let patience = Duration::from_secs(if outcome.is_ok() { 10 } else { 1 });
-    let found = leftovers::find(&before, patience);
-    leftovers::sweep();
-    match outcome {
-        Err(panic) => {
-            println!("{test}: FAILED after {took:.1?}; its logs are in {}", lab.dir.display());
-            if !found.is_empty() {
-                println!("{test}: and it left: {}", found.join("; "));
-            }
-            resume_unwind(panic);
-        }
-        Ok(()) => {
-            println!("{test}: passed in {took:.1?}");
-            let _ = std::fs::remove_dir_all(&lab.dir);
-            assert!(found.is_empty(), "{test} left: {}", found.join("; "));
-        }
-    }
-}
-
 impl Lab {
-    fn find(test: &'static str) -> Result<Self, String> {
+    pub(super) fn find(test: &'static str) -> Result<Self, String> {
         let id = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         if !id.lines().any(|l| l.split_whitespace().take(3).eq(["Uid:", "0", "0"])) {
             return Err("it needs root".to_owned());
@@ -88,6 +37,12 @@ impl Lab {
         let scratch =
             std::env::var_os("RBLK_LAB_SCRATCH").map_or_else(std::env::temp_dir, PathBuf::from);
         Ok(Self { test, programs, dir: scratch.join(test), rdma_host })
+    }
+
+    /// The test's own directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Name of the test.
@@ -173,7 +128,7 @@ fn programs() -> Result<PathBuf, String> {
     for name in ["rblk-target", "rblk-targetd", "rblk-initiator", "rblk-initiatord"] {
         if !dir.join(name).exists() {
             return Err(format!(
-                "{} is not there; build it with `cargo build -p rblk-target -p rblk-initiator`, or name another \
+                "{} is not there; build it with `cargo build -p rblk-target -p rblk-initiator --features verbs`, or name another \
                  directory with RBLK_BIN_DIR",
                 dir.join(name).display()
             ));

@@ -215,7 +215,7 @@ fn keep(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
     })
 }
 
-/// What was kept. A child that outlives its parent may hold the pipe for ever, so this does not
+/// What was kept. A child that outlives its parent may hold the pipe indefinitely, so this does not
 /// wait for that.
 fn text(keeper: Option<JoinHandle<String>>) -> String {
     let Some(keeper) = keeper else { return String::new() };

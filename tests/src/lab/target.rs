@@ -31,7 +31,7 @@ impl TargetFlags {
         self.flag("--file", &format!("{name}={}", path.display()))
     }
 
-    /// What `config` says, but for its addresses, poll groups and state, which are the lab's.
+    /// A configuration, with the addresses, poll groups and state directory of the lab.
     ///
     /// # Panics
     /// It cannot be written to a file of the test's.

@@ -22,11 +22,11 @@ pub fn until<T>(what: &str, deadline: Duration, mut look: impl FnMut() -> Option
     }
 }
 
-/// Begins something that may wait for ever, on a thread of its own, which tells what came of it.
+/// Begins something that may wait indefinitely, on a thread of its own, which sends the result.
 pub fn begin<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        // Nobody may wait any more.
+        // The receiver may be gone.
         let _ = sender.send(work());
     });
     receiver

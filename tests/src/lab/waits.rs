@@ -1,8 +1,8 @@
-//! [`CpuWaits`]: for how long the threads of a process could have gone on and had no CPU.
+//! [`CpuWaits`]: for how long the threads of a process were ready to run and had no CPU.
 //!
-//! What a program does in time it does late on a busy machine, and that is no fault of the program.
-//! The scheduler counts it for each thread, whoever it was that had the CPU. What it does not see,
-//! since its whole machine did not run meanwhile, is for the [`Witness`](super::Witness).
+//! On a busy machine a program is late, and that is not the program's fault. The scheduler counts
+//! that time for each thread. The scheduler does not see the time in which the whole machine did
+//! not run; the [`Witness`](super::Witness) does.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! [`Witness`]: for how long this machine stood still, whatever it was to do.
+//! [`Witness`]: for how long this machine stood still.
 //!
-//! Its host may give it no time for seconds. Nothing that a test measures is shorter for that, but
-//! times get longer, and a healthy path that nobody serves meanwhile is given up. So whoever judges
-//! a time asks the witness, too.
+//! The host of a virtual machine may give it no CPU for seconds. Times that a test measures get
+//! longer then, and a healthy path that is not served in that time is given up. So a test that
+//! judges a time also asks the witness.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -5,8 +5,8 @@
 //! moment at which it took effect. The newest attempt of a change comes last. Moments are those of
 //! the oracle's clock.
 
-use super::value::{Content, Source};
-use super::{ChangeId, Host};
+use super::value::{Content, Source, is_stamp, is_zero, word};
+use super::{ChangeId, Host, SECTOR};
 
 /// After the end of time: a change that may still take effect.
 pub(super) const NEVER: u64 = u64::MAX;
@@ -57,6 +57,24 @@ impl Block {
             kept: None,
         };
         Self { versions: vec![base], observations: Vec::new(), lost: false }
+    }
+
+    /// What a read of this block returned, if the block may have had that. `first` is the number of
+    /// the block's first sector, `base` are its bytes at the beginning.
+    pub(super) fn content(&self, bytes: &[u8], first: usize, base: &[u8]) -> Option<Content> {
+        if is_zero(bytes) {
+            return Some(Content::Zeroes);
+        }
+        let id = ChangeId(word(bytes, 0));
+        let known = self.versions.iter().any(|v| v.source == Source::Stamp(id));
+        let whole = || {
+            bytes.chunks(SECTOR).enumerate().all(|(at, sector)| is_stamp(sector, id, first + at))
+        };
+        if known && whole() {
+            return Some(Content::Stamp(id));
+        }
+        let has_base = self.versions.iter().any(|v| v.source == Source::Base);
+        (has_base && bytes == base).then_some(Content::Base)
     }
 
     /// The newest attempt of a change.

@@ -1,8 +1,8 @@
-//! Crashes, as the oracle judges them: what the volume is found with, and who goes on with it.
+//! Crashes, as the oracle judges them: what the volume holds afterwards, and which host continues.
 //!
-//! What survives is what was made durable, or acknowledged ([`Survives`]), and of what came after
-//! it anything may. A host that retains writes again what is lost; what nobody writes again the
-//! next flush must tell.
+//! Durable changes survive, or acknowledged ones ([`Survives`]); of later changes any may survive.
+//! A host that retains its writes writes the lost ones again. The next FLUSH must report every loss
+//! that is not written again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ impl Oracle {
     /// They are what it holds from now on.
     ///
     /// # Errors
-    /// Something is lost that had to survive, or is there that nobody wrote; in words.
+    /// Something is lost that had to survive, or there is data that was never written; in words.
     ///
     /// # Panics
     /// The image has not the volume's size.
@@ -55,7 +55,7 @@ impl Oracle {
     /// in this life of theirs.
     ///
     /// # Errors
-    /// Something is lost that had to survive, or is there that nobody wrote; in words.
+    /// Something is lost that had to survive, or there is data that was never written; in words.
     ///
     /// # Panics
     /// The image has not the volume's size.

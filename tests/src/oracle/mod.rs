@@ -31,7 +31,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use self::block::{Block, NEVER, Observation, Version};
-use self::value::{Content, Source, content, is_stamp, is_zero, stamp, word};
+use self::value::{Content, Source, is_stamp, is_zero, stamp, word};
 
 /// What a device writes whole or not at all, in bytes.
 pub const SECTOR: usize = 512;
@@ -397,10 +397,10 @@ impl Oracle {
         let first = at * self.block_bytes;
         let base = &self.base[first..first + self.block_bytes];
         let block = &self.blocks[at];
-        let content = content(bytes, first / SECTOR, base, block);
+        let content = block.content(bytes, first / SECTOR, base);
         let Some(content) = content else {
             return Err(format!(
-                "block {at} has a value that nobody gave it, or several:\n{}",
+                "block {at} has a value that no change gave it, or several:\n{}",
                 self.describe(at, bytes)
             ));
         };

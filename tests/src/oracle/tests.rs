@@ -1,4 +1,4 @@
-//! What the oracle lets pass, and what it does not.
+//! What the oracle accepts, and what it does not.
 
 use super::*;
 
@@ -297,7 +297,7 @@ fn a_host_that_retains_writes_again_what_is_lost() {
     assert!(oracle.go_on(A, Some(&|_| false), false).is_err());
     oracle.go_on(A, Some(&|_| true), false).unwrap();
     read(&mut oracle, &data(new)).unwrap();
-    // The copies are lost, or nobody made use of them.
+    // The copies are lost, or unused.
     for dies in [true, false] {
         let (mut oracle, ..) = fresh();
         if dies {

@@ -3,7 +3,6 @@
 //! A stamp is the number of the write, that of the sector, and words made of both: no sector of
 //! another write, and no other sector of this one, looks like it. Numbers count from 1.
 
-use super::block::Block;
 use super::{ChangeId, SECTOR};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,21 +37,6 @@ impl Source {
             Self::Stamp(id) => is_stamp(bytes, id, number),
         }
     }
-}
-
-pub(super) fn content(bytes: &[u8], first: usize, base: &[u8], block: &Block) -> Option<Content> {
-    if is_zero(bytes) {
-        return Some(Content::Zeroes);
-    }
-    let id = ChangeId(word(bytes, 0));
-    let known = block.versions.iter().any(|v| v.source == Source::Stamp(id));
-    let whole =
-        || bytes.chunks(SECTOR).enumerate().all(|(at, sector)| is_stamp(sector, id, first + at));
-    if known && whole() {
-        return Some(Content::Stamp(id));
-    }
-    let has_base = block.versions.iter().any(|v| v.source == Source::Base);
-    (has_base && bytes == base).then_some(Content::Base)
 }
 
 pub(super) fn is_zero(bytes: &[u8]) -> bool {

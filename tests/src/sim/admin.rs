@@ -1,11 +1,10 @@
 //! [`AdminEnd`]: the initiator's end of an admin connection, as capsules over a real QP.
 //!
-//! It says what [`rblk_initiator::admin::AdminChannel`] says, without its clock and its runtime:
+//! It sends what [`rblk_initiator::admin::AdminChannel`] sends, without its clock and its runtime:
 //! one command at a time, a parked ASYNC_EVENT, and KEEP_ALIVEs by the same [`Pulse`].
 
 use std::time::Instant;
 
-use rblk_bench::inprocess::{QueueOptions, RawEnd};
 use rblk_fabric::soft::network::Wire;
 use rblk_fabric::{
     Access, Completion, MemoryRegion, PageKind, RecvWr, Region, SendOp, SendWr, SgeList, WcStatus,
@@ -17,6 +16,7 @@ use rblk_protocol::{
     AsyncEvent, CommandCapsule, Epoch, Features, KeyedDescriptor, Opcode, QueueDepth,
     ResponseCapsule, Sequence, Status, Tag,
 };
+use rblk_rig::inprocess::{QueueOptions, RawEnd};
 
 const STRIDE: usize = 512;
 const RECVS: u16 = ADMIN_DEPTH + 3;
@@ -185,7 +185,7 @@ impl AdminEnd {
                 }
             } else {
                 let ours = response.tag == CALL && self.call.is_some_and(|s| response.answers(s));
-                assert!(ours, "an answer nobody waits for: {response:?}");
+                assert!(ours, "an unexpected answer: {response:?}");
                 self.call = None;
                 let mut payload = vec![0; REPLY_BYTES];
                 self.replies.region().read(0, &mut payload);

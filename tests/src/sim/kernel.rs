@@ -1,15 +1,15 @@
-//! [`Kernel`]: what stands in for the block layer and the ublk driver: requests that are given to a
-//! server by tags.
+//! [`Kernel`]: a model of the block layer and the ublk driver, which gives requests to a server by
+//! tags.
 //!
-//! A request is the driver's until the server has answered it. When the server dies, what it had is
-//! given to the next one, in another order and under other tags, with the same data: the driver's
-//! recovery with re-issue.
+//! The driver keeps a request until the server has answered it. When the server dies, the driver
+//! gives its requests to the next server, in another order and under other tags, with the same
+//! data: recovery with re-issue.
 
 use std::ops::Range;
 
-use rblk_bench::seed::Random;
 use rblk_initiator::io::IoOp;
 use rblk_protocol::Tag;
+use rblk_rig::seed::Random;
 
 use crate::oracle::{Begin, ChangeId};
 
@@ -48,7 +48,7 @@ pub struct Kernel {
     // By queue.
     idle: Vec<Vec<Tag>>,
     depth: u16,
-    // Contents of idle buffers, by queue and tag: nobody may write there.
+    // Contents of idle buffers, by queue and tag: no one may write there.
     guards: Vec<Vec<Option<Vec<u8>>>>,
 }
 
@@ -109,7 +109,7 @@ impl Kernel {
     pub fn end(&mut self, queue: usize, tag: Tag) -> Request {
         let place = Some((queue, tag));
         let at = self.requests.iter().position(|request| request.place == place);
-        let at = at.unwrap_or_else(|| panic!("nobody asked for tag {} of queue {queue}", tag.0));
+        let at = at.unwrap_or_else(|| panic!("no request has tag {} of queue {queue}", tag.0));
         self.idle[queue].push(tag);
         self.requests.swap_remove(at)
     }

@@ -1,4 +1,4 @@
-//! [`Log`]: the last things that happened in a simulation, for whoever looks into a failure.
+//! [`Log`]: the last events of a simulation, to understand a failure.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -14,8 +14,8 @@
 //! QPs are as those of cards: over only when they are destroyed, which takes steps. Until then RDMA
 //! that was under way lands in what they were lent.
 //!
-//! Time is a count of steps of a millisecond; nobody sleeps and nothing is random but by the seed,
-//! so a run can be had again from its seed, and its [`log`] compared.
+//! Time is a count of steps of a millisecond. Nothing sleeps, and the seed decides everything that
+//! is random, so a run can be repeated from its seed, and its [`log`] compared.
 
 pub mod admin;
 pub mod kernel;

@@ -1,36 +1,22 @@
 //! [`Neighbour`]: another host, which reads a volume of its own by the same devices and the same
 //! memory.
 //!
-//! The target holds no mount to the end of another's connections: what those lent and is free too
-//! early is the neighbour's next. It reads whenever connections are being destroyed, as much as it
-//! can, and knows every byte.
+//! Memory that the connections of a mount lent, and that the target frees too early, is lent to the
+//! neighbour next. The neighbour reads as much as it can while connections are being destroyed, and
+//! knows every byte that it must read.
 
-use rblk_bench::inprocess::{Join, Outcome, QueueId, QueueOptions};
-use rblk_bench::seed::Random;
+pub mod volume;
+
 use rblk_initiator::io::IoOp;
 use rblk_protocol::{AccessMode, ConnectionKind, Epoch, Tag};
-use rblk_target::connection::SessionSlot;
-use rblk_target::store::VolumeIndex;
+use rblk_rig::inprocess::{Join, Outcome, QueueId, QueueOptions};
+use rblk_rig::seed::Random;
 
 use super::plan::Plan;
 use super::site::Site;
-
-/// Its volume.
-pub const VOLUME: VolumeIndex = VolumeIndex(1);
-/// Bytes of its volume.
-pub const BYTES: usize = 192 << 10;
-/// Its session: none that control gives.
-pub const SESSION: SessionSlot = SessionSlot(77);
+use volume::{BYTES, SESSION, VOLUME, image};
 
 const DEPTH: u16 = 4;
-
-/// What its volume holds in the simulation of a seed.
-#[must_use]
-pub fn image(seed: u64) -> Vec<u8> {
-    let mut bytes = vec![0; BYTES];
-    Random::new(seed ^ 0x6e62).fill(&mut bytes);
-    bytes
-}
 
 /// See the module.
 #[derive(Debug)]

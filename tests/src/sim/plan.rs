@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use rblk_bench::ram_store::StoreConditions;
-use rblk_bench::seed::Random;
 use rblk_config::OnLoss;
 use rblk_fabric::soft::network::Conditions;
 use rblk_protocol::Features;
+use rblk_rig::ram_store::StoreConditions;
+use rblk_rig::seed::Random;
 use rblk_target::volume::CacheMode;
 
 use crate::storm::{Mix, lanes, lists};

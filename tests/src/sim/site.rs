@@ -1,15 +1,15 @@
-//! [`Site`]: the target of a simulation: the real [`Core`] over the real poll groups, what it must
-//! remember, and its lives.
+//! [`Site`]: the target of a simulation: the real [`Core`] over the real poll groups, its durable
+//! state, and its deaths and restarts.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use rblk_bench::crash_store::CrashStore;
-use rblk_bench::inprocess::{AdminCommand, Join, Rig, RigOptions, VolumeKind, VolumeSpec};
-use rblk_bench::seed::Random;
 use rblk_protocol::{
     ConnectionKind, HelloRequest, InstanceId, Name, Opcode, OpenRequest, SessionId, Status, Tag,
 };
+use rblk_rig::crash_store::CrashStore;
+use rblk_rig::inprocess::{AdminCommand, Join, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_rig::seed::Random;
 use rblk_target::connection::SessionSlot;
 use rblk_target::control::core::{ConnectionRef, Core, CoreParts, Effect, Refused, Ticket};
 use rblk_target::holders::{HolderRecord, Holders};
@@ -18,7 +18,7 @@ use rblk_target::verifier::Lineage;
 use rblk_target::volume::CacheMode;
 
 use super::log::Log;
-use super::neighbour;
+use super::neighbour::volume as neighbour;
 use super::plan::{Death, Moment, Plan};
 use crate::oracle::Host;
 use crate::storm::VOLUME;
@@ -69,7 +69,7 @@ struct Asked {
 /// How a connect request ended.
 #[derive(Debug)]
 pub enum Knock {
-    /// Nobody is there.
+    /// The target does not run.
     Nobody,
     /// The target says no.
     Refused(Refused),

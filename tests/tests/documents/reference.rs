@@ -9,7 +9,7 @@ use rblk_config::{ByteSize, Exit, MountConfig, Schema, TargetConfig, VolumeConfi
 use crate::markdown::{Document, code_spans};
 
 /// Flags of other programs, and of every program, that documents name.
-const OF_OTHERS: [&str; 3] = ["--no-default-features", "--help", "--version"];
+const OF_OTHERS: [&str; 3] = ["--features", "--help", "--version"];
 
 pub(crate) fn faults(reference: &Document, documents: &[Document]) -> Vec<String> {
     let target = TargetConfig::default().dump().expect("the defaults");

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use rblk_tests::lab::{Bench, run};
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn bench_compare_smoke() {
     run("bench_compare_smoke", |lab| {
         let bench = Bench::new(lab);
@@ -46,6 +47,7 @@ fn bench_compare_smoke() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn bench_fabric_smoke() {
     run("bench_fabric_smoke", |lab| {
         let bench = Bench::new(lab);

@@ -44,11 +44,13 @@ fn fio_verifies(lab: &Lab, address: String) {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn kernel_fio_verify_rdma() {
     run("kernel_fio_verify_rdma", |lab| fio_verifies(lab, lab.rdma()));
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn kernel_fio_verify_tcp() {
     run("kernel_fio_verify_tcp", |lab| fio_verifies(lab, lab.tcp()));
 }
@@ -74,6 +76,7 @@ fn sizes_agree(device: &Path, image: &Path, sizes: &[usize], offset_of: impl Fn(
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn sizes_and_alignment() {
     run("sizes_and_alignment", |lab| {
         let large = [
@@ -148,6 +151,8 @@ fn sizes_and_alignment() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+#[expect(clippy::too_many_lines, reason = "one case after another")]
 fn discard_zeroes_flush_fua() {
     run("discard_zeroes_flush_fua", |lab| {
         let (image, flags) = serve_file(lab, 64 * MIB);
@@ -257,6 +262,7 @@ fn discard_zeroes_flush_fua() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn ext4_survives_remount() {
     run("ext4_survives_remount", |lab| {
         let (_, flags) = serve_file(lab, 96 * MIB);

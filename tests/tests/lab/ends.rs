@@ -10,6 +10,7 @@ use rblk_tests::lab::{
 use super::{FIO_DEADLINE, KIB, MIB, check_and_stop, endless_fio, exists, serve_file, sh};
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn two_initiators_one_killed() {
     run("two_initiators_one_killed", |lab| {
         let flags = TargetFlags::default()
@@ -51,6 +52,7 @@ fn two_initiators_one_killed() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn kernel_kill_and_recover() {
     run("kernel_kill_and_recover", |lab| {
         let flags = TargetFlags::default()
@@ -77,7 +79,7 @@ fn kernel_kill_and_recover() {
         println!("{}: recovered after {:.1?} and {:.1?}", lab.test(), took, since.elapsed());
         std::fs::write(dir.join("after"), &data).expect("writing");
         sh(&["sync", "-f", &dir.display().to_string()]);
-        assert!(fio.is_running(), "fio saw an error although nobody asked for one");
+        assert!(fio.is_running(), "fio saw an error");
         check_and_stop(fio, &raw);
         assert_eq!([raw.node(), fs.node()], nodes, "the same device nodes");
         assert_eq!(raw.status().total.errors, 0);
@@ -90,6 +92,7 @@ fn kernel_kill_and_recover() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn sighup_ends_no_mount() {
     run("sighup_ends_no_mount", |lab| {
         let (_, flags) = serve_file(lab, 64 * MIB);
@@ -115,6 +118,7 @@ fn sighup_ends_no_mount() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn target_sigterm_drains() {
     run("target_sigterm_drains", |lab| {
         let (_, flags) = serve_file(lab, 64 * MIB);
@@ -142,7 +146,7 @@ fn target_sigterm_drains() {
         assert!(Aligned::read_at(&file, data.len(), 4096).expect("reading") == data);
         drop(file);
         mounted.umount();
-        // Nobody is there: nothing to wait for.
+        // No connection is left: nothing to wait for.
         let mut target = target;
         let begun = witness.now();
         target.terminate();
@@ -154,6 +158,7 @@ fn target_sigterm_drains() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn force_umount_with_target_gone() {
     run("force_umount_with_target_gone", |lab| {
         let (_, flags) = serve_file(lab, 256 * MIB);
@@ -165,7 +170,7 @@ fn force_umount_with_target_gone() {
         });
         target.kill();
         std::thread::sleep(Duration::from_secs(1));
-        assert!(fio.is_running(), "fio saw an error although nobody asked for one");
+        assert!(fio.is_running(), "fio saw an error");
         let _ = lab.initiator(&["umount", "v0"], DEADLINE).fails_with(1, &["--force"]);
         let witness = Witness::start();
         let begun = witness.now();

@@ -1,10 +1,10 @@
 //! The lab suite: the real programs, a real kernel, real verbs (Soft-RoCE or a card) and a real
 //! block device.
 //!
-//! Run by `cargo xtask test`; by hand with
-//! `cargo xtask lab -- TEST-BINARY --test-threads=1 --nocapture [NAME]`. Tests whose names start
-//! with `kernel_` depend on the kernel's own behaviour most, and run on the oldest supported
-//! kernel, too. `RBLK_LONG=1` makes each longer; `RBLK_SKIP_LAB=1` makes each pass without a look.
+//! `cargo test` ignores these tests. `cargo xtask test` runs them in a guest; by hand:
+//! `cargo xtask lab -- TEST-BINARY --ignored --test-threads=1 --nocapture [NAME]`. Tests whose
+//! names start with `kernel_` depend on the kernel most, and also run on the oldest supported
+//! kernel. `RBLK_LONG=1` makes each test longer.
 
 #![forbid(unsafe_code)]
 

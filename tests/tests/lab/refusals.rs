@@ -7,6 +7,8 @@ use rblk_tests::lab::{
 use super::{FIO_DEADLINE, MIB, serve_file, sh};
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+#[expect(clippy::too_many_lines, reason = "one case after another")]
 fn refusals_say_why() {
     run("refusals_say_why", |lab| {
         let (_, flags) = serve_file(lab, 64 * MIB);
@@ -19,7 +21,7 @@ fn refusals_say_why() {
         let (rdma, tcp) = (lab.rdma(), lab.tcp());
         refused(&MountFlags::new(rdma.clone(), "v9"), 5, &["v9", "v0, m0"]);
         refused(&MountFlags::new(tcp.clone(), "v9"), 5, &["v9", "v0, m0"]);
-        // Nobody there.
+        // No process listens.
         let short =
             |address: String| MountFlags::new(address, "v0").flag("--connect-timeout", "3s");
         refused(&short(format!("{rdma}:7799")), 6, &["7799", "rblk-target"]);

@@ -7,6 +7,7 @@ use rblk_tests::lab::{DEADLINE, MountFlags, Mounted, StallMeter, Target, Witness
 use super::{MIB, endless_fio, serve_file, wait_for_io};
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn drain_replays_nothing() {
     run("drain_replays_nothing", |lab| {
         let target_flags = serve_file(lab, 512 * MIB).flag("--drain-timeout", "20s");

@@ -121,6 +121,7 @@ fn wakes_up_fenced(target: &Target<'_>, a: Mounted<'_>, frozen: Frozen, writer: 
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn fence_a_stopped_host() {
     run("fence_a_stopped_host", |lab| {
         for restart in [false, true] {
@@ -155,6 +156,7 @@ fn fence_a_stopped_host() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn fence_after_the_lease() {
     run("fence_after_the_lease", |lab| {
         let target = Target::start(lab, &serve_file(lab, 64 * MIB).flag("--lease", "2s"));

@@ -22,7 +22,7 @@ struct Life<'l> {
     meter: StallMeter,
     witness: Rc<Witness>,
     /// Targets that died while a request was on its way.
-    died_amid: usize,
+    died_interrupted: usize,
     /// Initiators that died.
     crashes: usize,
 }
@@ -46,7 +46,7 @@ impl<'l> Life<'l> {
             mounted,
             meter,
             witness: Rc::new(Witness::start()),
-            died_amid: 0,
+            died_interrupted: 0,
             crashes: 0,
         }
     }
@@ -87,13 +87,13 @@ impl<'l> Life<'l> {
             // At this rate most moments have no request on its way: it dies when one is.
             let frozen = target.freeze();
             let sent = life.mounted.status().total.sends;
-            let amid = until("a request to be sent", DEADLINE, || {
+            let interrupted = until("a request to be sent", DEADLINE, || {
                 let status = life.mounted.status();
                 // Or the path is lost before one is: on a machine that stands still.
                 (status.total.sends > sent || status.state != "connected")
                     .then_some(status.total.sends > sent)
             });
-            life.died_amid += usize::from(amid);
+            life.died_interrupted += usize::from(interrupted);
             target.kill();
             drop(frozen);
             life.target = Some(Target::start(life.lab, &life.target_flags));
@@ -128,6 +128,7 @@ impl<'l> Life<'l> {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn link_cut() {
     run("link_cut", |lab| {
         let far = FarHost::new(lab);
@@ -144,6 +145,7 @@ fn link_cut() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn target_kill_restart() {
     run("target_kill_restart", |lab| {
         let mut life = Life::new(lab, None, 1024 * MIB);
@@ -151,19 +153,23 @@ fn target_kill_restart() {
         let times = lab.times(3, 25);
         for _ in 0..2 * times {
             life.restart_target();
-            if life.died_amid >= times {
+            if life.died_interrupted >= times {
                 break;
             }
         }
-        let amid = life.died_amid;
-        assert!(amid >= times, "the machine was too busy: {amid} deaths while a request waited");
+        let interrupted = life.died_interrupted;
+        assert!(
+            interrupted >= times,
+            "the machine was too busy: {interrupted} deaths while a request waited"
+        );
         let replayed = life.mounted.status().total.replayed;
-        assert!(replayed >= amid as u64, "{replayed} requests were sent again");
+        assert!(replayed >= interrupted as u64, "{replayed} requests were sent again");
         life.end(fio);
     });
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn initiator_kill_recover() {
     run("initiator_kill_recover", |lab| {
         let mut life = Life::new(lab, None, 1024 * MIB);
@@ -184,6 +190,7 @@ fn initiator_kill_recover() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn ext4_sees_nothing() {
     run("ext4_sees_nothing", |lab| {
         let far = FarHost::new(lab);

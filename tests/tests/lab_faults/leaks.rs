@@ -55,6 +55,7 @@ fn settled(pids: &[u32], whole: impl Fn() -> bool) -> (Vec<Usage>, BTreeMap<Stri
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn mount_cycles_leak_nothing() {
     run("mount_cycles_leak_nothing", |lab| {
         let target = Target::start(lab, &serve_file(lab, 64 * MIB));
@@ -87,6 +88,7 @@ fn mount_cycles_leak_nothing() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn reconnects_leak_nothing() {
     run("reconnects_leak_nothing", |lab| {
         let far = FarHost::with_cables(lab, 2);

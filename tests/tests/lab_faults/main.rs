@@ -1,5 +1,5 @@
 //! The lab suite of faults: links that are cut, targets and initiators that die, hosts that stop,
-//! with the real programs on a real kernel. Whoever uses the device sees a stall, never an error, a
+//! with the real programs on a real kernel. Users of the device see a stall, never an error, a
 //! lost or a stale block.
 //!
 //! Run like `lab/`. `RBLK_LONG=1` does each fault more often. Bounds on times are those that the

@@ -7,6 +7,7 @@ use rblk_tests::lab::{DEADLINE, FarHost, Mounted, StallMeter, Target, Witness, r
 use super::{DETECT, MIB, PATIENCE, SLACK, endless_fio, flags, serve_file, wait_for_io};
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn fail_over_and_back() {
     run("fail_over_and_back", |lab| {
         let far = FarHost::with_cables(lab, 2);

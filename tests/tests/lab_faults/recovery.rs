@@ -14,6 +14,7 @@ use rblk_tests::lab::{
 use super::{DETECT, MIB, PATIENCE, SLACK, endless_fio, flags, serve_file, wait_for_io};
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn crash_while_recovering() {
     run("crash_while_recovering", |lab| {
         let _target = Target::start(lab, &serve_file(lab, 1024 * MIB));
@@ -35,6 +36,7 @@ fn crash_while_recovering() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn upgrade_under_fio() {
     run("upgrade_under_fio", |lab| {
         let _target = Target::start(lab, &serve_file(lab, 1024 * MIB));
@@ -136,7 +138,7 @@ impl<'l> Unflushed<'l> {
         self.mounted.wait_connected();
     }
 
-    /// Nothing is lost, and nobody says so.
+    /// Nothing is lost, and no loss is reported.
     fn is_whole(&self) {
         let found = Aligned::read_at(&self.device, self.data.len(), MIB).expect("reading");
         assert!(found == self.data, "an acknowledged write is gone");
@@ -176,6 +178,7 @@ impl<'l> Unflushed<'l> {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn unflushed_writes_outlive_the_initiator() {
     run("unflushed_writes_outlive_the_initiator", |lab| {
         let mut life = Unflushed::new(lab, false, OnLoss::UntilRemount);
@@ -191,6 +194,7 @@ fn unflushed_writes_outlive_the_initiator() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn both_ends_killed_is_told() {
     run("both_ends_killed_is_told", |lab| {
         for retain in [false, true] {
@@ -216,6 +220,7 @@ fn both_ends_killed_is_told() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn dead_mounts_are_seen_and_given_up() {
     run("dead_mounts_are_seen_and_given_up", |lab| {
         let target = Target::start(lab, &serve_file(lab, 256 * MIB));
@@ -229,13 +234,13 @@ fn dead_mounts_are_seen_and_given_up() {
         let line = list.lines().find(|line| line.starts_with("v0 ")).unwrap_or(&list);
         println!("{}: {line}", lab.test());
         assert!(line.contains("no server") || line.contains("ending"), "{list}");
-        // Somebody uses it, so nobody but force takes it away.
+        // The device is in use, so only force removes it.
         let said = lab.initiator(&["umount", "v0"], 2 * PATIENCE).fails_with(1, &["recover"]);
         println!("{}: {}", lab.test(), said.trim());
         // Another volume under that name would be a surprise.
         let other = MountFlags::new(lab.rdma(), "v1").name("v0").try_mount(lab);
         println!("{}: {}", lab.test(), other.fails_with(4, &["v0"]).trim());
-        assert!(fio.is_running(), "fio saw an error although nobody asked for one");
+        assert!(fio.is_running(), "fio saw an error");
         let force = lab.initiator(&["umount", "--force", "v0"], 2 * PATIENCE);
         assert_eq!(force.code(), 0, "{force}");
         let ended = fio.finish(DEADLINE);

@@ -128,6 +128,7 @@ fn stale_writes(lab: &Lab, cache: CacheMode, rounds: usize) {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn stale_write_20() {
     run("stale_write_20", |lab| {
         let rounds = lab.times(10, 100);

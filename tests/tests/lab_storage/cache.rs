@@ -113,6 +113,7 @@ fn fio_over_cache(lab: &Lab, cache: CacheMode, work: u64, arena: u64) -> (f64, f
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn fio_verify_small_arena() {
     run("fio_verify_small_arena", |lab| {
         for cache in MODES {
@@ -124,6 +125,7 @@ fn fio_verify_small_arena() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn fio_verify_large_arena() {
     run("fio_verify_large_arena", |lab| {
         for cache in MODES {
@@ -134,6 +136,7 @@ fn fio_verify_large_arena() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn cached_reads_copy_nothing() {
     run("cached_reads_copy_nothing", |lab| {
         let image = lab.image("v0.img", 64 * MIB);
@@ -195,6 +198,7 @@ fn disk_reads(file: &Path) -> u64 {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn read_ahead() {
     run("read_ahead", |lab| {
         const BYTES: u64 = 24 * MIB;

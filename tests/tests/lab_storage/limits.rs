@@ -11,6 +11,7 @@ use rblk_tests::lab::{
 use super::{FIO_DEADLINE, KIB, MIB, NEVER, config, mount, open, serve, sh, size, with_delay};
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn limits_tell_the_truth() {
     run("limits_tell_the_truth", |lab| {
         let modes = [
@@ -69,6 +70,7 @@ fn limits_tell_the_truth() {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn discards_reach_dirty_blocks() {
     run("discards_reach_dirty_blocks", |lab| {
         let image = lab.image("v0.img", 64 * MIB);
@@ -153,6 +155,7 @@ impl Drop for HugePool {
 }
 
 #[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn huge_pages() {
     run("huge_pages", |lab| {
         let image = lab.image("v0.img", 64 * MIB);

@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use rblk_bench::inprocess::QueueOptions;
-use rblk_bench::seed::Random;
 use rblk_initiator::engine::PathEnd;
 use rblk_initiator::io::IoOp;
 use rblk_protocol::{
     CommandCapsule, Features, Immediate, KeyedDescriptor, ResponseCapsule, Sequence, Status, Tag,
     self_test_pattern,
 };
+use rblk_rig::inprocess::QueueOptions;
+use rblk_rig::seed::Random;
 use rblk_tests::raw::RawTarget;
 
 use super::{DEPTH, options};
@@ -20,6 +20,7 @@ fn keyed(features: Features) -> QueueOptions {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one case after another")]
 fn a_target_that_breaks_a_rule_loses_the_path() {
     type Spoil = fn(&mut RawTarget, &CommandCapsule);
     fn respond(target: &mut RawTarget, bytes: &[u8]) {
@@ -33,7 +34,7 @@ fn a_target_that_breaks_a_rule_loses_the_path() {
             let stale = Sequence(c.sequence.0.wrapping_sub(1));
             respond(t, &ResponseCapsule::new(c.tag, stale, Status::Ok).to_wire());
         }),
-        ("tag of nobody", Features::default(), IoOp::Write, |t, c| {
+        ("unused tag", Features::default(), IoOp::Write, |t, c| {
             respond(t, &ResponseCapsule { tag: Tag(5), ..good(c) }.to_wire());
         }),
         ("tag beyond the depth", Features::default(), IoOp::Write, |t, c| {

@@ -1,19 +1,20 @@
 //! Capsules of a host that are wrong, in the wrong place or doubtful: the connection ends, or they
 //! get a status.
 
-use rblk_bench::inprocess::{AdminCommand, QueueOptions, RigOptions};
-use rblk_bench::seed::Random;
 use rblk_protocol::limits::COMMAND_BYTES;
 use rblk_protocol::{
     BlockCount, CommandCapsule, ConnectionKind, Epoch, Features, KeyedDescriptor, Lba, Opcode,
     Status, Tag, VolumeHandle,
 };
+use rblk_rig::inprocess::{AdminCommand, QueueOptions, RigOptions};
+use rblk_rig::seed::Random;
 use rblk_tests::bed::{Bed, FROZEN, MEMORY, PATIENCE, STORE, pattern};
 use rblk_tests::raw::{Heard, RawPeer};
 
 use super::{ask, assert_unharmed, by_send, options, status_of, watched};
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one case after another")]
 fn whoever_breaks_a_rule_of_the_wire_loses_that_connection() {
     type Spoil = fn(&mut RawPeer) -> Vec<u8>;
     fn spoilt(peer: &mut RawPeer, at: usize, value: u8) -> Vec<u8> {
@@ -97,11 +98,8 @@ fn whoever_breaks_a_rule_of_the_wire_loses_that_connection() {
 fn a_tag_in_use_is_not_to_be_used_again() {
     let (mut bed, bystander, suspect) = watched(&RigOptions::default());
     let mut peer = RawPeer::tested(&mut bed, suspect, STORE, options());
-    let slow = rblk_bench::ram_store::StoreConditions {
-        delay_min: 50,
-        delay_max: 50,
-        ..Default::default()
-    };
+    let slow =
+        rblk_rig::ram_store::StoreConditions { delay_min: 50, delay_max: 50, ..Default::default() };
     bed.rig.store_mut().set_conditions(slow);
     for _ in 0..2 {
         let command = peer.transfer(Opcode::Read, 3, 0, 8);
@@ -113,6 +111,7 @@ fn a_tag_in_use_is_not_to_be_used_again() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one case after another")]
 fn commands_out_of_place_get_a_status() {
     let (mut bed, bystander, suspect) = watched(&RigOptions::default());
     let kind = ConnectionKind::Io { queue: 0 };
@@ -236,7 +235,7 @@ fn an_admin_connection_serves_no_blocks() {
         peer.send(&command.to_wire());
         let asked = asked_of_control(&mut bed);
         bed.rig.reply(&asked[0], Status::Ok, 9, vec![7; 100]);
-        // Said twice by mistake: the second finds nobody.
+        // Sent twice by mistake: the second names no connection.
         bed.rig.reply(&asked[0], Status::Internal, 0, Vec::new());
         assert_eq!(status_of(peer.hear(&mut bed)), status);
     }
@@ -246,7 +245,7 @@ fn an_admin_connection_serves_no_blocks() {
     let asked = asked_of_control(&mut bed);
     peer.wire.cut();
     assert!(matches!(peer.hear(&mut bed), Heard::End(_)));
-    // A parked command does not keep it; the answer that comes after all finds nobody.
+    // A parked command does not keep it; the late answer names no connection.
     bed.rig.run(PATIENCE, |rig| rig.connections(suspect) == 0).unwrap();
     bed.rig.reply(&asked[0], Status::Ok, 1, vec![1; 16]);
     for _ in 0..100 {
@@ -286,8 +285,17 @@ fn doubtful(random: &mut Random, peer: &mut RawPeer, depth: u16) -> Vec<u8> {
     bytes
 }
 
+/// Raises the soft limit on open files to the hard limit: every connection has a descriptor, and
+/// the usual soft limit of 1024 is too low.
+fn may_open_many_files() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+}
+
 #[test]
 fn a_hundred_thousand_doubtful_capsules_harm_nobody_else() {
+    may_open_many_files();
     let rig =
         RigOptions { arena_bytes: 512 << 10, io_max_bytes: 64 << 10, ..RigOptions::default() };
     let (mut bed, bystander, suspect) = watched(&rig);

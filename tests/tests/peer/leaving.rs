@@ -1,7 +1,7 @@
 //! Initiators that leave are no lost connections; those that leave with commands unanswered are.
 
-use rblk_bench::ram_store::StoreConditions;
 use rblk_protocol::Opcode;
+use rblk_rig::ram_store::StoreConditions;
 use rblk_tests::bed::PATIENCE;
 
 use super::*;

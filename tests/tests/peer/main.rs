@@ -6,8 +6,8 @@ mod capsules;
 mod leaving;
 mod memory;
 
-use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_protocol::{CommandCapsule, Features, Status};
+use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_target::connection::SessionSlot;
 use rblk_tests::bed::{Bed, STORE, pattern};
 use rblk_tests::raw::{Heard, RawPeer};

@@ -1,10 +1,10 @@
-//! QPs that are not destroyed: what they may still touch is nobody's until they are.
+//! QPs that are not destroyed: the memory that they may still touch is not used until they are.
 
-use rblk_bench::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
-use rblk_bench::ram_store::RamStore;
 use rblk_fabric::soft::network::{Conditions, End};
 use rblk_initiator::io::IoOp;
 use rblk_protocol::{AccessMode, Tag};
+use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_rig::ram_store::RamStore;
 use rblk_target::cache::slots::{Holders, State};
 use rblk_target::connection::SessionSlot;
 use rblk_target::poll_group::ToGroup;

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_fabric::soft::network::End;
 use rblk_protocol::Opcode;
+use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_target::connection::SessionSlot;
 use rblk_tests::bed::{Bed, MEMORY, STORE, pattern};
 use rblk_tests::raw::{Heard, RawPeer};
@@ -48,7 +48,7 @@ fn a_peer_that_neither_takes_nor_gives_is_ended() {
     for opcode in [Opcode::Read, Opcode::Write] {
         let (mut bed, bystander, suspect, mut peer) = suspected();
         ask_all(&mut peer, opcode);
-        // Nobody listens at the other end from now on.
+        // The other end does not receive from now on.
         let stalls = if opcode == Opcode::Read { End::B } else { End::A };
         bed.rig.step();
         peer.wire.stall(stalls, true);

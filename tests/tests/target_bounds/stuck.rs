@@ -1,10 +1,10 @@
 //! A store that forgets a volume: the others have their memory and their operations all the same.
 
-use rblk_bench::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
-use rblk_bench::ram_store::{RamStore, StoreConditions};
-use rblk_bench::seed::Random;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
+use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_rig::ram_store::{RamStore, StoreConditions};
+use rblk_rig::seed::Random;
 use rblk_target::connection::SessionSlot;
 use rblk_target::store::{Op, OpDone, Segment, Store, VolumeIndex};
 use rblk_target::volume::CacheMode;
@@ -139,7 +139,7 @@ impl Two {
         self.rig.store_mut().is_stuck = false;
     }
 
-    /// Every connection ends, and then nobody has anything.
+    /// Every connection ends, and then no memory is held.
     fn end(mut self, what: &str) {
         for session in self.sessions {
             self.rig.new_epoch(session).expect("connections end");
@@ -231,7 +231,7 @@ fn a_stuck_volume_leaves_operations_to_others() {
 }
 
 #[test]
-fn a_dead_connection_of_a_stuck_volume_is_buried_in_the_end() {
+fn a_dead_connection_of_a_stuck_volume_is_destroyed_in_the_end() {
     let mut random = Random::new(7);
     for stuck in MODES {
         let what = format!("{stuck:?}");

@@ -1,9 +1,9 @@
 //! Long zeroing: others go on meanwhile, and it ends with its connection.
 
-use rblk_bench::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
-use rblk_bench::ram_store::RamStore;
 use rblk_initiator::io::IoOp;
 use rblk_protocol::{AccessMode, Tag};
+use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_rig::ram_store::RamStore;
 use rblk_target::connection::SessionSlot;
 use rblk_target::poll_group::ToGroup;
 use rblk_target::store::VolumeIndex;

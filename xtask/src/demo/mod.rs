@@ -1,8 +1,8 @@
 //! `cargo xtask demo`: the whole path on real verbs and a real block device, in minutes.
 //!
-//! A demo is a child of this program, `demo-inside`: a process of this machine where it has the
-//! devices, else the one command of a lab run. Either way it shows its progress, writes its
-//! [`Report`] to a file, and cleans up even when whoever started it is gone.
+//! A demo is a child of this program, `demo-inside`. The child runs on this machine if it has the
+//! devices, else in the lab. Either way the child shows its progress, writes its
+//! [`Report`] to a file, and cleans up even when its parent process is gone.
 
 mod counters;
 mod filesystem;
@@ -38,7 +38,8 @@ use scenario::Scenario;
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// What is built for a demo. This program, too: hashing takes an optimised one.
-const SELECTION: &[&str] = &["--bins", "-p", "rblk-target", "-p", "rblk-initiator", "-p", "xtask"];
+const SELECTION: &[&str] =
+    &["--bins", "-p", "rblk-target", "-p", "rblk-initiator", "-p", "xtask", "--features", "verbs"];
 
 /// What is used inside, besides what the lab itself needs.
 const PACKAGES: &[host::Package] = &[
@@ -159,7 +160,7 @@ impl DemoArgs {
         let report = match report {
             Ok(report) => report,
             Err(error) if status == 0 => return Err(error),
-            // Whoever ended it has said why.
+            // The process that ended it has said why.
             Err(_) => bail!("the demo ended with status {status} before it could report"),
         };
         match self.output {

@@ -1,7 +1,7 @@
 //! What a demo does, from the first `serve` to the last `drain`.
 //!
-//! Everything that is started is owned by a guard, and a guard's owner is declared after what it
-//! needs: whatever fails, the file system goes first, then the block device, then the target.
+//! A guard owns each thing that is started, and is declared after what it needs. So after any
+//! failure the file system ends first, then the block device, then the target.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -248,7 +248,7 @@ impl Run<'_> {
         let start = Instant::now();
         let result = work(&mut row);
         let seconds = start.elapsed().as_secs_f64();
-        // After a failure the daemons may be what failed: their silence is not the news.
+        // After a failure a daemon may be what failed, so its silence is not reported as well.
         let cost = counters().map(|after| after.since(&before));
         if let Ok(cost) = cost {
             row.errors += cost.faults.sum();

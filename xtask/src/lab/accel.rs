@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 
 use super::cache::Cache;
+use super::engine::Engine;
 use super::guest::Task;
 use super::kernel::Kernel;
 use super::qemu::{End, Machine};
@@ -31,38 +32,6 @@ pub(crate) enum Accel {
     Tcg,
     /// QEMU's translator, one thread for all virtual CPUs
     TcgSingle,
-}
-
-/// What QEMU is told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Engine {
-    /// Hardware virtualisation.
-    Kvm,
-    /// The translator, a thread per virtual CPU.
-    Tcg,
-    /// The translator, one thread.
-    TcgSingle,
-}
-
-impl Engine {
-    /// The value of QEMU's `-accel`.
-    pub(crate) fn option(self) -> &'static str {
-        match self {
-            Engine::Kvm => "kvm",
-            Engine::Tcg => "tcg,thread=multi",
-            Engine::TcgSingle => "tcg,thread=single",
-        }
-    }
-
-    /// The value of QEMU's `-cpu`. The translator runs `rep movsb` byte by byte, a tenth as fast as
-    /// `rep movsq`, which a kernel copies with on a CPU without "enhanced" `movsb`: without that, a
-    /// copy costs beside the rest about what it does on a real machine.
-    pub(crate) fn cpu(self) -> &'static str {
-        match self {
-            Engine::Kvm => "max",
-            Engine::Tcg | Engine::TcgSingle => "max,-erms",
-        }
-    }
 }
 
 impl Accel {

@@ -13,6 +13,7 @@
 mod accel;
 mod apt;
 mod cache;
+mod engine;
 mod guest;
 pub(crate) mod host;
 mod image;
@@ -131,7 +132,7 @@ impl Lab {
                 // Nothing of the command ran. The translator now and then breaks a kernel that
                 // patches its own code.
                 Ok((qemu::End::NotBooted, out))
-                    if boots < BOOTS && engine != accel::Engine::Kvm =>
+                    if boots < BOOTS && engine != engine::Engine::Kvm =>
                 {
                     eprintln!(
                         "lab: the guest died while booting, and is booted again; its console is in {}",

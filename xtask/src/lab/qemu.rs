@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 
-use super::accel::Engine;
 use super::cache::Cache;
+use super::engine::Engine;
 use super::guest::Task;
 use super::host;
 use super::initramfs;

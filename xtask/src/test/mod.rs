@@ -1,12 +1,12 @@
 //! `cargo xtask test`: everything that must hold before a change goes in, in one command.
 //!
-//! The steps go from the quick to the slow. One that fails does not hide the later ones: only those
-//! that need what it was to build are skipped. The last line is `N passed, N failed`, summed over
-//! every libtest run, in the lab too; a step that fails without a test to blame counts as one
-//! failure. Where checks did not run, `, N skipped` follows.
+//! The quick steps come first. A step that fails does not stop the later ones, except those that
+//! need what it builds. The last line is `N passed, N failed`, summed over every test program, also
+//! in the lab. A step that fails without a failed test counts as one failure. `, N skipped` follows
+//! where a check did not run.
 
 mod check;
-mod left_out;
+mod circles;
 mod linkage;
 mod step;
 mod suite;
@@ -30,11 +30,10 @@ use crate::packages;
 use crate::process;
 use crate::workspace::Workspace;
 pub(crate) use check::CheckArgs;
-use left_out::{LeftOut, Passed};
 use step::{Missing, Steps, Work};
 use suite::{Guest, Selection, Suite};
 use summary::Summary;
-use tally::{Count, Tally};
+use tally::{Results, Tally};
 
 /// The other kernel: the oldest that has what the initiator needs.
 const OTHER_KERNEL: &str = "6.12";
@@ -44,11 +43,19 @@ const GUEST_LIMIT: Duration = Duration::from_secs(25 * 60);
 /// The same with `--long`: 1000 rounds of `lost_writes` take two hours under emulation.
 const GUEST_LIMIT_LONG: Duration = Duration::from_secs(5 * 60 * 60);
 
-/// Instructions that an end may spend on one request of 4 KiB, the fabric's and the store's apart,
-/// in the profile of the lab; that of releases makes a tenth fewer.
+/// Instructions that an end may spend on one request of 4 KiB, without those of the fabric and the
+/// store, in the profile of the lab. The profile of releases takes a tenth fewer.
 const INSTRUCTIONS_MOST: &str = "1500";
 
-/// Tests that an optimised build makes more of: package, name, and what it is then.
+/// The code for RDMA devices is built in.
+const VERBS: [&str; 2] = ["--features", "verbs"];
+
+const LINTS: [&str; 3] = ["clippy", "--workspace", "--all-targets"];
+
+/// How the names of tests begin that need root.
+const AS_ROOT: &str = "as_root_";
+
+/// Tests that do more in an optimised build: package, name, and what the test is then.
 const MODELS: [(&str, &str, &str); 2] = [
     ("rblk-tests", "storage_model", "a million requests against the model"),
     ("rblk-tests", "simulation", "five thousand simulations"),
@@ -66,18 +73,19 @@ const SUITES: [(&str, &str, &str); 5] = [
 /// Run every check and every test
 ///
 /// They run on this machine, then in the lab on real verbs and ublk. A step that fails does not
-/// stop the others, but for those that need what it builds. At the end each step that failed or was
-/// skipped is named; the last line is `N passed, N failed`, and `, N skipped` where checks did not
-/// run.
+/// stop the other steps, except those that need what it builds. At the end each step that failed or
+/// was skipped is named; the last line is `N passed, N failed`, and `, N skipped` where checks did
+/// not run.
 ///
-/// Missing system packages are installed first (as root; Debian). With FILTERs only tests are run
-/// whose names contain one of them, and no other checks.
+/// Missing system packages are installed first (as root; Debian). With FILTERs only tests run whose
+/// names contain one of them, and no other checks. The names of tests that need root begin with
+/// `as_root_`.
 ///
 /// Exit status: 0 when nothing failed, 1 when anything did.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct TestArgs {
-    /// Give tests that can run longer, or with more data, the time to (RBLK_LONG=1)
+    /// Run tests that can use it longer, or with more data (RBLK_LONG=1)
     #[arg(long)]
     long: bool,
 
@@ -100,8 +108,7 @@ pub(crate) struct TestArgs {
 struct Run<'a> {
     args: &'a TestArgs,
     workspace: Workspace,
-    count: Arc<Mutex<Count>>,
-    left_out: Arc<Mutex<LeftOut>>,
+    results: Arc<Mutex<Results>>,
 }
 
 impl TestArgs {
@@ -112,47 +119,43 @@ impl TestArgs {
 
     /// Runs some of the steps, and says how they ended.
     fn run_steps(&self, work: impl FnOnce(&Run<'_>, &mut Steps)) -> Result<i32> {
-        let run = Run {
-            args: self,
-            workspace: Workspace::find()?,
-            count: Arc::default(),
-            left_out: Arc::default(),
-        };
-        let mut steps = Steps::new(Arc::clone(&run.count));
+        let run = Run { args: self, workspace: Workspace::find()?, results: Arc::default() };
+        let mut steps = Steps::new(Arc::clone(&run.results));
         work(&run, &mut steps);
-        let count = *run.count.lock().unwrap_or_else(PoisonError::into_inner);
-        let left_out = run.left_out.lock().unwrap_or_else(PoisonError::into_inner);
+        let results = run.results.lock().unwrap_or_else(PoisonError::into_inner);
         let mut summary = Summary {
             steps: steps.over(),
             took: steps.start().elapsed(),
-            count,
-            left_out: &left_out,
+            results: &results,
             wrong: None,
         };
-        let nothing = self.nothing_ran(count).filter(|_| summary.is_good());
+        let nothing = self.nothing_ran(&results).filter(|_| summary.is_good());
         summary.wrong = nothing.as_deref();
         print!("{}", summary.text());
         Ok(i32::from(!summary.is_good()))
     }
 
     /// A filter that no name contains is a mistake, not a success.
-    fn nothing_ran(&self, count: Count) -> Option<String> {
-        let nothing = !self.filters.is_empty() && count.passed + count.failed == 0;
+    fn nothing_ran(&self, results: &Results) -> Option<String> {
+        let nothing = !self.filters.is_empty() && results.passed + results.failed == 0;
         nothing.then(|| format!("no test ran: no name contains {}", self.filters.join(" or ")))
     }
 }
 
 impl Run<'_> {
     fn all(&self, steps: &mut Steps) {
-        // Nothing needs it: where something is missing, whoever uses it says so.
+        // No step needs this one: a step that misses a package says so.
         let _ = steps.run("system packages", || self.install());
         if self.args.filters.is_empty() {
             self.checks(steps);
         }
-        // With the programs, which tests of other crates start; `cargo test` alone leaves them out.
-        let built = steps
-            .run("programs and tests", || self.cargo(&["build", "--workspace", "--all-targets"]));
+        let built = steps.run("programs and tests", || {
+            self.cargo(&[&["build", "--workspace", "--all-targets"][..], &VERBS].concat())
+        });
         let _ = steps.run_with("tests on this machine", &built, |()| self.host_tests());
+        if self.args.filters.iter().all(|filter| filter.contains(AS_ROOT)) {
+            let _ = steps.run_with("tests as root", &built, |()| self.root_tests(&VERBS));
+        }
         let left_out = "LEFT OUT, as --no-lab asks: everything that needs an RDMA device or ublk";
         if self.args.no_lab && !self.args.filters.is_empty() {
             println!("\n{left_out}");
@@ -177,9 +180,18 @@ impl Run<'_> {
         self.in_lab(steps, &artifacts, &suites);
     }
 
+    /// The simulation with each deliberate fault, which the simulation must find.
+    fn mutations(&self) -> Result<Work> {
+        let words = ["-p", "rblk-tests", "--features", "mutations", "--test", "mutations"];
+        let artifacts = Artifacts::build(&self.workspace, &words)?;
+        let mut command = Command::new(artifacts.program("mutations"));
+        self.execute(command.arg("--nocapture").current_dir(&self.workspace.root))
+    }
+
     fn build_for_lab(&self, steps: &mut Steps, suites: &[&str]) -> Result<Artifacts, Missing> {
         let mut words =
             vec!["--bins", "-p", "rblk-target", "-p", "rblk-initiator", "-p", "rblk-bench"];
+        words.extend(VERBS);
         for (package, name, _) in MODELS {
             words.extend(["-p", package, "--test", name]);
         }
@@ -196,6 +208,7 @@ impl Run<'_> {
             for (_, name, what) in MODELS {
                 let _ = steps.run_with(what, artifacts, |a| self.model(a, name));
             }
+            let _ = steps.run("deliberate faults", || self.mutations());
         }
         let kernels = match &self.args.kernel {
             Some(kernel) => vec![(kernel.as_str(), false)],
@@ -212,28 +225,28 @@ impl Run<'_> {
     }
 
     fn checks(&self, steps: &mut Steps) {
-        self.quick_checks(steps);
+        self.quick_checks(steps, &VERBS);
         let _ = steps.run("lints without verbs", || {
-            let packages = ["-p", "rblk-fabric", "-p", "rblk-target", "-p", "rblk-initiator"];
-            let words =
-                [&["clippy"][..], &packages, &["--no-default-features", "--", "-D", "warnings"]];
-            self.cargo(&words.concat())
+            self.cargo(&[&LINTS[..], &["--", "-D", "warnings"]].concat())
         });
-        let _ = steps.run("documentation", || self.documentation());
+        let _ = steps.run("documentation", || self.documentation(&VERBS));
         let _ = steps.run("dependencies (cargo deny)", || self.deny());
     }
 
-    fn quick_checks(&self, steps: &mut Steps) {
+    /// `verbs` says how the code for RDMA devices is looked at, too.
+    fn quick_checks(&self, steps: &mut Steps, verbs: &[&str]) {
         let _ = steps.run("formatting", || self.cargo(&["fmt", "--all", "--check", "--", "-l"]));
         let _ =
             steps.run("widths of comments", || widths::check(&self.workspace.root).map(Work::Done));
-        let _ = steps.run("lints", || {
-            self.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
-        });
+        let _ = steps
+            .run("circles of imports", || circles::check(&self.workspace.root).map(Work::Done));
+        let _ = steps
+            .run("lints", || self.cargo(&[&LINTS[..], verbs, &["--", "-D", "warnings"]].concat()));
     }
 
-    fn documentation(&self) -> Result<Work> {
-        let mut command = self.workspace.cargo(&["doc", "--no-deps", "--workspace"]);
+    fn documentation(&self, verbs: &[&str]) -> Result<Work> {
+        let words = [&["doc", "--no-deps", "--workspace"][..], verbs].concat();
+        let mut command = self.workspace.cargo(&words);
         self.execute(command.env("RUSTDOCFLAGS", "-D warnings"))
     }
 
@@ -257,16 +270,24 @@ impl Run<'_> {
     }
 
     fn host_tests(&self) -> Result<Work> {
-        println!(
-            "RBLK_SKIP_LAB=1 RBLK_SKIP_RDMA=1: tests that need devices skip themselves HERE{}",
-            if self.args.no_lab { "" } else { ", as the lab steps run them" }
-        );
-        let words = ["test", "--workspace", "--no-fail-fast", "--", "--show-output"];
+        let words = [&["test", "--workspace", "--no-fail-fast"][..], &VERBS, &["--"]].concat();
         let mut command = self.workspace.cargo(&words);
-        command.args(&self.args.filters);
-        command.envs([("RBLK_SKIP_LAB", "1"), ("RBLK_SKIP_RDMA", "1")]).envs(self.long());
-        // What a test prints that passed is not libtest's to be counted, either.
-        self.execute_into(&mut command, Passed::new(self.tally(), Arc::clone(&self.left_out)))
+        self.execute(command.args(&self.args.filters).envs(self.long()))
+    }
+
+    /// The tests that `cargo test` ignores as they need root.
+    fn root_tests(&self, words: &[&str]) -> Result<Work> {
+        if !host::is_root() {
+            return Ok(Work::Skipped("this user is not root".to_owned()));
+        }
+        let words = [&["test", "--workspace", "--no-fail-fast"][..], words, &["--", "--ignored"]];
+        let mut command = self.workspace.cargo(&words.concat());
+        let filters = self.args.filters.iter().map(String::as_str);
+        let mut filters: Vec<&str> = filters.filter(|filter| filter.contains(AS_ROOT)).collect();
+        if filters.is_empty() {
+            filters.push(AS_ROOT);
+        }
+        self.execute(command.args(filters))
     }
 
     fn model(&self, artifacts: &Artifacts, name: &str) -> Result<Work> {
@@ -274,9 +295,10 @@ impl Run<'_> {
         self.execute(command.current_dir(&self.workspace.root))
     }
 
-    /// Counted, not timed, so it is a test like any other; of an optimised build it says something.
+    /// Counts the instructions of an optimised build. They are counted and not timed, so the result
+    /// is the same on every machine.
     fn instructions(&self, artifacts: &Artifacts) -> Result<Work> {
-        // What needs no store; at depth 32, where no turn finds nothing.
+        // Without a store; at depth 32, where every turn finds work.
         for (op, volumes) in [("read", "memory,cached"), ("write", "memory")] {
             let mut command = Command::new(artifacts.program("rblk-bench"));
             command.args(["cost", "--instructions", "--ios", "2000", "--depths", "32"]);
@@ -313,7 +335,7 @@ impl Run<'_> {
             selection: Selection { every_kernel, filters: &self.args.filters },
         };
         let limit = if self.args.long { GUEST_LIMIT_LONG } else { GUEST_LIMIT };
-        suite.run(Guest { kernel, limit }, &self.count, &self.left_out)?;
+        suite.run(Guest { kernel, limit }, &self.results)?;
         Ok(Work::Done(()))
     }
 
@@ -331,7 +353,7 @@ impl Run<'_> {
     }
 
     fn tally(&self) -> Tally<std::io::Stdout> {
-        Tally::new(std::io::stdout(), Arc::clone(&self.count))
+        Tally::new(std::io::stdout(), Arc::clone(&self.results))
     }
 
     fn execute_into(
@@ -359,10 +381,10 @@ mod tests {
 
     #[test]
     fn a_filter_that_selects_nothing_fails() {
-        let none = Count { results: 9, ..Count::default() };
-        let one = Count { passed: 1, ..none };
-        assert!(args(&["drian"]).nothing_ran(none).unwrap().contains("drian"));
-        assert_eq!(args(&["drain"]).nothing_ran(one), None);
-        assert_eq!(args(&[]).nothing_ran(none), None);
+        let none = Results::default();
+        let one = Results::new(1, 0);
+        assert!(args(&["drian"]).nothing_ran(&none).unwrap().contains("drian"));
+        assert_eq!(args(&["drain"]).nothing_ran(&one), None);
+        assert_eq!(args(&[]).nothing_ran(&none), None);
     }
 }

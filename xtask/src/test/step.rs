@@ -1,6 +1,5 @@
 //! [`Steps`]: each step of a run, named before it begins and timed at its end. A step that fails
-//! ends itself and not the run: whoever needs what it was to give is skipped, everything else is
-//! done.
+//! does not end the run: the steps that need its result are skipped, all others are done.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,16 +7,16 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use super::tally::Count;
+use super::tally::Results;
 
 /// How a step ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// Everything it looked at is as it should be.
+    /// Every check passed.
     Passed,
-    /// It looked at nothing, for this reason.
+    /// Nothing was checked, for this reason.
     Skipped(String),
-    /// Something is not as it should be: the words of the error.
+    /// A check failed: the words of the error.
     Failed(String),
 }
 
@@ -32,16 +31,16 @@ pub(crate) struct Step {
     pub(crate) ending: Ending,
 }
 
-/// What the work of a step comes to when nothing failed.
+/// The result of a step in which nothing failed.
 #[derive(Debug)]
 pub(crate) enum Work<T = ()> {
-    /// It is done, and this is what later steps need of it.
+    /// The work is done; later steps need this value.
     Done(T),
-    /// It could not be done here, for this reason, and that is no failure.
+    /// The work cannot be done here, for this reason. That is not a failure.
     Skipped(String),
 }
 
-/// What a step was to give to later ones is not there.
+/// The value that a step should have given to later steps is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Missing(String);
 
@@ -56,7 +55,7 @@ impl fmt::Display for Missing {
 pub(crate) struct Steps {
     start: Instant,
     over: Vec<Step>,
-    count: Arc<Mutex<Count>>,
+    results: Arc<Mutex<Results>>,
 }
 
 impl Step {
@@ -67,10 +66,10 @@ impl Step {
 }
 
 impl Steps {
-    /// None yet. A step that fails with no failed test in `count` to blame is counted there as one
+    /// No steps yet. A step that fails without a failed test in `results` is counted there as one
     /// failure.
-    pub(crate) fn new(count: Arc<Mutex<Count>>) -> Self {
-        Self { start: Instant::now(), over: Vec::new(), count }
+    pub(crate) fn new(results: Arc<Mutex<Results>>) -> Self {
+        Self { start: Instant::now(), over: Vec::new(), results }
     }
 
     /// Those that are over, in order.
@@ -93,7 +92,7 @@ impl Steps {
         let number = self.next();
         let begin = Instant::now();
         println!("\n=== {number} {name} (at {:.0} s)", self.start.elapsed().as_secs_f64());
-        let failures = || self.count.lock().unwrap_or_else(PoisonError::into_inner).failed;
+        let failures = || self.results.lock().unwrap_or_else(PoisonError::into_inner).failed;
         let before = failures();
         let result = work();
         let is_blamed = failures() > before;
@@ -112,7 +111,7 @@ impl Steps {
             Err(error) => {
                 println!("{error:#}\n=== {number} {name}: FAILED after {seconds:.1} s");
                 if !is_blamed {
-                    self.count.lock().unwrap_or_else(PoisonError::into_inner).failed += 1;
+                    self.results.lock().unwrap_or_else(PoisonError::into_inner).failed += 1;
                 }
                 self.end(name, Ending::Failed(format!("{error:#}")));
                 Err(Missing(format!("because step {number} ({name}) failed")))
@@ -186,7 +185,7 @@ mod tests {
 
     #[test]
     fn each_failed_step_counts_once() {
-        let count: Arc<Mutex<Count>> = Arc::default();
+        let count: Arc<Mutex<Results>> = Arc::default();
         let mut steps = Steps::new(Arc::clone(&count));
         let tests = || -> Result<Work> {
             count.lock().unwrap().failed += 3;

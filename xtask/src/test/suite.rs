@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::left_out::LeftOut;
-use super::tally::{Count, Tally};
+use super::tally::{Results, Tally};
 use crate::lab::{self, Accel, Lab};
 use crate::process;
 
@@ -56,14 +55,8 @@ impl Selection<'_> {
 }
 
 impl Suite<'_> {
-    /// Runs the selected tests; their results are added to `count`, and their names to those that
-    /// ran in the lab.
-    pub(crate) fn run(
-        &self,
-        guest: Guest<'_>,
-        count: &Arc<Mutex<Count>>,
-        left_out: &Mutex<LeftOut>,
-    ) -> Result<()> {
+    /// Runs the selected tests and adds their results to `results`.
+    pub(crate) fn run(&self, guest: Guest<'_>, results: &Arc<Mutex<Results>>) -> Result<()> {
         let all = names(&self.program)?;
         let names: Vec<&String> = all.iter().filter(|name| self.selection.takes(name)).collect();
         if names.is_empty() {
@@ -80,17 +73,20 @@ impl Suite<'_> {
         // The guest has the address, and only this program knows the variable's other name.
         words.extend(["sh".into(), "-c".into(), ADDRESS.into(), "sh".into()]);
         words.push(self.program.clone().into());
-        words.extend(["--test-threads=1", "--nocapture", "--exact"].map(OsString::from));
+        words.extend(
+            ["--include-ignored", "--test-threads=1", "--nocapture", "--exact"].map(OsString::from),
+        );
         words.extend(names.iter().map(OsString::from));
-        let mut status = self.boot(guest, Accel::Auto, &words, count)?;
+        let mut status = self.boot(guest, Accel::Auto, &words, results)?;
         if status == i32::from(lab::FAILED) {
             // Emulation with a thread per CPU has crashed a guest now and then.
             println!("the guest died; once more, with one thread for all emulated CPUs");
-            status = self.boot(guest, Accel::TcgSingle, &words, count)?;
+            status = self.boot(guest, Accel::TcgSingle, &words, results)?;
         }
         if status != i32::from(lab::FAILED) {
-            let mut left_out = left_out.lock().unwrap_or_else(PoisonError::into_inner);
-            names.iter().for_each(|name| left_out.ran_in_lab(name));
+            // What a test prints without a line's end makes its own line unreadable.
+            let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+            names.iter().for_each(|name| results.note_run(name));
         }
         match u8::try_from(status) {
             Ok(0) => Ok(()),
@@ -106,7 +102,7 @@ impl Suite<'_> {
         guest: Guest<'_>,
         accel: Accel,
         words: &[OsString],
-        count: &Arc<Mutex<Count>>,
+        results: &Arc<Mutex<Results>>,
     ) -> Result<i32> {
         let lab = Lab {
             kernel: guest.kernel.to_owned(),
@@ -116,11 +112,11 @@ impl Suite<'_> {
             ..Lab::default()
         };
         // The results of a guest that died are not results.
-        let own = Arc::default();
+        let own: Arc<Mutex<Results>> = Arc::default();
         let status = lab.run_into(words, Tally::new(std::io::stdout(), Arc::clone(&own)))?;
         if status != i32::from(lab::FAILED) {
-            let own = *own.lock().unwrap_or_else(PoisonError::into_inner);
-            count.lock().unwrap_or_else(PoisonError::into_inner).add(own);
+            let own = std::mem::take(&mut *own.lock().unwrap_or_else(PoisonError::into_inner));
+            results.lock().unwrap_or_else(PoisonError::into_inner).add(own);
         }
         Ok(status)
     }

@@ -4,9 +4,8 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use super::left_out::LeftOut;
 use super::step::{Ending, Step};
-use super::tally::Count;
+use super::tally::Results;
 
 /// What there is to sum up.
 #[derive(Debug)]
@@ -15,10 +14,8 @@ pub(crate) struct Summary<'a> {
     pub(crate) steps: &'a [Step],
     /// How long they took.
     pub(crate) took: Duration,
-    /// What libtest counted; with failed steps that no test is to blame for.
-    pub(crate) count: Count,
-    /// Tests that left themselves out.
-    pub(crate) left_out: &'a LeftOut,
+    /// What libtest said; with failed steps that no test is to blame for.
+    pub(crate) results: &'a Results,
     /// What is wrong with the run as a whole.
     pub(crate) wrong: Option<&'a str>,
 }
@@ -27,35 +24,24 @@ impl Summary<'_> {
     /// Whether nothing failed.
     pub(crate) fn is_good(&self) -> bool {
         let failed = |step: &Step| matches!(step.ending, Ending::Failed(_));
-        self.count.failed == 0 && self.wrong.is_none() && !self.steps.iter().any(failed)
+        self.results.failed == 0 && self.wrong.is_none() && !self.steps.iter().any(failed)
     }
 
     /// The lines. The last is `N passed, N failed`, and `, N skipped` where checks did not run:
-    /// steps, and tests that ran neither here nor in the lab.
+    /// steps, and tests that ran in no step.
     pub(crate) fn text(&self) -> String {
-        let Count { passed, failed, ignored, .. } = self.count;
-        // libtest calls a test passed that left itself out.
-        let passed = passed.saturating_sub(self.left_out.here());
+        let Results { passed, failed, .. } = *self.results;
         // A run that is wrong has failed, whatever was counted.
         let failed = if self.is_good() { failed } else { failed.max(1) };
-        let nowhere: Vec<&str> = self.left_out.nowhere().collect();
-        let mut text = format!(
-            "\n{} steps in {:.0} s; {ignored} tests are marked as ignored\n",
-            self.steps.len(),
-            self.took.as_secs_f64()
-        );
-        if self.left_out.here() > 0 {
-            text += &format!(
-                "tests that left themselves out on this machine, as RBLK_SKIP_... asked: {}; of them ran in the lab: {}\n",
-                self.left_out.here(),
-                self.left_out.here() - nowhere.len() as u64
-            );
-        }
+        let mut text =
+            format!("\n{} steps in {:.0} s\n", self.steps.len(), self.took.as_secs_f64());
+        let mut skipped = 0;
         // Writing to a String cannot fail.
-        for name in &nowhere {
-            let _ = writeln!(text, "skipped: test {name}: it ran nowhere");
+        for (name, reason) in self.results.left_out() {
+            skipped += 1;
+            let reason = if reason.is_empty() { "it is marked as ignored" } else { reason };
+            let _ = writeln!(text, "skipped: test {name}: {reason}");
         }
-        let mut skipped = nowhere.len();
         for step in self.steps {
             if let Ending::Skipped(why) = &step.ending {
                 skipped += 1;
@@ -82,15 +68,15 @@ mod tests {
     use std::io::Write as _;
     use std::sync::{Arc, Mutex};
 
-    use super::super::left_out::Passed;
+    use super::super::tally::Tally;
     use super::*;
 
     fn step(number: u32, name: &str, ending: Ending) -> Step {
         Step { number, name: name.to_owned(), ending }
     }
 
-    fn summary<'a>(steps: &'a [Step], count: Count, left_out: &'a LeftOut) -> Summary<'a> {
-        Summary { steps, took: Duration::from_secs(3), count, left_out, wrong: None }
+    fn summary<'a>(steps: &'a [Step], results: &'a Results) -> Summary<'a> {
+        Summary { steps, took: Duration::from_secs(3), results, wrong: None }
     }
 
     #[test]
@@ -102,13 +88,12 @@ mod tests {
             step(4, "deny", Ending::Skipped("cargo-deny is not installed".to_owned())),
             step(5, "documentation", Ending::Failed("a broken link".to_owned())),
         ];
-        let count = Count { passed: 7, failed: 2, ignored: 2, results: 3 };
-        let left_out = LeftOut::default();
-        let summary = summary(&steps, count, &left_out);
+        let results = Results::new(7, 2);
+        let summary = summary(&steps, &results);
         assert!(!summary.is_good());
         assert_eq!(
             summary.text(),
-            "\n5 steps in 3 s; 2 tests are marked as ignored\n\
+            "\n5 steps in 3 s\n\
              skipped: step 3 (tests): because step 2 (programs) failed\n\
              skipped: step 4 (deny): cargo-deny is not installed\n\
              FAILED: step 2 (programs): many\n\
@@ -119,11 +104,11 @@ mod tests {
 
     #[test]
     fn a_good_run_says_nothing_of_what_did_not_happen() {
-        let (steps, left_out) = ([step(1, "lints", Ending::Passed)], LeftOut::default());
-        let count = Count { passed: 7, ..Count::default() };
-        let mut summary = summary(&steps, count, &left_out);
+        let steps = [step(1, "lints", Ending::Passed)];
+        let results = Results::new(7, 0);
+        let mut summary = summary(&steps, &results);
         assert!(summary.is_good());
-        assert!(summary.text().ends_with(" marked as ignored\n7 passed, 0 failed\n"));
+        assert!(summary.text().ends_with(" in 3 s\n7 passed, 0 failed\n"));
         summary.wrong = Some("no test ran");
         assert!(!summary.is_good());
         assert!(summary.text().ends_with("\nFAILED: no test ran\n7 passed, 1 failed\n"));
@@ -132,33 +117,23 @@ mod tests {
     #[test]
     fn a_skipped_check_is_no_failure() {
         let steps = [step(1, "deny", Ending::Skipped("it is not installed".to_owned()))];
-        let (count, left_out) = (Count { passed: 7, ..Count::default() }, LeftOut::default());
-        let summary = summary(&steps, count, &left_out);
+        let results = Results::new(7, 0);
+        let summary = summary(&steps, &results);
         assert!(summary.is_good());
         assert!(summary.text().ends_with("\n7 passed, 0 failed, 1 skipped\n"));
     }
 
     #[test]
-    fn a_test_that_left_itself_out_did_not_pass_here() {
-        let output = "successes:\n\
-                      ---- a stdout ----\na: skipped, as RBLK_SKIP_LAB=1 asks: no ublk\n\
-                      ---- b stdout ----\nskipped, as RBLK_SKIP_ROOT=1 asks: no root\n";
-        let left_out = Arc::new(Mutex::new(LeftOut::default()));
-        Passed::new(Vec::new(), Arc::clone(&left_out)).write_all(output.as_bytes()).unwrap();
-        let mut left_out = left_out.lock().unwrap();
-        left_out.ran_in_lab("a");
-        // Three here, and one of them in the lab.
-        let count = Count { passed: 4, ..Count::default() };
+    fn a_test_that_ran_in_no_step_is_named() {
+        let results = Arc::new(Mutex::new(Results::default()));
+        let output = "test a ... ignored, needs the lab\ntest b ... ignored, needs root\n\
+                      test result: ok. 2 passed; 0 failed; 2 ignored; 0 measured\n";
+        Tally::new(Vec::new(), Arc::clone(&results)).write_all(output.as_bytes()).unwrap();
+        let mut results = results.lock().unwrap();
+        results.note_run("a");
         let steps = [step(1, "tests", Ending::Passed)];
-        let text = summary(&steps, count, &left_out).text();
+        let text = summary(&steps, &results).text();
         let lines: Vec<&str> = text.lines().skip(2).collect();
-        assert_eq!(
-            lines,
-            [
-                "tests that left themselves out on this machine, as RBLK_SKIP_... asked: 2; of them ran in the lab: 1",
-                "skipped: test b: it ran nowhere",
-                "2 passed, 0 failed, 1 skipped"
-            ]
-        );
+        assert_eq!(lines, ["skipped: test b: needs root", "2 passed, 0 failed, 1 skipped"]);
     }
 }

@@ -1,66 +1,109 @@
-//! How many tests passed and failed, from what libtest prints.
+//! [`Results`]: what libtest says of its tests, read from its output.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A sum over libtest's results.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Count {
+/// The reason of a test that only other tests run, in a process of its own: the test is part of
+/// those and not left out.
+const OF_OTHERS: &str = "run by other tests";
+/// Longest line that is read. A line that never ends must not fill the memory.
+const LINE_MAX: usize = 4096;
+
+/// The results of any number of test programs.
+///
+/// Tests are known by their names; names of different programs are not told apart.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Results {
     /// Tests that passed.
     pub(crate) passed: u64,
     /// Tests that failed, and steps that failed without a test to blame.
     pub(crate) failed: u64,
-    /// Tests that were ignored.
-    pub(crate) ignored: u64,
-    /// Lines of libtest with a result: one per test binary.
-    pub(crate) results: u64,
+    ignored: BTreeMap<String, String>,
+    ran: BTreeSet<String>,
 }
 
-impl Count {
-    /// Adds another's.
-    pub(crate) fn add(&mut self, other: Count) {
+impl Results {
+    /// So many tests that passed and failed.
+    #[cfg(test)]
+    pub(crate) fn new(passed: u64, failed: u64) -> Self {
+        Self { passed, failed, ..Self::default() }
+    }
+
+    /// Adds another run's.
+    pub(crate) fn add(&mut self, other: Results) {
         self.passed += other.passed;
         self.failed += other.failed;
-        self.ignored += other.ignored;
-        self.results += other.results;
+        self.ignored.extend(other.ignored);
+        self.ran.extend(other.ran);
     }
 
-    /// The counts of one line of output; nothing if it is not a result of libtest's.
-    fn of_line(line: &str) -> Option<Self> {
-        // With --nocapture, what a test printed without a line's end may stand before it.
-        let at = line.find("test result: ")?;
-        let (_, numbers) = line[at..].split_once(". ")?;
-        let number = |name: &str| {
-            let found = numbers.split(';').find_map(|part| part.trim().strip_suffix(name));
-            found.and_then(|text| text.trim().parse().ok())
-        };
-        Some(Count {
-            passed: number("passed")?,
-            failed: number("failed")?,
-            ignored: number("ignored")?,
-            results: 1,
-        })
+    /// A test ran whose own line may not be readable.
+    pub(crate) fn note_run(&mut self, name: &str) {
+        self.ran.insert(name.to_owned());
+    }
+
+    /// The tests that were ignored and ran in no other step, each with its reason.
+    pub(crate) fn left_out(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.ignored
+            .iter()
+            .filter(|(name, reason)| !self.ran.contains(*name) && *reason != OF_OTHERS)
+            .map(|(name, reason)| (name.as_str(), reason.as_str()))
+    }
+
+    fn read(&mut self, line: &str) {
+        if let Some((passed, failed)) = sums(line) {
+            self.passed += passed;
+            self.failed += failed;
+        } else if let Some((name, outcome)) = one_test(line) {
+            match outcome.strip_prefix("ignored") {
+                Some(reason) => {
+                    let reason = reason.trim_start_matches(", ");
+                    self.ignored.insert(name.to_owned(), reason.to_owned());
+                }
+                None => self.note_run(name),
+            }
+        }
     }
 }
 
-/// Passes output on and counts what libtest says in it.
+/// The tests that passed and failed, of the line that ends a test program.
+fn sums(line: &str) -> Option<(u64, u64)> {
+    // With --nocapture, what a test printed without a line's end may stand before it.
+    let at = line.find("test result: ")?;
+    let (_, numbers) = line[at..].split_once(". ")?;
+    let number = |name: &str| -> Option<u64> {
+        let found = numbers.split(';').find_map(|part| part.trim().strip_suffix(name));
+        found.and_then(|text| text.trim().parse().ok())
+    };
+    Some((number("passed")?, number("failed")?))
+}
+
+/// The name of a test and how it ended, of its own line.
+fn one_test(line: &str) -> Option<(&str, &str)> {
+    let (name, outcome) = line.trim_end().strip_prefix("test ")?.split_once(" ... ")?;
+    let is_outcome =
+        matches!(outcome, "ok" | "FAILED" | "ignored") || outcome.starts_with("ignored, ");
+    is_outcome.then_some((name, outcome))
+}
+
+/// Passes output on and reads the results in it.
 #[derive(Debug)]
 pub(crate) struct Tally<W> {
     to: W,
     line: Vec<u8>,
-    count: Arc<Mutex<Count>>,
+    results: Arc<Mutex<Results>>,
 }
 
 impl<W: Write> Tally<W> {
-    /// Passes on to `to` and adds to `count`.
-    pub(crate) fn new(to: W, count: Arc<Mutex<Count>>) -> Self {
-        Tally { to, line: Vec::new(), count }
+    /// Passes on to `to` and adds to `results`.
+    pub(crate) fn new(to: W, results: Arc<Mutex<Results>>) -> Self {
+        Tally { to, line: Vec::new(), results }
     }
 
     fn end_line(&mut self) {
-        if let Some(more) = Count::of_line(&String::from_utf8_lossy(&self.line)) {
-            self.count.lock().unwrap_or_else(PoisonError::into_inner).add(more);
-        }
+        let line = String::from_utf8_lossy(&self.line).into_owned();
+        self.results.lock().unwrap_or_else(PoisonError::into_inner).read(&line);
         self.line.clear();
     }
 }
@@ -71,8 +114,7 @@ impl<W: Write> Write for Tally<W> {
         for &byte in bytes {
             match byte {
                 b'\n' => self.end_line(),
-                // A line that never ends must not fill the memory.
-                _ if self.line.len() < 4096 => self.line.push(byte),
+                _ if self.line.len() < LINE_MAX => self.line.push(byte),
                 _ => {}
             }
         }
@@ -88,39 +130,51 @@ impl<W: Write> Write for Tally<W> {
 mod tests {
     use super::*;
 
-    fn count(text: &str, cut: usize) -> Count {
-        let count = Arc::default();
-        let mut tally = Tally::new(Vec::new(), Arc::clone(&count));
+    fn read(text: &str, cut: usize) -> Results {
+        let results = Arc::default();
+        let mut tally = Tally::new(Vec::new(), Arc::clone(&results));
         text.as_bytes().chunks(cut).for_each(|part| tally.write_all(part).unwrap());
         assert_eq!(tally.to, text.as_bytes());
-        *count.lock().unwrap()
+        results.lock().unwrap().clone()
     }
 
     #[test]
     fn results_are_summed_however_they_are_cut() {
         let text = "\
-running 3 tests
+running 5 tests
 test a ... ok
-test b ... ignored
+test far::b ... ignored, needs the lab
+test c ... ignored
+test child ... ignored, run by other tests
+test as_root_d ... ignored, needs root
 test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.00s
 
+test as_root_d ... FAILED
 dots...test result: FAILED. 2 passed; 5 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.20s
 ";
         for cut in 1..text.len() {
+            let mut results = read(text, cut);
+            assert_eq!((results.passed, results.failed), (14, 5), "{cut}");
             assert_eq!(
-                count(text, cut),
-                Count { passed: 14, failed: 5, ignored: 1, results: 2 },
+                results.left_out().collect::<Vec<_>>(),
+                [("c", ""), ("far::b", "needs the lab")],
                 "{cut}"
             );
+            results.note_run("far::b");
+            assert_eq!(results.left_out().count(), 1);
         }
     }
 
     #[test]
     fn other_words_do_not_count() {
-        for text in
-            ["test result: ok\n", "a test result: is. none\n", "99 passed; 0 failed\n", "\n"]
-        {
-            assert_eq!(count(text, 7), Count::default(), "{text}");
+        for text in [
+            "test result: ok\n",
+            "a test result: is. none\n",
+            "99 passed; 0 failed\n",
+            "test a ... it says\n",
+            "\n",
+        ] {
+            assert_eq!(read(text, 7), Results::default(), "{text}");
         }
     }
 }

@@ -37,7 +37,7 @@ fn wide_lines(text: &str) -> impl Iterator<Item = usize> {
 }
 
 /// Every Rust file below a directory. Hidden directories hold what is built, and git.
-fn rust_files(directory: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn rust_files(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut directories = vec![directory.to_owned()];
     while let Some(directory) = directories.pop() {

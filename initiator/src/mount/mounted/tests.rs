@@ -148,6 +148,7 @@ fn volume(generation: Generation) -> OpenReply {
 }
 
 /// Takes a connection and drives it until it, or its end of the cable, is dead.
+#[expect(clippy::too_many_lines, reason = "one arm for each event")]
 async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
     let asked = HelloRequest::from_wire(&incoming.hello().0).unwrap();
     let resumed = asked.session != SessionId::default();

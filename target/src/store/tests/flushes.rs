@@ -21,13 +21,13 @@ const GOOD: u64 = 0;
 const BAD: u64 = MIB as u64;
 
 impl Overcommitted {
-    fn make(losses: Losses) -> Option<Self> {
-        let disk = SmallDisk::mount()?;
+    fn make(losses: Losses) -> Self {
+        let disk = SmallDisk::mount();
         let path = file(disk.0.path(), "disk", 8 * MIB as u64);
-        let device = LoopDevice::attach(&path, "4096")?;
+        let device = LoopDevice::attach(&path, "4096");
         let options = OpenOptions { losses, ..options(4096, Direct::Off) };
         let backing = Arc::new(Backing::open(&device.0, &options).unwrap());
-        Some(Self { backing, device, disk })
+        Self { backing, device, disk }
     }
 
     /// Has the page cache take what the disk has no room for.
@@ -71,9 +71,10 @@ fn result_of(store: &mut UringStore) -> Result<u32, Errno> {
 }
 
 #[test]
-fn a_flush_beside_a_failed_one_fails_too() {
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_a_flush_beside_a_failed_one_fails_too() {
     for round in 0..8 {
-        let Some(disk) = Overcommitted::make(Losses::ToldAtOnce) else { return };
+        let disk = Overcommitted::make(Losses::ToldAtOnce);
         let region = region(8 * MIB);
         let mut stores: Vec<_> = (0..4).map(|_| uring(&region, 16, &disk.backing)).collect();
         disk.overcommit(&mut stores[0]);
@@ -132,9 +133,10 @@ fn a_blocking_store_waits_for_the_sync_of_a_ring() {
 }
 
 #[test]
-fn a_cached_durable_write_without_room_may_tell_of_others() {
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_a_cached_durable_write_without_room_may_tell_of_others() {
     for engine in ["ring", "calls"] {
-        let Some(disk) = Overcommitted::make(Losses::ToldAtOnce) else { return };
+        let disk = Overcommitted::make(Losses::ToldAtOnce);
         let region = region(8 * MIB);
         let check = |store: &mut dyn Engine| {
             disk.overcommit(store);
@@ -155,8 +157,9 @@ fn a_cached_durable_write_without_room_may_tell_of_others() {
 }
 
 #[test]
-fn what_one_write_or_read_is_told_loses_nothing() {
-    let Some(disk) = SmallDisk::mount() else { return };
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_what_one_write_or_read_is_told_loses_nothing() {
+    let disk = SmallDisk::mount();
     let path = file(disk.0.path(), "disk", 8 * MIB as u64);
     // The file system says at once that there is no room: an answer about this write.
     let backing = Arc::new(Backing::open(&path, &options(512, Direct::Off)).unwrap());
@@ -172,9 +175,10 @@ fn what_one_write_or_read_is_told_loses_nothing() {
 }
 
 #[test]
-fn both_engines_tell_of_lost_writes_for_ever() {
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_both_engines_tell_of_lost_writes_for_ever() {
     for engine in ["ring", "calls"] {
-        let Some(disk) = Overcommitted::make(Losses::ToldAtOnce) else { return };
+        let disk = Overcommitted::make(Losses::ToldAtOnce);
         let region = region(8 * MIB);
         let check = |store: &mut dyn Engine| {
             disk.overcommit(store);
@@ -207,8 +211,9 @@ fn both_engines_tell_of_lost_writes_for_ever() {
 }
 
 #[test]
-fn a_failed_flush_is_answered_when_the_loss_is_noted() {
-    let Some(disk) = Overcommitted::make(Losses::HeldUntilNoted) else { return };
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_a_failed_flush_is_answered_when_the_loss_is_noted() {
+    let disk = Overcommitted::make(Losses::HeldUntilNoted);
     let region = region(8 * MIB);
     let mut stores: Vec<_> = (0..2).map(|_| uring(&region, 16, &disk.backing)).collect();
     disk.overcommit(&mut stores[0]);
@@ -252,7 +257,7 @@ fn a_store_that_goes_leaves_its_flushes_to_nobody() {
 }
 
 #[test]
-fn files_and_cached_devices_sync_behind_a_durable_write() {
+fn files_sync_behind_a_durable_write() {
     let directory = directory();
     let path = file(directory.path(), "disk", 4 * MIB as u64);
     for direct in [Direct::Preferred, Direct::Off] {
@@ -262,7 +267,14 @@ fn files_and_cached_devices_sync_behind_a_durable_write() {
         assert_eq!(store.run_one(write_from(0, &[segment(0, 4096)], true)), Ok(4096));
         assert_eq!((store.counters().syncs, store.counters().fua_writes), (1, 1));
     }
-    let Some(device) = LoopDevice::attach(&path, "4096") else { return };
+}
+
+#[test]
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_cached_devices_sync_behind_a_durable_write() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", 4 * MIB as u64);
+    let device = LoopDevice::attach(&path, "4096");
     let backing = Arc::new(Backing::open(&device.0, &options(4096, Direct::Off)).unwrap());
     assert!(!backing.has_own_fua());
 }

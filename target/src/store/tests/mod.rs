@@ -155,13 +155,6 @@ fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// What a test needs is not here: it fails, unless `RBLK_SKIP_ROOT=1` asks to leave such tests out.
-fn leave_out(missing: &str) {
-    let skip = std::env::var("RBLK_SKIP_ROOT").is_ok_and(|value| value == "1");
-    assert!(skip, "{missing}; RBLK_SKIP_ROOT=1 leaves it out");
-    println!("skipped, as RBLK_SKIP_ROOT=1 asks: {missing}");
-}
-
 fn segment(offset: usize, len: u32) -> Segment {
     Segment { offset, len }
 }

@@ -4,14 +4,13 @@
 //! What the product does in `Mount` and `Try` around them is done here in the same order: connect,
 //! LOGIN, OPEN, settle, connect every queue. Every step takes time, in which anything may happen.
 
+mod phase;
 mod settling;
 mod trying;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use rblk_bench::inprocess::{QueueId, QueueOptions};
-use rblk_bench::seed::Random;
 use rblk_fabric::soft::network::Wire;
 use rblk_initiator::admin::Pulse;
 use rblk_initiator::durability::{Durability, Ledger};
@@ -19,8 +18,10 @@ use rblk_initiator::engine::PathEnd;
 use rblk_initiator::mount::course::{Act, Attempt, Course, Facts, Loss, Rules};
 use rblk_initiator::retain::RetainRing;
 use rblk_protocol::{Generation, HostId, OpenReply, QueueDepth, VolumeFlags};
+use rblk_rig::inprocess::{QueueId, QueueOptions};
+use rblk_rig::seed::Random;
 
-use self::trying::{Phase, Trying};
+use self::phase::{Phase, Trying};
 use crate::oracle::{Host, Oracle};
 use crate::sim::admin::{self, AdminEnd, Heard};
 use crate::sim::log::Log;
@@ -53,7 +54,7 @@ pub struct Ground<'a> {
     pub moments: &'a mut Vec<Moment>,
     /// The host's links, by address.
     pub links: &'a [Link],
-    /// The target's machine has no power: nobody says no.
+    /// The target's machine has no power: a connect request is not even refused.
     pub dark: bool,
 }
 
@@ -351,7 +352,7 @@ impl Process {
                         course.draining(now);
                     }
                 }
-                Ok(Some(heard)) => panic!("an answer nobody waits for: {heard:?}"),
+                Ok(Some(heard)) => panic!("an unexpected answer: {heard:?}"),
                 Err(admin::Lost) => self.lose(ground),
             }
         }

@@ -1,33 +1,24 @@
-//! [`Settling`]: the account of what was acknowledged and is not durable, settled with a target
-//! that has restarted.
+//! [`Settling`]: what a mount does about writes that were acknowledged and are not durable, when
+//! the target has restarted.
 //!
-//! What the mount has copies of is written again over a queue of its own before any other queue is
-//! connected; what it has none of is lost, and a flush will tell. The product and the oracle settle
-//! at the same moment.
+//! The mount writes its copies again over a queue of their own before it connects any other queue.
+//! A write without a copy is lost, and a FLUSH reports it. The product and the oracle settle at the
+//! same moment.
 
 use std::sync::Arc;
 
-use rblk_bench::inprocess::QueueOptions;
 use rblk_config::OnLoss;
-use rblk_fabric::soft::network::Wire;
 use rblk_initiator::mount::course::Failure;
 use rblk_initiator::mount::settle::{self, Judgement};
 use rblk_initiator::replay::{self, Progress, ReplayError, Replayer};
-use rblk_initiator::retain::{Piece, ReplayLog};
+use rblk_initiator::retain::Piece;
 use rblk_initiator::session::{QueueWish, REPLAY_QUEUE};
 use rblk_protocol::{Features, OpenReply, QueueDepth};
+use rblk_rig::inprocess::QueueOptions;
 
-use super::trying::{Going, Phase, Trying};
+use super::phase::{Going, Phase, Settling, Trying};
 use super::{Ground, Process};
 use crate::sim::plan::Moment;
-
-#[derive(Debug)]
-pub(super) struct Settling {
-    pub(super) replayer: Replayer<Arc<ReplayLog>>,
-    pub(super) judgement: Judgement,
-    pub(super) wires: Vec<Wire>,
-    pub(super) begun: bool,
-}
 
 impl Process {
     pub(super) fn settle(

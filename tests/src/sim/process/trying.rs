@@ -1,13 +1,12 @@
 //! [`Trying`]: one try of a process to reach the target: connect, LOGIN, OPEN, settle, connect
 //! every queue.
 //!
-//! A try ends when it has arrived, has failed, or has lost the volume; the process's course is told
-//! which. Every message takes some steps, in which anything may happen.
+//! A try ends when every queue is connected, when it failed, or when it lost the volume; the
+//! process's course is told which. Every message takes some steps, in which anything may happen.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rblk_bench::inprocess::{Join, QueueOptions};
 use rblk_fabric::Region;
 use rblk_fabric::soft::network::Wire;
 use rblk_initiator::admin::AdminChannel;
@@ -18,8 +17,9 @@ use rblk_protocol::{
     AccessMode, ConnectionKind, Epoch, HelloReject, HelloRequest, LoginReply, LoginRequest, Opcode,
     OpenReply, OpenRequest, QueueDepth, SessionId, Status, Version,
 };
+use rblk_rig::inprocess::{Join, QueueOptions};
 
-use super::settling::Settling;
+use super::phase::{Going, Phase, Trying};
 use super::{EBADE, Ground, Process, Session};
 use crate::sim::admin::{self, AdminEnd, Heard};
 use crate::sim::plan::{Break, Moment};
@@ -27,40 +27,6 @@ use crate::sim::site::{self, Knock};
 
 /// How long a LOGIN or OPEN may take that waits for the end of older connections.
 const WAITING_LIMIT: Duration = Duration::from_secs(35);
-
-#[derive(Debug)]
-pub(super) enum Phase {
-    // The connect request is under way.
-    Knock { due: u64 },
-    // Nobody answers it.
-    Unanswered,
-    Login,
-    Open,
-    Settle(Box<Settling>),
-    // The next queue's connect request is under way.
-    Queue { due: u64, paths: Vec<(Path, Vec<Wire>)> },
-}
-
-#[derive(Debug)]
-pub(super) struct Trying {
-    pub(super) attempt: Attempt,
-    pub(super) take_over: bool,
-    pub(super) since: Instant,
-    pub(super) phase: Phase,
-    pub(super) admin: Option<AdminEnd>,
-    pub(super) login: Option<LoginReply>,
-    pub(super) volume: Option<OpenReply>,
-}
-
-/// How a try is going.
-#[derive(Debug)]
-pub(super) enum Going {
-    On,
-    Failed(Failure),
-    Fenced(String),
-    Changed(&'static str),
-    Arrived(Vec<(Path, Vec<Wire>)>),
-}
 
 impl Process {
     pub(super) fn begin_try(&mut self, attempt: Attempt, take_over: bool, ground: &mut Ground<'_>) {
@@ -329,7 +295,7 @@ impl Process {
                     Verdict::Changed(how) => Going::Changed(how),
                 }
             }
-            _ => panic!("an answer nobody waits for: {status:?}"),
+            _ => panic!("an unexpected answer: {status:?}"),
         }
     }
 

@@ -1,10 +1,10 @@
 //! Faults as they strike and heal: links, machines, servers, the store, QPs that do not flush.
 //!
-//! A fault comes at its moment, or after some patience without it, and heals after its steps. In a
-//! calm world all heal at once and none comes.
+//! A fault comes at its moment, or after a time limit if that moment does not come, and heals after
+//! its steps. At the end of a run all faults heal at once and none comes.
 
-use rblk_bench::ram_store::StoreConditions;
 use rblk_fabric::soft::network::End;
+use rblk_rig::ram_store::StoreConditions;
 
 use super::World;
 use super::mount::Wish;
@@ -55,19 +55,7 @@ impl World {
                     self.break_link(host, address, how, steps + lasts);
                 }
             }
-            Fault::Wire { host, queue, near, bytes } => {
-                let host = self.aim(host);
-                let Some(at) = self.mount_of(host) else { return };
-                let Some(process) = &self.mounts[at].process else { return };
-                let Some(queue) = process.queues().get(queue) else { return };
-                let end = if near { End::A } else { End::B };
-                let wires = self.site.rig.wires(*queue);
-                // The lane follows from what was drawn.
-                if let Some(wire) = bytes.checked_rem(wires.len()).map(|lane| &wires[lane]) {
-                    wire.cut_after(end, bytes);
-                    self.log.add("a wire is cut soon", [host as u64, bytes as u64, 0]);
-                }
-            }
+            Fault::Wire { host, queue, near, bytes } => self.cut_wire(host, queue, near, bytes),
             Fault::Target { death, steps: lasts } => {
                 if self.site.is_up() {
                     self.end_target(Some(death), steps + lasts);
@@ -92,29 +80,8 @@ impl World {
                 }
                 self.wishes[host] = Some(Wish { at: steps + lasts, take_over: false, tries: 0 });
             }
-            Fault::Freeze { host, steps: lasts } => {
-                let host = self.aim(host);
-                let Some(at) = self.mount_of(host) else { return };
-                let mount = &mut self.mounts[at];
-                if let Some(process) = &mut mount.process {
-                    self.log.add("freezes", [mount.number.0.into(), 0, 0]);
-                    process.freeze(true, &mut self.site);
-                    self.thaws.push((steps + lasts, mount.number));
-                }
-            }
-            Fault::Mount { host, take_over } => {
-                let holds = |at: usize| {
-                    let mount = &self.mounts[at];
-                    mount.served && !mount.is_out()
-                };
-                // The holder itself has it already.
-                let holds_it = self.mount_of(host).is_some_and(holds);
-                let host = if holds_it { (host + 1) % self.plan.hosts } else { host };
-                if self.mount_of(host).is_some_and(holds) || self.wishes[host].is_some() {
-                    return;
-                }
-                self.wishes[host] = Some(Wish { at: steps, take_over, tries: 0 });
-            }
+            Fault::Freeze { host, steps: lasts } => self.freeze(host, steps + lasts),
+            Fault::Mount { host, take_over } => self.wish_to_mount(host, take_over),
             Fault::Slow { steps: lasts, stalled } => {
                 let mut conditions = self.plan.store;
                 conditions.stalled = stalled;
@@ -140,6 +107,47 @@ impl World {
                 self.jam_heals = Some(steps + lasts);
             }
         }
+    }
+
+    /// Cuts one lane of a queue after so many more bytes.
+    fn cut_wire(&mut self, host: usize, queue: usize, near: bool, bytes: usize) {
+        let host = self.aim(host);
+        let Some(at) = self.mount_of(host) else { return };
+        let Some(process) = &self.mounts[at].process else { return };
+        let Some(queue) = process.queues().get(queue) else { return };
+        let end = if near { End::A } else { End::B };
+        let wires = self.site.rig.wires(*queue);
+        // The lane follows from what was drawn.
+        if let Some(wire) = bytes.checked_rem(wires.len()).map(|lane| &wires[lane]) {
+            wire.cut_after(end, bytes);
+            self.log.add("a wire is cut soon", [host as u64, bytes as u64, 0]);
+        }
+    }
+
+    /// Stops a mount's process until a step.
+    fn freeze(&mut self, host: usize, until: u64) {
+        let host = self.aim(host);
+        let Some(at) = self.mount_of(host) else { return };
+        let mount = &mut self.mounts[at];
+        if let Some(process) = &mut mount.process {
+            self.log.add("freezes", [mount.number.0.into(), 0, 0]);
+            process.freeze(true, &mut self.site);
+            self.thaws.push((until, mount.number));
+        }
+    }
+
+    /// A host wants the volume: this one, or the next one where this one has the volume.
+    fn wish_to_mount(&mut self, host: usize, take_over: bool) {
+        let holds = |at: usize| {
+            let mount = &self.mounts[at];
+            mount.served && !mount.is_out()
+        };
+        let holds_it = self.mount_of(host).is_some_and(holds);
+        let host = if holds_it { (host + 1) % self.plan.hosts } else { host };
+        if self.mount_of(host).is_some_and(holds) || self.wishes[host].is_some() {
+            return;
+        }
+        self.wishes[host] = Some(Wish { at: self.step_number(), take_over, tries: 0 });
     }
 
     fn set_store(&mut self, conditions: StoreConditions) {

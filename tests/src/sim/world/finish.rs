@@ -1,4 +1,4 @@
-//! The end of a run: everything heals, everything outstanding ends, and what is left is looked at.
+//! The end of a run: every fault heals, every request ends, and the remaining state is checked.
 //!
 //! In the end one mount has the volume and reads what the oracle allows; a flush leaves nothing
 //! volatile in a store that never failed; without mounts, no connection, no slot and no op of the
@@ -23,9 +23,9 @@ impl World {
     pub fn finish(mut self) -> Report {
         self.calm = true;
         self.log.add("calm", [0; 3]);
-        // Whoever still wants the volume may have to wait for a lease.
+        // A host that still wants the volume may have to wait for a lease.
         self.settle();
-        let Some(at) = self.holder() else { panic!("nobody has the volume") };
+        let Some(at) = self.holder() else { panic!("no host has the volume") };
         self.read_all(at);
         for _ in 0..4 {
             let errors = self.report.errors;
@@ -61,7 +61,7 @@ impl World {
         }
         self.unmount(at, false);
         self.settle();
-        let Some(at) = self.holder() else { panic!("nobody has the volume") };
+        let Some(at) = self.holder() else { panic!("no host has the volume") };
         let errors = self.report.errors;
         self.io(at, IoOp::Flush, 0..0);
         assert_eq!(self.report.errors, errors, "a flush failed after the disk was mounted again");

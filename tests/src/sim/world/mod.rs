@@ -1,8 +1,8 @@
 //! [`World`]: hosts, their mounts, the target and the oracle, and everything that goes wrong
 //! between them.
 //!
-//! A step is a turn of everybody, always in the same order, and every choice is the plan's or of
-//! its seed. What is not as it has to be panics, with the plan and the last events.
+//! A step gives each part one turn, always in the same order. The plan and its seed make every
+//! choice. Anything wrong panics, with the plan and the last events.
 
 mod faults;
 mod finish;
@@ -12,11 +12,11 @@ mod requests;
 use std::fmt;
 use std::ops::Range;
 
-use rblk_bench::crash_store::CrashStore;
-use rblk_bench::seed::Random;
 use rblk_config::OnLoss;
 use rblk_fabric::soft::network::Wire;
 use rblk_initiator::io::IoOp;
+use rblk_rig::crash_store::CrashStore;
+use rblk_rig::seed::Random;
 
 use self::faults::IMPATIENCE;
 use self::mount::{Mount, Wish};

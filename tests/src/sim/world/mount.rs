@@ -60,7 +60,7 @@ impl World {
             assert!(!self.oracle.is_fenced(host), "{host:?} came back although it was fenced");
             return;
         }
-        // Whoever had the volume has it no more; also mounts that are gone by now.
+        // Earlier holders lost the volume; also mounts that are gone by now.
         for number in (0..self.numbers).map(Host).filter(|number| *number != host) {
             self.oracle.fence(number);
         }

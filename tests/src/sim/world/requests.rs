@@ -1,8 +1,8 @@
-//! Requests of the mounts: made by chance, given to the servers, and held against the oracle when
+//! Requests of the mounts: made by chance, given to the servers, and compared with the oracle when
 //! they end.
 //!
 //! Every request is told to the oracle before its server has it. A read's buffer has foreign bytes
-//! meanwhile, a write's has to stay as it was, and that of an idle tag is nobody's to write to.
+//! meanwhile, a write's must stay as it was, and no one may write to the buffer of an idle tag.
 
 use std::ops::Range;
 
@@ -35,7 +35,7 @@ impl World {
                 let queues = mount.process.as_ref()?.queues();
                 Some((at, queues.iter().position(|queue| *queue == outcome.queue)?))
             });
-            let Some((at, queue)) = found else { panic!("nobody has {outcome:?}") };
+            let Some((at, queue)) = found else { panic!("no mount has {outcome:?}") };
             let mount = &mut self.mounts[at];
             let request = mount.kernel.end(queue, outcome.tag);
             let length = self.plan.io_max_bytes as usize;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use rblk_bench::seed::Random;
 use rblk_config::CacheMode;
+use rblk_rig::seed::Random;
 use rblk_tests::lab::Fault;
 
 use super::{WRITERS, by_turns};
@@ -12,8 +12,8 @@ use super::{WRITERS, by_turns};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Scene {
     /// While all writers write and synchronise.
-    AmidSyncs,
-    /// While nobody synchronises: the kernel writes back, and fails, and the disk works again when
+    DuringSyncs,
+    /// While no sync runs: the kernel writes back, and fails, and the disk works again when
     /// all writers synchronise.
     BetweenSyncs,
 }
@@ -56,7 +56,7 @@ impl Plan {
         let kinds = faults.len() as u64;
         let (fault, turn) = (faults[by_turns(seed, kinds)], seed / kinds);
         let scene = match (turn % 4, turn / 4 % 2) {
-            (0 | 2, _) | (3, 0) => Scene::AmidSyncs,
+            (0 | 2, _) | (3, 0) => Scene::DuringSyncs,
             _ => Scene::BetweenSyncs,
         };
         let caches = [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack];

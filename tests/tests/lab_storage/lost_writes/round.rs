@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use rblk_bench::seed::Random;
+use rblk_rig::seed::Random;
 use rblk_tests::lab::{
     DEADLINE, Diary, FaultyDisk, Lab, MountFlags, Mounted, Target, begin, until,
 };
@@ -79,7 +79,7 @@ impl<'l> Round<'l> {
             self.plan.standstill.then(|| target.freeze())
         };
         let still = match self.plan.scene {
-            Scene::AmidSyncs => {
+            Scene::DuringSyncs => {
                 self.wait_ready(1);
                 disk.begin(held)
             }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
-use rblk_bench::seed::Random;
+use rblk_rig::seed::Random;
 use rblk_tests::lab::{Aligned, BLOCK, DEADLINE, Diary, Fault, FaultyDisk};
 
 use super::WRITERS;
@@ -62,13 +62,13 @@ impl Writer {
     /// Writes until an error or the end of the scene, and gives the diary.
     pub(super) fn work(mut self) -> Diary {
         let _ = match self.plan.scene {
-            Scene::AmidSyncs => self.amid_syncs(),
+            Scene::DuringSyncs => self.during_syncs(),
             Scene::BetweenSyncs => self.between_syncs(),
         };
         self.diary
     }
 
-    fn amid_syncs(&mut self) -> Step {
+    fn during_syncs(&mut self) -> Step {
         let since = Instant::now();
         while !self.shared.faulty.load(Ordering::Relaxed) {
             self.burst()?;

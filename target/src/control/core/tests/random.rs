@@ -238,6 +238,7 @@ impl History {
 /// Generations that a host was given, by volume, to come back with.
 type Given = BTreeMap<(u8, u16), Generation>;
 
+#[expect(clippy::too_many_lines, reason = "one arm for each event")]
 fn step(run: &mut Run, rng: &mut Rng, hosts: &mut BTreeMap<u32, u8>, given: &Given) {
     let host = u8::try_from(1 + rng.below(HOSTS)).unwrap();
     let admins = run.admins();

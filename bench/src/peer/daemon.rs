@@ -1,0 +1,102 @@
+//! Running daemons of rblk: their status, and how a mount is removed.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use rblk_initiator::mount::socket as mount_socket;
+use rblk_initiator::mount::status::MountStatus;
+use rblk_target::control::socket as target_socket;
+use rblk_target::control::status::TargetStatus;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::child;
+
+/// Limit on removing a mount in good order, and then on removing it by force.
+const UMOUNT_LIMIT: Duration = Duration::from_secs(10);
+/// Limit on an answer of a daemon.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// Most bytes of an answer.
+const ANSWER_MAX: u64 = 4 << 20;
+
+/// Removes a mount: in good order, else by force, else by ending its process.
+pub(super) fn unmount(program: &Path, name: &str, tag: &str) -> Result<()> {
+    let is_there = || rblk_initiator::mount::run_dir::names().iter().any(|known| known == name);
+    let umount = |force: bool| {
+        let mut command = Command::new(program);
+        command.args(["umount", name]).args(force.then_some("--force"));
+        child::output_uninterrupted(&mut command, UMOUNT_LIMIT)
+    };
+    let mut tried = Ok(String::new());
+    if is_there() {
+        tried = umount(false).or_else(|_| umount(true));
+    }
+    // The command that makes a mount may still run.
+    child::end_tagged(tag, Duration::ZERO)?;
+    if is_there() {
+        tried = umount(true);
+    }
+    if is_there() {
+        let error = tried.err().map_or(String::new(), |error| format!(": {error:#}"));
+        bail!("the mount {name} is still there{error}");
+    }
+    let _ = std::fs::remove_file(format!("/run/rblk/log/{name}.log"));
+    Ok(())
+}
+
+/// The status of a mount; `None` without an answer in time.
+#[must_use]
+pub fn mount_status(name: &str) -> Option<MountStatus> {
+    match ask(&mount_socket::socket_path(name), &mount_socket::Ask::Status).ok()? {
+        mount_socket::Response::Status(status) => Some(*status),
+        _ => None,
+    }
+}
+
+/// The status of a target; `None` without an answer in time.
+#[must_use]
+pub fn target_status(socket: &Path) -> Option<TargetStatus> {
+    match ask(socket, &target_socket::Ask::Status).ok()? {
+        target_socket::Response::Status(status) => Some(*status),
+        _ => None,
+    }
+}
+
+/// The mount that has a device.
+#[must_use]
+pub fn mount_of(device: &Path) -> Option<MountStatus> {
+    let mounts =
+        rblk_initiator::mount::run_dir::names().into_iter().filter_map(|name| mount_status(&name));
+    mounts.into_iter().find(|status| Path::new(&status.device) == device)
+}
+
+/// One request and its answer, a line of JSON each.
+fn ask<A: DeserializeOwned>(socket: &Path, request: &impl Serialize) -> Result<A> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(ANSWER_LIMIT))?;
+    stream.set_write_timeout(Some(ANSWER_LIMIT))?;
+    let mut line = serde_json::to_vec(request)?;
+    line.push(b'\n');
+    stream.write_all(&line)?;
+    let mut answer = Vec::new();
+    stream.take(ANSWER_MAX).read_to_end(&mut answer)?;
+    Ok(serde_json::from_slice(&answer)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_is_not_there_has_no_status() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(target_status(&dir.path().join("none.sock")).is_none());
+        assert!(mount_status("no-such-mount").is_none());
+        let name = "no-such-mount-of-this-test";
+        unmount(Path::new("/bin/false"), name, "no-such-tag-of-this-test").unwrap();
+    }
+}

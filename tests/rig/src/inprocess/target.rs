@@ -1,0 +1,558 @@
+//! The target of a [`Rig`]: its poll groups, and what stands in for its control.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use rblk_fabric::soft::network::Wire;
+use rblk_fabric::{
+    AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle, QpLimits,
+    Region,
+};
+use rblk_protocol::{
+    AccessMode, BlockCount, BlockSize, ConnectionKind, Epoch, Features, HelloAccept, HelloRequest,
+    InstanceId, Name, Offer, QueueDepth, SessionId, Status, Tag, Version, limits, negotiate,
+};
+use rblk_target::arena::Arena;
+use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
+use rblk_target::connection::{ConnectionId, ConnectionParams, SessionSlot};
+use rblk_target::poll_group::peers::Peers;
+use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, ToGroup};
+use rblk_target::stats::{Stats, StatsSnapshot};
+use rblk_target::store::{Store, VolumeIndex};
+use rblk_target::terms::Terms;
+use rblk_target::volume::{CacheMode, Placement, Volume};
+use rblk_target::volume_stats::{LastError, VolumeCounts, VolumeStats};
+
+use super::destroying::Ended;
+use super::poller::{CqBreaker, CqFault, breakable};
+use super::{AdminCommand, Gone, Join, QueueOptions, Rig, VolumeKind, VolumeSpec, soft_handle};
+
+/// Runs of memory that one WRITE of the target gathers.
+const SEND_SGES: u32 = 4;
+/// Steps that ending the connections of an older epoch may take.
+const QUIESCE_STEPS: u64 = 1_000_000;
+
+#[derive(Debug)]
+pub(super) struct SessionState {
+    epoch: Epoch,
+    // Epochs of the connections that the target has.
+    connections: Vec<Epoch>,
+}
+
+#[derive(Debug)]
+pub(super) struct Group<S> {
+    pub(super) engine: PollGroup<S>,
+    stats: Arc<Stats>,
+    // By volume index.
+    volumes: Vec<Arc<VolumeStats>>,
+    // By device.
+    cqs: Vec<Cq>,
+    memory: PollerMemory,
+}
+
+/// A CQ of a poll group, as control knows it.
+#[derive(Debug)]
+struct Cq {
+    handle: PollerHandle,
+    breaker: CqBreaker,
+    // What was told of it.
+    news: CqNews,
+}
+
+/// What a poll group told of a CQ.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct CqNews {
+    /// Times that it broke.
+    pub broken: u32,
+    /// Times that it had no connection left after that.
+    pub gone: u32,
+    /// Times that it was polled or asked for an event while it was broken.
+    pub asked: u64,
+}
+
+impl<S: Store> Group<S> {
+    /// One turn of the engine, apart from what the rig does about it: profiles name it.
+    #[inline(never)]
+    pub(super) fn turn(&mut self, now: Instant) -> bool {
+        self.engine.turn(now)
+    }
+}
+
+impl<S> Rig<S> {
+    /// Drops what the target has in memory, with whatever it has lent.
+    fn drop_target(&mut self) {
+        let _ends = ArenaEnds::begin();
+        self.groups.clear();
+        self.destroys.drop_target();
+        self.gone.clear();
+    }
+}
+
+impl<S> Drop for Rig<S> {
+    fn drop(&mut self) {
+        self.drop_target();
+    }
+}
+
+impl<S: Store> Rig<S> {
+    /// Starts the target anew after [`Self::kill_target`], without sessions and with its memory
+    /// empty. `store` as for [`Self::new`].
+    ///
+    /// # Errors
+    /// It runs; memory is short, or the sizes do not fit.
+    pub fn start_target(&mut self, mut store: impl FnMut(&Arc<Region>) -> S) -> Result<()> {
+        ensure!(self.groups.is_empty(), "the target runs");
+        let options = &self.options;
+        let target_pd = Device::Soft(self.network.device()).alloc_pd()?;
+        let arena = Region::allocate(options.arena_bytes, PageKind::Normal)?;
+        let zeros = Region::allocate(options.io_max_bytes as usize, PageKind::Normal)?;
+        let volumes = options
+            .volumes
+            .iter()
+            .enumerate()
+            .map(|(index, spec)| volume(index, spec))
+            .collect::<Result<Vec<_>>>()?;
+        let arena_mr = Arc::new(target_pd.register(&arena, Access::LOCAL_WRITE)?);
+        let zeros_mr = Arc::new(target_pd.register(&zeros, Access::LOCAL_READ)?);
+        let mut memories = Vec::new();
+        for volume in &volumes {
+            if let Placement::Memory(region) = &volume.placement {
+                let mr = Arc::new(target_pd.register(region, Access::LOCAL_WRITE)?);
+                memories.push((volume.index, mr));
+            }
+        }
+        let count = options.groups.max(1);
+        let step = options.io_max_bytes as usize;
+        let share = options.arena_bytes / count / step * step;
+        let shard_options = ShardOptions {
+            dirty_max_bytes: options.dirty_max_bytes / count,
+            write_back_delay: options.write_back_delay,
+            write_back_max_bytes: options.io_max_bytes,
+            seed: options.seed,
+        };
+        for (index, peers) in Peers::connect(count)?.into_iter().enumerate() {
+            let stats = Arc::new(Stats::default());
+            let range = index * share..(index + 1) * share;
+            let part = Arena::over(Arc::clone(&arena), range, options.io_max_bytes)?;
+            let shard = Shard::new(store(&arena), part, shard_options, self.now);
+            let mut engine = PollGroup::new(index, shard, peers, Arc::clone(&stats), self.now);
+            let memory = PollerMemory {
+                arena: Arc::clone(&arena_mr),
+                zeros: Arc::clone(&zeros_mr),
+                sink: None,
+                sink_extent_max: options.io_max_bytes,
+                volumes: memories.clone(),
+            };
+            let mut cqs = Vec::new();
+            for place in 0..options.devices {
+                let (inner, handle) = target_pd.poller(options.cq_entries)?;
+                let (poller, breaker) = breakable(inner);
+                let memory = memory.clone();
+                engine.take_mail(ToGroup::AddPoller { place, poller, memory }, self.now);
+                cqs.push(Cq { handle, breaker, news: CqNews::default() });
+            }
+            let mut told = Vec::new();
+            for volume in &volumes {
+                let (volume, stats) = (Arc::clone(volume), Arc::new(VolumeStats::default()));
+                told.push(Arc::clone(&stats));
+                engine.take_mail(ToGroup::AddVolume { volume, backing: None, stats }, self.now);
+            }
+            self.groups.push(Group { engine, stats, volumes: told, cqs, memory });
+        }
+        self.target_pd = target_pd;
+        self.volumes = volumes;
+        self.listened = self.now;
+        Ok(())
+    }
+
+    /// The target dies: its connections, its memory and what its sessions were. With `silent` as
+    /// its machine does, so that the peers hear nothing of it; else they see their links break.
+    /// What the stores keep is the caller's business, before it calls this.
+    pub fn kill_target(&mut self, silent: bool) {
+        for wire in std::mem::take(&mut self.wires) {
+            if silent {
+                wire.silence();
+            } else {
+                wire.cut();
+            }
+        }
+        self.drop_target();
+        self.sessions.clear();
+        self.admin.clear();
+        self.lost_writes = false;
+        self.next_group = 0;
+        self.note(&[5, u64::from(silent)]);
+    }
+
+    /// Whether the target lives.
+    #[must_use]
+    pub fn has_target(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
+    /// What the target serves.
+    #[must_use]
+    pub fn volumes(&self) -> &[Arc<Volume>] {
+        &self.volumes
+    }
+
+    /// The store of the first poll group.
+    ///
+    /// # Panics
+    /// The target is dead.
+    pub fn store_mut(&mut self) -> &mut S {
+        self.groups[0].engine.store_mut()
+    }
+
+    /// The first poll group.
+    ///
+    /// # Panics
+    /// The target is dead.
+    pub fn group_mut(&mut self) -> &mut PollGroup<S> {
+        &mut self.groups[0].engine
+    }
+
+    /// All poll groups.
+    pub fn groups_mut(&mut self) -> impl Iterator<Item = &mut PollGroup<S>> {
+        self.groups.iter_mut().map(|group| &mut group.engine)
+    }
+
+    /// Whether the target ended after [`ToGroup::Stop`]: every acknowledged write is durable, or
+    /// (false) not.
+    #[must_use]
+    pub fn stopped(&self) -> Option<bool> {
+        self.groups
+            .iter()
+            .map(|group| group.engine.stopped())
+            .try_fold(true, |all, one| one.map(|clean| all && clean))
+    }
+
+    /// The bytes of a memory volume.
+    #[must_use]
+    pub fn memory(&self, volume: VolumeIndex) -> Option<&Arc<Region>> {
+        match &self.volumes.get(usize::from(volume.0))?.placement {
+            Placement::Memory(region) => Some(region),
+            Placement::Null | Placement::Store => None,
+        }
+    }
+
+    /// Begins a session in its first epoch.
+    pub fn begin_session(&mut self) -> SessionSlot {
+        self.sessions.push(SessionState { epoch: Epoch(1), connections: Vec::new() });
+        SessionSlot(u16::try_from(self.sessions.len() - 1).unwrap_or(u16::MAX))
+    }
+
+    /// A session opens a volume.
+    pub fn open(&mut self, session: SessionSlot, volume: VolumeIndex, mode: AccessMode) {
+        self.mail(ToGroup::Notice(Notice::Open { session, volume, mode }));
+    }
+
+    /// A session closes a volume, or loses it; later commands are answered with `refusal`.
+    pub fn close(&mut self, session: SessionSlot, volume: VolumeIndex, refusal: Status) {
+        self.mail(ToGroup::Notice(Notice::Close { session, volume, refusal }));
+    }
+
+    /// Hands the target a message of control: to every poll group what concerns a session or all,
+    /// else to the first.
+    pub fn mail(&mut self, message: ToGroup) {
+        for at in 1..self.groups.len() {
+            let copy = match &message {
+                ToGroup::Notice(notice) => ToGroup::Notice(*notice),
+                ToGroup::Stop => ToGroup::Stop,
+                _ => break,
+            };
+            self.mail_to(at, copy);
+        }
+        self.mail_to(0, message);
+    }
+
+    /// Hands one poll group a message of control.
+    ///
+    /// # Panics
+    /// There is no such poll group.
+    pub fn mail_to(&mut self, group: usize, message: ToGroup) {
+        self.groups[group].engine.take_mail(message, self.now);
+    }
+
+    /// Breaks a device of the target for one poll group.
+    ///
+    /// # Panics
+    /// There is no such poll group or device.
+    pub fn break_cq(&mut self, group: usize, device: usize, how: CqFault) {
+        self.groups[group].cqs[device].breaker.break_it(how);
+    }
+
+    /// What a poll group told of its CQ of a device.
+    ///
+    /// # Panics
+    /// There is no such poll group or device.
+    #[must_use]
+    pub fn cq_news(&self, group: usize, device: usize) -> CqNews {
+        let cq = &self.groups[group].cqs[device];
+        CqNews { asked: cq.breaker.asked(), ..cq.news }
+    }
+
+    /// Gives a poll group a CQ again whose place is empty.
+    ///
+    /// # Errors
+    /// The sizes do not fit.
+    ///
+    /// # Panics
+    /// There is no such poll group or device.
+    pub fn mend_cq(&mut self, group: usize, device: usize) -> Result<()> {
+        let (inner, handle) = self.target_pd.poller(self.options.cq_entries)?;
+        let (poller, breaker) = breakable(inner);
+        let memory = self.groups[group].memory.clone();
+        self.mail_to(group, ToGroup::AddPoller { place: device, poller, memory });
+        let cq = &mut self.groups[group].cqs[device];
+        (cq.handle, cq.breaker) = (handle, breaker);
+        Ok(())
+    }
+
+    /// The session's epoch.
+    ///
+    /// # Panics
+    /// There is no such session.
+    #[must_use]
+    pub fn epoch(&self, session: SessionSlot) -> Epoch {
+        self.sessions[usize::from(session.0)].epoch
+    }
+
+    /// Connections of a session that the target still has.
+    ///
+    /// # Panics
+    /// There is no such session.
+    #[must_use]
+    pub fn connections(&self, session: SessionSlot) -> usize {
+        self.sessions[usize::from(session.0)].connections.len()
+    }
+
+    /// Raises a session's epoch and waits until every connection of the older ones is reported
+    /// gone.
+    ///
+    /// # Errors
+    /// They do not go.
+    pub fn new_epoch(&mut self, session: SessionSlot) -> Result<Epoch> {
+        let state = &mut self.sessions[usize::from(session.0)];
+        let epoch = state.epoch.next().context("no epoch is left")?;
+        state.epoch = epoch;
+        self.mail(ToGroup::Notice(Notice::EndConnections { session, before: epoch }));
+        self.run(QUIESCE_STEPS, |rig| rig.connections(session) == 0)
+            .context("the connections of an older epoch do not end")?;
+        Ok(epoch)
+    }
+
+    /// Where a connection of the session's present epoch belongs, if it may be made now.
+    pub(super) fn join_by_hand(&self, session: SessionSlot, kind: ConnectionKind) -> Result<Join> {
+        let state = self.sessions.get(usize::from(session.0)).context("such a session")?;
+        let epoch = state.epoch;
+        ensure!(
+            state.connections.iter().all(|of| *of == epoch),
+            "connections of an older epoch are not gone"
+        );
+        Ok(Join { session, epoch, kind })
+    }
+
+    /// Connects a QP made of these sizes to the target, as control's admission does.
+    pub(super) fn connect(
+        &mut self,
+        join: Join,
+        options: QueueOptions,
+        initiator: &PollerHandle,
+        sizes: QpLimits,
+    ) -> Result<(Connection, Wire, HelloAccept)> {
+        let Join { session, epoch, kind } = join;
+        let asked = HelloRequest {
+            kind,
+            newest: Version::NEWEST,
+            oldest: Version::OLDEST,
+            depth: QueueDepth::new(options.depth).context("queue depth")?,
+            features: options.features,
+            in_capsule_bytes: options.in_capsule_bytes,
+            io_max_bytes: options.io_max_bytes,
+            epoch,
+            session: SessionId([1; 16]),
+        };
+        let offer = Offer {
+            depth: QueueDepth::new(limits::QUEUE_DEPTH_MAX).context("queue depth")?,
+            features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS).or(Features::DATA_LISTS),
+            in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
+            io_max_bytes: self.options.io_max_bytes,
+            instance: InstanceId([2; 16]),
+        };
+        let Ok(accept) = negotiate(&asked, &offer) else { bail!("nothing in common") };
+        let admin = kind == ConnectionKind::Admin;
+        let Terms { accept, layout, memory } = Terms::new(&self.target_pd, accept, admin)?;
+        let reads_out = options.reads_out;
+        let target_sizes = QpLimits {
+            send_wrs: layout.send_wrs(),
+            recv_wrs: layout.recv_wrs(),
+            send_sges: SEND_SGES,
+            inline_bytes: u32::try_from(limits::RESPONSE_BYTES)?,
+            reads_out,
+            reads_in: 0,
+        };
+        let group = self.next_group % self.groups.len();
+        if !admin {
+            self.next_group += 1;
+        }
+        let place = usize::from(session.0) % self.options.devices;
+        let (near, far, wire) = self.network.pair(
+            (soft_handle(initiator)?, sizes),
+            (soft_handle(&self.groups[group].cqs[place].handle)?, target_sizes),
+        )?;
+        let params = ConnectionParams {
+            kind,
+            session,
+            epoch,
+            layout,
+            in_capsule_bytes: accept.in_capsule_bytes,
+            io_max_bytes: accept.io_max_bytes,
+            features: accept.features,
+            reads_out,
+            send_sges: SEND_SGES,
+            memory,
+            patience: rblk_target::connection::patience(None),
+            peer: format!("session {} {kind:?}", session.0),
+        };
+        if let Some(state) = self.sessions.get_mut(usize::from(session.0)) {
+            state.connections.push(epoch);
+        }
+        self.wires.push(wire.clone());
+        let hello = ConnectionHello(accept.to_wire().to_vec());
+        // The initiator knows what it is told.
+        let told = HelloAccept::from_wire(&hello.0, &asked)?;
+        let add = ToGroup::AddConnection {
+            poller: place,
+            connection: Connection::Soft(far),
+            params: Box::new(params),
+            accept: AcceptParams { hello, reads_out, reads_in: 0 },
+        };
+        self.mail_to(group, add);
+        Ok((Connection::Soft(near), wire, told))
+    }
+
+    pub(super) fn on_message(&mut self, message: FromGroup) {
+        match message {
+            FromGroup::Admin { group, connection, session, command, body } => {
+                self.admin.push(AdminCommand { connection, session, command, body, group });
+            }
+            FromGroup::ConnectionGone { session, kind, epoch, connection, memory, .. } => {
+                drop(connection);
+                drop(memory);
+                self.note(&[4, u64::from(session.0), u64::from(epoch.0)]);
+                self.gone.push(Gone { session, kind, epoch });
+                let Some(state) = self.sessions.get_mut(usize::from(session.0)) else { return };
+                if let Some(at) = state.connections.iter().position(|of| *of == epoch) {
+                    state.connections.swap_remove(at);
+                }
+            }
+            FromGroup::Ended { group, connection, qp } => {
+                self.destroys.add(self.steps, Ended::Target { group, id: connection, qp });
+                self.destroy_due();
+            }
+            FromGroup::PollerBroken { group, poller } => {
+                self.groups[group].cqs[poller].news.broken += 1;
+            }
+            FromGroup::PollerGone { group, place, poller, memory } => {
+                drop((poller, memory));
+                self.groups[group].cqs[place].news.gone += 1;
+            }
+            FromGroup::LostWrites { .. } => self.lost_writes = true,
+            FromGroup::Stopped { .. } => {}
+        }
+    }
+
+    /// Whether a poll group told since the last call that acknowledged writes may be lost.
+    pub fn take_lost_writes(&mut self) -> bool {
+        std::mem::take(&mut self.lost_writes)
+    }
+
+    /// Answers an admin command.
+    pub fn reply(&mut self, of: &AdminCommand, status: Status, value: u32, payload: Vec<u8>) {
+        let (connection, tag) = (of.connection, of.command.tag);
+        self.reply_to(of.group, connection, tag, status, value, payload);
+    }
+
+    /// Answers an admin command by its poll group and connection.
+    ///
+    /// # Panics
+    /// There is no such poll group.
+    pub fn reply_to(
+        &mut self,
+        group: usize,
+        connection: ConnectionId,
+        tag: Tag,
+        status: Status,
+        value: u32,
+        payload: Vec<u8>,
+    ) {
+        self.mail_to(group, ToGroup::Reply { connection, tag, status, value, payload });
+    }
+
+    /// The target's counters.
+    #[must_use]
+    pub fn target_counts(&self) -> StatsSnapshot {
+        let mut sum = StatsSnapshot::default();
+        for group in &self.groups {
+            group.engine.publish_stats();
+            sum.add(&group.stats.snapshot());
+        }
+        sum
+    }
+
+    /// What the target knows of a volume, all poll groups together.
+    ///
+    /// # Panics
+    /// There is no such volume.
+    #[must_use]
+    pub fn volume_counts(&self, volume: VolumeIndex) -> (VolumeCounts, LastError) {
+        self.groups.iter().for_each(|group| group.engine.publish_stats());
+        self.published(volume)
+    }
+
+    /// What the target has told of a volume so far, all poll groups together.
+    ///
+    /// # Panics
+    /// There is no such volume.
+    #[must_use]
+    pub fn published(&self, volume: VolumeIndex) -> (VolumeCounts, LastError) {
+        let (mut sum, mut last) = (VolumeCounts::default(), LastError::default());
+        for group in &self.groups {
+            let stats = &group.volumes[usize::from(volume.0)];
+            sum.add(&stats.snapshot());
+            last = last.max(stats.last_error());
+        }
+        (sum, last)
+    }
+}
+
+fn volume(index: usize, spec: &VolumeSpec) -> Result<Arc<Volume>> {
+    let block_size = BlockSize::new(spec.block_size).context("block size")?;
+    let blocks = BlockCount(spec.blocks);
+    let bytes = blocks.bytes(block_size).filter(|b| *b > 0).context("capacity")?;
+    let placement = match spec.kind {
+        VolumeKind::Memory => {
+            Placement::Memory(Region::allocate(usize::try_from(bytes)?, PageKind::Normal)?)
+        }
+        VolumeKind::Null => Placement::Null,
+        VolumeKind::Store => Placement::Store,
+    };
+    Ok(Arc::new(Volume {
+        index: VolumeIndex(u16::try_from(index)?),
+        name: Name::new(&format!("v{index}"))?,
+        uuid: [0; 16],
+        block_size,
+        blocks,
+        read_only: spec.read_only,
+        cache: match &placement {
+            Placement::Store => spec.cache,
+            _ => CacheMode::None,
+        },
+        placement,
+        read_ahead_bytes: spec.read_ahead_bytes,
+        discard: spec.discard,
+        discard_granularity_bytes: spec.block_size,
+    }))
+}

@@ -1,0 +1,21 @@
+//! The rig: a target and its initiators in one thread, without sockets, disks or a clock.
+//!
+//! The tests use the rig to inject faults and to repeat a run from its seed. `rblk-bench cost` uses
+//! the rig to count what one I/O costs. No program that serves data contains this crate.
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | [`inprocess`] | target and initiators in one thread, over the in-memory fabric, by a seed |
+//! | [`ram_store`] | a store in memory that is slow, full and failing as its seed says |
+//! | [`crash_store`] | a store in memory that keeps after a crash only what it promised |
+//! | [`seed`] | random numbers that follow from a seed |
+//! | [`allocations`] | an allocator that counts what each thread asks it for |
+
+// Allowed in one place: the allocator that counts.
+#![deny(unsafe_code)]
+
+pub mod allocations;
+pub mod crash_store;
+pub mod inprocess;
+pub mod ram_store;
+pub mod seed;

@@ -1,0 +1,56 @@
+//! [`Trying`]: how far one try of a process to reach the target has come.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rblk_fabric::soft::network::Wire;
+use rblk_initiator::mount::course::{Attempt, Failure};
+use rblk_initiator::mount::settle::Judgement;
+use rblk_initiator::path::Path;
+use rblk_initiator::replay::Replayer;
+use rblk_initiator::retain::ReplayLog;
+use rblk_protocol::{LoginReply, OpenReply};
+
+use crate::sim::admin::AdminEnd;
+
+#[derive(Debug)]
+pub(super) enum Phase {
+    // The connect request is under way.
+    Knock { due: u64 },
+    // The connect request has no answer.
+    Unanswered,
+    Login,
+    Open,
+    Settle(Box<Settling>),
+    // The next queue's connect request is under way.
+    Queue { due: u64, paths: Vec<(Path, Vec<Wire>)> },
+}
+
+#[derive(Debug)]
+pub(super) struct Trying {
+    pub(super) attempt: Attempt,
+    pub(super) take_over: bool,
+    pub(super) since: Instant,
+    pub(super) phase: Phase,
+    pub(super) admin: Option<AdminEnd>,
+    pub(super) login: Option<LoginReply>,
+    pub(super) volume: Option<OpenReply>,
+}
+
+/// How a try is going.
+#[derive(Debug)]
+pub(super) enum Going {
+    On,
+    Failed(Failure),
+    Fenced(String),
+    Changed(&'static str),
+    Arrived(Vec<(Path, Vec<Wire>)>),
+}
+
+#[derive(Debug)]
+pub(super) struct Settling {
+    pub(super) replayer: Replayer<Arc<ReplayLog>>,
+    pub(super) judgement: Judgement,
+    pub(super) wires: Vec<Wire>,
+    pub(super) begun: bool,
+}
