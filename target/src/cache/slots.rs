@@ -61,7 +61,7 @@ struct Totals {
     outdated: usize,
     // Times lent.
     lent: usize,
-    // That left to make room, since the start.
+    // Slots that left to make room, since the start.
     evictions: u64,
 }
 
@@ -147,7 +147,7 @@ impl Slots {
         self.lists.get(usize::from(volume.0)).map_or_else(SlotCounts::default, |list| list.counts)
     }
 
-    /// Whether memory was freed since the last time it was asked for in vain; asking resets it.
+    /// Whether memory was freed since the last call. The call resets it.
     pub fn take_freed(&mut self) -> bool {
         std::mem::take(&mut self.freed)
     }
@@ -180,7 +180,7 @@ impl Slots {
         self.free.offset(slot)
     }
 
-    // Of the volume whose block a slot holds.
+    // The counts of the volume whose block a slot holds.
     fn counts_of(&mut self, slot: Slot) -> &mut SlotCounts {
         &mut self.lists[usize::from(self.metas[slot.index()].volume)].counts
     }
@@ -364,7 +364,7 @@ impl Slots {
                 return self.policy.readmit(slot);
             }
             (Install::Merged, Some(was)) => (was.since, was.since_ms),
-            // Not in the store either: it must be there when the older one had to be.
+            // The older data is not in the store. The newer takes over its age.
             (_, Some(was)) if was.state == State::Dirty => (was.since, was.since_ms),
             (Install::Dirty { order, now_ms }, _) => (order, now_ms),
         };
@@ -418,7 +418,7 @@ impl Slots {
             (before, at) = (at, meta.chain);
         }
         let old = metas.get(at as usize).map(|old| (Slot(at), old.chain, old.state));
-        // In the old one's place in the chain, or, there being none, at its end.
+        // In the old slot's place in the chain, or at the end of the chain.
         match metas.get_mut(before as usize) {
             Some(before) => before.chain = slot.0,
             None => *head = slot.0,
@@ -502,7 +502,7 @@ impl Slots {
         if meta.state == State::Detached {
             return self.free_if_unpinned(slot);
         }
-        // Clean ones may leave now.
+        // A clean slot may leave now.
         self.freed = true;
         self.policy.readmit(slot);
     }
@@ -515,8 +515,8 @@ impl Slots {
         (first.0..=last.0).map(Slot)
     }
 
-    /// Calls `act` with every slot of a volume's blocks `first..=last` that is in the index. The
-    /// cost is the smaller of the range and the shard.
+    /// Calls `act` with every slot in the index of a volume's blocks `first..=last`. The cost is the
+    /// number of these blocks, or of all slots if there are fewer.
     pub fn for_each_in(
         &mut self,
         volume: VolumeIndex,

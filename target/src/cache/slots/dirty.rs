@@ -1,4 +1,4 @@
-//! Dirty slots: the lists of a volume's, oldest first, and what write-backs do to them.
+//! Dirty slots: the list of each volume, oldest first, and what write-backs do to the slots.
 
 use super::super::policy::Slot;
 use super::meta::Meta;
@@ -13,7 +13,7 @@ impl Slots {
         self.totals.outdated -= usize::from(meta.state == State::Detached && meta.stores == 0);
     }
 
-    // The last of a volume's dirty slots that is as old as `order`, looked for from the oldest on.
+    // The last of a volume's dirty slots that is at least as old as `order`.
     pub(super) fn last_as_old(&self, volume: u16, order: u64) -> u32 {
         let (mut after, mut next) = (NONE, self.lists[usize::from(volume)].head);
         while next != NONE && self.metas[next as usize].since <= order {
@@ -72,7 +72,7 @@ impl Slots {
         }
     }
 
-    /// The slot of a volume that is dirty for longest and not with a write-back.
+    /// The slot of a volume that has been dirty for longest and is not with a write-back.
     #[must_use]
     pub fn oldest_dirty(&self, volume: VolumeIndex) -> Option<Slot> {
         let head = self.lists.get(usize::from(volume.0))?.head;
@@ -106,8 +106,8 @@ impl Slots {
         self.free_if_unpinned(slot);
     }
 
-    /// The store has not: `failed`, or not tried after all. The slot is dirty again; if newer data
-    /// took its place, that is now as old as this.
+    /// The store does not have the slot's bytes: it `failed`, or was not asked after all. The slot is
+    /// dirty again. If newer data took its place, the newer slot is now as old as this one.
     pub fn not_written(&mut self, slot: Slot, failed: bool) {
         self.leave_store(slot);
         let meta = &self.metas[slot.index()];
@@ -118,7 +118,7 @@ impl Slots {
             _ => self.find(volume, block).filter(|s| self.state(*s) == State::Dirty),
         };
         if let Some(current) = current {
-            // Order and time of the same write, which is the oldest.
+            // Order and time of the older write.
             let (order, now_ms) = since.min(self.since(current));
             let keeps = failed || self.metas[current.index()].failed;
             self.leave_list(current);
