@@ -1,4 +1,4 @@
-//! Files become one table that remembers where each key stands.
+//! [`Document`]: the files of one configuration as one table, with the place of each key.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -12,17 +12,17 @@ use toml::{Spanned, Value};
 use crate::error::{ConfigError, Fault, Site};
 use crate::rule::{Schema, join};
 
-/// Most bytes of a configuration file: what is larger is something else, named by mistake.
+/// Most bytes of a configuration file. A larger file is something else, named by mistake.
 const FILE_MAX_BYTES: u64 = 1 << 20;
 
-/// The files of one configuration, laid over each other.
+/// The files of one configuration. A later file adds to the earlier ones or replaces their keys.
 #[derive(Debug, Default)]
 pub(crate) struct Document {
     table: toml::Table,
     sites: HashMap<String, KeySite>,
 }
 
-/// Where a key and its value stand.
+/// Where a key and its value are.
 #[derive(Debug)]
 struct KeySite {
     key: Site,
@@ -30,12 +30,12 @@ struct KeySite {
 }
 
 impl Document {
-    /// Lays a file over the earlier ones: arrays of tables grow, any other key is replaced.
+    /// Adds a file. Arrays of tables grow; every other key is replaced.
     pub(crate) fn lay(&mut self, path: &Path) -> Result<(), ConfigError> {
         self.lay_text(&read(path)?, path)
     }
 
-    /// Same, from text. `path` is what errors call it.
+    /// As [`Self::lay`], from text. Errors name it `path`.
     pub(crate) fn lay_text(&mut self, text: &str, path: &Path) -> Result<(), ConfigError> {
         let (table, spans) = parse(text, path)?;
         let source = Source { text, path };
@@ -61,7 +61,7 @@ impl Document {
         Ok(())
     }
 
-    /// Judges the whole and decodes it.
+    /// Checks the whole table and decodes it.
     pub(crate) fn decode<T: DeserializeOwned>(
         self,
         schema: &Schema,
@@ -74,7 +74,7 @@ impl Document {
         }
         match Value::Table(self.table).try_into() {
             Ok(value) => Ok((value, sites)),
-            // The schema is stricter than the types, so this is only the last resort.
+            // The schema is stricter than the types, so this does not happen.
             Err(error) => {
                 let text = error.to_string().trim_end().replace('\n', " ");
                 Err(sites.refuse(vec![Fault::new("configuration", text, "see the example file")]))
@@ -83,12 +83,12 @@ impl Document {
     }
 }
 
-/// Where the keys of a configuration stand.
+/// The places of the keys of a configuration.
 #[derive(Debug, Default)]
 pub(crate) struct Sites(HashMap<String, KeySite>);
 
 impl Sites {
-    /// An error from faults that do not yet know where they stand.
+    /// An error from faults that have no place yet.
     pub(crate) fn refuse(&self, mut faults: Vec<Fault>) -> ConfigError {
         for fault in &mut faults {
             fault.site = self.find(&fault.key, fault.at_key);
@@ -100,7 +100,8 @@ impl Sites {
         ConfigError::Invalid { faults }
     }
 
-    /// The site of a key, else of the nearest table around it, else the start of the first file.
+    /// The place of a key. If it has none: of the nearest table around it, or the start of the
+    /// first file.
     fn find(&self, path: &str, at_key: bool) -> Option<Site> {
         let mut path = path;
         loop {
@@ -127,8 +128,8 @@ pub(crate) fn lay_with_drop_ins(path: &Path) -> Result<Document, ConfigError> {
     Ok(document)
 }
 
-/// The `*.toml` files of a directory by name, hidden ones left out; none if there is no such
-/// directory.
+/// The `*.toml` files of a directory in the order of their names, without hidden files. None if
+/// there is no such directory.
 fn toml_files(directory: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let fail = |error| ConfigError::Read { path: directory.to_owned(), error };
     let entries = match fs::read_dir(directory) {
@@ -177,7 +178,7 @@ fn is_tables(values: &[Value]) -> bool {
     values.iter().all(Value::is_table)
 }
 
-/// A text and what errors call it.
+/// A text, and the name that errors give it.
 struct Source<'s> {
     text: &'s str,
     path: &'s Path,

@@ -9,7 +9,7 @@ use crate::Exit;
 /// Most characters of a value in a message.
 const VALUE_CHARS_MAX: usize = 80;
 
-/// Why a configuration was refused.
+/// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -18,7 +18,7 @@ pub enum ConfigError {
     Read {
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         error: io::Error,
     },
     /// A file is not TOML.
@@ -26,13 +26,13 @@ pub enum ConfigError {
     Syntax {
         /// Where the parser stopped.
         site: Site,
-        /// What it said.
+        /// The error of the parser.
         problem: String,
     },
     /// One or more keys are wrong. One line each, in the order of the files.
     #[error("{}", lines(faults))]
     Invalid {
-        /// At least one.
+        /// At least one fault.
         faults: Vec<Fault>,
     },
     /// A value cannot be written as TOML.
@@ -51,7 +51,7 @@ impl ConfigError {
 /// A place in a file. Lines and columns count from 1, columns in characters.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Site {
-    /// As it was named to the loader.
+    /// The file, as the loader was given it.
     pub file: PathBuf,
     /// Line.
     pub line: usize,
@@ -68,7 +68,7 @@ impl fmt::Display for Site {
 /// One key that is wrong.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault {
-    /// Where it stands; `None` for a default or a value of the command line.
+    /// Where it is. `None` for a default or a value of the command line.
     pub site: Option<Site>,
     /// Path of the key, such as `max_io` or `volume[2].size`.
     pub key: String,
@@ -78,11 +78,11 @@ pub struct Fault {
     pub problem: String,
     /// What to write instead.
     pub fix: String,
-    /// Path of the other key of a conflict between two.
+    /// Path of the other key, if two keys are in conflict.
     pub other: Option<String>,
-    /// Where that other key stands.
+    /// Where the other key is.
     pub other_site: Option<Site>,
-    /// Whether the name of the key is at fault, not its value.
+    /// The name of the key is wrong, not its value.
     pub(crate) at_key: bool,
 }
 
@@ -105,7 +105,7 @@ impl Fault {
         }
     }
 
-    /// With the value, as TOML, cut short if it is long.
+    /// Adds the value, as TOML. A long value is cut.
     pub(crate) fn value(mut self, value: impl Into<toml::Value>) -> Self {
         let text = value.into().to_string();
         let cut = text.char_indices().nth(VALUE_CHARS_MAX).map(|(cut, _)| cut);
@@ -113,13 +113,13 @@ impl Fault {
         self
     }
 
-    /// In conflict with another key.
+    /// Adds the other key of a conflict.
     pub(crate) fn other(mut self, key: impl Into<String>) -> Self {
         self.other = Some(key.into());
         self
     }
 
-    /// It is the key that is wrong: it is unknown.
+    /// Says that the name of the key is wrong.
     pub(crate) fn at_key(mut self) -> Self {
         self.at_key = true;
         self
@@ -131,7 +131,7 @@ impl fmt::Display for Fault {
         if let Some(site) = &self.site {
             write!(f, "{site}: ")?;
         }
-        // A quoted key may hold anything, and a message goes to terminals and logs.
+        // A quoted key may have any character, and messages are shown in terminals and logs.
         write!(f, "{}", self.key.escape_debug())?;
         if let Some(value) = &self.value {
             write!(f, " = {value}")?;
@@ -150,9 +150,9 @@ fn lines(faults: &[Fault]) -> String {
 
 fn read_fix(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::NotFound => "; create it or name another with --config",
-        io::ErrorKind::PermissionDenied => "; run as root or make it readable",
-        io::ErrorKind::IsADirectory => "; name a file in it",
+        io::ErrorKind::NotFound => "; create the file, or name another one with --config",
+        io::ErrorKind::PermissionDenied => "; run as root, or make the file readable",
+        io::ErrorKind::IsADirectory => "; name a file in the directory",
         _ => "",
     }
 }

@@ -1,22 +1,22 @@
-//! What the programs' exit codes mean.
+//! [`Exit`]: the exit codes of the programs.
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// Exit code of `rblk-target` and `rblk-initiator`. Part of the interface: scripts and units depend
-/// on the numbers.
+/// Exit code of `rblk-target` and `rblk-initiator`. Scripts and units depend on the numbers, so
+/// they do not change.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Exit {
     /// Done.
     Ok = 0,
-    /// A failure with no code of its own; the message says which.
+    /// A failure without a code of its own. The message says which.
     Failure = 1,
     /// Wrong usage, or a bad configuration.
     Usage = 2,
     /// Not connected, or not mounted.
     NotConnected = 3,
-    /// Mounted already; nothing was changed.
+    /// Mounted already. Nothing was changed.
     AlreadyMounted = 4,
     /// The target refused: authorization, unknown volume, version.
     Refused = 5,
@@ -51,7 +51,7 @@ impl Exit {
         self as u8
     }
 
-    /// One line on what it means.
+    /// The meaning, in one line.
     #[must_use]
     pub const fn meaning(self) -> &'static str {
         match self {

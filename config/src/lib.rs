@@ -1,4 +1,4 @@
-//! rblk configuration: TOML in, validated values out.
+//! The configuration of rblk: TOML in, validated values out.
 //!
 //! Two files, two types:
 //!
@@ -7,12 +7,12 @@
 //! | `/etc/rblk/target.toml` and `target.d/*.toml` | [`TargetConfig`] | what a target serves |
 //! | `/etc/rblk/mounts.d/NAME.toml` | [`MountConfig`] | one mount |
 //!
-//! The same types carry what a command line said: fill the fields, then call `validate`, which
-//! applies the rules a file obeys. [`ByteSize`] and [`Duration`] are `FromStr`, so both accept the
-//! same texts. `dump` writes TOML that loads to the same value.
+//! A command line uses the same types: set the fields, then call `validate`, which applies the
+//! rules of a file. [`ByteSize`] and [`Duration`] are `FromStr`, so a file and a command line
+//! accept the same texts. `dump` writes TOML that loads to the same value.
 //!
-//! An error says where (file, line, column), which key, which value, what is wrong with it and what
-//! to write instead. All the faults of a configuration are reported at once.
+//! An error names the place (file, line, column), the key, the value, what is wrong and what to
+//! write instead. All faults of a configuration are reported at once.
 //!
 //! ```
 //! use rblk_config::TargetConfig;

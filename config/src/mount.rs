@@ -12,16 +12,16 @@ use crate::rule::{ADDRESS, Key, NAME, Rule, Schema};
 use crate::spin::Spin;
 use crate::units::{ByteSize, Duration};
 
-/// Most memory for the data of one mount: all its queues full of the largest I/Os.
+/// Most memory for the buffers of one mount: all queues full of the largest I/Os.
 const BUFFERS_MAX: u64 = 8 << 30;
 
-/// Queues assumed in that sum when none are given.
+/// Number of queues that is assumed in that sum if the key is absent.
 const QUEUES_ASSUMED: u16 = 4;
 
 /// Most memory for retained writes of one mount.
 const RETAIN_MAX: u64 = 64 << 30;
 
-/// Highest number of a ublk device: minors have 20 bits.
+/// Highest number of a ublk device. Minor numbers have 20 bits.
 const DEVICE_ID_MAX: u32 = (1 << 20) - 1;
 
 static MOUNT_KEYS: Schema = Schema {
@@ -73,59 +73,58 @@ static MOUNT_KEYS: Schema = Schema {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MountConfig {
-    /// Addresses of one target, in the order of preference. At least one.
+    /// Addresses of one target, the preferred one first. At least one.
     pub target: Vec<String>,
-    /// The volume's name there.
+    /// The name of the volume at the target.
     pub volume: String,
-    /// Hardware queues of the device; the number of CPUs, at most 4, if absent.
+    /// Hardware queues of the device. If absent: the number of CPUs, at most 4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queues: Option<u16>,
-    /// QPs of each hardware queue, which share large requests; 2 on a software device (rxe, siw)
-    /// where there are not too many queues, else 1, if absent.
+    /// QPs of each hardware queue, which share large requests. If absent: 2 on a software device
+    /// (rxe, siw) unless there are too many queues, else 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lanes: Option<u16>,
-    /// Commands outstanding on one queue.
+    /// Most commands outstanding on one queue.
     pub queue_depth: u16,
     /// Most data of one read or write.
     pub max_io: ByteSize,
     /// Whether the device refuses writes.
     pub read_only: bool,
-    /// Whether other hosts may write the volume at the same time: for those who know how to share
-    /// it.
+    /// Whether other hosts may write the volume at the same time. For software that coordinates the
+    /// writers, such as a cluster file system.
     pub shared: bool,
-    /// Memory for copies of acknowledged writes that no FLUSH covered yet, shared out over the
-    /// queues; 0 keeps none.
+    /// Memory for copies of acknowledged writes that no FLUSH has covered yet, divided among the
+    /// queues. 0 keeps none.
     pub retain: ByteSize,
-    /// Which FLUSHes fail after a loss of acknowledged writes. A file or note without the key means
-    /// the default.
+    /// Which FLUSHes fail after a loss of acknowledged writes.
     pub on_loss: OnLoss,
-    /// N of `/dev/ublkbN`; the first free one if absent.
+    /// N of `/dev/ublkbN`. If absent: the first free one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_id: Option<u32>,
-    /// Pause when every address of a lost target was tried; it grows, to 10 s in the end.
+    /// Pause after every address of a lost target was tried. It grows up to 10 s.
     pub reconnect_delay: Duration,
-    /// How long I/O waits for a lost target before it fails; for ever if absent.
+    /// How long I/O waits for a lost target before it fails. If absent: indefinitely.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fail_after: Option<Duration>,
-    /// Silence after which the path counts as lost.
+    /// After how much silence a path counts as lost.
     pub detect: Duration,
-    /// How long one attempt to connect may take; one at a lost target is given no longer than
-    /// `detect`, or 1 s.
+    /// How long one attempt to connect may take. An attempt to reconnect to a lost target may take
+    /// no longer than `detect`, or 1 s if that is more.
     pub connect_timeout: Duration,
-    /// How often an address is tried that is better than the one in use, to go back to it; zero
+    /// How often an address that is preferred to the one in use is tried, to fail back to it. Zero
     /// never does.
     pub failback: Duration,
-    /// How long to wait for a target that is not there when the mount begins.
+    /// How long the mount command waits for a target that cannot be reached.
     pub wait: Duration,
     /// How long an idle data thread looks for work before it sleeps.
     pub spin: Spin,
-    /// This host's name as the target shows it; the system's if absent.
+    /// The name of this host, as the target shows it. If absent: the name of the system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_name: Option<String>,
 }
 
 impl Default for MountConfig {
-    /// The defaults of the keys; `target` and `volume` are empty and must be filled.
+    /// The defaults of the keys. `target` and `volume` are empty and must be set.
     fn default() -> Self {
         Self {
             target: Vec::new(),
@@ -161,14 +160,14 @@ impl MountConfig {
     /// Loads one file.
     ///
     /// # Errors
-    /// [`ConfigError`], with all the faults at once.
+    /// [`ConfigError`], with all faults at once.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let mut document = Document::default();
         document.lay(path)?;
         Self::decode(document)
     }
 
-    /// From text; `path` is what errors call it.
+    /// Parses text. Errors name it `path`.
     ///
     /// # Errors
     /// [`ConfigError`].
@@ -178,8 +177,7 @@ impl MountConfig {
         Self::decode(document)
     }
 
-    /// Applies the rules of a file to values that came from elsewhere, such as a command line laid
-    /// over a file.
+    /// Applies the rules of a file to values that came from elsewhere, such as a command line.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`].
@@ -194,10 +192,10 @@ impl MountConfig {
         if faults.is_empty() { Ok(()) } else { Err(Sites::default().refuse(faults)) }
     }
 
-    /// As TOML that loads to the same value, with every key that has one.
+    /// TOML that loads to the same value, with every key that has a value.
     ///
     /// # Errors
-    /// [`ConfigError::Dump`]; in practice never.
+    /// [`ConfigError::Dump`]. It does not happen in practice.
     pub fn dump(&self) -> Result<String, ConfigError> {
         toml::to_string(self).map_err(|error| ConfigError::Dump(error.to_string()))
     }
@@ -215,11 +213,11 @@ impl MountConfig {
         if faults.is_empty() { Ok(config) } else { Err(sites.refuse(faults)) }
     }
 
-    /// Appends what is wrong between the keys, each of them being fine alone.
+    /// Adds what is wrong between keys that are valid alone.
     fn relate(&self, faults: &mut Vec<Fault>) {
         let queues = self.queues.unwrap_or(QUEUES_ASSUMED);
-        let slots = u64::from(queues) * u64::from(self.queue_depth);
-        let sum = ByteSize(slots * self.max_io.0);
+        let buffers = u64::from(queues) * u64::from(self.queue_depth);
+        let sum = ByteSize(buffers * self.max_io.0);
         if sum.0 > BUFFERS_MAX {
             let problem = format!(
                 "queues x queue_depth x max_io = {queues} x {} x {} = {sum} of buffers, the limit is {}",
@@ -227,7 +225,7 @@ impl MountConfig {
                 self.max_io,
                 ByteSize(BUFFERS_MAX)
             );
-            let fit = ByteSize((BUFFERS_MAX / slots + 1).next_power_of_two() / 2);
+            let fit = ByteSize((BUFFERS_MAX / buffers + 1).next_power_of_two() / 2);
             let fix = format!("lower max_io to \"{fit}\", or queues or queue_depth");
             faults.push(Fault::new("max_io", problem, fix).value(self.max_io.to_string()));
         }
@@ -236,20 +234,19 @@ impl MountConfig {
         if qps > limits::MOUNT_QPS_MAX {
             let most = limits::MOUNT_QPS_MAX;
             let problem = format!(
-                "queues x lanes = {queues} x {lanes} = {qps} QPs, a mount has {most} at most"
+                "queues x lanes = {queues} x {lanes} = {qps} QPs, the limit of a mount is {most}"
             );
             let fix = format!("lower lanes to {}, or queues to {}", most / queues, most / lanes);
             faults.push(Fault::new("lanes", problem, fix).value(i64::from(lanes)));
         }
         if self.shared && self.read_only {
-            let problem =
-                "who only reads excludes nobody, so read_only = true shares the volume anyway";
-            faults.push(Fault::new("shared", problem, "remove one of them").value(true));
+            let problem = "a read-only mount never excludes other hosts, so shared has no effect";
+            faults.push(Fault::new("shared", problem, "remove shared or read_only").value(true));
         }
         if self.shared && self.retain.0 > 0 {
-            let problem = "writes that are written again after a loss could replace what another host wrote since";
+            let problem = "after a loss, writing retained data again could overwrite newer data of another host";
             faults.push(
-                Fault::new("retain", problem, "remove it, or shared")
+                Fault::new("retain", problem, "remove retain or shared")
                     .value(self.retain.to_string()),
             );
         }

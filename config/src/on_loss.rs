@@ -1,10 +1,10 @@
 //! [`OnLoss`]: which FLUSHes of a mount fail after acknowledged writes may be lost.
 //!
 //! The default is [`OnLoss::UntilRemount`]. One disk may have several users: two file systems on
-//! two partitions, or a database beside a file system. A FLUSH that fails is heard by the one user
-//! who sent it. When the next FLUSH works again, every other user goes on believing that lost
-//! writes are durable. File systems stop at the first FLUSH that fails and need to be mounted again
-//! anyway, so the default costs them nothing.
+//! two partitions, or a database beside a file system. Only the user that sent a FLUSH learns that
+//! it failed. If the next FLUSH succeeds, every other user believes that lost writes are durable.
+//! File systems stop at the first FLUSH that fails and must be mounted again anyway, so the default
+//! costs them nothing.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Which FLUSHes of a mount fail (EIO) after acknowledged writes may be lost: `"until-remount"` or
-/// `"once"`. The greater one fails more of them.
+/// `"once"`. The greater value fails more FLUSHes.
 ///
 /// ```
 /// use rblk_config::OnLoss;
@@ -26,13 +26,13 @@ pub enum OnLoss {
     /// The FLUSHes that waited when the writes were lost, or the next FLUSH. For a disk with one
     /// user that handles a failed FLUSH by itself.
     Once,
-    /// Every FLUSH from the loss on, until the disk is unmounted and mounted again: every user of
-    /// the disk hears of the loss.
+    /// Every FLUSH after the loss, until the disk is unmounted and mounted again. So every user of
+    /// the disk learns of the loss.
     #[default]
     UntilRemount,
 }
 
-/// A text that is no [`OnLoss`].
+/// A text that is not an [`OnLoss`].
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("\"{0}\" is neither \"once\" nor \"until-remount\"")]
 pub struct OnLossError(String);
@@ -50,7 +50,7 @@ impl OnLoss {
         }
     }
 
-    /// Which FLUSHes fail after a loss, as log lines and `list` say it.
+    /// Which FLUSHes fail after a loss, in the words of the log and of `list`.
     #[must_use]
     pub fn consequence(self) -> &'static str {
         match self {

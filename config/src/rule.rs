@@ -1,5 +1,4 @@
-//! What a key may be set to. One table per kind of configuration holds for files, command lines and
-//! manual pages.
+//! What a key may be set to. Files, command lines and manual pages use the same tables of keys.
 
 use toml::Value;
 
@@ -7,7 +6,7 @@ use crate::error::Fault;
 use crate::units::{ByteSize, Duration};
 use rblk_protocol::limits::NAME_BYTES;
 
-/// The keys of one table.
+/// The keys that one table may have.
 #[derive(Debug)]
 pub struct Schema {
     /// In the order of the examples.
@@ -17,11 +16,11 @@ pub struct Schema {
 /// One key.
 #[derive(Debug)]
 pub struct Key {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// Whether it must be given.
+    /// Whether the key must be given.
     pub required: bool,
-    /// What it may be set to.
+    /// What the key may be set to.
     pub rule: Rule,
 }
 
@@ -54,7 +53,7 @@ pub enum Rule {
         min: u64,
         /// Most bytes.
         max: u64,
-        /// It is a multiple of this.
+        /// The size must be a multiple of this.
         step: u64,
     },
     /// A [`Duration`].
@@ -82,18 +81,18 @@ pub enum Rule {
     Word(&'static [&'static str]),
     /// `true` or `false`.
     Flag,
-    /// A text with a form of its own.
+    /// A string that a function checks.
     Text {
         /// What to write, as an example or a description.
         form: &'static str,
-        /// Says what is wrong.
+        /// Returns what is wrong.
         check: fn(&str) -> Result<(), String>,
     },
     /// An array of different values.
     List {
         /// Each of them.
         item: &'static Rule,
-        /// Most values; the fewest is 1.
+        /// Most values. There must be at least one.
         max: usize,
     },
     /// An array of tables: `[[key]]`.
@@ -128,7 +127,8 @@ pub(crate) const SOCKET: Rule = Rule::Text {
 };
 
 impl Schema {
-    /// Appends what is wrong with a table. `path` is that of the table, empty for a file.
+    /// Adds what is wrong with a table to `faults`. `path` is the path of the table, empty for a
+    /// file.
     pub(crate) fn judge(&self, path: &str, table: &toml::Table, faults: &mut Vec<Fault>) {
         for (name, value) in table {
             match self.keys.iter().find(|key| key.name == name) {
@@ -235,12 +235,12 @@ impl Rule {
         }
         if values.len() > max {
             let problem = format!("{} values, the limit is {max}", values.len());
-            return faults.push(Fault::new(path, problem, "remove some"));
+            return faults.push(Fault::new(path, problem, "remove some of them"));
         }
         for (index, value) in values.iter().enumerate() {
             let at = format!("{path}[{index}]");
             if let Some(first) = values[..index].iter().position(|earlier| earlier == value) {
-                let problem = format!("the same as {path}[{first}]");
+                let problem = format!("the same value as {path}[{first}]");
                 faults.push(Fault::new(at, problem, "remove one of them").value(value.clone()));
             } else {
                 item.judge(&at, value, faults);
@@ -279,20 +279,20 @@ impl Rule {
             Self::Word(words) => match value.as_str() {
                 Some(text) if words.contains(&text) => Ok(()),
                 Some(_) => Err("not one of the choices".to_owned()),
-                None => Err(format!("{}, not a text", kind(value))),
+                None => Err(format!("{}, not a string", kind(value))),
             },
             Self::Flag if value.is_bool() => Ok(()),
             Self::Flag => Err(format!("{}, not true or false", kind(value))),
             Self::Text { check, .. } => match value.as_str() {
                 Some(text) => check(text),
-                None => Err(format!("{}, not a text", kind(value))),
+                None => Err(format!("{}, not a string", kind(value))),
             },
-            // Judged by their own functions.
+            // They have functions of their own.
             Self::List { .. } | Self::Tables(_) => Ok(()),
         }
     }
 
-    /// The fix, with the nearest values that would do.
+    /// The fix, with the nearest valid values.
     fn fix_for(&self, value: &Value) -> String {
         let fix = self.fix();
         match self {
@@ -360,7 +360,7 @@ fn integer(value: &Value) -> Result<i64, String> {
 
 fn kind(value: &Value) -> &'static str {
     match value {
-        Value::String(_) => "a text",
+        Value::String(_) => "a string",
         Value::Integer(_) | Value::Float(_) => "a number",
         Value::Boolean(_) => "true or false",
         Value::Datetime(_) => "a date",
@@ -394,7 +394,7 @@ fn check_name(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Only what is wrong whatever the provider; the rest is the provider's to say.
+/// Checks only what is wrong for every provider. The provider checks the rest.
 fn check_address(text: &str) -> Result<(), String> {
     let (scheme, host) = text.split_once("://").unwrap_or(("rdma", text));
     if text.is_empty() {
@@ -417,7 +417,7 @@ fn check_path(text: &str) -> Result<(), String> {
         return Err("empty".to_owned());
     }
     if text.contains('\0') {
-        return Err("a NUL character".to_owned());
+        return Err("contains a NUL character".to_owned());
     }
     if !text.starts_with('/') {
         return Err("not absolute".to_owned());
@@ -433,7 +433,7 @@ fn check_socket(text: &str) -> Result<(), String> {
     }
 }
 
-/// The candidate a writer probably meant, if one is close.
+/// The candidate that was probably meant, if one is close.
 fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_ascii_lowercase().replace('-', "_");
     candidates

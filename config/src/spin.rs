@@ -18,12 +18,12 @@ use crate::units::{Duration, DurationError};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Spin {
-    /// As long as that saved more than it cost lately, at most 1 ms.
+    /// As long as looking saved more time than it cost lately, at most 1 ms.
     #[default]
     Adaptive,
-    /// It does not sleep while it is connected.
+    /// The thread does not sleep while it is connected.
     Always,
-    /// So long; zero sleeps at once.
+    /// For this time. Zero sleeps at once.
     For(Duration),
 }
 

@@ -1,4 +1,4 @@
-//! What a target serves and with which resources.
+//! What a target serves, and which resources it uses.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use crate::spin::Spin;
 use crate::units::{ByteSize, Duration};
 use crate::volume::{VOLUME_KEYS, VolumeConfig};
 
-/// The arena holds at least this many I/Os of the largest size: one read, one written, one in
-/// transfer each way.
+/// The arena holds at least this many I/Os of the largest size: one that is read from the store,
+/// one that is written to it, and one in transfer in each direction.
 const ARENA_IOS_MIN: u64 = 4;
 
 /// Most bytes of the arena.
 const ARENA_MAX: u64 = 1 << 40;
 
-/// Highest CPU number: that of the largest kernel configuration.
+/// Highest CPU number of the largest kernel configuration.
 const CPU_MAX: u32 = 8191;
 
 static TARGET_KEYS: Schema = Schema {
@@ -76,45 +76,47 @@ static TARGET_KEYS: Schema = Schema {
 pub struct TargetConfig {
     /// Addresses to listen on, such as `rdma://0.0.0.0:7720` or `tcp://[::]:7721`. At least one.
     pub listen: Vec<String>,
-    /// The target's name as initiators see it; the host's name if absent.
+    /// The name of the target, as initiators show it. If absent: the name of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Where `rblk-target status` and the like reach the running target.
+    /// The socket by which `rblk-target status` and other commands reach the running target.
     pub control_socket: PathBuf,
-    /// Where the target remembers whether it stopped cleanly, and who held its volumes.
+    /// Where the target records whether it stopped cleanly, and which hosts held its volumes.
     pub state_dir: PathBuf,
-    /// Data threads; half the number of CPUs, 1 to 4, if absent.
+    /// Data threads. If absent: half the number of CPUs, from 1 to 4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub poll_groups: Option<u16>,
-    /// CPUs the data threads are pinned to, one each; any if absent.
+    /// CPUs that the data threads are pinned to, one each. If absent: they are not pinned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<Vec<u16>>,
-    /// Memory for data in flight and the block cache, registered with the RDMA device and locked.
+    /// Memory for data in transfer and for the block cache. It is locked and registered with the
+    /// RDMA device.
     pub arena: ByteSize,
-    /// Whether the arena is of reserved huge pages.
+    /// Whether the arena uses reserved huge pages.
     pub hugepages: HugePages,
-    /// Most acknowledged bytes of write-back volumes that are in memory only; see
-    /// [`Self::dirty_limit`] if absent.
+    /// Most acknowledged bytes of write-back volumes that are only in memory. If absent: see
+    /// [`Self::dirty_limit`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_max: Option<ByteSize>,
-    /// The longest a dirty block of a write-back volume waits to be written to its store.
+    /// How long a dirty block of a write-back volume waits at most before it is written to its
+    /// store.
     pub write_back_delay: Duration,
     /// Most data of one read or write.
     pub max_io: ByteSize,
     /// Most commands outstanding on one queue.
     pub queue_depth_max: u16,
-    /// Most write data that travels inside a command.
+    /// Most write data that is sent inside a command.
     pub inline: ByteSize,
-    /// How long a stopping target waits for commands in flight.
+    /// How long a target that stops waits for commands in flight.
     pub drain_timeout: Duration,
-    /// Most sessions at a time.
+    /// Most sessions at once.
     pub sessions_max: u32,
-    /// How long an initiator that is not heard of keeps the volumes it opened; also over a restart
-    /// of the target.
+    /// How long an initiator that the target does not hear keeps the volumes that it opened. Also
+    /// over a restart of the target.
     pub lease: Duration,
     /// How long an idle data thread looks for work before it sleeps.
     pub spin: Spin,
-    /// What is served.
+    /// The volumes that are served.
     #[serde(rename = "volume", skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<VolumeConfig>,
 }
@@ -123,12 +125,12 @@ pub struct TargetConfig {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HugePages {
-    /// Where enough of them are free.
+    /// Huge pages, if enough of them are free.
     #[default]
     Auto,
     /// Ordinary pages.
     Never,
-    /// The target does not start without.
+    /// Huge pages. The target does not start without them.
     Required,
 }
 
@@ -137,7 +139,7 @@ impl HugePages {
 }
 
 impl Default for TargetConfig {
-    /// The defaults of the keys; `listen` is empty and must be filled.
+    /// The defaults of the keys. `listen` is empty and must be set.
     fn default() -> Self {
         Self {
             listen: Vec::new(),
@@ -165,17 +167,17 @@ impl Default for TargetConfig {
 impl TargetConfig {
     /// Loads `X.toml` and, over it, every `*.toml` of the directory `X.d` beside it.
     ///
-    /// The drop-ins go in the order of their names; hidden files are left out. Each adds its
-    /// `[[volume]]` tables to those before it, and replaces any other key it sets, lists included.
-    /// The whole is checked once, at the end.
+    /// The files of the directory are read in the order of their names, without hidden files. Each
+    /// file adds its `[[volume]]` tables to the earlier ones, and replaces every other key that it
+    /// sets, also lists. The result is checked once, at the end.
     ///
     /// # Errors
-    /// [`ConfigError`], with all the faults at once.
+    /// [`ConfigError`], with all faults at once.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         Self::decode(lay_with_drop_ins(path)?)
     }
 
-    /// From text; `path` is what errors call it.
+    /// Parses text. Errors name it `path`.
     ///
     /// # Errors
     /// [`ConfigError`].
@@ -198,7 +200,7 @@ impl TargetConfig {
         if faults.is_empty() { Ok(()) } else { Err(Sites::default().refuse(faults)) }
     }
 
-    /// As TOML that loads to the same value, with every key that has one.
+    /// TOML that loads to the same value, with every key that has a value.
     ///
     /// # Errors
     /// [`ConfigError::Dump`] if a path is not UTF-8.
@@ -230,7 +232,7 @@ impl TargetConfig {
         toml::Table::try_from(self).map_err(|error| ConfigError::Dump(error.to_string()))
     }
 
-    /// What is wrong between keys, each of them being fine alone.
+    /// Adds what is wrong between keys that are valid alone.
     fn relate(&self, faults: &mut Vec<Fault>) {
         let arena_min = ByteSize(ARENA_IOS_MIN * self.max_io.0);
         if self.arena < arena_min {
@@ -251,14 +253,16 @@ impl TargetConfig {
         if let (Some(groups), Some(cpus)) = (self.poll_groups, &self.cpus)
             && usize::from(groups) > cpus.len()
         {
-            let problem = format!("one CPU each, and cpus lists {}", cpus.len());
-            let fix = format!("lower poll_groups to {} or list {groups} in cpus", cpus.len());
+            let problem =
+                format!("each poll group needs a CPU of its own, and cpus lists {}", cpus.len());
+            let fix = format!("lower poll_groups to {} or list {groups} CPUs in cpus", cpus.len());
             faults.push(Fault::new("poll_groups", problem, fix).value(i64::from(groups)));
         }
         self.relate_volumes(faults);
     }
 
-    /// At least one largest write may be dirty, and half of the arena stays for everything else.
+    /// At least one write of the largest size may be dirty, and half of the arena must stay free
+    /// for everything else.
     fn relate_dirty(&self, faults: &mut Vec<Fault>) {
         let Some(dirty) = self.dirty_max else { return };
         let half = ByteSize(self.arena.0 / 2 / 4096 * 4096);
@@ -294,15 +298,15 @@ impl TargetConfig {
                 faults.push(
                     Fault::new(
                         key,
-                        format!("the name of volume[{first}] too"),
+                        format!("volume[{first}] has the same name"),
                         "rename one of them",
                     )
                     .value(volume.name.as_str())
                     .other(format!("volume[{first}].name")),
                 );
             }
-            // By components, so that `/a//b` and `/a/./b` are `/a/b`. Links are for the store's
-            // lock to find.
+            // Compared by components, so that `/a//b` and `/a/./b` are `/a/b`. The lock of the
+            // store finds links to the same file.
             let Some(path) = &volume.path else { continue };
             let first = *paths.entry(path.components().collect()).or_insert(index);
             if first != index {
@@ -310,8 +314,8 @@ impl TargetConfig {
                 faults.push(
                     Fault::new(
                         key,
-                        format!("the path of volume[{first}] too"),
-                        "give each its own store",
+                        format!("volume[{first}] has the same path"),
+                        "give each volume its own file or device",
                     )
                     .value(path.display().to_string())
                     .other(format!("volume[{first}].path")),

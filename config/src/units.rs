@@ -1,4 +1,4 @@
-//! Sizes and durations as people write them, in files and on command lines alike.
+//! Sizes and durations, as people write them in files and on command lines.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,9 +7,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// A number of bytes: `"64MiB"`, `"4GiB"`, `"512B"` or plain bytes.
 ///
-/// Units are binary only: `B`, `KiB` to `EiB`, and `K` to `E` as short forms of the same, in any
-/// case. `MB` is refused, because half of its users mean 2^20. Fractions are refused, because a
-/// size that is a little off is an outage later.
+/// All units are binary: `B`, `KiB` to `EiB`, and their short forms `K` to `E`, in upper or lower
+/// case. `MB` is refused, because some people mean 2^20 by it. Fractions are refused, because a
+/// size that is slightly wrong can cause an outage later.
 ///
 /// ```
 /// use rblk_config::ByteSize;
@@ -25,7 +25,7 @@ pub struct ByteSize(pub u64);
 /// Why a text is not a [`ByteSize`].
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ByteSizeError {
-    /// Nothing there.
+    /// No text.
     #[error("empty")]
     Empty,
     /// A sign.
@@ -48,7 +48,7 @@ pub enum ByteSizeError {
     /// No such unit.
     #[error("unknown unit {0:?}; the units are B, KiB, MiB, GiB, TiB, PiB and EiB")]
     Unit(String),
-    /// Beyond 64 bits.
+    /// More than 64 bits.
     #[error("more than 16EiB")]
     TooLarge,
 }
@@ -109,7 +109,7 @@ fn unit_shift(unit: &str) -> Result<u32, ByteSizeError> {
     Err(ByteSizeError::Unit(unit.to_owned()))
 }
 
-/// Exact: the largest unit that divides the number.
+/// Exact: in the largest unit that divides the number.
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fits = |&&(_, shift): &&(char, u32)| self.0 != 0 && self.0.trailing_zeros() >= shift;
@@ -168,7 +168,7 @@ pub struct Duration(pub std::time::Duration);
 /// Why a text is not a [`Duration`].
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DurationError {
-    /// Nothing there.
+    /// No text.
     #[error("empty")]
     Empty,
     /// A sign.
@@ -180,7 +180,7 @@ pub enum DurationError {
     /// No such unit.
     #[error("unknown unit {0:?}; the common ones are us, ms, s, min, h and days")]
     Unit(String),
-    /// Beyond what can be counted, or finer than a nanosecond.
+    /// More than the type holds, or finer than a nanosecond.
     #[error("too large, or finer than a nanosecond")]
     OutOfRange,
     /// Not a number followed by a unit.
@@ -207,7 +207,7 @@ impl Duration {
         Self(std::time::Duration::from_secs(secs))
     }
 
-    /// As the standard library's type.
+    /// As the type of the standard library.
     #[must_use]
     pub const fn get(self) -> std::time::Duration {
         self.0
@@ -228,7 +228,7 @@ impl FromStr for Duration {
         if text.starts_with('-') {
             return Err(DurationError::Negative);
         }
-        // humantime lets a bare 0 pass.
+        // humantime accepts a 0 without a unit.
         if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
             return Err(DurationError::NoUnit);
         }

@@ -11,20 +11,20 @@ use crate::error::{ConfigError, Fault};
 use crate::rule::{Key, NAME, PATH, Rule, Schema, join};
 use crate::units::ByteSize;
 
-/// Block size when none is given.
+/// Block size if the key is absent.
 const BLOCK_SIZE_DEFAULT: u32 = 4096;
 
-/// Block sizes a volume may have.
+/// Block sizes that a volume may have.
 const BLOCK_SIZES: &[u32] = &[512, 4096];
 
-/// Most bytes of a volume: what people can read, just below what the protocol allows.
+/// Most bytes of a volume: a round number below the limit of the protocol.
 const SIZE_MAX: u64 = 7 << 60;
 const _: () = assert!(SIZE_MAX <= VOLUME_MAX_BYTES);
 
-/// Bytes read ahead when nothing is said.
+/// Bytes to read ahead if the key is absent.
 const READ_AHEAD_DEFAULT: ByteSize = ByteSize(512 << 10);
 
-/// Most bytes read ahead: beyond the largest I/O there is nothing more to hide.
+/// Most bytes to read ahead. More than the largest I/O would hide no more latency.
 const READ_AHEAD_MAX: u64 = IO_MAX_BYTES as u64;
 
 pub(crate) static VOLUME_KEYS: Schema = Schema {
@@ -45,45 +45,45 @@ pub(crate) static VOLUME_KEYS: Schema = Schema {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeConfig {
-    /// What initiators call it.
+    /// The name that initiators open it by.
     pub name: String,
-    /// What keeps its bytes.
+    /// Where its data is.
     pub store: StoreKind,
-    /// File or block device; for `file` only, and required there.
+    /// The file or block device. For `file` only, and required there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// Size; required for `memory` and `null`. For `file` it must be the file's own, or the volume
-    /// is refused.
+    /// Size. Required for `memory` and `null`. For `file` it must be the size of the file, or the
+    /// volume is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<ByteSize>,
     /// Bytes of a logical block: 512 or 4096.
     #[serde(default = "block_size_default")]
     pub block_size: u32,
-    /// Whether writes are refused.
+    /// Whether the target refuses writes.
     #[serde(default)]
     pub read_only: bool,
-    /// Whether the page cache is bypassed; matters for `file` only.
+    /// Whether the page cache of the kernel is bypassed. Has an effect for `file` only.
     #[serde(default)]
     pub direct: DirectIo,
-    /// What the target's block cache does for the volume; for `file` only. `write-through` there if
-    /// absent.
+    /// What the block cache of the target does for the volume. For `file` only. If absent there:
+    /// `write-through`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheMode>,
-    /// How far ahead of a sequential reader the target reads, 0 for not at all; matters where there
-    /// is a cache only.
+    /// How far ahead of a sequential reader the target reads. 0 is off. Has an effect only with a
+    /// cache.
     #[serde(default = "read_ahead_default")]
     pub read_ahead: ByteSize,
 }
 
-/// What keeps the bytes of a volume.
+/// Where the data of a volume is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StoreKind {
     /// A file or a block device.
     File,
-    /// The target's memory; gone when it stops.
+    /// The memory of the target. The data is lost when the target stops.
     Memory,
-    /// Nothing: writes vanish and reads give zeros. For measuring the rest.
+    /// Nowhere: writes are dropped and reads return zeros. For measurements.
     Null,
 }
 
@@ -91,32 +91,32 @@ pub enum StoreKind {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DirectIo {
-    /// The volume is refused where the file system cannot.
+    /// Always. If the file system does not support it, the volume is refused.
     Required,
-    /// Where the file system can.
+    /// If the file system supports it.
     #[default]
     Preferred,
-    /// Through the page cache.
+    /// Never: I/O goes through the page cache.
     Off,
 }
 
-/// What the target's block cache does for a volume.
+/// What the block cache of the target does for a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CacheMode {
     /// Every read and every write goes to the store.
     None,
-    /// Reads are answered from memory where it has the blocks; writes are acknowledged by the
-    /// store.
+    /// Reads are answered from memory if the blocks are there. Writes are acknowledged when the
+    /// store has them.
     #[default]
     WriteThrough,
-    /// Writes are acknowledged from memory too, and written to the store later. A flush, and a
-    /// write with FUA, waits for the store: what else was acknowledged is gone when the target
+    /// Writes are acknowledged when they are in memory, and written to the store later. A FLUSH,
+    /// and a write with FUA, wait for the store. Other acknowledged writes are lost when the target
     /// dies.
     WriteBack,
 }
 
-/// What a volume's store needs, without the keys that are not for it.
+/// What the store of a volume needs: the keys that apply to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Backing<'c> {
     /// A file or a block device.
@@ -132,12 +132,12 @@ pub enum Backing<'c> {
         /// Bytes to read ahead of a sequential reader, a multiple of 4096; 0 is off.
         read_ahead: ByteSize,
     },
-    /// The target's memory.
+    /// The memory of the target.
     Memory {
         /// Size.
         size: ByteSize,
     },
-    /// Nothing.
+    /// Nowhere.
     Null {
         /// Size.
         size: ByteSize,
@@ -157,7 +157,7 @@ impl VolumeConfig {
         Self { size: Some(size), ..Self::new(name.into(), StoreKind::Memory) }
     }
 
-    /// A volume that keeps nothing.
+    /// A volume that drops its data.
     #[must_use]
     pub fn null(name: impl Into<String>, size: ByteSize) -> Self {
         Self { size: Some(size), ..Self::new(name.into(), StoreKind::Null) }
@@ -186,7 +186,7 @@ impl VolumeConfig {
     /// What the store needs.
     ///
     /// # Errors
-    /// When a key that the store needs is absent or one that is not for it is set. Never after
+    /// A key that the store needs is absent, or a key that it cannot have is set. Never after
     /// [`TargetConfig::validate`](crate::TargetConfig::validate).
     pub fn backing(&self) -> Result<Backing<'_>, ConfigError> {
         self.choose().map_err(|fault| ConfigError::Invalid { faults: vec![*fault] })
@@ -223,7 +223,7 @@ impl VolumeConfig {
         }
     }
 
-    /// Appends what is wrong between the keys; each alone is fine. `path` is that of the table.
+    /// Adds what is wrong between keys that are valid alone. `path` is the path of the table.
     pub(crate) fn relate(&self, path: &str, faults: &mut Vec<Fault>) {
         let lacking = self.choose().err().map(|fault| *fault);
         let own = lacking.into_iter().chain(self.misfit()).chain(self.miscached());
@@ -234,7 +234,7 @@ impl VolumeConfig {
         }));
     }
 
-    /// The fault of a cache that the volume cannot have.
+    /// The fault of a cache mode that the volume cannot have.
     fn miscached(&self) -> Option<Fault> {
         let cache = self.cache?;
         let fault = match (self.store, cache) {
@@ -243,7 +243,7 @@ impl VolumeConfig {
                 CacheMode::WriteThrough | CacheMode::WriteBack,
             ) => {
                 let problem =
-                    format!("store = \"{}\" has nothing to gain from a cache", self.store);
+                    format!("store = \"{}\" is in memory already and needs no cache", self.store);
                 Fault::new("cache", problem, "remove cache or write cache = \"none\"")
             }
             (StoreKind::File, CacheMode::WriteBack) if self.read_only => {
@@ -255,7 +255,7 @@ impl VolumeConfig {
         Some(fault.value(cache.as_str()))
     }
 
-    /// The fault of a size that is not whole blocks.
+    /// The fault of a size that is not a whole number of blocks.
     fn misfit(&self) -> Option<Fault> {
         let size = self.size?;
         let block = u64::from(self.block_size);
@@ -276,7 +276,7 @@ impl VolumeConfig {
 impl StoreKind {
     const WORDS: &'static [&'static str] = &["file", "memory", "null"];
 
-    /// As it is written.
+    /// The word in a file.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -290,7 +290,7 @@ impl StoreKind {
 impl DirectIo {
     const WORDS: &'static [&'static str] = &["required", "preferred", "off"];
 
-    /// As it is written.
+    /// The word in a file.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -304,7 +304,7 @@ impl DirectIo {
 impl CacheMode {
     const WORDS: &'static [&'static str] = &["none", "write-through", "write-back"];
 
-    /// As it is written.
+    /// The word in a file.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -57,7 +57,7 @@ fn faults_name_the_file_they_are_in() {
     assert_eq!(
         error.to_string(),
         format!(
-            "{root}/target.d/b.toml:3:8: volume[2].name = \"one\": the name of volume[0] too \
+            "{root}/target.d/b.toml:3:8: volume[2].name = \"one\": volume[0] has the same name \
              (at {root}/target.toml:4:8); rename one of them\n\
              {root}/target.d/b.toml:5:6: volume[2].size = \"512B\": not a multiple of block_size: \
              512 = 0 x 4096 + 512; write \"4KiB\", or block_size = 512"

@@ -1,4 +1,4 @@
-//! What users read when a file is wrong, word for word.
+//! The messages that users read when a file is wrong, word for word.
 
 use rblk_config::{
     ByteSize, ConfigError, Duration, MountConfig, StoreKind, TargetConfig, VolumeConfig,
@@ -76,7 +76,7 @@ fn target_values() {
             ),
             (
                 "queue_depth_max = '128'",
-                "t.toml:2:19: queue_depth_max = \"128\": a text, not a number; \
+                "t.toml:2:19: queue_depth_max = \"128\": a string, not a number; \
                  write a whole number from 1 to 1024",
             ),
             (
@@ -106,7 +106,7 @@ fn target_values() {
             ),
             (
                 "cpus = [2, 3, 2]",
-                "t.toml:2:15: cpus[2] = 2: the same as cpus[0]; remove one of them",
+                "t.toml:2:15: cpus[2] = 2: the same value as cpus[0]; remove one of them",
             ),
             (
                 "cpus = []",
@@ -144,8 +144,8 @@ fn target_values() {
             ),
             (
                 "poll_groups = 4\ncpus = [0, 1]",
-                "t.toml:2:15: poll_groups = 4: one CPU each, and cpus lists 2; \
-                 lower poll_groups to 2 or list 4 in cpus",
+                "t.toml:2:15: poll_groups = 4: each poll group needs a CPU of its own, and cpus lists 2; \
+                 lower poll_groups to 2 or list 4 CPUs in cpus",
             ),
         ],
     );
@@ -173,7 +173,7 @@ fn target_keys() {
     assert_eq!(
         target(&format!("cpus = '{}'", "x".repeat(99))),
         format!(
-            "t.toml:2:8: cpus = \"{}...: a text, not a list; \
+            "t.toml:2:8: cpus = \"{}...: a string, not a list; \
              write a list of one or more, each a whole number from 0 to 8191",
             "x".repeat(79)
         )
@@ -186,7 +186,7 @@ fn target_keys() {
     );
     assert_eq!(
         message("listen = 'rdma://x'"),
-        "t.toml:1:10: listen = \"rdma://x\": a text, not a list; write a list of one or more, each an address such \
+        "t.toml:1:10: listen = \"rdma://x\": a string, not a list; write a list of one or more, each an address such \
          as \"rdma://192.0.2.1:7720\" or \"tcp://[2001:db8::1]:7721\""
     );
     assert_eq!(
@@ -256,7 +256,7 @@ fn volumes() {
             ),
             (
                 "[[volume]]\nname = 'a'\nstore = 'file'\npath = '/a'\nread_only = 'yes'",
-                "t.toml:6:13: volume[0].read_only = \"yes\": a text, not true or false; write true or false",
+                "t.toml:6:13: volume[0].read_only = \"yes\": a string, not true or false; write true or false",
             ),
             (
                 "[[volume]]\nname = 'a'\nstore = 'file'\npath = '/a'\nblocksize = 512",
@@ -270,8 +270,8 @@ fn volumes() {
             ),
             (
                 "[[volume]]\nname = 'a'\nstore = 'memory'\nsize = '1GiB'\ncache = 'write-through'",
-                "t.toml:6:9: volume[0].cache = \"write-through\": store = \"memory\" has nothing to gain from a \
-                 cache; remove cache or write cache = \"none\"",
+                "t.toml:6:9: volume[0].cache = \"write-through\": store = \"memory\" is in memory already and \
+                 needs no cache; remove cache or write cache = \"none\"",
             ),
             (
                 "[[volume]]\nname = 'a'\nstore = 'file'\npath = '/a'\nread_only = true\ncache = 'write-back'",
@@ -286,9 +286,9 @@ fn volumes() {
             (
                 "[[volume]]\nname = 'a'\nstore = 'file'\npath = '/a'\n\
                  [[volume]]\nname = 'a'\nstore = 'file'\npath = '//./a'",
-                "t.toml:7:8: volume[1].name = \"a\": the name of volume[0] too (at t.toml:3:8); rename one of them\n\
-                 t.toml:9:8: volume[1].path = \"//./a\": the path of volume[0] too (at t.toml:5:8); \
-                 give each its own store",
+                "t.toml:7:8: volume[1].name = \"a\": volume[0] has the same name (at t.toml:3:8); rename one of them\n\
+                 t.toml:9:8: volume[1].path = \"//./a\": volume[0] has the same path (at t.toml:5:8); \
+                 give each volume its own file or device",
             ),
         ],
     );
@@ -310,18 +310,18 @@ fn mounts() {
             ),
             (
                 "queues = 32\nlanes = 4",
-                "m.toml:4:9: lanes = 4: queues x lanes = 32 x 4 = 128 QPs, a mount has 63 at most; \
+                "m.toml:4:9: lanes = 4: queues x lanes = 32 x 4 = 128 QPs, the limit of a mount is 63; \
                  lower lanes to 1, or queues to 15",
             ),
             (
-                // The last number is not theirs.
+                // The last number is reserved.
                 "queues = 16\nlanes = 4",
-                "m.toml:4:9: lanes = 4: queues x lanes = 16 x 4 = 64 QPs, a mount has 63 at most; \
+                "m.toml:4:9: lanes = 4: queues x lanes = 16 x 4 = 64 QPs, the limit of a mount is 63; \
                  lower lanes to 3, or queues to 15",
             ),
             (
                 "queues = 32\nlanes = 2",
-                "m.toml:4:9: lanes = 2: queues x lanes = 32 x 2 = 64 QPs, a mount has 63 at most; \
+                "m.toml:4:9: lanes = 2: queues x lanes = 32 x 2 = 64 QPs, the limit of a mount is 63; \
                  lower lanes to 1, or queues to 31",
             ),
             (
@@ -348,7 +348,7 @@ fn mounts() {
             ),
             (
                 "on_loss = true",
-                "m.toml:3:11: on_loss = true: true or false, not a text; write \"once\" or \"until-remount\"",
+                "m.toml:3:11: on_loss = true: true or false, not a string; write \"once\" or \"until-remount\"",
             ),
             (
                 "read_only = 1",
@@ -356,13 +356,13 @@ fn mounts() {
             ),
             (
                 "shared = true\nread_only = true",
-                "m.toml:3:10: shared = true: who only reads excludes nobody, so read_only = true shares the volume \
-                 anyway; remove one of them",
+                "m.toml:3:10: shared = true: a read-only mount never excludes other hosts, so shared has no effect; \
+                 remove shared or read_only",
             ),
             (
                 "retain = '8MiB'\nshared = true",
-                "m.toml:3:10: retain = \"8MiB\": writes that are written again after a loss could replace what another \
-                 host wrote since; remove it, or shared",
+                "m.toml:3:10: retain = \"8MiB\": after a loss, writing retained data again could overwrite newer \
+                 data of another host; remove retain or shared",
             ),
             (
                 "failback = '2days'",
@@ -382,7 +382,7 @@ fn mounts() {
     );
 }
 
-/// All at once, in the order of the file.
+/// All faults at once, in the order of the file.
 #[test]
 fn several_faults() {
     assert_eq!(
@@ -394,7 +394,7 @@ fn several_faults() {
     );
 }
 
-/// Values of a command line have no place, and are judged by the same rules.
+/// Values of a command line have no place in a file. The same rules apply to them.
 #[test]
 fn command_line() {
     let config = MountConfig { max_io: ByteSize(3 << 20), ..MountConfig::new("tcp://store1", "v") };
@@ -423,7 +423,7 @@ fn command_line() {
     config.volumes[0].name = "f".to_owned();
     assert_eq!(
         config.validate().unwrap_err().to_string(),
-        "volume[1].name = \"f\": the name of volume[0] too; rename one of them"
+        "volume[1].name = \"f\": volume[0] has the same name; rename one of them"
     );
     assert_eq!("disk".parse::<StoreKind>().unwrap_err(), "write \"file\", \"memory\" or \"null\"");
 }
@@ -436,7 +436,7 @@ fn unreadable() {
     assert_eq!(
         error.to_string(),
         format!(
-            "{}: cannot read: No such file or directory (os error 2); create it or name another with --config",
+            "{}: cannot read: No such file or directory (os error 2); create the file, or name another one with --config",
             path.display()
         )
     );

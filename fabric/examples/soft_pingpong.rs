@@ -42,13 +42,14 @@ fn limits(depth: u32) -> QpLimits {
 fn connect(depth: u32, block: usize) -> Result<(Side, Side), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let device = soft::Device::tcp();
-    let pd = device.alloc_pd()?;
+    let pd = soft::ProtectionDomain::new(&device);
     let slots = block * depth as usize * 2;
     let register = || -> Result<MemoryRegion, Failure> {
         let region = Region::allocate(slots, PageKind::Normal)?;
         Ok(ProtectionDomain::Soft(pd.clone()).register(&region, Access::REMOTE)?)
     };
-    let ((mut poller_a, handle_a), (mut poller_b, handle_b)) = (pd.poller(1024)?, pd.poller(1024)?);
+    let ((mut poller_a, handle_a), (mut poller_b, handle_b)) =
+        (soft::Poller::create(&pd, 1024)?, soft::Poller::create(&pd, 1024)?);
     let (qp_a, qp_b) = runtime.block_on(async {
         let address = Address { scheme: Scheme::Tcp, host: "127.0.0.1".to_owned(), port: 0 };
         let mut listener = Listener::bind(&address).await?;

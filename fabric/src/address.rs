@@ -1,4 +1,4 @@
-//! Where a target is: `rdma://HOST:PORT`, `tcp://HOST:PORT`.
+//! [`Address`]: where a target is, `rdma://HOST:PORT` or `tcp://HOST:PORT`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,15 +6,15 @@ use std::str::FromStr;
 /// Which provider an address asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Scheme {
-    /// Real verbs through rdma_cm: InfiniBand, RoCE or iWARP, whatever the route's device is.
+    /// Verbs through rdma_cm: InfiniBand, RoCE or iWARP, as the device of the route has it.
     Rdma,
     /// The software provider over a TCP socket.
     Tcp,
 }
 
 impl Scheme {
-    /// Port used when an address names none. The two differ because a Soft-RoCE or iWARP device may
-    /// share its port space with TCP.
+    /// Port of an address that names none. The ports of the schemes differ, because a Soft-RoCE or
+    /// iWARP device may share its port space with TCP.
     #[must_use]
     pub fn default_port(self) -> u16 {
         match self {
@@ -31,7 +31,7 @@ impl Scheme {
     }
 }
 
-/// A parsed address. The host is resolved only when used.
+/// A parsed address. The host is resolved when the address is used.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Address {
     /// Provider.

@@ -1,8 +1,8 @@
-//! [`Counter`]: a number that one data thread writes and anyone reads;
+//! [`Counter`]: a number that one data thread writes and any thread reads;
 //! [`counters!`](crate::counters): many of them.
 //!
-//! A relaxed load and store, not an atomic addition: there is one writer, and a reader is content
-//! with a value of a moment ago.
+//! It uses a relaxed load and store, not an atomic addition: there is one writer, and a reader may
+//! see a slightly old value.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds; only the owning thread calls it.
+    /// Adds. Only the owning thread may call it.
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
-    /// Sets; only the owning thread calls it.
+    /// Sets. Only the owning thread may call it.
     pub fn set(&self, n: u64) {
         self.0.store(n, Ordering::Relaxed);
     }
@@ -28,11 +28,11 @@ impl Counter {
     }
 }
 
-/// A struct of [`Counter`]s, and its twin of plain numbers: what they were at one moment, or a sum
-/// of several.
+/// A struct of [`Counter`]s, and a struct of plain numbers with the same fields: their values at
+/// one moment, or a sum of several.
 ///
-/// Both get the fields named, public and with their docs. The first gets `snapshot`, the second
-/// `add`, which wraps.
+/// Both have the named fields, public and with docs. The first has `snapshot`, the second has
+/// `add`, which wraps, and `since`.
 ///
 /// ```
 /// rblk_fabric::counters! {
@@ -73,7 +73,7 @@ macro_rules! counters {
         }
 
         impl $Live {
-            /// Reads all of them, one after the other: they may be a moment apart.
+            /// Reads all counters, one after the other, so they are not of exactly one moment.
             #[must_use]
             pub fn snapshot(&self) -> $Plain {
                 $Plain { $($name: self.$name.get(),)* }
@@ -81,12 +81,12 @@ macro_rules! counters {
         }
 
         impl $Plain {
-            /// Adds another's, field by field.
+            /// Adds the numbers of another, field by field.
             pub fn add(&mut self, other: &Self) {
                 $(self.$name = self.$name.wrapping_add(other.$name);)*
             }
 
-            /// What was counted since an earlier moment, field by field.
+            /// The difference to an earlier moment, field by field.
             #[must_use]
             pub fn since(&self, earlier: &Self) -> Self {
                 Self { $($name: self.$name.wrapping_sub(earlier.$name),)* }

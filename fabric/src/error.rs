@@ -1,4 +1,4 @@
-//! What can go wrong on the control side of the fabric, and at posting.
+//! [`FabricError`]: why a control call failed. [`PostError`]: why WRs could not be posted.
 
 use std::io;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Result of a control call.
 pub type Result<T> = std::result::Result<T, FabricError>;
 
-/// A failed control call. The text names the thing, its value and, where there is one, the fix.
+/// A failed control call. The text names the thing, its value and, if there is one, the fix.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FabricError {
@@ -33,15 +33,15 @@ pub enum FabricError {
         /// How long was waited.
         after: Duration,
     },
-    /// The peer refused the connection; its reply is kept (it says why).
+    /// The peer refused the connection. Its reply says why.
     #[error("{address} refused the connection")]
     Rejected {
         /// The address as given.
         address: String,
-        /// The peer's private data, padded by the CM.
+        /// The private data of the peer. The CM may have padded it.
         hello: Vec<u8>,
     },
-    /// Something answered, but not rblk's framing.
+    /// The peer does not use the framing of rblk.
     #[error("{peer} does not speak rblk: {reason}")]
     NotRblk {
         /// The other end.
@@ -49,15 +49,15 @@ pub enum FabricError {
         /// What was seen.
         reason: String,
     },
-    /// A local address cannot be listened on.
+    /// Cannot listen on a local address.
     #[error("cannot listen on {address}: {source}")]
     Listen {
         /// The address as given.
         address: String,
-        /// The system's answer.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Registration failed for want of lockable memory.
+    /// The memlock limit is too small for a registration.
     #[error(
         "cannot register {bytes} bytes: the memlock limit is {limit} bytes. Raise it: `ulimit -l unlimited`, or LimitMEMLOCK=infinity in the unit"
     )]
@@ -67,8 +67,8 @@ pub enum FabricError {
         /// RLIMIT_MEMLOCK, soft, in bytes.
         limit: u64,
     },
-    /// A limit of the device or provider is below what was asked.
-    #[error("{device}: {what} is limited to {limit}, asked for {asked}")]
+    /// A limit of the device or of the provider is below what was asked for.
+    #[error("{device}: the limit of {what} is {limit}, asked for {asked}")]
     Limit {
         /// Device name.
         device: String,
@@ -76,13 +76,13 @@ pub enum FabricError {
         what: &'static str,
         /// Its value.
         limit: u64,
-        /// What was asked.
+        /// What was asked for.
         asked: u64,
     },
-    /// An object of one provider was given to another, or two devices were mixed.
+    /// An object of one provider was given to another provider, or of one device to another device.
     #[error("objects of different providers or devices were mixed: {0}")]
     Mixed(&'static str),
-    /// Built without the `verbs` feature.
+    /// The program was built without the feature `verbs`.
     #[error("{0}: this build has no verbs provider (feature `verbs` is off); use a tcp:// address")]
     NoVerbs(String),
     /// A verbs, rdma_cm or system call failed.
@@ -103,14 +103,30 @@ impl FabricError {
     }
 }
 
-/// A batch of WRs could not be posted whole. WRs before `posted` are on the queue; the rest were
-/// not taken and produce no completion.
+/// Not all WRs of a batch could be posted. The WRs before `posted` are on the queue. The others
+/// were not taken and do not complete.
 #[derive(Debug, thiserror::Error)]
 #[error("posting stopped after {posted} work requests: {source}")]
 pub struct PostError {
-    /// How many of the batch were taken.
+    /// How many WRs of the batch were taken.
     pub posted: usize,
-    /// Why the next one was not: ENOMEM when the queue is full, EINVAL for a WR the provider cannot
-    /// take.
+    /// Why the next WR was not taken: ENOMEM when the queue is full, EINVAL for a WR that the
+    /// provider cannot take.
     pub source: io::Error,
+}
+
+impl PostError {
+    /// The queue has no room for WR `posted`.
+    #[must_use]
+    #[cold]
+    pub fn full(posted: usize) -> Self {
+        Self { posted, source: io::Error::from_raw_os_error(libc::ENOMEM) }
+    }
+
+    /// WR `posted` is one that the provider cannot take, or the QP is unknown.
+    #[must_use]
+    #[cold]
+    pub fn invalid(posted: usize) -> Self {
+        Self { posted, source: io::Error::from_raw_os_error(libc::EINVAL) }
+    }
 }

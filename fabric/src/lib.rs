@@ -1,8 +1,8 @@
-//! How bytes move: RDMA in Rust words. The only crate that knows verbs.
+//! RDMA in Rust: QPs, CQs, MRs and connections. The only crate that knows verbs.
 //!
-//! # Vocabulary
+//! # Names
 //!
-//! | verbs word | here | made by | lives on |
+//! | verbs | here | made by | used on |
 //! |---|---|---|---|
 //! | device context | [`Device`] | [`Route`], [`Incoming`], [`Listener`] | any thread |
 //! | protection domain (PD) | [`ProtectionDomain`] | [`Device::alloc_pd`] | any thread |
@@ -14,29 +14,36 @@
 //!
 //! # Rules
 //!
-//! - Control calls (resolve, connect, listen, accept, register) may block or await; they run on
-//!   control threads. A [`Poller`] belongs to one data thread, takes no lock another thread holds
-//!   for long and allocates nothing after [`Poller::attach`].
-//! - Every posted WR is completed once: signaled ones and failed ones by a [`Completion`],
-//!   unsignaled successes silently. When a QP dies, for whatever reason, all its outstanding WRs
-//!   complete with an error ([`WcStatus::Flushed`] for all but the first). That is the *only* way a
-//!   data thread learns of a death, so a user keeps at least one RECV posted at all times.
-//! - Memory safety does not depend on the order of drops: an MR is deregistered before its memory
-//!   goes, and memory that a peer or a device may write is reached only by copies ([`Region`]),
+//! - Control calls (resolve, connect, listen, accept, register) may block or await. They run on
+//!   control threads. A [`Poller`] belongs to one data thread. It takes no lock that another thread
+//!   holds for long, and allocates nothing after [`Poller::attach`].
+//! - Every posted WR completes once. Signaled WRs and failed WRs complete with a [`Completion`];
+//!   unsignaled WRs that succeed complete silently. When a QP dies, for any reason, all its
+//!   outstanding WRs complete with an error ([`WcStatus::Flushed`] for all except the first). A
+//!   data thread learns of a dead QP *only* in this way. So keep at least one RECV posted at all
+//!   times.
+//! - Memory safety does not depend on the order of drops. An MR is deregistered before its memory
+//!   is freed. Memory that a peer or a device may write is accessed only by copies ([`Region`]),
 //!   never by references.
-//! - Unknown statuses and opcodes are values, never panics.
+//! - Unknown statuses and opcodes are values. They never panic.
 
 mod address;
+mod caps;
+mod connect;
+mod connection;
 mod counter;
 mod credit;
 pub mod data_thread;
 mod device;
 mod error;
+mod listener;
+mod look_up;
 pub mod mailbox;
-
+mod poller;
+mod poller_counters;
 mod readiness;
 mod region;
-mod retire;
+mod route;
 pub mod soft;
 pub mod spin;
 #[cfg(feature = "verbs")]
@@ -45,16 +52,19 @@ pub mod wake_cost;
 mod work;
 
 pub use address::{Address, AddressError, Scheme};
+pub use caps::{DeviceCaps, Transport};
+pub use connect::{AcceptParams, ConnectOptions, ConnectionHello, QpLimits};
+pub use connection::{Connection, Established};
 pub use counter::Counter;
 pub use credit::SendCredits;
-pub use device::{
-    AcceptParams, ConnectOptions, Connection, ConnectionHello, Device, DeviceCaps, Established,
-    Incoming, Listener, MemoryRegion, Poller, PollerCounters, PollerHandle, ProtectionDomain,
-    QpLimits, Route, Transport,
-};
+pub use device::{Device, MemoryRegion, PollerHandle, ProtectionDomain};
 pub use error::{FabricError, PostError, Result};
+pub use listener::{Incoming, Listener};
+pub use poller::Poller;
+pub use poller_counters::PollerCounters;
 pub use readiness::Readiness;
 pub use region::{PageKind, Region, RegionError};
+pub use route::Route;
 pub use work::{
     Access, Completion, Lkey, MAX_SGE, QpIndex, RecvWr, RemoteBuffer, Rkey, SendOp, SendWr, Sge,
     SgeList, WcOpcode, WcStatus, WrId,

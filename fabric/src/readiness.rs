@@ -1,4 +1,4 @@
-//! [`Readiness`]: awaiting a poller's event descriptors, for control tasks that drive a poller
+//! [`Readiness`]: awaits the event descriptors of a poller, for control tasks that use a poller
 //! themselves.
 
 use std::future::poll_fn;
@@ -14,7 +14,7 @@ use tokio::io::unix::AsyncFd;
 pub struct Readiness([Option<AsyncFd<OwnedFd>>; 2]);
 
 impl Readiness {
-    /// Watches what [`crate::Poller::event_fds`] says now: make it when the QPs are attached.
+    /// Watches what [`crate::Poller::event_fds`] returns now. Make it after the QPs are attached.
     ///
     /// # Errors
     /// A descriptor cannot be duplicated or registered.
@@ -23,7 +23,7 @@ impl Readiness {
         Ok(Self([first.map(watch).transpose()?, second.map(watch).transpose()?]))
     }
 
-    /// Waits until one of them is readable. The caller then clears the event and looks, in this
+    /// Waits until one of them is readable. The caller then clears the event and polls, in this
     /// order.
     ///
     /// # Errors
@@ -34,7 +34,7 @@ impl Readiness {
 
     fn poll_readable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut ready = false;
-        // Both are asked, so that both wake the task, and both forget what they said.
+        // Both are polled, so that both wake the task and both are cleared.
         for fd in self.0.iter().flatten() {
             if let Poll::Ready(guard) = fd.poll_read_ready(context) {
                 guard?.clear_ready();
@@ -47,7 +47,7 @@ impl Readiness {
 
 fn watch(fd: BorrowedFd<'_>) -> io::Result<AsyncFd<OwnedFd>> {
     let own = fd.try_clone_to_owned()?;
-    // SAFETY: `own` is moved in and handed out by nobody, so the descriptor stays open and the same
+    // SAFETY: `own` is moved in and never taken out, so the descriptor stays open and the same
     // until the registration ends with the AsyncFd.
     let watched = unsafe { AsyncFd::register_with_interest(own, Interest::READABLE) };
     watched.map_err(io::Error::from)

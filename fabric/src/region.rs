@@ -1,8 +1,8 @@
 //! [`Region`]: page-aligned memory at a fixed address, for MRs and io_uring fixed buffers.
 //!
-//! Contract: the bytes may change at any time (a device, a peer or the kernel writes them), so no
-//! reference to them ever exists. Access is by copies through raw pointers; who may touch which
-//! bytes when is the business of the code that lends them out.
+//! Contract: the bytes may change at any time, because a device, a peer or the kernel writes them.
+//! So no reference to them ever exists. Access is by copies through raw pointers. The code that
+//! lends the bytes out decides who may access which bytes at what time.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -15,14 +15,14 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, m
 /// Which pages back a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PageKind {
-    /// Ordinary pages; transparent huge pages are asked for, which is a hint.
+    /// Ordinary pages. Transparent huge pages are requested, which is a hint.
     #[default]
     Normal,
     /// Reserved huge pages of 2 MiB (`vm.nr_hugepages`).
     Huge2MiB,
 }
 
-/// Why memory could not be had.
+/// Why memory could not be allocated.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot allocate {bytes} bytes of {kind:?} pages: {source}")]
 pub struct RegionError {
@@ -50,7 +50,7 @@ impl Region {
     /// Maps at least `len` bytes (rounded up to whole pages of the kind).
     ///
     /// # Errors
-    /// The size is zero or the system has no such memory.
+    /// The size is zero, or the system has no such memory.
     pub fn allocate(len: usize, kind: PageKind) -> Result<Arc<Self>, RegionError> {
         let fail = |source| RegionError { bytes: len, kind, source };
         let page = match kind {
@@ -71,12 +71,12 @@ impl Region {
         }
         .map_err(|e| fail(e.into()))?;
         if kind == PageKind::Normal && mapped.get() >= 2 << 20 {
-            // Fewer pages to pin and fewer entries in the card's table. Only a hint; refusal is
-            // fine. SAFETY: the range is the mapping just made.
+            // Fewer pages to pin, and fewer entries in the table of the card. It is a hint, so an
+            // error is ignored. SAFETY: the range is the mapping just made.
             let _ = unsafe { madvise(base, mapped.get(), MmapAdvise::MADV_HUGEPAGE) };
         }
-        // A process that spawns a helper must not leave the device and the parent on different
-        // pages. SAFETY: the range is the mapping just made.
+        // After a fork, the device and the parent must not have different pages.
+        // SAFETY: the range is the mapping just made.
         let _ = unsafe { madvise(base, mapped.get(), MmapAdvise::MADV_DONTFORK) };
         Ok(Arc::new(Self { base: base.cast(), len: mapped.get(), mapped, kind }))
     }
@@ -93,20 +93,20 @@ impl Region {
         self.len == 0
     }
 
-    /// Which pages back it.
+    /// The kind of pages.
     #[must_use]
     pub fn kind(&self) -> PageKind {
         self.kind
     }
 
-    /// Address of the first byte, as peers and devices name it.
+    /// Address of the first byte, as peers and devices use it.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.base.as_ptr() as u64
     }
 
-    /// Pointer to `len` bytes from `offset`, or `None` when that is not inside. The pointer is
-    /// valid while the region lives; the bytes may change under the reader.
+    /// Pointer to `len` bytes from `offset`. `None` if they are not all inside the region. The
+    /// pointer is valid while the region lives. The bytes may change at any time.
     #[must_use]
     #[inline]
     pub fn pointer(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
@@ -121,22 +121,22 @@ impl Region {
     /// Copies out.
     ///
     /// # Panics
-    /// The range is not inside the region: a bug of the caller, who made the offset.
+    /// The range is not inside the region: a bug of the caller.
     #[inline]
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         let from = self.pointer(offset, out.len()).expect("range inside the region");
         // SAFETY: `from` is valid for out.len() bytes (checked), `out` is exclusive and cannot
         // overlap the mapping, of which no reference exists.
         unsafe { copy_apart(from.as_ptr(), out.as_mut_ptr(), out.len()) }
-        // What was read stays as it was: a compiler that made no copy may not look behind this for
-        // a second time.
+        // The copy must stay as it is: the compiler must not read the source a second time after
+        // this.
         compiler_fence(Ordering::Acquire);
     }
 
     /// Copies in.
     ///
     /// # Panics
-    /// The range is not inside the region: a bug of the caller, who made the offset.
+    /// The range is not inside the region: a bug of the caller.
     #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         let to = self.pointer(offset, bytes.len()).expect("range inside the region");
@@ -148,17 +148,17 @@ impl Region {
     /// Zeroes a range.
     ///
     /// # Panics
-    /// The range is not inside the region: a bug of the caller, who made the offset.
+    /// The range is not inside the region: a bug of the caller.
     pub fn zero(&self, offset: usize, len: usize) {
         let to = self.pointer(offset, len).expect("range inside the region");
         // SAFETY: `to` is valid for `len` bytes (checked).
         unsafe { std::ptr::write_bytes(to.as_ptr(), 0, len) }
     }
 
-    /// Copies `len` bytes to another region, or within this one (overlap is fine).
+    /// Copies `len` bytes to another region, or within this one. The ranges may overlap.
     ///
     /// # Panics
-    /// A range is not inside its region: a bug of the caller, who made the offsets.
+    /// A range is not inside its region: a bug of the caller.
     pub fn copy_to(&self, offset: usize, to: &Self, to_offset: usize, len: usize) {
         let source = self.pointer(offset, len).expect("source inside the region");
         let target = to.pointer(to_offset, len).expect("target inside the region");
@@ -173,14 +173,13 @@ impl Region {
     }
 }
 
-/// Most bytes that one call of the C library's copy gets here: a page, so that most copies are one
-/// call. Longer ones may take string instructions, which are slow to start, and slow throughout
-/// where the processor is emulated: glibc takes them from 8 KiB on where it has AVX. It takes them
-/// sooner only from a processor that says that it is quick to start them, and from one without AVX,
-/// where nothing is quick.
+/// Most bytes for one call of `memcpy`: a page, so that most copies are one call. For longer copies
+/// glibc may use string instructions (from 8 KiB on with AVX). They are slow to start, and slow
+/// throughout on an emulated processor. For shorter copies glibc uses them only on a processor that
+/// says that it starts them fast, or on one without AVX.
 const STRIDE: usize = 4 << 10;
 
-/// Copies between places that share no byte.
+/// Copies between ranges that share no byte.
 ///
 /// # Safety
 /// As of [`std::ptr::copy_nonoverlapping`].
@@ -194,7 +193,7 @@ pub(crate) unsafe fn copy_apart(from: *const u8, to: *mut u8, len: usize) {
     unsafe { copy_in_strides(from, to, len) }
 }
 
-/// As [`copy_apart`], of any length, and apart from it: most copies are short.
+/// As [`copy_apart`], for any length. A function of its own, because most copies are short.
 ///
 /// # Safety
 /// As of [`std::ptr::copy_nonoverlapping`].
@@ -211,8 +210,8 @@ unsafe fn copy_in_strides(from: *const u8, to: *mut u8, len: usize) {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: base and mapped are those of the mapping made in `allocate`, unmapped only here;
-        // MRs and rings that use it hold an Arc of it and are gone.
+        // SAFETY: base and mapped are of the mapping made in `allocate`, which is unmapped only
+        // here. MRs and rings that use it hold an Arc of it and are gone.
         let _ = unsafe { munmap(self.base.cast(), self.mapped.get()) };
     }
 }

@@ -1,19 +1,19 @@
 //! Work requests and completions: plain values, the same for every provider.
 //!
-//! An [`Sge`] names memory by address and local key. It can be forged in safe code and that is
-//! sound: the provider (device or software) checks key and bounds, and a wrong one fails the WR
-//! with [`WcStatus::LocalProtection`].
+//! An [`Sge`] names memory by address and lkey. Safe code can forge one, and that is sound: the
+//! provider (device or software) checks key and bounds. A wrong one fails the WR with
+//! [`WcStatus::LocalProtection`].
 
 use std::fmt;
 
-/// Most scatter/gather entries one WR may carry. Every provider has at least this many.
+/// Most SGEs of one WR. Every provider supports at least this many.
 pub const MAX_SGE: usize = 4;
 
 /// A local key: names one of our own MRs in an [`Sge`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Lkey(pub u32);
 
-/// A remote key: what a peer needs to reach an MR. Never interchangeable with an [`Lkey`].
+/// A remote key: what a peer needs to reach an MR. It is never the same as an [`Lkey`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Rkey(pub u32);
 
@@ -23,14 +23,14 @@ impl fmt::Debug for Rkey {
     }
 }
 
-/// What an MR may be used for; local read is always allowed (ibv_reg_mr(3)).
+/// What an MR may be used for. Local read is always allowed (ibv_reg_mr(3)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Access {
     /// The device may write it locally: RECV buffers, RDMA READ sinks.
     pub local_write: bool,
-    /// A peer holding the rkey may RDMA WRITE to it. Requires `local_write`.
+    /// A peer that has the rkey may RDMA WRITE to it. Requires `local_write`.
     pub remote_write: bool,
-    /// A peer holding the rkey may RDMA READ it.
+    /// A peer that has the rkey may RDMA READ it.
     pub remote_read: bool,
 }
 
@@ -41,12 +41,12 @@ impl Access {
     /// RECV buffers and READ sinks (except on iWARP).
     pub const LOCAL_WRITE: Self =
         Self { local_write: true, remote_write: false, remote_read: false };
-    /// A buffer lent to the peer in both directions.
+    /// A buffer that the peer may read and write.
     pub const REMOTE: Self = Self { local_write: true, remote_write: true, remote_read: true };
 }
 
-/// The caller's name for a WR, returned in its [`Completion`]. Only the low 40 bits are the
-/// caller's; the provider keeps the rest for routing.
+/// The number that the caller gives a WR, returned in its [`Completion`]. Only the low 40 bits are
+/// the caller's. The provider uses the others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct WrId(pub u64);
 
@@ -72,7 +72,7 @@ pub struct Sge {
     pub lkey: Lkey,
 }
 
-/// Up to [`MAX_SGE`] entries, kept in place so that a WR is one value without allocation.
+/// Up to [`MAX_SGE`] entries, in place, so that a WR is one value without allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SgeList {
     entries: [Sge; MAX_SGE],
@@ -99,7 +99,7 @@ impl SgeList {
         list
     }
 
-    /// Adds an entry. False when [`MAX_SGE`] are there already.
+    /// Adds an entry. False if there are [`MAX_SGE`] already.
     #[must_use]
     #[inline]
     pub fn push(&mut self, sge: Sge) -> bool {
@@ -109,8 +109,8 @@ impl SgeList {
         true
     }
 
-    /// Adds an entry behind the first, before the others. False when [`MAX_SGE`] are there already,
-    /// or none is.
+    /// Adds an entry behind the first one, before the others. False if there are [`MAX_SGE`]
+    /// already, or none.
     #[must_use]
     pub fn push_second(&mut self, sge: Sge) -> bool {
         let count = usize::from(self.count);
@@ -164,7 +164,7 @@ pub enum SendOp {
     Read(RemoteBuffer),
 }
 
-/// One WR for the send queue. Zero-length WRs are refused with [`WcStatus::LocalLength`]: some
+/// One WR for the send queue. A WR without bytes fails with [`WcStatus::LocalLength`], because some
 /// devices drop empty messages.
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr {
@@ -176,8 +176,9 @@ pub struct SendWr {
     pub sges: SgeList,
     /// Ask for a completion on success too.
     pub signaled: bool,
-    /// Let the provider copy the payload at post time (verbs inline); only for payloads within
-    /// [`crate::DeviceCaps::inline_bytes`] and never for READ. A hint: ignored where not possible.
+    /// Let the provider copy the payload when the WR is posted (verbs inline). Only for payloads of
+    /// up to [`crate::DeviceCaps::inline_bytes`], and never for READ. A hint: ignored if not
+    /// possible.
     pub inline: bool,
 }
 
@@ -186,7 +187,7 @@ pub struct SendWr {
 pub struct RecvWr {
     /// Returned in the completion.
     pub id: WrId,
-    /// Where the message lands.
+    /// Where the message is written to.
     pub sge: Sge,
 }
 
@@ -195,15 +196,15 @@ pub struct RecvWr {
 pub enum WcStatus {
     /// Done.
     Success,
-    /// The QP was already dead or dying; the WR may or may not have had its effect at the peer.
+    /// The QP is dead. The WR may or may not have had its effect at the peer.
     Flushed,
-    /// Message longer than the RECV it met, or a bad length.
+    /// A message longer than its RECV, or a bad length.
     LocalLength,
     /// Bad lkey, bounds or access of our own SGE.
     LocalProtection,
     /// The peer refused the rkey, bounds or access.
     RemoteAccess,
-    /// The peer saw an invalid request (READ depth exceeded, RECV too short).
+    /// The request was invalid for the peer (READ depth exceeded, RECV too short).
     RemoteInvalidRequest,
     /// The peer failed on its side.
     RemoteOperation,
@@ -215,8 +216,7 @@ pub enum WcStatus {
     Other(u32),
 }
 
-/// Kind of WR that completed. Undefined in verbs when the status is an error; rely on the `WrId`
-/// then.
+/// Kind of WR that completed. Undefined in verbs if the status is an error: then use the `WrId`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum WcOpcode {
     /// SEND done.
@@ -238,11 +238,11 @@ pub enum WcOpcode {
 pub struct Completion {
     /// The QP it belongs to.
     pub qp: QpIndex,
-    /// The WR's id, masked to the caller's bits.
+    /// The id of the WR, masked to the caller's bits.
     pub id: WrId,
     /// Outcome.
     pub status: WcStatus,
-    /// What completed; meaningless unless `status` is success.
+    /// What completed. Undefined unless `status` is success.
     pub opcode: WcOpcode,
     /// Bytes received (RECV) or transferred (READ); 0 otherwise.
     pub byte_len: u32,

@@ -6,7 +6,7 @@ mod soft_pairs;
 
 use conformance::{Expect, remote_wrap_around, run};
 use rblk_fabric::WcStatus;
-use rblk_fabric::soft::memory::Conditions;
+use rblk_fabric::soft::network::Conditions;
 use soft_pairs::{memory_pair, tcp_pair};
 
 fn expect() -> Expect {

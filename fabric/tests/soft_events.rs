@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use conformance::{Pair, limits, wr};
-use rblk_fabric::soft::memory::Conditions;
+use rblk_fabric::soft::network::Conditions;
 use rblk_fabric::{
     AcceptParams, Access, Completion, ConnectOptions, ConnectionHello, Device, Listener,
     MemoryRegion, Poller, PollerHandle, ProtectionDomain, QpIndex, RecvWr, Route, SendOp, WcStatus,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use conformance::{limits, wr};
 use proptest::prelude::*;
-use rblk_fabric::soft::memory::{Conditions, End};
+use rblk_fabric::soft::network::{Conditions, End};
 use rblk_fabric::{
     AcceptParams, Access, Address, ConnectOptions, ConnectionHello, Device, FabricError, Listener,
     QpLimits, Route, Scheme, SendOp, WcStatus, soft,

@@ -5,7 +5,7 @@ mod conformance;
 mod soft_pairs;
 
 use conformance::{Pair, limits, wr};
-use rblk_fabric::soft::memory::{End, Network, Wire};
+use rblk_fabric::soft::network::{End, Network, Wire};
 use rblk_fabric::{Access, MemoryRegion, SendOp, WcStatus};
 use soft_pairs::pair_on;
 

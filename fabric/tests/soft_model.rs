@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use conformance::{Pair, Side, bytes_of, fill, pattern, wr};
 use proptest::prelude::*;
-use rblk_fabric::soft::memory::{Conditions, End};
+use rblk_fabric::soft::network::{Conditions, End};
 use rblk_fabric::{Access, MemoryRegion, QpLimits, SendOp, WcOpcode, WcStatus};
 use soft_pairs::memory_pair;
 

@@ -1,88 +1,80 @@
 //! [`AdminChannel`]: the admin connection of a session, driven by control.
 //!
-//! One command at a time, plus a parked ASYNC_EVENT and a KEEP_ALIVE. Every wait has a deadline;
-//! after an error the channel is dead and the session must be connected anew.
+//! One command at a time, plus one ASYNC_EVENT that the target keeps until something happens, and
+//! one KEEP_ALIVE. Every wait has a deadline. After an error the channel is dead, and the session
+//! must be connected anew.
 //!
-//! The target may take its time for a command, a LOGIN that waits for the end of an older epoch
-//! above all. With a [`Pulse`] that is no reason to be late with a loss: its data thread answers
+//! The target may take its time for a command, above all for a LOGIN that waits for the end of an
+//! older epoch. With a [`Pulse`] a loss is still seen in time: the target's data thread answers
 //! KEEP_ALIVEs meanwhile.
 
-use std::sync::Arc;
+mod keep_alive;
+mod qp;
+
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{
-    Access, Completion, Connection, MemoryRegion, PageKind, Poller, ProtectionDomain, QpIndex,
-    QpLimits, Readiness, RecvWr, Region, SendCredits, SendOp, SendWr, SgeList, WcOpcode, WcStatus,
-    WrId,
-};
-use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, RESPONSE_BYTES};
+use rblk_fabric::{Connection, Poller, ProtectionDomain, QpLimits};
 use rblk_protocol::{
-    AsyncEvent, CommandCapsule, Epoch, HelloAccept, KeyedDescriptor, Lba, Opcode, QueueDepth,
-    ResponseCapsule, Sequence, Status, Tag, VolumeHandle,
+    AsyncEvent, CommandCapsule, Epoch, HelloAccept, Lba, Opcode, ResponseCapsule, Sequence, Status,
+    Tag, VolumeHandle,
 };
 
 use crate::alarm::Alarm;
 use crate::error::SessionError;
-use crate::lull::Lull;
+use crate::pulse::DiskUse;
+pub use crate::pulse::Pulse;
+use keep_alive::{Due, KeepAlive};
+use qp::AdminQp;
 
-const CAPSULE_STRIDE: usize = 512;
-const RECV_SLOTS: u16 = ADMIN_DEPTH + 3;
 /// Largest reply of one command.
 pub const REPLY_BYTES: usize = 4096;
-#[allow(clippy::cast_possible_truncation)] // a constant of 16
-const RESPONSE_LEN: u32 = RESPONSE_BYTES as u32;
-#[allow(clippy::cast_possible_truncation)] // a constant of 4096
-const REPLY_LEN: u32 = REPLY_BYTES as u32;
-const RECV_AT: usize = CAPSULE_STRIDE * 3;
 const CALL_TAG: Tag = Tag(0);
 const EVENT_TAG: Tag = Tag(1);
-const BEAT_TAG: Tag = Tag(2);
-
-/// How often a session proves that its target lives, and how long the target may take to answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Pulse {
-    /// Between an answer and the next question.
-    pub period: Duration,
-    /// The same for a disk that nobody uses: see [`Lull`].
-    pub idle_period: Duration,
-    /// Between a question and its answer.
-    pub timeout: Duration,
-}
-
-impl Pulse {
-    /// One that sees a loss within `detect`: an eighth is left for a thread that is woken late. Of
-    /// a disk that nobody uses, within three times that; a target waits for four times that.
-    #[must_use]
-    pub fn of(detect: Duration) -> Self {
-        Self { period: detect / 4, idle_period: detect * 2, timeout: detect * 5 / 8 }
-    }
-}
+const KEEP_ALIVE_TAG: Tag = Tag(2);
+const LAST_TAG: Tag = KEEP_ALIVE_TAG;
 
 /// An admin connection.
 #[derive(Debug)]
 pub struct AdminChannel {
-    // A duplicate of the poller's descriptor.
-    readiness: Readiness,
-    // Of the next beat, or of the answer to the last.
+    qp: AdminQp,
+    // Rings when the next KEEP_ALIVE, or the answer to the last, is due.
     alarm: Alarm,
-    poller: Box<dyn Poller>,
-    qp: QpIndex,
-    credits: SendCredits,
-    // Lent to the device until the QP is destroyed, which may be later than this value's end.
-    slots: Arc<MemoryRegion>,
-    replies: Arc<MemoryRegion>,
     epoch: Epoch,
-    depth: QueueDepth,
     sequence: Sequence,
-    parked: Option<Sequence>,
-    // A KEEP_ALIVE under way, and since when.
-    beat: Option<(Sequence, Instant)>,
-    last_beat: Instant,
-    lull: Lull,
+    events: Events,
+    keep_alive: KeepAlive,
+    disk: DiskUse,
+    // How a command that lasts is watched.
     pulse: Option<Pulse>,
-    event: Option<Option<AsyncEvent>>,
+}
+
+/// The ASYNC_EVENT that the target keeps, and what came of the last one.
+#[derive(Debug, Default)]
+struct Events {
+    parked: Option<Sequence>,
+    arrived: Option<Option<AsyncEvent>>,
     // The target drains: it answers every ASYNC_EVENT at once, and has nothing more to say.
     drains: bool,
+}
+
+impl Events {
+    fn wants_to_park(&self) -> bool {
+        self.parked.is_none() && !self.drains
+    }
+
+    /// Takes an answer, if it is the one that is waited for.
+    fn answered(&mut self, response: &ResponseCapsule) -> bool {
+        if !self.parked.is_some_and(|sequence| response.answers(sequence)) {
+            return false;
+        }
+        self.parked = None;
+        if response.status == Status::Ok {
+            let event = AsyncEvent::from_wire(response.value);
+            self.drains |= event == Some(AsyncEvent::Draining);
+            self.arrived = Some(event);
+        }
+        true
+    }
 }
 
 /// An answer to an admin command.
@@ -92,7 +84,7 @@ pub struct Reply {
     pub status: Status,
     /// Value of the response.
     pub value: u32,
-    /// What the target wrote, as far as the caller's length.
+    /// What the target wrote, [`REPLY_BYTES`] of it; empty for a command that has no reply.
     pub payload: Vec<u8>,
 }
 
@@ -100,14 +92,7 @@ impl AdminChannel {
     /// Sizes of the QP.
     #[must_use]
     pub fn qp_limits() -> QpLimits {
-        QpLimits {
-            send_wrs: 33,
-            recv_wrs: u32::from(RECV_SLOTS),
-            send_sges: 1,
-            inline_bytes: 0,
-            reads_out: 0,
-            reads_in: 0,
-        }
+        qp::limits()
     }
 
     /// Takes a connected QP.
@@ -116,50 +101,25 @@ impl AdminChannel {
     /// Memory cannot be registered, or posting fails.
     pub fn new(
         pd: &ProtectionDomain,
-        mut poller: Box<dyn Poller>,
+        poller: Box<dyn Poller>,
         connection: Connection,
         accept: &HelloAccept,
         epoch: Epoch,
     ) -> Result<Self, SessionError> {
-        let region = |bytes| {
-            Region::allocate(bytes, PageKind::Normal)
-                .map_err(|e| SessionError::Memory(e.to_string()))
-        };
-        let slots = pd.register(
-            &region(RECV_AT + usize::from(RECV_SLOTS) * RESPONSE_BYTES)?,
-            Access::LOCAL_WRITE,
-        )?;
-        let remote = Access { local_write: true, remote_write: true, remote_read: false };
-        let replies = pd.register(&region(REPLY_BYTES)?, remote)?;
-        let qp = poller.attach(connection)?;
-        let readiness = Readiness::new(poller.event_fds()).map_err(|source| {
-            SessionError::System { what: "watching the admin connection", source }
-        })?;
+        let qp = AdminQp::new(pd, poller, connection, accept.depth)?;
         let alarm = Alarm::new()
             .map_err(|source| SessionError::System { what: "a timer of the session", source })?;
-        let mut channel = Self {
-            readiness,
-            alarm,
-            poller,
+        let now = Instant::now();
+        Ok(Self {
             qp,
-            credits: SendCredits::new(32, 8),
-            slots: Arc::new(slots),
-            replies: Arc::new(replies),
+            alarm,
             epoch,
-            depth: accept.depth,
             sequence: Sequence(0),
-            parked: None,
-            beat: None,
-            last_beat: Instant::now(),
-            lull: Lull::new(Instant::now()),
+            events: Events::default(),
+            keep_alive: KeepAlive::new(now),
+            disk: DiskUse::new(now),
             pulse: None,
-            event: None,
-            drains: false,
-        };
-        for slot in 0..RECV_SLOTS {
-            channel.post_recv(slot)?;
-        }
-        Ok(channel)
+        })
     }
 
     /// From now on a command that lasts does not hide a loss: [`Self::call`] keeps this pulse while
@@ -168,38 +128,10 @@ impl AdminChannel {
         self.pulse = Some(pulse);
     }
 
-    fn post_recv(&mut self, slot: u16) -> Result<(), SessionError> {
-        let sge = self.slots.sge(RECV_AT + usize::from(slot) * RESPONSE_BYTES, RESPONSE_LEN);
-        let Some(sge) = sge else { return Err(SessionError::Protocol("receive slot")) };
-        let wr = RecvWr { id: WrId(u64::from(slot)), sge };
-        self.poller.post_recv(self.qp, &[wr]).map_err(|e| SessionError::Lost(e.to_string()))
-    }
-
-    fn post_command(
-        &mut self,
-        command: &mut CommandCapsule,
-        body: &[u8],
-        at: usize,
-    ) -> Result<(), SessionError> {
-        command.in_capsule_bytes = u32::try_from(body.len()).unwrap_or(u32::MAX);
-        let bytes = COMMAND_BYTES + body.len();
-        if bytes > CAPSULE_STRIDE || self.credits.available() == 0 {
-            return Err(SessionError::Protocol("admin command too long or too many"));
-        }
-        self.slots.region().write(at, &command.to_wire());
-        self.slots.region().write(at + COMMAND_BYTES, body);
-        let sge = self.slots.sge(at, u32::try_from(bytes).unwrap_or(u32::MAX));
-        let Some(sge) = sge else { return Err(SessionError::Protocol("capsule slot")) };
-        let signaled = self.credits.wants_signal();
-        self.credits.take(signaled);
-        let wr = SendWr {
-            id: WrId(1 << 16),
-            op: SendOp::Send,
-            sges: SgeList::one(sge),
-            signaled,
-            inline: false,
-        };
-        self.poller.post_send(self.qp, &[wr]).map_err(|e| SessionError::Lost(e.to_string()))
+    /// A command of the next number.
+    fn command(&mut self, opcode: Opcode, tag: Tag) -> CommandCapsule {
+        self.sequence = self.sequence.next();
+        CommandCapsule::new(opcode, tag, self.epoch, self.sequence)
     }
 
     /// Sends a command and waits for its answer, with KEEP_ALIVEs meanwhile if a
@@ -216,27 +148,20 @@ impl AdminChannel {
         body: &[u8],
         timeout: Duration,
     ) -> Result<Reply, SessionError> {
-        self.sequence = self.sequence.next();
+        let mut command = self.command(opcode, CALL_TAG);
         let sequence = self.sequence;
-        let mut command = CommandCapsule::new(opcode, CALL_TAG, self.epoch, sequence);
         command.volume = volume;
         command.lba = Lba(index);
         let wants_reply =
             matches!(opcode, Opcode::Login | Opcode::ListVolumes | Opcode::OpenVolume);
         if wants_reply {
-            self.replies.region().zero(0, REPLY_BYTES);
-            let remote = self.replies.remote(0);
-            command.buffer = Some(KeyedDescriptor {
-                address: remote.addr,
-                length: REPLY_LEN,
-                rkey: remote.rkey.0,
-            });
+            command.buffer = Some(self.qp.reply_buffer());
         }
-        self.post_command(&mut command, body, 0)?;
+        self.qp.send(&mut command, body)?;
         let begun = Instant::now();
         let deadline = begun + timeout;
-        // Only a command that lasts needs a pulse. Nobody looked after it since the last one.
-        self.last_beat = self.last_beat.max(begun);
+        // Only a command that lasts needs a pulse, and the target was not watched until now.
+        self.keep_alive.begin(begun);
         let mut armed = false;
         loop {
             let now = Instant::now();
@@ -244,15 +169,11 @@ impl AdminChannel {
                 if response.tag != CALL_TAG || !response.answers(sequence) {
                     return Err(SessionError::Protocol("an answer to a command that was not sent"));
                 }
-                let mut payload = Vec::new();
-                if wants_reply {
-                    payload.resize(REPLY_BYTES, 0);
-                    self.replies.region().read(0, &mut payload);
-                }
+                let payload = if wants_reply { self.qp.reply() } else { Vec::new() };
                 return Ok(Reply { status: response.status, value: response.value, payload });
             }
             let due = match self.pulse {
-                Some(pulse) => match self.keep_beat(pulse, pulse.period, now)? {
+                Some(pulse) => match self.keep_alive(pulse, pulse.period, now)? {
                     Some(due) => due.min(deadline),
                     None => {
                         armed = false;
@@ -261,23 +182,22 @@ impl AdminChannel {
                 },
                 None => deadline,
             };
-            // A completion between the last look and arming raises no event: look once more after
-            // it.
+            // After arming, look once more before sleeping.
             if armed {
                 if Instant::now() >= deadline {
                     return Err(SessionError::TimedOut { what: opcode });
                 }
-                self.sleep(due).await?;
+                self.qp.sleep_until(due).await?;
             } else {
-                self.poller.arm()?;
+                self.qp.arm()?;
             }
             armed = !armed;
         }
     }
 
-    /// Keeps the session alive and waits for the next event of the target, for ever: a KEEP_ALIVE
-    /// every `pulse.period`, which must be answered within `pulse.timeout`. Cancel safe: what is
-    /// under way is kept.
+    /// Keeps the session alive and waits without a limit for the next event of the target. Sends a
+    /// KEEP_ALIVE every `pulse.period`, which must be answered within `pulse.timeout`. Cancel safe:
+    /// what is under way is kept.
     ///
     /// # Errors
     /// The connection died, the target's data thread does not answer, or it broke a rule.
@@ -285,7 +205,8 @@ impl AdminChannel {
         self.event_while(pulse, |_, _| pulse.period).await
     }
 
-    /// As [`Self::event`], and rarer where nobody uses the disk: `ios` tells its I/Os until now.
+    /// As [`Self::event`], with rarer KEEP_ALIVEs where the disk is not in use: `ios` counts its
+    /// I/Os until now.
     ///
     /// # Errors
     /// As of [`Self::event`].
@@ -294,152 +215,81 @@ impl AdminChannel {
         pulse: Pulse,
         ios: impl Fn() -> u64,
     ) -> Result<Option<AsyncEvent>, SessionError> {
-        self.event_while(pulse, |lull, now| lull.period(pulse, ios(), now)).await
+        self.event_while(pulse, |disk, now| disk.period(pulse, ios(), now)).await
     }
 
     async fn event_while(
         &mut self,
         pulse: Pulse,
-        period: impl Fn(&mut Lull, Instant) -> Duration,
+        period: impl Fn(&mut DiskUse, Instant) -> Duration,
     ) -> Result<Option<AsyncEvent>, SessionError> {
         let mut armed = false;
-        // The clock is read once each time it wakes: what is done between two sleeps takes no time
-        // that matters.
+        // The clock is read once after each sleep: the work between two sleeps takes no time that
+        // matters.
         let mut now = Instant::now();
         loop {
             if self.next_response(now)?.is_some() {
-                return Err(SessionError::Protocol("an answer nobody waits for"));
+                return Err(SessionError::Protocol("an answer to a command that was not sent"));
             }
-            if let Some(event) = self.event.take() {
+            if let Some(event) = self.events.arrived.take() {
                 return Ok(event);
             }
-            if self.parked.is_none() && !self.drains {
-                self.sequence = self.sequence.next();
-                let mut command =
-                    CommandCapsule::new(Opcode::AsyncEvent, EVENT_TAG, self.epoch, self.sequence);
-                self.parked = Some(self.sequence);
-                self.post_command(&mut command, &[], CAPSULE_STRIDE)?;
+            if self.events.wants_to_park() {
+                let mut command = self.command(Opcode::AsyncEvent, EVENT_TAG);
+                self.events.parked = Some(self.sequence);
+                self.qp.send(&mut command, &[])?;
             }
-            let period = period(&mut self.lull, now);
-            let Some(due) = self.keep_beat(pulse, period, now)? else {
+            let period = period(&mut self.disk, now);
+            let Some(due) = self.keep_alive(pulse, period, now)? else {
                 armed = false;
                 continue;
             };
-            // A completion between the last look and arming raises no event: look once more after
-            // it.
+            // After arming, look once more before sleeping.
             if armed {
-                let woken = tokio::select! {
-                    biased;
-                    ready = self.readiness.readable() => ready,
-                    rang = self.alarm.until(due, now) => rang,
-                };
-                woken.map_err(|source| SessionError::System {
-                    what: "the admin connection",
-                    source,
-                })?;
-                // After the alarm, too: the device may have lost the event.
-                self.poller.clear_event();
+                self.qp.sleep_with(&mut self.alarm, due, now).await?;
                 now = Instant::now();
             } else {
-                self.poller.arm()?;
+                self.qp.arm()?;
             }
             armed = !armed;
         }
     }
 
-    /// Sends a KEEP_ALIVE if one is due. Returns when to look again; `None` when one was sent.
-    /// Called when everything that came was taken.
-    fn keep_beat(
+    /// Sends a KEEP_ALIVE if one is due. Returns when to look again; `None` when one was sent. Call
+    /// it when everything that came was taken.
+    fn keep_alive(
         &mut self,
         pulse: Pulse,
         period: Duration,
         now: Instant,
     ) -> Result<Option<Instant>, SessionError> {
-        let due = match self.beat {
-            Some((_, since)) => since + pulse.timeout,
-            None => self.last_beat + period,
-        };
-        if now < due {
-            return Ok(Some(due));
+        match self.keep_alive.due(pulse, period, now) {
+            Due::Later(at) => Ok(Some(at)),
+            Due::Late => Err(SessionError::TimedOut { what: Opcode::KeepAlive }),
+            Due::Send => {
+                let mut command = self.command(Opcode::KeepAlive, KEEP_ALIVE_TAG);
+                self.keep_alive.sent(self.sequence, now);
+                self.qp.send(&mut command, &[])?;
+                Ok(None)
+            }
         }
-        if self.beat.is_some() {
-            return Err(SessionError::TimedOut { what: Opcode::KeepAlive });
-        }
-        self.sequence = self.sequence.next();
-        let mut command =
-            CommandCapsule::new(Opcode::KeepAlive, BEAT_TAG, self.epoch, self.sequence);
-        self.beat = Some((self.sequence, now));
-        self.post_command(&mut command, &[], 2 * CAPSULE_STRIDE)?;
-        Ok(None)
     }
 
-    /// Until something may have come, at the latest until then.
-    async fn sleep(&mut self, until: Instant) -> Result<(), SessionError> {
-        let left = until.saturating_duration_since(Instant::now());
-        // Some devices lose events; a look now and then costs nothing here.
-        let nap = Duration::from_millis(100);
-        if let Ok(ready) = tokio::time::timeout(left.min(nap), self.readiness.readable()).await {
-            ready
-                .map_err(|source| SessionError::System { what: "the admin connection", source })?;
-        }
-        self.poller.clear_event();
-        Ok(())
-    }
-
-    /// The next response, if one is there. Answers to ASYNC_EVENT are put aside.
+    /// The next response to a command of [`Self::call`], if one is there.
     fn next_response(&mut self, now: Instant) -> Result<Option<ResponseCapsule>, SessionError> {
-        loop {
-            let mut one = [Completion::default(); 1];
-            if self.poller.poll(&mut one)? == 0 {
-                return Ok(None);
+        while let Some(response) = self.qp.poll()? {
+            let taken = match response.tag {
+                EVENT_TAG => self.events.answered(&response),
+                KEEP_ALIVE_TAG => self.keep_alive.answered(&response, now),
+                _ => false,
+            };
+            if !taken {
+                return Ok(Some(response));
             }
-            let [completion] = one;
-            if completion.status != WcStatus::Success {
-                return Err(SessionError::Lost(format!("{:?}", completion.status)));
-            }
-            if completion.id.0 >> 16 != 0 {
-                self.credits.completed();
-                continue;
-            }
-            let slot = (completion.id.0 & 0xffff) as u16;
-            if completion.opcode != WcOpcode::Recv || slot >= RECV_SLOTS {
-                return Err(SessionError::Protocol("not a response"));
-            }
-            let mut bytes = [0; RESPONSE_BYTES];
-            self.slots.region().read(RECV_AT + usize::from(slot) * RESPONSE_BYTES, &mut bytes);
-            let response =
-                ResponseCapsule::from_wire(&bytes, completion.byte_len as usize, self.depth)
-                    .map_err(|_| SessionError::Protocol("a response that cannot be parsed"))?;
-            self.post_recv(slot)?;
-            if response.tag == EVENT_TAG && self.parked.is_some_and(|s| response.answers(s)) {
-                self.parked = None;
-                if response.status == Status::Ok {
-                    let event = AsyncEvent::from_wire(response.value);
-                    self.drains |= event == Some(AsyncEvent::Draining);
-                    self.event = Some(event);
-                }
-                continue;
-            }
-            if response.tag == BEAT_TAG && self.beat.is_some_and(|(s, _)| response.answers(s)) {
-                self.beat = None;
-                self.last_beat = now;
-                continue;
-            }
-            return Ok(Some(response));
         }
+        Ok(None)
     }
 
     /// Ends the connection, as dropping it does.
     pub fn close(self) {}
-}
-
-impl Drop for AdminChannel {
-    fn drop(&mut self) {
-        self.poller.fail(self.qp);
-        if let Some(connection) = self.poller.detach(self.qp) {
-            // Its target may be silent; nothing here waits for the end of the QP but the memory
-            // that it was lent.
-            connection.retire((Arc::clone(&self.slots), Arc::clone(&self.replies)));
-        }
-    }
 }

@@ -1,9 +1,9 @@
 //! [`Alarm`]: one deadline that is seconds away as a rule, moves often and is rarely missed.
 //!
-//! A timer of the runtime wakes its thread at steps on the way to a deadline that is far off, and
-//! once more to tell it of one that is nearer than the last. A host with a hundred idle mounts
-//! notices that. This is a timer of the kernel, which wakes once, at the deadline, and costs a
-//! system call when it moves.
+//! A timer of the async runtime wakes its thread several times before a deadline that is far off,
+//! and once more when a nearer deadline is set. A host with a hundred idle mounts notices that.
+//! This is a timer of the kernel: it wakes once, at the deadline, and costs a system call when the
+//! deadline changes.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -24,7 +24,7 @@ pub struct Alarm {
 }
 
 impl Alarm {
-    /// One that is not set.
+    /// An alarm that is not set.
     ///
     /// # Errors
     /// The system has no descriptor left.
@@ -35,8 +35,9 @@ impl Alarm {
         Ok(Self { timer, readiness, set: None })
     }
 
-    /// Waits until `deadline`, which is told at `now`: at once if it has passed. It may return
-    /// early after a nearer deadline was waited for in vain: look at the clock. Cancel safe.
+    /// Waits until `deadline`; returns at once if it has passed. `now` is the present time. It may
+    /// return early after a wait for a nearer deadline was cancelled: look at the clock. Cancel
+    /// safe.
     ///
     /// # Errors
     /// The runtime is shutting down, or the system does not take the deadline.
@@ -63,7 +64,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
     }
 
-    /// Waits as whoever has several reasons to wake does: until it is time.
+    /// Waits like a task that has several reasons to wake: until it is time.
     async fn wait(alarm: &mut Alarm, deadline: Instant) {
         loop {
             let now = Instant::now();
@@ -100,8 +101,8 @@ mod tests {
             let given_up = tokio::time::timeout(ms(5), alarm.until(begun + hour, begun)).await;
             assert!(given_up.is_err());
             wait(&mut alarm, begun + ms(20)).await;
-            // It rang while nobody waited for it, and is set farther: the old ring is not the new
-            // deadline's.
+            // It rang while no task waited for it, and is set farther: the old ring is not the
+            // new deadline's.
             let now = Instant::now();
             let mut early = Box::pin(alarm.until(now + ms(5), now));
             let polled = std::future::poll_fn(|context| {

@@ -8,7 +8,7 @@ use rblk_config::{ByteSize, ConfigError, Duration, Exit, MountConfig, OnLoss, Sp
 use rblk_fabric::FabricError;
 
 use crate::error::SessionError;
-use crate::mount::remains::Refused;
+use crate::mount::leftovers::Refused;
 use crate::mount::{AlreadyMounted, HeldHere, NotMounted};
 use crate::ublk::UblkError;
 
@@ -24,7 +24,7 @@ Examples:
   rblk-initiator mount 10.0.0.1 vol0               prints the device, such as /dev/ublkb0
   rblk-initiator mount tcp://store1 vol0 --ro      over TCP, read-only
   rblk-initiator mount 10.0.0.1 vol0 --path 10.1.0.1 --wait
-                                                   two ways to one target, which may not be up yet
+                                                   two paths to one target, which may not be up yet
   rblk-initiator mount 10.0.0.1 vol0 --take-over   from a host that is dead or cut off
   rblk-initiator list --output json
   rblk-initiator umount vol0                       by name or by device
@@ -48,22 +48,22 @@ pub struct Cli {
 pub enum Command {
     /// Make a block device of a volume. Needs root and the ublk_drv module.
     Mount(Box<MountArgs>),
-    /// Take a block device away.
+    /// Remove a block device.
     #[command(visible_alias = "unmount")]
     Umount {
         /// Name of the mount, or its device.
         #[arg(value_name = "NAME|DEVICE")]
         what: String,
-        /// Even if it is in use or its target is gone: requests that wait fail. Returns within 5 s.
+        /// Also if it is in use or its target is lost: requests that wait fail. Returns within 5 s.
         #[arg(long)]
         force: bool,
     },
-    /// Go on with block devices whose process died: requests to them wait, and nothing is lost.
+    /// Recover block devices whose process died: requests to them wait, and nothing is lost.
     ///
-    /// The target need not be reachable yet. `mount` of the same volume under the same name does
-    /// it, too.
+    /// The target need not be reachable yet. A `mount` of the same volume under the same name
+    /// recovers the device, too.
     Recover(Box<RecoverArgs>),
-    /// Have another program serve block devices, such as a newer version, while they are in use:
+    /// Hand block devices over to another program, such as a newer version, while they are in use:
     /// requests wait.
     Upgrade {
         /// Which mounts.
@@ -78,7 +78,7 @@ pub enum Command {
     WriteBack {
         /// The disk.
         disk: String,
-        /// Not if somebody uses it.
+        /// Do nothing if it is in use.
         #[arg(long)]
         unless_used: bool,
     },
@@ -101,13 +101,13 @@ pub enum Command {
     },
 }
 
-/// One mount, or all that there is reason for.
+/// One mount, or every mount that needs it.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct Which {
     /// Name of the mount.
     pub name: Option<String>,
-    /// Every one.
+    /// Every mount that needs it.
     #[arg(long)]
     pub all: bool,
 }
@@ -121,11 +121,11 @@ pub struct RecoverArgs {
     /// Stay in the foreground and log to the terminal (for services).
     #[arg(long, short = 'f', conflicts_with = "all")]
     pub foreground: bool,
-    /// More words in the log; twice for everything. RBLK_LOG overrides.
+    /// Log more; twice for everything. RBLK_LOG overrides.
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
-    /// Only say whether this program could: the note of a mount that is served is read and nothing
-    /// is changed.
+    /// Only check whether this program could recover the mount: its note is read and nothing is
+    /// changed.
     #[arg(long, hide = true)]
     pub check: bool,
     /// The standard input holds the lock of the name.
@@ -154,8 +154,8 @@ pub struct MountArgs {
     /// Everything from a file instead, such as /etc/rblk/mounts.d/NAME.toml; flags win.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Another address of the same target, for when the way by the one before dies; repeat for
-    /// several.
+    /// Another address of the same target, for failover when the path by the address before it
+    /// dies; repeat for several.
     #[arg(long, value_name = "ADDRESS")]
     pub path: Vec<String>,
     /// Name of the mount; the volume's by default.
@@ -164,8 +164,8 @@ pub struct MountArgs {
     /// Hardware queues, each with a connection and a thread; one per CPU up to 4 by default.
     #[arg(long, value_name = "N")]
     pub queues: Option<u16>,
-    /// QPs of each queue, which share large requests; 2 on a software device (rxe, siw), else 1 by
-    /// default. Queues times lanes is 63 at most.
+    /// QPs of each queue, which share large requests; by default 2 on a software device (rxe, siw)
+    /// and 1 on others. Queues times lanes is at most 63.
     #[arg(long, value_name = "N")]
     pub lanes: Option<u16>,
     /// Commands outstanding per queue.
@@ -174,20 +174,19 @@ pub struct MountArgs {
     /// Most data of one command; longer requests are split.
     #[arg(long, value_name = "SIZE")]
     pub max_io: Option<ByteSize>,
-    /// Read-only: excludes nobody, and nobody excludes it.
+    /// Read-only: it excludes no other host, and no other host excludes it.
     #[arg(long, visible_alias = "read-only")]
     pub ro: bool,
-    /// Let other hosts write, too, if they say so as well. For software that knows how to share a
-    /// disk.
+    /// Let other hosts write, too, if they also use --shared. For software that can share a disk.
     #[arg(long, conflicts_with = "ro")]
     pub shared: bool,
     /// Take the volume from the host that holds it: every request of that host fails from then on,
-    /// and what it had not flushed may be lost. For a host that is dead or cut off for good. Never
-    /// from a file.
+    /// and writes that it had not flushed may be lost. For a host that is dead or permanently cut
+    /// off. Not possible in a file.
     #[arg(long, conflicts_with = "ro")]
     pub take_over: bool,
-    /// Memory for copies of writes that no FLUSH covered yet, so that they survive the target; 0 by
-    /// default.
+    /// Memory for copies of writes that no FLUSH covered yet, so that they survive a crash of the
+    /// target; 0 by default.
     #[arg(long, value_name = "SIZE")]
     pub retain: Option<ByteSize>,
     /// Which FLUSHes (fsync, a journal's commit) fail after acknowledged writes may be lost.
@@ -195,29 +194,30 @@ pub struct MountArgs {
     /// "until-remount", the default: every FLUSH fails with EIO until the disk is unmounted and
     /// mounted again, so that every user of the disk hears of the loss: two file systems on two
     /// partitions, a database beside a file system. "once": the FLUSHes that wait then, or the next
-    /// one; later ones work again. Only for a disk with one user that handles a failed FLUSH
+    /// one, fail; later ones work again. Only for a disk with one user that handles a failed FLUSH
     /// itself. Reads and writes go on in both.
     #[arg(long, value_name = "once|until-remount")]
     pub on_loss: Option<OnLoss>,
-    /// The N of /dev/ublkbN; the lowest free one by default.
+    /// The N of /dev/ublkbN; the lowest free number by default.
     #[arg(long, value_name = "N")]
     pub device_id: Option<u32>,
-    /// Pause when every address of a lost target was tried; it grows.
+    /// Pause after every address of a lost target was tried; it grows.
     #[arg(long, value_name = "TIME")]
     pub reconnect_delay: Option<Duration>,
-    /// Fail requests when the target is gone for longer; without it they wait for ever.
+    /// Fail requests when the target is lost for longer; without it they wait without a limit.
     #[arg(long, value_name = "TIME")]
     pub fail_after: Option<Duration>,
-    /// How soon a silent target counts as gone.
+    /// How soon a silent target counts as lost.
     #[arg(long, value_name = "TIME")]
     pub detect: Option<Duration>,
     /// How long one try to connect may take.
     #[arg(long, value_name = "TIME")]
     pub connect_timeout: Option<Duration>,
-    /// Wait for a target that cannot be reached yet: so long, or as long as it takes.
+    /// Wait for a target that cannot be reached yet: for that time, or without a limit.
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "30days")]
     pub wait: Option<Duration>,
-    /// How often an address before the one in use is tried, to go back to it; 0s never goes back.
+    /// How often to try an address that stands before the one in use, to go back to it; 0s never
+    /// goes back.
     #[arg(long, value_name = "TIME")]
     pub failback: Option<Duration>,
     /// How long an idle queue looks for work before it sleeps: a time, "adaptive" or "always".
@@ -229,13 +229,13 @@ pub struct MountArgs {
     /// Stay in the foreground and log to the terminal (for services).
     #[arg(long, short = 'f')]
     pub foreground: bool,
-    /// Print the configuration that these flags and files make, and end.
+    /// Print the configuration that flags and files result in, and end.
     #[arg(long)]
     pub dump_config: bool,
     /// Form of the answer.
     #[arg(long, value_enum, default_value = "table")]
     pub output: Output,
-    /// More words in the log; twice for everything. RBLK_LOG overrides.
+    /// Log more; twice for everything. RBLK_LOG overrides.
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
 }
@@ -294,8 +294,8 @@ impl MountArgs {
     }
 }
 
-/// What a program says, followed by its version, to `recover --check` of a mount that it could go
-/// on with.
+/// What a program prints, followed by its version, on `recover --check` of a mount that it could
+/// recover.
 pub const CHECKED: &str = "rblk-initiatord ";
 
 /// What the daemon tells the command that started it: one JSON line.

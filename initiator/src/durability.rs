@@ -1,5 +1,5 @@
 //! [`Durability`]: which acknowledged writes of a mount a completed FLUSH covered, and whether any
-//! of them may be lost; [`Ledger`]: the part of one queue in it. No I/O, no clock; a lock only
+//! of them may be lost. [`Ledger`]: the part of one queue in it. No I/O, no clock; a lock only
 //! where a loss came or was told.
 //!
 //! Every acknowledged WRITE, DISCARD and WRITE_ZEROES gets a number, in the order of the
@@ -19,20 +19,20 @@
 //!   covered counts as settled, as after a failed `fsync` of a file.
 //!
 //! A FLUSH that the target answers with an error says that acknowledged writes may be gone. The
-//! block layer tells that to whoever waited for this FLUSH and to nobody else. So with
-//! `UntilRemount` that FLUSH is a loss, too: the other users of the disk hear of it even when the
-//! target starts again and forgets. With `Once` the FLUSH has told it.
+//! block layer tells that only to the user that waited for this FLUSH. So with `UntilRemount` that
+//! FLUSH is a loss, too: the other users of the disk hear of it even when the target restarts and
+//! forgets. With `Once` the FLUSH has told it.
 //!
 //! Such a FLUSH drops no retained copy. The target may start again without its memory, and then the
 //! copies bring the writes back. The loss stays: some user was already told. Copies are dropped in
 //! two cases. A write needs their room and the FLUSH for that room fails: else the write would wait
-//! for ever. Or the target refuses the copies when they are written again: users read the older
+//! indefinitely. Or the target refuses the copies when they are written again: users read the older
 //! data from then on, which must not change behind their backs. With `Once` every FLUSH for room
 //! that fails drops the copies.
 //!
-//! A mount that goes on where a dead process left a device does not know what that one
-//! acknowledged. It [inherits a doubt](Durability::inheriting): number 0 stands for all of it, and
-//! nobody retains it. Any FLUSH closes the doubt; while it is open, a target that lost its memory
+//! A mount that recovers the device of a dead process does not know what that process acknowledged.
+//! It [inherits a doubt](Durability::inheriting): number 0 stands for all of it, and no queue
+//! retains it. Any FLUSH closes the doubt. While the doubt is open, a target that lost its memory
 //! is a loss, whatever the queues retain. It may also [inherit a loss](Durability::inheriting_loss)
 //! that the dead process had to tell. With `Once`, until the mount has
 //! [arrived](Durability::arrived) at the target, a FLUSH may be one that the driver gave to the
@@ -40,8 +40,8 @@
 //!
 //! A queue that retains always has a place for what it sends. A write that finds none sends a FLUSH
 //! first, under its own tag, and so does the one that makes the ring more than half full, so that
-//! the others need not wait. These FLUSHes are nobody's: they work on after a loss. Only a write
-//! longer than the whole ring goes out with FUA instead.
+//! the others need not wait. No user asked for these FLUSHes, so they do not fail after a loss.
+//! Only a write longer than the whole ring goes out with FUA instead.
 
 mod ledger;
 #[cfg(test)]
@@ -51,6 +51,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rblk_config::OnLoss;
+use rblk_protocol::Mutation;
 use tokio::sync::Notify;
 
 pub use ledger::{Answered, Ledger, Plan};
@@ -77,13 +78,13 @@ pub struct Durability {
     // Losses that some FLUSH was failed for which covered all of what is lost. With `UntilRemount`
     // none ever counts.
     told: AtomicU64,
-    // Rung when one of the two rises.
+    // Notified when `losses` or `told` rises.
     changed: Notify,
     rewritten: AtomicU64,
 }
 
 impl Durability {
-    /// Nothing was written yet.
+    /// An account in which nothing was written yet.
     #[must_use]
     pub fn new(on_loss: OnLoss) -> Arc<Self> {
         Arc::new(Self { on_loss, ..Self::default() })
@@ -112,7 +113,7 @@ impl Durability {
             durable: AtomicU64::new(u64::from(!doubt)),
             inherited_below: u64::from(doubt),
             given_again: AtomicBool::new(true),
-            losses: AtomicU64::new(1),
+            losses: AtomicU64::new(u64::from(!Mutation::LossNotInherited.is_on())),
             lost_below: AtomicU64::new(1),
             ..Self::default()
         })
@@ -169,8 +170,8 @@ impl Durability {
     /// What is numbered below `horizon` and was not durable may be lost, and copies of it are of no
     /// use any more.
     pub fn lose(&self, horizon: u64) {
-        // The loss first: who sees the writes settled sees it too, and who sees it sees how far it
-        // reaches.
+        // The loss first: a thread that sees the writes settled also sees the loss, and a thread
+        // that sees the loss sees how far it reaches.
         self.lost_below.fetch_max(horizon, Ordering::AcqRel);
         self.losses.fetch_add(1, Ordering::AcqRel);
         self.made_durable(horizon);
@@ -179,7 +180,7 @@ impl Durability {
 
     /// What is numbered below `horizon` and was not durable may be lost: a FLUSH that covered it
     /// failed. Copies of it stay, for a target that starts again. Returns false where nothing was
-    /// acknowledged since the last loss: that one has said it.
+    /// acknowledged since the last loss, which has told it already.
     pub fn lose_but_keep_copies(&self, horizon: u64) -> bool {
         let before = self.lost_below.fetch_max(horizon, Ordering::AcqRel);
         if before >= horizon && self.losses() > 0 {
@@ -221,23 +222,23 @@ impl Durability {
         self.on_loss == OnLoss::UntilRemount && self.losses() > 0
     }
 
-    /// Waits until [`Self::has_untold_loss`] may have changed since the last time. For one who
-    /// waits. Cancel safe.
+    /// Waits until [`Self::has_untold_loss`] may have changed since the last time. For one
+    /// task that waits. Cancel safe.
     pub async fn loss_changed(&self) {
         self.changed.notified().await;
     }
 
-    /// What a FLUSH that is submitted now is sure to have been meant for: those numbered below.
-    /// What a predecessor left is not, as long as that may be a request of its time which is given
-    /// to us again.
+    /// A FLUSH that is submitted now is surely meant for the writes numbered below this. It may not
+    /// be meant for what a predecessor left, as long as it may be a request from before that the
+    /// driver gives to this process again.
     fn submission(&self) -> u64 {
         if self.given_again.load(Ordering::Acquire) { 0 } else { self.horizon() }
     }
 
     /// Whether a FLUSH that was submitted after `seen` losses and is meant for those numbered below
-    /// `meant` must fail. Whoever gets a yes tells the losses, if they are among them: the next
-    /// FLUSH has to tell what was acknowledged after this one had been submitted. With
-    /// [`OnLoss::Once`] only.
+    /// `meant` must fail. A FLUSH that fails tells the losses, if it covers them: the next FLUSH
+    /// has to tell what was acknowledged after this one had been submitted. With [`OnLoss::Once`]
+    /// only.
     fn must_tell(&self, seen: u64, meant: u64) -> bool {
         let losses = self.losses();
         let told = if meant >= self.lost_below.load(Ordering::Acquire) {

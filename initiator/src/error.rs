@@ -1,4 +1,4 @@
-//! What keeps a session from being had.
+//! [`SessionError`]: why a session, or a command in it, failed.
 
 use std::io;
 use std::time::Duration;
@@ -17,33 +17,33 @@ pub enum SessionError {
     /// The fabric failed.
     #[error(transparent)]
     Fabric(#[from] FabricError),
-    /// The target said no at the door.
+    /// The target refused the connection.
     #[error("{address} refused the connection: {}", refusal(.reject))]
     Refused {
         /// The target.
         address: String,
-        /// Its words.
+        /// Its answer.
         reject: HelloReject,
     },
-    /// The target said no to a command.
+    /// The target refused a command.
     #[error("{what}: {status}{}{}", detail(.text), hint(*.status))]
     Status {
         /// What was asked.
         what: String,
         /// The answer.
         status: Status,
-        /// The target's words, maybe none.
+        /// The target's text, maybe empty.
         text: String,
     },
-    /// Another host was given the volume since this one held it.
-    #[error("volume `{volume}` is another host's now ({by})")]
+    /// The target gave the volume to another host since this host held it.
+    #[error("another host has volume `{volume}` now ({by})")]
     Fenced {
         /// The volume.
         volume: String,
-        /// The target's words.
+        /// The target's text.
         by: String,
     },
-    /// Something else speaks there.
+    /// The peer does not speak rblk.
     #[error(
         "{address} does not speak rblk: {reason}. Is this the port of rblk-target (7720 for rdma://, 7721 for tcp://)?"
     )]
@@ -141,7 +141,7 @@ impl SessionError {
     }
 
     /// Whether the target does not know the session any more, or knows it in a higher epoch: a new
-    /// one is needed. That is no word on the volume: see [`Self::Fenced`].
+    /// session is needed. It says nothing about the volume: see [`Self::Fenced`].
     #[must_use]
     pub fn is_session_gone(&self) -> bool {
         match self {

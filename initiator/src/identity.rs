@@ -1,4 +1,4 @@
-//! Who this host is to targets.
+//! The identity of this host to targets.
 
 use std::path::Path;
 

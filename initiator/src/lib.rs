@@ -7,7 +7,7 @@
 //!                          \-> engine -> inflight, durability (retain), path -> fabric (QP)
 //! ```
 //!
-//! One process per mount: a fault of one volume is a fault of one volume.
+//! One process per mount: a fault of one volume does not touch the others.
 
 #![deny(unsafe_code)]
 
@@ -20,10 +20,10 @@ pub mod error;
 pub mod identity;
 pub mod inflight;
 pub mod io;
-pub mod lull;
 pub mod mount;
 pub mod path;
 pub mod path_change;
+pub mod pulse;
 pub mod queue;
 pub mod replay;
 pub mod retain;

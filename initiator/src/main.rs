@@ -1,5 +1,5 @@
-//! `rblk-initiator`: the commands of the initiator. Links no RDMA library: `mount` and `discover`
-//! are done by `rblk-initiatord`, which stands beside this program.
+//! `rblk-initiator`: the commands of the initiator. Links no RDMA library: `rblk-initiatord`, in
+//! the same directory, does `mount` and `discover`.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -14,10 +14,11 @@ use rblk_config::Exit;
 use rblk_initiator::args::{
     CHECKED, Cli, Command, MountArgs, Output, RecoverArgs, Report, exit_of,
 };
+use rblk_initiator::mount::leftovers::{self, Condition, Purpose};
 use rblk_initiator::mount::lock::MountLock;
 use rblk_initiator::mount::note::Note;
-use rblk_initiator::mount::remains::{self, Condition, Purpose};
-use rblk_initiator::mount::socket::{Ask, Response, ask, names, socket_path};
+use rblk_initiator::mount::run_dir::names;
+use rblk_initiator::mount::socket::{Ask, Response, ask, lock_unless_served, socket_path};
 use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::{NotMounted, NotRoot};
 use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
@@ -25,7 +26,7 @@ use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
 mod table;
 
 const STATUS_TIME: Duration = Duration::from_secs(2);
-/// Time for a program to start and say whether it could serve a mount: nothing is disturbed yet.
+/// Time for a program to start and say whether it could serve a mount. Nothing has changed then.
 const CHECK_TIME: Duration = Duration::from_secs(20);
 /// Time for a program to take the place of another: as long as the driver may need to see that.
 const UPGRADE_TIME: Duration = Duration::from_secs(60);
@@ -91,18 +92,18 @@ fn mount(args: &MountArgs) -> anyhow::Result<Exit> {
         println!("{}", serde_json::to_string_pretty(status)?);
         return Ok(Exit::Ok);
     }
-    Ok(started.tell())
+    Ok(started.print())
 }
 
-/// What became of a daemon.
+/// How the start of a daemon ended.
 enum Started {
     Mounted(Box<MountStatus>),
     Failed { error: String, exit: Exit },
 }
 
 impl Started {
-    /// In words.
-    fn tell(self) -> Exit {
+    /// Prints it.
+    fn print(self) -> Exit {
         match self {
             Self::Mounted(status) => {
                 println!("{}", status.device);
@@ -116,8 +117,8 @@ impl Started {
     }
 }
 
-/// Starts a daemon for the mount of a name, in the background, and waits until it says what became
-/// of it.
+/// Starts a daemon for the mount of a name, in the background, and waits until it reports success
+/// or failure.
 fn start_daemon(
     name: &str,
     args: impl IntoIterator<Item = impl AsRef<OsStr>>,
@@ -133,8 +134,8 @@ fn start_daemon(
         .append(true)
         .open(&log)
         .with_context(|| format!("opening the log {}", log.display()))?;
-    // A session of its own, so that a hang-up of this terminal is none of its business. It is
-    // started anew and not forked: RDMA objects do not survive a fork.
+    // In a session of its own, so that a hang-up of this terminal does not reach it. It is started
+    // by exec, not only by fork: RDMA objects do not survive a fork.
     let mut child = Process::new("setsid")
         .arg(&path)
         .args(args)
@@ -169,8 +170,8 @@ fn log_path(name: &str) -> PathBuf {
     Path::new("/run/rblk/log").join(format!("{name}.log"))
 }
 
-/// Goes on with mounts whose processes died. With several, every one is tried; the exit code is the
-/// first failure's.
+/// Recovers mounts whose processes died. With several mounts, each is tried; the exit code is that
+/// of the first failure.
 fn recover(args: &RecoverArgs) -> anyhow::Result<Exit> {
     if let Some(name) = &args.which.name {
         must_be_known(name)?;
@@ -188,28 +189,29 @@ fn recover(args: &RecoverArgs) -> anyhow::Result<Exit> {
             if MountLock::is_held(&name) {
                 continue;
             }
-            if remains::find(&name)?.note.is_ok_and(|note| note.is_none()) {
+            if leftovers::find(&name)?.note.is_ok_and(|note| note.is_none()) {
                 continue;
             }
             let flags = ["recover", &name].into_iter().chain(verbose.clone());
             let failed = match start_daemon(&name, flags) {
-                Ok(started) => started.tell(),
+                Ok(started) => started.print(),
                 Err(error) => {
                     eprintln!("rblk-initiator: {name}: {error:#}");
                     Exit::Failure
                 }
             };
-            // What a mount leaves when the machine, or its device, is gone is cleared away by that.
+            // A recovery clears what a mount left when the machine was restarted or its device is
+            // gone. That is no failure.
             if exit == Exit::Ok && failed != Exit::NotConnected {
                 exit = failed;
             }
         }
         return Ok(exit);
     };
-    Ok(start_daemon(name, ["recover", name].into_iter().chain(verbose))?.tell())
+    Ok(start_daemon(name, ["recover", name].into_iter().chain(verbose))?.print())
 }
 
-/// There is something of that name, living or dead.
+/// Refuses a name that no mount has, living or dead.
 fn must_be_known(name: &str) -> anyhow::Result<()> {
     rblk_protocol::Name::new(name).with_context(|| format!("the name {name}"))?;
     if names().iter().any(|known| known == name) {
@@ -218,7 +220,7 @@ fn must_be_known(name: &str) -> anyhow::Result<()> {
     Err(NotMounted { what: name.to_owned() }.into())
 }
 
-/// Has a program take the place of the processes that serve one mount, or all.
+/// Hands one mount, or all, over to a program.
 fn upgrade(name: Option<&str>, program: Option<PathBuf>) -> anyhow::Result<Exit> {
     if let Some(name) = name {
         must_be_known(name)?;
@@ -251,7 +253,8 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<()> {
     // Before anything is disturbed.
     check_program(program, name).await?;
     let upgrade = Ask::Upgrade { program: program.to_owned() };
-    // It may have gone before its answer: what counts is who serves the mount then.
+    // The process may be replaced before its answer gets out. What counts is which process serves
+    // the mount then.
     if let Ok(Response::Error(text) | Response::Busy(text)) =
         ask(&socket_path(name), upgrade, STATUS_TIME).await
     {
@@ -267,17 +270,17 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<()> {
         }
         // The lock goes from one program to the next without a gap.
         if !MountLock::is_held(name) {
-            anyhow::bail!("the process ended; `rblk-initiator recover {name}` goes on with it");
+            anyhow::bail!("the process ended; `rblk-initiator recover {name}` recovers it");
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     anyhow::bail!(
-        "nobody serves {} since {UPGRADE_TIME:?}; see the log, and `rblk-initiator list`",
+        "no process has served {} for {UPGRADE_TIME:?}; see the log, and `rblk-initiator list`",
         before.device
     )
 }
 
-/// What became of an upgrade.
+/// The result of an upgrade, in words.
 fn upgraded(name: &str, before: &str, now: &str) -> String {
     if before == now {
         return format!("{name}: a new process serves it, of the same version {now}");
@@ -285,7 +288,7 @@ fn upgraded(name: &str, before: &str, now: &str) -> String {
     format!("{name}: version {now} instead of {before}")
 }
 
-/// Has a program say whether it can go on with the mount of a name.
+/// Asks a program whether it can recover the mount of a name.
 async fn check_program(program: &Path, name: &str) -> anyhow::Result<()> {
     let mut process = Process::new(program);
     process.args(["recover", "--check", name]).stdin(Stdio::null());
@@ -296,7 +299,7 @@ async fn check_program(program: &Path, name: &str) -> anyhow::Result<()> {
     let output = output.with_context(|| format!("cannot run {}", program.display()))?;
     if !output.status.success() || !output.stdout.starts_with(CHECKED.as_bytes()) {
         anyhow::bail!(
-            "{} cannot go on with mount `{name}`: {}",
+            "{} cannot recover mount `{name}`: {}",
             program.display(),
             String::from_utf8_lossy(&output.stderr).trim()
         );
@@ -309,10 +312,10 @@ fn umount(what: &str, force: bool) -> anyhow::Result<Exit> {
     let Some(name) = find_mount(what, &runtime) else {
         return umount_orphan(what, force);
     };
-    let lock = runtime.block_on(MountLock::take_unless_served(&name));
+    let lock = runtime.block_on(lock_unless_served(&name));
     if let Some(lock) = lock.context("the lock of the mount")? {
-        // No process serves it: what is left of it is ours to clear away.
-        remains::claim(&lock, |_| Purpose::Unmount { force })?;
+        // No process serves it, so this command clears what is left of it.
+        leftovers::claim(&lock, |_| Purpose::Unmount { force })?;
         let _ = std::fs::remove_file(log_path(&name));
         eprintln!("{name}: its process had died; removed what it left");
         return Ok(Exit::Ok);
@@ -349,7 +352,7 @@ fn find_mount(what: &str, runtime: &tokio::runtime::Runtime) -> Option<String> {
 fn umount_orphan(what: &str, force: bool) -> anyhow::Result<Exit> {
     let is_it = |info: &DeviceInfo| disk_path(info.id).to_str() == Some(what);
     let orphan = match what.starts_with("/dev/") {
-        true => match remains::orphans(&names()) {
+        true => match leftovers::orphans(&names()) {
             // Where there is no driver, there is no device either.
             Err(UblkError::NoDriver { .. } | UblkError::NotPermitted { .. }) => None,
             found => found?.into_iter().find(is_it),
@@ -359,19 +362,18 @@ fn umount_orphan(what: &str, force: bool) -> anyhow::Result<Exit> {
     let Some(orphan) = orphan else { return Err(NotMounted { what: what.to_owned() }.into()) };
     if !force {
         eprintln!(
-            "rblk-initiator: the process of {what} died, nobody knows what it served, and requests to it wait; \
+            "rblk-initiator: the process of {what} died, its note is gone, and requests to it wait; \
              --force fails them"
         );
         return Ok(Exit::Failure);
     }
-    remains::remove_orphan(&orphan)?;
+    leftovers::remove_orphan(&orphan)?;
     eprintln!("{what}: its process had died; removed it");
     Ok(Exit::Ok)
 }
 
-/// What there is to say of a mount whose target is not there: since when, why, and what its
-/// requests do.
-fn standing(mount: &MountStatus) -> Option<String> {
+/// A line about a mount whose target is lost: since when, why, and what happens to its requests.
+fn outage(mount: &MountStatus) -> Option<String> {
     let why = mount.last_loss.as_deref().map(|why| format!(": {why}")).unwrap_or_default();
     if mount.state == "waiting" {
         return Some(format!("{}: it waits for its target{why}", mount.name));
@@ -397,18 +399,18 @@ async fn status(name: &str) -> Option<MountStatus> {
 fn list(output: Output) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut mounts = Vec::new();
-    let mut words = Vec::new();
+    let mut lines = Vec::new();
     let names = names();
     for name in &names {
         match runtime.block_on(status(name)) {
             Some(status) => mounts.push(status),
-            None => words.extend(dead(name, &mut mounts)),
+            None => lines.extend(dead(name, &mut mounts)),
         }
     }
-    for orphan in remains::orphans(&names).unwrap_or_default() {
+    for orphan in leftovers::orphans(&names).unwrap_or_default() {
         let device = disk_path(orphan.id).display().to_string();
-        words.push(format!(
-            "{device}: its process died and nobody knows what it served; `rblk-initiator umount --force {device}` \
+        lines.push(format!(
+            "{device}: its process died and its note is gone; `rblk-initiator umount --force {device}` \
              fails the requests that wait for it"
         ));
     }
@@ -417,22 +419,22 @@ fn list(output: Output) -> anyhow::Result<Exit> {
         return Ok(Exit::Ok);
     }
     print!("{}", table::mounts(&mounts));
-    mounts.iter().filter_map(standing).for_each(|words| eprintln!("{words}"));
+    mounts.iter().filter_map(outage).for_each(|line| eprintln!("{line}"));
     for m in &mounts {
         if let Some(lost) = m.lost() {
             eprintln!("{}: lost: {lost}", m.name);
         }
     }
-    words.iter().for_each(|words| eprintln!("{words}"));
+    lines.iter().for_each(|line| eprintln!("{line}"));
     Ok(Exit::Ok)
 }
 
-/// What to say of a mount that does not answer. It is listed if it has a device.
+/// A line about a mount that does not answer. It is listed if it has a device.
 fn dead(name: &str, mounts: &mut Vec<MountStatus>) -> Option<String> {
     if MountLock::is_held(name) {
         return Some(format!("{name}: its process does not answer"));
     }
-    let found = match remains::find(name) {
+    let found = match leftovers::find(name) {
         Ok(found) => found,
         Err(error) => return Some(format!("{name}: its process died; {error}")),
     };
@@ -443,11 +445,11 @@ fn dead(name: &str, mounts: &mut Vec<MountStatus>) -> Option<String> {
         Condition::Nothing | Condition::Running => None,
         Condition::Unusable => found.note.err().map(|bad| bad.to_string()),
         Condition::Ending | Condition::Waiting => Some(format!(
-            "{name}: its process died and requests wait; `rblk-initiator recover {name}` goes on with it, \
+            "{name}: its process died and requests wait; `rblk-initiator recover {name}` recovers it, \
              `rblk-initiator umount --force {name}` fails them"
         )),
         Condition::Diskless | Condition::Gone => Some(format!(
-            "{name}: its process died; `rblk-initiator umount {name}` clears away what it left"
+            "{name}: its process died; `rblk-initiator umount {name}` clears what it left"
         )),
     }
 }

@@ -1,14 +1,15 @@
 //! [`Replayer`]: writes a [`ReplayLog`] to a volume and flushes it, over a path of its own.
 //!
-//! Called when the volume's acknowledged writes may be lost, and before its queues send anything.
-//! The pieces of the log do not overlap, so their order is free and several are under way. It is
-//! done when the FLUSH behind them was answered; until then the log is still needed.
+//! It runs when the volume's acknowledged writes may be lost, and before its queues send anything.
+//! The pieces of the log do not overlap, so they may be written in any order, several at a time.
+//! The replay is done when the FLUSH after them was answered. Until then the log is still needed.
 
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{PageKind, Readiness, Region};
+use rblk_protocol::width::{wide, wide64};
 use rblk_protocol::{BlockCount, QueueDepth, Tag};
 
 use crate::admin::Pulse;
@@ -21,23 +22,24 @@ use crate::session::QueueWish;
 
 /// Commands under way, at most.
 pub const DEPTH: u16 = 16;
-/// How long the target may take for an answer: a FLUSH of all that was written is one of them.
+/// How long the target may take for an answer. A FLUSH of everything that was written is one of the
+/// answers.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 /// Longest discard or write-zeroes of one command.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
 /// Some devices lose events; a look now and then costs nothing here.
 const NAP: Duration = Duration::from_millis(50);
 
-/// Why a replay came to nothing.
+/// Why a replay failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// The path died, or the target does not answer: another try may do.
+    /// The path died, or the target does not answer: another try may succeed.
     #[error("the path for writing again ended: {0:?}")]
     Path(PathEnd),
     /// The target takes too long.
     #[error("the target takes longer than {ANSWER_DEADLINE:?} for a write")]
     TooSlow,
-    /// The target refuses a write with that errno: another try will not do.
+    /// The target refuses a write with that errno: another try will fail, too.
     #[error("the target refuses to write again: errno {0}")]
     Refused(i32),
     /// The system.
@@ -63,7 +65,7 @@ pub struct Replayer<L: Deref<Target = ReplayLog>> {
     buffers: Arc<Region>,
     stride: usize,
     log: L,
-    // The piece to go on with, and its blocks that are sent.
+    // The next piece, and how many of its blocks are sent.
     at: usize,
     sent: u64,
     idle: Vec<Tag>,
@@ -84,7 +86,7 @@ enum Flush {
 /// # Errors
 /// Memory is short.
 pub fn buffers(wish: QueueWish) -> Result<Arc<Region>, SessionError> {
-    let bytes = usize::from(wish.depth.get()) * wish.io_max_bytes as usize;
+    let bytes = usize::from(wish.depth.get()) * wide(wish.io_max_bytes);
     Region::allocate(bytes, PageKind::Normal).map_err(|e| SessionError::Memory(e.to_string()))
 }
 
@@ -96,7 +98,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         // The target may grant less now than it did.
         let depth = QueueDepth::new(path.accept.depth.get().min(wish.depth.get()));
         let depth = depth.unwrap_or(wish.depth);
-        let stride = path.accept.io_max_bytes.min(wish.io_max_bytes) as usize;
+        let stride = wide(path.accept.io_max_bytes.min(wish.io_max_bytes));
         let mut engine = Engine::new(depth, stride, Arc::new(QueueStats::default()));
         engine.connect(path, now);
         Self {
@@ -113,8 +115,8 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         }
     }
 
-    /// With a pulse: a path that is silent for too long ends as [`PathEnd::Silent`], which another
-    /// try may mend.
+    /// With a pulse: a path that is silent for too long ends as [`PathEnd::Silent`]. Another try
+    /// may succeed.
     #[must_use]
     pub fn with_pulse(mut self, pulse: Pulse) -> Self {
         self.engine.set_pulse(Some(pulse));
@@ -129,7 +131,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         let first = self.log.pieces().get(self.at)?;
         let (what, lba) = (first.what, first.lba.0 + self.sent);
         let room = match what {
-            What::Data => self.stride as u64 / bytes,
+            What::Data => wide64(self.stride) / bytes,
             _ => RANGE_BYTES_MAX / bytes,
         };
         let mut blocks = 0;
@@ -140,7 +142,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
             }
             let take = (piece.count.0 - self.sent).min(room - blocks);
             if what == What::Data {
-                let byte = |blocks: u64| usize::try_from(blocks * bytes).unwrap_or(usize::MAX);
+                let byte = |blocks: u64| wide(blocks * bytes);
                 let from = byte(self.sent);
                 let data = self.log.data(piece).get(from..from + byte(take)).unwrap_or(&[]);
                 self.buffers.write(tag.index() * self.stride + byte(blocks), data);
@@ -233,7 +235,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         let system = |source| SessionError::System { what: "the path for writing again", source };
         let readiness = match self.engine.poller_mut() {
             Some(poller) => Some(Readiness::new(poller.event_fds()).map_err(system)?),
-            // It could not be taken over, as the first turn will tell.
+            // The engine could not use the path, and the first turn will say so.
             None => None,
         };
         loop {

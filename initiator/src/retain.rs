@@ -1,21 +1,22 @@
-//! [`RetainRing`]: copies of one queue's acknowledged writes that no FLUSH covered yet;
-//! [`ReplayLog`]: what those of all queues come to. Pure: no I/O, no clock.
+//! [`RetainRing`]: copies of one queue's acknowledged writes that no FLUSH covered yet.
+//! [`ReplayLog`]: the copies of all queues, merged. Pure: no I/O, no clock.
 //!
 //! ```text
 //! reserve (sent) -> Pending -> commit (acknowledged: numbered, data copied) -> release (durable)
 //!                      '-----> cancel (failed: nothing was promised)
 //! ```
 //!
-//! Memory is taken once. An entry has its place from when its command is sent, so that an
-//! acknowledged write never lacks one. Entries leave in the order of their reservation; one that is
-//! not answered yet keeps those behind it.
+//! Memory is allocated once. An entry has its place from when its command is sent, so an
+//! acknowledged write always has one. Entries leave in the order of their reservation: an entry
+//! that is not answered yet keeps the entries after it.
 //!
 //! A write that was durable when it was acknowledged has an entry without data: older data of its
 //! range must not be written over it.
 
 use std::collections::BTreeMap;
 
-use rblk_protocol::{BlockCount, BlockSize, Lba, QueueDepth};
+use rblk_protocol::width::{wide, wide64};
+use rblk_protocol::{BlockCount, BlockSize, Lba, Mutation, QueueDepth};
 
 use crate::io::{Io, IoOp};
 
@@ -90,8 +91,8 @@ impl std::fmt::Debug for RetainRing {
 }
 
 impl RetainRing {
-    /// A ring for `data_bytes` of data of a queue of that depth, and as many entries as that takes
-    /// if its writes are not much smaller than a page. With smaller ones it is full sooner.
+    /// A ring for `data_bytes` of data of a queue of that depth. It has enough entries for writes
+    /// that are not much smaller than a page. With smaller writes it is full sooner.
     #[must_use]
     pub fn for_queue(data_bytes: usize, depth: QueueDepth) -> Self {
         Self::new(data_bytes, data_bytes / DATA_BYTES_PER_ENTRY + 2 * usize::from(depth.get()))
@@ -130,8 +131,8 @@ impl RetainRing {
     /// Whether more than half of it is in use.
     #[must_use]
     pub fn is_crowded(&self) -> bool {
-        (self.next_at - self.first_at) * 2 > self.data.len() as u64
-            || (self.next - self.first) * 2 > self.entries.len() as u64
+        (self.next_at - self.first_at) * 2 > wide64(self.data.len())
+            || (self.next - self.first) * 2 > wide64(self.entries.len())
     }
 
     /// Whether it has an acknowledged write that is not durable, when all below `durable` are.
@@ -141,8 +142,7 @@ impl RetainRing {
     }
 
     fn index(&self, number: u64) -> usize {
-        // Below the length, which is a usize.
-        usize::try_from(number % self.entries.len() as u64).unwrap_or(0)
+        wide(number % wide64(self.entries.len()))
     }
 
     fn entry_mut(&mut self, id: EntryId) -> Option<&mut Entry> {
@@ -156,8 +156,8 @@ impl RetainRing {
     /// [`NoRoom`]; never when the ring is empty and the data is within [`Self::capacity_bytes`].
     pub fn reserve(&mut self, what: What, io: &Io) -> Result<EntryId, NoRoom> {
         let len = if what == What::Data { io.data_bytes } else { 0 };
-        let free = self.data.len() as u64 - (self.next_at - self.first_at);
-        if self.next - self.first == self.entries.len() as u64 || u64::from(len) > free {
+        let free = wide64(self.data.len()) - (self.next_at - self.first_at);
+        if self.next - self.first == wide64(self.entries.len()) || u64::from(len) > free {
             return Err(NoRoom);
         }
         let id = EntryId(self.next);
@@ -177,9 +177,10 @@ impl RetainRing {
 
     /// The two pieces of the ring that `len` bytes from position `at` are in.
     fn pieces(&self, at: u64, len: u32) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
-        let start = usize::try_from(at % self.data.len() as u64).unwrap_or(0);
-        let head = (len as usize).min(self.data.len() - start);
-        (start..start + head, 0..len as usize - head)
+        let start = wide(at % wide64(self.data.len()));
+        let len = wide(len);
+        let head = len.min(self.data.len() - start);
+        (start..start + head, 0..len - head)
     }
 
     /// The write was acknowledged as the `number`th. `copy` fills a piece of the ring with the data
@@ -205,8 +206,7 @@ impl RetainRing {
         }
     }
 
-    /// Gives up the places of the oldest entries, as far as they are cancelled or numbered below
-    /// `durable`.
+    /// Frees the oldest entries, as far as they are cancelled or numbered below `durable`.
     pub fn release(&mut self, durable: u64) {
         while self.first < self.next {
             let entry = self.entries[self.index(self.first)];
@@ -279,7 +279,7 @@ pub struct Piece {
     offset: usize,
 }
 
-/// What the retained writes of all queues come to: the newest state of each block, once.
+/// The retained writes of all queues, merged: the newest state of each block, once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReplayLog {
     entries: Vec<Retained>,
@@ -292,6 +292,9 @@ impl ReplayLog {
     #[must_use]
     pub fn merge(mut entries: Vec<Retained>, block_size: BlockSize) -> Self {
         entries.sort_by_key(|entry| entry.number);
+        if Mutation::ReplayOldest.is_on() {
+            entries.reverse();
+        }
         // First block to end and entry.
         let mut newest: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
         for (at, entry) in entries.iter().enumerate() {
@@ -322,7 +325,7 @@ impl ReplayLog {
             .into_iter()
             .filter(|(_, (_, at))| entries[*at].what != What::Durable)
             .map(|(start, (end, at))| {
-                let skipped = usize::try_from(start - entries[at].lba.0).unwrap_or(usize::MAX);
+                let skipped = wide(start - entries[at].lba.0);
                 Piece {
                     what: entries[at].what,
                     lba: Lba(start),
@@ -338,7 +341,7 @@ impl ReplayLog {
     /// Acknowledged writes in it, whether or not they left a piece.
     #[must_use]
     pub fn writes(&self) -> u64 {
-        self.entries.iter().filter(|entry| entry.what != What::Durable).count() as u64
+        wide64(self.entries.iter().filter(|entry| entry.what != What::Durable).count())
     }
 
     /// The pieces, by address.
@@ -360,8 +363,7 @@ impl ReplayLog {
             return &[];
         }
         let data = self.entries.get(piece.entry).map_or(&[][..], |entry| &entry.data);
-        let len = usize::try_from(piece.count.0).unwrap_or(usize::MAX);
-        let len = len.saturating_mul(self.block_size.bytes() as usize);
+        let len = wide(piece.count.0).saturating_mul(wide(self.block_size.bytes()));
         data.get(piece.offset..piece.offset.saturating_add(len)).unwrap_or(&[])
     }
 }

@@ -173,7 +173,7 @@ fn begin(first: usize, timeout: Duration) -> Begun {
             let Some(result) = result else { continue };
             // Two tries, on a host of any speed; without a bound it were 35 s.
             assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
-            let result = result.map(|session| session.id);
+            let result = result.map(|session| session.login().session);
             return Begun { connections, result, is_late: longest > timeout / 4 };
         }
     })
@@ -211,7 +211,9 @@ fn resume(manners: Manners, detect: Duration) -> Result<Epoch, SessionError> {
         let options = ConnectOptions { detect, ..ConnectOptions::default() };
         let host = HostIdentity { id: HostId([1; 16]), name: name() };
         let resume = Some((SessionId([2; 16]), Epoch(7)));
-        Session::connect(&address, &options, &host, resume).await.map(|session| session.epoch)
+        Session::connect(&address, &options, &host, resume)
+            .await
+            .map(|session| session.login().epoch)
     })
 }
 

@@ -1,4 +1,4 @@
-//! Bodies of admin commands: what travels in the capsule, and what the target writes back.
+//! Bodies of admin commands: the in-capsule data, and the reply that the target writes.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -12,14 +12,14 @@ use crate::limits::NAME_BYTES;
 /// A body that breaks a rule: which one.
 type BodyError = &'static str;
 
-/// In-capsule data of LOGIN. Session and epoch are those of the connection's hello.
+/// In-capsule data of LOGIN. The hello of the connection has named session and epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LoginRequest {
-    /// The initiator's host.
+    /// The host of the initiator.
     pub host: HostId,
-    /// Its name, for people.
+    /// The name of the host, for people.
     pub host_name: Name,
-    /// How long the target keeps the session without hearing of it.
+    /// How long the target keeps the session when it hears nothing of it.
     pub keep_alive_ms: u32,
 }
 
@@ -30,11 +30,11 @@ pub struct LoginReply {
     pub session: SessionId,
     /// The epoch that I/O connections must name.
     pub epoch: Epoch,
-    /// The target's run.
+    /// The run of the target.
     pub instance: InstanceId,
-    /// I/O queues the target allows.
+    /// I/O queues that the target allows.
     pub queues_max: u16,
-    /// The target's name, for people.
+    /// The name of the target, for people.
     pub target_name: Name,
 }
 
@@ -42,26 +42,26 @@ pub struct LoginReply {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum AccessMode {
-    /// The one writer.
+    /// The only writer.
     Exclusive = 0,
-    /// Reads only; any number.
+    /// Reads only. There may be any number of readers.
     ReadOnly = 1,
-    /// A writer among others, who coordinate by themselves.
+    /// One of several writers. They must coordinate their writes themselves.
     Shared = 2,
 }
 
 /// In-capsule data of OPEN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpenRequest {
-    /// Which volume.
+    /// The volume.
     pub name: Name,
-    /// How.
+    /// How it is opened.
     pub mode: AccessMode,
-    /// Fence a present holder. Means nothing to one that names a generation: it holds the volume or
-    /// lost it.
+    /// Fence a present holder. Ignored if a generation is named: such an initiator holds the volume
+    /// or has lost it.
     pub take_over: bool,
-    /// What the last OPEN of this volume was answered with, of one that comes back;
-    /// [`Generation::FRESH`] of one that has no past. Means nothing to one that only reads.
+    /// The generation that the last OPEN of this volume returned, if the initiator held it before;
+    /// else [`Generation::FRESH`]. Ignored for read-only.
     pub generation: Generation,
 }
 
@@ -70,26 +70,26 @@ pub struct OpenRequest {
 pub struct VolumeFlags(pub u32);
 
 impl VolumeFlags {
-    /// Writes are refused.
+    /// The target refuses writes.
     pub const READ_ONLY: Self = Self(1);
     /// Acknowledged writes may be lost until a FLUSH.
     pub const VOLATILE_CACHE: Self = Self(2);
-    /// DISCARD does something.
+    /// DISCARD has an effect.
     pub const DISCARD: Self = Self(4);
-    /// WRITE_ZEROES is served.
+    /// WRITE_ZEROES is supported.
     pub const WRITE_ZEROES: Self = Self(8);
     /// Content is lost when the target ends (memory, null).
     pub const EPHEMERAL: Self = Self(16);
-    /// Some initiator holds it.
+    /// An initiator holds it.
     pub const IN_USE: Self = Self(32);
 
-    /// Whether all of `other` is in it.
+    /// Whether it has all of `other`.
     #[must_use]
     pub fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// With `other` when `yes`.
+    /// The same, and with `other` if `yes`.
     #[must_use]
     pub fn with(self, other: Self, yes: bool) -> Self {
         if yes { Self(self.0 | other.0) } else { self }
@@ -99,7 +99,7 @@ impl VolumeFlags {
 /// Answer to OPEN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpenReply {
-    /// Name of the volume in commands.
+    /// The number of the volume in commands.
     pub handle: VolumeHandle,
     /// Abilities.
     pub flags: VolumeFlags,
@@ -107,13 +107,14 @@ pub struct OpenReply {
     pub block_size: BlockSize,
     /// Capacity.
     pub blocks: BlockCount,
-    /// Discards smaller or not aligned to this do nothing; bytes, 0 when unknown.
+    /// Discards that are smaller than this or not aligned to it have no effect. In bytes; 0 if
+    /// unknown.
     pub discard_granularity_bytes: u32,
     /// Stable identity of the volume.
     pub uuid: [u8; 16],
     /// Changes when acknowledged writes that no FLUSH covered may have been lost.
     pub verifier: WriteVerifier,
-    /// The volume's, now: a writer names it when it comes back.
+    /// The present generation of the volume. A writer names it when it opens the volume again.
     pub generation: Generation,
 }
 
@@ -141,20 +142,20 @@ pub struct VolumeEntry {
     pub uuid: [u8; 16],
 }
 
-/// What a target tells by answering ASYNC_EVENT; the number is the response's value.
+/// What a target tells when it answers ASYNC_EVENT. The number is the value of the response.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 pub enum AsyncEvent {
-    /// The target drains: it will go away; wait for it or move.
+    /// The target drains: it will stop soon.
     Draining = 1,
-    /// Volumes came, went or changed: look again.
+    /// Volumes were added, removed or changed. List them again.
     VolumesChanged = 2,
-    /// The session's volume was taken over by another initiator.
+    /// Another initiator took over the volume of the session.
     Fenced = 3,
 }
 
 impl AsyncEvent {
-    /// From the wire; `None` for an event of a later version, which may be ignored.
+    /// From the wire. `None` for an event of a later version, which may be ignored.
     #[must_use]
     pub fn from_wire(number: u32) -> Option<Self> {
         [Self::Draining, Self::VolumesChanged, Self::Fenced]
@@ -378,8 +379,8 @@ impl OpenReply {
         zerocopy::transmute!(wire)
     }
 
-    /// Parses. The capacity is checked: not empty, and its bytes fit. So is that there is a
-    /// verifier: without one a loss could not be told from none.
+    /// Parses, and checks that the capacity is not empty, that its bytes fit, and that there is a
+    /// verifier. Without a verifier the initiator could not detect a loss.
     ///
     /// # Errors
     /// The rule that is broken.

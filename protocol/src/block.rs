@@ -1,6 +1,7 @@
 //! LBAs, counts and block sizes: the only place that multiplies blocks into bytes.
 
 use crate::limits;
+use crate::width::narrow;
 
 /// Size of one block, 512 to 4096 bytes, a power of two.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -17,7 +18,7 @@ impl BlockSize {
         {
             return None;
         }
-        u8::try_from(bytes.trailing_zeros()).ok().map(|shift| Self { shift })
+        Some(Self { shift: narrow(bytes.trailing_zeros()) })
     }
 
     /// From log2 of the bytes, as it is on the wire.
@@ -38,7 +39,7 @@ impl BlockSize {
         self.shift
     }
 
-    /// Whole blocks in `bytes`, or `None` when it is not a multiple.
+    /// Blocks in `bytes`. `None` if `bytes` is not a multiple of the block size.
     #[must_use]
     pub fn blocks_in(self, bytes: u64) -> Option<BlockCount> {
         bytes.is_multiple_of(u64::from(self.bytes())).then(|| BlockCount(bytes >> self.shift))
@@ -54,7 +55,7 @@ pub struct Lba(pub u64);
 pub struct BlockCount(pub u64);
 
 impl BlockCount {
-    /// In bytes, or `None` beyond [`limits::VOLUME_MAX_BYTES`].
+    /// In bytes. `None` above [`limits::VOLUME_MAX_BYTES`].
     #[must_use]
     #[inline]
     pub fn bytes(self, size: BlockSize) -> Option<u64> {
@@ -63,7 +64,7 @@ impl BlockCount {
     }
 }
 
-/// A checked range of a volume: not empty, inside it, and its bytes fit `i64`.
+/// A checked range of a volume: not empty, inside the volume, and its bytes fit `i64`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct BlockRange {
     offset_bytes: u64,
@@ -79,7 +80,7 @@ impl BlockRange {
         if count.0 == 0 || end > volume.0 {
             return None;
         }
-        // The end fits, so the smaller numbers do.
+        // The end fits, so the smaller numbers fit too.
         BlockCount(end).bytes(size)?;
         Some(Self { offset_bytes: lba.0 << size.shift, len_bytes: count.0 << size.shift })
     }

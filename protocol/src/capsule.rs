@@ -10,13 +10,14 @@ use crate::limits::{COMMAND_BYTES, DESCRIPTOR_BYTES, IN_CAPSULE_MAX_BYTES, RESPO
 use crate::opcode::Opcode;
 use crate::status::Status;
 use crate::tag::{QueueDepth, Tag};
+use crate::width::wide;
 
 /// Modifiers of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct CommandFlags {
-    /// WRITE: durable when answered. (Force unit access.)
+    /// WRITE: the data is durable when the command is answered (force unit access).
     pub fua: bool,
-    /// WRITE_ZEROES: the range may be given back to the store instead of being written.
+    /// WRITE_ZEROES: the store may deallocate the range instead of writing it.
     pub may_unmap: bool,
     /// The digest field holds the CRC-32C of the data.
     pub digest: bool,
@@ -44,54 +45,53 @@ impl CommandFlags {
     }
 }
 
-/// A command, parsed. What it means for a volume is checked by the target.
+/// A parsed command. The target checks what it means for a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommandCapsule {
     /// What to do.
     pub opcode: Opcode,
     /// Modifiers.
     pub flags: CommandFlags,
-    /// Names the command until its response.
+    /// Names the command until it is answered.
     pub tag: Tag,
-    /// Which volume; 0 where the opcode needs none.
+    /// The volume. 0 if the opcode needs none.
     pub volume: VolumeHandle,
-    /// First block; first index for LIST.
+    /// First block. For LIST the first index.
     pub lba: Lba,
     /// Number of blocks.
     pub count: BlockCount,
-    /// The connection's epoch.
+    /// The epoch of the connection.
     pub epoch: Epoch,
-    /// The command's number on its queue.
+    /// The number of the command on its queue.
     pub sequence: Sequence,
-    /// CRC-32C of the data when the flag says so, else 0.
+    /// CRC-32C of the data if the flag is set, else 0.
     pub digest: u32,
-    /// Bytes of data behind the capsule in the same message; 0 for none.
+    /// Bytes of data behind the capsule in the same message. 0 for none.
     pub in_capsule_bytes: u32,
-    /// Where data goes to or comes from.
+    /// The buffer of the initiator that data goes to or comes from.
     pub buffer: Option<KeyedDescriptor>,
 }
 
-/// Why bytes are not a capsule. A peer that sends such bytes has lost the thread: the connection
-/// ends.
+/// Why bytes are not a capsule. A peer that sends such bytes has a bug: the connection ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CapsuleError {
-    /// Fewer bytes than the fixed part, or data missing or too many.
+    /// Fewer bytes than the fixed part, or too few or too many bytes of data.
     #[error("message of {got} bytes, expected {expected}")]
     Length {
         /// Bytes received.
         got: usize,
-        /// Bytes that the capsule asks for.
+        /// Bytes that the capsule says it needs.
         expected: usize,
     },
     /// The opcode is not known.
     #[error("unknown opcode {0:#04x}")]
     Opcode(u8),
-    /// The tag is not below the queue's depth.
+    /// The tag is above the depth of the queue.
     #[error("tag {tag} on a queue of depth {depth}")]
     Tag {
         /// What was sent.
         tag: u16,
-        /// The queue's depth.
+        /// The depth of the queue.
         depth: u16,
     },
     /// A field breaks a rule.
@@ -136,7 +136,7 @@ const _: () = {
 };
 
 impl CommandCapsule {
-    /// A command without data, flags or range; set what is needed.
+    /// A command without data, flags or range. Set what is needed.
     #[must_use]
     pub fn new(opcode: Opcode, tag: Tag, epoch: Epoch, sequence: Sequence) -> Self {
         Self {
@@ -154,7 +154,7 @@ impl CommandCapsule {
         }
     }
 
-    /// The 64 bytes; in-capsule data follows them in the message.
+    /// The 64 bytes. In-capsule data is behind them in the message.
     #[must_use]
     pub fn to_wire(&self) -> [u8; COMMAND_BYTES] {
         let wire = WireCommand {
@@ -174,7 +174,8 @@ impl CommandCapsule {
         zerocopy::transmute!(wire)
     }
 
-    /// Parses the fixed part of a message of `message_bytes` bytes in all, which holds one command.
+    /// Parses the fixed part of a message that has `message_bytes` bytes in all and holds one
+    /// command.
     ///
     /// # Errors
     /// [`CapsuleError`]: the first rule that is broken.
@@ -191,13 +192,13 @@ impl CommandCapsule {
         Ok(command)
     }
 
-    /// Bytes that it takes of a message: its own and those of its data.
+    /// Bytes that the command takes in a message: the capsule and its data.
     #[inline]
     pub(crate) fn message_bytes(&self) -> usize {
-        COMMAND_BYTES + self.in_capsule_bytes as usize
+        COMMAND_BYTES + wide(self.in_capsule_bytes)
     }
 
-    /// Parses a capsule, wherever its data is.
+    /// Parses a capsule. Its data may be anywhere.
     #[inline]
     pub(crate) fn parse(
         bytes: &[u8; COMMAND_BYTES],
@@ -244,15 +245,16 @@ impl CommandCapsule {
 /// A response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResponseCapsule {
-    /// Which command.
+    /// The command that is answered.
     pub tag: Tag,
     /// Outcome. A number of a later version arrives as [`Status::Internal`].
     pub status: Status,
     /// CRC-32C of read data, when agreed.
     pub digest: u32,
-    /// Opcode-dependent: bytes of an admin reply, the event of an ASYNC_EVENT.
+    /// Depends on the opcode: the bytes of an admin reply, the event of an ASYNC_EVENT.
     pub value: u32,
-    /// Low 16 bits of the command's sequence: a response to another life of the tag does not match.
+    /// [`Sequence::check`] of the command: a response to an earlier command with this tag does not
+    /// match.
     pub check: u16,
 }
 
@@ -260,13 +262,13 @@ impl ResponseCapsule {
     /// An answer without value.
     #[must_use]
     pub fn new(tag: Tag, sequence: Sequence, status: Status) -> Self {
-        Self { tag, status, digest: 0, value: 0, check: (sequence.0 & 0xffff) as u16 }
+        Self { tag, status, digest: 0, value: 0, check: sequence.check() }
     }
 
     /// Whether it answers the command with that sequence.
     #[must_use]
     pub fn answers(&self, sequence: Sequence) -> bool {
-        self.check == (sequence.0 & 0xffff) as u16
+        self.check == sequence.check()
     }
 
     /// The 16 bytes.
@@ -304,9 +306,7 @@ impl ResponseCapsule {
             tag: depth
                 .check(wire.tag.get())
                 .ok_or(CapsuleError::Tag { tag: wire.tag.get(), depth: depth.get() })?,
-            status: Status::from_wire(wire.status.get())
-                .ok_or(CapsuleError::Status(wire.status.get()))
-                .unwrap_or(Status::Internal),
+            status: Status::from_wire(wire.status.get()).unwrap_or(Status::Internal),
             digest: wire.digest.get(),
             value: wire.value.get(),
             check: wire.check.get(),

@@ -1,15 +1,17 @@
-//! The hello in CM private data, and [`negotiate`].
+//! The hello in CM private data: request, accept and reject.
 //!
-//! CMs pad private data, so the length inside is what counts; bytes behind it are ignored. Anything
-//! that does not start with the magic is not rblk.
+//! CMs pad private data, so the length inside the hello counts. Bytes behind it are ignored.
+//! Private data that does not start with the magic is not from rblk.
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::features::Features;
 use crate::identity::{Epoch, InstanceId, SessionId};
 use crate::limits::{self, HELLO_BYTES, REJECT_TEXT_BYTES};
 use crate::tag::QueueDepth;
 use crate::version::Version;
+use crate::width::narrow;
 
 const MAGIC: [u8; 4] = *b"rblk";
 
@@ -25,63 +27,16 @@ pub enum ConnectionKind {
     },
 }
 
-/// Optional abilities, one bit each. Both ends' sets are intersected.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Features(pub u32);
-
-impl Features {
-    /// READs may be answered by WRITE_WITH_IMM, once the self-test passed.
-    pub const WRITE_WITH_IMM: Self = Self(1);
-    /// Data carries CRC-32C digests.
-    pub const DIGEST: Self = Self(2);
-    /// A message may hold several capsules, either way: [`crate::CommandList`],
-    /// [`crate::ResponseList`].
-    pub const CAPSULE_LISTS: Self = Self(4);
-    /// Up to [`limits::LIST_DATA_MAX`] commands of a message may have in-capsule data, not only the
-    /// last. Only together with [`Self::CAPSULE_LISTS`].
-    pub const DATA_LISTS: Self = Self(8);
-
-    /// Whether all of `other` is in it.
-    #[must_use]
-    pub fn has(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// What both have.
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        Self(self.0 & other.0)
-    }
-
-    /// All of both.
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    /// All but those that need another which is not there.
-    #[must_use]
-    pub fn possible(self) -> Self {
-        if self.has(Self::CAPSULE_LISTS) { self } else { self.without(Self::DATA_LISTS) }
-    }
-
-    /// All but `other`.
-    #[must_use]
-    pub fn without(self, other: Self) -> Self {
-        Self(self.0 & !other.0)
-    }
-}
-
 /// What the initiator asks with its connect request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HelloRequest {
     /// What the connection is for.
     pub kind: ConnectionKind,
-    /// Newest version spoken.
+    /// Newest version that the initiator speaks.
     pub newest: Version,
-    /// Oldest version spoken.
+    /// Oldest version that the initiator speaks.
     pub oldest: Version,
-    /// Commands wanted outstanding.
+    /// Commands that the initiator wants to have outstanding.
     pub depth: QueueDepth,
     /// Abilities offered.
     pub features: Features,
@@ -98,13 +53,13 @@ pub struct HelloRequest {
 /// What the target answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HelloAccept {
-    /// The version spoken from here on.
+    /// The version of this connection.
     pub version: Version,
-    /// Commands granted outstanding: the send queue's credits.
+    /// Commands that may be outstanding: the credits.
     pub depth: QueueDepth,
-    /// Abilities both have.
+    /// Abilities that both ends have.
     pub features: Features,
-    /// In-capsule data the target's receive slots hold.
+    /// In-capsule data that a receive buffer of the target holds.
     pub in_capsule_bytes: u32,
     /// Most data per command.
     pub io_max_bytes: u32,
@@ -113,17 +68,16 @@ pub struct HelloAccept {
 }
 
 impl HelloAccept {
-    /// Most in-capsule data of one message, in bytes: what a receive slot holds behind the
-    /// capsules. Where several commands may have data that is room for all of theirs, up to the
-    /// most that one command may have anywhere.
+    /// Most in-capsule data of one message, in bytes: what a receive buffer holds behind the
+    /// capsules. If several commands may have data, there is room for the data of all of them, up
+    /// to [`limits::IN_CAPSULE_MAX_BYTES`].
     #[must_use]
     pub fn message_data_bytes(&self) -> u32 {
         let one = self.in_capsule_bytes;
         if !self.features.has(Features::DATA_LISTS) {
             return one;
         }
-        // A constant of 3.
-        let all = one.saturating_mul(u32::try_from(limits::LIST_DATA_MAX).unwrap_or(u32::MAX));
+        let all = one.saturating_mul(narrow(limits::LIST_DATA_MAX));
         all.min(limits::IN_CAPSULE_MAX_BYTES).max(one)
     }
 }
@@ -142,7 +96,7 @@ pub enum RejectReason {
     StaleEpoch = 4,
     /// A limit is reached: sessions, queues or memory.
     LimitReached = 5,
-    /// The target is draining; come back later.
+    /// The target is draining. Connect again later.
     ShuttingDown = 6,
     /// The host is not allowed.
     NotAllowed = 7,
@@ -163,26 +117,26 @@ impl RejectReason {
     ];
 }
 
-/// The refusal, with words for a person.
+/// A refusal, with a text for people.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HelloReject {
-    /// Why; `None` for a number of a later version.
+    /// Why. `None` for a number of a later version.
     pub reason: Option<RejectReason>,
     /// Newest version the target speaks.
     pub newest: Version,
     /// Oldest version the target speaks.
     pub oldest: Version,
-    /// What the target says; cut to [`REJECT_TEXT_BYTES`].
+    /// The text. Cut to [`REJECT_TEXT_BYTES`].
     pub text: String,
 }
 
 /// Why private data is not a hello.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HelloError {
-    /// No magic: something else speaks there.
+    /// No magic: the peer is not rblk.
     #[error("the peer does not speak rblk")]
     NotRblk,
-    /// Too short for what it says it is.
+    /// Too short for its kind.
     #[error("the hello has {0} bytes")]
     Length(usize),
     /// A field breaks a rule.
@@ -238,10 +192,9 @@ struct WireReject {
 }
 
 const REJECT_BYTES: usize = 16 + REJECT_TEXT_BYTES;
-#[allow(clippy::cast_possible_truncation)] // asserted below
-const HELLO_LENGTH: u8 = HELLO_BYTES as u8;
-#[allow(clippy::cast_possible_truncation)] // asserted below
-const REJECT_LENGTH: u8 = REJECT_BYTES as u8;
+// Both fit a byte: asserted below.
+const HELLO_LENGTH: u8 = HELLO_BYTES.to_le_bytes()[0];
+const REJECT_LENGTH: u8 = REJECT_BYTES.to_le_bytes()[0];
 
 const _: () = {
     assert!(size_of::<WireRequest>() == HELLO_BYTES);
@@ -255,7 +208,8 @@ fn fixed<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], HelloError> {
     if bytes.len() < 5 || bytes[..4] != MAGIC {
         return Err(HelloError::NotRblk);
     }
-    // A later version may be longer; it must not be shorter, neither in its words nor in truth.
+    // A later version may be longer. It must not be shorter, neither by its length field nor by its
+    // bytes.
     if usize::from(bytes[4]) < N {
         return Err(HelloError::Length(usize::from(bytes[4])));
     }
@@ -349,7 +303,7 @@ impl HelloAccept {
         zerocopy::transmute!(wire)
     }
 
-    /// Parses private data and holds it against what was asked: a target may grant less, never
+    /// Parses private data, and compares it with what was asked: a target may grant less, never
     /// more.
     ///
     /// # Errors
@@ -373,7 +327,7 @@ impl HelloAccept {
             && accept.in_capsule_bytes <= asked.in_capsule_bytes
             && (limits::IO_MIN_BYTES..=asked.io_max_bytes).contains(&accept.io_max_bytes);
         if !fine {
-            return Err(HelloError::Field("the target granted what was not asked"));
+            return Err(HelloError::Field("the target granted more than was asked"));
         }
         Ok(accept)
     }
@@ -392,7 +346,7 @@ impl HelloReject {
         let wire = WireReject {
             magic: MAGIC,
             length: REJECT_LENGTH,
-            text_length: u8::try_from(cut).unwrap_or(0),
+            text_length: narrow(cut),
             reason: self.reason.map_or(0, |r| r as u16).into(),
             newest: self.newest.0.into(),
             oldest: self.oldest.0.into(),
@@ -417,48 +371,10 @@ impl HelloReject {
             reason: RejectReason::ALL.into_iter().find(|r| *r as u16 == wire.reason.get()),
             newest: Version(wire.newest.get()),
             oldest: Version(wire.oldest.get()),
-            // It ends up in a terminal and in logs.
+            // The text is shown in a terminal and in logs.
             text: String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).collect(),
         })
     }
-}
-
-/// What a target can give on one connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Offer {
-    /// Deepest queue.
-    pub depth: QueueDepth,
-    /// Abilities, those of its device included.
-    pub features: Features,
-    /// In-capsule data its receive slots hold.
-    pub in_capsule_bytes: u32,
-    /// Most data per command.
-    pub io_max_bytes: u32,
-    /// Its run.
-    pub instance: InstanceId,
-}
-
-/// What both ends will do: the best both can, never more than was asked.
-///
-/// # Errors
-/// The reason to reject with.
-pub fn negotiate(asked: &HelloRequest, offer: &Offer) -> Result<HelloAccept, RejectReason> {
-    let newest = asked.newest.min(Version::NEWEST);
-    if newest < asked.oldest || newest < Version::OLDEST {
-        return Err(RejectReason::Version);
-    }
-    let io_max_bytes = asked.io_max_bytes.min(offer.io_max_bytes);
-    if io_max_bytes < limits::IO_MIN_BYTES {
-        return Err(RejectReason::Malformed);
-    }
-    Ok(HelloAccept {
-        version: newest,
-        depth: asked.depth.min(offer.depth),
-        features: asked.features.and(offer.features).possible(),
-        in_capsule_bytes: asked.in_capsule_bytes.min(offer.in_capsule_bytes).min(io_max_bytes),
-        io_max_bytes,
-        instance: offer.instance,
-    })
 }
 
 #[cfg(test)]
@@ -480,16 +396,6 @@ mod tests {
         }
     }
 
-    fn offer() -> Offer {
-        Offer {
-            depth: QueueDepth::new(64).unwrap(),
-            features: Features::WRITE_WITH_IMM,
-            in_capsule_bytes: 8192,
-            io_max_bytes: 1 << 18,
-            instance: InstanceId([0xbb; 16]),
-        }
-    }
-
     #[test]
     fn golden_request() {
         let mut golden =
@@ -499,16 +405,6 @@ mod tests {
         assert_eq!(asked().to_wire().as_slice(), golden);
         golden.extend([0; 8]); // as a CM pads it
         assert_eq!(HelloRequest::from_wire(&golden), Ok(asked()));
-    }
-
-    #[test]
-    fn golden_accept() {
-        let accept = negotiate(&asked(), &offer()).unwrap();
-        let mut golden = vec![b'r', b'b', b'l', b'k', 48, 0, 2, 0, 64, 0, 0, 0, 1, 0, 0, 0];
-        golden.extend([0, 16, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        golden.extend([0xbb; 16]);
-        assert_eq!(accept.to_wire().as_slice(), golden);
-        assert_eq!(HelloAccept::from_wire(&golden, &asked()), Ok(accept));
     }
 
     #[test]
@@ -532,70 +428,6 @@ mod tests {
         let mut anonymous = good;
         anonymous[32..].fill(0);
         assert!(HelloRequest::from_wire(&anonymous).is_err());
-    }
-
-    #[test]
-    fn a_target_cannot_grant_more_than_asked() {
-        let fine = negotiate(&asked(), &offer()).unwrap();
-        for greedy in [
-            HelloAccept { version: Version(3), ..fine },
-            HelloAccept { depth: QueueDepth::new(129).unwrap(), ..fine },
-            HelloAccept { features: Features(4), ..fine },
-            HelloAccept { in_capsule_bytes: 4097, ..fine },
-            HelloAccept { io_max_bytes: (1 << 20) + 1, ..fine },
-            HelloAccept { io_max_bytes: 0, ..fine },
-        ] {
-            assert!(HelloAccept::from_wire(&greedy.to_wire(), &asked()).is_err(), "{greedy:?}");
-        }
-    }
-
-    #[test]
-    fn data_lists_come_with_lists_only() {
-        let (lists, data) = (Features::CAPSULE_LISTS, Features::DATA_LISTS);
-        let both = lists.or(data);
-        for (ours, theirs, agreed) in [
-            (both, both, both),
-            (both, lists, lists),
-            (lists, both, lists),
-            (both, data, Features(0)),
-            (data, both, Features(0)),
-            (data, data, Features(0)),
-        ] {
-            let asked = HelloRequest { features: ours, ..asked() };
-            let accept = negotiate(&asked, &Offer { features: theirs, ..offer() }).unwrap();
-            assert_eq!(accept.features, agreed);
-        }
-        let asked = HelloRequest { features: both, ..asked() };
-        let accept = negotiate(&asked, &Offer { features: both, ..offer() }).unwrap();
-        let alone = HelloAccept { features: data, ..accept };
-        assert_eq!(HelloAccept::from_wire(&accept.to_wire(), &asked), Ok(accept));
-        assert!(HelloAccept::from_wire(&alone.to_wire(), &asked).is_err());
-    }
-
-    #[test]
-    fn a_message_has_room_for_data_of_several_up_to_a_bound() {
-        let accept = negotiate(&asked(), &offer()).unwrap();
-        let with = |features, in_capsule_bytes| {
-            HelloAccept { features, in_capsule_bytes, ..accept }.message_data_bytes()
-        };
-        for (one, several) in
-            [(0, 0), (512, 1536), (4096, 12288), (8192, 16384), (16384, 16384), (20000, 20000)]
-        {
-            assert_eq!(with(Features::CAPSULE_LISTS, one), one);
-            assert_eq!(with(Features::CAPSULE_LISTS.or(Features::DATA_LISTS), one), several);
-        }
-        assert_eq!(with(Features::DATA_LISTS, u32::MAX), u32::MAX);
-    }
-
-    #[test]
-    fn versions_that_do_not_meet_are_refused() {
-        let future = HelloRequest { newest: Version(9), oldest: Version(8), ..asked() };
-        assert_eq!(negotiate(&future, &offer()), Err(RejectReason::Version));
-        let wide = HelloRequest { newest: Version(9), ..asked() };
-        assert_eq!(negotiate(&wide, &offer()).unwrap().version, Version(2));
-        // It knows no generations, so it could write what it queued before it was fenced.
-        let past = HelloRequest { newest: Version(1), oldest: Version(1), ..asked() };
-        assert_eq!(negotiate(&past, &offer()), Err(RejectReason::Version));
     }
 
     #[test]
@@ -626,21 +458,6 @@ mod tests {
                 let _ = HelloAccept::from_wire(candidate, &asked());
                 let _ = HelloReject::from_wire(candidate);
             }
-        }
-
-        #[test]
-        fn whatever_is_negotiated_the_initiator_accepts(
-            depth in 1u16..=1024, features: u32, in_capsule: u32, io_max in 4096u32..,
-        ) {
-            let asked = HelloRequest {
-                depth: QueueDepth::new(depth).unwrap(),
-                features: Features(features),
-                in_capsule_bytes: in_capsule,
-                io_max_bytes: io_max,
-                ..asked()
-            };
-            let accept = negotiate(&asked, &offer()).unwrap();
-            prop_assert_eq!(HelloAccept::from_wire(&accept.to_wire(), &asked), Ok(accept));
         }
     }
 }

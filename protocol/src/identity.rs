@@ -1,4 +1,4 @@
-//! Who and which: sessions, epochs, hosts, instances, names.
+//! What identifies sessions, hosts, targets, holders and volumes.
 
 use std::fmt;
 
@@ -33,12 +33,12 @@ macro_rules! id128 {
 }
 
 id128! {
-    /// A session: one initiator's use of one target. Random, given by the target at the first
-    /// LOGIN, so that knowing it is needed to join or supersede a session.
+    /// A session: the use of one target by one initiator. The target gives a random one at the
+    /// first LOGIN. Only an initiator that knows it can join or supersede the session.
     SessionId
 }
 id128! {
-    /// The host an initiator runs on; stable over restarts.
+    /// The host that an initiator runs on. Stable over restarts.
     HostId
 }
 id128! {
@@ -46,43 +46,43 @@ id128! {
     InstanceId
 }
 id128! {
-    /// What the promise of a volume's acknowledged writes rests on, as the verifier of NFS COMMIT.
-    /// While it is the same, every write that was acknowledged is there or will be made durable by
-    /// the next FLUSH. When it is another, writes that no completed FLUSH covered may be lost.
+    /// Tells whether acknowledged writes of a volume may be lost, as the verifier of NFS COMMIT
+    /// does. While it stays the same, every acknowledged write is durable or the next FLUSH makes
+    /// it so. When it changes, writes that no completed FLUSH covered may be lost.
     WriteVerifier
 }
 
-/// Counts the lives of a session's connections. A reconnect raises it; commands of older epochs are
-/// finished or dropped before the first of the new one is admitted.
+/// Counts the reconnects of a session. A reconnect raises it. Commands of older epochs are finished
+/// or dropped before the first command of the new epoch is admitted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Epoch(pub u32);
 
 impl Epoch {
-    /// The next one, or `None` at the end of the numbers (a new session is needed then).
+    /// The next one. `None` after the last number: then a new session is needed.
     #[must_use]
     pub fn next(self) -> Option<Self> {
         self.0.checked_add(1).map(Self)
     }
 }
 
-/// Who may write a volume: rises with every change of holder, and never falls. A holder that lost
-/// its session names the one it was given when it opens again; if the volume's is another by now,
-/// somebody else may have written since, and nothing that was queued before may follow. 0 is a
-/// fresh start, which has no past to answer for.
+/// Which holder may write a volume. It rises with every change of the holder, and never falls. A
+/// holder that lost its session names its generation when it opens the volume again. If the volume
+/// has another generation by then, another holder may have written, and nothing that the old holder
+/// had queued may be written. 0 is for an initiator that has queued nothing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Generation(pub u64);
 
 impl Generation {
-    /// Of an initiator that has not held the volume before.
+    /// For an initiator that has not held the volume before.
     pub const FRESH: Self = Self(0);
 
-    /// Whether it is of a fresh start.
+    /// Whether the initiator has not held the volume before.
     #[must_use]
     pub fn is_fresh(self) -> bool {
         self == Self::FRESH
     }
 
-    /// That of the next holder, or `None` at the end of the numbers.
+    /// The generation of the next holder. `None` after the last number.
     #[must_use]
     pub fn next(self) -> Option<Self> {
         self.0.checked_add(1).map(Self)
@@ -95,11 +95,19 @@ impl fmt::Display for Generation {
     }
 }
 
-/// Numbers the commands of one queue in one epoch; wraps.
+/// The number of a command on its queue in one epoch. It wraps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Sequence(pub u32);
 
 impl Sequence {
+    /// The low 16 bits. An answer carries them, so that an answer to another command with the same
+    /// tag does not match.
+    #[must_use]
+    #[inline]
+    pub fn check(self) -> u16 {
+        (self.0 & 0xffff) as u16
+    }
+
     /// The next one.
     #[must_use]
     pub fn next(self) -> Self {
@@ -107,7 +115,7 @@ impl Sequence {
     }
 }
 
-/// A volume as the target named it at OPEN; meaningful within the session. 0 is none.
+/// The number that OPEN gave to a volume. Valid within the session. 0 is none.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct VolumeHandle(pub u32);
 
@@ -133,7 +141,7 @@ pub enum NameError {
         "the name may have letters, digits, `.`, `_` and `-`, and starts with a letter, digit or `_`"
     )]
     BadCharacter,
-    /// Bytes after the padding began.
+    /// Bytes that are not zero behind the padding.
     #[error("the name's padding is not zero")]
     BadPadding,
 }
@@ -182,7 +190,7 @@ impl Name {
     /// The text.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        // Checked to be ASCII in `new`, so the fallback is never taken.
+        // `new` has checked that it is ASCII, so the fallback is never used.
         std::str::from_utf8(&self.bytes[..usize::from(self.len)]).unwrap_or("")
     }
 }

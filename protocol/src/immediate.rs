@@ -3,13 +3,13 @@
 use crate::identity::Sequence;
 use crate::tag::Tag;
 
-/// Immediate data of a successful READ: the tag and the low half of the command's sequence, so that
-/// a stale or forged immediate cannot complete another command.
+/// Immediate data of a successful READ: the tag, and the low half of the sequence of the command,
+/// so that a stale or forged immediate cannot complete another command.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Immediate {
-    /// Which command.
+    /// The command that is answered.
     pub tag: Tag,
-    /// Low 16 bits of its sequence.
+    /// [`Sequence::check`] of the command.
     pub check: u16,
 }
 
@@ -17,13 +17,13 @@ impl Immediate {
     /// For a command.
     #[must_use]
     pub fn new(tag: Tag, sequence: Sequence) -> Self {
-        Self { tag, check: Self::check_of(sequence) }
+        Self { tag, check: sequence.check() }
     }
 
     /// Whether it answers the command with that sequence.
     #[must_use]
     pub fn answers(self, sequence: Sequence) -> bool {
-        self.check == Self::check_of(sequence)
+        self.check == sequence.check()
     }
 
     /// As 32 bits in host order (the fabric puts them on the wire).
@@ -32,14 +32,10 @@ impl Immediate {
         (u32::from(self.check) << 16) | u32::from(self.tag.0)
     }
 
-    /// From 32 bits. The tag is not checked yet.
+    /// From 32 bits. The tag is not checked.
     #[must_use]
     pub fn from_bits(bits: u32) -> Self {
         Self { tag: Tag((bits & 0xffff) as u16), check: (bits >> 16) as u16 }
-    }
-
-    fn check_of(sequence: Sequence) -> u16 {
-        (sequence.0 & 0xffff) as u16
     }
 }
 

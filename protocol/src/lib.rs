@@ -1,5 +1,5 @@
 #![forbid(unsafe_code)]
-//! What is said on the wire: bytes and the rules about them. No I/O, no async, no unsafe.
+//! What goes over the wire: the bytes, and the rules about them. No I/O, no async, no unsafe.
 //!
 //! # A conversation
 //!
@@ -15,7 +15,7 @@
 //!
 //! One *admin* connection opens a session (LOGIN, LIST, OPEN, CLOSE, KEEP_ALIVE, ASYNC_EVENT); any
 //! number of *I/O* connections join it (READ, WRITE, FLUSH, DISCARD, WRITE_ZEROES), each with its
-//! own tags. The target alone moves data: the initiator exposes a buffer per command, the target
+//! own tags. Only the target moves data. The initiator exposes one buffer per command; the target
 //! exposes nothing.
 //!
 //! # A command capsule
@@ -35,15 +35,16 @@
 //!
 //! # Lists
 //!
-//! Where [`Features::CAPSULE_LISTS`] was agreed, one message may hold up to [`limits::LIST_MAX`]
+//! If [`Features::CAPSULE_LISTS`] was agreed, one message may hold up to [`limits::LIST_MAX`]
 //! capsules, one behind the other: commands, of which only the last may have in-capsule data, or
-//! responses. A list means what its capsules would mean, sent one by one in the same order. An
-//! immediate always answers one READ.
+//! responses. A list means the same as its capsules sent one by one in the same order. An immediate
+//! always answers one READ.
 //!
-//! Where [`Features::DATA_LISTS`] was agreed too, up to [`limits::LIST_DATA_MAX`] of the commands
-//! may have data. It is behind all capsules, that of the first at the end of the message and each
-//! further one's before it, so a reader who goes from capsule to capsule knows where the data of
-//! each is. A message with one data is as without.
+//! If [`Features::DATA_LISTS`] was agreed too, up to [`limits::LIST_DATA_MAX`] of the commands may
+//! have data. The data is behind all capsules: the data of the first such command at the end of the
+//! message, and the data of each later one before it. So a reader that goes from capsule to capsule
+//! knows where the data of each is. A message in which one command has data is the same as without
+//! this feature.
 //!
 //! ```text
 //! | WRITE a | READ | WRITE b | WRITE c | data of c | data of b | data of a |
@@ -52,22 +53,25 @@
 //! # Rules
 //!
 //! - All integers are little-endian; reserved bytes are zero and checked; nothing has zero length.
-//! - The tag is the slot, the credit and the buffer index: a tag is free again when its response
+//! - The tag is the credit and the index of the buffer. A tag is free again when its response has
 //!   arrived. There are no credit messages.
-//! - No field is used before it was parsed into a checked type. Parsing never panics and never
+//! - No field is used before it is parsed into a checked type. Parsing never panics and never
 //!   allocates.
 
 mod admin;
 mod block;
 mod capsule;
+mod command_list;
 mod descriptor;
+mod features;
 mod hello;
 mod identity;
 mod immediate;
 pub mod limits;
-mod list;
 mod mutation;
+mod negotiate;
 mod opcode;
+mod response_list;
 mod selftest;
 mod status;
 mod tag;
@@ -80,19 +84,19 @@ pub use admin::{
 };
 pub use block::{BlockCount, BlockRange, BlockSize, Lba};
 pub use capsule::{CapsuleError, CommandCapsule, CommandFlags, ResponseCapsule};
+pub use command_list::CommandList;
 pub use descriptor::KeyedDescriptor;
-pub use hello::{
-    ConnectionKind, Features, HelloAccept, HelloError, HelloReject, HelloRequest, Offer,
-    RejectReason, negotiate,
-};
+pub use features::Features;
+pub use hello::{ConnectionKind, HelloAccept, HelloError, HelloReject, HelloRequest, RejectReason};
 pub use identity::{
     Epoch, Generation, HostId, InstanceId, Name, NameError, Sequence, SessionId, VolumeHandle,
     WriteVerifier,
 };
 pub use immediate::Immediate;
-pub use list::{CommandList, ResponseList};
 pub use mutation::Mutation;
+pub use negotiate::{Offer, negotiate};
 pub use opcode::Opcode;
+pub use response_list::ResponseList;
 pub use selftest::{SELF_TEST_BYTES, self_test_pattern};
 pub use status::Status;
 pub use tag::{QueueDepth, Tag};

@@ -1,10 +1,10 @@
 //! [`Mutation`]: the deliberate faults that the simulation must find.
 //!
-//! Each breaks one rule that keeps I/O from being lost, stale or stuck. The code that a rule lives
-//! in asks [`Mutation::is_on`] where the rule is kept. Without the feature `mutations` the answer is
-//! a constant `false`, and the compiler leaves nothing of the question. With the feature, which no
-//! program that serves data may have, the environment variable `RBLK_MUTATION` names the fault to
-//! switch on. `tests/tests/mutations.rs` tries each.
+//! Each breaks one rule that protects I/O from being lost, stale or stuck. The code that keeps a
+//! rule asks [`Mutation::is_on`]. Without the feature `mutations` the answer is a constant `false`,
+//! and the compiler removes the question. With the feature, the environment variable
+//! `RBLK_MUTATION` names the fault to switch on. No program that serves data may have the feature.
+//! `tests/tests/mutations.rs` tries each mutation.
 
 /// A deliberate fault.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -1,4 +1,4 @@
-//! What a command asks for.
+//! [`Opcode`]: the operation of a command.
 
 /// Operation of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -6,16 +6,16 @@
 pub enum Opcode {
     /// Data from the volume into the descriptor's buffer, by RDMA WRITE.
     Read = 0x01,
-    /// Data into the volume: in the capsule, or pulled from the descriptor's buffer by RDMA READ.
+    /// Data into the volume: from the capsule, or from the descriptor's buffer by RDMA READ.
     Write = 0x02,
     /// Everything acknowledged on any queue of the session is durable when this is answered.
     Flush = 0x03,
-    /// The range's content is no longer wanted; it reads as zeros or as before.
+    /// The content of the range is no longer needed. It reads as zeros or as before.
     Discard = 0x04,
     /// The range reads as zeros when this is answered.
     WriteZeroes = 0x05,
-    /// First command on an I/O queue: the target answers with the optional verbs the ends agreed
-    /// on, so that a device that claims what it cannot do is found before it carries data.
+    /// First command on an I/O queue. The target answers with the optional verbs that were agreed,
+    /// so that a device that cannot do what it claims is found before it carries data.
     SelfTest = 0x10,
     /// Opens or resumes a session. In: [`crate::LoginRequest`]. Out: [`crate::LoginReply`].
     Login = 0x20,
@@ -23,13 +23,13 @@ pub enum Opcode {
     ListVolumes = 0x21,
     /// Opens a volume. In: [`crate::OpenRequest`]. Out: [`crate::OpenReply`].
     OpenVolume = 0x22,
-    /// Gives a volume back.
+    /// Closes a volume.
     CloseVolume = 0x23,
-    /// Proves that the target's data threads live.
+    /// Shows that the data threads of the target are alive.
     KeepAlive = 0x24,
-    /// Parked by the target until it has something to tell ([`crate::AsyncEvent`]).
+    /// The target answers it when it has something to tell ([`crate::AsyncEvent`]).
     AsyncEvent = 0x25,
-    /// Ends the session in good order.
+    /// Ends the session.
     Logout = 0x26,
 }
 
@@ -58,7 +58,7 @@ impl Opcode {
         Self::ALL.into_iter().find(|opcode| *opcode as u8 == byte)
     }
 
-    /// Whether it is for the blocks of a volume.
+    /// Whether it is an operation on blocks of a volume.
     #[must_use]
     #[inline]
     pub fn is_block(self) -> bool {

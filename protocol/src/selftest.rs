@@ -2,10 +2,10 @@
 
 use crate::identity::Sequence;
 
-/// Bytes of the pattern, and of the buffer a SELF_TEST names at least.
+/// Bytes of the pattern, and of the buffer that a SELF_TEST must name at least.
 pub const SELF_TEST_BYTES: usize = 64;
 
-/// What the target writes: depends on the sequence, so that an old answer does not pass for a new
+/// What the target writes. It depends on the sequence, so that an old answer is not taken for a new
 /// one.
 #[must_use]
 pub fn self_test_pattern(sequence: Sequence) -> [u8; SELF_TEST_BYTES] {

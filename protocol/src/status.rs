@@ -34,17 +34,17 @@ pub enum Status {
     DigestMismatch = 13,
     /// RDMA READ or WRITE of the data failed.
     TransferFailed = 14,
-    /// The target is stopping; connect again later.
+    /// The target is stopping. Connect again later.
     ShuttingDown = 15,
     /// A limit of the target is reached (sessions, queues, memory).
     LimitReached = 16,
-    /// The command waited too long in the target and had no effect.
+    /// The command waited too long in the target. It had no effect.
     TimedOut = 17,
-    /// The volume's backing store is gone.
+    /// The backing store of the volume is gone.
     VolumeGone = 18,
     /// The command came out of order: before LOGIN, OPEN or SELF_TEST.
     NotReady = 19,
-    /// A bug of the target.
+    /// The target has a bug.
     Internal = 20,
 }
 
@@ -74,13 +74,15 @@ impl Status {
         Self::Internal,
     ];
 
-    /// From the wire. `None` for a number this version does not know; treat it as an I/O error.
+    /// From the wire. `None` for a number that this version does not know. Treat it as an I/O
+    /// error.
     #[must_use]
     pub fn from_wire(number: u16) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()
     }
 
-    /// The errno an application gets, positive; 0 for success. The numbers are Linux's (errno(3)).
+    /// The errno that an application gets, positive; 0 for success. The numbers are those of Linux
+    /// (errno(3)).
     #[must_use]
     pub fn errno(self) -> i32 {
         const EIO: i32 = 5;
@@ -101,8 +103,8 @@ impl Status {
             Self::ReadOnly => EROFS,
             Self::NoSuchVolume | Self::VolumeGone => ENODEV,
             Self::InUse | Self::LimitReached => EBUSY,
-            // ext4 and friends turn read-only on EBADE as on EIO; the text in the log tells them
-            // apart.
+            // ext4 and other file systems become read-only on EBADE as on EIO. The text in the log
+            // differs.
             Self::Fenced => EBADE,
             Self::NoSuchSession => ESTALE,
             Self::StoreError

@@ -1,9 +1,9 @@
-//! [`Tag`] and [`QueueDepth`]: the index that names an I/O end to end.
+//! [`Tag`] and [`QueueDepth`]: the number that names an I/O at both ends.
 
 use crate::limits;
 
-/// Names one command of one queue: ublk tag, capsule tag, buffer index and credit at once. Always
-/// below the queue's depth once checked ([`QueueDepth::check`]).
+/// Names one command of one queue. The same number is the ublk tag, the tag in the capsule, the
+/// index of the buffer and the credit. [`QueueDepth::check`] checks that it is within the depth.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Tag(pub u16);
 
@@ -32,8 +32,8 @@ impl QueueDepth {
         self.0
     }
 
-    /// A tag from a peer, if it is below the depth. One tag more than the depth is valid: it
-    /// belongs to the connection itself (self-test, keep-alive) and never to a block request.
+    /// A tag from a peer, if it is valid. One tag more than the depth is valid: it belongs to the
+    /// connection itself (self-test, keep-alive) and never to a block request.
     #[must_use]
     #[inline]
     pub fn check(self, tag: u16) -> Option<Tag> {

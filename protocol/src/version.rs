@@ -1,21 +1,21 @@
 //! Versions of the protocol, newest first.
 
-/// A protocol version. Ends agree on the highest both speak.
+/// A protocol version. The two ends agree on the newest that both speak.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Version(pub u16);
 
 impl Version {
-    /// The newest this code speaks.
+    /// The newest version that this code speaks.
     pub const NEWEST: Self = VERSIONS[0].0;
-    /// The oldest this code speaks.
+    /// The oldest version that this code speaks.
     pub const OLDEST: Self = VERSIONS[VERSIONS.len() - 1].0;
 }
 
-/// Every version this code speaks, newest first, with what changed.
+/// Every version that this code speaks, newest first, with what changed.
 ///
-/// An optional ability is no version but a bit of [`Features`](crate::Features), which an end that
-/// does not know it does not have: lists of capsules, and data of several commands in one message,
-/// came that way.
+/// An optional ability needs no new version. It is a bit of [`Features`](crate::Features), and an
+/// end that does not know the bit does not set it. Lists of capsules, and data of several commands
+/// in one message, were added in this way.
 pub const VERSIONS: &[(Version, &str)] = &[(
     Version(2),
     "first of a release: 64 B commands, 16 B responses, one keyed descriptor, in-capsule data, sessions with \

@@ -24,11 +24,11 @@ pub const fn wide64(value: usize) -> u64 {
     value as u64
 }
 
-/// Narrows an unsigned integer of which the caller knows that it fits.
+/// Narrows an unsigned integer that the caller knows to fit.
 ///
-/// A value that does not fit is a bug: it panics in debug builds, and becomes the largest value of
-/// the narrow type in release builds, which every check of a range behind it refuses. Use
-/// `try_from` for a value that a peer, a file or a user may choose.
+/// A value that does not fit is a bug. It panics in debug builds. In release builds it becomes the
+/// largest value of the narrow type, which every later check of a range refuses. Use `try_from` for
+/// a value that a peer, a file or a user may choose.
 #[inline(always)]
 #[must_use]
 #[cfg_attr(debug_assertions, track_caller)]

@@ -38,7 +38,7 @@ pub enum Command {
     /// Serve volumes until SIGTERM, which drains and ends.
     ///
     /// SIGHUP does not end the target, and reloads nothing: a target that was started in a terminal
-    /// goes on when the terminal closes.
+    /// keeps running when the terminal closes.
     Serve(Box<ServeArgs>),
     /// Check a configuration and the stores it names, without serving.
     Check {
@@ -55,12 +55,12 @@ pub enum Command {
         #[arg(long, value_enum, default_value = "table")]
         output: Output,
     },
-    /// Let I/O finish, tell the initiators, and stop the running target; ends when it has.
+    /// Let I/O finish, tell the initiators, and stop the running target. Waits until it has ended.
     Drain {
         /// Which target.
         #[command(flatten)]
         socket: SocketArgs,
-        /// Only begin it.
+        /// Begin the drain, and do not wait for its end.
         #[arg(long)]
         no_wait: bool,
         /// Form of the answer.
@@ -101,7 +101,7 @@ pub struct ServeArgs {
     /// Volume on a file or block device; repeat for several.
     #[arg(long, value_name = "NAME=PATH")]
     pub file: Vec<String>,
-    /// Volume in memory, lost at the end.
+    /// Volume in memory, lost when the target ends.
     #[arg(long, value_name = "NAME=SIZE")]
     pub memory: Vec<String>,
     /// Volume of zeros that drops writes, for measuring the rest.
@@ -119,8 +119,8 @@ pub struct ServeArgs {
     /// Where `status` and `drain` reach this target.
     #[arg(long, value_name = "PATH")]
     pub control_socket: Option<PathBuf>,
-    /// Where this target remembers whether it stopped cleanly and who held its volumes; targets of
-    /// one name need one each.
+    /// Where this target remembers whether it stopped cleanly and which hosts held its volumes;
+    /// targets of the same name need one each.
     #[arg(long, value_name = "DIRECTORY")]
     pub state_dir: Option<PathBuf>,
     /// Data threads; one per two CPUs, 1 to 4, by default.
@@ -142,13 +142,13 @@ pub struct ServeArgs {
     /// How long a drain waits for initiators to leave.
     #[arg(long, value_name = "TIME")]
     pub drain_timeout: Option<Duration>,
-    /// How long an initiator that is not heard of keeps its volumes.
+    /// How long an initiator without connections keeps its volumes.
     #[arg(long, value_name = "TIME")]
     pub lease: Option<Duration>,
-    /// Print the configuration that these flags and files make, and end.
+    /// Print the configuration that flags and files result in, and end.
     #[arg(long)]
     pub dump_config: bool,
-    /// More words in the log; twice for everything. RBLK_LOG overrides.
+    /// Log more; twice for everything. RBLK_LOG overrides.
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
 }
@@ -280,7 +280,7 @@ pub fn exit_of(error: &anyhow::Error) -> rblk_config::Exit {
                 _ => Exit::Store,
             };
         }
-        if cause.is::<crate::memory::NotEnoughMemory>() {
+        if cause.is::<crate::demand::NotEnoughMemory>() {
             return Exit::HostLacks;
         }
         match cause.downcast_ref::<FabricError>() {

@@ -1,4 +1,4 @@
-//! `rblk-target drain`: begins a drain and waits, by looking, until the target's process is gone.
+//! `rblk-target drain`: begins a drain, and polls until the target's process is gone.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,11 +13,11 @@ use crate::{no_answer, table};
 
 /// How often to look.
 const STEP: Duration = Duration::from_millis(200);
-/// What a target may take beyond the time of its drain: dead connections end in 5 s, and what is
-/// dirty is brought to the stores in 30 s, or given up.
+/// What a target may take beyond the time of its drain: dead connections end in 5 s, and dirty
+/// blocks are written to the stores in 30 s, or given up.
 const MARGIN: Duration = Duration::from_secs(45);
 
-/// What became of it, in JSON.
+/// The outcome, in JSON.
 #[derive(Serialize)]
 struct Outcome {
     /// The target's process.
@@ -30,7 +30,7 @@ struct Outcome {
     sessions: usize,
 }
 
-/// A process, so that another of the same number is not taken for it.
+/// A process. Another process with the same number later is not the same one.
 struct Process {
     pid: u32,
     // In the ticks of /proc; `None` where it cannot be seen, such as from another PID namespace.
@@ -122,24 +122,24 @@ async fn wait_for(
     output: Output,
 ) -> bool {
     let mut deadline: Option<Instant> = None;
-    let mut told = String::new();
+    let mut printed = String::new();
     loop {
         if process.is_gone() {
             return true;
         }
         match status(path).await {
-            // Another has taken its place already.
+            // Another target has taken its place already.
             Ok(Ok(status)) if status.instance != instance => return true,
             Ok(Ok(TargetStatus { drain: Some(drain), .. })) => {
                 *last = drain;
                 let left = Duration::from_millis(drain.left_ms);
                 deadline.get_or_insert_with(|| Instant::now() + left + MARGIN);
-                // Said again when initiators left, not every second.
+                // Printed again when initiators left, not every second.
                 let now = table::draining(&drain);
                 let count = format!("{} {}", drain.sessions, drain.left_ms == 0);
-                if output == Output::Table && told != count {
+                if output == Output::Table && printed != count {
                     println!("{now}");
-                    told = count;
+                    printed = count;
                 }
             }
             Ok(_) => {}
@@ -156,7 +156,7 @@ async fn wait_for(
     }
 }
 
-/// Nobody listens there any more.
+/// Whether no target listens there any more.
 fn is_gone(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{ConnectionRefused, NotFound};
     matches!(error.kind(), ConnectionRefused | NotFound)
@@ -186,7 +186,7 @@ mod tests {
         while look_at(child.id()).is_some() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(process.is_gone(), "although nobody has waited for it yet");
+        assert!(process.is_gone(), "although its parent has not waited for it yet");
         child.wait().unwrap();
         assert!(process.is_gone());
         assert!(!Process { pid: u32::MAX, started: None }.is_gone(), "it could never be seen");

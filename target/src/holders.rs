@@ -1,19 +1,19 @@
-//! [`Holders`]: for each volume, who held it last for writing and in which [`Generation`]. Pure;
-//! `file` keeps it.
+//! [`Holders`]: for each volume, the host that held it last for writing, and in which
+//! [`Generation`]. Pure; [`mod@file`] keeps it on disk.
 //!
 //! A generation rises with every change of holder and never falls. A holder that comes back after
-//! its session was forgotten names the generation it was given: if the volume's is another by now,
-//! somebody else may have written, and what the one that comes back has queued must never follow.
-//! That is all that protects a volume after a lease ended or a target was started anew, so:
+//! its session was forgotten names the generation that it was given. If the volume has another
+//! generation now, another host may have written, and the writes that this holder has queued must
+//! not follow. Nothing else protects a volume after a lease ended or a target was restarted, so:
 //!
-//! - What the target told anybody must be remembered by the next run: a record is made durable
-//!   before the OPEN that changed it is answered.
-//! - Without that, a generation that this run does not know is refused, except where nothing can be
-//!   remembered at all ([`Holders::forgetful`]): there every holder would be refused after every
-//!   start of the target.
+//! - The next run must remember what the target told to any host: a record is made durable before
+//!   the OPEN that changed it is answered.
+//! - A generation that this run does not know is refused. The exception is a target that can
+//!   remember nothing at all ([`Holders::forgetful`]): it would refuse every holder after every
+//!   start.
 //! - The number alone is not enough for an exclusive holder: one generation is one host's.
-//! - A generation is that of one store, too. When a volume is served from another file or device
-//!   than it was last ([`Holders::serve`]), nobody who held it before may go on.
+//! - A generation belongs to one store, too. When a volume is served from another file or device
+//!   than the last time ([`Holders::serve`]), no host that held it before may resume.
 
 pub mod file;
 
@@ -26,7 +26,7 @@ use crate::store::StoreIdentity;
 /// The stable identity of a volume.
 pub type VolumeUuid = [u8; 16];
 
-/// Highest generation that is believed without being known.
+/// Highest generation that is accepted from a holder that this run does not know.
 const ADOPTED_MAX: u64 = 1 << 62;
 
 /// The last holder of a volume.
@@ -34,7 +34,7 @@ const ADOPTED_MAX: u64 = 1 << 62;
 pub struct HolderRecord {
     /// Which volume.
     pub volume: VolumeUuid,
-    /// In which generation it holds it.
+    /// The generation in which the host holds it.
     pub generation: Generation,
     /// Exclusive, or shared: then it is the first of several.
     pub mode: AccessMode,
@@ -42,11 +42,11 @@ pub struct HolderRecord {
     pub host: HostId,
     /// Its host's name, for people.
     pub host_name: Name,
-    /// It did not say goodbye, so it may come back.
+    /// It did not log out, so it may come back.
     pub present: bool,
 }
 
-/// One that opens a volume for writing.
+/// A host that opens a volume for writing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claimant {
     /// Exclusive or shared.
@@ -61,28 +61,28 @@ pub struct Claimant {
 #[derive(Clone, Debug)]
 pub struct Holders {
     records: BTreeMap<VolumeUuid, HolderRecord>,
-    // Of volumes without a record.
+    // The generations of volumes without a record begin above this.
     base: Generation,
     forgetful: bool,
     // What each volume was served from last.
     stores: BTreeMap<VolumeUuid, StoreIdentity>,
-    // Those that this run serves from something else than the run before.
+    // Volumes that this run serves from another store than the run before.
     replaced: BTreeSet<VolumeUuid>,
 }
 
-/// What a volume is served from, beside what it was served from last.
+/// What a volume is served from, compared with the last time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Served {
-    /// The same, or that cannot be told.
+    /// The same, or that cannot be seen.
     AsBefore,
     /// For the first time, as far as is known: it is remembered from now on.
     First,
-    /// Another one.
+    /// Another store.
     Replaced,
 }
 
 impl Holders {
-    /// What earlier runs remembered. Generations that they did not give are refused.
+    /// The holders that earlier runs remembered. Generations that they did not give are refused.
     #[must_use]
     pub fn durable(records: impl IntoIterator<Item = HolderRecord>) -> Self {
         Self {
@@ -101,27 +101,21 @@ impl Holders {
         }
     }
 
-    /// What earlier runs remembered is lost; this run's will be kept. Generations begin above
-    /// `base`, which must be above all that were ever given.
+    /// The records of earlier runs are lost; those of this run will be kept. Generations begin
+    /// above `base`, which must be above all that were ever given.
     #[must_use]
     pub fn lost(base: Generation) -> Self {
         Self::empty(base, false)
     }
 
     /// Nothing is remembered from one run to the next. The first holder that comes back is
-    /// believed, unless another came before. `base` as for [`Self::lost`].
+    /// believed, unless another host came before. `base` as for [`Self::lost`].
     #[must_use]
     pub fn forgetful(base: Generation) -> Self {
         Self::empty(base, true)
     }
 
-    /// Whether nothing is remembered.
-    #[must_use]
-    pub fn is_forgetful(&self) -> bool {
-        self.forgetful
-    }
-
-    /// With what earlier runs remembered of the stores.
+    /// Adds what earlier runs remembered of the stores.
     #[must_use]
     pub fn with_stores(
         mut self,
@@ -136,8 +130,8 @@ impl Holders {
         self.stores.iter()
     }
 
-    /// This run serves a volume from that store, which may have no identity. Should it be another
-    /// one than before, the generation of the last holder ends: whoever has it is refused when it
+    /// This run serves a volume from that store, which may have no identity. If it is another store
+    /// than before, the generation of the last holder ends: a host that has it is refused when it
     /// comes back. Anything but [`Served::AsBefore`] is to be remembered before that.
     pub fn serve(&mut self, volume: VolumeUuid, store: Option<&StoreIdentity>) -> Served {
         let before = match store {
@@ -177,30 +171,35 @@ impl Holders {
         self.records.get(volume)
     }
 
-    /// The volume's generation; fresh if nobody ever held it for writing, as far as is known.
+    /// The volume's generation; fresh if no host ever held it for writing, as far as is known.
     #[must_use]
     pub fn generation(&self, volume: &VolumeUuid) -> Generation {
         self.record(volume).map_or(Generation::FRESH, |record| record.generation)
     }
 
-    /// Whether one that comes back with `generation` still is the last holder, or one of them.
+    /// Whether a host that comes back with `generation` still is the last holder, or one of them.
     #[must_use]
-    pub fn is_last(&self, volume: &VolumeUuid, who: &Claimant, generation: Generation) -> bool {
+    pub fn is_last(
+        &self,
+        volume: &VolumeUuid,
+        claimant: &Claimant,
+        generation: Generation,
+    ) -> bool {
         match self.record(volume) {
             Some(record) => {
                 record.generation == generation
-                    && record.mode == who.mode
-                    && (record.mode == AccessMode::Shared || record.host == who.host)
+                    && record.mode == claimant.mode
+                    && (record.mode == AccessMode::Shared || record.host == claimant.host)
             }
             None => self.forgetful && !generation.is_fresh() && generation.0 < ADOPTED_MAX,
         }
     }
 
-    /// One that [`Self::is_last`] came back. Returns the record if that changed it.
+    /// A holder that [`Self::is_last`] came back. Returns the record if that changed it.
     pub fn come_back(
         &mut self,
         volume: &VolumeUuid,
-        who: &Claimant,
+        claimant: &Claimant,
         generation: Generation,
     ) -> Option<HolderRecord> {
         if let Some(record) = self.records.get_mut(volume) {
@@ -208,55 +207,58 @@ impl Holders {
             record.present = true;
             return changed.then(|| record.clone());
         }
-        let record = record_of(*volume, who, generation);
+        let record = record_of(*volume, claimant, generation);
         self.put(record.clone());
         Some(record)
     }
 
     /// The record of a holder that would begin now, in the next generation. `None` for one more
-    /// that shares: it only [joins](Self::join).
+    /// host that shares: it only [joins](Self::join).
     ///
     /// # Errors
-    /// The numbers are at their end.
+    /// No generation is left.
     pub fn claim(
         &self,
         volume: &VolumeUuid,
-        who: &Claimant,
+        claimant: &Claimant,
     ) -> Result<Option<HolderRecord>, NoGeneration> {
-        if self.record(volume).is_some_and(|record| record.is_shared_with(who)) {
+        if self.record(volume).is_some_and(|record| record.is_shared_with(claimant)) {
             return Ok(None);
         }
         let last = self.generation(volume).max(self.base);
         let generation = last.next().ok_or(NoGeneration)?;
-        Ok(Some(record_of(*volume, who, generation)))
+        Ok(Some(record_of(*volume, claimant, generation)))
     }
 
-    /// One more that shares, where somebody does. Returns the record if that changed it.
-    pub fn join(&mut self, volume: &VolumeUuid, who: &Claimant) -> Option<HolderRecord> {
-        let record = self.records.get_mut(volume).filter(|record| record.is_shared_with(who))?;
+    /// One more host that shares a shared volume. Returns the record if that changed it.
+    pub fn join(&mut self, volume: &VolumeUuid, claimant: &Claimant) -> Option<HolderRecord> {
+        let record =
+            self.records.get_mut(volume).filter(|record| record.is_shared_with(claimant))?;
         if record.present {
             return None;
         }
-        (record.host, record.host_name) = (who.host, who.host_name);
+        (record.host, record.host_name) = (claimant.host, claimant.host_name);
         record.present = true;
         Some(record.clone())
     }
 
-    /// A new holder begins, or one more that shares. Returns the record if that changed it.
+    /// A new holder begins, or one more host shares. Returns the record if that changed it.
     ///
     /// # Errors
     /// As of [`Self::claim`].
     pub fn begin(
         &mut self,
         volume: &VolumeUuid,
-        who: &Claimant,
+        claimant: &Claimant,
     ) -> Result<Option<HolderRecord>, NoGeneration> {
-        let Some(record) = self.claim(volume, who)? else { return Ok(self.join(volume, who)) };
+        let Some(record) = self.claim(volume, claimant)? else {
+            return Ok(self.join(volume, claimant));
+        };
         self.put(record.clone());
         Ok(Some(record))
     }
 
-    /// The holder, or the last of several, said goodbye. Returns the record if that changed it.
+    /// The holder, or the last of several, logged out. Returns the record if that changed it.
     pub fn leave(&mut self, volume: &VolumeUuid) -> Option<HolderRecord> {
         let record = self.records.get_mut(volume).filter(|record| record.present)?;
         record.present = false;
@@ -270,13 +272,13 @@ impl Holders {
 }
 
 impl HolderRecord {
-    fn is_shared_with(&self, who: &Claimant) -> bool {
-        (self.mode, who.mode) == (AccessMode::Shared, AccessMode::Shared)
+    fn is_shared_with(&self, claimant: &Claimant) -> bool {
+        (self.mode, claimant.mode) == (AccessMode::Shared, AccessMode::Shared)
     }
 }
 
-fn record_of(volume: VolumeUuid, who: &Claimant, generation: Generation) -> HolderRecord {
-    let (mode, host, host_name) = (who.mode, who.host, who.host_name);
+fn record_of(volume: VolumeUuid, claimant: &Claimant, generation: Generation) -> HolderRecord {
+    let (mode, host, host_name) = (claimant.mode, claimant.host, claimant.host_name);
     HolderRecord { volume, generation, mode, host, host_name, present: true }
 }
 
@@ -291,25 +293,25 @@ mod tests {
 
     const V: VolumeUuid = [7; 16];
 
-    fn who(host: u8, mode: AccessMode) -> Claimant {
+    fn claimant(host: u8, mode: AccessMode) -> Claimant {
         Claimant { mode, host: HostId([host; 16]), host_name: Name::new("h").unwrap() }
     }
 
     #[test]
     fn every_exclusive_holder_has_a_generation_of_its_own() {
         let mut holders = Holders::durable([]);
-        let (a, b) = (who(1, AccessMode::Exclusive), who(2, AccessMode::Exclusive));
+        let (a, b) = (claimant(1, AccessMode::Exclusive), claimant(2, AccessMode::Exclusive));
         assert_eq!(holders.generation(&V), Generation::FRESH);
         let first = holders.begin(&V, &a).unwrap().unwrap();
         assert_eq!((first.generation, first.present), (Generation(1), true));
         assert!(holders.is_last(&V, &a, Generation(1)));
         assert!(!holders.is_last(&V, &b, Generation(1)), "one generation is one host's");
-        assert!(!holders.is_last(&V, &who(1, AccessMode::Shared), Generation(1)));
+        assert!(!holders.is_last(&V, &claimant(1, AccessMode::Shared), Generation(1)));
         assert_eq!(holders.come_back(&V, &a, Generation(1)), None, "nothing changed");
         let left = holders.leave(&V).unwrap();
         assert_eq!((left.generation, left.present), (Generation(1), false));
         assert_eq!(holders.leave(&V), None);
-        assert!(holders.is_last(&V, &a, Generation(1)), "nobody came between");
+        assert!(holders.is_last(&V, &a, Generation(1)), "no other host came between");
         assert!(holders.come_back(&V, &a, Generation(1)).unwrap().present);
         assert_eq!(holders.begin(&V, &a).unwrap().unwrap().generation, Generation(2));
         assert_eq!(holders.begin(&V, &b).unwrap().unwrap().generation, Generation(3));
@@ -325,14 +327,14 @@ mod tests {
     #[test]
     fn those_who_share_have_one_generation_together() {
         let mut holders = Holders::durable([]);
-        let (a, b) = (who(1, AccessMode::Shared), who(2, AccessMode::Shared));
+        let (a, b) = (claimant(1, AccessMode::Shared), claimant(2, AccessMode::Shared));
         assert_eq!(holders.begin(&V, &a).unwrap().unwrap().generation, Generation(1));
         assert_eq!(holders.begin(&V, &b), Ok(None));
         assert!(holders.is_last(&V, &a, Generation(1)) && holders.is_last(&V, &b, Generation(1)));
         holders.leave(&V).unwrap();
         let again = holders.begin(&V, &b).unwrap().unwrap();
         assert_eq!((again.generation, again.host), (Generation(1), HostId([2; 16])));
-        let c = who(3, AccessMode::Exclusive);
+        let c = claimant(3, AccessMode::Exclusive);
         assert_eq!(holders.begin(&V, &c).unwrap().unwrap().generation, Generation(2));
         assert!(!holders.is_last(&V, &a, Generation(1)) && !holders.is_last(&V, &a, Generation(2)));
     }
@@ -341,7 +343,7 @@ mod tests {
     fn a_volume_on_another_file_fences_who_comes_back() {
         let store = |text: &str| StoreIdentity::parse(text);
         for mode in [AccessMode::Exclusive, AccessMode::Shared] {
-            let a = who(1, mode);
+            let a = claimant(1, mode);
             let mut holders = Holders::durable([]);
             assert_eq!(holders.serve(V, store("inode:1").as_ref()), Served::First);
             holders.begin(&V, &a).unwrap().unwrap();
@@ -349,7 +351,7 @@ mod tests {
             assert!(holders.is_last(&V, &a, Generation(1)) && !holders.is_replaced(&V));
             assert_eq!(holders.serve(V, store("inode:2").as_ref()), Served::Replaced);
             assert!(!holders.is_last(&V, &a, Generation(1)) && holders.is_replaced(&V));
-            assert!(!holders.record(&V).unwrap().present, "nobody is waited for");
+            assert!(!holders.record(&V).unwrap().present, "no holder may come back");
             // Nor may one of before come back after others have come.
             assert_eq!(
                 holders.begin(&V, &a).unwrap().map(|r| r.generation),
@@ -364,28 +366,28 @@ mod tests {
             assert_eq!(holders.serve(V, None), Served::AsBefore);
         }
         // A number that has none after it ends, too.
-        let last = record_of(V, &who(1, AccessMode::Exclusive), Generation(u64::MAX));
+        let last = record_of(V, &claimant(1, AccessMode::Exclusive), Generation(u64::MAX));
         let mut holders = Holders::durable([last]).with_stores([(V, store("inode:1").unwrap())]);
         assert_eq!(holders.serve(V, store("inode:2").as_ref()), Served::Replaced);
-        assert!(!holders.is_last(&V, &who(1, AccessMode::Exclusive), Generation(u64::MAX)));
+        assert!(!holders.is_last(&V, &claimant(1, AccessMode::Exclusive), Generation(u64::MAX)));
     }
 
     #[test]
     fn what_was_forgotten() {
-        let a = who(1, AccessMode::Exclusive);
+        let a = claimant(1, AccessMode::Exclusive);
         assert!(!Holders::durable([]).is_last(&V, &a, Generation(5)), "it remembers all it gave");
         let mut lost = Holders::lost(Generation(1000));
         assert!(!lost.is_last(&V, &a, Generation(5)));
         assert_eq!(lost.begin(&V, &a).unwrap().unwrap().generation, Generation(1001));
         let mut forgetful = Holders::forgetful(Generation(1000));
-        assert!(forgetful.is_last(&V, &a, Generation(5)), "nobody came before it");
+        assert!(forgetful.is_last(&V, &a, Generation(5)), "no other host came before it");
         assert!(!forgetful.is_last(&V, &a, Generation::FRESH));
         assert!(!forgetful.is_last(&V, &a, Generation(u64::MAX)));
         assert_eq!(forgetful.come_back(&V, &a, Generation(5)).unwrap().generation, Generation(5));
-        assert!(!forgetful.is_last(&V, &who(2, AccessMode::Exclusive), Generation(5)));
+        assert!(!forgetful.is_last(&V, &claimant(2, AccessMode::Exclusive), Generation(5)));
         let mut forgetful = Holders::forgetful(Generation(1000));
-        forgetful.begin(&V, &who(2, AccessMode::Exclusive)).unwrap();
-        assert!(!forgetful.is_last(&V, &a, Generation(5)), "somebody did");
+        forgetful.begin(&V, &claimant(2, AccessMode::Exclusive)).unwrap();
+        assert!(!forgetful.is_last(&V, &a, Generation(5)), "another host did");
         let full = HolderRecord {
             volume: V,
             generation: Generation(u64::MAX),

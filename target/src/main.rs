@@ -44,7 +44,7 @@ fn die_of_closed_pipes() {
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
 }
 
-/// Replaces this process by `rblk-targetd` with the same arguments; it stands beside this program.
+/// Replaces this process by `rblk-targetd`, in the same directory, with the same arguments.
 fn become_daemon() -> anyhow::Result<Exit> {
     let daemon = std::env::current_exe()?.with_file_name("rblk-targetd");
     let error = std::process::Command::new(&daemon).args(std::env::args_os().skip(1)).exec();

@@ -1,241 +1,621 @@
-//! [`Request`]: one command inside the target, and the states it goes through.
+//! [`Request`]: one command inside the target, as a state machine without I/O.
+//!
+//! [`Request::step`] takes an [`Event`] and returns the [`Action`] that it calls for. Nothing else
+//! changes the state of a request. The states carry the names of what is waited for:
 //!
 //! ```text
-//! Free -> Working -> Respond -> Answered -> Free
-//!      -> Execute (admin)  '
+//! Free -> Admitted -+-> AwaitsParts -----------------------------+-> AwaitsCredits -> Answered
+//!                   +-> AwaitsStore -----------------------------+                      |
+//!                   +-> AwaitsFlush -> AwaitsSync ---------------+                      v
+//!                   +-> AwaitsHolds -> AwaitsChange -> AwaitsUnholds                 Admitted
+//!                   +-> AwaitsZeroing ---------------------------+
+//!                   '-> AwaitsControl (admin) -------------------'
 //! ```
 //!
-//! A block command that needs memory or the store is cut into [`Part`]s, one per stripe of the
-//! cache, each of which goes its own way: asked of its shard, landed or sent, done. So a part never
-//! holds memory while it waits for that of another. Any failure leads to `Respond` with a status
-//! once no shard works on the command any more. On a dead QP a request goes to `Free` when nothing
-//! it lent out is in use any more.
+//! A command that moves data through the cache is cut into [`Part`]s, one for each stripe. A part
+//! goes its own way ([`PartState`]), so a part never holds memory while it waits for the memory of
+//! another part:
 //!
-//! `Answered` means: the response is posted, or will be at the end of the turn. The tag may be used
-//! by the peer again at once; the memory it was sent from is then not the request's any more but
-//! the connection's, until it is known to have left.
+//! ```text
+//! READ:   AwaitsMemory -> AwaitsSend -> Done
+//! WRITE:  AwaitsMemory -> AwaitsData -> AwaitsStore -> Done
+//! ```
+//!
+//! Invariants:
+//! - A failure is answered only when no shard works on the command any more. The first failure
+//!   counts.
+//! - `Answered` means: the response is posted, or will be posted at the end of the turn. The peer
+//!   may use the tag again at once. The memory that the answer is sent from belongs to the
+//!   connection by then, until the peer has it.
+//! - After [`Event::Abandon`] (the connection ended) a request asks for nothing more and is never
+//!   answered. Memory that a shard lends to it afterwards goes back at once ([`Action::GiveBack`]).
 
-use rblk_protocol::{CommandCapsule, Status};
+#[cfg(test)]
+mod tests;
 
-use crate::arena::Extent;
+use nix::errno::Errno;
+use rblk_protocol::{CommandCapsule, Opcode, Status};
+
+use crate::cache::message::Changed;
 use crate::cache::{JobId, Segments};
+use crate::part::{Part, PartIndex, PartState, Parts};
 use crate::store::VolumeIndex;
 
-/// Where a request is.
+/// What a request waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
-    /// No command.
+enum State {
+    /// No command came with this tag yet.
     Free,
-    /// Its parts are with their shards, or their data is on its way.
-    Working,
-    /// Control has it (admin).
-    Execute,
-    /// Waits for send-queue slots to be answered.
-    Respond,
+    /// A command came; nothing was asked for it yet.
+    Admitted,
+    /// Its parts are on their way: see [`PartState`].
+    AwaitsParts,
+    /// The store writes the data of a command that has no parts.
+    AwaitsStore,
+    /// Every shard hands its dirty blocks to the store (FLUSH).
+    AwaitsFlush,
+    /// The store makes durable what it has (FLUSH).
+    AwaitsSync,
+    /// The shards keep others off the range, one shard after the other.
+    AwaitsHolds,
+    /// The store discards or zeroes the range.
+    AwaitsChange,
+    /// The shards hear of the change and let others in again.
+    AwaitsUnholds,
+    /// A range of a memory volume is zeroed, a step in each turn.
+    AwaitsZeroing,
+    /// Control works on it (admin).
+    AwaitsControl,
+    /// The outcome is known; the answer needs send credits.
+    AwaitsCredits,
     /// Answered.
     Answered,
 }
 
-/// How a finished request is answered.
+/// The data that goes back with an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Payload {
+pub(crate) enum Payload {
     /// Only a response.
     None,
     /// Data straight from a memory volume.
     Memory {
-        /// Which volume.
-        volume: VolumeIndex,
-        /// First byte.
+        /// First byte in the volume.
         offset: usize,
-        /// Bytes to write.
+        /// Bytes.
         len: u32,
     },
     /// Zeros.
     Zeros {
-        /// Bytes to write.
+        /// Bytes.
         len: u32,
     },
-    /// The tag's reply area (admin).
+    /// The reply area of the tag (admin).
     Reply {
-        /// Bytes to write.
+        /// Bytes.
         len: u32,
     },
 }
 
-/// How far a part is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Step {
-    /// Nothing more to do.
-    #[default]
-    Done,
-    /// A shard works on it, or is about to.
-    Asked,
-    /// Its memory is there; its data comes by RDMA READ.
-    Landing,
-    /// Its data is there, to be sent.
-    Ready,
-}
-
-/// The bytes of a command that one shard has.
-#[derive(Debug, Default)]
-pub struct Part {
-    /// First byte in the volume.
-    pub offset: u64,
-    /// First byte in the command's data.
-    pub at: u32,
-    /// Bytes.
-    pub len: u32,
-    /// The shard.
-    pub shard: u16,
-    /// How far it is.
-    pub step: Step,
-    /// What the shard lent.
-    pub memory: Segments,
-    /// The shard's reservation, for a write.
-    pub job: Option<JobId>,
-    /// Memory of the READ sink it holds (iWARP).
-    pub sink: Option<Extent>,
-    /// READs posted and not completed.
-    pub reads: u16,
-    /// Bytes for which WRs were posted.
-    pub posted: u32,
-}
-
-/// A range that is held at a shard for a discard or zeroing.
+/// How a command ended, as the peer will be told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Held {
-    /// The shard.
-    pub shard: u16,
-    /// Its name there.
-    pub job: JobId,
+pub(crate) struct Outcome {
+    /// Status of the response.
+    pub(crate) status: Status,
+    /// Value of the response.
+    pub(crate) value: u32,
+    /// Data of the answer.
+    pub(crate) payload: Payload,
 }
 
-/// One command inside the target, indexed by its tag.
+impl Outcome {
+    /// Success, without data.
+    pub(crate) const OK: Self = Self::of(Status::Ok);
+
+    /// A status, without data.
+    pub(crate) const fn of(status: Status) -> Self {
+        Self { status, value: 0, payload: Payload::None }
+    }
+
+    /// Success, with data.
+    pub(crate) const fn with(payload: Payload) -> Self {
+        Self { status: Status::Ok, value: 0, payload }
+    }
+}
+
+/// Where the in-capsule data of a command is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct InCapsule {
+    /// The receive buffer.
+    pub(crate) buffer: u16,
+    /// First byte in it.
+    pub(crate) at: usize,
+}
+
+/// The bytes of a volume that a command names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Span {
+    /// The volume.
+    pub(crate) volume: VolumeIndex,
+    /// First byte.
+    pub(crate) offset: u64,
+    /// Bytes.
+    pub(crate) len: u64,
+}
+
+/// A range that a shard holds for a discard or zeroing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct HeldRange {
+    /// The shard.
+    pub(crate) shard: u16,
+    /// The name of the hold at that shard.
+    pub(crate) job: JobId,
+}
+
+/// What happened to a request.
 #[derive(Debug)]
-pub struct Request {
-    /// Where it is.
-    pub state: State,
-    /// The command, once parsed.
-    pub command: Option<CommandCapsule>,
-    /// Receive slot that the command's in-capsule data is in, until it was used.
-    pub recv_slot: Option<u16>,
-    /// Where in that slot.
-    pub data_at: usize,
-    /// Number of the message it came in.
-    pub message: u64,
-    /// Bytes of the volume, for block commands.
-    pub offset_bytes: u64,
-    /// See `offset_bytes`.
-    pub len_bytes: u64,
-    /// Volume, for block commands.
-    pub volume: VolumeIndex,
-    /// Outcome so far.
-    pub status: Status,
-    /// Value of the response.
-    pub value: u32,
-    /// What goes back.
-    pub payload: Payload,
-    /// Answers of shards that will still come.
-    pub pending: u16,
-    /// Ranges held so far.
-    pub holds: Vec<Held>,
-    // Kept from command to command for their memory.
-    parts: Vec<Part>,
-    count: usize,
+pub(crate) enum Event<'a> {
+    /// A command came with this tag, in message number `message`. Only where
+    /// [`Request::may_start`].
+    Command {
+        /// The command.
+        command: &'a CommandCapsule,
+        /// Number of the message.
+        message: u64,
+        /// Its in-capsule data, if it has any.
+        data: Option<InCapsule>,
+    },
+    /// The range was checked against the volume.
+    Checked(Span),
+    /// The command gets one more part.
+    Part(Part),
+    /// A shard was asked and will answer, for the command or one of its parts.
+    Asked,
+    /// The own shard's store writes the data of a command without parts.
+    StoreAsked,
+    /// The store wrote that data well.
+    Stored,
+    /// Every shard will be asked for its dirty blocks.
+    FlushBegan,
+    /// The store will be asked to make everything durable, or to change a range.
+    SyncBegan,
+    /// The shards will be asked to hold the range.
+    HoldsBegan,
+    /// The store will be asked to discard or zero the range.
+    ChangeBegan,
+    /// A memory volume is being zeroed.
+    ZeroingBegan,
+    /// The range of a memory volume is zero.
+    Zeroed,
+    /// Control has the command.
+    Forwarded,
+    /// Control answered an abandoned command.
+    ControlDone,
+    /// The own shard has the bytes of a part of a READ.
+    Hit(PartIndex, Segments),
+    /// A shard lent the bytes of a part of a READ, or could not.
+    Lent(PartIndex, Result<Segments, Errno>),
+    /// A shard that was asked reserved memory for a part of a WRITE.
+    Reserved(PartIndex, JobId, Segments),
+    /// The own shard reserved memory for a part of a WRITE at once.
+    ReservedNow(PartIndex, JobId, Segments),
+    /// The data of a part goes straight to a memory volume, or nowhere.
+    NeedsNoMemory(PartIndex),
+    /// A RDMA READ of so many bytes was posted for a part.
+    ReadPosted(PartIndex, u32),
+    /// A RDMA READ of a part completed.
+    ReadDone(PartIndex),
+    /// The in-capsule data of a part was copied out.
+    Copied(PartIndex),
+    /// The shard of a part has its data and will answer when it is written.
+    WriteAsked(PartIndex),
+    /// The data of a part is where it belongs: no shard has to be asked.
+    WrittenNow(PartIndex),
+    /// A WRITE of so many bytes was queued for a part of a READ.
+    Sent(PartIndex, u32),
+    /// A shard holds the range.
+    Held(HeldRange),
+    /// Every shard holds the range.
+    AllHeld,
+    /// A shard did what it was asked for, or could not.
+    Done(PartIndex, Result<(), Errno>),
+    /// The outcome is known.
+    Outcome(Outcome),
+    /// The answer is queued.
+    Answered,
+    /// The connection ended.
+    Abandon,
+}
+
+/// What an event calls for. Plain data: what a part owns stays in the part, until the caller takes
+/// it ([`Part::take_memory`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "an action that is not carried out leaves the command unanswered"]
+pub(crate) enum Action {
+    /// Nothing: something else is waited for.
+    Wait,
+    /// The data of a part may come: its memory is there.
+    Fetch(PartIndex),
+    /// The data of a part is all here: it goes where it belongs.
+    Place,
+    /// Parts of a READ are there: send what credits allow.
+    Send,
+    /// All of a part of a READ is queued to be sent: take its memory, and pin it until the peer has
+    /// the bytes.
+    Pin,
+    /// All shards have handed over their dirty blocks: make the store durable.
+    Sync,
+    /// Ask this shard to hold the range.
+    Hold(u16),
+    /// Every shard holds the range: change the store.
+    Change,
+    /// End the holds ([`Request::take_holds`]).
+    Unhold(Changed),
+    /// Answer with this status.
+    Finish(Status),
+    /// The connection ended: take what the shard lent or reserved for a part, and give it back.
+    GiveBack(PartIndex),
+    /// The event cannot happen in this state: a bug, or a device that completes what was never
+    /// posted.
+    Impossible,
+}
+
+/// One command inside the target, found by its tag.
+#[derive(Debug)]
+pub(crate) struct Request {
+    state: State,
+    abandoned: bool,
+    // Answers of shards that will still come.
+    pending: u16,
+    command: Option<CommandCapsule>,
+    // Until the data was used.
+    data: Option<InCapsule>,
+    message: u64,
+    span: Span,
+    outcome: Outcome,
+    holds: Vec<HeldRange>,
+    parts: Parts,
 }
 
 impl Request {
-    /// An idle entry.
-    #[must_use]
-    pub fn new() -> Self {
+    /// A tag without a command.
+    pub(crate) fn new() -> Self {
         Self {
             state: State::Free,
-            command: None,
-            recv_slot: None,
-            data_at: 0,
-            message: 0,
-            offset_bytes: 0,
-            len_bytes: 0,
-            volume: VolumeIndex(0),
-            status: Status::Ok,
-            value: 0,
-            payload: Payload::None,
+            abandoned: false,
             pending: 0,
+            command: None,
+            data: None,
+            message: 0,
+            span: Span::default(),
+            outcome: Outcome::OK,
             holds: Vec::new(),
-            parts: Vec::new(),
-            count: 0,
+            parts: Parts::default(),
         }
     }
 
-    /// Whether a new command with this tag is in order: the previous one was answered.
-    #[must_use]
-    pub fn may_start(&self) -> bool {
+    /// Whether a new command with this tag is in order: the command before it was answered, and in
+    /// an earlier message, since the peer cannot have the answer to a command of this message.
+    #[inline]
+    pub(crate) fn may_start_in(&self, message: u64) -> bool {
+        self.is_answered() && self.message != message
+    }
+
+    /// Whether no command waits for its answer.
+    #[inline]
+    pub(crate) fn is_answered(&self) -> bool {
         matches!(self.state, State::Free | State::Answered)
     }
 
-    /// Whether a shard or control still works on it, so that its memory is not ours.
-    #[must_use]
-    pub fn is_executing(&self) -> bool {
-        self.state == State::Execute || self.pending > 0
+    /// Whether a shard or control still works on it.
+    pub(crate) fn is_executing(&self) -> bool {
+        self.pending > 0 || self.state == State::AwaitsControl
     }
 
-    /// Takes a new command, of that message. Whatever the old one held was given back.
+    /// Whether a shard still works on it, or holds a range for it.
+    pub(crate) fn has_shards(&self) -> bool {
+        self.pending > 0 || !self.holds.is_empty()
+    }
+
+    /// Whether parts of it may be sent.
     #[inline]
-    pub fn start(&mut self, command: &CommandCapsule, message: u64) {
-        debug_assert!(self.may_start() && self.pending == 0 && self.holds.is_empty());
-        debug_assert!(self.parts().iter().all(|p| p.memory.is_empty() && p.sink.is_none()));
-        // Field by field: the lists stay where they are, and the range is set with its volume.
-        self.state = State::Free;
+    pub(crate) fn awaits_parts(&self) -> bool {
+        self.state == State::AwaitsParts
+    }
+
+    /// Whether its answer waits for send credits.
+    pub(crate) fn awaits_credits(&self) -> bool {
+        self.state == State::AwaitsCredits
+    }
+
+    /// Whether control works on it.
+    pub(crate) fn awaits_control(&self) -> bool {
+        self.state == State::AwaitsControl
+    }
+
+    /// The command.
+    #[inline]
+    pub(crate) fn command(&self) -> Option<&CommandCapsule> {
+        self.command.as_ref()
+    }
+
+    /// The opcode of the command.
+    #[inline]
+    pub(crate) fn opcode(&self) -> Option<Opcode> {
+        self.command.as_ref().map(|command| command.opcode)
+    }
+
+    /// Where its in-capsule data is, until [`Self::take_data`].
+    #[inline]
+    pub(crate) fn data(&self) -> Option<InCapsule> {
+        self.data
+    }
+
+    /// Its in-capsule data was used, or is not needed: the receive buffer is free.
+    #[inline]
+    pub(crate) fn take_data(&mut self) -> Option<InCapsule> {
+        self.data.take()
+    }
+
+    /// The bytes that it names.
+    #[inline]
+    pub(crate) fn span(&self) -> Span {
+        self.span
+    }
+
+    /// How it ended, or what failed so far.
+    #[inline]
+    pub(crate) fn outcome(&self) -> Outcome {
+        self.outcome
+    }
+
+    /// Its parts.
+    #[inline]
+    pub(crate) fn parts(&self) -> &[Part] {
+        self.parts.as_slice()
+    }
+
+    /// Its parts, for what a part owns: memory, extent of the sink.
+    #[inline]
+    pub(crate) fn parts_mut(&mut self) -> &mut [Part] {
+        self.parts.as_mut_slice()
+    }
+
+    /// The first part of a READ that waits to be sent, and whether it is the last of all.
+    #[inline]
+    pub(crate) fn next_to_send(&self) -> Option<(PartIndex, bool)> {
+        let (first, is_only) = self.parts.first_in(PartState::AwaitsSend)?;
+        Some((first, is_only && self.pending == 0 && self.outcome.status == Status::Ok))
+    }
+
+    /// Whether a READ that failed can be answered: no part waits to be sent or for a shard.
+    #[inline]
+    pub(crate) fn has_failed(&self) -> bool {
+        self.pending == 0 && self.outcome.status != Status::Ok
+    }
+
+    /// The ranges that shards hold for it, of which none is left here. The list comes back by
+    /// [`Self::reuse_holds`].
+    pub(crate) fn take_holds(&mut self) -> Vec<HeldRange> {
+        std::mem::take(&mut self.holds)
+    }
+
+    /// Keeps the memory of the list for the next command.
+    pub(crate) fn reuse_holds(&mut self, mut list: Vec<HeldRange>) {
+        list.clear();
+        self.holds = list;
+    }
+
+    /// Takes an event, and says what it calls for. The only writer of the state.
+    #[inline(always)]
+    pub(crate) fn step(&mut self, event: Event<'_>) -> Action {
+        match event {
+            Event::Command { command, message, data } => self.start(command, message, data),
+            Event::Checked(span) => {
+                self.span = span;
+                Action::Wait
+            }
+            Event::Part(part) => {
+                self.state = State::AwaitsParts;
+                self.parts.push(part);
+                Action::Wait
+            }
+            Event::Asked => {
+                self.pending += 1;
+                Action::Wait
+            }
+            Event::StoreAsked => {
+                self.pending += 1;
+                self.enter(State::AwaitsStore)
+            }
+            Event::Stored => {
+                debug_assert!(self.state == State::AwaitsStore);
+                self.answered_by_shard();
+                self.finish_if_alone()
+            }
+            Event::FlushBegan => self.enter(State::AwaitsFlush),
+            Event::SyncBegan => self.enter(State::AwaitsSync),
+            Event::HoldsBegan => {
+                self.state = State::AwaitsHolds;
+                Action::Hold(0)
+            }
+            Event::ChangeBegan => self.enter(State::AwaitsChange),
+            Event::ZeroingBegan => {
+                self.pending += 1;
+                self.enter(State::AwaitsZeroing)
+            }
+            Event::Forwarded => self.enter(State::AwaitsControl),
+            Event::ControlDone => self.enter(State::Free),
+            Event::Hit(part, memory) => {
+                self.parts[part].lend(memory);
+                Action::Send
+            }
+            Event::Lent(part, result) => self.on_lent(part, result),
+            Event::Reserved(part, job, memory) => {
+                self.answered_by_shard();
+                self.on_reserved(part, job, memory)
+            }
+            Event::ReservedNow(part, job, memory) => self.on_reserved(part, job, memory),
+            Event::NeedsNoMemory(part) => {
+                self.parts[part].set_state(PartState::AwaitsData);
+                Action::Fetch(part)
+            }
+            Event::ReadPosted(part, bytes) => {
+                self.parts[part].read_posted(bytes);
+                Action::Wait
+            }
+            Event::ReadDone(part) => self.on_read_done(part),
+            Event::Copied(part) => {
+                self.parts[part].copied();
+                Action::Place
+            }
+            Event::WriteAsked(part) => {
+                self.pending += 1;
+                self.parts[part].set_state(PartState::AwaitsStore);
+                Action::Wait
+            }
+            Event::WrittenNow(part) => {
+                self.parts[part].set_state(PartState::Done);
+                self.finish_if_written()
+            }
+            Event::Sent(part, bytes) => {
+                if self.parts[part].sent(bytes) {
+                    Action::Pin
+                } else {
+                    Action::Wait
+                }
+            }
+            Event::Held(held) => self.on_held(held),
+            Event::AllHeld => {
+                self.state = State::AwaitsChange;
+                Action::Change
+            }
+            Event::Zeroed => self.on_done(PartIndex::FIRST, Ok(())),
+            Event::Done(part, result) => self.on_done(part, result),
+            Event::Outcome(outcome) => {
+                self.outcome = outcome;
+                self.enter(State::AwaitsCredits)
+            }
+            Event::Answered => self.enter(State::Answered),
+            Event::Abandon => {
+                self.abandoned = true;
+                Action::Wait
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn enter(&mut self, state: State) -> Action {
+        self.state = state;
+        Action::Wait
+    }
+
+    #[inline(always)]
+    fn start(&mut self, command: &CommandCapsule, message: u64, data: Option<InCapsule>) -> Action {
+        debug_assert!(self.is_answered() && !self.has_shards() && !self.abandoned);
+        // Field by field: the lists keep their memory, and the span comes with the volume.
+        self.state = State::Admitted;
         self.command = Some(*command);
         self.message = message;
-        self.recv_slot = None;
-        self.status = Status::Ok;
-        self.value = 0;
-        self.payload = Payload::None;
-        self.count = 0;
+        self.data = data;
+        self.outcome = Outcome::OK;
+        self.parts.clear();
+        Action::Wait
     }
 
-    /// Its parts.
-    #[must_use]
-    #[inline]
-    pub fn parts(&self) -> &[Part] {
-        &self.parts[..self.count]
+    /// A shard that was asked has answered.
+    #[inline(always)]
+    fn answered_by_shard(&mut self) {
+        debug_assert!(self.pending > 0, "a shard answers what it was not asked: {self:?}");
+        self.pending = self.pending.saturating_sub(1);
     }
 
-    /// Its parts.
-    #[inline]
-    pub fn parts_mut(&mut self) -> &mut [Part] {
-        &mut self.parts[..self.count]
+    fn fail(&mut self, errno: Errno) {
+        if self.outcome.status == Status::Ok {
+            self.outcome.status = Status::from_store_errno(errno as i32);
+        }
     }
 
-    /// Adds a part.
     #[inline]
-    pub fn add_part(&mut self, part: Part) {
-        if let Some(place) = self.parts.get_mut(self.count) {
-            *place = part;
+    fn on_lent(&mut self, part: PartIndex, result: Result<Segments, Errno>) -> Action {
+        self.answered_by_shard();
+        match result {
+            Ok(memory) => {
+                self.parts[part].lend(memory);
+                return if self.abandoned { Action::GiveBack(part) } else { Action::Send };
+            }
+            Err(errno) => {
+                self.parts[part].set_state(PartState::Done);
+                self.fail(errno);
+            }
+        }
+        if self.abandoned { Action::Wait } else { Action::Send }
+    }
+
+    #[inline]
+    fn on_reserved(&mut self, part: PartIndex, job: JobId, memory: Segments) -> Action {
+        self.parts[part].reserve(job, memory);
+        if self.abandoned { Action::GiveBack(part) } else { Action::Fetch(part) }
+    }
+
+    #[inline]
+    fn on_read_done(&mut self, part: PartIndex) -> Action {
+        match self.parts.get_mut(part).map(Part::read_done) {
+            Some(Ok(true)) => Action::Place,
+            Some(Ok(false)) => Action::Wait,
+            Some(Err(())) | None => Action::Impossible,
+        }
+    }
+
+    /// One shard after the other, in their order, so that two commands never wait for each other.
+    fn on_held(&mut self, held: HeldRange) -> Action {
+        self.answered_by_shard();
+        self.holds.push(held);
+        if self.abandoned {
+            self.state = State::AwaitsUnholds;
+            return Action::Unhold(Changed::No);
+        }
+        Action::Hold(held.shard + 1)
+    }
+
+    #[inline]
+    fn on_done(&mut self, part: PartIndex, result: Result<(), Errno>) -> Action {
+        self.answered_by_shard();
+        if let Err(errno) = result {
+            self.fail(errno);
+        }
+        match self.state {
+            State::AwaitsParts => {
+                // Parts of a READ are answered by `Lent`.
+                if let Some(part) = self.parts.get_mut(part) {
+                    part.set_state(PartState::Done);
+                }
+                self.finish_if_written()
+            }
+            State::AwaitsFlush if self.pending > 0 => Action::Wait,
+            State::AwaitsFlush if self.outcome.status == Status::Ok && !self.abandoned => {
+                self.state = State::AwaitsSync;
+                Action::Sync
+            }
+            State::AwaitsChange if !self.holds.is_empty() => {
+                self.state = State::AwaitsUnholds;
+                let changed = if result.is_ok() { Changed::Yes } else { Changed::Unknown };
+                Action::Unhold(changed)
+            }
+            _ => self.finish_if_alone(),
+        }
+    }
+
+    #[inline(always)]
+    fn finish_if_written(&mut self) -> Action {
+        if self.parts.are_done() { self.finish_if_alone() } else { Action::Wait }
+    }
+
+    #[inline(always)]
+    fn finish_if_alone(&mut self) -> Action {
+        if self.pending > 0 || self.abandoned {
+            Action::Wait
         } else {
-            self.parts.push(part);
+            Action::Finish(self.outcome.status)
         }
-        self.count += 1;
-    }
-
-    /// Whether all parts of a write are done.
-    #[must_use]
-    #[inline]
-    pub fn is_written(&self) -> bool {
-        self.pending == 0 && self.parts().iter().all(|p| p.step == Step::Done)
-    }
-
-    /// The first failure counts.
-    pub fn fail(&mut self, status: Status) {
-        if self.status == Status::Ok {
-            self.status = status;
-        }
-    }
-}
-
-impl Default for Request {
-    fn default() -> Self {
-        Self::new()
     }
 }

@@ -2,169 +2,41 @@
 //! all parts.
 //!
 //! Order of the start: limits, control socket, listeners bound, stores, memory, poll groups,
-//! devices, ready; connections are taken only then, after everything that can fail. The end is the
-//! reverse, and each step waits.
+//! devices, ready. Connections are taken only then, after everything that can fail. The end is the
+//! reverse, and each step waits for the one before.
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rblk_config::{Backing as BackingConfig, DirectIo, Spin, TargetConfig, VolumeConfig};
+use rblk_config::{Spin, TargetConfig};
 use rblk_fabric::spin::SpinMode;
-use rblk_fabric::{Address, FabricError, Listener, PageKind, Region};
-use rblk_protocol::{BlockCount, BlockSize, InstanceId, Name};
-use sha2::{Digest, Sha256};
+use rblk_fabric::{Address, Device, FabricError, Incoming, Listener, PageKind, Region};
+use rblk_protocol::width::wide;
+use rblk_protocol::{InstanceId, Name};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
 use crate::control::socket::ControlSocket;
-use crate::control::status::VolumeNotes;
 use crate::control::{Control, Limits, Parts, Request};
-use crate::memory::{self, Demand, Host};
+use crate::demand::{self, Demand, Host};
+use crate::exports::{OpenedVolume, open_volumes};
+use crate::poll_group::FromGroup;
 use crate::poll_group::peers::Peers;
-use crate::poll_group::thread::{self, Tuning};
-use crate::store::backing::{Backing, Direct, OpenOptions};
+use crate::poll_group::thread::{self, Handle, Tuning};
 use crate::store::uring::{UringOptions, UringStore};
-use crate::store::{Losses, StoreError, VolumeIndex};
 use crate::verifier::LineageFile;
-use crate::volume::{CacheMode, Placement, Volume};
 
-/// How long to wait for the lock of a store: a killed predecessor holds it until its last I/O has
-/// ended.
-const LOCK_WAIT: std::time::Duration = std::time::Duration::from_secs(5);
-
-/// A volume that was opened.
-#[derive(Debug)]
-pub struct OpenedVolume {
-    /// What is exported.
-    pub volume: Arc<Volume>,
-    /// Its file, where it has one.
-    pub backing: Option<Arc<Backing>>,
-    /// For people.
-    pub notes: VolumeNotes,
-}
-
-/// Opens every volume of a configuration: files are locked, memory is mapped.
-///
-/// # Errors
-/// The first volume that cannot be had, with name and cause.
-pub fn open_volumes(config: &TargetConfig, target: &Name) -> anyhow::Result<Vec<OpenedVolume>> {
-    config
-        .volumes
-        .iter()
-        .enumerate()
-        .map(|(index, volume)| {
-            open_volume(index, volume, target).with_context(|| format!("volume `{}`", volume.name))
-        })
-        .collect()
-}
-
-fn open_volume(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Result<OpenedVolume> {
-    let name = Name::new(&config.name)?;
-    let block_size = BlockSize::new(config.block_size).context("block size")?;
-    let index = VolumeIndex(u16::try_from(index).context("more than 65535 volumes")?);
-    let mut hash = Sha256::new();
-    hash.update(target.as_str());
-    hash.update([0]);
-    hash.update(name.as_str());
-    let digest = hash.finalize();
-    let mut uuid = [0; 16];
-    uuid.copy_from_slice(&digest[..16]);
-    let mut volume = Volume {
-        index,
-        name,
-        uuid,
-        block_size,
-        blocks: BlockCount(0),
-        read_only: config.read_only,
-        placement: Placement::Null,
-        cache: CacheMode::None,
-        read_ahead_bytes: 0,
-        discard: true,
-        discard_granularity_bytes: block_size.bytes(),
-    };
-    let blocks = |bytes: u64| {
-        block_size.blocks_in(bytes).filter(|b| b.0 > 0).with_context(|| {
-            format!(
-                "size of {bytes} bytes is not a multiple of the block size {}",
-                config.block_size
-            )
-        })
-    };
-    let mut notes = VolumeNotes::default();
-    let mut backing = None;
-    match config.backing()? {
-        BackingConfig::File { path, size, direct, cache, read_ahead } => {
-            let options = OpenOptions {
-                read_only: config.read_only,
-                direct: match direct {
-                    DirectIo::Required => Direct::Required,
-                    DirectIo::Preferred => Direct::Preferred,
-                    DirectIo::Off => Direct::Off,
-                },
-                block_size: config.block_size,
-                lock_wait: LOCK_WAIT,
-                losses: Losses::HeldUntilNoted,
-            };
-            let opened = Backing::open(path, &options)?;
-            let bytes = opened.size_bytes();
-            if let Some(size) = size
-                && size.0 != bytes
-            {
-                return Err(WrongSize {
-                    path: path.display().to_string(),
-                    bytes,
-                    configured: size.0,
-                }
-                .into());
-            }
-            if !opened.direct() && direct == DirectIo::Preferred {
-                tracing::warn!(volume = %name, path = %path.display(), "no direct I/O there: going through the page cache");
-            }
-            volume.blocks = blocks(bytes)?;
-            volume.placement = Placement::Store;
-            volume.cache = cache;
-            volume.read_ahead_bytes = u32::try_from(read_ahead.0).context("read_ahead")?;
-            if opened.memory_alignment() > config.block_size {
-                // Blocks of the volume that are cached in parts would be read and written in parts.
-                tracing::warn!(
-                    volume = %name, path = %path.display(), alignment = opened.memory_alignment(),
-                    "direct I/O there needs memory aligned to more than block_size: no cache for this volume"
-                );
-                volume.cache = CacheMode::None;
-            }
-            volume.discard = opened.can_discard();
-            volume.discard_granularity_bytes = opened.discard_granularity();
-            volume.read_only |= opened.read_only();
-            notes = VolumeNotes {
-                path: Some(path.display().to_string()),
-                direct: Some(opened.direct()),
-            };
-            backing = Some(Arc::new(opened));
-        }
-        BackingConfig::Memory { size } => {
-            volume.blocks = blocks(size.0)?;
-            let len = usize::try_from(size.0).context("size")?;
-            volume.placement = Placement::Memory(Region::allocate(len, PageKind::Normal)?);
-        }
-        BackingConfig::Null { size } => volume.blocks = blocks(size.0)?,
-    }
-    Ok(OpenedVolume { volume: Arc::new(volume), backing, notes })
-}
-
-/// A file that is not as long as the configuration says.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "{path}: {bytes} bytes, but the configuration says size = {configured}: correct one of them"
-)]
-pub struct WrongSize {
-    path: String,
-    bytes: u64,
-    configured: u64,
-}
+/// How long to wait for an address that this host does not have yet, as while it boots.
+const ADDRESS_WAIT: Duration = Duration::from_secs(5);
+/// Step of that wait.
+const ADDRESS_STEP: Duration = Duration::from_millis(200);
+/// Pause after an error of a listener.
+const LISTENER_PAUSE: Duration = Duration::from_secs(1);
+/// How long tasks may take to end, which hold sockets.
+const TASKS_WAIT: Duration = Duration::from_secs(1);
 
 fn spin_mode(spin: Spin) -> SpinMode {
     match spin {
@@ -174,13 +46,17 @@ fn spin_mode(spin: Spin) -> SpinMode {
     }
 }
 
-/// Half of the CPUs: interrupts, the fabric's own threads and the stores need the others, and fewer
-/// groups mean fewer requests that another group's shard must be asked for.
+/// Half of the CPUs. Interrupts, the fabric's own threads and the stores need the others. With
+/// fewer poll groups, fewer requests belong to the shard of another poll group.
 fn default_poll_groups() -> usize {
     std::thread::available_parallelism().map_or(1, |cpus| (cpus.get() / 2).clamp(1, 4))
 }
 
-fn default_name() -> Name {
+/// The name of a target: configured, or made of the host's name.
+fn target_name(config: &TargetConfig) -> anyhow::Result<Name> {
+    if let Some(name) = &config.name {
+        return Ok(Name::new(name)?);
+    }
     let host =
         nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok()).unwrap_or_default();
     let clean: String = host
@@ -188,9 +64,13 @@ fn default_name() -> Name {
         .map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' })
         .take(64)
         .collect();
-    Name::new(&clean)
+    Ok(Name::new(&clean)
         .or_else(|_| Name::new("target"))
-        .unwrap_or_else(|_| unreachable!("a fixed name"))
+        .unwrap_or_else(|_| unreachable!("a fixed name")))
+}
+
+fn addresses(config: &TargetConfig) -> anyhow::Result<Vec<Address>> {
+    Ok(config.listen.iter().map(|a| a.parse()).collect::<Result<_, _>>()?)
 }
 
 /// Serves until SIGTERM or SIGINT, drains, and returns. SIGHUP does not end it.
@@ -201,155 +81,45 @@ pub fn serve(config: &TargetConfig) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(run(config));
     // Tasks that still hold sockets must not outlive their files.
-    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    runtime.shutdown_timeout(TASKS_WAIT);
     result
 }
 
 async fn run(config: &TargetConfig) -> anyhow::Result<()> {
     // Before the arena is registered, which takes seconds: a terminal may close meanwhile.
     crate::hang_up::outlive().context("SIGHUP")?;
-    let name = match &config.name {
-        Some(name) => Name::new(name)?,
-        None => default_name(),
-    };
-    let addresses =
-        config.listen.iter().map(|a| a.parse::<Address>()).collect::<Result<Vec<_>, _>>()?;
+    let name = target_name(config)?;
+    let addresses = addresses(config)?;
     let groups = config.poll_groups.map_or_else(default_poll_groups, usize::from);
+    demand::raise_limits();
     let demand = Demand::of(config, groups);
-    memory::raise_limits();
     demand.check(&Host::read())?;
-    let socket = ControlSocket::bind(&config.control_socket).await.with_context(|| {
-        format!(
-            "control socket {} (choose another with --control-socket)",
-            config.control_socket.display()
-        )
-    })?;
-    let mut listeners = Vec::new();
-    for address in &addresses {
-        listeners.push(bind(address).await?);
-    }
-    let mut devices = Vec::new();
-    for listener in &listeners {
-        devices.extend(listener.devices()?);
-    }
-    for device in &devices {
-        demand.registers_with(device.caps())?;
-    }
+    let socket = control_socket(config).await?;
+    let listeners = bind_all(&addresses).await?;
     let listening: Vec<String> = listeners.iter().map(|l| l.address().to_string()).collect();
+    let devices = devices_of(&listeners, &demand)?;
     let opened = open_volumes(config, &name)?;
-    let lineage = Arc::new(if opened.iter().any(|o| o.backing.is_some()) {
-        // The stores' locks are ours, so the predecessor is gone.
-        LineageFile::open(&config.state_dir, &name)?
-    } else {
-        LineageFile::forgetful()?
-    });
+    let lineage = Arc::new(lineage_of(config, &name, &opened)?);
 
-    let io_max = u32::try_from(config.max_io.0).context("max_io")?;
-    let extent_max = io_max.max(crate::arena::MIN_EXTENT_BYTES);
-    let share = usize::try_from(demand.share())?;
     let arena = demand.allocate(&Host::read())?;
-    let zeros = Region::allocate(io_max as usize, PageKind::Normal)?;
     let (from_groups, outbox) = mpsc::unbounded_channel();
-    let mut handles = Vec::new();
-    let mut seed = [0; 8];
-    getrandom::fill(&mut seed)?;
-    let shard_options = ShardOptions {
-        dirty_max_bytes: usize::try_from(config.dirty_limit().0)? / groups,
-        write_back_delay: config.write_back_delay.into(),
-        write_back_max_bytes: io_max,
-        seed: u64::from_ne_bytes(seed),
-    };
-    for (index, peers) in Peers::connect(groups)?.into_iter().enumerate() {
-        let range = index * share..(index + 1) * share;
-        let options = UringOptions {
-            volumes: u16::try_from(opened.len().max(1))?,
-            registered: Some(range.clone()),
-            ..UringOptions::default()
-        };
-        let store = UringStore::new(Arc::clone(&arena), &options)?;
-        for warning in store.warnings() {
-            tracing::warn!(poll_group = index, "{warning}");
-        }
-        let cpu = config.cpus.as_ref().and_then(|cpus| cpus.get(index).copied());
-        let tuning = Tuning { cpu, spin: spin_mode(config.spin) };
-        let arena = Arena::over(Arc::clone(&arena), range, extent_max)?;
-        let shard = Shard::new(store, arena, shard_options, Instant::now());
-        let mut handle = thread::start(index, shard, peers, tuning, from_groups.clone())?;
-        for opened in &opened {
-            handle.add_volume(Arc::clone(&opened.volume), opened.backing.clone())?;
-        }
-        handles.push(handle);
-    }
+    let share = usize::try_from(demand.share())?;
+    let handles = start_poll_groups(config, groups, share, &arena, &opened, &from_groups)?;
     drop(from_groups);
-
-    let mut instance = [0; 16];
-    getrandom::fill(&mut instance)?;
     let mut control = Control::new(Parts {
-        name,
-        instance: InstanceId(instance),
-        lineage: Arc::clone(&lineage),
-        limits: Limits {
-            queue_depth_max: config.queue_depth_max,
-            in_capsule_bytes: u32::try_from(config.inline.0).context("inline")?,
-            io_max_bytes: io_max,
-            sessions_max: config.sessions_max,
-            lease: config.lease.into(),
-        },
-        groups: handles,
-        arena,
-        zeros,
-        volume_notes: opened
-            .iter()
-            .map(|o| (o.volume.name.to_string(), o.notes.clone()))
-            .collect::<HashMap<_, _>>(),
-        stores: opened
-            .iter()
-            .filter_map(|o| {
-                let backing = o.backing.as_ref()?;
-                Some((o.volume.uuid, backing.identity().cloned()))
-            })
-            .collect(),
-        volumes: opened.into_iter().map(|o| o.volume).collect(),
         listening: listening.clone(),
-        drain_timeout: config.drain_timeout.into(),
+        ..parts(config, name, Arc::clone(&lineage), handles, arena, opened)?
     })
     .context("control")?;
-    // Registering takes seconds when the arena is large: before anybody connects.
-    // Control alone keeps them: one that is unplugged is let go.
+    // Registering a large arena takes seconds, so it is done before the first connection. Control
+    // alone keeps the devices, so that one that is unplugged can be dropped.
     for device in devices {
-        control.device(&device).with_context(|| format!("device {}", device.caps().name))?;
+        control.serve_by(&device).with_context(|| format!("device {}", device.caps().name))?;
     }
     let (request_sender, requests) = mpsc::channel(64);
-    let (incoming_sender, incoming) = mpsc::channel(64);
-    for mut listener in listeners {
-        let incoming = incoming_sender.clone();
-        tokio::spawn(async move {
-            loop {
-                match listener.accept().await {
-                    Ok(connection) => {
-                        if incoming.send(connection).await.is_err() {
-                            return;
-                        }
-                    }
-                    Err(error) => {
-                        tracing::error!(address = %listener.address(), %error, "listener");
-                        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-                    }
-                }
-            }
-        });
-    }
+    let incoming = accept(listeners);
     tokio::spawn(socket.serve(request_sender.clone()));
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::spawn(async move {
-        loop {
-            tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
-            if request_sender.send(Request::Drain).await.is_err() {
-                return;
-            }
-        }
-    });
+    drain_on_signals(request_sender)?;
     tracing::info!(?listening, poll_groups = groups, "ready");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let begun = Instant::now();
@@ -362,8 +132,23 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
     result.map(|_| ())
 }
 
+async fn control_socket(config: &TargetConfig) -> anyhow::Result<ControlSocket> {
+    let path = &config.control_socket;
+    ControlSocket::bind(path).await.with_context(|| {
+        format!("control socket {} (choose another with --control-socket)", path.display())
+    })
+}
+
+async fn bind_all(addresses: &[Address]) -> anyhow::Result<Vec<Listener>> {
+    let mut listeners = Vec::new();
+    for address in addresses {
+        listeners.push(bind(address).await?);
+    }
+    Ok(listeners)
+}
+
 async fn bind(address: &Address) -> anyhow::Result<Listener> {
-    let deadline = Instant::now() + std::time::Duration::from_secs(5);
+    let deadline = Instant::now() + ADDRESS_WAIT;
     loop {
         match Listener::bind(address).await {
             // At boot the interface may not have its address yet.
@@ -371,11 +156,158 @@ async fn bind(address: &Address) -> anyhow::Result<Listener> {
                 if source.kind() == std::io::ErrorKind::AddrNotAvailable
                     && Instant::now() < deadline =>
             {
-                tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+                tokio::time::sleep(ADDRESS_STEP).await;
             }
             result => return Ok(result?),
         }
     }
+}
+
+/// The devices behind the listeners, which must be able to register the memory.
+fn devices_of(listeners: &[Listener], demand: &Demand) -> anyhow::Result<Vec<Device>> {
+    let mut devices = Vec::new();
+    for listener in listeners {
+        devices.extend(listener.devices()?);
+    }
+    for device in &devices {
+        demand.registers_with(device.caps())?;
+    }
+    Ok(devices)
+}
+
+/// What an earlier run of this target left. Call it when the stores are locked: then the earlier
+/// run has ended.
+fn lineage_of(
+    config: &TargetConfig,
+    name: &Name,
+    opened: &[OpenedVolume],
+) -> anyhow::Result<LineageFile> {
+    match opened.iter().any(|opened| opened.backing.is_some()) {
+        true => LineageFile::open(&config.state_dir, name),
+        false => LineageFile::forgetful(),
+    }
+}
+
+/// Starts every poll group over its share of the arena, with every volume.
+fn start_poll_groups(
+    config: &TargetConfig,
+    groups: usize,
+    share: usize,
+    arena: &Arc<Region>,
+    opened: &[OpenedVolume],
+    outbox: &mpsc::UnboundedSender<FromGroup>,
+) -> anyhow::Result<Vec<Handle>> {
+    let io_max = u32::try_from(config.max_io.0).context("max_io")?;
+    let extent_max = io_max.max(crate::arena::MIN_EXTENT_BYTES);
+    let mut seed = [0; 8];
+    getrandom::fill(&mut seed)?;
+    let shard_options = ShardOptions {
+        dirty_max_bytes: usize::try_from(config.dirty_limit().0)? / groups,
+        write_back_delay: config.write_back_delay.into(),
+        write_back_max_bytes: io_max,
+        seed: u64::from_ne_bytes(seed),
+    };
+    let mut handles = Vec::new();
+    for (index, peers) in Peers::connect(groups)?.into_iter().enumerate() {
+        let range = index * share..(index + 1) * share;
+        let options = UringOptions {
+            volumes: u16::try_from(opened.len().max(1))?,
+            registered: Some(range.clone()),
+            ..UringOptions::default()
+        };
+        let store = UringStore::new(Arc::clone(arena), &options)?;
+        for warning in store.warnings() {
+            tracing::warn!(poll_group = index, "{warning}");
+        }
+        let cpu = config.cpus.as_ref().and_then(|cpus| cpus.get(index).copied());
+        let tuning = Tuning { cpu, spin: spin_mode(config.spin) };
+        let part = Arena::over(Arc::clone(arena), range, extent_max)?;
+        let shard = Shard::new(store, part, shard_options, Instant::now());
+        let mut handle = thread::start(index, shard, peers, tuning, outbox.clone())?;
+        for opened in opened {
+            handle.add_volume(Arc::clone(&opened.volume), opened.backing.clone())?;
+        }
+        handles.push(handle);
+    }
+    Ok(handles)
+}
+
+/// What control is made of, in a new run.
+fn parts(
+    config: &TargetConfig,
+    name: Name,
+    lineage: Arc<LineageFile>,
+    groups: Vec<Handle>,
+    arena: Arc<Region>,
+    opened: Vec<OpenedVolume>,
+) -> anyhow::Result<Parts> {
+    let mut instance = [0; 16];
+    getrandom::fill(&mut instance)?;
+    let io_max_bytes = u32::try_from(config.max_io.0).context("max_io")?;
+    let store_of = |opened: &OpenedVolume| {
+        let backing = opened.backing.as_ref()?;
+        Some((opened.volume.uuid, backing.identity().cloned()))
+    };
+    let notes_of = |opened: &OpenedVolume| (opened.volume.name.to_string(), opened.notes.clone());
+    Ok(Parts {
+        name,
+        instance: InstanceId(instance),
+        lineage,
+        limits: Limits {
+            queue_depth_max: config.queue_depth_max,
+            in_capsule_bytes: u32::try_from(config.inline.0).context("inline")?,
+            io_max_bytes,
+            sessions_max: config.sessions_max,
+            lease: config.lease.into(),
+        },
+        groups,
+        arena,
+        zeros: Region::allocate(wide(io_max_bytes), PageKind::Normal)?,
+        stores: opened.iter().filter_map(store_of).collect(),
+        volume_notes: opened.iter().map(notes_of).collect(),
+        volumes: opened.into_iter().map(|opened| opened.volume).collect(),
+        listening: Vec::new(),
+        drain_timeout: config.drain_timeout.into(),
+    })
+}
+
+/// Takes connect requests from every listener, each in a task of its own.
+fn accept(listeners: Vec<Listener>) -> mpsc::Receiver<Incoming> {
+    let (sender, incoming) = mpsc::channel(64);
+    for mut listener in listeners {
+        let sender = sender.clone();
+        tokio::spawn(async move {
+            loop {
+                match listener.accept().await {
+                    Ok(connection) => {
+                        if sender.send(connection).await.is_err() {
+                            return;
+                        }
+                    }
+                    Err(error) => {
+                        tracing::error!(address = %listener.address(), %error, "listener");
+                        tokio::time::sleep(LISTENER_PAUSE).await;
+                    }
+                }
+            }
+        });
+    }
+    incoming
+}
+
+/// SIGTERM and SIGINT begin a drain.
+fn drain_on_signals(requests: mpsc::Sender<Request>) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::spawn(async move {
+        loop {
+            tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+            if requests.send(Request::Drain).await.is_err() {
+                return;
+            }
+        }
+    });
+    Ok(())
 }
 
 /// Opens every store of a configuration and closes it again.
@@ -383,14 +315,7 @@ async fn bind(address: &Address) -> anyhow::Result<Listener> {
 /// # Errors
 /// As [`serve`] would refuse it.
 pub fn check(config: &TargetConfig) -> anyhow::Result<Vec<OpenedVolume>> {
-    let name = match &config.name {
-        Some(name) => Name::new(name)?,
-        None => default_name(),
-    };
-    for address in &config.listen {
-        address.parse::<Address>()?;
-    }
+    let name = target_name(config)?;
+    addresses(config)?;
     open_volumes(config, &name)
 }
-
-const _: fn(StoreError) -> anyhow::Error = anyhow::Error::from;

@@ -9,15 +9,16 @@
 //! - One writer per volume: an exclusive opener excludes every other writer. Readers are never
 //!   excluded.
 //! - A session whose connections are all lost keeps its volumes for the lease, so that a short loss
-//!   of the path does not hand the volume to somebody else. The same host may take its own volume
-//!   back at once: its old process cannot have connections any more.
-//! - A writer that gave a volume up, or had it taken, is *leaving* it while it has connections of
-//!   that time: commands that came by them may still change the volume. The next writer waits for
-//!   that.
+//!   of the path does not give the volume to another host. The same host may take its own volume
+//!   back at once: its old process has no connections left.
+//! - A writer that gave a volume up, or lost it to another, is *leaving* it while it has
+//!   connections of that time: commands that came by those may still change the volume. The next
+//!   writer waits until they are gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use rblk_protocol::width::wide;
 use rblk_protocol::{AccessMode, Epoch, HostId, Name, RejectReason, SessionId, Status};
 
 use crate::connection::SessionSlot;
@@ -31,106 +32,175 @@ pub const LEASE: Duration = Duration::from_secs(30);
 pub struct Session {
     /// Its id, a secret between the two ends.
     pub id: SessionId,
-    /// Its place in the tables of the poll groups.
-    pub slot: SessionSlot,
+    /// Its index in the tables of the poll groups.
+    pub index: SessionSlot,
     /// The epoch in force.
     pub epoch: Epoch,
     /// LOGIN was answered in this epoch.
     pub logged_in: bool,
-    /// Who it is, once LOGIN said so.
+    /// Its host, once LOGIN named it.
     pub host: Option<(HostId, Name)>,
-    /// Within which time its host wants a dead path to be seen, once LOGIN said so.
+    /// Within which time its host wants to see a dead path, once LOGIN said so.
     pub detect: Option<Duration>,
     /// Where it connects from, for people.
     pub peer: String,
-    /// What it opened, also what it still waits for.
-    pub opened: BTreeMap<VolumeIndex, AccessMode>,
-    /// What it was let in to.
-    admitted: BTreeSet<VolumeIndex>,
-    /// What it had opened for writing, how, and the last epoch in which it had: while connections
-    /// up to that exist, commands may still change the volume.
-    leaving: BTreeMap<VolumeIndex, (AccessMode, Epoch)>,
-    /// Live connections by epoch: the queues that exist, `None` for admin.
-    connections: Vec<(Epoch, Option<u16>)>,
-    /// When the last connection went.
-    lost_at: Option<Instant>,
-    /// Why it will end with its last connection, if it will.
+    volumes: Volumes,
+    connections: Connections,
+    // Why it will end with its last connection, if it will.
     leave: Option<Leave>,
+}
+
+/// The volumes of one session. Invariant: every admitted volume is opened.
+#[derive(Debug, Default)]
+struct Volumes {
+    // What the session opened, also what it still waits for.
+    opened: BTreeMap<VolumeIndex, AccessMode>,
+    // The volumes that it may send commands for.
+    admitted: BTreeSet<VolumeIndex>,
+    // What it had opened for writing, how, and the last epoch in which it had: while connections up
+    // to that epoch exist, commands may still change the volume.
+    leaving: BTreeMap<VolumeIndex, (AccessMode, Epoch)>,
+}
+
+/// The live connections of one session.
+#[derive(Debug)]
+struct Connections {
+    // Epoch and queue of each; an admin connection has no queue.
+    live: Vec<(Epoch, Option<u16>)>,
+    // When the last one went, or the session began. `None` while there are some.
+    lost_at: Option<Instant>,
+}
+
+impl Connections {
+    fn add(&mut self, epoch: Epoch, queue: Option<u16>) {
+        self.live.push((epoch, queue));
+        self.lost_at = None;
+    }
+
+    fn remove(&mut self, epoch: Epoch, queue: Option<u16>, now: Instant) {
+        if let Some(at) = self.live.iter().position(|c| *c == (epoch, queue)) {
+            self.live.swap_remove(at);
+        }
+        if self.live.is_empty() {
+            self.lost_at = Some(now);
+        }
+    }
+
+    fn has(&self, epoch: Epoch, queue: u16) -> bool {
+        self.live.contains(&(epoch, Some(queue)))
+    }
+
+    fn has_older_than(&self, epoch: Epoch) -> bool {
+        self.live.iter().any(|(of, _)| *of < epoch)
+    }
+
+    fn has_up_to(&self, epoch: Epoch) -> bool {
+        self.live.iter().any(|(of, _)| *of <= epoch)
+    }
+
+    /// Whether the last one went longer ago than that.
+    fn are_lost_for(&self, time: Duration, now: Instant) -> bool {
+        let lost_at = self.lost_at.filter(|_| self.live.is_empty());
+        lost_at.is_some_and(|at| now.saturating_duration_since(at) > time)
+    }
 }
 
 /// Why a session ends while it has connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Leave {
-    /// It said goodbye.
+    /// It logged out.
     LoggedOut,
-    /// Another took over a volume it held.
+    /// Another session took over a volume that it held.
     Fenced,
 }
 
 impl Session {
-    /// Its name for people.
+    /// The name of its host, for people.
     #[must_use]
     pub fn host_name(&self) -> &str {
         self.host.as_ref().map_or("?", |(_, name)| name.as_str())
     }
 
+    /// How the session opened a volume, or asked to; `None` if it did not.
+    #[must_use]
+    pub fn mode_of(&self, volume: VolumeIndex) -> Option<AccessMode> {
+        self.volumes.opened.get(&volume).copied()
+    }
+
+    /// The volumes that the session opened, and those that it still waits for.
+    pub fn opened(&self) -> impl Iterator<Item = (VolumeIndex, AccessMode)> {
+        self.volumes.opened.iter().map(|(volume, mode)| (*volume, *mode))
+    }
+
     /// Live connections.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.connections.len()
+        self.connections.live.len()
     }
 
     /// Whether connections of older epochs still exist.
     #[must_use]
     pub fn has_older_connections(&self) -> bool {
-        self.has_connections_up_to(None)
+        self.connections.has_older_than(self.epoch)
     }
 
-    // Of `epoch` and before; without one, of any before the session's.
-    fn has_connections_up_to(&self, epoch: Option<Epoch>) -> bool {
-        self.connections.iter().any(|(of, _)| epoch.map_or(*of < self.epoch, |e| *of <= e))
-    }
-
-    /// Why it will end with its last connection, if it will.
+    /// Why the session will end with its last connection, if it will.
     #[must_use]
     pub fn leave(&self) -> Option<Leave> {
         self.leave
     }
 
-    /// It gave the volume up, or lost it.
+    /// The session gave the volume up, or lost it.
     fn give_up(&mut self, volume: VolumeIndex) -> Option<AccessMode> {
-        let mode = self.opened.remove(&volume)?;
-        let admitted = self.admitted.remove(&volume);
-        if admitted && mode != AccessMode::ReadOnly && !self.connections.is_empty() {
-            self.leaving.insert(volume, (mode, self.epoch));
+        let mode = self.volumes.opened.remove(&volume)?;
+        let admitted = self.volumes.admitted.remove(&volume);
+        if admitted && mode != AccessMode::ReadOnly && self.connections() > 0 {
+            self.volumes.leaving.insert(volume, (mode, self.epoch));
         }
         Some(mode)
     }
 
-    /// It gives everything up and ends with its last connection.
+    /// The session gives everything up and ends with its last connection.
     fn give_up_all(&mut self, why: Leave) -> Vec<(VolumeIndex, AccessMode)> {
         self.leave = Some(why);
-        let held: Vec<_> = self.opened.iter().map(|(volume, mode)| (*volume, *mode)).collect();
+        let held: Vec<_> = self.opened().collect();
         for (volume, _) in &held {
             self.give_up(*volume);
         }
         held
+    }
+
+    /// It may send commands for a volume that it opened.
+    fn admit(&mut self, volume: VolumeIndex) {
+        let Volumes { opened, admitted, leaving } = &mut self.volumes;
+        let Some(mode) = opened.get(&volume).copied() else { return };
+        admitted.insert(volume);
+        // It holds the volume as it did when it left it, and so excludes the same sessions.
+        if leaving.get(&volume).is_some_and(|(then, _)| *then == mode) {
+            leaving.remove(&volume);
+        }
+    }
+
+    /// A connection is gone. The session has left the volumes that had to wait for it.
+    fn connection_gone(&mut self, epoch: Epoch, queue: Option<u16>, now: Instant) {
+        let Self { connections, volumes, .. } = self;
+        connections.remove(epoch, queue, now);
+        volumes.leaving.retain(|_, (_, until)| connections.has_up_to(*until));
     }
 }
 
 /// What became of a session when a connection went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum After {
-    /// It goes on.
+    /// The session lives.
     Lives,
     /// The last connection of older epochs is gone: a waiting LOGIN can be answered.
     Quiesced,
-    /// It ended; its slot can be given to another when the poll groups forgot it.
+    /// It ended. Another session may have its index when the poll groups have forgotten it.
     Ended,
 }
 
-/// Whether one that opened a volume so shuts out one that wants it so, which is the same in both
-/// directions.
+/// Whether two sessions that open a volume in these modes exclude each other.
 fn excludes(mode: AccessMode, theirs: AccessMode) -> bool {
     match (mode, theirs) {
         (AccessMode::ReadOnly, _) | (_, AccessMode::ReadOnly) => false,
@@ -142,18 +212,19 @@ fn excludes(mode: AccessMode, theirs: AccessMode) -> bool {
 /// All sessions.
 #[derive(Debug)]
 pub struct SessionTable {
-    by_slot: Vec<Option<Session>>,
+    by_index: Vec<Option<Session>>,
     by_id: BTreeMap<SessionId, SessionSlot>,
     max: usize,
     lease: Duration,
 }
 
 impl SessionTable {
-    /// For at most `max` sessions, which keep what they opened for `lease` without connections.
+    /// A table for at most `max` sessions, which keep what they opened for `lease` without
+    /// connections.
     #[must_use]
     pub fn new(max: u32, lease: Duration) -> Self {
-        let max = usize::try_from(max).unwrap_or(usize::MAX).min(usize::from(u16::MAX));
-        Self { by_slot: Vec::new(), by_id: BTreeMap::new(), max, lease }
+        let max = wide(max).min(usize::from(u16::MAX));
+        Self { by_index: Vec::new(), by_id: BTreeMap::new(), max, lease }
     }
 
     /// Sessions at a time.
@@ -168,23 +239,23 @@ impl SessionTable {
         self.lease
     }
 
-    /// All of them.
+    /// All sessions.
     pub fn iter(&self) -> impl Iterator<Item = &Session> {
-        self.by_slot.iter().flatten()
+        self.by_index.iter().flatten()
     }
 
-    /// By place.
+    /// The session with that index.
     #[must_use]
-    pub fn get(&self, slot: SessionSlot) -> Option<&Session> {
-        self.by_slot.get(usize::from(slot.0)).and_then(Option::as_ref)
+    pub fn get(&self, index: SessionSlot) -> Option<&Session> {
+        self.by_index.get(usize::from(index.0)).and_then(Option::as_ref)
     }
 
-    /// By place.
-    pub fn get_mut(&mut self, slot: SessionSlot) -> Option<&mut Session> {
-        self.by_slot.get_mut(usize::from(slot.0)).and_then(Option::as_mut)
+    /// The session with that index.
+    pub fn get_mut(&mut self, index: SessionSlot) -> Option<&mut Session> {
+        self.by_index.get_mut(usize::from(index.0)).and_then(Option::as_mut)
     }
 
-    /// An admin connection without session: a new one with the given random id.
+    /// An admin connection without session begins a new session, with the given random id.
     ///
     /// # Errors
     /// The table is full.
@@ -194,49 +265,46 @@ impl SessionTable {
         peer: String,
         now: Instant,
     ) -> Result<SessionSlot, RejectReason> {
-        let free = self.by_slot.iter().position(Option::is_none);
+        let free = self.by_index.iter().position(Option::is_none);
         let at = match free {
             Some(at) => at,
-            None if self.by_slot.len() < self.max => {
-                self.by_slot.push(None);
-                self.by_slot.len() - 1
+            None if self.by_index.len() < self.max => {
+                self.by_index.push(None);
+                self.by_index.len() - 1
             }
             None => return Err(RejectReason::LimitReached),
         };
-        let slot = SessionSlot(u16::try_from(at).map_err(|_| RejectReason::LimitReached)?);
-        self.by_slot[at] = Some(Session {
+        let index = SessionSlot(u16::try_from(at).map_err(|_| RejectReason::LimitReached)?);
+        self.by_index[at] = Some(Session {
             id,
-            slot,
+            index,
             epoch: Epoch(1),
             logged_in: false,
             host: None,
             detect: None,
             peer,
-            opened: BTreeMap::new(),
-            admitted: BTreeSet::new(),
-            leaving: BTreeMap::new(),
-            connections: Vec::new(),
-            lost_at: Some(now),
+            volumes: Volumes::default(),
+            connections: Connections { live: Vec::new(), lost_at: Some(now) },
             leave: None,
         });
-        self.by_id.insert(id, slot);
-        Ok(slot)
+        self.by_id.insert(id, index);
+        Ok(index)
     }
 
-    /// An admin connection that resumes a session in a higher epoch. Older connections must now be
-    /// ended by the caller.
+    /// An admin connection resumes a session in a higher epoch. The caller must now end the older
+    /// connections.
     ///
     /// # Errors
-    /// Unknown session, an epoch that is not higher, or one that none can follow: its connections
-    /// could never be ended by a newer one.
+    /// Unknown session, an epoch that is not higher, or the highest epoch: no newer epoch could
+    /// ever end its connections.
     pub fn resume(
         &mut self,
         id: SessionId,
         epoch: Epoch,
         peer: String,
     ) -> Result<SessionSlot, RejectReason> {
-        let slot = *self.by_id.get(&id).ok_or(RejectReason::NoSuchSession)?;
-        let session = self.get_mut(slot).ok_or(RejectReason::NoSuchSession)?;
+        let index = *self.by_id.get(&id).ok_or(RejectReason::NoSuchSession)?;
+        let session = self.get_mut(index).ok_or(RejectReason::NoSuchSession)?;
         if session.leave.is_some() || epoch.next().is_none() {
             return Err(RejectReason::NoSuchSession);
         }
@@ -246,7 +314,7 @@ impl SessionTable {
         session.epoch = epoch;
         session.logged_in = false;
         session.peer = peer;
-        Ok(slot)
+        Ok(index)
     }
 
     /// An I/O connection joins.
@@ -259,51 +327,46 @@ impl SessionTable {
         epoch: Epoch,
         queue: u16,
     ) -> Result<SessionSlot, RejectReason> {
-        let slot = *self.by_id.get(&id).ok_or(RejectReason::NoSuchSession)?;
-        let session = self.get(slot).ok_or(RejectReason::NoSuchSession)?;
+        let index = *self.by_id.get(&id).ok_or(RejectReason::NoSuchSession)?;
+        let session = self.get(index).ok_or(RejectReason::NoSuchSession)?;
         if session.epoch != epoch {
             return Err(RejectReason::StaleEpoch);
         }
         if !session.logged_in || session.leave.is_some() {
             return Err(RejectReason::NoSuchSession);
         }
-        if session.connections.contains(&(epoch, Some(queue))) {
+        if session.connections.has(epoch, queue) {
             return Err(RejectReason::DuplicateQueue);
         }
-        Ok(slot)
+        Ok(index)
     }
 
     /// A connection was handed to a poll group; `queue` is `None` for admin.
-    pub fn connection_added(&mut self, slot: SessionSlot, epoch: Epoch, queue: Option<u16>) {
-        if let Some(session) = self.get_mut(slot) {
-            session.connections.push((epoch, queue));
-            session.lost_at = None;
+    pub fn connection_added(&mut self, index: SessionSlot, epoch: Epoch, queue: Option<u16>) {
+        let session = self.get_mut(index);
+        debug_assert!(session.is_some(), "a connection of session {} that does not exist", index.0);
+        if let Some(session) = session {
+            session.connections.add(epoch, queue);
         }
     }
 
     /// A poll group says that nothing of a connection is in use any more.
     pub fn connection_gone(
         &mut self,
-        slot: SessionSlot,
+        index: SessionSlot,
         epoch: Epoch,
         queue: Option<u16>,
         now: Instant,
     ) -> After {
-        let Some(session) = self.get_mut(slot) else { return After::Ended };
-        if let Some(at) = session.connections.iter().position(|c| *c == (epoch, queue)) {
-            session.connections.swap_remove(at);
+        let Some(session) = self.get_mut(index) else { return After::Ended };
+        session.connection_gone(epoch, queue, now);
+        let is_last = session.connections() == 0;
+        let never_logged_in = session.host.is_none() && epoch == session.epoch;
+        if is_last && (session.leave.is_some() || never_logged_in) {
+            self.end(index);
+            return After::Ended;
         }
-        let mut leaving = std::mem::take(&mut session.leaving);
-        leaving.retain(|_, (_, until)| session.has_connections_up_to(Some(*until)));
-        session.leaving = leaving;
-        if session.connections.is_empty() {
-            session.lost_at = Some(now);
-            if session.leave.is_some() || (session.host.is_none() && epoch == session.epoch) {
-                self.end(slot);
-                return After::Ended;
-            }
-        }
-        let Some(session) = self.get(slot) else { return After::Ended };
+        let Some(session) = self.get(index) else { return After::Ended };
         if epoch < session.epoch && !session.has_older_connections() {
             After::Quiesced
         } else {
@@ -311,134 +374,125 @@ impl SessionTable {
         }
     }
 
-    /// The session said goodbye: it ends with its last connection, and holds nothing from now on.
+    /// The session logged out: it ends with its last connection, and holds nothing from now on.
     /// Returns what it held.
-    pub fn logout(&mut self, slot: SessionSlot) -> Vec<(VolumeIndex, AccessMode)> {
-        self.get_mut(slot).map(|s| s.give_up_all(Leave::LoggedOut)).unwrap_or_default()
+    pub fn logout(&mut self, index: SessionSlot) -> Vec<(VolumeIndex, AccessMode)> {
+        self.get_mut(index).map(|s| s.give_up_all(Leave::LoggedOut)).unwrap_or_default()
     }
 
-    /// Another takes over: the session can neither be resumed nor joined from now on, holds
-    /// nothing, and ends with its last connection, which the caller must end; at once if it has
-    /// none. Returns what it held, and whether it ended.
-    pub fn fence(&mut self, slot: SessionSlot) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
-        let Some(session) = self.get_mut(slot) else { return (Vec::new(), false) };
+    /// Another session takes over. From now on this session can neither be resumed nor joined, and
+    /// holds nothing. It ends with its last connection, which the caller must end, or at once if it
+    /// has none. Returns what it held, and whether it ended.
+    pub fn fence(&mut self, index: SessionSlot) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
+        let Some(session) = self.get_mut(index) else { return (Vec::new(), false) };
         let held = session.give_up_all(Leave::Fenced);
-        let ended = session.connections.is_empty();
+        let ended = session.connections() == 0;
         if ended {
-            self.end(slot);
+            self.end(index);
         }
         (held, ended)
     }
 
     /// The session closed a volume. `None` if it had not opened it.
-    pub fn close(&mut self, slot: SessionSlot, volume: VolumeIndex) -> Option<AccessMode> {
-        self.get_mut(slot)?.give_up(volume)
+    pub fn close(&mut self, index: SessionSlot, volume: VolumeIndex) -> Option<AccessMode> {
+        self.get_mut(index)?.give_up(volume)
     }
 
     /// The session may send commands for a volume that it opened, from now on.
-    pub fn admit(&mut self, slot: SessionSlot, volume: VolumeIndex) {
-        if let Some(session) = self.get_mut(slot)
-            && session.opened.contains_key(&volume)
-        {
-            session.admitted.insert(volume);
-            // Holding it as strongly as then says all that leaving it says.
-            let mode = session.opened.get(&volume).copied();
-            if session.leaving.get(&volume).is_some_and(|(then, _)| Some(*then) == mode) {
-                session.leaving.remove(&volume);
-            }
+    pub fn admit(&mut self, index: SessionSlot, volume: VolumeIndex) {
+        if let Some(session) = self.get_mut(index) {
+            session.admit(volume);
         }
     }
 
-    /// Other sessions whose commands may still change a volume that they held in a way that
-    /// excludes `mode`, and do not hold any more, with the epoch up to which their connections must
-    /// end.
+    /// Other sessions that held a volume in a way that excludes `mode`, do not hold it any more,
+    /// and whose commands may still change it. With each, the epoch up to which its connections
+    /// must end.
     pub fn leaving(
         &self,
         volume: VolumeIndex,
         except: SessionSlot,
         mode: AccessMode,
     ) -> impl Iterator<Item = (SessionSlot, Epoch)> {
-        let others = self.iter().filter(move |s| s.slot != except);
+        let others = self.iter().filter(move |s| s.index != except);
         others.filter_map(move |s| {
-            let (theirs, until) = *s.leaving.get(&volume)?;
-            excludes(mode, theirs).then_some((s.slot, until))
+            let (theirs, until) = *s.volumes.leaving.get(&volume)?;
+            excludes(mode, theirs).then_some((s.index, until))
         })
     }
 
-    fn end(&mut self, slot: SessionSlot) {
-        if let Some(session) = self.by_slot.get_mut(usize::from(slot.0)).and_then(Option::take) {
+    fn end(&mut self, index: SessionSlot) {
+        if let Some(session) = self.by_index.get_mut(usize::from(index.0)).and_then(Option::take) {
             self.by_id.remove(&session.id);
         }
     }
 
-    /// Ends every session that lost its connections longer ago than the lease. Returns their
-    /// places.
+    /// Ends every session that lost its connections longer ago than the lease. Returns them.
     pub fn expire(&mut self, now: Instant) -> Vec<SessionSlot> {
         let old: Vec<SessionSlot> = self
             .iter()
-            .filter(|s| s.connections.is_empty())
-            .filter(|s| s.lost_at.is_some_and(|at| now.saturating_duration_since(at) > self.lease))
-            .map(|s| s.slot)
+            .filter(|s| s.connections.are_lost_for(self.lease, now))
+            .map(|s| s.index)
             .collect();
-        for slot in &old {
-            self.end(*slot);
+        for index in &old {
+            self.end(*index);
         }
         old
     }
 
-    /// Other sessions that hold a volume in a way that excludes one that wants it so.
+    /// Other sessions that hold a volume in a way that excludes `mode`.
     #[must_use]
     pub fn excluders(
         &self,
-        slot: SessionSlot,
+        index: SessionSlot,
         volume: VolumeIndex,
         mode: AccessMode,
     ) -> Vec<SessionSlot> {
         let excludes = |theirs| excludes(mode, theirs);
         self.iter()
-            .filter(|s| s.slot != slot && s.opened.get(&volume).copied().is_some_and(excludes))
-            .map(|s| s.slot)
+            .filter(|s| s.index != index && s.mode_of(volume).is_some_and(excludes))
+            .map(|s| s.index)
             .collect()
     }
 
-    /// A session wants a volume. On success it is entered. Also returns the places of sessions of
-    /// the same host that ended because they had no connections and stood in the way.
+    /// A session wants a volume. On success it has it. Also returns the sessions of the
+    /// same host that ended because they had no connections and excluded it.
     ///
     /// # Errors
     /// [`Status::InUse`] with the holder's name.
     pub fn open(
         &mut self,
-        slot: SessionSlot,
+        index: SessionSlot,
         volume: VolumeIndex,
         mode: AccessMode,
     ) -> Result<Vec<SessionSlot>, (Status, String)> {
-        let host = self.get(slot).and_then(|s| s.host).map(|(id, _)| id);
-        let ended = self.excluders(slot, volume, mode);
+        let host = self.get(index).and_then(|s| s.host).map(|(id, _)| id);
+        let ended = self.excluders(index, volume, mode);
         for other in ended.iter().filter_map(|other| self.get(*other)) {
             let same_host = host.is_some() && other.host.map(|(id, _)| id) == host;
-            if !same_host || !other.connections.is_empty() {
+            if !same_host || other.connections() > 0 {
                 return Err((Status::InUse, format!("{} ({})", other.host_name(), other.peer)));
             }
         }
-        for slot in &ended {
-            self.end(*slot);
+        for index in &ended {
+            self.end(*index);
         }
-        if let Some(session) = self.get_mut(slot) {
-            session.opened.insert(volume, mode);
+        if let Some(session) = self.get_mut(index) {
+            session.volumes.opened.insert(volume, mode);
         }
         Ok(ended)
     }
 
-    /// Whether anybody holds the volume.
+    /// Whether a session has the volume open.
     #[must_use]
     pub fn is_open(&self, volume: VolumeIndex) -> bool {
-        self.iter().any(|s| s.opened.contains_key(&volume))
+        self.iter().any(|s| s.mode_of(volume).is_some())
     }
 
     /// A session that holds the volume for writing, or waits to.
     #[must_use]
     pub fn writer(&self, volume: VolumeIndex) -> Option<&Session> {
-        self.iter().find(|s| s.opened.get(&volume).is_some_and(|m| *m != AccessMode::ReadOnly))
+        self.iter().find(|s| s.mode_of(volume).is_some_and(|mode| mode != AccessMode::ReadOnly))
     }
 }
 
@@ -455,35 +509,35 @@ mod tests {
     }
 
     fn logged_in(table: &mut SessionTable, n: u8, from: u8, now: Instant) -> SessionSlot {
-        let slot = table.begin(id(n), "p".into(), now).unwrap();
-        table.connection_added(slot, Epoch(1), None);
-        let session = table.get_mut(slot).unwrap();
+        let index = table.begin(id(n), "p".into(), now).unwrap();
+        table.connection_added(index, Epoch(1), None);
+        let session = table.get_mut(index).unwrap();
         session.host = host(from);
         session.logged_in = true;
-        slot
+        index
     }
 
     #[test]
     fn a_new_epoch_waits_for_the_old_connections() {
         let now = Instant::now();
         let mut table = SessionTable::new(4, LEASE);
-        let slot = logged_in(&mut table, 1, 1, now);
-        assert_eq!(table.join(id(1), Epoch(1), 0), Ok(slot));
-        table.connection_added(slot, Epoch(1), Some(0));
+        let index = logged_in(&mut table, 1, 1, now);
+        assert_eq!(table.join(id(1), Epoch(1), 0), Ok(index));
+        table.connection_added(index, Epoch(1), Some(0));
         assert_eq!(table.join(id(1), Epoch(1), 0), Err(RejectReason::DuplicateQueue));
         assert_eq!(table.resume(id(1), Epoch(1), "q".into()), Err(RejectReason::StaleEpoch));
-        assert_eq!(table.resume(id(1), Epoch(2), "q".into()), Ok(slot));
-        table.connection_added(slot, Epoch(2), None);
-        assert!(table.get(slot).unwrap().has_older_connections());
+        assert_eq!(table.resume(id(1), Epoch(2), "q".into()), Ok(index));
+        table.connection_added(index, Epoch(2), None);
+        assert!(table.get(index).unwrap().has_older_connections());
         assert_eq!(table.join(id(1), Epoch(1), 1), Err(RejectReason::StaleEpoch));
         assert_eq!(
             table.join(id(1), Epoch(2), 1),
             Err(RejectReason::NoSuchSession),
             "not logged in yet"
         );
-        assert_eq!(table.connection_gone(slot, Epoch(1), None, now), After::Lives);
-        assert_eq!(table.connection_gone(slot, Epoch(1), Some(0), now), After::Quiesced);
-        assert!(!table.get(slot).unwrap().has_older_connections());
+        assert_eq!(table.connection_gone(index, Epoch(1), None, now), After::Lives);
+        assert_eq!(table.connection_gone(index, Epoch(1), Some(0), now), After::Quiesced);
+        assert!(!table.get(index).unwrap().has_older_connections());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Counters of one poll group: written by its thread alone, read by anyone.
 
 use rblk_fabric::PollerCounters;
+use rblk_protocol::width::wide64;
 use rblk_protocol::{CommandCapsule, Opcode, Status};
 use serde::{Deserialize, Serialize};
 
@@ -53,7 +54,7 @@ rblk_fabric::counters! {
     /// `discover`, does not count.
     lost_connections,
     /// RDMA WRITEs and READs that did not get to the initiator's memory: its device refused the
-    /// key, or nobody took them any more. Each ended its connection.
+    /// key, or the initiator was gone. Each ended its connection.
     stale_rdma_blocked,
     /// Requests that had to wait for memory of the arena.
     memory_waits,
@@ -184,10 +185,10 @@ impl Stats {
         self.dirty_limited.set(counters.dirty_limited);
         self.store_errors.set(counters.store_errors);
         self.merged_bytes.set(counters.copied_bytes);
-        self.cached_bytes.set((slots.cached() * SLOT_BYTES) as u64);
-        self.dirty_bytes.set((slots.dirty() * SLOT_BYTES) as u64);
-        self.dirty_max_bytes.set(dirty_max_bytes as u64);
-        self.lent_slots.set(slots.lent() as u64);
+        self.cached_bytes.set(wide64(slots.cached() * SLOT_BYTES));
+        self.dirty_bytes.set(wide64(slots.dirty() * SLOT_BYTES));
+        self.dirty_max_bytes.set(wide64(dirty_max_bytes));
+        self.lent_slots.set(wide64(slots.lent()));
     }
 
     /// Publishes the fabric's own counters.

@@ -1,35 +1,51 @@
 //! Tables for people.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use nix::errno::Errno;
 use rblk_config::{ByteSize, CacheMode};
-use rblk_target::control::status::{DrainStatus, HolderStatus, TargetStatus, VolumeStatus};
+use rblk_protocol::width::wide;
+use rblk_target::control::status::{
+    DrainStatus, HolderStatus, SessionStatus, TargetStatus, VolumeStatus,
+};
 
 /// The state of a target.
 pub(crate) fn status(status: &TargetStatus) -> String {
     let mut text = String::new();
-    let state = if status.draining { "draining" } else { "serving" };
     // Writing to a String cannot fail.
-    let _ = writeln!(
+    let _ = target(&mut text, status)
+        .and_then(|()| volumes(&mut text, &status.volumes))
+        .and_then(|()| caches(&mut text, &status.volumes))
+        .and_then(|()| sessions(&mut text, &status.sessions))
+        .and_then(|()| counters(&mut text, status));
+    text
+}
+
+fn target(text: &mut String, status: &TargetStatus) -> fmt::Result {
+    let state = if status.draining { "draining" } else { "serving" };
+    writeln!(
         text,
         "target {} ({state}, pid {}, version {}, up {} s)",
         status.name, status.pid, status.version, status.uptime_s
-    );
+    )?;
     if let Some(drain) = &status.drain {
-        let _ = writeln!(text, "{}", draining(drain));
+        writeln!(text, "{}", draining(drain))?;
     }
-    let _ = writeln!(text, "listening on {}", status.listen.join(", "));
+    writeln!(text, "listening on {}", status.listen.join(", "))?;
     for device in &status.devices {
-        let _ = writeln!(text, "device {} ({})", device.name, device.transport);
+        writeln!(text, "device {} ({})", device.name, device.transport)?;
     }
-    let _ = writeln!(
+    Ok(())
+}
+
+fn volumes(text: &mut String, volumes: &[VolumeStatus]) -> fmt::Result {
+    writeln!(
         text,
         "\n{:<20} {:<7} {:>10} {:>6} {:<6} {:<6} {:>10} {:<20} BACKING",
         "VOLUME", "STORE", "SIZE", "BLOCK", "MODE", "IN USE", "GENERATION", "HELD BY"
-    );
-    for v in &status.volumes {
-        let _ = writeln!(
+    )?;
+    for v in volumes {
+        writeln!(
             text,
             "{:<20} {:<7} {:>10} {:>6} {:<6} {:<6} {:>10} {:<20} {}",
             v.name,
@@ -41,27 +57,31 @@ pub(crate) fn status(status: &TargetStatus) -> String {
             generation(v),
             holder(v.holder.as_ref()),
             v.notes.path.as_deref().unwrap_or("-")
-        );
+        )?;
     }
-    caches(&mut text, &status.volumes);
-    let _ = writeln!(
+    Ok(())
+}
+
+fn sessions(text: &mut String, sessions: &[SessionStatus]) -> fmt::Result {
+    writeln!(
         text,
         "\n{:<20} {:<24} {:>6} {:>12} VOLUMES",
         "SESSION OF", "FROM", "EPOCH", "CONNECTIONS"
-    );
-    for s in &status.sessions {
-        let _ = writeln!(
+    )?;
+    for s in sessions {
+        let volumes = if s.fenced { "(fenced)".to_owned() } else { s.volumes.join(", ") };
+        writeln!(
             text,
-            "{:<20} {:<24} {:>6} {:>12} {}",
-            s.host,
-            s.peer,
-            s.epoch,
-            s.connections,
-            if s.fenced { "(fenced)".to_owned() } else { s.volumes.join(", ") }
-        );
+            "{:<20} {:<24} {:>6} {:>12} {volumes}",
+            s.host, s.peer, s.epoch, s.connections
+        )?;
     }
+    Ok(())
+}
+
+fn counters(text: &mut String, status: &TargetStatus) -> fmt::Result {
     let t = &status.total;
-    let _ = writeln!(
+    writeln!(
         text,
         "\ncommands: {} reads, {} writes ({} in capsule), {} flushes, {} discards, {} write-zeroes, {} failed",
         t.reads,
@@ -71,8 +91,8 @@ pub(crate) fn status(status: &TargetStatus) -> String {
         t.discards,
         t.write_zeroes,
         t.failed_commands
-    );
-    let _ = writeln!(
+    )?;
+    writeln!(
         text,
         "fenced: {} holders ({} by take-over), {} commands, {} stale RDMA operations; a lost initiator keeps its volumes for {} s",
         status.fencings,
@@ -80,8 +100,8 @@ pub(crate) fn status(status: &TargetStatus) -> String {
         t.fenced_commands,
         t.stale_rdma_blocked,
         status.lease_ms.div_ceil(1000)
-    );
-    let _ = writeln!(
+    )?;
+    writeln!(
         text,
         "messages: {} SEND, {} WRITE, {} WRITE_WITH_IMM, {} READ, {} signaled, {} doorbells, {} completions",
         t.sends,
@@ -91,8 +111,8 @@ pub(crate) fn status(status: &TargetStatus) -> String {
         t.signaled,
         t.send_doorbells,
         t.completions
-    );
-    let _ = writeln!(
+    )?;
+    writeln!(
         text,
         "cache: {} arena of {} pages, {} cached, {} of {} dirty, {} hits, {} evictions, {} read ahead",
         rough(status.arena_bytes),
@@ -103,8 +123,8 @@ pub(crate) fn status(status: &TargetStatus) -> String {
         percent(t.hit_ratio()),
         t.cache_evictions,
         t.cache_prefetched
-    );
-    let _ = writeln!(
+    )?;
+    writeln!(
         text,
         "write-backs: {} of {} ({} each), {} writes beyond the limit of dirty blocks; waits: {} for memory, {} for ranges",
         t.write_backs,
@@ -113,8 +133,7 @@ pub(crate) fn status(status: &TargetStatus) -> String {
         t.dirty_limited,
         t.memory_waits,
         t.range_waits
-    );
-    text
+    )
 }
 
 /// How far a drain is.
@@ -131,9 +150,8 @@ pub(crate) fn draining(drain: &DrainStatus) -> String {
     }
 }
 
-/// The generation of a volume with a store. That of another says nothing: the volume is gone when
-/// this process ends, so nobody remembers it, and its generations begin at the time in
-/// microseconds.
+/// The generation of a volume with a store. A volume without one is gone when this process ends, so
+/// its generation is not remembered: it begins at the time in microseconds and says nothing.
 fn generation(volume: &VolumeStatus) -> String {
     match volume.store.as_str() {
         "file" => volume.generation.to_string(),
@@ -150,16 +168,16 @@ fn holder(holder: Option<&HolderStatus>) -> String {
 }
 
 /// What the cache does for volumes with a store; nothing if there are none.
-fn caches(text: &mut String, volumes: &[VolumeStatus]) {
+fn caches(text: &mut String, volumes: &[VolumeStatus]) -> fmt::Result {
     let mut with_store = volumes.iter().filter(|v| v.store == "file").peekable();
     if with_store.peek().is_none() {
-        return;
+        return Ok(());
     }
-    let _ = writeln!(
+    writeln!(
         text,
         "\n{:<20} {:<13} {:>6} {:>10} {:>10} {:>10} {:>9} STORE ERRORS",
         "CACHE OF", "MODE", "HITS", "CACHED", "DIRTY", "UNWRITABLE", "EVICTIONS"
-    );
+    )?;
     for v in with_store {
         let c = &v.counts;
         let mode = match v.cache {
@@ -171,7 +189,7 @@ fn caches(text: &mut String, volumes: &[VolumeStatus]) {
             None => String::new(),
             Some(errno) => format!(" (last {:?})", Errno::from_raw(errno)),
         };
-        let _ = writeln!(
+        writeln!(
             text,
             "{:<20} {mode:<13} {:>6} {:>10} {:>10} {:>10} {:>9} {}{last}",
             v.name,
@@ -181,8 +199,9 @@ fn caches(text: &mut String, volumes: &[VolumeStatus]) {
             c.failed_blocks,
             c.evictions,
             c.store_errors
-        );
+        )?;
     }
+    Ok(())
 }
 
 /// A ratio as people read it; `-` for none.
@@ -194,7 +213,7 @@ fn percent(ratio: Option<f64>) -> String {
 /// round.
 fn rough(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let unit = (bytes.max(1).ilog2() / 10) as usize;
+    let unit = wide(bytes.max(1).ilog2() / 10);
     let (whole, rest) = (bytes >> (10 * unit), bytes & ((1 << (10 * unit)) - 1));
     let tenths = (u128::from(rest) * 10) >> (10 * unit);
     let name = UNITS[unit];
@@ -274,7 +293,8 @@ mod tests {
     #[test]
     fn only_volumes_with_a_store_have_a_line_about_their_cache() {
         let mut text = String::new();
-        caches(&mut text, &[volume("m", "memory", CacheMode::None, VolumeCounts::default())]);
+        caches(&mut text, &[volume("m", "memory", CacheMode::None, VolumeCounts::default())])
+            .unwrap();
         assert_eq!(text, "");
 
         let busy = VolumeCounts {
@@ -294,7 +314,7 @@ mod tests {
             },
             volume("idle", "file", CacheMode::WriteThrough, VolumeCounts::default()),
         ];
-        caches(&mut text, &volumes);
+        caches(&mut text, &volumes).unwrap();
         let lines: Vec<Vec<&str>> =
             text.lines().skip(2).map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(

@@ -1,8 +1,8 @@
 //! [`Terms`]: what a connection is granted, with the memory for it.
 //!
-//! Invariant: the memory was laid out for just what is granted. Whoever makes hello and parameters
-//! of a connection from its terms tells the peer of no feature that the receive slots have no room
-//! for.
+//! Invariant: the memory was laid out for exactly what is granted. Hello and parameters of a
+//! connection are made from its terms, so the peer is granted no feature that the receive slots
+//! have no room for.
 
 use rblk_fabric::{
     Access, FabricError, MemoryRegion, PageKind, ProtectionDomain, Region, RegionError,
@@ -11,7 +11,7 @@ use rblk_protocol::{Features, HelloAccept};
 
 use crate::connection::Layout;
 
-/// Why a connection has no memory.
+/// Why there is no memory for a connection.
 #[derive(Debug, thiserror::Error)]
 pub enum NoMemory {
     /// The system has none.
@@ -34,11 +34,11 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Finds memory for what was negotiated. Where there is none for the data of several commands
-    /// in a message, [`Features::DATA_LISTS`] is not granted.
+    /// Allocates and registers memory for what was negotiated. Where there is none for the data of
+    /// several commands in a message, [`Features::DATA_LISTS`] is not granted.
     ///
     /// # Errors
-    /// There is none for small receive slots either.
+    /// There is no memory for small receive slots either.
     pub fn new(
         pd: &ProtectionDomain,
         mut accept: HelloAccept,
@@ -65,7 +65,7 @@ fn registered(pd: &ProtectionDomain, bytes: usize) -> Result<MemoryRegion, NoMem
 #[cfg(test)]
 mod tests {
     use rblk_fabric::Device;
-    use rblk_fabric::soft::memory::Network;
+    use rblk_fabric::soft::network::Network;
     use rblk_protocol::{InstanceId, QueueDepth, Version};
 
     use super::*;

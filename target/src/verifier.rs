@@ -9,21 +9,21 @@
 //! | unknown: no file, or not one of ours | new | new |
 //!
 //! A volume whose acknowledged writes may be in the process's own memory follows the process
-//! lineage, one whose writes went to the kernel follows the machine lineage, and one that lives in
+//! lineage. A volume whose writes went to the kernel follows the machine lineage. A volume in
 //! memory follows the run.
 //!
-//! What must stay true: the file says `clean = false`, durably, before anything is served, and says
-//! `clean = true` only after everything acknowledged was made durable. It is locked as long as the
-//! target runs. Where that cannot be had (no right to write there, or another target of the same
-//! name), the lineages are new at every start: initiators then take every restart for a loss, which
-//! is the safe mistake.
+//! What must stay true: the file says `clean = false`, durably, before anything is served. It says
+//! `clean = true` only after everything acknowledged was made durable. The file is locked as long
+//! as the target runs. Where that is not possible (no right to write there, or another target of
+//! the same name), the lineages are new at every start: initiators then take every restart for a
+//! loss, which is the safe mistake.
 //!
 //! A run that lost acknowledged writes without dying renounces its lineages: it replaces the file
-//! by one with lineages that nobody has, or, where there is no room for that, removes the file.
-//! Either makes the next run new.
+//! by one with fresh lineages, or, where there is no space for that, removes the file. Either way
+//! the next run has new lineages.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,14 +32,15 @@ use nix::fcntl::{Flock, FlockArg};
 use rblk_protocol::{InstanceId, Name, WriteVerifier};
 use serde::{Deserialize, Serialize};
 
+use crate::durable;
 use crate::volume::{CacheMode, Placement, Volume};
 
 /// Form of the file.
 const FORM: u32 = 1;
 /// Longest file that is read.
 const FILE_MAX: u64 = 4096;
-/// How long to wait for the lock: a killed predecessor holds it until it is gone, as it did those
-/// of its stores.
+/// How long to wait for the lock: a target that was killed holds it until its process is gone, like
+/// the locks of its stores.
 const LOCK_WAIT: Duration = Duration::from_millis(500);
 /// Step of that wait.
 const LOCK_STEP: Duration = Duration::from_millis(20);
@@ -132,9 +133,9 @@ pub struct LineageFile {
     lineage: Lineage,
     // `None` when nothing can be remembered.
     kept: Option<Kept>,
-    // Where it would be, and whether another target has it.
+    // Where the file would be, and whether another target has it.
     directory: Option<(PathBuf, bool)>,
-    // It was there before.
+    // The file was there before.
     inherited: bool,
     renounced: Mutex<Renounced>,
 }
@@ -144,18 +145,18 @@ pub struct LineageFile {
 enum Renounced {
     #[default]
     No,
-    /// They may, and the file does not say so yet.
+    /// Writes may be lost, and the file does not say so yet.
     Owed,
-    /// They may, and the next run will begin new lineages.
+    /// Writes may be lost, and the next run will begin new lineages.
     Noted,
 }
 
 /// A file that is to be remembered from run to run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Beside {
-    /// It is this run's to read and to replace. Replacing it may fail.
+    /// This run may read and replace it. Replacing it may fail.
     Ours(PathBuf),
-    /// Another target has it: to be read, not to be replaced.
+    /// Another target has it: this run may read it, not replace it.
     Foreign(PathBuf),
     /// There is none, and none can be made.
     Nothing,
@@ -165,7 +166,7 @@ pub enum Beside {
 struct Kept {
     path: PathBuf,
     boot_id: String,
-    // Held for life. A file of its own, since the other one is replaced.
+    // Held as long as the target runs. A file of its own, because the other file is replaced.
     _lock: Flock<File>,
 }
 
@@ -175,7 +176,7 @@ impl LineageFile {
     /// block for some seconds.
     ///
     /// # Errors
-    /// The system has no random bytes. That nothing can be remembered is only logged.
+    /// The system has no random bytes. A directory that cannot be used is only logged.
     pub fn open(directory: &Path, name: &Name) -> anyhow::Result<Self> {
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         Self::open_on(directory, name, boot_id.trim())
@@ -246,14 +247,14 @@ impl LineageFile {
         self.lineage
     }
 
-    /// Whether an earlier run left its lineages, so that what it remembered beside them should be
-    /// there too.
+    /// Whether an earlier run left its lineages, so that the other files it remembered should be
+    /// there, too.
     #[must_use]
     pub fn is_inherited(&self) -> bool {
         self.inherited
     }
 
-    /// Where something else that a target remembers from run to run is, under the same lock.
+    /// Another file that a target remembers from run to run, under the same lock.
     #[must_use]
     pub fn beside(&self, extension: &str) -> Beside {
         match (&self.directory, &self.kept) {
@@ -261,7 +262,7 @@ impl LineageFile {
             (Some((path, true)), None) => Beside::Foreign(path.with_extension(extension)),
             (Some((path, false)), None) => {
                 let path = path.with_extension(extension);
-                // Only what is surely not there was never remembered.
+                // Any other error leaves open whether there is a file.
                 match fs::symlink_metadata(&path) {
                     Err(error)
                         if matches!(
@@ -278,8 +279,8 @@ impl LineageFile {
         }
     }
 
-    /// Notes that acknowledged writes may be lost although nobody died: the next run begins new
-    /// lineages, however this one ends. Returns whether that is sure. Where it is not, call it
+    /// Notes that acknowledged writes may be lost although no process died: the next run begins new
+    /// lineages, however this one ends. Returns whether that is certain. If it is not, call it
     /// again later; [`Self::owes_note`] says so. Waits for the disk.
     pub fn renounce(&self) -> bool {
         // Held while it writes: two at a time would write one file.
@@ -295,8 +296,8 @@ impl LineageFile {
             *renounced = Renounced::Noted;
             return true;
         };
-        // A full disk has room for a removal.
-        match kept.remove() {
+        // A full disk still allows a removal.
+        match durable::remove(&kept.path) {
             Ok(()) => {
                 tracing::warn!(
                     %path, %error,
@@ -313,10 +314,10 @@ impl LineageFile {
         *renounced == Renounced::Noted
     }
 
-    /// Whether [`Self::renounce`] was called and what it says is not sure to last.
+    /// Whether [`Self::renounce`] was called and has not succeeded.
     #[must_use]
     pub fn owes_note(&self) -> bool {
-        // Whoever writes now will tell how it ended.
+        // A thread that holds the lock is writing, and its result will tell.
         self.renounced.try_lock().is_ok_and(|renounced| *renounced == Renounced::Owed)
     }
 
@@ -358,28 +359,7 @@ impl Kept {
         };
         let mut text = serde_json::to_vec(&state)?;
         text.push(b'\n');
-        let new = self.path.with_extension("lineage.new");
-        let mut file = File::create(&new)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        fs::rename(&new, &self.path)?;
-        self.sync_directory()
-    }
-
-    /// Removes the file, durably.
-    fn remove(&self) -> io::Result<()> {
-        match fs::remove_file(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        // What is left of a note for which there was no room only takes more of it.
-        let _ = fs::remove_file(self.path.with_extension("lineage.new"));
-        self.sync_directory()
-    }
-
-    fn sync_directory(&self) -> io::Result<()> {
-        let directory = self.path.parent().unwrap_or(Path::new("/"));
-        File::open(directory)?.sync_all()
+        durable::replace(&self.path, &text)
     }
 }
 

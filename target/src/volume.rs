@@ -36,7 +36,7 @@ pub struct Volume {
     pub block_size: BlockSize,
     /// Capacity.
     pub blocks: BlockCount,
-    /// Writes are refused whoever asks.
+    /// Writes are refused to every session.
     pub read_only: bool,
     /// Where the bytes are.
     pub placement: Placement,

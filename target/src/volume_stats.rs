@@ -47,7 +47,7 @@ impl VolumeCounts {
 
 pub(crate) fn hit_ratio(hits: u64, misses: u64) -> Option<f64> {
     let all = hits.saturating_add(misses);
-    // Exact up to 2^53 blocks, which is more than anybody reads.
+    // Exact up to 2^53 blocks, which is more than a target ever reads.
     (all > 0).then(|| hits as f64 / all as f64)
 }
 

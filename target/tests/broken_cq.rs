@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rblk_fabric::soft::memory::Network;
+use rblk_fabric::soft::network::Network;
 use rblk_fabric::spin::SpinMode;
 use rblk_fabric::{
     AcceptParams, Access, Completion, Connection, Device, DeviceCaps, FabricError, PageKind,

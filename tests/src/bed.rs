@@ -5,7 +5,7 @@ use rblk_bench::inprocess::{
 };
 use rblk_bench::ram_store::{RamStore, StoreConditions};
 use rblk_bench::seed::Random;
-use rblk_fabric::soft::memory::Conditions;
+use rblk_fabric::soft::network::Conditions;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
 use rblk_target::connection::SessionSlot;

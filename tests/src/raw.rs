@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_bench::inprocess::{QueueOptions, RawEnd, soft_handle};
-use rblk_fabric::soft::memory::{Network, Wire};
+use rblk_fabric::soft::network::{Network, Wire};
 use rblk_fabric::{
     Access, Completion, Connection, Device, MemoryRegion, PageKind, Poller, ProtectionDomain,
     QpIndex, QpLimits, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, SgeList, WcOpcode,

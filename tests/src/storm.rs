@@ -11,7 +11,7 @@ use rblk_bench::crash_store::{CrashStore, Fault};
 use rblk_bench::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_bench::ram_store::{Kind, StoreConditions};
 use rblk_bench::seed::Random;
-use rblk_fabric::soft::memory::Conditions;
+use rblk_fabric::soft::network::Conditions;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Features, Tag};
 use rblk_target::cache::STRIPE_BYTES;

@@ -99,7 +99,7 @@ fn a_target_that_cannot_serve_says_why_and_leaves_nothing() {
         (&["--listen", &tcp, "--file", &directory], 9, &["is a directory"]),
         (&["--config", &unknown_key], 2, &["unknown.toml:2:1", "arenaa", "arena"]),
         (&["--config", &bad_toml], 2, &["bad.toml:"]),
-        (&["--config", &no_config], 2, &["none.toml", "create it or name another"]),
+        (&["--config", &no_config], 2, &["none.toml", "create the file, or name another one"]),
     ];
     for (args, code, pieces) in table {
         assert_refused(&run(&mut serve(dir, args)), *code, pieces);
@@ -577,13 +577,13 @@ fn a_killed_target_is_replaced_at_once() {
         client.write(round << 16, &pattern(round, 64 << 10));
     }
     client.flush();
-    let instance = client.session.instance;
+    let instance = client.session.login().instance;
     target.kill();
     assert!(target.socket.exists(), "a killed process cannot tidy up");
     let target = Target::start(dir.path(), &["--file", &volume]);
     assert_eq!(client.try_io(IoOp::Read, 0, 4096), None, "the path is lost");
     let mut client = Client::connect(&target.address, "v", 1).unwrap();
-    assert_ne!(client.session.instance, instance, "another run");
+    assert_ne!(client.session.login().instance, instance, "another run");
     for round in 0..16u64 {
         assert!(client.read(round << 16, 64 << 10) == pattern(round, 64 << 10));
     }

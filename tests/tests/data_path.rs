@@ -3,7 +3,7 @@
 use nix::errno::Errno;
 use rblk_bench::inprocess::{QueueOptions, RigOptions, Stuck};
 use rblk_bench::ram_store::{Kind, StoreConditions};
-use rblk_fabric::soft::memory::Conditions;
+use rblk_fabric::soft::network::Conditions;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, BlockCount, Features, Lba, Status, Tag};
 use rblk_target::store::OpKind;

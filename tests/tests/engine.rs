@@ -7,7 +7,7 @@ use std::time::Duration;
 use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_bench::ram_store::StoreConditions;
 use rblk_config::OnLoss;
-use rblk_fabric::soft::memory::End;
+use rblk_fabric::soft::network::End;
 use rblk_initiator::admin::Pulse;
 use rblk_initiator::durability::{Durability, Ledger};
 use rblk_initiator::engine::{Engine, PathEnd, QueueStats};

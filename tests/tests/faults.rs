@@ -4,7 +4,7 @@
 use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_bench::ram_store::StoreConditions;
 use rblk_bench::seed::Random;
-use rblk_fabric::soft::memory::{Conditions, End};
+use rblk_fabric::soft::network::{Conditions, End};
 use rblk_initiator::io::IoOp;
 use rblk_protocol::{Features, Tag};
 use rblk_target::store::{Store, VolumeIndex};

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use rblk_bench::inprocess::{QueueOptions, RigOptions};
-use rblk_fabric::soft::memory::End;
+use rblk_fabric::soft::network::End;
 use rblk_initiator::admin::Pulse;
 use rblk_initiator::engine::PathEnd;
 use rblk_initiator::io::{Io, IoOp};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rblk_bench::inprocess::{QueueOptions, RigOptions};
 use rblk_bench::ram_store::StoreConditions;
 use rblk_bench::seed::Random;
-use rblk_fabric::soft::memory::Conditions;
+use rblk_fabric::soft::network::Conditions;
 use rblk_fabric::{Region, WcStatus};
 use rblk_initiator::engine::PathEnd;
 use rblk_initiator::io::IoOp;

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use rblk_bench::inprocess::{QueueOptions, RigOptions};
 use rblk_bench::ram_store::StoreConditions;
-use rblk_fabric::soft::memory::Conditions;
+use rblk_fabric::soft::network::Conditions;
 use rblk_protocol::{Features, limits};
 use rblk_target::store::VolumeIndex;
 use rblk_tests::bed::{MEMORY, STORE};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rblk_fabric::soft::memory::Conditions;
+use rblk_fabric::soft::network::Conditions;
 use rblk_protocol::{Features, limits};
 use rblk_target::volume::CacheMode;
 
@@ -82,7 +82,7 @@ pub struct RigOptions {
     /// QPs are over only when they are destroyed, as those of cards: see
     /// [`Network::with_late_rdma`].
     ///
-    /// [`Network::with_late_rdma`]: rblk_fabric::soft::memory::Network::with_late_rdma
+    /// [`Network::with_late_rdma`]: rblk_fabric::soft::network::Network::with_late_rdma
     pub late_rdma: bool,
     /// Steps until the QP of a connection that ended is destroyed, at most, at either end.
     pub destroy_steps: u64,

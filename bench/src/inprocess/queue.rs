@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use rblk_fabric::soft::memory::Wire;
+use rblk_fabric::soft::network::Wire;
 use rblk_fabric::{Completion, Device, DeviceCaps, PageKind, QpLimits, Region};
 use rblk_initiator::durability::Ledger;
 use rblk_initiator::engine::{Engine, PathEnd, QueueCounts, QueueStats};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use rblk_fabric::soft::memory::Wire;
+use rblk_fabric::soft::network::Wire;
 use rblk_fabric::{
     AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle, QpLimits,
     Region,
@@ -14,7 +14,7 @@ use rblk_protocol::{
     InstanceId, Name, Offer, QueueDepth, SessionId, Status, Tag, Version, limits, negotiate,
 };
 use rblk_target::arena::Arena;
-use rblk_target::cache::{Shard, ShardOptions};
+use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
 use rblk_target::connection::{ConnectionId, ConnectionParams, SessionSlot};
 use rblk_target::poll_group::peers::Peers;
 use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, ToGroup};
@@ -76,6 +76,22 @@ impl<S: Store> Group<S> {
     #[inline(never)]
     pub(super) fn turn(&mut self, now: Instant) -> bool {
         self.engine.turn(now)
+    }
+}
+
+impl<S> Rig<S> {
+    /// Drops what the target has in memory, with whatever it has lent.
+    fn drop_target(&mut self) {
+        let _ends = ArenaEnds::begin();
+        self.groups.clear();
+        self.corpses.drop_target();
+        self.gone.clear();
+    }
+}
+
+impl<S> Drop for Rig<S> {
+    fn drop(&mut self) {
+        self.drop_target();
     }
 }
 
@@ -161,10 +177,8 @@ impl<S: Store> Rig<S> {
                 wire.cut();
             }
         }
-        self.groups.clear();
-        self.corpses.drop_target();
+        self.drop_target();
         self.sessions.clear();
-        self.gone.clear();
         self.admin.clear();
         self.lost_writes = false;
         self.next_group = 0;

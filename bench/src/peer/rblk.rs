@@ -255,7 +255,7 @@ impl Server {
 
 /// Takes a mount away: in good order, else by force, else by ending its process.
 pub(super) fn unmount(program: &Path, name: &str, tag: &str) -> Result<()> {
-    let is_there = || mount_socket::names().iter().any(|known| known == name);
+    let is_there = || rblk_initiator::mount::run_dir::names().iter().any(|known| known == name);
     let umount = |force: bool| {
         let mut command = Command::new(program);
         command.args(["umount", name]).args(force.then_some("--force"));
@@ -299,7 +299,8 @@ pub fn target_status(socket: &Path) -> Option<TargetStatus> {
 /// The mount that has a device.
 #[must_use]
 pub fn mount_of(device: &Path) -> Option<MountStatus> {
-    let mounts = mount_socket::names().into_iter().filter_map(|name| mount_status(&name));
+    let mounts =
+        rblk_initiator::mount::run_dir::names().into_iter().filter_map(|name| mount_status(&name));
     mounts.into_iter().find(|status| Path::new(&status.device) == device)
 }
 

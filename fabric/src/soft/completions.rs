@@ -1,38 +1,65 @@
-//! The completion queue of a poller.
+//! [`CompletionQueue`]: the completions of a poller that the caller has not polled.
 
 use std::collections::VecDeque;
 
+use rblk_protocol::width::wide64;
+
 use crate::work::{Completion, QpIndex, WcStatus};
 
-/// Polls between two flushes, at most, of a device that flushes late.
+/// Polls between two flushes, at most, on a device that flushes late.
 const LATE_POLLS: u64 = 4;
 
-/// What reaping a completion gives back to its QP.
+/// What a QP gets back when the caller polls a completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Returns {
-    /// Every send slot before this position.
+    /// Every entry of the send queue before this position.
     Sends(usize),
-    /// One RECV slot.
+    /// One entry of the receive queue.
     Recv,
 }
 
-/// Completions in order. It cannot overflow: a slot of a queue comes back only when its completion
-/// is reaped, and the slots of all QPs together fit.
+/// Completions in order. It cannot overflow: an entry of a send or receive queue is free only when
+/// its completion was polled, and the CQ has an entry for each: `promised <= entries`.
 #[derive(Debug)]
 pub(super) struct CompletionQueue {
-    entries: VecDeque<(Completion, Returns)>,
-    // Flushes that are not there yet, and the polls until each after the one before.
+    ready: VecDeque<(Completion, Returns)>,
+    entries: u64,
+    // Entries that the QPs on the CQ may fill.
+    promised: u64,
+    // Flushes that come later, each with the number of polls after the one before it.
     late: VecDeque<(u64, (Completion, Returns))>,
-    // Decides how late; `None` where flushes come at once.
+    // Decides how late. `None` on a device that flushes at once.
     lateness: Option<u64>,
 }
 
 impl CompletionQueue {
     pub(super) fn new(entries: usize) -> Self {
-        Self { entries: VecDeque::with_capacity(entries), late: VecDeque::new(), lateness: None }
+        Self {
+            ready: VecDeque::with_capacity(entries),
+            entries: wide64(entries),
+            promised: 0,
+            late: VecDeque::new(),
+            lateness: None,
+        }
     }
 
-    /// What fails or is flushed from now on comes some polls later, as the seed has it.
+    /// Entries in all.
+    pub(super) fn entries(&self) -> u64 {
+        self.entries
+    }
+
+    /// Entries that the QPs on the CQ may fill.
+    pub(super) fn promised(&self) -> u64 {
+        self.promised
+    }
+
+    /// Sets how many entries the QPs on the CQ may fill: at most [`Self::entries`].
+    pub(super) fn promise(&mut self, entries: u64) {
+        debug_assert!(entries <= self.entries, "{entries} of {} CQ entries", self.entries);
+        self.promised = entries;
+    }
+
+    /// From now on, what fails or is flushed comes some polls later. The seed decides how many.
     pub(super) fn flush_late(&mut self, seed: u64) {
         self.lateness = Some(seed);
     }
@@ -45,17 +72,17 @@ impl CompletionQueue {
                 *left -= 1;
                 return;
             }
-            self.entries.push_back(*entry);
+            self.ready.push_back(*entry);
             self.late.pop_front();
         }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        self.ready.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.ready.is_empty()
     }
 
     pub(super) fn push(&mut self, completion: Completion, returns: Returns) {
@@ -64,22 +91,22 @@ impl CompletionQueue {
                 *random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
                 self.late.push_back(((*random >> 33) % LATE_POLLS, (completion, returns)));
             }
-            _ => self.entries.push_back((completion, returns)),
+            _ => self.ready.push_back((completion, returns)),
         }
     }
 
     pub(super) fn pop(&mut self) -> Option<(Completion, Returns)> {
-        let entry = self.entries.pop_front();
-        if self.entries.is_empty() {
-            // Begins anew at the front: the memory behind is touched only when so many are waiting.
-            self.entries.clear();
+        let entry = self.ready.pop_front();
+        if self.ready.is_empty() {
+            // Starts again at the front, so that memory is touched only as far as completions wait.
+            self.ready.clear();
         }
         entry
     }
 
-    /// Forgets what belongs to a QP that goes.
+    /// Removes the completions of a QP that is detached.
     pub(super) fn purge(&mut self, qp: QpIndex) {
-        self.entries.retain(|(completion, _)| completion.qp != qp);
+        self.ready.retain(|(completion, _)| completion.qp != qp);
         self.late.retain(|(_, (completion, _))| completion.qp != qp);
     }
 }

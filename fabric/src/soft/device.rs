@@ -2,8 +2,10 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::domain::ProtectionDomain;
-use crate::device::{DeviceCaps, QpLimits, Transport};
+use rblk_protocol::width::narrow;
+
+use crate::caps::{DeviceCaps, Transport};
+use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
 use crate::work::MAX_SGE;
 
@@ -17,7 +19,7 @@ pub struct Device(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     caps: DeviceCaps,
-    // Varies the keys, so that those of two domains or two runs are rarely alike.
+    // Varies the keys, so that the keys of two domains or two runs rarely are the same.
     salt: u64,
 }
 
@@ -34,13 +36,14 @@ impl Device {
         .clone()
     }
 
-    /// With `late`, one whose QPs are over only when they are destroyed, as on cards.
+    /// The device of an in-memory network. With `late`, its QPs touch memory until they are
+    /// destroyed, as the QPs of a card do.
     pub(super) fn memory(seed: u64, max_region_bytes: u64, late: bool) -> Self {
         let max_region_bytes = max_region_bytes.min(REGION_MAX_BYTES);
         Self::new("memory", Transport::SoftMemory, seed, max_region_bytes, late)
     }
 
-    /// Varies what is decided by chance.
+    /// Varies what is decided at random.
     pub(super) fn salt(&self) -> u64 {
         self.0.salt
     }
@@ -50,7 +53,7 @@ impl Device {
             name: name.to_owned(),
             transport,
             max_wrs: 1 << 15,
-            max_sges: u32::try_from(MAX_SGE).unwrap_or(1),
+            max_sges: narrow(MAX_SGE),
             max_cq_entries: 1 << 22,
             max_reads_out: 128,
             max_reads_in: 128,
@@ -64,18 +67,10 @@ impl Device {
         Self(Arc::new(Inner { caps, salt }))
     }
 
-    /// What it can do.
+    /// What the device can do.
     #[must_use]
     pub fn caps(&self) -> &DeviceCaps {
         &self.0.caps
-    }
-
-    /// A new protection domain.
-    ///
-    /// # Errors
-    /// None today; the signature is that of every provider.
-    pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
-        Ok(ProtectionDomain::new(self.clone(), self.0.salt))
     }
 
     /// Whether both are the same device.
@@ -84,7 +79,7 @@ impl Device {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Refuses sizes beyond the claims.
+    /// Checks the sizes of a QP against the claims.
     pub(super) fn check(&self, limits: &QpLimits) -> Result<()> {
         let caps = self.caps();
         self.within("send WRs", caps.max_wrs.into(), limits.send_wrs.into())?;
@@ -94,6 +89,7 @@ impl Device {
         self.within("incoming READs", caps.max_reads_in.into(), limits.reads_in.into())
     }
 
+    /// Checks one size against its limit.
     pub(super) fn within(&self, what: &'static str, limit: u64, asked: u64) -> Result<()> {
         if asked <= limit {
             return Ok(());

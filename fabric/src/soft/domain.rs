@@ -1,138 +1,30 @@
-//! Protection domains, memory regions and the tables of keys.
+//! Protection domains and memory regions in software.
 //!
 //! Each poller has its own copy of the key table behind its own lock, so that data threads never
-//! meet on one: a turn reads its own copy; registering and deregistering, which are rare, write to
-//! every copy. `std`'s lock lets a waiting writer in before new readers, so a busy poller cannot
-//! starve them.
+//! share a lock. A turn reads its own copy. Registering and deregistering are rare and write to
+//! every copy. The lock of `std` lets a waiting writer in before new readers, so a busy poller
+//! cannot starve a writer.
 
 use std::io;
-use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rblk_protocol::width::{narrow, wide64};
 
 use super::device::Device;
-use super::poller::{Poller, PollerHandle};
-use crate::device::QpLimits;
+use super::keys::{Entry, INDEX_MAX, KeyCopy, KeyTable};
+use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
 use crate::region::Region;
-use crate::work::{Access, Lkey, Rkey, Sge};
-
-/// Low bits of a key: the slot. The rest is a generation, whose lowest bit tells rkeys from lkeys.
-const SLOT_BITS: u32 = 16;
-const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
-
-#[derive(Clone, Debug)]
-struct Entry {
-    lkey: u32,
-    rkey: u32,
-    access: Access,
-    region: Arc<Region>,
-}
-
-impl Entry {
-    fn pointer(&self, addr: u64, len: u32) -> Option<NonNull<u8>> {
-        let offset = usize::try_from(addr.checked_sub(self.region.address())?).ok()?;
-        self.region.pointer(offset, len as usize)
-    }
-
-    fn place(&self, addr: u64) -> Option<(Arc<Region>, usize)> {
-        let offset = usize::try_from(addr.checked_sub(self.region.address())?).ok()?;
-        Some((Arc::clone(&self.region), offset))
-    }
-}
-
-/// What a peer wants to do with an MR.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Right {
-    Read,
-    Write,
-}
-
-/// The live keys of a domain.
-#[derive(Clone, Default, Debug)]
-pub(super) struct KeyTable {
-    slots: Vec<Option<Entry>>,
-}
-
-impl KeyTable {
-    fn entry(&self, key: u32) -> Option<&Entry> {
-        self.slots.get((key & SLOT_MASK) as usize)?.as_ref()
-    }
-
-    /// Where an SGE lies, if key, bounds and rights are good. Valid while the table is borrowed.
-    pub(super) fn local(&self, sge: Sge, write: bool) -> Option<NonNull<u8>> {
-        let entry = self.entry(sge.lkey.0).filter(|e| e.lkey == sge.lkey.0)?;
-        if write && !entry.access.local_write {
-            return None;
-        }
-        entry.pointer(sge.addr, sge.len)
-    }
-
-    /// Where the bytes that a peer named lie, if key, bounds and rights are good.
-    pub(super) fn remote(
-        &self,
-        key: Rkey,
-        addr: u64,
-        len: u32,
-        right: Right,
-    ) -> Option<NonNull<u8>> {
-        let entry = self.entry(key.0).filter(|e| e.rkey == key.0)?;
-        let allowed = match right {
-            Right::Read => entry.access.remote_read,
-            Right::Write => entry.access.remote_write,
-        };
-        if allowed { entry.pointer(addr, len) } else { None }
-    }
-
-    /// The place of an SGE that may be written to.
-    pub(super) fn local_place(&self, sge: Sge) -> Option<(Arc<Region>, usize)> {
-        self.local(sge, true)?;
-        self.entry(sge.lkey.0)?.place(sge.addr)
-    }
-
-    /// The place of what a peer writes.
-    pub(super) fn remote_place(
-        &self,
-        key: Rkey,
-        addr: u64,
-        len: u32,
-    ) -> Option<(Arc<Region>, usize)> {
-        self.remote(key, addr, len, Right::Write)?;
-        self.entry(key.0)?.place(addr)
-    }
-
-    fn set(&mut self, slot: usize, entry: Option<Entry>) {
-        if self.slots.len() <= slot {
-            self.slots.resize(slot + 1, None);
-        }
-        self.slots[slot] = entry;
-    }
-}
-
-/// One poller's copy of the table.
-#[derive(Debug)]
-pub(super) struct KeyCopy(RwLock<KeyTable>);
-
-impl KeyCopy {
-    /// The keys as of now. Regions cannot go while the guard lives.
-    pub(super) fn read(&self) -> RwLockReadGuard<'_, KeyTable> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The keys as of now, unless they are being changed.
-    pub(super) fn try_read(&self) -> Option<RwLockReadGuard<'_, KeyTable>> {
-        self.0.try_read().ok()
-    }
-
-    fn set(&self, slot: usize, entry: Option<Entry>) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).set(slot, entry);
-    }
-}
+use crate::work::{Access, Lkey, Rkey};
 
 #[derive(Debug, Default)]
 struct Keys {
     table: KeyTable,
+    // Indexes that are not in use.
     free: Vec<usize>,
+    // Of each index.
     generations: Vec<u32>,
+    // Of the pollers.
     copies: Vec<Weak<KeyCopy>>,
 }
 
@@ -150,11 +42,11 @@ impl Domain {
 }
 
 impl Keys {
-    fn set(&mut self, slot: usize, entry: Option<&Entry>) {
-        self.table.set(slot, entry.cloned());
+    fn set(&mut self, index: usize, entry: Option<&Entry>) {
+        self.table.set(index, entry.cloned());
         self.copies.retain(|copy| match copy.upgrade() {
             Some(copy) => {
-                copy.set(slot, entry.cloned());
+                copy.set(index, entry.cloned());
                 true
             }
             None => false,
@@ -167,8 +59,11 @@ impl Keys {
 pub struct ProtectionDomain(Arc<Domain>);
 
 impl ProtectionDomain {
-    pub(super) fn new(device: Device, salt: u64) -> Self {
-        let salt = ((salt ^ (salt >> 32)) & 0x7fff) as u32;
+    /// A new protection domain of the device.
+    #[must_use]
+    pub fn new(device: &Device) -> Self {
+        let (device, salt) = (device.clone(), device.salt());
+        let salt = narrow((salt ^ (salt >> 32)) & 0x7fff);
         Self(Arc::new(Domain { device, salt, keys: Mutex::default() }))
     }
 
@@ -183,8 +78,8 @@ impl ProtectionDomain {
     /// Registers a region.
     ///
     /// # Errors
-    /// EINVAL for remote write without local write, as verbs has it; [`FabricError::Limit`] when
-    /// there are no keys left.
+    /// EINVAL for remote write without local write, as in verbs; [`FabricError::Limit`] when all
+    /// keys are in use.
     pub fn register(&self, region: &Arc<Region>, access: Access) -> Result<MemoryRegion> {
         if access.remote_write && !access.local_write {
             let source = io::Error::from_raw_os_error(libc::EINVAL);
@@ -193,55 +88,71 @@ impl ProtectionDomain {
         self.device().within(
             "region bytes",
             self.device().caps().max_region_bytes,
-            region.len() as u64,
+            wide64(region.len()),
         )?;
         let mut keys = self.0.keys();
-        let slot = match keys.free.pop() {
-            Some(slot) => slot,
+        let index = match keys.free.pop() {
+            Some(index) => index,
             None => {
-                let slot = keys.generations.len();
-                self.device().within("memory regions", SLOT_MASK.into(), slot as u64)?;
+                let index = keys.generations.len();
+                self.device().within("memory regions", INDEX_MAX.into(), wide64(index))?;
                 keys.generations.push(0);
-                slot
+                index
             }
         };
-        keys.generations[slot] = keys.generations[slot].wrapping_add(1);
-        let tag = (keys.generations[slot].wrapping_add(self.0.salt) & 0x7fff) << (SLOT_BITS + 1);
-        let low = u32::try_from(slot).unwrap_or(SLOT_MASK);
-        let (lkey, rkey) = (tag | low, tag | (1 << SLOT_BITS) | low);
-        keys.set(slot, Some(&Entry { lkey, rkey, access, region: Arc::clone(region) }));
+        keys.generations[index] = keys.generations[index].wrapping_add(1);
+        let generation = keys.generations[index].wrapping_add(self.0.salt);
+        let entry = Entry::new(narrow(index), generation, access, region);
+        keys.set(index, Some(&entry));
         drop(keys);
-        Ok(MemoryRegion { domain: self.clone(), slot, lkey: Lkey(lkey), rkey: Rkey(rkey) })
+        Ok(MemoryRegion { domain: self.clone(), index, lkey: entry.lkey(), rkey: entry.rkey() })
     }
 
-    /// A completion queue of `cq_entries`, and control's handle to it.
-    ///
-    /// # Errors
-    /// [`FabricError::Limit`], or no epoll instance could be made.
-    pub fn poller(&self, cq_entries: u32) -> Result<(Poller, PollerHandle)> {
-        let caps = self.device().caps();
-        self.device().within("CQ entries", caps.max_cq_entries.into(), cq_entries.into())?;
+    /// A copy of the key table for a poller. It is kept up to date.
+    pub(super) fn key_copy(&self) -> Arc<KeyCopy> {
         let mut keys = self.0.keys();
-        let copy = Arc::new(KeyCopy(RwLock::new(keys.table.clone())));
+        let copy = Arc::new(KeyCopy::new(keys.table.clone()));
         keys.copies.push(Arc::downgrade(&copy));
-        drop(keys);
-        Poller::new(self.clone(), copy, cq_entries)
+        copy
     }
 
     /// Checks that a QP of these limits may be made here for that poller.
     pub(super) fn check(&self, poller: &PollerHandle, limits: &QpLimits) -> Result<()> {
-        if !poller.is_of(self) {
+        if !poller.pd.same_as(self) {
             return Err(FabricError::Mixed("poller and protection domain"));
         }
         self.device().check(limits)
     }
 }
 
-/// A registered region in software. Dropping it kills its keys, at once and for good.
+/// Control's handle of a [`super::Poller`].
+#[derive(Clone, Debug)]
+pub struct PollerHandle {
+    pd: ProtectionDomain,
+    id: u64,
+}
+
+impl PollerHandle {
+    pub(super) fn new(pd: ProtectionDomain, id: u64) -> Self {
+        Self { pd, id }
+    }
+
+    /// Number of the poller, unique in the process.
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+}
+
+/// A registered region in software. Dropping it deregisters the region: when the drop returns, no
+/// byte can land in it any more.
 #[derive(Debug)]
 pub struct MemoryRegion {
     domain: ProtectionDomain,
-    slot: usize,
+    index: usize,
     lkey: Lkey,
     rkey: Rkey,
 }
@@ -263,20 +174,21 @@ impl MemoryRegion {
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         let mut keys = self.domain.0.keys();
-        // Waits for a turn of each poller at most: turns never block.
-        keys.set(self.slot, None);
-        keys.free.push(self.slot);
+        keys.set(self.index, None);
+        keys.free.push(self.index);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::keys::Right;
     use super::*;
     use crate::region::PageKind;
+    use crate::work::Sge;
 
     #[test]
     fn keys_check_bounds_and_rights_and_die() {
-        let pd = Device::memory(7, 4096, false).alloc_pd().unwrap();
+        let pd = ProtectionDomain::new(&Device::memory(7, 4096, false));
         let region = Region::allocate(4096, PageKind::Normal).unwrap();
         let mr = pd.register(&region, Access::LOCAL_WRITE).unwrap();
         let base = region.address();

@@ -12,6 +12,8 @@
 //! | 20 | immediate; NAK code; in a READ request the count of READ responses received |
 //! | 24 | remote address |
 
+use rblk_protocol::width::narrow;
+
 use crate::work::WcStatus;
 
 /// Bytes of a header.
@@ -20,6 +22,11 @@ pub(super) const HEADER: usize = 32;
 pub(super) const MAX_MESSAGE: u32 = 16 << 20;
 
 const ACK_WANTED: u8 = 1;
+
+/// The low half of a position in a queue, as it goes over the wire.
+pub(super) fn low32(position: usize) -> u32 {
+    narrow(position & 0xffff_ffff)
+}
 
 /// What a frame is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

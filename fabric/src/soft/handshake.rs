@@ -1,4 +1,4 @@
-//! What goes over a TCP connection before the frames: one request, one reply.
+//! The handshake of a TCP connection, before the frames: one request, one reply.
 //!
 //! | request | reply | |
 //! |---|---|---|
@@ -17,10 +17,11 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use nix::sys::socket::{setsockopt, sockopt};
+use rblk_protocol::width::{narrow, wide64};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::device::ConnectionHello;
+use crate::connect::ConnectionHello;
 use crate::error::{FabricError, Result};
 
 const MAGIC: [u8; 8] = *b"rblkSOFT";
@@ -94,15 +95,15 @@ pub(super) fn encode_reply(
 /// Why a handshake failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The connection ended before anything was said.
+    /// The connection ended before the peer sent a byte.
     Silence(io::Error),
     /// Not our protocol.
     Foreign(String),
 }
 
-/// Reads exactly `N` bytes that begin with magic and version, and nothing beyond them: what follows
-/// belongs to the frames. Foreign speech is noticed at its first wrong byte, not after waiting for
-/// more.
+/// Reads exactly `N` bytes that begin with magic and version, and no more: the bytes behind them
+/// belong to the frames. A foreign protocol is detected at its first wrong byte, without waiting
+/// for more.
 async fn read_fixed<const N: usize>(
     stream: &mut TcpStream,
 ) -> std::result::Result<[u8; N], Failure> {
@@ -142,15 +143,13 @@ async fn read_hello(
 ) -> std::result::Result<ConnectionHello, Failure> {
     let len = usize::from(len);
     if len > most {
-        return Err(Failure::Foreign(format!(
-            "its hello has {len} bytes, at most {most} are allowed"
-        )));
+        return Err(Failure::Foreign(format!("its hello has {len} bytes, the limit is {most}")));
     }
     let mut hello = vec![0; len];
     stream
         .read_exact(&mut hello)
         .await
-        .map_err(|e| Failure::Foreign(format!("half a hello: {e}")))?;
+        .map_err(|e| Failure::Foreign(format!("its hello is incomplete: {e}")))?;
     Ok(ConnectionHello(hello))
 }
 
@@ -195,17 +194,18 @@ pub(super) fn hello_too_long(hello: &ConnectionHello) -> FabricError {
     FabricError::Limit {
         device: "soft".to_owned(),
         what: "hello bytes",
-        limit: ConnectionHello::REQUEST_MAX as u64,
-        asked: hello.0.len() as u64,
+        limit: wide64(ConnectionHello::REQUEST_MAX),
+        asked: wide64(hello.0.len()),
     }
 }
 
-/// Options of a connection's socket: no delay, and a dead path is noticed within about `detect`,
+/// Sets the options of the socket: no delay, and a dead path is detected within about `detect`,
 /// whether bytes are in flight or not.
 pub(super) fn tune(stream: &TcpStream, detect: Duration) -> io::Result<()> {
     let detect = detect.clamp(Duration::from_secs(1), Duration::from_secs(120));
-    let millis = u32::try_from(detect.as_millis()).unwrap_or(u32::MAX);
-    let interval = u32::try_from(detect.as_secs() / 3).unwrap_or(1).max(1);
+    // At most 120 s.
+    let millis: u32 = narrow(detect.as_millis());
+    let interval = narrow::<u32, _>(detect.as_secs() / 3).max(1);
     stream.set_nodelay(true)?;
     let fd = stream.as_fd();
     setsockopt(&fd, sockopt::KeepAlive, &true)?;
@@ -216,7 +216,7 @@ pub(super) fn tune(stream: &TcpStream, detect: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// How a peer is called in messages.
+/// The name of a peer in messages.
 pub(super) fn peer_name(peer: SocketAddr) -> String {
     format!("tcp://{peer}")
 }

@@ -33,24 +33,24 @@ pub(super) trait Link: Send + fmt::Debug {
     /// Every piece is writable for its length during the call.
     unsafe fn receive(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved>;
 
-    /// Says that nothing more will be sent; what was sent still arrives.
+    /// Says that nothing more will be sent. What was sent still arrives.
     fn finish(&mut self);
 
     /// Ends both directions.
     fn close(&mut self);
 
-    /// A descriptor for epoll, where there is one.
+    /// A descriptor for epoll, if the link has one.
     fn fd(&self) -> Option<RawFd>;
 
-    /// What to write to when something changes, for links without a descriptor.
+    /// A link without a descriptor writes to `event` when something changes.
     fn wake_by(&mut self, event: &Arc<EventFd>);
 
-    /// Bytes of the peer that nobody received, where a device may still be amid them.
-    fn left_behind(&mut self) -> Vec<u8> {
+    /// Bytes of the peer that were not received, if the device may still place them.
+    fn unread(&mut self) -> Vec<u8> {
         Vec::new()
     }
 
-    /// Has these land at some time until the link is dropped, and then.
+    /// Makes these land at some time before the link is dropped, and once more when it is dropped.
     fn land_late(&mut self, landings: Vec<Landing>) {
         drop(landings);
     }
@@ -69,7 +69,7 @@ impl TcpLink {
 fn message(pieces: &[libc::iovec]) -> libc::msghdr {
     // SAFETY: msghdr is plain data for which all zeroes is a valid value.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    // Neither call writes to the array; the field is mutable for historical reasons.
+    // Neither call writes to the array. The field is mutable for historical reasons.
     message.msg_iov = pieces.as_ptr().cast_mut();
     message.msg_iovlen = pieces.len() as _;
     message
@@ -79,8 +79,8 @@ fn moved(result: isize, pieces: &[libc::iovec]) -> io::Result<Moved> {
     let Ok(bytes) = usize::try_from(result) else {
         return Err(io::Error::last_os_error());
     };
-    // A short count means that the socket's buffer is exhausted: the next call would only say
-    // EAGAIN.
+    // A short count means that the buffer of the socket is full or empty. The next call would only
+    // return EAGAIN.
     let wanted: usize = pieces.iter().map(|p| p.iov_len).sum();
     Ok(Moved { bytes, more: bytes == wanted })
 }

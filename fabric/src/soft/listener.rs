@@ -1,39 +1,30 @@
-//! Accepting over TCP.
+//! [`Listener`]: accepting over TCP.
 //!
-//! Every handshake is a task of its own with a deadline. Their number is bounded: when one more
-//! comes, the oldest unfinished one goes, so that peers that stall crowd out each other and not
-//! those that speak.
+//! Every handshake is a task of its own with a deadline. Their number is limited. When it is
+//! reached, a new peer makes the listener drop the oldest unfinished handshake. So peers that stall
+//! are dropped, and peers that speak are not.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
+use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-use super::device::Device;
-use super::domain::ProtectionDomain;
-use super::handshake::{self, Failure, Request, Verdict};
-use super::link::TcpLink;
-use super::poller::PollerHandle;
-use super::queue_pair::{Connection, QueuePair, State};
-use super::route::look_up;
+use super::incoming::{self, Incoming, Outcome};
 use crate::address::Address;
-use crate::device::{ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
 
-/// Handshakes under way at once.
+/// Handshakes at once, at most.
 const PENDING: usize = 256;
-/// How long a peer may take to say its request.
+/// How long a peer may take to send its request. Also for resolving the name to listen on.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Pause when the system has no descriptor or memory for one more connection.
+/// Pause when the system has no descriptor or no memory for one more connection.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Between two log lines about bad peers.
+/// Log lines about bad peers come at most this often.
 const LOG_EVERY: Duration = Duration::from_secs(1);
-
-type Outcome = std::result::Result<Incoming, (SocketAddr, String)>;
 
 /// A listening TCP socket.
 #[derive(Debug)]
@@ -41,20 +32,20 @@ pub struct Listener {
     socket: TcpListener,
     address: Address,
     handshakes: JoinSet<Outcome>,
-    // Those maybe unfinished, oldest first.
+    // Handshakes that may be unfinished, oldest first.
     pending: VecDeque<AbortHandle>,
     last_log: Option<Instant>,
     unlogged: u64,
 }
 
 impl Listener {
-    /// Starts listening; port 0 picks a free one.
+    /// Starts to listen. Port 0 picks a free port.
     ///
     /// # Errors
     /// [`FabricError::Listen`], [`FabricError::Unreachable`] when the name cannot be resolved.
     pub async fn bind(address: &Address) -> Result<Self> {
         let fail = |source| FabricError::Listen { address: address.to_string(), source };
-        let candidates = look_up(address, DEADLINE).await?;
+        let candidates = address.look_up_within(DEADLINE).await?;
         let socket = TcpListener::bind(candidates.as_slice()).await.map_err(fail)?;
         let port = socket.local_addr().map_err(fail)?.port();
         Ok(Self {
@@ -67,13 +58,13 @@ impl Listener {
         })
     }
 
-    /// Where it listens.
+    /// The address it listens on.
     #[must_use]
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// The next peer that asked properly. Cancel safe: handshakes live in the listener.
+    /// The next peer with a valid request. Cancel safe: the handshakes belong to the listener.
     ///
     /// # Errors
     /// The socket itself is broken.
@@ -105,9 +96,10 @@ impl Listener {
             && let Some(oldest) = self.pending.pop_front()
         {
             oldest.abort();
-            self.log("accept", "too many peers that say nothing: the oldest was dropped");
+            self.log("accept", "too many peers send no request: the oldest was dropped");
         }
-        self.pending.push_back(self.handshakes.spawn(handshake(stream, peer)));
+        self.pending
+            .push_back(self.handshakes.spawn(incoming::read_request(stream, peer, DEADLINE)));
     }
 
     fn log(&mut self, peer: &str, reason: &str) {
@@ -122,110 +114,10 @@ impl Listener {
     }
 }
 
-/// Whether no further accept can work.
+/// Whether no later accept can work.
 fn is_broken(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
         Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK | libc::EOPNOTSUPP)
     )
-}
-
-async fn handshake(mut stream: TcpStream, peer: SocketAddr) -> Outcome {
-    let request = match timeout(DEADLINE, handshake::read_request(&mut stream)).await {
-        Err(_) => return Err((peer, format!("no request within {DEADLINE:?}"))),
-        Ok(Err(Failure::Silence(error))) => return Err((peer, format!("said nothing: {error}"))),
-        Ok(Err(Failure::Foreign(reason))) => return Err((peer, reason)),
-        Ok(Ok(request)) => request,
-    };
-    handshake::tune(&stream, request.detect).map_err(|e| (peer, e.to_string()))?;
-    let stream = stream.into_std().map_err(|e| (peer, e.to_string()))?;
-    Ok(Incoming { stream: Some(stream), request, peer, refusal: ConnectionHello::default() })
-}
-
-/// A TCP peer that asks to connect.
-#[derive(Debug)]
-pub struct Incoming {
-    // Taken when answered.
-    stream: Option<std::net::TcpStream>,
-    request: Request,
-    peer: SocketAddr,
-    refusal: ConnectionHello,
-}
-
-impl Incoming {
-    /// The TCP device.
-    #[must_use]
-    pub fn device(&self) -> Device {
-        Device::tcp()
-    }
-
-    /// What it said.
-    #[must_use]
-    pub fn hello(&self) -> &ConnectionHello {
-        &self.request.hello
-    }
-
-    /// Who it is.
-    #[must_use]
-    pub fn peer(&self) -> String {
-        handshake::peer_name(self.peer)
-    }
-
-    /// (READs the peer serves, READs the peer wants to have outstanding).
-    #[must_use]
-    pub fn peer_reads(&self) -> (u8, u8) {
-        (self.request.reads_in, self.request.reads_out)
-    }
-
-    /// What to say when it is dropped, in this form or as a prepared [`Connection`].
-    pub fn refuse_with(&mut self, hello: ConnectionHello) {
-        self.refusal = hello;
-    }
-
-    /// Makes the QP; the data thread answers the peer.
-    ///
-    /// # Errors
-    /// [`FabricError::Mixed`], [`FabricError::Limit`]; the peer is then rejected.
-    pub fn prepare(
-        mut self,
-        pd: &ProtectionDomain,
-        poller: &PollerHandle,
-        limits: QpLimits,
-    ) -> Result<Connection> {
-        pd.check(poller, &limits)?;
-        if !pd.device().same_as(&Device::tcp()) {
-            return Err(FabricError::Mixed("a TCP peer and another device's protection domain"));
-        }
-        let stream = self.stream.take().ok_or(FabricError::Mixed("an answered peer"))?;
-        let state = State::Prepared {
-            peer_reads_in: self.request.reads_in,
-            peer_reads_out: self.request.reads_out,
-        };
-        let link = Box::new(TcpLink::new(stream));
-        let mut pair = QueuePair::new(link, state, limits, poller.id(), 0);
-        pair.refusal = std::mem::take(&mut self.refusal);
-        Ok(Connection(pair))
-    }
-
-    /// Refuses; a reason longer than a reply may be is cut.
-    pub fn reject(mut self, hello: &ConnectionHello) {
-        self.answer(hello);
-    }
-
-    fn answer(&mut self, hello: &ConnectionHello) {
-        let Some(mut stream) = self.stream.take() else { return };
-        let most = hello.0.len().min(ConnectionHello::REPLY_MAX);
-        let hello = ConnectionHello(hello.0[..most].to_vec());
-        if let Some(reply) = handshake::encode_reply(Verdict::Rejected, 0, 0, &hello) {
-            // The buffer of a fresh socket has room for it; if the peer is gone, nobody cares.
-            let _ = stream.write_all(&reply);
-        }
-    }
-}
-
-impl Drop for Incoming {
-    fn drop(&mut self) {
-        let refusal = std::mem::take(&mut self.refusal);
-        self.answer(&refusal);
-    }
 }

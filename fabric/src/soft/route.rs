@@ -1,46 +1,27 @@
-//! Connecting over TCP.
+//! [`Route`]: connecting over TCP.
 
 use std::io;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 use super::device::Device;
-use super::domain::ProtectionDomain;
+use super::domain::{PollerHandle, ProtectionDomain};
 use super::handshake::{self, Failure, Request, Verdict};
 use super::link::TcpLink;
-use super::poller::PollerHandle;
-use super::queue_pair;
+use super::queue_pair::Connection;
 use crate::address::Address;
-use crate::device::{ConnectOptions, ConnectionHello, Established, QpLimits};
+use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
+use crate::connection::Established;
 use crate::error::{FabricError, Result};
 
-/// A resolved way to a TCP peer.
+/// A resolved route to a TCP peer.
 #[derive(Debug)]
 pub struct Route {
     address: Address,
     options: ConnectOptions,
     candidates: Vec<SocketAddr>,
-}
-
-/// Addresses of a name, with the deadline of one step.
-pub(super) async fn look_up(address: &Address, limit: Duration) -> Result<Vec<SocketAddr>> {
-    let unreachable =
-        |reason: String| FabricError::Unreachable { address: address.to_string(), reason };
-    let found = timeout(limit, tokio::net::lookup_host((address.host.as_str(), address.port)))
-        .await
-        .map_err(|_| FabricError::TimedOut {
-            what: format!("name resolution of {}", address.host),
-            after: limit,
-        })?
-        .map_err(|e| unreachable(format!("the name cannot be resolved: {e}")))?;
-    let found: Vec<_> = found.collect();
-    if found.is_empty() {
-        return Err(unreachable("the name has no address".to_owned()));
-    }
-    Ok(found)
 }
 
 impl Route {
@@ -49,7 +30,7 @@ impl Route {
     /// # Errors
     /// [`FabricError::Unreachable`], [`FabricError::TimedOut`].
     pub async fn resolve(address: &Address, options: &ConnectOptions) -> Result<Self> {
-        let mut candidates = look_up(address, options.timeout).await?;
+        let mut candidates = address.look_up_within(options.timeout).await?;
         if let Some(bind) = options.bind {
             candidates.retain(|c| c.is_ipv4() == bind.is_ipv4());
             if candidates.is_empty() {
@@ -67,7 +48,7 @@ impl Route {
         Device::tcp()
     }
 
-    /// Connects and waits until the acceptor's data thread has answered.
+    /// Connects, and waits until the data thread of the acceptor has answered.
     ///
     /// # Errors
     /// [`FabricError::Rejected`], [`FabricError::TimedOut`], [`FabricError::NotRblk`],
@@ -111,9 +92,9 @@ impl Route {
         let stream =
             stream.into_std().map_err(|source| FabricError::Call { call: "deregister", source })?;
         let connection =
-            queue_pair::established(Box::new(TcpLink::new(stream)), pd, poller, limits, reads_in)?;
+            Connection::established(Box::new(TcpLink::new(stream)), poller, &limits, reads_in)?;
         Ok(Established {
-            connection: crate::device::Connection::Soft(connection),
+            connection: crate::Connection::Soft(connection),
             hello: reply.hello,
             reads_out,
             reads_in,
@@ -165,8 +146,8 @@ impl Route {
 
     fn failed(&self, failure: Failure) -> FabricError {
         match failure {
-            // A target that is just stopping looks like this, so it is no proof of a foreign
-            // service.
+            // A target that is stopping looks like this too, so it does not prove that the service
+            // is a foreign one.
             Failure::Silence(error) => FabricError::Unreachable {
                 address: self.address.to_string(),
                 reason: format!(

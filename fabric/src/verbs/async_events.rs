@@ -1,9 +1,10 @@
-//! Asynchronous events of a device: one thread per opened device reads, logs, acts and
+//! Asynchronous events of a device. One thread per opened device reads them, logs them, acts and
 //! acknowledges.
 //!
 //! The thread borrows the context; [`AsyncEvents`] joins it on drop, before the context can be
-//! closed. An object named by an event stays allocated until the event is acknowledged: its destroy
-//! call waits for that (ibv_get_async_event(3)), so the pointer in an event may be used in between.
+//! closed. An object that an event names stays allocated until the event is acknowledged, because
+//! its destroy call waits for that (ibv_get_async_event(3)). So the pointer in an event may be used
+//! until then.
 
 use std::ffi::CStr;
 use std::io;
@@ -16,11 +17,13 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::completion_queue::{CompletionQueue, set_nonblocking};
+use super::cq_health::CqHealth;
 use super::ffi;
-use super::queue_pair;
+use super::nonblocking::set_nonblocking;
+use super::qp_state;
 use crate::error::{FabricError, Result};
 
+/// The thread that reads the events of one device.
 #[derive(Debug)]
 pub(super) struct AsyncEvents {
     shared: Arc<Shared>,
@@ -31,7 +34,7 @@ pub(super) struct AsyncEvents {
 struct Shared {
     device: String,
     stop: EventFd,
-    queues: Mutex<Vec<Weak<CompletionQueue>>>,
+    queues: Mutex<Vec<Weak<CqHealth>>>,
 }
 
 /// A context on its way into the thread.
@@ -56,12 +59,14 @@ impl AsyncEvents {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    pub(super) fn watch(&self, queue: &Arc<CompletionQueue>) {
+    /// Marks the CQ broken when an event says that it or the device is.
+    pub(super) fn watch(&self, queue: &Arc<CqHealth>) {
         let mut queues = self.shared.queues.lock().unwrap_or_else(PoisonError::into_inner);
         queues.retain(|q| q.strong_count() > 0);
         queues.push(Arc::downgrade(queue));
     }
 
+    /// Marks every CQ of the device broken.
     pub(super) fn mark_all_broken(&self) {
         self.shared.mark_broken(None);
     }
@@ -80,28 +85,12 @@ impl Drop for AsyncEvents {
 impl Shared {
     /// Marks one CQ, or all.
     fn mark_broken(&self, which: Option<*mut ffi::ibv_cq>) {
-        // Upgraded outside of the lock's scope: the last Arc of a CQ may be the one made here, and
-        // its drop is a destroy call.
-        let queues: Vec<_> = {
-            let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-            queues.iter().filter_map(Weak::upgrade).collect()
-        };
-        for queue in queues.iter().filter(|q| which.is_none_or(|raw| q.raw() == raw)) {
-            queue.mark_broken();
+        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        for queue in queues.iter().filter_map(Weak::upgrade) {
+            if which.is_none_or(|cq| queue.is_of(cq)) {
+                queue.mark_broken();
+            }
         }
-        release(queues);
-    }
-}
-
-/// Drops CQs on a thread of its own: the last reference to one may also be the last to its device,
-/// whose drop joins the event thread, and destroying a CQ waits for events that thread has yet to
-/// acknowledge.
-fn release(queues: Vec<Arc<CompletionQueue>>) {
-    let queues: Vec<_> = queues.into_iter().filter_map(Arc::into_inner).collect();
-    if !queues.is_empty() {
-        // If no thread can be made the closure is dropped here; that is the rarest of double
-        // faults.
-        let _ = thread::Builder::new().name("verbs-release".into()).spawn(move || drop(queues));
     }
 }
 
@@ -167,7 +156,7 @@ fn handle(event: &ffi::ibv_async_event, shared: &Shared) {
                 let number = unsafe { (*qp.as_ptr()).qp_num };
                 tracing::warn!(device, event = %what, qp = number, "connection broken by the device");
                 // SAFETY: as above.
-                unsafe { queue_pair::move_to_error(qp.as_ptr()) };
+                unsafe { qp_state::move_to_error(qp.as_ptr()) };
             }
         }
         ffi::IBV_EVENT_CQ_ERR => {

@@ -1,7 +1,7 @@
 //! [`CmId`]: an `rdma_cm_id` and, once made, its QP.
 //!
-//! Owned by one value; destroyed with it, the QP first. The lock of its event channel is held
-//! wherever librdmacm's own event code could look at what changes (see `event_channel`).
+//! One value owns an id. Dropping it destroys the QP and then the id. The lock of the event channel
+//! is held wherever the event code of librdmacm could read what changes (see `event_channel`).
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -10,28 +10,30 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
+use rblk_protocol::width::narrow;
 use tokio::sync::oneshot;
 
 use super::event_channel::{EventChannel, Reply, Role};
 use super::ffi;
 use crate::error::{FabricError, Result};
 
-/// Send retries before a path counts as dead. One less than the most there is: Soft-RoCE takes that
-/// for endless, and the WRs of its QP then wait for a dead peer until somebody else ends the
+/// Send retries before a path counts as dead. One less than the maximum of 7: Soft-RoCE retries
+/// without end for 7, and its WRs then wait for a dead peer until something else ends the
 /// connection.
 pub(super) const RETRIES: u8 = 6;
 
-/// A rejection always carries a byte: on iWARP it could not be told from "nothing listens"
-/// otherwise.
+/// A rejection always carries a byte. Without it, a rejection on iWARP looks like "nothing
+/// listens".
 const NO_REASON: [u8; 1] = [0];
 
+/// An id, and its QP.
 #[derive(Debug)]
 pub(super) struct CmId {
     raw: NonNull<ffi::CmId>,
     channel: Arc<EventChannel>,
 }
 
-/// What connect and accept say to the peer.
+/// What connect and accept tell the peer.
 #[derive(Debug)]
 pub(super) struct ConnectParams<'a> {
     pub(super) hello: &'a [u8],
@@ -46,6 +48,7 @@ unsafe impl Send for CmId {}
 unsafe impl Sync for CmId {}
 
 impl CmId {
+    /// Makes an id on the channel.
     pub(super) fn create(channel: &Arc<EventChannel>, role: Role) -> Result<Self> {
         let mut ids = channel.lock();
         let mut raw = ptr::null_mut();
@@ -64,7 +67,7 @@ impl CmId {
     /// Takes over the id of a CONNECT_REQUEST.
     ///
     /// # Safety
-    /// The id is new, on this channel, in its table, and nobody else's.
+    /// The id is new, on this channel and in its table, and no other value owns it.
     pub(super) unsafe fn adopt(raw: NonNull<ffi::CmId>, channel: Arc<EventChannel>) -> Self {
         Self { raw, channel }
     }
@@ -73,7 +76,7 @@ impl CmId {
         self.raw.as_ptr()
     }
 
-    /// A receiver for the event that ends the next step. Ask before starting the step.
+    /// A receiver for the event that ends the next step. Call it before the step is started.
     pub(super) fn expect(&self) -> oneshot::Receiver<Reply> {
         self.channel.lock().expect(self.raw)
     }
@@ -106,8 +109,9 @@ impl CmId {
         address.map_or_else(|| "an unknown address".to_owned(), |a| a.to_string())
     }
 
-    /// Sets the ACK timeout of the QP to be (4.096 us times 2 to `exponent`); before the route is
-    /// resolved. Best effort: iWARP and old kernels have no such thing.
+    /// Sets the ACK timeout that the QP will have: 4.096 us times 2 to the power of `exponent`.
+    /// Call it before the route is resolved. iWARP and old kernels have no such option and ignore
+    /// it.
     pub(super) fn set_ack_timeout(&self, mut exponent: u8) {
         // SAFETY: the option takes one byte, which lives during the call.
         let rc = unsafe {
@@ -133,8 +137,8 @@ impl CmId {
         let to = SockaddrStorage::from(to);
         let from = bind.map(|ip| SockaddrStorage::from(SocketAddr::new(ip, 0)));
         let from = from.as_ref().map_or(ptr::null_mut(), |a| a.as_ptr().cast_mut());
-        // librdmacm writes the address into the id after the call, when the event may be there
-        // already.
+        // librdmacm writes the address into the id after the system call. The event may have come
+        // by then.
         let _ids = self.channel.lock();
         // SAFETY: the addresses live during the call, which only reads them.
         cvt(unsafe {
@@ -142,7 +146,7 @@ impl CmId {
         })
     }
 
-    /// May block: on InfiniBand librdmacm asks ibacm first.
+    /// Starts to resolve the route. May block: on InfiniBand librdmacm asks ibacm first.
     pub(super) fn resolve_route(&mut self, timeout_ms: c_int) -> io::Result<()> {
         // SAFETY: the id lives as long as `self`.
         cvt(unsafe { ffi::rdma_resolve_route(self.as_ptr(), timeout_ms) })
@@ -161,13 +165,13 @@ impl CmId {
         cvt(unsafe { ffi::rdma_listen(self.as_ptr(), backlog) })
     }
 
-    /// Port the id is bound to.
+    /// The port number that the id is bound to.
     pub(super) fn local_port(&self) -> u16 {
         // SAFETY: the id lives as long as `self`.
         u16::from_be(unsafe { ffi::rdma_get_src_port(self.as_ptr()) })
     }
 
-    /// Makes the QP; `attr` comes back with what was granted.
+    /// Makes the QP, and writes to `attr` what was granted.
     pub(super) fn create_qp(
         &mut self,
         pd: *mut ffi::ibv_pd,
@@ -178,7 +182,7 @@ impl CmId {
         cvt(unsafe { ffi::rdma_create_qp(self.as_ptr(), pd, attr) })
     }
 
-    /// Starts connecting. May block: soft iWARP opens its TCP connection in here.
+    /// Starts to connect. May block: soft iWARP opens its TCP connection here.
     pub(super) fn connect(&mut self, params: &ConnectParams<'_>) -> Result<()> {
         let mut param = raw_params(params)?;
         // SAFETY: `param` and the hello it points to live during the call.
@@ -191,20 +195,20 @@ impl CmId {
         check("rdma_accept", unsafe { ffi::rdma_accept(self.as_ptr(), &raw mut param) })
     }
 
-    /// Refuses the peer; it may be gone already, so nothing comes back.
+    /// Refuses the peer. There is no result, because the peer may be gone already.
     pub(super) fn reject(&self, reason: &[u8]) {
         let reason = if reason.is_empty() { &NO_REASON } else { reason };
-        let len = u8::try_from(reason.len()).unwrap_or(u8::MAX);
+        let len = narrow(reason.len().min(usize::from(u8::MAX)));
         // SAFETY: `reason` has at least `len` bytes and lives during the call.
         if unsafe { ffi::rdma_reject(self.as_ptr(), reason.as_ptr().cast(), len) } != 0 {
             tracing::debug!(error = %io::Error::last_os_error(), "rdma_reject");
         }
     }
 
-    /// Tells the peer, if there is one to tell.
+    /// Tells the peer that the connection ends, if there is a peer.
     pub(super) fn disconnect(&self) {
-        // SAFETY: the id lives as long as `self`; on one that is not connected the call fails
-        // cleanly.
+        // SAFETY: the id lives as long as `self`; for an id that is not connected the call fails
+        // without effect.
         let _ = unsafe { ffi::rdma_disconnect(self.as_ptr()) };
     }
 }
@@ -237,7 +241,7 @@ fn raw_params(params: &ConnectParams<'_>) -> Result<ffi::ConnParam> {
         initiator_depth: params.reads_out,
         flow_control: 1,
         retry_count: RETRIES,
-        // A peer without a RECV is a bug of ours: it shows at once.
+        // A peer without a RECV is a bug of rblk. With 0 it shows at once.
         rnr_retry_count: 0,
         srq: 0,
         qp_num: 0,

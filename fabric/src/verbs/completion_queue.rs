@@ -1,35 +1,32 @@
 //! `CompletionQueue`: an `ibv_cq` with a completion channel of its own, and [`PollerHandle`].
 //!
-//! Shared by the poller that reads it and the QPs that complete on it; destroyed when the last of
-//! them is gone. The poller acknowledges every event it took before it lets go.
-//!
-//! A QP that completes here holds room for all its WRs, its [`Reservation`], until it is destroyed
-//! and the CQ was read empty after that. Its flushes may come as long as it lives, and some drivers
-//! leave what came of it in the CQ (rxe): who had the room earlier would fill the CQ beyond its
-//! end.
+//! The poller that reads the CQ and the QPs that complete on it share it. It is destroyed when the
+//! last of them is gone. The poller acknowledges every event that it took before it drops its
+//! share. `cq_room` says which QPs may fill how much of the CQ.
 
 use std::io;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
-
+use super::cq_health::CqHealth;
 use super::device::Device;
 use super::ffi;
+use super::nonblocking::set_nonblocking;
 use super::protection_domain::ProtectionDomain;
 use crate::error::{FabricError, Result};
 
+/// A CQ and its completion channel.
 #[derive(Debug)]
 pub(super) struct CompletionQueue {
     raw: NonNull<ffi::ibv_cq>,
     channel: NonNull<ffi::ibv_comp_channel>,
     entries: u32,
-    broken: AtomicBool,
+    health: Arc<CqHealth>,
     // Entries that destroyed QPs had reserved, since the CQ was made.
     released: AtomicU64,
-    // Last: the context outlives CQ and channel. QPs of this CQ are all of this PD.
+    // Last: the context outlives CQ and channel. All QPs of this CQ are of this PD.
     pd: ProtectionDomain,
 }
 
@@ -81,19 +78,21 @@ impl CompletionQueue {
         };
         // SAFETY: ibv_create_cq returned it.
         let granted = unsafe { (*raw.as_ptr()).cqe };
+        let health = Arc::new(CqHealth::of(raw.as_ptr()));
         let queue = Arc::new(Self {
             raw,
             channel,
-            entries: u32::try_from(granted).unwrap_or(entries).max(entries),
-            broken: AtomicBool::new(false),
+            entries: u32::try_from(granted).unwrap_or(0).max(entries),
+            health: Arc::clone(&health),
             released: AtomicU64::new(0),
             pd: pd.clone(),
         });
-        device.watch(&queue);
+        device.watch(&health);
         Ok(queue)
     }
 
     /// The CQ, valid while `self` lives.
+    #[inline]
     pub(super) fn raw(&self) -> *mut ffi::ibv_cq {
         self.raw.as_ptr()
     }
@@ -120,29 +119,35 @@ impl CompletionQueue {
         &self.pd
     }
 
-    /// Entries that QPs had reserved which are destroyed by now: all of them together, since the CQ
-    /// was made. They may be reserved again when the CQ is found empty after this call.
+    /// Entries that destroyed QPs had reserved: the sum since the CQ was made. They may be reserved
+    /// again when the CQ is found empty after this call.
+    #[inline]
     pub(super) fn released(&self) -> u64 {
-        // With the drop of a reservation: whatever the QP left in the CQ is seen by a poll that
-        // follows.
+        // Pairs with `release`: a poll that follows sees all that the destroyed QPs left in the CQ.
         self.released.load(Ordering::Acquire)
     }
 
+    /// A QP that had reserved `entries` is destroyed.
+    pub(super) fn release(&self, entries: u64) {
+        self.released.fetch_add(entries, Ordering::Release);
+    }
+
     /// Whether nothing will complete here any more (overrun, device gone).
+    #[inline]
     pub(super) fn is_broken(&self) -> bool {
-        self.broken.load(Ordering::Relaxed)
+        self.health.is_broken()
     }
 
     pub(super) fn mark_broken(&self) {
-        self.broken.store(true, Ordering::Relaxed);
+        self.health.mark_broken();
     }
 }
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // SAFETY: all QPs of the CQ hold an Arc of this value and are gone; the poller acknowledged
-        // its events. A failed destroy leaves the CQ usable, so the channel it points to is then
-        // kept.
+        // its events. A failed destroy leaves the CQ usable, so the channel that the CQ points to
+        // is kept then.
         let errno = unsafe { ffi::ibv_destroy_cq(self.raw.as_ptr()) };
         let errno = match errno {
             // SAFETY: the only CQ of the channel is destroyed.
@@ -156,56 +161,15 @@ impl Drop for CompletionQueue {
     }
 }
 
-/// A QP's room in its CQ. Drop it when the QP is destroyed.
-#[derive(Debug)]
-pub(super) struct Reservation {
-    queue: Arc<CompletionQueue>,
-    entries: u64,
-    taken: bool,
-}
-
-impl Reservation {
-    /// Of so many entries, which are not taken yet.
-    pub(super) fn new(queue: &Arc<CompletionQueue>, entries: u64) -> Self {
-        Self { queue: Arc::clone(queue), entries, taken: false }
-    }
-
-    /// The CQ.
-    pub(super) fn queue(&self) -> &Arc<CompletionQueue> {
-        &self.queue
-    }
-
-    /// Entries that are to be taken: none when they were taken before.
-    pub(super) fn wanted(&self) -> u64 {
-        if self.taken { 0 } else { self.entries }
-    }
-
-    /// They are taken, until the drop.
-    pub(super) fn take(&mut self) {
-        self.taken = true;
+/// The error of a call on a CQ that does not work any more.
+pub(super) fn broken() -> FabricError {
+    FabricError::Call {
+        call: "completion queue (overrun, or the device is gone)",
+        source: io::Error::from_raw_os_error(libc::EIO),
     }
 }
 
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        if self.taken {
-            self.queue.released.fetch_add(self.entries, Ordering::Release);
-        }
-    }
-}
-
-/// Lets reads on a descriptor of libibverbs or librdmacm end with EAGAIN.
-pub(super) fn set_nonblocking(fd: RawFd) -> Result<()> {
-    // SAFETY: the caller owns the object the descriptor belongs to, so it stays open during the
-    // call.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    let fail = |e: nix::Error| FabricError::Call { call: "fcntl", source: e.into() };
-    let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL).map_err(fail)?);
-    fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).map_err(fail)?;
-    Ok(())
-}
-
-/// Control's end of a poller: names the CQ that new QPs complete on.
+/// Control's handle of a poller: names the CQ that new QPs complete on.
 #[derive(Clone, Debug)]
 pub struct PollerHandle(Arc<CompletionQueue>);
 

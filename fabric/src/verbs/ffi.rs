@@ -1,8 +1,9 @@
-//! librdmacm, as far as it is used, and the names of `ibverbs-sys` the provider works with.
+//! The functions and structs of librdmacm that are used, and the names of `ibverbs-sys` that are
+//! used.
 //!
-//! The structs are prefixes of the C ones (rdma/rdma_cma.h): librdmacm allocates them, this code
-//! only reads the fields named here, whose offsets the ABI of librdmacm.so.1 fixes and the
-//! assertions below check.
+//! The structs are prefixes of the C structs (rdma/rdma_cma.h). librdmacm allocates them, and this
+//! code only reads the fields named here. The ABI of librdmacm.so.1 fixes their offsets, and the
+//! assertions below check them.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::{offset_of, size_of};

@@ -1,20 +1,23 @@
-//! [`InlineSources`]: which memory may ride inside a WR.
+//! [`InlineSources`]: which memory may be sent inside a WR.
 //!
-//! An inline payload is copied by the provider's library, in this process, from the address in the
-//! SGE, with no check of key or bounds. An SGE can be forged in safe code, so the check is made
-//! here: the bytes must lie in a region registered in the poller's PD under that key, and the
-//! region is held until the provider has copied them. A payload that fails is sent without the
-//! inline flag, so that the device judges it.
+//! The library of the provider copies an inline payload, in this process, from the address in the
+//! SGE. It checks neither key nor bounds. Safe code can forge an SGE, so the check is made here:
+//! the bytes must be in a region that is registered in the poller's PD under that key. The region
+//! is held until the provider has copied the bytes. A payload that fails the check is sent without
+//! the inline flag, and the device then checks it.
 
 use std::sync::{Arc, Weak};
+
+use rblk_protocol::width::wide;
 
 use super::protection_domain::ProtectionDomain;
 use crate::region::Region;
 use crate::work::{Lkey, Sge};
 
-/// Regions remembered. Headers and small replies come from one or two.
+/// Regions that are remembered. Headers and small replies come from one or two regions.
 const REMEMBERED: usize = 4;
 
+/// The regions that inline payloads came from lately.
 #[derive(Debug)]
 pub(super) struct InlineSources {
     entries: [Entry; REMEMBERED],
@@ -36,7 +39,8 @@ impl InlineSources {
         Self { entries, next: 0 }
     }
 
-    /// Whether the bytes may be read; if so they stay mapped until [`Self::release`].
+    /// Whether the bytes may be read. If so, they stay mapped until [`Self::release`].
+    #[inline]
     pub(super) fn hold(&mut self, pd: &ProtectionDomain, sge: &Sge) -> bool {
         if let Some(entry) = self.entries.iter_mut().find(|entry| entry.lkey == sge.lkey) {
             if entry.held.is_none() {
@@ -46,7 +50,7 @@ impl InlineSources {
                 return true;
             }
         }
-        // The first use of a key, a key that was given anew to other memory, or a forged one.
+        // The first use of a key, a key that now stands for other memory, or a forged key.
         let Some(region) = pd.region_of(sge.lkey).filter(|region| contains(region, sge)) else {
             return false;
         };
@@ -56,7 +60,7 @@ impl InlineSources {
                 .map(|i| (self.next + i) % REMEMBERED)
                 .find(|i| self.entries[*i].held.is_none())
         });
-        // All places are held for this very batch: then without inline.
+        // This batch holds all places: send this payload without the inline flag.
         let Some(place) = place else { return false };
         let entry = &mut self.entries[place];
         if entry.held.is_some() {
@@ -66,7 +70,8 @@ impl InlineSources {
         true
     }
 
-    /// The provider is done with what was held.
+    /// The provider has copied all payloads that were held.
+    #[inline]
     pub(super) fn release(&mut self) {
         for entry in &mut self.entries {
             entry.held = None;
@@ -76,8 +81,7 @@ impl InlineSources {
 
 fn contains(region: &Region, sge: &Sge) -> bool {
     let offset = sge.addr.checked_sub(region.address()).and_then(|o| usize::try_from(o).ok());
-    let len = usize::try_from(sge.len).ok();
-    offset.zip(len).is_some_and(|(offset, len)| region.pointer(offset, len).is_some())
+    offset.is_some_and(|offset| region.pointer(offset, wide(sge.len)).is_some())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! [`MemoryRegion`]: an `ibv_mr` over a [`Region`].
 //!
 //! Contract: the pages stay mapped while the device may reach them. So the MR owns an `Arc` of its
-//! region, and when deregistration fails that `Arc` is leaked with it.
+//! region. When deregistration fails, that `Arc` is leaked together with the MR.
 
 use std::io;
 use std::mem;
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::sys::resource::{Resource, getrlimit};
+use rblk_protocol::width::wide64;
 
 use super::ffi;
 use super::protection_domain::ProtectionDomain;
@@ -17,10 +18,10 @@ use crate::error::{FabricError, Result};
 use crate::region::Region;
 use crate::work::{Access, Lkey, Rkey};
 
-// Bytes this process has pinned through here; the memlock limit is on the sum.
+// Bytes that all MRs of this process have pinned. The memlock limit is a limit of this sum.
 static PINNED: AtomicU64 = AtomicU64::new(0);
 
-/// A registered region; its keys die with it.
+/// A registered region. Dropping it deregisters the region; its keys are dead then.
 #[derive(Debug)]
 pub struct MemoryRegion {
     raw: NonNull<ffi::ibv_mr>,
@@ -37,13 +38,13 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    pub(super) fn register(
-        pd: &ProtectionDomain,
-        region: &Arc<Region>,
-        access: Access,
-    ) -> Result<Self> {
+    /// Registers the whole region.
+    ///
+    /// # Errors
+    /// [`FabricError::Limit`], [`FabricError::MemlockTooSmall`], or the errno of `ibv_reg_mr`.
+    pub fn register(pd: &ProtectionDomain, region: &Arc<Region>, access: Access) -> Result<Self> {
         let caps = pd.device().caps();
-        let bytes = region.len() as u64;
+        let bytes = wide64(region.len());
         if bytes > caps.max_region_bytes {
             return Err(FabricError::Limit {
                 device: caps.name.clone(),
@@ -54,9 +55,8 @@ impl MemoryRegion {
         }
         let address = region.address();
         let pointer = region.pointer(0, region.len()).map_or(std::ptr::null_mut(), NonNull::as_ptr);
-        // SAFETY: the range is a live mapping, kept so by the Arc stored below until after
-        // deregistration; what the device or a peer does to its bytes is within the contract of
-        // `Region`.
+        // SAFETY: the range is a live mapping. The Arc stored below keeps it mapped until after
+        // deregistration. `Region` allows the device and a peer to change its bytes.
         let raw = unsafe {
             ffi::ibv_reg_mr_iova2(pd.raw(), pointer.cast(), region.len(), address, flags(access))
         };
@@ -77,7 +77,7 @@ impl MemoryRegion {
         self.lkey
     }
 
-    /// Key for a peer.
+    /// Key to give to a peer.
     #[must_use]
     pub fn rkey(&self) -> Rkey {
         self.rkey
@@ -93,7 +93,7 @@ impl Drop for MemoryRegion {
             PINNED.fetch_sub(self.bytes, Ordering::Relaxed);
             return;
         }
-        // The device may still reach the pages, so they stay.
+        // The device may still reach the pages, so they stay mapped.
         mem::forget(Arc::clone(&self.region));
         mem::forget(self.pd.clone());
         tracing::error!(
@@ -119,7 +119,8 @@ fn flags(access: Access) -> u32 {
     flags
 }
 
-/// ENOMEM and EPERM are what the kernel says when the memlock limit is hit.
+/// The error of a failed registration. The kernel says ENOMEM or EPERM when the memlock limit is
+/// reached.
 fn registration_error(source: io::Error, bytes: u64) -> FabricError {
     let limited = matches!(source.raw_os_error(), Some(libc::ENOMEM | libc::EPERM));
     if limited

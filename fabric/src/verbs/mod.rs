@@ -1,44 +1,74 @@
 //! The `verbs` provider: InfiniBand, RoCE and iWARP through libibverbs and librdmacm.
 //!
-//! The only module of rblk that calls verbs, and so the only one whose `unsafe` rests on their
-//! contracts.
+//! It is the only module of rblk that calls verbs. So it is the only one whose `unsafe` relies on
+//! their contracts.
 //!
 //! # Contracts
 //!
-//! - **Contexts** are librdmacm's: one `ibv_context` per device and process, shared by all CM ids.
-//!   A [`Device`] pins its context with `rdma_get_devices`, so it stays open while anything made on
-//!   it lives, even when the device is unplugged meanwhile.
-//! - **Drop order** is kept by `Arc`s that point from the made to its maker, and by field order: QP
-//!   and CM id, then CQ, completion channel, MR, PD, context. A destroy call that fails is logged
-//!   and the object is leaked together with what it may still reach; nothing panics.
-//! - **CM events** of an event channel are fetched, handled and acknowledged in one go under that
-//!   channel's lock (`event_channel`), and everything that makes or frees a CM id or its QP takes
-//!   the same lock. An event therefore never names an id or a QP that is gone, and
-//!   `rdma_destroy_id` never waits for an acknowledgement.
-//! - **Deaths** reach a data thread by completions only: whatever ends a connection moves its QP to
-//!   the error state, which flushes it.
-//! - **fork**: verbs objects do not survive it. The process must not fork and go on in the child (a
-//!   `fork` + `exec` is fine: all descriptors are close-on-exec and regions are `MADV_DONTFORK`).
+//! - **Contexts** belong to librdmacm: one `ibv_context` per device and process, which all CM ids
+//!   share. A [`Device`] pins its context with `rdma_get_devices`. So the context stays open while
+//!   anything made on it lives, also when the device is unplugged.
+//! - **Drop order**: `Arc`s point from an object to the object it was made on, and fields are in
+//!   order: QP and CM id, then CQ, completion channel, MR, PD, context. A destroy call that fails
+//!   is logged, and the object is leaked together with everything it may still reach. Nothing
+//!   panics.
+//! - **CM events** of an event channel are fetched, handled and acknowledged under the lock of that
+//!   channel (`event_channel`). Everything that makes or frees a CM id or its QP takes the same
+//!   lock. So an event never names an id or a QP that is gone, and `rdma_destroy_id` never waits
+//!   for an acknowledgement.
+//! - **A dead QP** is reported to a data thread by completions only. Whatever ends a connection
+//!   moves its QP to the error state, and that flushes the QP.
+//! - **fork**: verbs objects do not survive it. The process must not fork and continue in the
+//!   child. A `fork` with `exec` is fine: all descriptors are close-on-exec, and regions are
+//!   `MADV_DONTFORK`.
+//!
+//! # Files, lowest first
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `ffi` | librdmacm and the names of `ibverbs-sys` |
+//! | `nonblocking`, `qp_state`, `device_caps` | single calls |
+//! | `async_events`, `cq_health` | the thread that reads device events, and what it sets |
+//! | `device`, `protection_domain`, `memory_region` | context, PD, MR |
+//! | `event_channel`, `cm_id` | rdma_cm ids, and the lock under which events are handled |
+//! | `completion_queue`, `cq_room`, `queue_pair` | CQ, QP, and how much of a CQ a QP may fill |
+//! | `incoming`, `event_task`, `listener`, `route` | how connections are made |
+//! | `provider_calls`, `wr_lists`, `inline_source` | what the data path hands to a provider |
+//! | `work_completion`, `work_queue`, `late_flushes` | what it gets back, and what it counts |
+//! | `cq_events`, `qp_table`, [`Poller`] | the data path |
 
 mod async_events;
 mod cm_id;
 mod completion_queue;
+mod cq_events;
+mod cq_health;
+mod cq_room;
 mod device;
+mod device_caps;
 mod event_channel;
+mod event_task;
 mod ffi;
+mod incoming;
 mod inline_source;
+mod late_flushes;
 mod listener;
 mod memory_region;
+mod nonblocking;
 mod poller;
 mod protection_domain;
+mod provider_calls;
+mod qp_state;
+mod qp_table;
 mod queue_pair;
 mod route;
 mod work_completion;
 mod work_queue;
+mod wr_lists;
 
 pub use completion_queue::PollerHandle;
 pub use device::Device;
-pub use listener::{Incoming, Listener};
+pub use incoming::Incoming;
+pub use listener::Listener;
 pub use memory_region::MemoryRegion;
 pub use poller::Poller;
 pub use protection_domain::ProtectionDomain;

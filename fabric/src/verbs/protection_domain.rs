@@ -5,24 +5,21 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::completion_queue::{CompletionQueue, PollerHandle};
 use super::device::Device;
 use super::ffi;
-use super::memory_region::MemoryRegion;
-use super::poller::Poller;
 use crate::error::{FabricError, Result};
 use crate::region::Region;
-use crate::work::{Access, Lkey};
+use crate::work::Lkey;
 
-/// A protection domain of a verbs device. Clones name the same one; it is freed with the last MR,
-/// poller and QP made in it.
+/// A protection domain of a verbs device. Clones name the same one. It is freed with the last MR,
+/// poller and QP that were made in it.
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     raw: NonNull<ffi::ibv_pd>,
-    // What is registered, by local key: needed where no device checks keys (inline payloads).
+    // The registered regions, by lkey. Needed where no device checks keys: for inline payloads.
     regions: Mutex<HashMap<u32, Weak<Region>>>,
     // After `raw`: the context outlives the PD.
     device: Device,
@@ -35,7 +32,11 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl ProtectionDomain {
-    pub(super) fn alloc(device: &Device) -> Result<Self> {
+    /// Allocates a protection domain.
+    ///
+    /// # Errors
+    /// The errno of `ibv_alloc_pd`.
+    pub fn alloc(device: &Device) -> Result<Self> {
         // SAFETY: the context is open while `device` lives.
         let raw = unsafe { ffi::ibv_alloc_pd(device.context()) };
         let raw = NonNull::new(raw).ok_or_else(|| FabricError::last_os("ibv_alloc_pd"))?;
@@ -56,13 +57,13 @@ impl ProtectionDomain {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Notes which region a key stands for.
+    /// Records the region that a key stands for.
     pub(super) fn note(&self, lkey: Lkey, region: &Arc<Region>) {
         let mut regions = self.0.regions.lock().unwrap_or_else(PoisonError::into_inner);
         regions.insert(lkey.0, Arc::downgrade(region));
     }
 
-    /// The key is about to die.
+    /// The key is about to be deregistered.
     pub(super) fn forget(&self, lkey: Lkey) {
         self.0.regions.lock().unwrap_or_else(PoisonError::into_inner).remove(&lkey.0);
     }
@@ -71,24 +72,6 @@ impl ProtectionDomain {
     pub(super) fn region_of(&self, lkey: Lkey) -> Option<Arc<Region>> {
         let regions = self.0.regions.lock().unwrap_or_else(PoisonError::into_inner);
         regions.get(&lkey.0)?.upgrade()
-    }
-
-    /// Registers the whole region.
-    ///
-    /// # Errors
-    /// [`FabricError::Limit`], [`FabricError::MemlockTooSmall`], or the errno of `ibv_reg_mr`.
-    pub fn register(&self, region: &Arc<Region>, access: Access) -> Result<MemoryRegion> {
-        MemoryRegion::register(self, region, access)
-    }
-
-    /// A CQ with room for `cq_entries`, as a poller and control's handle of it.
-    ///
-    /// # Errors
-    /// [`FabricError::Limit`] or a failed call.
-    pub fn poller(&self, cq_entries: u32) -> Result<(Poller, PollerHandle)> {
-        let queue = CompletionQueue::create(self, cq_entries)?;
-        let poller = Poller::new(Arc::clone(&queue))?;
-        Ok((poller, PollerHandle::new(queue)))
     }
 }
 

@@ -7,36 +7,39 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::cm_id::{CmId, ConnectParams};
-use super::completion_queue::{CompletionQueue, PollerHandle, Reservation};
-use super::device::INLINE_LADDER;
+use super::completion_queue::{CompletionQueue, PollerHandle};
+use super::cq_room::Reservation;
+use super::device_caps::INLINE_LADDER;
 use super::ffi;
 use super::protection_domain::ProtectionDomain;
-use crate::device::{ConnectionHello, QpLimits};
+use super::qp_state;
+use crate::connect::{ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
 
-/// Destroying a connection takes less, as a rule.
+/// Destroying a connection normally takes less. More is logged.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// A QP on its way between control and a data thread. Dropping it destroys the QP and its CM id,
-/// rejecting the peer first when it was never accepted; that may block shortly.
+/// A QP that moves between control and a data thread. Dropping it destroys the QP and its CM id. A
+/// peer that was never accepted is rejected first. The drop may block for a short time.
 #[derive(Debug)]
 pub struct Connection {
     id: CmId,
     limits: QpLimits,
     max_inline: u32,
     read_sges: u32,
-    incoming: Option<Incoming>,
-    // After `id`: the QP goes before its room in the CQ is free, and before the CQ, which keeps the
-    // PD.
+    // `None` once the peer was accepted, and on the side that connects.
+    unanswered: Option<Unanswered>,
+    // After `id`: the QP is destroyed before its room in the CQ is free, and before the CQ, which
+    // keeps the PD.
     room: Reservation,
 }
 
-/// What remains to be done for a peer that waits.
+/// A peer that waits for the answer.
 #[derive(Debug)]
-struct Incoming {
-    // READs the peer serves.
+struct Unanswered {
+    // READs that the peer serves.
     peer_serves: u8,
-    // What it is told when it is not accepted.
+    // What the peer is told when it is not accepted.
     refusal: ConnectionHello,
 }
 
@@ -57,7 +60,7 @@ impl Connection {
             limits,
             max_inline,
             read_sges: pd.device().max_read_sges(),
-            incoming: None,
+            unanswered: None,
             room: Reservation::new(
                 poller.queue(),
                 u64::from(limits.send_wrs) + u64::from(limits.recv_wrs),
@@ -65,9 +68,9 @@ impl Connection {
         })
     }
 
-    /// Makes it one that waits for [`Self::accept`].
-    pub(super) fn incoming(mut self, peer_serves: u8, refusal: ConnectionHello) -> Self {
-        self.incoming = Some(Incoming { peer_serves, refusal });
+    /// The same connection, with a peer that waits for [`Self::accept`].
+    pub(super) fn unanswered(mut self, peer_serves: u8, refusal: ConnectionHello) -> Self {
+        self.unanswered = Some(Unanswered { peer_serves, refusal });
         self
     }
 
@@ -79,7 +82,7 @@ impl Connection {
         self.room.queue()
     }
 
-    /// Its room in the CQ.
+    /// The room of the QP in its CQ.
     pub(super) fn room(&mut self) -> &mut Reservation {
         &mut self.room
     }
@@ -88,12 +91,12 @@ impl Connection {
         self.limits
     }
 
-    /// Inline bytes the provider granted.
+    /// Bytes of inline payload that the provider granted.
     pub(super) fn max_inline(&self) -> u32 {
         self.max_inline
     }
 
-    /// Entries an RDMA READ may have.
+    /// SGEs that an RDMA READ may have.
     pub(super) fn read_sges(&self) -> u32 {
         self.read_sges
     }
@@ -103,14 +106,14 @@ impl Connection {
         self.id.qp()
     }
 
-    /// Starts connecting; may block.
+    /// Starts to connect. May block.
     pub(super) fn connect(&mut self, params: &ConnectParams<'_>) -> Result<()> {
         self.id.connect(params)
     }
 
-    /// Accepts the peer. Its RECVs must have been posted.
+    /// Accepts the peer. The RECVs of the QP must be posted already.
     pub(super) fn accept(&mut self, hello: &[u8], reads_out: u8, reads_in: u8) -> Result<()> {
-        let Some(&Incoming { peer_serves, .. }) = self.incoming.as_ref() else {
+        let Some(&Unanswered { peer_serves, .. }) = self.unanswered.as_ref() else {
             return Err(FabricError::Call {
                 call: "rdma_accept",
                 source: io::Error::from_raw_os_error(libc::EINVAL),
@@ -122,7 +125,7 @@ impl Connection {
             reads_out: reads_out.min(peer_serves).min(caps.max_reads_out),
             reads_in: reads_in.min(caps.max_reads_in),
         };
-        self.incoming = None;
+        self.unanswered = None;
         let accepted = self.id.accept(&param);
         if accepted.is_err() {
             self.fail();
@@ -130,62 +133,35 @@ impl Connection {
         accepted
     }
 
-    /// Moves the QP to the error state and tells the peer.
+    /// Moves the QP to the error state, and tells the peer.
     pub(super) fn fail(&self) {
         // SAFETY: the QP lives as long as `self`.
-        unsafe { move_to_error(self.qp()) };
+        unsafe { qp_state::move_to_error(self.qp()) };
         self.id.disconnect();
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        if let Some(incoming) = &self.incoming {
-            self.id.reject(&incoming.refusal.0);
+        if let Some(unanswered) = &self.unanswered {
+            self.id.reject(&unanswered.refusal.0);
         }
     }
 }
 
-/// Destroys a connection, and then drops `rest`, on a thread that nothing waits for.
+/// Destroys a connection, and then drops `rest`, on a thread of its own, so that the caller does
+/// not wait.
 pub(crate) fn retire<T: Send + 'static>(connection: Connection, rest: T) {
-    let leaving = (connection, rest);
-    // Without a thread the closure, and so the connection, is dropped here.
+    let dropped = (connection, rest);
+    // If no thread can be started, the closure and the connection in it are dropped here.
     let _ = thread::Builder::new().name("verbs-retire".into()).spawn(move || {
         let begun = Instant::now();
-        drop(leaving);
+        drop(dropped);
         let took = begun.elapsed();
         if took > SLOW {
-            tracing::warn!(?took, "the kernel took its time to destroy a connection");
+            tracing::warn!(?took, "the kernel took long to destroy a connection");
         }
     });
-}
-
-/// Moves a QP to the error state, from whatever state. A QP that refuses is one that is already
-/// dead, or whose device is; so the result says nothing.
-///
-/// # Safety
-/// `qp` is a QP that is not freed during the call.
-pub(super) unsafe fn move_to_error(qp: *mut ffi::ibv_qp) {
-    // SAFETY: an all-zero ibv_qp_attr is a value of plain integers.
-    let mut attr: ffi::ibv_qp_attr = unsafe { mem::zeroed() };
-    attr.qp_state = ffi::ibv_qp_state::IBV_QPS_ERR;
-    let mask = i32::try_from(ffi::ibv_qp_attr_mask::IBV_QP_STATE.0).unwrap_or(1);
-    // SAFETY: the caller's promise.
-    let _ = unsafe { ffi::ibv_modify_qp(qp, &raw mut attr, mask) };
-}
-
-/// Whether the QP is in the error state.
-///
-/// # Safety
-/// `qp` is a QP that is not freed during the call.
-pub(super) unsafe fn is_in_error(qp: *mut ffi::ibv_qp) -> bool {
-    // SAFETY: all-zero values of plain integers and null pointers.
-    let (mut attr, mut init): (ffi::ibv_qp_attr, ffi::ibv_qp_init_attr) =
-        unsafe { (mem::zeroed(), mem::zeroed()) };
-    let mask = i32::try_from(ffi::ibv_qp_attr_mask::IBV_QP_STATE.0).unwrap_or(1);
-    // SAFETY: the caller's promise; both structs live during the call.
-    let rc = unsafe { ffi::ibv_query_qp(qp, &raw mut attr, mask, &raw mut init) };
-    rc == 0 && attr.qp_state == ffi::ibv_qp_state::IBV_QPS_ERR
 }
 
 /// Checks the limits and makes the QP; returns the inline bytes granted.
@@ -211,8 +187,8 @@ fn create_qp(
     within("work requests of a receive queue", limits.recv_wrs, caps.max_wrs)?;
     within("gather entries of a work request", limits.send_sges, caps.max_sges)?;
     let wanted = limits.inline_bytes.min(caps.inline_bytes);
-    // A QP of this size may have less room inline than the probe's small one: go down the ladder
-    // then.
+    // A QP of this size may have less room for inline data than the small QP of the probe. Then try
+    // smaller sizes.
     let lower = INLINE_LADDER.into_iter().filter(|step| *step < wanted);
     let mut last = io::Error::from_raw_os_error(libc::EINVAL);
     for inline in std::iter::once(wanted).chain(lower) {
@@ -228,7 +204,7 @@ fn create_qp(
             max_inline_data: inline,
         };
         match id.create_qp(pd.raw(), &mut attr) {
-            // More than asked is granted at times; it may be used.
+            // Some providers grant more than was asked for. It may be used.
             Ok(()) => return Ok(attr.cap.max_inline_data),
             Err(error) => last = error,
         }

@@ -1,9 +1,8 @@
-//! [`Route`]: resolving an address to a device, then connecting.
+//! [`Route`]: resolves an address to a device, and connects.
 //!
-//! Each step is started with a librdmacm call and ended by an event; every wait has a deadline.
-//! Calls that may block in the kernel or in ibacm run on a thread of their own that owns the id
-//! meanwhile: giving up on one never frees an id in use, and never holds up a runtime that shuts
-//! down.
+//! A librdmacm call starts each step, and an event ends it. Every wait has a deadline. Calls that
+//! may block in the kernel or in ibacm run on a thread of their own that owns the id. So giving up
+//! on a call never frees an id in use, and never delays a runtime that shuts down.
 
 use std::ffi::c_int;
 use std::io;
@@ -12,27 +11,30 @@ use std::ptr::NonNull;
 use std::thread;
 use std::time::Duration;
 
+use rblk_protocol::width::wide64;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::cm_id::{CmId, ConnectParams, RETRIES};
 use super::completion_queue::PollerHandle;
 use super::device::Device;
-use super::event_channel::{EventChannel, Reply, Role};
+use super::event_channel::{Reply, Role};
+use super::event_task;
 use super::ffi::event;
 use super::protection_domain::ProtectionDomain;
 use super::queue_pair::{Connection, retire};
 use crate::address::Address;
-use crate::device::{ConnectOptions, ConnectionHello, Established, QpLimits};
+use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
+use crate::connection::Established;
 use crate::error::{FabricError, Result};
 
 /// Longest call of `rdma_resolve_addr`.
 const ADDRESS_WINDOW: Duration = Duration::from_millis(500);
 
-/// Shortest one: each costs an event channel and a question on the network.
+/// Shortest call of `rdma_resolve_addr`: each costs an event channel and a question on the network.
 const ADDRESS_WINDOW_MIN: Duration = Duration::from_millis(50);
 
-/// A resolved way to a peer, not yet connected.
+/// A resolved route to a peer, not connected.
 #[derive(Debug)]
 pub struct Route {
     id: CmId,
@@ -50,10 +52,10 @@ impl Route {
         let deadline = Instant::now() + options.timeout;
         let expired =
             || FabricError::TimedOut { what: address.to_string(), after: options.timeout };
-        let addresses = timeout_at(deadline, look_up(address)).await.map_err(|_| expired())??;
+        let addresses = timeout_at(deadline, address.look_up()).await.map_err(|_| expired())??;
         let mut last = None;
         for to in addresses {
-            // An address of the other family cannot be reached from the one to bind to.
+            // An address of the other family cannot be reached from the address to bind to.
             if options.bind.is_some_and(|bind| bind.is_ipv4() != to.is_ipv4()) {
                 continue;
             }
@@ -82,7 +84,8 @@ impl Route {
             .await
             .map_err(|_| expired())??;
 
-        // In one call: the kernel itself repeats its question to a subnet manager within the time.
+        // One call is enough: within the time the kernel repeats its question to the subnet
+        // manager.
         let timeout_ms = milliseconds(deadline.saturating_duration_since(Instant::now()));
         let reply = id.expect();
         let started = on_thread(move || {
@@ -98,7 +101,7 @@ impl Route {
         }
 
         let context = NonNull::new(id.verbs())
-            .ok_or_else(|| unreachable("the route leads to no RDMA device".to_owned()))?;
+            .ok_or_else(|| unreachable("the route does not use an RDMA device".to_owned()))?;
         let device = Device::of_context(context, id.port())?;
         Ok(Self { id, device, address: address.clone(), timeout: options.timeout })
     }
@@ -112,7 +115,7 @@ impl Route {
     /// Makes a QP and connects it, with `hello` in the request.
     ///
     /// # Errors
-    /// [`FabricError::Rejected`] with the peer's words, [`FabricError::Unreachable`] when nothing
+    /// [`FabricError::Rejected`] with the peer's reply, [`FabricError::Unreachable`] when nothing
     /// listens, [`FabricError::TimedOut`], [`FabricError::Limit`], [`FabricError::Mixed`], or a
     /// failed call.
     pub async fn connect(
@@ -128,8 +131,8 @@ impl Route {
             return Err(FabricError::Limit {
                 device: caps.name.clone(),
                 what: "bytes of hello in a connection request",
-                limit: ConnectionHello::REQUEST_MAX as u64,
-                asked: hello.0.len() as u64,
+                limit: wide64(ConnectionHello::REQUEST_MAX),
+                asked: wide64(hello.0.len()),
             });
         }
         let reads_out = limits.reads_out.min(caps.max_reads_out);
@@ -149,7 +152,7 @@ impl Route {
         if let Err(error) = rc {
             return Err(connect_error(error, &address, timeout));
         }
-        let connection = Departing(Some(connection));
+        let connection = Unestablished(Some(connection));
         let reply = timeout_at(deadline, reply).await.map_err(|_| expired())?;
         let reply = reply.map_err(|_| FabricError::Unreachable {
             address: address.to_string(),
@@ -159,9 +162,9 @@ impl Route {
             return Err(refusal(reply, &address, timeout));
         }
         Ok(Established {
-            connection: crate::device::Connection::Verbs(connection.stay()?),
-            // Named from the receiver's side (rdma_get_cm_event(3)): what we may have out, what we
-            // serve.
+            connection: crate::Connection::Verbs(connection.established()?),
+            // Named from the side of the receiver (rdma_get_cm_event(3)): what this side may have
+            // outstanding, and what it serves.
             reads_out: reads_out.min(reply.initiator_depth),
             reads_in: reads_in.min(reply.responder_resources),
             hello: ConnectionHello(reply.private_data),
@@ -169,17 +172,7 @@ impl Route {
     }
 }
 
-impl Reply {
-    /// The status as an errno. iWARP and address resolution give negative ones.
-    fn error(&self) -> io::Error {
-        match self.status {
-            0 => io::Error::from_raw_os_error(libc::EHOSTUNREACH),
-            status => io::Error::from_raw_os_error(status.saturating_abs()),
-        }
-    }
-}
-
-const CHANNEL_BROKE: &str = "the kernel's RDMA connection manager went away";
+const CHANNEL_BROKE: &str = "the RDMA connection manager of the kernel stopped";
 
 /// IB CM reject reasons (InfiniBand specification, volume 1, table "REJ reason codes").
 mod reject_reason {
@@ -188,8 +181,8 @@ mod reject_reason {
     pub(super) const CONSUMER_DEFINED: i32 = 28;
 }
 
-/// What an answer other than ESTABLISHED means. Statuses are REJ reasons on InfiniBand and RoCE,
-/// negative errnos on iWARP.
+/// The error for an answer other than ESTABLISHED. The status is a REJ reason on InfiniBand and
+/// RoCE, a negative errno on iWARP.
 fn refusal(reply: Reply, address: &Address, after: Duration) -> FabricError {
     let address = address.to_string();
     let reason = match (reply.event, reply.status) {
@@ -202,7 +195,7 @@ fn refusal(reply: Reply, address: &Address, after: Duration) -> FabricError {
         (event::REJECTED, reject_reason::INVALID_SERVICE_ID) => NOTHING_LISTENS.to_owned(),
         (event::REJECTED, status) if status == -libc::ECONNREFUSED => NOTHING_LISTENS.to_owned(),
         (event::REJECTED, reject_reason::STALE_CONNECTION) => {
-            "the peer still has an older connection under the same number; try again".to_owned()
+            "the peer still has an older connection with the same number: try again".to_owned()
         }
         (event::REJECTED, status) if status > 0 => {
             format!("refused by the peer's CM, reason {status}")
@@ -218,7 +211,7 @@ fn refusal(reply: Reply, address: &Address, after: Duration) -> FabricError {
 
 const NOTHING_LISTENS: &str = "nothing listens on that port: is rblk-target running there?";
 
-/// A failed `rdma_connect` itself: soft iWARP connects its socket in there.
+/// The error of a failed `rdma_connect`. Soft iWARP connects its socket in that call.
 fn connect_error(error: FabricError, address: &Address, after: Duration) -> FabricError {
     let FabricError::Call { ref source, .. } = error else { return error };
     let reason = match source.raw_os_error() {
@@ -234,7 +227,7 @@ fn no_address(error: &io::Error, to: SocketAddr, options: &ConnectOptions) -> St
     let ip = to.ip();
     match (error.raw_os_error(), options.bind) {
         (Some(libc::EADDRNOTAVAIL | libc::ENODEV), Some(bind)) => format!(
-            "{bind} is not an address of an RDMA device of this host, or does not lead to {ip}: see `rdma link`"
+            "{bind} is not an address of an RDMA device of this host, or has no route to {ip}: see `rdma link`"
         ),
         (Some(libc::ENODEV | libc::EADDRNOTAVAIL | libc::EINVAL), None) => no_device(ip),
         (Some(libc::ENETUNREACH | libc::EHOSTUNREACH), _) => {
@@ -251,7 +244,7 @@ fn no_address(error: &io::Error, to: SocketAddr, options: &ConnectOptions) -> St
 
 fn no_device(ip: IpAddr) -> String {
     format!(
-        "the way to {ip} leaves by no RDMA device: see `ip route get {ip}` and `rdma link`, or use a tcp:// address"
+        "the route to {ip} does not use an RDMA device: see `ip route get {ip}` and `rdma link`, or use a tcp:// address"
     )
 }
 
@@ -261,34 +254,24 @@ fn no_route(error: &io::Error, to: SocketAddr) -> String {
         Some(libc::ETIMEDOUT) => {
             format!("no path to {ip}: the subnet manager did not answer; is it running?")
         }
-        // Soft-RoCE says so only here, of a loopback address for one.
+        // Soft-RoCE reports it only here, for example for a loopback address.
         Some(libc::ENODEV) => no_device(ip),
         _ => format!("no path to {ip}: {error}"),
     }
 }
 
-pub(super) async fn look_up(address: &Address) -> Result<Vec<SocketAddr>> {
-    let unreachable = |reason| FabricError::Unreachable { address: address.to_string(), reason };
-    let found = tokio::net::lookup_host((address.host.as_str(), address.port)).await;
-    let found: Vec<_> = found.map_err(|e| unreachable(format!("name resolution: {e}")))?.collect();
-    if found.is_empty() {
-        return Err(unreachable("the name has no address".to_owned()));
-    }
-    Ok(found)
-}
+/// A connection that is not established yet. On iWARP its destroy waits for the answer of the peer
+/// or for a timeout of about ten seconds. So when the deadline passes or the caller gives up, a
+/// thread of its own destroys it.
+struct Unestablished(Option<Connection>);
 
-/// A connection that is not there yet. Destroying one on iWARP waits for the peer's answer or its
-/// timeout, some ten seconds; so giving up on it, by deadline or because the caller did, leaves
-/// that to a thread.
-struct Departing(Option<Connection>);
-
-impl Departing {
-    fn stay(mut self) -> Result<Connection> {
+impl Unestablished {
+    fn established(mut self) -> Result<Connection> {
         self.0.take().ok_or(FabricError::Mixed("a connection was used twice"))
     }
 }
 
-impl Drop for Departing {
+impl Drop for Unestablished {
     fn drop(&mut self) {
         if let Some(connection) = self.0.take() {
             retire(connection, ());
@@ -298,9 +281,9 @@ impl Drop for Departing {
 
 /// An id that is bound to the device by which `to` is reached.
 ///
-/// The kernel is asked anew, with a fresh id, every [`ADDRESS_WINDOW`]: it looks at its neighbours
-/// when one of them changes and when the time of a call is over, and misses an answer that comes
-/// between its question and its waiting, as over a veth pair.
+/// The kernel is asked again, with a new id, every [`ADDRESS_WINDOW`]. It checks its neighbours
+/// only when one of them changes and when the time of a call is over. So it misses an answer that
+/// comes between its question and the start of its wait, which happens over a veth pair.
 async fn resolve_address(
     address: &Address,
     to: SocketAddr,
@@ -309,7 +292,7 @@ async fn resolve_address(
 ) -> Result<CmId> {
     let unreachable = |reason| FabricError::Unreachable { address: address.to_string(), reason };
     loop {
-        let id = EventChannel::open(Role::Active(None))?;
+        let id = event_task::open_id(Role::Active(None), None)?;
         id.set_ack_timeout(ack_timeout(options.detect));
         let reply = id.expect();
         let left = deadline.saturating_duration_since(Instant::now());
@@ -326,14 +309,14 @@ async fn resolve_address(
     }
 }
 
-/// How long the kernel is given for one call, with so much time left: never all of it, as it looks
-/// once more when the time is over.
+/// How long one call may take when so much time is left. Never all of it, because the kernel checks
+/// once more when the time of a call is over.
 fn address_window(left: Duration) -> Duration {
     (left / 2).clamp(ADDRESS_WINDOW_MIN, ADDRESS_WINDOW)
 }
 
-/// Runs a blocking call on a thread that nothing waits for but the caller. Given up on, the result
-/// is dropped by that thread.
+/// Runs a blocking call on a thread of its own. If the caller gives up, that thread drops the
+/// result.
 async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     let (sender, receiver) = oneshot::channel();
     thread::Builder::new()
@@ -351,7 +334,7 @@ fn milliseconds(time: Duration) -> c_int {
 }
 
 /// Exponent of the ACK timeout with which `RETRIES` retries fit into `detect`. At least 14 (67 ms):
-/// below, a busy peer looks dead. At most 21 (8.6 s).
+/// with less, a busy peer looks dead. At most 21 (8.6 s).
 fn ack_timeout(detect: Duration) -> u8 {
     let budget = detect.as_nanos() / u128::from(RETRIES + 1);
     (14..=21).rev().find(|exponent| (4096u128 << exponent) <= budget).unwrap_or(14)
@@ -375,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_asked_for_in_windows() {
+    fn an_address_is_resolved_in_windows() {
         for ms in [200, 300, 500, 999, 1000, 5000, 60_000] {
             let mut left = Duration::from_millis(ms);
             let mut windows = 0;
@@ -385,7 +368,7 @@ mod tests {
             }
             // At least two in full before the deadline, and not more than a few at its end.
             assert!((2..=ms / 500 + 8).contains(&windows), "{windows} windows in {ms} ms");
-            assert!(left < ADDRESS_WINDOW_MIN, "{ms} ms: nobody looks in the last {left:?}");
+            assert!(left < ADDRESS_WINDOW_MIN, "{ms} ms: no call covers the last {left:?}");
         }
         assert!(!address_window(Duration::ZERO).is_zero());
     }

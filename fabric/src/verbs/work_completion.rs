@@ -1,24 +1,47 @@
-//! Verbs numbers to seam values, and how a `wr_id` is cut up. Pure.
+//! Work completions of verbs, turned into [`Completion`]s; and the parts of a `wr_id`. Pure.
 //!
-//! `wr_id`, from the top: 16 bits QP index, 8 bits generation of that index, 40 bits of the caller.
-//! The generation tells completions of a QP that was detached from those of its successor on the
-//! same index.
+//! A `wr_id` has, from the top: 16 bits for the QP index, 8 bits for the generation of that index,
+//! 40 bits for the caller. The generation tells the completions of a detached QP from those of the
+//! next QP on the same index.
+
+use rblk_protocol::width::narrow;
 
 use super::ffi::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
 use crate::work::{Completion, QpIndex, WcOpcode, WcStatus, WrId};
 
-/// Packs a `wr_id`. Bits of `id` beyond the caller's are dropped.
-pub(super) fn pack_wr_id(qp: QpIndex, generation: u8, id: WrId) -> u64 {
-    (u64::from(qp.0) << 48) | (u64::from(generation) << WrId::BITS) | (id.0 & WrId::MASK)
+/// The part of a `wr_id` that names the QP and its generation. All `wr_id`s of a QP begin with it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct WrIdPrefix(u64);
+
+impl WrIdPrefix {
+    pub(super) fn new(qp: QpIndex, generation: u8) -> Self {
+        Self((u64::from(qp.0) << 48) | (u64::from(generation) << WrId::BITS))
+    }
+
+    pub(super) fn qp(self) -> QpIndex {
+        unpack_wr_id(self.0).0
+    }
+
+    #[inline]
+    pub(super) fn generation(self) -> u8 {
+        unpack_wr_id(self.0).1
+    }
+
+    /// A whole `wr_id`. Bits of `id` above the caller's 40 are dropped.
+    #[inline]
+    pub(super) fn pack(self, id: WrId) -> u64 {
+        self.0 | (id.0 & WrId::MASK)
+    }
 }
 
-/// The opposite of [`pack_wr_id`].
+/// The QP, its generation and the caller's part of a `wr_id`.
+#[inline]
 pub(super) fn unpack_wr_id(wr_id: u64) -> (QpIndex, u8, WrId) {
     let [q1, q0, generation, ..] = wr_id.to_be_bytes();
     (QpIndex(u16::from_be_bytes([q1, q0])), generation, WrId(wr_id & WrId::MASK))
 }
 
-/// `enum ibv_wc_status` in seam words.
+/// The [`WcStatus`] of an `enum ibv_wc_status`.
 pub(super) fn status(raw: u32) -> WcStatus {
     match raw {
         ibv_wc_status::IBV_WC_SUCCESS => WcStatus::Success,
@@ -36,7 +59,7 @@ pub(super) fn status(raw: u32) -> WcStatus {
     }
 }
 
-/// `enum ibv_wc_opcode` in seam words.
+/// The [`WcOpcode`] of an `enum ibv_wc_opcode`.
 pub(super) fn opcode(raw: u32) -> WcOpcode {
     match raw {
         ibv_wc_opcode::IBV_WC_SEND => WcOpcode::Send,
@@ -48,12 +71,13 @@ pub(super) fn opcode(raw: u32) -> WcOpcode {
     }
 }
 
-/// A whole completion, and the generation its WR was posted in.
+/// The completion of a WC, and the generation of the QP when the WR was posted.
+#[inline]
 pub(super) fn completion(wc: &ibv_wc) -> (Completion, u8) {
     let (qp, generation, id) = unpack_wr_id(wc.wr_id());
     let mut completion = Completion { qp, id, ..Completion::default() };
     if let Some((raw, _vendor)) = wc.error() {
-        // Opcode and lengths are undefined now.
+        // Opcode and lengths are undefined.
         completion.status = status(raw);
         return (completion, generation);
     }
@@ -70,8 +94,8 @@ pub(super) fn completion(wc: &ibv_wc) -> (Completion, u8) {
 }
 
 fn byte_len(wc: &ibv_wc) -> u32 {
-    // `len` widens a u32, so this cannot saturate.
-    u32::try_from(wc.len()).unwrap_or(u32::MAX)
+    // `len` returns a u32 as a usize.
+    narrow(wc.len())
 }
 
 #[cfg(test)]
@@ -83,12 +107,15 @@ mod tests {
         for (qp, generation, id) in
             [(0, 0, 0), (u16::MAX, u8::MAX, WrId::MASK), (0x1234, 0x56, 0x78_9abc_def0)]
         {
-            let packed = pack_wr_id(QpIndex(qp), generation, WrId(id));
+            let packed = WrIdPrefix::new(QpIndex(qp), generation).pack(WrId(id));
             assert_eq!(unpack_wr_id(packed), (QpIndex(qp), generation, WrId(id)));
         }
-        assert_eq!(pack_wr_id(QpIndex(0x1234), 0x56, WrId(0x78_9abc_def0)), 0x1234_5678_9abc_def0);
-        // Bits that are not the caller's cannot reach another QP.
-        assert_eq!(unpack_wr_id(pack_wr_id(QpIndex(1), 2, WrId(u64::MAX))).0, QpIndex(1));
+        let prefix = WrIdPrefix::new(QpIndex(0x1234), 0x56);
+        assert_eq!(prefix.pack(WrId(0x78_9abc_def0)), 0x1234_5678_9abc_def0);
+        assert_eq!((prefix.qp(), prefix.generation()), (QpIndex(0x1234), 0x56));
+        // Bits that are not the caller's cannot name another QP.
+        let prefix = WrIdPrefix::new(QpIndex(1), 2);
+        assert_eq!(unpack_wr_id(prefix.pack(WrId(u64::MAX))).0, QpIndex(1));
     }
 
     #[test]

@@ -1,25 +1,29 @@
 //! How full the queues of a QP are. Pure.
 //!
-//! A send-queue entry is free once it, or a later one, completed: unsignaled WRs are covered by the
-//! next signaled one. Only successes are counted back; after a failure the QP takes no more WRs.
+//! An entry of the send queue is free once its WR, or a later WR, completed: the completion of a
+//! signaled WR covers the unsignaled WRs before it. Only successful completions free entries. After
+//! a failure the QP takes no more WRs.
 
 use std::collections::VecDeque;
 
+use rblk_protocol::width::wide;
+
 use crate::work::SendWr;
 
+/// The send queue of a QP.
 #[derive(Debug)]
 pub(super) struct SendQueue {
     limit: usize,
     used: usize,
-    // Entries that each outstanding signaled WR frees, oldest first. Never grows beyond `limit`.
+    // How many entries each outstanding signaled WR frees, oldest first. Never longer than `limit`.
     signaled: VecDeque<usize>,
-    // Entries that no signaled WR covers yet.
+    // Entries that no signaled WR covers yet: those of the newest WRs.
     uncovered: usize,
 }
 
 impl SendQueue {
     pub(super) fn new(limit: u32) -> Self {
-        let limit = limit as usize;
+        let limit = wide(limit);
         Self { limit, used: 0, signaled: VecDeque::with_capacity(limit), uncovered: 0 }
     }
 
@@ -44,6 +48,7 @@ impl SendQueue {
     }
 }
 
+/// The receive queue of a QP.
 #[derive(Debug)]
 pub(super) struct RecvQueue {
     limit: usize,
@@ -52,7 +57,7 @@ pub(super) struct RecvQueue {
 
 impl RecvQueue {
     pub(super) fn new(limit: u32) -> Self {
-        Self { limit: limit as usize, used: 0 }
+        Self { limit: wide(limit), used: 0 }
     }
 
     pub(super) fn room(&self) -> usize {
@@ -64,7 +69,7 @@ impl RecvQueue {
         self.used += count;
     }
 
-    /// One was used.
+    /// A RECV completed.
     pub(super) fn complete(&mut self) {
         self.used = self.used.saturating_sub(1);
     }
@@ -91,7 +96,7 @@ mod tests {
         assert_eq!(queue.room(), 4);
         queue.complete();
         assert_eq!(queue.room(), 5);
-        // The last one is not covered yet; and a completion nobody asked for frees nothing.
+        // No signaled WR covers the last one yet. An unexpected completion frees nothing.
         queue.complete();
         assert_eq!(queue.room(), 5);
         queue.post(&[wr(true)]);

@@ -1,7 +1,7 @@
 //! Connected pairs of the software provider.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
-use rblk_fabric::soft::memory::{Conditions, Network, Wire};
+use rblk_fabric::soft::network::{Conditions, Network, Wire};
 use rblk_fabric::soft::{Device as SoftDevice, PollerHandle as SoftHandle};
 use rblk_fabric::{
     AcceptParams, Address, ConnectOptions, Connection, ConnectionHello, Device, Listener, Poller,

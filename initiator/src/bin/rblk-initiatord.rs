@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         }
         Command::Umount { .. } | Command::List { .. } | Command::Upgrade { .. } => {
             eprintln!(
-                "rblk-initiatord: only `mount`, `recover NAME` and `discover`; everything else is rblk-initiator's"
+                "rblk-initiatord: only `mount`, `recover NAME` and `discover`; use rblk-initiator for everything else"
             );
             return Exit::Usage.into();
         }
@@ -71,8 +71,8 @@ fn start_log(verbose: u8, quiet: &str) {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false)
-        // Else it says on stderr that stderr takes nothing, and panics of that: a terminal may
-        // close.
+        // Without this it reports on stderr that writing to stderr failed, and panics: a terminal
+        // may close.
         .log_internal_errors(false)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
@@ -94,18 +94,18 @@ fn recover(args: &RecoverArgs) -> anyhow::Result<()> {
     };
     rblk_protocol::Name::new(name).with_context(|| format!("the name {name}"))?;
     if args.check {
-        rblk_initiator::mount::recover::check(name)?;
-        // By these words the command that asks knows the program.
+        rblk_initiator::mount::check(name)?;
+        // The command that asks knows the program by this.
         println!("{CHECKED}{}", env!("CARGO_PKG_VERSION"));
         return Ok(());
     }
     serve(args.foreground, async |on_ready| {
         prepare_process()?;
-        rblk_initiator::mount::recover::run(name, args.lock_on_stdin, on_ready).await
+        rblk_initiator::mount::recover(name, args.lock_on_stdin, on_ready).await
     })
 }
 
-/// Serves a mount to its end, and reports how its beginning went.
+/// Serves a mount to its end, and reports how its start ended.
 fn serve(
     foreground: bool,
     mount: impl AsyncFnOnce(OnReady<'_>) -> anyhow::Result<()>,
@@ -132,7 +132,7 @@ fn serve(
     }
 }
 
-/// One line for the command that waits for us; then the pipe closes, so that it may go.
+/// Prints one line for the command that waits, and closes the pipe, so that the command can end.
 fn report(foreground: bool, report: &Report) {
     if foreground {
         if let Report::Mounted(status) = report {
@@ -151,9 +151,9 @@ fn report(foreground: bool, report: &Report) {
     }
 }
 
-/// What a process that serves a block device must be: in a mount namespace of its own (else its
-/// exit can wait for a file system on its own device), and not waiting for writeback in its own
-/// allocations.
+/// Prepares this process to serve a block device. It needs a mount namespace of its own: otherwise
+/// its exit can wait for a file system on its own device. And its allocations must not wait for
+/// writeback.
 fn prepare_process() -> anyhow::Result<()> {
     use nix::sched::{CloneFlags, unshare};
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -168,7 +168,8 @@ fn prepare_process() -> anyhow::Result<()> {
         }
     }
     unshare(CloneFlags::CLONE_NEWNS).context("a mount namespace of our own")?;
-    // Mounts of others still come in, ours (there are none) do not get out.
+    // Mounts of other namespaces still appear here. Mounts made here (there are none) do not appear
+    // there.
     nix::mount::mount(
         None::<&str>,
         "/",
@@ -177,7 +178,7 @@ fn prepare_process() -> anyhow::Result<()> {
         None::<&str>,
     )
     .context("making the mount namespace a slave")?;
-    rblk_initiator::mount::namespace::let_go_of_ublk();
+    rblk_initiator::mount::namespace::detach_ublk();
     rblk_initiator::ublk::become_io_flusher();
     Ok(())
 }
@@ -209,7 +210,7 @@ fn discover(address: &str, timeout: std::time::Duration, output: Output) -> anyh
         let mut session = Session::connect(&address, &options, &host_identity(None), None).await?;
         let volumes = session.list().await?;
         let caps = session.device().caps().clone();
-        let target = session.target_name.to_string();
+        let target = session.login().target_name.to_string();
         session.logout(std::time::Duration::from_secs(1)).await;
         let volumes = volumes
             .iter()

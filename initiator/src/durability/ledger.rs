@@ -1,10 +1,11 @@
 //! [`Ledger`]: one queue's part of the account: how each request is sent, and what its answer
-//! means. What a ledger promises is told with [`Durability`]. Pure.
+//! means. [`Durability`] says what a ledger promises. Pure.
 
 use std::sync::Arc;
 
 use rblk_config::OnLoss;
-use rblk_protocol::{QueueDepth, Status, Tag};
+use rblk_protocol::width::wide;
+use rblk_protocol::{Mutation, QueueDepth, Status, Tag};
 
 use super::Durability;
 use crate::io::{Io, IoOp};
@@ -29,7 +30,7 @@ pub enum Plan {
 pub enum Answered {
     /// The request is done.
     Done,
-    /// It was that of a FLUSH ahead of the request, which is to be planned again.
+    /// It was the answer to a FLUSH ahead of the request, which is to be planned again.
     Again,
     /// The request is done, and fails with EIO although the target did it: a FLUSH after a loss.
     Lost,
@@ -68,7 +69,7 @@ pub struct Ledger {
     marks: Box<[Mark]>,
     // A FLUSH ahead of a write is under way: one at a time.
     flushing: bool,
-    // The first that found no room: the writes behind it wait, so that it gets the next.
+    // The first write that found no room. Later writes wait, so that it gets the next room.
     starving: Option<Tag>,
 }
 
@@ -101,7 +102,8 @@ impl Ledger {
             return false;
         }
         let mark = self.marks.get(tag.index()).copied().unwrap_or_default();
-        self.shared.must_tell(mark.losses, mark.meant)
+        let must_tell = self.shared.must_tell(mark.losses, mark.meant);
+        must_tell && !Mutation::ReplaySilentLoss.is_on()
     }
 
     /// How to send a request that waits. [`Plan::Send`] and [`Plan::FlushAhead`] have to be carried
@@ -132,7 +134,7 @@ impl Ledger {
         let helps = !self.flushing && ring.has_unflushed(durable);
         let mut plan = Plan::Wait;
         if !(helps && mark.ahead == Ahead::No && ring.is_crowded()) {
-            let too_long = io.data_bytes as usize > ring.capacity_bytes();
+            let too_long = wide(io.data_bytes) > ring.capacity_bytes();
             mark.durable = io.op == IoOp::Write && (io.fua || too_long);
             match ring.reserve(what_of(io, mark.durable), io) {
                 Ok(entry) => {
@@ -188,8 +190,8 @@ impl Ledger {
         Answered::Done
     }
 
-    /// A FLUSH ahead of a write was answered. Nobody waits for it, so others have to say that it
-    /// failed.
+    /// A FLUSH ahead of a write was answered. No user waits for it, so if it failed, other FLUSHes
+    /// have to tell.
     fn flushed_ahead(&self, tag: Tag, horizon: u64, fine: bool) {
         let mode = self.shared.on_loss();
         let needs_room = self.starving == Some(tag);
@@ -210,20 +212,32 @@ impl Ledger {
         let tells_all = self.shared.on_loss() == OnLoss::UntilRemount;
         match status {
             Status::Ok => {
+                let horizon = match Mutation::FlushScopeAnswer.is_on() {
+                    true => self.shared.horizon(),
+                    false => horizon,
+                };
                 self.shared.made_durable(horizon);
-                // Also one that was sent before the loss: its user has not heard of it yet.
-                if self.shared.fails_every_flush() {
+                // Also a FLUSH that was sent before the loss: its user has not heard of it yet.
+                if self.tells_loss_on_success() {
                     return Answered::Lost;
                 }
             }
-            // The volume is another host's, and the mount is over: `Fenced` says nothing of the
+            // Another host has the volume, and the mount is over: `Fenced` says nothing about the
             // store.
             Status::Fenced => {}
-            _ if tells_all => self.lose_but_keep_copies(horizon),
-            // Whoever waits for it hears it, and that is all.
+            _ if tells_all && !Mutation::LossOfFlush.is_on() => self.lose_but_keep_copies(horizon),
+            // Only the user that waits for this FLUSH hears of it.
             _ => {}
         }
         Answered::Done
+    }
+
+    /// Whether a FLUSH that the target did fails all the same, to tell of a loss.
+    fn tells_loss_on_success(&self) -> bool {
+        if Mutation::LossToldOnce.is_on() {
+            return self.shared.must_tell(self.shared.losses(), u64::MAX);
+        }
+        self.shared.fails_every_flush() && !Mutation::ReplaySilentLoss.is_on()
     }
 
     fn lose_but_keep_copies(&self, horizon: u64) {

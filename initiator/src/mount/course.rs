@@ -1,17 +1,17 @@
-//! [`Course`]: a mount's way to its target: which address is tried when, by which session, epoch
-//! and generation; and when it is over. No I/O, no clock, no chance: time and random numbers are
-//! arguments, so a simulation can drive it.
+//! [`Course`]: how a mount reconnects to its target: which address is tried when, by which session,
+//! epoch and generation, and when no try will help any more. No I/O, no clock, no random numbers:
+//! time and random numbers are arguments, so a simulation can drive it.
 //!
 //! The caller tells what happened ([`Course::lose`], [`Course::logged_in`], [`Course::opened`],
 //! ...), asks [`Course::due`] what is to be done until there is nothing, and again at
 //! [`Course::deadline`] at the latest.
 //!
-//! A lost target is tried in rounds: every address once, without a pause between them, the one
-//! whose path died last; only between two rounds there is a pause, which grows. Every try names the
-//! session there was, in an epoch that was never named before, and the generation of the volume
-//! that this mount holds. So a target that knows both lets it go on; one that lost the session, but
-//! not the generation, lets it go on in a new session; and one that gave the volume to somebody
-//! else meanwhile says so, which is final.
+//! A lost target is tried in rounds. A round tries every address once, without a pause between
+//! them, and the address whose path died last. Only between two rounds there is a pause, which
+//! grows. Every try names the last session, in an epoch that was never named before, and the
+//! generation of the volume that this mount holds. A target that knows both lets the mount resume.
+//! A target that lost the session, but knows the generation, lets it resume in a new session. A
+//! target that gave the volume to another host meanwhile says so, which is final.
 //!
 //! What holds whatever the order of calls:
 //! - While the target is lost, a try is under way or a deadline is set.
@@ -19,31 +19,31 @@
 //! - A try names the generation of the newest OPEN.
 //! - When the mount is fenced, or its volume became another one, nothing is ever due again.
 
+mod failback;
+mod rounds;
 mod terms;
 
 use std::time::{Duration, Instant};
 
+use rblk_protocol::width::narrow;
 use rblk_protocol::{InstanceId, LoginReply, OpenReply, VolumeFlags};
+
+use failback::{Failback, Probed};
+use rounds::Rounds;
 
 pub use terms::{
     Act, Arrival, Attempt, Facts, Failure, Leaving, Loss, OtherTarget, Rules, State, Verdict,
 };
 
-/// A session that lived this long was a good one: its loss begins a new round at once.
+/// After a session that lived this long, a new round begins at once.
 pub const LASTING: Duration = Duration::from_secs(2);
 /// Longest pause between two rounds of the first minute, and of a long outage: a pause is not
 /// longer than a thirtieth of the outage.
 const PAUSE_MAX: (Duration, Duration) = (Duration::from_millis(1500), Duration::from_secs(10));
 /// Longest time for in-flight requests when the target drains.
 const DRAIN_HOLD_MAX: Duration = Duration::from_secs(2);
-/// How often in a row a better address must answer before the mount goes back to it.
-const GOOD_PROBES: u32 = 2;
-/// A path that the mount went back to and that lived this long is trusted again.
-const STEADY: Duration = Duration::from_secs(600);
-/// How often the time between two probes is doubled at most, for a better address that does not
-/// hold.
-const FALLS_MAX: u32 = 6;
 
+/// A try that is under way, and what it has reached.
 #[derive(Clone, Debug)]
 struct UnderWay {
     attempt: Attempt,
@@ -52,6 +52,7 @@ struct UnderWay {
     opened: Option<OpenReply>,
 }
 
+/// A plan to leave a target that lives.
 #[derive(Clone, Copy, Debug)]
 struct Switch {
     leaving: Leaving,
@@ -60,7 +61,7 @@ struct Switch {
     quiet: bool,
 }
 
-/// A mount's way to its target.
+/// How a mount reconnects to its target.
 #[derive(Clone, Debug)]
 pub struct Course {
     rules: Rules,
@@ -70,35 +71,15 @@ pub struct Course {
     address: usize,
     connected_at: Instant,
     lost_at: Option<Instant>,
-    // What is left of the present round, the next one last.
-    round: Vec<usize>,
-    // Rounds that failed since the target was last there for long.
-    rounds: u32,
+    rounds: Rounds,
     retry_at: Option<Instant>,
     under_way: Option<UnderWay>,
-    // Addresses whose path died, or that did not answer in time: last in a round.
-    suspect: Vec<bool>,
-    // Before all others, once.
-    first: Option<usize>,
     switch: Option<Switch>,
-    probe: Probe,
-}
-
-#[derive(Clone, Debug)]
-struct Probe {
-    // The next one, and when.
-    next: usize,
-    at: Instant,
-    under_way: Option<usize>,
-    // Answers in a row, by address.
-    good: Vec<u32>,
-    // The address that the mount went back to last, until it has proved steady.
-    back: Option<usize>,
-    falls: u32,
+    failback: Failback,
 }
 
 impl Course {
-    /// The way of a mount that has just connected, by that address.
+    /// The course of a mount that has just connected, by that address.
     #[must_use]
     pub fn connected(rules: Rules, facts: Facts, address: usize, now: Instant) -> Self {
         let mut course = Self::lost(rules, facts, now);
@@ -107,54 +88,45 @@ impl Course {
             course.address = address;
             course.lost_at = None;
             course.retry_at = None;
-            course.round.clear();
-            course.schedule_probe(now);
+            course.rounds.clear();
+            course.failback.schedule(course.rules.failback, now);
         }
         course
     }
 
-    /// The way of a mount that knows its volume and has to have the target: the first try is due at
-    /// once. If it is fenced, it stays so.
+    /// The course of a mount that knows its volume and is not connected: the first try is due at
+    /// once. If the mount is fenced, it stays fenced.
     #[must_use]
     pub fn lost(rules: Rules, facts: Facts, now: Instant) -> Self {
         let addresses = rules.addresses.max(1);
         let is_fenced = facts.fenced.is_some();
-        let mut course = Self {
+        Self {
             rules,
             facts,
             state: if is_fenced { State::Fenced } else { State::Lost },
             address: 0,
             connected_at: now,
             lost_at: Some(now),
-            round: Vec::new(),
-            rounds: 0,
+            rounds: Rounds::new(addresses),
             retry_at: (!is_fenced).then_some(now),
             under_way: None,
-            suspect: vec![false; addresses],
-            first: None,
             switch: None,
-            probe: Probe {
-                next: 0,
-                at: now,
-                under_way: None,
-                good: vec![0; addresses],
-                back: None,
-                falls: 0,
-            },
-        };
-        course.begin_round();
-        course
+            failback: Failback::new(addresses, now),
+        }
     }
 
     /// The address to begin with: the one that was in use. Only before the first try.
     pub fn prefer(&mut self, address: usize) {
-        if self.state == State::Lost && self.under_way.is_none() && address < self.suspect.len() {
-            self.first = Some(address);
-            self.begin_round();
+        if self.state == State::Lost
+            && self.under_way.is_none()
+            && address < self.rounds.addresses()
+        {
+            self.rounds.prefer(address);
+            self.rounds.begin();
         }
     }
 
-    /// What it goes by.
+    /// Its rules.
     #[must_use]
     pub fn rules(&self) -> &Rules {
         &self.rules
@@ -214,7 +186,7 @@ impl Course {
                 // The hold itself, or the end of a quiet one, is due now.
                 Some(Switch { until, holding: true, quiet: false, .. }) => Some(until),
                 Some(_) => Some(self.connected_at),
-                None => self.wants_probe().then_some(self.probe.at),
+                None => self.probe_at(),
             },
             State::Lost | State::Failing => {
                 let retry = if self.under_way.is_some() { None } else { self.retry_at };
@@ -226,11 +198,8 @@ impl Course {
 
     fn due_connected(&mut self, now: Instant, random: u64) -> Option<Act> {
         let Some(switch) = &mut self.switch else {
-            if !self.wants_probe() || now < self.probe.at {
-                return None;
-            }
-            self.probe.under_way = Some(self.probe.next);
-            return Some(Act::Probe(self.probe.next));
+            self.probe_at().filter(|at| now >= *at)?;
+            return Some(Act::Probe(self.failback.begin()));
         };
         if !switch.holding {
             switch.holding = true;
@@ -252,10 +221,7 @@ impl Course {
         if self.under_way.is_some() || self.retry_at.is_none_or(|at| now < at) {
             return None;
         }
-        if self.round.is_empty() {
-            self.begin_round();
-        }
-        let address = self.round.pop().unwrap_or(0);
+        let address = self.rounds.next();
         self.retry_at = None;
         // A try that fails half way has used its epoch up.
         self.facts.resume =
@@ -289,83 +255,55 @@ impl Course {
         let leaving = self.switch.take().map(|switch| switch.leaving);
         self.state = State::Lost;
         self.lost_at = Some(now);
-        self.probe.under_way = None;
-        self.probe.good.fill(0);
-        if self.probe.back == Some(self.address) && loss == Loss::Path {
-            if lasted >= STEADY {
-                self.probe.falls = 0;
-            } else if leaving.is_none() {
-                self.probe.falls = (self.probe.falls + 1).min(FALLS_MAX);
-            }
-        }
-        self.probe.back = None;
+        self.failback.path_ended(self.address, lasted, loss, leaving);
         let mut at_once = lasted >= LASTING;
         match (leaving, loss) {
             (Some(Leaving::Back { to }), _) => {
-                self.first = Some(to);
-                self.probe.back = Some(to);
+                self.rounds.prefer(to);
                 at_once = true;
             }
             (None, Loss::Renegotiate) => {
-                self.first = Some(self.address);
+                self.rounds.prefer(self.address);
                 at_once = true;
             }
             (Some(Leaving::Drain), _) => {
-                self.suspect_only(self.address);
-                // A target that drains needs a while to come back, if there is no other way to it.
+                self.rounds.suspect_only(self.address);
+                // A target that drains needs some time to be back, unless there is another address.
                 at_once = self.rules.addresses > 1;
             }
-            (None, Loss::Path) => self.suspect_only(self.address),
+            (None, Loss::Path) => self.rounds.suspect_only(self.address),
         }
         if lasted >= LASTING {
-            self.rounds = 0;
-            self.round.clear();
+            self.rounds.restart();
         }
         if at_once {
-            self.begin_round();
+            self.rounds.begin();
             self.retry_at = Some(now);
         } else {
-            // Like a try that failed there: a session that does not last is not tried again in a
-            // hurry.
+            // A session that does not last is like a try that failed there: it is not tried again
+            // at once.
             self.next_of_round(now, random);
         }
     }
 
-    /// The freshest news is the best: what was suspected before may be fine by now.
-    fn suspect_only(&mut self, address: usize) {
-        self.suspect.fill(false);
-        if let Some(suspect) = self.suspect.get_mut(address) {
-            *suspect = true;
-        }
-    }
-
-    fn begin_round(&mut self) {
-        let first = self.first.take();
-        let mut order: Vec<usize> = (0..self.suspect.len()).collect();
-        order.sort_by_key(|&at| (Some(at) != first, self.suspect[at], at));
-        order.reverse();
-        self.round = order;
-    }
-
     /// On to the next address, or to the next round after a pause.
     fn next_of_round(&mut self, now: Instant, random: u64) {
-        if self.round.is_empty() {
-            self.rounds = self.rounds.saturating_add(1);
-            self.retry_at = Some(now + self.pause(now, random));
-        } else {
-            self.retry_at = Some(now);
-        }
+        let pause = match self.rounds.try_failed() {
+            true => self.pause(now, random),
+            false => Duration::ZERO,
+        };
+        self.retry_at = Some(now + pause);
     }
 
     /// Pause before the next round: the configured one, doubled with every round, with jitter so
-    /// that the initiators of a restarted target do not come all at once.
+    /// that the initiators of a restarted target do not all connect at the same time.
     fn pause(&self, now: Instant, random: u64) -> Duration {
         let outage = self.lost_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         let limit = (outage / 30).clamp(PAUSE_MAX.0, PAUSE_MAX.1);
         let least = self.rules.reconnect_delay;
-        let doublings = self.rounds.saturating_sub(1).min(10);
+        let doublings = self.rounds.failed().saturating_sub(1).min(10);
         let base = least.saturating_mul(1 << doublings).min(limit).max(least);
-        let share = u32::try_from(random >> 32).unwrap_or(0);
+        let share = narrow::<u32, _>(random >> 32);
         base.mul_f64(0.5 + 0.5 * f64::from(share) / f64::from(u32::MAX))
     }
 
@@ -416,7 +354,7 @@ impl Course {
         if volume.verifier == known.verifier { Verdict::Go } else { Verdict::Settle }
     }
 
-    /// OPEN was answered with `Fenced`: somebody else holds the volume, or held it since.
+    /// OPEN was answered with `Fenced`: another host holds the volume, or held it since.
     pub fn fenced(&mut self, by: impl Into<String>) {
         if !self.is_over() {
             self.facts.fenced = Some(by.into());
@@ -429,8 +367,8 @@ impl Course {
         self.under_way = None;
         self.retry_at = None;
         self.switch = None;
-        self.probe.under_way = None;
-        self.round.clear();
+        self.failback.cancel();
+        self.rounds.clear();
     }
 
     /// The try under way has a path for every queue: requests are served again. `None` when there
@@ -456,35 +394,34 @@ impl Course {
         self.state = State::Connected;
         self.address = arrival.address;
         self.connected_at = now;
-        self.suspect[arrival.address] = false;
+        self.rounds.set_suspect(arrival.address, false);
         self.retry_at = None;
-        if self.probe.back.is_some_and(|back| back != arrival.address) {
-            self.probe.back = None;
-        }
-        self.schedule_probe(now);
+        self.failback.connected(arrival.address);
+        self.failback.schedule(self.rules.failback, now);
         Some(arrival)
     }
 
     /// The try under way failed.
     pub fn failed(&mut self, why: Failure, now: Instant, random: u64) {
         let Some(UnderWay { attempt, since, .. }) = self.under_way.take() else { return };
-        // What does not answer at all would make every round as long as its limit.
-        self.suspect[attempt.address] = now.saturating_duration_since(since) >= attempt.limit / 2;
-        if self.probe.back == Some(attempt.address) && why == Failure::Transient {
-            self.probe.back = None;
-            self.probe.falls = (self.probe.falls + 1).min(FALLS_MAX);
+        // An address that does not answer at all would make every round as long as its limit.
+        let is_silent = now.saturating_duration_since(since) >= attempt.limit / 2;
+        self.rounds.set_suspect(attempt.address, is_silent);
+        if why == Failure::Transient {
+            self.failback.try_failed(attempt.address);
         }
         if why == Failure::SessionGone {
             self.facts.resume = None;
             if attempt.resume.is_some() {
-                // The target restarted, or gave the session up: a new one there, at once.
-                self.round.push(attempt.address);
+                // The target restarted, or gave the session up: begin a new one there, at once.
+                self.rounds.again(attempt.address);
             }
         }
         self.next_of_round(now, random);
     }
 
-    /// The target says that it drains: what was sent is waited for, briefly, and then it is left.
+    /// The target says that it drains: the mount waits briefly for what was sent, and then leaves
+    /// it.
     pub fn draining(&mut self, now: Instant) {
         let hold = (self.rules.detect * 3 / 4).min(DRAIN_HOLD_MAX);
         self.plan(Leaving::Drain, hold, now);
@@ -496,7 +433,7 @@ impl Course {
         }
         let until = now + hold;
         match &mut self.switch {
-            // Whichever it was to be, it is the drain now.
+            // Whatever was planned, the reason is the drain now.
             Some(switch) if leaving == Leaving::Drain => {
                 switch.leaving = leaving;
                 switch.until = switch.until.min(until);
@@ -517,30 +454,20 @@ impl Course {
 
     /// A probe ended: whether the same run of the target answers at that address.
     pub fn probed(&mut self, address: usize, answers: bool, now: Instant) {
-        if self.probe.under_way != Some(address) {
-            return;
+        match self.failback.probed(address, answers, self.address) {
+            Probed::GoBack => {
+                self.plan(Leaving::Back { to: address }, self.rules.detect, now);
+                self.failback.schedule(self.rules.failback, now);
+            }
+            Probed::Later => self.failback.schedule(self.rules.failback, now),
+            Probed::Next | Probed::Unknown => {}
         }
-        self.probe.under_way = None;
-        let Some(good) = self.probe.good.get_mut(address) else { return };
-        *good = if answers { *good + 1 } else { 0 };
-        if *good >= GOOD_PROBES {
-            self.plan(Leaving::Back { to: address }, self.rules.detect, now);
-        } else if !answers && address + 1 < self.address {
-            // The next best.
-            self.probe.next = address + 1;
-            return;
-        }
-        self.schedule_probe(now);
     }
 
-    fn schedule_probe(&mut self, now: Instant) {
-        self.probe.next = 0;
-        self.probe.under_way = None;
-        self.probe.at = now + self.rules.failback.saturating_mul(1 << self.probe.falls);
-    }
-
-    fn wants_probe(&self) -> bool {
-        self.address > 0 && !self.rules.failback.is_zero() && self.probe.under_way.is_none()
+    /// When the next probe is due, if there is a better address to go back to.
+    fn probe_at(&self) -> Option<Instant> {
+        let wanted = self.address > 0 && !self.rules.failback.is_zero();
+        self.failback.due_at().filter(|_| wanted)
     }
 }
 

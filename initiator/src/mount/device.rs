@@ -1,12 +1,10 @@
-//! The ublk device of a mount: its parameters from what the volume is, and who uses it.
+//! The ublk device of a mount: its parameters, which follow from the volume, and what uses it.
 
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, anyhow};
 use rblk_protocol::{OpenReply, VolumeFlags};
 
-use super::Mount;
-use super::note::NO_DEVICE;
+use super::setup::Setup;
 use crate::session::QueueWish;
 use crate::ublk::{
     Control, Device, DeviceSpec, DeviceToken, DiscardParams, DiskParams, Features, Recovery,
@@ -16,40 +14,31 @@ use crate::ublk::{
 /// Longest discard or write-zeroes of one command, in sectors: 1 GiB.
 const RANGE_SECTORS_MAX: u32 = 1 << 21;
 
-/// The kernel takes no less than 4 for the number of requests.
+/// The kernel refuses a number of requests below 4; one tag is spared.
 const DEPTH_TO_SPARE: u16 = 5;
 
-const NO_NOTE: &str = "writing the note by which the device could be recovered";
-
-impl Mount {
-    /// Adds the device, whose disk is not there yet. It is noted before, by its mark, and after, by
-    /// its number: so there is never one that nobody knows of. Without a note there is no device:
-    /// nobody could recover it.
-    pub(super) fn add_device(&mut self, control: Control) -> anyhow::Result<Device> {
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(|error| anyhow!("random numbers: {error}"))?;
-        let token = DeviceToken::new(u64::from_ne_bytes(random));
-        self.device = Some((NO_DEVICE, token));
-        self.must_note().context(NO_NOTE)?;
-        let known = &self.known;
-        let params = params(&known.volume, &known.wish);
-        let mut spec =
-            DeviceSpec::new(known.queues, known.wish.depth.get(), known.wish.io_max_bytes);
-        spec.id = self.config.device_id;
-        // A request that a dead process held comes again to the next one.
-        spec.recovery = Recovery::Reissue;
-        spec.token = Some(token);
-        let device = aside(|| Device::add(control, spec, params))?;
-        // The driver cuts the number of queues to that of the CPUs.
-        self.known.queues = device.info().queues;
-        self.device = Some((device.info().id, token));
-        self.must_note().context(NO_NOTE)?;
-        Ok(device)
-    }
+/// Adds the device of a mount, whose disk is not there yet.
+///
+/// # Errors
+/// The driver's.
+pub(super) fn add(
+    control: Control,
+    setup: &Setup,
+    volume: &OpenReply,
+    id: Option<u32>,
+    token: DeviceToken,
+) -> Result<Device, UblkError> {
+    let wish = &setup.wish;
+    let mut spec = DeviceSpec::new(setup.queues, wish.depth.get(), wish.io_max_bytes);
+    spec.id = id;
+    // A request that a dead process held is given to the next one.
+    spec.recovery = Recovery::Reissue;
+    spec.token = Some(token);
+    aside(|| Device::add(control, spec, params(volume, wish)))
 }
 
-/// Does it on a thread of its own, and waits. To a thread that gives the driver commands the kernel
-/// adds a worker, which lives as long as that thread does, and wakes every 5 s.
+/// Runs `what` on a thread of its own, and waits for it. The kernel adds a worker to a thread that
+/// gives commands to the driver. The worker lives as long as that thread, and wakes every 5 s.
 pub(super) fn aside<T: Send>(
     what: impl FnOnce() -> Result<T, UblkError> + Send,
 ) -> Result<T, UblkError> {
@@ -60,8 +49,8 @@ pub(super) fn aside<T: Send>(
     })
 }
 
-/// Refuses a number that is taken, before anything is asked of the target: taking a volume over
-/// cannot be undone.
+/// Refuses a device number that is taken, before the target is asked for anything: a take-over of a
+/// volume cannot be undone.
 pub(super) fn must_be_free(control: &mut Control, id: Option<u32>) -> Result<(), UblkError> {
     match id {
         Some(id) if control.info(id).is_ok() => Err(UblkError::DeviceIdTaken { id }),
@@ -69,7 +58,8 @@ pub(super) fn must_be_free(control: &mut Control, id: Option<u32>) -> Result<(),
     }
 }
 
-/// What is set on a new disk, in the background: the kernel waits for the requests under way.
+/// Sets what is to be set on a new disk, in the background: the kernel waits for the requests under
+/// way.
 pub(super) fn tune_disk(device: &mut Device) {
     let (id, depth) = (device.info().id, device.info().depth);
     let spare = !device.control().features().contains(Features::QUIESCE) && depth >= DEPTH_TO_SPARE;
@@ -79,15 +69,16 @@ pub(super) fn tune_disk(device: &mut Device) {
     });
 }
 
-/// Has requests go to the queue as they come, where the kernel would sort them first: the disk of
-/// the target does that, and with a scheduler every request takes one thread more, and batches are
-/// torn apart. And has the kernel leave a tag of each queue unused (`requests`), where it needs
-/// that to see this process die at once: before 6.16 it does so by a fetch that is idle, and when
-/// there is none, by a timer of 30 s. What the disk was told stays with it when another process
-/// takes it over.
+/// Switches the scheduler of the disk off, so that requests go to the queue as they come. The disk
+/// of the target sorts requests itself; with a scheduler here, every request needs one thread more,
+/// and batches are split.
 ///
-/// The kernel waits without end when the target goes at that moment. So it is a process of its own
-/// that writes: it holds nothing of ours, and ours can end.
+/// With `requests`, the kernel leaves one tag of each queue unused. Kernels before 6.16 need that
+/// to see at once that this process died: they see it by an idle fetch, and without one by a timer
+/// of 30 s. Both settings stay when another process takes the disk over.
+///
+/// The kernel waits indefinitely if the target is lost at that moment. So a process of its own
+/// writes the settings: it holds nothing of this process, which can end.
 fn tune(id: u32, requests: Option<u16>) {
     let queue = format!("/sys/block/ublkb{id}/queue");
     let unsorted = || {
@@ -109,18 +100,18 @@ fn tune(id: u32, requests: Option<u16>) {
     match child {
         Ok(status) if status.success() => {}
         how if !unsorted() => {
-            tracing::warn!(?how, "{queue}/scheduler: `none` was not taken; more CPU time is used");
+            tracing::warn!(?how, "{queue}/scheduler: cannot set `none`; more CPU time is used");
         }
         how => tracing::debug!(?how, "{queue}/nr_requests"),
     }
 }
 
-/// What the disk tells its users.
+/// The parameters of the disk.
 fn params(volume: &OpenReply, wish: &QueueWish) -> DiskParams {
     let block = volume.block_size.bytes();
     let sectors = volume.blocks.0.saturating_mul(u64::from(block / 512));
     let mut params = DiskParams::new(sectors, block, wish.io_max_bytes);
-    // A page at least, so that file systems and readahead do not send less without need.
+    // At least a page, so that file systems and readahead send no smaller requests without need.
     params.physical_block = block.max(4096);
     params.io_min = block.max(4096);
     params.io_opt = wish.io_max_bytes;
@@ -148,8 +139,8 @@ fn params(volume: &OpenReply, wish: &QueueWish) -> DiskParams {
     params
 }
 
-/// Who uses a block device, in words; `None` when nobody does. Opening a disk may read it, and
-/// closing it may write it back: not in the process that serves it.
+/// What uses a block device, in words; `None` when nothing does. Opening a disk may read it, and
+/// closing it may write it back, so do not call this in the process that serves the disk.
 pub(super) fn find_holder(device: &str) -> Option<String> {
     let mounts = std::fs::read_to_string("/proc/1/mounts")
         .or_else(|_| std::fs::read_to_string("/proc/mounts"));

@@ -1,59 +1,60 @@
-//! The mount's hold on its target: carries out what its [`Course`](super::course::Course) says, and
-//! tells it what happened.
+//! [`Link`]: a mount's connection to its target. Carries out what its
+//! [`Course`](super::course::Course) decides, and tells the course what happened.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
+use rblk_config::MountConfig;
 use rblk_fabric::ConnectOptions;
-use rblk_protocol::{AsyncEvent, Features, Status};
-use tokio::task::JoinHandle;
+use rblk_protocol::{AccessMode, AsyncEvent, Features, Status};
 
+use super::EIO;
 use super::course::{Act, Arrival, Attempt, Course, Facts, Failure, Leaving, Loss, Rules, State};
-use super::known::Known;
-use super::reconnect::{Again, Step, Try, VolumeChanged, probe};
-use super::settle::Account;
-use super::{EIO, Mount, access_mode, next_event, options, pulse, send};
+use super::history::{History, millis};
+use super::note_keeper::NoteKeeper;
+use super::queues::Queues;
+use super::reconnect::{News, Reconnected, Step, Tries, Try, VolumeChanged};
+use super::settle::{Account, flush};
+use super::setup::{Endpoint, Setup};
+use super::status::MountStatus;
+use super::task;
+use crate::durability::Durability;
 use crate::engine::PathEnd;
 use crate::error::SessionError;
 use crate::path::Path;
-use crate::queue::ToQueue;
+use crate::pulse::Pulse;
 use crate::session::{Claim, Session};
-use rblk_config::MountConfig;
 
-/// How many reasons for failed tries are logged in one outage.
-const SAID_MAX: usize = 32;
-
-/// Something that was begun and is not over.
-pub(super) type Running<T> = Option<JoinHandle<anyhow::Result<T>>>;
-
-/// The result of what is running, which then is over; for ever nothing if nothing is.
-pub(super) async fn next<T>(running: &mut Running<T>) -> anyhow::Result<T> {
-    match running {
-        Some(task) => {
-            let result = task.await;
-            *running = None;
-            result?
-        }
-        None => std::future::pending().await,
-    }
+/// A mount's connection to its target.
+#[derive(Debug)]
+pub(super) struct Link {
+    config: Arc<MountConfig>,
+    setup: Setup,
+    course: Course,
+    // While the target is there.
+    session: Option<Session>,
+    tries: Tries,
+    history: History,
+    durability: Arc<Durability>,
 }
 
-/// Until then; for ever without.
-pub(super) async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(at) => tokio::time::sleep_until(at.into()).await,
-        None => std::future::pending().await,
-    }
+/// What the link needs of the rest of its mount.
+#[derive(Debug)]
+pub(super) struct Around<'m> {
+    /// The queue threads, which hold the requests.
+    pub(super) queues: &'m mut Queues,
+    /// The note, which another process may need.
+    pub(super) note: &'m mut NoteKeeper,
 }
 
 fn random() -> u64 {
-    // Jitter only: without chance it is the shortest.
+    // For jitter only. Without random numbers the pause is the shortest.
     getrandom::u64().unwrap_or(0)
 }
 
-pub(super) fn rules(config: &MountConfig, known: &Known) -> Rules {
+fn rules(config: &MountConfig, setup: &Setup) -> Rules {
     Rules {
-        addresses: known.addresses.len(),
+        addresses: setup.addresses.len(),
         detect: config.detect.get(),
         connect_timeout: config.connect_timeout.get(),
         reconnect_delay: config.reconnect_delay.get(),
@@ -62,358 +63,446 @@ pub(super) fn rules(config: &MountConfig, known: &Known) -> Rules {
     }
 }
 
-pub(super) fn facts(known: &Known) -> Facts {
-    Facts {
-        resume: known.resume,
-        volume: known.volume,
-        instance: known.instance,
-        target_name: known.target_name,
-        fenced: known.fenced.clone(),
+/// How a mount uses its volume.
+pub(super) fn access_mode(config: &MountConfig) -> AccessMode {
+    match (config.read_only, config.shared) {
+        (true, _) => AccessMode::ReadOnly,
+        (false, true) => AccessMode::Shared,
+        (false, false) => AccessMode::Exclusive,
     }
 }
 
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+/// How a mount connects, unless a try has a limit of its own.
+pub(super) fn options(config: &MountConfig) -> ConnectOptions {
+    ConnectOptions {
+        timeout: config.connect_timeout.get(),
+        bind: None,
+        detect: config.detect.get(),
+    }
 }
 
-impl Mount {
-    /// The session of the first connect, by that address: there was no try.
-    pub(super) fn begin_connected(&mut self, session: Session, address: usize) {
-        let rules = rules(&self.config, &self.known);
-        self.course = Course::connected(rules, facts(&self.known), address, Instant::now());
-        self.session = Some(session);
-        self.keep_facts();
-        self.note();
-    }
+/// How often a mount asks whether its target lives.
+pub(super) fn pulse(config: &MountConfig) -> Pulse {
+    Pulse::of(config.detect.get())
+}
 
-    /// What the course learned, for the note and the status.
-    fn keep_facts(&mut self) {
-        let facts = self.course.facts();
-        self.known.resume = facts.resume;
-        self.known.volume = facts.volume;
-        self.known.instance = facts.instance;
-        self.known.fenced.clone_from(&facts.fenced);
-        self.status.generation = facts.volume.generation.0;
-        if let Some((_, epoch)) = facts.resume {
-            self.status.epoch = epoch.0;
+/// The next event of the target, or the loss of the session. Without a session there is none.
+async fn next_event(
+    session: &mut Option<Session>,
+    pulse: Pulse,
+    queues: &Queues,
+) -> Result<Option<AsyncEvent>, SessionError> {
+    match session {
+        Some(session) => session.admin.event_of_disk(pulse, || queues.ios()).await,
+        None => std::future::pending().await,
+    }
+}
+
+enum Happened {
+    Event(Result<Option<AsyncEvent>, SessionError>),
+    News(News),
+    Deadline,
+}
+
+impl Link {
+    /// The link of a mount whose target is lost. The first try is due at once.
+    pub(super) fn lost(
+        config: &Arc<MountConfig>,
+        setup: Setup,
+        facts: Facts,
+        durability: &Arc<Durability>,
+        now: Instant,
+    ) -> Self {
+        let history = History::new(facts.fenced.clone());
+        let last_address = |a: &rblk_fabric::Address| a.to_string() == setup.endpoint.address;
+        let last = setup.addresses.iter().position(last_address).unwrap_or(0);
+        let mut course = Course::lost(rules(config, &setup), facts, now);
+        course.prefer(last);
+        Self {
+            config: Arc::clone(config),
+            setup,
+            course,
+            session: None,
+            tries: Tries::new(),
+            history,
+            durability: Arc::clone(durability),
         }
+    }
+
+    /// The link of a new mount, with its first session by the address of that index.
+    pub(super) fn connected(
+        config: &Arc<MountConfig>,
+        setup: Setup,
+        facts: Facts,
+        durability: &Arc<Durability>,
+        (session, address): (Session, usize),
+    ) -> Self {
+        let now = Instant::now();
+        let course = Course::connected(rules(config, &setup), facts.clone(), address, now);
+        let link = Self::lost(config, setup, facts, durability, now);
+        Self { course, session: Some(session), ..link }
+    }
+
+    /// How the mount reaches its volume.
+    pub(super) fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    /// What is known of the volume and the target.
+    pub(super) fn facts(&self) -> &Facts {
+        self.course.facts()
+    }
+
+    /// The driver made so many queues.
+    pub(super) fn set_queues(&mut self, queues: u16) {
+        self.setup.queues = queues;
+    }
+
+    /// Whether there is a session.
+    pub(super) fn is_connected(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// Whether no session will come any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.course.is_over()
+    }
+
+    /// Writes the note of the mount.
+    pub(super) fn write_note(&self, note: &mut NoteKeeper) {
+        note.write(&self.setup, self.course.facts());
     }
 
     /// Does what is due, and then the next thing that happens between the mount and its target.
     /// Cancel safe.
-    pub(super) async fn attend(&mut self) {
-        self.carry_out();
+    pub(super) async fn attend(&mut self, around: &mut Around<'_>) {
+        self.carry_out(around);
         let pulse = pulse(&self.config);
-        tokio::select! {
-            event = next_event(&mut self.session, pulse, &self.queues) => self.on_event(event),
-            Some(step) = self.steps.1.recv() => self.on_step(step),
-            result = next(&mut self.again) => self.on_try(result),
-            result = next(&mut self.probing) => self.on_probe(result),
-            () = until(self.course.deadline()) => {}
+        let happened = tokio::select! {
+            event = next_event(&mut self.session, pulse, around.queues) => Happened::Event(event),
+            news = self.tries.next() => Happened::News(news),
+            () = task::until(self.course.deadline()) => Happened::Deadline,
+        };
+        match happened {
+            Happened::Event(event) => self.on_event(event, around.queues),
+            Happened::News(News::Step(step)) => self.on_step(step, around.note),
+            Happened::News(News::Tried(result)) => self.on_try(result, around),
+            Happened::News(News::Probed(address, answers)) => {
+                self.course.probed(address, answers, Instant::now());
+            }
+            Happened::Deadline => {}
         }
     }
 
+    /// Keeps the session alive, and takes its events, but does nothing that is due. Cancel safe.
+    pub(super) async fn keep_alive(&mut self, queues: &mut Queues) {
+        let event = next_event(&mut self.session, pulse(&self.config), queues).await;
+        self.on_event(event, queues);
+    }
+
     /// Does what is due. The next thing is due at the course's deadline, or when something happens.
-    fn carry_out(&mut self) {
+    pub(super) fn carry_out(&mut self, around: &mut Around<'_>) {
         while let Some(act) = self.course.due(Instant::now(), random()) {
             match act {
-                Act::Try(attempt) => self.begin_try(attempt),
+                Act::Try(attempt) => self.begin_try(attempt, around),
                 Act::Fail => {
                     let after = self.config.fail_after.unwrap_or_default();
                     tracing::error!(%after, "the target is gone for too long: requests fail until it is back");
-                    self.fail_all(Some(EIO));
+                    around.queues.fail(Some(EIO));
                 }
-                Act::Hold => {
-                    self.quiet = vec![false; self.queues.len()];
-                    self.tell_all(|| ToQueue::Hold(true));
-                }
-                Act::Leave(leaving) => {
-                    let why = match leaving {
-                        Leaving::Drain => "the target drains".to_owned(),
-                        Leaving::Back { to } => {
-                            let better = self.known.addresses.get(to).map(ToString::to_string);
-                            format!("going back to {}", better.unwrap_or_default())
-                        }
-                    };
-                    tracing::info!(
-                        why,
-                        "leaving the target; requests wait until it is connected again"
-                    );
-                    self.part(&why);
-                }
+                Act::Hold => around.queues.hold(),
+                Act::Leave(leaving) => self.leave(leaving, around.queues),
                 Act::Probe(address) => self.begin_probe(address),
             }
         }
     }
 
-    fn begin_try(&mut self, attempt: Attempt) {
-        self.keep_facts();
-        if let Err(error) = self.must_note() {
+    fn leave(&mut self, leaving: Leaving, queues: &Queues) {
+        let why = match leaving {
+            Leaving::Drain => "the target drains".to_owned(),
+            Leaving::Back { to } => {
+                let better = self.setup.addresses.get(to).map(ToString::to_string);
+                format!("going back to {}", better.unwrap_or_default())
+            }
+        };
+        tracing::info!(why, "leaving the target; requests wait until it is connected again");
+        self.disconnect(&why, queues);
+    }
+
+    fn begin_try(&mut self, attempt: Attempt, around: &mut Around<'_>) {
+        if let Err(error) = around.note.must_write(&self.setup, self.course.facts()) {
             tracing::error!(%error, "cannot note the state of the mount: it could not be recovered now");
-            // Whoever recovers a mount by a note that is behind cannot have its session, and in a
-            // new one what this process had sent may come late. A volume that is shared is not kept
-            // from it until that is over.
+            // A process that recovers the mount by an old note cannot have its session. In a new
+            // session, commands that this process had sent may arrive late. A shared volume does
+            // not keep the new session out until those commands are over.
             if self.config.shared {
                 self.course.failed(Failure::Transient, Instant::now(), random());
                 return;
             }
         }
         let Attempt { address, resume, generation, limit } = attempt;
-        let task = Try {
-            address: self.known.addresses[address].clone(),
+        self.tries.begin(Try {
+            address: self.setup.addresses[address].clone(),
             options: ConnectOptions { timeout: limit, ..options(&self.config) },
-            host: self.known.host,
+            host: self.setup.host,
             resume,
-            volume_name: self.known.volume_name,
+            volume_name: self.setup.volume_name,
             claim: Claim { generation, ..access_mode(&self.config).into() },
-            wish: self.known.wish,
-            buffers: self.known.buffers[..self.queues.len()].to_vec(),
-            account: self.account(),
-        };
-        self.trying = task.address.to_string();
-        self.again = Some(tokio::spawn(task.run(self.steps.0.clone())));
+            wish: self.setup.wish,
+            buffers: self.setup.buffers[..around.queues.len()].to_vec(),
+            account: self.account(around.queues),
+        });
     }
 
     /// What it takes to settle which acknowledged writes are durable.
-    pub(super) fn account(&self) -> Account {
+    fn account(&self, queues: &Queues) -> Account {
         Account {
             durability: Arc::clone(&self.durability),
-            queues: self.queues.iter().map(|q| q.mail.clone()).collect(),
-            wish: self.known.wish,
+            queues: queues.mail(),
+            wish: self.setup.wish,
             pulse: pulse(&self.config),
         }
     }
 
-    fn begin_probe(&mut self, address: usize) {
-        let options =
-            ConnectOptions { timeout: self.course.rules().try_limit(), ..options(&self.config) };
-        let to = self.known.addresses[address].clone();
-        let (host, instance) = (self.known.host, self.known.instance);
-        self.probing = Some(tokio::spawn(async move {
-            let shown = to.to_string();
-            let answers = probe(to, options, host, instance).await;
-            match &answers {
-                Ok(()) => tracing::debug!(address = shown, "a better address answers"),
-                Err(error) => {
-                    tracing::debug!(
-                        address = shown,
-                        error = format!("{error:#}"),
-                        "a probe failed"
-                    );
-                }
-            }
-            Ok((address, answers.is_ok()))
-        }));
-        self.probed = address;
+    fn begin_probe(&mut self, index: usize) {
+        let timeout = self.course.rules().try_limit();
+        let options = ConnectOptions { timeout, ..options(&self.config) };
+        let address = self.setup.addresses[index].clone();
+        let (host, instance) = (self.setup.host, self.course.facts().instance);
+        self.tries.begin_probe(index, address, options, host, instance);
     }
 
-    fn on_probe(&mut self, result: anyhow::Result<(usize, bool)>) {
-        let (address, answers) = result.unwrap_or((self.probed, false));
-        self.course.probed(address, answers, Instant::now());
-    }
-
-    fn on_step(&mut self, step: Step) {
-        // Whoever asked may have been given up meanwhile.
+    /// An answer goes nowhere if the try was ended meanwhile.
+    fn on_step(&mut self, step: Step, note: &mut NoteKeeper) {
         match step {
             Step::LoggedIn(login, answer) => {
                 let result = self.course.logged_in(&login);
-                self.keep_facts();
-                self.note();
+                self.write_note(note);
                 let _ = answer.send(result);
             }
             Step::Opened(volume, answer) => {
                 let verdict = self.course.opened(&volume);
-                self.keep_facts();
-                self.note();
+                self.write_note(note);
                 let _ = answer.send(verdict);
             }
         }
     }
 
-    fn on_try(&mut self, result: anyhow::Result<Again>) {
+    fn on_try(&mut self, result: anyhow::Result<Box<Reconnected>>, around: &mut Around<'_>) {
         let now = Instant::now();
         match result {
-            Ok(Again { session, paths }) => match self.course.arrived(now) {
-                Some(arrival) => self.arrive(session, paths, arrival),
-                None => {
-                    session.admin.close();
-                    self.course.failed(Failure::Transient, now, random());
+            Ok(reconnected) => {
+                let Reconnected { session, paths } = *reconnected;
+                match self.course.arrived(now) {
+                    Some(arrival) => self.arrive(session, paths, arrival, around),
+                    None => {
+                        session.admin.close();
+                        self.course.failed(Failure::Transient, now, random());
+                    }
                 }
-            },
+            }
             Err(error) if error.is::<VolumeChanged>() => {
                 tracing::error!("{error}");
-                self.status.last_loss = Some(error.to_string());
-                self.fail_all(Some(EIO));
+                self.history.over(error.to_string());
+                around.queues.fail(Some(EIO));
             }
-            Err(error) => {
-                let text = format!("{error:#}");
-                let session_error = error.downcast_ref::<SessionError>();
-                if let Some(SessionError::Fenced { by, .. }) = session_error {
-                    tracing::error!(
-                        by,
-                        "fenced: another host has the volume by now; every request fails, for good. Unmount, and \
-                         mount again when it is free"
-                    );
-                    self.course.fenced(by.as_str());
-                    self.keep_facts();
-                    self.note();
-                    self.status.last_loss = Some(text);
-                    self.fail_all(Some(Status::Fenced.errno()));
-                    return;
+            Err(error) => match error.downcast_ref::<SessionError>() {
+                Some(SessionError::Fenced { by, .. }) => {
+                    self.on_fenced(by, format!("{error:#}"), around);
                 }
-                if session_error.is_some_and(SessionError::is_session_gone) {
-                    // So a target answers that was started anew: why it was lost is known already.
-                    tracing::info!(
-                        address = self.trying,
-                        answer = text,
-                        "the target does not know the session any more; beginning a new one"
-                    );
-                    self.course.failed(Failure::SessionGone, now, random());
-                    return;
+                session_error => {
+                    let is_gone = session_error.is_some_and(SessionError::is_session_gone);
+                    self.on_failure(&format!("{error:#}"), is_gone, now);
                 }
-                if self.said.contains(&text) || self.said.len() >= SAID_MAX {
-                    tracing::debug!(
-                        address = self.trying,
-                        error = text,
-                        "cannot connect again yet"
-                    );
-                } else {
-                    tracing::warn!(address = self.trying, error = text, "cannot connect again yet");
-                    self.said.push(text.clone());
-                }
-                self.status.last_loss = Some(text);
-                self.course.failed(Failure::Transient, now, random());
-            }
+            },
         }
     }
 
-    fn arrive(&mut self, session: Session, paths: Vec<Path>, arrival: Arrival) {
-        let Arrival { stalled, was_failing, verifier_changed, .. } = arrival;
-        self.keep_facts();
-        self.status.verifier_changes += u64::from(verifier_changed);
-        self.status.stall_ms_max = self.status.stall_ms_max.max(millis(stalled));
-        let caps = session.device().caps();
-        self.known.address = session.address.to_string();
-        self.known.rdma_device.clone_from(&caps.name);
-        self.known.transport = caps.transport.to_string();
-        self.status.address.clone_from(&self.known.address);
-        self.status.rdma_device.clone_from(&self.known.rdma_device);
-        self.status.transport.clone_from(&self.known.transport);
-        self.session = Some(session);
-        self.said.clear();
-        self.durability.arrived();
-        self.note();
-        self.connect_queues(paths);
-        if was_failing {
-            self.fail_all(None);
-        }
-        tracing::info!(
-            ?stalled,
-            epoch = self.status.epoch,
-            address = self.status.address,
-            "connected again"
+    fn on_fenced(&mut self, by: &str, text: String, around: &mut Around<'_>) {
+        tracing::error!(
+            by,
+            "fenced: another host has the volume now; every request fails, permanently. Unmount, and mount \
+             again when the volume is free"
         );
+        self.course.fenced(by);
+        self.write_note(around.note);
+        self.history.over(text);
+        around.queues.fail(Some(Status::Fenced.errno()));
     }
 
-    pub(super) fn connect_queues(&mut self, paths: Vec<Path>) {
-        let lanes = paths.iter().map(|path| path.connections.len()).min();
-        self.status.lanes = lanes.unwrap_or(self.status.lanes);
-        // Paths of queues that the driver did not make just end.
-        for (at, path) in paths.into_iter().enumerate().take(self.queues.len()) {
-            self.paths[at] += 1;
-            send(&self.queues[at], ToQueue::Connect(Box::new(path)));
+    fn on_failure(&mut self, text: &str, session_is_gone: bool, now: Instant) {
+        let address = self.tries.address();
+        if session_is_gone {
+            // The target was restarted. The reason for the loss is known already.
+            tracing::info!(
+                address,
+                answer = text,
+                "the target does not know the session any more; beginning a new one"
+            );
+            self.history.session_gone(self.epoch());
+            self.course.failed(Failure::SessionGone, now, random());
+            return;
         }
+        if self.history.failed(text) {
+            tracing::warn!(address, error = text, "cannot connect again yet");
+        } else {
+            tracing::debug!(address, error = text, "cannot connect again yet");
+        }
+        self.course.failed(Failure::Transient, now, random());
+    }
+
+    fn arrive(
+        &mut self,
+        session: Session,
+        paths: Vec<Path>,
+        arrival: Arrival,
+        around: &mut Around<'_>,
+    ) {
+        let Arrival { stalled, was_failing, verifier_changed, .. } = arrival;
+        self.history.connected(stalled, verifier_changed);
+        self.setup.endpoint = Endpoint::of(&session);
+        self.session = Some(session);
+        self.durability.arrived();
+        self.write_note(around.note);
+        around.queues.connect(paths);
+        if was_failing {
+            around.queues.fail(None);
+        }
+        let (epoch, address) = (self.epoch(), &self.setup.endpoint.address);
+        tracing::info!(?stalled, epoch, address, "connected again");
     }
 
     /// The path of a queue ended.
-    pub(super) fn on_path_end(&mut self, queue: u16, end: PathEnd) {
-        let paths = self.paths.get_mut(usize::from(queue));
-        let left = paths.map_or(0, |paths| {
-            *paths = paths.saturating_sub(1);
-            *paths
-        });
+    pub(super) fn on_path_end(&mut self, queue: u16, end: PathEnd, queues: &mut Queues) {
+        let has_newer = queues.path_ended(queue);
         match end {
             PathEnd::Dropped => {}
-            // It is the word of a path that was given up before, and has a successor.
-            _ if left > 0 => {}
-            PathEnd::SelfTest if self.known.wish.features.has(Features::WRITE_WITH_IMM) => {
+            // This path was given up before.
+            _ if has_newer => {}
+            PathEnd::SelfTest if self.setup.wish.features.has(Features::WRITE_WITH_IMM) => {
                 tracing::warn!(
                     queue,
                     "WRITE_WITH_IMM does not work on this path; going on without"
                 );
-                let features = self.known.wish.features;
-                self.known.wish.features = features.without(Features::WRITE_WITH_IMM);
-                self.status.write_with_imm = false;
-                self.lose("the self-test failed", Loss::Renegotiate);
+                let features = self.setup.wish.features;
+                self.setup.wish.features = features.without(Features::WRITE_WITH_IMM);
+                self.lose("the self-test failed", Loss::Renegotiate, queues);
             }
-            end => self.lose(&format!("queue {queue}: {end:?}"), Loss::Path),
+            end => self.lose(&format!("queue {queue}: {end:?}"), Loss::Path, queues),
         }
     }
 
-    pub(super) fn on_quiet(&mut self, queue: u16) {
-        if let Some(quiet) = self.quiet.get_mut(usize::from(queue)) {
-            *quiet = true;
-        }
-        if self.quiet.iter().all(|quiet| *quiet) {
+    /// A queue that is held has no request unanswered.
+    pub(super) fn on_quiet(&mut self, queue: u16, queues: &mut Queues) {
+        if queues.quiet(queue) {
             self.course.quiet();
         }
     }
 
-    pub(super) fn on_event(&mut self, event: Result<Option<AsyncEvent>, SessionError>) {
+    pub(super) fn on_event(
+        &mut self,
+        event: Result<Option<AsyncEvent>, SessionError>,
+        queues: &Queues,
+    ) {
         match event {
             Ok(Some(AsyncEvent::Draining)) => {
                 tracing::info!("the target drains: finishing what is in flight");
                 self.course.draining(Instant::now());
             }
-            // The next OPEN says who has it.
-            Ok(Some(AsyncEvent::Fenced)) => self.lose("the volume was taken over", Loss::Path),
+            // The next OPEN says which host has the volume.
+            Ok(Some(AsyncEvent::Fenced)) => {
+                self.lose("the volume was taken over", Loss::Path, queues);
+            }
             Ok(event) => tracing::debug!(?event, "event of the target"),
-            Err(error) => self.lose(&error.to_string(), Loss::Path),
+            Err(error) => self.lose(&error.to_string(), Loss::Path, queues),
         }
     }
 
-    fn lose(&mut self, why: &str, loss: Loss) {
-        if self.session.is_some() {
-            self.course.lose(loss, Instant::now(), random());
-            let address = self.session.as_ref().map(|session| session.address.to_string());
-            tracing::warn!(why, address, "lost the target; requests wait");
-            self.part(why);
-        }
+    fn lose(&mut self, why: &str, loss: Loss, queues: &Queues) {
+        let Some(session) = &self.session else { return };
+        let address = session.address.to_string();
+        self.course.lose(loss, Instant::now(), random());
+        tracing::warn!(why, address, "lost the target; requests wait");
+        self.disconnect(why, queues);
     }
 
     /// The session is over: every queue keeps its requests, and the course says how to go on.
-    fn part(&mut self, why: &str) {
+    fn disconnect(&mut self, why: &str, queues: &Queues) {
         let Some(session) = self.session.take() else { return };
-        self.status.last_loss = Some(why.to_owned());
-        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        self.status.lost_at_unix_ms = since_epoch.ok().map(millis);
+        self.history.lost(why);
         session.admin.close();
-        self.tell_all(|| ToQueue::Disconnect);
-        self.tell_all(|| ToQueue::Hold(false));
+        queues.disconnect();
+        queues.release();
     }
 
-    pub(super) fn fail_all(&self, errno: Option<i32>) {
-        self.tell_all(|| ToQueue::Fail(errno));
+    /// Ends tries and probes.
+    pub(super) fn abort_tries(&mut self) {
+        self.tries.abort();
     }
 
-    fn tell_all(&self, message: impl Fn() -> ToQueue) {
-        for queue in &self.queues {
-            send(queue, message());
+    /// Ends the session. With `logout` the target hears of it, within that time; without, the
+    /// session can be resumed.
+    pub(super) async fn end_session(&mut self, logout: Option<Duration>) {
+        match (self.session.take(), logout) {
+            (Some(session), Some(within)) => session.logout(within).await,
+            (Some(session), None) => session.admin.close(),
+            (None, _) => {}
         }
     }
 
-    /// The state in a word, and since when the target is lost, in milliseconds.
-    pub(super) fn standing(&self) -> (&'static str, Option<u64>) {
-        let word = match self.course.state() {
+    /// Has the target make durable what it acknowledged. Returns whether it did. No queue has a
+    /// path any more.
+    pub(super) async fn flush(&mut self, queues: &Queues, within: Duration) -> bool {
+        if self.durability.unflushed() == 0 {
+            return true;
+        }
+        let account = self.account(queues);
+        let Some(session) = &mut self.session else { return false };
+        let flushing = flush(session, &self.course.facts().volume, &account);
+        let failed = match tokio::time::timeout(within, flushing).await {
+            Ok(Ok(())) => return true,
+            Ok(Err(error)) => format!("{error:#}"),
+            Err(_) => "it takes too long".to_owned(),
+        };
+        let writes = self.durability.unflushed();
+        tracing::warn!(error = failed, writes, "cannot flush before the hand-over");
+        false
+    }
+
+    fn epoch(&self) -> u32 {
+        self.facts().resume.map_or(self.history.epoch(), |(_, epoch)| epoch.0)
+    }
+
+    /// Fills its part of the status.
+    pub(super) fn report(&self, status: &mut MountStatus) {
+        let state = match self.course.state() {
             State::Connected => "connected",
             State::Lost => "reconnecting",
             State::Failing => "failing",
             State::Fenced => "fenced",
             State::Changed => "volume lost",
         };
-        (word, self.course.lost_at().map(|at| millis(at.elapsed())))
+        state.clone_into(&mut status.state);
+        let lost_ms_ago = self.course.lost_at().map(|at| millis(at.elapsed()));
+        self.history.report(status, lost_ms_ago);
+        let Endpoint { address, rdma_device, transport } = &self.setup.endpoint;
+        status.address.clone_from(address);
+        status.rdma_device.clone_from(rdma_device);
+        status.transport.clone_from(transport);
+        status.write_with_imm = self.setup.wish.features.has(Features::WRITE_WITH_IMM);
+        status.epoch = self.epoch();
+        status.generation = self.facts().volume.generation.0;
+    }
+
+    /// The course.
+    #[cfg(test)]
+    pub(super) fn course(&self) -> &Course {
+        &self.course
+    }
+
+    /// The session.
+    #[cfg(test)]
+    pub(super) fn session_mut(&mut self) -> Option<&mut Session> {
+        self.session.as_mut()
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,29 +1,24 @@
-//! [`MountLock`]: one process per name. Whoever holds it serves the mount, begins it, or clears
-//! away what a dead one left; the kernel lets go of it when that process ends, however it ends.
+//! [`MountLock`]: one process per name. The process that holds the lock serves the mount, starts
+//! it, or clears what a dead process left. The kernel releases the lock when that process ends,
+//! however it ends.
 //!
-//! The lock belongs to the open file, so it outlives an exec that keeps the descriptor: so an
-//! upgrade does not let go of the name.
+//! The lock belongs to the open file, so it outlives an exec that keeps the descriptor. So an
+//! upgrade does not release the name.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::unistd::dup2_stdin;
 
-use super::socket::{Ask, RUN_DIR, ask, socket_path};
+use super::run_dir::{self, RUN_DIR};
 
-/// How often a lock file may be replaced under our hands before that is somebody's fault.
+/// How often a lock file may be replaced while this process takes it, before that is an error.
 const TRIES: u32 = 100;
-/// How long a holder may be silent before it is taken for one that lives.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long one question to it may take.
-const ANSWER_TIME: Duration = Duration::from_secs(1);
-const STEP: Duration = Duration::from_millis(10);
 
 /// The lock of a mount's name. Its file goes when it is dropped.
 #[derive(Debug)]
@@ -49,28 +44,8 @@ impl MountLock {
     /// # Errors
     /// The directory cannot be made, or the file not be opened.
     pub fn take(name: &str) -> io::Result<Option<Self>> {
-        make_run_dir()?;
+        run_dir::make()?;
         Self::take_in(Path::new(RUN_DIR), name)
-    }
-
-    /// Takes the lock of a name; `None` when a process that holds it answers, or neither answers
-    /// nor ends for some time. One that was killed holds it until the kernel has cleared its memory
-    /// away.
-    ///
-    /// # Errors
-    /// As [`take`](Self::take).
-    pub async fn take_unless_served(name: &str) -> io::Result<Option<Self>> {
-        let begun = Instant::now();
-        loop {
-            if let Some(lock) = Self::take(name)? {
-                return Ok(Some(lock));
-            }
-            let answer = ask(&socket_path(name), Ask::Status, ANSWER_TIME).await;
-            if answer.is_ok() || begun.elapsed() >= PATIENCE {
-                return Ok(None);
-            }
-            tokio::time::sleep(STEP).await;
-        }
     }
 
     fn take_in(dir: &Path, name: &str) -> io::Result<Option<Self>> {
@@ -88,27 +63,27 @@ impl MountLock {
                 Err(Errno::EAGAIN | Errno::EACCES) => return Ok(None),
                 Err(error) => return Err(error.into()),
             }
-            // The last holder may have removed the file meanwhile: then this is a lock of nothing.
+            // The last holder may have removed the file meanwhile. Then this lock protects nothing.
             if is_file_at(&file, &path) {
                 let name = name.to_owned();
                 return Ok(Some(Self { name, path, file }));
             }
         }
-        Err(io::Error::other(format!("{} is replaced all the time", path.display())))
+        Err(io::Error::other(format!("{} is replaced again and again", path.display())))
     }
 
-    /// The lock that the standard input holds which this process was started with. No process that
-    /// this one starts gets it: it would hold the name when this one is dead.
+    /// The lock that this process was started with: the standard input holds it. A process that
+    /// this one starts does not get it, because it would hold the name after this one is dead.
     ///
     /// # Errors
-    /// It is not open on the name's lock file, or nobody holds the lock.
+    /// The standard input is not the name's lock file, or holds no lock.
     pub fn inherited(name: &str) -> io::Result<Self> {
         Self::inherited_in(Path::new(RUN_DIR), name)
     }
 
     fn inherited_in(dir: &Path, name: &str) -> io::Result<Self> {
         let path = Self::path(dir, name);
-        // Another descriptor of the same open file, so of the same lock, which does not outlive an
+        // Another descriptor of the same open file, and so of the same lock. It does not outlive an
         // exec.
         let file = File::from(io::stdin().as_fd().try_clone_to_owned()?);
         if !is_file_at(&file, &path) || !Self::is_held_in(dir, name) {
@@ -129,11 +104,11 @@ impl MountLock {
         let Ok(file) = File::open(Self::path(dir, name)) else { return false };
         let mut probe = whole(libc::F_WRLCK);
         let asked = fcntl(&file, FcntlArg::F_OFD_GETLK(&mut probe));
-        // Who cannot ask must take it for held.
+        // Where the kernel does not answer, the lock counts as held.
         asked.is_err() || i32::from(probe.l_type) != libc::F_UNLCK
     }
 
-    /// From now on it outlives an exec, as the standard input.
+    /// From now on the lock outlives an exec, as the standard input.
     ///
     /// # Errors
     /// The system's.
@@ -141,7 +116,7 @@ impl MountLock {
         Ok(dup2_stdin(&self.file)?)
     }
 
-    /// It does not outlive an exec, as in the beginning.
+    /// From now on the lock does not outlive an exec, as in the beginning.
     ///
     /// # Errors
     /// The system's.
@@ -152,15 +127,9 @@ impl MountLock {
 
 impl Drop for MountLock {
     fn drop(&mut self) {
-        // While it is still held: see `take_in`.
+        // While the lock is still held: see `take_in`.
         let _ = std::fs::remove_file(&self.path);
     }
-}
-
-/// Makes the directory of the mounts, which is root's alone: what is in there lets whoever reads it
-/// join a session.
-pub(super) fn make_run_dir() -> io::Result<()> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(RUN_DIR)
 }
 
 fn is_file_at(file: &File, path: &Path) -> bool {
@@ -234,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_that_leaves_under_our_hands_is_no_holder() {
+    fn a_holder_that_leaves_meanwhile_is_no_holder() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().to_owned();
         let threads: Vec<_> = (0..4)

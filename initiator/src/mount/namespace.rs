@@ -1,7 +1,6 @@
-//! Mounts that a process must not hold which serves a block device: those of file systems on it,
-//! and on the devices of its siblings. It would have them as copies, made when it left the mount
-//! namespace it was started in, and they would keep a file system busy that everybody else has
-//! unmounted.
+//! A process that serves a block device must not hold mounts of file systems on that device, or on
+//! the devices of other mounts. It would have copies of them from when it left its first mount
+//! namespace. The copies would keep a file system busy that all other processes have unmounted.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -14,7 +13,7 @@ const STACKED_MAX: u32 = 8;
 
 /// Detaches every mount of a file system that rests on a ublk disk from the mount namespace of this
 /// process, which must be its own. What cannot be detached is logged and stays.
-pub fn let_go_of_ublk() {
+pub fn detach_ublk() {
     let Ok(text) = std::fs::read("/proc/self/mountinfo") else { return };
     // The last mounted first: it may be on top of another.
     for (device, at) in mounts(&text).into_iter().rev() {
@@ -23,7 +22,7 @@ pub fn let_go_of_ublk() {
             continue;
         }
         if let Err(error) = umount2(&at, MntFlags::MNT_DETACH) {
-            tracing::warn!(at = %at.display(), %error, "cannot let go of a file system on a ublk disk");
+            tracing::warn!(at = %at.display(), %error, "cannot detach a file system on a ublk disk");
         }
     }
 }

@@ -1,22 +1,22 @@
-//! Other mounts of a volume on this host. The target lets a host that comes back have its volume at
-//! once, and by the host is meant the machine, not the mount: a second mount under another name
-//! would be taken for the first one come back, whenever that one only waits for its target, and
-//! fence it for good. So the mounts of a host look after each other by their notes.
+//! Other mounts of a volume on this host. The target gives a host that comes back its volume at
+//! once, and a host is the machine, not the mount. While one mount waits for its target, a second
+//! mount under another name would look like the first one coming back, and would fence it
+//! permanently. So the mounts of a host look for each other by their notes.
 
 use rblk_config::MountConfig;
 use rblk_protocol::{HostId, Name};
 
+use super::leftovers::find;
 use super::lock::MountLock;
 use super::note::Note;
-use super::remains::find;
-use super::socket::names;
+use super::run_dir::names;
 use crate::ublk::DeviceState;
 
 /// Another mount of this host has the volume.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "volume `{volume}` is mounted on this host already: `{name}` is {device}, whose users may only wait for the target; \
-     `rblk-initiator umount {name}` first, or take it from them for good by --take-over"
+     `rblk-initiator umount {name}` first, or take the volume from them permanently with --take-over"
 )]
 pub struct HeldHere {
     /// The volume.
@@ -27,9 +27,8 @@ pub struct HeldHere {
     pub device: String,
 }
 
-/// Refuses to mount what another mount of this host holds, whether its target is there or not, and
-/// whether its process lives or not. `target_name` is what the target calls itself, once it was
-/// asked.
+/// Refuses to mount what another mount of this host holds, even if that mount's target is lost or
+/// its process is dead. `target_name` is the name of the target, once it was asked.
 ///
 /// # Errors
 /// [`HeldHere`], or the driver cannot be asked about the device of the other one.
@@ -45,7 +44,7 @@ pub(super) fn must_not_hold(
             continue;
         }
         let Some(device) = find(&other)?.device else { continue };
-        // One without a disk has no users, unless its process is about to make it.
+        // A device without a disk has no users, unless its process is about to make the disk.
         if device.state != DeviceState::Dead || MountLock::is_held(&other) {
             let volume = config.volume.clone();
             return Err(HeldHere { volume, name: other, device: note.disk() }.into());
@@ -60,7 +59,7 @@ fn is_held_by(note: &Note, config: &MountConfig, host: HostId, target_name: Opti
         || target_name.is_some_and(|name| note.target_name() == name.as_str());
     let is_shared = config.shared && note.config.shared;
     let tolerates = config.read_only || note.config.read_only || is_shared || note.fenced.is_some();
-    // The target tells hosts from one another by itself.
+    // The target itself keeps different hosts apart.
     !tolerates && note.host() == host && note.config.volume == config.volume && same_target
 }
 

@@ -1,12 +1,12 @@
-//! [`Note`]: what a mount writes down so that another process can serve its device when its own has
-//! died. A file of its name, JSON, replaced whole.
+//! [`Note`]: what a mount writes down so that another process can serve its device after this one
+//! has died. A JSON file with the mount's name, replaced as a whole.
 //!
-//! It is written before the disk is there (so there is no disk without a note), before every try to
-//! connect (so the epoch in it was never used for anything that is not in it), and after every
-//! success. It has the session's id, which lets its reader take the session over: only root may
-//! read it.
+//! The note is written before the disk exists, so there is no disk without a note. It is written
+//! before every try to connect, so no epoch is used that is not in the note. And it is written
+//! after every success. It has the session's id, with which its reader can take the session over:
+//! only root may read it.
 //!
-//! Whoever reads it takes nothing in it for granted: it may be another version's, or damaged.
+//! A reader checks everything in it: another version may have written it, or it may be damaged.
 
 #[cfg(test)]
 mod tests;
@@ -17,30 +17,31 @@ use std::path::{Path, PathBuf};
 
 use rblk_config::MountConfig;
 use rblk_fabric::Address;
+use rblk_protocol::width::wide64;
 use rblk_protocol::{
     BlockCount, BlockSize, Epoch, Features, Generation, HostId, InstanceId, Name, OpenReply,
     QueueDepth, SessionId, VolumeFlags, VolumeHandle, WriteVerifier, limits,
 };
 use serde::{Deserialize, Serialize};
 
-use super::known::Known;
-use super::lock::make_run_dir;
-use super::socket::RUN_DIR;
+use super::course::Facts;
+use super::run_dir::{self, RUN_DIR};
+use super::setup::{Endpoint, Setup};
 use super::status::MountStatus;
 use crate::session::{HostIdentity, LISTS, QueueWish};
 use crate::ublk::{DeviceToken, disk_path};
 
-/// The form written and read here. It changes when an older program must not go by a newer note, or
-/// the reverse.
+/// The form that is written and read here. It changes when an older program must not use a newer
+/// note, or the reverse.
 const FORM: u32 = 2;
 /// No note is longer.
 const LEN_MAX: u64 = 64 << 10;
-/// The number of a device that has none yet.
+/// The number of a device that has no number yet.
 pub(super) const NO_DEVICE: u32 = u32::MAX;
-/// No text in a note that is for people is longer.
+/// No text for people in a note is longer.
 const TEXT_MAX: usize = 1024;
 
-/// Why there is no note to go by, where there should be one.
+/// Why a note cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the note of mount `{name}` cannot be used: {why}. If another version of rblk wrote it, recover the mount with \
@@ -51,7 +52,7 @@ pub struct BadNote {
     why: String,
 }
 
-/// What a mount leaves.
+/// What a mount leaves to the next process.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Note {
     form: u32,
@@ -66,7 +67,7 @@ pub struct Note {
     pub token: DeviceToken,
     /// What it was mounted with.
     pub config: MountConfig,
-    // Whom the target knows as the holder. What it was made of may be another by now.
+    // The host that the target knows as the holder. The host's id may have changed since.
     #[serde(with = "as_hex")]
     host: [u8; 16],
     // The session, and the highest epoch that was asked for in it.
@@ -79,9 +80,9 @@ pub struct Note {
     queues: u16,
     /// Acknowledged writes may be in the target's memory only.
     pub maybe_unflushed: bool,
-    /// Acknowledged writes may be lost, and FLUSHes are still to fail for it.
+    /// Acknowledged writes may be lost, and FLUSHes must still fail because of it.
     pub loss_untold: bool,
-    /// Who holds the volume instead.
+    /// The host that holds the volume instead.
     pub fenced: Option<String>,
     /// Times the device was taken over by another process.
     pub recovered: u32,
@@ -118,7 +119,7 @@ struct Wish {
     features: u32,
 }
 
-/// The parts of a note that are not in [`Known`].
+/// What a note says of writes, and how often the device was taken over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Doubts {
     pub(super) maybe_unflushed: bool,
@@ -127,15 +128,15 @@ pub(super) struct Doubts {
 }
 
 impl Note {
-    /// What is to be written of a mount that is served by this process.
+    /// The note of a mount that this process serves.
     pub(super) fn of(
         name: &str,
         device: (u32, DeviceToken),
         config: &MountConfig,
-        known: &Known,
+        (setup, facts): (&Setup, &Facts),
         doubts: Doubts,
     ) -> Self {
-        let volume = &known.volume;
+        let volume = &facts.volume;
         Self {
             form: FORM,
             name: name.to_owned(),
@@ -143,10 +144,10 @@ impl Note {
             device_id: device.0,
             token: device.1,
             config: config.clone(),
-            host: known.host.id.0,
-            session: known.resume.map(|(id, epoch)| Session { id: id.0, epoch: epoch.0 }),
-            instance: known.instance.0,
-            target_name: known.target_name.to_string(),
+            host: setup.host.id.0,
+            session: facts.resume.map(|(id, epoch)| Session { id: id.0, epoch: epoch.0 }),
+            instance: facts.instance.0,
+            target_name: facts.target_name.to_string(),
             volume: Volume {
                 blocks: volume.blocks.0,
                 block_size: volume.block_size.bytes(),
@@ -157,21 +158,20 @@ impl Note {
                 generation: volume.generation.0,
             },
             wish: Wish {
-                depth: known.wish.depth.get(),
-                io_max: known.wish.io_max_bytes,
-                in_capsule: known.wish.in_capsule_bytes,
-                // Another version decides anew: what it cannot do must not be asked for in its
-                // name.
-                features: known.wish.features.without(LISTS).0,
+                depth: setup.wish.depth.get(),
+                io_max: setup.wish.io_max_bytes,
+                in_capsule: setup.wish.in_capsule_bytes,
+                // Another version asks for what it can do itself.
+                features: setup.wish.features.without(LISTS).0,
             },
-            queues: known.queues,
+            queues: setup.queues,
             maybe_unflushed: doubts.maybe_unflushed,
             loss_untold: doubts.loss_untold,
-            fenced: known.fenced.as_deref().map(cut),
+            fenced: facts.fenced.as_deref().map(cut),
             recovered: doubts.recovered,
-            address: cut(&known.address),
-            rdma_device: cut(&known.rdma_device),
-            transport: cut(&known.transport),
+            address: cut(&setup.endpoint.address),
+            rdma_device: cut(&setup.endpoint.rdma_device),
+            transport: cut(&setup.endpoint.transport),
         }
     }
 
@@ -179,12 +179,12 @@ impl Note {
         dir.join(format!("{name}.json"))
     }
 
-    /// Writes it in the place of an older one.
+    /// Replaces the older note.
     ///
     /// # Errors
     /// The system's.
     pub fn write(&self) -> io::Result<()> {
-        make_run_dir()?;
+        run_dir::make()?;
         self.write_in(Path::new(RUN_DIR))
     }
 
@@ -198,7 +198,7 @@ impl Note {
             .and_then(|mut file| file.write_all(&text))
             .and_then(|()| std::fs::rename(&new, Self::path(dir, &self.name)));
         if written.is_err() {
-            // Half a note is of no use, and takes room that may be what is missing.
+            // Part of a note is of no use, and takes space, which may be what is missing.
             let _ = std::fs::remove_file(new);
         }
         written
@@ -221,7 +221,7 @@ impl Note {
         }
     }
 
-    /// The mark of a mount's device, from a note of which nothing else needs to make sense.
+    /// The mark of a mount's device, from a note that may otherwise be useless.
     #[must_use]
     pub fn token_of(name: &str) -> Option<DeviceToken> {
         let text = load(&Self::path(Path::new(RUN_DIR), name)).ok()?;
@@ -281,23 +281,21 @@ impl Note {
         BlockSize::new(self.volume.block_size)
     }
 
-    /// What the mount knew of its volume, with no memory for its queues yet. The target goes on
-    /// knowing this host by the id that it had then, and by `host_name`.
+    /// What the mount knew of its volume and how it reached it, without memory for its queues. The
+    /// target knows this host by the id that it had then, and by `host_name`.
     ///
     /// # Errors
-    /// An address of `config`, which may be another than the note's, is none.
-    pub(super) fn known(&self, config: &MountConfig, host_name: Name) -> anyhow::Result<Known> {
+    /// A bad address in `config`, which may be another than the note's.
+    pub(super) fn restore(
+        &self,
+        config: &MountConfig,
+        host_name: Name,
+    ) -> anyhow::Result<(Setup, Facts)> {
         let none = || anyhow::anyhow!("a note that was not checked");
-        let session =
-            self.session.as_ref().map(|session| (SessionId(session.id), Epoch(session.epoch)));
-        Ok(Known {
-            volume_name: Name::new(&self.config.volume)?,
-            addresses: config
-                .target
-                .iter()
-                .map(|target| target.parse())
-                .collect::<Result<Vec<Address>, _>>()?,
-            host: HostIdentity { id: HostId(self.host), name: host_name },
+        let addresses =
+            config.target.iter().map(|t| t.parse()).collect::<Result<Vec<Address>, _>>()?;
+        let facts = Facts {
+            resume: self.session.as_ref().map(|s| (SessionId(s.id), Epoch(s.epoch))),
             volume: OpenReply {
                 handle: VolumeHandle(0),
                 flags: VolumeFlags(self.volume.flags),
@@ -308,9 +306,14 @@ impl Note {
                 verifier: WriteVerifier(self.volume.verifier),
                 generation: Generation(self.volume.generation),
             },
-            resume: session,
             instance: InstanceId(self.instance),
             target_name: Name::new(&self.target_name)?,
+            fenced: self.fenced.clone(),
+        };
+        let setup = Setup {
+            volume_name: Name::new(&self.config.volume)?,
+            addresses,
+            host: HostIdentity { id: HostId(self.host), name: host_name },
             wish: QueueWish {
                 depth: QueueDepth::new(self.wish.depth).ok_or_else(none)?,
                 io_max_bytes: self.wish.io_max,
@@ -321,19 +324,21 @@ impl Note {
             },
             queues: self.queues,
             buffers: Vec::new(),
-            address: self.address.clone(),
-            rdma_device: self.rdma_device.clone(),
-            transport: self.transport.clone(),
-            fenced: self.fenced.clone(),
-        })
+            endpoint: Endpoint {
+                address: self.address.clone(),
+                rdma_device: self.rdma_device.clone(),
+                transport: self.transport.clone(),
+            },
+        };
+        Ok((setup, facts))
     }
 
-    /// Whom the target knows as the holder.
+    /// The host that the target knows as the holder.
     pub(super) fn host(&self) -> HostId {
         HostId(self.host)
     }
 
-    /// What its target calls itself.
+    /// The name of its target.
     pub(super) fn target_name(&self) -> &str {
         &self.target_name
     }
@@ -350,7 +355,7 @@ impl Note {
         disk_path(self.device_id).display().to_string()
     }
 
-    /// What `list` says of a mount that nobody serves.
+    /// What `list` says of a mount that no process serves.
     #[must_use]
     pub fn status(&self, state: &str) -> MountStatus {
         let has = |flag| VolumeFlags(self.volume.flags).has(flag);
@@ -393,7 +398,7 @@ fn cut(text: &str) -> String {
 fn load(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     std::fs::File::open(path)?.take(LEN_MAX + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > LEN_MAX {
+    if wide64(text.len()) > LEN_MAX {
         return Err(io::Error::other("it is too long"));
     }
     Ok(text)

@@ -1,6 +1,6 @@
-//! Having the target again: [`Try`] and [`probe`], tasks of their own so that the mount goes on
-//! answering meanwhile and can give them up. What they find is told to the mount's
-//! [`Course`](super::course::Course), which judges it.
+//! Reconnecting to the target: [`Try`] and [`probe`] are tasks of their own, so that the mount
+//! answers its socket meanwhile and can end them. [`Tries`] holds the ones that run. What they find
+//! goes to the mount's [`Course`](super::course::Course), which decides.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +12,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::course::{OtherTarget, Verdict};
 use super::settle::{Account, settle};
+use super::task::{self, Running};
 use crate::error::SessionError;
 use crate::path::Path;
 use crate::session::{Claim, HostIdentity, QueueWish, Session};
 
-/// How long the mount may take to answer a try. It is busy for longer only when it ends.
+/// How long the mount may take to answer a try. It takes longer only when it ends.
 const STEP_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a target may take to hear that a session is not wanted after all.
 const LOGOUT_TIME: Duration = Duration::from_secs(1);
@@ -35,7 +36,7 @@ pub(super) struct VolumeChanged {
 #[derive(Debug)]
 pub(super) struct Try {
     pub(super) address: Address,
-    /// Its timeout is that of each step.
+    /// Their timeout is that of each step.
     pub(super) options: ConnectOptions,
     pub(super) host: HostIdentity,
     /// The session and the epoch to raise it to; `None` begins a new session.
@@ -50,12 +51,12 @@ pub(super) struct Try {
 
 /// A session with a path for every queue.
 #[derive(Debug)]
-pub(super) struct Again {
+pub(super) struct Reconnected {
     pub(super) session: Session,
     pub(super) paths: Vec<Path>,
 }
 
-/// What a try has reached. It goes on when it is told what that means.
+/// What a try has reached. It goes on when the mount has answered.
 #[derive(Debug)]
 pub(super) enum Step {
     /// It has a session.
@@ -67,18 +68,18 @@ pub(super) enum Step {
 impl Try {
     /// Connects, logs in, opens the volume, settles what became of acknowledged writes if it has
     /// to, and connects every queue.
-    pub(super) async fn run(self, steps: mpsc::Sender<Step>) -> anyhow::Result<Again> {
+    pub(super) async fn run(self, steps: mpsc::Sender<Step>) -> anyhow::Result<Reconnected> {
         let mut session =
             Session::connect(&self.address, &self.options, &self.host, self.resume).await?;
         match self.open(&mut session, &steps).await {
-            Ok(paths) => Ok(Again { session, paths }),
+            Ok(paths) => Ok(Reconnected { session, paths }),
             Err(error) => {
                 let unwanted = error.is::<OtherTarget>()
                     || matches!(error.downcast_ref(), Some(SessionError::Fenced { .. }));
                 if unwanted {
                     session.logout(LOGOUT_TIME).await;
                 } else {
-                    // The next epoch of it need not wait for the target to miss us.
+                    // So that the target does not have to find out that this epoch is over.
                     session.admin.close();
                 }
                 Err(error)
@@ -119,7 +120,7 @@ impl Try {
     }
 }
 
-/// Tells the mount of a step, and what it says to that.
+/// Tells the mount of a step, and waits for its answer.
 async fn ask<T>(
     steps: &mpsc::Sender<Step>,
     step: impl FnOnce(oneshot::Sender<T>) -> Step,
@@ -132,17 +133,100 @@ async fn ask<T>(
     tokio::time::timeout(STEP_DEADLINE, exchange).await.context("the mount does not answer")?
 }
 
-/// Whether the run of the target that is known answers at an address, too. It is asked for a
-/// session of its own, which ends at once and opens nothing.
-pub(super) async fn probe(
+/// Finds out whether the same run of the target answers at another address. Begins a session there,
+/// which opens nothing and ends at once.
+async fn probe(
     address: Address,
     options: ConnectOptions,
     host: HostIdentity,
     instance: InstanceId,
 ) -> anyhow::Result<()> {
     let session = Session::connect(&address, &options, &host, None).await?;
-    let (found, name) = (session.instance, session.target_name);
+    let LoginReply { instance: found, target_name: name, .. } = session.login();
     session.logout(LOGOUT_TIME).await;
     anyhow::ensure!(found == instance, "another target answers there, with the name `{name}`");
     Ok(())
+}
+
+/// The try and the probe that run, at most one of each.
+#[derive(Debug)]
+pub(super) struct Tries {
+    connecting: Running<Reconnected>,
+    // Where the try goes.
+    address: String,
+    steps: (mpsc::Sender<Step>, mpsc::Receiver<Step>),
+    probing: Running<bool>,
+    // Index of the address that is probed.
+    probed: usize,
+}
+
+/// What a try or a probe found.
+#[derive(Debug)]
+pub(super) enum News {
+    /// The try has reached something, and waits for an answer.
+    Step(Step),
+    /// The try has ended.
+    Tried(anyhow::Result<Box<Reconnected>>),
+    /// The probe of an address has ended: whether the same run of the target answers there.
+    Probed(usize, bool),
+}
+
+impl Tries {
+    /// None runs.
+    pub(super) fn new() -> Self {
+        let (connecting, probing) = (None, None);
+        Self { connecting, address: String::new(), steps: mpsc::channel(1), probing, probed: 0 }
+    }
+
+    /// Begins a try.
+    pub(super) fn begin(&mut self, attempt: Try) {
+        self.address = attempt.address.to_string();
+        self.connecting = Some(tokio::spawn(attempt.run(self.steps.0.clone())));
+    }
+
+    /// Where the last try went, for people.
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Begins a probe of the address with that index.
+    pub(super) fn begin_probe(
+        &mut self,
+        index: usize,
+        address: Address,
+        options: ConnectOptions,
+        host: HostIdentity,
+        instance: InstanceId,
+    ) {
+        self.probed = index;
+        self.probing = Some(tokio::spawn(async move {
+            let shown = address.to_string();
+            let answers = probe(address, options, host, instance).await;
+            match &answers {
+                Ok(()) => tracing::debug!(address = shown, "a better address answers"),
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    tracing::debug!(address = shown, error, "a probe failed");
+                }
+            }
+            Ok(answers.is_ok())
+        }));
+    }
+
+    /// The next news. Cancel safe.
+    pub(super) async fn next(&mut self) -> News {
+        tokio::select! {
+            Some(step) = self.steps.1.recv() => News::Step(step),
+            result = task::next(&mut self.connecting) => News::Tried(result.map(Box::new)),
+            result = task::next(&mut self.probing) => {
+                News::Probed(self.probed, result.unwrap_or(false))
+            }
+        }
+    }
+
+    /// Ends what runs.
+    pub(super) fn abort(&mut self) {
+        task::abort(&mut self.connecting);
+        task::abort(&mut self.probing);
+    }
 }

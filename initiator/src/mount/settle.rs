@@ -1,11 +1,11 @@
-//! [`settle`]: what becomes of acknowledged writes that no FLUSH covered when the volume's write
-//! verifier changed: they are written again from what the queues retain, or they count as lost, and
-//! FLUSHes fail for it as the mount's `on_loss` says.
+//! [`settle`]: decides what becomes of acknowledged writes that no FLUSH covered, when the volume's
+//! write verifier changed. They are written again from what the queues retain, or they count as
+//! lost, and FLUSHes fail as the mount's `on_loss` says.
 //!
-//! It runs within a try to connect again: the queues have no path, and get theirs only when it has
-//! ended well. What it did holds even if the try fails later. Until then the queues keep what they
-//! retain, so the next try can do it all again: on a volume that nobody else may write, that
-//! changes nothing.
+//! It runs within a try to reconnect. The queues have no path, and get one only when it has
+//! succeeded. What it did stays valid even if the try fails later. Until then the queues keep what
+//! they retain, so the next try can write everything again. No other host may write to the volume,
+//! so a second time changes nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use crate::session::{QueueWish, REPLAY_QUEUE, Session};
 /// How long a queue thread may take to answer.
 const STOCK_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The mount's side of it.
+/// What [`settle`] needs to know of the mount.
 #[derive(Clone, Debug)]
 pub struct Account {
     /// Which acknowledged writes are durable.
@@ -43,7 +43,7 @@ pub struct Account {
 pub enum Judgement {
     /// There are none.
     Nothing,
-    /// They may be lost, and that is to be told: not all queues retain what they acknowledged.
+    /// They may be lost, and FLUSHes must tell: not all queues retain what they acknowledged.
     Lost {
         /// Those numbered below.
         horizon: u64,
@@ -56,8 +56,8 @@ pub enum Judgement {
         horizon: u64,
         /// What is to be written, and durable, before the queues go on.
         log: ReplayLog,
-        /// A process before this one may have left some that nobody retains: a loss is to be told
-        /// all the same.
+        /// A process before this one may have left some that no queue retains: FLUSHes must tell a
+        /// loss all the same.
         doubt: bool,
     },
 }
@@ -84,8 +84,8 @@ pub fn judge(
 
 impl Judgement {
     /// Enters it in the account. `rewritten` says that the log is written again and durable; if the
-    /// target refused that, its writes may be lost, too, and their copies are dropped: whoever
-    /// reads sees the older data from then on. A path that died on the way settles nothing: judge
+    /// target refused that, its writes may be lost, too, and their copies are dropped: users
+    /// read the older data from then on. A path that died on the way settles nothing: judge
     /// again.
     pub fn settle(&self, durability: &Durability, rewritten: bool) {
         match self {
@@ -173,8 +173,8 @@ async fn rewrite(
     }
 }
 
-/// Ends what is left of the queues' paths, and returns what they retain; `None` when one of them
-/// retains nothing.
+/// Ends what is left of the queues' paths, and returns what the queues retain; `None` when one of
+/// them retains nothing.
 async fn take_stock(queues: &[Sender<ToQueue>]) -> anyhow::Result<Option<Vec<Retained>>> {
     let mut answers = Vec::new();
     for queue in queues {

@@ -1,7 +1,7 @@
-//! [`Signals`]: being told to end by SIGTERM or SIGINT, heard from the beginning of a mount on. A
-//! process that begins to serve a device and dies of one leaves a disk whose users wait, though
-//! nothing failed. So SIGHUP ends no mount: a terminal that closes sends it to
-//! `mount --foreground`, and people send it to have a configuration file read again.
+//! [`Signals`]: SIGTERM and SIGINT, which tell this process to end. They are handled from the start
+//! of a mount on: a process that dies of one while it starts to serve a device leaves a disk whose
+//! users wait, although nothing failed. SIGHUP ends no mount: a terminal that closes sends it to
+//! `mount --foreground`, and people send it to reload a configuration file.
 
 use std::io;
 
@@ -16,14 +16,13 @@ const HUNG_UP: &str = "SIGHUP: nothing was reloaded, and the mount goes on. `rbl
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    // One was heard where nothing could be done about it.
+    // One was received where it could not be handled yet.
     kept: bool,
 }
 
 impl Signals {
-    /// From now on they do not end the process by themselves. One that came before
-    /// [`next`](Self::next) is asked for is not lost. SIGHUP is told in the log, and is all over
-    /// with that.
+    /// From now on they do not end the process by themselves. A signal that comes before
+    /// [`next`](Self::next) is called is not lost. SIGHUP is only logged.
     pub(super) fn listen() -> io::Result<Self> {
         let mut hang_ups = signal(SignalKind::hangup())?;
         tokio::spawn(async move {
@@ -49,7 +48,7 @@ impl Signals {
         }
     }
 
-    /// What [`next`](Self::next) told is for somebody later.
+    /// The next call of [`next`](Self::next) returns the same signal again.
     pub(super) fn keep(&mut self) {
         self.kept = true;
     }
@@ -64,22 +63,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_waits_for_whoever_can_do_something_about_it() {
+    fn a_signal_waits_until_it_is_handled() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut signals = Signals::listen().unwrap();
-            // Nobody looks: the process does not die of it.
+            // No task waits for it: the process does not die of it.
             raise(Number::SIGHUP).unwrap();
             raise(Number::SIGTERM).unwrap();
-            let patience = Duration::from_secs(60);
-            tokio::time::timeout(patience, signals.next()).await.unwrap();
+            let limit = Duration::from_secs(60);
+            tokio::time::timeout(limit, signals.next()).await.unwrap();
             signals.keep();
-            tokio::time::timeout(patience, signals.next()).await.unwrap();
+            tokio::time::timeout(limit, signals.next()).await.unwrap();
             assert!(!signals.kept);
             raise(Number::SIGHUP).unwrap();
             let short = Duration::from_millis(50);
             let told = tokio::time::timeout(short, signals.next()).await;
-            assert!(told.is_err(), "SIGHUP tells nobody to end");
+            assert!(told.is_err(), "SIGHUP does not end a mount");
         });
     }
 }

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -13,12 +13,17 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
 use super::lock::MountLock;
+use super::run_dir::RUN_DIR;
 use super::status::MountStatus;
 
-/// Where the sockets are.
-pub const RUN_DIR: &str = "/run/rblk/mounts";
 const LINE_MAX: u64 = 4096;
 const LINE_TIME: Duration = Duration::from_secs(10);
+/// How long the holder of a lock may be silent before it counts as alive.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
+/// How long one question to it may take.
+const ANSWER_TIME: Duration = Duration::from_secs(1);
+/// Step of that wait.
+const LOCK_STEP: Duration = Duration::from_millis(10);
 
 /// Path of a mount's socket.
 #[must_use]
@@ -37,8 +42,8 @@ pub enum Ask {
         /// Even when requests wait for a target that is gone, or the device is open: they fail.
         force: bool,
     },
-    /// Hand the device over to a program, which takes the place of the one that serves it. Answered
-    /// when that begins.
+    /// Hand the device over to a program, which takes the place of this one. Answered when that
+    /// begins.
     Upgrade {
         /// Its path.
         program: PathBuf,
@@ -77,7 +82,7 @@ pub struct MountSocket {
 }
 
 impl MountSocket {
-    /// Binds, for the holder of the name's lock: a file that is there is a dead one's.
+    /// Binds, for the holder of the name's lock: an older file is a dead process's.
     ///
     /// # Errors
     /// The directory cannot be written.
@@ -106,7 +111,7 @@ impl MountSocket {
                 Ok((stream, _)) => {
                     let asked = asked.clone();
                     tokio::spawn(async move {
-                        // A client that breaks off is its own business.
+                        // An error means that the client broke off.
                         let _ = serve_one(stream, asked).await;
                     });
                 }
@@ -149,7 +154,7 @@ async fn serve_one(stream: UnixStream, asked: mpsc::Sender<Asked>) -> io::Result
 /// Asks a running mount.
 ///
 /// # Errors
-/// Nobody answers there, or not within `timeout`.
+/// No process answers there, or not within `timeout`.
 pub async fn ask(path: &Path, ask: Ask, timeout: Duration) -> io::Result<Response> {
     let exchange = async {
         let mut stream = UnixStream::connect(path).await?;
@@ -170,19 +175,21 @@ pub(super) fn remove_file(name: &str) {
     let _ = std::fs::remove_file(socket_path(name));
 }
 
-/// Names of the mounts of which there is a socket or a note, living or dead.
-#[must_use]
-pub fn names() -> Vec<String> {
-    let Ok(dir) = std::fs::read_dir(RUN_DIR) else { return Vec::new() };
-    let mut names: Vec<String> = dir
-        .flatten()
-        .filter_map(|entry| {
-            let file = entry.file_name();
-            let file = file.to_str()?;
-            file.strip_suffix(".sock").or_else(|| file.strip_suffix(".json")).map(str::to_owned)
-        })
-        .collect();
-    names.sort();
-    names.dedup();
-    names
+/// Takes the lock of a name; `None` when a process that holds it answers, or neither answers nor
+/// ends for some time. A process that was killed holds it until the kernel has freed its memory.
+///
+/// # Errors
+/// As [`MountLock::take`].
+pub async fn lock_unless_served(name: &str) -> io::Result<Option<MountLock>> {
+    let begun = Instant::now();
+    loop {
+        if let Some(lock) = MountLock::take(name)? {
+            return Ok(Some(lock));
+        }
+        let answer = ask(&socket_path(name), Ask::Status, ANSWER_TIME).await;
+        if answer.is_ok() || begun.elapsed() >= SILENCE_MAX {
+            return Ok(None);
+        }
+        tokio::time::sleep(LOCK_STEP).await;
+    }
 }

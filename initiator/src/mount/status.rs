@@ -1,4 +1,4 @@
-//! What a mount tells about itself: plain data, the same over its socket and in JSON output.
+//! The state of a mount: plain data, the same over its socket and in JSON output.
 
 use rblk_config::OnLoss;
 use serde::{Deserialize, Serialize};
@@ -25,11 +25,11 @@ pub struct MountStatus {
     /// What carries the messages.
     pub transport: String,
     /// `waiting` (for the first connect; there is no device yet), `connected`, `reconnecting`
-    /// (requests wait), `failing` (they fail until the target is back), `fenced` (they fail for
-    /// good: another host has the volume) or `volume lost` (they fail for good: it became another
-    /// one).
+    /// (requests wait), `failing` (they fail until the target is back), `fenced` (they fail
+    /// permanently: another host has the volume) or `volume lost` (they fail permanently: the
+    /// volume became another one).
     pub state: String,
-    /// The last reason for a lost connection, or for one that could not be had again.
+    /// Why the last connection was lost, or why the last try to reconnect failed.
     pub last_loss: Option<String>,
     /// When the target was lost the last time, in milliseconds since 1970; it stays when the target
     /// is back.
@@ -74,13 +74,13 @@ pub struct MountStatus {
     /// Acknowledged writes that no FLUSH covered yet.
     #[serde(default)]
     pub unflushed_writes: u64,
-    /// Times the target came back without a promise for writes that were not flushed.
+    /// Times the target came back and may have lost writes that were not flushed.
     #[serde(default)]
     pub verifier_changes: u64,
     /// Acknowledged writes that were written again after that.
     #[serde(default)]
     pub writes_rewritten: u64,
-    /// Times acknowledged writes may have been lost. FLUSHes fail for it as `on_loss` says.
+    /// Times acknowledged writes may have been lost. FLUSHes fail then as `on_loss` says.
     #[serde(default)]
     pub losses: u64,
     /// A loss is still to be told: with `once` by the next FLUSH, with `until-remount` by every

@@ -1,19 +1,22 @@
-//! A mount that has no device yet: it connects for the first time, maybe for long, and answers its
-//! socket meanwhile.
+//! A mount that has no device yet: it connects for the first time, which may take long, and answers
+//! its socket meanwhile.
 
 use std::cell::RefCell;
 
 use rblk_config::MountConfig;
 use tokio::sync::mpsc;
 
+use super::begin::connect_first;
+use super::mounted::Mount;
+use super::serving::LAST_WORDS;
 use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
 use super::status::MountStatus;
-use super::{LAST_WORDS, Mount};
+
 use crate::path::Path;
 use crate::session::HostIdentity;
 
-/// An unmount was asked for before there was anything to unmount.
+/// An unmount came before there was a device.
 #[derive(Debug, thiserror::Error)]
 #[error("`{name}` was unmounted while it waited for its target")]
 pub(super) struct GivenUp {
@@ -28,8 +31,8 @@ pub struct ToldToEnd {
     pub name: String,
 }
 
-/// The first connect. Whoever asks for the mount's state meanwhile is told that it waits, and why;
-/// an unmount ends it.
+/// The first connect. Meanwhile the socket answers that the mount waits, and why. An unmount ends
+/// it.
 pub(super) async fn connect(
     socket: &MountSocket,
     config: &MountConfig,
@@ -40,8 +43,8 @@ pub(super) async fn connect(
 ) -> anyhow::Result<(Mount, Vec<Path>)> {
     let why = RefCell::new(None);
     tokio::select! {
-        connected = Mount::connect_first(config, name, host, take_over, &why) => connected,
-        () = unwanted(socket, config, name, &why) => {
+        connected = connect_first(config, name, host, take_over, &why) => connected,
+        () = until_unmounted(socket, config, name, &why) => {
             Err(GivenUp { name: name.to_owned() }.into())
         }
         () = signals.next() => Err(ToldToEnd { name: name.to_owned() }.into()),
@@ -49,7 +52,7 @@ pub(super) async fn connect(
 }
 
 /// Answers until an unmount is asked for.
-async fn unwanted(
+async fn until_unmounted(
     socket: &MountSocket,
     config: &MountConfig,
     name: &str,
@@ -67,13 +70,13 @@ async fn unwanted(
             Ask::Status => Response::Status(Box::new(status(config, name, why.borrow().clone()))),
             Ask::Unmount { .. } => {
                 let _ = request.reply.send(Response::Done);
-                // Let the answer out.
+                // Time for the answer to get out.
                 let _ = tokio::time::timeout(LAST_WORDS, &mut serving).await;
                 return;
             }
             _ => Response::Error(format!("{name} waits for its target and has no device yet")),
         };
-        // The client is gone.
+        // An error means that the client is gone.
         let _ = request.reply.send(response);
     }
 }

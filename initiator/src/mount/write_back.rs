@@ -1,12 +1,12 @@
-//! Writing a disk's page cache back, and asking who uses it: in a process of its own.
+//! Writes a disk's page cache back, and finds out what uses the disk: in a process of its own.
 //!
-//! Whoever waits for a write-back cannot be killed, and the write-back of a disk waits for the
-//! process that serves it. Were that the same process, killing it would leave both for ever: its
-//! waiting thread keeps the disk's node open, so the driver never sees it die, and never gives the
-//! requests to the next one.
+//! A thread that waits for a write-back cannot be killed, and the write-back of a disk waits for
+//! the process that serves it. If both were one process, killing it would not end it: its waiting
+//! thread keeps the disk's node open, so the driver does not see the process die, and does not give
+//! the requests to the next one.
 //!
-//! The pages are written first, and a FLUSH follows. Which of the two failed matters: after a loss
-//! every FLUSH fails (`on_loss`), and the way out of that is an unmount.
+//! The pages are written first, and a FLUSH follows. It matters which of the two failed: after a
+//! loss every FLUSH fails (`on_loss`), and users recover from that by an unmount.
 
 use std::io::{self, Read};
 use std::process::{Child, Command, Stdio};
@@ -15,28 +15,28 @@ use std::time::{Duration, Instant};
 use super::device::find_holder;
 use crate::ublk::write_pages;
 
-/// Exit code of the process when somebody uses the disk; who, it prints. Errors are the system's
-/// numbers, below.
+/// Exit code of the process when the disk is in use; it prints by what. The numbers of the system's
+/// errors are below.
 const IN_USE: u8 = 200;
-/// Exit code of the process when the pages are written and the FLUSH behind them failed; its errno,
-/// it prints.
+/// Exit code of the process when the pages are written and the FLUSH after them failed; it prints
+/// the errno.
 const UNFLUSHED: u8 = 201;
-/// How often the process is looked after.
+/// How often to check whether the process has ended.
 const STEP: Duration = Duration::from_millis(5);
 
 /// How it went.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum WrittenBack {
-    /// All is with the target.
+    /// The target has everything.
     Done,
     /// Nothing was done: the disk is used, in words.
     InUse(String),
-    /// Every page is with the target. The FLUSH behind them failed with this errno.
+    /// The target has every page. The FLUSH after them failed with this errno.
     Unflushed(i32),
 }
 
-/// Has another process do it, and waits for that. With `unless_used`, a disk that somebody uses is
-/// left alone. Blocks.
+/// Writes the disk back in another process, and waits for it. With `unless_used`, does nothing to a
+/// disk that is in use. Blocks.
 ///
 /// # Errors
 /// The write-back failed, or takes longer than `within`.
@@ -57,7 +57,7 @@ pub(super) fn elsewhere(
             break status;
         }
         if begun.elapsed() >= within {
-            // It may wait for the target, and end later.
+            // The process may wait for the target, and end later.
             let _ = process.kill();
             anyhow::bail!("it takes longer than {within:?}");
         }
@@ -65,9 +65,9 @@ pub(super) fn elsewhere(
     };
     match status.code().and_then(|code| u8::try_from(code).ok()) {
         Some(0) => Ok(WrittenBack::Done),
-        Some(IN_USE) => Ok(WrittenBack::InUse(said(&mut process)?)),
+        Some(IN_USE) => Ok(WrittenBack::InUse(printed(&mut process)?)),
         Some(UNFLUSHED) => {
-            Ok(WrittenBack::Unflushed(said(&mut process)?.parse().unwrap_or(libc::EIO)))
+            Ok(WrittenBack::Unflushed(printed(&mut process)?.parse().unwrap_or(libc::EIO)))
         }
         Some(errno) => Err(io::Error::from_raw_os_error(errno.into()).into()),
         None => Err(anyhow::anyhow!("its process was killed")),
@@ -75,7 +75,7 @@ pub(super) fn elsewhere(
 }
 
 /// What the process printed.
-fn said(process: &mut Child) -> io::Result<String> {
+fn printed(process: &mut Child) -> io::Result<String> {
     let mut text = String::new();
     if let Some(out) = process.stdout.take() {
         out.take(4096).read_to_string(&mut text)?;
@@ -83,11 +83,11 @@ fn said(process: &mut Child) -> io::Result<String> {
     Ok(text.trim().to_owned())
 }
 
-/// Does it in this process, which serves nothing, and returns its exit code.
+/// Writes the disk back in this process, which serves nothing. Returns its exit code.
 #[must_use]
 pub fn here(disk: &str, unless_used: bool) -> u8 {
-    if unless_used && let Some(who) = find_holder(disk) {
-        println!("{who}");
+    if unless_used && let Some(user) = find_holder(disk) {
+        println!("{user}");
         return IN_USE;
     }
     // A disk that is read-only cannot be opened for writing, and this does not need it.
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(i32::from(here(&at("none"), false)), libc::ENOENT);
         std::fs::write(at("disk"), "data").unwrap();
         assert_eq!(here(&at("disk"), false), 0);
-        // A file is nobody's disk.
+        // A file is not a disk, so it is not in use.
         assert_eq!(here(&at("disk"), true), 0);
         // What has no pages says so.
         assert_eq!(i32::from(here("/dev/null", false)), libc::ESPIPE);

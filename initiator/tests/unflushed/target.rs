@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rblk_fabric::soft::memory::{Network, Wire};
+use rblk_fabric::soft::network::{Network, Wire};
 use rblk_fabric::{
     Access, Completion, Connection, Device, MemoryRegion, PageKind, Poller, PollerHandle, QpIndex,
     QpLimits, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, SgeList, WcStatus, WrId,

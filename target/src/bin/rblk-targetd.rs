@@ -9,7 +9,7 @@ use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let Command::Serve(args) = Cli::parse().command else {
-        eprintln!("rblk-targetd: only `serve`; everything else is rblk-target's");
+        eprintln!("rblk-targetd: only `serve`; use rblk-target for everything else");
         return rblk_config::Exit::Usage.into();
     };
     let level = match args.verbose {
@@ -22,8 +22,8 @@ fn main() -> ExitCode {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false)
-        // Else it says on stderr that stderr takes nothing, and panics of that: a terminal may
-        // close.
+        // Without this it reports on stderr that writing to stderr failed, and panics: a terminal
+        // may close.
         .log_internal_errors(false)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();

@@ -1,11 +1,17 @@
-//! [`Jobs`]: what a shard works on, in a table that is used again and again.
+//! [`Jobs`]: the requests that a shard works on, in a table whose entries are used again.
+//!
+//! A job owns the memory it allocated, its lock on a range, and its operations at the store. It
+//! ends when the request is answered; by then it has given all of this back ([`Jobs::end`] asserts
+//! it). Entries have a generation, so that a late completion or name does not find a newer job.
 
 use nix::errno::Errno;
+use rblk_protocol::width::{narrow, wide};
 
 use super::message::{JobId, PartToken};
 use super::policy::Slot;
 use super::range_lock::LockId;
-use crate::store::{OpKind, OpToken, VolumeIndex};
+use super::span::Span;
+use crate::store::{OpKind, OpToken};
 use crate::volume::CacheMode;
 
 /// What a job is for, and how far it is.
@@ -13,146 +19,196 @@ use crate::volume::CacheMode;
 pub(super) enum Kind {
     /// Not in use.
     Free,
-    /// A read that missed; without an asker a prefetch.
+    /// A read that missed. Without an asker it is a prefetch.
     Read,
-    /// Memory for a write; waits for memory, then for the data.
+    /// Memory for a write. It waits for memory, then for the data.
     Reserve,
     /// A write that waits for its lock, or for the store.
-    Write,
-    /// A write whose edges are being read, to be dirty as whole blocks.
+    Write {
+        /// Answer only when it is durable.
+        fua: bool,
+    },
+    /// A write whose edges are read from the store, so that it can be dirty as whole blocks.
     Merge,
     /// Dirty blocks on their way to the store.
-    WriteBack,
+    WriteBack {
+        /// Order of the oldest write in its blocks.
+        oldest: u64,
+    },
     /// Waits until older dirty blocks are in the store.
-    Flush,
+    Flush {
+        /// Order of the newest write that it covers.
+        order: u64,
+    },
     /// Makes the store durable.
     Sync,
-    /// A discard or zeroing.
-    Change,
+    /// A discard or zeroing: what the store is to do.
+    Change(OpKind),
     /// A range held for a change by another shard.
     Hold,
 }
 
-/// A block of a job's range.
+impl Kind {
+    /// Its name in the log.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Free => "Free",
+            Self::Read => "Read",
+            Self::Reserve => "Reserve",
+            Self::Write { .. } => "Write",
+            Self::Merge => "Merge",
+            Self::WriteBack { .. } => "WriteBack",
+            Self::Flush { .. } => "Flush",
+            Self::Sync => "Sync",
+            Self::Change(_) => "Change",
+            Self::Hold => "Hold",
+        }
+    }
+}
+
+/// A block of a job's span, and its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Entry {
+pub(super) struct JobBlock {
     pub slot: Slot,
-    /// A private slot of the job, or, in a write-back, still to be written.
+    /// A private slot of the job; in a write-back, a slot that is still to be written.
     pub own: bool,
 }
 
+impl JobBlock {
+    /// A private slot of the job.
+    pub(super) fn own(slot: Slot) -> Self {
+        Self { slot, own: true }
+    }
+}
+
+/// A job's lock on its range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum JobLock {
+    /// None was asked for.
+    None,
+    /// Earlier locks are in the way.
+    Waits(LockId),
+    /// The lock is held.
+    Held(LockId),
+}
+
+/// A request that a shard works on.
 #[derive(Debug)]
 pub(super) struct Job {
     pub kind: Kind,
-    pub generation: u32,
-    /// Nobody, for what the shard does by itself.
+    /// Who asked. `None` for what the shard does by itself.
     pub from: Option<PartToken>,
-    pub volume: VolumeIndex,
-    /// Of the volume.
-    pub cache: CacheMode,
-    pub offset: u64,
-    pub len: u64,
-    // First and last block of the range.
-    first: u64,
-    last: u64,
-    /// What the store is to do, for a change.
-    pub change: OpKind,
-    /// By block of the range.
-    pub blocks: Vec<Entry>,
-    /// Spare slots for blocks that are written or changed in part.
+    pub span: Span,
+    /// By block of the span.
+    pub blocks: Vec<JobBlock>,
+    /// Spare slots for the edges of the span.
     pub edges: Vec<Slot>,
-    pub lock: Option<LockId>,
-    /// The lock is ours.
-    pub holds: bool,
-    /// Slots of its volume's share.
-    pub held: usize,
-    /// Store operations on their way.
-    pub ops: u32,
-    pub error: Option<Errno>,
-    pub fua: bool,
-    /// A write of the shard's own poll group, which hears of it by
-    /// [`Shard::take_written`](super::Shard::take_written).
-    pub at_home: bool,
-    /// Flush: covers what is not newer. Write-back: the oldest it has.
-    pub order: u64,
+    pub lock: JobLock,
+    /// Slots that it has of its volume's share.
+    pub share: usize,
+    ops: Ops,
+    generation: u32,
+}
+
+// The store operations of a job.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ops {
+    under_way: u32,
+    // The first that failed.
+    error: Option<Errno>,
 }
 
 impl Job {
     fn new() -> Self {
         Self {
             kind: Kind::Free,
-            generation: 0,
             from: None,
-            volume: VolumeIndex(0),
-            cache: CacheMode::None,
-            offset: 0,
-            len: 0,
-            first: 0,
-            last: 0,
-            change: OpKind::Flush,
+            span: Span::none(crate::store::VolumeIndex(0)),
             blocks: Vec::new(),
             edges: Vec::new(),
-            lock: None,
-            holds: false,
-            held: 0,
-            ops: 0,
-            error: None,
-            fua: false,
-            at_home: false,
-            order: 0,
+            lock: JobLock::None,
+            share: 0,
+            ops: Ops::default(),
+            generation: 0,
         }
     }
 
-    /// First and last block of its range.
+    /// Whether its lock is held.
     #[inline]
-    pub(super) fn block_range(&self) -> (u64, u64) {
-        (self.first, self.last)
+    pub(super) fn has_lock(&self) -> bool {
+        matches!(self.lock, JobLock::Held(_))
     }
 
-    // Its slots and its lock were given back.
-    #[inline]
-    fn retire(&mut self) {
-        debug_assert!(self.kind != Kind::Free && self.edges.is_empty() && self.lock.is_none());
-        self.kind = Kind::Free;
-        self.blocks.clear();
-        self.generation = self.generation.wrapping_add(1) & ((1 << GENERATION_BITS) - 1);
+    /// The earlier locks are gone: its lock is held.
+    pub(super) fn lock_granted(&mut self) {
+        debug_assert!(matches!(self.lock, JobLock::Waits(_)), "{:?}", self.lock);
+        if let JobLock::Waits(lock) = self.lock {
+            self.lock = JobLock::Held(lock);
+        }
     }
 
-    /// A token for a store operation that must move `len` bytes. The job is at `index`.
-    #[inline]
-    pub(super) fn token(&self, index: u32, len: u32) -> OpToken {
-        OpToken(
-            u64::from(len / SECTOR) << (INDEX_BITS + GENERATION_BITS)
-                | u64::from(self.generation) << INDEX_BITS
-                | u64::from(index),
-        )
+    /// Takes its lock, to release it.
+    pub(super) fn take_lock(&mut self) -> Option<LockId> {
+        match std::mem::replace(&mut self.lock, JobLock::None) {
+            JobLock::None => None,
+            JobLock::Waits(lock) | JobLock::Held(lock) => Some(lock),
+        }
     }
 
-    /// Whether its range is whole slots.
+    /// One more operation is on its way to the store. Also called before a loop that submits
+    /// operations, so that the job cannot end inside the loop.
     #[inline]
-    pub(super) fn is_aligned(&self) -> bool {
-        (self.offset | self.len).is_multiple_of(BLOCK)
+    pub(super) fn op_begins(&mut self) {
+        self.ops.under_way += 1;
+    }
+
+    /// An operation ended, or the loop of [`Self::op_begins`]. Returns whether it was the last.
+    #[inline]
+    pub(super) fn op_ended(&mut self, error: Option<Errno>) -> bool {
+        debug_assert!(self.ops.under_way > 0, "an operation ended that had not begun");
+        self.ops.under_way = self.ops.under_way.saturating_sub(1);
+        self.ops.error = self.ops.error.or(error);
+        self.ops.under_way == 0
+    }
+
+    /// The first failure of its operations.
+    pub(super) fn error(&self) -> Option<Errno> {
+        self.ops.error
+    }
+
+    /// The first failure of its operations, as an answer has it.
+    pub(super) fn result(&self) -> Result<(), Errno> {
+        self.ops.error.map_or(Ok(()), Err)
+    }
+
+    /// Spare slots that it needs: in a write-back volume, blocks that are changed in part are kept
+    /// whole.
+    pub(super) fn edges_needed(&self) -> usize {
+        match self.span.cache {
+            CacheMode::WriteBack => self.span.edges().as_slice().len(),
+            _ => 0,
+        }
+    }
+
+    /// Slots that it takes of its volume's share.
+    #[inline]
+    pub(super) fn share_needed(&self) -> usize {
+        let edges = if self.span.cache == CacheMode::WriteBack { 2 } else { 0 };
+        match self.kind {
+            Kind::Read | Kind::Reserve => self.span.count() + edges,
+            _ => edges,
+        }
     }
 }
 
-const BLOCK: u64 = super::SLOT_BYTES as u64;
-
-// The token of a store operation: job, generation and the sectors it must move.
+// The token of a store operation: generation and place of the job, and the sectors the operation
+// must move. The top bit is 0; tokens of `BlockWrites` have a 1 there.
 const INDEX_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 24;
+const SECTOR_BITS: u32 = 15;
 const SECTOR: u32 = 512;
-
-/// What is left of a write of one block that ended.
-pub(super) struct Written {
-    pub slot: Slot,
-    pub from: Option<PartToken>,
-    pub volume: VolumeIndex,
-    pub block: u64,
-    pub held: usize,
-    /// Held, if the volume is cached.
-    pub lock: Option<LockId>,
-    pub at_home: bool,
-}
+const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
+const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
 
 /// The table of jobs.
 #[derive(Debug, Default)]
@@ -164,75 +220,44 @@ pub(super) struct Jobs {
 impl Jobs {
     /// A new job.
     #[inline(always)]
-    pub(super) fn start(
-        &mut self,
-        kind: Kind,
-        from: Option<PartToken>,
-        volume: VolumeIndex,
-        cache: CacheMode,
-        offset: u64,
-        len: u64,
-    ) -> (u32, &mut Job) {
+    pub(super) fn start(&mut self, kind: Kind, from: Option<PartToken>, span: Span) -> u32 {
         let index = self.free.pop().unwrap_or_else(|| self.grow());
-        let job = &mut self.table[index as usize];
-        job.kind = kind;
-        (job.from, job.volume, job.cache) = (from, volume, cache);
-        (job.offset, job.len) = (offset, len);
-        (job.first, job.last) = (offset / BLOCK, (offset + len.max(1) - 1) / BLOCK);
-        debug_assert!(job.blocks.is_empty() && job.edges.is_empty() && job.lock.is_none());
-        (job.holds, job.ops, job.error, job.order) = (false, 0, None, 0);
-        (job.fua, job.at_home) = (false, false);
-        (index, job)
+        let job = &mut self.table[wide(index)];
+        debug_assert!(job.blocks.is_empty() && job.edges.is_empty() && job.lock == JobLock::None);
+        (job.kind, job.from, job.span) = (kind, from, span);
+        job.ops = Ops::default();
+        index
     }
 
     #[cold]
     fn grow(&mut self) -> u32 {
         self.table.push(Job::new());
         // Bounded by what connections may have outstanding.
-        u32::try_from(self.table.len() - 1).unwrap_or(u32::MAX)
+        narrow(self.table.len() - 1)
     }
 
     /// A job that exists.
     #[inline]
     pub(super) fn get(&mut self, index: u32) -> &mut Job {
-        &mut self.table[index as usize]
+        &mut self.table[wide(index)]
     }
 
     /// A job that exists, to look at.
+    #[inline]
     pub(super) fn peek(&self, index: u32) -> &Job {
-        &self.table[index as usize]
+        &self.table[wide(index)]
     }
 
     /// Ends a job. Its slots and its lock were given back.
     #[inline]
     pub(super) fn end(&mut self, index: u32) {
-        self.table[index as usize].retire();
+        let job = &mut self.table[wide(index)];
+        debug_assert!(job.kind != Kind::Free, "a job ended twice");
+        debug_assert!(job.edges.is_empty() && job.lock == JobLock::None && job.share == 0);
+        job.kind = Kind::Free;
+        job.blocks.clear();
+        job.generation = job.generation.wrapping_add(1) & GENERATION_MASK;
         self.free.push(index);
-    }
-
-    /// Ends a write of one block that the store did well, if this is one and all that is left of it
-    /// is to put the block in its place.
-    #[inline(always)]
-    pub(super) fn take_written(&mut self, index: u32) -> Option<Written> {
-        let job = self.table.get_mut(index as usize)?;
-        let &[Entry { slot, .. }] = &job.blocks[..] else { return None };
-        // Without a cache there is no lock.
-        let well = (job.kind, job.ops, job.error) == (Kind::Write, 1, None);
-        if !well || job.holds && !job.is_aligned() || !job.edges.is_empty() {
-            return None;
-        }
-        let written = Written {
-            slot,
-            from: job.from,
-            volume: job.volume,
-            block: job.first,
-            held: std::mem::take(&mut job.held),
-            lock: job.lock.take(),
-            at_home: job.at_home,
-        };
-        job.retire();
-        self.free.push(index);
-        Some(written)
     }
 
     /// Jobs that have not ended.
@@ -243,29 +268,34 @@ impl Jobs {
     /// The name of a job for others.
     #[inline]
     pub(super) fn id(&self, index: u32) -> JobId {
-        JobId { index, generation: self.table[index as usize].generation }
+        JobId { index, generation: self.peek(index).generation }
     }
 
     /// The job of a name, if it has not ended.
     #[inline]
     pub(super) fn find(&self, id: JobId) -> Option<u32> {
-        let job = self.table.get(id.index as usize)?;
+        let job = self.table.get(wide(id.index))?;
         (job.kind != Kind::Free && job.generation == id.generation).then_some(id.index)
     }
 
-    /// A token for a store operation that must move `len` bytes.
+    /// A token for a store operation that must move `len` bytes, whole sectors.
     #[inline]
     pub(super) fn token(&self, index: u32, len: u32) -> OpToken {
-        self.table[index as usize].token(index, len)
+        debug_assert!(len / SECTOR < 1 << SECTOR_BITS, "{len} bytes in one operation");
+        let generation = self.peek(index).generation;
+        OpToken(
+            u64::from(len / SECTOR) << (INDEX_BITS + GENERATION_BITS)
+                | u64::from(generation) << INDEX_BITS
+                | u64::from(index),
+        )
     }
 
     /// The job of a token and the bytes that must have been moved.
     #[inline]
     pub(super) fn of_token(&self, token: OpToken) -> Option<(u32, u32)> {
-        let index = u32::try_from(token.0 & ((1 << INDEX_BITS) - 1)).ok()?;
-        let generation =
-            u32::try_from(token.0 >> INDEX_BITS & ((1 << GENERATION_BITS) - 1)).ok()?;
-        let sectors = u32::try_from(token.0 >> (INDEX_BITS + GENERATION_BITS)).ok()?;
+        let index = narrow(token.0 & INDEX_MASK);
+        let generation = narrow((token.0 >> INDEX_BITS) & u64::from(GENERATION_MASK));
+        let sectors: u32 = narrow(token.0 >> (INDEX_BITS + GENERATION_BITS));
         self.find(JobId { index, generation }).map(|index| (index, sectors * SECTOR))
     }
 }
@@ -273,17 +303,29 @@ impl Jobs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::VolumeIndex;
 
     #[test]
     fn tokens_and_names_die_with_their_job() {
         let mut jobs = Jobs::default();
-        let (first, _) = jobs.start(Kind::Read, None, VolumeIndex(0), CacheMode::None, 0, 4096);
+        let span = Span { len: 4096, ..Span::none(VolumeIndex(0)) };
+        let first = jobs.start(Kind::Read, None, span);
         let (token, id) = (jobs.token(first, 4 << 20), jobs.id(first));
         assert_eq!(jobs.of_token(token), Some((first, 4 << 20)));
         jobs.end(first);
         assert_eq!((jobs.of_token(token), jobs.find(id)), (None, None));
-        let (again, _) = jobs.start(Kind::Sync, None, VolumeIndex(0), CacheMode::None, 0, 0);
-        assert_eq!((again, jobs.find(id), jobs.len()), (first, None, 1));
-        assert_eq!(jobs.of_token(jobs.token(again, 0)), Some((again, 0)));
+        let second = jobs.start(Kind::Sync, None, span);
+        assert_eq!((second, jobs.find(id), jobs.len()), (first, None, 1));
+        assert_eq!(jobs.of_token(jobs.token(second, 0)), Some((second, 0)));
+    }
+
+    #[test]
+    fn the_last_operation_is_told_and_the_first_failure_kept() {
+        let mut job = Job::new();
+        (0..3).for_each(|_| job.op_begins());
+        assert!(!job.op_ended(None));
+        assert!(!job.op_ended(Some(Errno::ENOSPC)));
+        assert!(job.op_ended(Some(Errno::EIO)));
+        assert_eq!((job.error(), job.result()), (Some(Errno::ENOSPC), Err(Errno::ENOSPC)));
     }
 }

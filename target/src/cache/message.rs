@@ -3,6 +3,9 @@
 //! A request with a [`PartToken`] is answered exactly once, with the same token; the others are not
 //! answered. Memory goes with the message: who has the [`Segments`] must give them back.
 
+use std::cell::Cell;
+use std::marker::PhantomData;
+
 use nix::errno::Errno;
 use rblk_protocol::Tag;
 
@@ -11,8 +14,11 @@ use crate::store::{OpKind, Segment, VolumeIndex};
 
 /// Runs of the arena that a shard has lent, in the order of the volume's bytes.
 ///
-/// They are pinned: the shard neither changes nor reuses them until they come back by
-/// [`ShardRequest::Release`]. Not `Clone`, so that they come back once.
+/// They are pinned: the shard neither changes nor reuses them until they come back, by
+/// [`ShardRequest::Release`], [`ShardRequest::Write`] or [`ShardRequest::Cancel`]. Not `Clone`, so
+/// that they come back once. Dropping runs would pin them until the target ends, so that is a bug:
+/// it panics in debug builds, and is logged as an error in others. [`ArenaEnds`] says that the arena
+/// goes away as well. `Segments::default()` has no runs and may be dropped.
 #[must_use = "lent slots stay pinned until they are given back"]
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Segments(Runs);
@@ -31,12 +37,21 @@ impl Default for Runs {
     }
 }
 
+impl Drop for Segments {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.is_empty() {
+            self.leak();
+        }
+    }
+}
+
 impl Segments {
     pub(super) fn one(run: Segment) -> Self {
         Self(Runs::One(run))
     }
 
-    /// Of a list. What it does not need of it comes back, too.
+    /// Of a list. The second is the list, if its memory is not needed.
     pub(super) fn of_list(list: Vec<Segment>) -> (Self, Option<Vec<Segment>>) {
         match list[..] {
             [run] => (Self::one(run), Some(list)),
@@ -44,12 +59,23 @@ impl Segments {
         }
     }
 
-    /// The list, if they are in one.
-    pub(super) fn into_list(self) -> Option<Vec<Segment>> {
-        match self.0 {
+    /// The list, if the runs are in one. The caller gives the runs back.
+    #[inline]
+    pub(super) fn into_list(mut self) -> Option<Vec<Segment>> {
+        match std::mem::take(&mut self.0) {
             Runs::One(_) => None,
             Runs::List(list) => Some(list),
         }
+    }
+
+    #[cold]
+    fn leak(&self) {
+        if std::thread::panicking() || ArenaEnds::is_so() {
+            return;
+        }
+        let bytes: u64 = self.as_slice().iter().map(|run| u64::from(run.len)).sum();
+        debug_assert!(false, "{bytes} bytes of lent memory were dropped: {self:?}");
+        tracing::error!(bytes, "bug: lent memory was dropped and stays pinned");
     }
 
     /// The runs.
@@ -85,6 +111,35 @@ impl Segments {
     }
 }
 
+thread_local! {
+    // Guards of this thread.
+    static ARENAS_END: Cell<u32> = const { Cell::new(0) };
+}
+
+/// While this guard lives, its thread may drop lent memory: all shards of the arena go away, so
+/// nothing is left to give the memory back to.
+#[derive(Debug)]
+#[must_use = "it ends when it is dropped"]
+pub struct ArenaEnds(PhantomData<*const ()>);
+
+impl ArenaEnds {
+    /// From now on, until the guard is dropped.
+    pub fn begin() -> Self {
+        ARENAS_END.set(ARENAS_END.get() + 1);
+        Self(PhantomData)
+    }
+
+    fn is_so() -> bool {
+        ARENAS_END.get() > 0
+    }
+}
+
+impl Drop for ArenaEnds {
+    fn drop(&mut self) {
+        ARENAS_END.set(ARENAS_END.get() - 1);
+    }
+}
+
 /// Names a part of a command at the poll group that asks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PartToken {
@@ -103,6 +158,14 @@ pub struct PartToken {
 pub struct JobId {
     pub(super) index: u32,
     pub(super) generation: u32,
+}
+
+#[cfg(test)]
+impl JobId {
+    /// A job of no shard.
+    pub(crate) fn test(index: u32) -> Self {
+        Self { index, generation: 0 }
+    }
 }
 
 /// What a shard is asked. Ranges are bytes; those of reads and writes lie within one stripe unless
@@ -270,5 +333,38 @@ impl ShardReply {
             | Self::Held { to, .. }
             | Self::Done { to, .. } => *to,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run() -> Segments {
+        Segments::one(Segment { offset: 4096, len: 512 })
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "512 bytes of lent memory were dropped")]
+    fn lent_memory_that_is_dropped_is_a_bug() {
+        drop(run());
+    }
+
+    #[test]
+    fn what_was_given_back_or_never_lent_is_dropped_quietly() {
+        drop(Segments::default());
+        assert_eq!(run().into_list(), None);
+        let mut held = run();
+        assert_eq!(std::mem::take(&mut held).into_list(), None);
+        let two = vec![Segment { offset: 0, len: 512 }, Segment { offset: 8192, len: 512 }];
+        let (memory, rest) = Segments::of_list(two.clone());
+        assert_eq!((memory.into_list(), rest), (Some(two), None));
+    }
+
+    #[test]
+    fn memory_of_an_arena_that_ends_is_dropped_quietly() {
+        let _ends = ArenaEnds::begin();
+        drop(run());
     }
 }

@@ -15,18 +15,20 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `message.rs` | what poll groups and shards say to each other |
-//! | `slots.rs`, `slots/dirty.rs` | slots: memory, index by block, pins; lists of dirty ones |
+//! | `message.rs` | requests to shards, their replies, and lent memory |
+//! | `shard.rs` | the shard: takes requests, decides what each job does next |
+//! | `read.rs`, `write.rs`, `change.rs` | the steps of reads, of writes, and of discards |
+//! | `write_back.rs` | dirty blocks on their way to the store, and flushes |
+//! | `memory.rs` | which job gets memory, and when |
+//! | `core.rs` | what all jobs work with: the fields below |
+//! | `slots.rs`, `slots/dirty.rs` | slots: memory, index by block, pins; lists of dirty slots |
 //! | `policy.rs` | which slot leaves: S3-FIFO. Pure |
-//! | `range_lock.rs` | who works on which range of a store. Pure |
-//! | `shard.rs` | the shard: requests, memory, locks, the store |
-//! | `memory.rs` | who gets memory, and when |
-//! | `transfer.rs` | operations of the store |
-//! | `read.rs` | reads, fills, prefetches |
-//! | `write.rs` | writes, discards, zeroing |
-//! | `write_back.rs` | dirty blocks to the store, flushes |
-//! | `report.rs` | what the shard tells of its volumes |
-//! | `job.rs` | what a shard works on |
+//! | `range_lock.rs`, `locks.rs` | which job works on which range of a store |
+//! | `job.rs`, `span.rs`, `block_write.rs` | jobs, their ranges, and writes too small for a job |
+//! | `volumes.rs` | the volumes of a shard, and what it publishes of them |
+//! | `store_queue.rs` | the store, and operations that wait to go there |
+//! | `answers.rs`, `clock.rs`, `lists.rs` | answers, time, lists that are used again |
+//! | `stop.rs` | how far the end of a shard is |
 //!
 //! What holds, whatever the mode:
 //!
@@ -41,23 +43,35 @@
 //! - **Memory first, then the lock.** Who holds a lock waits for the store alone, so nobody waits
 //!   in a circle.
 
+mod answers;
+mod block_write;
+mod change;
+mod clock;
+mod core;
 mod job;
+mod lists;
+mod locks;
 mod memory;
 pub mod message;
 pub mod policy;
 pub mod range_lock;
 mod read;
-mod report;
 pub mod shard;
 pub mod slots;
+mod span;
+mod stop;
+mod store_queue;
 #[cfg(test)]
 mod tests;
-mod transfer;
+mod volumes;
 mod write;
 mod write_back;
 
-pub use message::{JobId, PartToken, Segments, ShardReply, ShardRequest};
-pub use shard::{CacheCounters, Shard, ShardOptions};
+use std::time::Duration;
+
+pub use message::{ArenaEnds, JobId, PartToken, Segments, ShardReply, ShardRequest};
+use rblk_protocol::width::{wide, wide64};
+pub use shard::Shard;
 
 use crate::store::VolumeIndex;
 
@@ -72,6 +86,45 @@ pub const STRIPE_BYTES: u64 = 1 << 20;
 #[must_use]
 pub fn shard_of(volume: VolumeIndex, offset_bytes: u64, shards: usize) -> usize {
     let stripe = offset_bytes / STRIPE_BYTES + u64::from(volume.0);
-    // The remainder is below `shards`.
-    usize::try_from(stripe % shards.max(1) as u64).unwrap_or(0)
+    wide(stripe % wide64(shards.max(1)))
+}
+
+/// How a shard behaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ShardOptions {
+    /// Most bytes of this shard that may be acknowledged and in memory only.
+    pub dirty_max_bytes: usize,
+    /// A dirty block is on its way to the store at the latest after this.
+    pub write_back_delay: Duration,
+    /// Most bytes of one write-back.
+    pub write_back_max_bytes: u32,
+    /// Makes the hash of blocks unpredictable to peers.
+    pub seed: u64,
+}
+
+/// What a shard has done since it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CacheCounters {
+    /// Blocks that reads found.
+    pub hits: u64,
+    /// Blocks that reads did not find.
+    pub misses: u64,
+    /// Blocks read ahead.
+    pub prefetched: u64,
+    /// Bytes read from stores for cached volumes.
+    pub fill_bytes: u64,
+    /// Write-backs: operations of the store, each of one or more neighbouring blocks.
+    pub write_backs: u64,
+    /// Bytes written by them.
+    pub write_back_bytes: u64,
+    /// Writes that found no room for dirty blocks and went to the store.
+    pub dirty_limited: u64,
+    /// Bytes copied, for writes of parts of blocks only.
+    pub copied_bytes: u64,
+    /// Operations that a store failed.
+    pub store_errors: u64,
+    /// Requests that had to wait for memory.
+    pub memory_waits: u64,
+    /// Jobs that had to wait for another on the same range.
+    pub range_waits: u64,
 }

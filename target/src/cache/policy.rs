@@ -157,22 +157,24 @@ impl Policy {
     /// If `old` is resident and there is no slot `new`.
     #[inline(always)]
     pub fn replace(&mut self, old: Slot, new: Slot) {
-        if !self.is_resident(old) {
+        let Some(&was) = self.state.get(old.0 as usize) else { return };
+        if was == ABSENT {
             return;
         }
-        if old != new {
-            if self.is_resident(new) {
-                self.remove(new);
-            }
-            let (from, to) = (old.0 as usize, new.0 as usize);
-            let (links, state) = (&mut self.links[..], &mut self.state[..]);
-            let Links { newer, older, .. } = links[from];
-            links[to] = links[from];
-            links[newer as usize].older = new.0;
-            links[older as usize].newer = new.0;
-            state[to] = std::mem::replace(&mut state[from], ABSENT);
+        if old == new {
+            return self.touch(new);
         }
-        self.touch(new);
+        if self.is_resident(new) {
+            self.remove(new);
+        }
+        let (from, to) = (old.0 as usize, new.0 as usize);
+        let (links, state) = (&mut self.links[..], &mut self.state[..]);
+        let moved = links[from];
+        links[to] = moved;
+        links[moved.newer as usize].older = new.0;
+        links[moved.older as usize].newer = new.0;
+        state[from] = ABSENT;
+        state[to] = was + u8::from(was & FREQ != FREQ);
     }
 
     /// The block of `slot` is gone (invalidated); its key is not remembered. Nothing happens if the

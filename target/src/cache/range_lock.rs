@@ -73,13 +73,18 @@ struct Lock {
     waits_for: u32,
     /// Times this entry was used, in the bits of `USE_MASK`.
     uses: u32,
+    /// The [`LockId`] of the lock; `NONE` in an unused entry.
+    id: u32,
     /// Its chain, if it lies in one stripe; else `NONE`.
     chain: u32,
     volume: u16,
-    alive: bool,
 }
 
 impl Lock {
+    fn is_alive(&self) -> bool {
+        self.id != NONE
+    }
+
     fn overlaps(&self, volume: u16, range: &Range<u64>) -> bool {
         self.volume == volume && self.start < range.end && range.start < self.end
     }
@@ -124,7 +129,6 @@ pub struct RangeLocks {
     long: u32,
     /// First of the unused entries; each names the next in `next` of its first link.
     free: u32,
-    len: usize,
     waiting: usize,
     next_arrival: u64,
     /// Locks granted by the release under way: arrival and owner.
@@ -135,7 +139,7 @@ impl std::fmt::Debug for RangeLocks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RangeLocks")
             .field("capacity", &self.locks.len())
-            .field("len", &self.len)
+            .field("len", &self.len())
             .field("waiting", &self.waiting)
             .finish_non_exhaustive()
     }
@@ -152,7 +156,6 @@ impl RangeLocks {
             chains: Vec::new(),
             long: NONE,
             free: NONE,
-            len: 0,
             waiting: 0,
             next_arrival: 0,
             granted: Vec::new(),
@@ -179,11 +182,50 @@ impl RangeLocks {
             self.grow(self.locks.len() * 2);
         }
         let chain = self.bucket(volume, stripe);
-        let head = self.chains[chain];
-        let alone = head == NONE && self.long == NONE;
-        let waits_for = if alone { 0 } else { self.count_overlapping(volume, &range) };
+        let waits_for =
+            if self.is_alone(chain) { 0 } else { self.count_overlapping(volume, &range) };
+        self.enter_chain(chain, volume, range, owner, waits_for)
+    }
+
+    /// The lock on `range`, which has bytes and lies in one stripe, if nothing is in the way; it is
+    /// held. `None`: another lock overlaps it, and nothing changed.
+    ///
+    /// # Panics
+    ///
+    /// At 2^20 locks.
+    #[inline(always)]
+    pub fn try_acquire(&mut self, volume: u16, range: Range<u64>) -> Option<LockId> {
+        let stripe = range.start >> STRIPE_SHIFT;
+        debug_assert!(range.start < range.end && (range.end - 1) >> STRIPE_SHIFT == stripe);
+        if self.free == NONE {
+            self.grow(self.locks.len() * 2);
+        }
+        let chain = self.bucket(volume, stripe);
+        if !self.is_alone(chain) && self.count_overlapping(volume, &range) > 0 {
+            return None;
+        }
+        Some(self.enter_chain(chain, volume, range, NONE, 0).id())
+    }
+
+    /// Whether a range of one stripe has no other lock to look at.
+    #[inline(always)]
+    fn is_alone(&self, chain: usize) -> bool {
+        self.chains[chain] == NONE && self.long == NONE
+    }
+
+    /// Takes an entry for a lock of one stripe. There is a free one.
+    #[inline(always)]
+    fn enter_chain(
+        &mut self,
+        chain: usize,
+        volume: u16,
+        range: Range<u64>,
+        owner: u32,
+        waits_for: u32,
+    ) -> Acquired {
         let index = self.free as usize;
         self.free = self.links[index * STRIPES].next;
+        let head = self.chains[chain];
         self.chains[chain] = self.push(head, index * STRIPES);
         self.enter(index, volume, range, owner, waits_for, number(chain))
     }
@@ -216,6 +258,7 @@ impl RangeLocks {
     ) -> Acquired {
         let lock = &mut self.locks[index];
         let uses = lock.uses;
+        let id = uses << INDEX_BITS | number(index);
         *lock = Lock {
             start: range.start,
             end: range.end,
@@ -223,18 +266,16 @@ impl RangeLocks {
             owner,
             waits_for,
             uses,
+            id,
             chain,
             volume,
-            alive: true,
         };
         self.next_arrival += 1;
-        self.len += 1;
-        let id = LockId(uses << INDEX_BITS | number(index));
         if waits_for == 0 {
-            Acquired::Now(id)
+            Acquired::Now(LockId(id))
         } else {
             self.waiting += 1;
-            Acquired::Queued(id)
+            Acquired::Queued(LockId(id))
         }
     }
 
@@ -245,16 +286,23 @@ impl RangeLocks {
     pub fn release(&mut self, lock: LockId, granted: &mut Vec<u32>) {
         let Some(index) = self.find(lock) else { return };
         let lock = &mut self.locks[index];
-        let Lock { start, end, arrival, waits_for, volume, uses, chain, .. } = *lock;
-        (lock.alive, lock.uses) = (false, (uses + 1) & USE_MASK);
-        if chain == NONE {
-            self.unlink(index, volume, &(start..end));
+        lock.id = NONE;
+        lock.uses = (lock.uses + 1) & USE_MASK;
+        let chain = lock.chain;
+        if chain == NONE || self.waiting > 0 {
+            self.release_slowly(index, granted);
         } else {
             self.unlink_from(chain as usize, index * STRIPES);
         }
         self.links[index * STRIPES].next = self.free;
         self.free = number(index);
-        self.len -= 1;
+    }
+
+    /// Takes a lock out that lies in several stripes, or that others may wait for.
+    #[inline(never)]
+    fn release_slowly(&mut self, index: usize, granted: &mut Vec<u32>) {
+        let Lock { start, end, arrival, waits_for, volume, .. } = self.locks[index];
+        self.unlink(index, volume, &(start..end));
         if waits_for > 0 {
             self.waiting -= 1;
         }
@@ -293,7 +341,7 @@ impl RangeLocks {
     pub fn overlaps(&self, volume: u16, range: Range<u64>) -> bool {
         match shelf(&range) {
             Shelf::Nowhere => false,
-            Shelf::Long => self.locks.iter().any(|l| l.alive && l.overlaps(volume, &range)),
+            Shelf::Long => self.locks.iter().any(|l| l.is_alive() && l.overlaps(volume, &range)),
             Shelf::Stripes(first, count) => {
                 let overlaps =
                     |link: u32| self.locks[link as usize / STRIPES].overlaps(volume, &range);
@@ -304,23 +352,23 @@ impl RangeLocks {
         }
     }
 
-    /// Locks, held or waiting.
+    /// Locks, held or waiting. Counts them: slow.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.len
+        self.locks.iter().filter(|lock| lock.is_alive()).count()
     }
 
     /// Whether there are no locks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Entry of a lock that was not released.
     fn find(&self, lock: LockId) -> Option<usize> {
         let index = (lock.0 & INDEX_MASK) as usize;
         let entry = self.locks.get(index)?;
-        (entry.alive && entry.uses == lock.0 >> INDEX_BITS).then_some(index)
+        (entry.id == lock.0).then_some(index)
     }
 
     #[inline(never)]
@@ -342,7 +390,7 @@ impl RangeLocks {
             Shelf::Long => {
                 for index in 0..self.locks.len() {
                     let lock = &self.locks[index];
-                    if lock.alive && lock.overlaps(volume, range) {
+                    if lock.is_alive() && lock.overlaps(volume, range) {
                         f(&mut self.locks, index);
                     }
                 }
@@ -469,7 +517,8 @@ impl RangeLocks {
     /// To `capacity` entries, all chains made anew.
     #[cold]
     fn grow(&mut self, capacity: usize) {
-        let capacity = capacity.min(1 << INDEX_BITS);
+        // The largest index would make the last name `NONE`.
+        let capacity = capacity.min(INDEX_MASK as usize);
         let old = self.locks.len();
         assert!(capacity > old, "{old} range locks at a time");
         let unused = Lock {
@@ -479,9 +528,9 @@ impl RangeLocks {
             owner: 0,
             waits_for: 0,
             uses: 0,
+            id: NONE,
             chain: NONE,
             volume: 0,
-            alive: false,
         };
         self.locks.resize(capacity, unused);
         self.links.resize(capacity * STRIPES, Link { next: NONE, prev: NONE });
@@ -494,8 +543,8 @@ impl RangeLocks {
         self.chains.resize((capacity * 2).next_power_of_two(), NONE);
         self.long = NONE;
         for index in 0..old {
-            let Lock { start, end, volume, alive, .. } = self.locks[index];
-            if alive {
+            let Lock { start, end, volume, .. } = self.locks[index];
+            if self.locks[index].is_alive() {
                 self.locks[index].chain = self.chain_of(volume, &(start..end));
                 self.link(index, volume, &(start..end));
             }

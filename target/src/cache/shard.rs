@@ -1,4 +1,4 @@
-//! [`Shard`]: one poll group's part of the cache, and its store: reads, fills, writes, changes.
+//! [`Shard`]: one poll group's part of the cache, and its store.
 //!
 //! A shard belongs to one data thread. [`Shard::request`] takes a request, [`Shard::turn`] lets
 //! what waits go on, [`Shard::take_reply`] gives the answers. A request may be answered before it
@@ -8,178 +8,67 @@
 //! is a job (`job.rs`): memory first (first come, first served), then the lock on its range, then
 //! the store. Volumes without a cache take memory and go to the store, and that is all.
 //!
-//! Write-through, FUA, and write-back beyond the limit of dirty blocks: the data lands in slots of
-//! its own, goes to the store, then into the index, then the write is acknowledged. Write-back:
-//! into the index as dirty, acknowledged, to the store later (`write_back.rs`). A write of a part
-//! of a block takes the rest from the cached block; write-back reads that first if it has to.
+//! This file decides what a job does next: when its memory is there, when its lock is granted, when
+//! the store has done its part. The steps are in `read.rs`, `write.rs`, `change.rs` and
+//! `write_back.rs`. They call down only and return; a lock that they grant to another job is worked
+//! off afterwards, by [`Shard::settle`].
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use rblk_fabric::Region;
 
+use super::answers::Answers;
+use super::block_write::BlockWrites;
+use super::clock::Clock;
+use super::core::Core;
 use super::job::{Jobs, Kind};
-use super::message::{Changed, JobId, PartToken, Segments, ShardReply, ShardRequest};
-use super::policy::Slot;
-use super::range_lock::{Acquired, LockId, RangeLocks};
+use super::lists::Lists;
+use super::locks::Locks;
+use super::memory::MemoryQueue;
+use super::message::{JobId, PartToken, Segments, ShardReply, ShardRequest};
 use super::slots::Slots;
-use super::{SLOT_BYTES, STRIPE_BYTES};
+use super::stop::Stopping;
+use super::store_queue::StoreQueue;
+use super::volumes::Volumes;
+use super::write::OneBlock;
+use super::write_back::WriteBacks;
+use super::{CacheCounters, SLOT_BYTES, ShardOptions, change, read, write};
 use crate::arena::Arena;
-use crate::store::{Op, OpDone, OpKind, Segment, Store, VolumeIndex};
+use crate::store::{OpDone, OpKind, Store, VolumeIndex};
 use crate::volume::CacheMode;
-use crate::volume_stats::{LastError, VolumeStats};
-
-pub(super) const BLOCK: u64 = SLOT_BYTES as u64;
-pub(super) const NO_SLOT: Slot = Slot(u32::MAX);
-
-/// How a shard behaves.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ShardOptions {
-    /// Most bytes of this shard that may be acknowledged and in memory only.
-    pub dirty_max_bytes: usize,
-    /// A dirty block is on its way to the store at the latest after this.
-    pub write_back_delay: Duration,
-    /// Most bytes of one write-back.
-    pub write_back_max_bytes: u32,
-    /// Makes the hash of blocks unpredictable to peers.
-    pub seed: u64,
-}
-
-/// What a shard has done since it was made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct CacheCounters {
-    /// Blocks that reads found.
-    pub hits: u64,
-    /// Blocks that reads did not find.
-    pub misses: u64,
-    /// Blocks read ahead.
-    pub prefetched: u64,
-    /// Bytes read from stores for cached volumes.
-    pub fill_bytes: u64,
-    /// Write-backs: operations of the store, each with one or more neighbours.
-    pub write_backs: u64,
-    /// Bytes they wrote.
-    pub write_back_bytes: u64,
-    /// Writes that found no room for dirty blocks and went to the store.
-    pub dirty_limited: u64,
-    /// Bytes copied, for writes of parts of blocks only.
-    pub copied_bytes: u64,
-    /// Operations that a store failed.
-    pub store_errors: u64,
-    /// Requests that had to wait for memory.
-    pub memory_waits: u64,
-    /// Jobs that had to wait for another on the same range.
-    pub range_waits: u64,
-}
-
-#[derive(Debug)]
-pub(super) struct VolumeState {
-    pub cache: CacheMode,
-    size: u64,
-    read_only: bool,
-    // After a failed write-back, when to try again by ourselves.
-    pub retry_at_ms: Option<u32>,
-    // Slots of jobs that have not ended, and who waits for some of them to end.
-    pub held: usize,
-    pub waiting: VecDeque<u32>,
-    // Operations at the store, and those that wait to go there.
-    pub ops: usize,
-    pub waiting_ops: VecDeque<(Op, Vec<Segment>)>,
-    // Write-backs on their way.
-    pub write_backs: usize,
-    pub backoff_ms: u32,
-    // When errors were last logged, and how many were not.
-    pub logged: Option<Instant>,
-    pub unlogged: u64,
-    pub hits: u64,
-    pub misses: u64,
-    pub store_errors: u64,
-    pub last_error: LastError,
-    // Where they are published.
-    pub stats: Arc<VolumeStats>,
-}
+use crate::volume_stats::VolumeStats;
 
 /// One poll group's part of the cache. See the module.
 pub struct Shard<S> {
-    pub(super) store: S,
-    pub(super) slots: Slots,
-    pub(super) locks: RangeLocks,
-    pub(super) jobs: Jobs,
-    pub(super) volumes: Vec<Option<VolumeState>>,
-    pub(super) options: ShardOptions,
-    pub(super) replies: VecDeque<ShardReply>,
-    // Writes that went well, for this shard's own poll group.
-    pub(super) written: Vec<PartToken>,
-    pub(super) waiting_memory: VecDeque<u32>,
-    // Jobs and operations that wait because their volume has its share.
-    pub(super) capped: usize,
-    pub(super) waiting_ops: usize,
-    // Volumes served, and the slots that unfinished jobs of one may have.
-    pub(super) served: usize,
-    pub(super) share: usize,
-    // Whose waiting operations go first in the next turn.
-    pub(super) next_volume: usize,
-    pub(super) write_backs: Vec<u32>,
-    pub(super) flushes: Vec<u32>,
-    pub(super) done: Vec<OpDone>,
-    // Jobs that got their locks and are to go on; somebody is letting them.
-    granted: Vec<u32>,
-    granting: bool,
-    // Blocks of writes that will be dirty when their edges were read.
-    pub(super) merging: usize,
-    pub(super) found: Vec<Slot>,
-    pub(super) segments: Vec<Segment>,
-    pub(super) pool: Vec<Vec<Segment>>,
-    // Rises with every write that made blocks dirty.
-    pub(super) order: u64,
-    pub(super) began: Instant,
-    pub(super) now_ms: u32,
-    // When that is to be counted on.
-    next_ms: Instant,
-    pub(super) tried_ms: u32,
-    pub(super) now: Instant,
-    pub(super) stopping: Option<Stopping>,
-    pub(super) counters: CacheCounters,
-    // The volume whose counters are published next.
-    pub(super) publish_next: usize,
-}
-
-/// How far the end of a shard is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Stopping {
-    pub jobs: usize,
-    pub syncing: bool,
-    pub clean: bool,
+    pub(super) core: Core<S>,
+    pub(super) memory: MemoryQueue,
+    pub(super) write_backs: WriteBacks,
+    dirty_max_bytes: usize,
+    stopping: Option<Stopping>,
 }
 
 impl<S> std::fmt::Debug for Shard<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shard")
-            .field("slots", &self.slots.capacity())
-            .field("cached", &self.slots.cached())
-            .field("dirty", &self.slots.dirty())
-            .field("lent", &self.slots.lent())
-            .field("jobs", &self.jobs.len())
-            .field("counters", &self.counters)
+            .field("slots", &self.core.slots.capacity())
+            .field("cached", &self.core.slots.cached())
+            .field("dirty", &self.core.slots.dirty())
+            .field("lent", &self.core.slots.lent())
+            .field("jobs", &self.core.jobs.len())
+            .field("block_writes", &self.core.block_writes.len())
+            .field("counters", &self.core.counters)
             .finish_non_exhaustive()
     }
-}
-
-#[inline]
-pub(super) fn state_of(
-    volumes: &mut [Option<VolumeState>],
-    volume: VolumeIndex,
-) -> Option<&mut VolumeState> {
-    volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut)
 }
 
 impl<S: Store> Shard<S> {
     /// A shard over a part of the arena, without volumes.
     ///
-    /// At most half of its memory may be dirty, whatever the options say, and always so much less
-    /// than all that the largest request still finds memory: a store that takes nothing must not
-    /// keep others from theirs.
+    /// At most half of its memory may be dirty, whatever the options say, and never so much that
+    /// the largest request finds no memory: a store that takes nothing must not keep others from
+    /// theirs.
     #[must_use]
     pub fn new(store: S, arena: Arena, options: ShardOptions, now: Instant) -> Self {
         let request = arena.extent_max() as usize + 3 * SLOT_BYTES;
@@ -187,45 +76,29 @@ impl<S: Store> Shard<S> {
         let bytes = slots.capacity() * SLOT_BYTES;
         let dirty_max_bytes =
             options.dirty_max_bytes.min(bytes / 2).min(bytes.saturating_sub(request));
-        let options = ShardOptions { dirty_max_bytes, ..options };
-        Self {
-            store,
+        let core = Core {
             slots,
-            locks: RangeLocks::new(1024),
+            locks: Locks::new(),
             jobs: Jobs::default(),
-            volumes: Vec::new(),
-            options,
-            written: Vec::with_capacity(256),
-            replies: VecDeque::with_capacity(256),
-            waiting_memory: VecDeque::with_capacity(256),
-            capped: 0,
-            waiting_ops: 0,
-            served: 0,
-            share: usize::MAX,
-            next_volume: 0,
-            write_backs: Vec::with_capacity(64),
-            flushes: Vec::with_capacity(64),
-            done: Vec::with_capacity(1024),
-            granted: Vec::with_capacity(64),
-            granting: false,
-            merging: 0,
-            found: Vec::with_capacity(1025),
-            segments: Vec::with_capacity(1025),
-            pool: Vec::new(),
-            order: 0,
-            began: now,
-            now_ms: 0,
-            next_ms: now,
-            tried_ms: 0,
-            now,
-            stopping: None,
+            block_writes: BlockWrites::new(1024),
+            volumes: Volumes::default(),
+            store: StoreQueue::new(store),
+            answers: Answers::new(256),
+            lists: Lists::new(),
+            clock: Clock::new(now),
             counters: CacheCounters::default(),
-            publish_next: 0,
+        };
+        Self {
+            core,
+            memory: MemoryQueue::new(),
+            write_backs: WriteBacks::new(&options, dirty_max_bytes),
+            dirty_max_bytes,
+            stopping: None,
         }
     }
 
-    /// Serves a volume of `size_bytes`. What happens to it is told in `stats`, which nobody else
-    /// writes.
+    /// Serves a volume of `size_bytes`. What happens to it is published in `stats`, which nothing
+    /// else writes.
     pub fn add_volume(
         &mut self,
         volume: VolumeIndex,
@@ -234,199 +107,163 @@ impl<S: Store> Shard<S> {
         read_only: bool,
         stats: Arc<VolumeStats>,
     ) {
-        let at = usize::from(volume.0);
-        if self.volumes.len() <= at {
-            self.volumes.resize_with(at + 1, || None);
-        }
-        self.volumes[at] = Some(VolumeState {
-            cache,
-            size: size_bytes,
-            read_only,
-            retry_at_ms: None,
-            held: 0,
-            waiting: VecDeque::new(),
-            ops: 0,
-            waiting_ops: VecDeque::new(),
-            write_backs: 0,
-            backoff_ms: 0,
-            logged: None,
-            unlogged: 0,
-            hits: 0,
-            misses: 0,
-            store_errors: 0,
-            last_error: LastError::default(),
-            stats,
-        });
-        self.slots.add_volume(volume);
-        self.served = self.volumes.iter().flatten().count();
-        let volumes = || self.volumes.iter().flatten();
-        // One whose store hangs may have every dirty block, besides its share.
-        let dirty = if volumes().any(|volume| volume.cache == CacheMode::WriteBack) {
-            self.options.dirty_max_bytes / SLOT_BYTES
-        } else {
-            0
-        };
-        self.share = if self.served < 2 { usize::MAX } else { (self.slots.capacity() - dirty) / 2 };
+        let core = &mut self.core;
+        core.volumes.add(volume, cache, size_bytes, read_only, stats);
+        core.slots.add_volume(volume);
+        core.store.set_volumes(core.volumes.served());
+        let (slots, dirty_max) = (core.slots.capacity(), self.write_backs.dirty_max());
+        self.memory.set_volumes(&core.volumes, slots, dirty_max);
     }
 
     /// The store.
     pub fn store_mut(&mut self) -> &mut S {
-        &mut self.store
+        self.core.store.store_mut()
     }
 
     /// The slots, to look at.
     #[must_use]
     pub fn slots(&self) -> &Slots {
-        &self.slots
+        &self.core.slots
     }
 
-    /// What it has done.
+    /// What the shard has done.
     #[must_use]
     pub fn counters(&self) -> CacheCounters {
-        self.counters
+        self.core.counters
     }
 
     /// Most bytes that may be acknowledged and in memory only.
     #[must_use]
     pub fn dirty_max_bytes(&self) -> usize {
-        self.options.dirty_max_bytes
+        self.dirty_max_bytes
     }
 
-    /// Whether somebody waits for memory: whoever holds lent slots should see to it that they come
-    /// back.
+    /// Publishes the counters of every volume.
+    pub fn publish_volumes(&self) {
+        self.core.volumes.publish(&self.core.slots);
+    }
+
+    /// Publishes the counters of a few volumes, the next ones at the next call: the cost does not
+    /// grow with their number.
+    pub fn publish_some_volumes(&mut self) {
+        self.core.volumes.publish_some(&self.core.slots);
+    }
+
+    /// Whether a job waits for free slots. The poll group should then see to it that lent slots
+    /// come back.
     #[must_use]
+    #[inline]
     pub fn is_short(&self) -> bool {
-        !self.waiting_memory.is_empty()
+        self.memory.is_short()
     }
 
     /// Whether [`Self::take_reply`] has an answer.
     #[must_use]
     #[inline]
     pub fn has_reply(&self) -> bool {
-        !self.replies.is_empty()
+        self.core.answers.has_reply()
     }
 
-    /// The writes of [`Self::write_one`] that the store has done well, oldest first: none but after
-    /// a busy [`Self::turn`]. `list` must be empty; its memory is used for the next ones.
+    /// The writes of [`Self::write_one`] that the store has done well, oldest first. There are none
+    /// unless [`Self::turn`] was busy. `list` must be empty; its memory is used for the next ones.
     #[inline]
     pub fn take_written(&mut self, list: &mut Vec<PartToken>) {
-        debug_assert!(list.is_empty());
-        std::mem::swap(&mut self.written, list);
+        self.core.answers.take_written(list);
     }
 
     /// The next answer.
     #[inline]
     pub fn take_reply(&mut self) -> Option<ShardReply> {
-        self.replies.pop_front()
+        self.core.answers.take_reply()
     }
 
-    pub(super) fn volume(&mut self, volume: VolumeIndex) -> Option<&mut VolumeState> {
-        state_of(&mut self.volumes, volume)
-    }
-
-    pub(super) fn mode(&self, volume: VolumeIndex) -> CacheMode {
-        self.volumes
-            .get(usize::from(volume.0))
-            .and_then(Option::as_ref)
-            .map_or(CacheMode::None, |v| v.cache)
-    }
-
-    pub(super) fn size(&self, volume: VolumeIndex) -> u64 {
-        self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref).map_or(0, |v| v.size)
-    }
-
+    /// What [`ShardRequest::Read`] would be answered, if the index has every block: lent, and
+    /// counted as a hit. `None` changes nothing.
     #[inline]
-    pub(super) fn done(&mut self, from: Option<PartToken>, result: Result<(), Errno>) {
-        if let Some(to) = from {
-            self.replies.push_back(ShardReply::Done { to, result });
-        }
-    }
-
-    /// A new job, which knows its volume's mode.
-    #[inline]
-    pub(super) fn start(
-        &mut self,
-        kind: Kind,
-        from: Option<PartToken>,
-        volume: VolumeIndex,
-        offset: u64,
-        len: u64,
-    ) -> u32 {
-        let cache = self.mode(volume);
-        self.jobs.start(kind, from, volume, cache, offset, len).0
-    }
-
-    #[inline]
-    pub(super) fn tick(&mut self, now: Instant) {
-        self.now = now;
-        // Seldom, as turns go.
-        if now >= self.next_ms {
-            self.count_ms(now);
-        }
-    }
-
-    #[cold]
-    fn count_ms(&mut self, now: Instant) {
-        let since = now.saturating_duration_since(self.began);
-        // Wraps after 49 days; differences are taken modulo that.
-        self.now_ms = (since.as_millis() & 0xffff_ffff) as u32;
-        let into_ms = Duration::from_nanos(u64::from(since.subsec_nanos() % 1_000_000));
-        self.next_ms = now + Duration::from_millis(1) - into_ms;
+    pub fn lend_hit(&mut self, volume: VolumeIndex, offset: u64, len: u32) -> Option<Segments> {
+        read::lend_hit(&mut self.core, volume, offset, len)
     }
 
     /// Takes a request.
     pub fn request(&mut self, request: ShardRequest, now: Instant) {
-        self.tick(now);
+        self.core.clock.tick(now);
         match request {
             ShardRequest::Read { from, volume, offset, len } => {
-                self.read(Some(from), volume, offset, len);
+                if let Some(job) = read::start(&mut self.core, from, volume, offset, len) {
+                    self.enter(job);
+                }
             }
-            ShardRequest::Prefetch { volume, offset, len } => self.read(None, volume, offset, len),
+            ShardRequest::Prefetch { volume, offset, len } => self.prefetch(volume, offset, len),
             ShardRequest::Reserve { from, volume, offset, len } => {
                 if let Some((job, memory)) = self.reserve(from, volume, offset, len) {
-                    self.replies.push_back(ShardReply::Reserved { to: from, job, memory });
+                    self.core.answers.reply(ShardReply::Reserved { to: from, job, memory });
                 }
             }
             ShardRequest::Write { from, job, memory, fua } => {
                 if self.write(job, memory, fua, now) {
-                    self.done(Some(from), Ok(()));
+                    self.core.answers.done(Some(from), Ok(()));
                 }
             }
             ShardRequest::Cancel { job, memory } => {
-                self.recycle(memory);
-                if let Some(job) = self.jobs.find(job) {
-                    self.end(job);
+                self.core.lists.take_back(memory);
+                if let Some(job) = self.find(job) {
+                    self.core.end(job);
                 }
             }
             ShardRequest::Release { memory } => self.release(memory),
-            ShardRequest::Flush { from, volume } => self.flush(Some(from), volume),
+            ShardRequest::Flush { from, volume } => {
+                self.write_backs.flush(&mut self.core, Some(from), volume);
+            }
             ShardRequest::Sync { from, volume } => self.sync(Some(from), volume),
             ShardRequest::Change { from, volume, kind, held } => {
                 let (offset, len) = kind.range();
-                let job = self.start(Kind::Change, Some(from), volume, offset, len);
-                self.jobs.get(job).change = kind;
-                if held || self.mode(volume) == CacheMode::None {
-                    self.submit(job, kind, 0);
+                let job = self.core.start(Kind::Change(kind), Some(from), volume, offset, len);
+                if held || self.core.volumes.mode(volume) == CacheMode::None {
+                    change::submit(&mut self.core, job);
                 } else {
-                    self.or_wait(job);
+                    self.enter(job);
                 }
             }
             ShardRequest::Hold { from, volume, offset, len } => {
-                let job = self.start(Kind::Hold, Some(from), volume, offset, len);
-                self.or_wait(job);
+                let job = self.core.start(Kind::Hold, Some(from), volume, offset, len);
+                self.enter(job);
             }
             ShardRequest::Unhold { from, job, outcome } => {
-                if let Some(job) = self.jobs.find(job) {
-                    self.changed(job, outcome);
-                    self.end(job);
+                if let Some(job) = self.find(job) {
+                    change::changed(&mut self.core, &mut self.write_backs, job, outcome);
+                    self.core.end(job);
                 }
-                self.done(Some(from), Ok(()));
+                self.core.answers.done(Some(from), Ok(()));
             }
+        }
+        self.settle();
+    }
+
+    // The job of a name. Its holder ends it, so it has not ended before.
+    fn find(&self, name: JobId) -> Option<u32> {
+        let job = self.core.jobs.find(name);
+        debug_assert!(job.is_some(), "{name:?} has ended");
+        if job.is_none() {
+            tracing::error!(job = ?name, "bug: a request for a job that has ended");
+        }
+        job
+    }
+
+    // Nothing waits for a prefetch, and it waits for nothing.
+    fn prefetch(&mut self, volume: VolumeIndex, offset: u64, len: u32) {
+        if self.is_short() {
+            return;
+        }
+        let Some(job) = read::start_prefetch(&mut self.core, volume, offset, len) else { return };
+        let entry = self.core.jobs.get(job);
+        let has_share = self.memory.take_share(&mut self.core.volumes, entry);
+        if !has_share || !read::with_memory(&mut self.core, job) {
+            self.core.end(job);
         }
     }
 
-    /// What [`ShardRequest::Reserve`] is answered, if there is memory at once and nobody waits for
-    /// it. `None`: the answer comes later.
+    /// What [`ShardRequest::Reserve`] is answered, if there is memory and no job waits for it.
+    /// `None`: the answer comes later.
     pub fn reserve(
         &mut self,
         from: PartToken,
@@ -434,239 +271,324 @@ impl<S: Store> Shard<S> {
         offset: u64,
         len: u32,
     ) -> Option<(JobId, Segments)> {
-        let job = self.start(Kind::Reserve, Some(from), volume, offset, len.into());
+        let job = self.core.start(Kind::Reserve, Some(from), volume, offset, len.into());
         if !self.enter_share(job) {
             return None;
         }
-        let memory = if self.waiting_memory.is_empty() { self.reserved(job) } else { None };
+        let memory = if self.is_short() { None } else { self.core.reserve(job) };
         if memory.is_none() {
             self.wait_for_memory(job);
         }
-        Some((self.jobs.id(job), memory?))
+        Some((self.core.jobs.id(job), memory?))
+    }
+
+    /// Does what [`ShardRequest::Write`] asks for. True: the write is done, and well. False: the
+    /// answer comes later.
+    pub fn write(&mut self, job: JobId, memory: Segments, fua: bool, now: Instant) -> bool {
+        self.core.clock.tick(now);
+        self.core.lists.take_back(memory);
+        let Some(job) = self.find(job) else { return false };
+        let done = write::start(&mut self.core, &mut self.write_backs, job, fua);
+        self.settle();
+        done
+    }
+
+    /// A reservation and its write in one, for the data of one block that is here already: `land`
+    /// puts the data where it is told. True: the write is done, and well. False: the answer comes
+    /// later, from [`Self::take_written`] or, as to [`ShardRequest::Write`], from
+    /// [`Self::take_reply`]. `None`: nothing changed; the write must be reserved and may have to
+    /// wait.
+    #[allow(clippy::too_many_arguments)] // those of both requests
+    #[inline(always)]
+    pub fn write_one(
+        &mut self,
+        from: PartToken,
+        volume: VolumeIndex,
+        offset: u64,
+        len: u32,
+        fua: bool,
+        now: Instant,
+        land: impl FnOnce(&Region, usize),
+    ) -> Option<bool> {
+        let write = OneBlock { from, volume, offset, len, fua };
+        write::start_one(&mut self.core, &self.memory, &mut self.write_backs, write, now, land)
     }
 
     /// Does what [`ShardRequest::Release`] asks for.
     pub fn release(&mut self, memory: Segments) {
         for run in memory.as_slice() {
-            for slot in self.slots.slots_of(*run) {
-                self.slots.unlend(slot);
+            for slot in self.core.slots.slots_of(*run) {
+                self.core.slots.unlend(slot);
             }
         }
-        self.recycle(memory);
+        self.core.lists.take_back(memory);
     }
 
     /// Reaps the store and lets what waits go on. Returns whether anything happened.
     #[inline]
     pub fn turn(&mut self, now: Instant) -> bool {
-        self.tick(now);
-        self.store.reap(&mut self.done);
-        let busy = !self.done.is_empty();
+        self.core.clock.tick(now);
+        let busy = self.core.store.reap();
         if busy {
             self.take_done();
         }
-        if self.waiting_ops > 0 {
-            self.retry_store();
-        }
-        if self.capped > 0 || self.is_short() {
-            self.retry_memory();
-        }
-        if self.slots.dirty() > 0 {
-            self.pump();
+        let waiting = self.core.store.waiting() | self.memory.waiting();
+        if waiting | self.core.slots.dirty() > 0 {
+            self.let_waiting_go_on();
         }
         busy
     }
 
+    // Lets go on what waits for the store, for memory, or for its time to be written back.
+    #[inline(never)]
+    fn let_waiting_go_on(&mut self) {
+        if self.core.store.waiting() > 0 {
+            self.core.store.submit_waiting(&mut self.core.volumes, &mut self.core.lists);
+        }
+        if self.memory.waiting() > 0 {
+            self.retry_memory();
+        }
+        self.write_backs.start_due(&mut self.core);
+        self.settle();
+    }
+
     #[inline(never)]
     fn take_done(&mut self) {
-        let mut done = std::mem::take(&mut self.done);
-        for op in done.drain(..) {
-            self.on_store_done(op);
-        }
-        self.done = done;
-    }
-
-    /// When [`Self::turn`] has something to do that nobody will wake it for.
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<Duration> {
-        self.write_back_deadline().map(Duration::from_millis)
-    }
-
-    /// Jobs and store operations that have not ended.
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
-        self.jobs.len() == 0 && self.store.in_flight() == 0
-    }
-
-    pub(super) fn recycle(&mut self, memory: Segments) {
-        if let Some(list) = memory.into_list() {
-            self.recycle_list(list);
-        }
-    }
-
-    pub(super) fn recycle_list(&mut self, mut list: Vec<Segment>) {
-        // What was taken out leaves a list behind that never had memory.
-        if list.capacity() > 0 {
-            list.clear();
-            self.pool.push(list);
-        }
-    }
-
-    // Takes the lock on a job's range, and goes on if it is free.
-    pub(super) fn lock(&mut self, job: u32) {
-        if self.take_lock(job) {
-            self.on_lock(job);
-        }
-    }
-
-    // Takes the lock on a job's range. False: it goes on when those before it have ended.
-    #[inline]
-    pub(super) fn take_lock(&mut self, job: u32) -> bool {
-        let (first, last) = self.jobs.get(job).block_range();
-        self.take_lock_of(job, first, last)
-    }
-
-    // Takes the lock on some of a job's blocks. False: it goes on when those before it have ended.
-    pub(super) fn take_lock_of(&mut self, job: u32, first: u64, last: u64) -> bool {
-        let entry = self.jobs.get(job);
-        let lock = self.locks.acquire(entry.volume.0, first * BLOCK..(last + 1) * BLOCK, job);
-        entry.lock = Some(lock.id());
-        entry.holds = matches!(lock, Acquired::Now(_));
-        if !entry.holds {
-            self.counters.range_waits += 1;
-        }
-        entry.holds
-    }
-
-    fn on_lock(&mut self, job: u32) {
-        let entry = self.jobs.get(job);
-        entry.holds = true;
-        match entry.kind {
-            Kind::Read => self.fill(job),
-            Kind::Write => self.write_locked(job),
-            Kind::WriteBack => self.write_back_locked(job),
-            Kind::Change => {
-                let kind = entry.change;
-                self.submit(job, kind, 0);
+        while let Some(done) = self.core.store.next_done() {
+            if !BlockWrites::has_token(done.token) {
+                self.on_op_done(done);
+            } else if !write::finish_one(&mut self.core, &mut self.write_backs, done) {
+                unknown_op(done);
             }
+            if self.core.locks.has_granted() {
+                self.settle();
+            }
+        }
+        self.settle();
+    }
+
+    #[inline(never)]
+    fn on_op_done(&mut self, done: OpDone) {
+        let Some((job, len)) = self.core.jobs.of_token(done.token) else {
+            return unknown_op(done);
+        };
+        let error = match done.result {
+            // The store promised all or an error; less would pass for data.
+            Ok(bytes) if len > 0 && bytes != len => Some(Errno::EIO),
+            Ok(_) => None,
+            Err(errno) => Some(errno),
+        };
+        let entry = self.core.jobs.get(job);
+        let (volume, kind) = (entry.span.volume, entry.kind);
+        let is_last = entry.op_ended(error);
+        self.core.op_ended(volume, kind, error);
+        if is_last {
+            self.on_stored(job);
+        }
+    }
+
+    // The store has done all that a job asked for.
+    fn on_stored(&mut self, job: u32) {
+        let (core, write_backs) = (&mut self.core, &mut self.write_backs);
+        match core.jobs.peek(job).kind {
+            Kind::Read => read::finish(core, job),
+            Kind::Write { .. } => write::finish(core, write_backs, job),
+            Kind::Merge => write::finish_merge(core, write_backs, job),
+            Kind::Change(_) => change::finish(core, write_backs, job),
+            Kind::WriteBack { .. } => write_backs.finish(core, job),
+            Kind::Sync => core.finish(job),
+            kind @ (Kind::Free | Kind::Reserve | Kind::Flush { .. } | Kind::Hold) => {
+                debug_assert!(false, "an operation of {kind:?} ended");
+            }
+        }
+    }
+
+    // The lock that a job waited for is its own.
+    fn on_granted(&mut self, job: u32) {
+        self.core.jobs.get(job).lock_granted();
+        self.on_lock(job);
+    }
+
+    // A job has its lock.
+    fn on_lock(&mut self, job: u32) {
+        let (core, write_backs) = (&mut self.core, &mut self.write_backs);
+        match core.jobs.peek(job).kind {
+            Kind::Read => read::fill(core, job),
+            Kind::Write { .. } => write::locked(core, write_backs, job),
+            Kind::WriteBack { .. } => write_backs.locked(core, job),
+            Kind::Change(_) => change::submit(core, job),
             Kind::Hold => {
-                if let Some(to) = entry.from {
-                    let job = self.jobs.id(job);
-                    self.replies.push_back(ShardReply::Held { to, job });
+                let (from, name) = (core.jobs.peek(job).from, core.jobs.id(job));
+                if let Some(to) = from {
+                    core.answers.reply(ShardReply::Held { to, job: name });
                 }
             }
-            _ => {}
+            kind => debug_assert!(false, "a lock was granted to {kind:?}"),
         }
     }
 
-    // Ends a job: its private slots and its lock are free, and who waited for the lock goes on.
-    pub(super) fn end(&mut self, job: u32) {
-        let entry = self.jobs.get(job);
-        if let Some(state) = state_of(&mut self.volumes, entry.volume) {
-            state.held = state.held.saturating_sub(entry.held);
+    // Lets the jobs go on that were granted their locks. A job that ends at once may grant others,
+    // which come behind.
+    #[inline]
+    fn settle(&mut self) {
+        while let Some(job) = self.core.locks.next_granted() {
+            self.on_granted(job);
         }
-        entry.held = 0;
-        // Those of a write-back are not its own but still to be written.
-        if entry.kind != Kind::WriteBack {
-            for block in entry.blocks.iter().filter(|block| block.own) {
-                self.slots.give_back(block.slot);
-            }
-        }
-        while let Some(edge) = entry.edges.pop() {
-            self.slots.give_back(edge);
-        }
-        let lock = entry.lock.take();
-        self.jobs.end(job);
-        if let Some(lock) = lock {
-            self.unlock(lock);
+        if self.stopping.is_some() {
+            self.go_on_stopping();
         }
     }
 
-    // Releases a lock, and who waited for it goes on.
-    #[inline(always)]
-    pub(super) fn unlock(&mut self, lock: LockId) {
-        self.locks.release(lock, &mut self.granted);
-        if !self.granted.is_empty() {
-            self.start_granted();
+    // Has a job wait for its volume's share and for memory, or go on if there is both.
+    fn enter(&mut self, job: u32) {
+        if self.enter_share(job) {
+            self.stand_in_line(job);
         }
     }
 
-    // Each goes on once: one that ends at once may grant others, which come behind, and leaves them
-    // to the loop that runs already.
-    fn start_granted(&mut self) {
-        if std::mem::replace(&mut self.granting, true) {
+    #[inline]
+    fn enter_share(&mut self, job: u32) -> bool {
+        let entry = self.core.jobs.get(job);
+        let entered = self.memory.enter_share(&mut self.core.volumes, job, entry);
+        self.core.counters.memory_waits += u64::from(!entered);
+        entered
+    }
+
+    fn stand_in_line(&mut self, job: u32) {
+        if self.is_short() || !self.with_memory(job) {
+            self.wait_for_memory(job);
+        }
+    }
+
+    fn wait_for_memory(&mut self, job: u32) {
+        self.core.counters.memory_waits += 1;
+        self.memory.wait(job);
+    }
+
+    // Lets jobs go on that waited for memory, or for their volume's share of it.
+    fn retry_memory(&mut self) {
+        if self.memory.without_share() > 0 {
+            self.core.volumes.indexes().for_each(|volume| self.retry_share(volume));
+        }
+        if !self.memory.should_try(&mut self.core.slots, self.core.clock.now_ms()) {
             return;
         }
-        let mut at = 0;
-        while let Some(&job) = self.granted.get(at) {
-            at += 1;
-            self.on_lock(job);
-        }
-        self.granted.clear();
-        self.granting = false;
-    }
-
-    // The store has done what a job asked for.
-    pub(super) fn advance(&mut self, job: u32) {
-        let entry = self.jobs.get(job);
-        let (kind, error, from) = (entry.kind, entry.error, entry.from);
-        let result = error.map_or(Ok(()), Err);
-        match kind {
-            Kind::Read => self.finish_read(job),
-            Kind::Write => self.finish_write(job),
-            Kind::Merge => {
-                self.merging -= self.jobs.get(job).blocks.len();
-                if error.is_none() {
-                    self.install_dirty(job);
-                }
-                self.done(from, result);
-                self.end(job);
+        while let Some(job) = self.memory.first() {
+            if !self.with_memory(job) {
+                return;
             }
-            Kind::Change => {
-                if self.jobs.get(job).holds {
-                    let outcome = if error.is_some() { Changed::Unknown } else { Changed::Yes };
-                    self.changed(job, outcome);
-                }
-                self.done(from, result);
-                self.end(job);
-            }
-            Kind::WriteBack => self.finish_write_back(job),
-            Kind::Sync => {
-                self.done(from, result);
-                self.end(job);
-                if from.is_none() {
-                    self.stop_job_ended(error);
-                }
-            }
-            Kind::Free | Kind::Reserve | Kind::Flush | Kind::Hold => {}
+            self.memory.first_served();
+            self.settle();
         }
     }
 
-    pub(super) fn sync(&mut self, from: Option<PartToken>, volume: VolumeIndex) {
-        let job = self.start(Kind::Sync, from, volume, 0, 0);
-        self.submit(job, OpKind::Flush, 0);
+    // Lets jobs of a volume go on that waited for its share.
+    fn retry_share(&mut self, volume: VolumeIndex) {
+        while let Some(state) = self.core.volumes.get_mut(volume)
+            && let Some(&job) = state.share.waiting.front()
+            && self.memory.take_share(&mut self.core.volumes, self.core.jobs.get(job))
+        {
+            self.memory.has_share();
+            if let Some(state) = self.core.volumes.get_mut(volume) {
+                state.share.waiting.pop_front();
+            }
+            self.stand_in_line(job);
+            self.settle();
+        }
     }
 
-    /// Volumes that have something to make durable.
-    pub(super) fn writable_volumes(&self) -> Vec<VolumeIndex> {
-        (0u16..)
-            .zip(&self.volumes)
-            .filter(|(_, v)| v.as_ref().is_some_and(|v| !v.read_only))
-            .map(|(index, _)| VolumeIndex(index))
-            .collect()
+    // Tries to allocate a job's memory and goes on with it; or changes nothing and returns false.
+    fn with_memory(&mut self, job: u32) -> bool {
+        let core = &mut self.core;
+        let entry = core.jobs.peek(job);
+        match entry.kind {
+            Kind::Read => read::with_memory(core, job),
+            Kind::Reserve => {
+                let (from, name) = (entry.from, core.jobs.id(job));
+                let Some(memory) = core.reserve(job) else { return false };
+                match from {
+                    Some(to) => {
+                        core.answers.reply(ShardReply::Reserved { to, job: name, memory });
+                    }
+                    None => debug_assert!(false, "a reservation without an asker: {memory:?}"),
+                }
+                true
+            }
+            Kind::Change(_) | Kind::Hold => {
+                let edges = entry.edges_needed();
+                if !core.allocate(job, 0, edges) {
+                    return false;
+                }
+                if core.lock(job) {
+                    self.on_lock(job);
+                }
+                true
+            }
+            kind => {
+                debug_assert!(false, "{kind:?} waits for memory");
+                true
+            }
+        }
     }
 
-    pub(super) fn same_stripe(first: u64, second: u64) -> bool {
-        first * BLOCK / STRIPE_BYTES == second * BLOCK / STRIPE_BYTES
+    fn sync(&mut self, from: Option<PartToken>, volume: VolumeIndex) {
+        let job = self.core.start(Kind::Sync, from, volume, 0, 0);
+        self.core.submit(job, OpKind::Flush, 0, &[]);
     }
 
-    pub(super) fn write_out(&mut self, job: u32, blocks: std::ops::Range<usize>) {
-        let entry = self.jobs.get(job);
-        let offset = entry.offset + blocks.start as u64 * BLOCK;
-        let volume = entry.volume;
-        let len = (blocks.len() as u64 * BLOCK).min(self.size(volume) - offset);
-        self.counters.write_backs += 1;
-        self.counters.write_back_bytes += len;
-        let kind = OpKind::Write { offset, len: u32::try_from(len).unwrap_or(0), fua: false };
-        self.transfer(job, kind, blocks, 0);
+    /// How long until [`Self::turn`] has something to do that no completion will tell.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.write_backs.deadline_ms(&self.core).map(Duration::from_millis)
     }
+
+    /// Whether no request and no store operation is under way.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let core = &self.core;
+        core.jobs.len() == 0 && core.block_writes.len() == 0 && core.store.in_flight() == 0
+    }
+
+    /// Begins the end: what is dirty goes to the store and every store is made durable. Nothing is
+    /// acknowledged from memory any more.
+    pub fn begin_stop(&mut self) {
+        if self.stopping.is_some() {
+            return;
+        }
+        self.write_backs.stop();
+        let mut volumes = self.core.volumes.writable();
+        volumes.retain(|volume| self.core.volumes.mode(*volume) == CacheMode::WriteBack);
+        self.stopping = Some(Stopping::new(volumes.len()));
+        for volume in volumes {
+            self.write_backs.flush(&mut self.core, None, volume);
+        }
+        self.settle();
+    }
+
+    // When the shard's own flushes have ended, its syncs begin.
+    #[cold]
+    fn go_on_stopping(&mut self) {
+        let own = self.core.answers.take_own();
+        let Some(stopping) = &mut self.stopping else { return };
+        if stopping.ended(own) {
+            let volumes = self.core.volumes.writable();
+            stopping.sync(volumes.len());
+            volumes.into_iter().for_each(|volume| self.sync(None, volume));
+        }
+    }
+
+    /// After [`Self::begin_stop`]: whether everything that was acknowledged is durable. `None`
+    /// while that is not known.
+    #[must_use]
+    pub fn stopped(&self) -> Option<bool> {
+        let clean = self.stopping?.outcome()?;
+        self.is_idle().then_some(clean && self.core.slots.dirty() == 0)
+    }
+}
+
+// The store told of an operation that is not under way: it told twice, or this is a bug here.
+#[cold]
+fn unknown_op(done: OpDone) {
+    debug_assert!(false, "the store has done an operation that is not under way: {done:?}");
+    tracing::error!(token = done.token.0, "bug: the store ended an operation twice");
 }

@@ -5,12 +5,12 @@
 //!
 //! ```text
 //! Free -> Private -> Clean <-> Dirty -> Writing -> Clean
-//!            |          `--------'---------'--> Gone -> Free
+//!            |          `--------'---------'--> Detached -> Free
 //!            `-> Free
 //! ```
 //!
 //! `Private` belongs to one job: data lands there. `Clean`, `Dirty` and `Writing` are in the index;
-//! `Writing` is dirty and with a write-back. `Gone` left the index while somebody still read from
+//! `Writing` is dirty and with a write-back. `Detached` left the index while somebody still read from
 //! it; it is free when the last pin goes.
 //!
 //! Free slots are the arena's, which joins them with their neighbours, but for a few that became
@@ -23,9 +23,15 @@
 //! the policy takes.
 
 mod dirty;
+mod free;
+mod meta;
 
 use rblk_fabric::Region;
+use rblk_protocol::width::{narrow, wide, wide64};
 
+use self::free::FreeSlots;
+use self::meta::{DirtyList, Meta};
+pub use self::meta::{Holders, Install, SlotCounts, State};
 use super::SLOT_BYTES;
 use super::policy::{Policy, Slot};
 use crate::arena::Arena;
@@ -34,127 +40,33 @@ use crate::store::{Segment, VolumeIndex};
 const NONE: u32 = u32::MAX;
 /// At most this part of the slots is kept free so that long requests find memory in one run.
 const RESERVE: usize = 16;
-/// Most free slots that are kept out of the arena, to be handed out alone.
-const LOOSE: usize = 64;
-
-/// Where a slot is in its life. See the module.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
-    /// In the arena's free memory, or loose.
-    Free,
-    /// A job's own.
-    Private,
-    /// Same as the store.
-    Clean,
-    /// Newer than the store.
-    Dirty,
-    /// Newer than the store, and with a write-back.
-    Writing,
-    /// Out of the index, still read by somebody.
-    Gone,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Meta {
-    // Number of the block in its volume.
-    block: u64,
-    // Order of the oldest acknowledged write that is in this slot and not in the store.
-    since: u64,
-    // When that was, in the shard's milliseconds.
-    since_ms: u32,
-    chain: u32,
-    prev: u32,
-    next: u32,
-    // RDMA reads it: times lent.
-    sends: u32,
-    // The store reads it.
-    stores: u16,
-    volume: u16,
-    state: State,
-    // Its last write-back failed.
-    failed: bool,
-}
-
-impl Meta {
-    fn holds(&self, volume: u16, block: u64) -> bool {
-        self.block == block && self.volume == volume
-    }
-}
-
-/// Who holds a slot, for debugging.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Holders {
-    /// Where it is in its life.
-    pub state: State,
-    /// Volume and block, for slots that hold one.
-    pub block: (VolumeIndex, u64),
-    /// Times lent for sending.
-    pub sends: u32,
-    /// Write-backs that read it.
-    pub stores: u16,
-}
-
-/// What a slot becomes in the index.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Install {
-    /// The store has the same.
-    Clean,
-    /// The store has not.
-    Dirty {
-        /// Order of the write.
-        order: u64,
-        /// When.
-        now_ms: u32,
-    },
-    /// The store has what is new, but perhaps not the rest of the block: dirty if the old slot was.
-    Merged,
-}
-
-/// How many slots a volume has in a shard.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct SlotCounts {
-    /// In the index.
-    pub cached: u32,
-    /// Of these, slots whose bytes the store does not have.
-    pub dirty: u32,
-    /// Of these, slots whose last write-back failed.
-    pub failed: u32,
-    /// That left to make room, ever.
-    pub evictions: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct DirtyList {
-    head: u32,
-    tail: u32,
-    counts: SlotCounts,
-}
-
-impl Default for DirtyList {
-    fn default() -> Self {
-        Self { head: NONE, tail: NONE, counts: SlotCounts::default() }
-    }
-}
 
 /// The slots of one shard.
 #[derive(Debug)]
 pub struct Slots {
-    arena: Arena,
-    // Free ones that the arena does not know of. At most `LOOSE`.
-    loose: Vec<Slot>,
+    free: FreeSlots,
     metas: Box<[Meta]>,
+    // The first slot of each chain of the index, by hash.
     buckets: Box<[u32]>,
     seed: u64,
     policy: Policy,
     lists: Vec<DirtyList>,
-    // Dirty and Writing.
-    dirty: usize,
-    // Gone, and with a write-back.
-    outdated: usize,
-    lent: usize,
-    evictions: u64,
+    totals: Totals,
     // Something was freed since the last failed allocation.
     freed: bool,
+}
+
+// Slots of all volumes.
+#[derive(Debug, Default)]
+struct Totals {
+    // Dirty and Writing.
+    dirty: usize,
+    // Detached, and with a write-back.
+    outdated: usize,
+    // Times lent.
+    lent: usize,
+    // That left to make room, since the start.
+    evictions: u64,
 }
 
 impl Slots {
@@ -164,39 +76,22 @@ impl Slots {
         let count = arena.capacity_bytes() / SLOT_BYTES;
         // Slot numbers are 32 bits: an arena share of 16 TiB.
         let slots = u32::try_from(count).unwrap_or(u32::MAX - 1);
-        let free = Meta {
-            block: 0,
-            since: 0,
-            since_ms: 0,
-            chain: NONE,
-            prev: NONE,
-            next: NONE,
-            sends: 0,
-            stores: 0,
-            volume: 0,
-            state: State::Free,
-            failed: false,
-        };
         Self {
-            metas: vec![free; slots as usize].into_boxed_slice(),
-            buckets: vec![NONE; (slots as usize).next_power_of_two()].into_boxed_slice(),
+            metas: vec![Meta::FREE; wide(slots)].into_boxed_slice(),
+            buckets: vec![NONE; wide(slots).next_power_of_two()].into_boxed_slice(),
             seed: seed | 1,
             policy: Policy::new(slots),
             lists: Vec::new(),
-            dirty: 0,
-            outdated: 0,
-            lent: 0,
-            evictions: 0,
+            totals: Totals::default(),
             freed: false,
-            loose: Vec::with_capacity(LOOSE),
-            arena,
+            free: FreeSlots::new(arena),
         }
     }
 
     /// The memory.
     #[must_use]
     pub fn region(&self) -> &Region {
-        self.arena.region()
+        self.free.region()
     }
 
     /// Makes room for the dirty list and the counts of a volume.
@@ -222,26 +117,26 @@ impl Slots {
     /// Slots whose bytes the store does not have.
     #[must_use]
     pub fn dirty(&self) -> usize {
-        self.dirty
+        self.totals.dirty
     }
 
     /// Slots that left the index while a write-back has them: memory that comes back when the store
     /// is done.
     #[must_use]
     pub fn outdated(&self) -> usize {
-        self.outdated
+        self.totals.outdated
     }
 
     /// Slots lent, as often as they are.
     #[must_use]
     pub fn lent(&self) -> usize {
-        self.lent
+        self.totals.lent
     }
 
     /// Slots that left to make room, ever.
     #[must_use]
     pub fn evictions(&self) -> u64 {
-        self.evictions
+        self.totals.evictions
     }
 
     /// Slots of a volume whose last write-back failed.
@@ -276,7 +171,9 @@ impl Slots {
     /// Slots somebody holds: empty when nothing is on its way. Slow.
     pub fn held(&self) -> impl Iterator<Item = (Slot, Holders)> {
         (0u32..).map(Slot).take(self.metas.len()).map(|slot| (slot, self.holders(slot))).filter(
-            |(_, h)| h.sends > 0 || h.stores > 0 || matches!(h.state, State::Private | State::Gone),
+            |(_, h)| {
+                h.sends > 0 || h.stores > 0 || matches!(h.state, State::Private | State::Detached)
+            },
         )
     }
 
@@ -284,18 +181,12 @@ impl Slots {
     #[must_use]
     #[inline]
     pub fn offset(&self, slot: Slot) -> usize {
-        self.arena.range().start + slot.0 as usize * SLOT_BYTES
+        self.free.offset(slot)
     }
 
     // Of the volume whose block a slot holds.
     fn counts_of(&mut self, slot: Slot) -> &mut SlotCounts {
         &mut self.lists[usize::from(self.metas[slot.0 as usize].volume)].counts
-    }
-
-    #[inline]
-    fn slot_at(&self, offset: usize) -> Slot {
-        // Offsets come from `offset`, so the number fits.
-        Slot(u32::try_from((offset - self.arena.range().start) / SLOT_BYTES).unwrap_or(NONE))
     }
 
     #[inline]
@@ -308,8 +199,7 @@ impl Slots {
 
     #[inline]
     fn bucket(&self, hash: u64) -> usize {
-        // Masked to the number of buckets.
-        usize::try_from(hash).unwrap_or(0) & (self.buckets.len() - 1)
+        wide(hash) & (self.buckets.len() - 1)
     }
 
     /// The slot of a block.
@@ -351,7 +241,7 @@ impl Slots {
     /// A private slot, making room by eviction if there is none.
     #[inline(always)]
     pub fn allocate_one(&mut self) -> Option<Slot> {
-        let slot = match self.loose.pop() {
+        let slot = match self.free.take_loose() {
             Some(slot) => slot,
             None => self.find_one()?,
         };
@@ -360,10 +250,9 @@ impl Slots {
     }
 
     // A free slot of the arena, or one that leaves the index.
+    #[inline(never)]
     fn find_one(&mut self) -> Option<Slot> {
-        let Some(extent) = self.arena.allocate(SLOT_BYTES) else { return self.evict() };
-        let offset = self.arena.into_pages(extent);
-        Some(self.slot_at(offset))
+        self.free.take_one().or_else(|| self.evict())
     }
 
     /// Appends `count` private slots to `out`, neighbours where possible, making room by eviction;
@@ -377,11 +266,8 @@ impl Slots {
         if count == 0 {
             return true;
         }
-        while let Some(slot) = self.loose.pop() {
-            self.arena.release_page(self.offset(slot));
-        }
-        let bytes = count * SLOT_BYTES;
-        while self.arena.free_bytes() < bytes {
+        self.free.gather();
+        while self.free.len() < count {
             if !self.make_room() {
                 return false;
             }
@@ -389,46 +275,25 @@ impl Slots {
         // Memory in one run costs one WR and one store operation. Blocks that came together leave
         // together, so a little more room is often enough; it is kept small, and what is free now
         // is not evicted for later.
-        let run = bytes.next_power_of_two().min(self.arena.extent_max() as usize);
-        let spare = self.metas.len() * SLOT_BYTES / RESERVE + bytes;
+        let spare = self.metas.len().div_ceil(RESERVE) + count;
         for _ in 0..count {
-            let enough =
-                self.arena.largest_free() as usize >= run || self.arena.free_bytes() >= spare;
+            let enough = self.free.has_run(count) || self.free.len() >= spare;
             if enough || !self.make_room() {
                 break;
             }
         }
-        let mut left = count;
-        let most = self.arena.extent_max() as usize / SLOT_BYTES;
-        let mut step = left.next_power_of_two().min(most);
-        while left > 0 {
-            if let Some(extent) = self.arena.allocate(step * SLOT_BYTES) {
-                let first = self.arena.into_pages(extent);
-                let used = step.min(left);
-                for page in 0..step {
-                    let offset = first + page * SLOT_BYTES;
-                    if page < used {
-                        let slot = self.slot_at(offset);
-                        self.metas[slot.0 as usize].state = State::Private;
-                        out.push(slot);
-                    } else {
-                        self.arena.release_page(offset);
-                    }
-                }
-                left -= used;
-                step = step.min(left.next_power_of_two());
-            } else {
-                // At one page this cannot be: that many bytes are free.
-                step = (step / 2).max(1);
-            }
-        }
+        let metas = &mut self.metas;
+        self.free.take(count, |slot| {
+            metas[slot.0 as usize].state = State::Private;
+            out.push(slot);
+        });
         true
     }
 
-    // Gives the arena one slot more, if any can leave.
+    // Makes memory free, if there is a slot that can leave.
     fn make_room(&mut self) -> bool {
         let Some(victim) = self.evict() else { return false };
-        self.arena.release_page(self.offset(victim));
+        self.free.give_to_arena(victim);
         self.freed = true;
         true
     }
@@ -439,11 +304,11 @@ impl Slots {
         let metas = &self.metas;
         let may_leave = |slot: Slot| {
             let meta = &metas[slot.0 as usize];
-            meta.state == State::Clean && meta.sends == 0 && meta.stores == 0
+            meta.state == State::Clean && meta.is_unpinned()
         };
         let victim = self.policy.evict(may_leave)?;
         self.unlink(victim);
-        self.evictions += 1;
+        self.totals.evictions += 1;
         let counts = self.counts_of(victim);
         counts.cached -= 1;
         counts.evictions += 1;
@@ -455,30 +320,23 @@ impl Slots {
     #[inline]
     pub fn give_back(&mut self, slot: Slot) {
         debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
-        self.free(slot);
+        self.free_slot(slot);
     }
 
     #[inline]
-    fn free(&mut self, slot: Slot) {
-        debug_assert!(
-            self.metas[slot.0 as usize].sends == 0 && self.metas[slot.0 as usize].stores == 0,
-            "freed while held: {:?}",
-            self.holders(slot)
-        );
-        self.metas[slot.0 as usize].state = State::Free;
+    fn free_slot(&mut self, slot: Slot) {
+        let meta = &mut self.metas[slot.0 as usize];
+        debug_assert!(meta.is_unpinned(), "freed while held: {meta:?}");
+        meta.state = State::Free;
         self.freed = true;
-        if self.loose.len() < LOOSE {
-            self.loose.push(slot);
-        } else {
-            self.arena.release_page(self.offset(slot));
-        }
+        self.free.give_back(slot);
     }
 
     #[inline]
     fn free_if_unpinned(&mut self, slot: Slot) {
         let meta = &self.metas[slot.0 as usize];
-        if meta.state == State::Gone && meta.sends == 0 && meta.stores == 0 {
-            self.free(slot);
+        if meta.state == State::Detached && meta.is_unpinned() {
+            self.free_slot(slot);
         }
     }
 
@@ -523,11 +381,31 @@ impl Slots {
     }
 
     /// The same, of a block that the store has.
-    #[inline]
+    #[inline(always)]
     pub fn install_clean(&mut self, slot: Slot, volume: VolumeIndex, block: u64) {
-        self.put(slot, volume, block);
-        // It took the old one's place, which may be that of a slot that could not leave.
+        let bucket = self.bucket(self.hash(volume.0, block));
+        let head = self.buckets[bucket];
+        match self.metas.get(head as usize) {
+            // Most writes replace a clean block, and most chains are short.
+            Some(old) if old.holds(volume.0, block) && old.state == State::Clean => {
+                let chain = old.chain;
+                self.buckets[bucket] = slot.0;
+                let meta = &mut self.metas[slot.0 as usize];
+                debug_assert_eq!(meta.state, State::Private);
+                (meta.volume, meta.block, meta.chain) = (volume.0, block, chain);
+                (meta.state, meta.failed) = (State::Clean, false);
+                self.policy.replace(Slot(head), slot);
+                self.detach(Slot(head));
+            }
+            _ => self.install_clean_anywhere(slot, volume, block),
+        }
+        // It may have taken the place of a slot that could not leave.
         self.policy.readmit(slot);
+    }
+
+    #[inline(never)]
+    fn install_clean_anywhere(&mut self, slot: Slot, volume: VolumeIndex, block: u64) {
+        self.put(slot, volume, block);
     }
 
     // Puts a private slot in the index, clean. Returns the old one as it was, if the store does not
@@ -559,7 +437,7 @@ impl Slots {
                 self.leave_list(old);
             }
             self.policy.replace(old, slot);
-            self.gone(old);
+            self.detach(old);
         } else {
             self.policy.insert(slot, hash);
             self.counts_of(slot).cached += 1;
@@ -573,18 +451,18 @@ impl Slots {
         self.unlink(slot);
         self.policy.remove(slot);
         self.counts_of(slot).cached -= 1;
-        self.gone(slot);
+        self.detach(slot);
     }
 
     // A slot left the index. It is free when those who hold it are done.
     #[inline]
-    fn gone(&mut self, slot: Slot) {
+    fn detach(&mut self, slot: Slot) {
         let meta = &mut self.metas[slot.0 as usize];
-        if meta.sends == 0 && meta.stores == 0 {
-            return self.free(slot);
+        if meta.is_unpinned() {
+            return self.free_slot(slot);
         }
-        meta.state = State::Gone;
-        self.outdated += usize::from(meta.stores > 0);
+        meta.state = State::Detached;
+        self.totals.outdated += usize::from(meta.stores > 0);
     }
 
     /// Lends a slot of the index to whoever sends from it, and counts a hit.
@@ -596,7 +474,7 @@ impl Slots {
             self.holders(slot)
         );
         self.metas[slot.0 as usize].sends += 1;
-        self.lent += 1;
+        self.totals.lent += 1;
     }
 
     /// Tells the policy of a hit.
@@ -609,31 +487,34 @@ impl Slots {
     pub fn lend_private(&mut self, slot: Slot) {
         debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
         let meta = &mut self.metas[slot.0 as usize];
-        meta.state = State::Gone;
+        meta.state = State::Detached;
         meta.sends += 1;
-        self.lent += 1;
+        self.totals.lent += 1;
     }
 
     /// A lent slot comes back.
-    #[inline]
+    #[inline(always)]
     pub fn unlend(&mut self, slot: Slot) {
         let meta = &mut self.metas[slot.0 as usize];
         debug_assert!(meta.sends > 0, "not lent: {slot:?}");
         meta.sends = meta.sends.saturating_sub(1);
-        self.lent = self.lent.saturating_sub(1);
-        if meta.sends == 0 {
-            // Clean ones may leave now.
-            self.policy.readmit(slot);
-            self.freed = true;
+        self.totals.lent = self.totals.lent.saturating_sub(1);
+        if meta.sends > 0 {
+            return;
         }
-        self.free_if_unpinned(slot);
+        if meta.state == State::Detached {
+            return self.free_if_unpinned(slot);
+        }
+        // Clean ones may leave now.
+        self.freed = true;
+        self.policy.readmit(slot);
     }
 
     /// Slots that a segment touches.
-    #[inline]
+    #[inline(always)]
     pub fn slots_of(&self, segment: Segment) -> impl Iterator<Item = Slot> + use<> {
-        let first = self.slot_at(segment.offset);
-        let last = self.slot_at(segment.offset + (segment.len as usize).max(1) - 1);
+        let first = self.free.slot_at(segment.offset);
+        let last = self.free.slot_at(segment.offset + (segment.len as usize).max(1) - 1);
         (first.0..=last.0).map(Slot)
     }
 
@@ -646,7 +527,7 @@ impl Slots {
         last: u64,
         mut act: impl FnMut(&mut Self, Slot),
     ) {
-        if last - first < self.metas.len() as u64 {
+        if last - first < wide64(self.metas.len()) {
             for block in first..=last {
                 if let Some(slot) = self.find(volume, block) {
                     act(self, slot);
@@ -680,8 +561,7 @@ impl Slots {
             }
             let take = (SLOT_BYTES - skip).min(left);
             let offset = self.offset(slot) + skip;
-            // At most a slot.
-            let bytes = u32::try_from(take).unwrap_or(0);
+            let bytes = narrow(take);
             match out.last_mut() {
                 Some(last) if last.offset + last.len as usize == offset => last.len += bytes,
                 _ => out.push(Segment { offset, len: bytes }),

@@ -1,394 +1,305 @@
-//! Writes, discards and zeroing: how new bytes take the place of old ones in the index.
+//! Writes: how new bytes reach the store and take the place of old ones in the index.
+//!
+//! A write lands in slots of its own. Write-through, FUA, and write-back beyond the limit of dirty
+//! blocks: the slots go to the store, then into the index, then the write is acknowledged.
+//! Write-back: the slots go into the index as dirty and the write is acknowledged; `write_back.rs`
+//! brings them to the store later. A write of a part of a block takes the rest from the cached
+//! block; with write-back it reads the rest first if it has to.
+//!
+//! A write of one block whose data is here and whose range is free is a [`BlockWrite`] and no job.
 
 use std::time::Instant;
 
+use nix::errno::Errno;
 use rblk_fabric::Region;
+use rblk_protocol::width::{narrow, wide64};
 
 use super::SLOT_BYTES;
-use super::job::{Entry, Job, Kind, Written};
-use super::message::{Changed, JobId, PartToken, Segments};
-use super::policy::Slot;
-use super::range_lock::Acquired;
-use super::shard::{BLOCK, Shard, state_of};
+use super::block_write::BlockWrite;
+use super::core::Core;
+use super::job::Kind;
+use super::memory::MemoryQueue;
+use super::message::PartToken;
 use super::slots::{Install, State};
-use crate::store::{Op, OpKind, Segment, Store, VolumeIndex};
+use super::span::{BLOCK, Span};
+use super::write_back::WriteBacks;
+use crate::store::{Op, OpDone, OpKind, Segment, Store, VolumeIndex};
 use crate::volume::CacheMode;
 
-/// The bytes of one block that a job's range covers, counted from the start of the block.
-#[derive(Clone, Copy)]
-struct Covered {
-    from: usize,
-    to: usize,
-    // Bytes of the volume in the block: fewer than a slot's in the last one.
-    all: usize,
+/// A write of one block whose data is here.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OneBlock {
+    /// Who asks.
+    pub from: PartToken,
+    /// Whose block.
+    pub volume: VolumeIndex,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes: a whole block if the volume is cached.
+    pub len: u32,
+    /// Answer only when it is durable.
+    pub fua: bool,
 }
 
-impl Covered {
-    fn is_whole(self) -> bool {
-        self.from == 0 && self.to >= self.all
+/// Begins the write of a reservation whose data has landed. True: it is done, and well.
+pub(super) fn start<S: Store>(
+    core: &mut Core<S>,
+    write_backs: &mut WriteBacks,
+    job: u32,
+    fua: bool,
+) -> bool {
+    let entry = core.jobs.get(job);
+    if entry.kind != Kind::Reserve {
+        debug_assert!(false, "a write of {:?}", entry.kind);
+        tracing::error!(job = entry.kind.word(), "bug: a write without a reservation");
+        return false;
     }
+    entry.kind = Kind::Write { fua };
+    let (span, count) = (entry.span, entry.blocks.len());
+    if span.cache == CacheMode::None {
+        let kind = OpKind::Write { offset: span.offset, len: span.data_len(), fua };
+        core.transfer(job, kind, 0..count, 0);
+    } else if span.cache == CacheMode::WriteBack
+        && !fua
+        && span.edges().as_slice().is_empty()
+        && write_backs.has_room(&core.slots, span.volume, count)
+    {
+        install_dirty(core, write_backs, job);
+        core.end(job);
+        return true;
+    } else if core.lock(job) {
+        locked(core, write_backs, job);
+    }
+    false
 }
 
-// Spare slots are handed out to the blocks at the edges in their order.
-#[derive(Default)]
-struct Edges {
-    blocks: [u64; 2],
-    count: usize,
-}
-
-impl<S: Store> Shard<S> {
-    #[allow(clippy::cast_possible_truncation)] // all within a block
-    fn covered(&mut self, job: u32, block: u64) -> Covered {
-        let Job { volume, offset, len, .. } = *self.jobs.get(job);
-        let start = block * BLOCK;
-        Covered {
-            from: (offset.max(start) - start) as usize,
-            to: ((offset + len).min(start + BLOCK) - start) as usize,
-            all: (self.size(volume) - start).min(BLOCK) as usize,
-        }
+/// Begins a write of one block; `land` puts its data where it is told. True: the block is dirty in
+/// the index, and the write is done. False: the write is on its way to the store. `None`: nothing
+/// changed; the write must be reserved, since it is not of one block, or something is in its way.
+#[inline(always)]
+pub(super) fn start_one<S: Store>(
+    core: &mut Core<S>,
+    memory: &MemoryQueue,
+    write_backs: &mut WriteBacks,
+    write: OneBlock,
+    now: Instant,
+    land: impl FnOnce(&Region, usize),
+) -> Option<bool> {
+    let OneBlock { from, volume, offset, len, fua } = write;
+    let state = core.volumes.get_mut(volume)?;
+    let cache = state.cache();
+    let is_one = match cache {
+        CacheMode::None => u64::from(len) <= BLOCK,
+        _ => u64::from(len) == BLOCK && offset.is_multiple_of(BLOCK),
+    };
+    // A job that waits for memory goes first.
+    if !is_one || !memory.has_one(&state.share) {
+        return None;
     }
-
-    // The blocks at the edges of a job's range that it covers in part.
-    #[inline]
-    fn edges(&mut self, job: u32) -> Edges {
-        if self.jobs.get(job).is_aligned() { Edges::default() } else { self.find_edges(job) }
+    if cache == CacheMode::WriteBack && !fua {
+        core.clock.tick(now);
+        return install_one_dirty(core, write_backs, volume, offset / BLOCK, land);
     }
-
-    fn find_edges(&mut self, job: u32) -> Edges {
-        let (first, last) = self.jobs.get(job).block_range();
-        let mut edges = Edges::default();
-        for block in [first, last] {
-            let seen = block == last && edges.count > 0 && first == last;
-            if !seen && !self.covered(job, block).is_whole() {
-                edges.blocks[edges.count] = block;
-                edges.count += 1;
-            }
-        }
-        edges
-    }
-
-    /// Spare slots that a job needs: in a write-back volume, blocks that are changed in part are
-    /// kept whole.
-    pub(super) fn edges_needed(&mut self, job: u32) -> usize {
-        if self.jobs.get(job).cache == CacheMode::WriteBack { self.edges(job).count } else { 0 }
-    }
-
-    /// What [`ShardRequest::Write`](super::ShardRequest::Write) asks for. True: it is done already,
-    /// and well. Else the answer comes later.
-    pub fn write(&mut self, job: JobId, memory: Segments, fua: bool, now: Instant) -> bool {
-        self.tick(now);
-        self.recycle(memory);
-        let Some(job) = self.jobs.find(job) else { return false };
-        let entry = self.jobs.get(job);
-        if entry.kind != Kind::Reserve {
-            return false;
-        }
-        entry.kind = Kind::Write;
-        entry.fua = fua;
-        let (volume, offset, len) = (entry.volume, entry.offset, entry.len);
-        let (cache, count) = (entry.cache, entry.blocks.len());
-        match cache {
-            CacheMode::None => {
-                let len = u32::try_from(len).unwrap_or(0);
-                self.transfer(job, OpKind::Write { offset, len, fua }, 0..count, 0);
-            }
-            CacheMode::WriteBack
-                if !fua && self.edges(job).count == 0 && self.has_dirty_room(volume, count) =>
-            {
-                self.install_dirty(job);
-                self.end(job);
-                return true;
-            }
-            _ if self.take_lock(job) => self.write_locked(job),
-            _ => {}
-        }
-        false
-    }
-
-    /// A reservation and its write in one, for the data of one block that is here already: `land`
-    /// puts it where it is told. True: it is done, and well. False: the answer comes later, from
-    /// [`Self::take_written`] or, as to [`ShardRequest::Write`](super::ShardRequest::Write), from
-    /// [`Self::take_reply`]. `None`: nothing happened, it must be reserved and may have to wait.
-    #[allow(clippy::too_many_arguments)] // those of both requests
-    #[inline(always)]
-    pub fn write_one(
-        &mut self,
-        from: PartToken,
-        volume: VolumeIndex,
-        offset: u64,
-        len: u32,
-        fua: bool,
-        now: Instant,
-        land: impl FnOnce(&Region, usize),
-    ) -> Option<bool> {
-        let most = self.ops_per_volume();
-        let state = state_of(&mut self.volumes, volume)?;
-        let cache = state.cache;
-        let fits = match cache {
-            CacheMode::None => u64::from(len) <= BLOCK,
-            _ => u64::from(len) == BLOCK && offset.is_multiple_of(BLOCK),
-        };
-        // Nobody is overtaken.
-        let may = state.waiting.is_empty() && state.has_room(1, self.share);
-        if !fits || !may || !self.waiting_memory.is_empty() {
-            return None;
-        }
-        if cache == CacheMode::WriteBack && !fua {
-            return self.write_one_dirty(volume, offset / BLOCK, now, land);
-        }
-        let slot = self.slots.allocate_one()?;
-        let memory = [Segment { offset: self.slots.offset(slot), len }];
-        land(self.slots.region(), memory[0].offset);
-        state.held += 1;
-        let (job, entry) =
-            self.jobs.start(Kind::Write, Some(from), volume, cache, offset, len.into());
-        (entry.held, entry.fua, entry.at_home) = (1, fua, true);
-        entry.blocks.push(Entry { slot, own: true });
-        if cache != CacheMode::None {
-            let lock = self.locks.acquire(volume.0, offset..offset + BLOCK, job);
-            entry.lock = Some(lock.id());
-            entry.holds = matches!(lock, Acquired::Now(_));
-            if !entry.holds {
-                // Goes on in `write_locked`.
-                self.counters.range_waits += 1;
-                return Some(false);
-            }
-        }
-        entry.ops = 1;
-        let kind = OpKind::Write { offset, len, fua };
-        let op = Op { token: entry.token(job, len), volume, kind };
-        if state.waiting_ops.is_empty()
-            && state.ops < most
-            && self.store.submit(op, &memory).is_ok()
-        {
-            state.ops += 1;
-        } else {
-            self.wait_for_store(op, &memory);
-        }
-        Some(false)
-    }
-
-    #[inline(always)]
-    fn write_one_dirty(
-        &mut self,
-        volume: VolumeIndex,
-        block: u64,
-        now: Instant,
-        land: impl FnOnce(&Region, usize),
-    ) -> Option<bool> {
-        if !self.has_dirty_room(volume, 1) {
-            return None;
-        }
-        let slot = self.slots.allocate_one()?;
-        land(self.slots.region(), self.slots.offset(slot));
-        self.tick(now);
-        self.order += 1;
-        let how = Install::Dirty { order: self.order, now_ms: self.now_ms };
-        self.slots.install(slot, volume, block, how);
-        Some(true)
-    }
-
-    // A volume whose store fails gets none: its users learn of it with their writes, and it does
-    // not take the room of the others.
-    fn has_dirty_room(&self, volume: VolumeIndex, more: usize) -> bool {
-        let held = self.slots.dirty() + self.slots.outdated() + self.merging;
-        (held + more) * SLOT_BYTES <= self.options.dirty_max_bytes
-            && self.stopping.is_none()
-            && self.slots.failed(volume) == 0
-    }
-
-    /// The lock is ours: to the store, or, if the edges only have to be read first, to the index.
-    #[inline(always)]
-    pub(super) fn write_locked(&mut self, job: u32) {
-        let entry = self.jobs.get(job);
-        let (volume, offset, len, fua) = (entry.volume, entry.offset, entry.len, entry.fua);
-        let (cache, count) = (entry.cache, entry.blocks.len());
-        if cache == CacheMode::WriteBack && !fua {
-            if self.has_dirty_room(volume, count) {
-                return self.read_edges(job);
-            }
-            self.counters.dirty_limited += 1;
-        }
-        let len = u32::try_from(len).unwrap_or(0);
-        let skip = (offset % BLOCK) as usize;
-        self.transfer(job, OpKind::Write { offset, len, fua }, 0..count, skip);
-    }
-
-    // Reads the blocks at the edges of a write that is to be dirty, where they are not cached.
-    fn read_edges(&mut self, job: u32) {
-        let edges = self.edges(job);
-        let entry = self.jobs.get(job);
-        entry.kind = Kind::Merge;
-        entry.ops += 1;
-        let volume = entry.volume;
-        self.merging += entry.blocks.len();
-        for (at, block) in edges.blocks[..edges.count].iter().enumerate() {
-            let Some(slot) = self.jobs.get(job).edges.get(at).copied() else { continue };
-            if let Some(cached) = self.slots.find(volume, *block) {
-                // It may leave before the other edge is read.
-                self.copy(cached, slot, 0, SLOT_BYTES);
-                continue;
-            }
-            let len = u32::try_from(self.covered(job, *block).all).unwrap_or(0);
-            let offset = self.slots.offset(slot);
-            self.counters.fill_bytes += u64::from(len);
-            let kind = OpKind::Read { offset: block * BLOCK, len };
-            self.submit_with(job, kind, len, &[Segment { offset, len }]);
-        }
-        let entry = self.jobs.get(job);
-        entry.ops -= 1;
-        if entry.ops == 0 {
-            self.advance(job);
-        }
-    }
-
-    /// Puts a write's blocks in the index as dirty.
-    pub(super) fn install_dirty(&mut self, job: u32) {
-        self.order += 1;
-        let how = Install::Dirty { order: self.order, now_ms: self.now_ms };
-        let edges = self.edges(job);
-        let (first, last) = self.jobs.get(job).block_range();
-        for (at, block) in (0..).zip(first..last + 1) {
-            let entry = self.jobs.get(job);
-            let (volume, slot) = (entry.volume, entry.blocks[at].slot);
-            let edge = edges.blocks[..edges.count].iter().position(|edge| *edge == block);
-            if let Some(edge) = edge {
-                // The cached block is newer than what was read, if there is one.
-                let read = self.jobs.get(job).edges.get(edge).copied();
-                if let Some(rest) = self.slots.find(volume, block).or(read) {
-                    self.copy_around(job, block, rest, slot);
-                }
-            }
-            self.slots.install(slot, volume, block, how);
-            self.jobs.get(job).blocks[at].own = false;
-        }
-    }
-
-    /// Ends a job whose last operation the store did well, if it is a write of one block, as most
-    /// are. False: it is another, or not its last.
-    #[inline(always)]
-    pub(super) fn finish_one(&mut self, job: u32) -> bool {
-        let Some(written) = self.jobs.take_written(job) else { return false };
-        let Written { slot, from, volume, block, held, lock, at_home } = written;
-        if let Some(state) = state_of(&mut self.volumes, volume) {
-            state.ops = state.ops.saturating_sub(1);
-            state.held = state.held.saturating_sub(held);
-        }
-        if lock.is_some() {
-            self.recall(volume, block, block);
-            self.slots.install_clean(slot, volume, block);
-        } else {
-            self.slots.give_back(slot);
-        }
-        match from {
-            Some(to) if at_home => self.written.push(to),
-            _ => self.done(from, Ok(())),
-        }
+    let lock = match cache {
+        CacheMode::None => None,
+        _ => Some(core.locks.try_acquire(volume, offset..offset + BLOCK)?),
+    };
+    let Some(slot) = core.slots.allocate_one() else {
         if let Some(lock) = lock {
-            self.unlock(lock);
+            core.locks.release(lock);
         }
-        true
-    }
+        return None;
+    };
+    let run = Segment { offset: core.slots.offset(slot), len };
+    land(core.slots.region(), run.offset);
+    state.share.take_one();
+    let block = offset / BLOCK;
+    let token = core.block_writes.begin(BlockWrite { from, block, slot, len, lock, volume });
+    let op = Op { token, volume, kind: OpKind::Write { offset, len, fua } };
+    core.store.submit(&mut state.ops, &mut core.lists, op, &[run]);
+    Some(false)
+}
 
-    /// The store has done a write, or not.
-    pub(super) fn finish_write(&mut self, job: u32) {
-        let entry = self.jobs.get(job);
-        let (from, error) = (entry.from, entry.error);
-        if error.is_some() {
-            self.forget_clean(job);
-        } else if entry.holds {
-            self.install_written(job);
+#[inline(always)]
+fn install_one_dirty<S: Store>(
+    core: &mut Core<S>,
+    write_backs: &mut WriteBacks,
+    volume: VolumeIndex,
+    block: u64,
+    land: impl FnOnce(&Region, usize),
+) -> Option<bool> {
+    if !write_backs.has_room(&core.slots, volume, 1) {
+        return None;
+    }
+    let slot = core.slots.allocate_one()?;
+    land(core.slots.region(), core.slots.offset(slot));
+    let how = write_backs.next_dirty(&core.clock);
+    core.slots.install(slot, volume, block, how);
+    Some(true)
+}
+
+/// The store has done a write of one block. False: no such write is under way.
+#[inline(always)]
+pub(super) fn finish_one<S: Store>(
+    core: &mut Core<S>,
+    write_backs: &mut WriteBacks,
+    done: OpDone,
+) -> bool {
+    let Some(write) = core.block_writes.end(done.token) else { return false };
+    if done.result != Ok(write.len) {
+        let write = *write;
+        fail_one(core, write, done.result);
+        return true;
+    }
+    let BlockWrite { block, slot, lock, volume, .. } = *write;
+    core.answers.written(write.from);
+    if let Some(state) = core.volumes.get_mut(volume) {
+        state.ops.ended();
+        state.share.give_back(1);
+    }
+    let Some(lock) = lock else {
+        core.slots.give_back(slot);
+        return true;
+    };
+    write_backs.recall(core, volume, block, block);
+    core.slots.install_clean(slot, volume, block);
+    core.locks.release(lock);
+    true
+}
+
+// The store failed a write of one block.
+#[cold]
+fn fail_one<S: Store>(core: &mut Core<S>, write: BlockWrite, result: Result<u32, Errno>) {
+    let BlockWrite { from, block, slot, lock, volume, .. } = write;
+    // The store promised all or an error; less would pass for data.
+    let errno = result.err().unwrap_or(Errno::EIO);
+    core.op_ended(volume, Kind::Write { fua: false }, Some(errno));
+    if let Some(state) = core.volumes.get_mut(volume) {
+        state.share.give_back(1);
+    }
+    core.slots.give_back(slot);
+    if let Some(lock) = lock {
+        let span = core.volumes.span(volume, block * BLOCK, BLOCK);
+        forget_clean(core, &span);
+        core.locks.release(lock);
+    }
+    core.answers.done(Some(from), Err(errno));
+}
+
+/// The job has its lock: to the store, or, if only its edges have to be read first, to the index.
+pub(super) fn locked<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+    let entry = core.jobs.peek(job);
+    let Kind::Write { fua } = entry.kind else {
+        return debug_assert!(false, "a write has become {:?}", entry.kind);
+    };
+    let (span, count) = (entry.span, entry.blocks.len());
+    if span.cache == CacheMode::WriteBack && !fua {
+        if write_backs.has_room(&core.slots, span.volume, count) {
+            return read_edges(core, write_backs, job);
         }
-        self.done(from, error.map_or(Ok(()), Err));
-        self.end(job);
+        core.counters.dirty_limited += 1;
     }
+    let kind = OpKind::Write { offset: span.offset, len: span.data_len(), fua };
+    core.transfer(job, kind, 0..count, span.skip());
+}
 
-    // Puts a write's blocks, which the store has, in the index.
-    #[inline]
-    fn install_written(&mut self, job: u32) {
-        let entry = self.jobs.get(job);
-        let (first, last) = entry.block_range();
-        let (volume, aligned) = (entry.volume, entry.is_aligned());
-        self.recall(volume, first, last);
-        for (at, block) in (0..).zip(first..last + 1) {
-            let entry = &mut self.jobs.get(job).blocks[at];
-            let slot = entry.slot;
-            entry.own = false;
-            let mut how = Install::Clean;
-            if !aligned && !self.covered(job, block).is_whole() {
-                // The rest of the block may be known here, and may be dirty.
-                let Some(rest) = self.slots.find(volume, block) else {
-                    self.slots.give_back(slot);
-                    continue;
-                };
-                self.copy_around(job, block, rest, slot);
-                how = Install::Merged;
+// Reads the edges of a write that is to be dirty, where they are not cached.
+fn read_edges<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+    let entry = core.jobs.get(job);
+    entry.kind = Kind::Merge;
+    entry.op_begins();
+    write_backs.merge_begins(entry.blocks.len());
+    let span = entry.span;
+    for (at, block) in span.edges().as_slice().iter().copied().enumerate() {
+        // As many as edges were allocated with the blocks.
+        let slot = core.jobs.peek(job).edges[at];
+        if let Some(cached) = core.slots.find(span.volume, block) {
+            // It may leave before the other edge is read.
+            core.copy(cached, slot, 0, SLOT_BYTES);
+            continue;
+        }
+        let len = narrow(span.covered(block).block_bytes);
+        let offset = core.slots.offset(slot);
+        core.counters.fill_bytes += u64::from(len);
+        let kind = OpKind::Read { offset: block * BLOCK, len };
+        core.submit(job, kind, len, &[Segment { offset, len }]);
+    }
+    if core.jobs.get(job).op_ended(None) {
+        finish_merge(core, write_backs, job);
+    }
+}
+
+/// The edges of a write are read: its blocks are dirty, and it is acknowledged.
+pub(super) fn finish_merge<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+    let entry = core.jobs.peek(job);
+    write_backs.merge_ended(entry.blocks.len());
+    if entry.error().is_none() {
+        install_dirty(core, write_backs, job);
+    }
+    core.finish(job);
+}
+
+// Puts a write's blocks in the index as dirty.
+fn install_dirty<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+    let how = write_backs.next_dirty(&core.clock);
+    let span = core.jobs.peek(job).span;
+    let edges = span.edges();
+    for (at, block) in (span.first()..=span.last()).enumerate() {
+        let entry = core.jobs.get(job);
+        entry.blocks[at].own = false;
+        let slot = entry.blocks[at].slot;
+        if let Some(edge) = edges.position(block) {
+            // The cached block is newer than what was read, if there is one.
+            let read = entry.edges.get(edge).copied();
+            if let Some(rest) = core.slots.find(span.volume, block).or(read) {
+                core.copy_around(&span, block, rest, slot);
             }
-            self.slots.install(slot, volume, block, how);
         }
+        core.slots.install(slot, span.volume, block, how);
     }
+}
 
-    // Copies what a job does not cover of a block.
-    fn copy_around(&mut self, job: u32, block: u64, from: Slot, to: Slot) {
-        let covered = self.covered(job, block);
-        self.copy(from, to, 0, covered.from);
-        self.copy(from, to, covered.to, SLOT_BYTES);
+/// The store has done a write, or failed it.
+pub(super) fn finish<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+    let entry = core.jobs.peek(job);
+    if entry.error().is_some() {
+        let span = entry.span;
+        forget_clean(core, &span);
+    } else if entry.has_lock() {
+        install_written(core, write_backs, job);
     }
+    core.finish(job);
+}
 
-    // The only place of a shard that copies.
-    fn copy(&mut self, from: Slot, to: Slot, start: usize, end: usize) {
-        if start >= end {
-            return;
+// Puts a write's blocks, which the store has, in the index.
+fn install_written<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+    let span = core.jobs.peek(job).span;
+    write_backs.recall(core, span.volume, span.first(), span.last());
+    for at in 0..span.count() {
+        let block = span.first() + wide64(at);
+        let entry = &mut core.jobs.get(job).blocks[at];
+        let slot = entry.slot;
+        entry.own = false;
+        let mut how = Install::Clean;
+        if !span.is_aligned() && !span.covered(block).is_whole() {
+            // The rest of the block may be cached, and may be dirty.
+            let Some(rest) = core.slots.find(span.volume, block) else {
+                core.slots.give_back(slot);
+                continue;
+            };
+            core.copy_around(&span, block, rest, slot);
+            how = Install::Merged;
         }
-        let (source, target) = (self.slots.offset(from) + start, self.slots.offset(to) + start);
-        let region = self.slots.region();
-        region.copy_to(source, region, target, end - start);
-        self.counters.copied_bytes += (end - start) as u64;
+        core.slots.install(slot, span.volume, block, how);
     }
+}
 
-    /// A write failed: what the store has there is unknown, so nothing may pass for it. Dirty
-    /// blocks stay, they will be written.
-    pub(super) fn forget_clean(&mut self, job: u32) {
-        let (first, last) = self.jobs.get(job).block_range();
-        let volume = self.jobs.get(job).volume;
-        self.slots.for_each_in(volume, first, last, |slots, slot| {
-            if slots.state(slot) == State::Clean {
-                slots.forget(slot);
-            }
-        });
-    }
-
-    /// The store's bytes of a job's range were changed, or may have been.
-    pub(super) fn changed(&mut self, job: u32, outcome: Changed) {
-        let (first, last) = self.jobs.get(job).block_range();
-        let volume = self.jobs.get(job).volume;
-        match outcome {
-            Changed::No => return,
-            Changed::Unknown => return self.forget_clean(job),
-            Changed::Yes => {}
+/// The store's bytes of a range are unknown, so nothing may pass for them. Dirty blocks stay: they
+/// will be written.
+pub(super) fn forget_clean<S: Store>(core: &mut Core<S>, span: &Span) {
+    core.slots.for_each_in(span.volume, span.first(), span.last(), |slots, slot| {
+        if slots.state(slot) == State::Clean {
+            slots.forget(slot);
         }
-        self.recall(volume, first, last);
-        let edges = self.edges(job);
-        let mut kept = [None; 2];
-        for (at, block) in edges.blocks[..edges.count].iter().enumerate() {
-            let dirty = |shard: &Self, slot: &Slot| shard.slots.state(*slot) == State::Dirty;
-            let old = self.slots.find(volume, *block).filter(|slot| dirty(self, slot));
-            if let Some(old) = old
-                && let Some(slot) = self.jobs.get(job).edges.pop()
-            {
-                // What is around the range is nowhere else: a new block with the range zeroed.
-                let covered = self.covered(job, *block);
-                self.copy(old, slot, 0, SLOT_BYTES);
-                let from = self.slots.offset(slot) + covered.from;
-                self.slots.region().zero(from, covered.to - covered.from);
-                self.slots.install(slot, volume, *block, Install::Merged);
-                kept[at] = Some(slot);
-            }
-        }
-        self.slots.for_each_in(volume, first, last, |slots, slot| {
-            if !kept.contains(&Some(slot)) {
-                slots.forget(slot);
-            }
-        });
-    }
+    });
 }

@@ -1,26 +1,30 @@
-//! Dirty blocks on their way to the store, and the flushes that wait for them.
+//! [`WriteBacks`]: dirty blocks on their way to the store, and the flushes that wait for them.
 //!
-//! Dirty slots of a volume stand in a list in the order in which their oldest write was
+//! The dirty slots of a volume stand in a list in the order in which their oldest write was
 //! acknowledged. A write-back takes the oldest, joins the dirty neighbours of its block, waits for
 //! the lock on the range and writes all of it in one operation. It begins when a flush asks for it,
 //! when a block has been dirty for [`write_back_delay`](super::ShardOptions::write_back_delay), or
 //! when half of the room for dirty blocks is taken.
 //!
 //! A flush covers every block that was dirty when it came: it waits until the list has nothing as
-//! old and no write-back with anything as old is on its way. A block that is written again
-//! meanwhile stays as old as it was, so the flush waits for the newer data rather than miss the
-//! older. A write-back that fails puts its blocks back where they were and fails the flushes that
-//! cover them; the blocks stay dirty, are tried again by every flush, and now and then by
-//! ourselves.
+//! old, and no write-back on its way has anything as old. A block that is written again meanwhile
+//! keeps its age, so the flush waits for the newer data rather than miss the older. A write-back
+//! that fails puts its blocks back where they were and fails the flushes that cover them. The
+//! blocks stay dirty. Every flush tries them again, and so does the shard after a while.
 
 use std::ops::Range;
 
-use super::SLOT_BYTES;
-use super::job::{Entry, Kind};
+use nix::errno::Errno;
+
+use super::clock::Clock;
+use super::core::Core;
+use super::job::{JobBlock, Kind};
 use super::message::PartToken;
-use super::shard::{Shard, Stopping};
-use super::slots::State;
-use crate::store::{Store, VolumeIndex};
+use super::policy::Slot;
+use super::slots::{Install, Slots, State};
+use super::span::{BLOCK, in_one_stripe};
+use super::{SLOT_BYTES, ShardOptions};
+use crate::store::{OpKind, Store, VolumeIndex};
 use crate::volume::CacheMode;
 
 /// Write-backs of a volume on their way at a time, in one shard.
@@ -28,287 +32,351 @@ const IN_FLIGHT: usize = 16;
 /// Wait before a failed write-back is tried again: at first, and at most.
 const BACKOFF_MS: Range<u32> = 1000..30_000;
 
-impl<S: Store> Shard<S> {
-    pub(super) fn flush(&mut self, from: Option<PartToken>, volume: VolumeIndex) {
-        let write_back = self.volume(volume).is_some_and(|v| v.cache == CacheMode::WriteBack);
-        if !write_back {
-            return self.done(from, Ok(()));
+/// The write-backs of a shard, and the flushes that wait for them.
+#[derive(Debug)]
+pub(super) struct WriteBacks {
+    // Jobs.
+    under_way: Vec<u32>,
+    flushes: Vec<u32>,
+    // Most slots that may be dirty.
+    dirty_max: usize,
+    delay_ms: u32,
+    // Most blocks of one write-back.
+    blocks_max: u64,
+    // Blocks of writes that will be dirty when their edges were read.
+    merging: usize,
+    // Rises with every write that made blocks dirty.
+    order: u64,
+    // The shard stops: nothing is acknowledged from memory any more.
+    stopping: bool,
+}
+
+impl WriteBacks {
+    pub(super) fn new(options: &ShardOptions, dirty_max_bytes: usize) -> Self {
+        let delay_ms = u32::try_from(options.write_back_delay.as_millis()).unwrap_or(u32::MAX);
+        Self {
+            under_way: Vec::with_capacity(64),
+            flushes: Vec::with_capacity(64),
+            dirty_max: dirty_max_bytes / SLOT_BYTES,
+            delay_ms,
+            blocks_max: u64::from(options.write_back_max_bytes) / BLOCK,
+            merging: 0,
+            order: 0,
+            stopping: false,
         }
-        let job = self.start(Kind::Flush, from, volume, 0, 0);
-        self.jobs.get(job).order = self.order;
-        if self.oldest(volume).is_none() {
-            return self.end_flush(job, None);
+    }
+
+    /// The shard stops.
+    pub(super) fn stop(&mut self) {
+        self.stopping = true;
+    }
+
+    /// Most slots that may be dirty.
+    pub(super) fn dirty_max(&self) -> usize {
+        self.dirty_max
+    }
+
+    /// Whether so many more blocks of a volume may be dirty. A volume whose store fails has no
+    /// room: its users learn of the failure from their writes, and it does not take the room of the
+    /// others.
+    #[inline]
+    pub(super) fn has_room(&self, slots: &Slots, volume: VolumeIndex, more: usize) -> bool {
+        slots.dirty() + slots.outdated() + self.merging + more <= self.dirty_max
+            && !self.stopping
+            && slots.failed(volume) == 0
+    }
+
+    /// A write of so many blocks reads its edges; then its blocks are dirty.
+    pub(super) fn merge_begins(&mut self, blocks: usize) {
+        self.merging += blocks;
+    }
+
+    /// Such a write has its edges, or failed.
+    pub(super) fn merge_ended(&mut self, blocks: usize) {
+        self.merging -= blocks;
+    }
+
+    /// How the blocks of the next write-back write enter the index.
+    #[inline]
+    pub(super) fn next_dirty(&mut self, clock: &Clock) -> Install {
+        self.order += 1;
+        Install::Dirty { order: self.order, now_ms: clock.now_ms() }
+    }
+
+    /// Hands every block that is dirty now to the store, and answers then. Without an asker the
+    /// shard does it to stop.
+    pub(super) fn flush<S: Store>(
+        &mut self,
+        core: &mut Core<S>,
+        from: Option<PartToken>,
+        volume: VolumeIndex,
+    ) {
+        if core.volumes.mode(volume) != CacheMode::WriteBack || self.oldest(core, volume).is_none()
+        {
+            return core.answers.done(from, Ok(()));
         }
+        let job = core.start(Kind::Flush { order: self.order }, from, volume, 0, 0);
         self.flushes.push(job);
-        self.pump();
+        self.start_due(core);
     }
 
     // The oldest acknowledged write of a volume that is not in the store.
-    fn oldest(&self, volume: VolumeIndex) -> Option<u64> {
-        let listed = self.slots.oldest_dirty(volume).map(|slot| self.slots.since(slot).0);
-        let under_way = self.write_backs.iter().map(|job| self.jobs.peek(*job));
-        under_way.filter(|job| job.volume == volume).map(|job| job.order).chain(listed).min()
+    fn oldest<S: Store>(&self, core: &Core<S>, volume: VolumeIndex) -> Option<u64> {
+        let listed = core.slots.oldest_dirty(volume).map(|slot| core.slots.since(slot).0);
+        let under_way = self.under_way.iter().map(|job| core.jobs.peek(*job));
+        let of_volume = under_way.filter(|job| job.span.volume == volume);
+        let orders = of_volume.filter_map(|job| match job.kind {
+            Kind::WriteBack { oldest } => Some(oldest),
+            _ => None,
+        });
+        orders.chain(listed).min()
     }
 
-    // Answers the flushes of a volume whose blocks are all in the store.
-    fn end_flushes(&mut self, volume: VolumeIndex) {
-        let oldest = self.oldest(volume);
-        self.end_flushes_if(volume, None, |order| oldest.is_none_or(|oldest| order < oldest));
-    }
-
-    fn end_flushes_if(
+    // Answers the flushes of a volume that `ends` names by their order.
+    fn end_flushes<S: Store>(
         &mut self,
+        core: &mut Core<S>,
         volume: VolumeIndex,
-        error: Option<nix::errno::Errno>,
+        result: Result<(), Errno>,
         ends: impl Fn(u64) -> bool,
     ) {
-        let mut flushes = std::mem::take(&mut self.flushes);
-        flushes.retain(|&flush| {
-            let job = self.jobs.peek(flush);
-            let goes = job.volume == volume && ends(job.order);
-            if goes {
-                self.end_flush(flush, error);
+        self.flushes.retain(|&flush| {
+            let job = core.jobs.peek(flush);
+            let Kind::Flush { order } = job.kind else {
+                debug_assert!(false, "a flush has become {:?}", job.kind);
+                return false;
+            };
+            let over = job.span.volume == volume && ends(order);
+            if over {
+                core.answers.done(job.from, result);
+                core.end(flush);
             }
-            !goes
+            !over
         });
-        // Ending one begins no other.
-        debug_assert!(self.flushes.is_empty());
-        self.flushes = flushes;
-    }
-
-    fn end_flush(&mut self, flush: u32, error: Option<nix::errno::Errno>) {
-        let from = self.jobs.get(flush).from;
-        self.done(from, error.map_or(Ok(()), Err));
-        self.end(flush);
-        if from.is_none() {
-            self.stop_job_ended(error);
-        }
     }
 
     /// Begins the write-backs that are due.
-    pub(super) fn pump(&mut self) {
-        if self.slots.dirty() == 0 {
+    pub(super) fn start_due<S: Store>(&mut self, core: &mut Core<S>) {
+        if core.slots.dirty() == 0 {
             return;
         }
-        let crowded = self.slots.dirty() * SLOT_BYTES * 2 > self.options.dirty_max_bytes;
-        let delay = u32::try_from(self.options.write_back_delay.as_millis()).unwrap_or(u32::MAX);
-        for index in (0u16..).take(self.volumes.len()).map(VolumeIndex) {
-            if self.slots.oldest_dirty(index).is_none() {
+        let crowded = core.slots.dirty() * 2 > self.dirty_max;
+        for volume in core.volumes.indexes() {
+            if core.slots.oldest_dirty(volume).is_none() {
                 continue;
             }
-            let rests = self.rests(index);
-            for _ in self.under_way(index)..IN_FLIGHT {
-                let Some(slot) = self.slots.oldest_dirty(index) else { break };
-                let (order, since_ms) = self.slots.since(slot);
-                let jobs = &mut self.jobs;
-                let asked = self.flushes.iter().any(|flush| {
-                    let flush = jobs.get(*flush);
-                    flush.volume == index && flush.order >= order
-                });
-                let old = self.now_ms.wrapping_sub(since_ms) >= delay;
-                if !(asked || !rests && (crowded || old)) {
+            let rests = rests(core, volume);
+            for _ in under_way(core, volume)..IN_FLIGHT {
+                let Some(slot) = core.slots.oldest_dirty(volume) else { break };
+                let (order, since_ms) = core.slots.since(slot);
+                let old = core.clock.now_ms().wrapping_sub(since_ms) >= self.delay_ms;
+                let due = !rests && (crowded || old);
+                if !(due || self.is_asked_for(core, volume, order)) {
                     break;
                 }
-                self.begin_write_back(index, slot);
+                self.start(core, volume, slot);
             }
         }
     }
 
-    // Whether a volume rests after a failed write-back. The rest is forgotten when it is over, or
-    // when no block that failed is left: later the clock might have gone round.
-    fn rests(&mut self, volume: VolumeIndex) -> bool {
-        let (now, failed) = (self.now_ms, self.slots.failed(volume));
-        let Some(state) = self.volume(volume) else { return false };
-        state.retry_at_ms =
-            state.retry_at_ms.filter(|at| failed > 0 && at.wrapping_sub(now).cast_signed() > 0);
-        state.retry_at_ms.is_some()
+    // Whether a flush of a volume covers a write of this order.
+    fn is_asked_for<S: Store>(&self, core: &Core<S>, volume: VolumeIndex, write: u64) -> bool {
+        self.flushes.iter().map(|flush| core.jobs.peek(*flush)).any(|flush| {
+            let covers = matches!(flush.kind, Kind::Flush { order } if order >= write);
+            covers && flush.span.volume == volume
+        })
     }
 
-    // Write-backs of a volume on their way.
-    fn under_way(&self, volume: VolumeIndex) -> usize {
-        let state = self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref);
-        state.map_or(0, |state| state.write_backs)
+    // Begins the write-back of a dirty slot and of its dirty neighbours.
+    fn start<S: Store>(&mut self, core: &mut Core<S>, volume: VolumeIndex, slot: Slot) {
+        let blocks = self.dirty_run(core, volume, core.slots.block(slot));
+        let (offset, len) = (blocks.start * BLOCK, (blocks.end - blocks.start) * BLOCK);
+        let job = core.start(Kind::WriteBack { oldest: u64::MAX }, None, volume, offset, len);
+        let mut oldest = u64::MAX;
+        for block in blocks {
+            let Some(slot) = core.slots.find(volume, block) else {
+                debug_assert!(false, "block {block} was dirty just now");
+                break;
+            };
+            oldest = oldest.min(core.slots.since(slot).0);
+            core.slots.begin_writing(slot);
+            core.jobs.get(job).blocks.push(JobBlock::own(slot));
+        }
+        core.jobs.get(job).kind = Kind::WriteBack { oldest };
+        self.under_way.push(job);
+        if let Some(state) = core.volumes.get_mut(volume) {
+            state.write_backs.under_way += 1;
+        }
+        if core.lock(job) {
+            self.locked(core, job);
+        }
     }
 
-    fn begin_write_back(&mut self, volume: VolumeIndex, slot: super::policy::Slot) {
-        let middle = self.slots.block(slot);
-        let most = u64::from(self.options.write_back_max_bytes) / SLOT_BYTES as u64;
-        let slots = &self.slots;
+    // The dirty blocks around a dirty block, as many as one write-back may have.
+    fn dirty_run<S: Store>(&self, core: &Core<S>, volume: VolumeIndex, middle: u64) -> Range<u64> {
+        let slots = &core.slots;
         let joins = |block: u64| {
-            Self::same_stripe(block, middle)
-                && slots.find(volume, block).is_some_and(|s| slots.state(s) == State::Dirty)
+            in_one_stripe(block, middle)
+                && slots.find(volume, block).is_some_and(|slot| slots.state(slot) == State::Dirty)
         };
-        let mut first = middle;
-        while first > 0 && middle - first + 1 < most && joins(first - 1) {
-            first -= 1;
+        let mut run = middle..middle + 1;
+        while run.start > 0 && run.end - run.start < self.blocks_max && joins(run.start - 1) {
+            run.start -= 1;
         }
-        let mut last = middle;
-        while last - first + 1 < most && joins(last + 1) {
-            last += 1;
+        while run.end - run.start < self.blocks_max && joins(run.end) {
+            run.end += 1;
         }
-        let size = SLOT_BYTES as u64;
-        let offset = first * size;
-        let job = self.start(Kind::WriteBack, None, volume, offset, (last - first + 1) * size);
-        let mut order = u64::MAX;
-        for block in first..=last {
-            let Some(slot) = self.slots.find(volume, block) else { break };
-            order = order.min(self.slots.since(slot).0);
-            self.slots.begin_writing(slot);
-            self.jobs.get(job).blocks.push(Entry { slot, own: true });
-        }
-        self.jobs.get(job).order = order;
-        self.write_backs.push(job);
-        if let Some(state) = self.volume(volume) {
-            state.write_backs += 1;
-        }
-        self.lock(job);
+        run
     }
 
-    pub(super) fn write_back_locked(&mut self, job: u32) {
-        let count = self.jobs.get(job).blocks.len();
-        self.jobs.get(job).ops += 1;
+    /// A write-back has its lock: writes what was not recalled.
+    pub(super) fn locked<S: Store>(&mut self, core: &mut Core<S>, job: u32) {
+        let entry = core.jobs.get(job);
+        entry.op_begins();
+        let (span, count) = (entry.span, entry.blocks.len());
         let mut run = 0..0;
         for at in 0..=count {
-            if at < count && self.jobs.get(job).blocks[at].own {
+            if at < count && core.jobs.peek(job).blocks[at].own {
                 run = if run.is_empty() { at..at + 1 } else { run.start..at + 1 };
             } else if !run.is_empty() {
-                self.write_out(job, run);
+                let (offset, len) = span.bytes_of(&run);
+                core.counters.write_backs += 1;
+                core.counters.write_back_bytes += u64::from(len);
+                core.transfer(job, OpKind::Write { offset, len, fua: false }, run, 0);
                 run = 0..0;
             }
         }
-        let entry = self.jobs.get(job);
-        entry.ops -= 1;
-        if entry.ops == 0 {
+        if core.jobs.get(job).op_ended(None) {
             // Everything in it was recalled.
-            self.finish_write_back(job);
+            self.finish(core, job);
         }
     }
 
-    pub(super) fn finish_write_back(&mut self, job: u32) {
-        let entry = self.jobs.get(job);
-        let (error, volume, order) = (entry.error, entry.volume, entry.order);
-        for at in 0..entry.blocks.len() {
-            let Entry { slot, own } = self.jobs.get(job).blocks[at];
-            match (own, error) {
-                (false, _) => {}
-                (true, None) => self.slots.written(slot),
-                (true, Some(_)) => self.slots.not_written(slot, true),
+    /// The store has done a write-back, or failed it.
+    pub(super) fn finish<S: Store>(&mut self, core: &mut Core<S>, job: u32) {
+        let entry = core.jobs.peek(job);
+        let (error, volume) = (entry.error(), entry.span.volume);
+        let Kind::WriteBack { oldest } = entry.kind else {
+            return debug_assert!(false, "a write-back has become {:?}", entry.kind);
+        };
+        for block in entry.blocks.iter().filter(|block| block.own) {
+            match error {
+                None => core.slots.written(block.slot),
+                Some(_) => core.slots.not_written(block.slot, true),
             }
         }
-        self.write_backs.retain(|other| *other != job);
-        if let Some(state) = self.volume(volume) {
-            state.write_backs -= 1;
-        }
-        self.end(job);
-        let now = self.now_ms;
+        self.under_way.retain(|other| *other != job);
+        core.end(job);
+        note_result(core, volume, error);
         if let Some(errno) = error {
-            if let Some(state) = self.volume(volume) {
-                state.backoff_ms = (state.backoff_ms * 2).clamp(BACKOFF_MS.start, BACKOFF_MS.end);
-                state.retry_at_ms = Some(now.wrapping_add(state.backoff_ms));
-            }
-            self.end_flushes_if(volume, Some(errno), |flush| flush >= order);
-        } else if self.slots.failed(volume) == 0
-            && let Some(state) = self.volume(volume)
-        {
-            (state.retry_at_ms, state.backoff_ms) = (None, 0);
+            self.end_flushes(core, volume, Err(errno), |flush| flush >= oldest);
         }
-        self.end_flushes(volume);
+        let oldest = self.oldest(core, volume);
+        self.end_flushes(core, volume, Ok(()), |flush| oldest.is_none_or(|oldest| flush < oldest));
     }
 
     /// Takes the blocks of a range back from write-backs that wait for it: the holder of the lock
-    /// has newer ones. They are dirty again. The latest first: so what the older ones had of a
-    /// block finds the newer data dirty, which then is as old.
-    #[inline]
-    pub(super) fn recall(&mut self, volume: VolumeIndex, first: u64, last: u64) {
-        if !self.write_backs.is_empty() {
-            self.recall_from_write_backs(volume, first, last);
+    /// has newer ones. They are dirty again. The latest write-back first: so the blocks of older
+    /// ones find the newer data dirty, which then is as old.
+    #[inline(always)]
+    pub(super) fn recall<S: Store>(
+        &mut self,
+        core: &mut Core<S>,
+        volume: VolumeIndex,
+        first: u64,
+        last: u64,
+    ) {
+        if !self.under_way.is_empty() {
+            self.recall_from_write_backs(core, volume, first, last);
         }
     }
 
-    fn recall_from_write_backs(&mut self, volume: VolumeIndex, first: u64, last: u64) {
-        for at in (0..self.write_backs.len()).rev() {
-            let entry = self.jobs.get(self.write_backs[at]);
-            let (job_first, job_last) = entry.block_range();
-            if entry.volume != volume || entry.holds || job_last < first || job_first > last {
+    fn recall_from_write_backs<S: Store>(
+        &mut self,
+        core: &mut Core<S>,
+        volume: VolumeIndex,
+        first: u64,
+        last: u64,
+    ) {
+        for job in self.under_way.iter().rev() {
+            let entry = core.jobs.get(*job);
+            let span = entry.span;
+            let apart = span.last() < first || span.first() > last;
+            if span.volume != volume || entry.has_lock() || apart {
                 continue;
             }
-            let mut blocks = std::mem::take(&mut entry.blocks);
-            for (block, entry) in (job_first..).zip(&mut blocks) {
+            for (block, entry) in (span.first()..).zip(&mut entry.blocks) {
                 if entry.own && (first..=last).contains(&block) {
                     entry.own = false;
-                    self.slots.not_written(entry.slot, false);
+                    core.slots.not_written(entry.slot, false);
                 }
             }
-            self.jobs.get(self.write_backs[at]).blocks = blocks;
         }
     }
 
-    // Milliseconds until a block is due by itself.
-    pub(super) fn write_back_deadline(&self) -> Option<u64> {
-        if self.slots.dirty() == 0 {
+    /// Milliseconds until a block is due without being asked for. `None`: no block is dirty, or a
+    /// write-back that ends will tell.
+    pub(super) fn deadline_ms<S: Store>(&self, core: &Core<S>) -> Option<u64> {
+        if core.slots.dirty() == 0 {
             return None;
         }
-        let delay = u32::try_from(self.options.write_back_delay.as_millis()).unwrap_or(u32::MAX);
-        (0u16..)
-            .zip(&self.volumes)
-            .filter_map(|(index, volume)| {
-                let slot = self.slots.oldest_dirty(VolumeIndex(index))?;
-                if self.under_way(VolumeIndex(index)) >= IN_FLIGHT {
-                    // The end of one of them will wake us.
-                    return None;
-                }
-                let (_, since_ms) = self.slots.since(slot);
-                let mut left = delay.saturating_sub(self.now_ms.wrapping_sub(since_ms));
-                if let Some(at) = volume.as_ref()?.retry_at_ms {
-                    let rest = at.wrapping_sub(self.now_ms);
-                    left = left.max(if rest.cast_signed() < 0 { 0 } else { rest });
-                }
-                Some(u64::from(left.max(1)))
-            })
-            .min()
-    }
-
-    /// Begins the end: what is dirty goes to the store and every store is made durable. Nothing is
-    /// acknowledged from memory any more.
-    pub fn begin_stop(&mut self) {
-        if self.stopping.is_some() {
-            return;
-        }
-        let volumes = self.writable_volumes();
-        self.stopping = Some(Stopping { jobs: volumes.len() + 1, syncing: false, clean: true });
-        for volume in volumes {
-            let write_back = self.volume(volume).is_some_and(|v| v.cache == CacheMode::WriteBack);
-            if write_back {
-                self.flush(None, volume);
-            } else {
-                self.stop_job_ended(None);
+        let now_ms = core.clock.now_ms();
+        let left_of = |volume: VolumeIndex| {
+            let slot = core.slots.oldest_dirty(volume)?;
+            let state = core.volumes.get(volume)?;
+            if state.write_backs.under_way >= IN_FLIGHT {
+                return None;
             }
-        }
-        self.stop_job_ended(None);
+            let (_, since_ms) = core.slots.since(slot);
+            let left = self.delay_ms.saturating_sub(now_ms.wrapping_sub(since_ms));
+            let rest = state.write_backs.retry_at_ms.map_or(0, |at| ms_until(at, now_ms));
+            Some(u64::from(left.max(rest).max(1)))
+        };
+        core.volumes.indexes().filter_map(left_of).min()
     }
 
-    pub(super) fn stop_job_ended(&mut self, error: Option<nix::errno::Errno>) {
-        let Some(stopping) = &mut self.stopping else { return };
-        stopping.clean &= error.is_none();
-        stopping.jobs -= 1;
-        if stopping.jobs > 0 || stopping.syncing {
-            return;
-        }
-        let volumes = self.writable_volumes();
-        if let Some(stopping) = &mut self.stopping {
-            (stopping.syncing, stopping.jobs) = (true, volumes.len());
-        }
-        for volume in volumes {
-            self.sync(None, volume);
-        }
+    /// Write-backs on their way, and flushes that wait.
+    #[cfg(test)]
+    pub(super) fn counts(&self) -> (usize, usize) {
+        (self.under_way.len(), self.flushes.len())
     }
+}
 
-    /// After [`Self::begin_stop`]: whether everything that was acknowledged is durable; none while
-    /// that is not known.
-    #[must_use]
-    pub fn stopped(&self) -> Option<bool> {
-        let stopping = self.stopping?;
-        let over = stopping.syncing && stopping.jobs == 0 && self.is_idle();
-        over.then_some(stopping.clean && self.slots.dirty() == 0)
+// Milliseconds from now until then, both modulo 2^32. 0: it is over.
+fn ms_until(then_ms: u32, now_ms: u32) -> u32 {
+    let left = then_ms.wrapping_sub(now_ms);
+    if left.cast_signed() < 0 { 0 } else { left }
+}
+
+// Whether a volume rests after a failed write-back. The rest is forgotten when it is over, or when
+// no block that failed is left: later the clock might have wrapped.
+fn rests<S: Store>(core: &mut Core<S>, volume: VolumeIndex) -> bool {
+    let (now_ms, failed) = (core.clock.now_ms(), core.slots.failed(volume));
+    // Only volumes with a store have dirty blocks.
+    let Some(state) = core.volumes.get_mut(volume) else { return false };
+    let retry = &mut state.write_backs.retry_at_ms;
+    *retry = retry.filter(|at| failed > 0 && ms_until(*at, now_ms) > 0);
+    retry.is_some()
+}
+
+// Write-backs of a volume on their way.
+fn under_way<S: Store>(core: &Core<S>, volume: VolumeIndex) -> usize {
+    core.volumes.get(volume).map_or(0, |state| state.write_backs.under_way)
+}
+
+// A write-back of a volume ended: after a failure the volume rests.
+fn note_result<S: Store>(core: &mut Core<S>, volume: VolumeIndex, error: Option<Errno>) {
+    let (now_ms, failed) = (core.clock.now_ms(), core.slots.failed(volume));
+    let Some(state) = core.volumes.get_mut(volume) else {
+        return debug_assert!(false, "a write-back of volume {}, which has no store", volume.0);
+    };
+    let write_backs = &mut state.write_backs;
+    write_backs.under_way -= 1;
+    if error.is_some() {
+        let backoff = write_backs.backoff_ms * 2;
+        write_backs.backoff_ms = backoff.clamp(BACKOFF_MS.start, BACKOFF_MS.end);
+        write_backs.retry_at_ms = Some(now_ms.wrapping_add(write_backs.backoff_ms));
+    } else if failed == 0 {
+        (write_backs.retry_at_ms, write_backs.backoff_ms) = (None, 0);
     }
 }

@@ -1,10 +1,12 @@
-//! Devices a target was reached by: one protection domain each, one poller per poll group.
+//! [`Devices`]: the RDMA devices that a target serves by: one protection domain each, one CQ per
+//! poll group.
 //!
-//! A device has a place, which is that of its pollers in every poll group. A CQ that broke is made
-//! anew when the next connection for it comes, but only after its poll group gave the old one back:
-//! until then its QPs are being destroyed. A device with no CQ left gives its place up: what comes
-//! by it next registers everything again, as with a device that was reset or plugged in again,
-//! which is another one.
+//! A device has a place in the table. The same number names its CQ in every poll group.
+//!
+//! A CQ that broke is made anew when the next connection for it comes, but only after its poll
+//! group gave the old CQ back: until then the old QPs are being destroyed. A device whose CQs are
+//! all gone leaves the table. When a connection comes by it again, it is registered as a new
+//! device, as after a reset or when it is plugged in again.
 
 use std::sync::Arc;
 
@@ -12,22 +14,23 @@ use rblk_fabric::{
     Access, Device, FabricError, MemoryRegion, PageKind, Poller, PollerHandle, ProtectionDomain,
     Region, Result, Transport,
 };
+use rblk_protocol::width::wide64;
 
-use super::Control;
+use super::groups::Groups;
 use crate::arena::MIN_EXTENT_BYTES;
-use crate::memory::Human;
+use crate::demand::Human;
 use crate::poll_group::thread::POLLERS_MAX;
 use crate::poll_group::{PollerMemory, ToGroup};
 use crate::store::VolumeIndex;
-use crate::volume::Placement;
+use crate::volume::{Placement, Volume};
 
-/// CQ entries of one poller, where the device has them: about a hundred I/O queues of default
-/// depth.
+/// Entries of one CQ, where the device allows as many: enough for about a hundred I/O queues of
+/// default depth.
 const CQ_ENTRIES: u32 = 1 << 16;
-/// The same of the software provider, where an entry has memory only once it was used: thousands of
-/// sessions.
+/// The same for the software provider, which allocates an entry when it is first used: enough for
+/// thousands of sessions.
 const CQ_ENTRIES_SOFTWARE: u32 = 1 << 20;
-/// Sink of READs per poll group, on devices that need one.
+/// Memory for RDMA READs to land in, per poll group, on devices that need it apart (iWARP).
 const SINK_BYTES: usize = 16 << 20;
 
 /// The CQ of a device in one poll group.
@@ -35,16 +38,16 @@ const SINK_BYTES: usize = 16 << 20;
 enum Cq {
     /// It takes connections.
     Works(PollerHandle),
-    /// It broke, and its connections are not buried.
+    /// It broke, and its QPs are not destroyed yet.
     Ends,
-    /// It broke, and its place in the poll group is empty.
+    /// It broke, and the poll group has given it back.
     Gone,
 }
 
 #[derive(Debug)]
-pub(super) struct DeviceEntry {
-    pub(super) device: Device,
-    pub(super) pd: ProtectionDomain,
+struct DeviceEntry {
+    device: Device,
+    pd: ProtectionDomain,
     arena: Arc<MemoryRegion>,
     zeros: Arc<MemoryRegion>,
     volumes: Vec<(VolumeIndex, Arc<MemoryRegion>)>,
@@ -84,76 +87,110 @@ impl DeviceEntry {
     }
 }
 
-impl Control {
-    /// The place of a device. A new device gets its domain, registrations and pollers now.
+/// Every device of a target, with what is registered there.
+#[derive(Debug)]
+pub(super) struct Devices {
+    // By place.
+    entries: Vec<Option<DeviceEntry>>,
+    // One region, cut among the poll groups.
+    arena: Arc<Region>,
+    zeros: Arc<Region>,
+    // Volumes in memory, which devices reach directly.
+    volumes: Vec<(VolumeIndex, Arc<Region>)>,
+    io_max_bytes: u32,
+}
+
+impl Devices {
+    /// No device yet. Each will register the arena, the zeros and the volumes in memory.
+    pub(super) fn new(
+        arena: Arc<Region>,
+        zeros: Arc<Region>,
+        volumes: &[Arc<Volume>],
+        io_max_bytes: u32,
+    ) -> Self {
+        let volumes = volumes.iter().filter_map(|volume| match &volume.placement {
+            Placement::Memory(region) => Some((volume.index, Arc::clone(region))),
+            Placement::Store | Placement::Null => None,
+        });
+        Self { entries: Vec::new(), arena, zeros, volumes: volumes.collect(), io_max_bytes }
+    }
+
+    /// The arena that every device has registered.
+    pub(super) fn arena(&self) -> &Region {
+        &self.arena
+    }
+
+    /// All devices.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Device> {
+        self.entries.iter().flatten().map(|entry| &entry.device)
+    }
+
+    /// The place of a device. A new device gets its domain, registrations and CQs now.
     ///
     /// # Errors
     /// Memory cannot be registered, a CQ cannot be made, or the target has too many devices.
-    pub fn device(&mut self, device: &Device) -> Result<usize> {
+    pub(super) fn place(&mut self, device: &Device, groups: &Groups) -> Result<usize> {
         let is_it = |entry: &DeviceEntry| entry.device.same_as(device);
-        if let Some(at) = self.devices.iter().position(|e| e.as_ref().is_some_and(is_it)) {
+        if let Some(at) = self.entries.iter().position(|e| e.as_ref().is_some_and(is_it)) {
             return Ok(at);
         }
-        let place = self.devices.iter().position(Option::is_none).unwrap_or(self.devices.len());
+        let place = self.entries.iter().position(Option::is_none).unwrap_or(self.entries.len());
         if place >= POLLERS_MAX {
             return Err(FabricError::Limit {
                 device: device.caps().name.clone(),
                 what: "devices of one target",
-                limit: POLLERS_MAX as u64,
-                asked: place as u64 + 1,
+                limit: wide64(POLLERS_MAX),
+                asked: wide64(place) + 1,
             });
         }
-        let mut entry = self.register(device)?;
-        let io_max = self.limits.io_max_bytes;
-        let made = self.groups.iter().map(|_| entry.make_poller(io_max));
+        let mut entry = self.register(device, groups.len())?;
+        let made = (0..groups.len()).map(|_| entry.make_poller(self.io_max_bytes));
         for (group, (poller, handle, memory)) in
             made.collect::<Result<Vec<_>>>()?.into_iter().enumerate()
         {
             entry.cqs.push(Cq::Works(handle));
-            self.send(group, ToGroup::AddPoller { place, poller, memory });
+            groups.send(group, ToGroup::AddPoller { place, poller, memory });
         }
         let caps = device.caps();
         tracing::info!(device = caps.name, transport = %caps.transport, "serving by a device");
-        if place == self.devices.len() {
-            self.devices.push(None);
+        if place == self.entries.len() {
+            self.entries.push(None);
         }
-        self.devices[place] = Some(entry);
+        self.entries[place] = Some(entry);
         Ok(place)
     }
 
-    /// Registers what is everybody's with a device.
-    fn register(&self, device: &Device) -> Result<DeviceEntry> {
+    /// Registers with a device the memory that all connections share.
+    fn register(&self, device: &Device, groups: usize) -> Result<DeviceEntry> {
         let begin = std::time::Instant::now();
         let pd = device.alloc_pd()?;
         let register = |region: &Arc<Region>, access| pd.register(region, access).map(Arc::new);
         // Never remote: no peer reaches the arena, whatever key it guesses.
         let arena = register(&self.arena, Access::LOCAL_WRITE)?;
         let zeros = register(&self.zeros, Access::LOCAL_READ)?;
-        let mut bytes = self.arena.len() as u64;
-        let mut volumes: Vec<(VolumeIndex, Arc<MemoryRegion>)> = Vec::new();
-        for volume in self.core.volumes() {
-            if let Placement::Memory(region) = &volume.placement {
-                volumes.push((volume.index, register(region, Access::LOCAL_WRITE)?));
-                bytes += region.len() as u64;
-            }
+        let mut bytes = wide64(self.arena.len());
+        let mut volumes = Vec::new();
+        for (index, region) in &self.volumes {
+            volumes.push((*index, register(region, Access::LOCAL_WRITE)?));
+            bytes += wide64(region.len());
         }
         let name = &device.caps().name;
         tracing::info!("registered {} with {name} in {:.1?}", Human(bytes), begin.elapsed());
-        let cqs = Vec::with_capacity(self.groups.len());
+        let cqs = Vec::with_capacity(groups);
         Ok(DeviceEntry { device: device.clone(), pd, arena, zeros, volumes, cqs })
     }
 
     /// The domain of the device at a place, and its CQ in a poll group, made anew where that broke.
     ///
     /// # Errors
-    /// What the peer is told: the CQ broke and is not gone yet, or the device gives no other.
+    /// A text for the peer: the CQ broke and is not gone yet, or the device makes no other.
     pub(super) fn poller(
         &mut self,
         place: usize,
         group: usize,
+        groups: &Groups,
     ) -> std::result::Result<(ProtectionDomain, PollerHandle), String> {
-        let io_max = self.limits.io_max_bytes;
-        let Some(entry) = self.devices.get_mut(place).and_then(Option::as_mut) else {
+        let Some(entry) = self.entries.get_mut(place).and_then(Option::as_mut) else {
             return Err("the device is gone".to_owned());
         };
         match &entry.cqs[group] {
@@ -166,27 +203,28 @@ impl Control {
             Cq::Gone => {}
         }
         let (poller, handle, memory) = entry
-            .make_poller(io_max)
+            .make_poller(self.io_max_bytes)
             .map_err(|error| format!("the device broke and has to be reset: {error}"))?;
         entry.cqs[group] = Cq::Works(handle.clone());
         let (pd, name) = (entry.pd.clone(), &entry.device.caps().name);
         tracing::info!(device = name, poll_group = group, "a completion queue is made anew");
-        self.send(group, ToGroup::AddPoller { place, poller, memory });
+        groups.send(group, ToGroup::AddPoller { place, poller, memory });
         Ok((pd, handle))
     }
 
-    /// A CQ broke: no connection is made for it any more.
-    pub(super) fn on_poller_broken(&mut self, group: usize, place: usize) {
-        if let Some(entry) = self.devices.get_mut(place).and_then(Option::as_mut)
-            && let Some(cq) = entry.cqs.get_mut(group)
-        {
+    /// A CQ of the device at `place` broke: no connection is made for it any more.
+    pub(super) fn poller_broke(&mut self, group: usize, place: usize) {
+        let cq = self.entries.get_mut(place).and_then(Option::as_mut);
+        let cq = cq.and_then(|entry| entry.cqs.get_mut(group));
+        debug_assert!(cq.is_some(), "poll group {group} has no CQ of a device {place}");
+        if let Some(cq) = cq {
             *cq = Cq::Ends;
         }
     }
 
-    /// A CQ that broke has no connection left. It is destroyed; with the last one of a device
-    /// everything is that was made there.
-    pub(super) fn on_poller_gone(
+    /// A CQ that broke has no connection left. It is destroyed, and with the last CQ of a device
+    /// everything that was made there.
+    pub(super) fn poller_gone(
         &mut self,
         group: usize,
         place: usize,
@@ -194,7 +232,7 @@ impl Control {
         memory: PollerMemory,
     ) {
         let mut last = None;
-        if let Some(place) = self.devices.get_mut(place)
+        if let Some(place) = self.entries.get_mut(place)
             && let Some(entry) = place
         {
             if let Some(cq) = entry.cqs.get_mut(group) {
@@ -211,5 +249,11 @@ impl Control {
         let _ = std::thread::Builder::new().name("rblk-cq-gone".into()).spawn(move || {
             drop(leaving);
         });
+    }
+
+    /// Whether there is a device at a place.
+    #[cfg(test)]
+    pub(super) fn has(&self, place: usize) -> bool {
+        self.entries.get(place).is_some_and(Option::is_some)
     }
 }

@@ -1,10 +1,12 @@
 //! [`LossNotes`]: losses of acknowledged writes on their way into the lineage file.
 //!
-//! A flush that failed of a loss is answered only after the loss was noted: a target that died in
-//! between would give its next run the same write verifiers, and initiators would take lost writes
-//! for durable. The note goes to a disk, which may hang, so a thread of its own writes it. A note
-//! that cannot be written holds the answers up no longer than the try: it is tried again, and until
-//! it succeeds only the death of the target could still hide the loss.
+//! A flush that fails because of a loss is answered only after the loss was noted. If the target
+//! died between the answer and the note, its next run would have the same write verifiers, and
+//! initiators would take lost writes for durable.
+//!
+//! The note goes to a disk, which may hang, so a thread of its own writes it. When a note cannot be
+//! written, the answers wait for that one try and no longer. The note is tried again. Until a try
+//! succeeds, a crash of the target could still hide the loss.
 
 use std::sync::Arc;
 use std::thread;
@@ -17,11 +19,12 @@ use crate::verifier::LineageFile;
 /// How a try to note ended: whether the loss is noted.
 pub(super) type Noted = bool;
 
-/// Losses that are to be noted, and who waits for that.
+/// Losses that are to be noted, and the stores whose flushes wait for that.
 #[derive(Debug)]
 pub(super) struct LossNotes {
     file: Arc<LineageFile>,
     ended: mpsc::UnboundedSender<Noted>,
+    tries: mpsc::UnboundedReceiver<Noted>,
     // A thread is writing.
     writes: bool,
     // Stores whose flushes wait for the try under way, and for the one after it.
@@ -30,10 +33,15 @@ pub(super) struct LossNotes {
 }
 
 impl LossNotes {
-    /// No loss yet; and where is told how each try ended, for [`Self::ended`].
-    pub(super) fn new(file: Arc<LineageFile>) -> (Self, mpsc::UnboundedReceiver<Noted>) {
+    /// No loss yet.
+    pub(super) fn new(file: Arc<LineageFile>) -> Self {
         let (ended, tries) = mpsc::unbounded_channel();
-        (Self { file, ended, writes: false, waiting: Vec::new(), late: Vec::new() }, tries)
+        Self { file, ended, tries, writes: false, waiting: Vec::new(), late: Vec::new() }
+    }
+
+    /// How the next try ended, for [`Self::ended`]. Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<Noted> {
+        self.tries.recv().await
     }
 
     /// Acknowledged writes of a store are lost.
@@ -49,7 +57,7 @@ impl LossNotes {
             backing.loss_noted();
         }
         if noted {
-            // The note is of the target as a whole.
+            // One note is for all stores of the target.
             for backing in self.late.drain(..) {
                 backing.loss_noted();
             }
@@ -81,7 +89,7 @@ impl LossNotes {
             let _ = ended.send(file.renounce());
         });
         if writer.is_err() {
-            // The host is short of threads: then the disk has to be waited for here.
+            // The host has no thread left, so this thread waits for the disk.
             let _ = self.ended.send(self.file.renounce());
         }
     }
@@ -95,13 +103,9 @@ mod tests {
 
     use super::*;
 
-    fn notes(
-        directory: &std::path::Path,
-    ) -> (LossNotes, mpsc::UnboundedReceiver<Noted>, Arc<LineageFile>) {
+    fn notes(directory: &std::path::Path) -> LossNotes {
         let name = Name::new("store1").unwrap();
-        let file = Arc::new(LineageFile::open(directory, &name).unwrap());
-        let (notes, tries) = LossNotes::new(Arc::clone(&file));
-        (notes, tries, file)
+        LossNotes::new(Arc::new(LineageFile::open(directory, &name).unwrap()))
     }
 
     fn backing(directory: &std::path::Path) -> Arc<Backing> {
@@ -113,40 +117,40 @@ mod tests {
     #[test]
     fn one_note_is_for_all_stores() {
         let directory = tempfile::tempdir().unwrap();
-        let (mut notes, mut tries, _file) = notes(directory.path());
+        let mut notes = notes(directory.path());
         let backing = backing(directory.path());
         assert!(!notes.owes());
         for _ in 0..3 {
             notes.lost(Arc::clone(&backing));
         }
-        assert_eq!(tries.blocking_recv(), Some(true));
+        assert_eq!(notes.tries.blocking_recv(), Some(true));
         notes.ended(true);
         assert!(!notes.owes() && notes.waiting.is_empty() && notes.late.is_empty());
-        assert_eq!(Arc::strong_count(&backing), 1, "everybody was told");
+        assert_eq!(Arc::strong_count(&backing), 1, "all flushes were answered");
     }
 
     #[test]
     fn what_cannot_be_noted_is_answered_and_tried_again() {
         let directory = tempfile::tempdir().unwrap();
         let state = directory.path().join("state");
-        let (mut notes, mut tries, _file) = notes(&state);
+        let mut notes = notes(&state);
         // Neither a new file nor the removal of the old one has a place.
         let away = directory.path().join("away");
         fs::rename(&state, &away).unwrap();
         fs::write(&state, "").unwrap();
         let backing = backing(directory.path());
         notes.lost(Arc::clone(&backing));
-        assert_eq!(tries.blocking_recv(), Some(false));
+        assert_eq!(notes.tries.blocking_recv(), Some(false));
         notes.lost(Arc::clone(&backing));
         notes.ended(false);
         assert_eq!(notes.waiting.len(), 1, "the second waits for a try of its own");
-        assert_eq!(tries.blocking_recv(), Some(false));
+        assert_eq!(notes.tries.blocking_recv(), Some(false));
         notes.ended(false);
         assert!(notes.owes() && notes.waiting.is_empty());
         fs::remove_file(&state).unwrap();
         fs::rename(&away, &state).unwrap();
         notes.tick();
-        assert_eq!(tries.blocking_recv(), Some(true));
+        assert_eq!(notes.tries.blocking_recv(), Some(true));
         notes.ended(true);
         assert!(!notes.owes());
     }

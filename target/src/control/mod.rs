@@ -1,39 +1,41 @@
-//! Control: everything of a target that is not I/O. One task owns it all: sessions, devices,
-//! volumes and the mail to the poll groups, so there is nothing to lock. [`core::Core`] decides;
-//! what is here brings it the news and does what it says.
+//! Control: everything of a target that is not I/O. One task owns sessions, devices, volumes and
+//! the mail to the poll groups, so there are no locks. [`core::Core`] decides. [`Control`] tells it
+//! what happened, and carries out what it decided.
 
 mod admission;
-mod burial;
 pub mod core;
+mod destroy;
 mod devices;
+mod groups;
 mod losses;
+mod persist;
 pub mod socket;
 pub mod status;
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use rblk_fabric::{Incoming, Region};
-use rblk_protocol::{InstanceId, Name};
+use rblk_fabric::{Device, Incoming, Region};
+use rblk_protocol::{HelloRequest, InstanceId, Name, RejectReason, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::connection::ConnectionId;
-use crate::holders::file::HoldersFile;
-use crate::holders::{Holders, Served, VolumeUuid};
+use crate::connection::patience;
+use crate::holders::VolumeUuid;
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
-use crate::store::StoreIdentity;
-use crate::verifier::{Beside, LineageFile};
-use crate::volume::{Placement, Volume};
+use crate::store::{Backing, StoreIdentity, VolumeIndex};
+use crate::verifier::LineageFile;
+use crate::volume::Volume;
 
-use self::burial::{Burials, Buried};
-use self::core::{ConnectionRef, Core, CoreParts, Effect, Ticket};
-use devices::DeviceEntry;
-use losses::{LossNotes, Noted};
+use self::core::{ConnectionRef, Core, CoreParts, Effect, Refused};
+use admission::{Granted, log_refusal, no_room, refusal};
+use destroy::{Destroyed, Destroyer};
+use devices::Devices;
+use groups::Groups;
+use losses::LossNotes;
+use persist::Persister;
 
-/// How often it is looked for what is over, while there may be something.
+/// Time between two looks for waits that have ended, while there are waits.
 const TICK: Duration = Duration::from_millis(500);
 
 /// What a target offers on every connection.
@@ -60,44 +62,28 @@ pub enum Request {
     Drain,
 }
 
-/// The control task's state.
-pub struct Control {
+/// What does not change while a target runs.
+#[derive(Debug)]
+struct Description {
     name: Name,
     instance: InstanceId,
-    losses: LossNotes,
-    loss_tries: mpsc::UnboundedReceiver<Noted>,
     started: Instant,
     limits: Limits,
-    groups: Vec<Handle>,
-    next_group: usize,
-    // One region, cut among the poll groups.
-    arena: Arc<Region>,
-    zeros: Arc<Region>,
-    // By place.
-    devices: Vec<Option<DeviceEntry>>,
-    core: Core,
-    // `None` where nothing can be remembered.
-    holders_file: Option<HoldersFile>,
-    persisted: mpsc::UnboundedReceiver<(Ticket, Result<(), String>)>,
-    burials: Burials,
-    // News for poll groups whose mailbox was full: a connection waits for each.
-    undelivered: Vec<(usize, ConnectionId)>,
-    buried: mpsc::UnboundedReceiver<Buried>,
     volume_notes: HashMap<String, status::VolumeNotes>,
     listening: Vec<String>,
-    stopped: usize,
-    // Every poll group that stopped had brought its dirty blocks to the stores.
-    clean: bool,
-    failure: Option<String>,
 }
 
-impl std::fmt::Debug for Control {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Control")
-            .field("name", &self.name)
-            .field("instance", &self.instance)
-            .finish_non_exhaustive()
-    }
+/// The control task's state.
+#[derive(Debug)]
+pub struct Control {
+    description: Description,
+    core: Core,
+    groups: Groups,
+    devices: Devices,
+    persister: Persister,
+    losses: LossNotes,
+    destroyer: Destroyer,
+    destroyed: mpsc::UnboundedReceiver<Destroyed>,
 }
 
 /// What control is made of.
@@ -136,65 +122,47 @@ impl Control {
     /// The file of the holders is there and cannot be read, or the system has no thread left for
     /// it.
     pub fn new(parts: Parts) -> anyhow::Result<Self> {
-        let (confirmed, persisted) = mpsc::unbounded_channel();
-        let (mut holders, path) = match parts.lineage.beside("holders") {
-            // Where it cannot be replaced, whoever changes the holder is refused: those who were
-            // fenced stay so.
-            Beside::Ours(path) => (remembered(&path, &parts.lineage)?, Some(path)),
-            Beside::Foreign(path) => (remembered(&path, &parts.lineage)?, None),
-            Beside::Nothing => (HoldersFile::nothing(), None),
-        };
-        let changed = compare_stores(&mut holders, &parts);
-        let stays = |volume: &Arc<Volume>| matches!(volume.placement, Placement::Store);
-        if path.is_none() && parts.volumes.iter().any(stays) {
-            tracing::warn!(
-                "cannot remember who holds the volumes (state_dir): after the next start of this target an initiator \
-                 that comes back is let in, even if another held its volume meanwhile"
-            );
-        }
-        let confirm = Box::new(move |number, result| {
-            // Control is gone: nobody waits.
-            let _ = confirmed.send((Ticket(number), result));
-        });
-        let holders_file =
-            path.map(|path| HoldersFile::keep(path, &holders, changed, confirm)).transpose()?;
-        let (burials, buried) = Burials::new();
+        let (persister, holders) = Persister::open(&parts)?;
+        let (destroyer, destroyed) = Destroyer::new();
         let lineage = parts.lineage.lineage();
-        let (losses, loss_tries) = LossNotes::new(parts.lineage);
+        let Parts { name, instance, limits, volumes, arena, zeros, .. } = parts;
+        let devices = Devices::new(arena, zeros, &volumes, limits.io_max_bytes);
         let core = CoreParts {
-            name: parts.name,
-            instance: parts.instance,
+            name,
+            instance,
             lineage,
-            volumes: parts.volumes,
-            sessions_max: parts.limits.sessions_max,
-            lease: parts.limits.lease,
+            volumes,
+            sessions_max: limits.sessions_max,
+            lease: limits.lease,
             drain_timeout: parts.drain_timeout,
             holders,
         };
+        let started = Instant::now();
         Ok(Self {
-            name: parts.name,
-            instance: parts.instance,
-            losses,
-            loss_tries,
-            started: Instant::now(),
-            limits: parts.limits,
-            groups: parts.groups,
-            next_group: 0,
-            arena: parts.arena,
-            zeros: parts.zeros,
-            devices: Vec::new(),
-            core: Core::new(core, Instant::now()),
-            holders_file,
-            persisted,
-            burials,
-            undelivered: Vec::new(),
-            buried,
-            volume_notes: parts.volume_notes,
-            listening: parts.listening,
-            stopped: 0,
-            clean: true,
-            failure: None,
+            core: Core::new(core, started),
+            groups: Groups::new(parts.groups),
+            devices,
+            persister,
+            losses: LossNotes::new(parts.lineage),
+            destroyer,
+            destroyed,
+            description: Description {
+                name,
+                instance,
+                started,
+                limits,
+                volume_notes: parts.volume_notes,
+                listening: parts.listening,
+            },
         })
+    }
+
+    /// Prepares to serve by a device, before its first connection comes.
+    ///
+    /// # Errors
+    /// Memory cannot be registered, a CQ cannot be made, or the target has too many devices.
+    pub fn serve_by(&mut self, device: &Device) -> rblk_fabric::Result<()> {
+        self.devices.place(device, &self.groups).map(drop)
     }
 
     /// Runs until a drain has ended. Returns whether every acknowledged write is durable.
@@ -207,7 +175,7 @@ impl Control {
         mut from_groups: mpsc::UnboundedReceiver<FromGroup>,
         mut requests: mpsc::Receiver<Request>,
     ) -> anyhow::Result<bool> {
-        // Only after news, and while something may be over: else nothing wakes this thread.
+        // The timer runs only after news, and while something waits: else this thread sleeps.
         let mut ticks = true;
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -217,11 +185,11 @@ impl Control {
                 Some(incoming) = incoming.recv() => self.admit(incoming),
                 Some(message) = from_groups.recv() => self.on_group(message),
                 Some(request) = requests.recv() => self.on_request(request),
-                Some((ticket, result)) = self.persisted.recv() => {
+                Some((ticket, result)) = self.persister.next() => {
                     self.core.persisted(ticket, result);
                 }
-                Some(buried) = self.buried.recv() => self.on_buried(buried),
-                Some(noted) = self.loss_tries.recv() => self.losses.ended(noted),
+                Some(destroyed) = self.destroyed.recv() => self.on_destroyed(destroyed),
+                Some(noted) = self.losses.next() => self.losses.ended(noted),
                 _ = tick.tick(), if ticks => {
                     self.core.tick(Instant::now());
                     self.losses.tick();
@@ -229,86 +197,136 @@ impl Control {
                 }
             }
             self.carry_out();
-            self.deliver_destroyed();
-            // It looks at every session: not with all the news.
-            let owes = self.losses.owes() || !self.undelivered.is_empty();
+            self.groups.deliver();
+            // `needs_ticks` looks at every session, so it is not asked after each piece of news.
+            let owes = self.losses.owes() || self.groups.owes_mail();
             ticks = is_news || self.core.needs_ticks() || owes;
-            if self.stopped == self.groups.len() {
-                break;
+            if self.groups.have_stopped() {
+                return self.groups.join();
             }
-        }
-        for group in &mut self.groups {
-            group.join();
-        }
-        match self.failure {
-            Some(failure) => Err(anyhow::anyhow!(failure)),
-            None => Ok(self.clean),
-        }
-    }
-
-    fn send(&self, group: usize, message: ToGroup) {
-        let _ = self.try_send(group, message);
-    }
-
-    /// Returns what could not be sent.
-    fn try_send(&self, group: usize, message: ToGroup) -> Option<ToGroup> {
-        let Some(handle) = self.groups.get(group) else { return Some(message) };
-        let refused = handle.mail.send(message).err()?;
-        // The box holds thousands of messages: the thread is stuck or gone, and says so elsewhere.
-        tracing::error!(group, "a poll group takes no mail");
-        Some(refused.0)
-    }
-
-    /// Hands an admitted connection to a poll group. One that it does not take is over, and told of
-    /// as any other: its session must not wait for it.
-    fn hand_over(&self, group: usize, connection: ToGroup) {
-        if let Some(ToGroup::AddConnection { connection, params, .. }) =
-            self.try_send(group, connection)
-        {
-            let (session, kind, epoch) = (params.session, params.kind, params.epoch);
-            let gone = Buried::Gone { session, kind, epoch };
-            self.burials.bury(Some(connection), Some(params.memory), gone);
-        }
-    }
-
-    fn send_all(&self, make: impl Fn() -> ToGroup) {
-        for group in 0..self.groups.len() {
-            self.send(group, make());
         }
     }
 
     fn on_request(&mut self, request: Request) {
         match request {
             Request::Status(reply) => {
-                let _ = reply.send(self.status());
+                let _ = reply.send(status::of(self));
             }
             Request::Drain => self.core.drain(Instant::now()),
         }
     }
 
-    /// Does what was decided.
+    /// Answers a connect request.
+    fn admit(&mut self, incoming: Incoming) {
+        let peer = incoming.peer();
+        let asked = match HelloRequest::from_wire(&incoming.hello().0) {
+            Ok(asked) => asked,
+            Err(error) => {
+                tracing::warn!(peer, %error, "refused a connection");
+                return incoming.reject(&refusal(RejectReason::Malformed, &error.to_string()));
+            }
+        };
+        match self.grant(&incoming, &asked, &peer) {
+            Ok(granted) => self.connect(incoming, &asked, granted),
+            Err(refused) => {
+                log_refusal(&asked, &peer, &refused);
+                incoming.reject(&refusal(refused.reason, &refused.text));
+            }
+        }
+    }
+
+    /// Decides whether a connection is made. If so, it counts as one of its session.
+    fn grant(
+        &mut self,
+        incoming: &Incoming,
+        asked: &HelloRequest,
+        peer: &str,
+    ) -> Result<Granted, Refused> {
+        let Description { limits, instance, .. } = &self.description;
+        let device = incoming.device();
+        let accept = admission::agree(asked, limits, *instance, &device)?;
+        let place = self.devices.place(&device, &self.groups).map_err(|error| {
+            tracing::error!(%error, "cannot serve by this device");
+            no_room(error.to_string())
+        })?;
+        let mut fresh = [0; 16];
+        getrandom::fill(&mut fresh).map_err(|error| no_room(error.to_string()))?;
+        let admitted = self.core.connect(asked, peer, SessionId(fresh), Instant::now())?;
+        // The poll groups must end the connections of older epochs before they see the new one.
+        self.carry_out();
+        let group = self.groups.for_connection(admitted.session, admitted.queue);
+        let made = admission::reads_out(incoming, admitted.queue.is_some()).and_then(|reads_out| {
+            let poller = self.devices.poller(place, group, &self.groups).map_err(no_room)?;
+            Ok((reads_out, poller))
+        });
+        match made {
+            Ok((reads_out, (pd, poller))) => {
+                Ok(Granted { accept, admitted, place, group, reads_out, pd, poller })
+            }
+            Err(refused) => {
+                let (session, epoch) = (admitted.session, admitted.epoch);
+                self.core.gone(session, epoch, asked.kind, Instant::now());
+                Err(refused)
+            }
+        }
+    }
+
+    /// Makes the QP of a connection that was granted, and hands it to its poll group.
+    fn connect(&mut self, incoming: Incoming, asked: &HelloRequest, granted: Granted) {
+        let peer = incoming.peer();
+        let (place, group, admitted) = (granted.place, granted.group, granted.admitted);
+        let detect = self.core.sessions().get(admitted.session).and_then(|s| s.detect);
+        match admission::prepare(incoming, asked, granted, patience(detect)) {
+            Ok((connection, params, accept)) => {
+                if admitted.queue.is_none() {
+                    self.groups.took_admin();
+                }
+                let (session, epoch) = (admitted.session.0, admitted.epoch.0);
+                tracing::info!(peer, kind = ?asked.kind, session, epoch, group, "connection");
+                let params = Box::new(params);
+                let poller = place;
+                let connection = ToGroup::AddConnection { poller, connection, params, accept };
+                self.hand_over(group, connection);
+            }
+            Err(text) => {
+                self.core.gone(admitted.session, admitted.epoch, asked.kind, Instant::now());
+                log_refusal(asked, &peer, &no_room(text));
+            }
+        }
+    }
+
+    /// Hands a connection to its poll group. One that the poll group does not take is destroyed,
+    /// and its end is told like any other: its session must not wait for it.
+    fn hand_over(&self, group: usize, connection: ToGroup) {
+        if let Some(ToGroup::AddConnection { connection, params, .. }) =
+            self.groups.try_send(group, connection)
+        {
+            let (session, kind, epoch) = (params.session, params.kind, params.epoch);
+            let gone = Destroyed::Connection { session, kind, epoch };
+            self.destroyer.destroy(Some(connection), Some(params.memory), gone);
+        }
+    }
+
+    /// Carries out what core decided.
     fn carry_out(&mut self) {
         while let Some(effect) = self.core.next_effect() {
             match effect {
                 Effect::Reply { to, tag, status, value, payload } => {
                     let connection = to.connection;
                     let reply = ToGroup::Reply { connection, tag, status, value, payload };
-                    self.send(to.group, reply);
+                    self.groups.send(to.group, reply);
                 }
                 Effect::Watch { on, silence } => {
-                    self.send(on.group, ToGroup::Watch { connection: on.connection, silence });
+                    let watch = ToGroup::Watch { connection: on.connection, silence };
+                    self.groups.send(on.group, watch);
                 }
-                Effect::All(notice) => self.send_all(|| ToGroup::Notice(notice)),
-                Effect::Persist { ticket, record } => match &self.holders_file {
-                    // There is nothing to remember, or nowhere, which was said at the start.
-                    None => self.core.persisted(ticket, Ok(())),
-                    Some(file) => {
-                        if !file.write(ticket.0, record) {
-                            self.core.persisted(ticket, Err("its thread is gone".to_owned()));
-                        }
+                Effect::All(notice) => self.groups.notify(notice),
+                Effect::Persist { ticket, record } => {
+                    if let Some(result) = self.persister.persist(ticket, record) {
+                        self.core.persisted(ticket, result);
                     }
-                },
-                Effect::StopGroups => self.send_all(|| ToGroup::Stop),
+                }
+                Effect::StopGroups => self.groups.stop(),
             }
         }
     }
@@ -320,115 +338,48 @@ impl Control {
                 self.core.command(from, session, &command, &body, Instant::now());
             }
             FromGroup::ConnectionGone { session, kind, epoch, connection, memory, reason } => {
+                let (number, epoch_number) = (session.0, epoch.0);
                 tracing::debug!(
-                    session = session.0,
+                    session = number,
                     ?kind,
-                    epoch = epoch.0,
+                    epoch = epoch_number,
                     reason,
                     "connection gone"
                 );
-                let gone = Buried::Gone { session, kind, epoch };
-                self.burials.bury(connection, Some(memory), gone);
+                let gone = Destroyed::Connection { session, kind, epoch };
+                self.destroyer.destroy(connection, Some(memory), gone);
             }
             FromGroup::Ended { group, connection, qp } => {
-                self.burials.bury(qp, None, Buried::Destroyed { group, connection });
+                self.destroyer.destroy(qp, None, Destroyed::Qp { group, connection });
             }
-            FromGroup::PollerBroken { group, poller } => self.on_poller_broken(group, poller),
+            FromGroup::PollerBroken { group, poller } => self.devices.poller_broke(group, poller),
             FromGroup::PollerGone { group, place, poller, memory } => {
-                self.on_poller_gone(group, place, poller, memory);
+                self.devices.poller_gone(group, place, poller, memory);
             }
-            FromGroup::LostWrites { volume, backing } => {
-                self.clean = false;
-                let volume = self.core.volumes().iter().find(|v| v.index == volume).map(|v| v.name);
-                tracing::error!(
-                    ?volume,
-                    "the store could not make acknowledged writes durable: every flush of the volume fails from now \
-                     on; mend the disk or file system and restart the target"
-                );
-                self.losses.lost(backing);
-            }
-            FromGroup::Stopped { group, clean, error } => {
-                self.stopped += 1;
-                self.clean &= clean;
-                if let Some(error) = error {
-                    tracing::error!(group, error, "a poll group broke; the target ends");
-                    self.failure.get_or_insert(format!("poll group {group} broke: {error}"));
-                    self.send_all(|| ToGroup::Stop);
-                    // A broken thread never stops again; do not wait for its peers for ever either.
-                    self.stopped = self.groups.len();
-                }
-            }
+            FromGroup::LostWrites { volume, backing } => self.on_lost_writes(volume, backing),
+            FromGroup::Stopped { group, clean, error } => self.groups.stopped(group, clean, error),
         }
     }
 
-    /// Tells poll groups whose connections' QPs are destroyed. One that takes no mail now is told
-    /// later: it keeps what it lent until it knows.
-    fn deliver_destroyed(&mut self) {
-        let waiting = std::mem::take(&mut self.undelivered);
-        self.undelivered = waiting
-            .into_iter()
-            .filter(|(group, connection)| {
-                let told = ToGroup::Destroyed { connection: *connection };
-                self.try_send(*group, told).is_some()
-            })
-            .collect();
+    fn on_lost_writes(&mut self, volume: VolumeIndex, backing: Arc<Backing>) {
+        self.groups.lost_writes();
+        let volume = self.core.volumes().iter().find(|v| v.index == volume).map(|v| v.name);
+        tracing::error!(
+            ?volume,
+            "the store could not make acknowledged writes durable: every flush of the volume fails from now \
+             on; mend the disk or file system and restart the target"
+        );
+        self.losses.lost(backing);
     }
 
-    fn on_buried(&mut self, buried: Buried) {
-        match buried {
-            Buried::Gone { session, kind, epoch } => {
+    fn on_destroyed(&mut self, destroyed: Destroyed) {
+        match destroyed {
+            Destroyed::Connection { session, kind, epoch } => {
                 self.core.gone(session, epoch, kind, Instant::now());
             }
-            Buried::Destroyed { group, connection } => self.undelivered.push((group, connection)),
+            Destroyed::Qp { group, connection } => self.groups.qp_destroyed(group, connection),
         }
     }
-}
-
-/// What earlier runs remembered of the holders.
-fn remembered(path: &Path, lineage: &LineageFile) -> anyhow::Result<Holders> {
-    let holders = HoldersFile::read(path).with_context(|| {
-        format!(
-            "cannot read {}, which says who may write to the volumes: let this target read it, or put back what was \
-             there (state_dir); only without the file does it start as if nobody had ever held them, and fences every \
-             mount that comes back",
-            path.display()
-        )
-    })?;
-    if holders.is_none() && lineage.is_inherited() {
-        tracing::error!(
-            path = %path.display(),
-            "what was remembered of the holders of the volumes is gone: every mount that comes back is refused (fenced) \
-             and has to be mounted anew. If it was moved away, stop this target and put it back"
-        );
-    }
-    Ok(match holders {
-        Some(holders) => holders,
-        // Generations may have been given that nobody knows any more.
-        None if lineage.is_inherited() => HoldersFile::missing(),
-        None => Holders::durable([]),
-    })
-}
-
-/// Fences the mounts of volumes that are served from other files or devices than before. Returns
-/// whether there is anything new to remember.
-fn compare_stores(holders: &mut Holders, parts: &Parts) -> bool {
-    let mut changed = false;
-    for (uuid, store) in &parts.stores {
-        let served = holders.serve(*uuid, store.as_ref());
-        changed |= served != Served::AsBefore;
-        let volume = parts.volumes.iter().find(|volume| volume.uuid == *uuid);
-        if let (Served::Replaced, Some(volume)) = (served, volume) {
-            let path = parts.volume_notes.get(volume.name.as_str()).and_then(|n| n.path.as_deref());
-            tracing::error!(
-                volume = %volume.name,
-                path,
-                "this is another file or device than the one this volume was served from before: a mount that comes \
-                 back is refused (fenced), since its caches belong to the other one. Unmount it and mount it again; if \
-                 the path is wrong, stop this target and put the old store back"
-            );
-        }
-    }
-    changed
 }
 
 #[cfg(test)]

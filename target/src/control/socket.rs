@@ -1,7 +1,7 @@
 //! The control socket: one JSON request per line, one JSON answer per line.
 //!
-//! Only root and the target's own user may speak ([`Response::Error`] otherwise). A line is
-//! bounded, and so is the time a client may take for it.
+//! Only root and the target's own user may use it. The length of a line is bounded, and so is the
+//! time that a client may take for it.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -29,7 +29,7 @@ pub enum Ask {
     Drain,
 }
 
-/// What it is told.
+/// The answer.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Response {
@@ -79,7 +79,7 @@ impl ControlSocket {
                 Ok((stream, _)) => {
                     let requests = requests.clone();
                     tokio::spawn(async move {
-                        // A client that breaks off is its own business.
+                        // An error means that the client broke off.
                         let _ = serve_one(stream, requests).await;
                     });
                 }
@@ -128,7 +128,7 @@ async fn serve_one(stream: UnixStream, requests: mpsc::Sender<Request>) -> io::R
 /// Asks a running target.
 ///
 /// # Errors
-/// Nobody answers there, or not in time.
+/// No target answers there, or not in time.
 pub async fn ask(path: &Path, ask: Ask) -> io::Result<Response> {
     let exchange = async {
         let mut stream = UnixStream::connect(path).await?;

@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use rblk_fabric::PageKind;
+use rblk_fabric::{Device, PageKind};
 use rblk_protocol::AccessMode;
+use rblk_protocol::width::wide64;
 use serde::{Deserialize, Serialize};
 
 use super::Control;
-use crate::session::Leave;
+use super::core::Core;
+use crate::session::{Leave, Session};
 use crate::stats::StatsSnapshot;
 use crate::volume::{CacheMode, Placement, Volume};
 use crate::volume_stats::{LastError, VolumeCounts};
@@ -30,18 +32,18 @@ pub struct TargetStatus {
     /// How far the drain is, while there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainStatus>,
-    /// How long an initiator that is not heard of keeps its volumes, in milliseconds.
+    /// How long an initiator without connections keeps its volumes, in milliseconds.
     pub lease_ms: u64,
     /// Times a holder was fenced: its volume was taken over, or it came back when another had held
     /// it since.
     pub fencings: u64,
-    /// Those of them that were take-overs.
+    /// How many of the fencings were take-overs.
     pub take_overs: u64,
     /// Addresses listened on.
     pub listen: Vec<String>,
     /// Bytes of the arena.
     pub arena_bytes: u64,
-    /// Bytes of the pages it was allocated of: 4096, or 2097152 for reserved huge pages.
+    /// Bytes of each page of the arena: 4096, or 2097152 for reserved huge pages.
     pub arena_page_bytes: u64,
     /// Devices that connections came in by.
     pub devices: Vec<DeviceStatus>,
@@ -60,7 +62,7 @@ pub struct TargetStatus {
 pub struct DrainStatus {
     /// How long it has taken so far, in milliseconds.
     pub lasted_ms: u64,
-    /// When it ends those who stay, in milliseconds from now; 0 when it has.
+    /// Time until the target ends the sessions that stay, in milliseconds; 0 when it has.
     pub left_ms: u64,
     /// Sessions that have not left.
     pub sessions: usize,
@@ -108,27 +110,27 @@ pub struct VolumeStatus {
     /// 0 if it has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_errno: Option<i32>,
-    /// Somebody opened it.
+    /// A session has it open.
     pub in_use: bool,
-    /// Rises with every change of who may write to it; 0 before the first. Of volumes that nobody
-    /// remembers it begins at the time in microseconds, and tables show `-`.
+    /// Rises with every change of who may write to it; 0 before the first. A volume that no target
+    /// remembers begins at the time in microseconds, and tables show `-`.
     pub generation: u64,
-    /// Who may write to it: has it open, or may come back for it.
+    /// The host that may write to it: it has the volume open, or may come back for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<HolderStatus>,
-    /// More.
+    /// Its file.
     #[serde(flatten)]
     pub notes: VolumeNotes,
 }
 
-/// Who may write to a volume.
+/// The host that may write to a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HolderStatus {
-    /// The host's name; of those who share, one.
+    /// The host's name; if several hosts share the volume, one of them.
     pub host: String,
     /// Whether others may write too.
     pub shared: bool,
-    /// It has a session; else it is waited for.
+    /// It has a session; else it may come back.
     pub present: bool,
 }
 
@@ -145,116 +147,108 @@ pub struct SessionStatus {
     pub connections: usize,
     /// Names of the volumes it opened.
     pub volumes: Vec<String>,
-    /// Another initiator took over what it had; it ends when nothing of it is under way any more.
+    /// Another initiator took over what it had. The session ends when nothing of it is under way.
     #[serde(default)]
     pub fenced: bool,
 }
 
-impl Control {
-    fn volume_status(&self, v: &Volume) -> VolumeStatus {
-        let (mut counts, mut last_error) = (VolumeCounts::default(), LastError::default());
-        for stats in self.groups.iter().filter_map(|g| g.volume_stats(v.index)) {
-            counts.add(&stats.snapshot());
-            last_error = last_error.max(stats.last_error());
-        }
-        VolumeStatus {
-            name: v.name.to_string(),
-            store: match v.placement {
-                Placement::Store => "file",
-                Placement::Memory(_) => "memory",
-                Placement::Null => "null",
-            }
-            .to_owned(),
-            size_bytes: v.blocks.bytes(v.block_size).unwrap_or(0),
-            block_size: v.block_size.bytes(),
-            read_only: v.read_only,
-            volatile_cache: v.has_volatile_cache(),
-            cache: v.cache,
-            counts,
-            last_errno: last_error.errno(),
-            generation: self.core.generation(v.index).0,
-            holder: self.holder_status(v),
-            in_use: self.core.sessions().is_open(v.index),
-            notes: self.volume_notes.get(v.name.as_str()).cloned().unwrap_or_default(),
-        }
+/// The state of a target now.
+pub(super) fn of(control: &Control) -> TargetStatus {
+    let Control { description, core, groups, devices, .. } = control;
+    let poll_groups: Vec<StatsSnapshot> = groups.iter().map(|g| g.stats.snapshot()).collect();
+    let mut total = StatsSnapshot::default();
+    poll_groups.iter().for_each(|group| total.add(group));
+    let decisions = core.decisions();
+    TargetStatus {
+        name: description.name.to_string(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        instance: description.instance.to_string(),
+        uptime_s: description.started.elapsed().as_secs(),
+        draining: core.is_draining(),
+        drain: core.drain_state(Instant::now()).map(|drain| DrainStatus {
+            lasted_ms: millis(drain.lasted),
+            left_ms: millis(drain.left),
+            sessions: drain.sessions,
+        }),
+        lease_ms: millis(description.limits.lease),
+        fencings: decisions.take_overs + decisions.refused_returns,
+        take_overs: decisions.take_overs,
+        listen: description.listening.clone(),
+        arena_bytes: wide64(devices.arena().len()),
+        arena_page_bytes: match devices.arena().kind() {
+            PageKind::Normal => 4096,
+            PageKind::Huge2MiB => 2 << 20,
+        },
+        devices: devices.iter().map(device).collect(),
+        volumes: core.volumes().iter().map(|v| volume(control, v)).collect(),
+        sessions: core.sessions().iter().map(|s| session(core, s)).collect(),
+        total,
+        poll_groups,
     }
+}
 
-    fn holder_status(&self, v: &Volume) -> Option<HolderStatus> {
-        if let Some(session) = self.core.sessions().writer(v.index) {
-            return Some(HolderStatus {
-                host: session.host_name().to_owned(),
-                shared: session.opened.get(&v.index) == Some(&AccessMode::Shared),
-                present: true,
-            });
-        }
-        let record = self.core.holders().record(&v.uuid).filter(|_| self.core.is_kept(v.index))?;
-        Some(HolderStatus {
-            host: record.host_name.to_string(),
-            shared: record.mode == AccessMode::Shared,
-            present: false,
-        })
+fn device(device: &Device) -> DeviceStatus {
+    let caps = device.caps();
+    DeviceStatus { name: caps.name.clone(), transport: caps.transport.to_string() }
+}
+
+fn volume(control: &Control, v: &Volume) -> VolumeStatus {
+    let (mut counts, mut last_error) = (VolumeCounts::default(), LastError::default());
+    for stats in control.groups.iter().filter_map(|g| g.volume_stats(v.index)) {
+        counts.add(&stats.snapshot());
+        last_error = last_error.max(stats.last_error());
     }
-
-    pub(super) fn status(&self) -> TargetStatus {
-        let poll_groups: Vec<StatsSnapshot> =
-            self.groups.iter().map(|g| g.stats.snapshot()).collect();
-        let mut total = StatsSnapshot::default();
-        poll_groups.iter().for_each(|group| total.add(group));
-        let decisions = self.core.decisions();
-        let name_of = |index| {
-            self.core
-                .volumes()
-                .iter()
-                .find(|v| v.index == index)
-                .map_or_else(String::new, |v| v.name.to_string())
-        };
-        TargetStatus {
-            name: self.name.to_string(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-            instance: self.instance.to_string(),
-            uptime_s: self.started.elapsed().as_secs(),
-            draining: self.core.is_draining(),
-            drain: self.core.drain_state(Instant::now()).map(|drain| DrainStatus {
-                lasted_ms: millis(drain.lasted),
-                left_ms: millis(drain.left),
-                sessions: drain.sessions,
-            }),
-            lease_ms: millis(self.limits.lease),
-            fencings: decisions.take_overs + decisions.refused_returns,
-            take_overs: decisions.take_overs,
-            listen: self.listening.clone(),
-            arena_bytes: self.arena.len() as u64,
-            arena_page_bytes: match self.arena.kind() {
-                PageKind::Normal => 4096,
-                PageKind::Huge2MiB => 2 << 20,
-            },
-            devices: self
-                .devices
-                .iter()
-                .flatten()
-                .map(|d| DeviceStatus {
-                    name: d.device.caps().name.clone(),
-                    transport: d.device.caps().transport.to_string(),
-                })
-                .collect(),
-            volumes: self.core.volumes().iter().map(|v| self.volume_status(v)).collect(),
-            sessions: self
-                .core
-                .sessions()
-                .iter()
-                .map(|s| SessionStatus {
-                    host: s.host_name().to_owned(),
-                    peer: s.peer.clone(),
-                    epoch: s.epoch.0,
-                    connections: s.connections(),
-                    volumes: s.opened.keys().map(|v| name_of(*v)).collect(),
-                    fenced: s.leave() == Some(Leave::Fenced),
-                })
-                .collect(),
-            total,
-            poll_groups,
+    VolumeStatus {
+        name: v.name.to_string(),
+        store: match v.placement {
+            Placement::Store => "file",
+            Placement::Memory(_) => "memory",
+            Placement::Null => "null",
         }
+        .to_owned(),
+        size_bytes: v.blocks.bytes(v.block_size).unwrap_or(0),
+        block_size: v.block_size.bytes(),
+        read_only: v.read_only,
+        volatile_cache: v.has_volatile_cache(),
+        cache: v.cache,
+        counts,
+        last_errno: last_error.errno(),
+        generation: control.core.generation(v.index).0,
+        holder: holder(&control.core, v),
+        in_use: control.core.sessions().is_open(v.index),
+        notes: control.description.volume_notes.get(v.name.as_str()).cloned().unwrap_or_default(),
+    }
+}
+
+fn holder(core: &Core, v: &Volume) -> Option<HolderStatus> {
+    if let Some(session) = core.sessions().writer(v.index) {
+        return Some(HolderStatus {
+            host: session.host_name().to_owned(),
+            shared: session.mode_of(v.index) == Some(AccessMode::Shared),
+            present: true,
+        });
+    }
+    let record = core.holders().record(&v.uuid).filter(|_| core.is_kept(v.index))?;
+    Some(HolderStatus {
+        host: record.host_name.to_string(),
+        shared: record.mode == AccessMode::Shared,
+        present: false,
+    })
+}
+
+fn session(core: &Core, session: &Session) -> SessionStatus {
+    let name_of = |index| {
+        let volume = core.volumes().iter().find(|v| v.index == index);
+        volume.map_or_else(String::new, |v| v.name.to_string())
+    };
+    SessionStatus {
+        host: session.host_name().to_owned(),
+        peer: session.peer.clone(),
+        epoch: session.epoch.0,
+        connections: session.connections(),
+        volumes: session.opened().map(|(volume, _)| name_of(volume)).collect(),
+        fenced: session.leave() == Some(Leave::Fenced),
     }
 }
 

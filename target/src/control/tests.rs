@@ -1,8 +1,9 @@
 //! Control without poll groups.
 
-use rblk_fabric::soft::memory::Network;
+use rblk_fabric::soft::network::Network;
 use rblk_fabric::{
-    AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle, QpLimits,
+    AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle,
+    ProtectionDomain, QpLimits,
 };
 use rblk_protocol::{
     BlockCount, BlockSize, ConnectionKind, Epoch, Features, HelloRequest, QueueDepth, SessionId,
@@ -11,16 +12,17 @@ use rblk_protocol::{
 
 use rblk_fabric::spin::SpinMode;
 
+use super::core::Ticket;
 use super::*;
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
-use crate::connection::{ConnectionParams, Layout};
+use crate::connection::{ConnectionId, ConnectionParams, Layout};
 use crate::poll_group::PollerMemory;
 use crate::poll_group::peers::Peers;
 use crate::poll_group::thread::{self, POLLERS_MAX, Tuning};
 use crate::store::VolumeIndex;
 use crate::store::uring::{UringOptions, UringStore};
-use crate::volume::CacheMode;
+use crate::volume::{CacheMode, Placement};
 
 fn volume() -> Arc<Volume> {
     Arc::new(Volume {
@@ -126,7 +128,7 @@ fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
         reads_out: 1,
         send_sges: 1,
         memory: pd.register(&region, Access::LOCAL_WRITE).unwrap(),
-        patience: crate::connection::patience(None),
+        patience: patience(None),
         peer: "peer".to_owned(),
     };
     let accept = AcceptParams { hello: ConnectionHello(Vec::new()), reads_out: 1, reads_in: 1 };
@@ -134,9 +136,9 @@ fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
     let connection = Connection::Soft(near);
     control.hand_over(0, ToGroup::AddConnection { poller: 0, connection, params, accept });
     assert_eq!(control.core.sessions().get(admitted.session).unwrap().connections(), 1);
-    let buried = control.buried.try_recv().expect("it is over");
+    let destroyed = control.destroyed.try_recv().expect("it is over");
     assert_eq!(Arc::strong_count(&region), 1, "and was freed before");
-    control.on_buried(buried);
+    control.on_destroyed(destroyed);
     assert_eq!(control.core.sessions().iter().count(), 0);
 }
 
@@ -166,21 +168,33 @@ fn ended_groups() -> Vec<Handle> {
     groups
 }
 
+fn place(control: &mut Control, device: &Device) -> rblk_fabric::Result<usize> {
+    control.devices.place(device, &control.groups)
+}
+
+fn cq(
+    control: &mut Control,
+    place: usize,
+    group: usize,
+) -> Result<(ProtectionDomain, PollerHandle), String> {
+    control.devices.poller(place, group, &control.groups)
+}
+
 #[test]
 fn a_broken_completion_queue_is_made_anew_when_its_place_is_empty() {
     let groups = ended_groups();
     let mut control = control_of(LineageFile::forgetful().unwrap(), groups, Vec::new()).unwrap();
     let networks = [1, 2].map(Network::new);
     let [one, other] = networks.map(|network| Device::Soft(network.device()));
-    assert_eq!((control.device(&one).unwrap(), control.device(&other).unwrap()), (0, 1));
-    assert_eq!(control.device(&one).unwrap(), 0, "it is known");
-    control.poller(0, 1).unwrap();
-    // One of the two breaks. Nobody gets a connection there before its own are buried.
-    control.on_poller_broken(1, 0);
-    let refused = control.poller(0, 1).unwrap_err();
+    assert_eq!((place(&mut control, &one).unwrap(), place(&mut control, &other).unwrap()), (0, 1));
+    assert_eq!(place(&mut control, &one).unwrap(), 0, "it is known");
+    cq(&mut control, 0, 1).unwrap();
+    // One of the two breaks. No connection is made there before its QPs are destroyed.
+    control.devices.poller_broke(1, 0);
+    let refused = cq(&mut control, 0, 1).unwrap_err();
     assert!(refused.contains("connect again"), "{refused}");
-    control.poller(0, 0).expect("the other poll group's");
-    control.poller(1, 1).expect("the other device's");
+    cq(&mut control, 0, 0).expect("the other poll group's");
+    cq(&mut control, 1, 1).expect("the other device's");
     let remains = || {
         let pd = one.alloc_pd().unwrap();
         let region = Region::allocate(4096, PageKind::Normal).unwrap();
@@ -195,25 +209,25 @@ fn a_broken_completion_queue_is_made_anew_when_its_place_is_empty() {
         (pd.poller(8).unwrap().0, memory)
     };
     let (poller, memory) = remains();
-    control.on_poller_gone(1, 0, poller, memory);
-    control.poller(0, 1).expect("a new one");
+    control.devices.poller_gone(1, 0, poller, memory);
+    cq(&mut control, 0, 1).expect("a new one");
     // Both break: as when the device is gone. Its place is the next device's.
     for group in [0, 1] {
-        control.on_poller_broken(group, 0);
+        control.devices.poller_broke(group, 0);
     }
     for group in [0, 1] {
-        assert!(control.devices[0].is_some(), "the QPs of group {group} are not destroyed");
+        assert!(control.devices.has(0), "the QPs of group {group} are not destroyed");
         let (poller, memory) = remains();
-        control.on_poller_gone(group, 0, poller, memory);
+        control.devices.poller_gone(group, 0, poller, memory);
     }
-    assert!(control.devices[0].is_none(), "nothing of it is kept");
-    assert!(control.poller(0, 0).unwrap_err().contains("gone"));
+    assert!(!control.devices.has(0), "nothing of it is kept");
+    assert!(cq(&mut control, 0, 0).unwrap_err().contains("gone"));
     let third = Device::Soft(Network::new(3).device());
-    assert_eq!(control.device(&third).unwrap(), 0);
-    assert_eq!(control.device(&one).unwrap(), 2, "plugged in again");
+    assert_eq!(place(&mut control, &third).unwrap(), 0);
+    assert_eq!(place(&mut control, &one).unwrap(), 2, "plugged in again");
     // A table with an end.
     for seed in 0..POLLERS_MAX as u64 {
-        let result = control.device(&Device::Soft(Network::new(100 + seed).device()));
+        let result = place(&mut control, &Device::Soft(Network::new(100 + seed).device()));
         assert_eq!(result.is_ok(), 3 + seed < POLLERS_MAX as u64, "{seed}: {result:?}");
     }
 }
@@ -223,9 +237,9 @@ fn news_of_a_destroyed_qp_waits_for_a_mailbox_with_room() {
     let mut control =
         control_of(LineageFile::forgetful().unwrap(), ended_groups(), Vec::new()).unwrap();
     let connection = ConnectionId { slot: 3, generation: 9 };
-    control.on_buried(Buried::Destroyed { group: 1, connection });
-    control.deliver_destroyed();
-    assert_eq!(control.undelivered, [(1, connection)], "it is not forgotten");
+    control.on_destroyed(Destroyed::Qp { group: 1, connection });
+    control.groups.deliver();
+    assert_eq!(control.groups.undelivered(), [(1, connection)], "it is not forgotten");
 }
 
 #[test]
@@ -282,7 +296,7 @@ fn a_volume_on_another_file_fences_who_comes_back() {
     let first = start("inode:1");
     let record = first.core.holders().clone().begin(&uuid, &exclusive()).unwrap().unwrap();
     let generation = record.generation;
-    assert!(first.holders_file.as_ref().unwrap().write(0, record));
+    assert!(first.persister.persist(Ticket(0), record).is_none());
     drop(first);
     let again = start("inode:1");
     assert!(again.core.holders().is_last(&uuid, &exclusive(), generation));

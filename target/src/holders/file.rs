@@ -1,14 +1,15 @@
 //! [`HoldersFile`]: the records of the holders in the state directory, and the thread that writes
-//! them, so that a slow disk holds up one OPEN and nothing else.
+//! them, so that a slow disk delays one OPEN and nothing else.
 //!
-//! The file is replaced as a whole and durably, in the order of the changes; several that wait are
-//! one write. The lock of the lineage file covers it. A file that cannot be understood is not
-//! believed: generations then begin far above any that was given, so every holder that comes back
-//! is refused, which is the safe mistake. One that cannot be read may be as good as ever: then no
-//! target starts on it.
+//! The file is replaced as a whole and durably, in the order of the changes. Several changes that
+//! wait are one write. The lock of the lineage file covers this file, too.
+//!
+//! A file that cannot be understood is not used: generations then begin far above any that was
+//! given, so every holder that comes back is refused, which is the safe mistake. A file that cannot
+//! be read may still be valid, so the target does not start.
 
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
@@ -18,6 +19,7 @@ use rblk_protocol::{AccessMode, Generation, HostId, Name};
 use serde::{Deserialize, Serialize};
 
 use super::{HolderRecord, Holders, VolumeUuid};
+use crate::durable;
 use crate::store::StoreIdentity;
 
 /// Form of the file.
@@ -27,7 +29,7 @@ const FORM_WITHOUT_STORES: u32 = 1;
 /// Longest file that is read: all the volumes a target can have, several times.
 const FILE_MAX: u64 = 64 << 20;
 
-/// Says how a change came out: its number, and why it is not durable.
+/// Called with the number of a change, and whether it is durable or why it is not.
 pub type Confirm = Box<dyn Fn(u64, Result<(), String>) + Send>;
 
 #[derive(Serialize, Deserialize)]
@@ -65,7 +67,7 @@ enum Mode {
     Shared,
 }
 
-/// Where the holders are remembered.
+/// The file that remembers the holders, with the thread that writes it.
 #[derive(Debug)]
 pub struct HoldersFile {
     changes: Option<Sender<(u64, HolderRecord)>>,
@@ -76,8 +78,9 @@ impl HoldersFile {
     /// Reads what earlier runs remembered at `path`; `None` if there is no file.
     ///
     /// # Errors
-    /// It cannot be read now: what it says is not known, and must be neither ignored nor replaced.
-    /// That it says nothing that can be understood is no error, but remembered nothing, for good.
+    /// The file cannot be read now: what it says is not known, and must be neither ignored nor
+    /// replaced.
+    /// A file that cannot be understood is no error. What it remembered is lost permanently.
     pub fn read(path: &Path) -> io::Result<Option<Holders>> {
         let Some(text) = read(path)? else { return Ok(None) };
         Ok(Some(match parse(&text) {
@@ -100,16 +103,16 @@ impl HoldersFile {
         Holders::forgetful(base_of_now())
     }
 
-    /// What to go by where a file should be and is not: generations begin far above any that was
+    /// The holders where a file should be and is missing: generations begin far above any that was
     /// given.
     #[must_use]
     pub fn missing() -> Holders {
         Holders::lost(base_of_now())
     }
 
-    /// Keeps `holders` and their changes at `path`, where a file is from now on, so that it is
-    /// missed when it is gone; `confirm` is called by the thread for each change, in order. With
-    /// `changed` they are not what the file says, and are written before the first change.
+    /// Keeps `holders` and their changes at `path`. The file exists from now on, so that a later
+    /// run notices when it is gone. The thread calls `confirm` for each change, in order. `changed`
+    /// says that `holders` differ from the file; then they are written before the first change.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -135,7 +138,7 @@ impl HoldersFile {
 }
 
 impl Drop for HoldersFile {
-    /// Waits until what was to be written is.
+    /// Waits until every change is written.
     fn drop(&mut self) {
         self.changes = None;
         if let Some(thread) = self.thread.take() {
@@ -152,7 +155,7 @@ fn run(
     confirm: &Confirm,
 ) {
     if changed || !path.exists() {
-        // That it cannot be is said; each change that it should take is refused then.
+        // A failure is logged. Each change that should go there is refused then.
         let _ = remember(path, known);
     }
     while let Ok(change) = from_control.recv() {
@@ -172,7 +175,7 @@ fn remember(path: &Path, known: &Holders) -> io::Result<()> {
     })
 }
 
-/// Above all generations given before now, unless somebody counts a million holders a second.
+/// Above all generations given before now, unless a million holders came every second.
 fn base_of_now() -> Generation {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Generation(u64::try_from(since.as_micros()).unwrap_or(0))
@@ -203,12 +206,7 @@ fn write(path: &Path, holders: &Holders) -> io::Result<()> {
         .collect();
     let mut text = serde_json::to_vec(&Remembered { version: FORM, volumes, stores })?;
     text.push(b'\n');
-    let new = path.with_extension("holders.new");
-    let mut file = File::create(&new)?;
-    file.write_all(&text)?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
-    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+    durable::replace(path, &text)
 }
 
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
@@ -256,10 +254,12 @@ fn from_hex(text: &str) -> Option<VolumeUuid> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::super::{Claimant, Served};
     use super::*;
 
-    fn who(mode: AccessMode) -> Claimant {
+    fn claimant(mode: AccessMode) -> Claimant {
         Claimant { mode, host: HostId([9; 16]), host_name: Name::new("host-1").unwrap() }
     }
 
@@ -306,7 +306,7 @@ mod tests {
         let file = HoldersFile::keep(path.clone(), &holders, false, confirm).unwrap();
         let changes = [([1; 16], AccessMode::Exclusive), ([2; 16], AccessMode::Shared)];
         for (number, (volume, mode)) in (0..).zip(changes) {
-            let record = holders.begin(&volume, &who(mode)).unwrap().unwrap();
+            let record = holders.begin(&volume, &claimant(mode)).unwrap().unwrap();
             assert!(file.write(number, record));
             assert_eq!(results.recv().unwrap(), (number, Ok(())));
             let read: Vec<_> = remembered(&path).records().cloned().collect();
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(results.recv().unwrap(), (7, Ok(())));
         let next = remembered(&path);
         assert!(!next.record(&[1; 16]).unwrap().present);
-        assert!(next.is_last(&[1; 16], &who(AccessMode::Exclusive), Generation(1)));
+        assert!(next.is_last(&[1; 16], &claimant(AccessMode::Exclusive), Generation(1)));
         let left: Vec<_> =
             fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left, ["t.holders"]);
@@ -338,7 +338,9 @@ mod tests {
         assert_eq!(remembered(&path).serve([1; 16], Some(&store)), Served::AsBefore);
         // What is changed later keeps it.
         let file = keep(&holders, false);
-        assert!(file.write(0, holders.begin(&[2; 16], &who(AccessMode::Shared)).unwrap().unwrap()));
+        assert!(
+            file.write(0, holders.begin(&[2; 16], &claimant(AccessMode::Shared)).unwrap().unwrap())
+        );
         drop(file);
         assert_eq!(remembered(&path).serve([1; 16], Some(&store)), Served::AsBefore);
     }
@@ -353,7 +355,7 @@ mod tests {
             confirmed.send((number, result)).unwrap();
         });
         let file = HoldersFile::keep(path, &holders, false, confirm).unwrap();
-        let record = holders.begin(&[1; 16], &who(AccessMode::Exclusive)).unwrap().unwrap();
+        let record = holders.begin(&[1; 16], &claimant(AccessMode::Exclusive)).unwrap().unwrap();
         assert!(file.write(1, record));
         let (number, result) = results.recv().unwrap();
         assert_eq!(number, 1);
@@ -387,10 +389,10 @@ mod tests {
             fs::write(&path, bad).unwrap();
             let mut holders = remembered(&path);
             assert!(
-                !holders.is_last(&[7; 16], &who(AccessMode::Exclusive), Generation(3)),
+                !holders.is_last(&[7; 16], &claimant(AccessMode::Exclusive), Generation(3)),
                 "{bad}"
             );
-            let begun = holders.begin(&[7; 16], &who(AccessMode::Exclusive)).unwrap().unwrap();
+            let begun = holders.begin(&[7; 16], &claimant(AccessMode::Exclusive)).unwrap().unwrap();
             assert!(begun.generation.0 > 1 << 40, "{bad}");
         }
     }

@@ -2,14 +2,17 @@
 //! connection.
 
 use rblk_fabric::{Completion, WcOpcode, WcStatus, WrId};
-use rblk_protocol::{ConnectionKind, Opcode};
+use rblk_protocol::width::wide;
+use rblk_protocol::{CommandCapsule, ConnectionKind, Opcode};
 
-use super::PollGroup;
-use crate::connection::{Connection, WrKind};
-use crate::request::Request;
+use super::respond::finish;
+use super::turn::Turn;
+use super::{PollGroup, admin, block, proof, reply, write};
+use crate::connection::{Admitted, Connection, Served, Violation, WrKind};
+use crate::request::{Outcome, Request};
 use crate::store::Store;
 
-/// How a connection ended that nobody here ended.
+/// How a connection ended that was not ended here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Parting {
     /// As an initiator leaves: by LOGOUT, or by disconnecting when every command is answered.
@@ -24,19 +27,20 @@ enum Parting {
 
 impl Parting {
     fn of(connection: &Connection, status: WcStatus) -> Self {
-        let is = |r: &Request, opcode| r.command.is_some_and(|c| c.opcode == opcode);
+        let requests = connection.requests();
+        let is = |request: &Request, opcode| request.opcode() == Some(opcode);
         // It is the last command of a session: no other takes its tag.
-        if connection.requests.iter().any(|r| is(r, Opcode::Logout)) {
+        if requests.iter().any(|request| is(request, Opcode::Logout)) {
             return Self::Left;
         }
         // An event that has not come is no loss.
-        let answered = |r: &Request| r.may_start() || is(r, Opcode::AsyncEvent);
-        if !connection.requests.iter().all(answered) {
+        if !requests.iter().all(|request| request.is_answered() || is(request, Opcode::AsyncEvent))
+        {
             return Self::Lost;
         }
         match status {
             WcStatus::Flushed => Self::Left,
-            WcStatus::RetryExceeded if connection.params.kind != ConnectionKind::Admin => {
+            WcStatus::RetryExceeded if connection.params().kind != ConnectionKind::Admin => {
                 Self::Gone
             }
             _ => Self::Lost,
@@ -58,88 +62,121 @@ impl<S: Store> PollGroup<S> {
     #[inline(never)]
     pub(super) fn on_completions(&mut self, poller: usize, count: usize) {
         for at in 0..count {
-            let Some(completion) = self.reaped.get(at).copied() else { return };
-            self.on_completion(poller, completion);
-        }
-    }
-
-    #[inline]
-    fn on_completion(&mut self, poller: usize, completion: Completion) {
-        let qps = &self.pollers[poller].qps;
-        let Some(slot) = qps.get(usize::from(completion.qp.0)).copied().flatten().map(usize::from)
-        else {
-            return;
-        };
-        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
-        if completion.status != WcStatus::Success {
-            return self.on_failure(slot, completion.status, completion.id);
-        }
-        if !connection.is_live() {
-            return;
-        }
-        let kind = WrKind::from_id(completion.id);
-        // What the peer sends says nothing of what it takes.
-        if let Some(WrKind::Recv(recv)) = kind {
-            return if completion.opcode == WcOpcode::Recv {
-                self.on_message(slot, recv, completion.byte_len as usize);
-            } else {
-                self.protocol_error(slot, "unexpected completion");
+            let completion = self.reaped[at];
+            // A QP that ended is nobody's any more: what it still completes says nothing.
+            let Some(index) = self.turn.pollers.connection_at(poller, completion.qp) else {
+                continue;
             };
-        }
-        connection.completed += 1;
-        match kind {
-            Some(WrKind::ReadData(tag, part)) => {
-                self.io = true;
-                connection.reads_in_flight = connection.reads_in_flight.saturating_sub(1);
-                self.on_data_read(slot, tag, part);
-                self.on_proof(slot, true);
+            if completion.status == WcStatus::Success {
+                self.serve(wide(index), |connection, turn| {
+                    on_success(connection, turn, &completion)
+                });
+            } else {
+                self.on_failure(wide(index), completion.status, completion.id);
             }
-            Some(WrKind::Proof) => {
-                connection.proving = false;
-                if let (Some(extent), Some(sink)) =
-                    (connection.proof_sink.take(), self.pollers[poller].sink.as_mut())
-                {
-                    sink.release(extent);
-                }
-                connection.reads_in_flight = connection.reads_in_flight.saturating_sub(1);
-                self.on_proof(slot, true);
-            }
-            Some(WrKind::Answer(_) | WrKind::WriteData(_)) => self.on_proof(slot, false),
-            _ => self.protocol_error(slot, "unexpected completion"),
         }
     }
 
     /// A WR completed with an error: the connection ends.
     #[cold]
-    fn on_failure(&mut self, slot: usize, status: WcStatus, id: WrId) {
+    fn on_failure(&mut self, index: usize, status: WcStatus, id: WrId) {
         let kind = WrKind::from_id(id);
-        let Some(connection) = self.connections[slot].as_deref() else { return };
+        let Some(connection) = self.connections.at(index) else {
+            debug_assert!(false, "a QP of no connection");
+            return;
+        };
         // What was flushed never left. The rest found no memory: its key is dead, or the QP in
         // front of it.
         let blocked = status != WcStatus::Flushed && kind.is_some_and(WrKind::is_one_sided);
-        self.stats.stale_rdma_blocked.add(u64::from(blocked));
+        self.turn.stats.stale_rdma_blocked.add(u64::from(blocked));
         let parting = Parting::of(connection, status);
         if parting == Parting::Lost && status != WcStatus::Flushed {
-            tracing::info!(peer = %connection.params.peer, ?status, wr = ?kind, "connection failed");
+            let peer = &connection.params().peer;
+            tracing::info!(peer, ?status, wr = ?kind, "connection failed");
         }
-        self.stats.lost_connections.add(u64::from(parting == Parting::Lost));
-        self.kill(slot, parting.reason());
+        self.turn.stats.lost_connections.add(u64::from(parting == Parting::Lost));
+        self.end(index, parting.reason());
     }
+}
 
-    /// A signaled WR completed: send-queue slots before it are free, and pinned extents too if it
-    /// proves that the peer has what was sent from them.
-    fn on_proof(&mut self, slot: usize, is_read: bool) {
-        let Some(connection) = self.connections[slot].as_deref_mut() else { return };
-        let reclaimed = connection.credits.completed();
-        if !is_read && !connection.sends_prove {
-            return self.continue_connection(slot);
-        }
-        while let Some(connection) = self.connections[slot].as_deref_mut()
-            && connection.pinned.front().is_some_and(|(position, ..)| *position <= reclaimed)
-            && let Some((_, shard, memory)) = connection.pinned.pop_front()
-        {
-            self.release(shard, memory);
-        }
-        self.continue_connection(slot);
+/// A WR completed.
+#[inline]
+fn on_success<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    completion: &Completion,
+) -> Served {
+    debug_assert!(connection.is_live(), "a connection that ended has no QP");
+    let kind = WrKind::from_id(completion.id).ok_or(Violation("unexpected completion"))?;
+    // What the peer sends says nothing of what it takes.
+    if let WrKind::Recv(buffer) = kind {
+        return if completion.opcode == WcOpcode::Recv {
+            on_message(connection, turn, buffer, wide(completion.byte_len))
+        } else {
+            Err(Violation("unexpected completion"))
+        };
     }
+    connection.note_progress();
+    let is_read = match kind {
+        WrKind::ReadData(tag, part) => {
+            turn.io = true;
+            connection.read_completed();
+            write::on_read(connection, turn, tag, part)?;
+            true
+        }
+        WrKind::Proof => {
+            proof::done(connection, turn);
+            true
+        }
+        WrKind::Answer(_) | WrKind::WriteData(_) | WrKind::Recv(_) => false,
+    };
+    proof::completed(connection, turn, is_read);
+    reply::on_credits(connection, turn)
+}
+
+/// A message came: one command or, where that was agreed, several, each of which is served as if it
+/// had come alone.
+#[inline(never)]
+fn on_message<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    buffer: u16,
+    bytes: usize,
+) -> Served {
+    let mut list = connection.begin_message(buffer, bytes, turn.now)?;
+    loop {
+        match connection.next_command(&mut list, buffer) {
+            None => break,
+            Some(Ok(command)) => {
+                let admitted = connection.admit(&command, buffer, list.data_offset())?;
+                on_command(connection, turn, &command, admitted)?;
+            }
+            Some(Err(error)) => {
+                tracing::warn!(peer = connection.params().peer, %error, "bad command");
+                return Err(Violation("bad command"));
+            }
+        }
+    }
+    connection.release_message(buffer);
+    Ok(())
+}
+
+/// A command came, and was looked at.
+#[inline]
+fn on_command<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+    admitted: Admitted,
+) -> Served {
+    match admitted {
+        Admitted::Block => {
+            turn.io = true;
+            return block::start(connection, turn, command);
+        }
+        Admitted::Admin => admin::forward(connection, turn, command),
+        Admitted::SelfTest => return admin::self_test(connection, turn, command),
+        Admitted::Answer(status) => finish(connection, turn, command.tag, Outcome::of(status)),
+    }
+    Ok(())
 }

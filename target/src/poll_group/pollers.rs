@@ -8,7 +8,8 @@
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
-use rblk_fabric::{Poller, PollerCounters};
+use rblk_fabric::{Connection, Poller, PollerCounters, QpIndex};
+use rblk_protocol::width::wide;
 
 use super::PollerMemory;
 use crate::arena::Arena;
@@ -19,8 +20,8 @@ pub(super) struct PollerEntry {
     pub(super) memory: PollerMemory,
     /// Allocator of the sink, where there is one.
     pub(super) sink: Option<Arena>,
-    /// Connection slot by QP index.
-    pub(super) qps: Vec<Option<u16>>,
+    // Index of the connection, by QP.
+    qps: Vec<Option<u16>>,
     broken: bool,
 }
 
@@ -66,6 +67,31 @@ impl Pollers {
     #[inline]
     pub(super) fn working(&mut self, place: usize) -> Option<&mut PollerEntry> {
         self.places.get_mut(place)?.as_mut().filter(|entry| !entry.broken)
+    }
+
+    /// The index of the connection that has this QP. `None`: it ended.
+    #[inline]
+    pub(super) fn connection_at(&self, place: usize, qp: QpIndex) -> Option<u16> {
+        self[place].qps.get(wide(qp.0)).copied().flatten()
+    }
+
+    /// Says which connection has this QP.
+    pub(super) fn attached(&mut self, place: usize, qp: QpIndex, connection: u16) {
+        let (entry, at) = (&mut self[place], wide(qp.0));
+        if entry.qps.len() <= at {
+            entry.qps.resize(at + 1, None);
+        }
+        entry.qps[at] = Some(connection);
+    }
+
+    /// Moves a QP to the error state and takes it off its CQ, to be destroyed.
+    pub(super) fn detach(&mut self, place: usize, qp: QpIndex) -> Option<Connection> {
+        let entry = &mut self[place];
+        entry.poller.fail(qp);
+        if let Some(connection) = entry.qps.get_mut(wide(qp.0)) {
+            *connection = None;
+        }
+        entry.poller.detach(qp)
     }
 
     /// All CQs that work, with their places.

@@ -22,17 +22,18 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::stat::{major, minor};
 
-use super::StoreError;
 use super::alignment::{Alignment, direct_alignment, probe_alignment};
 use super::identity::StoreIdentity;
+use super::methods::{Method, Methods, queue_attribute, queue_limit};
 use super::syncs::{Losses, Syncs};
+use super::{BackingKind, StoreError};
 use crate::arena::MIN_EXTENT_BYTES;
 
 // Time between two tries to get the lock.
@@ -78,42 +79,6 @@ impl Default for OpenOptions {
     }
 }
 
-/// What a backing is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum BackingKind {
-    /// A regular file.
-    File,
-    /// A block device.
-    BlockDevice,
-}
-
-// A way to discard or zero a range.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Method {
-    // BLOCK_URING_CMD_DISCARD, Linux 6.12.
-    BlockDiscard,
-    PunchHole,
-    ZeroRange,
-    WriteZeroes,
-}
-
-impl Method {
-    // Mode for fallocate, for the two methods that are one.
-    pub(super) fn fallocate_mode(self) -> FallocateFlags {
-        let how = match self {
-            Self::ZeroRange => FallocateFlags::FALLOC_FL_ZERO_RANGE,
-            _ => FallocateFlags::FALLOC_FL_PUNCH_HOLE,
-        };
-        how | FallocateFlags::FALLOC_FL_KEEP_SIZE
-    }
-
-    // Whether the answer means "never", so that asking again is pointless.
-    pub(super) fn is_refused_by(self, errno: Errno) -> bool {
-        self != Self::WriteZeroes
-            && matches!(errno, Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::ENOTTY | Errno::ENODEV)
-    }
-}
-
 /// An open, locked file or block device. Shared by the stores of all threads that serve it.
 #[derive(Debug)]
 pub struct Backing {
@@ -121,17 +86,14 @@ pub struct Backing {
     path: PathBuf,
     kind: BackingKind,
     read_only: bool,
-    direct: bool,
+    // With direct I/O, what it must be aligned to.
+    direct: Option<Alignment>,
     block_size: u32,
-    alignment: Alignment,
-    discard_granularity: u32,
     size: AtomicU64,
     has_own_fua: bool,
     identity: Option<StoreIdentity>,
     syncs: Syncs,
-    block_discard_refused: AtomicBool,
-    punch_hole_refused: AtomicBool,
-    zero_range_refused: AtomicBool,
+    methods: Methods,
 }
 
 impl Backing {
@@ -154,10 +116,8 @@ impl Backing {
             path: path.to_owned(),
             kind,
             read_only,
-            direct: false,
+            direct: None,
             block_size,
-            alignment: Alignment { memory: 1, offset: 1 },
-            discard_granularity: 0,
             size: AtomicU64::new(0),
             has_own_fua: false,
             identity: match kind {
@@ -165,22 +125,20 @@ impl Backing {
                 BackingKind::BlockDevice => StoreIdentity::of_device(&metadata),
             },
             syncs: Syncs::new(losses),
-            block_discard_refused: AtomicBool::new(kind == BackingKind::File),
-            punch_hole_refused: AtomicBool::new(false),
-            zero_range_refused: AtomicBool::new(false),
+            methods: Methods::new(kind, read_only),
             file,
         };
         let size = backing.measure()?;
         backing.size.store(size, Ordering::Relaxed);
         if direct != Direct::Off {
             match backing.make_direct() {
-                Ok(alignment) => (backing.direct, backing.alignment) = (true, alignment),
+                Ok(alignment) => backing.direct = Some(alignment),
                 Err(error) if direct == Direct::Required => return Err(error),
                 Err(_) => {}
             }
         }
-        backing.has_own_fua = backing.direct && makes_writes_durable(kind, &metadata);
-        backing.probe_discard(&metadata);
+        backing.has_own_fua = backing.direct() && makes_writes_durable(kind, &metadata);
+        backing.methods.probe(&backing.file, backing.kind, size, block_size, &metadata);
         Ok(backing)
     }
 
@@ -217,13 +175,13 @@ impl Backing {
     /// Whether I/O passes by the page cache.
     #[must_use]
     pub fn direct(&self) -> bool {
-        self.direct
+        self.direct.is_some()
     }
 
     /// Bytes to which offsets and lengths must be aligned: 1 unless direct.
     #[must_use]
     pub fn alignment(&self) -> u32 {
-        self.alignment.offset
+        self.direct.map_or(1, |alignment| alignment.offset)
     }
 
     /// Bytes to which the address of every segment of I/O must be aligned, at most 4096: 1 unless
@@ -234,7 +192,7 @@ impl Backing {
     /// or 4096.
     #[must_use]
     pub fn memory_alignment(&self) -> u32 {
-        self.alignment.memory
+        self.direct.map_or(1, |alignment| alignment.memory)
     }
 
     /// Whether it was opened for reading only.
@@ -247,14 +205,14 @@ impl Backing {
     /// refusal.
     #[must_use]
     pub fn can_discard(&self) -> bool {
-        self.discard_method().is_some()
+        self.methods.discard().is_some()
     }
 
     /// Whether zeroing a range costs less than writing zeroes, as far as known.
     #[must_use]
     pub fn can_zero_fast(&self) -> bool {
         // A device without the command has its zeroes written by the kernel.
-        let method = self.zero_method(self.kind == BackingKind::BlockDevice);
+        let method = self.methods.zero(self.kind == BackingKind::BlockDevice);
         let fast = match self.kind {
             BackingKind::File => method != Method::WriteZeroes,
             BackingKind::BlockDevice => method == Method::PunchHole,
@@ -265,7 +223,7 @@ impl Backing {
     /// Discards of less than this many bytes, or not aligned to it, give no space back. 0: unknown.
     #[must_use]
     pub fn discard_granularity(&self) -> u32 {
-        self.discard_granularity
+        self.methods.discard_granularity()
     }
 
     /// Looks at the size again, after the file or device was grown, and returns it in bytes.
@@ -310,42 +268,8 @@ impl Backing {
         &self.file
     }
 
-    pub(super) fn discard_method(&self) -> Option<Method> {
-        if self.read_only {
-            None
-        } else if !self.block_discard_refused.load(Ordering::Relaxed) {
-            Some(Method::BlockDiscard)
-        } else if !self.punch_hole_refused.load(Ordering::Relaxed) {
-            Some(Method::PunchHole)
-        } else {
-            None
-        }
-    }
-
-    // For an engine without the ring's own command.
-    pub(super) fn discard_method_by_call(&self) -> Option<Method> {
-        let refused = self.read_only || self.punch_hole_refused.load(Ordering::Relaxed);
-        (!refused).then_some(Method::PunchHole)
-    }
-
-    pub(super) fn zero_method(&self, may_unmap: bool) -> Method {
-        if may_unmap && !self.punch_hole_refused.load(Ordering::Relaxed) {
-            Method::PunchHole
-        } else if !self.zero_range_refused.load(Ordering::Relaxed) {
-            Method::ZeroRange
-        } else {
-            Method::WriteZeroes
-        }
-    }
-
-    // Remembers that a method does not work here.
-    pub(super) fn refuse(&self, method: Method) {
-        match method {
-            Method::BlockDiscard => self.block_discard_refused.store(true, Ordering::Relaxed),
-            Method::PunchHole => self.punch_hole_refused.store(true, Ordering::Relaxed),
-            Method::ZeroRange => self.zero_range_refused.store(true, Ordering::Relaxed),
-            Method::WriteZeroes => {}
-        }
+    pub(super) fn methods(&self) -> &Methods {
+        &self.methods
     }
 
     fn measure(&self) -> Result<u64, StoreError> {
@@ -413,38 +337,6 @@ impl Backing {
             switch(false)?;
         }
         checked
-    }
-
-    fn probe_discard(&mut self, metadata: &fs::Metadata) {
-        match self.kind {
-            BackingKind::File => {
-                self.discard_granularity = u32::try_from(metadata.blksize()).unwrap_or(0);
-                if !self.read_only {
-                    // A hole past the end with KEEP_SIZE changes nothing, but is refused where
-                    // holes are.
-                    let end =
-                        i64::try_from(self.size_bytes()).unwrap_or(i64::MAX - i64::from(u16::MAX));
-                    let mode = Method::PunchHole.fallocate_mode();
-                    if let Err(errno) = fallocate(&self.file, mode, end, i64::from(self.block_size))
-                        && Method::PunchHole.is_refused_by(errno)
-                    {
-                        self.refuse(Method::PunchHole);
-                    }
-                }
-            }
-            BackingKind::BlockDevice => {
-                let device = metadata.rdev();
-                let granularity = queue_limit(device, "discard_granularity");
-                self.discard_granularity =
-                    granularity.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
-                if queue_limit(device, "discard_max_bytes") == Some(0) {
-                    self.refuse(Method::BlockDiscard);
-                }
-                if queue_limit(device, "write_zeroes_max_bytes") == Some(0) {
-                    self.refuse(Method::PunchHole);
-                }
-            }
-        }
     }
 }
 
@@ -544,20 +436,6 @@ fn lock_holder(metadata: &fs::Metadata) -> Option<u32> {
         let pid = words.nth(2)?.parse().ok()?;
         (words.next()? == file && pid != 0).then_some(pid)
     })
-}
-
-// A limit of a block device's queue.
-fn queue_limit(device: u64, name: &str) -> Option<u64> {
-    queue_attribute(device, name)?.parse().ok()
-}
-
-// What sysfs says of a block device's queue; a partition has the queue of its disk.
-fn queue_attribute(device: u64, name: &str) -> Option<String> {
-    let directory = format!("/sys/dev/block/{}:{}", major(device), minor(device));
-    ["queue", "../queue"]
-        .iter()
-        .find_map(|queue| fs::read_to_string(format!("{directory}/{queue}/{name}")).ok())
-        .map(|text| text.trim().to_owned())
 }
 
 // A block device whose error of a durable write speaks of that write alone. Where the device has a

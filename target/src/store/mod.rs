@@ -35,6 +35,7 @@ mod alignment;
 pub mod backing;
 mod error;
 mod identity;
+mod methods;
 pub mod sync;
 mod syncs;
 pub mod uring;
@@ -44,7 +45,7 @@ mod tests;
 
 use nix::errno::Errno;
 
-pub use backing::{Backing, BackingKind, Direct, OpenOptions};
+pub use backing::{Backing, Direct, OpenOptions};
 pub use error::{StoreError, StoreErrorKind};
 pub use identity::StoreIdentity;
 pub use sync::SyncStore;
@@ -56,6 +57,15 @@ pub use uring::{
 
 /// Most segments of one op.
 pub const MAX_SEGMENTS: usize = 1024;
+
+/// What a backing is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BackingKind {
+    /// A regular file.
+    File,
+    /// A block device.
+    BlockDevice,
+}
 
 /// A run of bytes of the region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

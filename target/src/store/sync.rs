@@ -9,7 +9,8 @@ use nix::errno::Errno;
 use nix::fcntl::fallocate;
 use rblk_fabric::Region;
 
-use super::backing::{Backing, Method};
+use super::backing::Backing;
+use super::methods::Method;
 use super::syncs::{Door, Look};
 use super::{Op, OpDone, OpKind, Segment, Store, StoreError, VolumeIndex, refusal};
 
@@ -114,17 +115,17 @@ impl SyncStore {
             }
             OpKind::Flush => self.sync(backing).map(|()| 0),
             OpKind::Discard { offset, len } => {
-                let method = backing.discard_method_by_call().ok_or(Errno::EOPNOTSUPP)?;
+                let method = backing.methods().discard_by_call().ok_or(Errno::EOPNOTSUPP)?;
                 let result = self.change(backing, method, offset, len);
                 if result.as_ref().is_err_and(|error| is_refused(method, error)) {
-                    backing.refuse(method);
+                    backing.methods().refuse(method);
                 }
                 result.map(|()| 0)
             }
             OpKind::WriteZeroes { offset, len, may_unmap } => loop {
-                let method = backing.zero_method(may_unmap);
+                let method = backing.methods().zero(may_unmap);
                 match self.change(backing, method, offset, len) {
-                    Err(error) if is_refused(method, &error) => backing.refuse(method),
+                    Err(error) if is_refused(method, &error) => backing.methods().refuse(method),
                     result => return result.map(|()| 0),
                 }
             },

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use rblk_bench::inprocess::{QueueOptions, RawEnd};
-use rblk_fabric::soft::memory::Wire;
+use rblk_fabric::soft::network::Wire;
 use rblk_fabric::{
     Access, Completion, MemoryRegion, PageKind, RecvWr, Region, SendOp, SendWr, SgeList, WcStatus,
     WrId,

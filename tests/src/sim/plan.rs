@@ -5,7 +5,7 @@ use std::time::Duration;
 use rblk_bench::ram_store::StoreConditions;
 use rblk_bench::seed::Random;
 use rblk_config::OnLoss;
-use rblk_fabric::soft::memory::Conditions;
+use rblk_fabric::soft::network::Conditions;
 use rblk_protocol::Features;
 use rblk_target::volume::CacheMode;
 

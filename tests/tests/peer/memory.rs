@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rblk_bench::inprocess::{QueueOptions, RigOptions};
 use rblk_bench::seed::Random;
-use rblk_fabric::soft::memory::{Conditions, End};
+use rblk_fabric::soft::network::{Conditions, End};
 use rblk_protocol::{BlockCount, CommandCapsule, Features, KeyedDescriptor, Opcode, Tag};
 use rblk_tests::bed::{FROZEN, FROZEN_BYTES, MEMORY, PATIENCE, STORE, pattern};
 use rblk_tests::raw::{Heard, LENT_BYTES, RawPeer};

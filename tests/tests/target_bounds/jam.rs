@@ -2,7 +2,7 @@
 
 use rblk_bench::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_bench::ram_store::RamStore;
-use rblk_fabric::soft::memory::{Conditions, End};
+use rblk_fabric::soft::network::{Conditions, End};
 use rblk_initiator::io::IoOp;
 use rblk_protocol::{AccessMode, Tag};
 use rblk_target::cache::slots::{Holders, State};

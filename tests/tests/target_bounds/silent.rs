@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use rblk_bench::inprocess::{QueueId, QueueOptions, RigOptions};
-use rblk_fabric::soft::memory::End;
+use rblk_fabric::soft::network::End;
 use rblk_protocol::Opcode;
 use rblk_target::connection::SessionSlot;
 use rblk_tests::bed::{Bed, MEMORY, STORE, pattern};

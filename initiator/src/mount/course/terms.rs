@@ -1,10 +1,10 @@
-//! What a [`Course`](super::Course) is told and what it answers.
+//! What goes into a [`Course`](super::Course), and what comes out.
 
 use std::time::Duration;
 
 use rblk_protocol::{Epoch, Generation, InstanceId, Name, OpenReply, SessionId};
 
-/// What the way depends on and does not change.
+/// The configuration of a course. It does not change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rules {
     /// Addresses, in the order of preference: they are named by index. At least one.
@@ -15,22 +15,22 @@ pub struct Rules {
     pub connect_timeout: Duration,
     /// First pause between two rounds.
     pub reconnect_delay: Duration,
-    /// How long requests wait for a lost target before they fail; for ever if absent.
+    /// How long requests wait for a lost target before they fail; without a limit if absent.
     pub fail_after: Option<Duration>,
     /// How often a better address than the one in use is tried; zero never goes back.
     pub failback: Duration,
 }
 
 impl Rules {
-    /// How long each step of a try may take: a try at a dead address must not keep the next one
-    /// waiting.
+    /// How long each step of a try may take: the next address must not wait long for a try at a
+    /// dead one.
     #[must_use]
     pub fn try_limit(&self) -> Duration {
         self.connect_timeout.min(self.detect.max(Duration::from_secs(1)))
     }
 }
 
-/// What a mount knows of its volume: enough to come back, also for another process.
+/// What a mount knows of its volume and its target: enough to reconnect, also for another process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Facts {
     /// The session, and the highest epoch that was named in it; `None` when it is gone.
@@ -41,7 +41,7 @@ pub struct Facts {
     pub instance: InstanceId,
     /// The target's name.
     pub target_name: Name,
-    /// Who holds the volume instead: this mount is fenced.
+    /// The host that holds the volume instead: this mount is fenced.
     pub fenced: Option<String>,
 }
 
@@ -54,9 +54,9 @@ pub enum State {
     Lost,
     /// Requests fail until the target is back.
     Failing,
-    /// Somebody else holds the volume: every request fails, for good.
+    /// Another host holds the volume: every request fails, permanently.
     Fenced,
-    /// The volume became another one: every request fails, for good.
+    /// The volume became another one: every request fails, permanently.
     Changed,
 }
 
@@ -72,22 +72,22 @@ pub enum Act {
     /// The queues send nothing new from now on, until the next path. Tell `Course::quiet` when
     /// nothing that was sent is unanswered.
     Hold,
-    /// End the session and the paths; the target counts as lost by now, and a try is due.
+    /// End the session and the paths. The target counts as lost now, and a try is due.
     Leave(Leaving),
     /// See whether the same run of the target answers at that address, and tell `Course::probed`.
     Probe(usize),
 }
 
-/// A try to have the target again.
+/// A try to reconnect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attempt {
-    /// Where: index of the address.
+    /// The index of its address.
     pub address: usize,
     /// The session and the epoch to raise it to; `None` begins a new session.
     pub resume: Option<(SessionId, Epoch)>,
     /// The generation to name in OPEN.
     pub generation: Generation,
-    /// How long each step may take, but for a LOGIN or OPEN that waits for the end of older
+    /// How long each step may take, except for a LOGIN or OPEN that waits for the end of older
     /// connections.
     pub limit: Duration,
 }
@@ -118,11 +118,11 @@ pub enum Loss {
 pub enum Failure {
     /// The target does not know the session, or knows it in a higher epoch: a new one is needed.
     SessionGone,
-    /// Anything else that may pass.
+    /// Anything else. The next try may succeed.
     Transient,
 }
 
-/// What an OPEN means.
+/// What the answer to an OPEN means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// Connect the queues.
@@ -146,7 +146,7 @@ pub struct OtherTarget {
 /// The target is back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arrival {
-    /// Where: index of the address.
+    /// The index of its address.
     pub address: usize,
     /// How long it was lost.
     pub stalled: Duration,

@@ -7,24 +7,11 @@ fn host() -> HostIdentity {
     HostIdentity { id: HostId([9; 16]), name: Name::new("host").unwrap() }
 }
 
-fn known() -> Known {
-    Known {
+fn setup() -> Setup {
+    Setup {
         volume_name: Name::new("vol0").unwrap(),
         addresses: vec!["rdma://10.0.0.1".parse().unwrap(), "tcp://store".parse().unwrap()],
         host: host(),
-        volume: OpenReply {
-            handle: VolumeHandle(7),
-            flags: VolumeFlags::VOLATILE_CACHE.with(VolumeFlags::DISCARD, true),
-            block_size: BlockSize::new(4096).unwrap(),
-            blocks: BlockCount(1 << 20),
-            discard_granularity_bytes: 65_536,
-            uuid: [1; 16],
-            verifier: WriteVerifier([0xfe; 16]),
-            generation: Generation(u64::MAX),
-        },
-        resume: Some((SessionId([0xab; 16]), Epoch(u32::MAX))),
-        instance: InstanceId([3; 16]),
-        target_name: Name::new("store1").unwrap(),
         wish: QueueWish {
             depth: QueueDepth::new(128).unwrap(),
             io_max_bytes: 262_144,
@@ -35,26 +22,50 @@ fn known() -> Known {
         },
         queues: 2,
         buffers: Vec::new(),
-        address: "tcp://store:7721".to_owned(),
-        rdma_device: "rxe0".to_owned(),
-        transport: "RoCE".to_owned(),
+        endpoint: Endpoint {
+            address: "tcp://store:7721".to_owned(),
+            rdma_device: "rxe0".to_owned(),
+            transport: "RoCE".to_owned(),
+        },
+    }
+}
+
+fn facts() -> Facts {
+    Facts {
+        resume: Some((SessionId([0xab; 16]), Epoch(u32::MAX))),
+        volume: OpenReply {
+            handle: VolumeHandle(7),
+            flags: VolumeFlags::VOLATILE_CACHE.with(VolumeFlags::DISCARD, true),
+            block_size: BlockSize::new(4096).unwrap(),
+            blocks: BlockCount(1 << 20),
+            discard_granularity_bytes: 65_536,
+            uuid: [1; 16],
+            verifier: WriteVerifier([0xfe; 16]),
+            generation: Generation(u64::MAX),
+        },
+        instance: InstanceId([3; 16]),
+        target_name: Name::new("store1").unwrap(),
         fenced: None,
     }
 }
 
-fn note_of(known: &Known) -> Note {
+fn note() -> Note {
+    note_of(&facts())
+}
+
+fn note_of(facts: &Facts) -> Note {
     let mut config = MountConfig::new("rdma://10.0.0.1", "vol0");
     config.target.push("tcp://store".to_owned());
     config.retain = rblk_config::ByteSize(1 << 20);
     config.host_name = Some("a".to_owned());
     let doubts = Doubts { maybe_unflushed: true, loss_untold: true, recovered: 3 };
-    Note::of("vol0", (4, DeviceToken::new(77)), &config, known, doubts)
+    Note::of("vol0", (4, DeviceToken::new(77)), &config, (&setup(), facts), doubts)
 }
 
 impl Note {
     /// The note of a living mount.
     pub(in crate::mount) fn sample() -> Self {
-        note_of(&known())
+        note()
     }
 }
 
@@ -63,26 +74,24 @@ fn text(note: &Note) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_known_survives_the_process() {
-    let fenced = Known { fenced: Some("held by b".to_owned()), resume: None, ..known() };
-    for known in [known(), fenced] {
-        let note = note_of(&known);
+fn a_note_restores_what_the_mount_knew() {
+    let fenced = Facts { fenced: Some("held by b".to_owned()), resume: None, ..facts() };
+    for facts in [facts(), fenced] {
+        let note = note_of(&facts);
         let read = Note::parse(&text(&note), "vol0").unwrap();
         assert_eq!(read, note);
         assert_eq!((read.device_id, read.token), (4, DeviceToken::new(77)));
         assert!(read.maybe_unflushed && read.loss_untold && read.recovered == 3);
-        // The id of this host may be another by now, and the holder is who mounted.
-        let again = read.known(&read.config, Name::new("renamed").unwrap()).unwrap();
+        // The id of this host may have changed, and the host that mounted is the holder.
+        let (again, found) = read.restore(&read.config, Name::new("renamed").unwrap()).unwrap();
         assert_eq!((again.host.id, again.host.name.as_str()), (host().id, "renamed"));
         // The handle was the old session's.
-        let volume = OpenReply { handle: VolumeHandle(0), ..known.volume };
-        assert_eq!(again.volume, volume);
-        assert_eq!(again.resume, known.resume);
-        assert_eq!((again.instance, again.target_name), (known.instance, known.target_name));
-        assert_eq!((again.wish, again.queues), (known.wish, known.queues));
-        assert_eq!(again.volume_name, known.volume_name);
-        assert_eq!(again.addresses, known.addresses);
-        assert_eq!(again.fenced, known.fenced);
+        let volume = OpenReply { handle: VolumeHandle(0), ..facts.volume };
+        assert_eq!(found, Facts { volume, ..facts });
+        let setup = setup();
+        assert_eq!((again.wish, again.queues), (setup.wish, setup.queues));
+        assert_eq!((again.volume_name, again.addresses), (setup.volume_name, setup.addresses));
+        assert_eq!(again.endpoint, setup.endpoint);
     }
 }
 
@@ -91,7 +100,7 @@ fn a_note_is_roots_and_replaced_whole() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     assert!(Note::read_in(dir.path(), "vol0").unwrap().is_none());
-    let mut note = note_of(&known());
+    let mut note = note();
     note.write_in(dir.path()).unwrap();
     note.recovered = 4;
     note.write_in(dir.path()).unwrap();
@@ -139,7 +148,7 @@ fn a_note_with_a_bad_value_is_refused() {
         ("/address", json!("x".repeat(TEXT_MAX + 1)), "too long"),
         ("/config/target", json!([]), "configuration"),
     ];
-    let good: Value = serde_json::from_slice(&text(&note_of(&known()))).unwrap();
+    let good: Value = serde_json::from_slice(&text(&note())).unwrap();
     for (path, value, why) in cases {
         let mut bad = good.clone();
         *bad.pointer_mut(path).unwrap() = value.clone();
@@ -157,7 +166,7 @@ fn a_note_with_a_bad_value_is_refused() {
 #[test]
 fn a_note_says_which_flushes_fail_after_a_loss() {
     use rblk_config::OnLoss;
-    let mut note = note_of(&known());
+    let mut note = note();
     note.config.on_loss = OnLoss::Once;
     let good: Value = serde_json::from_slice(&text(&note)).unwrap();
     let read = |value: &Value| Note::parse(&serde_json::to_vec(value).unwrap(), "vol0");
@@ -185,9 +194,8 @@ fn texts_are_cut_between_characters() {
     let long = "ü".repeat(TEXT_MAX);
     assert_eq!(cut(&long), "ü".repeat(TEXT_MAX / 2));
     assert_eq!(cut(&format!("x{long}")).len(), TEXT_MAX - 1);
-    let mut known = known();
-    known.fenced = Some(long);
-    Note::parse(&text(&note_of(&known)), "vol0").unwrap();
+    let fenced = Facts { fenced: Some(long), ..facts() };
+    Note::parse(&text(&note_of(&fenced)), "vol0").unwrap();
 }
 
 proptest! {
@@ -195,12 +203,12 @@ proptest! {
     /// be used.
     #[test]
     fn damage_is_no_panic(at in 0..4096usize, with in proptest::collection::vec(any::<u8>(), 0..40)) {
-        let mut text = text(&note_of(&known()));
+        let mut text = text(&note());
         let at = at % text.len();
         let end = (at + with.len()).min(text.len());
         text.splice(at..end, with);
         if let Ok(note) = Note::parse(&text, "vol0") {
-            let _ = note.known(&note.config, host().name);
+            let _ = note.restore(&note.config, host().name);
             let _ = note.status("no server");
         }
     }

@@ -110,7 +110,7 @@ impl Pair {
             let mut prev = NONE;
             for link in self.locks.chain(*head) {
                 assert_eq!(self.locks.links[link as usize].prev, prev);
-                assert!(self.locks.locks[link as usize / STRIPES].alive);
+                assert!(self.locks.locks[link as usize / STRIPES].is_alive());
                 prev = link;
                 linked += 1;
             }

@@ -1,7 +1,8 @@
 //! Dirty slots: the lists of a volume's, oldest first, and what write-backs do to them.
 
 use super::super::policy::Slot;
-use super::{Meta, NONE, Slots, State};
+use super::meta::Meta;
+use super::{NONE, Slots, State};
 use crate::store::VolumeIndex;
 
 impl Slots {
@@ -9,7 +10,7 @@ impl Slots {
     pub(super) fn leave_store(&mut self, slot: Slot) {
         let meta = &mut self.metas[slot.0 as usize];
         meta.stores -= 1;
-        self.outdated -= usize::from(meta.state == State::Gone && meta.stores == 0);
+        self.totals.outdated -= usize::from(meta.state == State::Detached && meta.stores == 0);
     }
 
     // The last of a volume's dirty slots that is as old as `order`, looked for from the oldest on.
@@ -41,7 +42,7 @@ impl Slots {
         meta.state = State::Dirty;
         self.lists[list].counts.dirty += 1;
         self.lists[list].counts.failed += u32::from(meta.failed);
-        self.dirty += 1;
+        self.totals.dirty += 1;
     }
 
     // Takes a slot out of the count of dirty ones, and out of the list if it is there. The caller
@@ -51,7 +52,7 @@ impl Slots {
         if !matches!(state, State::Dirty | State::Writing) {
             return;
         }
-        self.dirty -= 1;
+        self.totals.dirty -= 1;
         let list = &mut self.lists[usize::from(volume)];
         list.counts.dirty -= 1;
         list.counts.failed -= u32::from(failed);
@@ -83,7 +84,7 @@ impl Slots {
         debug_assert_eq!(self.state(slot), State::Dirty, "{:?}", self.holders(slot));
         let failed = self.metas[slot.0 as usize].failed;
         self.leave_list(slot);
-        self.dirty += 1;
+        self.totals.dirty += 1;
         let meta = &mut self.metas[slot.0 as usize];
         meta.state = State::Writing;
         meta.stores += 1;

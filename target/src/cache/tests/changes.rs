@@ -92,11 +92,11 @@ fn what_is_gone_is_not_written_back() {
     case.finish(0);
     assert_eq!(case.done(change), Ok(()));
     assert_eq!(case.dirty_blocks(), 0);
-    let accepted = case.shard.store.accepted;
+    let accepted = case.shard.core.store.store().accepted;
     case.wait(DELAY);
     let flush = case.flush();
     assert_eq!(case.done(flush), Ok(()));
-    assert_eq!(case.shard.store.accepted, accepted);
+    assert_eq!(case.shard.core.store.store().accepted, accepted);
     case.end();
 }
 
@@ -108,7 +108,7 @@ fn a_write_back_that_waits_for_a_change_has_nothing_left_of_it() {
         let change = case.discard(offset, len);
         let flush = case.flush();
         assert_eq!(case.ops(), [OpKind::Discard { offset, len }]);
-        assert_eq!(case.shard.write_backs.len(), 1);
+        assert_eq!(case.shard.write_backs.counts().0, 1);
         case.finish(0);
         assert_eq!(case.done(change), Ok(()));
         let mut all = bytes(1, 0, 8 * 4096);
@@ -238,8 +238,10 @@ fn a_hold_keeps_the_store_of_its_range_quiet() {
                 Changed::No => [true; 4],
             }
         );
-        // A name that is over is nobody's.
-        case.unhold(job, Changed::Yes);
+        // A hold that has ended is not ended again: in debug builds that is a panic.
+        if !cfg!(debug_assertions) {
+            case.unhold(job, Changed::Yes);
+        }
         let second = case.held(second);
         case.finish_all();
         assert_eq!(case.done(fua), Ok(()));

@@ -24,8 +24,8 @@ use rblk_fabric::{PageKind, Region};
 use rblk_protocol::Tag;
 
 use super::message::{Changed, JobId, PartToken, Segments, ShardReply, ShardRequest};
-use super::shard::{Shard, ShardOptions};
-use super::{SLOT_BYTES, STRIPE_BYTES};
+use super::shard::Shard;
+use super::{SLOT_BYTES, STRIPE_BYTES, ShardOptions};
 use crate::arena::Arena;
 use crate::connection::ConnectionId;
 use crate::store::{OpKind, VolumeIndex};
@@ -337,7 +337,7 @@ impl Case {
 
     /// The ops that the store has, in the order in which it got them.
     fn ops(&self) -> Vec<OpKind> {
-        self.shard.store.ops()
+        self.shard.core.store.store().ops()
     }
 
     /// Offset and length of each of the store's ops.
@@ -353,13 +353,13 @@ impl Case {
 
     /// The op in that place ends well.
     fn finish(&mut self, at: usize) {
-        self.shard.store.finish(at);
+        self.shard.store_mut().finish(at);
         self.turn();
     }
 
     /// The op in that place ends like that, and without effect.
     fn finish_with(&mut self, at: usize, result: Result<u32, Errno>) {
-        self.shard.store.finish_with(at, result);
+        self.shard.store_mut().finish_with(at, result);
         self.turn();
     }
 
@@ -376,7 +376,7 @@ impl Case {
 
     /// What the store has of a range.
     fn stored(&self, offset: u64, len: usize) -> Data {
-        Data(self.shard.store.bytes(offset, len))
+        Data(self.shard.core.store.store().bytes(offset, len))
     }
 
     /// Reads a range of cold blocks in, to have them in the cache.
@@ -386,11 +386,11 @@ impl Case {
     }
 
     fn is_cached(&self, block: u64) -> bool {
-        self.shard.slots.find(VOLUME, block).is_some()
+        self.shard.core.slots.find(VOLUME, block).is_some()
     }
 
     fn dirty_blocks(&self) -> usize {
-        self.shard.slots.dirty()
+        self.shard.core.slots.dirty()
     }
 
     /// Nothing is left of what was asked: no job, no lock, no pin, no answer.
@@ -398,12 +398,12 @@ impl Case {
         self.finish_all();
         assert!(self.replies.is_empty(), "{:?}", self.replies);
         assert!(self.shard.is_idle(), "{:?}", self.shard);
-        assert_eq!(self.shard.locks.len(), 0);
-        assert_eq!(self.shard.slots.held().collect::<Vec<_>>(), []);
-        assert_eq!(self.shard.slots.lent(), 0);
-        assert!(self.shard.write_backs.is_empty() && self.shard.flushes.is_empty());
-        for state in self.shard.volumes.iter().flatten() {
-            assert_eq!((state.held, state.ops), (0, 0), "nothing is under way");
+        assert_eq!(self.shard.core.locks.len(), 0);
+        assert_eq!(self.shard.core.slots.held().collect::<Vec<_>>(), []);
+        assert_eq!(self.shard.core.slots.lent(), 0);
+        assert_eq!(self.shard.write_backs.counts(), (0, 0));
+        for state in self.shard.core.volumes.iter() {
+            assert_eq!((state.share.used(), state.ops.at_store), (0, 0), "nothing is under way");
         }
     }
 }

@@ -15,7 +15,7 @@ fn one_fill_for_all_who_read_a_cold_block() {
         for (at, tag) in (0..).zip(tags) {
             assert_eq!(case.got(tag), Ok(bytes(0, at * 512, 512)));
         }
-        assert_eq!(case.shard.store.accepted, 1);
+        assert_eq!(case.shard.core.store.store().accepted, 1);
         assert_eq!(case.shard.counters().copied_bytes, 0);
         assert_eq!(case.shard.counters().fill_bytes, 4096);
         case.end();
@@ -47,10 +47,10 @@ fn a_hit_lends_the_slot_itself() {
         let (first, second) = (case.lent(first).unwrap(), case.lent(second).unwrap());
         assert_eq!(first, second);
         assert_eq!(case.copy(&first), bytes(0, 512, 3 * 4096));
-        assert_eq!(case.shard.store.accepted, 1);
+        assert_eq!(case.shard.core.store.store().accepted, 1);
         assert_eq!(case.shard.counters().copied_bytes, 0);
         case.release(first);
-        assert_eq!(case.shard.slots.lent(), 4);
+        assert_eq!(case.shard.core.slots.lent(), 4);
         case.release(second);
         case.end();
     }
@@ -88,7 +88,7 @@ fn what_fails_or_ends_early_is_an_error_and_not_kept() {
             case.finish(0);
             assert_eq!(case.got(second), Ok(bytes(0, 4096, 4096)));
             let discard = case.discard(0, 0x10000);
-            case.shard.store.finish_with(0, Ok(0));
+            case.shard.store_mut().finish_with(0, Ok(0));
             case.turn();
             assert_eq!(case.done(discard), Ok(()));
         }
@@ -150,7 +150,7 @@ fn without_a_cache_every_read_goes_to_the_store() {
     assert_eq!(case.got(tags[0]), Ok(bytes(0, 512, 4096)));
     assert_eq!(case.got(tags[1]), Err(Errno::EIO));
     assert_eq!(case.got(tags[2]), Ok(bytes(0, 0, 8 * 4096)));
-    assert_eq!(case.shard.slots.cached(), 0);
+    assert_eq!(case.shard.core.slots.cached(), 0);
     case.end();
 }
 
@@ -192,7 +192,7 @@ fn a_fill_gives_way_to_a_write_that_came_meanwhile() {
 #[test]
 fn a_full_store_gets_its_ops_later_and_in_order() {
     for mut case in cached() {
-        case.shard.store.capacity = 1;
+        case.shard.store_mut().capacity = 1;
         let tags: Vec<_> = (0..4).map(|at| case.read(at * 8192, 4096)).collect();
         for (at, tag) in (0..).zip(tags) {
             assert_eq!(case.ranges(), [(at * 8192, 4096)]);
@@ -235,7 +235,7 @@ fn a_read_in_more_pieces_than_one_op_may_have() {
 
 /// Lends all memory: clean blocks of the far end of the volume.
 fn lend_all(case: &mut Case) -> Vec<Segments> {
-    let slots = case.shard.slots.capacity() as u64 - case.dirty_blocks() as u64;
+    let slots = case.shard.core.slots.capacity() as u64 - case.dirty_blocks() as u64;
     let lend = |at| {
         let tag = case.read(2 * STRIPE_BYTES + at * BLOCK, 4096);
         case.finish_all();
@@ -309,6 +309,17 @@ fn who_waits_for_memory_finds_what_was_filled_meanwhile() {
 }
 
 #[test]
+#[cfg(debug_assertions)]
+#[should_panic(expected = "has ended")]
+fn a_reservation_that_is_cancelled_twice_is_a_bug() {
+    let mut case = Setup::new(CacheMode::WriteThrough).case();
+    let tag = case.reserve(0, 4096);
+    let (job, memory) = case.reserved(tag);
+    case.request(ShardRequest::Cancel { job, memory });
+    case.request(ShardRequest::Cancel { job, memory: Segments::default() });
+}
+
+#[test]
 fn a_reservation_that_is_cancelled_leaves_nothing() {
     for mode in [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack] {
         let mut case = Setup { slots: 16, ..Setup::new(mode) }.case();
@@ -316,15 +327,18 @@ fn a_reservation_that_is_cancelled_leaves_nothing() {
         for tag in tags {
             let (job, memory) = case.reserved(tag);
             case.request(ShardRequest::Cancel { job, memory });
-            // Twice, and too late.
-            case.request(ShardRequest::Cancel { job, memory: Segments::default() });
-            let from = case.token();
-            let memory = Segments::default();
-            case.request(ShardRequest::Write { from, job, memory, fua: true });
+            // Twice, and too late: bugs, which panic in debug builds and change nothing in others.
+            if !cfg!(debug_assertions) {
+                case.request(ShardRequest::Cancel { job, memory: Segments::default() });
+                let (from, memory) = (case.token(), Segments::default());
+                case.request(ShardRequest::Write { from, job, memory, fua: true });
+            }
         }
-        assert_eq!(case.shard.store.accepted, 0);
+        assert_eq!(case.shard.core.store.store().accepted, 0);
         case.end();
-        assert_eq!(lend_all(&mut case).len(), 16);
+        let all = lend_all(&mut case);
+        assert_eq!(all.len(), 16);
+        all.into_iter().for_each(|memory| case.release(memory));
     }
 }
 
@@ -399,10 +413,10 @@ fn a_prefetch_takes_neither_dirty_nor_lent_slots() {
     case.dirty(1, 0, 4 * 4096);
     let lent = lend_all(&mut case);
     assert_eq!(lent.len(), 12);
-    let evictions = case.shard.slots.evictions();
+    let evictions = case.shard.core.slots.evictions();
     case.prefetch(STRIPE_BYTES, 4096);
     assert_eq!(case.ops(), []);
-    assert_eq!(case.shard.slots.evictions(), evictions);
+    assert_eq!(case.shard.core.slots.evictions(), evictions);
     assert!(!case.shard.is_short());
     for memory in lent {
         assert_eq!(case.copy(&memory).len(), 4096);

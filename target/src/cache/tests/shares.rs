@@ -12,7 +12,7 @@ fn shard(slots: usize, modes: &[CacheMode]) -> Case {
     let setup = Setup { slots, dirty_max: slots * SLOT_BYTES / 2, ..Setup::new(modes[0]) };
     let mut case = setup.case();
     for (index, mode) in (1u16..).zip(&modes[1..]) {
-        case.shard.store.add_volume(bytes(0, 0, usize::try_from(setup.size).unwrap()).0);
+        case.shard.store_mut().add_volume(bytes(0, 0, usize::try_from(setup.size).unwrap()).0);
         case.shard.add_volume(VolumeIndex(index), *mode, setup.size, false, Arc::default());
     }
     case
@@ -36,7 +36,8 @@ impl Case {
     /// Everything of the well volume's ends, and what comes of that; nothing of the other's.
     fn work(&mut self) {
         self.turn();
-        while let Some(at) = self.shard.store.volumes().iter().position(|v| *v == WELL) {
+        while let Some(at) = self.shard.core.store.store().volumes().iter().position(|v| *v == WELL)
+        {
             self.finish(at);
         }
     }
@@ -116,8 +117,15 @@ impl Case {
             }
         }
         assert!(open.is_empty(), "{what}: {open:?}");
-        assert_eq!((self.shard.capped, self.shard.waiting_ops), (0, 0), "{what}");
-        assert!(self.shard.volumes.iter().flatten().all(|v| v.held == 0 && v.ops == 0), "{what}");
+        assert_eq!(
+            (self.shard.memory.without_share(), self.shard.core.store.waiting()),
+            (0, 0),
+            "{what}"
+        );
+        assert!(
+            self.shard.core.volumes.iter().all(|v| v.share.used() == 0 && v.ops.at_store == 0),
+            "{what}"
+        );
         self.end();
     }
 }
@@ -135,7 +143,7 @@ fn a_stuck_store_has_half_of_the_memory() {
                 .map(|at| case.reserve_of(STUCK, (2 << 20) + at * 4 * BLOCK, 4 * 4096))
                 .collect();
             case.turn();
-            assert!(case.shard.capped > 0, "{what}");
+            assert!(case.shard.memory.without_share() > 0, "{what}");
             for version in 1..8 {
                 case.goes_on(version, &what);
                 case.idle();
@@ -185,7 +193,7 @@ fn a_stuck_store_has_half_of_the_operations() {
         for well in [MODES[(at + 1) % 3]] {
             let what = format!("{stuck:?} is stuck, {well:?} is not");
             let mut case = shard(4096, &[stuck, well]);
-            case.shard.store.capacity = 1024;
+            case.shard.store_mut().capacity = 1024;
             // Every second block: no two of them are neighbours.
             let reads: Vec<_> =
                 (0..300).map(|at| case.read_of(STUCK, at * 2 * BLOCK, 4096)).collect();
@@ -202,10 +210,11 @@ fn a_stuck_store_has_half_of_the_operations() {
                 .map(|_| case.ask(|from| ShardRequest::Sync { from, volume: STUCK }))
                 .collect();
             case.turn();
-            let of_stuck =
-                |case: &Case| case.shard.store.volumes().iter().filter(|v| **v == STUCK).count();
+            let of_stuck = |case: &Case| {
+                case.shard.core.store.store().volumes().iter().filter(|v| **v == STUCK).count()
+            };
             assert_eq!(of_stuck(&case), 512, "{what}");
-            assert!(case.shard.waiting_ops > 0, "{what}");
+            assert!(case.shard.core.store.waiting() > 0, "{what}");
             for version in 1..8 {
                 case.goes_on(version, &what);
                 assert_eq!(of_stuck(&case), 512, "{what}");
@@ -222,7 +231,7 @@ fn who_waited_goes_on_in_order() {
     let mut case = shard(64, &[CacheMode::None, CacheMode::None]);
     let tags: Vec<_> = (0..40).map(|at| case.read_of(STUCK, at * 8 * BLOCK, 8 * 4096)).collect();
     case.goes_on(1, "order");
-    assert_eq!(case.shard.capped, 36, "half of 64 slots are four of eight");
+    assert_eq!(case.shard.memory.without_share(), 36, "half of 64 slots are four of eight");
     let mut order = Vec::new();
     let mut seen = Vec::new();
     while order.len() < tags.len() {
@@ -261,8 +270,12 @@ fn a_volume_alone_has_no_share() {
     for mode in MODES {
         let mut case = shard(64, &[mode]);
         let tags: Vec<_> = (0..8).map(|at| case.read_of(STUCK, at * 8 * BLOCK, 8 * 4096)).collect();
-        assert_eq!(case.shard.store.volumes().len(), 8, "{mode:?}");
-        assert_eq!((case.shard.capped, case.shard.counters().memory_waits), (0, 0), "{mode:?}");
+        assert_eq!(case.shard.core.store.store().volumes().len(), 8, "{mode:?}");
+        assert_eq!(
+            (case.shard.memory.without_share(), case.shard.counters().memory_waits),
+            (0, 0),
+            "{mode:?}"
+        );
         case.recovers(&tags, &[], "alone");
         let mut case = shard(64, &[mode]);
         let syncs: Vec<_> =
@@ -279,7 +292,7 @@ fn a_request_longer_than_the_share_goes_alone() {
         let mut case = shard(64, &[mode, mode]);
         let tags: Vec<_> =
             (0..3).map(|at| case.read_of(STUCK, at * 40 * BLOCK, 40 * 4096)).collect();
-        assert_eq!(case.shard.capped, 2, "{mode:?}");
+        assert_eq!(case.shard.memory.without_share(), 2, "{mode:?}");
         case.recovers(&tags, &[], &format!("{mode:?}"));
     }
 }

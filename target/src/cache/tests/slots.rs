@@ -54,14 +54,14 @@ impl Model {
 
     fn unpin(&mut self, at: usize) {
         let kept = &mut self.slots[at];
-        if kept.state == State::Gone && kept.sends == 0 && kept.stores == 0 {
+        if kept.state == State::Detached && kept.sends == 0 && kept.stores == 0 {
             kept.state = State::Free;
         }
     }
 
     fn forget(&mut self, at: usize) {
         self.index.remove(&self.slots[at].at);
-        self.slots[at].state = State::Gone;
+        self.slots[at].state = State::Detached;
         self.unpin(at);
     }
 
@@ -144,7 +144,7 @@ fn agree(slots: &mut Slots, model: &Model, seed: u64) {
     }
     let dirty = model.all(|kept| matches!(kept.state, State::Dirty | State::Writing)).len();
     assert_eq!(slots.dirty(), dirty, "seed {seed}");
-    let outdated = model.all(|kept| kept.state == State::Gone && kept.stores > 0).len();
+    let outdated = model.all(|kept| kept.state == State::Detached && kept.stores > 0).len();
     assert_eq!(slots.outdated(), outdated, "seed {seed}");
     assert_eq!(slots.cached(), model.index.len(), "seed {seed}");
     let lent: u32 = model.slots.iter().map(|kept| kept.sends).sum();
@@ -216,7 +216,7 @@ fn run(seed: u64, steps: usize) {
                     model.slots[at].state = State::Free;
                 } else {
                     slots.lend_private(name(at));
-                    model.slots[at].state = State::Gone;
+                    model.slots[at].state = State::Detached;
                     model.slots[at].sends += 1;
                 }
             }

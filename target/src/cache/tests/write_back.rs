@@ -135,7 +135,7 @@ fn a_failed_write_back_fails_every_flush_until_it_succeeds() {
         case.finish_with(0, result);
         assert_eq!(case.done(flush), Err(result.err().unwrap_or(Errno::EIO)));
         assert_eq!(case.hit(0, 2 * 4096), bytes(1, 0, 2 * 4096));
-        assert_eq!(case.shard.slots.failed(VOLUME), 2);
+        assert_eq!(case.shard.core.slots.failed(VOLUME), 2);
         // New writes are told by the store itself.
         let write = case.write(2, 8 * 4096, 4096);
         assert_eq!(case.ranges(), [(8 * 4096, 4096)]);
@@ -146,7 +146,7 @@ fn a_failed_write_back_fails_every_flush_until_it_succeeds() {
     case.finish_all();
     assert_eq!(case.done(flush), Ok(()));
     assert_eq!(case.stored(0, 2 * 4096), bytes(1, 0, 2 * 4096));
-    assert_eq!((case.dirty_blocks(), case.shard.slots.failed(VOLUME)), (0, 0));
+    assert_eq!((case.dirty_blocks(), case.shard.core.slots.failed(VOLUME)), (0, 0));
     case.dirty(2, 8 * 4096, 4096);
     case.wait(DELAY);
     case.end();
@@ -158,11 +158,12 @@ fn a_failed_block_that_is_rewritten_meanwhile_is_as_old_as_it_was() {
     case.dirty(1, 0, 4096);
     let first = case.flush();
     case.dirty(2, 0, 4096);
-    let order = case.shard.slots.oldest_dirty(VOLUME).map(|slot| case.shard.slots.since(slot).0);
+    let order =
+        case.shard.core.slots.oldest_dirty(VOLUME).map(|slot| case.shard.core.slots.since(slot).0);
     case.finish_with(0, Err(Errno::EIO));
     assert_eq!(case.done(first), Err(Errno::EIO));
-    let slot = case.shard.slots.oldest_dirty(VOLUME).unwrap();
-    assert!(Some(case.shard.slots.since(slot).0) < order);
+    let slot = case.shard.core.slots.oldest_dirty(VOLUME).unwrap();
+    assert!(Some(case.shard.core.slots.since(slot).0) < order);
     assert_eq!(case.hit(0, 4096), bytes(2, 0, 4096));
     let second = case.flush();
     case.finish_all();
@@ -227,7 +228,7 @@ fn a_rest_does_not_outlive_its_failure() {
             case.finish_with(0, Err(Errno::EIO));
             assert_eq!(case.shard.next_deadline(), Some(Duration::from_secs(1)));
             end(&mut case);
-            assert_eq!((case.dirty_blocks(), case.shard.slots.failed(VOLUME)), (0, 0), "{at}");
+            assert_eq!((case.dirty_blocks(), case.shard.core.slots.failed(VOLUME)), (0, 0), "{at}");
             // Nothing turns the shard meanwhile but the thread's own clock.
             case.wait(later);
             case.dirty(3, 8 * 4096, 4096);
@@ -263,7 +264,7 @@ fn a_flush_does_not_lose_a_block_that_two_write_backs_wait_for() {
     let first = case.flush();
     case.dirty(2, 4096, 4096);
     case.wait(DELAY);
-    assert_eq!(case.shard.write_backs.len(), 2);
+    assert_eq!(case.shard.write_backs.counts().0, 2);
     assert_eq!(case.ranges(), [(4096, 512)]);
     // The write with FUA goes into the dirty block.
     case.finish(0);

@@ -82,7 +82,7 @@ fn a_read_of_a_cold_block_waits_for_the_write() {
     case.finish(0);
     assert_eq!(case.done(write), Ok(()));
     assert_eq!(case.got(read), Ok(bytes(1, 0, 4096)));
-    assert_eq!(case.shard.store.accepted, 1);
+    assert_eq!(case.shard.core.store.store().accepted, 1);
     case.end();
 }
 
@@ -200,11 +200,11 @@ fn what_must_be_reserved_is_not_written_at_once() {
         way.prepare(&mut case);
         let declines = |case: &mut Case, offset: u64, len: usize| {
             let (from, ops) = (case.token(), case.ops());
-            let held = case.shard.slots.held().count();
+            let held = case.shard.core.slots.held().count();
             let data = bytes(1, offset, len);
             assert_eq!(case.write_one(from, offset, &data, way.fua()), None, "{way:?}");
             assert_eq!(case.ops(), ops, "{way:?}");
-            assert_eq!(case.shard.slots.held().count(), held, "{way:?}");
+            assert_eq!(case.shard.core.slots.held().count(), held, "{way:?}");
         };
         declines(&mut case, 0, 2 * 4096);
         if way != Way::None {
@@ -236,7 +236,7 @@ fn what_must_be_reserved_is_not_written_at_once() {
 fn a_write_at_once_waits_for_a_full_store() {
     for way in [Way::None, Way::Through, Way::ThroughFua, Way::BackFua] {
         let mut case = way.case_at(true);
-        case.shard.store.capacity = 1;
+        case.shard.store_mut().capacity = 1;
         let first = case.write_bytes(0, &bytes(1, 0, 4096), way.fua());
         let second = case.write_bytes(STRIPE_BYTES, &bytes(1, STRIPE_BYTES, 4096), way.fua());
         assert_eq!(case.ranges(), [(0, 4096)], "{way:?}");
@@ -444,7 +444,7 @@ fn a_store_that_takes_nothing_leaves_memory_to_others() {
         }
         None
     });
-    assert!(case.dirty_blocks() + case.shard.slots.outdated() <= slots / 2);
+    assert!(case.dirty_blocks() + case.shard.core.slots.outdated() <= slots / 2);
     let read = case.read(STRIPE_BYTES, 4 * 4096);
     case.wait(Duration::from_secs(1));
     case.finish(case.op_at(STRIPE_BYTES));

@@ -1,13 +1,14 @@
-//! [`Claim`]: a new holder of a volume on its way to the disk.
+//! A *claim*: a new holder of a volume whose record is being written.
 //!
-//! Nothing changes before it is durable: the holder of the volume goes on, and may even come back.
-//! Then it changes all at once, if the one that claimed is still there. If not, or if the disk
-//! fails, which may have taken it all the same, the record of the holder is written again, so that
-//! the next run knows no other.
+//! Nothing changes before the record is durable: the holder of the volume goes on, and may even
+//! come back. Then everything changes at once, if the session that claimed still lives. If it does
+//! not, or if the disk fails (which may have written the record all the same), the record of the
+//! holder is written again, so that the next run knows no other.
 //!
-//! A volume has one claim at a time. Whoever else opens it for writing waits for the outcome and is
-//! decided then, and no other change of its record is written meanwhile: on the disk, too, a
-//! generation that was told never falls.
+//! A volume has one claim at a time ([`Changes`](super::changes::Changes)). Every other OPEN for
+//! writing waits for the outcome and is decided then.
+
+use std::sync::Arc;
 
 use rblk_protocol::{AccessMode, OpenRequest, Status};
 
@@ -17,33 +18,20 @@ use crate::connection::SessionSlot;
 use crate::holders::{Claimant, HolderRecord, VolumeUuid};
 use crate::volume::Volume;
 
-/// A new holder whose record is on its way to the disk.
-#[derive(Debug)]
-pub(super) struct Claim {
-    ticket: Ticket,
-    record: HolderRecord,
-}
-
 impl Core {
-    /// Has the record made durable with which one becomes the volume's holder.
+    /// Writes the record of a new holder. The host becomes the holder when it is durable.
     pub(super) fn claim(&mut self, record: HolderRecord, take_over: bool) -> Stage {
         let ticket = self.persist(record.clone());
-        self.claims.insert(record.volume, Claim { ticket, record });
+        self.changes.claim(record, ticket);
         Stage::Claims { ticket, take_over }
     }
 
-    fn take_claim(&mut self, ticket: Ticket) -> Option<Claim> {
-        let volume = self.claims.iter().find(|(_, claim)| claim.ticket == ticket)?.0;
-        let volume = *volume;
-        self.claims.remove(&volume)
-    }
-
     pub(super) fn claim_persisted(&mut self, ticket: Ticket) {
-        let Some(Claim { record, .. }) = self.take_claim(ticket) else { return };
-        let volume = self.volumes.iter().find(|v| v.uuid == record.volume).cloned();
+        let Some(record) = self.changes.take_claim(ticket) else { return };
+        let volume = self.exports.with_uuid(&record.volume).cloned();
         let sessions = &self.sessions;
         let claims = self.waiting_opens.iter_mut().find_map(|open| match open.stage {
-            // Of an older epoch, its answer would reach nobody.
+            // No connection is left for the answer to an OPEN of an older epoch.
             Stage::Claims { ticket: its, take_over }
                 if its == ticket
                     && sessions.get(open.session).is_some_and(|s| s.epoch == open.epoch) =>
@@ -57,65 +45,72 @@ impl Core {
         };
         open.stage = Stage::Granted(None);
         let session = open.session;
-        let who = Claimant { mode: record.mode, host: record.host, host_name: record.host_name };
-        self.undurable.remove(&record.volume);
+        let claimant =
+            Claimant { mode: record.mode, host: record.host, host_name: record.host_name };
+        self.changes.is_durable_now(&record.volume);
         self.holders.put(record);
         self.kept_for.remove(&volume.index);
-        self.enter(session, &volume, &who, take_over);
+        self.enter(session, &volume, &claimant, take_over);
     }
 
     pub(super) fn claim_not_persisted(&mut self, ticket: Ticket) {
-        if let Some(claim) = self.take_claim(ticket) {
-            self.write_again(&claim.record.volume);
+        if let Some(record) = self.changes.take_claim(ticket) {
+            self.write_again(&record.volume);
         }
     }
 
-    /// A claim came to nothing, but the disk may have it.
+    /// A claim failed, but the disk may have it.
     fn write_again(&mut self, volume: &VolumeUuid) {
-        // Without a record nobody was ever told anything that the claim contradicts.
+        // Without a record no peer was ever told anything that the claim contradicts.
         let Some(record) = self.holders.record(volume).cloned() else { return };
-        if self.undurable.contains_key(volume) {
+        if self.changes.undurable(volume).is_some() {
             self.persist_change(record);
         } else {
-            // What it says was durable before: who comes back in that generation need not wait for
-            // it.
+            // What it says was durable before: a holder that comes back in that generation need not
+            // wait for it.
             self.persist(record);
         }
     }
 
-    /// The session holds the volume from now on, and whoever excludes it does not.
+    /// The session holds the volume from now on, and the sessions that exclude it do not.
     pub(super) fn enter(
         &mut self,
         session: SessionSlot,
         volume: &Volume,
-        who: &Claimant,
+        claimant: &Claimant,
         take_over: bool,
     ) {
-        for victim in self.sessions.excluders(session, volume.index, who.mode) {
+        for victim in self.sessions.excluders(session, volume.index, claimant.mode) {
             let Some(state) = self.sessions.get(victim) else { continue };
-            // It was looked at when the opener came, but may have come back while the disk was
-            // written.
+            // This was checked when the OPEN came, but the session may have connected again while
+            // the record was written.
             let old =
-                state.host.map(|(host, _)| host) == Some(who.host) && state.connections() == 0;
+                state.host.map(|(host, _)| host) == Some(claimant.host) && state.connections() == 0;
             if take_over || !old {
-                self.fence(victim, session, volume, who);
+                self.fence(victim, session, volume, claimant);
             }
         }
-        match self.sessions.open(session, volume.index, who.mode) {
+        match self.sessions.open(session, volume.index, claimant.mode) {
             Ok(ended) => ended.into_iter().for_each(|session| self.forget(session)),
             Err((_, text)) => debug_assert!(false, "{text} is in the way"),
         }
-        self.end_leaving(volume.index, session, who.mode);
+        self.end_leaving(volume.index, session, claimant.mode);
     }
 
-    /// Whoever excludes the opener is fenced, from this moment and for good.
-    fn fence(&mut self, victim: SessionSlot, by: SessionSlot, volume: &Volume, who: &Claimant) {
+    /// A session that excludes the opener is fenced, from this moment and permanently.
+    fn fence(
+        &mut self,
+        victim: SessionSlot,
+        by: SessionSlot,
+        volume: &Volume,
+        claimant: &Claimant,
+    ) {
         let Some(state) = self.sessions.get(victim) else { return };
         tracing::warn!(
             volume = %volume.name,
             from = state.host_name(),
             peer = state.peer,
-            by = %who.host_name,
+            by = %claimant.host_name,
             "take-over: fencing the holder"
         );
         self.decisions.take_overs += 1;
@@ -128,8 +123,7 @@ impl Core {
         for (lost, mode) in held {
             let refusal = Status::Fenced;
             self.all(Notice::Close { session: victim, volume: lost, refusal });
-            // Its other volumes were nobody's aim. It may come back for them, with a session of its
-            // own.
+            // Its other volumes were not taken over. It may come back for them, in a new session.
             if lost != volume.index && mode != AccessMode::ReadOnly {
                 self.kept_for.insert(lost, self.latest + self.sessions.lease());
             }
@@ -141,13 +135,13 @@ impl Core {
         }
     }
 
-    /// Decides the OPENs that waited for a claim of another, in the order in which they came. False
-    /// if there is none.
+    /// Decides the next OPEN that waited for the claim of another session, in the order in which
+    /// they came. Returns false if there is none.
     pub(super) fn decide_waiting(&mut self) -> bool {
         let ready = self.waiting_opens.iter().enumerate().find_map(|(at, open)| {
             let Stage::Undecided(request) = open.stage else { return None };
-            let volume = self.volumes.iter().find(|v| v.index == open.volume)?;
-            (!self.claims.contains_key(&volume.uuid)).then(|| (at, request, volume.clone()))
+            let volume = self.exports.volume(open.volume)?;
+            (!self.changes.has_claim(&volume.uuid)).then(|| (at, request, Arc::clone(volume)))
         });
         let Some((at, request, volume)) = ready else { return false };
         let mut open = self.waiting_opens.remove(at);
@@ -173,6 +167,6 @@ impl Core {
 
     /// Whether an OPEN has to wait for the outcome of a claim before it can be decided.
     pub(super) fn waits_for_claim(&self, volume: &Volume, request: &OpenRequest) -> bool {
-        request.mode != AccessMode::ReadOnly && self.claims.contains_key(&volume.uuid)
+        request.mode != AccessMode::ReadOnly && self.changes.has_claim(&volume.uuid)
     }
 }

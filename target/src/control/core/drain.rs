@@ -1,5 +1,5 @@
-//! Drain: the initiators are told, and the poll groups stopped when they have left or the time is
-//! over.
+//! [`Drain`]: the initiators are told, and the poll groups are stopped when all initiators have
+//! left or the time is over.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -14,19 +14,48 @@ const PARKED_PER_SESSION: usize = 4;
 
 /// An ASYNC_EVENT that waits for something to happen.
 #[derive(Debug)]
-pub(super) struct Parked {
+struct Parked {
     from: ConnectionRef,
     tag: Tag,
-    pub(super) session: SessionSlot,
-    pub(super) epoch: Epoch,
+    session: SessionSlot,
+    epoch: Epoch,
+}
+
+/// The drain of a target. Before it begins: the events by which initiators will be told.
+#[derive(Debug)]
+pub(super) struct Drain {
+    timeout: Duration,
+    parked: Vec<Parked>,
+    begun: Option<Begun>,
 }
 
 #[derive(Debug)]
-pub(super) struct Draining {
+struct Begun {
     since: Instant,
     stopped: bool,
-    // Who knows of it: one that asks again has nothing else to be told.
+    // Sessions that were told. When they ask again, there is nothing else to tell them.
     told: BTreeSet<(SessionSlot, Epoch)>,
+}
+
+impl Drain {
+    /// No drain yet. A drain may take that long.
+    pub(super) fn new(timeout: Duration) -> Self {
+        Self { timeout, parked: Vec::new(), begun: None }
+    }
+
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.is_some()
+    }
+
+    /// Whether it has begun, and has not ended the sessions that stay.
+    pub(super) fn is_about_to_stop(&self) -> bool {
+        self.begun.as_ref().is_some_and(|begun| !begun.stopped)
+    }
+
+    /// Forgets the ASYNC_EVENTs of a session, or those of one epoch of it.
+    pub(super) fn forget_events(&mut self, session: SessionSlot, epoch: Option<Epoch>) {
+        self.parked.retain(|p| p.session != session || epoch.is_some_and(|e| e != p.epoch));
+    }
 }
 
 /// How far a drain is.
@@ -34,7 +63,7 @@ pub(super) struct Draining {
 pub struct DrainState {
     /// How long it has taken so far.
     pub lasted: Duration,
-    /// When those who stayed will be ended, at the latest; from now.
+    /// Time until the sessions that stay are ended, at the latest.
     pub left: Duration,
     /// Sessions that still have connections.
     pub sessions: usize,
@@ -44,37 +73,32 @@ impl Core {
     /// Takes no new connections from now on, tells the initiators, and stops the poll groups when
     /// they have left or after the drain's time. Does nothing the second time.
     pub fn drain(&mut self, now: Instant) {
-        if self.draining.is_some() {
+        if self.drain.has_begun() {
             return;
         }
         tracing::info!(sessions = self.sessions.iter().count(), "draining");
         self.latest = now;
         let mut told = BTreeSet::new();
-        for parked in std::mem::take(&mut self.parked) {
+        for parked in std::mem::take(&mut self.drain.parked) {
             let event = AsyncEvent::Draining as u32;
             told.insert((parked.session, parked.epoch));
             self.reply(parked.from, parked.tag, Status::Ok, event, Vec::new());
         }
-        self.draining = Some(Draining { since: now, stopped: false, told });
+        self.drain.begun = Some(Begun { since: now, stopped: false, told });
         self.stop_if_drained(now);
     }
 
     /// Whether it drains.
     #[must_use]
     pub fn is_draining(&self) -> bool {
-        self.draining.is_some()
-    }
-
-    /// Whether it drains, and has not ended those who stay.
-    pub(super) fn is_about_to_stop(&self) -> bool {
-        self.draining.as_ref().is_some_and(|draining| !draining.stopped)
+        self.drain.has_begun()
     }
 
     /// How far the drain is; `None` when there is none.
     #[must_use]
     pub fn drain_state(&self, now: Instant) -> Option<DrainState> {
-        let lasted = now.saturating_duration_since(self.draining.as_ref()?.since);
-        let left = self.drain_timeout.saturating_sub(lasted);
+        let lasted = now.saturating_duration_since(self.drain.begun.as_ref()?.since);
+        let left = self.drain.timeout.saturating_sub(lasted);
         Some(DrainState { lasted, left, sessions: self.connected_sessions() })
     }
 
@@ -84,15 +108,16 @@ impl Core {
 
     pub(super) fn stop_if_drained(&mut self, now: Instant) {
         let sessions = self.connected_sessions();
-        let Some(draining) = self.draining.as_mut().filter(|d| !d.stopped) else { return };
-        let late = now.saturating_duration_since(draining.since) > self.drain_timeout;
+        let timeout = self.drain.timeout;
+        let Some(begun) = self.drain.begun.as_mut().filter(|begun| !begun.stopped) else { return };
+        let late = now.saturating_duration_since(begun.since) > timeout;
         if sessions > 0 && !late {
             return;
         }
         if sessions > 0 {
             tracing::info!(sessions, "drained: ending the sessions that stayed");
         }
-        draining.stopped = true;
+        begun.stopped = true;
         self.effects.push_back(Effect::StopGroups);
     }
 
@@ -102,14 +127,15 @@ impl Core {
         session: SessionSlot,
         command: &CommandCapsule,
     ) -> Answer {
-        if self.parked.iter().filter(|p| p.session == session).count() >= PARKED_PER_SESSION {
+        let Drain { parked, begun, .. } = &mut self.drain;
+        if parked.iter().filter(|p| p.session == session).count() >= PARKED_PER_SESSION {
             return refuse(Status::LimitReached);
         }
         let epoch = command.epoch;
-        if self.draining.as_mut().is_some_and(|draining| draining.told.insert((session, epoch))) {
+        if begun.as_mut().is_some_and(|begun| begun.told.insert((session, epoch))) {
             return Answer::Now(Status::Ok, AsyncEvent::Draining as u32, Vec::new());
         }
-        self.parked.push(Parked { from, tag: command.tag, session, epoch });
+        parked.push(Parked { from, tag: command.tag, session, epoch });
         Answer::Later
     }
 }

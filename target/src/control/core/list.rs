@@ -1,5 +1,6 @@
 //! LIST: a page of the volumes.
 
+use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{
     AccessMode, CommandCapsule, Status, VolumeEntry, VolumeFlags, VolumeListHeader,
 };
@@ -11,15 +12,12 @@ use crate::volume::Volume;
 impl Core {
     /// As many volumes as the command has room for, from the one that its block number counts.
     pub(super) fn list(&self, command: &CommandCapsule) -> Answer {
-        let room = command.buffer.map_or(0, |b| b.length as usize).min(REPLY_AREA_BYTES);
+        let room = command.buffer.map_or(0, |b| wide(b.length)).min(REPLY_AREA_BYTES);
         let fit = room.saturating_sub(VolumeListHeader::BYTES) / VolumeEntry::BYTES;
-        let from = usize::try_from(command.lba.0).unwrap_or(usize::MAX);
-        let page: Vec<&Volume> =
-            self.volumes.iter().map(AsRef::as_ref).skip(from).take(fit).collect();
-        let header = VolumeListHeader {
-            entries: u32::try_from(page.len()).unwrap_or(0),
-            total: u32::try_from(self.volumes.len()).unwrap_or(u32::MAX),
-        };
+        let from = wide(command.lba.0);
+        let volumes = self.exports.volumes();
+        let page: Vec<&Volume> = volumes.iter().map(AsRef::as_ref).skip(from).take(fit).collect();
+        let header = VolumeListHeader { entries: narrow(page.len()), total: narrow(volumes.len()) };
         let mut payload = header.to_wire().to_vec();
         for volume in page {
             let entry = VolumeEntry {
@@ -33,7 +31,6 @@ impl Core {
             };
             payload.extend(entry.to_wire());
         }
-        let len = u32::try_from(payload.len()).unwrap_or(0);
-        Answer::Now(Status::Ok, len, payload)
+        Answer::Now(Status::Ok, narrow(payload.len()), payload)
     }
 }

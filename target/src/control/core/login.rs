@@ -1,17 +1,19 @@
-//! LOGIN: a session begins or goes on, once nothing of its older epochs is left.
+//! LOGIN: a session begins or is resumed, once nothing of its older epochs is left.
 
 use std::time::{Duration, Instant};
 
-use rblk_protocol::{CommandCapsule, Epoch, LoginReply, LoginRequest, Status, Tag, limits};
+use rblk_protocol::{
+    CommandCapsule, Epoch, LoginReply, LoginRequest, Mutation, Status, Tag, limits,
+};
 
 use super::{Answer, ConnectionRef, Core, Effect, QUIESCE_DEADLINE, refuse};
 use crate::connection::SessionSlot;
 
-/// Silence that every initiator is granted.
+/// Silence that every initiator may keep before its session counts as lost.
 const SILENCE_MIN: Duration = Duration::from_secs(2);
 
-/// A LOGIN that waits for the connections of older epochs to end. One per session: a newer epoch
-/// takes its place.
+/// A LOGIN that waits for the connections of older epochs to end. A session has one: the LOGIN of a
+/// newer epoch takes its place.
 #[derive(Debug)]
 pub(super) struct WaitingLogin {
     from: ConnectionRef,
@@ -24,7 +26,7 @@ impl Core {
     pub(super) fn login(
         &mut self,
         from: ConnectionRef,
-        slot: SessionSlot,
+        index: SessionSlot,
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
@@ -36,42 +38,42 @@ impl Core {
                 return refuse(Status::InvalidField);
             }
         };
-        let Some(session) = self.sessions.get_mut(slot) else {
+        let Some(session) = self.sessions.get_mut(index) else {
             return refuse(Status::NoSuchSession);
         };
-        if session.logged_in || self.waiting_logins.contains_key(&slot) {
+        if session.logged_in || self.waiting_logins.contains_key(&index) {
             return refuse(Status::NotReady);
         }
         if session.host.is_some_and(|(host, _)| host != request.host) {
-            // Somebody learned the id of another host's session.
+            // Another host has learned the id of this host's session.
             return refuse(Status::NoSuchSession);
         }
         session.host = Some((request.host, request.host_name));
-        // Four times what it promised, and time for a busy host.
+        // Four times what the initiator promised, and time for a busy host.
         let detect = Duration::from_millis(u64::from(request.keep_alive_ms));
         session.detect = Some(detect);
         let silence = detect * 4 + SILENCE_MIN;
         let epoch = session.epoch;
-        let wait = session.has_older_connections();
+        let waits = session.has_older_connections() && !Mutation::EpochOrderLogin.is_on();
         self.effects.push_back(Effect::Watch { on: from, silence });
         self.waiting_logins
-            .insert(slot, WaitingLogin { from, tag: command.tag, epoch, since: now });
-        if wait {
+            .insert(index, WaitingLogin { from, tag: command.tag, epoch, since: now });
+        if waits {
             tracing::info!(
-                session = slot.0,
+                session = index.0,
                 epoch = epoch.0,
                 "waiting for the commands of older epochs"
             );
         } else {
-            self.finish_login(slot);
+            self.finish_login(index);
         }
         Answer::Later
     }
 
-    /// Nothing of an older epoch is left: the new one may begin.
-    pub(super) fn finish_login(&mut self, slot: SessionSlot) {
-        let Some(login) = self.waiting_logins.remove(&slot) else { return };
-        let Some(session) = self.sessions.get_mut(slot) else { return };
+    /// Nothing of an older epoch is left: the new epoch may begin.
+    pub(super) fn finish_login(&mut self, index: SessionSlot) {
+        let Some(login) = self.waiting_logins.remove(&index) else { return };
+        let Some(session) = self.sessions.get_mut(index) else { return };
         if session.epoch != login.epoch || session.leave().is_some() {
             return self.reply(login.from, login.tag, Status::Fenced, 0, Vec::new());
         }
@@ -79,12 +81,12 @@ impl Core {
         let reply = LoginReply {
             session: session.id,
             epoch: session.epoch,
-            instance: self.instance,
+            instance: self.exports.instance(),
             queues_max: limits::QUEUES_MAX,
-            target_name: self.name,
+            target_name: self.exports.name(),
         };
         tracing::info!(
-            session = slot.0,
+            session = index.0,
             host = session.host_name(),
             peer = session.peer,
             epoch = session.epoch.0,
@@ -96,11 +98,11 @@ impl Core {
     pub(super) fn end_late_logins(&mut self, now: Instant) {
         let late =
             |login: &WaitingLogin| now.saturating_duration_since(login.since) > QUIESCE_DEADLINE;
-        let slots: Vec<SessionSlot> =
-            self.waiting_logins.iter().filter(|(_, l)| late(l)).map(|(slot, _)| *slot).collect();
-        for slot in slots {
-            if let Some(login) = self.waiting_logins.remove(&slot) {
-                tracing::error!(session = slot.0, "connections of an older epoch do not end");
+        let late_sessions: Vec<SessionSlot> =
+            self.waiting_logins.iter().filter(|(_, l)| late(l)).map(|(index, _)| *index).collect();
+        for index in late_sessions {
+            if let Some(login) = self.waiting_logins.remove(&index) {
+                tracing::error!(session = index.0, "connections of an older epoch do not end");
                 self.reply(login.from, login.tag, Status::TimedOut, 0, Vec::new());
             }
         }

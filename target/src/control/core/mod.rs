@@ -7,16 +7,18 @@
 //! admitted before. What Core promises:
 //!
 //! - LOGIN is answered when no connection of an older epoch of its session is left (`login.rs`).
-//! - OPEN for writing is answered when whoever held the volume before, and does not any more, has
-//!   no connection of that time left, and when the next run of the target would know of the change
-//!   of holder (`open.rs`).
-//! - Whoever is fenced by that is so from the moment when it is durable: a take-over that cannot be
+//! - OPEN for writing is answered when two things hold (`open.rs`). Every session that held the
+//!   volume before, and does not any more, has no connection of that time left. And the next run of
+//!   the target would know of the change of holder.
+//! - Fencing takes effect once the record of the new holder is durable. A take-over that cannot be
 //!   remembered leaves the holder as it is.
-//! - So a command of one that held the volume before takes effect before the answer, or never.
+//! - So a command of an earlier holder takes effect before the answer, or never.
 //! - Every wait ends: by what it waits for, or by [`QUIESCE_DEADLINE`].
 
+mod changes;
 mod claim;
 mod drain;
+mod exports;
 mod list;
 mod login;
 mod open;
@@ -27,13 +29,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rblk_protocol::width::narrow;
 use rblk_protocol::{
     CommandCapsule, ConnectionKind, Epoch, Generation, HelloRequest, InstanceId, Name, Opcode,
     RejectReason, SessionId, Status, Tag,
 };
 
 use crate::connection::{ConnectionId, SessionSlot};
-use crate::holders::{HolderRecord, Holders, VolumeUuid};
+use crate::holders::{HolderRecord, Holders};
 use crate::poll_group::Notice;
 use crate::session::{After, Leave, SessionTable};
 use crate::store::VolumeIndex;
@@ -42,8 +45,9 @@ use crate::volume::Volume;
 
 pub use drain::DrainState;
 
-use claim::Claim;
-use drain::{Draining, Parked};
+use changes::Changes;
+use drain::Drain;
+use exports::Exports;
 use login::WaitingLogin;
 use open::WaitingOpen;
 
@@ -51,7 +55,7 @@ use open::WaitingOpen;
 /// earlier holders.
 pub const QUIESCE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Where an admin command came from, and its answer goes.
+/// The connection that an admin command came by, and its answer goes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConnectionRef {
     /// The poll group.
@@ -69,7 +73,7 @@ pub struct Ticket(pub u64);
 pub enum Effect {
     /// Answer an admin command. Its connection may be gone by now; then nothing is to be done.
     Reply {
-        /// To whom.
+        /// The connection.
         to: ConnectionRef,
         /// The command's tag.
         tag: Tag,
@@ -80,9 +84,9 @@ pub enum Effect {
         /// Written to the command's descriptor first.
         payload: Vec<u8>,
     },
-    /// End an admin connection that says nothing for this long.
+    /// End an admin connection that is silent for this long.
     Watch {
-        /// Which.
+        /// The connection.
         on: ConnectionRef,
         /// Longest silence.
         silence: Duration,
@@ -90,7 +94,7 @@ pub enum Effect {
     /// Tell every poll group.
     All(Notice),
     /// Make the record durable, in the order of these effects, and then call [`Core::persisted`],
-    /// now or later. Nothing that the next run must know of is told to anybody before that call.
+    /// now or later. No peer hears of anything that the next run must know before that call.
     Persist {
         /// To name in that call.
         ticket: Ticket,
@@ -101,11 +105,11 @@ pub enum Effect {
     StopGroups,
 }
 
-/// A connection that may be made. It counts as one from now on: if it cannot be made after all,
-/// [`Core::gone`] says so.
+/// A connection that may be made. It counts as made from now on: if it cannot be made after all,
+/// the caller must call [`Core::gone`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Admitted {
-    /// Its session's place.
+    /// Its session.
     pub session: SessionSlot,
     /// Its epoch.
     pub epoch: Epoch,
@@ -113,12 +117,12 @@ pub struct Admitted {
     pub queue: Option<u16>,
 }
 
-/// A connection that is refused, in words for a person.
+/// Why a connection is refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refused {
     /// Why.
     pub reason: RejectReason,
-    /// The same in words.
+    /// The reason in words.
     pub text: String,
 }
 
@@ -135,8 +139,8 @@ pub struct CoreParts {
     pub volumes: Vec<Arc<Volume>>,
     /// Sessions at a time.
     pub sessions_max: u32,
-    /// How long a session without connections keeps what it opened, and a holder of the run before
-    /// is waited for.
+    /// How long a session without connections keeps what it opened, and how long a holder of the
+    /// run before may come back.
     pub lease: Duration,
     /// How long a drain may take.
     pub drain_timeout: Duration,
@@ -147,37 +151,26 @@ pub struct CoreParts {
 /// Counters of what was decided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Decisions {
-    /// Sessions that lost what they held to a take-over.
+    /// Sessions that were fenced by a take-over.
     pub take_overs: u64,
-    /// OPENs refused because the volume had another holder since.
+    /// OPENs that were refused because the volume had another holder meanwhile.
     pub refused_returns: u64,
 }
 
 /// The decisions of one run of a target.
 #[derive(Debug)]
 pub struct Core {
-    name: Name,
-    instance: InstanceId,
-    lineage: Lineage,
-    volumes: Vec<Arc<Volume>>,
+    exports: Exports,
     sessions: SessionTable,
     holders: Holders,
-    // Volumes whose record above may not be durable, with the change on its way; without one, the
-    // last could not be written.
-    undurable: BTreeMap<VolumeUuid, Option<Ticket>>,
-    // New holders on their way to the disk, one of a volume.
-    claims: BTreeMap<VolumeUuid, Claim>,
-    // Until when an absent holder is waited for, by volume.
+    // Changes of the holders that are not durable yet.
+    changes: Changes,
+    // Until when an absent holder may come back, by volume.
     kept_for: BTreeMap<VolumeIndex, Instant>,
     waiting_logins: BTreeMap<SessionSlot, WaitingLogin>,
     // In the order in which they came.
     waiting_opens: Vec<WaitingOpen>,
-    parked: Vec<Parked>,
-    draining: Option<Draining>,
-    drain_timeout: Duration,
-    tickets: u64,
-    // Of which this many are not confirmed.
-    unconfirmed: u64,
+    drain: Drain,
     decisions: Decisions,
     effects: VecDeque<Effect>,
     // The time of the last call that named one.
@@ -196,7 +189,7 @@ fn refuse(status: Status) -> Answer {
 
 fn refuse_saying(status: Status, text: String) -> Answer {
     let text = text.into_bytes();
-    Answer::Now(status, u32::try_from(text.len()).unwrap_or(0), text)
+    Answer::Now(status, narrow(text.len()), text)
 }
 
 impl Core {
@@ -213,33 +206,25 @@ impl Core {
                 .filter(may_come_back)
                 .map(|volume| (volume.index, now + parts.lease))
                 .collect(),
-            name: parts.name,
-            instance: parts.instance,
-            lineage: parts.lineage,
-            volumes: parts.volumes,
+            exports: Exports::new(parts.name, parts.instance, parts.lineage, parts.volumes),
             sessions: SessionTable::new(parts.sessions_max, parts.lease),
             holders: parts.holders,
-            undurable: BTreeMap::new(),
-            claims: BTreeMap::new(),
+            changes: Changes::default(),
             waiting_logins: BTreeMap::new(),
             waiting_opens: Vec::new(),
-            parked: Vec::new(),
-            draining: None,
-            drain_timeout: parts.drain_timeout,
-            tickets: 0,
-            unconfirmed: 0,
+            drain: Drain::new(parts.drain_timeout),
             decisions: Decisions::default(),
             effects: VecDeque::new(),
             latest: now,
         }
     }
 
-    /// What is to be done next. After every other call, take all.
+    /// The next thing to do. After every other call, take all effects.
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
 
-    /// Somebody wants to connect, from `peer`. `fresh` is random: the id of the session that
+    /// An initiator wants to connect, from `peer`. `fresh` is random: the id of the session that
     /// begins, if one does.
     ///
     /// # Errors
@@ -252,7 +237,7 @@ impl Core {
         now: Instant,
     ) -> Result<Admitted, Refused> {
         let refused = |reason, text: &str| Refused { reason, text: text.to_owned() };
-        if self.draining.is_some() {
+        if self.drain.has_begun() {
             return Err(refused(RejectReason::ShuttingDown, "the target is draining"));
         }
         let admitted = match asked.kind {
@@ -269,7 +254,7 @@ impl Core {
                     .sessions
                     .resume(asked.session, asked.epoch, peer.to_owned())
                     .map_err(|reason| refused(reason, "cannot resume the session"))?;
-                // It was of an older epoch, to which nothing is said any more.
+                // It was of an older epoch, which gets no answer any more.
                 self.waiting_logins.remove(&session);
                 self.all(Notice::EndConnections { session, before: asked.epoch });
                 Admitted { session, epoch: asked.epoch, queue: None }
@@ -294,7 +279,7 @@ impl Core {
             ConnectionKind::Io { queue } => Some(queue),
         };
         if kind == ConnectionKind::Admin {
-            self.parked.retain(|parked| (parked.session, parked.epoch) != (session, epoch));
+            self.drain.forget_events(session, Some(epoch));
             if self.waiting_logins.get(&session).is_some_and(|login| login.epoch == epoch) {
                 self.waiting_logins.remove(&session);
             }
@@ -363,19 +348,15 @@ impl Core {
         }
     }
 
-    /// The record of that [`Effect::Persist`] is durable, or why it may not be.
+    /// The record of an [`Effect::Persist`] is durable, or may not be durable for that reason.
     pub fn persisted(&mut self, ticket: Ticket, result: Result<(), String>) {
-        self.unconfirmed = self.unconfirmed.saturating_sub(1);
-        let volume =
-            self.undurable.iter().find(|(_, last)| **last == Some(ticket)).map(|(v, _)| *v);
+        self.changes.confirmed(ticket, result.is_ok());
         match result {
             Ok(()) => {
-                volume.map(|volume| self.undurable.remove(&volume));
                 self.claim_persisted(ticket);
                 self.open_persisted(ticket);
             }
             Err(error) => {
-                volume.map(|volume| self.undurable.insert(volume, None));
                 self.open_not_persisted(ticket, &error);
                 self.claim_not_persisted(ticket);
             }
@@ -383,20 +364,20 @@ impl Core {
         self.finish_opens();
     }
 
-    /// Whether the time alone may change something: then [`Self::tick`] is to be called every half
-    /// second or so.
+    /// Whether the time alone may change something. Then call [`Self::tick`] every half second or
+    /// so.
     #[must_use]
     pub fn needs_ticks(&self) -> bool {
         self.sessions.iter().any(|session| session.connections() == 0)
             || !self.kept_for.is_empty()
             || !self.waiting_logins.is_empty()
             || !self.waiting_opens.is_empty()
-            || self.is_about_to_stop()
-            // What is decided when they are confirmed goes by the time of the last call.
-            || self.unconfirmed > 0
+            || self.drain.is_about_to_stop()
+            // Decisions that wait for a record use the time of the last call.
+            || !self.changes.are_confirmed()
     }
 
-    /// Looks for what is over by now. Needed while [`Self::needs_ticks`].
+    /// Ends the waits whose time is over. Needed while [`Self::needs_ticks`].
     pub fn tick(&mut self, now: Instant) {
         self.latest = now;
         for session in self.sessions.expire(now) {
@@ -424,17 +405,17 @@ impl Core {
     /// What is exported.
     #[must_use]
     pub fn volumes(&self) -> &[Arc<Volume>] {
-        &self.volumes
+        self.exports.volumes()
     }
 
     /// A volume's generation; fresh for none.
     #[must_use]
     pub fn generation(&self, volume: VolumeIndex) -> Generation {
-        let volume = self.volumes.iter().find(|v| v.index == volume);
+        let volume = self.exports.volume(volume);
         volume.map_or(Generation::FRESH, |v| self.holders.generation(&v.uuid))
     }
 
-    /// Whether an absent holder of the volume is waited for.
+    /// Whether an absent holder of the volume may come back.
     #[must_use]
     pub fn is_kept(&self, volume: VolumeIndex) -> bool {
         self.kept_for.contains_key(&volume)
@@ -446,11 +427,11 @@ impl Core {
         self.decisions
     }
 
-    /// A session ended; its place may be given to another.
+    /// A session ended; another session may have its index.
     fn forget(&mut self, session: SessionSlot) {
         self.waiting_logins.remove(&session);
         self.waiting_opens.retain(|open| open.session != session);
-        self.parked.retain(|parked| parked.session != session);
+        self.drain.forget_events(session, None);
         self.all(Notice::ForgetSession { session });
     }
 
@@ -464,23 +445,21 @@ impl Core {
 
     fn reply_saying(&mut self, to: ConnectionRef, tag: Tag, status: Status, text: String) {
         let text = text.into_bytes();
-        self.reply(to, tag, status, u32::try_from(text.len()).unwrap_or(0), text);
+        self.reply(to, tag, status, narrow(text.len()), text);
     }
 
-    /// Has a record made durable that need not be that of [`Self::holders`].
+    /// Makes a record durable. It need not be the one of [`Self::holders`].
     fn persist(&mut self, record: HolderRecord) -> Ticket {
-        self.tickets += 1;
-        self.unconfirmed += 1;
-        let ticket = Ticket(self.tickets);
+        let ticket = self.changes.next_ticket();
         self.effects.push_back(Effect::Persist { ticket, record });
         ticket
     }
 
-    /// Has the record of [`Self::holders`] made durable, which just changed.
+    /// Makes the record of [`Self::holders`] durable, which just changed.
     fn persist_change(&mut self, record: HolderRecord) -> Ticket {
         let volume = record.volume;
         let ticket = self.persist(record);
-        self.undurable.insert(volume, Some(ticket));
+        self.changes.writes(volume, ticket);
         ticket
     }
 }

@@ -1,44 +1,42 @@
-//! OPEN, CLOSE, LOGOUT: who may use which volume, and the take-over of one.
+//! OPEN, CLOSE, LOGOUT: who may use which volume, and the take-over of a volume.
 //!
-//! An OPEN for writing is decided when it comes, or when nobody's [claim](super::claim) to the
-//! volume is on its way any more. If it may be, a new holder claims the volume in a generation of
-//! its own. It is answered, and the opener let in to the volume, when
+//! An OPEN for writing is decided when it comes, or when no [claim](super::claim) to the volume is
+//! being written any more. If the opener may have the volume, it claims it in a new generation. The
+//! OPEN is answered, and the opener may send commands, when
 //!
-//! - the change of holder is durable, so that the next run fences the same ones; from then on
-//!   whoever it fences is out;
-//! - nobody is *leaving* the volume: no connection is left by which a command came when another
-//!   session held it.
+//! - the change of holder is durable, so that the next run fences the same hosts. From then on the
+//!   hosts that it fences are out;
+//! - no session is *leaving* the volume: no connection is left by which a command came while
+//!   another session held the volume.
 //!
 //! | the opener names | it is | generation |
 //! | --- | --- | --- |
 //! | the generation of the volume, as the host that has it | let in again | kept |
-//! | any other | fenced for good, whoever holds the volume now | kept |
+//! | any other | fenced permanently, even if no host holds the volume now | kept |
 //! | none, and others exclude it | refused with the holder's name, or takes over | kept, or next |
 //! | none, and a holder of the last run may come back | the same | the same |
-//! | none | let in | next; kept among those who share |
+//! | none | let in | next; kept among hosts that share |
 //!
-//! The same host may take the place of a session of its own that has no connections, and of its own
-//! absent holder, at once: it is taken for the same machine, whose old process is gone. Machines
-//! cloned from one another have one host id, so each clone needs its own `/etc/rblk/host-id`, or it
-//! takes a volume from another that is only cut off.
+//! A host may take at once the place of its own session that has no connections, and of its own
+//! absent holder: it is taken for the same machine, whose old process is gone. Machines cloned from
+//! one another have one host id, so each clone needs its own `/etc/rblk/host-id`. Otherwise it
+//! takes the volume from another clone that is only cut off.
 //!
-//! Openers that only read neither exclude nor wait, and are asked for no generation.
+//! Openers that only read neither exclude nor wait, and need no generation.
 
 use std::time::Instant;
 
 use rblk_protocol::{
-    AccessMode, CommandCapsule, Epoch, Generation, OpenReply, OpenRequest, Status, Tag,
+    AccessMode, CommandCapsule, Epoch, Generation, Mutation, OpenReply, OpenRequest, Status, Tag,
 };
 
+use super::changes::Undurable;
 use super::{Answer, ConnectionRef, Core, Notice, QUIESCE_DEADLINE, Ticket, refuse, refuse_saying};
 use crate::connection::SessionSlot;
 use crate::holders::Claimant;
 use crate::session::Session;
 use crate::store::VolumeIndex;
 use crate::volume::Volume;
-
-/// Changes of holders that may be on their way to the disk before OPENs are refused.
-const UNCONFIRMED_MAX: u64 = 1024;
 
 /// An OPEN that was neither refused nor answered.
 #[derive(Debug)]
@@ -56,16 +54,16 @@ pub(super) struct WaitingOpen {
 /// How far an OPEN is.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stage {
-    /// Somebody else's claim is on its way to the disk.
+    /// The claim of another session is being written.
     Undecided(OpenRequest),
-    /// Its own claim is.
+    /// Its own claim is being written.
     Claims {
-        /// The claim's.
+        /// The ticket of the claim.
         ticket: Ticket,
-        /// Whoever excludes it has to go.
+        /// Sessions that exclude it are fenced.
         take_over: bool,
     },
-    /// The session was entered as one that has the volume. What must be durable before the answer.
+    /// The session has the volume. The answer waits for this ticket.
     Granted(Option<Ticket>),
 }
 
@@ -103,7 +101,7 @@ impl Core {
                 return refuse(Status::InvalidField);
             }
         };
-        let Some(volume) = self.volumes.iter().find(|v| v.name == request.name).cloned() else {
+        let Some(volume) = self.exports.named(request.name).cloned() else {
             return refuse(Status::NoSuchVolume);
         };
         if volume.read_only && request.mode != AccessMode::ReadOnly {
@@ -136,22 +134,22 @@ impl Core {
         let older = self.take_opens(|open| (open.session, open.volume) == (session, volume));
         let other_mode = self.mode_of(session, volume).is_some_and(|old| old != mode);
         if other_mode || older.iter().any(WaitingOpen::is_granted) {
-            // To open in another way is to close first: what was sent before may still be under
+            // To open in another mode is to close first: commands sent before may still be under
             // way.
             self.give_up(session, volume, Status::NoSuchVolume);
         }
-        // Asked again before the answer: the newer one counts.
+        // It asked again before the answer: the newer OPEN counts.
         for open in older {
             self.reply(open.from, open.tag, Status::NotReady, 0, Vec::new());
         }
     }
 
     fn mode_of(&self, session: SessionSlot, volume: VolumeIndex) -> Option<AccessMode> {
-        self.sessions.get(session)?.opened.get(&volume).copied()
+        self.sessions.get(session)?.mode_of(volume)
     }
 
-    /// Decides whether a session gets the volume, which nobody claims. If so, whatever the answer
-    /// waits for is on its way.
+    /// Decides whether a session gets a volume that has no claim. If so, everything that the answer
+    /// waits for has begun.
     pub(super) fn decide(
         &mut self,
         session: SessionSlot,
@@ -162,45 +160,50 @@ impl Core {
         let Some((host, host_name)) = self.sessions.get(session).and_then(|s| s.host) else {
             return Err(refuse(Status::NotReady));
         };
-        let who = Claimant { mode: request.mode, host, host_name };
-        if who.mode == AccessMode::ReadOnly {
-            self.enter(session, volume, &who, false);
+        let claimant = Claimant { mode: request.mode, host, host_name };
+        if claimant.mode == AccessMode::ReadOnly {
+            self.enter(session, volume, &claimant, false);
             return Ok(Stage::Granted(None));
         }
         let returns = !request.generation.is_fresh();
-        if returns && !self.holders.is_last(&volume.uuid, &who, request.generation) {
-            return Err(self.refuse_return(volume, &who, request.generation));
+        let is_last = if Mutation::FencingGeneration.is_on() {
+            self.holders.record(&volume.uuid).is_some()
+        } else {
+            self.holders.is_last(&volume.uuid, &claimant, request.generation)
+        };
+        if returns && !is_last {
+            return Err(self.refuse_return(volume, &claimant, request.generation));
         }
-        if self.unconfirmed >= UNCONFIRMED_MAX {
+        if self.changes.are_too_many() {
             let text = "the target's state directory does not keep up".to_owned();
             return Err(refuse_saying(Status::LimitReached, text));
         }
         let take_over = request.take_over && !returns;
         if !take_over {
-            self.is_excluded(session, volume, &who, returns, now)?;
+            self.must_not_be_excluded(session, volume, &claimant, returns, now)?;
         }
         let changed = if returns {
-            self.holders.come_back(&volume.uuid, &who, request.generation)
+            self.holders.come_back(&volume.uuid, &claimant, request.generation)
         } else {
-            let claimed = self.holders.claim(&volume.uuid, &who).map_err(|error| {
+            let claimed = self.holders.claim(&volume.uuid, &claimant).map_err(|error| {
                 tracing::error!(volume = %volume.name, %error, "OPEN refused");
                 refuse_saying(Status::Internal, error.to_string())
             })?;
             if let Some(record) = claimed {
                 return Ok(self.claim(record, take_over));
             }
-            self.holders.join(&volume.uuid, &who)
+            self.holders.join(&volume.uuid, &claimant)
         };
-        // Of those who share, others may still be about to come back.
-        if who.mode == AccessMode::Exclusive {
+        // Other hosts that share the volume may still come back.
+        if claimant.mode == AccessMode::Exclusive {
             self.kept_for.remove(&volume.index);
         }
-        self.enter(session, volume, &who, take_over);
-        // What is not changed may be on its way still, or have to be tried again.
-        let ticket = match (changed, self.undurable.get(&volume.uuid)) {
+        self.enter(session, volume, &claimant, take_over);
+        // A record that did not change now may still be on its way, or has to be tried again.
+        let ticket = match (changed, self.changes.undurable(&volume.uuid)) {
             (Some(record), _) => Some(self.persist_change(record)),
-            (None, Some(Some(ticket))) => Some(*ticket),
-            (None, Some(None)) => {
+            (None, Some(Undurable::Writing(ticket))) => Some(ticket),
+            (None, Some(Undurable::NotWritten)) => {
                 let record = self.holders.record(&volume.uuid).cloned();
                 record.map(|record| self.persist_change(record))
             }
@@ -209,8 +212,13 @@ impl Core {
         Ok(Stage::Granted(ticket))
     }
 
-    /// One comes back after another had the volume.
-    fn refuse_return(&mut self, volume: &Volume, who: &Claimant, generation: Generation) -> Answer {
+    /// A holder comes back after another host had the volume.
+    fn refuse_return(
+        &mut self,
+        volume: &Volume,
+        claimant: &Claimant,
+        generation: Generation,
+    ) -> Answer {
         self.decisions.refused_returns += 1;
         let text = match (self.sessions.writer(volume.index), self.holders.record(&volume.uuid)) {
             (Some(holder), _) => held_by(holder),
@@ -223,7 +231,7 @@ impl Core {
         };
         tracing::warn!(
             volume = %volume.name,
-            host = %who.host_name,
+            host = %claimant.host_name,
             named = generation.0,
             generation = self.holders.generation(&volume.uuid).0,
             text,
@@ -232,12 +240,12 @@ impl Core {
         refuse_saying(Status::Fenced, text)
     }
 
-    /// Whether somebody holds the volume who may not be taken it from.
-    fn is_excluded(
+    /// Refuses an opener that may not take the volume from its holder.
+    fn must_not_be_excluded(
         &self,
         session: SessionSlot,
         volume: &Volume,
-        who: &Claimant,
+        claimant: &Claimant,
         returns: bool,
         now: Instant,
     ) -> Result<(), Answer> {
@@ -245,19 +253,18 @@ impl Core {
             tracing::info!(volume = %volume.name, text, "OPEN refused: in use");
             Err(refuse_saying(Status::InUse, text))
         };
-        let excluders = self.sessions.excluders(session, volume.index, who.mode);
+        let excluders = self.sessions.excluders(session, volume.index, claimant.mode);
         for other in excluders.into_iter().filter_map(|other| self.sessions.get(other)) {
-            // An old process of the same host, which cannot have connections any more, is in
-            // nobody's way.
-            if other.host.map(|(host, _)| host) != Some(who.host) || other.connections() > 0 {
+            // An old process of the same host without connections does not exclude a new one.
+            if other.host.map(|(host, _)| host) != Some(claimant.host) || other.connections() > 0 {
                 return refused(held_by(other));
             }
         }
         let absent = self.holders.record(&volume.uuid).filter(|record| {
-            let shares = (record.mode, who.mode) == (AccessMode::Shared, AccessMode::Shared);
-            // One record stands for all who share: the opener's host may have been but the first of
-            // them.
-            let other = record.mode == AccessMode::Shared || record.host != who.host;
+            let shares = (record.mode, claimant.mode) == (AccessMode::Shared, AccessMode::Shared);
+            // One record stands for all hosts that share: the opener's host may only have been the
+            // first of them.
+            let other = record.mode == AccessMode::Shared || record.host != claimant.host;
             !returns && record.present && other && !shares
         });
         if let (Some(record), Some(until)) = (absent, self.kept_for.get(&volume.index))
@@ -289,7 +296,7 @@ impl Core {
         }
     }
 
-    /// Answers every OPEN that has nothing to wait for any more.
+    /// Answers every OPEN that waits for nothing any more.
     pub(super) fn finish_opens(&mut self) {
         loop {
             if let Some(at) = self.waiting_opens.iter().position(|open| self.is_ready(open)) {
@@ -303,11 +310,12 @@ impl Core {
 
     fn is_ready(&self, open: &WaitingOpen) -> bool {
         let mut leaving = self.sessions.leaving(open.volume, open.session, open.mode);
-        matches!(open.stage, Stage::Granted(None)) && leaving.next().is_none()
+        matches!(open.stage, Stage::Granted(None))
+            && (leaving.next().is_none() || Mutation::FencingWait.is_on())
     }
 
     fn finish_open(&mut self, open: &WaitingOpen) {
-        let Some(volume) = self.volumes.iter().find(|v| v.index == open.volume).cloned() else {
+        let Some(volume) = self.exports.volume(open.volume).cloned() else {
             return self.reply(open.from, open.tag, Status::NoSuchVolume, 0, Vec::new());
         };
         let (session, mode) = (open.session, open.mode);
@@ -329,7 +337,7 @@ impl Core {
             blocks: volume.blocks,
             discard_granularity_bytes: volume.discard_granularity_bytes,
             uuid: volume.uuid,
-            verifier: self.lineage.verifier_for(&volume, self.instance),
+            verifier: self.exports.verifier_of(&volume),
             generation,
         };
         self.reply(open.from, open.tag, Status::Ok, 0, reply.to_wire().to_vec());
@@ -368,8 +376,8 @@ impl Core {
         }
     }
 
-    /// The admin connection of that epoch is gone: nobody is there to be answered, and nobody was
-    /// let in.
+    /// The admin connection of that epoch is gone: its OPENs cannot be answered, and their session
+    /// was not let in.
     pub(super) fn drop_opens_of(&mut self, session: SessionSlot, epoch: Epoch) {
         for open in self.take_opens(|open| (open.session, open.epoch) == (session, epoch)) {
             if open.is_granted() {
@@ -378,7 +386,7 @@ impl Core {
         }
     }
 
-    /// An OPEN that waited is not to be had after all.
+    /// An OPEN that waited fails.
     fn fail_open(&mut self, open: &WaitingOpen, status: Status, text: String) {
         if open.is_granted() {
             self.give_up(open.session, open.volume, Status::NoSuchVolume);
@@ -393,7 +401,7 @@ impl Core {
         taken
     }
 
-    /// The session does not have the volume any more. False if it had not.
+    /// The session does not have the volume any more. Returns false if it did not have it before.
     fn give_up(&mut self, session: SessionSlot, volume: VolumeIndex, refusal: Status) -> bool {
         let Some(mode) = self.sessions.close(session, volume) else { return false };
         self.all(Notice::Close { session, volume, refusal });
@@ -403,22 +411,20 @@ impl Core {
         true
     }
 
-    /// A writer left the volume in good order: nobody has to wait for it to come back.
+    /// A writer left the volume in good order: no opener has to wait for it to come back.
     fn left(&mut self, volume: VolumeIndex) {
         if self.sessions.writer(volume).is_some() {
             return;
         }
-        let Some(uuid) = self.volumes.iter().find(|v| v.index == volume).map(|v| v.uuid) else {
-            return;
-        };
-        // Another that shared it may be about to come back.
+        let Some(uuid) = self.exports.volume(volume).map(|v| v.uuid) else { return };
+        // Another host that shared it may come back.
         if self.kept_for.contains_key(&volume) {
             return;
         }
         let Some(record) = self.holders.leave(&uuid) else { return };
-        if self.claims.contains_key(&uuid) {
-            // Written if nothing comes of the claim.
-            self.undurable.insert(uuid, None);
+        if self.changes.has_claim(&uuid) {
+            // It is written if the claim fails.
+            self.changes.postpone(uuid);
         } else {
             self.persist_change(record);
         }

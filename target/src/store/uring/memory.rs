@@ -1,5 +1,5 @@
-//! The memory that entries name: [`IoVecs`], the list of one op, and [`Pieces`], what the kernel
-//! has mapped for good.
+//! The memory that entries name: [`EntryMemory`], all of it; [`IoVecs`], the list of one op; and
+//! [`Pieces`], what the kernel has mapped for good.
 //!
 //! Invariants: every [`IoVec`] is a part of the region its list was set for; a list holds no empty
 //! part and no two parts of which the second begins where the first ends; once it has been as long
@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use io_uring::IoUring;
 use nix::errno::Errno;
@@ -22,6 +23,25 @@ const _: () = assert!(PIECE.is_multiple_of(MAX_EXTENT_BYTES as usize));
 
 // One entry takes the longest list: UIO_MAXIOV of linux/uio.h.
 const _: () = assert!(MAX_SEGMENTS <= 1024);
+
+/// What entries may point into, held until the kernel has answered them all.
+#[derive(Debug)]
+pub(super) struct EntryMemory {
+    /// The data.
+    pub(super) region: Arc<Region>,
+    /// The part of it that is registered with the ring.
+    pub(super) pieces: Pieces,
+    /// Zeroes to write where a backing has no better way to zero a range.
+    pub(super) zeroes: Arc<Region>,
+}
+
+impl EntryMemory {
+    /// Leaks all of it: the kernel may still write to it.
+    pub(super) fn leak(&self) {
+        std::mem::forget(Arc::clone(&self.region));
+        std::mem::forget(Arc::clone(&self.zeroes));
+    }
+}
 
 /// A part of a region, as the kernel wants it.
 #[derive(Clone, Copy, Debug)]

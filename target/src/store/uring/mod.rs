@@ -11,55 +11,48 @@
 //! - An op has at most one entry in the kernel at a time. The submission queue has room for all ops
 //!   and watches at once, and the completion queue is twice as large, so neither is full in normal
 //!   operation.
-//! - The memory an entry points to (the region, the zero pages, the slot's list of parts) is held
-//!   by this store and stays where it is until the kernel has answered; a store dropped while the
+//! - The memory an entry points to (the region, the zero pages, the op's list of parts) is held by
+//!   this store and stays where it is until the kernel has answered; a store dropped while the
 //!   kernel does not answer leaks that memory rather than freeing it.
-//! - With `DEFER_TASKRUN` nothing completes unless we enter; `TASKRUN_FLAG` is what tells us to.
-//!   One without the other would poll for ever.
-//! - The ring is made disabled and is enabled by the first turn: the thread of that turn becomes
-//!   its only issuer, whoever made it. From then on volumes and watches are for that thread too.
+//! - The thread of the first turn owns the ring; from then on volumes and watches are for that
+//!   thread too.
 
 #![allow(unsafe_code)]
 
 mod counters;
 mod memory;
+mod op;
+mod ring;
 mod setup;
-mod shared_sync;
-mod slot;
+mod sync_wait;
 mod watch;
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use io_uring::types::{SubmitArgs, Timespec};
-use io_uring::{EnterFlags, IoUring, cqueue, squeue};
+use io_uring::{IoUring, cqueue};
 use nix::errno::Errno;
 use rblk_fabric::{PageKind, Region};
+use rblk_protocol::width::{narrow, wide};
 
 pub use self::counters::Counters;
-use self::memory::Pieces;
+use self::memory::{EntryMemory, Pieces};
+use self::op::{Ops, Phase, ZERO_CHUNK};
+use self::ring::{Ring, USER_OP, USER_WATCH};
 pub(super) use self::setup::cooperative;
 pub use self::setup::{MAX_CAPACITY, UringOptions, Warning};
 use self::setup::{deferred, register_file_table};
-use self::slot::{Phase, Slot, ZERO_CHUNK};
-use self::watch::{DOOR, WATCHES, Watch};
+use self::sync_wait::SyncWaiters;
+use self::watch::{DOOR, Watches, checked};
 pub use self::watch::{MAX_WATCHES, WatchSet, WatchToken};
 use super::backing::Backing;
-use super::syncs::Door;
+use super::syncs::{Look, SyncNumber};
 use super::{Op, OpDone, Segment, Store, StoreError, VolumeIndex, refusal};
-
-// The kernel's time is signed; nobody tells this from for ever.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1 << 30);
 
 // How long dropping a store waits for the kernel.
 const DRAIN: Duration = Duration::from_secs(5);
-
-// The top byte of an entry's user data says whose it is.
-const USER_OP: u64 = 0;
-const USER_WATCH: u64 = 1;
-const USER_NOBODY: u64 = 2;
 
 /// How long a turn may sleep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,33 +67,20 @@ pub enum Wait {
 #[derive(Debug)]
 struct Volume {
     backing: Arc<Backing>,
-    // Slots in use by it.
+    // Ops of it that have not ended.
     ops: usize,
 }
 
 /// The io_uring engine. See the module.
 pub struct UringStore {
     // First, so that it is dropped before the memory it uses.
-    ring: IoUring,
-    enabled: bool,
-    no_iowait: bool,
-    region: Arc<Region>,
-    pieces: Pieces,
-    zeroes: Arc<Region>,
+    ring: Ring,
+    memory: EntryMemory,
     volumes: Box<[Option<Volume>]>,
-    slots: Box<[Slot]>,
-    free: Vec<u32>,
+    ops: Ops,
     done: Vec<OpDone>,
-    // Slots that wait for syncs of their backings, and what wakes us for them.
-    awaiting: Vec<u32>,
-    door: Door,
-    // Backings that lost writes, for the owner.
-    lost: Vec<(VolumeIndex, Arc<Backing>)>,
-    watches: Box<[Watch]>,
-    // Watches to arm again; room in the queue permitting.
-    unarmed: bool,
-    // Tokens of watches that are armed for a sleep.
-    asleep: u64,
+    sync_waiters: SyncWaiters,
+    watches: Watches,
     counters: Counters,
     warnings: Vec<Warning>,
 }
@@ -108,10 +88,10 @@ pub struct UringStore {
 impl std::fmt::Debug for UringStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("UringStore")
-            .field("params", self.ring.params())
+            .field("params", self.ring.get().params())
             .field("volumes", &self.volumes.iter().flatten().count())
             .field("in_flight", &self.in_flight())
-            .field("counters", &self.counters)
+            .field("counters", &self.counters())
             .finish_non_exhaustive()
     }
 }
@@ -158,30 +138,21 @@ impl UringStore {
             warnings.push(Warning::PlainBuffers { bytes: wanted.len(), errno });
             Pieces::none()
         });
-        let door = Door::new().map_err(fail)?;
-        let mut store = Self {
-            enabled: false,
-            no_iowait: ring.params().is_feature_no_iowait(),
-            ring,
-            region,
-            pieces,
-            zeroes,
+        let sync_waiters = SyncWaiters::new(wide(capacity)).map_err(fail)?;
+        let mut watches = Watches::new();
+        // It is armed when something waits for the first time.
+        watches.add(sync_waiters.fd(), DOOR).map_err(fail)?;
+        Ok(Self {
+            ring: Ring::new(ring),
+            memory: EntryMemory { region, pieces, zeroes },
             volumes: (0..options.volumes).map(|_| None).collect(),
-            slots: (0..capacity).map(|_| Slot::idle()).collect(),
-            free: (0..capacity).rev().collect(),
-            done: Vec::with_capacity(capacity as usize),
-            awaiting: Vec::with_capacity(capacity as usize),
-            lost: Vec::new(),
-            watches: (0..WATCHES).map(|_| Watch::default()).collect(),
-            unarmed: false,
-            asleep: 0,
+            ops: Ops::new(capacity),
+            done: Vec::with_capacity(wide(capacity)),
+            sync_waiters,
+            watches,
             counters: Counters::default(),
             warnings,
-            door,
-        };
-        // It is armed when something waits for the first time.
-        store.add_watch(store.door.fd(), DOOR).map_err(fail)?;
-        Ok(store)
+        })
     }
 
     /// What the store has to do without.
@@ -190,16 +161,17 @@ impl UringStore {
         &self.warnings
     }
 
-    /// What it has done.
+    /// What the store has done.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        self.counters
+        let (enters, sleeps) = self.ring.enters();
+        Counters { enters, sleeps, watch_errors: self.watches.errors(), ..self.counters }
     }
 
-    /// Ops it can hold.
+    /// Ops that it can hold.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.slots.len()
+        self.ops.capacity()
     }
 
     /// Puts a volume in.
@@ -211,7 +183,7 @@ impl UringStore {
         index: VolumeIndex,
         backing: Arc<Backing>,
     ) -> Result<(), StoreError> {
-        let volumes = u16::try_from(self.volumes.len()).unwrap_or(u16::MAX);
+        let volumes = narrow(self.volumes.len());
         let place = self.volumes.get_mut(usize::from(index.0));
         let place = place.ok_or(StoreError::TableFull { index: index.0, volumes })?;
         if let Some(other) = place {
@@ -221,8 +193,7 @@ impl UringStore {
             });
         }
         self.ring
-            .submitter()
-            .register_files_update(index.0.into(), &[backing.file().as_raw_fd()])
+            .set_file(index.0, backing.file().as_raw_fd())
             .map_err(|source| StoreError::Register { path: backing.path().to_owned(), source })?;
         *place = Some(Volume { backing, ops: 0 });
         Ok(())
@@ -232,7 +203,7 @@ impl UringStore {
     /// store of the backing. Until the owner calls [`Backing::loss_noted`] its flushes may wait,
     /// see [`Losses`](super::Losses).
     pub fn take_lost(&mut self) -> Option<(VolumeIndex, Arc<Backing>)> {
-        self.lost.pop()
+        self.sync_waiters.take_lost()
     }
 
     /// Takes a volume out. Its ops must have ended; results not yet reaped may wait.
@@ -250,9 +221,7 @@ impl UringStore {
                 Err(StoreError::Busy { index: index.0, ops })
             }
             Some(volume) => {
-                if let Err(source) =
-                    self.ring.submitter().register_files_update(index.0.into(), &[-1])
-                {
+                if let Err(source) = self.ring.set_file(index.0, -1) {
                     let path = volume.backing.path().to_owned();
                     *place = Some(volume);
                     return Err(StoreError::Register { path, source });
@@ -260,6 +229,35 @@ impl UringStore {
                 Ok(volume.backing)
             }
         }
+    }
+
+    /// Wakes [`Self::turn`] when `fd` becomes readable, until [`Self::unwatch`]. Level at first
+    /// (something already there wakes at once), edges from then on: the owner must read until
+    /// nothing is left before the next sleep. The descriptor is duplicated.
+    ///
+    /// # Errors
+    /// The token is too large or in use, or the descriptor cannot be duplicated.
+    pub fn watch(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
+        checked(token)?;
+        self.watches.add(fd, token)?;
+        self.watches.arm(&mut self.ring, token.0);
+        Ok(())
+    }
+
+    /// As [`Self::watch`], for a descriptor that matters only during a sleep: every sleep of
+    /// [`Self::turn`] ends when it is readable or becomes so. Between sleeps it costs nothing and is
+    /// not reported, except when it woke a sleep that was already over.
+    ///
+    /// # Errors
+    /// As [`Self::watch`].
+    pub fn watch_asleep(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
+        checked(token)?;
+        self.watches.add_asleep(fd, token)
+    }
+
+    /// Ends a watch; does nothing when there is none. A turn may still report it once.
+    pub fn unwatch(&mut self, token: WatchToken) {
+        self.watches.remove(&mut self.ring, token);
     }
 
     /// Hands everything submitted to the kernel, sleeps if asked to and if nothing is done yet, and
@@ -271,62 +269,22 @@ impl UringStore {
     /// The ring is unusable, for example from a thread other than that of the first turn
     /// (`EEXIST`).
     pub fn turn(&mut self, wait: Wait, woken: &mut WatchSet) -> io::Result<()> {
-        if !self.enabled {
-            self.ring.submitter().register_enable_rings()?;
-            self.enabled = true;
-        }
-        self.arm_the_rest();
-        let wait = match wait {
-            // What finds no room is armed in the next turn; this one makes the room.
-            Wait::Until(time) if !time.is_zero() && !self.arm_for_sleep() => Wait::No,
-            wait => wait,
-        };
-        let busy = self.free.len() < self.slots.len();
-        let (submitter, queue, completions) = self.ring.split();
-        let queued = u32::try_from(queue.len()).unwrap_or(u32::MAX);
-        let due = queue.taskrun() || queue.cq_overflow();
-        let ready = !completions.is_empty() || !self.done.is_empty() || !woken.is_empty();
-        drop((queue, completions));
+        self.watches.arm_the_rest(&mut self.ring);
         let sleep = match wait {
-            Wait::Until(time) if !ready && !time.is_zero() => Some(time.min(LONGEST_SLEEP)),
-            _ => None,
-        };
-        if queued > 0 || due || sleep.is_some() {
-            self.counters.enters += 1;
-            let mut flags = EnterFlags::GETEVENTS;
-            let result = if let Some(time) = sleep {
-                self.counters.sleeps += 1;
-                flags |= EnterFlags::EXT_ARG;
-                if self.no_iowait && !busy {
-                    // Waiting for a peer is not waiting for a disk.
-                    flags |= EnterFlags::NO_IOWAIT;
-                }
-                let time = Timespec::from(time);
-                let args = SubmitArgs::new().timespec(&time);
-                // SAFETY: the queued entries obey `push`; `args` is the extended argument EXT_ARG
-                // announces and outlives the call, as does the time it points to.
-                unsafe { submitter.enter(queued, 1, flags.bits(), Some(&args)) }
-            } else {
-                // SAFETY: the queued entries obey `push`; without EXT_ARG a null argument means no
-                // signal mask.
-                unsafe { submitter.enter::<libc::sigset_t>(queued, 0, flags.bits(), None) }
-            };
-            match result.map_err(|error| error.raw_os_error()) {
-                // The time is over, a signal came, or the kernel wants completions collected or
-                // memory back first: what was not taken is still queued.
-                Ok(_)
-                | Err(Some(
-                    libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN | libc::ENOMEM,
-                )) => {}
-                Err(code) => return Err(code.map_or(Errno::EIO, Errno::from_raw).into()),
+            Wait::No => None,
+            // What finds no room is armed in the next turn; this one makes the room.
+            Wait::Until(time) => {
+                Some(time).filter(|t| !t.is_zero() && self.watches.arm_for_sleep(&mut self.ring))
             }
-        }
+        };
+        let ready = !self.done.is_empty() || !woken.is_empty();
+        self.ring.enter(sleep, ready, self.ops.active() > 0)?;
         // One at a time: handling one may queue entries.
-        while let Some(entry) = { self.ring.completion().next() } {
+        while let Some(entry) = self.ring.next_completion() {
             self.complete(&entry, woken);
         }
         if woken.take_door() {
-            self.door.answer();
+            self.sync_waiters.answer();
             self.look_at_syncs();
         }
         Ok(())
@@ -336,23 +294,26 @@ impl UringStore {
         let user_data = entry.user_data();
         match user_data >> 56 {
             USER_OP => {
-                let index = usize::try_from(user_data).unwrap_or(usize::MAX);
-                if self.slots.get(index).is_some_and(|slot| slot.phase != Phase::Idle) {
+                let index = narrow(user_data);
+                if self.ops.is_active(index) {
                     self.advance(index, entry.result());
+                } else {
+                    debug_assert!(false, "a completion of op {index}, which has ended");
+                    tracing::error!(op = index, "bug: a completion of an op that has ended");
                 }
             }
-            USER_WATCH => self.woke(entry, woken),
+            USER_WATCH => self.watches.woke(&mut self.ring, entry, woken),
             _ => {}
         }
     }
 
-    // What the kernel said about a slot's entry.
-    fn advance(&mut self, index: usize, result: i32) {
-        let slot = &mut self.slots[index];
-        let volume = self.volumes.get(usize::from(slot.op.volume.0)).and_then(Option::as_ref);
+    // What the kernel said about an op's entry.
+    fn advance(&mut self, index: u32, result: i32) {
+        let op = self.ops.get(index);
+        let volume = self.volumes.get(usize::from(op.op.volume.0)).and_then(Option::as_ref);
         let ended = match volume {
-            Some(volume) => slot.advance(result, &volume.backing, &mut self.counters),
-            None => Some(Err(Errno::ENXIO)),
+            Some(volume) => op.advance(result, &volume.backing, &mut self.counters),
+            None => Some(Err(no_volume(op.op.volume))),
         };
         match ended {
             Some(result) => self.ended(index, result),
@@ -360,40 +321,38 @@ impl UringStore {
         }
     }
 
-    // The kernel has done a slot's part, or not.
-    fn ended(&mut self, index: usize, result: Result<u32, Errno>) {
-        let slot = &self.slots[index];
-        match slot.phase {
+    // The kernel has done an op's part, or not.
+    fn ended(&mut self, index: u32, result: Result<u32, Errno>) {
+        let op = self.ops.peek(index);
+        match op.phase {
             Phase::Sync(number) => self.sync_ended(index, number, result),
-            _ if result.is_ok() && slot.owes_sync() => self.await_sync(index),
+            _ if result.is_ok() && op.owes_sync() => self.await_sync(index),
             _ => self.finish(index, result),
         }
     }
 
-    // Queues the next entry of a slot.
-    fn send(&mut self, index: usize) {
-        let entry = self.slots[index].entry(&self.pieces, &self.zeroes);
-        let sent = entry.is_some_and(|entry| {
+    // Queues the next entry of an op.
+    fn send(&mut self, index: u32) {
+        let EntryMemory { pieces, zeroes, .. } = &self.memory;
+        let sent = self.ops.get(index).entry(pieces, zeroes).is_some_and(|entry| {
             // SAFETY: the data is inside the region or the zero pages (`Region::pointer` checked),
-            // both held by this store until the slot's completion or leaked by drop. No reference
-            // to it exists anywhere: a region hands out none. A list of parts is in the slot, which
-            // stays as it is until its completion (only that, or the end of the op, changes it) and
-            // where it is (the heap memory of its `Vec`), or is leaked by drop.
-            unsafe { self.push(&entry.user_data(USER_OP << 56 | index as u64)) }
+            // both held by this store until the op's completion or leaked by drop. No reference to
+            // it exists anywhere: a region hands out none. A list of parts is in the op's place,
+            // which stays as it is until its completion (only that, or the end of the op, changes
+            // it) and where it is (the heap memory of its `Vec`), or is leaked by drop.
+            unsafe { self.ring.push(&entry.user_data(USER_OP << 56 | u64::from(index))) }
         });
         if !sent {
             self.ended(index, Err(Errno::EIO));
         }
     }
 
-    fn finish(&mut self, index: usize, result: Result<u32, Errno>) {
-        let slot = &mut self.slots[index];
-        slot.stop();
-        let op = slot.op;
-        if let Some(Some(volume)) = self.volumes.get_mut(usize::from(op.volume.0)) {
-            volume.ops -= 1;
+    fn finish(&mut self, index: u32, result: Result<u32, Errno>) {
+        let op = self.ops.end(index);
+        match self.volumes.get_mut(usize::from(op.volume.0)) {
+            Some(Some(volume)) => volume.ops -= 1,
+            _ => drop(no_volume(op.volume)),
         }
-        self.free.push(u32::try_from(index).unwrap_or(0));
         self.record(&op, result);
     }
 
@@ -402,42 +361,108 @@ impl UringStore {
         self.done.push(OpDone { token: op.token, result });
     }
 
-    // Queues an entry. False when the queue stays full even after offering it to the kernel.
-    //
-    // SAFETY: the caller vouches that memory the entry names is valid until its completion.
-    unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
-        // SAFETY: passed on from the caller.
-        if unsafe { self.ring.submission().push(entry) }.is_ok() {
-            return true;
-        }
-        // Only watches put on and off many times within one turn come here.
-        self.counters.enters += 1;
-        // SAFETY: passed on from the caller.
-        self.ring.submit().is_ok() && unsafe { self.ring.submission().push(entry) }.is_ok()
+    // The volume of an op, which keeps it until the op ends.
+    fn volume_of(&self, index: u32) -> Result<&Volume, Errno> {
+        let volume = self.ops.peek(index).op.volume;
+        let state = self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref);
+        state.ok_or_else(|| no_volume(volume))
     }
+
+    // Has an op wait for the first sync that covers it, or run it.
+    fn await_sync(&mut self, index: u32) {
+        let number = match self.volume_of(index) {
+            Ok(volume) => volume.backing.syncs().join(),
+            Err(errno) => return self.finish(index, Err(errno)),
+        };
+        self.ops.get(index).phase = Phase::Awaiting(number);
+        if !self.look_at(index) {
+            self.put_off(index);
+        }
+    }
+
+    // The sync that an op ran is over.
+    fn sync_ended(&mut self, index: u32, number: SyncNumber, result: Result<u32, Errno>) {
+        self.counters.syncs += 1;
+        let backing = match self.volume_of(index) {
+            Ok(volume) => Arc::clone(&volume.backing),
+            Err(errno) => return self.finish(index, Err(errno)),
+        };
+        let volume = self.ops.peek(index).op.volume;
+        self.sync_waiters.sync_ended(volume, &backing, result.map(drop));
+        self.ops.get(index).phase = Phase::Awaiting(number);
+        self.put_off(index);
+        self.look_at_syncs();
+    }
+
+    // Looks at all ops that wait for syncs: some are over, and one op may have to run the next.
+    fn look_at_syncs(&mut self) {
+        let mut at = 0;
+        // Off the list first: acting on it may change the list.
+        while let Some(index) = self.sync_waiters.take(at) {
+            if !self.look_at(index) {
+                self.sync_waiters.put_back(at, index);
+                at += 1;
+            }
+        }
+    }
+
+    // Whether an op waits no more: it runs the sync that it waited for, or has ended.
+    fn look_at(&mut self, index: u32) -> bool {
+        let Phase::Awaiting(number) = self.ops.peek(index).phase else { return true };
+        let look = match self.volume_of(index) {
+            Ok(volume) => self.sync_waiters.look(&volume.backing, number),
+            Err(errno) => Look::Over(Err(errno)),
+        };
+        match look {
+            Look::Wait => return false,
+            Look::Run => {
+                self.ops.get(index).phase = Phase::Sync(number);
+                self.send(index);
+            }
+            Look::Over(result) => {
+                let value = self.ops.peek(index).value();
+                self.finish(index, result.map(|()| value));
+            }
+        }
+        true
+    }
+
+    fn put_off(&mut self, index: u32) {
+        self.sync_waiters.add(index);
+        self.watches.arm(&mut self.ring, DOOR.0);
+    }
+}
+
+// A volume stays in the table until its ops have ended, so this is a bug.
+#[cold]
+fn no_volume(volume: VolumeIndex) -> Errno {
+    debug_assert!(false, "an op of volume {}, which is not in the table", volume.0);
+    tracing::error!(volume = volume.0, "bug: an op of a volume that is not in the table");
+    Errno::ENXIO
 }
 
 impl Store for UringStore {
     fn submit(&mut self, op: Op, memory: &[Segment]) -> Result<(), Op> {
-        if self.in_flight() >= self.slots.len() {
+        if self.in_flight() >= self.ops.capacity() {
             return Err(op);
         }
+        let region = &self.memory.region;
         let volume = self.volumes.get_mut(usize::from(op.volume.0)).and_then(Option::as_mut);
         let backing = volume.as_ref().map(|volume| volume.backing.as_ref());
-        if let Some(result) = refusal(backing, self.region.len(), &op.kind, memory) {
+        if let Some(result) = refusal(backing, region.len(), &op.kind, memory) {
             self.record(&op, result);
             return Ok(());
         }
+        // Without a volume the op was refused.
         let Some(volume) = volume else { return Err(op) };
         let Some(phase) = Phase::first(&op.kind, &volume.backing) else {
             self.record(&op, Err(Errno::EOPNOTSUPP));
             return Ok(());
         };
-        let Some(index) = self.free.pop() else { return Err(op) };
+        let Some(index) = self.ops.take() else { return Err(op) };
         volume.ops += 1;
         let has_own_fua = volume.backing.has_own_fua();
-        let index = index as usize;
-        let started = self.slots[index].start(op, phase, has_own_fua, &self.region, memory);
+        let started = self.ops.get(index).start(op, phase, has_own_fua, region, memory);
         if started && phase == Phase::Unsynced {
             self.await_sync(index);
         } else if started {
@@ -453,7 +478,7 @@ impl Store for UringStore {
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len() + self.done.len()
+        self.ops.active() + self.done.len()
     }
 }
 
@@ -461,7 +486,7 @@ impl Drop for UringStore {
     fn drop(&mut self) {
         let deadline = Instant::now() + DRAIN;
         let mut woken = WatchSet::default();
-        while self.free.len() < self.slots.len() {
+        while self.ops.active() > 0 {
             self.done.clear();
             woken.clear();
             let left = deadline.saturating_duration_since(Instant::now());
@@ -470,22 +495,19 @@ impl Drop for UringStore {
             }
         }
         for volume in self.volumes.iter().flatten() {
-            volume.backing.syncs().leave(&self.door);
+            self.sync_waiters.leave(&volume.backing);
         }
-        if self.free.len() < self.slots.len() {
-            // The kernel may still write to this memory and still works on these files. The lists
-            // in the slots it has copied when it took the entries, but nothing is lost by not
+        if self.ops.active() > 0 {
+            // The kernel may still write to this memory and still works on these files. The kernel
+            // copied the lists of parts when it took the entries, but nothing is lost by not
             // relying on that.
-            std::mem::forget(std::mem::take(&mut self.slots));
-            std::mem::forget(Arc::clone(&self.region));
-            std::mem::forget(Arc::clone(&self.zeroes));
+            self.ops.leak();
+            self.memory.leak();
             for volume in self.volumes.iter().flatten().filter(|volume| volume.ops > 0) {
                 std::mem::forget(Arc::clone(&volume.backing));
             }
         } else if self.volumes.iter().any(Option::is_some) {
-            // The kernel takes a ring apart in the background. Without this the files would stay
-            // open until then, and a claimed device claimed.
-            let _ = self.ring.submitter().unregister_files();
+            self.ring.forget_files();
         }
     }
 }

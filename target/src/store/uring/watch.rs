@@ -9,8 +9,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use io_uring::types::Fd;
 use io_uring::{cqueue, opcode};
 use nix::errno::Errno;
+use rblk_protocol::width::narrow;
 
-use super::{USER_NOBODY, USER_WATCH, UringStore};
+use super::ring::{Ring, USER_NOTHING, USER_WATCH};
 
 /// Descriptors a store can watch; tokens are below this.
 pub const MAX_WATCHES: u8 = 63;
@@ -18,8 +19,11 @@ pub const MAX_WATCHES: u8 = 63;
 /// Watches the store's own door, by which other stores of a backing wake it.
 pub(super) const DOOR: WatchToken = WatchToken(MAX_WATCHES);
 
-// All of them.
-pub(super) const WATCHES: u8 = MAX_WATCHES + 1;
+// The owner's watches and the door.
+const WATCHES: u8 = MAX_WATCHES + 1;
+
+#[allow(clippy::cast_sign_loss)] // a flag of 16 bits
+const READABLE: u32 = libc::POLLIN as u32;
 
 /// Names a watched descriptor; below [`MAX_WATCHES`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -61,7 +65,7 @@ impl WatchSet {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Watch {
+struct Watch {
     // Our own duplicate: arming again must find the same file whatever the owner did with the
     // number.
     fd: Option<OwnedFd>,
@@ -72,37 +76,31 @@ pub(super) struct Watch {
     generation: u32,
 }
 
-impl UringStore {
-    /// Wakes [`Self::turn`] when `fd` becomes readable, until [`Self::unwatch`]. Level at first
-    /// (something already there wakes at once), edges from then on: whoever is woken must read
-    /// until nothing is left before the next sleep. The descriptor is duplicated.
-    ///
-    /// # Errors
-    /// The token is too large or in use, or the descriptor cannot be duplicated.
-    pub fn watch(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
-        checked(token)?;
-        self.add_watch(fd, token)?;
-        self.arm(token.0);
-        Ok(())
+/// The watched descriptors of a store.
+#[derive(Debug)]
+pub(super) struct Watches {
+    table: Box<[Watch]>,
+    // Some are to be armed again, when the queue has room.
+    unarmed: bool,
+    // Tokens of watches that are armed for a sleep.
+    asleep: u64,
+    errors: u64,
+}
+
+impl Watches {
+    pub(super) fn new() -> Self {
+        let table = (0..WATCHES).map(|_| Watch::default()).collect();
+        Self { table, unarmed: false, asleep: 0, errors: 0 }
     }
 
-    /// As [`Self::watch`], for a descriptor that matters to a sleeper only: every sleep of
-    /// [`Self::turn`] ends when it is readable or becomes so, and what happens to it otherwise
-    /// costs nothing and is not told, but for one that woke a sleep which was over already.
-    ///
-    /// # Errors
-    /// As [`Self::watch`].
-    pub fn watch_asleep(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
-        checked(token)?;
-        self.add_watch(fd, token)?;
-        self.watches[usize::from(token.0)].asleep = true;
-        self.asleep |= 1 << token.0;
-        Ok(())
+    /// Watches that ended with an error.
+    pub(super) fn errors(&self) -> u64 {
+        self.errors
     }
 
-    pub(super) fn add_watch(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
-        let watch =
-            self.watches.get_mut(usize::from(token.0)).ok_or(io::ErrorKind::InvalidInput)?;
+    /// Watches a descriptor, which is duplicated. It is not armed yet.
+    pub(super) fn add(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
+        let watch = self.table.get_mut(usize::from(token.0)).ok_or(io::ErrorKind::InvalidInput)?;
         if watch.fd.is_some() {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
@@ -116,49 +114,60 @@ impl UringStore {
         Ok(())
     }
 
-    /// Ends a watch; does nothing when there is none. A turn may still report it once.
-    pub fn unwatch(&mut self, token: WatchToken) {
-        let Some(watch) = self.watches.get_mut(usize::from(token.0)) else { return };
+    /// As [`Self::add`], for a descriptor that is armed for each sleep.
+    pub(super) fn add_asleep(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
+        self.add(fd, token)?;
+        self.table[usize::from(token.0)].asleep = true;
+        self.asleep |= 1 << token.0;
+        Ok(())
+    }
+
+    /// Ends a watch, if there is one.
+    pub(super) fn remove(&mut self, ring: &mut Ring, token: WatchToken) {
+        let Some(watch) = self.table.get_mut(usize::from(token.0)) else { return };
         self.asleep &= !(1 << token.0);
         if watch.fd.take().is_some() && watch.armed {
             watch.armed = false;
             let armed = watch_user_data(token.0, watch.generation);
-            let remove = opcode::PollRemove::new(armed).build().user_data(USER_NOBODY << 56);
+            let remove = opcode::PollRemove::new(armed).build().user_data(USER_NOTHING << 56);
             // SAFETY: the entry names no memory.
-            unsafe { self.push(&remove) };
+            unsafe { ring.push(&remove) };
         }
     }
 
     /// What the kernel said about a watch: woken, and armed again where that ended the poll.
-    pub(super) fn woke(&mut self, entry: &cqueue::Entry, woken: &mut WatchSet) {
+    pub(super) fn woke(&mut self, ring: &mut Ring, entry: &cqueue::Entry, woken: &mut WatchSet) {
         let user_data = entry.user_data();
         let [token, ..] = user_data.to_le_bytes();
-        let Some(watch) = self.watches.get_mut(usize::from(token)) else { return };
+        let Some(watch) = self.table.get_mut(usize::from(token)) else {
+            return debug_assert!(false, "a completion of watch {token}, which there is not");
+        };
+        // A late completion of an earlier watch.
         if watch.fd.is_none() || watch_user_data(token, watch.generation) != user_data {
             return;
         }
         woken.insert(token);
         if entry.result() < 0 {
             // Arming again would fail again; the owner is told and will find out by reading.
-            self.counters.watch_errors += 1;
+            self.errors += 1;
             watch.armed = false;
             self.asleep &= !(1 << token);
         } else if !cqueue::more(entry.flags()) {
             watch.armed = false;
             if !watch.asleep {
-                self.arm(token);
+                self.arm(ring, token);
             }
         }
     }
 
     /// Arms what is watched asleep; whether all is, so that a sleep misses nothing.
-    pub(super) fn arm_for_sleep(&mut self) -> bool {
+    pub(super) fn arm_for_sleep(&mut self, ring: &mut Ring) -> bool {
         let mut tokens = self.asleep;
         while tokens != 0 {
-            let token = u8::try_from(tokens.trailing_zeros()).unwrap_or(MAX_WATCHES);
+            let token: u8 = narrow(tokens.trailing_zeros());
             tokens &= tokens - 1;
-            self.arm(token);
-            if !self.watches[usize::from(token)].armed {
+            self.arm(ring, token);
+            if !self.table[usize::from(token)].armed {
                 return false;
             }
         }
@@ -166,32 +175,29 @@ impl UringStore {
     }
 
     /// Arms those that found no room in the queue.
-    pub(super) fn arm_the_rest(&mut self) {
+    pub(super) fn arm_the_rest(&mut self, ring: &mut Ring) {
         if self.unarmed {
             self.unarmed = false;
-            (0..WATCHES).for_each(|token| self.arm(token));
+            (0..WATCHES).for_each(|token| self.arm(ring, token));
         }
     }
 
-    pub(super) fn arm(&mut self, token: u8) {
-        let watch = &mut self.watches[usize::from(token)];
+    /// Arms a watch, if it is not armed.
+    pub(super) fn arm(&mut self, ring: &mut Ring, token: u8) {
+        let watch = &mut self.table[usize::from(token)];
         let Some(fd) = watch.fd.as_ref().filter(|_| !watch.armed) else { return };
-        let events = u32::try_from(libc::POLLIN).unwrap_or(1);
-        let poll = opcode::PollAdd::new(Fd(fd.as_raw_fd()), events)
+        let poll = opcode::PollAdd::new(Fd(fd.as_raw_fd()), READABLE)
             .multi(!watch.asleep)
             .build()
             .user_data(watch_user_data(token, watch.generation));
-        watch.armed = true;
         // SAFETY: the entry names no memory.
-        if !unsafe { self.push(&poll) } {
-            self.watches[usize::from(token)].armed = false;
-            self.unarmed = true;
-        }
+        watch.armed = unsafe { ring.push(&poll) };
+        self.unarmed |= !watch.armed;
     }
 }
 
-// Whether it is a token of the owner.
-fn checked(token: WatchToken) -> io::Result<()> {
+/// Whether it is a token of the owner.
+pub(super) fn checked(token: WatchToken) -> io::Result<()> {
     if token.0 < MAX_WATCHES { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
 

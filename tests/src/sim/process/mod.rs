@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rblk_bench::inprocess::{QueueId, QueueOptions};
 use rblk_bench::seed::Random;
-use rblk_fabric::soft::memory::Wire;
+use rblk_fabric::soft::network::Wire;
 use rblk_initiator::admin::Pulse;
 use rblk_initiator::durability::{Durability, Ledger};
 use rblk_initiator::engine::PathEnd;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rblk_bench::inprocess::QueueOptions;
 use rblk_config::OnLoss;
-use rblk_fabric::soft::memory::Wire;
+use rblk_fabric::soft::network::Wire;
 use rblk_initiator::mount::course::Failure;
 use rblk_initiator::mount::settle::{self, Judgement};
 use rblk_initiator::replay::{self, Progress, ReplayError, Replayer};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rblk_bench::inprocess::{Join, QueueOptions};
 use rblk_fabric::Region;
-use rblk_fabric::soft::memory::Wire;
+use rblk_fabric::soft::network::Wire;
 use rblk_initiator::admin::AdminChannel;
 use rblk_initiator::error::SessionError;
 use rblk_initiator::mount::course::{Attempt, Course, Facts, Failure, Verdict};

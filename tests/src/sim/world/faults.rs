@@ -4,7 +4,7 @@
 //! calm world all heal at once and none comes.
 
 use rblk_bench::ram_store::StoreConditions;
-use rblk_fabric::soft::memory::End;
+use rblk_fabric::soft::network::End;
 
 use super::World;
 use super::mount::Wish;

@@ -15,7 +15,7 @@ use std::ops::Range;
 use rblk_bench::crash_store::CrashStore;
 use rblk_bench::seed::Random;
 use rblk_config::OnLoss;
-use rblk_fabric::soft::memory::Wire;
+use rblk_fabric::soft::network::Wire;
 use rblk_initiator::io::IoOp;
 
 use self::faults::IMPATIENCE;

@@ -204,7 +204,7 @@ fn what_comes_while_a_take_over_is_on_its_way_to_the_disk() {
         assert_eq!(w.answer(b, 1).unwrap().generation(), SECOND);
         assert_eq!(w.answer(c, 1).unwrap().status, Status::InUse);
         assert_eq!(w.durable[&[1; 16]].generation, SECOND);
-        assert_eq!(w.said, []);
+        assert_eq!(w.replies, []);
     }
 }
 
@@ -245,7 +245,7 @@ fn a_claim_that_nobody_waits_for_any_more() {
         assert_eq!(w.answer(c, 1).unwrap().status, Status::InUse);
         w.write_all();
         assert_eq!(w.durable[&[1; 16]].generation, FIRST);
-        assert_eq!(w.said, []);
+        assert_eq!(w.replies, []);
     }
 }
 
@@ -260,17 +260,17 @@ fn a_disk_that_hangs_is_not_given_more_and_more() {
     while !w.on_their_way.is_empty() {
         w.write_all();
     }
-    w.said.clear();
+    w.replies.clear();
     // Left and entered over and over.
     let refused = (1..2000).find_map(|tag| {
         w.send(a, tag, Opcode::CloseVolume, 1, &[]);
-        w.said.clear();
+        w.replies.clear();
         w.open(a, tag, returning(0, FIRST))
     });
     assert_eq!(refused.unwrap().status, Status::LimitReached);
     assert!(w.on_their_way.len() <= 1025, "{}", w.on_their_way.len());
     w.write_all();
-    w.said.clear();
+    w.replies.clear();
     w.slow_disk = false;
     assert_eq!(w.open(a, 2, exclusive(0)).unwrap().status, Status::Ok);
 }
@@ -325,7 +325,7 @@ fn a_take_over_of_one_that_waits_to_take_over() {
     assert_eq!(w.answer(c, 2), None, "the first victim still has a queue");
     w.bury(queue);
     assert_eq!(w.answer(c, 2).unwrap().generation(), Generation(3));
-    assert_eq!(w.said, []);
+    assert_eq!(w.replies, []);
 }
 
 #[test]
@@ -344,7 +344,7 @@ fn the_one_who_takes_over_dies_meanwhile() {
     let b = w.connect(ConnectionKind::Admin, b.id, Epoch(2)).unwrap();
     assert_eq!(w.log_in(b, 1, 2).unwrap().status, Status::Ok);
     assert_eq!(w.open(b, 2, exclusive(0)).unwrap().status, Status::InUse);
-    assert_eq!(w.said, []);
+    assert_eq!(w.replies, []);
 }
 
 #[test]
@@ -369,7 +369,7 @@ fn the_victim_says_goodbye_meanwhile() {
     w.bury(a);
     w.bury(queue);
     assert_eq!(w.answer(b, 1).unwrap().generation(), SECOND);
-    assert_eq!(w.core.sessions().writer(VolumeIndex(0)).unwrap().slot, b.session);
+    assert_eq!(w.core.sessions().writer(VolumeIndex(0)).unwrap().index, b.session);
 }
 
 #[test]
@@ -446,7 +446,7 @@ fn a_take_over_that_waits_too_long_is_told_and_the_victim_stays_out() {
     assert_eq!(w.open(b, 1, taking_over(0)), None);
     w.bury(a);
     w.pass(Duration::from_secs(30));
-    assert_eq!(w.said, []);
+    assert_eq!(w.replies, []);
     w.pass(Duration::from_secs(1));
     assert_eq!(w.answer(b, 1).unwrap().status, Status::TimedOut);
     assert_eq!(w.writable(b.session), [0_u16; 0]);

@@ -39,7 +39,7 @@ struct Link {
 
 /// An answer to an admin command.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Said {
+struct Replied {
     to: ConnectionRef,
     tag: Tag,
     status: Status,
@@ -47,7 +47,7 @@ struct Said {
     payload: Vec<u8>,
 }
 
-impl Said {
+impl Replied {
     fn text(&self) -> String {
         String::from_utf8_lossy(&self.payload[..self.value as usize]).into_owned()
     }
@@ -63,7 +63,7 @@ struct World {
     core: Core,
     now: Instant,
     links: Vec<Link>,
-    said: Vec<Said>,
+    replies: Vec<Replied>,
     notices: Vec<Notice>,
     // What would be there after a restart.
     durable: BTreeMap<VolumeUuid, HolderRecord>,
@@ -134,7 +134,7 @@ impl World {
             core: Core::new(parts, now),
             now,
             links: Vec::new(),
-            said: Vec::new(),
+            replies: Vec::new(),
             notices: Vec::new(),
             durable,
             slow_disk: false,
@@ -154,7 +154,7 @@ impl World {
         while let Some(effect) = self.core.next_effect() {
             match effect {
                 Effect::Reply { to, tag, status, value, payload } => {
-                    self.said.push(Said { to, tag, status, value, payload });
+                    self.replies.push(Replied { to, tag, status, value, payload });
                 }
                 Effect::Watch { on, .. } => {
                     assert!(self.links.iter().any(|link| link.at == on), "nobody is there");
@@ -256,12 +256,12 @@ impl World {
     }
 
     /// The answer to a command that was answered.
-    fn answer(&mut self, link: Link, tag: u16) -> Option<Said> {
-        let at = self.said.iter().position(|said| said.to == link.at && said.tag == Tag(tag))?;
-        Some(self.said.remove(at))
+    fn answer(&mut self, link: Link, tag: u16) -> Option<Replied> {
+        let at = self.replies.iter().position(|said| said.to == link.at && said.tag == Tag(tag))?;
+        Some(self.replies.remove(at))
     }
 
-    fn log_in(&mut self, link: Link, tag: u16, host: u8) -> Option<Said> {
+    fn log_in(&mut self, link: Link, tag: u16, host: u8) -> Option<Replied> {
         let login = LoginRequest {
             host: HostId([host; 16]),
             host_name: host_name(host),
@@ -284,7 +284,7 @@ impl World {
         self.connect(ConnectionKind::Io { queue }, admin.id, admin.epoch).unwrap()
     }
 
-    fn open(&mut self, link: Link, tag: u16, request: OpenRequest) -> Option<Said> {
+    fn open(&mut self, link: Link, tag: u16, request: OpenRequest) -> Option<Replied> {
         self.send(link, tag, Opcode::OpenVolume, 0, &request.to_wire());
         self.answer(link, tag)
     }

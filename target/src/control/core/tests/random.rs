@@ -120,7 +120,7 @@ impl Run {
         }
         self.never_two_writers();
         self.never_ahead_of_the_disk();
-        for said in std::mem::take(&mut self.w.said) {
+        for said in std::mem::take(&mut self.w.replies) {
             let key = (said.to.connection.generation, said.tag.0);
             let (link, asked, at_once) =
                 self.asked.remove(&key).expect("answered twice, or unasked");
@@ -190,8 +190,8 @@ impl Run {
         let key = (link.at.connection.generation, self.tag);
         self.asked.insert(key, (link, asked, false));
         send(&mut self.w, self.tag);
-        let answered = |said: &Said| (said.to, said.tag) == (link.at, Tag(key.1));
-        if self.w.said.iter().any(answered)
+        let answered = |said: &Replied| (said.to, said.tag) == (link.at, Tag(key.1));
+        if self.w.replies.iter().any(answered)
             && let Some(entry) = self.asked.get_mut(&key)
         {
             entry.2 = true;
@@ -208,7 +208,7 @@ impl Run {
         let alive: BTreeSet<u32> =
             self.w.links.iter().map(|link| link.at.connection.generation).collect();
         self.asked.retain(|(connection, _), _| alive.contains(connection));
-        self.w.said.retain(|said| alive.contains(&said.to.connection.generation));
+        self.w.replies.retain(|said| alive.contains(&said.to.connection.generation));
     }
 }
 
@@ -362,7 +362,7 @@ fn one(seed: u64, counts: &mut Counts) {
         step(&mut run, &mut rng, &mut hosts, &given);
         run.forget_the_buried();
         // Who was answered remembers the generation, so that old ones come back later.
-        for said in run.w.said.iter().filter(|said| said.status == Status::Ok) {
+        for said in run.w.replies.iter().filter(|said| said.status == Status::Ok) {
             let key = (said.to.connection.generation, said.tag.0);
             if let Some((_, Asked::Open { host, volume, mode, .. }, _)) = run.asked.get(&key)
                 && *mode != AccessMode::ReadOnly

@@ -15,11 +15,11 @@ fn of_two_epochs_in_a_row_the_newer_is_answered() {
     assert_eq!(w.log_in(third, 2, 1), None);
     w.bury(first);
     w.bury(second);
-    assert_eq!(w.said, []);
+    assert_eq!(w.replies, []);
     w.bury(queue);
     let said = w.answer(third, 2).expect("nothing older is left");
     assert_eq!(LoginReply::from_wire(&said.payload).unwrap().epoch, Epoch(3));
-    assert_eq!(w.said, [], "epoch 2 is told nothing");
+    assert_eq!(w.replies, [], "epoch 2 is told nothing");
     assert_eq!(
         w.connect(ConnectionKind::Io { queue: 0 }, first.id, Epoch(2)),
         Err(RejectReason::StaleEpoch)
@@ -37,7 +37,7 @@ fn a_login_whose_connection_died_opens_nothing() {
     w.bury(second);
     w.bury(first);
     w.bury(queue);
-    assert_eq!(w.said, []);
+    assert_eq!(w.replies, []);
     assert_eq!(
         w.connect(ConnectionKind::Io { queue: 0 }, first.id, Epoch(2)),
         Err(RejectReason::NoSuchSession),
@@ -53,7 +53,7 @@ fn a_login_that_waits_too_long_is_told() {
     assert_eq!(w.log_in(second, 1, 1), None);
     assert_eq!(w.log_in(second, 2, 1).unwrap().status, Status::NotReady, "one at a time");
     w.pass(Duration::from_secs(30));
-    assert_eq!(w.said, []);
+    assert_eq!(w.replies, []);
     w.pass(Duration::from_secs(1));
     assert_eq!(w.answer(second, 1).unwrap().status, Status::TimedOut);
     assert_eq!(w.log_in(second, 3, 1), None, "it may ask again");
@@ -144,7 +144,7 @@ fn a_drain_tells_and_waits() {
     assert_eq!(w.core.drain_state(w.now), None);
     w.core.drain(w.now);
     w.carry_out();
-    let told: Vec<_> = w.said.drain(..).map(|s| (s.to, s.tag, s.status, s.value)).collect();
+    let told: Vec<_> = w.replies.drain(..).map(|s| (s.to, s.tag, s.status, s.value)).collect();
     let expected: Vec<_> = (1..=4).map(|tag| (a.at, Tag(tag), Status::Ok, 1)).collect();
     assert_eq!(told, expected);
     w.send(b, 1, Opcode::AsyncEvent, 0, &[]);

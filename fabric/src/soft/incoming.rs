@@ -1,0 +1,125 @@
+//! [`Incoming`]: a TCP peer that asks to connect.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::device::Device;
+use super::domain::{PollerHandle, ProtectionDomain};
+use super::handshake::{self, Failure, Request, Verdict};
+use super::link::TcpLink;
+use super::queue_pair::Connection;
+use crate::connect::{ConnectionHello, QpLimits};
+use crate::error::{FabricError, Result};
+
+/// What a handshake leads to: a peer, or the peer's address and why it is dropped.
+pub(super) type Outcome = std::result::Result<Incoming, (SocketAddr, String)>;
+
+/// Reads the request of a peer. The peer has so long to send it.
+pub(super) async fn read_request(
+    mut stream: TcpStream,
+    peer: SocketAddr,
+    limit: Duration,
+) -> Outcome {
+    let request = match timeout(limit, handshake::read_request(&mut stream)).await {
+        Err(_) => return Err((peer, format!("no request within {limit:?}"))),
+        Ok(Err(Failure::Silence(error))) => return Err((peer, format!("said nothing: {error}"))),
+        Ok(Err(Failure::Foreign(reason))) => return Err((peer, reason)),
+        Ok(Ok(request)) => request,
+    };
+    handshake::tune(&stream, request.detect).map_err(|e| (peer, e.to_string()))?;
+    let stream = stream.into_std().map_err(|e| (peer, e.to_string()))?;
+    Ok(Incoming { stream: Some(stream), request, peer, refusal: ConnectionHello::default() })
+}
+
+/// A TCP peer that asks to connect.
+#[derive(Debug)]
+pub struct Incoming {
+    // Taken when the peer is answered.
+    stream: Option<std::net::TcpStream>,
+    request: Request,
+    peer: SocketAddr,
+    refusal: ConnectionHello,
+}
+
+impl Incoming {
+    /// The TCP device.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        Device::tcp()
+    }
+
+    /// What the peer said.
+    #[must_use]
+    pub fn hello(&self) -> &ConnectionHello {
+        &self.request.hello
+    }
+
+    /// The address of the peer.
+    #[must_use]
+    pub fn peer(&self) -> String {
+        handshake::peer_name(self.peer)
+    }
+
+    /// (READs that the peer serves, READs that it wants to have outstanding).
+    #[must_use]
+    pub fn peer_reads(&self) -> (u8, u8) {
+        (self.request.reads_in, self.request.reads_out)
+    }
+
+    /// What the peer is told when this value, or the [`Connection`] made of it, is dropped without
+    /// an answer.
+    pub fn refuse_with(&mut self, hello: ConnectionHello) {
+        self.refusal = hello;
+    }
+
+    /// Makes the QP; the data thread answers the peer.
+    ///
+    /// # Errors
+    /// [`FabricError::Mixed`], [`FabricError::Limit`]; the peer is then rejected.
+    pub fn prepare(
+        mut self,
+        pd: &ProtectionDomain,
+        poller: &PollerHandle,
+        limits: QpLimits,
+    ) -> Result<Connection> {
+        pd.check(poller, &limits)?;
+        if !pd.device().same_as(&Device::tcp()) {
+            return Err(FabricError::Mixed("a TCP peer and another device's protection domain"));
+        }
+        let stream = self.stream.take().ok_or(FabricError::Mixed("an answered peer"))?;
+        Ok(Connection::prepared(
+            Box::new(TcpLink::new(stream)),
+            poller,
+            &limits,
+            (self.request.reads_in, self.request.reads_out),
+            std::mem::take(&mut self.refusal),
+        ))
+    }
+
+    /// Refuses the peer. A reason longer than [`ConnectionHello::REPLY_MAX`] bytes is cut off.
+    pub fn reject(mut self, hello: &ConnectionHello) {
+        self.answer(hello);
+    }
+
+    fn answer(&mut self, hello: &ConnectionHello) {
+        let Some(mut stream) = self.stream.take() else { return };
+        let most = hello.0.len().min(ConnectionHello::REPLY_MAX);
+        let hello = ConnectionHello(hello.0[..most].to_vec());
+        if let Some(reply) = handshake::encode_reply(Verdict::Rejected, 0, 0, &hello) {
+            // The buffer of a new socket has room for it. If the peer is gone, the
+            // reply is not needed.
+            let _ = stream.write_all(&reply);
+        }
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        let refusal = std::mem::take(&mut self.refusal);
+        self.answer(&refusal);
+    }
+}

@@ -1,0 +1,158 @@
+//! [`KeyTable`]: which memory the keys of a protection domain stand for; [`KeyCopy`]: the copy of
+//! one poller.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use rblk_protocol::width::wide;
+
+use crate::region::Region;
+use crate::work::{Access, Lkey, Rkey, Sge};
+
+/// Low bits of a key: its index in the table. The other bits are a generation. The lowest of them
+/// tells rkeys from lkeys.
+const INDEX_BITS: u32 = 16;
+/// The highest index.
+pub(super) const INDEX_MAX: u32 = (1 << INDEX_BITS) - 1;
+
+/// A registered region, with its keys.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    lkey: Lkey,
+    rkey: Rkey,
+    access: Access,
+    region: Arc<Region>,
+}
+
+impl Entry {
+    /// The entry of an index. `generation` makes its keys differ from those that the index had
+    /// before.
+    pub(super) fn new(index: u32, generation: u32, access: Access, region: &Arc<Region>) -> Self {
+        let generation = (generation & 0x7fff) << (INDEX_BITS + 1);
+        Self {
+            lkey: Lkey(generation | index),
+            rkey: Rkey(generation | (1 << INDEX_BITS) | index),
+            access,
+            region: Arc::clone(region),
+        }
+    }
+
+    /// Key for our own WRs.
+    pub(super) fn lkey(&self) -> Lkey {
+        self.lkey
+    }
+
+    /// Key for the peer.
+    pub(super) fn rkey(&self) -> Rkey {
+        self.rkey
+    }
+
+    fn pointer(&self, addr: u64, len: u32) -> Option<NonNull<u8>> {
+        let offset = usize::try_from(addr.checked_sub(self.region.address())?).ok()?;
+        self.region.pointer(offset, wide(len))
+    }
+
+    fn place(&self, addr: u64) -> Option<(Arc<Region>, usize)> {
+        let offset = usize::try_from(addr.checked_sub(self.region.address())?).ok()?;
+        Some((Arc::clone(&self.region), offset))
+    }
+}
+
+/// What a peer wants to do with an MR.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Right {
+    Read,
+    Write,
+}
+
+/// The live keys of a protection domain.
+#[derive(Clone, Default, Debug)]
+pub(super) struct KeyTable {
+    entries: Vec<Option<Entry>>,
+}
+
+impl KeyTable {
+    #[inline]
+    fn entry(&self, key: u32) -> Option<&Entry> {
+        self.entries.get(wide(key & INDEX_MAX))?.as_ref()
+    }
+
+    /// Where the bytes of an SGE are, if key, bounds and rights are good. Valid while the table is
+    /// borrowed.
+    #[inline]
+    pub(super) fn local(&self, sge: Sge, write: bool) -> Option<NonNull<u8>> {
+        let entry = self.entry(sge.lkey.0).filter(|e| e.lkey == sge.lkey)?;
+        if write && !entry.access.local_write {
+            return None;
+        }
+        entry.pointer(sge.addr, sge.len)
+    }
+
+    /// Where the bytes that a peer named are, if key, bounds and rights are good. Valid while the
+    /// table is borrowed.
+    #[inline]
+    pub(super) fn remote(
+        &self,
+        key: Rkey,
+        addr: u64,
+        len: u32,
+        right: Right,
+    ) -> Option<NonNull<u8>> {
+        let entry = self.entry(key.0).filter(|e| e.rkey == key)?;
+        let allowed = match right {
+            Right::Read => entry.access.remote_read,
+            Right::Write => entry.access.remote_write,
+        };
+        if allowed { entry.pointer(addr, len) } else { None }
+    }
+
+    /// The region and offset of an SGE that may be written to.
+    pub(super) fn local_place(&self, sge: Sge) -> Option<(Arc<Region>, usize)> {
+        self.local(sge, true)?;
+        self.entry(sge.lkey.0)?.place(sge.addr)
+    }
+
+    /// The region and offset of what a peer writes.
+    pub(super) fn remote_place(
+        &self,
+        key: Rkey,
+        addr: u64,
+        len: u32,
+    ) -> Option<(Arc<Region>, usize)> {
+        self.remote(key, addr, len, Right::Write)?;
+        self.entry(key.0)?.place(addr)
+    }
+
+    /// Sets what the keys of an index stand for. `None` for nothing any more.
+    pub(super) fn set(&mut self, index: usize, entry: Option<Entry>) {
+        if self.entries.len() <= index {
+            self.entries.resize(index + 1, None);
+        }
+        self.entries[index] = entry;
+    }
+}
+
+/// One poller's copy of the table.
+#[derive(Debug)]
+pub(super) struct KeyCopy(RwLock<KeyTable>);
+
+impl KeyCopy {
+    pub(super) fn new(table: KeyTable) -> Self {
+        Self(RwLock::new(table))
+    }
+
+    /// The keys as of now. No region is deregistered while the guard lives.
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, KeyTable> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The keys as of now. `None` while they are being changed.
+    pub(super) fn try_read(&self) -> Option<RwLockReadGuard<'_, KeyTable>> {
+        self.0.try_read().ok()
+    }
+
+    /// As [`KeyTable::set`]. Waits for a turn of the poller at most: turns never block.
+    pub(super) fn set(&self, index: usize, entry: Option<Entry>) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).set(index, entry);
+    }
+}

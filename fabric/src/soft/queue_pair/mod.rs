@@ -1,0 +1,393 @@
+//! A queue pair: its states, how it completes WRs, and how it ends.
+//!
+//! The queues, the frames on their way and the link are types of their own. This file moves a QP
+//! from state to state. Its children move bytes: `transmit` sends, `receive` receives.
+
+mod receive;
+mod state;
+mod transmit;
+
+use std::io;
+use std::sync::Arc;
+
+use nix::sys::eventfd::EventFd;
+use rblk_protocol::width::wide64;
+
+pub(super) use self::state::State;
+use super::acks::Acks;
+use super::completions::{CompletionQueue, Returns};
+use super::domain::PollerHandle;
+use super::frame::Refusal;
+use super::handshake::{self, Verdict};
+use super::inbound::Inbound;
+use super::keys::KeyCopy;
+use super::late::landings;
+use super::link::Link;
+use super::metered_link::MeteredLink;
+use super::outbound::Outbound;
+use super::reads::{ReadsIn, ReadsOut};
+use super::recv_queue::RecvQueue;
+use super::send_queue::SendQueue;
+use crate::connect::{AcceptParams, ConnectionHello, QpLimits};
+use crate::error::{FabricError, PostError, Result};
+use crate::poller_counters::PollerCounters;
+use crate::work::{QpIndex, RecvWr, SendWr, WcStatus};
+
+/// Bytes to discard when a QP that refused a request is dropped. TCP resets a connection that is
+/// closed with unread bytes, and the reset could overtake the refusal.
+const DISCARD_AT_DROP: usize = 1 << 20;
+
+/// A QP in software that moves between control and a data thread. Dropping it ends the QP.
+#[derive(Debug)]
+pub struct Connection {
+    pair: Box<QueuePair>,
+    // The poller it was made for.
+    poller: u64,
+}
+
+impl Connection {
+    /// A QP for a poller. The peer waits for an answer. If this value is dropped without one, the
+    /// peer is told `refusal`.
+    pub(super) fn prepared(
+        link: Box<dyn Link>,
+        poller: &PollerHandle,
+        limits: &QpLimits,
+        peer_reads: (u8, u8),
+        refusal: ConnectionHello,
+    ) -> Self {
+        let (serves, wants) = peer_reads;
+        let most_reads_in = wants.min(limits.reads_in);
+        let state = State::Prepared { most_reads_out: serves, most_reads_in };
+        let mut pair = QueuePair::new(link, state, limits, most_reads_in);
+        pair.refusal = refusal;
+        Self { pair, poller: poller.id() }
+    }
+
+    /// A QP that is connected already, and serves `reads_in` READs of the peer at once.
+    ///
+    /// # Errors
+    /// [`FabricError::Limit`].
+    pub(super) fn established(
+        link: Box<dyn Link>,
+        poller: &PollerHandle,
+        limits: &QpLimits,
+        reads_in: u8,
+    ) -> Result<Self> {
+        poller.pd().check(poller, limits)?;
+        let pair = QueuePair::new(link, State::Ready, limits, reads_in);
+        Ok(Self { pair, poller: poller.id() })
+    }
+
+    /// A QP that was on the poller of that number.
+    pub(super) fn detached(pair: Box<QueuePair>, poller: u64) -> Self {
+        Self { pair, poller }
+    }
+
+    /// The QP, for the poller of that number.
+    ///
+    /// # Errors
+    /// [`FabricError::Mixed`]: it was made for another poller.
+    pub(super) fn into_pair(self, poller: u64) -> Result<Box<QueuePair>> {
+        if self.poller == poller {
+            Ok(self.pair)
+        } else {
+            Err(FabricError::Mixed("connection and poller"))
+        }
+    }
+}
+
+/// A QP in software.
+#[derive(Debug)]
+pub(super) struct QueuePair {
+    link: MeteredLink,
+    state: State,
+    index: QpIndex,
+    // What a peer that waits for the answer is told when this is dropped.
+    refusal: ConnectionHello,
+    sends: SendQueue,
+    recvs: RecvQueue,
+    reads_out: ReadsOut,
+    reads_in: ReadsIn,
+    outbound: Outbound,
+    inbound: Inbound,
+    // The keys of the poller, if the device touches memory after the end of the QP.
+    late_keys: Option<Arc<KeyCopy>>,
+}
+
+impl QueuePair {
+    fn new(link: Box<dyn Link>, state: State, limits: &QpLimits, reads_in: u8) -> Box<Self> {
+        let sends = SendQueue::new(limits);
+        Box::new(Self {
+            link: MeteredLink::new(link),
+            state,
+            index: QpIndex(0),
+            refusal: ConnectionHello::default(),
+            reads_out: ReadsOut::new(sends.limit()),
+            reads_in: ReadsIn::new(reads_in),
+            sends,
+            recvs: RecvQueue::new(limits),
+            outbound: Outbound::new(limits.reads_in),
+            inbound: Inbound::default(),
+            late_keys: None,
+        })
+    }
+
+    /// The QP comes to a poller, which is woken by `event` if the link has no descriptor.
+    pub(super) fn attach(
+        &mut self,
+        index: QpIndex,
+        event: &Arc<EventFd>,
+        late_keys: Option<Arc<KeyCopy>>,
+    ) {
+        self.index = index;
+        self.link.restart();
+        self.link.wake_by(event);
+        if late_keys.is_some() {
+            self.late_keys = late_keys;
+        }
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.state
+    }
+
+    pub(super) fn index(&self) -> QpIndex {
+        self.index
+    }
+
+    pub(super) fn link(&self) -> &MeteredLink {
+        &self.link
+    }
+
+    /// Calls into the link since they were last taken.
+    pub(super) fn take_calls(&mut self) -> u64 {
+        self.link.take_calls()
+    }
+
+    /// Completions that the QP may have in the CQ at once.
+    pub(super) fn cq_entries(&self) -> u64 {
+        wide64(self.sends.limit()) + wide64(self.recvs.limit())
+    }
+
+    /// Whether the link took less than it was offered, and epoll is to say when it has room.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.outbound.is_blocked()
+    }
+
+    /// The link has room again.
+    pub(super) fn unblock(&mut self) {
+        self.outbound.unblock();
+    }
+
+    /// Acknowledgements that this QP owes its peer.
+    pub(super) fn acks(&mut self) -> &mut Acks {
+        self.outbound.acks()
+    }
+
+    /// Takes WRs for the send queue.
+    ///
+    /// # Errors
+    /// EINVAL before the peer was accepted and for too many SGEs, ENOMEM when the queue is full.
+    pub(super) fn post_sends(
+        &mut self,
+        wrs: &[SendWr],
+        counters: &mut PollerCounters,
+    ) -> std::result::Result<(), PostError> {
+        if matches!(self.state, State::Prepared { .. }) {
+            return Err(PostError::invalid(0));
+        }
+        for (posted, wr) in wrs.iter().enumerate() {
+            if let Err(errno) = self.sends.post(wr) {
+                counters.send_doorbells += u64::from(posted > 0);
+                return Err(PostError { posted, source: io::Error::from_raw_os_error(errno) });
+            }
+            counters.count_send(wr);
+        }
+        counters.send_doorbells += 1;
+        Ok(())
+    }
+
+    /// Takes RECVs.
+    ///
+    /// # Errors
+    /// ENOMEM when the queue is full.
+    pub(super) fn post_recvs(
+        &mut self,
+        wrs: &[RecvWr],
+        counters: &mut PollerCounters,
+    ) -> std::result::Result<(), PostError> {
+        let taken = self.recvs.post(wrs);
+        counters.recvs += wide64(taken);
+        counters.recv_doorbells += u64::from(taken > 0);
+        if taken == wrs.len() { Ok(()) } else { Err(PostError::full(taken)) }
+    }
+
+    /// The caller polled a completion: its entries are free.
+    pub(super) fn reaped(&mut self, returns: Returns) {
+        match returns {
+            Returns::Sends(before) => self.sends.reaped(before),
+            Returns::Recv => self.recvs.reaped(),
+        }
+    }
+
+    /// Completes the RECV that waits first.
+    fn complete_recv(
+        &mut self,
+        status: WcStatus,
+        byte_len: u32,
+        imm: Option<u32>,
+        cq: &mut CompletionQueue,
+    ) {
+        debug_assert!(self.recvs.waiting().is_some(), "a message without a RECV");
+        self.recvs.complete(self.index, status, byte_len, imm, cq);
+    }
+
+    /// Completes what is done, in the order of posting, and a WR that cannot be sent once it is the
+    /// oldest.
+    fn advance(&mut self, cq: &mut CompletionQueue) {
+        if self.state.is_error() {
+            return;
+        }
+        if let Some(poisoned) = self.sends.complete_done(self.index, cq) {
+            self.break_down(Some(poisoned), None, State::Dead, cq);
+        }
+    }
+
+    /// Starts to end because of a request that cannot be done.
+    fn refuse(&mut self, seq: usize, refusal: Refusal, recv: Option<WcStatus>) {
+        // A READ that cannot be answered any more is older than a request that was refused since.
+        let recv = if let State::Refusing { recv, .. } = self.state { recv } else { recv };
+        self.inbound.clear();
+        self.state = State::Refusing { seq, refusal, recv };
+    }
+
+    /// Enters the error state: everything outstanding completes, and the link ends. The oldest send
+    /// WR completes with `send` if that names it, the first waiting RECV with `recv`.
+    fn break_down(
+        &mut self,
+        send: Option<(usize, WcStatus)>,
+        recv: Option<WcStatus>,
+        into: State,
+        cq: &mut CompletionQueue,
+    ) {
+        if self.state.is_error() {
+            return;
+        }
+        self.leave_landings();
+        self.state = into;
+        if into == State::Draining {
+            self.link.finish();
+        } else {
+            self.link.close();
+        }
+        self.outbound.clear();
+        self.inbound.clear();
+        self.reads_out.clear();
+        self.sends.flush(self.index, send, cq);
+        self.sends.free_unsignaled();
+        if let Some(status) = recv {
+            self.recvs.complete(self.index, status, 0, None, cq);
+        }
+        self.flush(cq);
+    }
+
+    /// Completes everything outstanding of a QP in the error state.
+    pub(super) fn flush(&mut self, cq: &mut CompletionQueue) {
+        self.sends.flush(self.index, None, cq);
+        self.recvs.flush(self.index, cq);
+    }
+
+    /// The QP is about to end: leaves what is to land later. Nothing, where the device touches no
+    /// memory after the end of a QP.
+    fn leave_landings(&mut self) {
+        let Some(keys) = self.late_keys.clone() else { return };
+        let unread = self.link.unread();
+        // The turn that calls may hold the lock already. The lock is refused only while keys
+        // change, which cannot be in a test of one thread.
+        let Some(keys) = keys.try_read() else { return };
+        let reads = self.reads_out.pending().filter_map(|at| self.sends.get(at)).map(|wr| &wr.sges);
+        let landings = landings(&keys, reads, &self.inbound, &unread);
+        self.link.land_late(landings);
+    }
+
+    /// The link ended, or carried what no peer of this version sends.
+    fn lost(&mut self, reason: &str, cq: &mut CompletionQueue) {
+        self.end(reason, WcStatus::RetryExceeded, cq);
+    }
+
+    /// The peer closed the link. Verbs learn of that by rdma_cm and flush what is outstanding:
+    /// nothing failed.
+    fn parted(&mut self, cq: &mut CompletionQueue) {
+        self.end("the peer closed the connection", WcStatus::Flushed, cq);
+    }
+
+    fn end(&mut self, reason: &str, first: WcStatus, cq: &mut CompletionQueue) {
+        match self.state {
+            State::Draining => {
+                self.state = State::Dead;
+                self.link.close();
+            }
+            State::Dead => {}
+            State::Refusing { recv, .. } => self.break_down(None, recv, State::Dead, cq),
+            State::Prepared { .. } | State::Ready => {
+                tracing::debug!(qp = self.index.0, reason, "soft QP lost its link");
+                self.break_down(Some((self.sends.oldest(), first)), None, State::Dead, cq);
+            }
+        }
+    }
+
+    /// The owner gives up the QP.
+    pub(super) fn fail(&mut self, cq: &mut CompletionQueue) {
+        self.break_down(None, None, State::Dead, cq);
+        if self.state == State::Draining {
+            self.state = State::Dead;
+            self.link.close();
+        }
+    }
+
+    /// Answers the peer that waits.
+    ///
+    /// # Errors
+    /// EINVAL when no peer waits, ECONNRESET when the peer is gone, EPIPE when it takes no answer.
+    pub(super) fn accept(&mut self, params: &AcceptParams, cq: &mut CompletionQueue) -> Result<()> {
+        let call = |errno| FabricError::Call {
+            call: "accept",
+            source: io::Error::from_raw_os_error(errno),
+        };
+        let State::Prepared { most_reads_out, most_reads_in } = self.state else {
+            return Err(call(if self.state.is_error() { libc::ECONNRESET } else { libc::EINVAL }));
+        };
+        let reads_out = params.reads_out.min(most_reads_out);
+        let reads_in = params.reads_in.min(most_reads_in);
+        let reply = handshake::encode_reply(Verdict::Accepted, reads_out, reads_in, &params.hello);
+        // The empty buffer of a socket has room for the whole reply. If it does not take the reply,
+        // the connection cannot be used.
+        if reply.is_none_or(|reply| !self.link.send_all(&reply)) {
+            self.lost("the reply could not be sent", cq);
+            return Err(call(libc::EPIPE));
+        }
+        self.reads_in = ReadsIn::new(reads_in);
+        self.state = State::Ready;
+        Ok(())
+    }
+
+    /// Whether a detached QP is to end. A QP that refuses a request still tells the peer until it
+    /// is dropped, and so does a QP that was never accepted.
+    pub(super) fn ends_at_detach(&self) -> bool {
+        !matches!(self.state, State::Prepared { .. } | State::Draining)
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        if matches!(self.state, State::Prepared { .. })
+            && let Some(reply) = handshake::encode_reply(Verdict::Rejected, 0, 0, &self.refusal)
+        {
+            self.link.send_all(&reply);
+        }
+        if self.state == State::Draining {
+            self.link.discard(DISCARD_AT_DROP);
+        }
+        self.link.close();
+    }
+}

@@ -1,0 +1,39 @@
+//! [`State`]: where a QP is in its life.
+
+use crate::soft::frame::Refusal;
+use crate::work::WcStatus;
+
+/// Where a QP is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::soft) enum State {
+    /// Made by [`Incoming::prepare`](crate::Incoming::prepare). The peer waits for the answer.
+    Prepared {
+        /// READs that this QP may have outstanding, at most.
+        most_reads_out: u8,
+        /// READs of the peer that this QP may serve at once, at most.
+        most_reads_in: u8,
+    },
+    /// Moving messages.
+    Ready,
+    /// A request of the peer was refused. Older requests are answered, then comes the NAK, then the
+    /// error state. Nothing of the peer is taken any more.
+    Refusing {
+        /// Sequence number of the request.
+        seq: usize,
+        /// What the peer is told.
+        refusal: Refusal,
+        /// How the RECV that the request met completes, if it does.
+        recv: Option<WcStatus>,
+    },
+    /// Error state after a NAK: the link is read to its end, so that the NAK arrives.
+    Draining,
+    /// Error state, link closed.
+    Dead,
+}
+
+impl State {
+    /// In the error state: every WR that is posted is flushed.
+    pub(in crate::soft) fn is_error(self) -> bool {
+        matches!(self, Self::Draining | Self::Dead)
+    }
+}

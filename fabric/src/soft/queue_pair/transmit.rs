@@ -1,0 +1,130 @@
+//! The sending side of a queue pair: hands frames to the link, and books what the link took.
+
+use std::io;
+
+use super::{QueuePair, State};
+use crate::soft::completions::CompletionQueue;
+use crate::soft::frame::Refusal;
+use crate::soft::gathered::Gathered;
+use crate::soft::keys::KeyTable;
+use crate::soft::outbound::{Origin, Response};
+use crate::work::WcStatus;
+
+impl QueuePair {
+    /// Whether [`Self::pump`] could put something on the link.
+    #[inline]
+    pub(in crate::soft) fn wants_to_send(&self) -> bool {
+        if self.outbound.is_broken() {
+            return false;
+        }
+        match self.state {
+            State::Ready => self.outbound.has_work() || self.sends.has_unbuilt(),
+            State::Refusing { .. } => true,
+            _ => false,
+        }
+    }
+
+    #[inline]
+    fn build(&mut self, keys: &KeyTable) {
+        let Self { state, outbound, sends, reads_out, .. } = self;
+        match *state {
+            State::Ready => outbound.build(Some((sends, reads_out.answered())), None, keys),
+            State::Refusing { seq, refusal, .. } => {
+                outbound.build(None, Some((seq, refusal)), keys);
+            }
+            _ => {}
+        }
+    }
+
+    /// Sends what can be sent. `lines` is the buffer for headers and short payloads.
+    pub(in crate::soft) fn pump(
+        &mut self,
+        keys: &KeyTable,
+        cq: &mut CompletionQueue,
+        lines: &mut [u8],
+    ) {
+        while self.wants_to_send() && !self.outbound.is_blocked() {
+            self.build(keys);
+            if !self.outbound.has_frames() {
+                break;
+            }
+            let mut gathered = Gathered::new(lines);
+            let dead = self.outbound.gather(&self.sends, keys, &mut gathered);
+            if gathered.pieces().is_empty() {
+                if dead {
+                    self.source_died(cq);
+                }
+                continue;
+            }
+            // SAFETY: the pieces are in `lines`, which is not touched during the call, and ranges
+            // that `keys` just found inside live regions, which stay alive and mapped while it is
+            // borrowed.
+            match unsafe { self.link.send(gathered.pieces()) } {
+                Ok(moved) => {
+                    self.outbound.took(moved.bytes);
+                    self.book_sent(cq);
+                    if !moved.more && self.outbound.has_frames() {
+                        // The socket is full. Memory that was deregistered is handled in the next
+                        // round.
+                        self.outbound.block();
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.outbound.block(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The peer may have said why before it closed. The receiving side finds out.
+                Err(_) => self.outbound.set_broken(),
+            }
+        }
+        if self.sends.is_poisoned() {
+            self.advance(cq);
+        }
+    }
+
+    /// Books the frames that are wholly sent.
+    #[inline]
+    fn book_sent(&mut self, cq: &mut CompletionQueue) {
+        while let Some(origin) = self.outbound.pop_sent() {
+            match origin {
+                Origin::Request(position) => {
+                    if self.sends.sent(position) {
+                        self.reads_out.sent(position);
+                    }
+                }
+                Origin::Response(_) => self.reads_in.responded(),
+                Origin::Nak => {
+                    let recv =
+                        if let State::Refusing { recv, .. } = self.state { recv } else { None };
+                    self.break_down(None, recv, State::Draining, cq);
+                    return;
+                }
+                Origin::Control => {}
+            }
+        }
+    }
+
+    /// The memory of the first frame was deregistered.
+    fn source_died(&mut self, cq: &mut CompletionQueue) {
+        let Some((origin, begun)) = self.outbound.first() else {
+            debug_assert!(false, "no frame, so none without memory");
+            return;
+        };
+        match origin {
+            Origin::Request(position) if begun => {
+                // The peer waits for bytes that may not be sent. Only the end of the link is left.
+                let status = WcStatus::LocalProtection;
+                self.break_down(Some((position, status)), None, State::Dead, cq);
+            }
+            Origin::Request(position) => {
+                let status = WcStatus::LocalProtection;
+                self.outbound.drop_requests(position, status, &mut self.sends);
+            }
+            Origin::Response(Response { seq, .. }) if !begun => {
+                self.outbound.drop_responses();
+                self.refuse(seq, Refusal::Access, None);
+            }
+            Origin::Response(_) | Origin::Nak | Origin::Control => {
+                self.lost("the source of a READ response was deregistered", cq);
+            }
+        }
+    }
+}

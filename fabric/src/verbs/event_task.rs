@@ -1,0 +1,255 @@
+//! The task that serves an event channel: it fetches each rdma_cm event and acts on it.
+//!
+//! It runs on the runtime that opened the channel. It ends when the last id is gone or the runtime
+//! shuts down, and it never delays a shutdown. Connections may outlive the runtime. Then only the
+//! retries of a QP detect that the peer has disconnected.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+
+use super::cm_id::CmId;
+use super::device::Device;
+use super::event_channel::{EventChannel, Ids, Reply, Role};
+use super::ffi::{self, event};
+use super::incoming::Incoming;
+use super::qp_state;
+use crate::connect::ConnectionHello;
+use crate::error::{FabricError, Result};
+
+/// Events that are handled before other tasks may run.
+const EVENTS_PER_TURN: usize = 64;
+
+/// Where a listener gets its peers from, or the error that ends it.
+pub(super) type Requests = mpsc::Sender<Result<Incoming>>;
+
+/// An id of the role, on a channel of its own whose task is started. Must run on a tokio runtime.
+/// A listening id needs `requests`.
+pub(super) fn open_id(role: Role, requests: Option<Requests>) -> Result<CmId> {
+    let channel = EventChannel::open()?;
+    // SAFETY: the descriptor is the channel's, which `Readable` keeps open, and never another.
+    let readiness = unsafe {
+        AsyncFd::register_with_interest(Readable(Arc::clone(&channel)), Interest::READABLE)
+    };
+    let readiness = readiness.map_err(|e| FabricError::Call { call: "epoll", source: e.into() })?;
+    let id = CmId::create(&channel, role)?;
+    tokio::spawn(serve(readiness, EventTask { channel, requests }));
+    Ok(id)
+}
+
+/// The channel as tokio sees it. It holds the channel, so the descriptor is registered only while
+/// the channel is open.
+#[derive(Debug)]
+struct Readable(Arc<EventChannel>);
+
+impl AsRawFd for Readable {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.fd()
+    }
+}
+
+async fn serve(readiness: AsyncFd<Readable>, task: EventTask) {
+    loop {
+        let mut ready = tokio::select! {
+            biased;
+            () = task.channel.idle() => return,
+            ready = readiness.readable() => match ready {
+                Ok(ready) => ready,
+                // The runtime shuts down.
+                Err(_) => return,
+            },
+        };
+        let mut more = true;
+        for _ in 0..EVENTS_PER_TURN {
+            more = match task.turn() {
+                Ok(more) => more,
+                Err(error) => {
+                    tracing::error!(%error, "an rdma_cm event channel broke");
+                    task.abandon(error);
+                    return;
+                }
+            };
+            if !more {
+                ready.clear_ready();
+                break;
+            }
+        }
+        if more {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// What the task knows.
+struct EventTask {
+    channel: Arc<EventChannel>,
+    // Of the channel of a listener.
+    requests: Option<Requests>,
+}
+
+/// What is left to do once the lock is released: opening devices and dropping ids.
+enum Unlocked {
+    Nothing,
+    Request { id: CmId, reply: Reply, wanted: bool },
+    DeviceGone { context: *mut ffi::ibv_context, was_listening: bool },
+}
+
+impl EventTask {
+    /// Handles at most one event. False when there was none.
+    fn turn(&self) -> io::Result<bool> {
+        let rest = {
+            let mut ids = self.channel.lock();
+            let mut event = ptr::null_mut();
+            // SAFETY: the channel is open; no id is freed while the lock is held.
+            if unsafe { ffi::rdma_get_cm_event(self.channel.raw(), &raw mut event) } != 0 {
+                let error = io::Error::last_os_error();
+                return match error.kind() {
+                    io::ErrorKind::WouldBlock => Ok(false),
+                    io::ErrorKind::Interrupted => Ok(true),
+                    _ => Err(error),
+                };
+            }
+            // SAFETY: librdmacm returned it and it is acknowledged only below.
+            let rest = self.handle(&mut ids, unsafe { &*event });
+            // SAFETY: as above; once.
+            unsafe { ffi::rdma_ack_cm_event(event) };
+            rest
+        };
+        self.finish(rest);
+        Ok(true)
+    }
+
+    /// Acts on one event, under the lock.
+    fn handle(&self, ids: &mut Ids, event: &ffi::CmEvent) -> Unlocked {
+        let reply = Reply::copy(event);
+        if event.event == event::CONNECT_REQUEST {
+            return self.request(ids, event, reply);
+        }
+        let Some(role) = ids.role(event.id) else {
+            // The kernel drops the events of destroyed ids, so this is a bug.
+            tracing::error!(event = event.event, "an rdma_cm event of an unknown id");
+            return Unlocked::Nothing;
+        };
+        // SAFETY: the id is in the table, so it is alive, and it stays alive under the lock.
+        unsafe { follow(event, matches!(role, Role::Passive)) };
+        let was_listening = matches!(role, Role::Listening);
+        role.wake(reply);
+        if event.event == event::DEVICE_REMOVAL {
+            // SAFETY: as above.
+            let context = unsafe { (*event.id).verbs };
+            return Unlocked::DeviceGone { context, was_listening };
+        }
+        Unlocked::Nothing
+    }
+
+    /// Enters the id of a peer that asks to connect in the table.
+    fn request(&self, ids: &mut Ids, event: &ffi::CmEvent, reply: Reply) -> Unlocked {
+        let Some(id) = NonNull::new(event.id) else {
+            debug_assert!(false, "a CONNECT_REQUEST without an id");
+            return Unlocked::Nothing;
+        };
+        let wanted = matches!(ids.role(event.listen_id), Some(Role::Listening));
+        ids.insert(id, Role::Passive);
+        // SAFETY: a new id that librdmacm gives to the receiver of the event, entered in the table.
+        let id = unsafe { CmId::adopt(id, Arc::clone(&self.channel)) };
+        // An unwanted id is rejected after the lock is released: dropping an id takes the lock.
+        Unlocked::Request { id, reply, wanted }
+    }
+
+    /// What must not run under the lock.
+    fn finish(&self, rest: Unlocked) {
+        match rest {
+            Unlocked::Nothing => {}
+            Unlocked::DeviceGone { context, was_listening } => {
+                tracing::warn!("an RDMA device was removed");
+                Device::mark_gone(context);
+                if was_listening {
+                    let source = io::Error::from_raw_os_error(libc::ENODEV);
+                    self.tell_listener(FabricError::Call { call: "rdma_listen", source });
+                }
+            }
+            Unlocked::Request { id, reply, wanted } => {
+                let peer = id.peer();
+                // Reserved first, so that a flood of requests costs no device call.
+                let place = self.requests.as_ref().filter(|_| wanted);
+                let Some(Ok(place)) = place.map(mpsc::Sender::try_reserve) else {
+                    id.reject(&[]);
+                    if self.channel.may_log() {
+                        tracing::warn!(peer, "connection refused: too many peers wait already");
+                    }
+                    return;
+                };
+                let hello = ConnectionHello(reply.private_data);
+                let reads = (reply.initiator_depth, reply.responder_resources);
+                match Incoming::new(id, hello, peer, reads) {
+                    Ok(incoming) => place.send(Ok(incoming)),
+                    Err(error) => {
+                        if self.channel.may_log() {
+                            tracing::warn!(%error, "connection refused: cannot use its device");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn tell_listener(&self, error: FabricError) {
+        if let Some(requests) = &self.requests {
+            // It fails when the listener has an unread error or too many requests, or is gone.
+            let _ = requests.try_send(Err(error));
+        }
+    }
+
+    /// Tells everything that waits that no more events will come.
+    fn abandon(&self, source: io::Error) {
+        self.channel.lock().abandon();
+        self.tell_listener(FabricError::Call { call: "rdma_get_cm_event", source });
+    }
+}
+
+/// Brings QP and connection into the state that the event tells of.
+///
+/// # Safety
+/// The id of the event is alive, and the lock of its channel is held: a QP is freed under that lock
+/// only.
+unsafe fn follow(event: &ffi::CmEvent, passive: bool) {
+    // SAFETY: the id is alive, by the caller's promise.
+    let qp = unsafe { (*event.id).qp };
+    if ends_connection(event.event) {
+        tracing::debug!(event = event.event, status = event.status, "rdma_cm ended a connection");
+        if !qp.is_null() {
+            // SAFETY: the QP is not freed during the call, by the caller's promise.
+            unsafe { qp_state::move_to_error(qp) };
+        }
+    }
+    // The QP was failed before the peer completed the handshake. Until now the kernel could not
+    // tell the peer.
+    // SAFETY: the QP is not freed during the call, by the caller's promise.
+    let failed_early = event.event == event::ESTABLISHED
+        && passive
+        && !qp.is_null()
+        && unsafe { qp_state::is_in_error(qp) };
+    // A peer that disconnected waits for this answer before it frees its side.
+    if failed_early || event.event == event::DISCONNECTED {
+        // SAFETY: the id is alive, by the caller's promise.
+        let _ = unsafe { ffi::rdma_disconnect(event.id) };
+    }
+}
+
+fn ends_connection(event: u32) -> bool {
+    matches!(
+        event,
+        event::DISCONNECTED
+            | event::TIMEWAIT_EXIT
+            | event::ADDR_CHANGE
+            | event::DEVICE_REMOVAL
+            | event::REJECTED
+            | event::UNREACHABLE
+            | event::CONNECT_ERROR
+    )
+}

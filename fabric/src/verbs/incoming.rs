@@ -1,0 +1,117 @@
+//! [`Incoming`]: a peer that asks to connect.
+
+use std::ptr::NonNull;
+
+use super::cm_id::CmId;
+use super::completion_queue::PollerHandle;
+use super::device::Device;
+use super::protection_domain::ProtectionDomain;
+use super::queue_pair::Connection;
+use crate::connect::{ConnectionHello, QpLimits};
+use crate::error::{FabricError, Result};
+
+/// A peer that asks to connect. Dropping it rejects it.
+#[derive(Debug)]
+pub struct Incoming {
+    // `None` once the peer was answered, or became a `Connection`.
+    id: Option<CmId>,
+    device: Device,
+    hello: ConnectionHello,
+    peer: String,
+    reads: (u8, u8),
+    refusal: ConnectionHello,
+}
+
+impl Incoming {
+    /// The peer of a CONNECT_REQUEST. `reads` is (READs that the peer serves, READs that it wants
+    /// to have outstanding).
+    pub(super) fn new(
+        id: CmId,
+        hello: ConnectionHello,
+        peer: String,
+        reads: (u8, u8),
+    ) -> Result<Self> {
+        let device = match NonNull::new(id.verbs()) {
+            Some(context) => Device::of_context(context, id.port()),
+            None => Err(FabricError::NoDevice),
+        };
+        match device {
+            Ok(device) => {
+                let refusal = ConnectionHello::default();
+                Ok(Self { id: Some(id), device, hello, peer, reads, refusal })
+            }
+            Err(error) => {
+                id.reject(&[]);
+                Err(error)
+            }
+        }
+    }
+
+    /// The device that the request came in by.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.device.clone()
+    }
+
+    /// What the peer said. The CM may have padded it.
+    #[must_use]
+    pub fn hello(&self) -> &ConnectionHello {
+        &self.hello
+    }
+
+    /// The address of the peer, for logs.
+    #[must_use]
+    pub fn peer(&self) -> String {
+        self.peer.clone()
+    }
+
+    /// (READs that the peer serves, READs that it wants to have outstanding).
+    #[must_use]
+    pub fn peer_reads(&self) -> (u8, u8) {
+        self.reads
+    }
+
+    /// What the peer is told when this value, or the [`Connection`] made of it, is dropped without
+    /// an answer.
+    pub fn refuse_with(&mut self, hello: ConnectionHello) {
+        self.refusal = hello;
+    }
+
+    /// Makes the QP. [`super::Poller`] accepts it.
+    ///
+    /// # Errors
+    /// [`FabricError::Mixed`], [`FabricError::Limit`] or a failed call; the peer is then rejected.
+    pub fn prepare(
+        mut self,
+        pd: &ProtectionDomain,
+        poller: &PollerHandle,
+        limits: QpLimits,
+    ) -> Result<Connection> {
+        let Some(id) = self.id.take() else {
+            return Err(FabricError::Mixed("an incoming connection was used twice"));
+        };
+        let refusal = std::mem::take(&mut self.refusal);
+        match Connection::create(id, pd, poller, limits) {
+            Ok(connection) => Ok(connection.unanswered(self.reads.0, refusal)),
+            Err((id, error)) => {
+                id.reject(&refusal.0);
+                Err(error)
+            }
+        }
+    }
+
+    /// Refuses the peer. A reason longer than [`ConnectionHello::REPLY_MAX`] bytes is cut off.
+    pub fn reject(mut self, hello: &ConnectionHello) {
+        if let Some(id) = self.id.take() {
+            id.reject(&hello.0[..hello.0.len().min(ConnectionHello::REPLY_MAX)]);
+        }
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        if let Some(id) = &self.id {
+            id.reject(&self.refusal.0);
+        }
+    }
+}

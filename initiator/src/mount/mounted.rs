@@ -1,0 +1,438 @@
+//! [`Mount`]: a mount's parts together: the [link](super::link) to its target, its queue threads,
+//! its note, and what people are told of it. Its device is held apart ([`super::serving`]).
+
+use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use rblk_config::MountConfig;
+use rblk_protocol::width::{wide, wide64};
+use rblk_protocol::{Status, VolumeFlags};
+use tokio::sync::mpsc;
+
+use super::course::Facts;
+use super::link::{Around, Link, pulse};
+use super::note::NO_DEVICE;
+use super::note_keeper::NoteKeeper;
+use super::queues::{QueuePlan, Queues};
+use super::setup::Setup;
+use super::socket::Response;
+use super::status::MountStatus;
+use super::{EIO, device};
+use crate::durability::Durability;
+use crate::engine::QueueCounts;
+use crate::path::Path;
+use crate::queue::FromQueue;
+use crate::session::Session;
+use crate::ublk::{Control, Device, DeviceToken};
+
+/// Time for the device to go away when the target answers.
+const STOP_DEADLINE: Duration = Duration::from_secs(30);
+/// Time for the device to go away by force. Together with what follows it, clearly less than the 5
+/// s that the command waits.
+const FORCE_DEADLINE: Duration = Duration::from_millis(2500);
+/// Time for the target to hear of an unmount.
+const LOGOUT: Duration = Duration::from_secs(2);
+/// The same, by force.
+const FORCE_LOGOUT: Duration = Duration::from_millis(250);
+/// What a queue thread may take beyond the time it has for its answers.
+const QUEUE_GRACE: Duration = Duration::from_secs(5);
+
+const NO_NOTE: &str = "writing the note by which the device could be recovered";
+
+/// A mount, apart from its device.
+#[derive(Debug)]
+pub(super) struct Mount {
+    config: Arc<MountConfig>,
+    link: Link,
+    queues: Queues,
+    note: NoteKeeper,
+    durability: Arc<Durability>,
+    // What does not change while the mount is served. `status` adds the rest.
+    status: MountStatus,
+    since: Instant,
+}
+
+/// Whether a volume has a flag.
+fn has(facts: &Facts, flag: VolumeFlags) -> bool {
+    facts.volume.flags.has(flag)
+}
+
+impl Mount {
+    /// A new mount, with its first session by the address of that index.
+    pub(super) fn connected(
+        config: &MountConfig,
+        name: &str,
+        setup: Setup,
+        facts: Facts,
+        session: (Session, usize),
+    ) -> Self {
+        let config = Arc::new(config.clone());
+        let durability = Durability::new(config.on_loss);
+        let status = status_of(&config, name, &setup, &facts, 0);
+        let link = Link::connected(&config, setup, facts, &durability, session);
+        Self::of(config, link, durability, status)
+    }
+
+    /// A mount whose target is lost, and which reconnects when it is served. It takes over the
+    /// device of a process that ended.
+    pub(super) fn recovered(
+        config: &MountConfig,
+        name: &str,
+        setup: Setup,
+        facts: Facts,
+        durability: Arc<Durability>,
+        times: u32,
+    ) -> Self {
+        let config = Arc::new(config.clone());
+        let status = status_of(&config, name, &setup, &facts, times);
+        let link = Link::lost(&config, setup, facts, &durability, Instant::now());
+        Self::of(config, link, durability, status)
+    }
+
+    fn of(
+        config: Arc<MountConfig>,
+        link: Link,
+        durability: Arc<Durability>,
+        status: MountStatus,
+    ) -> Self {
+        let MountStatus { name, volatile_cache, recovered, .. } = &status;
+        let note = NoteKeeper::new(name, &config, &durability, *volatile_cache, *recovered);
+        let (queues, since) = (Queues::default(), Instant::now());
+        Self { config, link, queues, note, durability, status, since }
+    }
+
+    /// The name of the mount.
+    pub(super) fn name(&self) -> &str {
+        &self.status.name
+    }
+
+    /// The path of its disk, once there is one.
+    pub(super) fn disk(&self) -> &str {
+        &self.status.device
+    }
+
+    /// The link to its target.
+    pub(super) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// Its note.
+    pub(super) fn note(&self) -> &NoteKeeper {
+        &self.note
+    }
+
+    /// Which acknowledged writes are durable.
+    pub(super) fn durability(&self) -> &Arc<Durability> {
+        &self.durability
+    }
+
+    /// Whether its device was another process's before.
+    pub(super) fn is_recovered(&self) -> bool {
+        self.status.recovered > 0
+    }
+
+    /// Whether requests wait for the target. They do not when the mount is over, for then they
+    /// fail.
+    pub(super) fn waits_for_target(&self) -> bool {
+        !self.link.is_connected() && !self.link.is_over()
+    }
+
+    /// Whether a queue thread has left.
+    pub(super) fn has_stopped_queue(&self) -> bool {
+        self.queues.has_stopped()
+    }
+
+    /// Its state now.
+    pub(super) fn status(&self) -> MountStatus {
+        let by_queue = self.queues.counts();
+        let mut total = QueueCounts::default();
+        by_queue.iter().for_each(|queue| total.add(queue));
+        let mut status = MountStatus {
+            lanes: self.queues.lanes(),
+            unflushed_writes: self.durability.unflushed(),
+            writes_rewritten: self.durability.writes_rewritten(),
+            losses: self.durability.losses(),
+            loss_untold: self.durability.has_untold_loss(),
+            uptime_s: self.since.elapsed().as_secs(),
+            total,
+            by_queue,
+            ..self.status.clone()
+        };
+        self.link.report(&mut status);
+        status.with_lost()
+    }
+
+    /// Does what is due, and then the next thing that happens between the mount and its target.
+    /// Cancel safe.
+    pub(super) async fn attend(&mut self) {
+        let Self { link, queues, note, .. } = self;
+        link.attend(&mut Around { queues, note }).await;
+    }
+
+    /// Takes what a queue thread says.
+    ///
+    /// # Errors
+    /// The thread broke.
+    pub(super) fn on_queue(&mut self, message: FromQueue) -> anyhow::Result<()> {
+        match message {
+            FromQueue::PathEnded { queue, end, dead, undestroyed } => {
+                dead.retire(undestroyed);
+                self.link.on_path_end(queue, end, &mut self.queues);
+                Ok(())
+            }
+            FromQueue::Quiet { queue } => {
+                self.link.on_quiet(queue, &mut self.queues);
+                Ok(())
+            }
+            FromQueue::Stopped { queue, error } => {
+                self.queues.stopped();
+                match error {
+                    Some(error) => Err(anyhow!("queue {queue} broke: {error}")),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Every request fails from now on.
+    pub(super) fn fail_requests(&self) {
+        self.queues.fail(Some(EIO));
+    }
+
+    /// Writes its note.
+    pub(super) fn write_note(&mut self) {
+        self.link.write_note(&mut self.note);
+    }
+
+    /// Adds the device, whose disk is not there yet. The note names the device by its mark before
+    /// it exists, and by its number afterwards, so there is never a device without a note: without
+    /// a note no process could recover it.
+    pub(super) fn add_device(&mut self, control: Control) -> anyhow::Result<Device> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|error| anyhow!("random numbers: {error}"))?;
+        let token = DeviceToken::new(u64::from_ne_bytes(random));
+        self.note.set_device(NO_DEVICE, token);
+        self.note.must_write(self.link.setup(), self.link.facts()).context(NO_NOTE)?;
+        let (setup, volume) = (self.link.setup(), &self.link.facts().volume);
+        let device = device::add(control, setup, volume, self.config.device_id, token)?;
+        // The driver makes at most as many queues as there are CPUs.
+        self.link.set_queues(device.info().queues);
+        self.note.set_device(device.info().id, token);
+        self.note.must_write(self.link.setup(), self.link.facts()).context(NO_NOTE)?;
+        Ok(device)
+    }
+
+    /// Takes over a device that has a note.
+    pub(super) fn adopt_device(&mut self, id: u32, token: DeviceToken) {
+        self.note.set_device(id, token);
+    }
+
+    /// Starts the queues of the device.
+    pub(super) fn start_queues(
+        &mut self,
+        device: &Device,
+        outbox: &mpsc::UnboundedSender<FromQueue>,
+    ) -> anyhow::Result<()> {
+        let queues = device.info().queues;
+        let retain_bytes = self.retain_bytes(queues);
+        self.status.queues = queues;
+        self.status.retain_bytes = wide64(retain_bytes) * u64::from(queues);
+        let (setup, facts) = (self.link.setup(), self.link.facts());
+        let plan = QueuePlan {
+            setup,
+            block_size: facts.volume.block_size,
+            durability: self.status.volatile_cache.then_some(&self.durability),
+            retain_bytes,
+            pulse: pulse(&self.config),
+            spin: self.config.spin,
+            outbox,
+        };
+        let started = self.queues.start(device, &plan);
+        if facts.fenced.is_some() {
+            // Permanently: no request waits.
+            self.queues.fail(Some(Status::Fenced.errno()));
+        }
+        started
+    }
+
+    /// Gives the queues their first paths.
+    pub(super) fn connect_queues(&mut self, paths: Vec<Path>) {
+        self.queues.connect(paths);
+    }
+
+    /// The disk is there.
+    pub(super) fn set_disk(&mut self, path: &FilePath) {
+        self.status.device = path.display().to_string();
+    }
+
+    /// Memory for retained writes of each queue; 0 when none are to be kept.
+    fn retain_bytes(&self, queues: u16) -> usize {
+        let asked = self.config.retain;
+        // A write of another host must not be replaced by an older one that is written again.
+        if asked.0 == 0 || self.status.read_only || self.config.shared {
+            return 0;
+        }
+        if !self.status.volatile_cache {
+            tracing::info!(
+                "writes of this volume need not be retained: they are durable at once, or gone with it"
+            );
+            return 0;
+        }
+        let share = wide(asked.0 / u64::from(queues.max(1)));
+        if share < wide(self.link.setup().wish.io_max_bytes) {
+            tracing::warn!(
+                retain = %asked,
+                queues,
+                "longer writes than {share} bytes do not fit a queue's share of retain, and are made durable one by one"
+            );
+        }
+        share
+    }
+
+    /// Why a device cannot be handed over to another program now.
+    pub(super) fn refuses_hand_over(&self) -> Option<Response> {
+        let unflushed = self.durability.unflushed();
+        let has_only_copies = self.status.retain_bytes > 0 && unflushed > 0;
+        (!self.link.is_connected() && has_only_copies).then(|| {
+            Response::Busy(format!(
+                "{}: the target is away, and copies of {unflushed} writes that it has not flushed are kept in this \
+                 process only",
+                self.disk()
+            ))
+        })
+    }
+
+    /// Leaves the device to another program. As far as the target allows within its time, nothing
+    /// that was sent is unanswered then, and nothing acknowledged is unflushed. The note says how
+    /// far that was.
+    pub(super) async fn leave(
+        &mut self,
+        device: Device,
+        from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
+    ) {
+        let detect = self.config.detect.get();
+        self.link.abort_tries();
+        self.queues.leave(detect);
+        let left = self.queues_left(Instant::now() + detect + QUEUE_GRACE, from_queues).await;
+        if left {
+            self.queues.join();
+        } else {
+            // The exec ends their threads, and then the driver sees that they are gone.
+            tracing::error!(
+                device = self.disk(),
+                "queue threads do not end; handing over all the same"
+            );
+        }
+        while let Ok(message) = from_queues.try_recv() {
+            let _ = self.on_queue(message);
+        }
+        let flushed = left && self.link.flush(&self.queues, detect).await;
+        let maybe_unflushed = self.status.volatile_cache && !flushed;
+        // No LOGOUT: the next program resumes the session.
+        self.link.end_session(None).await;
+        self.note.write_last(self.link.setup(), self.link.facts(), maybe_unflushed);
+        if device.holders() > 1 {
+            tracing::error!(
+                "something still holds the device's node: no other process can serve it"
+            );
+        }
+    }
+
+    /// Waits until every queue thread has left. Returns false if they have not by then.
+    async fn queues_left(
+        &mut self,
+        deadline: Instant,
+        from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
+    ) -> bool {
+        while !self.queues.have_stopped() {
+            tokio::select! {
+                Some(message) = from_queues.recv() => {
+                    if let Err(error) = self.on_queue(message) {
+                        tracing::warn!(%error, "on the way out");
+                    }
+                }
+                () = self.link.keep_alive(&mut self.queues) => {}
+                () = tokio::time::sleep_until(deadline.into()) => return false,
+            }
+        }
+        true
+    }
+
+    /// Takes the device away, and ends the session.
+    ///
+    /// # Errors
+    /// The driver does not let the device go.
+    pub(super) async fn unmount(
+        &mut self,
+        device: &mut Device,
+        force: bool,
+        from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
+    ) -> anyhow::Result<()> {
+        tracing::info!(device = self.disk(), force, "unmounting");
+        self.link.abort_tries();
+        if force {
+            self.give_up_requests();
+        }
+        device.own();
+        // Blocks this thread, not the queue threads, which answer what is in flight.
+        let mut stopped = device.stop(if force { FORCE_DEADLINE } else { STOP_DEADLINE });
+        if stopped.is_err() && !force {
+            // The target was lost meanwhile.
+            self.give_up_requests();
+            stopped = device.stop(FORCE_DEADLINE);
+        }
+        if stopped.is_ok() {
+            self.queues.join();
+        }
+        while let Ok(message) = from_queues.try_recv() {
+            // What is left of the paths is destroyed here.
+            let _ = self.on_queue(message);
+        }
+        self.link.end_session(Some(if force { FORCE_LOGOUT } else { LOGOUT })).await;
+        stopped.with_context(|| format!("stopping {}", self.disk()))
+    }
+
+    /// Requests that wait fail, and no answer to a request that was sent is waited for.
+    fn give_up_requests(&self) {
+        if !self.link.is_over() {
+            self.fail_requests();
+        }
+        self.queues.disconnect();
+    }
+}
+
+/// The status of a mount, as far as it does not change while the mount is served.
+fn status_of(
+    config: &MountConfig,
+    name: &str,
+    setup: &Setup,
+    facts: &Facts,
+    recovered: u32,
+) -> MountStatus {
+    let volume = &facts.volume;
+    MountStatus {
+        name: name.to_owned(),
+        volume: config.volume.clone(),
+        target: config.target.clone(),
+        target_name: facts.target_name.to_string(),
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        size_bytes: volume.blocks.bytes(volume.block_size).unwrap_or(0),
+        block_size: volume.block_size.bytes(),
+        read_only: has(facts, VolumeFlags::READ_ONLY),
+        volatile_cache: has(facts, VolumeFlags::VOLATILE_CACHE),
+        ephemeral: has(facts, VolumeFlags::EPHEMERAL),
+        queues: setup.queues,
+        queue_depth: setup.wish.depth.get(),
+        max_io_bytes: setup.wish.io_max_bytes,
+        in_capsule_bytes: setup.wish.in_capsule_bytes,
+        on_loss: config.on_loss,
+        recovered,
+        ..MountStatus::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

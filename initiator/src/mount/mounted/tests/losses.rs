@@ -1,0 +1,109 @@
+//! Losses of acknowledged writes, as the mount notes them for the process that comes after it.
+
+use rblk_config::OnLoss;
+use rblk_protocol::Status;
+
+use super::*;
+use crate::durability::{Answered, Durability, Ledger};
+use crate::io::{Io, IoOp};
+
+#[test]
+fn a_loss_that_was_told_or_came_is_to_be_noted() {
+    runtime().block_on(async {
+        let toy = Toy::new().await;
+        let mut mount = mounted(&config(&[&toy])).await;
+        mount.set_durability(Durability::inheriting_loss(OnLoss::Once, false));
+        assert!(!mount.note.owes_loss(), "there is no device to recover");
+        mount.adopt_device(7, DeviceToken::new(7));
+        // What the note of the dead process said, is said by nobody yet.
+        assert!(mount.note.owes_loss());
+        mount.note.set_noted_loss();
+        assert!(!mount.note.owes_loss());
+        let mut ledger =
+            Ledger::new(Arc::clone(&mount.durability), QueueDepth::new(2).unwrap(), None);
+        mount.durability.arrived();
+        let flush = Io::new(IoOp::Flush, 0, 0, BlockSize::new(4096).unwrap()).unwrap();
+        ledger.submitted(Tag(0));
+        // Whoever notes it is woken, and only by what changes it.
+        let woken = async || {
+            let change = mount.durability.loss_changed();
+            tokio::time::timeout(Duration::ZERO, change).await.is_ok()
+        };
+        assert!(!woken().await);
+        assert!(ledger.must_fail(Tag(0), &flush));
+        assert!(mount.note.owes_loss(), "it is told: nobody must tell it again");
+        assert!(woken().await && !woken().await);
+        ledger.submitted(Tag(0));
+        assert!(!ledger.must_fail(Tag(0), &flush));
+        assert!(!woken().await);
+        mount.durability.lose(1);
+        assert!(woken().await);
+    });
+}
+
+#[test]
+fn a_loss_that_every_flush_tells_is_noted_at_once_and_for_good() {
+    runtime().block_on(async {
+        let toy = Toy::new().await;
+        let mut mount = mounted(&config(&[&toy])).await;
+        assert_eq!(mount.durability.on_loss(), OnLoss::UntilRemount, "the default");
+        mount.adopt_device(7, DeviceToken::new(7));
+        mount.durability.arrived();
+        assert_eq!((mount.status().lost, mount.note.owes_loss()), (None, false));
+        let mut ledger =
+            Ledger::new(Arc::clone(&mount.durability), QueueDepth::new(2).unwrap(), None);
+        let flush = Io::new(IoOp::Flush, 0, 0, BlockSize::new(4096).unwrap()).unwrap();
+        let mut ends = |status| {
+            ledger.submitted(Tag(0));
+            assert!(!ledger.must_fail(Tag(0), &flush));
+            ledger.plan(Tag(0), &flush);
+            ledger.answered(Tag(0), &flush, status, |_, _| {})
+        };
+        assert_eq!(ends(Status::Ok), Answered::Done);
+        ends(Status::StoreError);
+        let change = mount.durability.loss_changed();
+        assert!(tokio::time::timeout(Duration::ZERO, change).await.is_ok());
+        assert!(mount.note.owes_loss());
+        assert_eq!(mount.note.step(), Duration::ZERO);
+        let status = mount.status();
+        assert!(status.loss_untold);
+        assert_eq!(
+            status.lost.unwrap(),
+            "acknowledged writes may be lost; every FLUSH fails until the disk is unmounted and mounted again"
+        );
+        mount.note.set_noted_loss();
+        for _ in 0..3 {
+            assert_eq!(ends(Status::Ok), Answered::Lost);
+            assert!(!mount.note.owes_loss(), "the next process has to tell it, too");
+        }
+    });
+}
+
+#[test]
+fn a_flush_that_fails_after_a_loss_does_not_keep_the_disk_mounted() {
+    use crate::mount::unmount::{End, Ending};
+    use crate::mount::write_back::WrittenBack;
+    runtime().block_on(async {
+        let toy = Toy::new().await;
+        let mut mount = mounted(&config(&[&toy])).await;
+        for (on_loss, lost, force) in [
+            (OnLoss::UntilRemount, true, false),
+            // It may be the first that anybody hears of it.
+            (OnLoss::UntilRemount, false, true),
+            (OnLoss::Once, true, true),
+        ] {
+            mount.set_durability(Durability::new(on_loss));
+            if lost {
+                mount.durability.lose(0);
+            }
+            // This process has to end. One that does not would stay, and say why.
+            let unflushed = Ok(WrittenBack::Unflushed(libc::EIO));
+            match Ending::default().on_synced(unflushed, &mount) {
+                Some(End::Unmount { force: by_force }) => {
+                    assert_eq!(by_force, force, "{on_loss} {lost}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+}

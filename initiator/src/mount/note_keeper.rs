@@ -1,0 +1,118 @@
+//! [`NoteKeeper`]: writes the note of a mount, and knows what the last one said.
+//!
+//! Invariant: once there is a device, the note on disk names it. A loss that has to be told is in
+//! the note soon after it became known, and at once where every FLUSH tells it.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rblk_config::{MountConfig, OnLoss};
+
+use super::course::Facts;
+use super::note::{Doubts, Note};
+use super::setup::Setup;
+use crate::durability::Durability;
+use crate::ublk::DeviceToken;
+
+/// How soon a loss that came or was told is noted, where FLUSHes tell each of many losses.
+const NOTE_STEP: Duration = Duration::from_secs(1);
+
+/// Writes the note of a mount.
+#[derive(Debug)]
+pub(super) struct NoteKeeper {
+    name: String,
+    config: Arc<MountConfig>,
+    durability: Arc<Durability>,
+    // Acknowledged writes may be in the target's memory only.
+    volatile_cache: bool,
+    recovered: u32,
+    // Number and mark of the device, once there is one. Without a device there is nothing to note.
+    device: Option<(u32, DeviceToken)>,
+    // Whether the last note says that a loss is to be told.
+    noted_loss: bool,
+}
+
+impl NoteKeeper {
+    /// For a mount that has no device yet. `recovered` counts the processes that took its device
+    /// over, this one included.
+    pub(super) fn new(
+        name: &str,
+        config: &Arc<MountConfig>,
+        durability: &Arc<Durability>,
+        volatile_cache: bool,
+        recovered: u32,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            config: Arc::clone(config),
+            durability: Arc::clone(durability),
+            volatile_cache,
+            recovered,
+            device: None,
+            noted_loss: false,
+        }
+    }
+
+    /// The device of the mount from now on.
+    pub(super) fn set_device(&mut self, id: u32, token: DeviceToken) {
+        self.device = Some((id, token));
+    }
+
+    /// Notes what another process needs to serve the device. Where that fails the mount goes on:
+    /// only the way to recover it is lost.
+    pub(super) fn write(&mut self, setup: &Setup, facts: &Facts) {
+        self.write_last(setup, facts, self.volatile_cache);
+    }
+
+    /// The same, when the device is handed over: `maybe_unflushed` says whether acknowledged writes
+    /// may be in the target's memory only.
+    pub(super) fn write_last(&mut self, setup: &Setup, facts: &Facts, maybe_unflushed: bool) {
+        if let Err(error) = self.try_write(setup, facts, maybe_unflushed) {
+            tracing::error!(%error, "cannot note the state of the mount: it could not be recovered now");
+        }
+    }
+
+    /// The same, where the mount cannot go on without the note.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn must_write(&mut self, setup: &Setup, facts: &Facts) -> io::Result<()> {
+        self.try_write(setup, facts, self.volatile_cache)
+    }
+
+    fn try_write(&mut self, setup: &Setup, facts: &Facts, maybe_unflushed: bool) -> io::Result<()> {
+        let Some(device) = self.device else { return Ok(()) };
+        let loss_untold = self.durability.has_untold_loss();
+        let doubts = Doubts { maybe_unflushed, loss_untold, recovered: self.recovered };
+        // Also where it fails: then it is tried again with the next change.
+        self.noted_loss = loss_untold;
+        Note::of(&self.name, device, &self.config, (setup, facts), doubts).write()
+    }
+
+    /// Whether a loss became known, or was told, since the last note. A process that recovers the
+    /// mount by the old note would tell the loss again, or not at all.
+    pub(super) fn owes_loss(&self) -> bool {
+        self.device.is_some() && self.noted_loss != self.durability.has_untold_loss()
+    }
+
+    /// Whether this has to be noted now, at the start of serving.
+    pub(super) fn is_behind(&self) -> bool {
+        self.volatile_cache && self.owes_loss()
+    }
+
+    /// How long a change of that may wait. A loss that every FLUSH tells is noted once in the life
+    /// of the mount, and at once: the next process has to know of it.
+    pub(super) fn step(&self) -> Duration {
+        match self.config.on_loss {
+            OnLoss::Once => NOTE_STEP,
+            OnLoss::UntilRemount => Duration::ZERO,
+        }
+    }
+
+    /// As if the loss were noted.
+    #[cfg(test)]
+    pub(super) fn set_noted_loss(&mut self) {
+        self.noted_loss = true;
+    }
+}

@@ -1,0 +1,221 @@
+//! [`Queues`]: the queue threads of a mount as control sees them: mail to each, and what they said.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use rblk_config::Spin;
+use rblk_fabric::mailbox::Sender;
+use rblk_fabric::spin::SpinMode;
+use rblk_protocol::BlockSize;
+use rblk_protocol::width::wide;
+use tokio::sync::mpsc;
+
+use super::setup::Setup;
+use crate::durability::{Durability, Ledger};
+use crate::engine::QueueCounts;
+use crate::path::Path;
+use crate::pulse::Pulse;
+use crate::queue::{FromQueue, QueueHandle, QueueParts, ToQueue};
+use crate::retain::RetainRing;
+use crate::ublk::{Buffers, Device};
+
+/// The queue threads of a mount, by the number of their queue.
+#[derive(Debug, Default)]
+pub(super) struct Queues {
+    threads: Vec<Thread>,
+    // Threads that left.
+    stopped: usize,
+    // QPs of each queue, at least, as of the last time they were connected.
+    lanes: usize,
+}
+
+#[derive(Debug, Default)]
+struct Thread {
+    // `None` in tests only.
+    handle: Option<QueueHandle>,
+    // Paths that did not end yet.
+    paths: u32,
+    // It is held, and everything that it sent is answered.
+    quiet: bool,
+}
+
+/// What the queue threads of a device are made of.
+#[derive(Debug)]
+pub(super) struct QueuePlan<'p> {
+    pub(super) setup: &'p Setup,
+    pub(super) block_size: BlockSize,
+    /// The account of what is durable; `None` where every acknowledged write is.
+    pub(super) durability: Option<&'p Arc<Durability>>,
+    /// Memory of each queue for retained writes; 0 retains none.
+    pub(super) retain_bytes: usize,
+    pub(super) pulse: Pulse,
+    pub(super) spin: Spin,
+    pub(super) outbox: &'p mpsc::UnboundedSender<FromQueue>,
+}
+
+impl QueuePlan<'_> {
+    /// A queue's part of the account.
+    fn ledger(&self) -> Option<Ledger> {
+        let depth = self.setup.wish.depth;
+        let ring = (self.retain_bytes > 0).then(|| RetainRing::for_queue(self.retain_bytes, depth));
+        self.durability.map(|durability| Ledger::new(Arc::clone(durability), depth, ring))
+    }
+}
+
+fn spin_mode(spin: Spin) -> SpinMode {
+    match spin {
+        Spin::Adaptive => SpinMode::ADAPTIVE,
+        Spin::Always => SpinMode::Always,
+        Spin::For(time) => SpinMode::Fixed(time.get()),
+    }
+}
+
+impl Queues {
+    /// Starts a thread for every queue of the device, which fetches every tag. The queues have no
+    /// paths: requests wait.
+    ///
+    /// # Errors
+    /// Memory or a thread is missing, or the driver refuses.
+    pub(super) fn start(&mut self, device: &Device, plan: &QueuePlan<'_>) -> anyhow::Result<()> {
+        let wish = plan.setup.wish;
+        for queue in 0..device.info().queues {
+            let Some(config) = device.queue_config(queue) else { continue };
+            let region = plan.setup.buffers.get(usize::from(queue)).context("a queue too many")?;
+            let buffers =
+                Buffers::new(Arc::clone(region), 0, wide(wish.io_max_bytes), wish.depth.get())?;
+            let handle = crate::queue::start(QueueParts {
+                config,
+                buffers,
+                block_size: plan.block_size,
+                ledger: plan.ledger(),
+                pulse: Some(plan.pulse),
+                spin: spin_mode(plan.spin),
+                outbox: plan.outbox.clone(),
+            })?;
+            self.threads.push(Thread { handle: Some(handle), ..Thread::default() });
+        }
+        Ok(())
+    }
+
+    fn handles(&self) -> impl Iterator<Item = &QueueHandle> {
+        self.threads.iter().filter_map(|thread| thread.handle.as_ref())
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// Mail to every thread.
+    pub(super) fn mail(&self) -> Vec<Sender<ToQueue>> {
+        self.handles().map(|queue| queue.mail.clone()).collect()
+    }
+
+    /// I/Os that were answered so far.
+    pub(super) fn ios(&self) -> u64 {
+        self.handles().map(|queue| queue.stats.answered()).sum()
+    }
+
+    /// The counters of each queue.
+    pub(super) fn counts(&self) -> Vec<QueueCounts> {
+        self.handles().map(|queue| queue.stats.snapshot()).collect()
+    }
+
+    /// QPs of each queue, at least.
+    pub(super) fn lanes(&self) -> usize {
+        self.lanes
+    }
+
+    /// Gives each queue its path. A path of a queue that the driver did not make ends here.
+    pub(super) fn connect(&mut self, paths: Vec<Path>) {
+        let lanes = paths.iter().map(|path| path.connections.len()).min();
+        self.lanes = lanes.unwrap_or(self.lanes);
+        for (thread, path) in self.threads.iter_mut().zip(paths) {
+            thread.paths += 1;
+            thread.send(ToQueue::Connect(Box::new(path)));
+        }
+    }
+
+    /// A path of a queue ended. Returns whether the queue has a newer one already.
+    pub(super) fn path_ended(&mut self, queue: u16) -> bool {
+        let Some(thread) = self.threads.get_mut(usize::from(queue)) else { return false };
+        thread.paths = thread.paths.saturating_sub(1);
+        thread.paths > 0
+    }
+
+    /// The paths are lost: requests wait for the next ones.
+    pub(super) fn disconnect(&self) {
+        self.send_all(|| ToQueue::Disconnect);
+    }
+
+    /// Requests fail with that errno from now on, or wait again.
+    pub(super) fn fail(&self, errno: Option<i32>) {
+        self.send_all(|| ToQueue::Fail(errno));
+    }
+
+    /// The queues send nothing new. Each says when it is [quiet](Self::quiet).
+    pub(super) fn hold(&mut self) {
+        self.threads.iter_mut().for_each(|thread| thread.quiet = false);
+        self.send_all(|| ToQueue::Hold(true));
+    }
+
+    /// The queues send again.
+    pub(super) fn release(&self) {
+        self.send_all(|| ToQueue::Hold(false));
+    }
+
+    /// A queue that is held has no request unanswered. Returns whether all of them are so.
+    pub(super) fn quiet(&mut self, queue: u16) -> bool {
+        if let Some(thread) = self.threads.get_mut(usize::from(queue)) {
+            thread.quiet = true;
+        }
+        self.threads.iter().all(|thread| thread.quiet)
+    }
+
+    /// The threads leave the device as it is, when what was sent is answered or after that time.
+    pub(super) fn leave(&self, within: std::time::Duration) {
+        self.send_all(|| ToQueue::Leave(within));
+    }
+
+    /// A thread left.
+    pub(super) fn stopped(&mut self) {
+        self.stopped += 1;
+    }
+
+    /// Whether a thread has left.
+    pub(super) fn has_stopped(&self) -> bool {
+        self.stopped > 0
+    }
+
+    /// Whether every thread has left.
+    pub(super) fn have_stopped(&self) -> bool {
+        self.stopped >= self.threads.len()
+    }
+
+    /// Waits for the threads to end.
+    pub(super) fn join(&mut self) {
+        let handles = self.threads.iter_mut().filter_map(|thread| thread.handle.as_mut());
+        handles.for_each(QueueHandle::join);
+    }
+
+    fn send_all(&self, message: impl Fn() -> ToQueue) {
+        self.threads.iter().for_each(|thread| thread.send(message()));
+    }
+
+    /// Queues without threads, which have so many paths.
+    #[cfg(test)]
+    pub(super) fn without_threads(paths: &[u32]) -> Self {
+        let thread = |&paths| Thread { paths, ..Thread::default() };
+        Self { threads: paths.iter().map(thread).collect(), ..Self::default() }
+    }
+}
+
+impl Thread {
+    fn send(&self, message: ToQueue) {
+        let Some(handle) = &self.handle else { return };
+        if handle.mail.send(message).is_err() {
+            // The thread left, and says so by `FromQueue::Stopped`.
+            tracing::debug!("a queue thread takes no mail");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! [`Serving`]: a mount with its device, its socket and its lock, and the loop that serves it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use super::OnReady;
+use super::lock::MountLock;
+use super::mounted::Mount;
+use super::note::Note;
+use super::signals::Signals;
+use super::socket::{Asked, MountSocket, Response};
+use super::task;
+use super::unmount::{End, Ending};
+use crate::queue::FromQueue;
+use crate::ublk::Device;
+
+/// Time for an answer to get out before the process ends.
+pub(super) const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// A mount that is served.
+#[derive(Debug)]
+pub(super) struct Serving {
+    pub(super) mount: Mount,
+    pub(super) device: Device,
+    pub(super) socket: MountSocket,
+    pub(super) lock: MountLock,
+    pub(super) from_queues: mpsc::UnboundedReceiver<FromQueue>,
+}
+
+/// A device that is left to a program, which becomes this process.
+#[derive(Debug)]
+pub(super) struct HandOver {
+    pub(super) lock: MountLock,
+    pub(super) program: PathBuf,
+}
+
+impl Serving {
+    /// Serves a device whose queues run, until it is unmounted, handed over, or a queue breaks. A
+    /// mount whose target is lost reconnects.
+    ///
+    /// # Errors
+    /// A queue broke, or the driver does not let the device go.
+    pub(super) async fn serve(
+        self,
+        signals: &mut Signals,
+        on_ready: OnReady<'_>,
+    ) -> anyhow::Result<Option<HandOver>> {
+        let Self { mut mount, mut device, socket, lock, mut from_queues } = self;
+        announce(&mount, &mut device, on_ready);
+        let (asked_sender, mut asked) = mpsc::channel(16);
+        let answering = socket.serve(asked_sender);
+        tokio::pin!(answering);
+        let mut ending = Ending::default();
+        let mut note_at = mount.note().is_behind().then(Instant::now);
+        let end = loop {
+            let end = tokio::select! {
+                () = &mut answering => None,
+                end = next(&mut mount, &mut from_queues, &mut asked, &mut ending, &mut note_at) => {
+                    end?
+                }
+                () = signals.next() => ending.on_terminate(),
+            };
+            if let Some(end) = end.or_else(|| ending.go_on(&mount)) {
+                break end;
+            }
+            if mount.has_stopped_queue() {
+                let disk = mount.disk();
+                anyhow::bail!("a queue of {disk} stopped: did another program remove the device?");
+            }
+        };
+        match end {
+            End::HandOver(program) => {
+                let _ = sd_notify::notify(&[sd_notify::NotifyState::Reloading]);
+                // The answer gets out while the queues leave. The command looks for the new program
+                // anyway.
+                ending.answer(Response::Done);
+                mount.leave(device, &mut from_queues).await;
+                Ok(Some(HandOver { lock, program }))
+            }
+            End::Unmount { force } => {
+                let result = mount.unmount(&mut device, force, &mut from_queues).await;
+                let response = match &result {
+                    Ok(()) => {
+                        // Before the answer goes out, so that a mount right after finds the name
+                        // free.
+                        drop(device);
+                        Note::remove(mount.name());
+                        socket.unlink();
+                        drop(lock);
+                        Response::Done
+                    }
+                    // The driver is stuck. The device goes with this process, later than the
+                    // command waits.
+                    Err(error) => Response::Error(format!("{error:#}")),
+                };
+                if ending.answer(response) {
+                    let _ = tokio::time::timeout(LAST_WORDS, &mut answering).await;
+                }
+                result.map(|()| None)
+            }
+        }
+    }
+}
+
+/// Tells that the device is there. From now on, whatever ends this process leaves the device to the
+/// next one: only an unmount takes it away.
+fn announce(mount: &Mount, device: &mut Device, on_ready: OnReady<'_>) {
+    let status = mount.status();
+    tracing::info!(
+        device = status.device,
+        volume = status.volume,
+        address = status.address,
+        "mounted"
+    );
+    device.disown();
+    on_ready(&status);
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+}
+
+/// Takes the next thing that happens to the mount. Returns how it ends, if it does.
+async fn next(
+    mount: &mut Mount,
+    from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
+    asked: &mut mpsc::Receiver<Asked>,
+    ending: &mut Ending,
+    note_at: &mut Option<Instant>,
+) -> anyhow::Result<Option<End>> {
+    let durability = Arc::clone(mount.durability());
+    let deadline = ending.deadline();
+    tokio::select! {
+        Some(message) = from_queues.recv() => mount.on_queue(message)?,
+        () = mount.attend() => {}
+        result = ending.synced() => return Ok(ending.on_synced(result, mount)),
+        Some(request) = asked.recv() => return Ok(ending.on_ask(request, mount)),
+        () = task::until(deadline) => {}
+        () = durability.loss_changed(), if note_at.is_none() => {
+            *note_at = Some(Instant::now() + mount.note().step());
+        }
+        () = task::until(*note_at) => {
+            *note_at = None;
+            if mount.note().owes_loss() {
+                mount.write_note();
+            }
+        }
+    }
+    Ok(None)
+}

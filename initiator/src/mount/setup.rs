@@ -1,0 +1,53 @@
+//! [`Setup`]: how a mount reaches its volume, apart from a living session. A process that has it
+//! and the [`Facts`](super::course::Facts) can serve the device and reconnect, whether it opened
+//! the volume itself or read the note of the process before it.
+
+use std::sync::Arc;
+
+use rblk_fabric::{Address, Region};
+use rblk_protocol::Name;
+
+use crate::session::{HostIdentity, QueueWish, Session};
+
+/// How a mount reaches its volume.
+#[derive(Clone, Debug)]
+pub(super) struct Setup {
+    /// The volume's name.
+    pub(super) volume_name: Name,
+    /// The target's addresses, in the order of preference.
+    pub(super) addresses: Vec<Address>,
+    /// This host, as the target knows it.
+    pub(super) host: HostIdentity,
+    /// What every queue asks for: what the target granted the first time.
+    pub(super) wish: QueueWish,
+    /// Hardware queues.
+    pub(super) queues: u16,
+    /// Memory of each queue: `wish.depth` buffers of `wish.io_max_bytes`. At least `queues` of
+    /// them.
+    pub(super) buffers: Vec<Arc<Region>>,
+    /// The connection in use, or last in use; for people.
+    pub(super) endpoint: Endpoint,
+}
+
+/// A connection to the target, in words for people.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Endpoint {
+    /// The target's address.
+    pub(super) address: String,
+    /// This host's RDMA device.
+    pub(super) rdma_device: String,
+    /// What carries the messages.
+    pub(super) transport: String,
+}
+
+impl Endpoint {
+    /// The connection of a session.
+    pub(super) fn of(session: &Session) -> Self {
+        let caps = session.device().caps();
+        Self {
+            address: session.address.to_string(),
+            rdma_device: caps.name.clone(),
+            transport: caps.transport.to_string(),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! [`start_device`]: exposes a device whose queues are started, while the mount goes on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::mounted::Mount;
+use super::signals::Signals;
+use crate::queue::FromQueue;
+use crate::ublk::Device;
+
+/// Time for START_DEV, which reads the partition table through this process.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+// How a start goes: it runs, its target is lost, it is of no use any more.
+const RUNS: u8 = 0;
+const LOST: u8 = 1;
+const OVER: u8 = 2;
+
+/// Exposes a device whose queues are started, or ends the recovery of one.
+///
+/// A new disk may be read meanwhile. So its session is kept and, when it is lost, connected again,
+/// without a deadline. When this process is told to end, it finishes with requests that fail; the
+/// signal is kept for the serving that follows.
+///
+/// # Errors
+/// The driver refuses, a queue broke, or the start takes too long while the target is there.
+pub(super) async fn start_device(
+    mount: &mut Mount,
+    mut device: Device,
+    from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
+    signals: &mut Signals,
+) -> anyhow::Result<Device> {
+    let is_new = !mount.is_recovered();
+    let progress = Arc::new(AtomicU8::new(RUNS));
+    let watched = Arc::clone(&progress);
+    // START_DEV waits for the queue threads, and on older kernels reads the disk: not on this
+    // thread.
+    let mut starting = tokio::task::spawn_blocking(move || {
+        let mut budget = StartBudget::new(START_DEADLINE);
+        let started = device.start_while(&mut |waited| match watched.load(Ordering::Relaxed) {
+            OVER => false,
+            progress => budget.lasts(waited, progress == LOST),
+        });
+        (device, started)
+    });
+    let (mut broke, mut told) = (None, false);
+    let (device, started) = loop {
+        // Once the requests fail, nothing waits for the target.
+        let lost = is_new && mount.waits_for_target() && !told;
+        let now = match (&broke, lost) {
+            (Some(_), _) => OVER,
+            (None, true) => LOST,
+            (None, false) => RUNS,
+        };
+        progress.store(now, Ordering::Relaxed);
+        tokio::select! {
+            done = &mut starting => break done?,
+            Some(message) = from_queues.recv() => {
+                if let Err(error) = mount.on_queue(message) {
+                    broke = Some(error);
+                }
+            }
+            // A recovered device is given its old requests now. No path may be there before them.
+            () = mount.attend(), if is_new => {}
+            () = signals.next(), if !told => {
+                told = true;
+                if is_new {
+                    mount.fail_requests();
+                }
+            }
+        }
+    };
+    if told {
+        signals.keep();
+    }
+    if let Some(error) = broke {
+        return Err(error);
+    }
+    mount.set_disk(&started?);
+    Ok(device)
+}
+
+/// The time that a start may take. It stands still while the target is lost.
+#[derive(Debug)]
+struct StartBudget {
+    left: Duration,
+    seen: Duration,
+}
+
+impl StartBudget {
+    fn new(left: Duration) -> Self {
+        Self { left, seen: Duration::ZERO }
+    }
+
+    /// Whether time is left, when so much has passed since the start. `lost` says whether the
+    /// target was lost since the last question.
+    fn lasts(&mut self, passed: Duration, lost: bool) -> bool {
+        let step = passed.saturating_sub(self.seen);
+        self.seen = passed;
+        if !lost {
+            self.left = self.left.saturating_sub(step);
+        }
+        !self.left.is_zero()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_for_a_start_runs_only_while_the_target_is_there() {
+        let mut budget = StartBudget::new(Duration::from_secs(30));
+        let mut lasts = |seconds, lost| budget.lasts(Duration::from_secs(seconds), lost);
+        assert!(lasts(10, false));
+        // Lost for a day.
+        assert!(lasts(86_400, true));
+        assert!(lasts(86_419, false));
+        assert!(!lasts(86_420, false));
+        assert!(!lasts(90_000, true), "it is over");
+    }
+}

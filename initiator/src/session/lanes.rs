@@ -1,0 +1,187 @@
+//! [`Lanes`]: connects the QPs of an I/O queue, its lanes, and makes a [`Path`] of them.
+
+use std::sync::Arc;
+
+use rblk_fabric::{
+    Address, ConnectOptions, Connection, ConnectionHello, Device, Poller, PollerHandle,
+    ProtectionDomain, QpLimits, Region, Route,
+};
+use rblk_protocol::{
+    ConnectionKind, Epoch, Features, HelloAccept, HelloRequest, SessionId, Version, VolumeHandle,
+    limits,
+};
+
+use super::wish::QueueWish;
+use super::{explain, parse_accept};
+use crate::error::SessionError;
+use crate::path::{DATA_LIST_SGES, Path, PathLayout, PathMemory, retire};
+
+/// Most READs of a target that a queue serves at once, where the device can.
+const READS_IN_MAX: u8 = 16;
+
+/// Connections that are not a path yet, with their CQ. If they do not become a path they are
+/// destroyed, and nothing waits for that.
+struct Made {
+    connections: Vec<Connection>,
+    poller: Option<Box<dyn Poller>>,
+}
+
+impl Made {
+    fn take(&mut self) -> Option<(Box<dyn Poller>, Vec<Connection>)> {
+        self.poller.take().map(|poller| (poller, std::mem::take(&mut self.connections)))
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        if let Some((poller, connections)) = self.take() {
+            retire(connections, poller);
+        }
+    }
+}
+
+/// Where the I/O connections of a session go, apart from its admin connection.
+#[derive(Debug)]
+pub(super) struct Lanes<'s> {
+    pub(super) address: &'s Address,
+    pub(super) options: &'s ConnectOptions,
+    pub(super) device: &'s Device,
+    pub(super) pd: &'s ProtectionDomain,
+    pub(super) session: SessionId,
+    pub(super) epoch: Epoch,
+}
+
+impl Lanes<'_> {
+    /// Connects a queue with as many of its lanes as the target takes, at least one.
+    ///
+    /// # Errors
+    /// [`SessionError`].
+    pub(super) async fn connect_queue(
+        &self,
+        queue: u16,
+        wish: QueueWish,
+        volume: VolumeHandle,
+        buffers: &Arc<Region>,
+    ) -> Result<Path, SessionError> {
+        let route = self.route().await?;
+        let asked = self.hello(queue, wish);
+        let caps = self.device.caps();
+        let layout = PathLayout { depth: wish.depth };
+        let reads_in = caps.max_reads_in.min(READS_IN_MAX);
+        let sizes = layout.qp_limits(caps.inline_bytes, reads_in, asked.features);
+        let entries = u32::from(wish.lanes(caps)) * (sizes.send_wrs + sizes.recv_wrs);
+        let (poller, handle) = self.pd.poller(entries)?;
+        let (first, accept) = self.connect_lane(route, &handle, sizes, &asked).await?;
+        let mut made = Made { connections: vec![first], poller: Some(poller) };
+        self.add_lanes(&mut made.connections, wish, &handle, sizes, (&asked, &accept)).await;
+        let layout = PathLayout { depth: accept.depth };
+        let memory = PathMemory::register(self.pd, buffers, layout, made.connections.len())?;
+        let Some((poller, connections)) = made.take() else {
+            return Err(SessionError::Lost("the queue has no CQ".to_owned()));
+        };
+        Ok(Path {
+            poller,
+            connections,
+            memory,
+            accept,
+            epoch: self.epoch,
+            volume,
+            lane_bytes: limits::LANE_BYTES,
+        })
+    }
+
+    /// A route by the device of the session.
+    async fn route(&self) -> Result<Route, SessionError> {
+        let route = Route::resolve(self.address, self.options).await?;
+        if !route.device().same_as(self.device) {
+            return Err(SessionError::Lost("the route changed to another device".to_owned()));
+        }
+        Ok(route)
+    }
+
+    /// What a queue asks for, as far as the device can do it.
+    fn hello(&self, queue: u16, wish: QueueWish) -> HelloRequest {
+        let caps = self.device.caps();
+        let mut features = wish.features;
+        if !caps.write_with_imm {
+            features = features.without(Features::WRITE_WITH_IMM);
+        }
+        if caps.max_sges < DATA_LIST_SGES {
+            features = features.without(Features::DATA_LISTS);
+        }
+        HelloRequest {
+            kind: ConnectionKind::Io { queue },
+            newest: Version::NEWEST,
+            oldest: Version::OLDEST,
+            depth: wish.depth,
+            features,
+            in_capsule_bytes: wish.in_capsule_bytes,
+            io_max_bytes: wish.io_max_bytes,
+            epoch: self.epoch,
+            session: self.session,
+        }
+    }
+
+    /// Connects the lanes behind the first one, which was asked for and granted so. They are for
+    /// speed: the queue does without a lane that cannot be connected, and without those after it.
+    /// Their capsules carry no data.
+    async fn add_lanes(
+        &self,
+        connections: &mut Vec<Connection>,
+        wish: QueueWish,
+        poller: &PollerHandle,
+        sizes: QpLimits,
+        (first, accept): (&HelloRequest, &HelloAccept),
+    ) {
+        let ConnectionKind::Io { queue } = first.kind else { return };
+        let without_data = |features: Features| features.without(Features::DATA_LISTS);
+        let features = without_data(accept.features);
+        let wanted = HelloAccept { in_capsule_bytes: 0, features, ..*accept };
+        for lane in 1..wish.lanes(self.device.caps()) {
+            let queue = wish.number(queue, lane);
+            let asked = HelloRequest {
+                kind: ConnectionKind::Io { queue },
+                in_capsule_bytes: 0,
+                features: without_data(first.features),
+                ..*first
+            };
+            let connect = async {
+                let route = self.route().await?;
+                self.connect_lane(route, poller, sizes, &asked).await
+            };
+            match tokio::time::timeout(self.options.timeout, connect).await {
+                Ok(Ok((connection, accept))) if accept == wanted => connections.push(connection),
+                Ok(Ok((connection, _))) => {
+                    connection.retire(());
+                    return tracing::warn!(queue, "a lane has other limits: going without it");
+                }
+                Ok(Err(error)) => {
+                    return tracing::warn!(queue, %error, "cannot connect another lane: going without it");
+                }
+                Err(_) => {
+                    return tracing::warn!(
+                        queue,
+                        "a lane took too long to connect: going without it"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Connects one QP.
+    async fn connect_lane(
+        &self,
+        route: Route,
+        poller: &PollerHandle,
+        sizes: QpLimits,
+        asked: &HelloRequest,
+    ) -> Result<(Connection, HelloAccept), SessionError> {
+        let hello = ConnectionHello(asked.to_wire().to_vec());
+        let established = route
+            .connect(self.pd, poller, sizes, &hello)
+            .await
+            .map_err(|error| explain(self.address, error))?;
+        let accept = parse_accept(self.address, &established.hello.0, asked)?;
+        Ok((established.connection, accept))
+    }
+}

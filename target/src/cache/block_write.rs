@@ -1,0 +1,137 @@
+//! [`BlockWrites`]: writes of one block that are at the store.
+//!
+//! Most writes are of one block, come with their data, and find their range free. They need no
+//! [`Job`](super::job::Job): once submitted, only the store's completion is missing. An entry here
+//! is one cache line.
+
+use rblk_protocol::width::{narrow, wide};
+
+use super::message::PartToken;
+use super::policy::Slot;
+use super::range_lock::LockId;
+use crate::store::{OpToken, VolumeIndex};
+
+/// A write of one block, or of a part of one in a volume without a cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct BlockWrite {
+    /// Who asked.
+    pub from: PartToken,
+    /// The block, numbered in the volume.
+    pub block: u64,
+    /// A private slot with the data.
+    pub slot: Slot,
+    /// Bytes that the store must write.
+    pub len: u32,
+    /// Held on the block, if the volume is cached.
+    pub lock: Option<LockId>,
+    /// Whose block.
+    pub volume: VolumeIndex,
+}
+
+#[derive(Debug)]
+struct Entry {
+    write: BlockWrite,
+    // Changes when a write ends: tokens of it name nothing from then on.
+    generation: u32,
+    // The next free entry, in a free one.
+    next: u32,
+}
+
+const NONE: u32 = u32::MAX;
+const TOKEN: u64 = 1 << 63;
+const GENERATION_SHIFT: u32 = 32;
+const GENERATION_MASK: u32 = u32::MAX >> 1;
+
+/// The writes of one block that are at the store.
+#[derive(Debug)]
+pub(super) struct BlockWrites {
+    table: Vec<Entry>,
+    free: u32,
+    len: usize,
+}
+
+impl BlockWrites {
+    /// Memory for `capacity` writes. More of them allocate.
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { table: Vec::with_capacity(capacity), free: NONE, len: 0 }
+    }
+
+    /// Whether a token is of [`Self::begin`]. Jobs have other tokens.
+    #[inline]
+    pub(super) fn has_token(token: OpToken) -> bool {
+        token.0 & TOKEN != 0
+    }
+
+    /// Keeps a write until its operation ends. Returns the token for that operation.
+    #[inline(always)]
+    pub(super) fn begin(&mut self, write: BlockWrite) -> OpToken {
+        let index = self.free;
+        let Some(entry) = self.table.get_mut(wide(index)) else { return self.grow(write) };
+        self.free = entry.next;
+        self.len += 1;
+        entry.write = write;
+        token(index, entry.generation)
+    }
+
+    #[cold]
+    fn grow(&mut self, write: BlockWrite) -> OpToken {
+        // Bounded by what connections may have outstanding.
+        let index = narrow(self.table.len());
+        self.table.push(Entry { write, generation: 0, next: NONE });
+        self.len += 1;
+        token(index, 0)
+    }
+
+    /// The operation of a token ended: gives the write up. `None`: there is no such write.
+    #[inline(always)]
+    pub(super) fn end(&mut self, token: OpToken) -> Option<&BlockWrite> {
+        let index: u32 = narrow(token.0 & u64::from(u32::MAX));
+        let generation: u32 = narrow((token.0 & !TOKEN) >> GENERATION_SHIFT);
+        let entry = self.table.get_mut(wide(index)).filter(|e| e.generation == generation)?;
+        entry.generation = (generation + 1) & GENERATION_MASK;
+        entry.next = self.free;
+        self.free = index;
+        self.len -= 1;
+        Some(&entry.write)
+    }
+
+    /// Writes that have not ended.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+#[inline(always)]
+fn token(index: u32, generation: u32) -> OpToken {
+    OpToken(TOKEN | u64::from(generation) << GENERATION_SHIFT | u64::from(index))
+}
+
+#[cfg(test)]
+mod tests {
+    use rblk_protocol::Tag;
+
+    use super::*;
+    use crate::connection::ConnectionId;
+
+    fn write(block: u64) -> BlockWrite {
+        let connection = ConnectionId { slot: 0, generation: 1 };
+        let from = PartToken { group: 0, connection, tag: Tag(3), part: 0 };
+        BlockWrite { from, block, slot: Slot(7), len: 4096, lock: None, volume: VolumeIndex(2) }
+    }
+
+    #[test]
+    fn each_write_ends_once_and_by_its_own_token() {
+        let mut writes = BlockWrites::new(1);
+        let (first, second) = (writes.begin(write(1)), writes.begin(write(2)));
+        assert!(BlockWrites::has_token(first) && first != second);
+        assert_eq!(writes.end(first), Some(&write(1)));
+        assert_eq!(writes.end(first), None);
+        let third = writes.begin(write(3));
+        assert_ne!(third, first, "the entry is used again under another name");
+        assert_eq!(writes.end(first), None);
+        assert_eq!(writes.len(), 2);
+        assert_eq!(writes.end(third), Some(&write(3)));
+        assert_eq!(writes.end(second), Some(&write(2)));
+        assert_eq!(writes.len(), 0);
+    }
+}

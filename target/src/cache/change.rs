@@ -1,0 +1,67 @@
+//! Discards and zeroing: what becomes of the cached blocks of a range that the store has changed.
+
+use super::SLOT_BYTES;
+use super::core::Core;
+use super::job::Kind;
+use super::message::Changed;
+use super::slots::{Install, State};
+use super::write::forget_clean;
+use super::write_back::WriteBacks;
+use crate::store::Store;
+
+/// The job may go on: tells the store to discard or zero its range.
+pub(super) fn submit<S: Store>(core: &mut Core<S>, job: u32) {
+    let Kind::Change(kind) = core.jobs.peek(job).kind else {
+        return debug_assert!(false, "a change has become {:?}", core.jobs.peek(job).kind);
+    };
+    core.submit(job, kind, 0, &[]);
+}
+
+/// The store has changed a range, or failed to.
+pub(super) fn finish<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+    let entry = core.jobs.peek(job);
+    // Without a lock here, the shards that hold the range are told by their own requests.
+    if entry.has_lock() {
+        let outcome = if entry.error().is_some() { Changed::Unknown } else { Changed::Yes };
+        changed(core, write_backs, job, outcome);
+    }
+    core.finish(job);
+}
+
+/// The store's bytes of a job's range were changed, or may have been: what is cached of them is
+/// old.
+pub(super) fn changed<S: Store>(
+    core: &mut Core<S>,
+    write_backs: &mut WriteBacks,
+    job: u32,
+    outcome: Changed,
+) {
+    let span = core.jobs.peek(job).span;
+    match outcome {
+        Changed::No => return,
+        Changed::Unknown => return forget_clean(core, &span),
+        Changed::Yes => {}
+    }
+    write_backs.recall(core, span.volume, span.first(), span.last());
+    let mut kept = [None; 2];
+    for (at, block) in span.edges().as_slice().iter().copied().enumerate() {
+        let cached = core.slots.find(span.volume, block);
+        let dirty = cached.filter(|slot| core.slots.state(*slot) == State::Dirty);
+        if let Some(dirty) = dirty
+            && let Some(slot) = core.jobs.get(job).edges.pop()
+        {
+            // Only the cache has what is around the range: a new block with the range zeroed.
+            let covered = span.covered(block);
+            core.copy(dirty, slot, 0, SLOT_BYTES);
+            let from = core.slots.offset(slot) + covered.from;
+            core.slots.region().zero(from, covered.to - covered.from);
+            core.slots.install(slot, span.volume, block, Install::Merged);
+            kept[at] = Some(slot);
+        }
+    }
+    core.slots.for_each_in(span.volume, span.first(), span.last(), |slots, slot| {
+        if !kept.contains(&Some(slot)) {
+            slots.forget(slot);
+        }
+    });
+}

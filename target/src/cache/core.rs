@@ -1,0 +1,262 @@
+//! [`Core`]: what every job of a shard works with: slots, locks, the store, answers.
+//!
+//! Each field keeps its own invariants. The methods here are the steps that reads, writes and
+//! write-backs share: begin and end a job, allocate its memory, lock its range, move its data.
+//! Nothing here decides what a job does next.
+
+use std::ops::Range;
+
+use nix::errno::Errno;
+use rblk_protocol::width::narrow;
+
+use super::CacheCounters;
+use super::answers::Answers;
+use super::block_write::BlockWrites;
+use super::clock::Clock;
+use super::job::{JobBlock, JobLock, Jobs, Kind};
+use super::lists::Lists;
+use super::locks::Locks;
+use super::message::{PartToken, Segments};
+use super::policy::Slot;
+use super::range_lock::Acquired;
+use super::slots::Slots;
+use super::span::{BLOCK, Span};
+use super::store_queue::StoreQueue;
+use super::volumes::Volumes;
+use crate::store::{MAX_SEGMENTS, Op, OpKind, Segment, Store, VolumeIndex};
+use crate::volume::CacheMode;
+
+/// What every job works with.
+#[derive(Debug)]
+pub(super) struct Core<S> {
+    pub slots: Slots,
+    pub locks: Locks,
+    pub jobs: Jobs,
+    pub block_writes: BlockWrites,
+    pub volumes: Volumes,
+    pub store: StoreQueue<S>,
+    pub answers: Answers,
+    pub lists: Lists,
+    pub clock: Clock,
+    pub counters: CacheCounters,
+}
+
+impl<S: Store> Core<S> {
+    /// A new job on a byte range of a volume.
+    #[inline]
+    pub(super) fn start(
+        &mut self,
+        kind: Kind,
+        from: Option<PartToken>,
+        volume: VolumeIndex,
+        offset: u64,
+        len: u64,
+    ) -> u32 {
+        let span = self.volumes.span(volume, offset, len);
+        self.jobs.start(kind, from, span)
+    }
+
+    /// Ends a job: its private slots and its lock are free. Jobs that waited for the lock are
+    /// granted theirs.
+    pub(super) fn end(&mut self, job: u32) {
+        let entry = self.jobs.get(job);
+        let share = std::mem::take(&mut entry.share);
+        // Without a store there is no share.
+        if let Some(state) = self.volumes.get_mut(entry.span.volume) {
+            state.share.give_back(share);
+        }
+        // The own slots of a write-back are in the index, still to be written.
+        if !matches!(entry.kind, Kind::WriteBack { .. }) {
+            for block in entry.blocks.iter().filter(|block| block.own) {
+                self.slots.give_back(block.slot);
+            }
+        }
+        while let Some(edge) = entry.edges.pop() {
+            self.slots.give_back(edge);
+        }
+        let lock = entry.take_lock();
+        self.jobs.end(job);
+        if let Some(lock) = lock {
+            self.locks.release(lock);
+        }
+    }
+
+    /// Answers a job and ends it.
+    pub(super) fn finish(&mut self, job: u32) {
+        let entry = self.jobs.peek(job);
+        self.answers.done(entry.from, entry.result());
+        self.end(job);
+    }
+
+    /// Allocates a job's blocks and edges. False: there is not so much memory, and nothing changed.
+    #[inline(always)]
+    pub(super) fn allocate(&mut self, job: u32, blocks: usize, edges: usize) -> bool {
+        if (blocks, edges) != (1, 0) {
+            return self.allocate_more(job, blocks, edges);
+        }
+        let Some(slot) = self.slots.allocate_one() else { return false };
+        self.jobs.get(job).blocks.push(JobBlock::own(slot));
+        true
+    }
+
+    fn allocate_more(&mut self, job: u32, blocks: usize, edges: usize) -> bool {
+        let slots = &mut self.lists.slots;
+        slots.clear();
+        if !self.slots.allocate(blocks + edges, slots) {
+            return false;
+        }
+        let entry = self.jobs.get(job);
+        entry.blocks.extend(slots[..blocks].iter().copied().map(JobBlock::own));
+        entry.edges.extend_from_slice(&slots[blocks..]);
+        true
+    }
+
+    /// The memory of a write, if there is that much.
+    #[inline(always)]
+    pub(super) fn reserve(&mut self, job: u32) -> Option<Segments> {
+        let entry = self.jobs.peek(job);
+        let (span, edges) = (entry.span, entry.edges_needed());
+        let (blocks, skip) = match span.cache {
+            CacheMode::None => (blocks_of(span.len), 0),
+            _ => (span.count(), span.skip()),
+        };
+        self.allocate(job, blocks, edges).then(|| self.memory_of(job, skip))
+    }
+
+    /// The runs of a job's blocks, to be lent: its bytes begin `skip` bytes into the first.
+    #[inline(always)]
+    pub(super) fn memory_of(&mut self, job: u32, skip: usize) -> Segments {
+        let entry = self.jobs.peek(job);
+        let len = entry.span.data_len();
+        if let [only] = entry.blocks[..] {
+            return Segments::one(Segment { offset: self.slots.offset(only.slot) + skip, len });
+        }
+        self.list_of(job, skip, len)
+    }
+
+    fn list_of(&mut self, job: u32, skip: usize, len: u32) -> Segments {
+        let mut list = self.lists.take();
+        let slots = self.jobs.peek(job).blocks.iter().map(|block| block.slot);
+        self.slots.segments(slots, skip, len, &mut list);
+        self.lists.lend(list)
+    }
+
+    /// Asks for the lock on a job's range. False: the job goes on when earlier locks are released.
+    pub(super) fn lock(&mut self, job: u32) -> bool {
+        let span = self.jobs.peek(job).span;
+        self.lock_blocks(job, span.first(), span.last())
+    }
+
+    /// Asks for the lock on some of a job's blocks. False: the job goes on when earlier locks are
+    /// released.
+    pub(super) fn lock_blocks(&mut self, job: u32, first: u64, last: u64) -> bool {
+        let entry = self.jobs.get(job);
+        let range = first * BLOCK..(last + 1) * BLOCK;
+        match self.locks.acquire(entry.span.volume, range, job) {
+            Acquired::Now(lock) => {
+                entry.lock = JobLock::Held(lock);
+                true
+            }
+            Acquired::Queued(lock) => {
+                entry.lock = JobLock::Waits(lock);
+                self.counters.range_waits += 1;
+                false
+            }
+        }
+    }
+
+    /// Moves data of some of a job's blocks between memory and store, in as many operations as that
+    /// takes. The data begins `skip` bytes into the first of the blocks.
+    #[inline(always)]
+    pub(super) fn transfer(&mut self, job: u32, kind: OpKind, blocks: Range<usize>, skip: usize) {
+        if let [only] = self.jobs.peek(job).blocks[blocks.clone()] {
+            let len = narrow(kind.range().1);
+            let offset = self.slots.offset(only.slot) + skip;
+            return self.submit(job, kind, len, &[Segment { offset, len }]);
+        }
+        self.transfer_list(job, kind, blocks, skip);
+    }
+
+    fn transfer_list(&mut self, job: u32, kind: OpKind, blocks: Range<usize>, skip: usize) {
+        let (mut offset, len) = kind.range();
+        let mut runs = std::mem::take(&mut self.lists.runs);
+        let slots = self.jobs.peek(job).blocks[blocks].iter().map(|block| block.slot);
+        self.slots.segments(slots, skip, narrow(len), &mut runs);
+        for part in runs.chunks(MAX_SEGMENTS) {
+            let len = part.iter().map(|run| run.len).sum();
+            let kind = match kind {
+                OpKind::Write { fua, .. } => OpKind::Write { offset, len, fua },
+                _ => OpKind::Read { offset, len },
+            };
+            offset += u64::from(len);
+            self.submit(job, kind, len, part);
+        }
+        runs.clear();
+        self.lists.runs = runs;
+    }
+
+    /// Submits one operation of a job, which must move `len` bytes.
+    #[inline]
+    pub(super) fn submit(&mut self, job: u32, kind: OpKind, len: u32, memory: &[Segment]) {
+        let token = self.jobs.token(job, len);
+        let entry = self.jobs.get(job);
+        entry.op_begins();
+        let op = Op { token, volume: entry.span.volume, kind };
+        match self.volumes.get_mut(op.volume) {
+            Some(state) => self.store.submit(&mut state.ops, &mut self.lists, op, memory),
+            None => self.refuse(op),
+        }
+    }
+
+    // Commands of volumes without a store ask for memory alone.
+    #[cold]
+    fn refuse(&mut self, op: Op) {
+        debug_assert!(false, "an operation of a volume without a store: {op:?}");
+        tracing::error!(volume = op.volume.0, "bug: an operation of a volume without a store");
+        self.store.fail(op, Errno::ENXIO);
+    }
+
+    /// The store has done an operation of a volume, with this error.
+    pub(super) fn op_ended(&mut self, volume: VolumeIndex, kind: Kind, error: Option<Errno>) {
+        // An operation that was refused is of no volume.
+        if let Some(state) = self.volumes.get_mut(volume) {
+            state.ops.ended();
+            if let Some(errno) = error {
+                state.report.note_error(volume, kind, errno, &self.clock);
+            }
+        }
+        self.counters.store_errors += u64::from(error.is_some());
+    }
+
+    /// Counts blocks that a read asked the cache for.
+    pub(super) fn count_lookups(&mut self, volume: VolumeIndex, hits: u64, misses: u64) {
+        self.counters.hits += hits;
+        self.counters.misses += misses;
+        if let Some(state) = self.volumes.get_mut(volume) {
+            state.report.count_lookups(hits, misses);
+        }
+    }
+
+    /// Copies the bytes `start..end` of a slot to another. The only place of a shard that copies.
+    pub(super) fn copy(&mut self, from: Slot, to: Slot, start: usize, end: usize) {
+        if start >= end {
+            return;
+        }
+        let (source, target) = (self.slots.offset(from) + start, self.slots.offset(to) + start);
+        let region = self.slots.region();
+        region.copy_to(source, region, target, end - start);
+        self.counters.copied_bytes += (end - start) as u64;
+    }
+
+    /// Copies what a span does not cover of a block.
+    pub(super) fn copy_around(&mut self, span: &Span, block: u64, from: Slot, to: Slot) {
+        let covered = span.covered(block);
+        self.copy(from, to, 0, covered.from);
+        self.copy(from, to, covered.to, super::SLOT_BYTES);
+    }
+}
+
+/// Blocks that so many bytes take where they need not begin at a block of the volume.
+pub(super) fn blocks_of(len: u64) -> usize {
+    rblk_protocol::width::wide(len.div_ceil(BLOCK))
+}

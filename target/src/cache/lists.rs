@@ -1,0 +1,55 @@
+//! [`Lists`]: lists that a shard uses again and again, so that the data path allocates nothing.
+
+use super::message::Segments;
+use super::policy::Slot;
+use crate::store::Segment;
+
+/// Longest list: the blocks of the longest request.
+const LONGEST: usize = 1025;
+
+/// Lists without an owner.
+#[derive(Debug)]
+pub(super) struct Lists {
+    /// Slots that were found or allocated. Empty between calls.
+    pub slots: Vec<Slot>,
+    /// Runs of one store operation. Empty between calls.
+    pub runs: Vec<Segment>,
+    spare: Vec<Vec<Segment>>,
+}
+
+impl Lists {
+    pub(super) fn new() -> Self {
+        let (slots, runs) = (Vec::with_capacity(LONGEST), Vec::with_capacity(LONGEST));
+        Self { slots, runs, spare: Vec::new() }
+    }
+
+    /// An empty list of runs.
+    pub(super) fn take(&mut self) -> Vec<Segment> {
+        self.spare.pop().unwrap_or_default()
+    }
+
+    /// A list of runs is no longer needed.
+    pub(super) fn give_back(&mut self, mut list: Vec<Segment>) {
+        // A list that was moved out leaves one without memory.
+        if list.capacity() > 0 {
+            list.clear();
+            self.spare.push(list);
+        }
+    }
+
+    /// Lends the runs of a list.
+    pub(super) fn lend(&mut self, list: Vec<Segment>) -> Segments {
+        let (memory, rest) = Segments::of_list(list);
+        if let Some(list) = rest {
+            self.give_back(list);
+        }
+        memory
+    }
+
+    /// Runs came back that were lent.
+    pub(super) fn take_back(&mut self, memory: Segments) {
+        if let Some(list) = memory.into_list() {
+            self.give_back(list);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! [`Locks`]: the range locks of a shard, and the jobs whose turn has come.
+//!
+//! Releasing a lock may grant locks that wait. Their jobs are put in a list, which the shard works
+//! off when the release is over ([`Locks::next_granted`]): so a job that ends inside another's
+//! release does not call itself.
+
+use std::ops::Range;
+
+use super::range_lock::{Acquired, LockId, RangeLocks};
+use crate::store::VolumeIndex;
+
+/// Locks for which memory is reserved.
+const CAPACITY: usize = 1024;
+
+/// The range locks of a shard.
+#[derive(Debug)]
+pub(super) struct Locks {
+    table: RangeLocks,
+    // Jobs that got their locks and are to go on, oldest first.
+    granted: Vec<u32>,
+    // How many of these were taken.
+    taken: usize,
+}
+
+impl Locks {
+    pub(super) fn new() -> Self {
+        Self { table: RangeLocks::new(CAPACITY), granted: Vec::with_capacity(64), taken: 0 }
+    }
+
+    /// Asks for the lock on a byte range, for a job.
+    pub(super) fn acquire(&mut self, volume: VolumeIndex, range: Range<u64>, job: u32) -> Acquired {
+        self.table.acquire(volume.0, range, job)
+    }
+
+    /// The lock on a range inside one stripe, if nothing is in the way.
+    #[inline(always)]
+    pub(super) fn try_acquire(&mut self, volume: VolumeIndex, range: Range<u64>) -> Option<LockId> {
+        self.table.try_acquire(volume.0, range)
+    }
+
+    /// Releases a lock. Those who waited for it are granted theirs.
+    #[inline(always)]
+    pub(super) fn release(&mut self, lock: LockId) {
+        self.table.release(lock, &mut self.granted);
+    }
+
+    /// Whether [`Self::next_granted`] has a job.
+    #[inline]
+    pub(super) fn has_granted(&self) -> bool {
+        !self.granted.is_empty()
+    }
+
+    /// The next job that got its lock and is to go on.
+    pub(super) fn next_granted(&mut self) -> Option<u32> {
+        let job = self.granted.get(self.taken).copied();
+        match job {
+            Some(_) => self.taken += 1,
+            None => {
+                self.granted.clear();
+                self.taken = 0;
+            }
+        }
+        job
+    }
+
+    /// Whether any lock, held or waiting, has a byte of a range.
+    pub(super) fn overlaps(&self, volume: VolumeIndex, range: Range<u64>) -> bool {
+        self.table.overlaps(volume.0, range)
+    }
+
+    /// Locks, held or waiting.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+}

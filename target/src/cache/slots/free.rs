@@ -1,0 +1,125 @@
+//! [`FreeSlots`]: the slots of a shard that nothing uses.
+//!
+//! They are in the arena, which joins them with their neighbours, except for a few that became free
+//! last: these are *loose*, and the first to be handed out where a single slot is wanted. Before a
+//! run of slots is wanted, [`FreeSlots::gather`] gives the loose ones to the arena.
+
+use rblk_fabric::Region;
+use rblk_protocol::width::{narrow, wide};
+
+use super::super::SLOT_BYTES;
+use super::super::policy::Slot;
+use crate::arena::Arena;
+
+/// Most free slots that are kept out of the arena.
+const LOOSE: usize = 64;
+
+/// The free slots of a shard.
+#[derive(Debug)]
+pub(super) struct FreeSlots {
+    arena: Arena,
+    // At most `LOOSE`.
+    loose: Vec<Slot>,
+    // Of the first slot, in the region.
+    start: usize,
+}
+
+impl FreeSlots {
+    /// All slots of an arena.
+    pub(super) fn new(arena: Arena) -> Self {
+        let start = arena.range().start;
+        Self { arena, loose: Vec::with_capacity(LOOSE), start }
+    }
+
+    /// The memory.
+    #[inline]
+    pub(super) fn region(&self) -> &Region {
+        self.arena.region()
+    }
+
+    /// First byte of a slot in the region.
+    #[inline]
+    pub(super) fn offset(&self, slot: Slot) -> usize {
+        self.start + wide(slot.0) * SLOT_BYTES
+    }
+
+    /// The slot of a byte in the region.
+    #[inline]
+    pub(super) fn slot_at(&self, offset: usize) -> Slot {
+        Slot(narrow((offset - self.start) / SLOT_BYTES))
+    }
+
+    /// A loose slot.
+    #[inline(always)]
+    pub(super) fn take_loose(&mut self) -> Option<Slot> {
+        self.loose.pop()
+    }
+
+    /// A slot of the arena.
+    pub(super) fn take_one(&mut self) -> Option<Slot> {
+        let extent = self.arena.allocate(SLOT_BYTES)?;
+        let offset = self.arena.into_pages(extent);
+        Some(self.slot_at(offset))
+    }
+
+    /// A slot is free.
+    #[inline(always)]
+    pub(super) fn give_back(&mut self, slot: Slot) {
+        if self.loose.len() < LOOSE {
+            self.loose.push(slot);
+        } else {
+            self.give_to_arena(slot);
+        }
+    }
+
+    /// A slot is free, and not loose.
+    #[inline(never)]
+    pub(super) fn give_to_arena(&mut self, slot: Slot) {
+        self.arena.release_page(self.offset(slot));
+    }
+
+    /// Gives the loose slots to the arena.
+    pub(super) fn gather(&mut self) {
+        while let Some(slot) = self.loose.pop() {
+            self.give_to_arena(slot);
+        }
+    }
+
+    /// Slots of the arena that are free.
+    pub(super) fn len(&self) -> usize {
+        self.arena.free_bytes() / SLOT_BYTES
+    }
+
+    /// Whether so many slots are free in one run, or as many as there can be in one run.
+    pub(super) fn has_run(&self, count: usize) -> bool {
+        let run = (count * SLOT_BYTES).next_power_of_two().min(wide(self.arena.extent_max()));
+        wide(self.arena.largest_free()) >= run
+    }
+
+    /// Hands out `count` slots of the arena, which has as many, in runs as long as possible.
+    pub(super) fn take(&mut self, count: usize, mut each: impl FnMut(Slot)) {
+        debug_assert!(count <= self.len(), "{count} slots of {}", self.len());
+        let mut left = count;
+        let most = wide(self.arena.extent_max()) / SLOT_BYTES;
+        let mut step = left.next_power_of_two().min(most);
+        while left > 0 {
+            if let Some(extent) = self.arena.allocate(step * SLOT_BYTES) {
+                let first = self.arena.into_pages(extent);
+                let used = step.min(left);
+                for page in 0..step {
+                    let offset = first + page * SLOT_BYTES;
+                    if page < used {
+                        each(self.slot_at(offset));
+                    } else {
+                        self.arena.release_page(offset);
+                    }
+                }
+                left -= used;
+                step = step.min(left.next_power_of_two());
+            } else {
+                // One page is always free: `count` of them are.
+                step = (step / 2).max(1);
+            }
+        }
+    }
+}

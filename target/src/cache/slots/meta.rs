@@ -1,0 +1,129 @@
+//! What a shard keeps of each slot: [`State`], and for whom the slot is held.
+
+use super::NONE;
+use crate::store::VolumeIndex;
+
+/// Where a slot is in its life. See the module.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// In the arena's free memory, or loose.
+    Free,
+    /// A job's own.
+    Private,
+    /// Same as the store.
+    Clean,
+    /// Newer than the store.
+    Dirty,
+    /// Newer than the store, and with a write-back.
+    Writing,
+    /// Out of the index. RDMA or the store still reads it.
+    Detached,
+}
+
+/// What is kept of a slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Meta {
+    /// Number of the block in its volume.
+    pub(super) block: u64,
+    /// Order of the oldest acknowledged write that is in this slot and not in the store.
+    pub(super) since: u64,
+    /// When that was, in the shard's milliseconds.
+    pub(super) since_ms: u32,
+    /// The next slot of the same bucket of the index.
+    pub(super) chain: u32,
+    /// Neighbours in the list of dirty slots.
+    pub(super) prev: u32,
+    pub(super) next: u32,
+    /// RDMA reads it: times lent.
+    pub(super) sends: u32,
+    /// The store reads it.
+    pub(super) stores: u16,
+    pub(super) volume: u16,
+    pub(super) state: State,
+    /// Its last write-back failed.
+    pub(super) failed: bool,
+}
+
+impl Meta {
+    pub(super) const FREE: Self = Self {
+        block: 0,
+        since: 0,
+        since_ms: 0,
+        chain: NONE,
+        prev: NONE,
+        next: NONE,
+        sends: 0,
+        stores: 0,
+        volume: 0,
+        state: State::Free,
+        failed: false,
+    };
+
+    /// Whether neither RDMA nor the store reads the slot.
+    #[inline]
+    pub(super) fn is_unpinned(&self) -> bool {
+        self.sends == 0 && self.stores == 0
+    }
+
+    #[inline]
+    pub(super) fn holds(&self, volume: u16, block: u64) -> bool {
+        self.block == block && self.volume == volume
+    }
+}
+
+/// Who holds a slot, for debugging.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Holders {
+    /// Where it is in its life.
+    pub state: State,
+    /// Volume and block, for slots that hold one.
+    pub block: (VolumeIndex, u64),
+    /// Times lent for sending.
+    pub sends: u32,
+    /// Write-backs that read it.
+    pub stores: u16,
+}
+
+/// What a slot becomes in the index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Install {
+    /// The store has the same.
+    Clean,
+    /// The store has not.
+    Dirty {
+        /// Order of the write.
+        order: u64,
+        /// When.
+        now_ms: u32,
+    },
+    /// The store has what is new, but perhaps not the rest of the block: dirty if the old slot was.
+    Merged,
+}
+
+/// How many slots a volume has in a shard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SlotCounts {
+    /// In the index.
+    pub cached: u32,
+    /// Of these, slots whose bytes the store does not have.
+    pub dirty: u32,
+    /// Of these, slots whose last write-back failed.
+    pub failed: u32,
+    /// That left to make room, ever.
+    pub evictions: u64,
+}
+
+/// The dirty slots of a volume, oldest first, and the counts of its slots.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DirtyList {
+    /// The slot that is dirty for longest.
+    pub(super) head: u32,
+    pub(super) tail: u32,
+    pub(super) counts: SlotCounts,
+}
+
+impl Default for DirtyList {
+    fn default() -> Self {
+        Self { head: NONE, tail: NONE, counts: SlotCounts::default() }
+    }
+}

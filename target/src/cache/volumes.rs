@@ -1,0 +1,290 @@
+//! [`Volumes`]: what a shard knows of each volume, and what it publishes about it.
+//!
+//! A shard counts in plain numbers. [`Volumes::publish`] and [`Volumes::publish_some`] copy them
+//! to where other threads may look.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use rblk_protocol::width::narrow;
+
+use super::clock::Clock;
+use super::job::Kind;
+use super::slots::Slots;
+use super::span::{BLOCK, Span};
+use crate::store::{Op, Segment, VolumeIndex};
+use crate::volume::CacheMode;
+use crate::volume_stats::{LastError, VolumeCounts, VolumeStats};
+
+/// Errors of one volume within this time are one burst, and one line of the log.
+const BURST: Duration = Duration::from_secs(10);
+/// Volumes whose counters are published in one busy turn.
+const PUBLISHED_PER_TURN: usize = 8;
+
+/// What a shard knows of a volume.
+#[derive(Debug)]
+pub(super) struct VolumeState {
+    cache: CacheMode,
+    size_bytes: u64,
+    read_only: bool,
+    /// Its share of memory.
+    pub share: Share,
+    /// Its operations at the store.
+    pub ops: VolumeOps,
+    /// Its write-backs.
+    pub write_backs: VolumeWriteBacks,
+    /// Its counters and errors.
+    pub report: VolumeReport,
+}
+
+/// The slots that jobs of one volume hold, and the jobs that wait for such slots.
+#[derive(Debug, Default)]
+pub(super) struct Share {
+    used: usize,
+    /// Jobs that wait, oldest first.
+    pub waiting: VecDeque<u32>,
+}
+
+impl Share {
+    /// Whether the share, of `limit` slots, has `need` left. A volume that uses none always gets
+    /// what it needs.
+    #[inline]
+    pub(super) fn has(&self, need: usize, limit: usize) -> bool {
+        self.used == 0 || self.used + need <= limit
+    }
+
+    /// Takes `need` slots if the share has that many.
+    #[inline]
+    pub(super) fn take(&mut self, need: usize, limit: usize) -> bool {
+        let fits = self.has(need, limit);
+        if fits {
+            self.used += need;
+        }
+        fits
+    }
+
+    /// Takes one slot. [`Self::has`] said that there is one.
+    #[inline]
+    pub(super) fn take_one(&mut self) {
+        self.used += 1;
+    }
+
+    /// Gives slots of the share back.
+    #[inline]
+    pub(super) fn give_back(&mut self, slots: usize) {
+        debug_assert!(slots <= self.used, "{slots} slots come back of {}", self.used);
+        self.used = self.used.saturating_sub(slots);
+    }
+
+    /// Slots in use.
+    #[cfg(test)]
+    pub(super) fn used(&self) -> usize {
+        self.used
+    }
+}
+
+/// The operations of one volume at the store, and those that wait to go there.
+#[derive(Debug, Default)]
+pub(super) struct VolumeOps {
+    /// At the store.
+    pub at_store: usize,
+    /// Waiting, oldest first, each with its memory.
+    pub waiting: VecDeque<(Op, Vec<Segment>)>,
+}
+
+impl VolumeOps {
+    /// The store has done an operation.
+    #[inline]
+    pub(super) fn ended(&mut self) {
+        debug_assert!(self.at_store > 0, "an operation ended that was not at the store");
+        self.at_store = self.at_store.saturating_sub(1);
+    }
+}
+
+/// How the write-backs of one volume go.
+#[derive(Debug, Default)]
+pub(super) struct VolumeWriteBacks {
+    /// On their way to the store.
+    pub under_way: usize,
+    /// After a failure: when to try again without being asked.
+    pub retry_at_ms: Option<u32>,
+    /// The last wait before a retry.
+    pub backoff_ms: u32,
+}
+
+/// What is told of one volume.
+#[derive(Debug)]
+pub(super) struct VolumeReport {
+    hits: u64,
+    misses: u64,
+    store_errors: u64,
+    last_error: LastError,
+    // When errors were last logged, and how many were not.
+    logged: Option<Instant>,
+    unlogged: u64,
+    // Where all of this is published.
+    stats: Arc<VolumeStats>,
+}
+
+impl VolumeReport {
+    /// Counts blocks that a read asked the cache for.
+    #[inline]
+    pub(super) fn count_lookups(&mut self, hits: u64, misses: u64) {
+        self.hits += hits;
+        self.misses += misses;
+    }
+
+    /// Counts an operation that the store failed, and logs the first of a burst.
+    pub(super) fn note_error(
+        &mut self,
+        volume: VolumeIndex,
+        kind: Kind,
+        errno: Errno,
+        clock: &Clock,
+    ) {
+        self.store_errors += 1;
+        self.last_error = LastError::new(clock.seconds(), errno);
+        let now = clock.now();
+        if self.logged.is_some_and(|at| now.saturating_duration_since(at) < BURST) {
+            self.unlogged += 1;
+            return;
+        }
+        let more = std::mem::take(&mut self.unlogged);
+        self.logged = Some(now);
+        let (volume, job) = (volume.0, kind.word());
+        tracing::error!(volume, job, %errno, since_last = more, "the store failed");
+    }
+}
+
+/// The volumes of a shard, by index.
+#[derive(Debug, Default)]
+pub(super) struct Volumes {
+    table: Vec<Option<VolumeState>>,
+    served: usize,
+    // Whose counters are published next.
+    publish_next: usize,
+}
+
+impl Volumes {
+    /// Serves a volume from now on.
+    pub(super) fn add(
+        &mut self,
+        volume: VolumeIndex,
+        cache: CacheMode,
+        size_bytes: u64,
+        read_only: bool,
+        stats: Arc<VolumeStats>,
+    ) {
+        let at = usize::from(volume.0);
+        if self.table.len() <= at {
+            self.table.resize_with(at + 1, || None);
+        }
+        self.table[at] = Some(VolumeState {
+            cache,
+            size_bytes,
+            read_only,
+            share: Share::default(),
+            ops: VolumeOps::default(),
+            write_backs: VolumeWriteBacks::default(),
+            report: VolumeReport {
+                hits: 0,
+                misses: 0,
+                store_errors: 0,
+                last_error: LastError::default(),
+                logged: None,
+                unlogged: 0,
+                stats,
+            },
+        });
+        self.served = self.iter().count();
+    }
+
+    /// The state of a volume. `None`: the volume has no store, only memory.
+    #[inline]
+    pub(super) fn get(&self, volume: VolumeIndex) -> Option<&VolumeState> {
+        self.table.get(usize::from(volume.0)).and_then(Option::as_ref)
+    }
+
+    /// The state of a volume, to change it.
+    #[inline]
+    pub(super) fn get_mut(&mut self, volume: VolumeIndex) -> Option<&mut VolumeState> {
+        self.table.get_mut(usize::from(volume.0)).and_then(Option::as_mut)
+    }
+
+    /// How a volume is cached. One without a store is not.
+    #[inline]
+    pub(super) fn mode(&self, volume: VolumeIndex) -> CacheMode {
+        self.get(volume).map_or(CacheMode::None, |state| state.cache)
+    }
+
+    /// A byte range of a volume.
+    #[inline]
+    pub(super) fn span(&self, volume: VolumeIndex, offset: u64, len: u64) -> Span {
+        let (cache, volume_bytes) =
+            self.get(volume).map_or((CacheMode::None, 0), |state| (state.cache, state.size_bytes));
+        Span { volume, cache, volume_bytes, offset, len }
+    }
+
+    /// The states of all volumes.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &VolumeState> {
+        self.table.iter().flatten()
+    }
+
+    /// Volumes served.
+    #[inline]
+    pub(super) fn served(&self) -> usize {
+        self.served
+    }
+
+    /// Every index that a volume may have.
+    pub(super) fn indexes(&self) -> impl Iterator<Item = VolumeIndex> + use<> {
+        (0..narrow::<u16, _>(self.table.len())).map(VolumeIndex)
+    }
+
+    /// Volumes that have something to make durable.
+    pub(super) fn writable(&self) -> Vec<VolumeIndex> {
+        let writable = |volume: &VolumeIndex| self.get(*volume).is_some_and(|v| !v.read_only);
+        self.indexes().filter(writable).collect()
+    }
+
+    /// Publishes the counters of every volume.
+    pub(super) fn publish(&self, slots: &Slots) {
+        self.indexes().for_each(|volume| self.publish_one(volume, slots));
+    }
+
+    /// Publishes the counters of a few volumes, the next ones at the next call: the cost does not
+    /// grow with their number.
+    pub(super) fn publish_some(&mut self, slots: &Slots) {
+        for _ in 0..PUBLISHED_PER_TURN.min(self.table.len()) {
+            self.publish_next = (self.publish_next + 1) % self.table.len();
+            self.publish_one(VolumeIndex(narrow(self.publish_next)), slots);
+        }
+    }
+
+    fn publish_one(&self, volume: VolumeIndex, slots: &Slots) {
+        // An index that no volume with a store has.
+        let Some(state) = self.get(volume) else { return };
+        let slots = slots.counts(volume);
+        let report = &state.report;
+        let counts = VolumeCounts {
+            hits: report.hits,
+            misses: report.misses,
+            evictions: slots.evictions,
+            store_errors: report.store_errors,
+            cached_bytes: u64::from(slots.cached) * BLOCK,
+            dirty_bytes: u64::from(slots.dirty) * BLOCK,
+            failed_blocks: slots.failed.into(),
+        };
+        report.stats.set(&counts, report.last_error);
+    }
+}
+
+impl VolumeState {
+    /// How the volume is cached.
+    #[inline]
+    pub(super) fn cache(&self) -> CacheMode {
+        self.cache
+    }
+}

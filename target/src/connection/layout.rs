@@ -1,0 +1,158 @@
+//! [`Layout`]: where everything is in the memory of a connection. Pure arithmetic: control allocates
+//! by it, and the data thread addresses by it.
+//!
+//! ```text
+//! | receive buffers, depth + 1 + spare | responses, depth + 1 | reply areas (admin) | scratch |
+//! ```
+//!
+//! A receive buffer holds a list of commands and the data behind it. A response buffer holds a list
+//! of responses; it is the buffer of the first response's tag.
+
+use rblk_protocol::limits::{
+    ADMIN_DEPTH, COMMAND_BYTES, COMMAND_LIST_BYTES, IN_CAPSULE_DEFAULT_BYTES, RESPONSE_BYTES,
+    RESPONSE_LIST_BYTES,
+};
+use rblk_protocol::width::{narrow, wide};
+use rblk_protocol::{QueueDepth, Tag};
+
+use super::send_queue::SIGNAL_INTERVAL;
+
+/// Receive buffers beyond depth + 1: a margin.
+const SPARE_RECVS: usize = 1;
+/// Bytes of a reply area of an admin connection.
+pub(crate) const REPLY_AREA_BYTES: usize = 4096;
+/// Bytes that a proof READ moves.
+pub(crate) const SCRATCH_BYTES: u32 = 64;
+
+/// Sizes of a connection's memory and queues.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Layout {
+    depth: QueueDepth,
+    recv_stride: usize,
+    recv_buffers: u16,
+    responses_at: usize,
+    response_stride: usize,
+    replies_at: usize,
+    scratch_at: usize,
+}
+
+impl Layout {
+    /// For a connection with that depth and so much in-capsule data in one message. Admin
+    /// connections have reply areas, others have room for lists.
+    #[must_use]
+    pub fn new(depth: QueueDepth, message_data_bytes: u32, admin: bool) -> Self {
+        let (commands, response_stride) = if admin {
+            (COMMAND_BYTES, RESPONSE_BYTES)
+        } else {
+            (COMMAND_LIST_BYTES, RESPONSE_LIST_BYTES)
+        };
+        let recv_stride = (commands + wide(message_data_bytes)).next_multiple_of(64);
+        let recv_buffers = depth.tags() + SPARE_RECVS;
+        let responses_at = recv_stride * recv_buffers;
+        let replies_at = (responses_at + depth.tags() * response_stride).next_multiple_of(64);
+        let scratch_at = replies_at + if admin { depth.tags() * REPLY_AREA_BYTES } else { 0 };
+        Self {
+            depth,
+            recv_stride,
+            recv_buffers: narrow(recv_buffers),
+            responses_at,
+            response_stride,
+            replies_at,
+            scratch_at,
+        }
+    }
+
+    /// The layout of an admin connection.
+    #[must_use]
+    pub fn admin() -> Self {
+        let depth =
+            QueueDepth::new(ADMIN_DEPTH).unwrap_or_else(|| unreachable!("within the bounds"));
+        Self::new(depth, IN_CAPSULE_DEFAULT_BYTES, true)
+    }
+
+    /// Commands that the peer may have outstanding, less the connection's own.
+    #[must_use]
+    #[inline]
+    pub fn depth(&self) -> QueueDepth {
+        self.depth
+    }
+
+    /// Bytes of memory.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.scratch_at + wide(SCRATCH_BYTES)
+    }
+
+    /// Bytes of a receive buffer: the longest message.
+    #[must_use]
+    #[inline]
+    pub fn recv_bytes(&self) -> usize {
+        self.recv_stride
+    }
+
+    /// Receive buffers.
+    #[must_use]
+    #[inline]
+    pub fn recv_buffers(&self) -> u16 {
+        self.recv_buffers
+    }
+
+    /// RECVs that may be posted: one for each receive buffer.
+    #[must_use]
+    pub fn recv_wrs(&self) -> u32 {
+        self.recv_buffers.into()
+    }
+
+    /// Send WRs that may be outstanding: for each command a READ, a WRITE and a SEND, and the tail
+    /// of unsignaled WRs.
+    #[must_use]
+    pub fn send_wrs(&self) -> u32 {
+        3 * narrow::<u32, _>(self.depth.tags()) + 2 * SIGNAL_INTERVAL
+    }
+
+    /// Offset of a receive buffer.
+    #[inline]
+    pub(crate) fn recv_offset(&self, buffer: u16) -> usize {
+        wide(buffer) * self.recv_stride
+    }
+
+    /// Offset of a response buffer.
+    #[inline]
+    pub(crate) fn response_offset(&self, tag: Tag) -> usize {
+        self.responses_at + tag.index() * self.response_stride
+    }
+
+    /// Offset of an admin reply area.
+    pub(crate) fn reply_offset(&self, tag: Tag) -> usize {
+        self.replies_at + tag.index() * REPLY_AREA_BYTES
+    }
+
+    /// Offset of the scratch.
+    pub(crate) fn scratch_offset(&self) -> usize {
+        self.scratch_at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layout_pieces_do_not_overlap() {
+        for (depth, in_capsule, admin) in
+            [(1, 0, false), (128, 3 * 4096, false), (1024, 16384, false), (16, 4096, true)]
+        {
+            let layout = Layout::new(QueueDepth::new(depth).unwrap(), in_capsule, admin);
+            let (commands, responses) =
+                if admin { (64, 16) } else { (COMMAND_LIST_BYTES, RESPONSE_LIST_BYTES) };
+            assert!(layout.recv_stride >= commands + in_capsule as usize);
+            assert!(layout.response_stride >= responses);
+            assert_eq!(layout.responses_at, layout.recv_stride * wide(layout.recv_buffers));
+            assert!(layout.replies_at >= layout.responses_at + layout.depth.tags() * responses);
+            let replies = if admin { layout.depth.tags() * REPLY_AREA_BYTES } else { 0 };
+            assert_eq!(layout.scratch_at, layout.replies_at + replies);
+            assert_eq!(layout.bytes(), layout.scratch_at + SCRATCH_BYTES as usize);
+            assert!(u32::from(layout.recv_buffers) > u32::from(depth) + 1);
+        }
+    }
+}

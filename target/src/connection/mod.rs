@@ -1,0 +1,685 @@
+//! [`Connection`]: one QP as the target's data thread sees it, and everything that belongs to it.
+//!
+//! | file | what it keeps |
+//! |---|---|
+//! | `params.rs` | what control hands over |
+//! | `layout.rs` | where everything is in the connection's memory |
+//! | `receive.rs` | receive buffers: whose data is in them, and when they are posted again |
+//! | `send_queue.rs` | send credits, the WRs of this turn, collected responses |
+//! | `reads.rs` | credits for RDMA READs |
+//! | `pins.rs` | memory that the device may still read |
+//! | `liveness.rs` | whether the peer speaks and takes what is sent |
+//! | `wr_id.rs` | what a WR was for |
+//!
+//! A poll group looks a connection up once for each completion or answer of a shard, and hands it
+//! down as `&mut Connection`. What the connection queues is posted at the end of the turn
+//! ([`Connection::posts`]).
+//!
+//! Invariant: a response buffer is rewritten only for a new command with its tag. Such a command
+//! proves that the peer has the old response, and so all of the message it was in.
+
+pub(crate) mod layout;
+mod liveness;
+mod params;
+mod pins;
+mod reads;
+mod receive;
+mod send_queue;
+mod wr_id;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rblk_fabric::{QpIndex, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, Sge, SgeList};
+use rblk_protocol::limits::RESPONSE_BYTES;
+use rblk_protocol::width::{narrow, wide};
+use rblk_protocol::{
+    CapsuleError, CommandCapsule, CommandList, ConnectionKind, Features, Immediate,
+    KeyedDescriptor, Mutation, Opcode, ResponseCapsule, Status, Tag,
+};
+
+use crate::arena::Extent;
+use crate::cache::Segments;
+use crate::part::PartIndex;
+use crate::read_ahead::ReadAhead;
+use crate::request::{Event, InCapsule, Outcome, Payload, Request};
+
+pub use layout::Layout;
+pub(crate) use layout::{REPLY_AREA_BYTES, SCRATCH_BYTES};
+use liveness::Liveness;
+pub use params::{ConnectionId, ConnectionParams, SessionSlot, patience};
+use pins::Pins;
+use reads::ReadCredits;
+use receive::ReceiveBuffers;
+use send_queue::{Responses, SendQueue};
+pub(crate) use wr_id::WrKind;
+
+/// An admin connection that says nothing at all, not even LOGIN, ends after this long: its peer may
+/// have died unseen.
+pub const LOGIN_SILENCE: Duration = Duration::from_secs(30);
+
+/// A rule that the peer broke, or a bug of ours: the connection ends, and the log says why.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Violation(pub(crate) &'static str);
+
+/// What comes of serving a connection.
+pub(crate) type Served = Result<(), Violation>;
+
+/// How far a connection is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Life {
+    /// Serves.
+    Live,
+    /// The QP is in the error state and control destroys it. Until then the device may touch what
+    /// was lent to it.
+    Destroying {
+        /// When it began.
+        since: Instant,
+        /// When to say that it takes long.
+        warn_at: Instant,
+    },
+    /// The QP is destroyed: the device touches nothing any more. Shards may still work for the
+    /// connection.
+    Destroyed,
+}
+
+/// What is to be done about a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Admitted {
+    /// It is for a volume.
+    Block,
+    /// It is for control.
+    Admin,
+    /// The pattern is to be written.
+    SelfTest,
+    /// No more than to answer.
+    Answer(Status),
+}
+
+/// Where a connection is: its name, and its QP at a CQ of the poll group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// Its name.
+    pub(crate) id: ConnectionId,
+    /// Index of its poller.
+    pub(crate) poller: usize,
+    /// Its QP there, while it lives.
+    pub(crate) qp: QpIndex,
+}
+
+/// One QP and everything that belongs to it. See the module.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    place: Place,
+    params: ConnectionParams,
+    life: Life,
+    // It is in the turn's list of connections to post for.
+    is_listed: bool,
+    liveness: Liveness,
+    // By tag.
+    requests: Box<[Request]>,
+    receives: ReceiveBuffers,
+    sends: SendQueue,
+    reads: ReadCredits,
+    pins: Pins,
+    read_ahead: ReadAhead,
+}
+
+impl Connection {
+    /// A connection whose QP was just attached. `sends_prove` says that a completed WRITE proves
+    /// that the peer has the bytes (not so on iWARP). Every receive buffer is queued.
+    pub(crate) fn new(
+        place: Place,
+        params: ConnectionParams,
+        sends_prove: bool,
+        now: Instant,
+    ) -> Self {
+        let layout = params.layout;
+        let (tags, send_wrs) = (layout.depth().tags(), layout.send_wrs());
+        let silence = (params.kind == ConnectionKind::Admin).then_some(LOGIN_SILENCE);
+        let lists = params.features.has(Features::CAPSULE_LISTS);
+        let receives = ReceiveBuffers::new(&layout, &params.memory);
+        Self {
+            place,
+            life: Life::Live,
+            is_listed: false,
+            liveness: Liveness::new(silence, params.patience, now),
+            requests: (0..tags).map(|_| Request::new()).collect(),
+            receives,
+            sends: SendQueue::new(send_wrs, tags, lists),
+            reads: ReadCredits::new(params.reads_out, tags),
+            pins: Pins::new(wide(send_wrs), sends_prove),
+            read_ahead: ReadAhead::default(),
+            params,
+        }
+    }
+
+    /// Its name.
+    #[inline]
+    pub(crate) fn id(&self) -> ConnectionId {
+        self.place.id
+    }
+
+    /// Index of its poller.
+    #[inline]
+    pub(crate) fn poller(&self) -> usize {
+        self.place.poller
+    }
+
+    /// Its QP, while it lives.
+    #[inline]
+    pub(crate) fn qp(&self) -> QpIndex {
+        self.place.qp
+    }
+
+    /// What control handed over.
+    #[inline]
+    pub(crate) fn params(&self) -> &ConnectionParams {
+        &self.params
+    }
+
+    /// What control handed over, to be given back.
+    pub(crate) fn into_params(self) -> ConnectionParams {
+        self.params
+    }
+
+    /// Whether it still serves.
+    #[inline]
+    pub(crate) fn is_live(&self) -> bool {
+        self.life == Life::Live
+    }
+
+    /// How far it is.
+    pub(crate) fn life_mut(&mut self) -> &mut Life {
+        &mut self.life
+    }
+
+    /// Its memory.
+    #[inline]
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        self.params.memory.region()
+    }
+
+    /// The request with this tag.
+    #[inline]
+    pub(crate) fn request(&self, tag: Tag) -> &Request {
+        &self.requests[tag.index()]
+    }
+
+    /// The request with this tag.
+    #[inline]
+    pub(crate) fn request_mut(&mut self, tag: Tag) -> &mut Request {
+        &mut self.requests[tag.index()]
+    }
+
+    /// All requests.
+    pub(crate) fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+
+    /// All requests.
+    pub(crate) fn requests_mut(&mut self) -> &mut [Request] {
+        &mut self.requests
+    }
+
+    /// Sequential readers.
+    #[inline]
+    pub(crate) fn read_ahead_mut(&mut self) -> &mut ReadAhead {
+        &mut self.read_ahead
+    }
+
+    // ---- Messages and commands -----------------------------------------------------------------
+
+    /// A message of so many bytes came in that receive buffer. Its commands are taken with
+    /// [`Self::next_command`]; then the buffer is released with [`Self::release_message`].
+    ///
+    /// # Errors
+    /// It is longer than its buffer.
+    #[inline]
+    pub(crate) fn begin_message(
+        &mut self,
+        buffer: u16,
+        bytes: usize,
+        now: Instant,
+    ) -> Result<CommandList, Violation> {
+        self.liveness.heard(now);
+        let layout = &self.params.layout;
+        if buffer >= layout.recv_buffers() || bytes > layout.recv_bytes() {
+            return Err(Violation("message longer than its buffer"));
+        }
+        self.receives.hold(buffer);
+        Ok(CommandList::new(bytes, self.params.features, layout.depth()))
+    }
+
+    /// The next command of the message in that buffer; `None` behind the last.
+    #[inline(always)]
+    pub(crate) fn next_command(
+        &self,
+        list: &mut CommandList,
+        buffer: u16,
+    ) -> Option<Result<CommandCapsule, CapsuleError>> {
+        let (region, at) = (self.region(), self.params.layout.recv_offset(buffer));
+        list.take(|from, bytes| region.read(at + from, bytes))
+    }
+
+    /// Every command of the message was copied out. The data of some may have to wait.
+    #[inline]
+    pub(crate) fn release_message(&mut self, buffer: u16) {
+        self.receives.release(buffer);
+    }
+
+    /// Takes a command of the message that came last. Its data, if it has any, is in that receive
+    /// buffer from `data_at` on. Returns what is to be done about it.
+    ///
+    /// # Errors
+    /// The rule that the peer broke.
+    #[inline]
+    pub(crate) fn admit(
+        &mut self,
+        command: &CommandCapsule,
+        buffer: u16,
+        data_at: usize,
+    ) -> Result<Admitted, Violation> {
+        let params = &self.params;
+        if command.in_capsule_bytes > params.in_capsule_bytes {
+            return Err(Violation("in-capsule data above what was agreed"));
+        }
+        let message = self.receives.messages();
+        let request = &mut self.requests[command.tag.index()];
+        if !request.may_start_in(message) {
+            return Err(Violation("tag used twice"));
+        }
+        let data = (command.in_capsule_bytes > 0).then_some(InCapsule { buffer, at: data_at });
+        let _ = request.step(Event::Command { command, message, data });
+        if data.is_some() {
+            self.receives.share(buffer);
+        }
+        if command.epoch != params.epoch {
+            return Ok(Admitted::Answer(Status::Fenced));
+        }
+        if !self.is_tested() && command.opcode != Opcode::SelfTest {
+            return Ok(Admitted::Answer(Status::NotReady));
+        }
+        Ok(self.admit_opcode(command))
+    }
+
+    #[inline]
+    fn admit_opcode(&self, command: &CommandCapsule) -> Admitted {
+        let is_connection_tag = command.tag == self.params.layout.depth().connection_tag();
+        if matches!(self.params.kind, ConnectionKind::Io { .. })
+            && command.opcode.is_block()
+            && !is_connection_tag
+        {
+            return Admitted::Block;
+        }
+        match (self.params.kind, command.opcode) {
+            (ConnectionKind::Io { .. }, Opcode::KeepAlive) if is_connection_tag => {
+                Admitted::Answer(Status::Ok)
+            }
+            (ConnectionKind::Io { .. }, Opcode::SelfTest) if is_connection_tag => {
+                Admitted::SelfTest
+            }
+            (ConnectionKind::Admin, Opcode::KeepAlive) => Admitted::Answer(Status::Ok),
+            (ConnectionKind::Admin, opcode) if opcode.is_admin() => Admitted::Admin,
+            _ => Admitted::Answer(Status::InvalidOpcode),
+        }
+    }
+
+    /// Whether block commands are in order: the self-test was answered. Admin connections have no
+    /// self-test.
+    #[inline]
+    fn is_tested(&self) -> bool {
+        self.pins.scratch().is_some() || self.params.kind == ConnectionKind::Admin
+    }
+
+    /// Offset of a command's in-capsule data, as long as it is there.
+    #[inline]
+    pub(crate) fn data_offset(&self, tag: Tag) -> Option<usize> {
+        let data = self.request(tag).data()?;
+        Some(self.params.layout.recv_offset(data.buffer) + data.at)
+    }
+
+    /// The in-capsule data of a command, if it has any, was used or is not needed.
+    #[inline]
+    pub(crate) fn release_data(&mut self, tag: Tag) {
+        if let Some(data) = self.requests[tag.index()].take_data() {
+            self.receives.release(data.buffer);
+        }
+    }
+
+    /// A command has its outcome, and its in-capsule data is not needed any more.
+    #[inline(always)]
+    pub(crate) fn conclude(&mut self, tag: Tag, outcome: Outcome) -> Option<&CommandCapsule> {
+        let request = &mut self.requests[tag.index()];
+        let _ = request.step(Event::Outcome(outcome));
+        if let Some(data) = request.take_data() {
+            self.receives.release(data.buffer);
+        }
+        request.command()
+    }
+
+    // ---- Answers -------------------------------------------------------------------------------
+
+    /// Whether the WRITE of a READ's data carries the answer, too.
+    #[inline]
+    pub(crate) fn has_immediates(&self) -> bool {
+        self.params.features.has(Features::WRITE_WITH_IMM)
+    }
+
+    /// Whether so many send credits are free, and no other command waits for credits.
+    #[inline]
+    pub(crate) fn may_send(&self, credits: u64) -> bool {
+        self.sends.may_take(credits)
+    }
+
+    /// Free send credits.
+    #[inline]
+    pub(crate) fn free_sends(&self) -> u64 {
+        self.sends.free()
+    }
+
+    /// Send credits that one more response takes.
+    #[inline]
+    pub(crate) fn response_needs(&self) -> u64 {
+        self.sends.response_needs()
+    }
+
+    /// A command waits for send credits, behind those that wait already.
+    pub(crate) fn wait_for_credits(&mut self, tag: Tag) {
+        self.sends.waiting().push_back(tag);
+    }
+
+    /// A command goes on waiting for send credits, before all others.
+    pub(crate) fn keep_waiting_first(&mut self, tag: Tag) {
+        self.sends.waiting().push_front(tag);
+    }
+
+    /// Makes a READ wait for send credits if others wait: nobody overtakes them. A tag waits once.
+    pub(crate) fn waits_behind_others(&mut self, tag: Tag) -> bool {
+        let waiting = self.sends.waiting();
+        if waiting.is_empty() {
+            return false;
+        }
+        if !waiting.contains(&tag) {
+            waiting.push_back(tag);
+        }
+        true
+    }
+
+    /// The command that has waited longest for send credits, where there are enough for its next
+    /// step.
+    #[inline]
+    pub(crate) fn next_for_credits(&mut self) -> Option<Tag> {
+        if !self.sends.has_waiting() || self.sends.free() < 2 {
+            return None;
+        }
+        self.sends.waiting().pop_front()
+    }
+
+    /// Whether commands wait for send credits.
+    #[inline]
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.sends.has_waiting()
+    }
+
+    /// Queues the WRITE of an answer's data. Returns its position.
+    #[inline]
+    pub(crate) fn queue_write(
+        &mut self,
+        tag: Tag,
+        sges: &SgeList,
+        remote: RemoteBuffer,
+        immediate: Option<Immediate>,
+        must_signal: bool,
+    ) -> u64 {
+        self.sends.queue_write(tag, sges, remote, immediate, must_signal)
+    }
+
+    /// Queues the WRITE of a READ's data, lent by a shard. If it `ends` the lent memory, that is
+    /// pinned with [`Self::pin`] at the position returned.
+    #[inline]
+    pub(crate) fn queue_lent(
+        &mut self,
+        tag: Tag,
+        sges: &SgeList,
+        remote: RemoteBuffer,
+        immediate: Option<Immediate>,
+        ends: bool,
+    ) -> u64 {
+        // Without a scratch to read, only a signaled WR can prove that the memory is free.
+        let must_signal = ends && self.pins.scratch().is_none();
+        self.sends.queue_write(tag, sges, remote, immediate, must_signal)
+    }
+
+    /// Collects a response, for which there is a credit. True: the list of responses is full, and
+    /// must be queued with [`Self::queue_responses`].
+    #[inline(always)]
+    pub(crate) fn add_response(&mut self, response: &ResponseCapsule) -> bool {
+        let Responses { first, count } = self.sends.add_response(response.tag);
+        let offset = self.params.layout.response_offset(first) + count * RESPONSE_BYTES;
+        self.region().write(offset, &response.to_wire());
+        self.sends.responses_are_full()
+    }
+
+    /// Queues the SEND of the responses collected. Returns how many there are.
+    #[inline(always)]
+    pub(crate) fn queue_responses(&mut self) -> usize {
+        let Some(Responses { first, count }) = self.sends.take_responses() else { return 0 };
+        let len = narrow(count * RESPONSE_BYTES);
+        let sge = self.own_sge(self.params.layout.response_offset(first), len);
+        let sges = SgeList::one(sge);
+        self.sends.queue(WrKind::Answer(first), SendOp::Send, &sges, false, true);
+        count
+    }
+
+    /// Where the bytes of an answer are, that come from the connection's own memory.
+    pub(crate) fn reply_sge(&self, tag: Tag, len: u32) -> Sge {
+        self.own_sge(self.params.layout.reply_offset(tag), len)
+    }
+
+    /// Writes the words of control into the reply area of the tag. `None`: they are too long for it,
+    /// or for the peer's buffer.
+    pub(crate) fn write_reply(&mut self, tag: Tag, words: &[u8]) -> Option<Payload> {
+        let buffer = self.request(tag).command().and_then(|command| command.buffer);
+        let room = buffer.map_or(0, |buffer| wide(buffer.length));
+        if words.len() > room.min(REPLY_AREA_BYTES) {
+            return None;
+        }
+        self.region().write(self.params.layout.reply_offset(tag), words);
+        Some(Payload::Reply { len: narrow(words.len()) })
+    }
+
+    /// Writes the pattern of a self-test into the scratch.
+    pub(crate) fn write_scratch(&self, pattern: &[u8]) -> Sge {
+        self.region().write(self.params.layout.scratch_offset(), pattern);
+        self.scratch_sge(narrow(pattern.len()))
+    }
+
+    /// SGE of the scratch.
+    pub(crate) fn scratch_sge(&self, len: u32) -> Sge {
+        self.own_sge(self.params.layout.scratch_offset(), len)
+    }
+
+    #[inline]
+    fn own_sge(&self, offset: usize, len: u32) -> Sge {
+        let sge = self.params.memory.sge(offset, len);
+        sge.unwrap_or_else(|| unreachable!("inside the connection's memory"))
+    }
+
+    // ---- RDMA READs of write data --------------------------------------------------------------
+
+    /// Whether another RDMA READ may be queued.
+    #[inline]
+    pub(crate) fn may_read(&self) -> bool {
+        self.reads.is_free() && self.sends.free() > 0
+    }
+
+    /// A part waits for a READ credit or a send credit.
+    pub(crate) fn wait_for_read(&mut self, tag: Tag, part: PartIndex) {
+        self.reads.waiting().push_back((tag, part));
+    }
+
+    /// The part that has waited longest for a READ credit, where there is one.
+    #[inline]
+    pub(crate) fn next_for_read(&mut self) -> Option<(Tag, PartIndex)> {
+        if self.reads.waiting().is_empty() || !self.may_read() {
+            return None;
+        }
+        self.reads.waiting().pop_front()
+    }
+
+    /// Queues a RDMA READ of write data.
+    #[inline]
+    pub(crate) fn queue_read(&mut self, tag: Tag, part: PartIndex, sge: Sge, from: RemoteBuffer) {
+        self.reads.take();
+        let (kind, sges) = (WrKind::ReadData(tag, part), SgeList::one(sge));
+        self.sends.queue(kind, SendOp::Read(from), &sges, true, false);
+    }
+
+    // ---- Memory that the device may still read -------------------------------------------------
+
+    /// Pins memory that the WRITE at `position` reads.
+    #[inline]
+    pub(crate) fn pin(&mut self, position: u64, shard: u16, memory: Segments) {
+        self.pins.pin(position, shard, memory);
+    }
+
+    /// The oldest pinned memory of a WRITE up to `position`, with its shard: it goes back.
+    #[inline]
+    pub(crate) fn unpin(&mut self, position: u64) -> Option<(u16, Segments)> {
+        self.pins.unpin(position)
+    }
+
+    /// The oldest pinned memory of all: the QP is destroyed.
+    pub(crate) fn unpin_any(&mut self) -> Option<(u16, Segments)> {
+        self.pins.unpin(u64::MAX)
+    }
+
+    /// A signaled WR completed. Returns the position up to which memory may be unpinned.
+    #[inline]
+    pub(crate) fn send_completed(&mut self, is_read: bool) -> Option<u64> {
+        let done = self.sends.completed();
+        (is_read || self.pins.sends_prove()).then_some(done)
+    }
+
+    /// A send WR completed without error.
+    #[inline]
+    pub(crate) fn note_progress(&mut self) {
+        self.liveness.completed();
+    }
+
+    /// A RDMA READ completed: its credit is free.
+    #[inline]
+    pub(crate) fn read_completed(&mut self) {
+        self.reads.completed();
+    }
+
+    /// Whether memory should be seen to come back: where sends prove nothing, nothing else bounds
+    /// what is pinned.
+    #[inline]
+    pub(crate) fn has_much_pinned(&self) -> bool {
+        !self.pins.sends_prove() && self.pins.len() >= self.requests.len() / 2
+    }
+
+    /// The page of the peer to read as a proof that what is pinned was sent, unless another
+    /// completion on its way will prove it, or credits are missing.
+    pub(crate) fn wants_proof(&self) -> Option<KeyedDescriptor> {
+        let position = self.pins.needs_proof()?;
+        let proven = self.pins.sends_prove() && self.sends.credits().will_prove(position);
+        if self.is_live() && !proven && self.may_read() { self.pins.scratch() } else { None }
+    }
+
+    /// Queues a proof READ, which lands at `sge`: in `sink`, or in our scratch.
+    pub(crate) fn queue_proof(&mut self, scratch: KeyedDescriptor, sge: Sge, sink: Option<Extent>) {
+        self.pins.proof_queued(sink);
+        self.reads.take();
+        let remote = RemoteBuffer { addr: scratch.address, rkey: Rkey(scratch.rkey) };
+        let sges = SgeList::one(sge);
+        self.sends.queue(WrKind::Proof, SendOp::Read(remote), &sges, true, false);
+    }
+
+    /// The proof READ completed, or never will. Its extent goes back to the sink.
+    pub(crate) fn proof_done(&mut self) -> Option<Extent> {
+        self.pins.proof_done()
+    }
+
+    /// The self-test named a page of the peer that stays readable.
+    pub(crate) fn set_peer_scratch(&mut self, scratch: KeyedDescriptor) {
+        self.pins.set_scratch(KeyedDescriptor { length: SCRATCH_BYTES, ..scratch });
+    }
+
+    // ---- Posts ---------------------------------------------------------------------------------
+
+    /// Whether it must be put on the list of connections to post for: it has something to post, and
+    /// is not on the list. It is from now on.
+    #[inline]
+    pub(crate) fn joins_list(&mut self) -> bool {
+        let joins =
+            !self.is_listed && (self.sends.has_queued() || !self.receives.queued().is_empty());
+        self.is_listed |= joins;
+        joins
+    }
+
+    /// It left the list of connections to post for. Whether it was there.
+    #[inline]
+    pub(crate) fn leave_list(&mut self) -> bool {
+        std::mem::take(&mut self.is_listed)
+    }
+
+    /// What to post: RECVs first, since an answer lets the peer send the next command.
+    #[inline]
+    pub(crate) fn posts(&self) -> (&[RecvWr], &[SendWr]) {
+        (self.receives.queued(), self.sends.queued())
+    }
+
+    /// What was queued is posted.
+    #[inline]
+    pub(crate) fn posted(&mut self) {
+        self.receives.clear();
+        self.sends.clear();
+    }
+
+    // ---- Its end -------------------------------------------------------------------------------
+
+    /// An admin connection that is silent for longer than this ends.
+    pub(crate) fn set_silence_max(&mut self, silence: Duration) {
+        self.liveness.set_silence_max(silence);
+    }
+
+    /// Why the connection should end by now, if its peer is silent or takes nothing.
+    pub(crate) fn dead_reason(&mut self, now: Instant) -> Option<&'static str> {
+        let waits = self.reads.in_flight() > 0 || self.sends.credits().expects_completion();
+        if self.liveness.is_stuck(waits, now) {
+            return Some("its peer neither takes data nor gives any");
+        }
+        self.liveness.is_silent(now).then_some("its initiator is silent")
+    }
+
+    /// Does not count a time in which this thread did not run.
+    pub(crate) fn forgive(&mut self, paused: Duration) {
+        self.liveness.forgive(paused);
+    }
+
+    /// It serves no more: nothing is posted, and no request asks for anything more or is answered.
+    /// What was lent stays lent until the QP is destroyed.
+    pub(crate) fn end(&mut self, now: Instant, warn_at: Instant) {
+        self.life = Life::Destroying { since: now, warn_at };
+        self.sends.end();
+        self.receives.clear();
+        self.reads.waiting().clear();
+        for request in &mut *self.requests {
+            let _ = request.step(Event::Abandon);
+        }
+    }
+
+    /// Whether nothing of it is in use any more: its QP is destroyed and nothing executes.
+    pub(crate) fn is_gone(&self) -> bool {
+        // Control holds nothing of a connection while it works on an admin command (it may park one
+        // indefinitely), and its answer finds the connection gone.
+        let is_admin = self.params.kind == ConnectionKind::Admin;
+        self.life == Life::Destroyed
+            && (is_admin
+                || Mutation::EpochOrderBurial.is_on()
+                || !self.requests.iter().any(Request::is_executing))
+    }
+}

@@ -1,0 +1,93 @@
+//! [`Pins`]: lent memory that answers were sent from, until the peer has the bytes.
+//!
+//! Memory that a WRITE was sent from goes back to its shard when a later signaled WR of the QP
+//! completed, whatever the peer does with the tag. Not so on iWARP, where a completed WRITE only
+//! means that TCP has the bytes and may yet send them from our memory (soft-iWARP does); there only
+//! a READ of the peer's scratch proves it.
+
+use std::collections::VecDeque;
+
+use rblk_protocol::KeyedDescriptor;
+
+use crate::arena::Extent;
+use crate::cache::Segments;
+
+#[derive(Debug)]
+struct Pin {
+    // Position in the send queue of the WRITE that reads the memory.
+    position: u64,
+    shard: u16,
+    memory: Segments,
+}
+
+/// Memory of shards that the device may still read.
+#[derive(Debug)]
+pub(super) struct Pins {
+    pins: VecDeque<Pin>,
+    sends_prove: bool,
+    // A page of the peer that stays readable, named by the self-test.
+    scratch: Option<KeyedDescriptor>,
+    proving: bool,
+    proof_sink: Option<Extent>,
+}
+
+impl Pins {
+    /// With room for `send_wrs` pins; `sends_prove` says that a completed WRITE proves that the peer
+    /// has the bytes.
+    pub(super) fn new(send_wrs: usize, sends_prove: bool) -> Self {
+        let pins = VecDeque::with_capacity(send_wrs);
+        Self { pins, sends_prove, scratch: None, proving: false, proof_sink: None }
+    }
+
+    /// Whether a completed WRITE proves that the peer has the bytes.
+    #[inline]
+    pub(super) fn sends_prove(&self) -> bool {
+        self.sends_prove
+    }
+
+    /// The page of the peer that a proof reads.
+    #[inline]
+    pub(super) fn scratch(&self) -> Option<KeyedDescriptor> {
+        self.scratch
+    }
+
+    /// The self-test named the page that proofs read.
+    pub(super) fn set_scratch(&mut self, scratch: KeyedDescriptor) {
+        self.scratch = Some(scratch);
+    }
+
+    /// Pins memory that the WRITE at `position` reads.
+    #[inline]
+    pub(super) fn pin(&mut self, position: u64, shard: u16, memory: Segments) {
+        self.pins.push_back(Pin { position, shard, memory });
+    }
+
+    /// The oldest pin of a WRITE up to `position`, which goes back to its shard.
+    #[inline]
+    pub(super) fn unpin(&mut self, position: u64) -> Option<(u16, Segments)> {
+        let is_due = self.pins.front().is_some_and(|pin| pin.position <= position);
+        let pin = if is_due { self.pins.pop_front()? } else { return None };
+        Some((pin.shard, pin.memory))
+    }
+
+    /// Pins.
+    pub(super) fn len(&self) -> usize {
+        self.pins.len()
+    }
+
+    /// Position of the newest pin that no proof on its way will release. `None`: there is none.
+    pub(super) fn needs_proof(&self) -> Option<u64> {
+        if self.proving { None } else { self.pins.back().map(|pin| pin.position) }
+    }
+
+    /// A proof READ is on its way; it lands in that extent of the sink, if not in our scratch.
+    pub(super) fn proof_queued(&mut self, sink: Option<Extent>) {
+        (self.proving, self.proof_sink) = (true, sink);
+    }
+
+    /// The proof READ completed, or never will. Its extent goes back to the sink.
+    pub(super) fn proof_done(&mut self) -> Option<Extent> {
+        self.proving = false;
+        self.proof_sink.take()
+    }
+}

@@ -1,0 +1,94 @@
+//! [`ReceiveBuffers`]: which messages are still in use, and the RECVs of this turn.
+//!
+//! Invariant: a buffer is posted again when the last command of its message was copied out and the
+//! data of each command was used, which is before the last command with data is answered: RECVs go
+//! to the device before sends. So as long as a buffer is not posted, the peer waits for the answer
+//! to one of its commands, and no two buffers are of the same command. The peer has at most
+//! depth + 1 commands outstanding, at least one of them in the message that it sends now: it always
+//! finds a buffer (RNR cannot happen).
+
+use rblk_fabric::{MemoryRegion, RecvWr, Sge};
+use rblk_protocol::width::{narrow, wide, wide64};
+
+use super::layout::Layout;
+use super::wr_id::WrKind;
+
+/// The receive buffers of a connection.
+#[derive(Debug)]
+pub(super) struct ReceiveBuffers {
+    // By buffer that is not posted: commands whose data is in it, and one while its commands are
+    // looked at.
+    users: Box<[u8]>,
+    // RECVs of this turn.
+    queued: Vec<RecvWr>,
+    // The first buffer, and how far they are apart.
+    first: Sge,
+    stride: u64,
+    messages: u64,
+}
+
+impl ReceiveBuffers {
+    /// The buffers of a layout, in that memory. Every buffer is queued.
+    pub(super) fn new(layout: &Layout, memory: &MemoryRegion) -> Self {
+        let (count, stride) = (layout.recv_buffers(), layout.recv_bytes());
+        let all = memory.sge(layout.recv_offset(0), narrow(stride * wide(count)));
+        let first = all.unwrap_or_else(|| unreachable!("inside the connection's memory"));
+        let mut buffers = Self {
+            users: vec![0; wide(count)].into_boxed_slice(),
+            queued: Vec::with_capacity(wide(count)),
+            first: Sge { len: narrow(stride), ..first },
+            stride: wide64(stride),
+            messages: 0,
+        };
+        (0..count).for_each(|buffer| buffers.queue(buffer));
+        buffers
+    }
+
+    /// Messages that came.
+    #[inline]
+    pub(super) fn messages(&self) -> u64 {
+        self.messages
+    }
+
+    /// A message came in that buffer, and its commands are looked at: until [`Self::release`].
+    #[inline]
+    pub(super) fn hold(&mut self, buffer: u16) {
+        self.messages += 1;
+        self.users[wide(buffer)] = 1;
+    }
+
+    /// The data of a command is in that buffer: until [`Self::release`].
+    #[inline]
+    pub(super) fn share(&mut self, buffer: u16) {
+        self.users[wide(buffer)] += 1;
+    }
+
+    /// One user of the buffer needs it no more. Its RECV is queued when nobody needs it.
+    #[inline]
+    pub(super) fn release(&mut self, buffer: u16) {
+        let users = &mut self.users[wide(buffer)];
+        debug_assert!(*users > 0, "receive buffer {buffer} is free already");
+        *users = users.saturating_sub(1);
+        if *users == 0 {
+            self.queue(buffer);
+        }
+    }
+
+    #[inline]
+    fn queue(&mut self, buffer: u16) {
+        let addr = self.first.addr + u64::from(buffer) * self.stride;
+        self.queued.push(RecvWr { id: WrKind::Recv(buffer).id(), sge: Sge { addr, ..self.first } });
+    }
+
+    /// The RECVs of this turn.
+    #[inline]
+    pub(super) fn queued(&self) -> &[RecvWr] {
+        &self.queued
+    }
+
+    /// The RECVs of this turn were posted, or never will be.
+    #[inline]
+    pub(super) fn clear(&mut self) {
+        self.queued.clear();
+    }
+}

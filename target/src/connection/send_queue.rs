@@ -1,0 +1,172 @@
+//! [`SendQueue`]: the send WRs of this turn, the credits for them, and the commands that wait for
+//! credits.
+//!
+//! Responses are collected and go out at the end of the turn, several in one message where that was
+//! agreed: behind every WR queued so far, so the data of each response arrives first. A credit is
+//! kept for them from the first one on.
+
+use std::collections::VecDeque;
+
+use rblk_fabric::{RemoteBuffer, SendCredits, SendOp, SendWr, SgeList};
+use rblk_protocol::limits::LIST_MAX;
+use rblk_protocol::width::wide;
+use rblk_protocol::{Immediate, Tag};
+
+use super::wr_id::WrKind;
+
+/// At least every n-th send WR is signaled.
+pub(super) const SIGNAL_INTERVAL: u32 = 16;
+
+/// Responses that go out together, in the response buffer of the first one's tag.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Responses {
+    pub(super) first: Tag,
+    pub(super) count: usize,
+}
+
+/// The send queue of a connection.
+#[derive(Debug)]
+pub(super) struct SendQueue {
+    credits: SendCredits,
+    queued: Vec<SendWr>,
+    responses: Option<Responses>,
+    // Most responses in one message.
+    list_max: usize,
+    waiting: VecDeque<Tag>,
+}
+
+impl SendQueue {
+    /// With room for `send_wrs` WRs and `tags` commands; `lists` says whether one message may have
+    /// several responses.
+    pub(super) fn new(send_wrs: u32, tags: usize, lists: bool) -> Self {
+        Self {
+            credits: SendCredits::new(send_wrs, SIGNAL_INTERVAL),
+            queued: Vec::with_capacity(wide(send_wrs) + 1),
+            responses: None,
+            list_max: if lists { LIST_MAX } else { 1 },
+            waiting: VecDeque::with_capacity(tags),
+        }
+    }
+
+    /// Credits that may be taken.
+    #[inline]
+    pub(super) fn free(&self) -> u64 {
+        self.credits.available() - u64::from(self.responses.is_some())
+    }
+
+    /// Credits that one more response takes.
+    #[inline]
+    pub(super) fn response_needs(&self) -> u64 {
+        u64::from(self.responses.is_none())
+    }
+
+    /// Whether so many credits are free, and no command waits for credits.
+    #[inline]
+    pub(super) fn may_take(&self, credits: u64) -> bool {
+        self.free() >= credits && self.waiting.is_empty()
+    }
+
+    /// Whether commands wait for credits.
+    #[inline]
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Commands that wait for credits, in their order.
+    #[inline]
+    pub(super) fn waiting(&mut self) -> &mut VecDeque<Tag> {
+        &mut self.waiting
+    }
+
+    /// The credits, to know what completions will tell.
+    #[inline]
+    pub(super) fn credits(&self) -> &SendCredits {
+        &self.credits
+    }
+
+    /// A signaled WR completed. Returns the position up to which everything is done.
+    #[inline]
+    pub(super) fn completed(&mut self) -> u64 {
+        self.credits.completed()
+    }
+
+    /// Queues a WR, which takes a credit. Returns its position.
+    #[inline]
+    pub(super) fn queue(
+        &mut self,
+        kind: WrKind,
+        op: SendOp,
+        sges: &SgeList,
+        must_signal: bool,
+        inline: bool,
+    ) -> u64 {
+        let signaled = must_signal || self.credits.wants_signal();
+        self.queued.push(SendWr { id: kind.id(), op, sges: *sges, signaled, inline });
+        self.credits.take(signaled)
+    }
+
+    /// Queues the WRITE of an answer's data, which carries the answer where there is an immediate
+    /// for it. Returns its position. The only place that makes a WRITE.
+    #[inline]
+    pub(super) fn queue_write(
+        &mut self,
+        tag: Tag,
+        sges: &SgeList,
+        remote: RemoteBuffer,
+        immediate: Option<Immediate>,
+        must_signal: bool,
+    ) -> u64 {
+        let op = match immediate {
+            Some(immediate) => SendOp::WriteWithImm(remote, immediate.to_bits()),
+            None => SendOp::Write(remote),
+        };
+        self.queue(WrKind::WriteData(tag), op, sges, must_signal, false)
+    }
+
+    /// Takes a place among the responses of this message: whose buffer they are in, and how many
+    /// came before.
+    #[inline]
+    pub(super) fn add_response(&mut self, tag: Tag) -> Responses {
+        let list = self.responses.get_or_insert(Responses { first: tag, count: 0 });
+        let place = *list;
+        list.count += 1;
+        place
+    }
+
+    /// Whether no other response may join those of this message.
+    #[inline]
+    pub(super) fn responses_are_full(&self) -> bool {
+        self.responses.is_some_and(|list| list.count >= self.list_max)
+    }
+
+    /// The responses of this message, which must be queued now.
+    #[inline]
+    pub(super) fn take_responses(&mut self) -> Option<Responses> {
+        self.responses.take()
+    }
+
+    /// The WRs of this turn.
+    #[inline]
+    pub(super) fn queued(&self) -> &[SendWr] {
+        &self.queued
+    }
+
+    /// Whether there is something to post.
+    #[inline]
+    pub(super) fn has_queued(&self) -> bool {
+        self.responses.is_some() || !self.queued.is_empty()
+    }
+
+    /// The WRs of this turn were posted.
+    #[inline]
+    pub(super) fn clear(&mut self) {
+        self.queued.clear();
+    }
+
+    /// The connection ended: nothing is posted, and no command waits, any more.
+    pub(super) fn end(&mut self) {
+        self.queued.clear();
+        self.responses = None;
+        self.waiting.clear();
+    }
+}

@@ -1,0 +1,143 @@
+//! What the host has of memory, read from the kernel's own files. What they do not say is `None`.
+
+use std::path::{Component, Path, PathBuf};
+
+use super::Room;
+
+const HUGE_POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+
+/// The pool of huge pages of 2 MiB.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HugePool {
+    /// All of them.
+    pub total: u64,
+    /// Those that are neither used nor reserved.
+    pub free: u64,
+}
+
+/// What the host has; `None` for what it does not say.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Host {
+    /// Memory, in bytes.
+    pub total_bytes: Option<u64>,
+    /// Memory that is free or can be made free, in bytes.
+    pub available_bytes: Option<u64>,
+    /// The lowest limit of the process's own cgroup and those above it, in bytes, and the file that
+    /// says so.
+    pub cgroup: Option<(u64, PathBuf)>,
+    /// Huge pages.
+    pub huge: Option<HugePool>,
+}
+
+impl Host {
+    /// Of this host, now. Reads small files only.
+    #[must_use]
+    pub fn read() -> Self {
+        let text = |path: &Path| std::fs::read_to_string(path).ok();
+        let meminfo = text(Path::new("/proc/meminfo")).unwrap_or_default();
+        let count = |name: &str| text(&Path::new(HUGE_POOL).join(name))?.trim().parse::<u64>().ok();
+        let huge = || {
+            let free = count("free_hugepages")?.saturating_sub(count("resv_hugepages")?);
+            Some(HugePool { total: count("nr_hugepages")?, free })
+        };
+        let own = text(Path::new("/proc/self/cgroup")).unwrap_or_default();
+        // Where the memory controller is in version 1, version 2 has no such files, and there is
+        // no limit here.
+        let root = Path::new("/sys/fs/cgroup");
+        let limits = limit_files(&own, root).into_iter().filter_map(|file| {
+            let limit = parse_limit(&text(&file)?)?;
+            Some((limit, file))
+        });
+        Self {
+            total_bytes: meminfo_bytes(&meminfo, "MemTotal"),
+            available_bytes: meminfo_bytes(&meminfo, "MemAvailable"),
+            cgroup: limits.min_by_key(|(limit, _)| *limit),
+            huge: huge(),
+        }
+    }
+
+    /// The narrower of the host's and the cgroup's.
+    pub(super) fn room(&self) -> Option<Room> {
+        let cgroup = self.cgroup.clone().map(|(bytes, file)| Room::Cgroup(bytes, file));
+        let rooms = self.available_bytes.map(Room::Available).into_iter().chain(cgroup);
+        rooms.min_by_key(Room::bytes)
+    }
+}
+
+/// A value of `/proc/meminfo`, in bytes.
+fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    let kib: u64 = value.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// The `memory.max` of the process's version 2 cgroup and of those above it, the root excepted,
+/// which has none. `own` is the text of `/proc/self/cgroup`.
+fn limit_files(own: &str, root: &Path) -> Vec<PathBuf> {
+    let Some(path) = own.lines().find_map(|line| line.strip_prefix("0::/")) else {
+        return Vec::new();
+    };
+    let path = Path::new(path);
+    // A process outside of its cgroup namespace sees its path with dots: nothing there is its own.
+    if path.components().any(|part| !matches!(part, Component::Normal(_))) {
+        return Vec::new();
+    }
+    let own_and_above = path.ancestors().filter(|path| !path.as_os_str().is_empty());
+    own_and_above.map(|path| root.join(path).join("memory.max")).collect()
+}
+
+/// A limit of a cgroup; `None` for `max`.
+fn parse_limit(text: &str) -> Option<u64> {
+    text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn meminfo() {
+        let text = "MemTotal:       24684096 kB\nMemFree:  1 kB\nMemAvailable:   23883592 kB\nHugePages_Total:   7\n";
+        assert_eq!(meminfo_bytes(text, "MemTotal"), Some(24_684_096 * 1024));
+        assert_eq!(meminfo_bytes(text, "MemAvailable"), Some(23_883_592 * 1024));
+        assert_eq!(meminfo_bytes(text, "Mem"), None);
+        assert_eq!(meminfo_bytes(text, "HugePages_Total"), None, "not a size");
+        assert_eq!(meminfo_bytes("MemTotal: 18446744073709551615 kB", "MemTotal"), None);
+    }
+
+    #[test]
+    fn cgroups() {
+        let root = Path::new("/c");
+        let files = |own| limit_files(own, root);
+        assert_eq!(
+            files("1:name=systemd:/x\n0::/system.slice/rblk-target.service\n"),
+            [
+                PathBuf::from("/c/system.slice/rblk-target.service/memory.max"),
+                PathBuf::from("/c/system.slice/memory.max")
+            ]
+        );
+        for none in ["", "0::/\n", "4:memory:/a\n", "0::/../../other\n", "0::/a/../b\n", "0:://a\n"]
+        {
+            assert!(files(none).is_empty(), "{none:?}");
+        }
+        assert_eq!(parse_limit("max\n"), None);
+        assert_eq!(parse_limit("1073741824\n"), Some(1 << 30));
+    }
+
+    #[test]
+    fn this_host_says_what_it_has() {
+        let host = Host::read();
+        assert!(host.total_bytes.unwrap() >= host.available_bytes.unwrap());
+        assert!(host.available_bytes.unwrap() > 0);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in "\\PC{0,40}", number in ".{0,24}") {
+            let _ = meminfo_bytes(&format!("MemTotal:{number}\n{text}"), "MemTotal");
+            let _ = limit_files(&format!("0::{text}"), Path::new("/c"));
+            let _ = parse_limit(&number);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! [`open_volumes`]: opens the volumes of a configuration: files are locked, memory is mapped.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use rblk_config::{Backing as BackingConfig, DirectIo, TargetConfig, VolumeConfig};
+use rblk_fabric::{PageKind, Region};
+use rblk_protocol::{BlockCount, BlockSize, Name};
+use sha2::{Digest, Sha256};
+
+use crate::control::status::VolumeNotes;
+use crate::store::backing::{Backing, Direct, OpenOptions};
+use crate::store::{Losses, StoreError, VolumeIndex};
+use crate::volume::{CacheMode, Placement, Volume};
+
+/// How long to wait for the lock of a store: a target that was killed holds it until its last I/O
+/// has ended.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+
+/// A volume that was opened.
+#[derive(Debug)]
+pub struct OpenedVolume {
+    /// What is exported.
+    pub volume: Arc<Volume>,
+    /// Its file, where it has one.
+    pub backing: Option<Arc<Backing>>,
+    /// For people.
+    pub notes: VolumeNotes,
+}
+
+/// A file that is not as long as the configuration says.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{path}: {bytes} bytes, but the configuration says size = {configured}: correct one of them"
+)]
+pub struct WrongSize {
+    path: String,
+    bytes: u64,
+    configured: u64,
+}
+
+/// Opens every volume of a configuration. `target` is the name of the target.
+///
+/// # Errors
+/// The first volume that cannot be opened, with name and cause.
+pub fn open_volumes(config: &TargetConfig, target: &Name) -> anyhow::Result<Vec<OpenedVolume>> {
+    config
+        .volumes
+        .iter()
+        .enumerate()
+        .map(|(index, volume)| {
+            open_volume(index, volume, target).with_context(|| format!("volume `{}`", volume.name))
+        })
+        .collect()
+}
+
+fn open_volume(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Result<OpenedVolume> {
+    let mut volume = empty(index, config, target)?;
+    let mut notes = VolumeNotes::default();
+    let mut backing = None;
+    match config.backing()? {
+        BackingConfig::File { path, size, direct, cache, read_ahead } => {
+            let opened = open_store(config, path, direct, size.map(|size| size.0))?;
+            volume.blocks = blocks_in(opened.size_bytes(), volume.block_size)?;
+            volume.placement = Placement::Store;
+            volume.cache = cache;
+            volume.read_ahead_bytes = u32::try_from(read_ahead.0).context("read_ahead")?;
+            if opened.memory_alignment() > config.block_size {
+                // A block of the volume that is cached in parts would be read and written in parts.
+                tracing::warn!(
+                    volume = %volume.name, path = %path.display(), alignment = opened.memory_alignment(),
+                    "direct I/O there needs memory aligned to more than block_size: no cache for this volume"
+                );
+                volume.cache = CacheMode::None;
+            }
+            volume.discard = opened.can_discard();
+            volume.discard_granularity_bytes = opened.discard_granularity();
+            volume.read_only |= opened.read_only();
+            notes = VolumeNotes {
+                path: Some(path.display().to_string()),
+                direct: Some(opened.direct()),
+            };
+            backing = Some(Arc::new(opened));
+        }
+        BackingConfig::Memory { size } => {
+            volume.blocks = blocks_in(size.0, volume.block_size)?;
+            let len = usize::try_from(size.0).context("size")?;
+            volume.placement = Placement::Memory(Region::allocate(len, PageKind::Normal)?);
+        }
+        BackingConfig::Null { size } => volume.blocks = blocks_in(size.0, volume.block_size)?,
+    }
+    Ok(OpenedVolume { volume: Arc::new(volume), backing, notes })
+}
+
+/// A volume of a configuration without a size and a place for its bytes.
+fn empty(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Result<Volume> {
+    let name = Name::new(&config.name)?;
+    let block_size = BlockSize::new(config.block_size).context("block size")?;
+    Ok(Volume {
+        index: VolumeIndex(u16::try_from(index).context("more than 65535 volumes")?),
+        name,
+        uuid: uuid_of(target, &name),
+        block_size,
+        blocks: BlockCount(0),
+        read_only: config.read_only,
+        placement: Placement::Null,
+        cache: CacheMode::None,
+        read_ahead_bytes: 0,
+        discard: true,
+        discard_granularity_bytes: block_size.bytes(),
+    })
+}
+
+/// The stable identity of a volume: a hash of the names of target and volume.
+fn uuid_of(target: &Name, volume: &Name) -> [u8; 16] {
+    let mut hash = Sha256::new();
+    hash.update(target.as_str());
+    hash.update([0]);
+    hash.update(volume.as_str());
+    let digest = hash.finalize();
+    let mut uuid = [0; 16];
+    uuid.copy_from_slice(&digest[..16]);
+    uuid
+}
+
+/// Opens and locks the file or device of a volume. It must have `size` bytes, if that is given.
+fn open_store(
+    config: &VolumeConfig,
+    path: &Path,
+    direct: DirectIo,
+    size: Option<u64>,
+) -> anyhow::Result<Backing> {
+    let options = OpenOptions {
+        read_only: config.read_only,
+        direct: match direct {
+            DirectIo::Required => Direct::Required,
+            DirectIo::Preferred => Direct::Preferred,
+            DirectIo::Off => Direct::Off,
+        },
+        block_size: config.block_size,
+        lock_wait: LOCK_WAIT,
+        losses: Losses::HeldUntilNoted,
+    };
+    let opened = Backing::open(path, &options)?;
+    let bytes = opened.size_bytes();
+    if let Some(configured) = size
+        && configured != bytes
+    {
+        return Err(WrongSize { path: path.display().to_string(), bytes, configured }.into());
+    }
+    if !opened.direct() && direct == DirectIo::Preferred {
+        tracing::warn!(volume = %config.name, path = %path.display(), "no direct I/O there: going through the page cache");
+    }
+    Ok(opened)
+}
+
+/// The number of blocks in so many bytes, at least one.
+fn blocks_in(bytes: u64, block_size: BlockSize) -> anyhow::Result<BlockCount> {
+    block_size.blocks_in(bytes).filter(|blocks| blocks.0 > 0).with_context(|| {
+        format!("size of {bytes} bytes is not a multiple of the block size {}", block_size.bytes())
+    })
+}
+
+const _: fn(StoreError) -> anyhow::Error = anyhow::Error::from;

@@ -1,0 +1,90 @@
+//! Commands that are not for a volume: to control and back, and the self-test of a connection.
+
+use rblk_fabric::{RemoteBuffer, Rkey, SgeList};
+use rblk_protocol::width::wide;
+use rblk_protocol::{CommandCapsule, Immediate, ResponseCapsule, Status, Tag, self_test_pattern};
+
+use super::FromGroup;
+use super::respond::{finish, respond};
+use super::turn::Turn;
+use crate::connection::{Connection, SCRATCH_BYTES, Served, Violation};
+use crate::request::{Event, Outcome, Payload};
+use crate::store::Store;
+
+/// Gives an admin command to control.
+pub(super) fn forward<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+) {
+    let mut body = vec![0; wide(command.in_capsule_bytes)];
+    if let Some(data) = connection.data_offset(command.tag) {
+        connection.region().read(data, &mut body);
+    }
+    let _ = connection.request_mut(command.tag).step(Event::Forwarded);
+    turn.outbox.push(FromGroup::Admin {
+        group: turn.group,
+        connection: connection.id(),
+        session: connection.params().session,
+        command: *command,
+        body,
+    });
+    connection.release_data(command.tag);
+}
+
+/// Control answers an admin command: a status, a value, and words for the peer's buffer.
+pub(super) fn reply<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    (status, value, words): (Status, u32, &[u8]),
+) {
+    if !connection.requests().get(tag.index()).is_some_and(|request| request.awaits_control()) {
+        // Control may answer late what ended with its epoch.
+        return;
+    }
+    if !connection.is_live() {
+        let _ = connection.request_mut(tag).step(Event::ControlDone);
+        return;
+    }
+    let mut outcome = Outcome { status, value, payload: Payload::None };
+    if !words.is_empty() {
+        match connection.write_reply(tag, words) {
+            Some(payload) => outcome.payload = payload,
+            None if status == Status::Ok => outcome = Outcome::of(Status::BadLength),
+            None => outcome.value = 0,
+        }
+    }
+    finish(connection, turn, tag, outcome);
+}
+
+/// Answers a self-test with the verbs that were agreed, into the buffer that it names.
+///
+/// # Errors
+/// The peer sends self-tests faster than it takes their answers.
+pub(super) fn self_test<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+) -> Served {
+    let tag = command.tag;
+    let Some(buffer) = command.buffer.filter(|buffer| buffer.length >= SCRATCH_BYTES) else {
+        finish(connection, turn, tag, Outcome::of(Status::BadLength));
+        return Ok(());
+    };
+    if connection.free_sends() < 2 {
+        return Err(Violation("self-tests faster than their answers are taken"));
+    }
+    connection.set_peer_scratch(buffer);
+    let sges = SgeList::one(connection.write_scratch(&self_test_pattern(command.sequence)));
+    let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
+    let immediate = connection.has_immediates().then(|| Immediate::new(tag, command.sequence));
+    connection.queue_write(tag, &sges, remote, immediate, true);
+    let _ = connection.request_mut(tag).step(Event::Answered);
+    if immediate.is_none() {
+        let response = ResponseCapsule::new(tag, command.sequence, Status::Ok);
+        respond(connection, &turn.stats, &response);
+    }
+    connection.release_data(tag);
+    Ok(())
+}

@@ -1,0 +1,239 @@
+//! READs of stores: down to the shards, and what they lend back to the initiator.
+//!
+//! A READ that this group's own shard has in memory is answered with one WR, without parts. Other
+//! READs are cut into parts; each part is sent when its shard has lent its bytes, so its memory is
+//! free again without waiting for the other parts. The last WR of all carries the answer.
+
+use rblk_fabric::{MAX_SGE, MemoryRegion, RemoteBuffer, Rkey, SgeList};
+use rblk_protocol::width::{narrow, wide};
+use rblk_protocol::{CommandCapsule, Immediate, Tag};
+
+use super::block::Cut;
+use super::proof;
+use super::respond::{finish, read_answered};
+use super::turn::Turn;
+use crate::cache::{STRIPE_BYTES, Segments, ShardRequest, shard_of};
+use crate::connection::{Connection, Served, Violation};
+use crate::part::{Part, PartIndex, PartState};
+use crate::request::{Action, Event, Outcome};
+use crate::store::{Store, VolumeIndex};
+
+/// Begins a READ of a store, and reads `ahead` (first byte and bytes) of its reader.
+///
+/// # Errors
+/// A bug: the connection ends.
+#[inline]
+pub(super) fn start<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+    cut: Cut,
+    ahead: Option<(u64, u32)>,
+) -> Served {
+    if command.in_capsule_bytes > 0 {
+        // Of no use.
+        connection.release_data(command.tag);
+    }
+    let span = connection.request(command.tag).span();
+    // Most reads are of one part, which is in memory.
+    if cut.is_own(span)
+        && let Some(memory) = turn.shard.lend_hit(span.volume, span.offset, narrow(span.len))
+    {
+        send_whole(connection, turn, command, memory)?;
+    } else {
+        ask_parts(connection, turn, command.tag, cut)?;
+    }
+    if let Some((from, bytes)) = ahead {
+        prefetch(turn, span.volume, from, bytes);
+    }
+    Ok(())
+}
+
+/// Sends all that a READ wants, of which this group's own shard has lent `memory`: by one WR, if it
+/// is in one run and nobody waits for send credits; else as a part.
+#[inline]
+fn send_whole<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+    memory: Segments,
+) -> Served {
+    let tag = command.tag;
+    if let ([run], Some(buffer)) = (memory.as_slice(), command.buffer)
+        && run.len == buffer.length
+        && connection.has_immediates()
+        && connection.may_send(1)
+        && let Some(sge) = turn.arena(connection).sge(run.offset, run.len)
+    {
+        let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
+        let immediate = Some(Immediate::new(tag, command.sequence));
+        let at = connection.queue_lent(tag, &SgeList::one(sge), remote, immediate, true);
+        connection.pin(at, narrow(turn.group), memory);
+        read_answered(connection, &turn.stats, command, true);
+        proof::ask_if_much(connection, turn);
+        return Ok(());
+    }
+    let request = connection.request_mut(tag);
+    let span = request.span();
+    let part = Part::new(turn.group, span.offset, 0, narrow(span.len));
+    let _ = request.step(Event::Part(part));
+    let _ = request.step(Event::Hit(PartIndex::FIRST, memory));
+    send_parts(connection, turn, tag)
+}
+
+/// Cuts a READ into parts, and asks the shard of each. What this group's own shard has in memory
+/// need not be asked for.
+fn ask_parts<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    cut: Cut,
+) -> Served {
+    split(connection, tag, cut);
+    let mut hits = false;
+    for at in 0..connection.request(tag).parts().len() {
+        let index = PartIndex(narrow(at));
+        let part = &connection.request(tag).parts()[at];
+        let (shard, offset, len) = (part.shard(), part.offset(), part.len());
+        if shard == turn.group
+            && let Some(memory) = turn.shard.lend_hit(cut.volume, offset, len)
+        {
+            let _ = connection.request_mut(tag).step(Event::Hit(index, memory));
+            hits = true;
+        } else {
+            let from = turn.token(connection, tag, index);
+            let read = ShardRequest::Read { from, volume: cut.volume, offset, len };
+            turn.ask(connection, tag, shard, read);
+        }
+    }
+    if hits { send_parts(connection, turn, tag) } else { Ok(()) }
+}
+
+/// Cuts the range of a command into the parts of its shards.
+pub(super) fn split(connection: &mut Connection, tag: Tag, cut: Cut) {
+    let request = connection.request_mut(tag);
+    let span = request.span();
+    let (mut from, end) = (span.offset, span.offset + span.len);
+    while from < end {
+        let (to, shard) = cut.first(from, end);
+        let part = Part::new(shard, from, narrow(from - span.offset), narrow(to - from));
+        let _ = request.step(Event::Part(part));
+        from = to;
+    }
+}
+
+/// Tells the shards what may be wanted soon.
+fn prefetch<S: Store>(turn: &mut Turn<S>, volume: VolumeIndex, mut from: u64, bytes: u32) {
+    let end = from + u64::from(bytes);
+    while from < end {
+        let to = end.min((from / STRIPE_BYTES + 1) * STRIPE_BYTES);
+        let shard = shard_of(volume, from, turn.groups());
+        turn.tell(shard, ShardRequest::Prefetch { volume, offset: from, len: narrow(to - from) });
+        from = to;
+    }
+}
+
+/// Sends what is there of a READ's parts, unless others wait for send credits: nobody overtakes
+/// them.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(super) fn send_parts<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) -> Served {
+    if !connection.request(tag).awaits_parts() || connection.waits_behind_others(tag) {
+        return Ok(());
+    }
+    continue_parts(connection, turn, tag)
+}
+
+/// Sends what is there of a READ's parts, as far as send credits allow.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(super) fn continue_parts<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) -> Served {
+    while send_part(connection, turn, tag)? {}
+    proof::ask_if_much(connection, turn);
+    let request = connection.request(tag);
+    if request.has_failed() && request.awaits_parts() && request.next_to_send().is_none() {
+        let status = request.outcome().status;
+        finish(connection, turn, tag, Outcome::of(status));
+    }
+    Ok(())
+}
+
+/// Queues one WR of the first part that is there, or waits for send credits. False: there is no
+/// more to send now.
+#[inline]
+fn send_part<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) -> Result<bool, Violation> {
+    let request = connection.request(tag);
+    let Some((index, is_last)) = request.next_to_send() else { return Ok(false) };
+    let part = &request.parts()[wide(index.0)];
+    let mut sges = SgeList::default();
+    let bytes = gather(part, turn.arena(connection), connection.params().send_sges, &mut sges);
+    let command = request.command().copied();
+    let (Some(bytes), Some(command)) = (bytes, command) else {
+        return Err(Violation("a read without memory"));
+    };
+    let Some(buffer) = command.buffer else { return Err(Violation("a read without a buffer")) };
+    let remote = RemoteBuffer {
+        addr: buffer.address + u64::from(part.at() + part.posted()),
+        rkey: Rkey(buffer.rkey),
+    };
+    let ends_part = part.posted() + bytes == part.len();
+    let answers = is_last && ends_part;
+    let with_immediate = answers && connection.has_immediates();
+    let needed = if answers && !with_immediate { 1 + connection.response_needs() } else { 1 };
+    if connection.free_sends() < needed {
+        turn.stats.send_credit_waits.add(1);
+        connection.keep_waiting_first(tag);
+        return Ok(false);
+    }
+    let immediate = with_immediate.then(|| Immediate::new(tag, command.sequence));
+    let at = connection.queue_lent(tag, &sges, remote, immediate, ends_part);
+    let request = connection.request_mut(tag);
+    if request.step(Event::Sent(index, bytes)) == Action::Pin {
+        let part = &mut request.parts_mut()[wide(index.0)];
+        let (shard, (_, memory)) = (part.shard(), part.take_memory());
+        connection.pin(at, narrow(shard), memory);
+    }
+    if answers {
+        read_answered(connection, &turn.stats, &command, with_immediate);
+    }
+    Ok(!answers)
+}
+
+/// What the next WRITE of a part gathers, at most `most` runs. Returns their bytes.
+#[inline]
+fn gather(part: &Part, arena: &MemoryRegion, most: u32, sges: &mut SgeList) -> Option<u32> {
+    debug_assert!(part.state() == PartState::AwaitsSend);
+    if let [run] = part.memory().as_slice()
+        && (part.posted(), run.len) == (0, part.len())
+    {
+        // Most answers are of one run.
+        return sges.push(arena.sge(run.offset, run.len)?).then_some(run.len);
+    }
+    let most = wide(most).clamp(1, MAX_SGE);
+    let (mut count, mut bytes, mut inside) = (0, 0, true);
+    part.memory().each_run(part.posted(), part.len(), |run, _| {
+        if count < most {
+            match arena.sge(run.offset, run.len) {
+                Some(sge) => inside &= sges.push(sge),
+                None => inside = false,
+            }
+            count += 1;
+            bytes += run.len;
+        }
+    });
+    (inside && bytes > 0).then_some(bytes)
+}

@@ -1,0 +1,99 @@
+//! Answers of shards, and credits that came back: the next step of each command.
+
+use rblk_protocol::Tag;
+use rblk_protocol::width::wide;
+
+use super::respond::{answer, finish};
+use super::turn::Turn;
+use super::{change, read, write};
+use crate::cache::{ShardReply, ShardRequest};
+use crate::connection::{Connection, Served, Violation};
+use crate::part::PartIndex;
+use crate::request::{Action, Event, HeldRange, Outcome};
+use crate::store::Store;
+
+/// A shard answered what was asked of it for a command of this connection.
+///
+/// # Errors
+/// A bug: the connection ends.
+#[inline]
+pub(super) fn on_reply<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    reply: ShardReply,
+) -> Served {
+    let to = reply.to();
+    let (tag, part) = (to.tag, PartIndex(to.part));
+    let event = match reply {
+        ShardReply::Read { result, .. } => Event::Lent(part, result),
+        ShardReply::Reserved { job, memory, .. } => Event::Reserved(part, job, memory),
+        ShardReply::Held { job, .. } => Event::Held(HeldRange { shard: part.0.into(), job }),
+        ShardReply::Done { result, .. } => Event::Done(part, result),
+    };
+    let action = connection.request_mut(tag).step(event);
+    carry_out(connection, turn, tag, action)
+}
+
+/// The own shard's store wrote the data of a command without parts.
+#[inline]
+pub(super) fn on_stored<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) {
+    if let Action::Finish(status) = connection.request_mut(tag).step(Event::Stored) {
+        finish(connection, turn, tag, Outcome::of(status));
+    }
+}
+
+/// Carries out what the answer of a shard calls for.
+fn carry_out<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    action: Action,
+) -> Served {
+    match action {
+        Action::Wait => {}
+        Action::Fetch(part) => return write::fetch(connection, turn, tag, part),
+        Action::Send => return read::send_parts(connection, turn, tag),
+        Action::Sync => change::sync(connection, turn, tag),
+        Action::Hold(shard) => change::hold(connection, turn, tag, shard),
+        Action::Unhold(outcome) => change::unhold(connection, turn, tag, outcome),
+        Action::Finish(status) => finish(connection, turn, tag, Outcome::of(status)),
+        Action::GiveBack(part) => {
+            let part = &mut connection.request_mut(tag).parts_mut()[wide(part.0)];
+            let (shard, (job, memory)) = (part.shard(), part.take_memory());
+            let request = match job {
+                Some(job) => ShardRequest::Cancel { job, memory },
+                None => ShardRequest::Release { memory },
+            };
+            turn.tell(shard, request);
+        }
+        Action::Place | Action::Pin | Action::Change | Action::Impossible => {
+            debug_assert!(false, "no answer of a shard calls for this");
+            return Err(Violation("a command lost its way"));
+        }
+    }
+    Ok(())
+}
+
+/// Send credits or READ credits came back: those that waited longest go on.
+///
+/// # Errors
+/// A bug: the connection ends.
+#[inline]
+pub(super) fn on_credits<S: Store>(connection: &mut Connection, turn: &mut Turn<S>) -> Served {
+    while let Some(tag) = connection.next_for_credits() {
+        if connection.request(tag).awaits_parts() {
+            read::continue_parts(connection, turn, tag)?;
+        } else {
+            debug_assert!(connection.request(tag).awaits_credits());
+            answer(connection, turn, tag);
+        }
+    }
+    if connection.has_waiting() {
+        // READs would take the credits that answers wait for.
+        return Ok(());
+    }
+    while let Some((tag, part)) = connection.next_for_read() {
+        write::post_reads(connection, turn, tag, part)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! [`Turn`]: what a data thread works with while it serves one connection after the other: CQs,
+//! shard, the other poll groups, counters, the time.
+//!
+//! The connections are not here: a function that serves a connection takes both, `&mut Connection`
+//! and `&mut Turn`, and whoever looked the connection up posts what it queued
+//! ([`super::PollGroup::serve`]).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rblk_fabric::MemoryRegion;
+use rblk_protocol::Tag;
+use rblk_protocol::width::narrow;
+
+use super::FromGroup;
+use super::access::Access;
+use super::peers::{PeerMail, Peers};
+use super::pollers::Pollers;
+use super::zeroing::Zeroing;
+use crate::cache::{PartToken, Segments, Shard, ShardRequest};
+use crate::connection::{Connection, ConnectionId};
+use crate::part::PartIndex;
+use crate::request::Event;
+use crate::stats::Stats;
+use crate::store::Store;
+
+/// A part of a WRITE that waits for room in the READ sink (iWARP).
+pub(super) type SinkWaiter = (ConnectionId, Tag, PartIndex);
+
+/// See the module.
+pub(super) struct Turn<S> {
+    /// Number of this poll group, and of its shard.
+    pub(super) group: usize,
+    /// The CQs.
+    pub(super) pollers: Pollers,
+    /// This group's shard of the cache.
+    pub(super) shard: Shard<S>,
+    /// The other poll groups.
+    pub(super) peers: Peers,
+    /// What sessions may reach.
+    pub(super) access: Access,
+    /// Ranges of memory volumes that are being zeroed.
+    pub(super) zeroing: VecDeque<Zeroing>,
+    /// Parts that wait for the READ sink, in their order.
+    pub(super) sink_waiters: VecDeque<SinkWaiter>,
+    /// Messages for control.
+    pub(super) outbox: Vec<FromGroup>,
+    /// Counters of this poll group.
+    pub(super) stats: Arc<Stats>,
+    /// When the turn began.
+    pub(super) now: Instant,
+    /// Something was done that clients wait for.
+    pub(super) io: bool,
+}
+
+impl<S: Store> Turn<S> {
+    /// Poll groups, this one included.
+    #[inline]
+    pub(super) fn groups(&self) -> usize {
+        self.peers.groups()
+    }
+
+    /// Names a part of a command to a shard.
+    #[inline]
+    pub(super) fn token(&self, connection: &Connection, tag: Tag, part: PartIndex) -> PartToken {
+        PartToken { group: narrow(self.group), connection: connection.id(), tag, part: part.0 }
+    }
+
+    /// Something for a shard that it need not answer, or whose answer was counted.
+    #[inline]
+    pub(super) fn tell(&mut self, shard: usize, request: ShardRequest) {
+        if shard == self.group {
+            self.shard.request(request, self.now);
+        } else {
+            self.peers.send(shard, PeerMail::Request(request));
+        }
+    }
+
+    /// Asks a shard something that it will answer.
+    pub(super) fn ask(
+        &mut self,
+        connection: &mut Connection,
+        tag: Tag,
+        shard: usize,
+        request: ShardRequest,
+    ) {
+        let _ = connection.request_mut(tag).step(Event::Asked);
+        self.tell(shard, request);
+    }
+
+    /// Lent memory goes back to its shard.
+    #[inline]
+    pub(super) fn release(&mut self, shard: usize, memory: Segments) {
+        if shard == self.group {
+            self.shard.release(memory);
+        } else {
+            self.peers.send(shard, PeerMail::Request(ShardRequest::Release { memory }));
+        }
+    }
+
+    /// The arena, as the device of a connection knows it.
+    #[inline]
+    pub(super) fn arena(&self, connection: &Connection) -> &MemoryRegion {
+        &self.pollers[connection.poller()].memory.arena
+    }
+}

@@ -1,0 +1,291 @@
+//! WRITEs: how their data comes, out of the capsule or by RDMA READs, and goes to its shard.
+
+use rblk_fabric::{Region, RemoteBuffer, Rkey, Sge};
+use rblk_protocol::width::{narrow, wide};
+use rblk_protocol::{CommandCapsule, Tag};
+
+use super::block::Cut;
+use super::read::split;
+use super::respond::{finish, memory_volume};
+use super::turn::Turn;
+use crate::cache::ShardRequest;
+use crate::connection::{Connection, Served, Violation};
+use crate::part::{Part, PartIndex};
+use crate::request::{Action, Event, Outcome, Span};
+use crate::stats::Stats;
+use crate::store::Store;
+use crate::volume::Placement;
+
+/// Copies the data of a WRITE out of its capsule, into a memory volume at `to`.
+#[inline(always)]
+pub(super) fn copy_in(
+    connection: &Connection,
+    stats: &Stats,
+    tag: Tag,
+    region: &Region,
+    to: usize,
+) {
+    let request = connection.request(tag);
+    let bytes = request.command().map_or(0, |command| command.in_capsule_bytes);
+    if let Some(from) = connection.data_offset(tag) {
+        connection.region().copy_to(from, region, to, wide(bytes));
+        stats.copied_bytes.add(u64::from(bytes));
+    }
+}
+
+/// A WRITE whose data came in its capsule, all of it for this group's own shard: at once and
+/// without a part, or, if it must wait for memory, as a part.
+///
+/// # Errors
+/// A bug: the connection ends.
+#[inline(never)]
+pub(super) fn whole<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+    span: Span,
+) -> Served {
+    let tag = command.tag;
+    let Some(data) = connection.data_offset(tag) else {
+        return Err(Violation("a write without its data"));
+    };
+    let len = command.in_capsule_bytes;
+    let from = turn.token(connection, tag, PartIndex::FIRST);
+    let own = connection.region();
+    let land = |arena: &Region, to: usize| own.copy_to(data, arena, to, wide(len));
+    let (volume, offset, fua) = (span.volume, span.offset, command.flags.fua);
+    match turn.shard.write_one(from, volume, offset, len, fua, turn.now, land) {
+        Some(true) => {
+            turn.stats.copied_bytes.add(u64::from(len));
+            finish(connection, turn, tag, Outcome::OK);
+            Ok(())
+        }
+        Some(false) => {
+            turn.stats.copied_bytes.add(u64::from(len));
+            let _ = connection.request_mut(tag).step(Event::StoreAsked);
+            connection.release_data(tag);
+            Ok(())
+        }
+        None => {
+            let part = Part::new(turn.group, offset, 0, len);
+            let _ = connection.request_mut(tag).step(Event::Part(part));
+            ask_memory(connection, turn, tag)
+        }
+    }
+}
+
+/// A WRITE to a store, in parts.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(super) fn parts<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    cut: Cut,
+) -> Served {
+    split(connection, tag, cut);
+    ask_memory(connection, turn, tag)
+}
+
+/// A WRITE to a memory volume, by RDMA READ.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(super) fn to_memory<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    span: Span,
+) -> Served {
+    let request = connection.request_mut(tag);
+    let _ = request.step(Event::Part(Part::new(turn.group, span.offset, 0, narrow(span.len))));
+    let _ = request.step(Event::NeedsNoMemory(PartIndex::FIRST));
+    post_reads(connection, turn, tag, PartIndex::FIRST)
+}
+
+/// Asks the shard of each part for memory. What this group's own shard has at once need not be
+/// waited for.
+fn ask_memory<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
+    for at in 0..connection.request(tag).parts().len() {
+        let index = PartIndex(narrow(at));
+        let request = connection.request(tag);
+        let (volume, part) = (request.span().volume, &request.parts()[at]);
+        let (shard, offset, len) = (part.shard(), part.offset(), part.len());
+        let from = turn.token(connection, tag, index);
+        if shard != turn.group {
+            let reserve = ShardRequest::Reserve { from, volume, offset, len };
+            turn.ask(connection, tag, shard, reserve);
+        } else if let Some((job, memory)) = turn.shard.reserve(from, volume, offset, len) {
+            let _ = connection.request_mut(tag).step(Event::ReservedNow(index, job, memory));
+            fetch(connection, turn, tag, index)?;
+        } else {
+            let _ = connection.request_mut(tag).step(Event::Asked);
+        }
+    }
+    Ok(())
+}
+
+/// A part has its memory: its data may come.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(super) fn fetch<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+) -> Served {
+    let Some(data) = connection.data_offset(tag) else {
+        return post_reads(connection, turn, tag, index);
+    };
+    let part = &connection.request(tag).parts()[wide(index.0)];
+    let (start, own) = (data + wide(part.at()), connection.region());
+    let arena = turn.shard.slots().region();
+    part.memory().each_run(0, part.len(), |run, begins| {
+        own.copy_to(start + wide(begins), arena, run.offset, wide(run.len));
+    });
+    turn.stats.copied_bytes.add(u64::from(part.len()));
+    let request = connection.request_mut(tag);
+    let _ = request.step(Event::Copied(index));
+    if request.parts().iter().all(Part::is_posted) {
+        connection.release_data(tag);
+    }
+    place(connection, turn, tag, index);
+    Ok(())
+}
+
+/// Posts the RDMA READs of a part's data as far as credits and sink allow, or queues the part for
+/// them.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(super) fn post_reads<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+) -> Served {
+    while !connection.request(tag).parts()[wide(index.0)].is_posted() {
+        let poller = connection.poller();
+        let id = connection.id();
+        let part = &mut connection.request_mut(tag).parts_mut()[wide(index.0)];
+        if let Some(sink) = turn.pollers[poller].sink.as_mut()
+            && part.sink().is_none()
+        {
+            let Some(extent) = sink.allocate(wide(part.len())) else {
+                turn.sink_waiters.push_back((id, tag, index));
+                return Ok(());
+            };
+            part.set_sink(extent);
+        }
+        if !connection.may_read() {
+            turn.stats.read_credit_waits.add(1);
+            connection.wait_for_read(tag, index);
+            return Ok(());
+        }
+        // Ranges were checked.
+        let ends = read_ends(connection, turn, tag, index);
+        let (sge, remote) = ends.ok_or(Violation("a write without memory"))?;
+        let _ = connection.request_mut(tag).step(Event::ReadPosted(index, sge.len));
+        connection.queue_read(tag, index, sge, remote);
+    }
+    Ok(())
+}
+
+/// Where the next RDMA READ of a part lands, and where its data is at the initiator.
+fn read_ends<S: Store>(
+    connection: &Connection,
+    turn: &Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+) -> Option<(Sge, RemoteBuffer)> {
+    let request = connection.request(tag);
+    let buffer = request.command()?.buffer?;
+    let part = &request.parts()[wide(index.0)];
+    let memory = &turn.pollers[connection.poller()].memory;
+    let left = part.len() - part.posted();
+    let sge = if let (Some(extent), Some(sink)) = (part.sink(), &memory.sink) {
+        sink.sge(extent.offset(), left)?
+    } else if part.memory().is_empty() {
+        memory_volume(memory, request.span().volume)?.sge(wide(part.offset()), left)?
+    } else {
+        let mut first = None;
+        part.memory().each_run(part.posted(), part.len(), |run, _| {
+            first.get_or_insert(run);
+        });
+        let run = first?;
+        memory.arena.sge(run.offset, run.len)?
+    };
+    let addr = buffer.address + u64::from(part.at() + part.posted());
+    Some((sge, RemoteBuffer { addr, rkey: Rkey(buffer.rkey) }))
+}
+
+/// A RDMA READ of write data completed.
+///
+/// # Errors
+/// It was never posted: the connection ends.
+pub(super) fn on_read<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+) -> Served {
+    match connection.request_mut(tag).step(Event::ReadDone(index)) {
+        Action::Place => {}
+        Action::Wait => return Ok(()),
+        _ => return Err(Violation("a READ completed that was not posted")),
+    }
+    let poller = connection.poller();
+    let request = connection.request_mut(tag);
+    let volume = request.span().volume;
+    let part = &mut request.parts_mut()[wide(index.0)];
+    if let (Some(extent), Some(sink)) = (part.take_sink(), turn.pollers[poller].sink.as_mut()) {
+        let (from, len) = (extent.offset(), part.len());
+        if let Some(Placement::Memory(region)) = turn.access.placement(volume) {
+            sink.region().copy_to(from, region, wide(part.offset()), wide(len));
+        } else {
+            let arena = turn.shard.slots().region();
+            part.memory().each_run(0, len, |run, begins| {
+                sink.region().copy_to(from + wide(begins), arena, run.offset, wide(run.len));
+            });
+        }
+        turn.stats.copied_bytes.add(u64::from(len));
+        sink.release(extent);
+    }
+    place(connection, turn, tag, index);
+    Ok(())
+}
+
+/// The data of a part is in our memory: to its shard, if its volume is in a store, or done.
+fn place<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag, index: PartIndex) {
+    let from = turn.token(connection, tag, index);
+    let request = connection.request_mut(tag);
+    let fua = request.command().is_some_and(|command| command.flags.fua);
+    let placement = turn.access.placement(request.span().volume);
+    let in_store = matches!(placement, Some(Placement::Store));
+    let part = &mut request.parts_mut()[wide(index.0)];
+    let shard = part.shard();
+    let event = match part.take_memory() {
+        (Some(job), memory) if !in_store => {
+            // What a null volume is sent goes nowhere.
+            turn.tell(shard, ShardRequest::Cancel { job, memory });
+            Event::WrittenNow(index)
+        }
+        (Some(job), memory) if shard != turn.group => {
+            turn.tell(shard, ShardRequest::Write { from, job, memory, fua });
+            Event::WriteAsked(index)
+        }
+        (Some(job), memory) => {
+            if turn.shard.write(job, memory, fua, turn.now) {
+                Event::WrittenNow(index)
+            } else {
+                Event::WriteAsked(index)
+            }
+        }
+        (None, _) => Event::WrittenNow(index),
+    };
+    if let Action::Finish(status) = connection.request_mut(tag).step(event) {
+        finish(connection, turn, tag, Outcome::of(status));
+    }
+}

@@ -1,0 +1,402 @@
+//! [`ActiveOp`]: an op from submission to its last completion, and the entries it takes. [`Ops`]:
+//! all of them.
+//!
+//! An op may take several entries, one after another: after a short transfer, after a refusal for
+//! which there is another way, and in steps over a long range.
+
+use io_uring::types::{Fixed, FsyncFlags};
+use io_uring::{opcode, squeue};
+use nix::errno::Errno;
+use rblk_fabric::Region;
+use rblk_protocol::width::wide;
+
+use super::counters::Counters;
+use super::memory::{IoVecs, Pieces};
+use crate::store::backing::Backing;
+use crate::store::methods::Method;
+use crate::store::syncs::SyncNumber;
+use crate::store::{Op, OpKind, OpToken, Segment, VolumeIndex};
+
+/// Bytes zeroed by one write where nothing better works.
+pub(super) const ZERO_CHUNK: u32 = 1 << 20;
+
+// Discard and zeroing advance to multiples of this: file systems hold the inode's lock for the
+// whole of a fallocate, and other I/O on the file waits for it.
+const RANGE_STEP: u64 = 1 << 30;
+
+// How often one op is sent again when the kernel says EAGAIN or EINTR, before that becomes its
+// result.
+const RETRIES: u32 = 1000;
+
+// BLOCK_URING_CMD_DISCARD: _IO(0x12, 0) of linux/blkdev.h.
+const BLOCK_DISCARD: u32 = 0x1200;
+
+/// What an op is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Phase {
+    /// Nothing: its place is free.
+    Idle,
+    /// A read or write.
+    Transfer,
+    /// A flush, or a durable write that is written: the backing's sync that covers it is not known
+    /// yet.
+    Unsynced,
+    /// It waits for that sync.
+    Awaiting(SyncNumber),
+    /// That sync, which this op runs for all who wait for it.
+    Sync(SyncNumber),
+    /// Discarding or zeroing, this way.
+    Change(Method),
+}
+
+impl Phase {
+    /// How an op begins; `None` when the backing knows no way.
+    pub(super) fn first(kind: &OpKind, backing: &Backing) -> Option<Self> {
+        match *kind {
+            OpKind::Read { .. } | OpKind::Write { .. } => Some(Self::Transfer),
+            OpKind::Flush => Some(Self::Unsynced),
+            OpKind::Discard { .. } => backing.methods().discard().map(Self::Change),
+            OpKind::WriteZeroes { may_unmap, .. } => {
+                Some(Self::Change(backing.methods().zero(may_unmap)))
+            }
+        }
+    }
+}
+
+/// An op from submit to its last completion.
+#[derive(Debug)]
+pub(super) struct ActiveOp {
+    /// The op.
+    pub(super) op: Op,
+    /// What it is doing.
+    pub(super) phase: Phase,
+    // Bytes finished.
+    progress: u64,
+    // Bytes the entry in the kernel covers, for the entries whose result does not say.
+    step: u64,
+    retries: u32,
+    // Of the backing: a durable write needs no sync.
+    has_own_fua: bool,
+    // For a transfer. Not touched while the kernel has an entry, which may point into it.
+    memory: IoVecs,
+}
+
+impl ActiveOp {
+    /// A free place.
+    pub(super) fn idle() -> Self {
+        Self {
+            op: Op { token: OpToken(0), volume: VolumeIndex(0), kind: OpKind::Flush },
+            phase: Phase::Idle,
+            progress: 0,
+            step: 0,
+            retries: 0,
+            has_own_fua: false,
+            memory: IoVecs::default(),
+        }
+    }
+
+    /// Takes an op on, with its memory. False when that is not inside the region.
+    pub(super) fn start(
+        &mut self,
+        op: Op,
+        phase: Phase,
+        has_own_fua: bool,
+        region: &Region,
+        memory: &[Segment],
+    ) -> bool {
+        (self.op, self.phase, self.progress, self.step, self.retries) = (op, phase, 0, 0, 0);
+        self.has_own_fua = has_own_fua;
+        self.memory.set(region, memory)
+    }
+
+    /// Whether what the op has written is durable only after a sync of the backing.
+    pub(super) fn owes_sync(&self) -> bool {
+        let fua = matches!(self.op.kind, OpKind::Write { fua: true, .. });
+        fua && !self.has_own_fua && self.phase == Phase::Transfer
+    }
+
+    /// What the op is done with, when all of it went well: bytes moved, 0 for ops that move none.
+    pub(super) fn value(&self) -> u32 {
+        match self.op.kind {
+            OpKind::Read { len, .. } | OpKind::Write { len, .. } => len,
+            OpKind::Flush | OpKind::Discard { .. } | OpKind::WriteZeroes { .. } => 0,
+        }
+    }
+
+    /// Ends the op: its place is free. The room for its memory stays.
+    pub(super) fn stop(&mut self) {
+        self.phase = Phase::Idle;
+        self.memory.clear();
+    }
+
+    /// What the kernel said about the entry: the op's result, or `None` when it takes another one.
+    pub(super) fn advance(
+        &mut self,
+        result: i32,
+        backing: &Backing,
+        counters: &mut Counters,
+    ) -> Option<Result<u32, Errno>> {
+        let (_, len) = self.op.kind.range();
+        let Ok(bytes) = u32::try_from(result) else {
+            let errno = Errno::from_raw(result.wrapping_neg());
+            if matches!(errno, Errno::EAGAIN | Errno::EINTR) && self.retries < RETRIES {
+                self.retries += 1;
+                counters.retried += 1;
+                return None;
+            }
+            if let Phase::Change(method) = self.phase
+                && method.is_refused_by(errno)
+            {
+                backing.methods().refuse(method);
+                let Some(next) = Phase::first(&self.op.kind, backing) else {
+                    return Some(Err(Errno::EOPNOTSUPP));
+                };
+                self.phase = next;
+                return None;
+            }
+            return Some(Err(errno));
+        };
+        if matches!(self.phase, Phase::Sync(_)) {
+            return Some(Ok(0));
+        }
+        let counted = matches!(self.phase, Phase::Transfer | Phase::Change(Method::WriteZeroes));
+        let moved = if counted { u64::from(bytes).min(self.step) } else { self.step };
+        self.progress += moved;
+        if self.progress >= len {
+            return Some(Ok(self.value()));
+        }
+        if counted && moved < self.step {
+            counters.short += 1;
+            // The end of the file: nothing more, or direct I/O that stopped where it may not go on.
+            if moved == 0 || !moved.is_multiple_of(backing.alignment().into()) {
+                return Some(Err(Errno::EIO));
+            }
+        }
+        if self.phase == Phase::Transfer {
+            self.memory.advance(moved);
+        }
+        None
+    }
+
+    /// The next entry; `None` when there is nothing to do, which is a bug of ours.
+    ///
+    /// It points into this value, the region of [`Self::start`] and `zeroes`, and is good as long as
+    /// they are and the op neither starts, advances nor stops.
+    pub(super) fn entry(&mut self, pieces: &Pieces, zeroes: &Region) -> Option<squeue::Entry> {
+        let file = Fixed(self.op.volume.0.into());
+        let (offset, len) = self.op.kind.range();
+        let (offset, left) = (offset + self.progress, len - self.progress);
+        match (self.phase, self.op.kind) {
+            (Phase::Transfer, OpKind::Read { .. }) => {
+                self.step = left;
+                self.read(file, offset, pieces)
+            }
+            (Phase::Transfer, OpKind::Write { fua, .. }) => {
+                self.step = left;
+                let flags = if fua && self.has_own_fua { libc::RWF_DSYNC } else { 0 };
+                self.write(file, offset, flags, pieces)
+            }
+            (Phase::Change(Method::WriteZeroes), _) => {
+                let bytes = u32::try_from(left).unwrap_or(u32::MAX).min(ZERO_CHUNK);
+                self.step = bytes.into();
+                let from = zeroes.pointer(0, bytes as usize)?;
+                Some(opcode::Write::new(file, from.as_ptr(), bytes).offset(offset).build())
+            }
+            (Phase::Change(Method::BlockDiscard), _) => {
+                self.step = left.min(RANGE_STEP - offset % RANGE_STEP);
+                // The start goes into `addr`, the length into `addr3`, which is where `cmd` begins.
+                let mut cmd = [0; 16];
+                cmd[..8].copy_from_slice(&self.step.to_ne_bytes());
+                let discard = opcode::UringCmd16::new(file, BLOCK_DISCARD);
+                Some(discard.addr(Some(offset)).cmd(cmd).build())
+            }
+            (Phase::Change(method @ (Method::PunchHole | Method::ZeroRange)), _) => {
+                self.step = left.min(RANGE_STEP - offset % RANGE_STEP);
+                let mode = method.fallocate_mode().bits();
+                Some(opcode::Fallocate::new(file, self.step).offset(offset).mode(mode).build())
+            }
+            (Phase::Sync(_), _) => {
+                Some(opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build())
+            }
+            (Phase::Idle | Phase::Unsynced | Phase::Awaiting(_) | Phase::Transfer, _) => None,
+        }
+    }
+
+    fn read(&self, file: Fixed, offset: u64, pieces: &Pieces) -> Option<squeue::Entry> {
+        let [part] = self.memory.rest() else {
+            let (list, parts) = self.memory.as_kernel_list()?;
+            return Some(opcode::Readv::new(file, list, parts).offset(offset).build());
+        };
+        let bytes = u32::try_from(part.len()).ok()?;
+        Some(match pieces.holding(part) {
+            Some(piece) => {
+                opcode::ReadFixed::new(file, part.base(), bytes, piece).offset(offset).build()
+            }
+            None => opcode::Read::new(file, part.base(), bytes).offset(offset).build(),
+        })
+    }
+
+    fn write(
+        &self,
+        file: Fixed,
+        offset: u64,
+        flags: i32,
+        pieces: &Pieces,
+    ) -> Option<squeue::Entry> {
+        let [part] = self.memory.rest() else {
+            let (list, parts) = self.memory.as_kernel_list()?;
+            let scattered = opcode::Writev::new(file, list, parts);
+            return Some(scattered.offset(offset).rw_flags(flags).build());
+        };
+        let bytes = u32::try_from(part.len()).ok()?;
+        Some(match pieces.holding(part) {
+            Some(piece) => {
+                let fixed = opcode::WriteFixed::new(file, part.base(), bytes, piece);
+                fixed.offset(offset).rw_flags(flags).build()
+            }
+            None => {
+                let plain = opcode::Write::new(file, part.base(), bytes);
+                plain.offset(offset).rw_flags(flags).build()
+            }
+        })
+    }
+}
+
+/// The ops of a store: a fixed number of places.
+///
+/// Invariant: a place is in the list of free ones exactly when its op is [`Phase::Idle`].
+#[derive(Debug)]
+pub(super) struct Ops {
+    places: Box<[ActiveOp]>,
+    free: Vec<u32>,
+}
+
+impl Ops {
+    /// Room for so many ops.
+    pub(super) fn new(capacity: u32) -> Self {
+        Self {
+            places: (0..capacity).map(|_| ActiveOp::idle()).collect(),
+            free: (0..capacity).rev().collect(),
+        }
+    }
+
+    /// Ops that fit.
+    pub(super) fn capacity(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Ops that have not ended.
+    #[inline]
+    pub(super) fn active(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    /// A free place, for [`ActiveOp::start`].
+    #[inline]
+    pub(super) fn take(&mut self) -> Option<u32> {
+        self.free.pop()
+    }
+
+    /// The op of a place.
+    #[inline]
+    pub(super) fn get(&mut self, index: u32) -> &mut ActiveOp {
+        &mut self.places[wide(index)]
+    }
+
+    /// The op of a place, to look at.
+    #[inline]
+    pub(super) fn peek(&self, index: u32) -> &ActiveOp {
+        &self.places[wide(index)]
+    }
+
+    /// Whether an op is in that place.
+    #[inline]
+    pub(super) fn is_active(&self, index: u32) -> bool {
+        self.places.get(wide(index)).is_some_and(|op| op.phase != Phase::Idle)
+    }
+
+    /// Ends an op: its place is free.
+    #[inline]
+    pub(super) fn end(&mut self, index: u32) -> Op {
+        let active = self.get(index);
+        active.stop();
+        let op = active.op;
+        self.free.push(index);
+        op
+    }
+
+    /// Leaks the lists of parts that the kernel may still look at.
+    pub(super) fn leak(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.places));
+        self.free.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use io_uring::opcode::{Read, ReadFixed, Readv, Write, WriteFixed, Writev};
+    use rblk_fabric::PageKind;
+
+    use super::*;
+    use crate::store::uring::cooperative;
+    use crate::store::{Direct, OpenOptions};
+
+    const BYTES: usize = 256 << 10;
+
+    // Which kernel operations a transfer of these segments takes, when the kernel does `moved`
+    // bytes at a time.
+    fn opcodes(registered: bool, write: bool, memory: &[(usize, u32)], moved: &[i32]) -> Vec<u8> {
+        let region = Region::allocate(BYTES, PageKind::Normal).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        std::fs::File::create(&path).unwrap().set_len(BYTES as u64).unwrap();
+        let options = OpenOptions { direct: Direct::Off, ..OpenOptions::default() };
+        let backing = Backing::open(&path, &options).unwrap();
+        let ring = cooperative(8).unwrap();
+        let pieces = match registered {
+            true => Pieces::register(&ring, &region, 0..BYTES).unwrap(),
+            false => Pieces::none(),
+        };
+        let memory: Vec<_> = memory.iter().map(|&(offset, len)| Segment { offset, len }).collect();
+        let len = memory.iter().map(|segment| segment.len).sum();
+        let kind = match write {
+            true => OpKind::Write { offset: 0, len, fua: true },
+            false => OpKind::Read { offset: 0, len },
+        };
+        let op = Op { token: OpToken(1), volume: VolumeIndex(0), kind };
+        let mut active = ActiveOp::idle();
+        let mut counters = Counters::default();
+        assert!(active.start(op, Phase::Transfer, false, &region, &memory));
+        let mut opcodes = Vec::new();
+        for (turn, &bytes) in moved.iter().enumerate() {
+            let entry = active.entry(&pieces, &region).unwrap();
+            opcodes.push(u8::try_from(entry.get_opcode()).unwrap());
+            let ended = active.advance(bytes, &backing, &mut counters);
+            let last = turn + 1 == moved.len();
+            assert_eq!(ended, last.then_some(Ok(len)), "after {turn} turns");
+        }
+        opcodes
+    }
+
+    #[test]
+    fn what_is_one_run_takes_the_registered_memory() {
+        for (write, registered, one, list) in [
+            (false, true, ReadFixed::CODE, Readv::CODE),
+            (true, true, WriteFixed::CODE, Writev::CODE),
+            (false, false, Read::CODE, Readv::CODE),
+            (true, false, Write::CODE, Writev::CODE),
+        ] {
+            let opcodes = |memory: &[_], moved: &[_]| opcodes(registered, write, memory, moved);
+            assert_eq!(opcodes(&[(4096, 8192)], &[8192]), [one]);
+            let adjacent = [(4096, 512), (4608, 0), (4608, 1024), (5632, 6656)];
+            assert_eq!(opcodes(&adjacent, &[8192]), [one]);
+            let apart = [(8192, 4096), (0, 4096)];
+            assert_eq!(opcodes(&apart, &[8192]), [list]);
+            // Within the first, to its end, within the second, nothing but an interruption.
+            let interrupted = -(Errno::EINTR as i32);
+            assert_eq!(opcodes(&apart, &[512, 7680]), [list, list]);
+            assert_eq!(opcodes(&apart, &[4096, interrupted, 4096]), [list, one, one]);
+            assert_eq!(opcodes(&apart, &[interrupted, 4608, 3584]), [list, list, one]);
+        }
+    }
+}

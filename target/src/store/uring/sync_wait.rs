@@ -1,0 +1,83 @@
+//! [`SyncWaiters`]: ops that wait for a sync of their backing: flushes, and durable writes that are
+//! written. The rules are those of [`Syncs`](crate::store::syncs::Syncs).
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+
+use crate::store::VolumeIndex;
+use crate::store::backing::Backing;
+use crate::store::syncs::{Door, Look, SyncNumber};
+
+/// The ops of a store that wait for syncs, and what wakes the store for them.
+#[derive(Debug)]
+pub(super) struct SyncWaiters {
+    // Places of the ops.
+    ops: Vec<u32>,
+    door: Door,
+    // Backings that lost writes, for the owner of the store.
+    lost: Vec<(VolumeIndex, Arc<Backing>)>,
+}
+
+impl SyncWaiters {
+    /// Memory for `capacity` ops.
+    pub(super) fn new(capacity: usize) -> io::Result<Self> {
+        Ok(Self { ops: Vec::with_capacity(capacity), door: Door::new()?, lost: Vec::new() })
+    }
+
+    /// Readable when an op may go on.
+    pub(super) fn fd(&self) -> RawFd {
+        self.door.fd()
+    }
+
+    /// The descriptor was readable. The caller looks at all ops that wait.
+    pub(super) fn answer(&self) {
+        self.door.answer();
+    }
+
+    /// The store ends: its ops wait for no sync of this backing any more.
+    pub(super) fn leave(&self, backing: &Backing) {
+        backing.syncs().leave(&self.door);
+    }
+
+    /// What an op does that waits for this sync.
+    pub(super) fn look(&self, backing: &Backing, number: SyncNumber) -> Look {
+        backing.syncs().look(number, &self.door)
+    }
+
+    /// The sync is over that an op ran for all who wait for it.
+    pub(super) fn sync_ended(
+        &mut self,
+        volume: VolumeIndex,
+        backing: &Arc<Backing>,
+        result: Result<(), Errno>,
+    ) {
+        if backing.syncs().end(result, &self.door) {
+            self.lost.push((volume, Arc::clone(backing)));
+        }
+    }
+
+    /// A backing of which this store has learnt that writes were lost.
+    pub(super) fn take_lost(&mut self) -> Option<(VolumeIndex, Arc<Backing>)> {
+        self.lost.pop()
+    }
+
+    /// An op waits.
+    pub(super) fn add(&mut self, op: u32) {
+        self.ops.push(op);
+    }
+
+    /// Takes the op at a place of the list; the last one takes its place.
+    pub(super) fn take(&mut self, at: usize) -> Option<u32> {
+        (at < self.ops.len()).then(|| self.ops.swap_remove(at))
+    }
+
+    /// Puts an op back that [`Self::take`] gave.
+    pub(super) fn put_back(&mut self, at: usize, op: u32) {
+        self.ops.push(op);
+        let last = self.ops.len() - 1;
+        self.ops.swap(at, last);
+    }
+}
