@@ -21,6 +21,7 @@ mod durable;
 pub mod exports;
 mod hang_up;
 pub mod holders;
+pub mod identity;
 mod part;
 pub mod poll_group;
 pub mod read_ahead;

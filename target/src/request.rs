@@ -190,28 +190,8 @@ pub(crate) enum Event<'a> {
     Forwarded,
     /// Control answered an abandoned command.
     ControlDone,
-    /// The own shard has the bytes of a part of a READ.
-    Hit(PartIndex, Segments),
-    /// A shard lent the bytes of a part of a READ, or could not.
-    Lent(PartIndex, Result<Segments, Errno>),
-    /// A shard that was asked reserved memory for a part of a WRITE.
-    Reserved(PartIndex, JobId, Segments),
-    /// The own shard reserved memory for a part of a WRITE at once.
-    ReservedNow(PartIndex, JobId, Segments),
-    /// The data of a part goes straight to a memory volume, or nowhere.
-    NeedsNoMemory(PartIndex),
-    /// A RDMA READ of so many bytes was posted for a part.
-    ReadPosted(PartIndex, u32),
-    /// A RDMA READ of a part completed.
-    ReadDone(PartIndex),
-    /// The in-capsule data of a part was copied out.
-    Copied(PartIndex),
-    /// The shard of a part has its data and will answer when it is written.
-    WriteAsked(PartIndex),
-    /// The data of a part is where it belongs: no shard has to be asked.
-    WrittenNow(PartIndex),
-    /// A WRITE of so many bytes was queued for a part of a READ.
-    Sent(PartIndex, u32),
+    /// Something happened to one of its parts.
+    OfPart(PartIndex, PartEvent),
     /// A shard holds the range.
     Held(HeldRange),
     /// Every shard holds the range.
@@ -224,6 +204,33 @@ pub(crate) enum Event<'a> {
     Answered,
     /// The connection ended.
     Abandon,
+}
+
+/// What happened to a part of a request.
+#[derive(Debug)]
+pub(crate) enum PartEvent {
+    /// The own shard has the bytes of a part of a READ.
+    Hit(Segments),
+    /// A shard lent the bytes of a part of a READ, or could not.
+    Lent(Result<Segments, Errno>),
+    /// A shard that was asked reserved memory for a part of a WRITE.
+    Reserved(JobId, Segments),
+    /// The own shard reserved memory for a part of a WRITE at once.
+    ReservedNow(JobId, Segments),
+    /// The data of a part goes straight to a memory volume.
+    NeedsNoMemory,
+    /// A RDMA READ of so many bytes was posted.
+    ReadPosted(u32),
+    /// A RDMA READ completed.
+    ReadDone,
+    /// The in-capsule data was copied out.
+    Copied,
+    /// The shard has the data and will answer when it is written.
+    WriteAsked,
+    /// The data is where it belongs: no shard has to be asked.
+    WrittenNow,
+    /// A WRITE of so many bytes was queued for a part of a READ.
+    Sent(u32),
 }
 
 /// What an event calls for. Plain data: what a part owns stays in the part, until the caller takes
@@ -445,45 +452,7 @@ impl Request {
             }
             Event::Forwarded => self.enter(State::AwaitsControl),
             Event::ControlDone => self.enter(State::Free),
-            Event::Hit(part, memory) => {
-                self.parts[part].lend(memory);
-                Action::Send
-            }
-            Event::Lent(part, result) => self.on_lent(part, result),
-            Event::Reserved(part, job, memory) => {
-                self.answered_by_shard();
-                self.on_reserved(part, job, memory)
-            }
-            Event::ReservedNow(part, job, memory) => self.on_reserved(part, job, memory),
-            Event::NeedsNoMemory(part) => {
-                self.parts[part].set_state(PartState::AwaitsData);
-                Action::Fetch(part)
-            }
-            Event::ReadPosted(part, bytes) => {
-                self.parts[part].read_posted(bytes);
-                Action::Wait
-            }
-            Event::ReadDone(part) => self.on_read_done(part),
-            Event::Copied(part) => {
-                self.parts[part].copied();
-                Action::Place
-            }
-            Event::WriteAsked(part) => {
-                self.pending += 1;
-                self.parts[part].set_state(PartState::AwaitsStore);
-                Action::Wait
-            }
-            Event::WrittenNow(part) => {
-                self.parts[part].set_state(PartState::Done);
-                self.finish_if_written()
-            }
-            Event::Sent(part, bytes) => {
-                if self.parts[part].sent(bytes) {
-                    Action::Pin
-                } else {
-                    Action::Wait
-                }
-            }
+            Event::OfPart(part, event) => self.step_part(part, event),
             Event::Held(held) => self.on_held(held),
             Event::AllHeld => {
                 self.state = State::AwaitsChange;
@@ -500,6 +469,46 @@ impl Request {
                 self.abandoned = true;
                 Action::Wait
             }
+        }
+    }
+
+    #[inline(always)]
+    fn step_part(&mut self, index: PartIndex, event: PartEvent) -> Action {
+        match event {
+            PartEvent::Hit(memory) => {
+                self.parts[index].lend(memory);
+                Action::Send
+            }
+            PartEvent::Lent(result) => self.on_lent(index, result),
+            PartEvent::Reserved(job, memory) => {
+                self.answered_by_shard();
+                self.on_reserved(index, job, memory)
+            }
+            PartEvent::ReservedNow(job, memory) => self.on_reserved(index, job, memory),
+            PartEvent::NeedsNoMemory => {
+                self.parts[index].set_state(PartState::AwaitsData);
+                Action::Fetch(index)
+            }
+            PartEvent::ReadPosted(bytes) => {
+                self.parts[index].read_posted(bytes);
+                Action::Wait
+            }
+            PartEvent::ReadDone => self.on_read_done(index),
+            PartEvent::Copied => {
+                self.parts[index].copied();
+                Action::Place
+            }
+            PartEvent::WriteAsked => {
+                self.pending += 1;
+                self.parts[index].set_state(PartState::AwaitsStore);
+                Action::Wait
+            }
+            PartEvent::WrittenNow => {
+                self.parts[index].set_state(PartState::Done);
+                self.finish_if_written()
+            }
+            PartEvent::Sent(bytes) if self.parts[index].sent(bytes) => Action::Pin,
+            PartEvent::Sent(_) => Action::Wait,
         }
     }
 

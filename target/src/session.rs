@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use rblk_protocol::width::wide;
 use rblk_protocol::{AccessMode, Epoch, HostId, Name, RejectReason, SessionId, Status};
 
-use crate::connection::SessionSlot;
+use crate::identity::SessionIndex;
 use crate::store::VolumeIndex;
 
 /// How long a session without connections keeps what it opened, unless configured.
@@ -33,7 +33,7 @@ pub struct Session {
     /// Its id, a secret between the two ends.
     pub id: SessionId,
     /// Its index in the tables of the poll groups.
-    pub index: SessionSlot,
+    pub index: SessionIndex,
     /// The epoch in force.
     pub epoch: Epoch,
     /// LOGIN was answered in this epoch.
@@ -213,7 +213,7 @@ fn excludes(mode: AccessMode, theirs: AccessMode) -> bool {
 #[derive(Debug)]
 pub struct SessionTable {
     by_index: Vec<Option<Session>>,
-    by_id: BTreeMap<SessionId, SessionSlot>,
+    by_id: BTreeMap<SessionId, SessionIndex>,
     max: usize,
     lease: Duration,
 }
@@ -246,12 +246,12 @@ impl SessionTable {
 
     /// The session with that index.
     #[must_use]
-    pub fn get(&self, index: SessionSlot) -> Option<&Session> {
+    pub fn get(&self, index: SessionIndex) -> Option<&Session> {
         self.by_index.get(usize::from(index.0)).and_then(Option::as_ref)
     }
 
     /// The session with that index.
-    pub fn get_mut(&mut self, index: SessionSlot) -> Option<&mut Session> {
+    pub fn get_mut(&mut self, index: SessionIndex) -> Option<&mut Session> {
         self.by_index.get_mut(usize::from(index.0)).and_then(Option::as_mut)
     }
 
@@ -264,7 +264,7 @@ impl SessionTable {
         id: SessionId,
         peer: String,
         now: Instant,
-    ) -> Result<SessionSlot, RejectReason> {
+    ) -> Result<SessionIndex, RejectReason> {
         let free = self.by_index.iter().position(Option::is_none);
         let at = match free {
             Some(at) => at,
@@ -274,7 +274,7 @@ impl SessionTable {
             }
             None => return Err(RejectReason::LimitReached),
         };
-        let index = SessionSlot(u16::try_from(at).map_err(|_| RejectReason::LimitReached)?);
+        let index = SessionIndex(u16::try_from(at).map_err(|_| RejectReason::LimitReached)?);
         self.by_index[at] = Some(Session {
             id,
             index,
@@ -302,7 +302,7 @@ impl SessionTable {
         id: SessionId,
         epoch: Epoch,
         peer: String,
-    ) -> Result<SessionSlot, RejectReason> {
+    ) -> Result<SessionIndex, RejectReason> {
         let index = *self.by_id.get(&id).ok_or(RejectReason::NoSuchSession)?;
         let session = self.get_mut(index).ok_or(RejectReason::NoSuchSession)?;
         if session.leave.is_some() || epoch.next().is_none() {
@@ -326,7 +326,7 @@ impl SessionTable {
         id: SessionId,
         epoch: Epoch,
         queue: u16,
-    ) -> Result<SessionSlot, RejectReason> {
+    ) -> Result<SessionIndex, RejectReason> {
         let index = *self.by_id.get(&id).ok_or(RejectReason::NoSuchSession)?;
         let session = self.get(index).ok_or(RejectReason::NoSuchSession)?;
         if session.epoch != epoch {
@@ -342,7 +342,7 @@ impl SessionTable {
     }
 
     /// A connection was handed to a poll group; `queue` is `None` for admin.
-    pub fn connection_added(&mut self, index: SessionSlot, epoch: Epoch, queue: Option<u16>) {
+    pub fn connection_added(&mut self, index: SessionIndex, epoch: Epoch, queue: Option<u16>) {
         let session = self.get_mut(index);
         debug_assert!(session.is_some(), "a connection of session {} that does not exist", index.0);
         if let Some(session) = session {
@@ -353,7 +353,7 @@ impl SessionTable {
     /// A poll group says that nothing of a connection is in use any more.
     pub fn connection_gone(
         &mut self,
-        index: SessionSlot,
+        index: SessionIndex,
         epoch: Epoch,
         queue: Option<u16>,
         now: Instant,
@@ -376,14 +376,14 @@ impl SessionTable {
 
     /// The session logged out: it ends with its last connection, and holds nothing from now on.
     /// Returns what it held.
-    pub fn logout(&mut self, index: SessionSlot) -> Vec<(VolumeIndex, AccessMode)> {
+    pub fn logout(&mut self, index: SessionIndex) -> Vec<(VolumeIndex, AccessMode)> {
         self.get_mut(index).map(|s| s.give_up_all(Leave::LoggedOut)).unwrap_or_default()
     }
 
     /// Another session takes over. From now on this session can neither be resumed nor joined, and
     /// holds nothing. It ends with its last connection, which the caller must end, or at once if it
     /// has none. Returns what it held, and whether it ended.
-    pub fn fence(&mut self, index: SessionSlot) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
+    pub fn fence(&mut self, index: SessionIndex) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
         let Some(session) = self.get_mut(index) else { return (Vec::new(), false) };
         let held = session.give_up_all(Leave::Fenced);
         let ended = session.connections() == 0;
@@ -394,12 +394,12 @@ impl SessionTable {
     }
 
     /// The session closed a volume. `None` if it had not opened it.
-    pub fn close(&mut self, index: SessionSlot, volume: VolumeIndex) -> Option<AccessMode> {
+    pub fn close(&mut self, index: SessionIndex, volume: VolumeIndex) -> Option<AccessMode> {
         self.get_mut(index)?.give_up(volume)
     }
 
     /// The session may send commands for a volume that it opened, from now on.
-    pub fn admit(&mut self, index: SessionSlot, volume: VolumeIndex) {
+    pub fn admit(&mut self, index: SessionIndex, volume: VolumeIndex) {
         if let Some(session) = self.get_mut(index) {
             session.admit(volume);
         }
@@ -411,9 +411,9 @@ impl SessionTable {
     pub fn leaving(
         &self,
         volume: VolumeIndex,
-        except: SessionSlot,
+        except: SessionIndex,
         mode: AccessMode,
-    ) -> impl Iterator<Item = (SessionSlot, Epoch)> {
+    ) -> impl Iterator<Item = (SessionIndex, Epoch)> {
         let others = self.iter().filter(move |s| s.index != except);
         others.filter_map(move |s| {
             let (theirs, until) = *s.volumes.leaving.get(&volume)?;
@@ -421,15 +421,15 @@ impl SessionTable {
         })
     }
 
-    fn end(&mut self, index: SessionSlot) {
+    fn end(&mut self, index: SessionIndex) {
         if let Some(session) = self.by_index.get_mut(usize::from(index.0)).and_then(Option::take) {
             self.by_id.remove(&session.id);
         }
     }
 
     /// Ends every session that lost its connections longer ago than the lease. Returns them.
-    pub fn expire(&mut self, now: Instant) -> Vec<SessionSlot> {
-        let old: Vec<SessionSlot> = self
+    pub fn expire(&mut self, now: Instant) -> Vec<SessionIndex> {
+        let old: Vec<SessionIndex> = self
             .iter()
             .filter(|s| s.connections.are_lost_for(self.lease, now))
             .map(|s| s.index)
@@ -444,10 +444,10 @@ impl SessionTable {
     #[must_use]
     pub fn excluders(
         &self,
-        index: SessionSlot,
+        index: SessionIndex,
         volume: VolumeIndex,
         mode: AccessMode,
-    ) -> Vec<SessionSlot> {
+    ) -> Vec<SessionIndex> {
         let excludes = |theirs| excludes(mode, theirs);
         self.iter()
             .filter(|s| s.index != index && s.mode_of(volume).is_some_and(excludes))
@@ -462,10 +462,10 @@ impl SessionTable {
     /// [`Status::InUse`] with the holder's name.
     pub fn open(
         &mut self,
-        index: SessionSlot,
+        index: SessionIndex,
         volume: VolumeIndex,
         mode: AccessMode,
-    ) -> Result<Vec<SessionSlot>, (Status, String)> {
+    ) -> Result<Vec<SessionIndex>, (Status, String)> {
         let host = self.get(index).and_then(|s| s.host).map(|(id, _)| id);
         let ended = self.excluders(index, volume, mode);
         for other in ended.iter().filter_map(|other| self.get(*other)) {
@@ -508,7 +508,7 @@ mod tests {
         Some((HostId([n; 16]), Name::new("h").unwrap()))
     }
 
-    fn logged_in(table: &mut SessionTable, n: u8, from: u8, now: Instant) -> SessionSlot {
+    fn logged_in(table: &mut SessionTable, n: u8, from: u8, now: Instant) -> SessionIndex {
         let index = table.begin(id(n), "p".into(), now).unwrap();
         table.connection_added(index, Epoch(1), None);
         let session = table.get_mut(index).unwrap();

@@ -8,7 +8,7 @@ use rblk_rig::inprocess::{
 };
 use rblk_rig::ram_store::{RamStore, StoreConditions};
 use rblk_rig::seed::Random;
-use rblk_target::connection::SessionSlot;
+use rblk_target::identity::SessionIndex;
 use rblk_target::store::VolumeIndex;
 
 /// The volume in memory.
@@ -32,7 +32,7 @@ pub struct Bed {
     /// The rig.
     pub rig: Rig<RamStore>,
     /// Its first session, which has every volume open.
-    pub session: SessionSlot,
+    pub session: SessionIndex,
 }
 
 /// Bytes that follow from a seed.
@@ -72,7 +72,7 @@ impl Bed {
     }
 
     /// Opens every volume for a session.
-    pub fn open_all(&mut self, session: SessionSlot) {
+    pub fn open_all(&mut self, session: SessionIndex) {
         for volume in [MEMORY, NULL, STORE, FROZEN] {
             self.rig.open(session, volume, AccessMode::Shared);
         }

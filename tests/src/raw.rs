@@ -19,7 +19,7 @@ use rblk_protocol::{
     SELF_TEST_BYTES, Sequence, Status, Tag, Version, VolumeHandle, self_test_pattern,
 };
 use rblk_rig::inprocess::{QueueOptions, RawEnd, soft_handle};
-use rblk_target::connection::SessionSlot;
+use rblk_target::identity::SessionIndex;
 use rblk_target::store::VolumeIndex;
 
 use crate::bed::{Bed, PATIENCE};
@@ -145,7 +145,7 @@ impl RawPeer {
     #[must_use]
     pub fn new(
         bed: &mut Bed,
-        session: SessionSlot,
+        session: SessionIndex,
         kind: ConnectionKind,
         volume: VolumeIndex,
         options: QueueOptions,
@@ -175,7 +175,7 @@ impl RawPeer {
     #[must_use]
     pub fn tested(
         bed: &mut Bed,
-        session: SessionSlot,
+        session: SessionIndex,
         volume: VolumeIndex,
         options: QueueOptions,
     ) -> Self {

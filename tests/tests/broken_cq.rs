@@ -9,7 +9,7 @@ use rblk_rig::inprocess::{
     CqFault, QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec, breakable,
 };
 use rblk_rig::ram_store::RamStore;
-use rblk_target::connection::SessionSlot;
+use rblk_target::identity::SessionIndex;
 use rblk_target::poll_group::ToGroup;
 use rblk_target::store::VolumeIndex;
 use rblk_tests::bed::{PATIENCE, pattern};
@@ -22,7 +22,7 @@ const IO: usize = 16 << 10;
 struct Two {
     rig: Rig<RamStore>,
     image: Vec<u8>,
-    sessions: [SessionSlot; 2],
+    sessions: [SessionIndex; 2],
     queues: [QueueId; 2],
     reads: [usize; 2],
 }

@@ -12,7 +12,7 @@ use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, Vo
 use rblk_rig::ram_store::{Kind, StoreConditions};
 use rblk_rig::seed::Random;
 use rblk_target::cache::{STRIPE_BYTES, shard_of};
-use rblk_target::connection::SessionSlot;
+use rblk_target::identity::SessionIndex;
 use rblk_target::poll_group::peers::PeerMail;
 use rblk_target::poll_group::{PollGroup, ToGroup};
 use rblk_target::volume::CacheMode;
@@ -45,7 +45,7 @@ fn rig(
     .expect("a rig")
 }
 
-fn queue(rig: &mut Rig<CrashStore>, options: QueueOptions) -> (SessionSlot, QueueId) {
+fn queue(rig: &mut Rig<CrashStore>, options: QueueOptions) -> (SessionIndex, QueueId) {
     let session = rig.begin_session();
     rig.open(session, VOLUME, AccessMode::Shared);
     let queue = rig.add_queue(session, VOLUME, options).expect("a queue");
@@ -88,7 +88,7 @@ fn read(rig: &mut Rig<CrashStore>, queue: QueueId, at: usize, len: usize) -> Vec
 }
 
 /// Ends every connection; then no shard lends any memory.
-fn end(rig: &mut Rig<CrashStore>, sessions: &[SessionSlot], what: &str) {
+fn end(rig: &mut Rig<CrashStore>, sessions: &[SessionIndex], what: &str) {
     for session in sessions {
         rig.new_epoch(*session).expect("connections end");
     }

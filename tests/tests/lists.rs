@@ -11,7 +11,7 @@ use rblk_protocol::{
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
-use rblk_target::connection::SessionSlot;
+use rblk_target::identity::SessionIndex;
 use rblk_target::stats::StatsSnapshot;
 use rblk_target::store::VolumeIndex;
 use rblk_tests::bed::{Bed, FROZEN, MEMORY, PATIENCE, STORE, pattern};
@@ -379,7 +379,7 @@ struct Short {
     bed: Bed,
     rig: RigOptions,
     other: QueueId,
-    session: SessionSlot,
+    session: SessionIndex,
     peer: RawPeer,
 }
 

@@ -111,10 +111,10 @@ mod tests {
     use rblk_protocol::Tag;
 
     use super::*;
-    use crate::connection::ConnectionId;
+    use crate::identity::ConnectionId;
 
     fn write(block: u64) -> BlockWrite {
-        let connection = ConnectionId { slot: 0, generation: 1 };
+        let connection = ConnectionId { index: 0, generation: 1 };
         let from = PartToken { group: 0, connection, tag: Tag(3), part: 0 };
         BlockWrite { from, block, slot: Slot(7), len: 4096, lock: None, volume: VolumeIndex(2) }
     }

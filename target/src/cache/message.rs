@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use nix::errno::Errno;
 use rblk_protocol::Tag;
 
-use crate::connection::ConnectionId;
+use crate::identity::ConnectionId;
 use crate::store::{OpKind, Segment, VolumeIndex};
 
 /// Runs of the arena that a shard has lent, in the order of the volume's bytes.

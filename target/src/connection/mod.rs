@@ -40,6 +40,7 @@ use rblk_protocol::{
 
 use crate::arena::Extent;
 use crate::cache::Segments;
+use crate::identity::ConnectionId;
 use crate::part::PartIndex;
 use crate::read_ahead::ReadAhead;
 use crate::request::{Event, InCapsule, Outcome, Payload, Request};
@@ -47,7 +48,7 @@ use crate::request::{Event, InCapsule, Outcome, Payload, Request};
 pub use layout::Layout;
 pub(crate) use layout::{REPLY_AREA_BYTES, SCRATCH_BYTES};
 use liveness::Liveness;
-pub use params::{ConnectionId, ConnectionParams, SessionSlot, patience};
+pub use params::{ConnectionParams, progress_max};
 use pins::Pins;
 use reads::ReadCredits;
 use receive::ReceiveBuffers;
@@ -143,7 +144,7 @@ impl Connection {
             place,
             life: Life::Live,
             is_listed: false,
-            liveness: Liveness::new(silence, params.patience, now),
+            liveness: Liveness::new(silence, params.progress_max, now),
             requests: (0..tags).map(|_| Request::new()).collect(),
             receives,
             sends: SendQueue::new(send_wrs, tags, lists),

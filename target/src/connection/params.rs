@@ -1,4 +1,4 @@
-//! What control hands over with a connection, and the names of connections and sessions.
+//! [`ConnectionParams`]: what control hands over with a connection.
 
 use std::time::Duration;
 
@@ -6,23 +6,10 @@ use rblk_fabric::MemoryRegion;
 use rblk_protocol::{ConnectionKind, Epoch, Features};
 
 use super::layout::Layout;
+use crate::identity::SessionIndex;
 
-/// Bounds of [`ConnectionParams::patience`].
-const PATIENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(20));
-
-/// Names a connection of one poll group for as long as anything may refer to it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct ConnectionId {
-    /// Index in the poll group's table.
-    pub slot: u16,
-    /// Changes with every use of the index.
-    pub generation: u32,
-}
-
-/// A session's place in the tables of the poll groups. Control gives it, and gives it again only
-/// after every poll group was told that the old session is gone.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct SessionSlot(pub u16);
+/// Bounds of [`progress_max`].
+const PROGRESS_MAX: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(20));
 
 /// What control hands over.
 #[derive(Debug)]
@@ -30,7 +17,7 @@ pub struct ConnectionParams {
     /// What it is for.
     pub kind: ConnectionKind,
     /// The session's place in the tables of the poll groups.
-    pub session: SessionSlot,
+    pub session: SessionIndex,
     /// Epoch that its commands must name.
     pub epoch: Epoch,
     /// Sizes.
@@ -48,8 +35,8 @@ pub struct ConnectionParams {
     /// Its memory, registered with the poller's domain.
     pub memory: MemoryRegion,
     /// A connection on which send WRs wait and none completes for this long has ended:
-    /// [`patience`].
-    pub patience: Duration,
+    /// [`progress_max`].
+    pub progress_max: Duration,
     /// The initiator's name and address, for logs.
     pub peer: String,
 }
@@ -58,6 +45,6 @@ pub struct ConnectionParams {
 /// wants a dead path seen within `detect`. Devices give a lost message up much sooner; this limit
 /// is for devices that do not, and for peers that live and take nothing.
 #[must_use]
-pub fn patience(detect: Option<Duration>) -> Duration {
-    detect.map_or(PATIENCE.1, |detect| detect.clamp(PATIENCE.0, PATIENCE.1))
+pub fn progress_max(detect: Option<Duration>) -> Duration {
+    detect.map_or(PROGRESS_MAX.1, |detect| detect.clamp(PROGRESS_MAX.0, PROGRESS_MAX.1))
 }

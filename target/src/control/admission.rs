@@ -117,7 +117,7 @@ pub(super) fn prepare(
     mut incoming: Incoming,
     asked: &HelloRequest,
     granted: Granted,
-    patience: std::time::Duration,
+    progress_max: std::time::Duration,
 ) -> Result<(Connection, ConnectionParams, AcceptParams), String> {
     let Granted { accept, admitted, reads_out, pd, poller, .. } = granted;
     let peer = incoming.peer();
@@ -148,7 +148,7 @@ pub(super) fn prepare(
         reads_out,
         send_sges,
         memory,
-        patience,
+        progress_max,
         peer,
     };
     let hello = ConnectionHello(accept.to_wire().to_vec());

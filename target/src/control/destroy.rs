@@ -12,7 +12,7 @@ use rblk_fabric::{Connection, MemoryRegion};
 use rblk_protocol::{ConnectionKind, Epoch};
 use tokio::sync::mpsc;
 
-use crate::connection::{ConnectionId, SessionSlot};
+use crate::identity::{ConnectionId, SessionIndex};
 
 /// What was destroyed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,7 +20,7 @@ pub(super) enum Destroyed {
     /// A connection, with its memory: nothing of it is in use any more.
     Connection {
         /// Its session.
-        session: SessionSlot,
+        session: SessionIndex,
         /// What it was.
         kind: ConnectionKind,
         /// Its epoch.
@@ -111,7 +111,7 @@ mod tests {
         let told = Arc::new(Mutex::new(told));
         let freed = Arc::new(AtomicBool::new(false));
         let gone = |epoch| Destroyed::Connection {
-            session: SessionSlot(3),
+            session: SessionIndex(3),
             kind: ConnectionKind::Io { queue: 1 },
             epoch: Epoch(epoch),
         };

@@ -4,7 +4,7 @@
 //! Invariant: news of a destroyed QP is never lost. A poll group keeps what it lent to a device
 //! until it has that news, so news for a full mailbox is kept here and sent again.
 
-use crate::connection::{ConnectionId, SessionSlot};
+use crate::identity::{ConnectionId, SessionIndex};
 use crate::poll_group::thread::Handle;
 use crate::poll_group::{Notice, ToGroup};
 
@@ -45,7 +45,7 @@ impl Groups {
     /// A queue goes by its number, not by the order of arrival. An initiator that gives each queue
     /// several connections numbers the second ones behind all first ones. So the first ones, which
     /// do most of the work, are spread over all poll groups.
-    pub(super) fn for_connection(&self, session: SessionSlot, queue: Option<u16>) -> usize {
+    pub(super) fn for_connection(&self, session: SessionIndex, queue: Option<u16>) -> usize {
         let of_queue = |queue| usize::from(session.0) + 1 + usize::from(queue);
         queue.map_or(self.next_admin, of_queue) % self.handles.len()
     }

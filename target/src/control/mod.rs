@@ -20,7 +20,7 @@ use rblk_fabric::{Device, Incoming, Region};
 use rblk_protocol::{HelloRequest, InstanceId, Name, RejectReason, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::connection::patience;
+use crate::connection::progress_max;
 use crate::holders::VolumeUuid;
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
 use crate::store::{Backing, StoreIdentity, VolumeIndex};
@@ -276,7 +276,7 @@ impl Control {
         let peer = incoming.peer();
         let (place, group, admitted) = (granted.place, granted.group, granted.admitted);
         let detect = self.core.sessions().get(admitted.session).and_then(|s| s.detect);
-        match admission::prepare(incoming, asked, granted, patience(detect)) {
+        match admission::prepare(incoming, asked, granted, progress_max(detect)) {
             Ok((connection, params, accept)) => {
                 if admitted.queue.is_none() {
                     self.groups.took_admin();

@@ -16,7 +16,8 @@ use super::core::Ticket;
 use super::*;
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
-use crate::connection::{ConnectionId, ConnectionParams, Layout};
+use crate::connection::{ConnectionParams, Layout};
+use crate::identity::ConnectionId;
 use crate::poll_group::PollerMemory;
 use crate::poll_group::peers::Peers;
 use crate::poll_group::thread::{self, POLLERS_MAX, Tuning};
@@ -128,7 +129,7 @@ fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
         reads_out: 1,
         send_sges: 1,
         memory: pd.register(&region, Access::LOCAL_WRITE).unwrap(),
-        patience: patience(None),
+        progress_max: progress_max(None),
         peer: "peer".to_owned(),
     };
     let accept = AcceptParams { hello: ConnectionHello(Vec::new()), reads_out: 1, reads_in: 1 };
@@ -236,7 +237,7 @@ fn a_broken_completion_queue_is_made_anew_when_its_place_is_empty() {
 fn news_of_a_destroyed_qp_waits_for_a_mailbox_with_room() {
     let mut control =
         control_of(LineageFile::forgetful().unwrap(), ended_groups(), Vec::new()).unwrap();
-    let connection = ConnectionId { slot: 3, generation: 9 };
+    let connection = ConnectionId { index: 3, generation: 9 };
     control.on_destroyed(Destroyed::Qp { group: 1, connection });
     control.groups.deliver();
     assert_eq!(control.groups.undelivered(), [(1, connection)], "it is not forgotten");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rblk_protocol::width::wide;
 use rblk_protocol::{AccessMode, CommandCapsule, Status};
 
-use crate::connection::SessionSlot;
+use crate::identity::SessionIndex;
 use crate::store::VolumeIndex;
 use crate::volume::{Placement, Volume};
 
@@ -37,7 +37,7 @@ impl Access {
     }
 
     /// Says what a session may do with a volume from now on.
-    pub(super) fn set(&mut self, session: SessionSlot, volume: VolumeIndex, opened: Opened) {
+    pub(super) fn set(&mut self, session: SessionIndex, volume: VolumeIndex, opened: Opened) {
         let (at, volume) = (wide(session.0), wide(volume.0));
         if self.sessions.len() <= at {
             self.sessions.resize_with(at + 1, Vec::new);
@@ -50,7 +50,7 @@ impl Access {
     }
 
     /// Forgets a session.
-    pub(super) fn forget(&mut self, session: SessionSlot) {
+    pub(super) fn forget(&mut self, session: SessionIndex) {
         if let Some(view) = self.sessions.get_mut(wide(session.0)) {
             view.clear();
         }
@@ -63,7 +63,7 @@ impl Access {
     #[inline]
     pub(super) fn opened(
         &self,
-        session: SessionSlot,
+        session: SessionIndex,
         command: &CommandCapsule,
     ) -> Result<(&Arc<Volume>, AccessMode), Status> {
         let index = Volume::index_of(command.volume).ok_or(Status::NoSuchVolume)?;

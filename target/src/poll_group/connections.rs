@@ -2,7 +2,8 @@
 
 use rblk_protocol::width::wide;
 
-use crate::connection::{Connection, ConnectionId};
+use crate::connection::Connection;
+use crate::identity::ConnectionId;
 
 /// The connections of a poll group.
 #[derive(Default)]
@@ -20,14 +21,14 @@ impl Connections {
     /// A name for a new connection. `None`: there are too many.
     pub(super) fn next_id(&mut self) -> Option<ConnectionId> {
         let free = self.places.iter().position(Option::is_none);
-        let slot = u16::try_from(free.unwrap_or(self.places.len())).ok()?;
+        let index = u16::try_from(free.unwrap_or(self.places.len())).ok()?;
         self.generation = self.generation.wrapping_add(1);
-        Some(ConnectionId { slot, generation: self.generation })
+        Some(ConnectionId { index, generation: self.generation })
     }
 
     /// Adds the connection that was made for [`Self::next_id`].
     pub(super) fn add(&mut self, connection: Connection) {
-        let at = wide(connection.id().slot);
+        let at = wide(connection.id().index);
         if self.places.len() <= at {
             self.places.resize_with(at + 1, || None);
         }
@@ -54,7 +55,7 @@ impl Connections {
     /// Whether that connection is still here.
     #[inline]
     pub(super) fn has(&self, id: ConnectionId) -> bool {
-        let place = self.places.get(wide(id.slot)).and_then(Option::as_deref);
+        let place = self.places.get(wide(id.index)).and_then(Option::as_deref);
         place.is_some_and(|connection| connection.id() == id)
     }
 

@@ -17,7 +17,8 @@ use rblk_protocol::width::wide;
 use super::turn::Turn;
 use super::{FromGroup, PollGroup};
 use crate::cache::ShardRequest;
-use crate::connection::{Connection, ConnectionId, Life, Violation};
+use crate::connection::{Connection, Life, Violation};
+use crate::identity::ConnectionId;
 use crate::request::Request;
 use crate::store::Store;
 
@@ -121,7 +122,7 @@ impl<S: Store> PollGroup<S> {
     /// Others may wait for this memory, even commands of the same connection in a shard.
     #[cold]
     pub(super) fn on_destroyed(&mut self, id: ConnectionId) {
-        let connection = self.connections.at(wide(id.slot)).filter(|c| c.id() == id);
+        let connection = self.connections.at(wide(id.index)).filter(|c| c.id() == id);
         let Some(connection) = connection else {
             debug_assert!(false, "the QP of no connection was destroyed: {id:?}");
             return;

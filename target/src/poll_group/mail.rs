@@ -5,7 +5,8 @@ use std::sync::Arc;
 use rblk_fabric::{AcceptParams, MemoryRegion, Poller};
 use rblk_protocol::{AccessMode, CommandCapsule, Epoch, Status, Tag};
 
-use crate::connection::{ConnectionId, ConnectionParams, SessionSlot};
+use crate::connection::ConnectionParams;
+use crate::identity::{ConnectionId, SessionIndex};
 use crate::store::VolumeIndex;
 use crate::store::backing::Backing;
 use crate::volume::Volume;
@@ -32,7 +33,7 @@ pub enum Notice {
     /// A session opened a volume.
     Open {
         /// The session.
-        session: SessionSlot,
+        session: SessionIndex,
         /// The volume.
         volume: VolumeIndex,
         /// How.
@@ -41,7 +42,7 @@ pub enum Notice {
     /// A session closed a volume, or lost it: later commands are refused.
     Close {
         /// The session.
-        session: SessionSlot,
+        session: SessionIndex,
         /// The volume.
         volume: VolumeIndex,
         /// What later commands are told.
@@ -51,14 +52,14 @@ pub enum Notice {
     /// [`FromGroup::ConnectionGone`] when nothing of it is in use any more.
     EndConnections {
         /// The session.
-        session: SessionSlot,
+        session: SessionIndex,
         /// Epochs below this.
         before: Epoch,
     },
     /// Forget a session; its connections are gone.
     ForgetSession {
         /// The session.
-        session: SessionSlot,
+        session: SessionIndex,
     },
 }
 
@@ -136,7 +137,7 @@ pub enum FromGroup {
         /// Its connection.
         connection: ConnectionId,
         /// The session's place.
-        session: SessionSlot,
+        session: SessionIndex,
         /// The command.
         command: CommandCapsule,
         /// Its in-capsule data.
@@ -145,7 +146,7 @@ pub enum FromGroup {
     /// A connection ended and nothing of it is in use any more: no command, no RDMA, no store I/O.
     ConnectionGone {
         /// The session's place.
-        session: SessionSlot,
+        session: SessionIndex,
         /// What it was.
         kind: rblk_protocol::ConnectionKind,
         /// Its epoch.

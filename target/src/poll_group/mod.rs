@@ -241,7 +241,7 @@ impl<S: Store> PollGroup<S> {
             ToGroup::Notice(notice) => self.take_notice(notice),
             ToGroup::Destroyed { connection } => self.on_destroyed(connection),
             ToGroup::Watch { connection: id, silence } if self.connections.has(id) => {
-                self.serve(wide(id.slot), |connection, _| {
+                self.serve(wide(id.index), |connection, _| {
                     connection.set_silence_max(silence);
                     Ok(())
                 });
@@ -249,7 +249,7 @@ impl<S: Store> PollGroup<S> {
             ToGroup::Reply { connection: id, tag, status, value, payload }
                 if self.connections.has(id) =>
             {
-                self.serve(wide(id.slot), |connection, turn| {
+                self.serve(wide(id.index), |connection, turn| {
                     admin::reply(connection, turn, tag, (status, value, &payload));
                     Ok(())
                 });
@@ -324,13 +324,13 @@ impl<S: Store> PollGroup<S> {
         let accepted = posted
             .map_err(|error| error.to_string())
             .and_then(|()| entry.poller.accept(qp, accept).map_err(|error| error.to_string()));
-        turn.pollers.attached(poller, qp, id.slot);
+        turn.pollers.attached(poller, qp, id.index);
         self.connections.add(connection);
         if let Err(error) = accepted {
             tracing::warn!(%error, "cannot accept a connection");
-            self.end(wide(id.slot), "it could not be accepted");
+            self.end(wide(id.index), "it could not be accepted");
         } else if self.stopping.began {
-            self.end(wide(id.slot), "the target stops");
+            self.end(wide(id.index), "the target stops");
         }
     }
 
@@ -380,7 +380,7 @@ impl<S: Store> PollGroup<S> {
             if let Some((id, tag)) = zeroing::step(&mut self.turn)
                 && self.connections.has(id)
             {
-                self.serve(wide(id.slot), |connection, turn| {
+                self.serve(wide(id.index), |connection, turn| {
                     change::zeroed(connection, turn, tag);
                     Ok(())
                 });
@@ -406,7 +406,7 @@ impl<S: Store> PollGroup<S> {
         };
         let served = act(connection, &mut self.turn);
         if connection.joins_list() {
-            let index = connection.id().slot;
+            let index = connection.id().index;
             self.connections.list(index);
         }
         if let Err(violation) = served {
@@ -504,7 +504,7 @@ impl<S: Store> PollGroup<S> {
         while let Some(to) = self.written.get(at).copied() {
             at += 1;
             debug_assert!(self.connections.has(to.connection), "an answer to nobody: {to:?}");
-            self.serve(wide(to.connection.slot), |connection, turn| {
+            self.serve(wide(to.connection.index), |connection, turn| {
                 reply::on_stored(connection, turn, to.tag);
                 Ok(())
             });
@@ -516,7 +516,7 @@ impl<S: Store> PollGroup<S> {
     fn on_reply(&mut self, reply: crate::cache::ShardReply) {
         let id = reply.to().connection;
         debug_assert!(self.connections.has(id), "an answer to nobody: {reply:?}");
-        self.serve(wide(id.slot), |connection, turn| reply::on_reply(connection, turn, reply));
+        self.serve(wide(id.index), |connection, turn| reply::on_reply(connection, turn, reply));
     }
 
     /// The shard is short of memory: every poll group that sent from it sees to it that the memory
@@ -555,7 +555,7 @@ impl<S: Store> PollGroup<S> {
                 continue;
             }
             let before = self.turn.sink_waiters.len();
-            self.serve(wide(id.slot), |connection, turn| {
+            self.serve(wide(id.index), |connection, turn| {
                 if !connection.is_live() {
                     return Ok(());
                 }

@@ -15,7 +15,7 @@ use super::turn::Turn;
 use crate::cache::{STRIPE_BYTES, Segments, ShardRequest, shard_of};
 use crate::connection::{Connection, Served, Violation};
 use crate::part::{Part, PartIndex, PartState};
-use crate::request::{Action, Event, Outcome};
+use crate::request::{Action, Event, Outcome, PartEvent};
 use crate::store::{Store, VolumeIndex};
 
 /// Begins a READ of a store, and reads `ahead` (first byte and bytes) of its reader.
@@ -77,7 +77,7 @@ fn send_whole<S: Store>(
     let span = request.span();
     let part = Part::new(turn.group, span.offset, 0, narrow(span.len));
     let _ = request.step(Event::Part(part));
-    let _ = request.step(Event::Hit(PartIndex::FIRST, memory));
+    let _ = request.step(Event::OfPart(PartIndex::FIRST, PartEvent::Hit(memory)));
     send_parts(connection, turn, tag)
 }
 
@@ -98,7 +98,7 @@ fn ask_parts<S: Store>(
         if shard == turn.group
             && let Some(memory) = turn.shard.lend_hit(cut.volume, offset, len)
         {
-            let _ = connection.request_mut(tag).step(Event::Hit(index, memory));
+            let _ = connection.request_mut(tag).step(Event::OfPart(index, PartEvent::Hit(memory)));
             hits = true;
         } else {
             let from = turn.token(connection, tag, index);
@@ -202,7 +202,7 @@ fn send_part<S: Store>(
     let immediate = with_immediate.then(|| Immediate::new(tag, command.sequence));
     let at = connection.queue_lent(tag, &sges, remote, immediate, ends_part);
     let request = connection.request_mut(tag);
-    if request.step(Event::Sent(index, bytes)) == Action::Pin {
+    if request.step(Event::OfPart(index, PartEvent::Sent(bytes))) == Action::Pin {
         let part = &mut request.parts_mut()[wide(index.0)];
         let (shard, (_, memory)) = (part.shard(), part.take_memory());
         connection.pin(at, narrow(shard), memory);

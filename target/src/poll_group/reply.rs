@@ -9,7 +9,7 @@ use super::{change, read, write};
 use crate::cache::{ShardReply, ShardRequest};
 use crate::connection::{Connection, Served, Violation};
 use crate::part::PartIndex;
-use crate::request::{Action, Event, HeldRange, Outcome};
+use crate::request::{Action, Event, HeldRange, Outcome, PartEvent};
 use crate::store::Store;
 
 /// A shard answered what was asked of it for a command of this connection.
@@ -25,8 +25,10 @@ pub(super) fn on_reply<S: Store>(
     let to = reply.to();
     let (tag, part) = (to.tag, PartIndex(to.part));
     let event = match reply {
-        ShardReply::Read { result, .. } => Event::Lent(part, result),
-        ShardReply::Reserved { job, memory, .. } => Event::Reserved(part, job, memory),
+        ShardReply::Read { result, .. } => Event::OfPart(part, PartEvent::Lent(result)),
+        ShardReply::Reserved { job, memory, .. } => {
+            Event::OfPart(part, PartEvent::Reserved(job, memory))
+        }
         ShardReply::Held { job, .. } => Event::Held(HeldRange { shard: part.0.into(), job }),
         ShardReply::Done { result, .. } => Event::Done(part, result),
     };

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 use super::peers::Peers;
 use super::{FromGroup, PollGroup, ToGroup};
-use crate::cache::Shard;
+use crate::cache::{ArenaEnds, Shard};
 use crate::stats::Stats;
 use crate::store::VolumeIndex;
 use crate::store::backing::Backing;
@@ -124,7 +124,11 @@ pub fn start(
             }
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let mut thread = GroupThread::new(group, receiver, thread_stats, outbox.clone())?;
-                data_thread::run(&mut thread, tuning.spin)
+                let ended = data_thread::run(&mut thread, tuning.spin);
+                // A thread that gave up may still have lent memory, and its shard goes with it.
+                let _ends = ArenaEnds::begin();
+                drop(thread);
+                ended
             }));
             let (clean, error) = match result {
                 Ok(Ok(clean)) => (clean, None),

@@ -11,7 +11,7 @@ use super::turn::Turn;
 use crate::cache::ShardRequest;
 use crate::connection::{Connection, Served, Violation};
 use crate::part::{Part, PartIndex};
-use crate::request::{Action, Event, Outcome, Span};
+use crate::request::{Action, Event, Outcome, PartEvent, Span};
 use crate::stats::Stats;
 use crate::store::Store;
 use crate::volume::Placement;
@@ -100,7 +100,7 @@ pub(super) fn to_memory<S: Store>(
 ) -> Served {
     let request = connection.request_mut(tag);
     let _ = request.step(Event::Part(Part::new(turn.group, span.offset, 0, narrow(span.len))));
-    let _ = request.step(Event::NeedsNoMemory(PartIndex::FIRST));
+    let _ = request.step(Event::OfPart(PartIndex::FIRST, PartEvent::NeedsNoMemory));
     post_reads(connection, turn, tag, PartIndex::FIRST)
 }
 
@@ -117,7 +117,9 @@ fn ask_memory<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Ta
             let reserve = ShardRequest::Reserve { from, volume, offset, len };
             turn.ask(connection, tag, shard, reserve);
         } else if let Some((job, memory)) = turn.shard.reserve(from, volume, offset, len) {
-            let _ = connection.request_mut(tag).step(Event::ReservedNow(index, job, memory));
+            let _ = connection
+                .request_mut(tag)
+                .step(Event::OfPart(index, PartEvent::ReservedNow(job, memory)));
             fetch(connection, turn, tag, index)?;
         } else {
             let _ = connection.request_mut(tag).step(Event::Asked);
@@ -147,7 +149,7 @@ pub(super) fn fetch<S: Store>(
     });
     turn.stats.copied_bytes.add(u64::from(part.len()));
     let request = connection.request_mut(tag);
-    let _ = request.step(Event::Copied(index));
+    let _ = request.step(Event::OfPart(index, PartEvent::Copied));
     if request.parts().iter().all(Part::is_posted) {
         connection.release_data(tag);
     }
@@ -187,7 +189,8 @@ pub(super) fn post_reads<S: Store>(
         // Ranges were checked.
         let ends = read_ends(connection, turn, tag, index);
         let (sge, remote) = ends.ok_or(Violation("a write without memory"))?;
-        let _ = connection.request_mut(tag).step(Event::ReadPosted(index, sge.len));
+        let _ =
+            connection.request_mut(tag).step(Event::OfPart(index, PartEvent::ReadPosted(sge.len)));
         connection.queue_read(tag, index, sge, remote);
     }
     Ok(())
@@ -231,7 +234,7 @@ pub(super) fn on_read<S: Store>(
     tag: Tag,
     index: PartIndex,
 ) -> Served {
-    match connection.request_mut(tag).step(Event::ReadDone(index)) {
+    match connection.request_mut(tag).step(Event::OfPart(index, PartEvent::ReadDone)) {
         Action::Place => {}
         Action::Wait => return Ok(()),
         _ => return Err(Violation("a READ completed that was not posted")),
@@ -270,20 +273,20 @@ fn place<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag, in
         (Some(job), memory) if !in_store => {
             // What a null volume is sent goes nowhere.
             turn.tell(shard, ShardRequest::Cancel { job, memory });
-            Event::WrittenNow(index)
+            Event::OfPart(index, PartEvent::WrittenNow)
         }
         (Some(job), memory) if shard != turn.group => {
             turn.tell(shard, ShardRequest::Write { from, job, memory, fua });
-            Event::WriteAsked(index)
+            Event::OfPart(index, PartEvent::WriteAsked)
         }
         (Some(job), memory) => {
             if turn.shard.write(job, memory, fua, turn.now) {
-                Event::WrittenNow(index)
+                Event::OfPart(index, PartEvent::WrittenNow)
             } else {
-                Event::WriteAsked(index)
+                Event::OfPart(index, PartEvent::WriteAsked)
             }
         }
-        (None, _) => Event::WrittenNow(index),
+        (None, _) => Event::OfPart(index, PartEvent::WrittenNow),
     };
     if let Action::Finish(status) = connection.request_mut(tag).step(event) {
         finish(connection, turn, tag, Outcome::of(status));

@@ -9,7 +9,8 @@ use rblk_protocol::Tag;
 
 use super::respond::finish;
 use super::turn::Turn;
-use crate::connection::{Connection, ConnectionId};
+use crate::connection::Connection;
+use crate::identity::ConnectionId;
 use crate::request::{Event, Outcome};
 use crate::store::Store;
 

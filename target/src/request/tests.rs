@@ -75,7 +75,7 @@ proptest! {
             match next[at] {
                 Outside::Reserve => {
                     let job = JobId::test(u32::from(part.0));
-                    let action = request.step(Event::Reserved(part, job, Segments::default()));
+                    let action = request.step(Event::OfPart(part, PartEvent::Reserved(job, Segments::default())));
                     if ended {
                         prop_assert_eq!(action, Action::GiveBack(part));
                         let (taken, memory) = request.parts_mut()[at].take_memory();
@@ -89,14 +89,14 @@ proptest! {
                 // The device of a connection that ended tells nothing.
                 _ if ended && next[at] != Outside::Write => next[at] = Outside::Nothing,
                 Outside::PostRead => {
-                    let _ = request.step(Event::ReadPosted(part, 4096));
+                    let _ = request.step(Event::OfPart(part, PartEvent::ReadPosted(4096)));
                     next[at] = Outside::CompleteRead;
                 }
                 Outside::CompleteRead => {
-                    prop_assert!(matches!(request.step(Event::ReadDone(part)), Action::Place));
+                    prop_assert!(matches!(request.step(Event::OfPart(part, PartEvent::ReadDone)), Action::Place));
                     let (job, memory) = request.parts_mut()[at].take_memory();
                     prop_assert!(job.is_some() && memory.is_empty());
-                    let _ = request.step(Event::WriteAsked(part));
+                    let _ = request.step(Event::OfPart(part, PartEvent::WriteAsked));
                     next[at] = Outside::Write;
                 }
                 Outside::Write => {
@@ -130,16 +130,16 @@ proptest! {
         let mut sent = 0;
         for index in order.iter().take(usize::from(parts)) {
             let part = PartIndex(asked.swap_remove(index.index(asked.len())));
-            let action = request.step(Event::Lent(part, Ok(Segments::default())));
+            let action = request.step(Event::OfPart(part, PartEvent::Lent(Ok(Segments::default()))));
             prop_assert!(matches!(action, Action::Send));
             let Some((next, is_last)) = request.next_to_send() else {
                 return Err(TestCaseError::fail("nothing to send"));
             };
             sent += 1;
             prop_assert_eq!((next, is_last), (part, sent == parts));
-            let half = request.step(Event::Sent(part, 2048));
+            let half = request.step(Event::OfPart(part, PartEvent::Sent(2048)));
             prop_assert!(matches!(half, Action::Wait), "memory is read by one more WR");
-            prop_assert!(matches!(request.step(Event::Sent(part, 2048)), Action::Pin));
+            prop_assert!(matches!(request.step(Event::OfPart(part, PartEvent::Sent(2048))), Action::Pin));
         }
         prop_assert!(request.next_to_send().is_none() && !request.has_failed());
     }
@@ -158,11 +158,11 @@ impl Request {
 #[test]
 fn a_read_fails_when_no_shard_works_for_it() {
     let mut request = with_parts(Opcode::Read, 2);
-    let action = request.step(Event::Lent(PartIndex(1), Err(Errno::EIO)));
+    let action = request.step(Event::OfPart(PartIndex(1), PartEvent::Lent(Err(Errno::EIO))));
     assert!(matches!(action, Action::Send) && !request.has_failed());
-    let _ = request.step(Event::Lent(PartIndex(0), Ok(Segments::default())));
+    let _ = request.step(Event::OfPart(PartIndex(0), PartEvent::Lent(Ok(Segments::default()))));
     assert_eq!(request.next_to_send(), Some((PartIndex(0), false)), "no answer of OK");
-    let _ = request.step(Event::Sent(PartIndex(0), 4096));
+    let _ = request.step(Event::OfPart(PartIndex(0), PartEvent::Sent(4096)));
     assert!(request.has_failed());
     assert_eq!(request.outcome().status, Status::from_store_errno(Errno::EIO as i32));
 }
@@ -235,8 +235,14 @@ fn a_change_whose_connection_ended_lets_others_in_again() {
 #[test]
 fn a_read_that_was_not_posted_is_impossible() {
     let mut request = with_parts(Opcode::Write, 1);
-    assert!(matches!(request.step(Event::ReadDone(PartIndex(0))), Action::Impossible));
-    assert!(matches!(request.step(Event::ReadDone(PartIndex(9))), Action::Impossible));
+    assert!(matches!(
+        request.step(Event::OfPart(PartIndex(0), PartEvent::ReadDone)),
+        Action::Impossible
+    ));
+    assert!(matches!(
+        request.step(Event::OfPart(PartIndex(9), PartEvent::ReadDone)),
+        Action::Impossible
+    ));
 }
 
 #[test]

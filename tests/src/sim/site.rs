@@ -10,9 +10,9 @@ use rblk_protocol::{
 use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{AdminCommand, Join, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::seed::Random;
-use rblk_target::connection::SessionSlot;
 use rblk_target::control::core::{ConnectionRef, Core, CoreParts, Effect, Refused, Ticket};
 use rblk_target::holders::{HolderRecord, Holders};
+use rblk_target::identity::SessionIndex;
 use rblk_target::poll_group::ToGroup;
 use rblk_target::verifier::Lineage;
 use rblk_target::volume::CacheMode;
@@ -101,7 +101,7 @@ pub struct Site {
     // Records on their way to the disk, and when they are there.
     persists: VecDeque<(u64, Ticket, HolderRecord)>,
     asked: Vec<Asked>,
-    owners: BTreeMap<SessionSlot, Host>,
+    owners: BTreeMap<SessionIndex, Host>,
     ticked: Duration,
     stopping: bool,
     breaches: Vec<String>,

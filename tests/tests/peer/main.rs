@@ -8,7 +8,7 @@ mod memory;
 
 use rblk_protocol::{CommandCapsule, Features, Status};
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
-use rblk_target::connection::SessionSlot;
+use rblk_target::identity::SessionIndex;
 use rblk_tests::bed::{Bed, STORE, pattern};
 use rblk_tests::raw::{Heard, RawPeer};
 
@@ -23,7 +23,7 @@ fn by_send() -> QueueOptions {
 }
 
 /// A bed with a well-behaved queue of its own session, and a session for the one to be watched.
-fn watched(rig: &RigOptions) -> (Bed, QueueId, SessionSlot) {
+fn watched(rig: &RigOptions) -> (Bed, QueueId, SessionIndex) {
     let mut bed = Bed::new(rig);
     let bystander = bed.queue(STORE, options());
     let suspect = bed.rig.begin_session();

@@ -6,7 +6,7 @@ use rblk_protocol::{AccessMode, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::RamStore;
 use rblk_target::cache::slots::{Holders, State};
-use rblk_target::connection::SessionSlot;
+use rblk_target::identity::SessionIndex;
 use rblk_target::poll_group::ToGroup;
 use rblk_target::volume::CacheMode;
 use rblk_tests::bed::{PATIENCE, pattern};
@@ -32,7 +32,7 @@ fn lent(rig: &mut Rig<RamStore>) -> Vec<(usize, Holders, Vec<u8>)> {
 struct Jam {
     rig: Rig<RamStore>,
     image: Vec<u8>,
-    mortal: SessionSlot,
+    mortal: SessionIndex,
     dying: QueueId,
     well: QueueId,
 }

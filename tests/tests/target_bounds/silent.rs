@@ -6,7 +6,7 @@ use std::time::Duration;
 use rblk_fabric::soft::network::End;
 use rblk_protocol::Opcode;
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
-use rblk_target::connection::SessionSlot;
+use rblk_target::identity::SessionIndex;
 use rblk_tests::bed::{Bed, MEMORY, STORE, pattern};
 use rblk_tests::raw::{Heard, RawPeer};
 
@@ -22,7 +22,7 @@ fn raw_options() -> QueueOptions {
 }
 
 /// A bed with an honest queue, and a session with a connection that is driven by hand.
-fn suspected() -> (Bed, QueueId, SessionSlot, RawPeer) {
+fn suspected() -> (Bed, QueueId, SessionIndex, RawPeer) {
     let mut bed = Bed::new(&slow_clock());
     // It has no memory of the arena.
     let bystander = bed.queue(MEMORY, raw_options());

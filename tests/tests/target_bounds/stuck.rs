@@ -5,7 +5,7 @@ use rblk_protocol::{AccessMode, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::{RamStore, StoreConditions};
 use rblk_rig::seed::Random;
-use rblk_target::connection::SessionSlot;
+use rblk_target::identity::SessionIndex;
 use rblk_target::store::{Op, OpDone, Segment, Store, VolumeIndex};
 use rblk_target::volume::CacheMode;
 use rblk_tests::bed::{PATIENCE, pattern};
@@ -51,7 +51,7 @@ impl Store for PartlyStuck {
 /// Two volumes at a store that has forgotten the first, and a queue of each.
 struct Two {
     rig: Rig<PartlyStuck>,
-    sessions: [SessionSlot; 2],
+    sessions: [SessionIndex; 2],
     well: QueueId,
     content: Vec<u8>,
 }

@@ -4,7 +4,7 @@ use rblk_initiator::io::IoOp;
 use rblk_protocol::{AccessMode, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::RamStore;
-use rblk_target::connection::SessionSlot;
+use rblk_target::identity::SessionIndex;
 use rblk_target::poll_group::ToGroup;
 use rblk_target::store::VolumeIndex;
 use rblk_tests::bed::{Bed, MEMORY, PATIENCE, VOLUME_BYTES, pattern};
@@ -16,7 +16,7 @@ const LARGE_VOLUME: VolumeIndex = VolumeIndex(0);
 const SMALL_VOLUME: VolumeIndex = VolumeIndex(1);
 
 /// A large volume in memory, full of ones, another volume, and a queue of each.
-fn large() -> (Rig<RamStore>, [SessionSlot; 2], [QueueId; 2]) {
+fn large() -> (Rig<RamStore>, [SessionIndex; 2], [QueueId; 2]) {
     let volumes = [LARGE, MIB].map(|bytes| VolumeSpec::new(VolumeKind::Memory, bytes as u64));
     let options = RigOptions { volumes: volumes.to_vec(), ..RigOptions::default() };
     let mut rig = Rig::new(&options, |region| RamStore::new(region, 1)).expect("a rig");

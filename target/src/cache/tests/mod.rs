@@ -27,7 +27,7 @@ use super::message::{Changed, JobId, PartToken, Segments, ShardReply, ShardReque
 use super::shard::Shard;
 use super::{SLOT_BYTES, STRIPE_BYTES, ShardOptions};
 use crate::arena::Arena;
-use crate::connection::ConnectionId;
+use crate::identity::ConnectionId;
 use crate::store::{OpKind, VolumeIndex};
 use crate::volume::CacheMode;
 use script::Script;
@@ -164,7 +164,7 @@ impl Case {
 
     fn token(&mut self) -> PartToken {
         self.tags += 1;
-        let connection = ConnectionId { slot: 0, generation: 1 };
+        let connection = ConnectionId { index: 0, generation: 1 };
         PartToken { group: 0, connection, tag: Tag(self.tags), part: 0 }
     }
 

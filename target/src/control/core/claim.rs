@@ -14,8 +14,8 @@ use rblk_protocol::{AccessMode, OpenRequest, Status};
 
 use super::open::{Stage, held_by};
 use super::{Answer, Core, Notice, Ticket, refuse};
-use crate::connection::SessionSlot;
 use crate::holders::{Claimant, HolderRecord, VolumeUuid};
+use crate::identity::SessionIndex;
 use crate::volume::Volume;
 
 impl Core {
@@ -75,7 +75,7 @@ impl Core {
     /// The session holds the volume from now on, and the sessions that exclude it do not.
     pub(super) fn enter(
         &mut self,
-        session: SessionSlot,
+        session: SessionIndex,
         volume: &Volume,
         claimant: &Claimant,
         take_over: bool,
@@ -100,8 +100,8 @@ impl Core {
     /// A session that excludes the opener is fenced, from this moment and permanently.
     fn fence(
         &mut self,
-        victim: SessionSlot,
-        by: SessionSlot,
+        victim: SessionIndex,
+        by: SessionIndex,
         volume: &Volume,
         claimant: &Claimant,
     ) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rblk_protocol::{AsyncEvent, CommandCapsule, Epoch, Status, Tag};
 
 use super::{Answer, ConnectionRef, Core, Effect, refuse};
-use crate::connection::SessionSlot;
+use crate::identity::SessionIndex;
 
 /// ASYNC_EVENTs one session may park.
 const PARKED_PER_SESSION: usize = 4;
@@ -17,7 +17,7 @@ const PARKED_PER_SESSION: usize = 4;
 struct Parked {
     from: ConnectionRef,
     tag: Tag,
-    session: SessionSlot,
+    session: SessionIndex,
     epoch: Epoch,
 }
 
@@ -34,7 +34,7 @@ struct Begun {
     since: Instant,
     stopped: bool,
     // Sessions that were told. When they ask again, there is nothing else to tell them.
-    told: BTreeSet<(SessionSlot, Epoch)>,
+    told: BTreeSet<(SessionIndex, Epoch)>,
 }
 
 impl Drain {
@@ -53,7 +53,7 @@ impl Drain {
     }
 
     /// Forgets the ASYNC_EVENTs of a session, or those of one epoch of it.
-    pub(super) fn forget_events(&mut self, session: SessionSlot, epoch: Option<Epoch>) {
+    pub(super) fn forget_events(&mut self, session: SessionIndex, epoch: Option<Epoch>) {
         self.parked.retain(|p| p.session != session || epoch.is_some_and(|e| e != p.epoch));
     }
 }
@@ -124,7 +124,7 @@ impl Core {
     pub(super) fn async_event(
         &mut self,
         from: ConnectionRef,
-        session: SessionSlot,
+        session: SessionIndex,
         command: &CommandCapsule,
     ) -> Answer {
         let Drain { parked, begun, .. } = &mut self.drain;

@@ -7,7 +7,7 @@ use rblk_protocol::{
 };
 
 use super::{Answer, ConnectionRef, Core, Effect, QUIESCE_DEADLINE, refuse};
-use crate::connection::SessionSlot;
+use crate::identity::SessionIndex;
 
 /// Silence that every initiator may keep before its session counts as lost.
 const SILENCE_MIN: Duration = Duration::from_secs(2);
@@ -26,7 +26,7 @@ impl Core {
     pub(super) fn login(
         &mut self,
         from: ConnectionRef,
-        index: SessionSlot,
+        index: SessionIndex,
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
@@ -71,7 +71,7 @@ impl Core {
     }
 
     /// Nothing of an older epoch is left: the new epoch may begin.
-    pub(super) fn finish_login(&mut self, index: SessionSlot) {
+    pub(super) fn finish_login(&mut self, index: SessionIndex) {
         let Some(login) = self.waiting_logins.remove(&index) else { return };
         let Some(session) = self.sessions.get_mut(index) else { return };
         if session.epoch != login.epoch || session.leave().is_some() {
@@ -98,7 +98,7 @@ impl Core {
     pub(super) fn end_late_logins(&mut self, now: Instant) {
         let late =
             |login: &WaitingLogin| now.saturating_duration_since(login.since) > QUIESCE_DEADLINE;
-        let late_sessions: Vec<SessionSlot> =
+        let late_sessions: Vec<SessionIndex> =
             self.waiting_logins.iter().filter(|(_, l)| late(l)).map(|(index, _)| *index).collect();
         for index in late_sessions {
             if let Some(login) = self.waiting_logins.remove(&index) {

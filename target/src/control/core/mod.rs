@@ -35,8 +35,8 @@ use rblk_protocol::{
     RejectReason, SessionId, Status, Tag,
 };
 
-use crate::connection::{ConnectionId, SessionSlot};
 use crate::holders::{HolderRecord, Holders};
+use crate::identity::{ConnectionId, SessionIndex};
 use crate::poll_group::Notice;
 use crate::session::{After, Leave, SessionTable};
 use crate::store::VolumeIndex;
@@ -110,7 +110,7 @@ pub enum Effect {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Admitted {
     /// Its session.
-    pub session: SessionSlot,
+    pub session: SessionIndex,
     /// Its epoch.
     pub epoch: Epoch,
     /// Its index, for an I/O queue.
@@ -167,7 +167,7 @@ pub struct Core {
     changes: Changes,
     // Until when an absent holder may come back, by volume.
     kept_for: BTreeMap<VolumeIndex, Instant>,
-    waiting_logins: BTreeMap<SessionSlot, WaitingLogin>,
+    waiting_logins: BTreeMap<SessionIndex, WaitingLogin>,
     // In the order in which they came.
     waiting_opens: Vec<WaitingOpen>,
     drain: Drain,
@@ -272,7 +272,13 @@ impl Core {
     }
 
     /// An admitted connection ended and nothing of it is in use any more, or it could not be made.
-    pub fn gone(&mut self, session: SessionSlot, epoch: Epoch, kind: ConnectionKind, now: Instant) {
+    pub fn gone(
+        &mut self,
+        session: SessionIndex,
+        epoch: Epoch,
+        kind: ConnectionKind,
+        now: Instant,
+    ) {
         self.latest = now;
         let queue = match kind {
             ConnectionKind::Admin => None,
@@ -302,7 +308,7 @@ impl Core {
     pub fn command(
         &mut self,
         from: ConnectionRef,
-        session: SessionSlot,
+        session: SessionIndex,
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
@@ -320,7 +326,7 @@ impl Core {
     fn answer(
         &mut self,
         from: ConnectionRef,
-        session: SessionSlot,
+        session: SessionIndex,
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
@@ -428,7 +434,7 @@ impl Core {
     }
 
     /// A session ended; another session may have its index.
-    fn forget(&mut self, session: SessionSlot) {
+    fn forget(&mut self, session: SessionIndex) {
         self.waiting_logins.remove(&session);
         self.waiting_opens.retain(|open| open.session != session);
         self.drain.forget_events(session, None);

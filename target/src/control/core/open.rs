@@ -32,8 +32,8 @@ use rblk_protocol::{
 
 use super::changes::Undurable;
 use super::{Answer, ConnectionRef, Core, Notice, QUIESCE_DEADLINE, Ticket, refuse, refuse_saying};
-use crate::connection::SessionSlot;
 use crate::holders::Claimant;
+use crate::identity::SessionIndex;
 use crate::session::Session;
 use crate::store::VolumeIndex;
 use crate::volume::Volume;
@@ -43,7 +43,7 @@ use crate::volume::Volume;
 pub(super) struct WaitingOpen {
     pub(super) from: ConnectionRef,
     pub(super) tag: Tag,
-    pub(super) session: SessionSlot,
+    pub(super) session: SessionIndex,
     pub(super) epoch: Epoch,
     pub(super) volume: VolumeIndex,
     mode: AccessMode,
@@ -89,7 +89,7 @@ impl Core {
     pub(super) fn open(
         &mut self,
         from: ConnectionRef,
-        session: SessionSlot,
+        session: SessionIndex,
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
@@ -130,7 +130,7 @@ impl Core {
     }
 
     /// A session that has the volume, or waits for it, opens it.
-    fn reopen(&mut self, session: SessionSlot, volume: VolumeIndex, mode: AccessMode) {
+    fn reopen(&mut self, session: SessionIndex, volume: VolumeIndex, mode: AccessMode) {
         let older = self.take_opens(|open| (open.session, open.volume) == (session, volume));
         let other_mode = self.mode_of(session, volume).is_some_and(|old| old != mode);
         if other_mode || older.iter().any(WaitingOpen::is_granted) {
@@ -144,7 +144,7 @@ impl Core {
         }
     }
 
-    fn mode_of(&self, session: SessionSlot, volume: VolumeIndex) -> Option<AccessMode> {
+    fn mode_of(&self, session: SessionIndex, volume: VolumeIndex) -> Option<AccessMode> {
         self.sessions.get(session)?.mode_of(volume)
     }
 
@@ -152,7 +152,7 @@ impl Core {
     /// waits for has begun.
     pub(super) fn decide(
         &mut self,
-        session: SessionSlot,
+        session: SessionIndex,
         volume: &Volume,
         request: &OpenRequest,
         now: Instant,
@@ -243,7 +243,7 @@ impl Core {
     /// Refuses an opener that may not take the volume from its holder.
     fn must_not_be_excluded(
         &self,
-        session: SessionSlot,
+        session: SessionIndex,
         volume: &Volume,
         claimant: &Claimant,
         returns: bool,
@@ -285,7 +285,7 @@ impl Core {
     pub(super) fn end_leaving(
         &mut self,
         volume: VolumeIndex,
-        except: SessionSlot,
+        except: SessionIndex,
         mode: AccessMode,
     ) {
         let leaving: Vec<_> = self.sessions.leaving(volume, except, mode).collect();
@@ -378,7 +378,7 @@ impl Core {
 
     /// The admin connection of that epoch is gone: its OPENs cannot be answered, and their session
     /// was not let in.
-    pub(super) fn drop_opens_of(&mut self, session: SessionSlot, epoch: Epoch) {
+    pub(super) fn drop_opens_of(&mut self, session: SessionIndex, epoch: Epoch) {
         for open in self.take_opens(|open| (open.session, open.epoch) == (session, epoch)) {
             if open.is_granted() {
                 self.give_up(session, open.volume, Status::NoSuchVolume);
@@ -402,7 +402,7 @@ impl Core {
     }
 
     /// The session does not have the volume any more. Returns false if it did not have it before.
-    fn give_up(&mut self, session: SessionSlot, volume: VolumeIndex, refusal: Status) -> bool {
+    fn give_up(&mut self, session: SessionIndex, volume: VolumeIndex, refusal: Status) -> bool {
         let Some(mode) = self.sessions.close(session, volume) else { return false };
         self.all(Notice::Close { session, volume, refusal });
         if mode != AccessMode::ReadOnly {
@@ -430,7 +430,7 @@ impl Core {
         }
     }
 
-    pub(super) fn close(&mut self, session: SessionSlot, command: &CommandCapsule) -> Answer {
+    pub(super) fn close(&mut self, session: SessionIndex, command: &CommandCapsule) -> Answer {
         let Some(volume) = Volume::index_of(command.volume) else {
             return refuse(Status::NoSuchVolume);
         };
@@ -444,7 +444,7 @@ impl Core {
         Answer::Now(Status::Ok, 0, Vec::new())
     }
 
-    pub(super) fn logout(&mut self, session: SessionSlot) -> Answer {
+    pub(super) fn logout(&mut self, session: SessionIndex) -> Answer {
         for open in self.take_opens(|open| open.session == session) {
             self.reply(open.from, open.tag, Status::NotReady, 0, Vec::new());
         }

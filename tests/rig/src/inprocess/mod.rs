@@ -27,7 +27,7 @@ use anyhow::Result;
 use rblk_fabric::soft::network::{Network, Wire};
 use rblk_fabric::{Device, Poller, ProtectionDomain, QpIndex, Region};
 use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, Tag};
-use rblk_target::connection::{ConnectionId, SessionSlot};
+use rblk_target::identity::{ConnectionId, SessionIndex};
 use rblk_target::poll_group::FromGroup;
 use rblk_target::store::Store;
 use rblk_target::volume::Volume;
@@ -71,7 +71,7 @@ pub struct Outcome {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gone {
     /// Its session.
-    pub session: SessionSlot,
+    pub session: SessionIndex,
     /// What it was.
     pub kind: ConnectionKind,
     /// Its epoch.
@@ -82,7 +82,7 @@ pub struct Gone {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Join {
     /// Its session.
-    pub session: SessionSlot,
+    pub session: SessionIndex,
     /// Its epoch.
     pub epoch: Epoch,
     /// What it is.
@@ -95,7 +95,7 @@ pub struct AdminCommand {
     /// The connection it came by.
     pub connection: ConnectionId,
     /// Its session.
-    pub session: SessionSlot,
+    pub session: SessionIndex,
     /// The command.
     pub command: CommandCapsule,
     /// Its in-capsule data.

@@ -13,7 +13,7 @@ use rblk_initiator::io::{Io, IoOp};
 use rblk_initiator::path::{DeadPath, Path, PathLayout, PathMemory};
 use rblk_initiator::path_change::PathChange;
 use rblk_protocol::{ConnectionKind, Features, Mutation, QueueDepth, Tag, VolumeHandle};
-use rblk_target::connection::SessionSlot;
+use rblk_target::identity::SessionIndex;
 use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::volume::Volume;
 
@@ -32,7 +32,7 @@ pub(super) struct Queue {
     buffers: Arc<Region>,
     options: QueueOptions,
     // Of a rig without control.
-    session: Option<(SessionSlot, u16)>,
+    session: Option<(SessionIndex, u16)>,
     volume: VolumeHandle,
     change: PathChange,
     // One for each lane.
@@ -74,7 +74,7 @@ impl<S: Store> Rig<S> {
     /// Memory is short, or the sizes do not fit.
     pub fn add_queue(
         &mut self,
-        session: SessionSlot,
+        session: SessionIndex,
         volume: VolumeIndex,
         options: QueueOptions,
     ) -> Result<QueueId> {
@@ -290,7 +290,7 @@ impl<S: Store> Rig<S> {
     /// As [`Self::reconnect`].
     pub fn raw_connection(
         &mut self,
-        session: SessionSlot,
+        session: SessionIndex,
         kind: ConnectionKind,
         options: QueueOptions,
         sizes: QpLimits,

@@ -15,7 +15,8 @@ use rblk_protocol::{
 };
 use rblk_target::arena::Arena;
 use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
-use rblk_target::connection::{ConnectionId, ConnectionParams, SessionSlot};
+use rblk_target::connection::ConnectionParams;
+use rblk_target::identity::{ConnectionId, SessionIndex};
 use rblk_target::poll_group::peers::Peers;
 use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, ToGroup};
 use rblk_target::stats::{Stats, StatsSnapshot};
@@ -238,18 +239,18 @@ impl<S: Store> Rig<S> {
     }
 
     /// Begins a session in its first epoch.
-    pub fn begin_session(&mut self) -> SessionSlot {
+    pub fn begin_session(&mut self) -> SessionIndex {
         self.sessions.push(SessionState { epoch: Epoch(1), connections: Vec::new() });
-        SessionSlot(u16::try_from(self.sessions.len() - 1).unwrap_or(u16::MAX))
+        SessionIndex(u16::try_from(self.sessions.len() - 1).unwrap_or(u16::MAX))
     }
 
     /// A session opens a volume.
-    pub fn open(&mut self, session: SessionSlot, volume: VolumeIndex, mode: AccessMode) {
+    pub fn open(&mut self, session: SessionIndex, volume: VolumeIndex, mode: AccessMode) {
         self.mail(ToGroup::Notice(Notice::Open { session, volume, mode }));
     }
 
     /// A session closes a volume, or loses it; later commands are answered with `refusal`.
-    pub fn close(&mut self, session: SessionSlot, volume: VolumeIndex, refusal: Status) {
+    pub fn close(&mut self, session: SessionIndex, volume: VolumeIndex, refusal: Status) {
         self.mail(ToGroup::Notice(Notice::Close { session, volume, refusal }));
     }
 
@@ -315,7 +316,7 @@ impl<S: Store> Rig<S> {
     /// # Panics
     /// There is no such session.
     #[must_use]
-    pub fn epoch(&self, session: SessionSlot) -> Epoch {
+    pub fn epoch(&self, session: SessionIndex) -> Epoch {
         self.sessions[usize::from(session.0)].epoch
     }
 
@@ -324,7 +325,7 @@ impl<S: Store> Rig<S> {
     /// # Panics
     /// There is no such session.
     #[must_use]
-    pub fn connections(&self, session: SessionSlot) -> usize {
+    pub fn connections(&self, session: SessionIndex) -> usize {
         self.sessions[usize::from(session.0)].connections.len()
     }
 
@@ -333,7 +334,7 @@ impl<S: Store> Rig<S> {
     ///
     /// # Errors
     /// They do not go.
-    pub fn new_epoch(&mut self, session: SessionSlot) -> Result<Epoch> {
+    pub fn new_epoch(&mut self, session: SessionIndex) -> Result<Epoch> {
         let state = &mut self.sessions[usize::from(session.0)];
         let epoch = state.epoch.next().context("no epoch is left")?;
         state.epoch = epoch;
@@ -344,7 +345,7 @@ impl<S: Store> Rig<S> {
     }
 
     /// Where a connection of the session's present epoch belongs, if it may be made now.
-    pub(super) fn join_by_hand(&self, session: SessionSlot, kind: ConnectionKind) -> Result<Join> {
+    pub(super) fn join_by_hand(&self, session: SessionIndex, kind: ConnectionKind) -> Result<Join> {
         let state = self.sessions.get(usize::from(session.0)).context("such a session")?;
         let epoch = state.epoch;
         ensure!(
@@ -413,7 +414,7 @@ impl<S: Store> Rig<S> {
             reads_out,
             send_sges: SEND_SGES,
             memory,
-            patience: rblk_target::connection::patience(None),
+            progress_max: rblk_target::connection::progress_max(None),
             peer: format!("session {} {kind:?}", session.0),
         };
         if let Some(state) = self.sessions.get_mut(usize::from(session.0)) {

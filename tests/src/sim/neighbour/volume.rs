@@ -1,7 +1,7 @@
 //! The neighbour's volume and session at the target.
 
 use rblk_rig::seed::Random;
-use rblk_target::connection::SessionSlot;
+use rblk_target::identity::SessionIndex;
 use rblk_target::store::VolumeIndex;
 
 /// The neighbour's volume.
@@ -9,7 +9,7 @@ pub const VOLUME: VolumeIndex = VolumeIndex(1);
 /// Bytes of that volume.
 pub const BYTES: usize = 192 << 10;
 /// The neighbour's session. The target's control gives this one to no other host.
-pub const SESSION: SessionSlot = SessionSlot(77);
+pub const SESSION: SessionIndex = SessionIndex(77);
 
 /// The bytes of the volume in the simulation of a seed.
 #[must_use]

@@ -15,8 +15,8 @@ use rblk_protocol::{
 };
 
 use super::{Admitted, ConnectionRef, Core, CoreParts, Effect, Notice, Ticket};
-use crate::connection::{ConnectionId, SessionSlot};
 use crate::holders::{HolderRecord, Holders, VolumeUuid};
+use crate::identity::{ConnectionId, SessionIndex};
 use crate::store::VolumeIndex;
 use crate::verifier::Lineage;
 use crate::volume::{CacheMode, Placement, Volume};
@@ -28,7 +28,7 @@ const VOLUMES: u16 = 2;
 /// A connection as the poll groups have it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Link {
-    session: SessionSlot,
+    session: SessionIndex,
     id: SessionId,
     epoch: Epoch,
     kind: ConnectionKind,
@@ -220,7 +220,7 @@ impl World {
             kind,
             at: ConnectionRef {
                 group: self.made as usize % 2,
-                connection: ConnectionId { slot: 0, generation: self.made },
+                connection: ConnectionId { index: 0, generation: self.made },
             },
             dying: false,
         };
@@ -304,7 +304,7 @@ impl World {
     }
 
     /// Volumes that the poll groups let a session write to.
-    fn writable(&self, session: SessionSlot) -> Vec<u16> {
+    fn writable(&self, session: SessionIndex) -> Vec<u16> {
         (0..VOLUMES)
             .filter(|volume| {
                 let last = self.notices.iter().rev().find_map(|notice| match *notice {

@@ -67,7 +67,7 @@ struct Run {
     w: World,
     asked: BTreeMap<(u32, u16), (Link, Asked, bool)>,
     // Sessions' volumes as the poll groups have them.
-    open: BTreeMap<SessionSlot, BTreeMap<u16, AccessMode>>,
+    open: BTreeMap<SessionIndex, BTreeMap<u16, AccessMode>>,
     // By connection: volumes for which it may have brought commands, and how it held them then.
     touched: BTreeMap<u32, BTreeMap<u16, AccessMode>>,
     seen: usize,
