@@ -15,10 +15,10 @@ use std::sync::Arc;
 use rblk_fabric::Region;
 
 /// Smallest extent, in bytes. Also the strongest memory alignment a backing store may ask for.
-pub const MIN_EXTENT_BYTES: u32 = 4 << 10;
+pub(crate) const MIN_EXTENT_BYTES: u32 = 4 << 10;
 
 /// Largest extent an arena can be configured to hand out, in bytes.
-pub const MAX_EXTENT_BYTES: u32 = 4 << 20;
+pub(crate) const MAX_EXTENT_BYTES: u32 = 4 << 20;
 
 /// Why an arena cannot be made. All numbers are bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -50,7 +50,7 @@ pub enum ArenaError {
 /// It cannot be copied, and its drop does nothing: an extent that is dropped stays allocated.
 #[must_use = "an extent that is dropped stays allocated: give it back with Arena::release"]
 #[derive(PartialEq, Eq, Debug)]
-pub struct Extent {
+pub(crate) struct Extent {
     offset: usize,
     len: u32,
 }
@@ -58,14 +58,14 @@ pub struct Extent {
 impl Extent {
     /// First byte, counted from the start of the region.
     #[must_use]
-    pub fn offset(&self) -> usize {
+    pub(crate) fn offset(&self) -> usize {
         self.offset
     }
 
     /// Length in bytes: a power of two, at least what was asked for.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "an extent is never empty")]
-    pub fn len(&self) -> u32 {
+    pub(crate) fn len(&self) -> u32 {
         self.len
     }
 }
@@ -92,7 +92,7 @@ impl Arena {
     ///
     /// # Errors
     /// [`ArenaError`] says which number does not fit.
-    pub fn new(region: Arc<Region>, largest: u32) -> Result<Self, ArenaError> {
+    pub(crate) fn new(region: Arc<Region>, largest: u32) -> Result<Self, ArenaError> {
         let range = 0..region.len();
         Self::over(region, range, largest)
     }
@@ -141,51 +141,51 @@ impl Arena {
 
     /// The memory the extents are in.
     #[must_use]
-    pub fn region(&self) -> &Arc<Region> {
+    pub(crate) fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
     /// The part of the region this arena hands out.
     #[must_use]
     #[inline]
-    pub fn range(&self) -> Range<usize> {
+    pub(crate) fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 
     /// Length of the longest extent, in bytes.
     #[must_use]
-    pub fn extent_max(&self) -> u32 {
+    pub(crate) fn extent_max(&self) -> u32 {
         MIN_EXTENT_BYTES << (self.levels.len() - 1)
     }
 
     /// Bytes in all.
     #[must_use]
-    pub fn capacity_bytes(&self) -> usize {
+    pub(crate) fn capacity_bytes(&self) -> usize {
         self.range.len()
     }
 
     /// Bytes not handed out; the rounding of extents counts as handed out.
     #[must_use]
-    pub fn free_bytes(&self) -> usize {
+    pub(crate) fn free_bytes(&self) -> usize {
         self.free_bytes
     }
 
     /// Extents handed out and not yet given back.
     #[must_use]
-    pub fn extents(&self) -> usize {
+    pub(crate) fn extents(&self) -> usize {
         self.extents
     }
 
     /// The longest extent that can be allocated now, in bytes; 0 when everything is taken.
     #[must_use]
-    pub fn largest_free(&self) -> u32 {
+    pub(crate) fn largest_free(&self) -> u32 {
         self.available.checked_ilog2().map_or(0, |level| MIN_EXTENT_BYTES << level)
     }
 
     /// An extent of at least `bytes` bytes, rounded up to a power of two of at least
     /// [`MIN_EXTENT_BYTES`]. `None` when no free block is long enough, which includes zero bytes
     /// and more than the largest extent.
-    pub fn allocate(&mut self, bytes: usize) -> Option<Extent> {
+    pub(crate) fn allocate(&mut self, bytes: usize) -> Option<Extent> {
         let bytes =
             u32::try_from(bytes).ok().filter(|bytes| (1..=MAX_EXTENT_BYTES).contains(bytes))?;
         let len = bytes.next_power_of_two().max(MIN_EXTENT_BYTES);
@@ -214,7 +214,7 @@ impl Arena {
     /// # Panics
     /// In debug builds, when the extent is not one this arena has handed out.
     #[expect(clippy::needless_pass_by_value, reason = "giving back is the end of the token")]
-    pub fn release(&mut self, extent: Extent) {
+    pub(crate) fn release(&mut self, extent: Extent) {
         let len = extent.len as usize;
         let mut level = level_of(extent.len);
         debug_assert!(
@@ -246,7 +246,7 @@ impl Arena {
     /// Makes pages of [`MIN_EXTENT_BYTES`] of an extent: from now on each is given back alone, by
     /// [`Self::release_page`], in any order. Returns the offset of the first.
     #[expect(clippy::needless_pass_by_value, reason = "the extent ends here")]
-    pub fn into_pages(&mut self, extent: Extent) -> usize {
+    pub(crate) fn into_pages(&mut self, extent: Extent) -> usize {
         #[cfg(debug_assertions)]
         {
             let level = level_of(extent.len);
@@ -265,7 +265,7 @@ impl Arena {
     ///
     /// # Panics
     /// In debug builds, when it is not one.
-    pub fn release_page(&mut self, offset: usize) {
+    pub(crate) fn release_page(&mut self, offset: usize) {
         self.release(Extent { offset, len: MIN_EXTENT_BYTES });
     }
 

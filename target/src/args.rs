@@ -156,7 +156,7 @@ pub struct ServeArgs {
 /// A volume flag that is not `NAME=VALUE`.
 #[derive(Debug, thiserror::Error)]
 #[error("--{flag} {text}: {reason}")]
-pub struct BadFlag {
+pub(crate) struct BadFlag {
     flag: &'static str,
     text: String,
     reason: String,
@@ -244,7 +244,7 @@ impl ServeArgs {
 #[error(
     "no volume to serve: name one with --file NAME=PATH or --memory NAME=SIZE, or in [[volume]] tables of --config FILE"
 )]
-pub struct NoVolumes;
+pub(crate) struct NoVolumes;
 
 fn default_listen() -> Vec<String> {
     let has_rdma =

@@ -32,7 +32,7 @@ const SHARE_EXTENTS_MIN: u64 = 4;
 
 /// Why the memory of a configuration cannot be allocated.
 #[derive(Debug, thiserror::Error)]
-pub enum NotEnoughMemory {
+pub(crate) enum NotEnoughMemory {
     /// This process may not lock as much.
     #[error(
         "the memlock limit of {limit} bytes is below the {needed} bytes that this configuration registers with the RDMA device: \
@@ -97,7 +97,7 @@ pub enum NotEnoughMemory {
 
 /// What bounds the memory of this process.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Room {
+pub(crate) enum Room {
     /// The memory of the host that is free or can be made free, in bytes.
     Available(u64),
     /// The limit of a cgroup, and the file that says so.
@@ -127,7 +127,7 @@ impl fmt::Display for Room {
 
 /// Bytes as people read them: `4.0 GiB`. Rounded, so never for a value to write down.
 #[derive(Clone, Copy, Debug)]
-pub struct Human(pub u64);
+pub(crate) struct Human(pub u64);
 
 impl fmt::Display for Human {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -146,7 +146,7 @@ impl fmt::Display for Human {
 
 /// What a configuration asks of the host.
 #[derive(Clone, Debug)]
-pub struct Demand {
+pub(crate) struct Demand {
     /// Arena bytes of each poll group.
     share: u64,
     /// The least `share`, whatever `arena` says.
@@ -162,7 +162,7 @@ pub struct Demand {
 impl Demand {
     /// The demand of a configuration with so many poll groups, at least one.
     #[must_use]
-    pub fn of(config: &TargetConfig, groups: usize) -> Self {
+    pub(crate) fn of(config: &TargetConfig, groups: usize) -> Self {
         let groups = wide64(groups.max(1));
         let extent = config.max_io.0.max(MIN_EXTENT_BYTES.into());
         // Whole largest extents for each poll group.
@@ -184,13 +184,13 @@ impl Demand {
 
     /// Arena bytes of each poll group: whole largest extents.
     #[must_use]
-    pub fn share(&self) -> u64 {
+    pub(crate) fn share(&self) -> u64 {
         self.share
     }
 
     /// Bytes of the arena, all poll groups together.
     #[must_use]
-    pub fn arena_bytes(&self) -> u64 {
+    pub(crate) fn arena_bytes(&self) -> u64 {
         self.share.saturating_mul(self.groups)
     }
 
@@ -206,7 +206,7 @@ impl Demand {
     ///
     /// # Errors
     /// [`NotEnoughMemory::Memlock`].
-    pub fn lockable(&self, limit: u64) -> Result<(), NotEnoughMemory> {
+    pub(crate) fn lockable(&self, limit: u64) -> Result<(), NotEnoughMemory> {
         let needed = self.arena_bytes().saturating_add(self.volume_bytes());
         if self.rdma && limit < needed {
             return Err(NotEnoughMemory::Memlock { limit, needed });
@@ -218,7 +218,7 @@ impl Demand {
     ///
     /// # Errors
     /// Huge pages are required and too few are free.
-    pub fn pages(&self, pool: Option<HugePool>) -> Result<PageKind, NotEnoughMemory> {
+    pub(crate) fn pages(&self, pool: Option<HugePool>) -> Result<PageKind, NotEnoughMemory> {
         let needed = self.huge_pages();
         match (self.hugepages, pool) {
             (HugePages::Never, _) | (HugePages::Auto, None) => Ok(PageKind::Normal),
@@ -235,7 +235,7 @@ impl Demand {
     ///
     /// # Errors
     /// [`NotEnoughMemory::Room`].
-    pub fn fits(&self, host: &Host, pages: PageKind) -> Result<(), NotEnoughMemory> {
+    pub(crate) fn fits(&self, host: &Host, pages: PageKind) -> Result<(), NotEnoughMemory> {
         // Reserved huge pages are not in MemAvailable, and no memory.max counts them.
         let arena = if pages == PageKind::Huge2MiB { 0 } else { self.arena_bytes() };
         let volumes = if self.rdma { self.volume_bytes() } else { 0 };
@@ -265,7 +265,7 @@ impl Demand {
 
     /// What could go wrong later, though nothing is wrong now.
     #[must_use]
-    pub fn warning(&self, host: &Host) -> Option<String> {
+    pub(crate) fn warning(&self, host: &Host) -> Option<String> {
         let (arena, volumes) = (self.arena_bytes(), self.volume_bytes());
         let total = host.total_bytes.into_iter().chain(host.cgroup.as_ref().map(|c| c.0)).min()?;
         let overcommitted = volumes > 0 && arena.saturating_add(volumes) > total;
@@ -284,7 +284,7 @@ impl Demand {
     ///
     /// # Errors
     /// [`NotEnoughMemory::Device`].
-    pub fn registers_with(&self, caps: &DeviceCaps) -> Result<(), NotEnoughMemory> {
+    pub(crate) fn registers_with(&self, caps: &DeviceCaps) -> Result<(), NotEnoughMemory> {
         let arena = ("`arena`".to_owned(), self.arena_bytes());
         let volumes = self.volumes.iter().map(|(name, bytes)| (format!("volume `{name}`"), *bytes));
         for (what, needed) in std::iter::once(arena).chain(volumes) {
@@ -301,7 +301,7 @@ impl Demand {
     ///
     /// # Errors
     /// [`NotEnoughMemory`].
-    pub fn check(&self, host: &Host) -> Result<(), NotEnoughMemory> {
+    pub(crate) fn check(&self, host: &Host) -> Result<(), NotEnoughMemory> {
         // Root's CAP_IPC_LOCK lifts the limit.
         if !nix::unistd::geteuid().is_root()
             && let Ok((limit, _)) = getrlimit(Resource::RLIMIT_MEMLOCK)
@@ -319,7 +319,7 @@ impl Demand {
     ///
     /// # Errors
     /// [`NotEnoughMemory`].
-    pub fn allocate(&self, host: &Host) -> Result<Arc<Region>, NotEnoughMemory> {
+    pub(crate) fn allocate(&self, host: &Host) -> Result<Arc<Region>, NotEnoughMemory> {
         let bytes = wide(self.arena_bytes());
         let huge = self.pages(host.huge)? == PageKind::Huge2MiB;
         let refused = match huge.then(|| Region::allocate(bytes, PageKind::Huge2MiB)) {
@@ -346,7 +346,7 @@ impl Demand {
 
 /// Raises the soft limits of locked memory and of open files to the hard ones, as far as that is
 /// allowed.
-pub fn raise_limits() {
+pub(crate) fn raise_limits() {
     for resource in [Resource::RLIMIT_MEMLOCK, Resource::RLIMIT_NOFILE] {
         if let Ok((soft, hard)) = getrlimit(resource)
             && soft < hard

@@ -35,7 +35,7 @@ pub struct OpenedVolume {
 #[error(
     "{path}: {bytes} bytes, but the configuration says size = {configured}: correct one of them"
 )]
-pub struct WrongSize {
+pub(crate) struct WrongSize {
     path: String,
     bytes: u64,
     configured: u64,
@@ -45,7 +45,10 @@ pub struct WrongSize {
 ///
 /// # Errors
 /// The first volume that cannot be opened, with name and cause.
-pub fn open_volumes(config: &TargetConfig, target: &Name) -> anyhow::Result<Vec<OpenedVolume>> {
+pub(crate) fn open_volumes(
+    config: &TargetConfig,
+    target: &Name,
+) -> anyhow::Result<Vec<OpenedVolume>> {
     config
         .volumes
         .iter()

@@ -15,7 +15,7 @@
 //! - A generation belongs to one store, too. When a volume is served from another file or device
 //!   than the last time ([`Holders::serve`]), no host that held it before may resume.
 
-pub mod file;
+pub(crate) mod file;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ use rblk_protocol::{AccessMode, Generation, HostId, Name};
 use crate::store::StoreIdentity;
 
 /// The stable identity of a volume.
-pub type VolumeUuid = [u8; 16];
+pub(crate) type VolumeUuid = [u8; 16];
 
 /// Highest generation that is accepted from a holder that this run does not know.
 const ADOPTED_MAX: u64 = 1 << 62;
@@ -48,7 +48,7 @@ pub struct HolderRecord {
 
 /// A host that opens a volume for writing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Claimant {
+pub(crate) struct Claimant {
     /// Exclusive or shared.
     pub mode: AccessMode,
     /// Its host.
@@ -72,7 +72,7 @@ pub struct Holders {
 
 /// What a volume is served from, compared with the last time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Served {
+pub(crate) enum Served {
     /// The same, or that cannot be seen.
     AsBefore,
     /// For the first time, as far as is known: it is remembered from now on.
@@ -104,20 +104,20 @@ impl Holders {
     /// The records of earlier runs are lost; those of this run will be kept. Generations begin
     /// above `base`, which must be above all that were ever given.
     #[must_use]
-    pub fn lost(base: Generation) -> Self {
+    pub(crate) fn lost(base: Generation) -> Self {
         Self::empty(base, false)
     }
 
     /// Nothing is remembered from one run to the next. The first holder that comes back is
     /// believed, unless another host came before. `base` as for [`Self::lost`].
     #[must_use]
-    pub fn forgetful(base: Generation) -> Self {
+    pub(crate) fn forgetful(base: Generation) -> Self {
         Self::empty(base, true)
     }
 
     /// Adds what earlier runs remembered of the stores.
     #[must_use]
-    pub fn with_stores(
+    pub(crate) fn with_stores(
         mut self,
         stores: impl IntoIterator<Item = (VolumeUuid, StoreIdentity)>,
     ) -> Self {
@@ -126,14 +126,14 @@ impl Holders {
     }
 
     /// What the volumes were served from last, in the order of their identities.
-    pub fn stores(&self) -> impl Iterator<Item = (&VolumeUuid, &StoreIdentity)> {
+    pub(crate) fn stores(&self) -> impl Iterator<Item = (&VolumeUuid, &StoreIdentity)> {
         self.stores.iter()
     }
 
     /// This run serves a volume from that store, which may have no identity. If it is another store
     /// than before, the generation of the last holder ends: a host that has it is refused when it
     /// comes back. Anything but [`Served::AsBefore`] is to be remembered before that.
-    pub fn serve(&mut self, volume: VolumeUuid, store: Option<&StoreIdentity>) -> Served {
+    pub(crate) fn serve(&mut self, volume: VolumeUuid, store: Option<&StoreIdentity>) -> Served {
         let before = match store {
             Some(store) => self.stores.insert(volume, store.clone()),
             None => self.stores.remove(&volume),
@@ -156,30 +156,30 @@ impl Holders {
 
     /// Whether this run serves a volume from another store than the run before.
     #[must_use]
-    pub fn is_replaced(&self, volume: &VolumeUuid) -> bool {
+    pub(crate) fn is_replaced(&self, volume: &VolumeUuid) -> bool {
         self.replaced.contains(volume)
     }
 
     /// All records, in the order of the volumes' identities.
-    pub fn records(&self) -> impl Iterator<Item = &HolderRecord> {
+    pub(crate) fn records(&self) -> impl Iterator<Item = &HolderRecord> {
         self.records.values()
     }
 
     /// The last holder.
     #[must_use]
-    pub fn record(&self, volume: &VolumeUuid) -> Option<&HolderRecord> {
+    pub(crate) fn record(&self, volume: &VolumeUuid) -> Option<&HolderRecord> {
         self.records.get(volume)
     }
 
     /// The volume's generation; fresh if no host ever held it for writing, as far as is known.
     #[must_use]
-    pub fn generation(&self, volume: &VolumeUuid) -> Generation {
+    pub(crate) fn generation(&self, volume: &VolumeUuid) -> Generation {
         self.record(volume).map_or(Generation::FRESH, |record| record.generation)
     }
 
     /// Whether a host that comes back with `generation` still is the last holder, or one of them.
     #[must_use]
-    pub fn is_last(
+    pub(crate) fn is_last(
         &self,
         volume: &VolumeUuid,
         claimant: &Claimant,
@@ -196,7 +196,7 @@ impl Holders {
     }
 
     /// A holder that [`Self::is_last`] came back. Returns the record if that changed it.
-    pub fn come_back(
+    pub(crate) fn come_back(
         &mut self,
         volume: &VolumeUuid,
         claimant: &Claimant,
@@ -217,7 +217,7 @@ impl Holders {
     ///
     /// # Errors
     /// No generation is left.
-    pub fn claim(
+    pub(crate) fn claim(
         &self,
         volume: &VolumeUuid,
         claimant: &Claimant,
@@ -231,7 +231,11 @@ impl Holders {
     }
 
     /// One more host that shares a shared volume. Returns the record if that changed it.
-    pub fn join(&mut self, volume: &VolumeUuid, claimant: &Claimant) -> Option<HolderRecord> {
+    pub(crate) fn join(
+        &mut self,
+        volume: &VolumeUuid,
+        claimant: &Claimant,
+    ) -> Option<HolderRecord> {
         let record =
             self.records.get_mut(volume).filter(|record| record.is_shared_with(claimant))?;
         if record.present {
@@ -246,7 +250,7 @@ impl Holders {
     ///
     /// # Errors
     /// As of [`Self::claim`].
-    pub fn begin(
+    pub(crate) fn begin(
         &mut self,
         volume: &VolumeUuid,
         claimant: &Claimant,
@@ -259,14 +263,14 @@ impl Holders {
     }
 
     /// The holder, or the last of several, logged out. Returns the record if that changed it.
-    pub fn leave(&mut self, volume: &VolumeUuid) -> Option<HolderRecord> {
+    pub(crate) fn leave(&mut self, volume: &VolumeUuid) -> Option<HolderRecord> {
         let record = self.records.get_mut(volume).filter(|record| record.present)?;
         record.present = false;
         Some(record.clone())
     }
 
     /// Takes a record as it is, such as one that was claimed.
-    pub fn put(&mut self, record: HolderRecord) {
+    pub(crate) fn put(&mut self, record: HolderRecord) {
         self.records.insert(record.volume, record);
     }
 }
@@ -285,7 +289,7 @@ fn record_of(volume: VolumeUuid, claimant: &Claimant, generation: Generation) ->
 /// No generation is left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("no generation is left")]
-pub struct NoGeneration;
+pub(crate) struct NoGeneration;
 
 #[cfg(test)]
 mod tests {

@@ -15,7 +15,7 @@ use rblk_protocol::width::narrow;
 use crate::store::VolumeIndex;
 
 /// Sequential readers detected per connection.
-pub const STREAMS: usize = 4;
+pub(crate) const STREAMS: usize = 4;
 /// Continuations before a stream reads ahead.
 const PROOF: u8 = 2;
 /// Connections besides this one by which an initiator may send large reads of the same reader,
@@ -38,7 +38,7 @@ struct Stream {
 
 /// The sequential readers of one connection.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct ReadAhead {
+pub(crate) struct ReadAhead {
     streams: [Stream; STREAMS],
     reads: u64,
 }
@@ -46,7 +46,7 @@ pub struct ReadAhead {
 impl ReadAhead {
     /// A read of `len` bytes at `offset` came. Returns a range of the volume, first byte and bytes,
     /// that may be wanted soon; never more than `max` bytes and never beyond `size`.
-    pub fn on_read(
+    pub(crate) fn on_read(
         &mut self,
         volume: VolumeIndex,
         offset: u64,

@@ -25,7 +25,7 @@ use crate::identity::SessionIndex;
 use crate::store::VolumeIndex;
 
 /// How long a session without connections keeps what it opened, unless configured.
-pub const LEASE: Duration = Duration::from_secs(30);
+pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
 /// One session.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl Connections {
 
 /// Why a session ends while it has connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Leave {
+pub(crate) enum Leave {
     /// It logged out.
     LoggedOut,
     /// Another session took over a volume that it held.
@@ -117,18 +117,18 @@ pub enum Leave {
 impl Session {
     /// The name of its host, for people.
     #[must_use]
-    pub fn host_name(&self) -> &str {
+    pub(crate) fn host_name(&self) -> &str {
         self.host.as_ref().map_or("?", |(_, name)| name.as_str())
     }
 
     /// How the session opened a volume, or asked to; `None` if it did not.
     #[must_use]
-    pub fn mode_of(&self, volume: VolumeIndex) -> Option<AccessMode> {
+    pub(crate) fn mode_of(&self, volume: VolumeIndex) -> Option<AccessMode> {
         self.volumes.opened.get(&volume).copied()
     }
 
     /// The volumes that the session opened, and those that it still waits for.
-    pub fn opened(&self) -> impl Iterator<Item = (VolumeIndex, AccessMode)> {
+    pub(crate) fn opened(&self) -> impl Iterator<Item = (VolumeIndex, AccessMode)> {
         self.volumes.opened.iter().map(|(volume, mode)| (*volume, *mode))
     }
 
@@ -140,13 +140,13 @@ impl Session {
 
     /// Whether connections of older epochs still exist.
     #[must_use]
-    pub fn has_older_connections(&self) -> bool {
+    pub(crate) fn has_older_connections(&self) -> bool {
         self.connections.has_older_than(self.epoch)
     }
 
     /// Why the session will end with its last connection, if it will.
     #[must_use]
-    pub fn leave(&self) -> Option<Leave> {
+    pub(crate) fn leave(&self) -> Option<Leave> {
         self.leave
     }
 
@@ -191,7 +191,7 @@ impl Session {
 
 /// What became of a session when a connection went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum After {
+pub(crate) enum After {
     /// The session lives.
     Lives,
     /// The last connection of older epochs is gone: a waiting LOGIN can be answered.
@@ -222,20 +222,20 @@ impl SessionTable {
     /// A table for at most `max` sessions, which keep what they opened for `lease` without
     /// connections.
     #[must_use]
-    pub fn new(max: u32, lease: Duration) -> Self {
+    pub(crate) fn new(max: u32, lease: Duration) -> Self {
         let max = wide(max).min(usize::from(u16::MAX));
         Self { by_index: Vec::new(), by_id: BTreeMap::new(), max, lease }
     }
 
     /// Sessions at a time.
     #[must_use]
-    pub fn max(&self) -> usize {
+    pub(crate) fn max(&self) -> usize {
         self.max
     }
 
     /// How long a session without connections keeps what it opened.
     #[must_use]
-    pub fn lease(&self) -> Duration {
+    pub(crate) fn lease(&self) -> Duration {
         self.lease
     }
 
@@ -246,12 +246,12 @@ impl SessionTable {
 
     /// The session with that index.
     #[must_use]
-    pub fn get(&self, index: SessionIndex) -> Option<&Session> {
+    pub(crate) fn get(&self, index: SessionIndex) -> Option<&Session> {
         self.by_index.get(usize::from(index.0)).and_then(Option::as_ref)
     }
 
     /// The session with that index.
-    pub fn get_mut(&mut self, index: SessionIndex) -> Option<&mut Session> {
+    pub(crate) fn get_mut(&mut self, index: SessionIndex) -> Option<&mut Session> {
         self.by_index.get_mut(usize::from(index.0)).and_then(Option::as_mut)
     }
 
@@ -259,7 +259,7 @@ impl SessionTable {
     ///
     /// # Errors
     /// The table is full.
-    pub fn begin(
+    pub(crate) fn begin(
         &mut self,
         id: SessionId,
         peer: String,
@@ -297,7 +297,7 @@ impl SessionTable {
     /// # Errors
     /// Unknown session, an epoch that is not higher, or the highest epoch: no newer epoch could
     /// ever end its connections.
-    pub fn resume(
+    pub(crate) fn resume(
         &mut self,
         id: SessionId,
         epoch: Epoch,
@@ -321,7 +321,7 @@ impl SessionTable {
     ///
     /// # Errors
     /// Unknown session, another epoch, not logged in, or the queue exists.
-    pub fn join(
+    pub(crate) fn join(
         &self,
         id: SessionId,
         epoch: Epoch,
@@ -342,7 +342,12 @@ impl SessionTable {
     }
 
     /// A connection was handed to a poll group; `queue` is `None` for admin.
-    pub fn connection_added(&mut self, index: SessionIndex, epoch: Epoch, queue: Option<u16>) {
+    pub(crate) fn connection_added(
+        &mut self,
+        index: SessionIndex,
+        epoch: Epoch,
+        queue: Option<u16>,
+    ) {
         let session = self.get_mut(index);
         debug_assert!(session.is_some(), "a connection of session {} that does not exist", index.0);
         if let Some(session) = session {
@@ -351,7 +356,7 @@ impl SessionTable {
     }
 
     /// A poll group says that nothing of a connection is in use any more.
-    pub fn connection_gone(
+    pub(crate) fn connection_gone(
         &mut self,
         index: SessionIndex,
         epoch: Epoch,
@@ -376,14 +381,14 @@ impl SessionTable {
 
     /// The session logged out: it ends with its last connection, and holds nothing from now on.
     /// Returns what it held.
-    pub fn logout(&mut self, index: SessionIndex) -> Vec<(VolumeIndex, AccessMode)> {
+    pub(crate) fn logout(&mut self, index: SessionIndex) -> Vec<(VolumeIndex, AccessMode)> {
         self.get_mut(index).map(|s| s.give_up_all(Leave::LoggedOut)).unwrap_or_default()
     }
 
     /// Another session takes over. From now on this session can neither be resumed nor joined, and
     /// holds nothing. It ends with its last connection, which the caller must end, or at once if it
     /// has none. Returns what it held, and whether it ended.
-    pub fn fence(&mut self, index: SessionIndex) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
+    pub(crate) fn fence(&mut self, index: SessionIndex) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
         let Some(session) = self.get_mut(index) else { return (Vec::new(), false) };
         let held = session.give_up_all(Leave::Fenced);
         let ended = session.connections() == 0;
@@ -394,12 +399,12 @@ impl SessionTable {
     }
 
     /// The session closed a volume. `None` if it had not opened it.
-    pub fn close(&mut self, index: SessionIndex, volume: VolumeIndex) -> Option<AccessMode> {
+    pub(crate) fn close(&mut self, index: SessionIndex, volume: VolumeIndex) -> Option<AccessMode> {
         self.get_mut(index)?.give_up(volume)
     }
 
     /// The session may send commands for a volume that it opened, from now on.
-    pub fn admit(&mut self, index: SessionIndex, volume: VolumeIndex) {
+    pub(crate) fn admit(&mut self, index: SessionIndex, volume: VolumeIndex) {
         if let Some(session) = self.get_mut(index) {
             session.admit(volume);
         }
@@ -408,7 +413,7 @@ impl SessionTable {
     /// Other sessions that held a volume in a way that excludes `mode`, do not hold it any more,
     /// and whose commands may still change it. With each, the epoch up to which its connections
     /// must end.
-    pub fn leaving(
+    pub(crate) fn leaving(
         &self,
         volume: VolumeIndex,
         except: SessionIndex,
@@ -428,7 +433,7 @@ impl SessionTable {
     }
 
     /// Ends every session that lost its connections longer ago than the lease. Returns them.
-    pub fn expire(&mut self, now: Instant) -> Vec<SessionIndex> {
+    pub(crate) fn expire(&mut self, now: Instant) -> Vec<SessionIndex> {
         let old: Vec<SessionIndex> = self
             .iter()
             .filter(|s| s.connections.are_lost_for(self.lease, now))
@@ -442,7 +447,7 @@ impl SessionTable {
 
     /// Other sessions that hold a volume in a way that excludes `mode`.
     #[must_use]
-    pub fn excluders(
+    pub(crate) fn excluders(
         &self,
         index: SessionIndex,
         volume: VolumeIndex,
@@ -460,7 +465,7 @@ impl SessionTable {
     ///
     /// # Errors
     /// [`Status::InUse`] with the holder's name.
-    pub fn open(
+    pub(crate) fn open(
         &mut self,
         index: SessionIndex,
         volume: VolumeIndex,
@@ -485,13 +490,13 @@ impl SessionTable {
 
     /// Whether a session has the volume open.
     #[must_use]
-    pub fn is_open(&self, volume: VolumeIndex) -> bool {
+    pub(crate) fn is_open(&self, volume: VolumeIndex) -> bool {
         self.iter().any(|s| s.mode_of(volume).is_some())
     }
 
     /// A session that holds the volume for writing, or waits to.
     #[must_use]
-    pub fn writer(&self, volume: VolumeIndex) -> Option<&Session> {
+    pub(crate) fn writer(&self, volume: VolumeIndex) -> Option<&Session> {
         self.iter().find(|s| s.mode_of(volume).is_some_and(|mode| mode != AccessMode::ReadOnly))
     }
 }

@@ -149,7 +149,7 @@ impl StatsSnapshot {
 impl Stats {
     /// Counts a command that is answered with this status.
     #[inline]
-    pub fn count(&self, command: &CommandCapsule, status: Status) {
+    pub(crate) fn count(&self, command: &CommandCapsule, status: Status) {
         let bytes = u64::from(command.buffer.map_or(command.in_capsule_bytes, |b| b.length));
         match command.opcode {
             Opcode::Read => {
@@ -173,7 +173,12 @@ impl Stats {
     }
 
     /// Publishes the shard's own counters.
-    pub fn set_cache(&self, counters: &CacheCounters, slots: &Slots, dirty_max_bytes: usize) {
+    pub(crate) fn set_cache(
+        &self,
+        counters: &CacheCounters,
+        slots: &Slots,
+        dirty_max_bytes: usize,
+    ) {
         self.memory_waits.set(counters.memory_waits);
         self.range_waits.set(counters.range_waits);
         self.cache_hits.set(counters.hits);
@@ -193,7 +198,7 @@ impl Stats {
     }
 
     /// Publishes the fabric's own counters.
-    pub fn set_fabric(&self, counters: &PollerCounters) {
+    pub(crate) fn set_fabric(&self, counters: &PollerCounters) {
         self.sends.set(counters.sends);
         self.rdma_writes.set(counters.writes);
         self.rdma_writes_with_imm.set(counters.writes_with_imm);

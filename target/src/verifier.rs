@@ -57,7 +57,7 @@ pub struct Lineage {
 impl Lineage {
     /// The verifier of a volume as this run, `instance`, serves it.
     #[must_use]
-    pub fn verifier_for(&self, volume: &Volume, instance: InstanceId) -> WriteVerifier {
+    pub(crate) fn verifier_for(&self, volume: &Volume, instance: InstanceId) -> WriteVerifier {
         match (&volume.placement, volume.cache) {
             (Placement::Store, CacheMode::WriteBack) => WriteVerifier(self.process),
             // The kernel has what was acknowledged, in its page cache or on the disk.
@@ -129,7 +129,7 @@ fn fresh() -> Result<Lineage, getrandom::Error> {
 
 /// The lineage file of a running target.
 #[derive(Debug)]
-pub struct LineageFile {
+pub(crate) struct LineageFile {
     lineage: Lineage,
     // `None` when nothing can be remembered.
     kept: Option<Kept>,
@@ -153,7 +153,7 @@ enum Renounced {
 
 /// A file that is to be remembered from run to run.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Beside {
+pub(crate) enum Beside {
     /// This run may read and replace it. Replacing it may fail.
     Ours(PathBuf),
     /// Another target has it: this run may read it, not replace it.
@@ -177,7 +177,7 @@ impl LineageFile {
     ///
     /// # Errors
     /// The system has no random bytes. A directory that cannot be used is only logged.
-    pub fn open(directory: &Path, name: &Name) -> anyhow::Result<Self> {
+    pub(crate) fn open(directory: &Path, name: &Name) -> anyhow::Result<Self> {
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         Self::open_on(directory, name, boot_id.trim())
     }
@@ -186,7 +186,7 @@ impl LineageFile {
     ///
     /// # Errors
     /// The system has no random bytes.
-    pub fn forgetful() -> anyhow::Result<Self> {
+    pub(crate) fn forgetful() -> anyhow::Result<Self> {
         Ok(Self {
             lineage: fresh()?,
             kept: None,
@@ -243,20 +243,20 @@ impl LineageFile {
 
     /// This run's lineages.
     #[must_use]
-    pub fn lineage(&self) -> Lineage {
+    pub(crate) fn lineage(&self) -> Lineage {
         self.lineage
     }
 
     /// Whether an earlier run left its lineages, so that the other files it remembered should be
     /// there, too.
     #[must_use]
-    pub fn is_inherited(&self) -> bool {
+    pub(crate) fn is_inherited(&self) -> bool {
         self.inherited
     }
 
     /// Another file that a target remembers from run to run, under the same lock.
     #[must_use]
-    pub fn beside(&self, extension: &str) -> Beside {
+    pub(crate) fn beside(&self, extension: &str) -> Beside {
         match (&self.directory, &self.kept) {
             (Some((path, _)), Some(_)) => Beside::Ours(path.with_extension(extension)),
             (Some((path, true)), None) => Beside::Foreign(path.with_extension(extension)),
@@ -282,7 +282,7 @@ impl LineageFile {
     /// Notes that acknowledged writes may be lost although no process died: the next run begins new
     /// lineages, however this one ends. Returns whether that is certain. If it is not, call it
     /// again later; [`Self::owes_note`] says so. Waits for the disk.
-    pub fn renounce(&self) -> bool {
+    pub(crate) fn renounce(&self) -> bool {
         // Held while it writes: two at a time would write one file.
         let mut renounced = self.renounced.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(kept) = self.kept.as_ref().filter(|_| *renounced != Renounced::Noted) else {
@@ -316,13 +316,13 @@ impl LineageFile {
 
     /// Whether [`Self::renounce`] was called and has not succeeded.
     #[must_use]
-    pub fn owes_note(&self) -> bool {
+    pub(crate) fn owes_note(&self) -> bool {
         // A thread that holds the lock is writing, and its result will tell.
         self.renounced.try_lock().is_ok_and(|renounced| *renounced == Renounced::Owed)
     }
 
     /// [`Self::renounce`] once more, if it could not be noted when it was called.
-    pub fn try_again(&self) {
+    pub(crate) fn try_again(&self) {
         if self.owes_note() {
             self.renounce();
         }
@@ -330,7 +330,7 @@ impl LineageFile {
 
     /// Notes that this run ended in good order. Call it last, when nothing is served any more and
     /// everything that was acknowledged is durable; otherwise do not call it.
-    pub fn mark_clean(&self) {
+    pub(crate) fn mark_clean(&self) {
         let Some(kept) = &self.kept else { return };
         let renounced = *self.renounced.lock().unwrap_or_else(PoisonError::into_inner);
         if renounced != Renounced::No {

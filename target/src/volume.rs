@@ -53,7 +53,7 @@ pub struct Volume {
 impl Volume {
     /// The handle sessions use for it. 0 is never a handle.
     #[must_use]
-    pub fn handle(&self) -> VolumeHandle {
+    pub(crate) fn handle(&self) -> VolumeHandle {
         VolumeHandle(u32::from(self.index.0) + 1)
     }
 
@@ -68,13 +68,13 @@ impl Volume {
     /// whatever the cache mode: without write-back the kernel's page cache or the disk's own cache
     /// may still have them. Not if there are no writes, nor if nothing outlives the target anyway.
     #[must_use]
-    pub fn has_volatile_cache(&self) -> bool {
+    pub(crate) fn has_volatile_cache(&self) -> bool {
         matches!(self.placement, Placement::Store) && !self.read_only
     }
 
     /// Flags as a session that opened it so sees them.
     #[must_use]
-    pub fn flags(&self, mode: AccessMode) -> VolumeFlags {
+    pub(crate) fn flags(&self, mode: AccessMode) -> VolumeFlags {
         VolumeFlags::default()
             .with(VolumeFlags::READ_ONLY, self.read_only || mode == AccessMode::ReadOnly)
             .with(VolumeFlags::VOLATILE_CACHE, self.has_volatile_cache())
@@ -90,7 +90,7 @@ impl Volume {
     /// # Errors
     /// The status to answer with.
     #[inline]
-    pub fn check(
+    pub(crate) fn check(
         &self,
         command: &CommandCapsule,
         mode: AccessMode,

@@ -60,7 +60,7 @@ impl LastError {
 
     /// A failure `at_s` seconds after a moment that is the same for all that are compared.
     #[must_use]
-    pub fn new(at_s: u64, errno: Errno) -> Self {
+    pub(crate) fn new(at_s: u64, errno: Errno) -> Self {
         // Errnos are below 4096; 48 bits of seconds do not end. One more, so that no failure is 0.
         let errno = u64::from(u16::try_from(errno as i32).unwrap_or(0));
         Self(((at_s + 1) << Self::ERRNO_BITS) | errno)
@@ -83,7 +83,7 @@ pub struct VolumeStats {
 
 impl VolumeStats {
     /// Publishes; only the owning thread calls it.
-    pub fn set(&self, counts: &VolumeCounts, last_error: LastError) {
+    pub(crate) fn set(&self, counts: &VolumeCounts, last_error: LastError) {
         let to = &self.counters;
         to.hits.set(counts.hits);
         to.misses.set(counts.misses);

@@ -81,7 +81,7 @@ impl Segments {
     /// The runs.
     #[must_use]
     #[inline]
-    pub fn as_slice(&self) -> &[Segment] {
+    pub(crate) fn as_slice(&self) -> &[Segment] {
         match &self.0 {
             Runs::One(run) => std::slice::from_ref(run),
             Runs::List(list) => list,
@@ -91,13 +91,13 @@ impl Segments {
     /// Whether there is nothing to give back.
     #[must_use]
     #[inline]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.as_slice().is_empty()
     }
 
     /// Calls `act` for each run of the bytes `from..to`: with the run, and with the place in these
     /// bytes at which the run begins.
-    pub fn each_run(&self, from: u32, to: u32, mut act: impl FnMut(Segment, u32)) {
+    pub(crate) fn each_run(&self, from: u32, to: u32, mut act: impl FnMut(Segment, u32)) {
         let mut start = 0;
         for run in self.as_slice() {
             let end = start + run.len;
@@ -326,7 +326,7 @@ pub enum ShardReply {
 impl ShardReply {
     /// Who asked.
     #[must_use]
-    pub fn to(&self) -> PartToken {
+    pub(crate) fn to(&self) -> PartToken {
         match self {
             Self::Read { to, .. }
             | Self::Reserved { to, .. }

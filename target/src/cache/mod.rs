@@ -54,11 +54,11 @@ mod job;
 mod lists;
 mod locks;
 mod memory;
-pub mod message;
-pub mod policy;
-pub mod range_lock;
+pub(crate) mod message;
+pub(crate) mod policy;
+pub(crate) mod range_lock;
 mod read;
-pub mod shard;
+pub(crate) mod shard;
 pub mod slots;
 mod span;
 mod stop;
@@ -78,7 +78,7 @@ pub use shard::Shard;
 use crate::store::VolumeIndex;
 
 /// Bytes of a slot, and of the blocks the cache keeps.
-pub const SLOT_BYTES: usize = crate::arena::MIN_EXTENT_BYTES as usize;
+pub(crate) const SLOT_BYTES: usize = crate::arena::MIN_EXTENT_BYTES as usize;
 
 /// Volumes are dealt to shards in stripes of this many bytes. A command that is no longer touches
 /// two shards at most.
@@ -106,7 +106,7 @@ pub struct ShardOptions {
 
 /// What a shard has done since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct CacheCounters {
+pub(crate) struct CacheCounters {
     /// Blocks that reads found.
     pub hits: u64,
     /// Blocks that reads did not find.

@@ -38,13 +38,13 @@ use ghost::Ghost;
 use rblk_protocol::width::{narrow, wide};
 
 /// Slots aside that are asked about again by each [`Policy::evict`].
-pub const ASIDE_LOOKS: u32 = 2;
+pub(crate) const ASIDE_LOOKS: u32 = 2;
 
 /// Slots aside that are asked about again by an [`Policy::evict`] that finds nothing in the queues.
-pub const DRY_LOOKS: u32 = 64;
+pub(crate) const DRY_LOOKS: u32 = 64;
 
 /// Most slots a policy can have: lists and ghost count in 32 bits.
-pub const MAX_SLOTS: u32 = 1 << 30;
+pub(crate) const MAX_SLOTS: u32 = 1 << 30;
 
 /// A slot: the number of a page of the shard's part of the arena.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -85,7 +85,7 @@ struct Links {
 /// The order in which slots are evicted.
 ///
 /// Memory, fixed by [`Policy::new`]: about 35 bytes per slot (1 state, 16 links and key, 18 ghost).
-pub struct Policy {
+pub(crate) struct Policy {
     /// Hits and place of every slot; the only thing a hit reads and writes.
     state: Box<[u8]>,
     /// Rings of newer and older neighbours; one sentinel per list behind the slots.
@@ -114,7 +114,7 @@ impl Policy {
     ///
     /// If `slots` is above [`MAX_SLOTS`].
     #[must_use]
-    pub fn new(slots: u32) -> Self {
+    pub(crate) fn new(slots: u32) -> Self {
         assert!(slots <= MAX_SLOTS, "{slots} cache slots: at most {MAX_SLOTS}");
         Self {
             state: vec![ABSENT; wide(slots)].into(),
@@ -133,7 +133,7 @@ impl Policy {
     /// # Panics
     ///
     /// If there is no such slot.
-    pub fn insert(&mut self, slot: Slot, key: u64) {
+    pub(crate) fn insert(&mut self, slot: Slot, key: u64) {
         self.remove(slot);
         self.links[slot.index()].key = key;
         if self.ghost.take(key) {
@@ -148,7 +148,7 @@ impl Policy {
     /// A hit. Nothing happens if the slot is not resident. Writes at most one byte, and none of a
     /// slot that was hit three times already.
     #[inline]
-    pub fn touch(&mut self, slot: Slot) {
+    pub(crate) fn touch(&mut self, slot: Slot) {
         if let Some(state) = self.state.get_mut(slot.index())
             && *state & FREQ != FREQ
         {
@@ -166,7 +166,7 @@ impl Policy {
     ///
     /// If `old` is resident and there is no slot `new`.
     #[inline(always)]
-    pub fn replace(&mut self, old: Slot, new: Slot) {
+    pub(crate) fn replace(&mut self, old: Slot, new: Slot) {
         let Some(&was) = self.state.get(old.index()) else { return };
         if was == ABSENT {
             return;
@@ -189,7 +189,7 @@ impl Policy {
 
     /// The block of `slot` is gone (invalidated); its key is not remembered. Nothing happens if the
     /// slot is not resident.
-    pub fn remove(&mut self, slot: Slot) {
+    pub(crate) fn remove(&mut self, slot: Slot) {
         if self.is_resident(slot) {
             self.unlink(list_of(self.state[slot.index()]), slot.0);
             self.state[slot.index()] = ABSENT;
@@ -200,7 +200,7 @@ impl Policy {
     /// happens; it costs a look at one byte unless the slot was put aside. Nothing happens if it is
     /// not resident.
     #[inline]
-    pub fn readmit(&mut self, slot: Slot) {
+    pub(crate) fn readmit(&mut self, slot: Slot) {
         if self.state.get(slot.index()).is_some_and(|state| state & ASIDE != 0) {
             self.unlink(LIST_ASIDE, slot.0);
             self.return_to_queue(slot.0);
@@ -213,7 +213,7 @@ impl Policy {
     /// None if no slot of the queues may leave and none of at most 66 that were refused before (see
     /// the module's description). A caller that waits until a slot can leave must call
     /// [`Policy::readmit`] when one can.
-    pub fn evict(&mut self, mut may_leave: impl FnMut(Slot) -> bool) -> Option<Slot> {
+    pub(crate) fn evict(&mut self, mut may_leave: impl FnMut(Slot) -> bool) -> Option<Slot> {
         for _ in 0..ASIDE_LOOKS.min(self.aside_len()) {
             self.look_aside(&mut may_leave);
         }
@@ -291,43 +291,43 @@ impl Policy {
     /// Whether the slot holds a block. False for a slot that does not exist.
     #[must_use]
     #[inline]
-    pub fn is_resident(&self, slot: Slot) -> bool {
+    pub(crate) fn is_resident(&self, slot: Slot) -> bool {
         self.state.get(slot.index()).is_some_and(|&state| state != ABSENT)
     }
 
     /// Resident slots: small, main and aside.
     #[must_use]
-    pub fn len(&self) -> u32 {
+    pub(crate) fn len(&self) -> u32 {
         self.lens.iter().sum()
     }
 
     /// Whether no slot is resident.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Slots in the small queue.
     #[must_use]
-    pub fn small_len(&self) -> u32 {
+    pub(crate) fn small_len(&self) -> u32 {
         self.lens[wide(LIST_SMALL)]
     }
 
     /// Slots in the main queue.
     #[must_use]
-    pub fn main_len(&self) -> u32 {
+    pub(crate) fn main_len(&self) -> u32 {
         self.lens[wide(LIST_MAIN)]
     }
 
     /// Resident slots in neither queue: refused when they were looked at last.
     #[must_use]
-    pub fn aside_len(&self) -> u32 {
+    pub(crate) fn aside_len(&self) -> u32 {
         self.lens[wide(LIST_ASIDE)]
     }
 
     /// Keys remembered of blocks that left the small queue; at most nine tenths of the slots.
     #[must_use]
-    pub fn ghost_len(&self) -> u32 {
+    pub(crate) fn ghost_len(&self) -> u32 {
         self.ghost.len()
     }
 

@@ -44,12 +44,12 @@ const USE_MASK: u32 = u32::MAX >> INDEX_BITS;
 /// Names a lock from [`RangeLocks::acquire`] to [`RangeLocks::release`]. Then it names none, until
 /// 4096 later uses of the same entry: after these it could name another lock.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct LockId(u32);
+pub(crate) struct LockId(u32);
 
 /// The result of [`RangeLocks::acquire`].
 #[must_use = "a lock is held or waits until it is released"]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Acquired {
+pub(crate) enum Acquired {
     /// The lock is held.
     Now(LockId),
     /// The lock waits for earlier ones. A [`RangeLocks::release`] will name its owner.
@@ -59,7 +59,7 @@ pub enum Acquired {
 impl Acquired {
     /// The lock, held or not.
     #[must_use]
-    pub fn id(self) -> LockId {
+    pub(crate) fn id(self) -> LockId {
         match self {
             Self::Now(id) | Self::Queued(id) => id,
         }
@@ -123,7 +123,7 @@ fn shelf(range: &Range<u64>) -> Shelf {
 }
 
 /// Locks held and waiting. About 110 bytes per lock of the capacity.
-pub struct RangeLocks {
+pub(crate) struct RangeLocks {
     locks: Vec<Lock>,
     links: Vec<Link>,
     /// First link of each chain, by hash of volume and stripe. A power of two, twice the locks or
@@ -153,7 +153,7 @@ impl RangeLocks {
     /// Memory for `capacity` locks, held or waiting. More of them at a time make it double, which
     /// allocates.
     #[must_use]
-    pub fn new(capacity: usize) -> Self {
+    pub(crate) fn new(capacity: usize) -> Self {
         let mut new = Self {
             locks: Vec::new(),
             links: Vec::new(),
@@ -176,7 +176,7 @@ impl RangeLocks {
     ///
     /// At 2^20 locks.
     #[inline(always)]
-    pub fn acquire(&mut self, volume: u16, range: Range<u64>, owner: u32) -> Acquired {
+    pub(crate) fn acquire(&mut self, volume: u16, range: Range<u64>, owner: u32) -> Acquired {
         let stripe = range.start >> STRIPE_SHIFT;
         if range.start >= range.end || (range.end - 1) >> STRIPE_SHIFT != stripe {
             return self.acquire_long(volume, range, owner);
@@ -198,7 +198,7 @@ impl RangeLocks {
     ///
     /// At 2^20 locks.
     #[inline(always)]
-    pub fn try_acquire(&mut self, volume: u16, range: Range<u64>) -> Option<LockId> {
+    pub(crate) fn try_acquire(&mut self, volume: u16, range: Range<u64>) -> Option<LockId> {
         let stripe = range.start >> STRIPE_SHIFT;
         debug_assert!(range.start < range.end && (range.end - 1) >> STRIPE_SHIFT == stripe);
         if self.free == NONE {
@@ -287,7 +287,7 @@ impl RangeLocks {
     /// now on are appended to `granted` in the order in which they acquired. Nothing happens if
     /// there is no such lock.
     #[inline(always)]
-    pub fn release(&mut self, lock: LockId, granted: &mut Vec<u32>) {
+    pub(crate) fn release(&mut self, lock: LockId, granted: &mut Vec<u32>) {
         let Some(index) = self.find(lock) else { return };
         let lock = &mut self.locks[index];
         lock.id = NONE;
@@ -336,13 +336,13 @@ impl RangeLocks {
 
     /// Whether there is such a lock and it is held.
     #[must_use]
-    pub fn is_held(&self, lock: LockId) -> bool {
+    pub(crate) fn is_held(&self, lock: LockId) -> bool {
         self.find(lock).is_some_and(|index| self.locks[index].waits_for == 0)
     }
 
     /// Whether any lock, held or waiting, has a byte of `range` of `volume`.
     #[must_use]
-    pub fn overlaps(&self, volume: u16, range: Range<u64>) -> bool {
+    pub(crate) fn overlaps(&self, volume: u16, range: Range<u64>) -> bool {
         match shelf(&range) {
             Shelf::Nowhere => false,
             Shelf::Long => self.locks.iter().any(|l| l.is_alive() && l.overlaps(volume, &range)),
@@ -358,13 +358,13 @@ impl RangeLocks {
 
     /// Locks, held or waiting. Counts them: slow.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.locks.iter().filter(|lock| lock.is_alive()).count()
     }
 
     /// Whether there are no locks.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 

@@ -99,7 +99,7 @@ impl<S: Store> Shard<S> {
 
     /// Serves a volume of `size_bytes`. What happens to it is published in `stats`, which nothing
     /// else writes.
-    pub fn add_volume(
+    pub(crate) fn add_volume(
         &mut self,
         volume: VolumeIndex,
         cache: CacheMode,
@@ -116,7 +116,7 @@ impl<S: Store> Shard<S> {
     }
 
     /// The store.
-    pub fn store_mut(&mut self) -> &mut S {
+    pub(crate) fn store_mut(&mut self) -> &mut S {
         self.core.store.store_mut()
     }
 
@@ -128,24 +128,24 @@ impl<S: Store> Shard<S> {
 
     /// What the shard has done.
     #[must_use]
-    pub fn counters(&self) -> CacheCounters {
+    pub(crate) fn counters(&self) -> CacheCounters {
         self.core.counters
     }
 
     /// Most bytes that may be acknowledged and in memory only.
     #[must_use]
-    pub fn dirty_max_bytes(&self) -> usize {
+    pub(crate) fn dirty_max_bytes(&self) -> usize {
         self.dirty_max_bytes
     }
 
     /// Publishes the counters of every volume.
-    pub fn publish_volumes(&self) {
+    pub(crate) fn publish_volumes(&self) {
         self.core.volumes.publish(&self.core.slots);
     }
 
     /// Publishes the counters of a few volumes, the next ones at the next call: the cost does not
     /// grow with their number.
-    pub fn publish_some_volumes(&mut self) {
+    pub(crate) fn publish_some_volumes(&mut self) {
         self.core.volumes.publish_some(&self.core.slots);
     }
 
@@ -153,39 +153,44 @@ impl<S: Store> Shard<S> {
     /// come back.
     #[must_use]
     #[inline]
-    pub fn is_short(&self) -> bool {
+    pub(crate) fn is_short(&self) -> bool {
         self.memory.is_short()
     }
 
     /// Whether [`Self::take_reply`] has an answer.
     #[must_use]
     #[inline]
-    pub fn has_reply(&self) -> bool {
+    pub(crate) fn has_reply(&self) -> bool {
         self.core.answers.has_reply()
     }
 
     /// The writes of [`Self::write_one`] that the store has done well, oldest first. There are none
     /// unless [`Self::turn`] was busy. `list` must be empty; its memory is used for the next ones.
     #[inline]
-    pub fn take_written(&mut self, list: &mut Vec<PartToken>) {
+    pub(crate) fn take_written(&mut self, list: &mut Vec<PartToken>) {
         self.core.answers.take_written(list);
     }
 
     /// The next answer.
     #[inline]
-    pub fn take_reply(&mut self) -> Option<ShardReply> {
+    pub(crate) fn take_reply(&mut self) -> Option<ShardReply> {
         self.core.answers.take_reply()
     }
 
     /// What [`ShardRequest::Read`] would be answered, if the index has every block: lent, and
     /// counted as a hit. `None` changes nothing.
     #[inline]
-    pub fn lend_hit(&mut self, volume: VolumeIndex, offset: u64, len: u32) -> Option<Segments> {
+    pub(crate) fn lend_hit(
+        &mut self,
+        volume: VolumeIndex,
+        offset: u64,
+        len: u32,
+    ) -> Option<Segments> {
         read::lend_hit(&mut self.core, volume, offset, len)
     }
 
     /// Takes a request.
-    pub fn request(&mut self, request: ShardRequest, now: Instant) {
+    pub(crate) fn request(&mut self, request: ShardRequest, now: Instant) {
         self.core.clock.tick(now);
         match request {
             ShardRequest::Read { from, volume, offset, len } => {
@@ -264,7 +269,7 @@ impl<S: Store> Shard<S> {
 
     /// What [`ShardRequest::Reserve`] is answered, if there is memory and no job waits for it.
     /// `None`: the answer comes later.
-    pub fn reserve(
+    pub(crate) fn reserve(
         &mut self,
         from: PartToken,
         volume: VolumeIndex,
@@ -284,7 +289,7 @@ impl<S: Store> Shard<S> {
 
     /// Does what [`ShardRequest::Write`] asks for. True: the write is done, and well. False: the
     /// answer comes later.
-    pub fn write(&mut self, job: JobId, memory: Segments, fua: bool, now: Instant) -> bool {
+    pub(crate) fn write(&mut self, job: JobId, memory: Segments, fua: bool, now: Instant) -> bool {
         self.core.clock.tick(now);
         self.core.lists.take_back(memory);
         let Some(job) = self.find(job) else { return false };
@@ -300,7 +305,7 @@ impl<S: Store> Shard<S> {
     /// wait.
     #[allow(clippy::too_many_arguments)] // those of both requests
     #[inline(always)]
-    pub fn write_one(
+    pub(crate) fn write_one(
         &mut self,
         from: PartToken,
         volume: VolumeIndex,
@@ -315,7 +320,7 @@ impl<S: Store> Shard<S> {
     }
 
     /// Does what [`ShardRequest::Release`] asks for.
-    pub fn release(&mut self, memory: Segments) {
+    pub(crate) fn release(&mut self, memory: Segments) {
         for run in memory.as_slice() {
             for slot in self.core.slots.slots_of(*run) {
                 self.core.slots.unlend(slot);
@@ -326,7 +331,7 @@ impl<S: Store> Shard<S> {
 
     /// Reaps the store and lets what waits go on. Returns whether anything happened.
     #[inline]
-    pub fn turn(&mut self, now: Instant) -> bool {
+    pub(crate) fn turn(&mut self, now: Instant) -> bool {
         self.core.clock.tick(now);
         let busy = self.core.store.reap();
         if busy {
@@ -538,7 +543,7 @@ impl<S: Store> Shard<S> {
 
     /// How long until [`Self::turn`] has something to do that no completion will tell.
     #[must_use]
-    pub fn next_deadline(&self) -> Option<Duration> {
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
         self.write_backs.deadline_ms(&self.core).map(Duration::from_millis)
     }
 
@@ -551,7 +556,7 @@ impl<S: Store> Shard<S> {
 
     /// Begins the end: what is dirty goes to the store and every store is made durable. Nothing is
     /// acknowledged from memory any more.
-    pub fn begin_stop(&mut self) {
+    pub(crate) fn begin_stop(&mut self) {
         if self.stopping.is_some() {
             return;
         }
@@ -580,7 +585,7 @@ impl<S: Store> Shard<S> {
     /// After [`Self::begin_stop`]: whether everything that was acknowledged is durable. `None`
     /// while that is not known.
     #[must_use]
-    pub fn stopped(&self) -> Option<bool> {
+    pub(crate) fn stopped(&self) -> Option<bool> {
         let clean = self.stopping?.outcome()?;
         self.is_idle().then_some(clean && self.core.slots.dirty() == 0)
     }

@@ -68,7 +68,7 @@ struct Totals {
 impl Slots {
     /// The slots of an arena. `seed` makes the hash unpredictable to peers.
     #[must_use]
-    pub fn new(arena: Arena, seed: u64) -> Self {
+    pub(crate) fn new(arena: Arena, seed: u64) -> Self {
         let count = arena.capacity_bytes() / SLOT_BYTES;
         // Slot numbers are 32 bits: an arena share of 16 TiB.
         let slots = u32::try_from(count).unwrap_or(u32::MAX - 1);
@@ -91,7 +91,7 @@ impl Slots {
     }
 
     /// Makes room for the dirty list and the counts of a volume.
-    pub fn add_volume(&mut self, volume: VolumeIndex) {
+    pub(crate) fn add_volume(&mut self, volume: VolumeIndex) {
         let at = usize::from(volume.0);
         if self.lists.len() <= at {
             self.lists.resize_with(at + 1, DirtyList::default);
@@ -100,7 +100,7 @@ impl Slots {
 
     /// Slots in all.
     #[must_use]
-    pub fn capacity(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.metas.len()
     }
 
@@ -119,7 +119,7 @@ impl Slots {
     /// Slots that left the index while a write-back has them: memory that comes back when the store
     /// is done.
     #[must_use]
-    pub fn outdated(&self) -> usize {
+    pub(crate) fn outdated(&self) -> usize {
         self.totals.outdated
     }
 
@@ -131,30 +131,30 @@ impl Slots {
 
     /// Slots that left to make room, since the start.
     #[must_use]
-    pub fn evictions(&self) -> u64 {
+    pub(crate) fn evictions(&self) -> u64 {
         self.totals.evictions
     }
 
     /// Slots of a volume whose last write-back failed.
     #[must_use]
-    pub fn failed(&self, volume: VolumeIndex) -> u32 {
+    pub(crate) fn failed(&self, volume: VolumeIndex) -> u32 {
         self.counts(volume).failed
     }
 
     /// How many slots a volume has.
     #[must_use]
-    pub fn counts(&self, volume: VolumeIndex) -> SlotCounts {
+    pub(crate) fn counts(&self, volume: VolumeIndex) -> SlotCounts {
         self.lists.get(usize::from(volume.0)).map_or_else(SlotCounts::default, |list| list.counts)
     }
 
     /// Whether memory was freed since the last call. The call resets it.
-    pub fn take_freed(&mut self) -> bool {
+    pub(crate) fn take_freed(&mut self) -> bool {
         std::mem::take(&mut self.freed)
     }
 
     /// What holds a slot.
     #[must_use]
-    pub fn holders(&self, slot: Slot) -> Holders {
+    pub(crate) fn holders(&self, slot: Slot) -> Holders {
         let meta = &self.metas[slot.index()];
         Holders {
             state: meta.state,
@@ -201,7 +201,7 @@ impl Slots {
     /// The slot of a block.
     #[must_use]
     #[inline]
-    pub fn find(&self, volume: VolumeIndex, block: u64) -> Option<Slot> {
+    pub(crate) fn find(&self, volume: VolumeIndex, block: u64) -> Option<Slot> {
         let mut at = self.buckets[self.bucket(self.hash(volume.0, block))];
         let metas = &self.metas[..];
         loop {
@@ -217,26 +217,26 @@ impl Slots {
     /// The state of a slot.
     #[must_use]
     #[inline]
-    pub fn state(&self, slot: Slot) -> State {
+    pub(crate) fn state(&self, slot: Slot) -> State {
         self.metas[slot.index()].state
     }
 
     /// The block a slot in the index holds.
     #[must_use]
-    pub fn block(&self, slot: Slot) -> u64 {
+    pub(crate) fn block(&self, slot: Slot) -> u64 {
         self.metas[slot.index()].block
     }
 
     /// Order and time of the oldest write in a dirty slot.
     #[must_use]
-    pub fn since(&self, slot: Slot) -> (u64, u32) {
+    pub(crate) fn since(&self, slot: Slot) -> (u64, u32) {
         let meta = &self.metas[slot.index()];
         (meta.since, meta.since_ms)
     }
 
     /// A private slot, making room by eviction if there is none.
     #[inline(always)]
-    pub fn allocate_one(&mut self) -> Option<Slot> {
+    pub(crate) fn allocate_one(&mut self) -> Option<Slot> {
         let slot = match self.free.take_loose() {
             Some(slot) => slot,
             None => self.find_one()?,
@@ -253,7 +253,7 @@ impl Slots {
 
     /// Appends `count` private slots to `out`, neighbours where possible, making room by eviction;
     /// or appends nothing and returns false.
-    pub fn allocate(&mut self, count: usize, out: &mut Vec<Slot>) -> bool {
+    pub(crate) fn allocate(&mut self, count: usize, out: &mut Vec<Slot>) -> bool {
         if count == 1 {
             let slot = self.allocate_one();
             out.extend(slot);
@@ -314,7 +314,7 @@ impl Slots {
 
     /// Gives a private slot back.
     #[inline]
-    pub fn give_back(&mut self, slot: Slot) {
+    pub(crate) fn give_back(&mut self, slot: Slot) {
         debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
         self.free_slot(slot);
     }
@@ -356,7 +356,7 @@ impl Slots {
 
     /// Puts a private slot in the index as a block of a volume. It replaces the slot that was
     /// there.
-    pub fn install(&mut self, slot: Slot, volume: VolumeIndex, block: u64, how: Install) {
+    pub(crate) fn install(&mut self, slot: Slot, volume: VolumeIndex, block: u64, how: Install) {
         let was = self.put(slot, volume, block);
         let (order, now_ms) = match (how, was) {
             (Install::Clean, _) | (Install::Merged, None) => {
@@ -379,7 +379,7 @@ impl Slots {
 
     /// The same, of a block that the store has.
     #[inline(always)]
-    pub fn install_clean(&mut self, slot: Slot, volume: VolumeIndex, block: u64) {
+    pub(crate) fn install_clean(&mut self, slot: Slot, volume: VolumeIndex, block: u64) {
         let bucket = self.bucket(self.hash(volume.0, block));
         let head = self.buckets[bucket];
         match self.metas.get(head as usize) {
@@ -443,7 +443,7 @@ impl Slots {
     }
 
     /// Takes a slot out of the index, dirty or not.
-    pub fn forget(&mut self, slot: Slot) {
+    pub(crate) fn forget(&mut self, slot: Slot) {
         self.leave_list(slot);
         self.unlink(slot);
         self.policy.remove(slot);
@@ -464,7 +464,7 @@ impl Slots {
 
     /// Lends a slot of the index, to send from it.
     #[inline]
-    pub fn lend(&mut self, slot: Slot) {
+    pub(crate) fn lend(&mut self, slot: Slot) {
         debug_assert!(
             matches!(self.state(slot), State::Clean | State::Dirty | State::Writing),
             "{:?}",
@@ -476,12 +476,12 @@ impl Slots {
 
     /// Tells the policy of a hit.
     #[inline]
-    pub fn touch(&mut self, slot: Slot) {
+    pub(crate) fn touch(&mut self, slot: Slot) {
         self.policy.touch(slot);
     }
 
     /// Lends a private slot, which is free when it comes back.
-    pub fn lend_private(&mut self, slot: Slot) {
+    pub(crate) fn lend_private(&mut self, slot: Slot) {
         debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
         let meta = &mut self.metas[slot.index()];
         meta.state = State::Detached;
@@ -491,7 +491,7 @@ impl Slots {
 
     /// A lent slot comes back.
     #[inline(always)]
-    pub fn unlend(&mut self, slot: Slot) {
+    pub(crate) fn unlend(&mut self, slot: Slot) {
         let meta = &mut self.metas[slot.index()];
         debug_assert!(meta.sends > 0, "not lent: {slot:?}");
         meta.sends = meta.sends.saturating_sub(1);
@@ -509,7 +509,7 @@ impl Slots {
 
     /// Slots that a segment touches.
     #[inline(always)]
-    pub fn slots_of(&self, segment: Segment) -> impl Iterator<Item = Slot> + use<> {
+    pub(crate) fn slots_of(&self, segment: Segment) -> impl Iterator<Item = Slot> + use<> {
         let first = self.free.slot_at(segment.offset);
         let last = self.free.slot_at(segment.offset + (segment.len as usize).max(1) - 1);
         (first.0..=last.0).map(Slot)
@@ -517,7 +517,7 @@ impl Slots {
 
     /// Calls `act` with every slot in the index of a volume's blocks `first..=last`. The cost is the
     /// number of these blocks, or of all slots if there are fewer.
-    pub fn for_each_in(
+    pub(crate) fn for_each_in(
         &mut self,
         volume: VolumeIndex,
         first: u64,
@@ -544,7 +544,7 @@ impl Slots {
     }
 
     /// Appends the bytes `skip..skip + len` of slots in a row to `out`, neighbours joined.
-    pub fn segments(
+    pub(crate) fn segments(
         &self,
         slots: impl Iterator<Item = Slot>,
         mut skip: usize,

@@ -20,9 +20,9 @@ use super::send_queue::SIGNAL_INTERVAL;
 /// Receive buffers beyond depth + 1: a margin.
 const SPARE_RECVS: usize = 1;
 /// Bytes of a reply area of an admin connection.
-pub(crate) const REPLY_AREA_BYTES: usize = 4096;
+pub const REPLY_AREA_BYTES: usize = 4096;
 /// Bytes that a proof READ moves.
-pub(crate) const SCRATCH_BYTES: u32 = 64;
+pub const SCRATCH_BYTES: u32 = 64;
 
 /// Sizes of a connection's memory and queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,7 +40,7 @@ impl Layout {
     /// For a connection with that depth and so much in-capsule data in one message. Admin
     /// connections have reply areas, others have room for lists.
     #[must_use]
-    pub fn new(depth: QueueDepth, message_data_bytes: u32, admin: bool) -> Self {
+    pub(crate) fn new(depth: QueueDepth, message_data_bytes: u32, admin: bool) -> Self {
         let (commands, response_stride) = if admin {
             (COMMAND_BYTES, RESPONSE_BYTES)
         } else {
@@ -64,7 +64,7 @@ impl Layout {
 
     /// The layout of an admin connection.
     #[must_use]
-    pub fn admin() -> Self {
+    pub(crate) fn admin() -> Self {
         let depth =
             QueueDepth::new(ADMIN_DEPTH).unwrap_or_else(|| unreachable!("within the bounds"));
         Self::new(depth, IN_CAPSULE_DEFAULT_BYTES, true)
@@ -73,27 +73,27 @@ impl Layout {
     /// Commands that the peer may have outstanding, less the connection's own.
     #[must_use]
     #[inline]
-    pub fn depth(&self) -> QueueDepth {
+    pub(crate) fn depth(&self) -> QueueDepth {
         self.depth
     }
 
     /// Bytes of memory.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.scratch_at + wide(SCRATCH_BYTES)
     }
 
     /// Bytes of a receive buffer: the longest message.
     #[must_use]
     #[inline]
-    pub fn recv_bytes(&self) -> usize {
+    pub(crate) fn recv_bytes(&self) -> usize {
         self.recv_stride
     }
 
     /// Receive buffers.
     #[must_use]
     #[inline]
-    pub fn recv_buffers(&self) -> u16 {
+    pub(crate) fn recv_buffers(&self) -> u16 {
         self.recv_buffers
     }
 

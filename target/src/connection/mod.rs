@@ -46,7 +46,7 @@ use crate::read_ahead::ReadAhead;
 use crate::request::{Event, InCapsule, Outcome, Payload, Request};
 
 pub use layout::Layout;
-pub(crate) use layout::{REPLY_AREA_BYTES, SCRATCH_BYTES};
+pub use layout::{REPLY_AREA_BYTES, SCRATCH_BYTES};
 use liveness::Liveness;
 pub use params::{ConnectionParams, progress_max};
 use pins::Pins;
@@ -57,7 +57,7 @@ pub(crate) use wr_id::WrKind;
 
 /// An admin connection that says nothing at all, not even LOGIN, ends after this long: its peer may
 /// have died unseen.
-pub const LOGIN_SILENCE: Duration = Duration::from_secs(30);
+pub(crate) const LOGIN_SILENCE: Duration = Duration::from_secs(30);
 
 /// A rule that the peer broke, or a bug of ours: the connection ends, and the log says why.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -40,7 +40,7 @@ const TICK: Duration = Duration::from_millis(500);
 
 /// What a target offers on every connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Deepest I/O queue.
     pub queue_depth_max: u16,
     /// In-capsule data that receive slots hold.
@@ -55,7 +55,7 @@ pub struct Limits {
 
 /// What was asked through the control socket or by a signal.
 #[derive(Debug)]
-pub enum Request {
+pub(crate) enum Request {
     /// The state of everything.
     Status(oneshot::Sender<status::TargetStatus>),
     /// Take no new sessions, tell initiators, stop when I/O has ended.
@@ -75,7 +75,7 @@ struct Description {
 
 /// The control task's state.
 #[derive(Debug)]
-pub struct Control {
+pub(crate) struct Control {
     description: Description,
     core: Core,
     groups: Groups,
@@ -88,7 +88,7 @@ pub struct Control {
 
 /// What control is made of.
 #[derive(Debug)]
-pub struct Parts {
+pub(crate) struct Parts {
     /// The target's name.
     pub name: Name,
     /// This run.
@@ -121,7 +121,7 @@ impl Control {
     /// # Errors
     /// The file of the holders is there and cannot be read, or the system has no thread left for
     /// it.
-    pub fn new(parts: Parts) -> anyhow::Result<Self> {
+    pub(crate) fn new(parts: Parts) -> anyhow::Result<Self> {
         let (persister, holders) = Persister::open(&parts)?;
         let (destroyer, destroyed) = Destroyer::new();
         let lineage = parts.lineage.lineage();
@@ -161,7 +161,7 @@ impl Control {
     ///
     /// # Errors
     /// Memory cannot be registered, a CQ cannot be made, or the target has too many devices.
-    pub fn serve_by(&mut self, device: &Device) -> rblk_fabric::Result<()> {
+    pub(crate) fn serve_by(&mut self, device: &Device) -> rblk_fabric::Result<()> {
         self.devices.place(device, &self.groups).map(drop)
     }
 
@@ -169,7 +169,7 @@ impl Control {
     ///
     /// # Errors
     /// A poll group broke; the target cannot go on.
-    pub async fn run(
+    pub(crate) async fn run(
         mut self,
         mut incoming: mpsc::Receiver<Incoming>,
         mut from_groups: mpsc::UnboundedReceiver<FromGroup>,

@@ -43,7 +43,7 @@ pub enum Response {
 
 /// A bound socket; its file goes when it is dropped.
 #[derive(Debug)]
-pub struct ControlSocket {
+pub(crate) struct ControlSocket {
     listener: UnixListener,
     path: PathBuf,
 }
@@ -53,7 +53,7 @@ impl ControlSocket {
     ///
     /// # Errors
     /// A living target answers there, or the directory cannot be written.
-    pub async fn bind(path: &Path) -> io::Result<Self> {
+    pub(crate) async fn bind(path: &Path) -> io::Result<Self> {
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent)?;
         }
@@ -73,7 +73,7 @@ impl ControlSocket {
     }
 
     /// Serves clients, each in a task of its own.
-    pub async fn serve(self, requests: mpsc::Sender<Request>) {
+    pub(crate) async fn serve(self, requests: mpsc::Sender<Request>) {
         loop {
             match self.listener.accept().await {
                 Ok((stream, _)) => {

@@ -32,7 +32,7 @@ pub struct Host {
 impl Host {
     /// Of this host, now. Reads small files only.
     #[must_use]
-    pub fn read() -> Self {
+    pub(crate) fn read() -> Self {
         let text = |path: &Path| std::fs::read_to_string(path).ok();
         let meminfo = text(Path::new("/proc/meminfo")).unwrap_or_default();
         let count = |name: &str| text(&Path::new(HUGE_POOL).join(name))?.trim().parse::<u64>().ok();

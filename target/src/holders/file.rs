@@ -30,7 +30,7 @@ const FORM_WITHOUT_STORES: u32 = 1;
 const FILE_MAX: u64 = 64 << 20;
 
 /// Called with the number of a change, and whether it is durable or why it is not.
-pub type Confirm = Box<dyn Fn(u64, Result<(), String>) + Send>;
+pub(crate) type Confirm = Box<dyn Fn(u64, Result<(), String>) + Send>;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -69,7 +69,7 @@ enum Mode {
 
 /// The file that remembers the holders, with the thread that writes it.
 #[derive(Debug)]
-pub struct HoldersFile {
+pub(crate) struct HoldersFile {
     changes: Option<Sender<(u64, HolderRecord)>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -81,7 +81,7 @@ impl HoldersFile {
     /// The file cannot be read now: what it says is not known, and must be neither ignored nor
     /// replaced.
     /// A file that cannot be understood is no error. What it remembered is lost permanently.
-    pub fn read(path: &Path) -> io::Result<Option<Holders>> {
+    pub(crate) fn read(path: &Path) -> io::Result<Option<Holders>> {
         let Some(text) = read(path)? else { return Ok(None) };
         Ok(Some(match parse(&text) {
             Ok(holders) => holders,
@@ -99,14 +99,14 @@ impl HoldersFile {
 
     /// For a target that remembers nothing.
     #[must_use]
-    pub fn nothing() -> Holders {
+    pub(crate) fn nothing() -> Holders {
         Holders::forgetful(base_of_now())
     }
 
     /// The holders where a file should be and is missing: generations begin far above any that was
     /// given.
     #[must_use]
-    pub fn missing() -> Holders {
+    pub(crate) fn missing() -> Holders {
         Holders::lost(base_of_now())
     }
 
@@ -116,7 +116,7 @@ impl HoldersFile {
     ///
     /// # Errors
     /// The system has no thread left.
-    pub fn keep(
+    pub(crate) fn keep(
         path: PathBuf,
         holders: &Holders,
         changed: bool,
@@ -132,7 +132,7 @@ impl HoldersFile {
 
     /// Writes a change, soon. False if the thread is gone.
     #[must_use]
-    pub fn write(&self, number: u64, record: HolderRecord) -> bool {
+    pub(crate) fn write(&self, number: u64, record: HolderRecord) -> bool {
         self.changes.as_ref().is_some_and(|changes| changes.send((number, record)).is_ok())
     }
 }

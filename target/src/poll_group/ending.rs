@@ -98,7 +98,7 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// Does not count a time in which this thread did not run: see [`Self::check_silence`].
-    pub fn forgive(&mut self, paused: Duration) {
+    pub(crate) fn forgive(&mut self, paused: Duration) {
         for connection in self.connections.iter_mut() {
             connection.forgive(paused);
         }

@@ -150,7 +150,7 @@ impl<S: Store> PollGroup<S> {
 
     /// Its counters.
     #[must_use]
-    pub fn stats(&self) -> &Stats {
+    pub(crate) fn stats(&self) -> &Stats {
         &self.turn.stats
     }
 
@@ -160,7 +160,9 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// The pollers whose CQ works, with their places: for sleeping.
-    pub fn pollers_mut(&mut self) -> impl Iterator<Item = (usize, &mut (dyn Poller + 'static))> {
+    pub(crate) fn pollers_mut(
+        &mut self,
+    ) -> impl Iterator<Item = (usize, &mut (dyn Poller + 'static))> {
         self.turn.pollers.all_working().map(|(place, entry)| (place, &mut *entry.poller))
     }
 
@@ -185,13 +187,13 @@ impl<S: Store> PollGroup<S> {
 
     /// Whether [`ToGroup::Stop`] came.
     #[must_use]
-    pub fn is_stopping(&self) -> bool {
+    pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.began
     }
 
     /// Its number.
     #[must_use]
-    pub fn index(&self) -> usize {
+    pub(crate) fn index(&self) -> usize {
         self.turn.group
     }
 
@@ -203,13 +205,13 @@ impl<S: Store> PollGroup<S> {
 
     /// Whether a deadline runs, so that the thread must not sleep for long.
     #[must_use]
-    pub fn has_deadline(&self) -> bool {
+    pub(crate) fn has_deadline(&self) -> bool {
         self.connections.has_ending() || self.turn.shard.is_short()
     }
 
     /// Whether anything was done since the last call that clients wait for, and not only beats,
     /// words of control and sends that completed.
-    pub fn take_io(&mut self) -> bool {
+    pub(crate) fn take_io(&mut self) -> bool {
         std::mem::take(&mut self.turn.io)
     }
 

@@ -78,13 +78,13 @@ impl Peers {
 
     /// Poll groups, this one included.
     #[must_use]
-    pub fn groups(&self) -> usize {
+    pub(crate) fn groups(&self) -> usize {
         self.inboxes.len()
     }
 
     /// Messages sent, ever.
     #[must_use]
-    pub fn sent(&self) -> u64 {
+    pub(crate) fn sent(&self) -> u64 {
         self.sent
     }
 
@@ -108,7 +108,7 @@ impl Peers {
 
     /// Sends what did not fit before. Returns whether something still does not.
     #[inline]
-    pub fn flush(&mut self) -> bool {
+    pub(crate) fn flush(&mut self) -> bool {
         self.keeps && self.flush_kept()
     }
 
@@ -136,18 +136,18 @@ impl Peers {
 
     /// The next message to this group.
     #[inline]
-    pub fn receive(&mut self) -> Option<PeerMail> {
+    pub(crate) fn receive(&mut self) -> Option<PeerMail> {
         self.inboxes.get(self.own)?.queue.pop()
     }
 
     /// Readable when something came while this group slept.
     #[must_use]
-    pub fn event_fd(&self) -> Option<RawFd> {
+    pub(crate) fn event_fd(&self) -> Option<RawFd> {
         self.inboxes.get(self.own).map(|inbox| inbox.event.as_raw_fd())
     }
 
     /// This group is about to sleep. False: it must not, there is a message.
-    pub fn fall_asleep(&mut self) -> bool {
+    pub(crate) fn fall_asleep(&mut self) -> bool {
         let Some(inbox) = self.inboxes.get(self.own) else { return true };
         inbox.asleep.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -159,14 +159,14 @@ impl Peers {
     }
 
     /// This group is awake again.
-    pub fn wake_up(&mut self) {
+    pub(crate) fn wake_up(&mut self) {
         if let Some(inbox) = self.inboxes.get(self.own) {
             inbox.asleep.store(false, Ordering::SeqCst);
         }
     }
 
     /// Resets the event, which was seen readable. Call it before looking for messages, never after.
-    pub fn clear_event(&mut self) {
+    pub(crate) fn clear_event(&mut self) {
         if let Some(inbox) = self.inboxes.get(self.own) {
             let _ = inbox.event.read();
         }

@@ -66,7 +66,7 @@ impl Handle {
     ///
     /// # Errors
     /// It takes no mail.
-    pub fn add_volume(
+    pub(crate) fn add_volume(
         &mut self,
         volume: Arc<Volume>,
         backing: Option<Arc<Backing>>,
@@ -80,7 +80,7 @@ impl Handle {
 
     /// The poll group's counters of a volume.
     #[must_use]
-    pub fn volume_stats(&self, volume: VolumeIndex) -> Option<&VolumeStats> {
+    pub(crate) fn volume_stats(&self, volume: VolumeIndex) -> Option<&VolumeStats> {
         self.volumes.iter().find(|(index, _)| *index == volume).map(|(_, stats)| &**stats)
     }
 

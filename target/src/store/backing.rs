@@ -100,7 +100,7 @@ impl Backing {
     ///
     /// # Errors
     /// [`StoreError`] names the path, the value and the fix.
-    pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, StoreError> {
+    pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Self, StoreError> {
         let OpenOptions { read_only, direct, block_size, lock_wait, losses } = *options;
         if !block_size.is_power_of_two() || !(512..=65536).contains(&block_size) {
             return Err(StoreError::BlockSize { block_size });
@@ -144,43 +144,43 @@ impl Backing {
     /// What distinguishes it from another file or device of the same path; `None` where nothing
     /// does.
     #[must_use]
-    pub fn identity(&self) -> Option<&StoreIdentity> {
+    pub(crate) fn identity(&self) -> Option<&StoreIdentity> {
         self.identity.as_ref()
     }
 
     /// Where it is.
     #[must_use]
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// What it is.
     #[must_use]
-    pub fn kind(&self) -> BackingKind {
+    pub(crate) fn kind(&self) -> BackingKind {
         self.kind
     }
 
     /// Size in bytes, a nonzero multiple of the block size.
     #[must_use]
-    pub fn size_bytes(&self) -> u64 {
+    pub(crate) fn size_bytes(&self) -> u64 {
         self.size.load(Ordering::Relaxed)
     }
 
     /// Block size of the volume in bytes.
     #[must_use]
-    pub fn block_size(&self) -> u32 {
+    pub(crate) fn block_size(&self) -> u32 {
         self.block_size
     }
 
     /// Whether I/O passes by the page cache.
     #[must_use]
-    pub fn direct(&self) -> bool {
+    pub(crate) fn direct(&self) -> bool {
         self.direct.is_some()
     }
 
     /// Bytes to which offsets and lengths must be aligned: 1 unless direct.
     #[must_use]
-    pub fn alignment(&self) -> u32 {
+    pub(crate) fn alignment(&self) -> u32 {
         self.direct.map_or(1, |alignment| alignment.offset)
     }
 
@@ -191,26 +191,26 @@ impl Backing {
     /// Where the kernel does not tell, this is what is always enough: the device's logical block,
     /// or 4096.
     #[must_use]
-    pub fn memory_alignment(&self) -> u32 {
+    pub(crate) fn memory_alignment(&self) -> u32 {
         self.direct.map_or(1, |alignment| alignment.memory)
     }
 
     /// Whether it was opened for reading only.
     #[must_use]
-    pub fn read_only(&self) -> bool {
+    pub(crate) fn read_only(&self) -> bool {
         self.read_only
     }
 
     /// Whether discard works, as far as known: looked up when opened, taken back by the first
     /// refusal.
     #[must_use]
-    pub fn can_discard(&self) -> bool {
+    pub(crate) fn can_discard(&self) -> bool {
         self.methods.discard().is_some()
     }
 
     /// Whether zeroing a range costs less than writing zeroes, as far as known.
     #[must_use]
-    pub fn can_zero_fast(&self) -> bool {
+    pub(crate) fn can_zero_fast(&self) -> bool {
         // A device without the command has its zeroes written by the kernel.
         let method = self.methods.zero(self.kind == BackingKind::BlockDevice);
         let fast = match self.kind {
@@ -222,7 +222,7 @@ impl Backing {
 
     /// Discards of less than this many bytes, or not aligned to it, give no space back. 0: unknown.
     #[must_use]
-    pub fn discard_granularity(&self) -> u32 {
+    pub(crate) fn discard_granularity(&self) -> u32 {
         self.methods.discard_granularity()
     }
 
@@ -230,7 +230,7 @@ impl Backing {
     ///
     /// # Errors
     /// It shrank or is no longer a multiple of the block size; the old size stays in force.
-    pub fn refresh_size(&self) -> Result<u64, StoreError> {
+    pub(crate) fn refresh_size(&self) -> Result<u64, StoreError> {
         let (was, size) = (self.size_bytes(), self.measure()?);
         if size < was {
             return Err(StoreError::Shrank { path: self.path.clone(), was, size });
@@ -242,7 +242,7 @@ impl Backing {
     /// Whether one write can be made durable without a sync of the whole: direct I/O on a block
     /// device that has FUA, or no volatile cache.
     #[must_use]
-    pub fn has_own_fua(&self) -> bool {
+    pub(crate) fn has_own_fua(&self) -> bool {
         self.has_own_fua
     }
 
@@ -250,13 +250,13 @@ impl Backing {
     /// reports that once and to one caller only, and then counts the data as written. So it is
     /// remembered here: every later flush fails too, as long as the backing is open.
     #[must_use]
-    pub fn has_lost_writes(&self) -> bool {
+    pub(crate) fn has_lost_writes(&self) -> bool {
         self.syncs.is_lost()
     }
 
     /// The owner has noted the loss: with [`Losses::HeldUntilNoted`] the flushes that failed are
     /// answered now. Without a loss it does nothing.
-    pub fn loss_noted(&self) {
+    pub(crate) fn loss_noted(&self) {
         self.syncs.loss_noted();
     }
 

@@ -185,7 +185,7 @@ pub enum StoreError {
 impl StoreError {
     /// The stable kind.
     #[must_use]
-    pub fn kind(&self) -> StoreErrorKind {
+    pub(crate) fn kind(&self) -> StoreErrorKind {
         match self {
             Self::NotFound { .. } => StoreErrorKind::NotFound,
             Self::Locked { .. } | Self::Claimed { .. } => StoreErrorKind::Locked,

@@ -35,7 +35,7 @@ pub struct StoreIdentity(String);
 impl StoreIdentity {
     /// An identity that was kept; `None` for a text that is none.
     #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let good = (1..=LEN_MAX).contains(&text.len()) && !text.contains(char::is_control);
         good.then(|| Self(text.to_owned()))
     }

@@ -34,11 +34,11 @@
 //! - **Bounded.** A full store refuses the op and returns it; nothing is allocated per op.
 
 mod alignment;
-pub mod backing;
+pub(crate) mod backing;
 mod error;
 mod identity;
 mod methods;
-pub mod sync;
+pub(crate) mod sync;
 mod syncs;
 pub mod uring;
 
@@ -62,7 +62,7 @@ pub const MAX_SEGMENTS: usize = 1024;
 
 /// What a backing is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum BackingKind {
+pub(crate) enum BackingKind {
     /// A regular file.
     File,
     /// A block device.

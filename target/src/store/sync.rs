@@ -36,7 +36,7 @@ impl SyncStore {
     /// A store for ops on `region`, with `volumes` places, that holds at most `capacity` ops not
     /// reaped.
     #[must_use]
-    pub fn new(region: Arc<Region>, volumes: u16, capacity: usize) -> Self {
+    pub(crate) fn new(region: Arc<Region>, volumes: u16, capacity: usize) -> Self {
         let volumes = (0..volumes).map(|_| None).collect();
         Self {
             region,
@@ -52,7 +52,7 @@ impl SyncStore {
     ///
     /// # Errors
     /// The place is taken or beyond the table.
-    pub fn add_volume(
+    pub(crate) fn add_volume(
         &mut self,
         index: VolumeIndex,
         backing: Arc<Backing>,
@@ -72,7 +72,7 @@ impl SyncStore {
     ///
     /// # Errors
     /// There is none.
-    pub fn remove_volume(&mut self, index: VolumeIndex) -> Result<Arc<Backing>, StoreError> {
+    pub(crate) fn remove_volume(&mut self, index: VolumeIndex) -> Result<Arc<Backing>, StoreError> {
         let place = self.volumes.get_mut(usize::from(index.0));
         place.and_then(Option::take).ok_or(StoreError::NoVolume { index: index.0 })
     }

@@ -74,13 +74,13 @@ impl Slots {
 
     /// The slot of a volume that has been dirty for longest and is not with a write-back.
     #[must_use]
-    pub fn oldest_dirty(&self, volume: VolumeIndex) -> Option<Slot> {
+    pub(crate) fn oldest_dirty(&self, volume: VolumeIndex) -> Option<Slot> {
         let head = self.lists.get(usize::from(volume.0))?.head;
         (head != NONE).then_some(Slot(head))
     }
 
     /// A dirty slot goes with a write-back.
-    pub fn begin_writing(&mut self, slot: Slot) {
+    pub(crate) fn begin_writing(&mut self, slot: Slot) {
         debug_assert_eq!(self.state(slot), State::Dirty, "{:?}", self.holders(slot));
         let failed = self.metas[slot.index()].failed;
         self.leave_list(slot);
@@ -95,7 +95,7 @@ impl Slots {
     }
 
     /// The store has the slot's bytes.
-    pub fn written(&mut self, slot: Slot) {
+    pub(crate) fn written(&mut self, slot: Slot) {
         self.leave_store(slot);
         if self.state(slot) == State::Writing {
             self.leave_list(slot);
@@ -108,7 +108,7 @@ impl Slots {
 
     /// The store does not have the slot's bytes: it `failed`, or was not asked after all. The slot is
     /// dirty again. If newer data took its place, the newer slot is now as old as this one.
-    pub fn not_written(&mut self, slot: Slot, failed: bool) {
+    pub(crate) fn not_written(&mut self, slot: Slot, failed: bool) {
         self.leave_store(slot);
         let meta = &self.metas[slot.index()];
         let since = (meta.since, meta.since_ms);

@@ -90,13 +90,13 @@ impl Core {
 
     /// Whether it drains.
     #[must_use]
-    pub fn is_draining(&self) -> bool {
+    pub(crate) fn is_draining(&self) -> bool {
         self.drain.has_begun()
     }
 
     /// How far the drain is; `None` when there is none.
     #[must_use]
-    pub fn drain_state(&self, now: Instant) -> Option<DrainState> {
+    pub(crate) fn drain_state(&self, now: Instant) -> Option<DrainState> {
         let lasted = now.saturating_duration_since(self.drain.begun.as_ref()?.since);
         let left = self.drain.timeout.saturating_sub(lasted);
         Some(DrainState { lasted, left, sessions: self.connected_sessions() })

@@ -53,7 +53,7 @@ use open::WaitingOpen;
 
 /// How long a LOGIN may wait for the connections of older epochs to end, and an OPEN for those of
 /// earlier holders.
-pub const QUIESCE_DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const QUIESCE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// The connection that an admin command came by, and its answer goes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -150,7 +150,7 @@ pub struct CoreParts {
 
 /// Counters of what was decided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Decisions {
+pub(crate) struct Decisions {
     /// Sessions that were fenced by a take-over.
     pub take_overs: u64,
     /// OPENs that were refused because the volume had another holder meanwhile.
@@ -404,32 +404,32 @@ impl Core {
 
     /// The last holders of the volumes.
     #[must_use]
-    pub fn holders(&self) -> &Holders {
+    pub(crate) fn holders(&self) -> &Holders {
         &self.holders
     }
 
     /// What is exported.
     #[must_use]
-    pub fn volumes(&self) -> &[Arc<Volume>] {
+    pub(crate) fn volumes(&self) -> &[Arc<Volume>] {
         self.exports.volumes()
     }
 
     /// A volume's generation; fresh for none.
     #[must_use]
-    pub fn generation(&self, volume: VolumeIndex) -> Generation {
+    pub(crate) fn generation(&self, volume: VolumeIndex) -> Generation {
         let volume = self.exports.volume(volume);
         volume.map_or(Generation::FRESH, |v| self.holders.generation(&v.uuid))
     }
 
     /// Whether an absent holder of the volume may come back.
     #[must_use]
-    pub fn is_kept(&self, volume: VolumeIndex) -> bool {
+    pub(crate) fn is_kept(&self, volume: VolumeIndex) -> bool {
         self.kept_for.contains_key(&volume)
     }
 
     /// What was decided so far.
     #[must_use]
-    pub fn decisions(&self) -> Decisions {
+    pub(crate) fn decisions(&self) -> Decisions {
         self.decisions
     }
 

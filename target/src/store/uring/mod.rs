@@ -157,20 +157,20 @@ impl UringStore {
 
     /// What the store has to do without.
     #[must_use]
-    pub fn warnings(&self) -> &[Warning] {
+    pub(crate) fn warnings(&self) -> &[Warning] {
         &self.warnings
     }
 
     /// What the store has done.
     #[must_use]
-    pub fn counters(&self) -> Counters {
+    pub(crate) fn counters(&self) -> Counters {
         let (enters, sleeps) = self.ring.enters();
         Counters { enters, sleeps, watch_errors: self.watches.errors(), ..self.counters }
     }
 
     /// Ops that it can hold.
     #[must_use]
-    pub fn capacity(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.ops.capacity()
     }
 
@@ -178,7 +178,7 @@ impl UringStore {
     ///
     /// # Errors
     /// The place is taken or beyond the table, or the kernel refuses the file.
-    pub fn add_volume(
+    pub(crate) fn add_volume(
         &mut self,
         index: VolumeIndex,
         backing: Arc<Backing>,
@@ -202,7 +202,7 @@ impl UringStore {
     /// A backing of which this store has just learnt that writes were lost. It is reported once, by
     /// one store of the backing. Until the owner calls [`Backing::loss_noted`] its flushes may
     /// wait, see [`Losses`](super::Losses).
-    pub fn take_lost(&mut self) -> Option<(VolumeIndex, Arc<Backing>)> {
+    pub(crate) fn take_lost(&mut self) -> Option<(VolumeIndex, Arc<Backing>)> {
         self.sync_waiters.take_lost()
     }
 
@@ -210,7 +210,7 @@ impl UringStore {
     ///
     /// # Errors
     /// There is none, or it has ops in the kernel.
-    pub fn remove_volume(&mut self, index: VolumeIndex) -> Result<Arc<Backing>, StoreError> {
+    pub(crate) fn remove_volume(&mut self, index: VolumeIndex) -> Result<Arc<Backing>, StoreError> {
         let place = self.volumes.get_mut(usize::from(index.0));
         let place = place.ok_or(StoreError::NoVolume { index: index.0 })?;
         match place.take() {
@@ -237,7 +237,7 @@ impl UringStore {
     ///
     /// # Errors
     /// The token is too large or in use, or the descriptor cannot be duplicated.
-    pub fn watch(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
+    pub(crate) fn watch(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
         checked(token)?;
         self.watches.add(fd, token)?;
         self.watches.arm(&mut self.ring, token.0);
@@ -250,13 +250,13 @@ impl UringStore {
     ///
     /// # Errors
     /// As [`Self::watch`].
-    pub fn watch_asleep(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
+    pub(crate) fn watch_asleep(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
         checked(token)?;
         self.watches.add_asleep(fd, token)
     }
 
     /// Ends a watch; does nothing when there is none. A turn may still report it once.
-    pub fn unwatch(&mut self, token: WatchToken) {
+    pub(crate) fn unwatch(&mut self, token: WatchToken) {
         self.watches.remove(&mut self.ring, token);
     }
 
@@ -268,7 +268,7 @@ impl UringStore {
     /// # Errors
     /// The ring is unusable, for example from a thread other than that of the first turn
     /// (`EEXIST`).
-    pub fn turn(&mut self, wait: Wait, woken: &mut WatchSet) -> io::Result<()> {
+    pub(crate) fn turn(&mut self, wait: Wait, woken: &mut WatchSet) -> io::Result<()> {
         self.watches.arm_the_rest(&mut self.ring);
         let sleep = match wait {
             Wait::No => None,

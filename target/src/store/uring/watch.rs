@@ -36,18 +36,18 @@ pub struct WatchSet(u64);
 impl WatchSet {
     /// Whether it is in the set.
     #[must_use]
-    pub fn contains(&self, token: WatchToken) -> bool {
+    pub(crate) fn contains(&self, token: WatchToken) -> bool {
         token.0 < MAX_WATCHES && self.0 >> token.0 & 1 == 1
     }
 
     /// Whether nothing is in the set.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0 == 0
     }
 
     /// Empties the set.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.0 = 0;
     }
 
