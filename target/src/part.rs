@@ -179,8 +179,8 @@ impl Part {
         self.posted = self.len;
     }
 
-    /// A WRITE of so many bytes was queued. True: it was the last one, and the memory is to be taken
-    /// and pinned.
+    /// A WRITE of so many bytes was queued. True: it was the last one, and the memory is to be
+    /// taken and pinned.
     #[inline]
     pub(crate) fn sent(&mut self, bytes: u32) -> bool {
         self.posted += bytes;

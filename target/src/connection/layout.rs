@@ -1,5 +1,5 @@
-//! [`Layout`]: where everything is in the memory of a connection. Pure arithmetic: control allocates
-//! by it, and the data thread addresses by it.
+//! [`Layout`]: where everything is in the memory of a connection. Pure arithmetic: control
+//! allocates by it, and the data thread addresses by it.
 //!
 //! ```text
 //! | receive buffers, depth + 1 + spare | responses, depth + 1 | reply areas (admin) | scratch |

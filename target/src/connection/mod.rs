@@ -478,8 +478,8 @@ impl Connection {
         self.own_sge(self.params.layout.reply_offset(tag), len)
     }
 
-    /// Writes the words of control into the reply area of the tag. `None`: they are too long for it,
-    /// or for the peer's buffer.
+    /// Writes the words of control into the reply area of the tag. `None`: they are too long for
+    /// it, or for the peer's buffer.
     pub(crate) fn write_reply(&mut self, tag: Tag, words: &[u8]) -> Option<Payload> {
         let buffer = self.request(tag).command().and_then(|command| command.buffer);
         let room = buffer.map_or(0, |buffer| wide(buffer.length));

@@ -32,8 +32,8 @@ pub(super) struct Pins {
 }
 
 impl Pins {
-    /// With room for `send_wrs` pins; `sends_prove` says that a completed WRITE proves that the peer
-    /// has the bytes.
+    /// With room for `send_wrs` pins; `sends_prove` says that a completed WRITE proves that the
+    /// peer has the bytes.
     pub(super) fn new(send_wrs: usize, sends_prove: bool) -> Self {
         let pins = VecDeque::with_capacity(send_wrs);
         Self { pins, sends_prove, scratch: None, proving: false, proof_sink: None }

@@ -1,4 +1,5 @@
-//! [`ReadCredits`]: RDMA READs that may be outstanding, and the parts of commands that wait for one.
+//! [`ReadCredits`]: RDMA READs that may be outstanding, and the parts of commands that wait for
+//! one.
 
 use std::collections::VecDeque;
 
