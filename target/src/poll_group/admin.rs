@@ -12,11 +12,9 @@ use crate::request::{Event, Outcome, Payload};
 use crate::store::Store;
 
 /// Gives an admin command to control.
-pub(super) fn forward<S: Store>(
-    connection: &mut Connection,
-    turn: &mut Turn<S>,
-    command: &CommandCapsule,
-) {
+#[cold]
+pub(super) fn forward<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) {
+    let Some(command) = command_of(connection, tag) else { return };
     let mut body = vec![0; wide(command.in_capsule_bytes)];
     if let Some(data) = connection.data_offset(command.tag) {
         connection.region().read(data, &mut body);
@@ -26,7 +24,7 @@ pub(super) fn forward<S: Store>(
         group: turn.group,
         connection: connection.id(),
         session: connection.params().session,
-        command: *command,
+        command,
         body,
     });
     connection.release_data(command.tag);
@@ -65,9 +63,11 @@ pub(super) fn reply<S: Store>(
 pub(super) fn self_test<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
-    command: &CommandCapsule,
+    tag: Tag,
 ) -> Served {
-    let tag = command.tag;
+    let Some(command) = command_of(connection, tag) else {
+        return Err(Violation("a request without its command"));
+    };
     let Some(buffer) = command.buffer.filter(|buffer| buffer.length >= SCRATCH_BYTES) else {
         finish(connection, turn, tag, Outcome::of(Status::BadLength));
         return Ok(());
@@ -87,4 +87,11 @@ pub(super) fn self_test<S: Store>(
     }
     connection.release_data(tag);
     Ok(())
+}
+
+/// The command with this tag, which was just admitted.
+fn command_of(connection: &Connection, tag: Tag) -> Option<CommandCapsule> {
+    let command = connection.request(tag).command().copied();
+    debug_assert!(command.is_some(), "a request without its command");
+    command
 }

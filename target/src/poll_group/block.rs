@@ -3,53 +3,18 @@
 use std::sync::Arc;
 
 use rblk_protocol::width::{narrow, wide};
-use rblk_protocol::{CommandCapsule, Opcode, Status};
+use rblk_protocol::{CommandCapsule, Opcode, Status, Tag};
 
+use super::cut::Cut;
 use super::respond::finish;
 use super::turn::Turn;
-use super::{change, read, write, zeroing};
+use super::{change, read, write};
 use crate::cache::{STRIPE_BYTES, shard_of};
 use crate::connection::{Connection, Served, Violation};
 use crate::read_ahead::ReadAhead;
 use crate::request::{Event, Outcome, Payload, Span};
-use crate::store::{OpKind, Store, VolumeIndex};
+use crate::store::{OpKind, Store};
 use crate::volume::{CacheMode, Placement, Volume};
-
-/// How the ranges of a volume are cut into the parts of its shards. Pure.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
-    /// The volume.
-    pub(super) volume: VolumeIndex,
-    // All of a range belongs to the shard that is asked.
-    is_whole: bool,
-    own: usize,
-    groups: usize,
-}
-
-impl Cut {
-    #[inline]
-    fn of(volume: &Volume, own: usize, groups: usize) -> Self {
-        let is_whole = groups == 1 || volume.cache == CacheMode::None;
-        Self { volume: volume.index, is_whole, own, groups }
-    }
-
-    /// Where the first part of a range ends, and which shard has it.
-    #[inline]
-    pub(super) fn first(&self, from: u64, end: u64) -> (u64, usize) {
-        if self.is_whole {
-            return (end, self.own);
-        }
-        let stripe = (from / STRIPE_BYTES + 1) * STRIPE_BYTES;
-        (end.min(stripe), shard_of(self.volume, from, self.groups))
-    }
-
-    /// Whether this group's own shard has all of a range.
-    #[inline]
-    pub(super) fn is_own(&self, span: Span) -> bool {
-        let end = span.offset + span.len;
-        self.first(span.offset, end) == (end, self.own)
-    }
-}
 
 /// Begins a block command that was admitted.
 ///
@@ -103,7 +68,7 @@ pub(super) fn start<S: Store>(
             return write::to_memory(connection, turn, tag, span);
         }
         (Opcode::Write, _) => return write::parts(connection, turn, tag, cut),
-        _ => return start_rare(connection, turn, command, cut),
+        _ => return start_rare(connection, turn, tag, cut),
     };
     finish(connection, turn, tag, outcome);
     Ok(())
@@ -114,10 +79,14 @@ pub(super) fn start<S: Store>(
 fn start_rare<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
-    command: &CommandCapsule,
+    tag: Tag,
     cut: Cut,
 ) -> Served {
-    let (tag, Span { offset, len, .. }) = (command.tag, connection.request(command.tag).span());
+    let request = connection.request(tag);
+    let (Span { offset, len, .. }, command) = (request.span(), request.command().copied());
+    let Some(command) = command else {
+        return Err(Violation("a request without its command"));
+    };
     let Some(volume) = turn.access.volume(cut.volume) else {
         return Err(Violation("a command without its volume"));
     };
@@ -132,7 +101,7 @@ fn start_rare<S: Store>(
         }
         (Opcode::Discard | Opcode::WriteZeroes, Placement::Memory(region)) => {
             let (region, from) = (Arc::clone(region), wide(offset));
-            zeroing::start(connection, turn, tag, region, from..from + wide(len));
+            change::zero(connection, turn, tag, region, from..from + wide(len));
             return Ok(());
         }
         (Opcode::Discard, Placement::Store) if volume.discard => OpKind::Discard { offset, len },

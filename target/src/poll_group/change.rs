@@ -1,4 +1,4 @@
-//! FLUSH, DISCARD and WRITE_ZEROES of stores: what concerns every shard of a volume.
+//! FLUSH, DISCARD and WRITE_ZEROES: in stores they concern every shard of a volume.
 //!
 //! A FLUSH of a write-back volume first has every shard hand its dirty blocks to the store, then
 //! the store is synced. A discard or zeroing of more than one stripe holds the range at every
@@ -6,6 +6,10 @@
 //! changes the store; and is answered when every shard has heard of it: until then one of them
 //! might still answer others with what the change made old.
 
+use std::ops::Range;
+use std::sync::Arc;
+
+use rblk_fabric::Region;
 use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{Mutation, Opcode, Tag};
 
@@ -110,6 +114,22 @@ pub(super) fn unhold<S: Store>(
         turn.ask(connection, tag, wide(held.shard), unhold);
     }
     connection.request_mut(tag).reuse_holds(holds);
+}
+
+/// Zeroes a range of a memory volume, now or step by step.
+pub(super) fn zero<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    region: Arc<Region>,
+    range: Range<usize>,
+) {
+    if turn.zeroing.zero_now(&region, &range) {
+        return finish(connection, turn, tag, Outcome::OK);
+    }
+    let _ = connection.request_mut(tag).step(Event::ZeroingBegan);
+    connection.release_data(tag);
+    turn.zeroing.push((connection.id(), tag), region, range);
 }
 
 /// A range of a memory volume is zero.

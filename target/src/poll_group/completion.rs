@@ -174,8 +174,8 @@ fn on_command<S: Store>(
             turn.io = true;
             return block::start(connection, turn, command);
         }
-        Admitted::Admin => admin::forward(connection, turn, command),
-        Admitted::SelfTest => return admin::self_test(connection, turn, command),
+        Admitted::Admin => admin::forward(connection, turn, command.tag),
+        Admitted::SelfTest => return admin::self_test(connection, turn, command.tag),
         Admitted::Answer(status) => finish(connection, turn, command.tag, Outcome::of(status)),
     }
     Ok(())

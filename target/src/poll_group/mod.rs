@@ -11,7 +11,7 @@
 //! The way of a command. Each module is entered once on the way down and once on the way up:
 //!
 //! ```text
-//! down: mod (reap) -> completion -> block -> read | write | change | zeroing -> shard
+//! down: mod (reap) -> completion -> block -> read | write | change -> shard
 //!                                 '> admin -> control
 //! up:   mod (reap, deliver) -> completion | reply -> read | write | change -> respond
 //! post: mod (post), at the end of the turn
@@ -32,6 +32,7 @@ mod block;
 mod change;
 mod completion;
 mod connections;
+mod cut;
 mod ending;
 mod mail;
 pub mod peers;
@@ -51,6 +52,7 @@ pub use mail::{FromGroup, Notice, PollerMemory, ToGroup};
 use peers::{PeerMail, Peers};
 use pollers::Pollers;
 use turn::Turn;
+use zeroing::ZeroingQueue;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -120,7 +122,7 @@ impl<S: Store> PollGroup<S> {
             shard,
             peers,
             access: Access::default(),
-            zeroing: VecDeque::new(),
+            zeroing: ZeroingQueue::default(),
             sink_waiters: VecDeque::with_capacity(256),
             outbox: Vec::new(),
             stats,
@@ -379,7 +381,7 @@ impl<S: Store> PollGroup<S> {
         }
         if !self.turn.zeroing.is_empty() {
             busy = true;
-            if let Some((id, tag)) = zeroing::step(&mut self.turn)
+            if let Some((id, tag)) = self.turn.zeroing.step()
                 && self.connections.has(id)
             {
                 self.serve(wide(id.index), |connection, turn| {
@@ -573,7 +575,7 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// Posts what the turn collected.
-    #[inline]
+    #[inline(always)]
     fn post_all(&mut self) {
         let mut at = 0;
         while let Some(index) = self.connections.listed(at) {

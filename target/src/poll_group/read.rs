@@ -8,7 +8,7 @@ use rblk_fabric::{MAX_SGE, MemoryRegion, RemoteBuffer, Rkey, SgeList};
 use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{CommandCapsule, Immediate, Tag};
 
-use super::block::Cut;
+use super::cut::Cut;
 use super::proof;
 use super::respond::{finish, read_answered};
 use super::turn::Turn;

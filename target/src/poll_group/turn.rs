@@ -17,7 +17,7 @@ use super::FromGroup;
 use super::access::Access;
 use super::peers::{PeerMail, Peers};
 use super::pollers::Pollers;
-use super::zeroing::Zeroing;
+use super::zeroing::ZeroingQueue;
 use crate::cache::{PartToken, Segments, Shard, ShardRequest};
 use crate::connection::Connection;
 use crate::identity::ConnectionId;
@@ -42,7 +42,7 @@ pub(super) struct Turn<S> {
     /// What sessions may reach.
     pub(super) access: Access,
     /// Ranges of memory volumes that are being zeroed.
-    pub(super) zeroing: VecDeque<Zeroing>,
+    pub(super) zeroing: ZeroingQueue,
     /// Parts that wait for the READ sink, in their order.
     pub(super) sink_waiters: VecDeque<SinkWaiter>,
     /// Messages for control.

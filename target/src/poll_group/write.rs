@@ -4,7 +4,7 @@ use rblk_fabric::{Region, RemoteBuffer, Rkey, Sge};
 use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{CommandCapsule, Tag};
 
-use super::block::Cut;
+use super::cut::Cut;
 use super::read::split;
 use super::respond::{finish, memory_volume};
 use super::turn::Turn;
@@ -38,7 +38,7 @@ pub(super) fn copy_in(
 ///
 /// # Errors
 /// A bug: the connection ends.
-#[inline(never)]
+#[inline]
 pub(super) fn whole<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,

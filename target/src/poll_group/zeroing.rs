@@ -1,24 +1,19 @@
-//! Zeroing ranges of memory volumes: at once, or in steps of a turn, so that others are served
-//! meanwhile.
+//! [`ZeroingQueue`]: ranges of memory volumes that are being zeroed: at once, or in steps of a turn,
+//! so that other commands are served meanwhile.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
 use rblk_fabric::Region;
 use rblk_protocol::Tag;
 
-use super::respond::finish;
-use super::turn::Turn;
-use crate::connection::Connection;
 use crate::identity::ConnectionId;
-use crate::request::{Event, Outcome};
-use crate::store::Store;
 
 /// Bytes of a memory volume that are zeroed in one turn.
 const STEP_BYTES: usize = 4 << 20;
 
-/// A range of a memory volume that is being zeroed for a command.
-pub(super) struct Zeroing {
+struct Zeroing {
     connection: ConnectionId,
     tag: Tag,
     region: Arc<Region>,
@@ -26,32 +21,47 @@ pub(super) struct Zeroing {
     range: Range<usize>,
 }
 
-/// Zeroes a range for a command, now or step by step.
-pub(super) fn start<S: Store>(
-    connection: &mut Connection,
-    turn: &mut Turn<S>,
-    tag: Tag,
-    region: Arc<Region>,
-    range: Range<usize>,
-) {
-    if range.len() <= STEP_BYTES && turn.zeroing.is_empty() {
-        region.zero(range.start, range.len());
-        return finish(connection, turn, tag, Outcome::OK);
-    }
-    let _ = connection.request_mut(tag).step(Event::ZeroingBegan);
-    connection.release_data(tag);
-    turn.zeroing.push_back(Zeroing { connection: connection.id(), tag, region, range });
-}
+/// The ranges that are being zeroed, in the order of their commands.
+#[derive(Default)]
+pub(super) struct ZeroingQueue(VecDeque<Zeroing>);
 
-/// One step of the zeroing that has waited longest. Returns whose zeroing is done, if it is.
-#[cold]
-pub(super) fn step<S: Store>(turn: &mut Turn<S>) -> Option<(ConnectionId, Tag)> {
-    let zeroing = turn.zeroing.front_mut()?;
-    let bytes = zeroing.range.len().min(STEP_BYTES);
-    zeroing.region.zero(zeroing.range.start, bytes);
-    zeroing.range.start += bytes;
-    if !zeroing.range.is_empty() {
-        return None;
+impl ZeroingQueue {
+    /// Whether nothing is being zeroed.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
-    turn.zeroing.pop_front().map(|Zeroing { connection, tag, .. }| (connection, tag))
+
+    /// Zeroes a range at once, if it is short and no other range waits.
+    pub(super) fn zero_now(&self, region: &Region, range: &Range<usize>) -> bool {
+        let may = range.len() <= STEP_BYTES && self.0.is_empty();
+        if may {
+            region.zero(range.start, range.len());
+        }
+        may
+    }
+
+    /// Zeroes a range for a command, step by step.
+    pub(super) fn push(
+        &mut self,
+        (connection, tag): (ConnectionId, Tag),
+        region: Arc<Region>,
+        range: Range<usize>,
+    ) {
+        self.0.push_back(Zeroing { connection, tag, region, range });
+    }
+
+    /// One step of the range that has waited longest. Returns the command whose range is zero now,
+    /// if one is.
+    #[cold]
+    pub(super) fn step(&mut self) -> Option<(ConnectionId, Tag)> {
+        let zeroing = self.0.front_mut()?;
+        let bytes = zeroing.range.len().min(STEP_BYTES);
+        zeroing.region.zero(zeroing.range.start, bytes);
+        zeroing.range.start += bytes;
+        if !zeroing.range.is_empty() {
+            return None;
+        }
+        self.0.pop_front().map(|Zeroing { connection, tag, .. }| (connection, tag))
+    }
 }
