@@ -147,7 +147,8 @@ impl ActivePath {
         !self.ready && self.lanes.iter().any(|lane| lane.tests_for_longer(than, now))
     }
 
-    /// Takes a completion.
+    /// Takes a completion. Inlined, so that no arrival is copied.
+    #[inline(always)]
     pub(super) fn take(&mut self, completion: &Completion) -> Result<Arrival, PathEnd> {
         if completion.status != WcStatus::Success {
             return Err(PathEnd::Lost(completion.status));
@@ -243,20 +244,20 @@ impl ActivePath {
         self.lanes[usize::from(index.0)].can_send()
     }
 
-    /// Queues the command of a request whose data has so many bytes. Returns its sequence.
+    /// Queues the command of a request whose data has so many bytes, with its sequence.
+    #[inline]
     pub(super) fn send(
         &mut self,
         index: LaneIndex,
-        mut command: CommandCapsule,
+        command: &mut CommandCapsule,
         data: Option<Sge>,
         bytes: u32,
-    ) -> Sequence {
+    ) {
         command.sequence = self.next_sequence();
         self.lane_of[command.tag.index()] = index;
         let (lane, terms) = self.lane(index);
-        lane.queue_command(terms, &command, data);
+        lane.queue_command(terms, command, data);
         lane.request_sent(bytes);
-        command.sequence
     }
 
     /// Asks a silent target for an answer. Called when all that came was taken, and before anything
@@ -305,6 +306,7 @@ impl ActivePath {
     }
 
     /// The command after the last one.
+    #[inline]
     fn next_sequence(&mut self) -> Sequence {
         self.sequence = self.sequence.next();
         self.sequence

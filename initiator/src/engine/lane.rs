@@ -67,6 +67,7 @@ struct OpenMessage {
 }
 
 impl OpenMessage {
+    #[inline]
     fn has_room(&self, terms: &Terms) -> bool {
         terms.message_has_room(self.commands, self.data, self.data_bytes)
     }
@@ -169,8 +170,7 @@ impl Lane {
     #[inline]
     pub(super) fn received(&mut self, terms: &Terms, slot: u16) -> usize {
         self.beat.heard();
-        self.queue_recv(terms, slot);
-        self.recv_offset(terms, slot)
+        self.queue_recv(terms, slot)
     }
 
     /// A request goes by this lane.
@@ -241,16 +241,16 @@ impl Lane {
             && seen == self_test_pattern(sequence)
     }
 
-    fn recv_offset(&self, terms: &Terms, slot: u16) -> usize {
-        self.slots_at + terms.layout().recv_offset(slot)
-    }
-
-    fn queue_recv(&mut self, terms: &Terms, slot: u16) {
-        let sge = terms.memory().slots.sge(self.recv_offset(terms, slot), RESPONSES_LEN);
+    /// Queues the RECV of a slot. Returns its offset.
+    #[inline]
+    fn queue_recv(&mut self, terms: &Terms, slot: u16) -> usize {
+        let offset = self.slots_at + terms.layout().recv_offset(slot);
+        let sge = terms.memory().slots.sge(offset, RESPONSES_LEN);
         debug_assert!(sge.is_some(), "receive slot {slot} is outside of the slots");
         if let Some(sge) = sge {
             self.wrs.recvs.push(RecvWr { id: wr_id(KIND_RECV, slot), sge });
         }
+        offset
     }
 
     /// Whether a command may be queued.

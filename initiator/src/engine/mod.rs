@@ -403,31 +403,37 @@ impl Engine {
             debug_assert!(false, "tag {} cannot be sent: no path, or it does not wait", tag.0);
             return false;
         };
-        let lane = path.choose(if path.terms().is_in_capsule(&io) { 0 } else { io.data_bytes });
+        let in_capsule = path.terms().is_in_capsule(&io);
+        let lane = path.choose(if in_capsule { 0 } else { io.data_bytes });
         if !path.can_send(lane) {
             // Slots come back with a signaled SEND that is under way.
             self.waiting.backlog = true;
             return false;
         }
-        let (command, data) = match self.ledger.as_mut().map(|ledger| ledger.plan(tag, &io)) {
+        let mut command = path.terms().volume_command(io.opcode(), tag);
+        let data = match self.ledger.as_mut().map(|ledger| ledger.plan(tag, &io)) {
             Some(Plan::Wait) => {
                 self.waiting.backlog = true;
                 return false;
             }
             Some(Plan::FlushAhead) => {
                 self.stats.flushes_ahead.add(1);
-                (path.terms().volume_command(Opcode::Flush, tag), None)
+                command.opcode = Opcode::Flush;
+                None
             }
             plan => {
                 if let Some(Plan::Send { fua }) = plan {
                     io.fua = fua;
                 }
-                path.terms().command(tag, &io, tag.index() * self.buffer_stride)
+                let offset = tag.index() * self.buffer_stride;
+                path.terms().describe(&mut command, &io, in_capsule, offset)
             }
         };
-        self.stats.keyed_commands.add(u64::from(command.buffer.is_some()));
-        let sequence = path.send(lane, command, data, io.data_bytes);
-        let sent = self.inflight.send(tag, sequence);
+        if command.buffer.is_some() {
+            self.stats.keyed_commands.add(1);
+        }
+        path.send(lane, &mut command, data, io.data_bytes);
+        let sent = self.inflight.send(tag, command.sequence);
         debug_assert!(sent.is_ok(), "tag {} waited a moment ago", tag.0);
         true
     }
@@ -458,6 +464,7 @@ impl Engine {
         }
     }
 
+    #[inline]
     fn on_answer(
         &mut self,
         answer: &Answer,
@@ -493,7 +500,7 @@ impl Engine {
 
     /// Tells the ledger of an answer. Returns the status of the request; `None`, if it waits again,
     /// because what was answered was the FLUSH ahead of it.
-    #[inline]
+    #[inline(always)]
     fn account(&mut self, answer: &Answer, io: &Io) -> Option<Status> {
         let (Some(ledger), Some(path)) = (&mut self.ledger, &self.path) else {
             return Some(answer.status);

@@ -92,30 +92,32 @@ impl Terms {
     }
 
     /// A command for the volume, without a range.
+    #[inline]
     pub(super) fn volume_command(&self, opcode: Opcode, tag: Tag) -> CommandCapsule {
         let mut command = CommandCapsule::new(opcode, tag, self.epoch, Sequence(0));
         command.volume = self.volume;
         command
     }
 
-    /// The command for a request whose buffer is at `offset`, with the data that travels in it. All
-    /// but its sequence.
-    pub(super) fn command(
+    /// Puts a request, whose buffer is at `offset`, into its command. Returns the data that travels
+    /// in the command, if any.
+    #[inline]
+    pub(super) fn describe(
         &self,
-        tag: Tag,
+        command: &mut CommandCapsule,
         io: &Io,
+        in_capsule: bool,
         offset: usize,
-    ) -> (CommandCapsule, Option<Sge>) {
-        let mut command = self.volume_command(io.opcode(), tag);
+    ) -> Option<Sge> {
         command.flags = io.flags();
         command.lba = io.lba;
         command.count = io.count;
         if io.data_bytes == 0 {
-            return (command, None);
+            return None;
         }
-        if self.is_in_capsule(io) {
+        if in_capsule {
             command.in_capsule_bytes = io.data_bytes;
-            return (command, self.memory.sources.sge(offset, io.data_bytes));
+            return self.memory.sources.sge(offset, io.data_bytes);
         }
         let read = io.op == IoOp::Read;
         let mr = if read { &self.memory.sinks } else { &self.memory.sources };
@@ -125,7 +127,7 @@ impl Terms {
             length: io.data_bytes,
             rkey: remote.rkey.0,
         });
-        (command, None)
+        None
     }
 
     /// Whether a request's data travels in the command.
@@ -135,6 +137,7 @@ impl Terms {
     }
 
     /// Whether a message that holds so much has room for any other command, as was agreed.
+    #[inline]
     pub(super) fn message_has_room(&self, commands: usize, data: usize, data_bytes: u32) -> bool {
         let accept = &self.accept;
         let data_fits = if accept.features.has(Features::DATA_LISTS) {

@@ -23,8 +23,9 @@ const PART: u32 = 16;
 /// A gathering is not worth a timer below `SHORTEST`, and never takes longer than `LONGEST`.
 const SHORTEST: Duration = Duration::from_micros(10);
 const LONGEST: Duration = Duration::from_micros(500);
-/// The most events of a gathering: the commands of one message.
-const EVENTS: usize = 16;
+/// The most events of a gathering. (Tried: with 16 there are a tenth fewer system calls, and less
+/// I/O, because more of the requests wait at the same end.)
+const EVENTS: usize = 8;
 
 /// What requests take, and what follows for sleeps.
 #[derive(Debug, Default)]
@@ -72,7 +73,7 @@ impl Gathering {
         if self.peak <= FEW || within < SHORTEST {
             return Wait::For(longest);
         }
-        Wait::Gather { events: (self.peak / 2).min(EVENTS), within, longest }
+        Wait::Gather { events: (self.peak / 4).min(EVENTS), within, longest }
     }
 }
 
@@ -112,11 +113,11 @@ mod tests {
     fn it_adds_a_part_of_the_latency() {
         let mut gathering = after(Duration::from_micros(3200));
         let (events, least) = within(gathering.wait(SECOND, 32)).unwrap();
-        assert_eq!(events, 16);
+        assert_eq!(events, 8);
         assert!(least.abs_diff(Duration::from_micros(200)) < Duration::from_micros(5), "{least:?}");
         // Most of a burst are answered: they come again.
         let (events, _) = within(gathering.wait(SECOND, 2)).unwrap();
-        assert_eq!(events, 14);
+        assert_eq!(events, 7);
     }
 
     #[test]
