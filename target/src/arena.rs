@@ -63,8 +63,8 @@ impl Extent {
     }
 
     /// Length in bytes: a power of two, at least what was asked for.
+    #[cfg(test)]
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "an extent is never empty")]
     pub(crate) fn len(&self) -> u32 {
         self.len
     }
@@ -171,6 +171,7 @@ impl Arena {
     }
 
     /// Extents handed out and not yet given back.
+    #[cfg(test)]
     #[must_use]
     pub(crate) fn extents(&self) -> usize {
         self.extents
@@ -246,7 +247,7 @@ impl Arena {
     /// Makes pages of [`MIN_EXTENT_BYTES`] of an extent: from now on each is given back alone, by
     /// [`Self::release_page`], in any order. Returns the offset of the first.
     #[expect(clippy::needless_pass_by_value, reason = "the extent ends here")]
-    pub(crate) fn into_pages(&mut self, extent: Extent) -> usize {
+    pub(crate) fn pages_of_extent(&mut self, extent: Extent) -> usize {
         #[cfg(debug_assertions)]
         {
             let level = level_of(extent.len);
@@ -261,7 +262,7 @@ impl Arena {
         extent.offset
     }
 
-    /// Takes one page of [`Self::into_pages`] back.
+    /// Takes one page of [`Self::pages_of_extent`] back.
     ///
     /// # Panics
     /// In debug builds, when it is not one.

@@ -250,6 +250,7 @@ impl Holders {
     ///
     /// # Errors
     /// As of [`Self::claim`].
+    #[cfg(test)]
     pub(crate) fn begin(
         &mut self,
         volume: &VolumeUuid,

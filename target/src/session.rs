@@ -24,9 +24,6 @@ use rblk_protocol::{AccessMode, Epoch, HostId, Name, RejectReason, SessionId, St
 use crate::identity::SessionIndex;
 use crate::store::VolumeIndex;
 
-/// How long a session without connections keeps what it opened, unless configured.
-pub(crate) const LEASE: Duration = Duration::from_secs(30);
-
 /// One session.
 #[derive(Debug)]
 pub struct Session {
@@ -504,6 +501,8 @@ impl SessionTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const LEASE: Duration = Duration::from_secs(30);
 
     fn id(n: u8) -> SessionId {
         SessionId([n; 16])

@@ -302,6 +302,7 @@ impl Policy {
     }
 
     /// Whether no slot is resident.
+    #[cfg(test)]
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0

@@ -363,6 +363,7 @@ impl RangeLocks {
     }
 
     /// Whether there are no locks.
+    #[cfg(test)]
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0

@@ -9,8 +9,7 @@
 //! of responses; it is the buffer of the first response's tag.
 
 use rblk_protocol::limits::{
-    ADMIN_DEPTH, COMMAND_BYTES, COMMAND_LIST_BYTES, IN_CAPSULE_DEFAULT_BYTES, RESPONSE_BYTES,
-    RESPONSE_LIST_BYTES,
+    COMMAND_BYTES, COMMAND_LIST_BYTES, RESPONSE_BYTES, RESPONSE_LIST_BYTES,
 };
 use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{QueueDepth, Tag};
@@ -60,14 +59,6 @@ impl Layout {
             replies_at,
             scratch_at,
         }
-    }
-
-    /// The layout of an admin connection.
-    #[must_use]
-    pub(crate) fn admin() -> Self {
-        let depth =
-            QueueDepth::new(ADMIN_DEPTH).unwrap_or_else(|| unreachable!("within the bounds"));
-        Self::new(depth, IN_CAPSULE_DEFAULT_BYTES, true)
     }
 
     /// Commands that the peer may have outstanding, less the connection's own.

@@ -5,6 +5,7 @@ use rblk_fabric::{
     AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle,
     ProtectionDomain, QpLimits,
 };
+use rblk_protocol::limits::{ADMIN_DEPTH, IN_CAPSULE_DEFAULT_BYTES};
 use rblk_protocol::{
     BlockCount, BlockSize, ConnectionKind, Epoch, Features, HelloRequest, QueueDepth, SessionId,
     Version,
@@ -107,7 +108,8 @@ fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
     let (_poller, handle) = pd.poller(64).unwrap();
     #[allow(irrefutable_let_patterns, reason = "verbs may be built in or not")]
     let PollerHandle::Soft(handle) = handle else { panic!("another provider") };
-    let layout = Layout::admin();
+    let depth = QueueDepth::new(ADMIN_DEPTH).unwrap();
+    let layout = Layout::new(depth, IN_CAPSULE_DEFAULT_BYTES, true);
     let sizes = QpLimits {
         send_wrs: layout.send_wrs(),
         recv_wrs: layout.recv_wrs(),

@@ -150,12 +150,6 @@ impl<S: Store> PollGroup<S> {
         &self.turn.shard
     }
 
-    /// Its counters.
-    #[must_use]
-    pub(crate) fn stats(&self) -> &Stats {
-        &self.turn.stats
-    }
-
     /// The other poll groups.
     pub fn peers_mut(&mut self) -> &mut Peers {
         &mut self.turn.peers

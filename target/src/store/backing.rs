@@ -30,7 +30,9 @@ use nix::sys::stat::{major, minor};
 
 use super::alignment::{Alignment, direct_alignment, probe_alignment};
 use super::identity::StoreIdentity;
-use super::methods::{Method, Methods, queue_attribute, queue_limit};
+#[cfg(test)]
+use super::methods::Method;
+use super::methods::{Methods, queue_attribute, queue_limit};
 use super::syncs::{Losses, Syncs};
 use super::{BackingKind, StoreError};
 use crate::arena::MIN_EXTENT_BYTES;
@@ -155,6 +157,7 @@ impl Backing {
     }
 
     /// What it is.
+    #[cfg(test)]
     #[must_use]
     pub(crate) fn kind(&self) -> BackingKind {
         self.kind
@@ -167,6 +170,7 @@ impl Backing {
     }
 
     /// Block size of the volume in bytes.
+    #[cfg(test)]
     #[must_use]
     pub(crate) fn block_size(&self) -> u32 {
         self.block_size
@@ -209,6 +213,7 @@ impl Backing {
     }
 
     /// Whether zeroing a range costs less than writing zeroes, as far as known.
+    #[cfg(test)]
     #[must_use]
     pub(crate) fn can_zero_fast(&self) -> bool {
         // A device without the command has its zeroes written by the kernel.
@@ -230,6 +235,7 @@ impl Backing {
     ///
     /// # Errors
     /// It shrank or is no longer a multiple of the block size; the old size stays in force.
+    #[cfg(test)]
     pub(crate) fn refresh_size(&self) -> Result<u64, StoreError> {
         let (was, size) = (self.size_bytes(), self.measure()?);
         if size < was {
@@ -249,6 +255,7 @@ impl Backing {
     /// Whether a sync has failed: writes that were acknowledged before may be lost. The system
     /// reports that once and to one caller only, and then counts the data as written. So it is
     /// remembered here: every later flush fails too, as long as the backing is open.
+    #[cfg(test)]
     #[must_use]
     pub(crate) fn has_lost_writes(&self) -> bool {
         self.syncs.is_lost()

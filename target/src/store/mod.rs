@@ -1,10 +1,9 @@
 //! Persistent bytes of volumes: files and block devices.
 //!
 //! A [`Store`] carries out [`Op`]s on the [`Backing`]s of its volumes and moves data between them
-//! and one [`rblk_fabric::Region`]. It belongs to one data thread. There are two implementations:
-//! [`UringStore`] (io_uring; it is also where the data thread sleeps) and [`SyncStore`] (blocking
-//! calls; the reference that the first is tested against, and the fallback on hosts without
-//! io_uring).
+//! and one [`rblk_fabric::Region`]. It belongs to one data thread. [`UringStore`] is one io_uring,
+//! and also the place where the data thread sleeps. The tests compare it with `SyncStore`, which
+//! makes blocking calls.
 //!
 //! Contract:
 //!
@@ -38,7 +37,8 @@ pub(crate) mod backing;
 mod error;
 mod identity;
 mod methods;
-pub(crate) mod sync;
+#[cfg(test)]
+mod sync;
 mod syncs;
 pub mod uring;
 
@@ -50,7 +50,8 @@ use nix::errno::Errno;
 pub use backing::{Backing, Direct, OpenOptions};
 pub use error::{StoreError, StoreErrorKind};
 pub use identity::StoreIdentity;
-pub use sync::SyncStore;
+#[cfg(test)]
+pub(crate) use sync::SyncStore;
 pub use syncs::Losses;
 pub use uring::{
     Counters, MAX_CAPACITY, MAX_WATCHES, UringOptions, UringStore, Wait, Warning, WatchSet,

@@ -22,7 +22,7 @@ const PAGE: usize = 4096;
 
 /// A store that carries out each op in `submit`, with plain system calls. It blocks.
 #[derive(Debug)]
-pub struct SyncStore {
+pub(crate) struct SyncStore {
     region: Arc<Region>,
     volumes: Box<[Option<Arc<Backing>>]>,
     capacity: usize,
@@ -66,15 +66,6 @@ impl SyncStore {
                 Ok(())
             }
         }
-    }
-
-    /// Takes a volume out.
-    ///
-    /// # Errors
-    /// There is none.
-    pub(crate) fn remove_volume(&mut self, index: VolumeIndex) -> Result<Arc<Backing>, StoreError> {
-        let place = self.volumes.get_mut(usize::from(index.0));
-        place.and_then(Option::take).ok_or(StoreError::NoVolume { index: index.0 })
     }
 
     // An aligned part of the bounce buffer.

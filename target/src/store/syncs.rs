@@ -30,10 +30,10 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 // How long a blocked caller sleeps before it looks without a ring.
+#[cfg(test)]
 const LOOK_MS: u16 = 1000;
 
 /// When a flush that failed is answered.
@@ -78,7 +78,9 @@ impl Door {
     }
 
     /// Waits until it is rung, or for a second.
+    #[cfg(test)]
     pub(super) fn wait(&self) {
+        use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
         let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         // An error or a timeout is a reason to look, too.
         let _ = poll(&mut fds, PollTimeout::from(LOOK_MS));
@@ -149,6 +151,7 @@ impl Syncs {
     }
 
     /// Whether a sync has failed.
+    #[cfg(test)]
     pub(super) fn is_lost(&self) -> bool {
         self.order().loss.is_some()
     }

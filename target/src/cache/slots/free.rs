@@ -58,7 +58,7 @@ impl FreeSlots {
     /// A slot of the arena.
     pub(super) fn take_one(&mut self) -> Option<Slot> {
         let extent = self.arena.allocate(SLOT_BYTES)?;
-        let offset = self.arena.into_pages(extent);
+        let offset = self.arena.pages_of_extent(extent);
         Some(self.slot_at(offset))
     }
 
@@ -104,7 +104,7 @@ impl FreeSlots {
         let mut step = left.next_power_of_two().min(most);
         while left > 0 {
             if let Some(extent) = self.arena.allocate(step * SLOT_BYTES) {
-                let first = self.arena.into_pages(extent);
+                let first = self.arena.pages_of_extent(extent);
                 let used = step.min(left);
                 for page in 0..step {
                     let offset = first + page * SLOT_BYTES;

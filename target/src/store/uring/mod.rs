@@ -168,12 +168,6 @@ impl UringStore {
         Counters { enters, sleeps, watch_errors: self.watches.errors(), ..self.counters }
     }
 
-    /// Ops that it can hold.
-    #[must_use]
-    pub(crate) fn capacity(&self) -> usize {
-        self.ops.capacity()
-    }
-
     /// Puts a volume in.
     ///
     /// # Errors
@@ -210,6 +204,7 @@ impl UringStore {
     ///
     /// # Errors
     /// There is none, or it has ops in the kernel.
+    #[cfg(test)]
     pub(crate) fn remove_volume(&mut self, index: VolumeIndex) -> Result<Arc<Backing>, StoreError> {
         let place = self.volumes.get_mut(usize::from(index.0));
         let place = place.ok_or(StoreError::NoVolume { index: index.0 })?;
