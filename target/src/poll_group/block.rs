@@ -60,7 +60,7 @@ pub(super) fn start<S: Store>(
             return write::whole(connection, turn, command, span);
         }
         (Opcode::Write, Placement::Memory(region)) if has_data => {
-            write::copy_in(connection, &turn.stats, tag, region, wide(offset));
+            write::copy_in(connection, &turn.stats, command, region, wide(offset));
             Outcome::OK
         }
         (Opcode::Write, Placement::Null) if has_data => Outcome::OK,

@@ -89,6 +89,8 @@ fn ask_parts<S: Store>(
     tag: Tag,
     cut: Cut,
 ) -> Served {
+    // A part that is all of the READ was looked for already.
+    let looked = cut.is_own(connection.request(tag).span());
     split(connection, tag, cut);
     let mut hits = false;
     for at in 0..connection.request(tag).parts().len() {
@@ -96,6 +98,7 @@ fn ask_parts<S: Store>(
         let part = &connection.request(tag).parts()[at];
         let (shard, offset, len) = (part.shard(), part.offset(), part.len());
         if shard == turn.group
+            && !looked
             && let Some(memory) = turn.shard.lend_hit(cut.volume, offset, len)
         {
             let _ = connection.request_mut(tag).step(Event::OfPart(index, PartEvent::Hit(memory)));

@@ -21,13 +21,12 @@ use crate::volume::Placement;
 pub(super) fn copy_in(
     connection: &Connection,
     stats: &Stats,
-    tag: Tag,
+    command: &CommandCapsule,
     region: &Region,
     to: usize,
 ) {
-    let request = connection.request(tag);
-    let bytes = request.command().map_or(0, |command| command.in_capsule_bytes);
-    if let Some(from) = connection.data_offset(tag) {
+    let bytes = command.in_capsule_bytes;
+    if let Some(from) = connection.data_offset(command.tag) {
         connection.region().copy_to(from, region, to, wide(bytes));
         stats.copied_bytes.add(u64::from(bytes));
     }
@@ -38,7 +37,7 @@ pub(super) fn copy_in(
 ///
 /// # Errors
 /// A bug: the connection ends.
-#[inline]
+#[inline(never)]
 pub(super) fn whole<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
