@@ -95,6 +95,7 @@ mod device;
 mod error;
 mod feature;
 mod flusher;
+mod kernel;
 mod pages;
 mod params;
 mod queue;

@@ -9,6 +9,7 @@ use io_uring::{IoUring, cqueue, squeue, types};
 
 use super::{MAX_WATCHES, Wait};
 use crate::ublk::error::{Result, UblkError};
+use crate::ublk::kernel::{MIN_WAIT_WAKES, Release};
 
 /// How the kernel runs this ring's completions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,7 +24,7 @@ pub enum RingMode {
 pub(super) struct Ring {
     uring: IoUring,
     mode: RingMode,
-    // A sleep may wait for several events (6.12).
+    // A sleep may wait for several events.
     can_gather: bool,
     counts: RingCounts,
 }
@@ -49,7 +50,8 @@ impl Ring {
             .submitter()
             .register_files(&[file])
             .map_err(|e| UblkError::system("registering the ublk char node with io_uring", e))?;
-        let can_gather = uring.params().is_feature_min_timeout();
+        let wakes = Release::running().is_some_and(|release| release >= MIN_WAIT_WAKES);
+        let can_gather = wakes && uring.params().is_feature_min_timeout();
         Ok(Self { uring, mode, can_gather, counts: RingCounts::default() })
     }
 
