@@ -35,6 +35,7 @@ mod connections;
 mod cut;
 mod ending;
 mod mail;
+mod orders;
 pub mod peers;
 mod pollers;
 mod proof;
@@ -46,7 +47,7 @@ mod turn;
 mod write;
 mod zeroing;
 
-use access::{Access, Opened};
+use access::Access;
 use connections::Connections;
 pub use mail::{FromGroup, Notice, PollerMemory, ToGroup};
 use peers::{PeerMail, Peers};
@@ -58,14 +59,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{Completion, Poller, Transport};
+use rblk_fabric::{Completion, Poller};
 use rblk_protocol::width::wide;
 
-use crate::cache::{PartToken, Shard};
-use crate::connection::{Connection, ConnectionParams, Place, Served};
+use crate::cache::{PartToken, Shard, ShardReply};
+use crate::connection::{Connection, Served};
+use crate::identity::ConnectionId;
 use crate::stats::Stats;
 use crate::store::Store;
-use crate::volume::{Placement, Volume};
 
 /// How often other groups are reminded of memory that a shard is short of.
 const PROVE_INTERVAL: Duration = Duration::from_millis(1);
@@ -215,121 +216,6 @@ impl<S: Store> PollGroup<S> {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         self.turn.shard.next_deadline()
-    }
-
-    /// One message of control.
-    pub fn take_mail(&mut self, mail: ToGroup, now: Instant) {
-        self.turn.now = now;
-        match mail {
-            ToGroup::AddPoller { place, poller, memory } => {
-                let put = self.turn.pollers.put(place, poller, memory);
-                debug_assert!(put, "control filled place {place} twice");
-            }
-            ToGroup::AddVolume { volume, backing: _, stats } => {
-                if matches!(volume.placement, Placement::Store) {
-                    let size = volume.blocks.bytes(volume.block_size).unwrap_or(0);
-                    let Volume { index, cache, read_only, .. } = *volume;
-                    self.turn.shard.add_volume(index, cache, size, read_only, stats);
-                }
-                self.turn.access.add(volume);
-            }
-            ToGroup::AddConnection { poller, connection, params, accept } => {
-                self.add_connection(poller, connection, *params, &accept);
-            }
-            ToGroup::Notice(notice) => self.take_notice(notice),
-            ToGroup::Destroyed { connection } => self.on_destroyed(connection),
-            ToGroup::Watch { connection: id, silence } if self.connections.has(id) => {
-                self.serve(wide(id.index), |connection, _| {
-                    connection.set_silence_max(silence);
-                    Ok(())
-                });
-            }
-            ToGroup::Reply { connection: id, tag, status, value, payload }
-                if self.connections.has(id) =>
-            {
-                self.serve(wide(id.index), |connection, turn| {
-                    admin::reply(connection, turn, tag, (status, value, &payload));
-                    Ok(())
-                });
-            }
-            // Control may speak of a connection that has ended meanwhile.
-            ToGroup::Watch { .. } | ToGroup::Reply { .. } => {}
-            ToGroup::Stop => {
-                self.stopping.began = true;
-                self.end_all("the target stops", |_| true);
-            }
-        }
-        self.post_all();
-    }
-
-    fn take_notice(&mut self, notice: Notice) {
-        let access = &mut self.turn.access;
-        match notice {
-            Notice::Open { session, volume, mode } => {
-                access.set(session, volume, Opened::Mode(mode));
-            }
-            Notice::Close { session, volume, refusal } => {
-                access.set(session, volume, Opened::Refused(refusal));
-            }
-            Notice::EndConnections { session, before } => {
-                self.end_all("superseded by a newer epoch", |connection| {
-                    let params = connection.params();
-                    params.session == session && params.epoch < before
-                });
-            }
-            Notice::ForgetSession { session } => access.forget(session),
-        }
-    }
-
-    fn add_connection(
-        &mut self,
-        poller: usize,
-        connection: rblk_fabric::Connection,
-        params: ConnectionParams,
-        accept: &rblk_fabric::AcceptParams,
-    ) {
-        let turn = &mut self.turn;
-        let gone = |params: ConnectionParams, connection, reason| FromGroup::ConnectionGone {
-            session: params.session,
-            kind: params.kind,
-            epoch: params.epoch,
-            connection,
-            memory: params.memory,
-            reason,
-        };
-        let Some(entry) = turn.pollers.working(poller) else {
-            turn.outbox.push(gone(params, Some(connection), "the completion queue is broken"));
-            return;
-        };
-        let sends_prove = entry.poller.caps().transport != Transport::Iwarp;
-        let qp = match entry.poller.attach(connection) {
-            Ok(qp) => qp,
-            Err(error) => {
-                tracing::warn!(peer = params.peer, %error, "cannot take a connection");
-                turn.outbox.push(gone(params, None, "the QP could not be attached"));
-                return;
-            }
-        };
-        let Some(id) = self.connections.next_id() else {
-            let connection = entry.poller.detach(qp);
-            turn.outbox.push(gone(params, connection, "too many connections"));
-            return;
-        };
-        let place = Place { id, poller, qp };
-        let mut connection = Connection::new(place, params, sends_prove, turn.now);
-        let posted = entry.poller.post_recv(qp, connection.posts().0);
-        connection.posted();
-        let accepted = posted
-            .map_err(|error| error.to_string())
-            .and_then(|()| entry.poller.accept(qp, accept).map_err(|error| error.to_string()));
-        turn.pollers.attached(poller, qp, id.index);
-        self.connections.add(connection);
-        if let Err(error) = accepted {
-            tracing::warn!(%error, "cannot accept a connection");
-            self.end(wide(id.index), "it could not be accepted");
-        } else if self.stopping.began {
-            self.end(wide(id.index), "the target stops");
-        }
     }
 
     /// Reaps and acts until nothing is left, at most a few rounds, then posts. Returns whether
@@ -501,8 +387,7 @@ impl<S: Store> PollGroup<S> {
         let mut at = 0;
         while let Some(to) = self.written.get(at).copied() {
             at += 1;
-            debug_assert!(self.connections.has(to.connection), "an answer to nobody: {to:?}");
-            self.serve(wide(to.connection.index), |connection, turn| {
+            self.serve_named(to.connection, |connection, turn| {
                 reply::on_stored(connection, turn, to.tag);
                 Ok(())
             });
@@ -510,11 +395,25 @@ impl<S: Store> PollGroup<S> {
         self.written.clear();
     }
 
-    /// A shard answered. No connection leaves the table while a shard works for it.
-    fn on_reply(&mut self, reply: crate::cache::ShardReply) {
+    /// A shard answered.
+    fn on_reply(&mut self, reply: ShardReply) {
         let id = reply.to().connection;
-        debug_assert!(self.connections.has(id), "an answer to nobody: {reply:?}");
-        self.serve(wide(id.index), |connection, turn| reply::on_reply(connection, turn, reply));
+        self.serve_named(id, |connection, turn| reply::on_reply(connection, turn, reply));
+    }
+
+    /// Serves the connection that a shard works for: no connection leaves the table before its last
+    /// shard has answered.
+    #[inline]
+    fn serve_named(
+        &mut self,
+        id: ConnectionId,
+        act: impl FnOnce(&mut Connection, &mut Turn<S>) -> Served,
+    ) {
+        if self.connections.has(id) {
+            return self.serve(wide(id.index), act);
+        }
+        debug_assert!(false, "a shard answers a connection that is gone: {id:?}");
+        tracing::error!(?id, "bug: a shard answers a connection that is gone");
     }
 
     /// The shard is short of memory: every poll group that sent from it sees to it that the memory
