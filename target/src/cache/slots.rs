@@ -515,8 +515,8 @@ impl Slots {
         (first.0..=last.0).map(Slot)
     }
 
-    /// Calls `act` with every slot in the index of a volume's blocks `first..=last`. The cost is the
-    /// number of these blocks, or of all slots if there are fewer.
+    /// Calls `act` with every slot in the index of a volume's blocks `first..=last`. The cost is
+    /// the number of these blocks, or of all slots if there are fewer.
     pub(crate) fn for_each_in(
         &mut self,
         volume: VolumeIndex,

@@ -1,5 +1,5 @@
-//! [`ZeroingQueue`]: ranges of memory volumes that are being zeroed: at once, or in steps of a turn,
-//! so that other commands are served meanwhile.
+//! [`ZeroingQueue`]: ranges of memory volumes that are being zeroed: at once, or in steps of a
+//! turn, so that other commands are served meanwhile.
 
 use std::collections::VecDeque;
 use std::ops::Range;

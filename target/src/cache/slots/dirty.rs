@@ -106,8 +106,8 @@ impl Slots {
         self.free_if_unpinned(slot);
     }
 
-    /// The store does not have the slot's bytes: it `failed`, or was not asked after all. The slot is
-    /// dirty again. If newer data took its place, the newer slot is now as old as this one.
+    /// The store does not have the slot's bytes: it `failed`, or was not asked after all. The slot
+    /// is dirty again. If newer data took its place, the newer slot is now as old as this one.
     pub(crate) fn not_written(&mut self, slot: Slot, failed: bool) {
         self.leave_store(slot);
         let meta = &self.metas[slot.index()];

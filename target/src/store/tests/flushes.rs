@@ -205,7 +205,7 @@ fn as_root_both_engines_tell_of_lost_writes_for_ever() {
         // Opened anew, it is another matter: who opens it knows.
         let Overcommitted { backing, device, .. } = disk;
         drop(backing);
-        let again = Backing::open(&device.0, &options(4096, Direct::Off)).unwrap();
+        let again = open_released(&device.0);
         assert!(!again.has_lost_writes());
     }
 }
@@ -277,4 +277,19 @@ fn as_root_cached_devices_sync_behind_a_durable_write() {
     let device = LoopDevice::attach(&path, "4096");
     let backing = Arc::new(Backing::open(&device.0, &options(4096, Direct::Off)).unwrap());
     assert!(!backing.has_own_fua());
+}
+
+/// Opens a device that a store had. The kernel lets go of the files of a ring some time after the
+/// ring is closed.
+fn open_released(device: &Path) -> Arc<Backing> {
+    let give_up = Instant::now() + Duration::from_secs(10);
+    loop {
+        match Backing::open(device, &options(4096, Direct::Off)) {
+            Ok(backing) => return backing,
+            Err(StoreError::Claimed { .. }) if Instant::now() < give_up => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
 }
