@@ -12,7 +12,7 @@ use crate::ublk::error::{Result, UblkError};
 
 /// How the kernel runs this ring's completions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RingMode {
+pub(crate) enum RingMode {
     /// In this thread's turns only (DEFER_TASKRUN): the normal way, from 6.1 on.
     Deferred,
     /// In any of this thread's system calls (COOP_TASKRUN): where the other way is refused.
