@@ -27,7 +27,7 @@ use keep_alive::{Due, KeepAlive};
 use qp::AdminQp;
 
 /// Largest reply of one command.
-pub const REPLY_BYTES: usize = 4096;
+pub(crate) const REPLY_BYTES: usize = 4096;
 const CALL_TAG: Tag = Tag(0);
 const EVENT_TAG: Tag = Tag(1);
 const KEEP_ALIVE_TAG: Tag = Tag(2);
@@ -79,7 +79,7 @@ impl Events {
 
 /// An answer to an admin command.
 #[derive(Debug)]
-pub struct Reply {
+pub(crate) struct Reply {
     /// Outcome.
     pub status: Status,
     /// Value of the response.
@@ -99,7 +99,7 @@ impl AdminChannel {
     ///
     /// # Errors
     /// Memory cannot be registered, or posting fails.
-    pub fn new(
+    pub(crate) fn new(
         pd: &ProtectionDomain,
         poller: Box<dyn Poller>,
         connection: Connection,
@@ -124,7 +124,7 @@ impl AdminChannel {
 
     /// From now on a command that lasts does not hide a loss: [`Self::call`] keeps this pulse while
     /// it waits.
-    pub fn set_pulse(&mut self, pulse: Pulse) {
+    pub(crate) fn set_pulse(&mut self, pulse: Pulse) {
         self.pulse = Some(pulse);
     }
 
@@ -140,7 +140,7 @@ impl AdminChannel {
     /// # Errors
     /// The connection died, the target did not answer in time (the command, or a KEEP_ALIVE), or
     /// broke a rule. A status other than OK is no error here.
-    pub async fn call(
+    pub(crate) async fn call(
         &mut self,
         opcode: Opcode,
         volume: VolumeHandle,
@@ -201,7 +201,7 @@ impl AdminChannel {
     ///
     /// # Errors
     /// The connection died, the target's data thread does not answer, or it broke a rule.
-    pub async fn event(&mut self, pulse: Pulse) -> Result<Option<AsyncEvent>, SessionError> {
+    pub(crate) async fn event(&mut self, pulse: Pulse) -> Result<Option<AsyncEvent>, SessionError> {
         self.event_while(pulse, |_, _| pulse.period).await
     }
 
@@ -210,7 +210,7 @@ impl AdminChannel {
     ///
     /// # Errors
     /// As of [`Self::event`].
-    pub async fn event_of_disk(
+    pub(crate) async fn event_of_disk(
         &mut self,
         pulse: Pulse,
         ios: impl Fn() -> u64,

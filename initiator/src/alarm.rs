@@ -15,7 +15,7 @@ use rblk_fabric::Readiness;
 
 /// A deadline to wait for, in the tokio runtime in which it was made.
 #[derive(Debug)]
-pub struct Alarm {
+pub(crate) struct Alarm {
     timer: TimerFd,
     // A duplicate of the timer's descriptor.
     readiness: Readiness,
@@ -28,7 +28,7 @@ impl Alarm {
     ///
     /// # Errors
     /// The system has no descriptor left.
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
         let readiness = Readiness::new([Some(timer.as_fd()), None])?;
@@ -41,7 +41,7 @@ impl Alarm {
     ///
     /// # Errors
     /// The runtime is shutting down, or the system does not take the deadline.
-    pub async fn until(&mut self, deadline: Instant, now: Instant) -> io::Result<()> {
+    pub(crate) async fn until(&mut self, deadline: Instant, now: Instant) -> io::Result<()> {
         if self.set != Some(deadline) {
             // Zero would turn it off.
             let left = deadline.saturating_duration_since(now).max(Duration::from_nanos(1));

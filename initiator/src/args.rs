@@ -415,7 +415,7 @@ mod tests {
         let error = configuration(&["--queues", "16", "--lanes", "4"]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "lanes = 4: queues x lanes = 16 x 4 = 64 QPs, a mount has 63 at most; lower lanes to 3, or queues to 15"
+            "lanes = 4: queues x lanes = 16 x 4 = 64 QPs, the limit of a mount is 63; lower lanes to 3, or queues to 15"
         );
         assert_eq!(error.exit(), Exit::Usage);
         let error = configuration(&["--queues", "64"]).unwrap_err();

@@ -54,7 +54,8 @@ use rblk_config::OnLoss;
 use rblk_protocol::Mutation;
 use tokio::sync::Notify;
 
-pub use ledger::{Answered, Ledger, Plan};
+pub use ledger::Ledger;
+pub(crate) use ledger::{Answered, Plan};
 
 #[cfg(doc)]
 use crate::retain::RetainRing;
@@ -144,13 +145,13 @@ impl Durability {
     /// One more than the newest number: what a FLUSH that is sent now will cover, when it is read
     /// before.
     #[must_use]
-    pub fn horizon(&self) -> u64 {
+    pub(crate) fn horizon(&self) -> u64 {
         self.acknowledged.load(Ordering::Acquire)
     }
 
     /// Those numbered below are durable.
     #[must_use]
-    pub fn durable(&self) -> u64 {
+    pub(crate) fn durable(&self) -> u64 {
         self.durable.load(Ordering::Acquire)
     }
 
@@ -163,13 +164,13 @@ impl Durability {
     }
 
     /// What is numbered below `horizon` is durable now.
-    pub fn made_durable(&self, horizon: u64) {
+    pub(crate) fn made_durable(&self, horizon: u64) {
         self.durable.fetch_max(horizon, Ordering::AcqRel);
     }
 
     /// What is numbered below `horizon` and was not durable may be lost, and copies of it are of no
     /// use any more.
-    pub fn lose(&self, horizon: u64) {
+    pub(crate) fn lose(&self, horizon: u64) {
         // The loss first: a thread that sees the writes settled also sees the loss, and a thread
         // that sees the loss sees how far it reaches.
         self.lost_below.fetch_max(horizon, Ordering::AcqRel);
@@ -181,7 +182,7 @@ impl Durability {
     /// What is numbered below `horizon` and was not durable may be lost: a FLUSH that covered it
     /// failed. Copies of it stay, for a target that starts again. Returns false where nothing was
     /// acknowledged since the last loss, which has told it already.
-    pub fn lose_but_keep_copies(&self, horizon: u64) -> bool {
+    pub(crate) fn lose_but_keep_copies(&self, horizon: u64) -> bool {
         let before = self.lost_below.fetch_max(horizon, Ordering::AcqRel);
         if before >= horizon && self.losses() > 0 {
             return false;
@@ -192,7 +193,7 @@ impl Durability {
     }
 
     /// What is numbered below `horizon` is durable now, after that many writes were written again.
-    pub fn rewritten(&self, horizon: u64, writes: u64) {
+    pub(crate) fn rewritten(&self, horizon: u64, writes: u64) {
         self.rewritten.fetch_add(writes, Ordering::Relaxed);
         self.made_durable(horizon);
     }
@@ -224,7 +225,7 @@ impl Durability {
 
     /// Waits until [`Self::has_untold_loss`] may have changed since the last time. For one
     /// task that waits. Cancel safe.
-    pub async fn loss_changed(&self) {
+    pub(crate) async fn loss_changed(&self) {
         self.changed.notified().await;
     }
 

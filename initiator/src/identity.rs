@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use crate::session::HostIdentity;
 
 /// Where an administrator may put an id: 32 hexadecimal digits, dashes allowed.
-pub const HOST_ID_FILE: &str = "/etc/rblk/host-id";
+pub(crate) const HOST_ID_FILE: &str = "/etc/rblk/host-id";
 
 /// This host's identity: `/etc/rblk/host-id`, else derived from the machine id, else from the
 /// host's name. The machine id itself is a secret (machine-id(5)), so only a hash of it leaves the

@@ -23,7 +23,7 @@ enum State {
 
 /// Commands by tag.
 #[derive(Debug)]
-pub struct Inflight {
+pub(crate) struct Inflight {
     states: Box<[State]>,
     queued: usize,
     sent: usize,
@@ -38,7 +38,7 @@ pub struct WrongState(pub u16);
 impl Inflight {
     /// A table for a queue; the connection's own tag is not in it.
     #[must_use]
-    pub fn new(depth: QueueDepth) -> Self {
+    pub(crate) fn new(depth: QueueDepth) -> Self {
         Self {
             states: vec![State::Idle; usize::from(depth.get())].into_boxed_slice(),
             queued: 0,
@@ -49,19 +49,19 @@ impl Inflight {
 
     /// Requests that wait to be sent.
     #[must_use]
-    pub fn queued(&self) -> usize {
+    pub(crate) fn queued(&self) -> usize {
         self.queued
     }
 
     /// Requests whose answer is awaited.
     #[must_use]
-    pub fn sent(&self) -> usize {
+    pub(crate) fn sent(&self) -> usize {
         self.sent
     }
 
     /// Bytes of the data of all of them.
     #[must_use]
-    pub fn data_bytes(&self) -> u64 {
+    pub(crate) fn data_bytes(&self) -> u64 {
         self.data_bytes
     }
 
@@ -69,7 +69,7 @@ impl Inflight {
     ///
     /// # Errors
     /// The tag is in use or out of bounds.
-    pub fn queue(&mut self, tag: Tag, io: Io) -> Result<(), WrongState> {
+    pub(crate) fn queue(&mut self, tag: Tag, io: Io) -> Result<(), WrongState> {
         match self.states.get_mut(tag.index()) {
             Some(state @ State::Idle) => {
                 *state = State::Queued(io);
@@ -83,7 +83,7 @@ impl Inflight {
 
     /// The request of a tag that waits to be sent.
     #[must_use]
-    pub fn waiting(&self, tag: Tag) -> Option<Io> {
+    pub(crate) fn waiting(&self, tag: Tag) -> Option<Io> {
         match self.states.get(tag.index()) {
             Some(State::Queued(io)) => Some(*io),
             _ => None,
@@ -94,7 +94,7 @@ impl Inflight {
     ///
     /// # Errors
     /// The tag does not wait.
-    pub fn send(&mut self, tag: Tag, sequence: Sequence) -> Result<(), WrongState> {
+    pub(crate) fn send(&mut self, tag: Tag, sequence: Sequence) -> Result<(), WrongState> {
         match self.states.get_mut(tag.index()) {
             Some(state @ State::Queued(_)) => {
                 if let State::Queued(io) = *state {
@@ -110,7 +110,7 @@ impl Inflight {
 
     /// The request of a tag whose answer is awaited.
     #[must_use]
-    pub fn awaited(&self, tag: Tag) -> Option<Io> {
+    pub(crate) fn awaited(&self, tag: Tag) -> Option<Io> {
         match self.states.get(tag.index()) {
             Some(State::Sent(io, _)) => Some(*io),
             _ => None,
@@ -121,7 +121,7 @@ impl Inflight {
     ///
     /// # Errors
     /// Nothing was sent with that tag, or another sequence: the peer broke a rule.
-    pub fn answer(
+    pub(crate) fn answer(
         &mut self,
         tag: Tag,
         answers: impl FnOnce(Sequence) -> bool,
@@ -141,7 +141,7 @@ impl Inflight {
     }
 
     /// The path died: everything sent waits again. Returns how many.
-    pub fn path_lost(&mut self) -> usize {
+    pub(crate) fn path_lost(&mut self) -> usize {
         let lost = self.sent;
         for state in &mut self.states {
             if let State::Sent(io, _) = *state {
@@ -154,7 +154,7 @@ impl Inflight {
     }
 
     /// Takes a waiting request out, to be failed.
-    pub fn cancel(&mut self, tag: Tag) -> Option<Io> {
+    pub(crate) fn cancel(&mut self, tag: Tag) -> Option<Io> {
         let io = self.waiting(tag)?;
         self.states[tag.index()] = State::Idle;
         self.queued -= 1;
@@ -163,7 +163,7 @@ impl Inflight {
     }
 
     /// All tags, for walks.
-    pub fn tags(&self) -> impl Iterator<Item = Tag> + use<> {
+    pub(crate) fn tags(&self) -> impl Iterator<Item = Tag> + use<> {
         (0..narrow(self.states.len())).map(Tag)
     }
 }

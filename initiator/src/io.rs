@@ -51,7 +51,7 @@ impl Io {
 
     /// The command's opcode.
     #[must_use]
-    pub fn opcode(&self) -> Opcode {
+    pub(crate) fn opcode(&self) -> Opcode {
         match self.op {
             IoOp::Read => Opcode::Read,
             IoOp::Write => Opcode::Write,
@@ -63,7 +63,7 @@ impl Io {
 
     /// The command's flags.
     #[must_use]
-    pub fn flags(&self) -> CommandFlags {
+    pub(crate) fn flags(&self) -> CommandFlags {
         CommandFlags {
             fua: self.fua && self.op == IoOp::Write,
             may_unmap: self.may_unmap && self.op == IoOp::WriteZeroes,

@@ -12,7 +12,7 @@
 #![deny(unsafe_code)]
 
 pub mod admin;
-pub mod alarm;
+mod alarm;
 pub mod args;
 pub mod durability;
 pub mod engine;
@@ -23,7 +23,7 @@ pub mod io;
 pub mod mount;
 pub mod path;
 pub mod path_change;
-pub mod pulse;
+mod pulse;
 pub mod queue;
 pub mod replay;
 pub mod retain;

@@ -23,7 +23,7 @@ use rblk_protocol::{Epoch, Features, HelloAccept, QueueDepth, SELF_TEST_BYTES, V
 
 /// Pieces that a SEND gathers where several of its commands may have data: the capsules, and the
 /// data of each.
-pub const DATA_LIST_SGES: u32 = const_u32(LIST_DATA_MAX) + 1;
+pub(crate) const DATA_LIST_SGES: u32 = const_u32(LIST_DATA_MAX) + 1;
 /// Receive slots beyond depth + 1.
 const SPARE_RECVS: usize = 2;
 /// Bytes of a tag's command slot: a list that begins with its command. One line more, so that the
@@ -47,25 +47,25 @@ pub struct PathLayout {
 impl PathLayout {
     /// Bytes of memory.
     #[must_use]
-    pub fn bytes(self) -> usize {
+    pub(crate) fn bytes(self) -> usize {
         self.recv_offset(self.recv_slots())
     }
 
     /// Offset of the command slot of a tag.
     #[must_use]
-    pub fn capsule_offset(self, index: usize) -> usize {
+    pub(crate) fn capsule_offset(self, index: usize) -> usize {
         index * COMMAND_STRIDE
     }
 
     /// Receive slots.
     #[must_use]
-    pub fn recv_slots(self) -> u16 {
+    pub(crate) fn recv_slots(self) -> u16 {
         narrow(self.depth.tags() + SPARE_RECVS)
     }
 
     /// Offset of a receive slot.
     #[must_use]
-    pub fn recv_offset(self, slot: u16) -> usize {
+    pub(crate) fn recv_offset(self, slot: u16) -> usize {
         self.depth.tags() * COMMAND_STRIDE + usize::from(slot) * RECV_STRIDE
     }
 
@@ -86,13 +86,13 @@ impl PathLayout {
     /// Send WRs that may be outstanding: every tag once, and as many again that wait for a signaled
     /// one.
     #[must_use]
-    pub fn send_wrs(self) -> u32 {
+    pub(crate) fn send_wrs(self) -> u32 {
         narrow::<u32, _>(2 * self.depth.tags()) + 8
     }
 
     /// One in how many SENDs is signaled.
     #[must_use]
-    pub fn signal_interval(self) -> u32 {
+    pub(crate) fn signal_interval(self) -> u32 {
         (u32::from(self.depth.get()) / 2).clamp(2, 64)
     }
 }
@@ -172,7 +172,7 @@ impl DeadPath {
     /// Destroys it, without waiting for the kernel, and then drops `rest`. A new path has keys of
     /// its own; it may use the same buffers when the
     /// [`UndestroyedPath`](crate::undestroyed::UndestroyedPath) is dropped.
-    pub fn retire<T: Send + 'static>(self, rest: T) {
+    pub(crate) fn retire<T: Send + 'static>(self, rest: T) {
         let Self { connections, poller, memory } = self;
         retire(connections, (poller, memory, rest));
     }

@@ -46,7 +46,7 @@ impl PathChange {
     }
 
     /// Takes back the path that was to be next.
-    pub fn take_next(&mut self) -> Option<Box<Path>> {
+    pub(crate) fn take_next(&mut self) -> Option<Box<Path>> {
         self.next.take()
     }
 
@@ -58,7 +58,7 @@ impl PathChange {
     /// Whether a change is to be made. Paths of the engine that ended have to be
     /// [counted](Self::count) before [`Self::apply`].
     #[must_use]
-    pub fn is_pending(&self) -> bool {
+    pub(crate) fn is_pending(&self) -> bool {
         self.next.is_some() || self.failing.is_some()
     }
 

@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 /// A disk without I/O for so long is not in use.
-pub const IDLE_AFTER: Duration = Duration::from_secs(10);
+pub(crate) const IDLE_AFTER: Duration = Duration::from_secs(10);
 
 /// How often a session proves that its target lives, and how long the target may take to answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,7 +34,7 @@ impl Pulse {
 
 /// The I/O of a disk, as seen at each KEEP_ALIVE.
 #[derive(Debug)]
-pub struct DiskUse {
+pub(crate) struct DiskUse {
     // I/Os until then.
     seen: u64,
     // The last time there were more.
@@ -44,12 +44,12 @@ pub struct DiskUse {
 impl DiskUse {
     /// A disk that is in use now.
     #[must_use]
-    pub fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         Self { seen: 0, since: now }
     }
 
     /// The time between two KEEP_ALIVEs, after `ios` I/Os since the beginning.
-    pub fn period(&mut self, pulse: Pulse, ios: u64, now: Instant) -> Duration {
+    pub(crate) fn period(&mut self, pulse: Pulse, ios: u64, now: Instant) -> Duration {
         if ios != self.seen {
             (self.seen, self.since) = (ios, now);
         }

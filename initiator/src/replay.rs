@@ -231,7 +231,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
     ///
     /// # Errors
     /// [`ReplayError`].
-    pub async fn run(mut self) -> Result<(), ReplayError> {
+    pub(crate) async fn run(mut self) -> Result<(), ReplayError> {
         let system = |source| SessionError::System { what: "the path for writing again", source };
         let readiness = match self.engine.poller_mut() {
             Some(poller) => Some(Readiness::new(poller.event_fds()).map_err(system)?),

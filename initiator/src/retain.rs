@@ -42,11 +42,11 @@ pub enum What {
 
 /// Names an entry of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct EntryId(u64);
+pub(crate) struct EntryId(u64);
 
 /// The ring has no room for an entry now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NoRoom;
+pub(crate) struct NoRoom;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -124,20 +124,20 @@ impl RetainRing {
 
     /// Longest write it can hold, in bytes.
     #[must_use]
-    pub fn capacity_bytes(&self) -> usize {
+    pub(crate) fn capacity_bytes(&self) -> usize {
         self.data.len()
     }
 
     /// Whether more than half of it is in use.
     #[must_use]
-    pub fn is_crowded(&self) -> bool {
+    pub(crate) fn is_crowded(&self) -> bool {
         (self.next_at - self.first_at) * 2 > wide64(self.data.len())
             || (self.next - self.first) * 2 > wide64(self.entries.len())
     }
 
     /// Whether it has an acknowledged write that is not durable, when all below `durable` are.
     #[must_use]
-    pub fn has_unflushed(&self, durable: u64) -> bool {
+    pub(crate) fn has_unflushed(&self, durable: u64) -> bool {
         self.newest > durable
     }
 
@@ -154,7 +154,7 @@ impl RetainRing {
     ///
     /// # Errors
     /// [`NoRoom`]; never when the ring is empty and the data is within [`Self::capacity_bytes`].
-    pub fn reserve(&mut self, what: What, io: &Io) -> Result<EntryId, NoRoom> {
+    pub(crate) fn reserve(&mut self, what: What, io: &Io) -> Result<EntryId, NoRoom> {
         let len = if what == What::Data { io.data_bytes } else { 0 };
         let free = wide64(self.data.len()) - (self.next_at - self.first_at);
         if self.next - self.first == wide64(self.entries.len()) || u64::from(len) > free {
@@ -185,7 +185,12 @@ impl RetainRing {
 
     /// The write was acknowledged as the `number`th. `copy` fills a piece of the ring with the data
     /// that begins at that offset of the write; it is called at most twice.
-    pub fn commit(&mut self, id: EntryId, number: u64, mut copy: impl FnMut(usize, &mut [u8])) {
+    pub(crate) fn commit(
+        &mut self,
+        id: EntryId,
+        number: u64,
+        mut copy: impl FnMut(usize, &mut [u8]),
+    ) {
         let Some(entry) = self.entry_mut(id) else { return };
         entry.state = State::Acknowledged(number);
         let (at, len) = (entry.at, entry.len);
@@ -200,14 +205,14 @@ impl RetainRing {
     }
 
     /// The write failed: nothing was promised.
-    pub fn cancel(&mut self, id: EntryId) {
+    pub(crate) fn cancel(&mut self, id: EntryId) {
         if let Some(entry) = self.entry_mut(id) {
             entry.state = State::Cancelled;
         }
     }
 
     /// Frees the oldest entries, as far as they are cancelled or numbered below `durable`.
-    pub fn release(&mut self, durable: u64) {
+    pub(crate) fn release(&mut self, durable: u64) {
         while self.first < self.next {
             let entry = self.entries[self.index(self.first)];
             match entry.state {
@@ -222,7 +227,7 @@ impl RetainRing {
 
     /// Copies of what is acknowledged and numbered `durable` or above.
     #[must_use]
-    pub fn unflushed(&self, durable: u64) -> Vec<Retained> {
+    pub(crate) fn unflushed(&self, durable: u64) -> Vec<Retained> {
         (self.first..self.next)
             .filter_map(|number| {
                 let entry = &self.entries[self.index(number)];
@@ -241,7 +246,7 @@ impl RetainRing {
 
 /// What a command's acknowledgement will say of its range.
 #[must_use]
-pub fn what_of(io: &Io, durable: bool) -> What {
+pub(crate) fn what_of(io: &Io, durable: bool) -> What {
     match io.op {
         IoOp::Discard => What::Discarded,
         IoOp::WriteZeroes => What::Zeroed { may_unmap: io.may_unmap },
@@ -352,13 +357,13 @@ impl ReplayLog {
 
     /// The size of a block.
     #[must_use]
-    pub fn block_size(&self) -> BlockSize {
+    pub(crate) fn block_size(&self) -> BlockSize {
         self.block_size
     }
 
     /// The data of a piece; empty unless it is [`What::Data`].
     #[must_use]
-    pub fn data(&self, piece: &Piece) -> &[u8] {
+    pub(crate) fn data(&self, piece: &Piece) -> &[u8] {
         if piece.what != What::Data {
             return &[];
         }

@@ -25,7 +25,8 @@ use crate::admin::{AdminChannel, Pulse, Reply};
 use crate::error::SessionError;
 use crate::path::Path;
 use lanes::Lanes;
-pub use wish::{LISTS, QueueWish, REPLAY_QUEUE};
+pub(crate) use wish::LISTS;
+pub use wish::{QueueWish, REPLAY_QUEUE};
 
 /// How long a command may take that the target answers only when it has finished what older
 /// connections began: the LOGIN of a session that is resumed, and an OPEN for writing. The LOGIN of

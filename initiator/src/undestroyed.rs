@@ -18,7 +18,7 @@ use crate::path::DeadPath;
 
 /// How many dead paths of one queue are not destroyed.
 #[derive(Debug, Default)]
-pub struct Undestroyed(Arc<AtomicUsize>);
+pub(crate) struct Undestroyed(Arc<AtomicUsize>);
 
 /// Counts one dead path until it is dropped: give it to [`DeadPath::retire`], which drops it when
 /// the path is destroyed.
@@ -28,7 +28,7 @@ pub struct UndestroyedPath(Arc<AtomicUsize>);
 impl Undestroyed {
     /// Counts a dead path, if its device may still touch the buffers.
     #[must_use]
-    pub fn count(&self, dead: &DeadPath) -> Option<UndestroyedPath> {
+    pub(crate) fn count(&self, dead: &DeadPath) -> Option<UndestroyedPath> {
         let needed = !dead.connections.is_empty() && dead.poller.caps().touches_until_destroyed;
         needed.then(|| self.add())
     }
@@ -40,7 +40,7 @@ impl Undestroyed {
 
     /// Whether every path that was counted is destroyed.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         // Pairs with the drop: what the device wrote is seen before what is written afterwards.
         self.0.load(Ordering::Acquire) == 0
     }

@@ -13,7 +13,7 @@ use crate::retain::{EntryId, RetainRing, Retained, what_of};
 
 /// How to send a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Plan {
+pub(crate) enum Plan {
     /// As it is.
     Send {
         /// It must be durable when it is answered.
@@ -27,7 +27,7 @@ pub enum Plan {
 
 /// What an answer means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Answered {
+pub(crate) enum Answered {
     /// The request is done.
     Done,
     /// It was the answer to a FLUSH ahead of the request, which is to be planned again.
@@ -86,7 +86,7 @@ impl Ledger {
     }
 
     /// A request came.
-    pub fn submitted(&mut self, tag: Tag) {
+    pub(crate) fn submitted(&mut self, tag: Tag) {
         let (losses, meant) = (self.shared.losses(), self.shared.submission());
         if let Some(mark) = self.mark(tag) {
             *mark = Mark { losses, meant, ..Mark::default() };
@@ -97,7 +97,7 @@ impl Ledger {
     /// says. A FLUSH that fails of a loss until the disk is mounted again is sent nevertheless, and
     /// fails when it is [answered](Self::answered).
     #[must_use]
-    pub fn must_fail(&mut self, tag: Tag, io: &Io) -> bool {
+    pub(crate) fn must_fail(&mut self, tag: Tag, io: &Io) -> bool {
         if io.op != IoOp::Flush || self.shared.on_loss() != OnLoss::Once {
             return false;
         }
@@ -108,7 +108,7 @@ impl Ledger {
 
     /// How to send a request that waits. [`Plan::Send`] and [`Plan::FlushAhead`] have to be carried
     /// out.
-    pub fn plan(&mut self, tag: Tag, io: &Io) -> Plan {
+    pub(crate) fn plan(&mut self, tag: Tag, io: &Io) -> Plan {
         let Some(mark) = self.marks.get_mut(tag.index()) else { return Plan::Send { fua: io.fua } };
         match io.op {
             IoOp::Read => return Plan::Send { fua: false },
@@ -156,7 +156,7 @@ impl Ledger {
 
     /// What was sent under a tag was answered. `copy` copies data out of the tag's buffer, from
     /// that offset on.
-    pub fn answered(
+    pub(crate) fn answered(
         &mut self,
         tag: Tag,
         io: &Io,
@@ -249,7 +249,7 @@ impl Ledger {
     }
 
     /// A request that waited was failed here.
-    pub fn cancelled(&mut self, tag: Tag) {
+    pub(crate) fn cancelled(&mut self, tag: Tag) {
         if self.starving == Some(tag) {
             self.starving = None;
         }
@@ -261,7 +261,7 @@ impl Ledger {
 
     /// The path died: nothing that was sent will be answered. Places in the ring are kept for the
     /// next path.
-    pub fn path_lost(&mut self) {
+    pub(crate) fn path_lost(&mut self) {
         self.flushing = false;
         for mark in &mut self.marks {
             if mark.ahead == Ahead::Sent {
@@ -272,13 +272,13 @@ impl Ledger {
 
     /// Whether a write waits for room.
     #[must_use]
-    pub fn has_waiting(&self) -> bool {
+    pub(crate) fn has_waiting(&self) -> bool {
         self.starving.is_some()
     }
 
     /// Copies of the queue's acknowledged writes that no FLUSH covered; `None` when it keeps none.
     #[must_use]
-    pub fn unflushed(&self) -> Option<Vec<Retained>> {
+    pub(crate) fn unflushed(&self) -> Option<Vec<Retained>> {
         let durable = self.shared.durable();
         self.ring.as_ref().map(|ring| ring.unflushed(durable))
     }

@@ -10,30 +10,13 @@ use rblk_protocol::width::narrow;
 use rblk_protocol::{CommandCapsule, Immediate, Mutation, ResponseList, Sequence, Status, Tag};
 
 use super::PathEnd;
+use super::answer::{Answer, LaneIndex};
 use super::beat::Due;
 use super::lane::{Lane, WrKind};
 use super::stats::QueueStats;
 use super::terms::Terms;
 use crate::admin::Pulse;
 use crate::path::{DeadPath, Path};
-
-/// An answer, whichever way it came.
-pub(super) struct Answer {
-    pub(super) by: LaneIndex,
-    pub(super) tag: Tag,
-    pub(super) status: Status,
-    /// The low bits of the sequence that it answers.
-    pub(super) check: u16,
-    pub(super) immediate: bool,
-}
-
-impl Answer {
-    /// Whether it can be the answer to the command of that sequence.
-    #[inline]
-    pub(super) fn answers(&self, sequence: Sequence) -> bool {
-        self.check == (sequence.0 & 0xffff) as u16
-    }
-}
 
 /// What a completion brought.
 pub(super) enum Arrival {
@@ -53,15 +36,6 @@ pub(super) enum BeatDue {
     Look { asked: u64 },
     /// The target is silent for too long.
     Dead,
-}
-
-/// The index of a lane.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct LaneIndex(u8);
-
-impl LaneIndex {
-    /// The lane of all that is small, and of what goes by no lane.
-    const FIRST: Self = Self(0);
 }
 
 /// A path in use.

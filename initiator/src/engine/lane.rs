@@ -12,7 +12,7 @@ use rblk_protocol::{
 };
 
 use super::PathEnd;
-use super::active_path::Answer;
+use super::answer::Answer;
 use super::beat::{Beat, Due};
 use super::stats::QueueStats;
 use super::terms::Terms;

@@ -19,6 +19,7 @@
 //! answers. No allocation, lock or system call of its own.
 
 mod active_path;
+mod answer;
 mod beat;
 mod lane;
 mod stats;
@@ -35,7 +36,8 @@ use crate::durability::{Answered, Ledger, Plan};
 use crate::inflight::{Inflight, WrongState};
 use crate::io::{Io, IoOp};
 use crate::path::{DeadPath, Path};
-use active_path::{ActivePath, Answer, Arrival, BeatDue};
+use active_path::{ActivePath, Arrival, BeatDue};
+use answer::Answer;
 pub use stats::{QueueCounts, QueueStats};
 
 /// How long the self-test may take.
@@ -176,12 +178,12 @@ impl Engine {
 
     /// Bytes of the data of those.
     #[must_use]
-    pub fn data_bytes(&self) -> u64 {
+    pub(crate) fn data_bytes(&self) -> u64 {
         self.inflight.data_bytes()
     }
 
     /// The path's CQ, for arming and sleeping.
-    pub fn poller_mut(&mut self) -> Option<&mut (dyn rblk_fabric::Poller + 'static)> {
+    pub(crate) fn poller_mut(&mut self) -> Option<&mut (dyn rblk_fabric::Poller + 'static)> {
         self.path.as_mut().map(ActivePath::poller_mut)
     }
 
@@ -203,13 +205,13 @@ impl Engine {
 
     /// Whether a self-test is running, so that the thread must not sleep for long.
     #[must_use]
-    pub fn has_deadline(&self) -> bool {
+    pub(crate) fn has_deadline(&self) -> bool {
         self.path.as_ref().is_some_and(|path| !path.is_ready())
     }
 
     /// Whether [`Self::take_ended`] has something.
     #[must_use]
-    pub fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         !self.ended.is_empty()
     }
 

@@ -112,7 +112,7 @@ impl QueueStats {
 
     /// Requests answered, well or not.
     #[must_use]
-    pub fn answered(&self) -> u64 {
+    pub(crate) fn answered(&self) -> u64 {
         let of_kinds = [
             &self.reads,
             &self.writes,

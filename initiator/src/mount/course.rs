@@ -31,12 +31,11 @@ use rblk_protocol::{InstanceId, LoginReply, OpenReply, VolumeFlags};
 use failback::{Failback, Probed};
 use rounds::Rounds;
 
-pub use terms::{
-    Act, Arrival, Attempt, Facts, Failure, Leaving, Loss, OtherTarget, Rules, State, Verdict,
-};
+pub use terms::{Act, Attempt, Facts, Failure, Loss, Rules, State, Verdict};
+pub(crate) use terms::{Arrival, Leaving, OtherTarget};
 
 /// After a session that lived this long, a new round begins at once.
-pub const LASTING: Duration = Duration::from_secs(2);
+pub(crate) const LASTING: Duration = Duration::from_secs(2);
 /// Longest pause between two rounds of the first minute, and of a long outage: a pause is not
 /// longer than a thirtieth of the outage.
 const PAUSE_MAX: (Duration, Duration) = (Duration::from_millis(1500), Duration::from_secs(10));
@@ -116,7 +115,7 @@ impl Course {
     }
 
     /// The address to begin with: the one that was in use. Only before the first try.
-    pub fn prefer(&mut self, address: usize) {
+    pub(crate) fn prefer(&mut self, address: usize) {
         if self.state == State::Lost
             && self.under_way.is_none()
             && address < self.rounds.addresses()
@@ -128,7 +127,7 @@ impl Course {
 
     /// Its rules.
     #[must_use]
-    pub fn rules(&self) -> &Rules {
+    pub(crate) fn rules(&self) -> &Rules {
         &self.rules
     }
 
@@ -144,15 +143,9 @@ impl Course {
         &self.facts
     }
 
-    /// Index of the address in use, or last in use.
-    #[must_use]
-    pub fn address(&self) -> usize {
-        self.address
-    }
-
     /// Since when the target is lost.
     #[must_use]
-    pub fn lost_at(&self) -> Option<Instant> {
+    pub(crate) fn lost_at(&self) -> Option<Instant> {
         self.lost_at
     }
 
@@ -164,7 +157,7 @@ impl Course {
 
     /// Whether nothing will ever be due again.
     #[must_use]
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         matches!(self.state, State::Fenced | State::Changed)
     }
 
@@ -180,7 +173,7 @@ impl Course {
     /// When something will be due, unless something happens before. A try or probe that is under
     /// way has its own deadlines.
     #[must_use]
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.state {
             State::Connected => match self.switch {
                 // The hold itself, or the end of a quiet one, is due now.

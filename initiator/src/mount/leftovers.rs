@@ -17,7 +17,7 @@ use crate::ublk::{Control, DeviceInfo, DeviceState, DeviceToken, UblkError};
 
 /// Time for the driver to see that a server died: it sees that at once, or by a timer of 30 s on
 /// some kernels before 6.16.
-pub const ENDING_DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const ENDING_DEADLINE: Duration = Duration::from_secs(60);
 /// Time for a dead mount's device to go away.
 const REMOVE_DEADLINE: Duration = Duration::from_secs(30);
 /// Step of waits that can only be polled.
@@ -46,7 +46,7 @@ impl Condition {
     /// From what is found: whether the lock is held, whether there is a note and whether it makes
     /// sense, and the state of the device that carries its token.
     #[must_use]
-    pub fn of(held: bool, note: Option<bool>, device: Option<DeviceState>) -> Self {
+    pub(crate) fn of(held: bool, note: Option<bool>, device: Option<DeviceState>) -> Self {
         match (held, note, device) {
             (true, ..) => Self::Running,
             (false, None, _) => Self::Nothing,
@@ -90,7 +90,7 @@ pub enum Purpose {
 
 /// What is to be done.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Action {
+pub(crate) enum Action {
     /// Nothing is in the way of a new mount.
     Begin,
     /// Remove the device and the note; then as if nothing had been there.
@@ -115,7 +115,7 @@ pub enum Action {
 
 /// What to do about a mount in a condition, for a purpose.
 #[must_use]
-pub fn decide(condition: Condition, purpose: Purpose) -> Action {
+pub(crate) fn decide(condition: Condition, purpose: Purpose) -> Action {
     use Purpose::{Mount, Recover, Unmount};
     match (condition, purpose) {
         (Condition::Nothing, Mount { .. }) => Action::Begin,
@@ -135,7 +135,7 @@ pub fn decide(condition: Condition, purpose: Purpose) -> Action {
 
 /// A dead mount's leftovers hold the name.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
+pub(crate) enum Refused {
     /// The disk waits for another volume.
     #[error(
         "`{name}` is the name of {device}, which waits for volume `{volume}` since its process died; `rblk-initiator \

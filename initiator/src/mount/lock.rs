@@ -35,7 +35,7 @@ impl MountLock {
 
     /// The name.
     #[must_use]
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
@@ -43,7 +43,7 @@ impl MountLock {
     ///
     /// # Errors
     /// The directory cannot be made, or the file not be opened.
-    pub fn take(name: &str) -> io::Result<Option<Self>> {
+    pub(crate) fn take(name: &str) -> io::Result<Option<Self>> {
         run_dir::make()?;
         Self::take_in(Path::new(RUN_DIR), name)
     }
@@ -77,7 +77,7 @@ impl MountLock {
     ///
     /// # Errors
     /// The standard input is not the name's lock file, or holds no lock.
-    pub fn inherited(name: &str) -> io::Result<Self> {
+    pub(crate) fn inherited(name: &str) -> io::Result<Self> {
         Self::inherited_in(Path::new(RUN_DIR), name)
     }
 
@@ -112,7 +112,7 @@ impl MountLock {
     ///
     /// # Errors
     /// The system's.
-    pub fn keep_over_exec(&self) -> io::Result<()> {
+    pub(crate) fn keep_over_exec(&self) -> io::Result<()> {
         Ok(dup2_stdin(&self.file)?)
     }
 
@@ -120,7 +120,7 @@ impl MountLock {
     ///
     /// # Errors
     /// The system's.
-    pub fn close_on_exec(&self) -> io::Result<()> {
+    pub(crate) fn close_on_exec(&self) -> io::Result<()> {
         Ok(dup2_stdin(File::open("/dev/null")?)?)
     }
 }

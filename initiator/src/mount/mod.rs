@@ -62,7 +62,7 @@ use crate::ublk::{Control, Device};
 use leftovers::{Claimed, Purpose};
 use lock::MountLock;
 use mounted::Mount;
-pub use neighbour::HeldHere;
+pub(crate) use neighbour::HeldHere;
 pub use recover::check;
 use serving::{HandOver, Serving};
 use signals::Signals;
@@ -78,7 +78,7 @@ pub type OnReady<'r> = &'r mut dyn FnMut(&MountStatus);
 /// A mount of that name is there already.
 #[derive(Debug, thiserror::Error)]
 #[error("`{name}` is mounted already; see `rblk-initiator list`, or give another --name")]
-pub struct AlreadyMounted {
+pub(crate) struct AlreadyMounted {
     /// The name.
     pub name: String,
 }

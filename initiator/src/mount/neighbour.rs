@@ -18,7 +18,7 @@ use crate::ublk::DeviceState;
     "volume `{volume}` is mounted on this host already: `{name}` is {device}, whose users may only wait for the target; \
      `rblk-initiator umount {name}` first, or take the volume from them permanently with --take-over"
 )]
-pub struct HeldHere {
+pub(crate) struct HeldHere {
     /// The volume.
     pub volume: String,
     /// The mount that has it.

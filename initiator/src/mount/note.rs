@@ -183,7 +183,7 @@ impl Note {
     ///
     /// # Errors
     /// The system's.
-    pub fn write(&self) -> io::Result<()> {
+    pub(crate) fn write(&self) -> io::Result<()> {
         run_dir::make()?;
         self.write_in(Path::new(RUN_DIR))
     }
@@ -223,14 +223,14 @@ impl Note {
 
     /// The mark of a mount's device, from a note that may otherwise be useless.
     #[must_use]
-    pub fn token_of(name: &str) -> Option<DeviceToken> {
+    pub(crate) fn token_of(name: &str) -> Option<DeviceToken> {
         let text = load(&Self::path(Path::new(RUN_DIR), name)).ok()?;
         let value: serde_json::Value = serde_json::from_slice(&text).ok()?;
         value.get("token")?.as_str()?.parse().ok()
     }
 
     /// Forgets the note of a mount.
-    pub fn remove(name: &str) {
+    pub(crate) fn remove(name: &str) {
         let _ = std::fs::remove_file(Self::path(Path::new(RUN_DIR), name));
     }
 
@@ -345,7 +345,7 @@ impl Note {
 
     /// The device's number, once its process had noted one.
     #[must_use]
-    pub fn numbered(&self) -> Option<u32> {
+    pub(crate) fn numbered(&self) -> Option<u32> {
         (self.device_id != NO_DEVICE).then_some(self.device_id)
     }
 

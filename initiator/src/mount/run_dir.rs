@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 
 /// Where locks, sockets and notes are.
-pub const RUN_DIR: &str = "/run/rblk/mounts";
+pub(crate) const RUN_DIR: &str = "/run/rblk/mounts";
 
 /// Makes the directory. Only root may read it: a note there has what it takes to join a session.
 pub(super) fn make() -> io::Result<()> {

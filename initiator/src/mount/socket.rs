@@ -66,7 +66,7 @@ pub enum Response {
 
 /// A request with the way back.
 #[derive(Debug)]
-pub struct Asked {
+pub(crate) struct Asked {
     /// What.
     pub ask: Ask,
     /// The answer goes here.
@@ -75,7 +75,7 @@ pub struct Asked {
 
 /// A bound socket; its file goes when it is dropped.
 #[derive(Debug)]
-pub struct MountSocket {
+pub(crate) struct MountSocket {
     listener: UnixListener,
     path: PathBuf,
     unlinked: Cell<bool>,
@@ -86,7 +86,7 @@ impl MountSocket {
     ///
     /// # Errors
     /// The directory cannot be written.
-    pub fn bind(lock: &MountLock) -> io::Result<Self> {
+    pub(crate) fn bind(lock: &MountLock) -> io::Result<Self> {
         let path = socket_path(lock.name());
         match std::fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -98,14 +98,14 @@ impl MountSocket {
     }
 
     /// Removes the socket's file, once: a later one of that name is another mount's.
-    pub fn unlink(&self) {
+    pub(crate) fn unlink(&self) {
         if !self.unlinked.replace(true) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 
     /// Serves clients, each in a task of its own.
-    pub async fn serve(&self, asked: mpsc::Sender<Asked>) {
+    pub(crate) async fn serve(&self, asked: mpsc::Sender<Asked>) {
         loop {
             match self.listener.accept().await {
                 Ok((stream, _)) => {

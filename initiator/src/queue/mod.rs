@@ -53,7 +53,7 @@ pub enum ToQueue {
 
 /// Queue thread to control.
 #[derive(Debug)]
-pub enum FromQueue {
+pub(crate) enum FromQueue {
     /// A path ended; control destroys what is left of it.
     PathEnded {
         /// Which queue.
@@ -81,7 +81,7 @@ pub enum FromQueue {
 
 /// Control's end of a running queue.
 #[derive(Debug)]
-pub struct QueueHandle {
+pub(crate) struct QueueHandle {
     /// Mail to the thread.
     pub mail: Sender<ToQueue>,
     /// Its counters.
@@ -91,7 +91,7 @@ pub struct QueueHandle {
 
 impl QueueHandle {
     /// Waits for the thread to end.
-    pub fn join(&mut self) {
+    pub(crate) fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
             // It reported what broke it by `FromQueue::Stopped`.
             let _ = thread.join();
@@ -101,7 +101,7 @@ impl QueueHandle {
 
 /// What a queue thread is made of.
 #[derive(Debug)]
-pub struct QueueParts {
+pub(crate) struct QueueParts {
     /// The ublk queue.
     pub config: QueueConfig,
     /// One buffer per tag.
@@ -123,7 +123,7 @@ pub struct QueueParts {
 ///
 /// # Errors
 /// The ublk queue could not be made.
-pub fn start(parts: QueueParts) -> io::Result<QueueHandle> {
+pub(crate) fn start(parts: QueueParts) -> io::Result<QueueHandle> {
     let (mail, receiver) = mailbox(64)?;
     let stats = Arc::new(QueueStats::default());
     let engine_stats = Arc::clone(&stats);

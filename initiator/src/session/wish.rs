@@ -10,7 +10,7 @@ const _: () = assert!(REPLAY_QUEUE < limits::QUEUES_MAX, "targets refuse others"
 
 /// Lists of capsules, in every form that this version knows. A queue asks for them unless it has a
 /// reason not to.
-pub const LISTS: Features = Features(Features::CAPSULE_LISTS.0 | Features::DATA_LISTS.0);
+pub(crate) const LISTS: Features = Features(Features::CAPSULE_LISTS.0 | Features::DATA_LISTS.0);
 
 /// What one I/O queue asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,4 +1,5 @@
-//! The driver's binary interface: numbers and structures of `linux/ublk_cmd.h`, nothing else.
+//! The driver's binary interface: the numbers and structures of `linux/ublk_cmd.h` that are used
+//! here, nothing else.
 //!
 //! Every structure is plain integers, its size and offsets are asserted at compile time, and every
 //! bit pattern is valid, so that the kernel may fill one in place. Fields have the kernel's names.
@@ -13,24 +14,24 @@ compile_error!("ublk support is written for 64-bit little-endian Linux");
 compile_error!("this architecture packs ioctl numbers differently");
 
 /// Path of the driver's control node.
-pub const CONTROL_PATH: &str = "/dev/ublk-control";
+pub(crate) const CONTROL_PATH: &str = "/dev/ublk-control";
 /// Largest queue depth the driver takes.
-pub const MAX_QUEUE_DEPTH: u16 = 4096;
+pub(crate) const MAX_QUEUE_DEPTH: u16 = 4096;
 /// Largest number of hardware queues the driver takes (it also cuts to the number of possible
 /// CPUs).
-pub const MAX_QUEUES: u16 = 4096;
+pub(crate) const MAX_QUEUES: u16 = 4096;
 /// Largest I/O buffer that a user-copy offset can name; also our bound for the default mode.
-pub const MAX_IO_BYTES: u32 = 32 << 20;
+pub(crate) const MAX_IO_BYTES: u32 = 32 << 20;
 /// One past the largest device id (the driver's number of minors).
-pub const MAX_DEVICE_ID: u32 = 1 << 20;
+pub(crate) const MAX_DEVICE_ID: u32 = 1 << 20;
 /// "Any free id" in ADD_DEV.
-pub const ANY_DEVICE: u32 = u32::MAX;
+pub(crate) const ANY_DEVICE: u32 = u32::MAX;
 /// `queue_id` of a command that is not about a queue.
-pub const NO_QUEUE: u16 = u16::MAX;
+pub(crate) const NO_QUEUE: u16 = u16::MAX;
 /// Bytes in a sector, the unit of every length and position in this interface.
-pub const SECTOR_BYTES: u32 = 512;
+pub(crate) const SECTOR_BYTES: u32 = 512;
 /// Shift between sectors and bytes.
-pub const SECTOR_SHIFT: u32 = 9;
+pub(crate) const SECTOR_SHIFT: u32 = 9;
 
 const READ: u32 = 2;
 const WRITE: u32 = 1;
@@ -54,102 +55,82 @@ const fn io(number: u32) -> u32 {
 }
 
 /// State, flags, sizes and owner, without a path.
-pub const CMD_GET_DEV_INFO: u32 = control_read(0x02);
+pub(crate) const CMD_GET_DEV_INFO: u32 = control_read(0x02);
 /// Create a device and its char node.
-pub const CMD_ADD_DEV: u32 = control_write(0x04);
+pub(crate) const CMD_ADD_DEV: u32 = control_write(0x04);
 /// Delete a device; waits until the last user of the char node is gone.
-pub const CMD_DEL_DEV: u32 = control_write(0x05);
+pub(crate) const CMD_DEL_DEV: u32 = control_write(0x05);
 /// Expose the disk; waits until every tag of every queue was fetched.
-pub const CMD_START_DEV: u32 = control_write(0x06);
+pub(crate) const CMD_START_DEV: u32 = control_write(0x06);
 /// Take the disk away; waits for requests in flight.
-pub const CMD_STOP_DEV: u32 = control_write(0x07);
+pub(crate) const CMD_STOP_DEV: u32 = control_write(0x07);
 /// Set block-layer parameters, before the start.
-pub const CMD_SET_PARAMS: u32 = control_write(0x08);
+pub(crate) const CMD_SET_PARAMS: u32 = control_write(0x08);
 /// Read them back.
-pub const CMD_GET_PARAMS: u32 = control_read(0x09);
+pub(crate) const CMD_GET_PARAMS: u32 = control_read(0x09);
 /// Forget the dead server, accept a new one.
-pub const CMD_START_USER_RECOVERY: u32 = control_write(0x10);
+pub(crate) const CMD_START_USER_RECOVERY: u32 = control_write(0x10);
 /// Hand the disk to the new server; waits like the start does.
-pub const CMD_END_USER_RECOVERY: u32 = control_write(0x11);
+pub(crate) const CMD_END_USER_RECOVERY: u32 = control_write(0x11);
 /// State, flags, sizes and owner; carries the char node's path.
-pub const CMD_GET_DEV_INFO2: u32 = control_read(0x12);
+pub(crate) const CMD_GET_DEV_INFO2: u32 = control_read(0x12);
 /// What this kernel can do (6.5).
-pub const CMD_GET_FEATURES: u32 = control_read(0x13);
+pub(crate) const CMD_GET_FEATURES: u32 = control_read(0x13);
 /// Delete without waiting (6.9).
-pub const CMD_DEL_DEV_ASYNC: u32 = control_read(0x14);
-/// New capacity for a live disk (6.16).
-pub const CMD_UPDATE_SIZE: u32 = control_write(0x15);
-/// Park a live disk for a hand-over (6.16).
-pub const CMD_QUIESCE_DEV: u32 = control_write(0x16);
-/// Stop unless somebody has the disk open (7.0).
-pub const CMD_TRY_STOP_DEV: u32 = control_write(0x17);
+pub(crate) const CMD_DEL_DEV_ASYNC: u32 = control_read(0x14);
 
 /// First command for a tag: wait for a request.
-pub const IO_FETCH_REQ: u32 = io(0x20);
+pub(crate) const IO_FETCH_REQ: u32 = io(0x20);
 /// Result of a request, and wait for the next one.
-pub const IO_COMMIT_AND_FETCH_REQ: u32 = io(0x21);
+pub(crate) const IO_COMMIT_AND_FETCH_REQ: u32 = io(0x21);
 
 /// Completion of a fetch: a request is in the descriptor.
-pub const IO_RES_OK: i32 = 0;
+pub(crate) const IO_RES_OK: i32 = 0;
 /// Completion of a fetch: there will be no more requests for this tag.
-pub const IO_RES_ABORT: i32 = -libc::ENODEV;
+pub(crate) const IO_RES_ABORT: i32 = -libc::ENODEV;
 
 /// No disk: not started, or stopped.
-pub const STATE_DEAD: u16 = 0;
+pub(crate) const STATE_DEAD: u16 = 0;
 /// Disk present and served.
-pub const STATE_LIVE: u16 = 1;
+pub(crate) const STATE_LIVE: u16 = 1;
 /// Disk present, server gone, requests wait.
-pub const STATE_QUIESCED: u16 = 2;
+pub(crate) const STATE_QUIESCED: u16 = 2;
 /// Disk present, server gone, requests fail.
-pub const STATE_FAIL_IO: u16 = 3;
+pub(crate) const STATE_FAIL_IO: u16 = 3;
 
 /// Read.
-pub const OP_READ: u8 = 0;
+pub(crate) const OP_READ: u8 = 0;
 /// Write.
-pub const OP_WRITE: u8 = 1;
+pub(crate) const OP_WRITE: u8 = 1;
 /// Flush the volatile cache.
-pub const OP_FLUSH: u8 = 2;
+pub(crate) const OP_FLUSH: u8 = 2;
 /// Discard.
-pub const OP_DISCARD: u8 = 3;
+pub(crate) const OP_DISCARD: u8 = 3;
 /// Write zeroes.
-pub const OP_WRITE_ZEROES: u8 = 5;
+pub(crate) const OP_WRITE_ZEROES: u8 = 5;
 
-/// Flags of a request, in the upper bits of `op_flags`.
-pub const REQ_FAILFAST_DEV: u32 = 1 << 8;
-/// Do not retry on transport errors.
-pub const REQ_FAILFAST_TRANSPORT: u32 = 1 << 9;
-/// Do not retry on driver errors.
-pub const REQ_FAILFAST_DRIVER: u32 = 1 << 10;
-/// File-system metadata.
-pub const REQ_META: u32 = 1 << 11;
-/// Durable when completed.
-pub const REQ_FUA: u32 = 1 << 13;
-/// Write zeroes must not deallocate.
-pub const REQ_NOUNMAP: u32 = 1 << 15;
-/// Swap-out or swap-in.
-pub const REQ_SWAP: u32 = 1 << 16;
+/// Flag of a request, in the upper bits of `op_flags`: durable when completed.
+pub(crate) const REQ_FUA: u32 = 1 << 13;
+/// Flag of a request: write zeroes must not deallocate.
+pub(crate) const REQ_NOUNMAP: u32 = 1 << 15;
 
 /// The disk refuses writes.
-pub const ATTR_READ_ONLY: u32 = 1 << 0;
-/// The disk seeks.
-pub const ATTR_ROTATIONAL: u32 = 1 << 1;
+pub(crate) const ATTR_READ_ONLY: u32 = 1 << 0;
 /// A completed write may be lost until a flush; without it the kernel sends no FLUSH and no FUA.
-pub const ATTR_VOLATILE_CACHE: u32 = 1 << 2;
+pub(crate) const ATTR_VOLATILE_CACHE: u32 = 1 << 2;
 /// FUA is understood (only together with a volatile cache).
-pub const ATTR_FUA: u32 = 1 << 3;
+pub(crate) const ATTR_FUA: u32 = 1 << 3;
 
 /// [`Params::basic`] is set.
-pub const PARAM_BASIC: u32 = 1 << 0;
+pub(crate) const PARAM_BASIC: u32 = 1 << 0;
 /// [`Params::discard`] is set.
-pub const PARAM_DISCARD: u32 = 1 << 1;
-/// [`Params::devt`] is set (by the kernel only).
-pub const PARAM_DEVT: u32 = 1 << 2;
+pub(crate) const PARAM_DISCARD: u32 = 1 << 1;
 
 /// Header of a control command, in the SQE.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
-pub struct CtrlCmd {
+pub(crate) struct CtrlCmd {
     pub dev_id: u32,
     pub queue_id: u16,
     pub len: u16,
@@ -163,7 +144,7 @@ pub struct CtrlCmd {
 impl CtrlCmd {
     /// The 80 bytes of command space in a 128-byte SQE.
     #[must_use]
-    pub fn to_sqe_bytes(self) -> [u8; 80] {
+    pub(crate) fn to_sqe_bytes(self) -> [u8; 80] {
         let mut bytes = [0; 80];
         bytes[0..4].copy_from_slice(&self.dev_id.to_ne_bytes());
         bytes[4..6].copy_from_slice(&self.queue_id.to_ne_bytes());
@@ -179,7 +160,7 @@ impl CtrlCmd {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
-pub struct DevInfo {
+pub(crate) struct DevInfo {
     pub nr_hw_queues: u16,
     pub queue_depth: u16,
     pub state: u16,
@@ -199,19 +180,19 @@ pub struct DevInfo {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
-pub struct InfoExchange {
+pub(crate) struct InfoExchange {
     pub path: [u8; INFO_PATH_BYTES],
     pub info: DevInfo,
 }
 
 /// Room for `/dev/ublkc` and ten digits, and a zero.
-pub const INFO_PATH_BYTES: usize = 32;
+pub(crate) const INFO_PATH_BYTES: usize = 32;
 
 /// Block-layer limits that every device sets.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
-pub struct ParamBasic {
+pub(crate) struct ParamBasic {
     pub attrs: u32,
     pub logical_bs_shift: u8,
     pub physical_bs_shift: u8,
@@ -227,7 +208,7 @@ pub struct ParamBasic {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
-pub struct ParamDiscard {
+pub(crate) struct ParamDiscard {
     pub discard_alignment: u32,
     pub discard_granularity: u32,
     pub max_discard_sectors: u32,
@@ -240,7 +221,7 @@ pub struct ParamDiscard {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
-pub struct ParamDevt {
+pub(crate) struct ParamDevt {
     pub char_major: u32,
     pub char_minor: u32,
     pub disk_major: u32,
@@ -251,7 +232,7 @@ pub struct ParamDevt {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
-pub struct Params {
+pub(crate) struct Params {
     pub len: u32,
     pub types: u32,
     pub basic: ParamBasic,
@@ -268,7 +249,7 @@ pub struct Params {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub struct IoDesc {
+pub(crate) struct IoDesc {
     pub op_flags: u32,
     pub nr_sectors: u32,
     pub start_sector: u64,
@@ -279,7 +260,7 @@ pub struct IoDesc {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
-pub struct IoCmd {
+pub(crate) struct IoCmd {
     pub q_id: u16,
     pub tag: u16,
     pub result: i32,
@@ -290,7 +271,7 @@ impl IoCmd {
     /// The 16 bytes of command space in a 64-byte SQE.
     #[inline]
     #[must_use]
-    pub fn to_sqe_bytes(self) -> [u8; 16] {
+    pub(crate) fn to_sqe_bytes(self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[0..2].copy_from_slice(&self.q_id.to_ne_bytes());
         bytes[2..4].copy_from_slice(&self.tag.to_ne_bytes());
@@ -302,13 +283,13 @@ impl IoCmd {
 
 /// Bytes of one queue's descriptor array, as the driver sizes it: whole pages.
 #[must_use]
-pub fn descriptors_len(depth: u16, page: usize) -> usize {
+pub(crate) fn descriptors_len(depth: u16, page: usize) -> usize {
     (usize::from(depth) * size_of::<IoDesc>()).next_multiple_of(page)
 }
 
 /// Offset of a queue's descriptor array in the char node: arrays are spaced for the largest depth.
 #[must_use]
-pub fn descriptors_offset(queue_id: u16, page: usize) -> usize {
+pub(crate) fn descriptors_offset(queue_id: u16, page: usize) -> usize {
     usize::from(queue_id) * descriptors_len(MAX_QUEUE_DEPTH, page)
 }
 
@@ -316,7 +297,7 @@ pub fn descriptors_offset(queue_id: u16, page: usize) -> usize {
 ///
 /// # Safety
 /// Every bit pattern is a valid value and no byte is padding.
-pub unsafe trait Payload: Copy + 'static {}
+pub(crate) unsafe trait Payload: Copy + 'static {}
 
 // SAFETY: an integer.
 unsafe impl Payload for u64 {}
@@ -365,9 +346,6 @@ mod tests {
         assert_eq!(CMD_GET_DEV_INFO2, 0x8020_7512);
         assert_eq!(CMD_GET_FEATURES, 0x8020_7513);
         assert_eq!(CMD_DEL_DEV_ASYNC, 0x8020_7514);
-        assert_eq!(CMD_UPDATE_SIZE, 0xc020_7515);
-        assert_eq!(CMD_QUIESCE_DEV, 0xc020_7516);
-        assert_eq!(CMD_TRY_STOP_DEV, 0xc020_7517);
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! [`Buffers`]: the memory the driver copies request data to and from, one slice per tag.
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rblk_fabric::Region;
@@ -38,42 +37,30 @@ impl Buffers {
         Ok(Self { region, offset, stride, count })
     }
 
-    /// The region they lie in.
-    #[must_use]
-    pub fn region(&self) -> &Arc<Region> {
-        &self.region
-    }
-
     /// Bytes of each slice.
     #[must_use]
-    pub fn stride(&self) -> usize {
+    pub(crate) fn stride(&self) -> usize {
         self.stride
     }
 
     /// Number of slices.
     #[must_use]
-    pub fn count(&self) -> u16 {
+    pub(crate) fn count(&self) -> u16 {
         self.count
     }
 
     /// Offset of a tag's slice in the region.
     #[inline]
     #[must_use]
-    pub fn offset(&self, tag: u16) -> usize {
+    pub(crate) fn offset(&self, tag: u16) -> usize {
         self.offset + usize::from(tag) * self.stride
     }
 
     /// Address of a tag's slice, for the driver and for scatter-gather entries.
     #[inline]
     #[must_use]
-    pub fn address(&self, tag: u16) -> u64 {
+    pub(crate) fn address(&self, tag: u16) -> u64 {
         self.region.address() + self.offset(tag) as u64
-    }
-
-    /// Pointer to a tag's slice, or `None` for a tag it does not have.
-    #[must_use]
-    pub fn pointer(&self, tag: u16) -> Option<NonNull<u8>> {
-        (tag < self.count).then(|| self.region.pointer(self.offset(tag), self.stride)).flatten()
     }
 }
 
@@ -87,7 +74,7 @@ mod tests {
         let region = Region::allocate(64 << 10, PageKind::Normal).unwrap();
         let buffers = Buffers::new(Arc::clone(&region), 4096, 8192, 7).unwrap();
         assert_eq!(buffers.address(3), region.address() + 4096 + 3 * 8192);
-        assert!(buffers.pointer(6).is_some() && buffers.pointer(7).is_none());
+        assert!(region.pointer(buffers.offset(6), buffers.stride()).is_some());
         assert!(Buffers::new(Arc::clone(&region), 8192, 8192, 8).is_err());
         assert!(Buffers::new(Arc::clone(&region), 0, 0, 1).is_err());
         assert!(Buffers::new(region, 0, usize::MAX, 2).is_err());

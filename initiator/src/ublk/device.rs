@@ -22,7 +22,7 @@ const POLL_STEP: Duration = Duration::from_millis(5);
 /// The open `/dev/ublkcN`. The driver lets one process open it once. When the last holder (the
 /// device guard, every queue) closes it, the driver knows that the server is gone.
 #[derive(Debug)]
-pub struct CharNode {
+pub(crate) struct CharNode {
     file: File,
 }
 
@@ -44,7 +44,7 @@ pub struct QueueConfig {
 impl QueueConfig {
     /// Which hardware queue.
     #[must_use]
-    pub fn queue_id(&self) -> u16 {
+    pub(crate) fn queue_id(&self) -> u16 {
         self.queue_id
     }
 
@@ -112,7 +112,7 @@ impl Device {
     ///
     /// # Errors
     /// [`UblkError::StillServed`], [`UblkError::NotRecoverable`], [`UblkError::NoSuchDevice`].
-    pub fn recover(mut control: Control, id: u32, deadline: Duration) -> Result<Self> {
+    pub(crate) fn recover(mut control: Control, id: u32, deadline: Duration) -> Result<Self> {
         let info = control.start_recovery(id, deadline)?;
         let params = control.params(id)?;
         let mut device =
@@ -146,7 +146,7 @@ impl Device {
 
     /// The disk's parameters.
     #[must_use]
-    pub fn params(&self) -> &DiskParams {
+    pub(crate) fn params(&self) -> &DiskParams {
         &self.params
     }
 
@@ -157,7 +157,7 @@ impl Device {
     }
 
     /// The channel to the driver, for commands that this guard has no method for.
-    pub fn control(&mut self) -> &mut Control {
+    pub(crate) fn control(&mut self) -> &mut Control {
         &mut self.control
     }
 
@@ -189,7 +189,10 @@ impl Device {
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub fn start_while(&mut self, more: &mut dyn FnMut(Duration) -> bool) -> Result<PathBuf> {
+    pub(crate) fn start_while(
+        &mut self,
+        more: &mut dyn FnMut(Duration) -> bool,
+    ) -> Result<PathBuf> {
         match self.stage {
             Stage::Recovering => self.control.end_recovery(self.info.id, more)?,
             _ => self.control.start(self.info.id, more)?,
@@ -234,18 +237,8 @@ impl Device {
     ///
     /// # Errors
     /// [`UblkError::Timeout`] when requests in flight are not answered in time.
-    pub fn stop(&mut self, deadline: Duration) -> Result<()> {
+    pub(crate) fn stop(&mut self, deadline: Duration) -> Result<()> {
         self.control.stop(self.info.id, deadline)?;
-        self.stage = Stage::Stopped;
-        Ok(())
-    }
-
-    /// As [`stop`](Self::stop), unless a process has the disk open (7.0).
-    ///
-    /// # Errors
-    /// [`UblkError::InUse`], [`UblkError::FeatureMissing`].
-    pub fn try_stop(&mut self, deadline: Duration) -> Result<()> {
-        self.control.try_stop(self.info.id, deadline)?;
         self.stage = Stage::Stopped;
         Ok(())
     }
@@ -254,7 +247,7 @@ impl Device {
     ///
     /// # Errors
     /// [`UblkError::StillHeld`] when a queue still exists; the device goes when it does.
-    pub fn delete(mut self, deadline: Duration) -> Result<()> {
+    pub(crate) fn delete(mut self, deadline: Duration) -> Result<()> {
         self.node = None;
         // Even if it fails: to ask again in `drop` would be of no use.
         self.stage = Stage::Deleted;
@@ -264,17 +257,17 @@ impl Device {
     /// How many hold the device's node, this guard among them. While another holder is left, the
     /// driver takes the device for served.
     #[must_use]
-    pub fn holders(&self) -> usize {
+    pub(crate) fn holders(&self) -> usize {
         self.node.as_ref().map_or(0, Arc::strong_count)
     }
 
     /// From now on a drop leaves the device for the next server.
-    pub fn disown(&mut self) {
+    pub(crate) fn disown(&mut self) {
         self.leave = true;
     }
 
     /// From now on a drop stops and deletes the device, also a recovered one.
-    pub fn own(&mut self) {
+    pub(crate) fn own(&mut self) {
         self.leave = false;
     }
 }

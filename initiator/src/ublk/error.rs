@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::feature::Features;
 
 /// Result of this module.
-pub type Result<T> = std::result::Result<T, UblkError>;
+pub(crate) type Result<T> = std::result::Result<T, UblkError>;
 
 /// Why a ublk operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -103,20 +103,6 @@ pub enum UblkError {
         id: u32,
         /// Its server, if the kernel knows it.
         pid: Option<i32>,
-    },
-    /// Somebody has the disk open.
-    #[error("/dev/ublkb{id} is in use: unmount it and close it first")]
-    InUse {
-        /// The device.
-        id: u32,
-    },
-    /// Every tag of a queue is with the server, so it cannot be told to pause.
-    #[error("ublk device {id} is busy: no tag of a queue was idle within {waited:?}")]
-    Busy {
-        /// The device.
-        id: u32,
-        /// How long was waited.
-        waited: Duration,
     },
     /// A command did not finish in time.
     #[error(

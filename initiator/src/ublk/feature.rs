@@ -9,91 +9,85 @@ pub struct Features(u64);
 
 impl Features {
     /// No feature.
-    pub const NONE: Self = Self(0);
+    pub(crate) const NONE: Self = Self(0);
     /// Request pages as io_uring fixed buffers. Not used here: they have no address to register as
     /// an MR.
-    pub const SUPPORT_ZERO_COPY: Self = Self(1 << 0);
+    pub(crate) const SUPPORT_ZERO_COPY: Self = Self(1 << 0);
     /// Always on: the driver completes commands in the server's own context.
-    pub const COMP_IN_TASK: Self = Self(1 << 1);
+    pub(crate) const COMP_IN_TASK: Self = Self(1 << 1);
     /// Write data is copied on a second command. Not used here.
-    pub const NEED_GET_DATA: Self = Self(1 << 2);
+    pub(crate) const NEED_GET_DATA: Self = Self(1 << 2);
     /// The disk outlives its server.
-    pub const USER_RECOVERY: Self = Self(1 << 3);
+    pub(crate) const USER_RECOVERY: Self = Self(1 << 3);
     /// Requests a dead server held are sent again to the next one (else they fail).
-    pub const USER_RECOVERY_REISSUE: Self = Self(1 << 4);
+    pub(crate) const USER_RECOVERY_REISSUE: Self = Self(1 << 4);
     /// Devices of ordinary users. Not used here.
-    pub const UNPRIVILEGED_DEV: Self = Self(1 << 5);
+    pub(crate) const UNPRIVILEGED_DEV: Self = Self(1 << 5);
     /// Ioctl-encoded commands: the ones used here.
-    pub const CMD_IOCTL_ENCODE: Self = Self(1 << 6);
+    pub(crate) const CMD_IOCTL_ENCODE: Self = Self(1 << 6);
     /// Data moves by pread and pwrite. Not used here.
-    pub const USER_COPY: Self = Self(1 << 7);
+    pub(crate) const USER_COPY: Self = Self(1 << 7);
     /// Zoned disks. Not used here.
-    pub const ZONED: Self = Self(1 << 8);
+    pub(crate) const ZONED: Self = Self(1 << 8);
     /// Without a server requests fail at once instead of waiting.
-    pub const USER_RECOVERY_FAIL_IO: Self = Self(1 << 9);
+    pub(crate) const USER_RECOVERY_FAIL_IO: Self = Self(1 << 9);
     /// A live disk can be resized.
-    pub const UPDATE_SIZE: Self = Self(1 << 10);
+    pub(crate) const UPDATE_SIZE: Self = Self(1 << 10);
     /// Zero copy with automatic registration. Not used here.
-    pub const AUTO_BUF_REG: Self = Self(1 << 11);
+    pub(crate) const AUTO_BUF_REG: Self = Self(1 << 11);
     /// A live disk can be parked, for a hand-over to another server process.
-    pub const QUIESCE: Self = Self(1 << 12);
+    pub(crate) const QUIESCE: Self = Self(1 << 12);
     /// Tags of one queue may be served by several threads.
-    pub const PER_IO_DAEMON: Self = Self(1 << 13);
+    pub(crate) const PER_IO_DAEMON: Self = Self(1 << 13);
     /// Buffer registration from any thread. Not used here.
-    pub const BUF_REG_OFF_DAEMON: Self = Self(1 << 14);
+    pub(crate) const BUF_REG_OFF_DAEMON: Self = Self(1 << 14);
     /// Several requests per command. Not used here: a server that dies loses requests of such a
     /// device (7.2).
-    pub const BATCH_IO: Self = Self(1 << 15);
+    pub(crate) const BATCH_IO: Self = Self(1 << 15);
     /// Integrity metadata. Not used here.
-    pub const INTEGRITY: Self = Self(1 << 16);
+    pub(crate) const INTEGRITY: Self = Self(1 << 16);
     /// Stop that refuses while the disk is open.
-    pub const SAFE_STOP_DEV: Self = Self(1 << 17);
+    pub(crate) const SAFE_STOP_DEV: Self = Self(1 << 17);
     /// The kernel does not look for partitions at the start.
-    pub const NO_AUTO_PART_SCAN: Self = Self(1 << 18);
+    pub(crate) const NO_AUTO_PART_SCAN: Self = Self(1 << 18);
     /// Zero copy from shared memory. Not used here.
-    pub const SHMEM_ZC: Self = Self(1 << 19);
+    pub(crate) const SHMEM_ZC: Self = Self(1 << 19);
 
     /// What a kernel without GET_FEATURES (6.4) has.
-    pub const OF_6_4: Self = Self(0x7f);
+    pub(crate) const OF_6_4: Self = Self(0x7f);
 
     /// From the kernel's word.
     #[must_use]
-    pub const fn from_bits(bits: u64) -> Self {
+    pub(crate) const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
     /// The kernel's word.
     #[must_use]
-    pub const fn bits(self) -> u64 {
+    pub(crate) const fn bits(self) -> u64 {
         self.0
     }
 
     /// All of `other` are in this set.
     #[must_use]
-    pub const fn contains(self, other: Self) -> bool {
+    pub(crate) const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
     /// Both sets together.
     #[must_use]
-    pub const fn union(self, other: Self) -> Self {
+    pub(crate) const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
     /// This set without `other`.
     #[must_use]
-    pub const fn without(self, other: Self) -> Self {
+    pub(crate) const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// Nothing in it.
-    #[must_use]
-    pub const fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
     /// The known features in the set: kernel name, and first kernel release that has it.
-    pub fn names(self) -> impl Iterator<Item = (&'static str, &'static str)> {
+    pub(crate) fn names(self) -> impl Iterator<Item = (&'static str, &'static str)> {
         TABLE
             .iter()
             .filter(move |(bit, ..)| self.contains(*bit))

@@ -3,9 +3,9 @@
 //! ```text
 //! control thread                              data threads, one per hardware queue
 //! Control::open
-//! Device::add (or recover)  -- QueueConfig -> Queue::new, fetch_all, turn
-//! Device::start   (waits for all fetches)     turn, turn, turn: requests out, completions in
-//! tell the data threads to leave ----------> answer what is held, one last turn, drop the Queue
+//! Device::add (or recover)  -- QueueConfig -> Queue::new, fetch_all, enter
+//! Device::start   (waits for all fetches)     enter, next_event: requests out, completions in
+//! tell the data threads to leave ----------> answer what is held, enter once more, drop the Queue
 //! Device::close   (waits for the last queue)
 //! ```
 //!
@@ -35,10 +35,7 @@
 //! | 6.4 | USER_RECOVERY, REISSUE | the disk outlives a crash |
 //! | 6.9 | DEL_DEV_ASYNC | a deletion that does not block; else the blocking one, cut short |
 //! | 6.13 | USER_RECOVERY_FAIL_IO | [`Recovery::FailAll`] |
-//! | 6.16 | UPDATE_SIZE | resize of a live disk |
-//! | 6.16 | QUIESCE | hand-over to a new process without a failed request |
 //! | 6.16 | death is seen when the char node is closed | before: maybe by a timer of 30 s |
-//! | 7.0 | SAFE_STOP_DEV | [`Device::try_stop`] |
 //! | 7.0 | partitions are read after the start | before: the start waits for reads |
 //! | 7.0 | BATCH_IO | not used: see below |
 //!
@@ -47,11 +44,15 @@
 //! Batch commands (7.0: one command for many requests): as of 7.2, a server that dies while a
 //! request is on its way to it leaves the delivery to a worker of the kernel, which copies to the
 //! server's addresses in whatever memory map it has (seen on 7.2.12 as a panic in
-//! `__ublk_batch_dispatch`). And [`Control::quiesce`] makes requests of such a device fail instead
-//! of letting them wait.
+//! `__ublk_batch_dispatch`). And QUIESCE_DEV makes requests of such a device fail instead of letting
+//! them wait.
 //!
-//! Zero copy, user copy and zones have their bits in [`Features`] and no code: request pages
-//! without an address cannot be registered with an RDMA device.
+//! UPDATE_SIZE and QUIESCE_DEV (6.16: resize a live disk, park it): a device asks for these features
+//! where the kernel has them, and other programs may use the commands. rblk sends neither.
+//!
+//! Zero copy, user copy, zones and a stop that refuses while the disk is open (7.0) have their bits
+//! in `Features` and no code: request pages without an address cannot be registered with an RDMA
+//! device.
 //!
 //! # Starting
 //!
@@ -76,8 +77,7 @@
 //!
 //! # Recovery
 //!
-//! 1. The server dies, or parks the device ([`Control::quiesce`]), answers what it holds and drops
-//!    its queues. The state becomes [`DeviceState::Quiesced`]; requests wait in the kernel.
+//! 1. The server dies. The state becomes [`DeviceState::Quiesced`]; requests wait in the kernel.
 //! 2. [`Device::recover`] retries START_USER_RECOVERY until the old process is gone, and opens the
 //!    char node.
 //! 3. Every queue is made and fetches; then [`Device::start`] sends END_USER_RECOVERY, and the
@@ -88,7 +88,7 @@
 //! go wrong when a second recovery finds a queue of which only some tags were fetched. On those,
 //! also end the old data threads before a recovery within the same process.
 
-pub mod abi;
+pub(crate) mod abi;
 mod buffers;
 mod control;
 mod device;
@@ -103,13 +103,15 @@ mod request;
 mod token;
 
 pub use buffers::Buffers;
-pub use control::{Control, DeviceInfo, DeviceState, char_path, disk_path};
-pub use device::{CharNode, Device, QueueConfig};
-pub use error::{Result, UblkError};
-pub use feature::Features;
+pub use control::{Control, DeviceInfo, DeviceState, disk_path};
+pub use device::{Device, QueueConfig};
+pub use error::UblkError;
 pub use flusher::become_io_flusher;
-pub use pages::write_pages;
-pub use params::{DeviceSpec, DiscardParams, DiskParams, Recovery};
-pub use queue::{Event, MAX_WATCHES, Queue, QueueStats, RingMode, Wait, WatchToken};
-pub use request::{BadRequest, BlockFlags, BlockOp, BlockRequest};
+pub use params::{DeviceSpec, DiskParams, Recovery};
+pub use queue::{Event, Queue, QueueStats, Wait, WatchToken};
 pub use token::DeviceToken;
+
+pub(crate) use feature::Features;
+pub(crate) use pages::write_pages;
+pub(crate) use params::DiscardParams;
+pub(crate) use request::{BlockOp, BlockRequest};

@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 /// # Errors
 /// A write failed, perhaps an earlier one whose error no program has seen; or it is neither a disk
 /// nor a file.
-pub fn write_pages(file: &File) -> io::Result<()> {
+pub(crate) fn write_pages(file: &File) -> io::Result<()> {
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;

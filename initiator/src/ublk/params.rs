@@ -76,7 +76,7 @@ impl DiskParams {
     ///
     /// # Errors
     /// A field outside its rule.
-    pub fn to_abi(&self) -> Result<abi::Params> {
+    pub(crate) fn to_abi(self) -> Result<abi::Params> {
         let logical = shift("logical_block", self.logical_block, 512, MAX_BLOCK_BYTES)?;
         let physical = shift("physical_block", self.physical_block, self.logical_block, 1 << 30)?;
         let io_min = shift("io_min", self.io_min, self.logical_block, 1 << 30)?;
@@ -145,7 +145,7 @@ impl DiskParams {
 
     /// From the kernel's form, as GET_PARAMS gives it.
     #[must_use]
-    pub fn from_abi(params: &abi::Params) -> Self {
+    pub(crate) fn from_abi(params: &abi::Params) -> Self {
         let basic = &params.basic;
         let bytes = |shift: u8| 1_u32.checked_shl(shift.into()).unwrap_or(0);
         Self {
@@ -188,7 +188,7 @@ pub enum Recovery {
 impl Recovery {
     /// The feature bits that say it.
     #[must_use]
-    pub fn features(self) -> Features {
+    pub(crate) fn features(self) -> Features {
         match self {
             Self::Never => Features::NONE,
             Self::FailHeld => Features::USER_RECOVERY,

@@ -22,7 +22,7 @@ impl BlockOp {
     /// The request's data is in, or goes to, the tag's buffer.
     #[inline]
     #[must_use]
-    pub fn has_data(self) -> bool {
+    pub(crate) fn has_data(self) -> bool {
         matches!(self, Self::Read | Self::Write)
     }
 }
@@ -35,37 +35,15 @@ impl BlockFlags {
     /// Durable when completed.
     #[inline]
     #[must_use]
-    pub fn fua(self) -> bool {
+    pub(crate) fn fua(self) -> bool {
         self.0 & abi::REQ_FUA != 0
     }
 
     /// Write-zeroes must keep the range allocated.
     #[inline]
     #[must_use]
-    pub fn no_unmap(self) -> bool {
+    pub(crate) fn no_unmap(self) -> bool {
         self.0 & abi::REQ_NOUNMAP != 0
-    }
-
-    /// File-system metadata.
-    #[inline]
-    #[must_use]
-    pub fn metadata(self) -> bool {
-        self.0 & abi::REQ_META != 0
-    }
-
-    /// Swap: memory may be short until it completes.
-    #[inline]
-    #[must_use]
-    pub fn swap(self) -> bool {
-        self.0 & abi::REQ_SWAP != 0
-    }
-
-    /// The submitter (dm-multipath, for one) wants transport errors at once rather than retries.
-    #[inline]
-    #[must_use]
-    pub fn fail_fast(self) -> bool {
-        self.0 & (abi::REQ_FAILFAST_DEV | abi::REQ_FAILFAST_TRANSPORT | abi::REQ_FAILFAST_DRIVER)
-            != 0
     }
 }
 
@@ -85,7 +63,7 @@ pub struct BlockRequest {
 
 /// Why a descriptor is not a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum BadRequest {
+pub(crate) enum BadRequest {
     /// An operation this server never offered.
     #[error("unknown operation {0}")]
     UnknownOp(u8),
@@ -108,7 +86,7 @@ pub enum BadRequest {
 impl BadRequest {
     /// The (positive) errno the request is completed with.
     #[must_use]
-    pub fn errno(self) -> i32 {
+    pub(crate) fn errno(self) -> i32 {
         match self {
             Self::UnknownOp(_) => libc::EOPNOTSUPP,
             Self::DataLength { .. } | Self::Range { .. } => libc::EINVAL,
@@ -122,7 +100,7 @@ impl BlockRequest {
     /// # Errors
     /// The descriptor breaks a rule of [`BlockRequest`].
     #[inline]
-    pub fn parse(desc: &IoDesc, max_io_bytes: u32) -> Result<Self, BadRequest> {
+    pub(crate) fn parse(desc: &IoDesc, max_io_bytes: u32) -> Result<Self, BadRequest> {
         let sectors = desc.nr_sectors;
         let op = match desc.op_flags.to_le_bytes()[0] {
             abi::OP_READ => BlockOp::Read,
@@ -143,20 +121,6 @@ impl BlockRequest {
             _ => return Err(BadRequest::Range { start: desc.start_sector, sectors }),
         }
         Ok(Self { op, flags: BlockFlags(desc.op_flags), start_sector: desc.start_sector, sectors })
-    }
-
-    /// First byte.
-    #[inline]
-    #[must_use]
-    pub fn offset(&self) -> u64 {
-        self.start_sector << abi::SECTOR_SHIFT
-    }
-
-    /// Length in bytes. A discard or write-zeroes may be longer than 4 GiB.
-    #[inline]
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        u64::from(self.sectors) << abi::SECTOR_SHIFT
     }
 
     /// Length of the data in the tag's buffer; 0 when there is none.
@@ -181,21 +145,21 @@ mod tests {
 
     #[test]
     fn operations_and_flags() {
-        let write = BlockRequest::parse(&desc(1 | 1 << 13 | 1 << 11, 8, 2048), MIB).unwrap();
-        assert_eq!((write.op, write.offset(), write.bytes()), (BlockOp::Write, 4096, 1 << 20));
+        let write = BlockRequest::parse(&desc(1 | 1 << 13, 8, 2048), MIB).unwrap();
+        assert_eq!((write.op, write.start_sector, write.sectors), (BlockOp::Write, 8, 2048));
         assert_eq!(write.data_len(), MIB);
-        assert!(write.flags.fua() && write.flags.metadata());
-        assert!(!write.flags.no_unmap() && !write.flags.swap() && !write.flags.fail_fast());
+        assert!(write.flags.fua() && !write.flags.no_unmap());
 
         let zeroes = BlockRequest::parse(&desc(5 | 1 << 15, 0, u32::MAX), MIB).unwrap();
-        assert!(zeroes.flags.no_unmap());
-        assert_eq!((zeroes.bytes(), zeroes.data_len()), (u64::from(u32::MAX) * 512, 0));
+        assert!(zeroes.flags.no_unmap() && !zeroes.flags.fua());
+        assert_eq!((zeroes.sectors, zeroes.data_len()), (u32::MAX, 0));
 
         // A flush has no range, whatever the descriptor says.
         let flush = BlockRequest::parse(&desc(2, u64::MAX, 99), MIB).unwrap();
         assert_eq!((flush.op, flush.start_sector, flush.sectors), (BlockOp::Flush, 0, 0));
+        // A flag that says nothing here: fail fast.
         let read = BlockRequest::parse(&desc(1 << 9, 1, 1), MIB).unwrap();
-        assert!(read.op == BlockOp::Read && read.flags.fail_fast());
+        assert!(read.op == BlockOp::Read && !read.flags.fua() && !read.flags.no_unmap());
     }
 
     #[test]
@@ -220,7 +184,8 @@ mod tests {
         fn any_descriptor_parses_or_is_refused(op: u32, start: u64, sectors: u32, max in 4096_u32..=1 << 25) {
             if let Ok(request) = BlockRequest::parse(&desc(op, start, sectors), max) {
                 prop_assert!(request.data_len() <= max);
-                prop_assert!(request.offset().checked_add(request.bytes()).is_some());
+                let end = request.start_sector.checked_add(request.sectors.into());
+                prop_assert!(end.is_some_and(|end| end.checked_mul(512).is_some()));
             }
         }
     }

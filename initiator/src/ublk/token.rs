@@ -21,13 +21,13 @@ impl DeviceToken {
 
     /// The token in the driver's word; `None` if no server of this kind put it there.
     #[must_use]
-    pub const fn of(word: u64) -> Option<Self> {
+    pub(crate) const fn of(word: u64) -> Option<Self> {
         if word & MAGIC_MASK == MAGIC { Some(Self(word)) } else { None }
     }
 
     /// The driver's word.
     #[must_use]
-    pub const fn word(self) -> u64 {
+    pub(crate) const fn word(self) -> u64 {
         self.0
     }
 }

@@ -573,7 +573,7 @@ proptest! {
                     Act::Fail => prop_assert_eq!(course.state(), State::Failing),
                     Act::Hold => prop_assert!(course.is_holding()),
                     Act::Leave(_) => prop_assert_eq!(course.state(), State::Lost),
-                    Act::Probe(at) => prop_assert!(at < course.address()),
+                    Act::Probe(at) => prop_assert!(at < course.address),
                 }
             }
             let deadline = course.deadline();

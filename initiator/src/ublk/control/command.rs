@@ -17,7 +17,7 @@ use crate::ublk::error::{Result, UblkError, kernel_release};
 use crate::ublk::feature::Features;
 
 /// How long a cancelled command gets to notice.
-pub(super) const CANCEL_GRACE: Duration = Duration::from_secs(1);
+const CANCEL_GRACE: Duration = Duration::from_secs(1);
 
 /// How often the caller is asked whether to wait longer.
 const ASK_STEP: Duration = Duration::from_millis(100);
@@ -42,9 +42,6 @@ pub(super) const INFO: Command = Command(abi::CMD_GET_DEV_INFO2, "GET_DEV_INFO2"
 pub(super) const PLAIN_INFO: Command = Command(abi::CMD_GET_DEV_INFO, "GET_DEV_INFO");
 pub(super) const FEATURES: Command = Command(abi::CMD_GET_FEATURES, "GET_FEATURES");
 pub(super) const DELETE_ASYNC: Command = Command(abi::CMD_DEL_DEV_ASYNC, "DEL_DEV_ASYNC");
-pub(super) const UPDATE_SIZE: Command = Command(abi::CMD_UPDATE_SIZE, "UPDATE_SIZE");
-pub(super) const QUIESCE: Command = Command(abi::CMD_QUIESCE_DEV, "QUIESCE_DEV");
-pub(super) const TRY_STOP: Command = Command(abi::CMD_TRY_STOP_DEV, "TRY_STOP_DEV");
 
 /// How a command ended, before its errno means anything.
 pub(super) enum Ended {
@@ -229,7 +226,6 @@ pub(super) fn refusal(command: Command, id: u32, errno: i32) -> UblkError {
         },
         (_, libc::ENODEV) => UblkError::NoSuchDevice { id },
         (abi::CMD_START_USER_RECOVERY, libc::EBUSY) => UblkError::StillServed { id, pid: None },
-        (abi::CMD_TRY_STOP_DEV, libc::EBUSY) => UblkError::InUse { id },
         _ => UblkError::Refused {
             command: command.1,
             id,
@@ -251,7 +247,6 @@ mod tests {
         assert!(text(STOP, libc::ENODEV).contains("no ublk device 3"));
         assert!(text(STOP, libc::EPERM).contains("CAP_SYS_ADMIN"));
         assert!(text(START_RECOVERY, libc::EBUSY).contains("still held by a process"));
-        assert!(text(TRY_STOP, libc::EBUSY).contains("/dev/ublkb3 is in use"));
         // An errno that no kernel has.
         assert!(text(STOP, 4000).contains("4000"));
         assert!(missing(Features::QUIESCE).to_string().contains("came with 6.16"));

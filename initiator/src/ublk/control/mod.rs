@@ -18,9 +18,8 @@ use io_uring::{IoUring, cqueue, squeue};
 use rblk_protocol::width::narrow;
 
 use self::command::{
-    ADD, CANCEL, CANCEL_GRACE, DELETE, DELETE_ASYNC, END_RECOVERY, FEATURES, GET_PARAMS, INFO,
-    PLAIN_INFO, QUIESCE, SET_PARAMS, START, START_RECOVERY, STOP, TRY_STOP, UPDATE_SIZE, header,
-    missing,
+    ADD, CANCEL, DELETE, DELETE_ASYNC, END_RECOVERY, FEATURES, GET_PARAMS, INFO, PLAIN_INFO,
+    SET_PARAMS, START, START_RECOVERY, STOP, header, missing,
 };
 use self::node::wait_node;
 use super::abi::{self, CtrlCmd};
@@ -30,7 +29,8 @@ use super::params::{DeviceSpec, DiskParams, PARAMS_LEN};
 use super::token::DeviceToken;
 
 pub use self::info::{DeviceInfo, DeviceState};
-pub use self::node::{char_path, disk_path};
+pub(crate) use self::node::char_path;
+pub use self::node::disk_path;
 
 /// Deadline of commands that wait for no other process.
 const QUICK: Duration = Duration::from_secs(10);
@@ -97,7 +97,7 @@ impl Control {
 
     /// What this kernel offers.
     #[must_use]
-    pub fn features(&self) -> Features {
+    pub(crate) fn features(&self) -> Features {
         self.features
     }
 
@@ -107,7 +107,7 @@ impl Control {
     /// # Errors
     /// A field of `spec` is outside its rule, a needed feature is missing, the id is taken, the
     /// limit of devices is reached, or the caller is not privileged.
-    pub fn add(&mut self, spec: DeviceSpec) -> Result<DeviceInfo> {
+    pub(crate) fn add(&mut self, spec: DeviceSpec) -> Result<DeviceInfo> {
         let must = spec.need | spec.recovery.features();
         if !self.features.contains(must) {
             return Err(missing(must.without(self.features)));
@@ -128,7 +128,7 @@ impl Control {
     ///
     /// # Errors
     /// A field is outside its rule, or the device was started before.
-    pub fn set_params(&mut self, id: u32, params: &DiskParams) -> Result<()> {
+    pub(crate) fn set_params(&mut self, id: u32, params: &DiskParams) -> Result<()> {
         self.exchange(SET_PARAMS, header(id), params.to_abi()?, QUICK).map(drop)
     }
 
@@ -136,7 +136,7 @@ impl Control {
     ///
     /// # Errors
     /// There is no such device.
-    pub fn params(&mut self, id: u32) -> Result<DiskParams> {
+    pub(crate) fn params(&mut self, id: u32) -> Result<DiskParams> {
         self.raw_params(id).map(|params| DiskParams::from_abi(&params))
     }
 
@@ -176,7 +176,7 @@ impl Control {
     ///
     /// # Errors
     /// [`UblkError::Timeout`] when a queue is not ready in time; the device is as before.
-    pub fn start(&mut self, id: u32, more: &mut dyn FnMut(Duration) -> bool) -> Result<()> {
+    pub(crate) fn start(&mut self, id: u32, more: &mut dyn FnMut(Duration) -> bool) -> Result<()> {
         let header = CtrlCmd { data: own_pid().unsigned_abs().into(), ..header(id) };
         self.plain_while(START, header, more)
     }
@@ -190,15 +190,6 @@ impl Control {
     /// kernel.
     pub fn stop(&mut self, id: u32, deadline: Duration) -> Result<()> {
         self.plain(STOP, header(id), deadline)
-    }
-
-    /// As [`stop`](Self::stop), but only if no process has the disk open (7.0).
-    ///
-    /// # Errors
-    /// [`UblkError::InUse`]; [`UblkError::FeatureMissing`].
-    pub fn try_stop(&mut self, id: u32, deadline: Duration) -> Result<()> {
-        self.require(Features::SAFE_STOP_DEV)?;
-        self.plain(TRY_STOP, header(id), deadline)
     }
 
     /// Deletes a device and waits until its id is free. Stop it first: the driver would stop it
@@ -256,7 +247,7 @@ impl Control {
     ///
     /// # Errors
     /// There is no such device.
-    pub fn delete_async(&mut self, id: u32, deadline: Duration) -> Result<()> {
+    pub(crate) fn delete_async(&mut self, id: u32, deadline: Duration) -> Result<()> {
         match self.plain(DELETE_ASYNC, header(id), deadline) {
             Err(UblkError::Refused { source, .. })
                 if source.raw_os_error() == Some(libc::EOPNOTSUPP) =>
@@ -276,7 +267,7 @@ impl Control {
     ///
     /// # Errors
     /// [`UblkError::StillServed`], [`UblkError::NotRecoverable`], [`UblkError::Timeout`].
-    pub fn start_recovery(&mut self, id: u32, deadline: Duration) -> Result<DeviceInfo> {
+    pub(crate) fn start_recovery(&mut self, id: u32, deadline: Duration) -> Result<DeviceInfo> {
         let begin = Instant::now();
         loop {
             let info = self.info(id)?;
@@ -312,38 +303,13 @@ impl Control {
     ///
     /// # Errors
     /// [`UblkError::Timeout`] when a queue is not ready in time.
-    pub fn end_recovery(&mut self, id: u32, more: &mut dyn FnMut(Duration) -> bool) -> Result<()> {
+    pub(crate) fn end_recovery(
+        &mut self,
+        id: u32,
+        more: &mut dyn FnMut(Duration) -> bool,
+    ) -> Result<()> {
         let header = CtrlCmd { data: own_pid().unsigned_abs().into(), ..header(id) };
         self.plain_while(END_RECOVERY, header, more)
-    }
-
-    /// Parks the disk (6.16): new requests wait in the kernel, every fetch ends with "stopping",
-    /// and when the queues have answered what they hold and let go, the device can be recovered by
-    /// a new process.
-    ///
-    /// # Errors
-    /// [`UblkError::Busy`] when all tags of a queue stay in flight; [`UblkError::FeatureMissing`].
-    pub fn quiesce(&mut self, id: u32, deadline: Duration) -> Result<()> {
-        self.require(Features::QUIESCE)?;
-        let millis = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX).max(1);
-        let header = CtrlCmd { data: millis, ..header(id) };
-        match self.plain(QUIESCE, header, deadline.saturating_add(CANCEL_GRACE)) {
-            Err(UblkError::Refused { source, .. })
-                if source.raw_os_error() == Some(libc::EBUSY) =>
-            {
-                Err(UblkError::Busy { id, waited: deadline })
-            }
-            other => other,
-        }
-    }
-
-    /// New capacity, in sectors of 512 bytes, for a started disk (6.16).
-    ///
-    /// # Errors
-    /// [`UblkError::FeatureMissing`]; there is no such disk.
-    pub fn update_size(&mut self, id: u32, sectors: u64) -> Result<()> {
-        self.require(Features::UPDATE_SIZE)?;
-        self.plain(UPDATE_SIZE, CtrlCmd { data: sectors, ..header(id) }, QUICK)
     }
 
     /// The device that carries `token`, if it is there. `id` is where it was last; without, it is
@@ -360,7 +326,7 @@ impl Control {
     ///
     /// # Errors
     /// `/dev` cannot be read, or the driver does not answer for one of them.
-    pub fn list(&mut self) -> Result<Vec<DeviceInfo>> {
+    pub(crate) fn list(&mut self) -> Result<Vec<DeviceInfo>> {
         let nodes = std::fs::read_dir("/dev").map_err(|e| UblkError::system("listing /dev", e))?;
         let mut ids: Vec<u32> = nodes
             .filter_map(|node| node.ok()?.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok())
@@ -377,7 +343,7 @@ impl Control {
     ///
     /// # Errors
     /// [`UblkError::NoNode`].
-    pub fn wait_char_node(&mut self, id: u32, deadline: Duration) -> Result<PathBuf> {
+    pub(crate) fn wait_char_node(&mut self, id: u32, deadline: Duration) -> Result<PathBuf> {
         let devt = self.raw_params(id)?.devt;
         let path = char_path(id);
         wait_node(&path, (devt.char_major, devt.char_minor), deadline).map(|()| path)
@@ -387,14 +353,10 @@ impl Control {
     ///
     /// # Errors
     /// [`UblkError::NoNode`].
-    pub fn wait_disk_node(&mut self, id: u32, deadline: Duration) -> Result<PathBuf> {
+    pub(crate) fn wait_disk_node(&mut self, id: u32, deadline: Duration) -> Result<PathBuf> {
         let devt = self.raw_params(id)?.devt;
         let path = disk_path(id);
         wait_node(&path, (devt.disk_major, devt.disk_minor), deadline).map(|()| path)
-    }
-
-    fn require(&self, feature: Features) -> Result<()> {
-        if self.features.contains(feature) { Ok(()) } else { Err(missing(feature)) }
     }
 }
 

@@ -10,7 +10,7 @@ use crate::ublk::error::{Result, UblkError};
 
 /// `/dev/ublkcN`.
 #[must_use]
-pub fn char_path(id: u32) -> PathBuf {
+pub(crate) fn char_path(id: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkc{id}"))
 }
 

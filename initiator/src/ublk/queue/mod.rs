@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use io_uring::{cqueue, squeue, types};
 
-pub use self::ring::RingMode;
+pub(crate) use self::ring::RingMode;
 
 use self::descriptors::Descriptors;
 use self::ring::{Ring, RingCounts};
@@ -39,7 +39,7 @@ use super::error::{Result, UblkError};
 use super::request::BlockRequest;
 
 /// Descriptors one queue can watch.
-pub const MAX_WATCHES: u8 = 8;
+pub(crate) const MAX_WATCHES: u8 = 8;
 
 /// The char node is file 0 of the ring's table: no reference count is touched per command.
 const NODE: types::Fixed = types::Fixed(0);
@@ -179,28 +179,16 @@ impl Queue {
         })
     }
 
-    /// Which hardware queue.
-    #[must_use]
-    pub fn queue_id(&self) -> u16 {
-        self.queue_id
-    }
-
     /// Number of tags.
     #[must_use]
-    pub fn depth(&self) -> u16 {
+    pub(crate) fn depth(&self) -> u16 {
         self.descriptors.depth()
     }
 
     /// How the ring works here.
     #[must_use]
-    pub fn mode(&self) -> RingMode {
+    pub(crate) fn mode(&self) -> RingMode {
         self.ring.mode()
-    }
-
-    /// Where the data is.
-    #[must_use]
-    pub fn buffers(&self) -> &Buffers {
-        &self.buffers
     }
 
     /// Counters so far.
@@ -209,18 +197,6 @@ impl Queue {
         let RequestCounts { fetched, committed, rejected, watched } = self.counts;
         let RingCounts { enters, sleeps, retries, commands } = self.ring.counts();
         QueueStats { enters, sleeps, retries, fetched, committed, rejected, watched, commands }
-    }
-
-    /// Requests the caller holds.
-    #[must_use]
-    pub fn held(&self) -> u16 {
-        self.tags.with_caller()
-    }
-
-    /// The disk is being stopped or parked.
-    #[must_use]
-    pub fn is_stopping(&self) -> bool {
-        self.stopping
     }
 
     /// Nothing is left to do: stopping, no request held, every completion submitted. Drop the
@@ -285,7 +261,7 @@ impl Queue {
     ///
     /// # Errors
     /// As [`Self::watch`].
-    pub fn watch_asleep(&mut self, fd: RawFd, token: WatchToken) -> Result<()> {
+    pub(crate) fn watch_asleep(&mut self, fd: RawFd, token: WatchToken) -> Result<()> {
         self.add_watch(fd, token, true)
     }
 
@@ -302,7 +278,7 @@ impl Queue {
 
     /// Takes a descriptor off again; its place is free after the next turn. Unknown tokens are
     /// ignored.
-    pub fn unwatch(&mut self, token: WatchToken) {
+    pub(crate) fn unwatch(&mut self, token: WatchToken) {
         if let Some(removal) = self.watches.remove(token) {
             self.push(&removal);
         }
@@ -312,34 +288,15 @@ impl Queue {
     /// completions to hand over, which may be stale. A look at shared memory.
     #[inline]
     #[must_use]
-    pub fn needs_enter(&mut self) -> bool {
+    pub(crate) fn needs_enter(&mut self) -> bool {
         self.ring.needs_enter()
     }
 
     /// An event is there already. A look at shared memory.
     #[inline]
     #[must_use]
-    pub fn has_event(&mut self) -> bool {
+    pub(crate) fn has_event(&mut self) -> bool {
         self.ring.has_completion()
-    }
-
-    /// One turn: at most one system call, which submits everything queued and sleeps if `wait` says
-    /// so and nothing is there yet; then every event goes to `sink`. Returns the number of events.
-    ///
-    /// To complete requests while taking events, call [`enter`](Self::enter) and then
-    /// [`next_event`](Self::next_event) until it has none.
-    ///
-    /// # Errors
-    /// [`UblkError::Enter`]: the ring is unusable, the queue has to be dropped.
-    #[inline]
-    pub fn turn(&mut self, wait: Wait, mut sink: impl FnMut(Event)) -> Result<usize> {
-        self.enter(wait)?;
-        let mut events = 0;
-        while let Some(event) = self.next_event() {
-            events += 1;
-            sink(event);
-        }
-        Ok(events)
     }
 
     /// The system call of a turn, if one is needed.

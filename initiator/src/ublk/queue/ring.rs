@@ -13,7 +13,7 @@ use crate::ublk::kernel::{MIN_WAIT_WAKES, Release};
 
 /// How the kernel runs this ring's completions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RingMode {
+pub(crate) enum RingMode {
     /// In this thread's turns only (DEFER_TASKRUN): the normal way, from 6.1 on.
     Deferred,
     /// In any of this thread's system calls (COOP_TASKRUN): where the other way is refused.

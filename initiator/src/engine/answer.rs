@@ -1,0 +1,30 @@
+//! [`Answer`]: what the target said to one command, and the lane that it came by.
+
+use rblk_protocol::{Sequence, Status, Tag};
+
+/// The index of a lane in its path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct LaneIndex(pub(super) u8);
+
+impl LaneIndex {
+    /// The lane of all that is small, and of what goes by no lane.
+    pub(super) const FIRST: Self = Self(0);
+}
+
+/// An answer, whichever way it came.
+pub(super) struct Answer {
+    pub(super) by: LaneIndex,
+    pub(super) tag: Tag,
+    pub(super) status: Status,
+    /// The low bits of the sequence that it answers.
+    pub(super) check: u16,
+    pub(super) immediate: bool,
+}
+
+impl Answer {
+    /// Whether it can be the answer to the command of that sequence.
+    #[inline]
+    pub(super) fn answers(&self, sequence: Sequence) -> bool {
+        self.check == (sequence.0 & 0xffff) as u16
+    }
+}
