@@ -281,7 +281,7 @@ fn as_root_cached_devices_sync_behind_a_durable_write() {
 
 /// Opens a device that a store had. The kernel lets go of the files of a ring some time after the
 /// ring is closed.
-fn open_released(device: &Path) -> Arc<Backing> {
+fn open_released(device: &Path) -> Backing {
     let give_up = Instant::now() + Duration::from_secs(10);
     loop {
         match Backing::open(device, &options(4096, Direct::Off)) {
