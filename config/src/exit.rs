@@ -53,7 +53,7 @@ impl Exit {
 
     /// The meaning, in one line.
     #[must_use]
-    pub const fn meaning(self) -> &'static str {
+    pub(crate) const fn meaning(self) -> &'static str {
         match self {
             Self::Ok => "done",
             Self::Failure => "failed",

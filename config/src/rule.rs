@@ -155,7 +155,7 @@ impl Schema {
 impl Rule {
     /// What to write, starting with the verb.
     #[must_use]
-    pub fn fix(&self) -> String {
+    pub(crate) fn fix(&self) -> String {
         match self {
             Self::Tables(_) => "write one table or more under double brackets".to_owned(),
             Self::List { item, .. } => {
@@ -167,7 +167,7 @@ impl Rule {
 
     /// What it accepts, as a noun.
     #[must_use]
-    pub fn accepts(&self) -> String {
+    pub(crate) fn accepts(&self) -> String {
         match self {
             Self::PowerOfTwo { min, max } => {
                 format!("a power of two from \"{}\" to \"{}\"", ByteSize(*min), ByteSize(*max))

@@ -56,14 +56,6 @@ pub enum ByteSizeError {
 const PREFIXES: [(char, u32); 6] =
     [('K', 10), ('M', 20), ('G', 30), ('T', 40), ('P', 50), ('E', 60)];
 
-impl ByteSize {
-    /// The number of bytes.
-    #[must_use]
-    pub const fn bytes(self) -> u64 {
-        self.0
-    }
-}
-
 impl FromStr for ByteSize {
     type Err = ByteSizeError;
 

@@ -278,7 +278,7 @@ impl StoreKind {
 
     /// The word in a file.
     #[must_use]
-    pub const fn as_str(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::File => "file",
             Self::Memory => "memory",
@@ -292,7 +292,7 @@ impl DirectIo {
 
     /// The word in a file.
     #[must_use]
-    pub const fn as_str(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Required => "required",
             Self::Preferred => "preferred",
@@ -306,7 +306,7 @@ impl CacheMode {
 
     /// The word in a file.
     #[must_use]
-    pub const fn as_str(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::WriteThrough => "write-through",

@@ -16,7 +16,7 @@ impl Scheme {
     /// Port of an address that names none. The ports of the schemes differ, because a Soft-RoCE or
     /// iWARP device may share its port space with TCP.
     #[must_use]
-    pub fn default_port(self) -> u16 {
+    pub(crate) fn default_port(self) -> u16 {
         match self {
             Self::Rdma => 4420 + 3300,
             Self::Tcp => 4420 + 3301,

@@ -77,12 +77,6 @@ impl SendCredits {
         !self.signaled.is_empty()
     }
 
-    /// The position up to which everything is known to be done.
-    #[must_use]
-    pub fn reclaimed(&self) -> u64 {
-        self.reclaimed
-    }
-
     /// Whether a signaled WR at or after `position` is outstanding.
     #[must_use]
     pub fn will_prove(&self, position: u64) -> bool {

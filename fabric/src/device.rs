@@ -132,7 +132,7 @@ impl MemoryRegion {
 
     /// Key for our own WRs.
     #[must_use]
-    pub fn lkey(&self) -> Lkey {
+    pub(crate) fn lkey(&self) -> Lkey {
         match &self.inner {
             MrInner::Soft(mr) => mr.lkey(),
             #[cfg(feature = "verbs")]

@@ -100,7 +100,7 @@ pub enum FabricError {
 impl FabricError {
     /// A failed call, with the current errno.
     #[must_use]
-    pub fn last_os(call: &'static str) -> Self {
+    pub(crate) fn last_os(call: &'static str) -> Self {
         Self::Call { call, source: io::Error::last_os_error() }
     }
 }
@@ -121,14 +121,14 @@ impl PostError {
     /// The queue has no room for WR `posted`.
     #[must_use]
     #[cold]
-    pub fn full(posted: usize) -> Self {
+    pub(crate) fn full(posted: usize) -> Self {
         Self { posted, source: io::Error::from_raw_os_error(libc::ENOMEM) }
     }
 
     /// WR `posted` is one that the provider cannot take, or the QP is unknown.
     #[must_use]
     #[cold]
-    pub fn invalid(posted: usize) -> Self {
+    pub(crate) fn invalid(posted: usize) -> Self {
         Self { posted, source: io::Error::from_raw_os_error(libc::EINVAL) }
     }
 }

@@ -47,8 +47,8 @@ mod route;
 pub mod soft;
 pub mod spin;
 #[cfg(feature = "verbs")]
-pub mod verbs;
-pub mod wake_cost;
+mod verbs;
+mod wake_cost;
 mod work;
 
 pub use address::{Address, AddressError, Scheme};

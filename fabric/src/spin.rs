@@ -88,7 +88,7 @@ pub struct Hint {
 
 /// What to do when there is no work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Idle {
+pub(crate) enum Idle {
     /// Give the CPU up, [say](SpinPolicy::yielded) how long that took, and look again.
     Look,
     /// Sleep.
@@ -193,7 +193,7 @@ impl Contention {
 
 /// When one thread looks and when it sleeps. See the module.
 #[derive(Clone, Debug)]
-pub struct SpinPolicy {
+pub(crate) struct SpinPolicy {
     mode: SpinMode,
     wake_cost: Duration,
     // By kind of wait.
@@ -208,7 +208,7 @@ pub struct SpinPolicy {
 impl SpinPolicy {
     /// With what a wake-up takes here.
     #[must_use]
-    pub fn new(mode: SpinMode, wake_cost: Duration) -> Self {
+    pub(crate) fn new(mode: SpinMode, wake_cost: Duration) -> Self {
         Self {
             mode,
             wake_cost,
@@ -220,7 +220,7 @@ impl SpinPolicy {
     }
 
     /// There is no work: what to do. `hint` counts when the wait begins.
-    pub fn next(&mut self, now: Instant, hint: Hint) -> Idle {
+    pub(crate) fn next(&mut self, now: Instant, hint: Hint) -> Idle {
         let wait = match self.wait {
             Some(wait) => wait,
             None => self.begin(now, hint),
@@ -239,7 +239,7 @@ impl SpinPolicy {
     }
 
     /// There was work. `was_io`: it was what clients wait for, and not a beat or mail.
-    pub fn worked(&mut self, now: Instant, was_io: bool) {
+    pub(crate) fn worked(&mut self, now: Instant, was_io: bool) {
         if !was_io {
             return;
         }
@@ -258,13 +258,13 @@ impl SpinPolicy {
 
     /// The thread gave its CPU up in a look, and has it back after so long. Only the adaptive mode
     /// heeds it.
-    pub fn yielded(&mut self, took: Duration) {
+    pub(crate) fn yielded(&mut self, took: Duration) {
         let adapts = matches!(self.mode, SpinMode::Adaptive { .. });
         self.contention.yielded(took, self.wake_cost, adapts);
     }
 
     /// The thread slept until now.
-    pub fn slept(&mut self, now: Instant) {
+    pub(crate) fn slept(&mut self, now: Instant) {
         if let Some(wait) = &mut self.wait {
             wait.woke = Some(now);
         }
@@ -272,7 +272,7 @@ impl SpinPolicy {
 
     /// How long the next look for that would be, at most.
     #[must_use]
-    pub fn budget(&self, hint: Hint) -> Duration {
+    pub(crate) fn budget(&self, hint: Hint) -> Duration {
         match self.mode {
             SpinMode::Never => Duration::ZERO,
             SpinMode::Fixed(time) => time,

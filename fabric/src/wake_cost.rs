@@ -13,7 +13,7 @@ const ROUNDS: usize = 16;
 /// What it takes here to wake a thread that sleeps, until it runs: the median of a few rounds with
 /// a helper thread, measured once in a process. At most 1 ms; 10 µs when it cannot be measured.
 #[must_use]
-pub fn measure_wake_cost() -> Duration {
+pub(crate) fn measure_wake_cost() -> Duration {
     static COST: OnceLock<Duration> = OnceLock::new();
     *COST.get_or_init(|| ping().unwrap_or(Duration::from_micros(10)).min(Duration::from_millis(1)))
 }

@@ -52,7 +52,7 @@ pub struct WrId(pub u64);
 
 impl WrId {
     /// Bits of a `WrId` a caller may use.
-    pub const BITS: u32 = 40;
+    pub(crate) const BITS: u32 = 40;
     /// Mask of the caller's bits.
     pub const MASK: u64 = (1 << Self::BITS) - 1;
 }
@@ -130,13 +130,13 @@ impl SgeList {
 
     /// The entries in order.
     #[must_use]
-    pub fn as_slice(&self) -> &[Sge] {
+    pub(crate) fn as_slice(&self) -> &[Sge] {
         &self.entries[..usize::from(self.count)]
     }
 
     /// Sum of the lengths in bytes.
     #[must_use]
-    pub fn total_bytes(&self) -> u64 {
+    pub(crate) fn total_bytes(&self) -> u64 {
         self.as_slice().iter().map(|s| u64::from(s.len)).sum()
     }
 }

@@ -75,7 +75,7 @@ impl Device {
 
     /// Whether both are the same device.
     #[must_use]
-    pub fn same_as(&self, other: &Self) -> bool {
+    pub(crate) fn same_as(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 

@@ -61,7 +61,7 @@ pub struct ProtectionDomain(Arc<Domain>);
 impl ProtectionDomain {
     /// A new protection domain of the device.
     #[must_use]
-    pub fn new(device: &Device) -> Self {
+    pub(crate) fn new(device: &Device) -> Self {
         let (device, salt) = (device.clone(), device.salt());
         let salt = narrow((salt ^ (salt >> 32)) & 0x7fff);
         Self(Arc::new(Domain { device, salt, keys: Mutex::default() }))
@@ -80,7 +80,7 @@ impl ProtectionDomain {
     /// # Errors
     /// EINVAL for remote write without local write, as in verbs; [`FabricError::Limit`] when all
     /// keys are in use.
-    pub fn register(&self, region: &Arc<Region>, access: Access) -> Result<MemoryRegion> {
+    pub(crate) fn register(&self, region: &Arc<Region>, access: Access) -> Result<MemoryRegion> {
         if access.remote_write && !access.local_write {
             let source = io::Error::from_raw_os_error(libc::EINVAL);
             return Err(FabricError::Call { call: "register", source });
@@ -160,13 +160,13 @@ pub struct MemoryRegion {
 impl MemoryRegion {
     /// Key for our own WRs.
     #[must_use]
-    pub fn lkey(&self) -> Lkey {
+    pub(crate) fn lkey(&self) -> Lkey {
         self.lkey
     }
 
     /// Key for the peer.
     #[must_use]
-    pub fn rkey(&self) -> Rkey {
+    pub(crate) fn rkey(&self) -> Rkey {
         self.rkey
     }
 }

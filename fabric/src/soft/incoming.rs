@@ -48,31 +48,31 @@ pub struct Incoming {
 impl Incoming {
     /// The TCP device.
     #[must_use]
-    pub fn device(&self) -> Device {
+    pub(crate) fn device(&self) -> Device {
         Device::tcp()
     }
 
     /// What the peer said.
     #[must_use]
-    pub fn hello(&self) -> &ConnectionHello {
+    pub(crate) fn hello(&self) -> &ConnectionHello {
         &self.request.hello
     }
 
     /// The address of the peer.
     #[must_use]
-    pub fn peer(&self) -> String {
+    pub(crate) fn peer(&self) -> String {
         handshake::peer_name(self.peer)
     }
 
     /// (READs that the peer serves, READs that it wants to have outstanding).
     #[must_use]
-    pub fn peer_reads(&self) -> (u8, u8) {
+    pub(crate) fn peer_reads(&self) -> (u8, u8) {
         (self.request.reads_in, self.request.reads_out)
     }
 
     /// What the peer is told when this value, or the [`Connection`] made of it, is dropped without
     /// an answer.
-    pub fn refuse_with(&mut self, hello: ConnectionHello) {
+    pub(crate) fn refuse_with(&mut self, hello: ConnectionHello) {
         self.refusal = hello;
     }
 
@@ -80,7 +80,7 @@ impl Incoming {
     ///
     /// # Errors
     /// [`FabricError::Mixed`], [`FabricError::Limit`]; the peer is then rejected.
-    pub fn prepare(
+    pub(crate) fn prepare(
         mut self,
         pd: &ProtectionDomain,
         poller: &PollerHandle,
@@ -101,7 +101,7 @@ impl Incoming {
     }
 
     /// Refuses the peer. A reason longer than [`ConnectionHello::REPLY_MAX`] bytes is cut off.
-    pub fn reject(mut self, hello: &ConnectionHello) {
+    pub(crate) fn reject(mut self, hello: &ConnectionHello) {
         self.answer(hello);
     }
 

@@ -43,7 +43,7 @@ impl Listener {
     ///
     /// # Errors
     /// [`FabricError::Listen`], [`FabricError::Unreachable`] when the name cannot be resolved.
-    pub async fn bind(address: &Address) -> Result<Self> {
+    pub(crate) async fn bind(address: &Address) -> Result<Self> {
         let fail = |source| FabricError::Listen { address: address.to_string(), source };
         let candidates = address.look_up_within(DEADLINE).await?;
         let socket = TcpListener::bind(candidates.as_slice()).await.map_err(fail)?;
@@ -60,7 +60,7 @@ impl Listener {
 
     /// The address it listens on.
     #[must_use]
-    pub fn address(&self) -> &Address {
+    pub(crate) fn address(&self) -> &Address {
         &self.address
     }
 
@@ -68,7 +68,7 @@ impl Listener {
     ///
     /// # Errors
     /// The socket itself is broken.
-    pub async fn accept(&mut self) -> Result<Incoming> {
+    pub(crate) async fn accept(&mut self) -> Result<Incoming> {
         loop {
             tokio::select! {
                 Some(done) = self.handshakes.join_next() => match done {

@@ -64,7 +64,7 @@ impl Poller {
     ///
     /// # Errors
     /// [`FabricError::Limit`], or no epoll instance could be made.
-    pub fn create(pd: &ProtectionDomain, cq_entries: u32) -> Result<(Self, PollerHandle)> {
+    pub(crate) fn create(pd: &ProtectionDomain, cq_entries: u32) -> Result<(Self, PollerHandle)> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let caps = pd.device().caps();
         pd.device().within("CQ entries", caps.max_cq_entries.into(), cq_entries.into())?;
@@ -89,12 +89,6 @@ impl Poller {
             counters: PollerCounters::default(),
         };
         Ok((poller, handle))
-    }
-
-    /// Calls into links and epoll so far. Over TCP each is one system call.
-    #[must_use]
-    pub fn link_calls(&self) -> u64 {
-        self.counters.link_calls
     }
 
     /// One turn of the engine: receives until the links are drained or `room` completions are

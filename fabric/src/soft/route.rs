@@ -29,7 +29,7 @@ impl Route {
     ///
     /// # Errors
     /// [`FabricError::Unreachable`], [`FabricError::TimedOut`].
-    pub async fn resolve(address: &Address, options: &ConnectOptions) -> Result<Self> {
+    pub(crate) async fn resolve(address: &Address, options: &ConnectOptions) -> Result<Self> {
         let mut candidates = address.look_up_within(options.timeout).await?;
         if let Some(bind) = options.bind {
             candidates.retain(|c| c.is_ipv4() == bind.is_ipv4());
@@ -44,7 +44,7 @@ impl Route {
 
     /// The TCP device.
     #[must_use]
-    pub fn device(&self) -> Device {
+    pub(crate) fn device(&self) -> Device {
         Device::tcp()
     }
 
@@ -53,7 +53,7 @@ impl Route {
     /// # Errors
     /// [`FabricError::Rejected`], [`FabricError::TimedOut`], [`FabricError::NotRblk`],
     /// [`FabricError::Unreachable`], [`FabricError::Limit`], [`FabricError::Mixed`].
-    pub async fn connect(
+    pub(crate) async fn connect(
         self,
         pd: &ProtectionDomain,
         poller: &PollerHandle,

@@ -95,14 +95,14 @@ impl Device {
 
     /// What the device can do.
     #[must_use]
-    pub fn caps(&self) -> &DeviceCaps {
+    pub(crate) fn caps(&self) -> &DeviceCaps {
         &self.0.caps
     }
 
     /// Whether both are the same device. librdmacm opens one context per device, so the contexts
     /// are compared.
     #[must_use]
-    pub fn same_as(&self, other: &Self) -> bool {
+    pub(crate) fn same_as(&self, other: &Self) -> bool {
         self.context() == other.context()
     }
 

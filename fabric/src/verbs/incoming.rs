@@ -49,31 +49,31 @@ impl Incoming {
 
     /// The device that the request came in by.
     #[must_use]
-    pub fn device(&self) -> Device {
+    pub(crate) fn device(&self) -> Device {
         self.device.clone()
     }
 
     /// What the peer said. The CM may have padded it.
     #[must_use]
-    pub fn hello(&self) -> &ConnectionHello {
+    pub(crate) fn hello(&self) -> &ConnectionHello {
         &self.hello
     }
 
     /// The address of the peer, for logs.
     #[must_use]
-    pub fn peer(&self) -> String {
+    pub(crate) fn peer(&self) -> String {
         self.peer.clone()
     }
 
     /// (READs that the peer serves, READs that it wants to have outstanding).
     #[must_use]
-    pub fn peer_reads(&self) -> (u8, u8) {
+    pub(crate) fn peer_reads(&self) -> (u8, u8) {
         self.reads
     }
 
     /// What the peer is told when this value, or the [`Connection`] made of it, is dropped without
     /// an answer.
-    pub fn refuse_with(&mut self, hello: ConnectionHello) {
+    pub(crate) fn refuse_with(&mut self, hello: ConnectionHello) {
         self.refusal = hello;
     }
 
@@ -81,7 +81,7 @@ impl Incoming {
     ///
     /// # Errors
     /// [`FabricError::Mixed`], [`FabricError::Limit`] or a failed call; the peer is then rejected.
-    pub fn prepare(
+    pub(crate) fn prepare(
         mut self,
         pd: &ProtectionDomain,
         poller: &PollerHandle,
@@ -101,7 +101,7 @@ impl Incoming {
     }
 
     /// Refuses the peer. A reason longer than [`ConnectionHello::REPLY_MAX`] bytes is cut off.
-    pub fn reject(mut self, hello: &ConnectionHello) {
+    pub(crate) fn reject(mut self, hello: &ConnectionHello) {
         if let Some(id) = self.id.take() {
             id.reject(&hello.0[..hello.0.len().min(ConnectionHello::REPLY_MAX)]);
         }

@@ -31,7 +31,7 @@ impl Listener {
     /// # Errors
     /// [`FabricError::NoDevice`], [`FabricError::Listen`] or, for an unknown name,
     /// [`FabricError::Unreachable`].
-    pub async fn bind(address: &Address) -> Result<Self> {
+    pub(crate) async fn bind(address: &Address) -> Result<Self> {
         let mut last = None;
         for to in address.look_up().await? {
             let (sender, requests) = mpsc::channel(usize::from(BACKLOG));
@@ -50,7 +50,7 @@ impl Listener {
 
     /// The address it listens on.
     #[must_use]
-    pub fn address(&self) -> &Address {
+    pub(crate) fn address(&self) -> &Address {
         &self.address
     }
 
@@ -58,7 +58,7 @@ impl Listener {
     ///
     /// # Errors
     /// The query of a device failed.
-    pub fn devices(&self) -> Result<Vec<Device>> {
+    pub(crate) fn devices(&self) -> Result<Vec<Device>> {
         match NonNull::new(self.id.verbs()) {
             Some(context) => Device::of_context(context, self.id.port()).map(|device| vec![device]),
             None => Device::all(),
@@ -69,7 +69,7 @@ impl Listener {
     ///
     /// # Errors
     /// The device is gone or the event channel broke.
-    pub async fn accept(&mut self) -> Result<Incoming> {
+    pub(crate) async fn accept(&mut self) -> Result<Incoming> {
         self.requests.recv().await.unwrap_or_else(|| {
             // The task of the channel ended: the channel broke.
             Err(FabricError::Call {

@@ -23,7 +23,7 @@ static PINNED: AtomicU64 = AtomicU64::new(0);
 
 /// A registered region. Dropping it deregisters the region; its keys are dead then.
 #[derive(Debug)]
-pub struct MemoryRegion {
+pub(crate) struct MemoryRegion {
     raw: NonNull<ffi::ibv_mr>,
     lkey: Lkey,
     rkey: Rkey,
@@ -42,7 +42,11 @@ impl MemoryRegion {
     ///
     /// # Errors
     /// [`FabricError::Limit`], [`FabricError::MemlockTooSmall`], or the errno of `ibv_reg_mr`.
-    pub fn register(pd: &ProtectionDomain, region: &Arc<Region>, access: Access) -> Result<Self> {
+    pub(crate) fn register(
+        pd: &ProtectionDomain,
+        region: &Arc<Region>,
+        access: Access,
+    ) -> Result<Self> {
         let caps = pd.device().caps();
         let bytes = wide64(region.len());
         if bytes > caps.max_region_bytes {
@@ -73,13 +77,13 @@ impl MemoryRegion {
 
     /// Key for our own WRs.
     #[must_use]
-    pub fn lkey(&self) -> Lkey {
+    pub(crate) fn lkey(&self) -> Lkey {
         self.lkey
     }
 
     /// Key to give to a peer.
     #[must_use]
-    pub fn rkey(&self) -> Rkey {
+    pub(crate) fn rkey(&self) -> Rkey {
         self.rkey
     }
 }

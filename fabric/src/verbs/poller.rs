@@ -45,7 +45,7 @@ use crate::poller_counters::PollerCounters;
 use crate::work::{Completion, QpIndex, RecvWr, SendWr, WcStatus};
 
 /// A data thread's CQ and QPs.
-pub struct Poller {
+pub(crate) struct Poller {
     // Before `queue`: the QPs are destroyed first.
     qps: QpTable,
     room: CqRoom,
@@ -79,7 +79,7 @@ impl Poller {
     ///
     /// # Errors
     /// [`FabricError::Limit`] or a failed call.
-    pub fn create(pd: &ProtectionDomain, cq_entries: u32) -> Result<(Self, PollerHandle)> {
+    pub(crate) fn create(pd: &ProtectionDomain, cq_entries: u32) -> Result<(Self, PollerHandle)> {
         let queue = CompletionQueue::create(pd, cq_entries)?;
         let poller = Self {
             qps: QpTable::default(),

@@ -36,7 +36,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// The errno of `ibv_alloc_pd`.
-    pub fn alloc(device: &Device) -> Result<Self> {
+    pub(crate) fn alloc(device: &Device) -> Result<Self> {
         // SAFETY: the context is open while `device` lives.
         let raw = unsafe { ffi::ibv_alloc_pd(device.context()) };
         let raw = NonNull::new(raw).ok_or_else(|| FabricError::last_os("ibv_alloc_pd"))?;

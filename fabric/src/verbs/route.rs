@@ -48,7 +48,7 @@ impl Route {
     ///
     /// # Errors
     /// [`FabricError::NoDevice`], [`FabricError::Unreachable`] or [`FabricError::TimedOut`].
-    pub async fn resolve(address: &Address, options: &ConnectOptions) -> Result<Self> {
+    pub(crate) async fn resolve(address: &Address, options: &ConnectOptions) -> Result<Self> {
         let deadline = Instant::now() + options.timeout;
         let expired =
             || FabricError::TimedOut { what: address.to_string(), after: options.timeout };
@@ -108,7 +108,7 @@ impl Route {
 
     /// The device the route leaves by.
     #[must_use]
-    pub fn device(&self) -> Device {
+    pub(crate) fn device(&self) -> Device {
         self.device.clone()
     }
 
@@ -118,7 +118,7 @@ impl Route {
     /// [`FabricError::Rejected`] with the peer's reply, [`FabricError::Unreachable`] when nothing
     /// listens, [`FabricError::TimedOut`], [`FabricError::Limit`], [`FabricError::Mixed`], or a
     /// failed call.
-    pub async fn connect(
+    pub(crate) async fn connect(
         self,
         pd: &ProtectionDomain,
         poller: &PollerHandle,
