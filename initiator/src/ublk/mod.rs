@@ -44,11 +44,11 @@
 //! Batch commands (7.0: one command for many requests): as of 7.2, a server that dies while a
 //! request is on its way to it leaves the delivery to a worker of the kernel, which copies to the
 //! server's addresses in whatever memory map it has (seen on 7.2.12 as a panic in
-//! `__ublk_batch_dispatch`). And QUIESCE_DEV makes requests of such a device fail instead of letting
-//! them wait.
+//! `__ublk_batch_dispatch`). And QUIESCE_DEV makes requests of such a device fail instead of
+//! letting them wait.
 //!
-//! UPDATE_SIZE and QUIESCE_DEV (6.16: resize a live disk, park it): a device asks for these features
-//! where the kernel has them, and other programs may use the commands. rblk sends neither.
+//! UPDATE_SIZE and QUIESCE_DEV (6.16: resize a live disk, park it): a device asks for these
+//! features where the kernel has them, and other programs may use the commands. rblk sends neither.
 //!
 //! Zero copy, user copy, zones and a stop that refuses while the disk is open (7.0) have their bits
 //! in `Features` and no code: request pages without an address cannot be registered with an RDMA

@@ -279,13 +279,39 @@ impl<S: Store> PollGroup<S> {
         busy
     }
 
-    /// Serves a connection: looks it up, acts, notes that it has something to post, and ends it if
-    /// a rule was broken.
+    /// Serves the connection at an index: see [`Self::serve_if`].
     #[inline]
     fn serve(&mut self, index: usize, act: impl FnOnce(&mut Connection, &mut Turn<S>) -> Served) {
-        let Some(connection) = self.connections.at(index) else {
-            debug_assert!(false, "there is no connection {index}");
-            tracing::error!(connection = index, "bug: something came for no connection");
+        self.serve_if(index, |_| true, act);
+    }
+
+    /// Serves the connection that a shard works for: no connection leaves the table before its last
+    /// shard has answered.
+    #[inline]
+    fn serve_named(
+        &mut self,
+        id: ConnectionId,
+        act: impl FnOnce(&mut Connection, &mut Turn<S>) -> Served,
+    ) {
+        self.serve_if(wide(id.index), |connection| connection.id() == id, act);
+    }
+
+    /// Serves a connection: looks it up, acts, notes that it has something to post, and ends it if
+    /// a rule was broken.
+    #[inline(always)]
+    fn serve_if(
+        &mut self,
+        index: usize,
+        is: impl FnOnce(&Connection) -> bool,
+        act: impl FnOnce(&mut Connection, &mut Turn<S>) -> Served,
+    ) {
+        let Some(connection) = self.connections.at(index).filter(|connection| is(connection))
+        else {
+            debug_assert!(false, "the connection {index} is gone, or another");
+            tracing::error!(
+                connection = index,
+                "bug: something came for a connection that is gone"
+            );
             return;
         };
         let served = act(connection, &mut self.turn);
@@ -399,21 +425,6 @@ impl<S: Store> PollGroup<S> {
     fn on_reply(&mut self, reply: ShardReply) {
         let id = reply.to().connection;
         self.serve_named(id, |connection, turn| reply::on_reply(connection, turn, reply));
-    }
-
-    /// Serves the connection that a shard works for: no connection leaves the table before its last
-    /// shard has answered.
-    #[inline]
-    fn serve_named(
-        &mut self,
-        id: ConnectionId,
-        act: impl FnOnce(&mut Connection, &mut Turn<S>) -> Served,
-    ) {
-        if self.connections.has(id) {
-            return self.serve(wide(id.index), act);
-        }
-        debug_assert!(false, "a shard answers a connection that is gone: {id:?}");
-        tracing::error!(?id, "bug: a shard answers a connection that is gone");
     }
 
     /// The shard is short of memory: every poll group that sent from it sees to it that the memory
