@@ -24,7 +24,7 @@ fn bench_compare_smoke() {
             }
         }
         // All that are known but the one that only spins.
-        assert_eq!((compared.systems.len(), compared.cells.len()), (8, 2));
+        assert_eq!((compared.systems.len(), compared.cells.len()), (7, 2));
         // The commands of a mount are one message each, and the kernel counts system calls here.
         let ours = compared.sample("rblk-verbs", "randread-4k-qd1-j1-q1", 1).expect("ours");
         let initiator = ours.initiator.expect("counters of the mount");
