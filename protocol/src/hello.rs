@@ -378,11 +378,12 @@ impl HelloReject {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn asked() -> HelloRequest {
+    /// A request as an initiator sends it.
+    pub(crate) fn asked() -> HelloRequest {
         HelloRequest {
             kind: ConnectionKind::Io { queue: 3 },
             newest: Version(2),

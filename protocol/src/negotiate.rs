@@ -48,23 +48,8 @@ pub fn negotiate(asked: &HelloRequest, offer: &Offer) -> Result<HelloAccept, Rej
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hello::ConnectionKind;
-    use crate::identity::{Epoch, SessionId};
+    use crate::hello::tests::asked;
     use proptest::prelude::*;
-
-    fn asked() -> HelloRequest {
-        HelloRequest {
-            kind: ConnectionKind::Io { queue: 3 },
-            newest: Version(2),
-            oldest: Version(2),
-            depth: QueueDepth::new(128).unwrap(),
-            features: Features(3),
-            in_capsule_bytes: 4096,
-            io_max_bytes: 1 << 20,
-            epoch: Epoch(7),
-            session: SessionId([0xaa; 16]),
-        }
-    }
 
     fn offer() -> Offer {
         Offer {

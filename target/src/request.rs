@@ -176,7 +176,7 @@ pub(crate) enum Event<'a> {
     Stored,
     /// Every shard will be asked for its dirty blocks.
     FlushBegan,
-    /// The store will be asked to make everything durable, or to change a range.
+    /// The store will be asked to make everything durable.
     SyncBegan,
     /// The shards will be asked to hold the range.
     HoldsBegan,
@@ -594,10 +594,9 @@ impl Request {
         }
         match self.state {
             State::AwaitsParts => {
-                // Parts of a READ are answered by `Lent`.
-                if let Some(part) = self.parts.get_mut(part) {
-                    part.set_state(PartState::Done);
-                }
+                // Only parts of a WRITE: those of a READ are answered by `Lent`.
+                let Some(part) = self.parts.get_mut(part) else { return Action::Impossible };
+                part.set_state(PartState::Done);
                 self.finish_if_written()
             }
             State::AwaitsFlush if self.pending > 0 => Action::Wait,

@@ -395,7 +395,8 @@ impl Connection {
         self.sends.waiting().push_front(tag);
     }
 
-    /// Makes a READ wait for send credits if others wait: nobody overtakes them. A tag waits once.
+    /// Makes a READ wait for send credits if other commands wait: no command overtakes them. A tag
+    /// waits once.
     pub(crate) fn waits_behind_others(&mut self, tag: Tag) -> bool {
         let waiting = self.sends.waiting();
         if waiting.is_empty() {

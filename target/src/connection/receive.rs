@@ -63,7 +63,7 @@ impl ReceiveBuffers {
         self.users[wide(buffer)] += 1;
     }
 
-    /// One user of the buffer needs it no more. Its RECV is queued when nobody needs it.
+    /// One user of the buffer does not need it any more. Its RECV is queued when no user is left.
     #[inline]
     pub(super) fn release(&mut self, buffer: u16) {
         let users = &mut self.users[wide(buffer)];

@@ -84,7 +84,7 @@ fn remembered(path: &Path, lineage: &LineageFile) -> anyhow::Result<Holders> {
     let holders = HoldersFile::read(path).with_context(|| {
         format!(
             "cannot read {}, which says who may write to the volumes: let this target read it, or put back what was \
-             there (state_dir); only without the file does it start as if nobody had ever held them, and fences every \
+             there (state_dir); only without the file does it start as if no host had ever held them, and fences every \
              mount that comes back",
             path.display()
         )

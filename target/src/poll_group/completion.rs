@@ -63,7 +63,7 @@ impl<S: Store> PollGroup<S> {
     pub(super) fn on_completions(&mut self, poller: usize, count: usize) {
         for at in 0..count {
             let completion = self.reaped[at];
-            // A QP that ended is nobody's any more: what it still completes says nothing.
+            // The QP's connection ended: what the QP still completes means nothing.
             let Some(index) = self.turn.pollers.connection_at(poller, completion.qp) else {
                 continue;
             };

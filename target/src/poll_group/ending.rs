@@ -16,7 +16,6 @@ use rblk_protocol::width::wide;
 
 use super::turn::Turn;
 use super::{FromGroup, PollGroup};
-use crate::cache::ShardRequest;
 use crate::connection::{Connection, Life, Violation};
 use crate::identity::ConnectionId;
 use crate::request::Request;
@@ -206,19 +205,9 @@ fn give_back<S: Store>(connection: &mut Connection, turn: &mut Turn<S>) {
         turn.release(wide(shard), memory);
     }
     let poller = connection.poller();
-    let to_sink = |turn: &mut Turn<S>, extent| {
-        if let (Some(extent), Some(sink)) = (extent, turn.pollers[poller].sink.as_mut()) {
-            sink.release(extent);
-        }
-    };
-    to_sink(turn, connection.proof_done());
+    turn.release_sink(poller, connection.proof_done());
     for part in connection.requests_mut().iter_mut().flat_map(Request::parts_mut) {
-        let shard = part.shard();
-        match part.take_memory() {
-            (Some(job), memory) => turn.tell(shard, ShardRequest::Cancel { job, memory }),
-            (None, memory) if memory.is_empty() => {}
-            (None, memory) => turn.tell(shard, ShardRequest::Release { memory }),
-        }
-        to_sink(turn, part.take_sink());
+        turn.give_back(part);
+        turn.release_sink(poller, part.take_sink());
     }
 }

@@ -48,23 +48,16 @@ pub(super) fn ask_if_much<S: Store>(connection: &mut Connection, turn: &mut Turn
 /// its shard, if the completion proves that the peer has the bytes.
 #[inline]
 pub(super) fn completed<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, is_read: bool) {
-    let proven = connection.send_completed(is_read);
-    // A mutation gives everything back at the first completion of any kind.
-    let all = Mutation::BufferReuseTarget.is_on().then_some(u64::MAX);
-    if let Some(position) = proven.and(all).or(proven) {
-        while let Some((shard, memory)) = connection.unpin(position) {
-            turn.release(wide(shard), memory);
-        }
+    let Some(proven) = connection.send_completed(is_read) else { return };
+    let position = if Mutation::BufferReuseTarget.is_on() { u64::MAX } else { proven };
+    while let Some((shard, memory)) = connection.unpin(position) {
+        turn.release(wide(shard), memory);
     }
 }
 
 /// The proof READ completed: its place in the sink is free.
 pub(super) fn done<S: Store>(connection: &mut Connection, turn: &mut Turn<S>) {
-    let poller = connection.poller();
-    if let (Some(extent), Some(sink)) =
-        (connection.proof_done(), turn.pollers[poller].sink.as_mut())
-    {
-        sink.release(extent);
-    }
+    let extent = connection.proof_done();
+    turn.release_sink(connection.poller(), extent);
     connection.read_completed();
 }

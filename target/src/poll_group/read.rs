@@ -50,7 +50,7 @@ pub(super) fn start<S: Store>(
 }
 
 /// Sends all that a READ wants, of which this group's own shard has lent `memory`: by one WR, if it
-/// is in one run and nobody waits for send credits; else as a part.
+/// is in one run and no other command waits for send credits; else as a part.
 #[inline]
 fn send_whole<S: Store>(
     connection: &mut Connection,
@@ -136,8 +136,8 @@ fn prefetch<S: Store>(turn: &mut Turn<S>, volume: VolumeIndex, mut from: u64, by
     }
 }
 
-/// Sends what is there of a READ's parts, unless others wait for send credits: nobody overtakes
-/// them.
+/// Sends what is there of a READ's parts, unless other commands wait for send credits: no command
+/// overtakes them.
 ///
 /// # Errors
 /// A bug: the connection ends.

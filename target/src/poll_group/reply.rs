@@ -6,7 +6,7 @@ use rblk_protocol::width::wide;
 use super::respond::{answer, finish};
 use super::turn::Turn;
 use super::{change, read, write};
-use crate::cache::{ShardReply, ShardRequest};
+use crate::cache::ShardReply;
 use crate::connection::{Connection, Served, Violation};
 use crate::part::PartIndex;
 use crate::request::{Action, Event, HeldRange, Outcome, PartEvent};
@@ -60,13 +60,7 @@ fn carry_out<S: Store>(
         Action::Unhold(outcome) => change::unhold(connection, turn, tag, outcome),
         Action::Finish(status) => finish(connection, turn, tag, Outcome::of(status)),
         Action::GiveBack(part) => {
-            let part = &mut connection.request_mut(tag).parts_mut()[wide(part.0)];
-            let (shard, (job, memory)) = (part.shard(), part.take_memory());
-            let request = match job {
-                Some(job) => ShardRequest::Cancel { job, memory },
-                None => ShardRequest::Release { memory },
-            };
-            turn.tell(shard, request);
+            turn.give_back(&mut connection.request_mut(tag).parts_mut()[wide(part.0)]);
         }
         Action::Place | Action::Pin | Action::Change | Action::Impossible => {
             debug_assert!(false, "no answer of a shard calls for this");

@@ -2,8 +2,8 @@
 //! shard, the other poll groups, counters, the time.
 //!
 //! The connections are not here: a function that serves a connection takes both, `&mut Connection`
-//! and `&mut Turn`, and whoever looked the connection up posts what it queued
-//! ([`super::PollGroup::serve`]).
+//! and `&mut Turn`. [`super::PollGroup::serve`] looks the connection up, and sees to it that what
+//! the connection queued is posted.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,10 +18,11 @@ use super::access::Access;
 use super::peers::{PeerMail, Peers};
 use super::pollers::Pollers;
 use super::zeroing::ZeroingQueue;
+use crate::arena::Extent;
 use crate::cache::{PartToken, Segments, Shard, ShardRequest};
 use crate::connection::Connection;
 use crate::identity::ConnectionId;
-use crate::part::PartIndex;
+use crate::part::{Part, PartIndex};
 use crate::request::Event;
 use crate::stats::Stats;
 use crate::store::Store;
@@ -97,6 +98,23 @@ impl<S: Store> Turn<S> {
             self.shard.release(memory);
         } else {
             self.peers.send(shard, PeerMail::Request(ShardRequest::Release { memory }));
+        }
+    }
+
+    /// What a shard lent or reserved for a part goes back to it.
+    pub(super) fn give_back(&mut self, part: &mut Part) {
+        let shard = part.shard();
+        match part.take_memory() {
+            (Some(job), memory) => self.tell(shard, ShardRequest::Cancel { job, memory }),
+            (None, memory) if memory.is_empty() => {}
+            (None, memory) => self.release(shard, memory),
+        }
+    }
+
+    /// A place in the READ sink of a CQ is free, if there was one (iWARP).
+    pub(super) fn release_sink(&mut self, poller: usize, extent: Option<Extent>) {
+        if let (Some(extent), Some(sink)) = (extent, self.pollers[poller].sink.as_mut()) {
+            sink.release(extent);
         }
     }
 
