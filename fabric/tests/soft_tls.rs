@@ -18,7 +18,7 @@ use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::soft::{Device as SoftDevice, network::Network};
 use rblk_fabric::{
     AcceptParams, Access, Address, CipherKey, ConnectOptions, Connection, ConnectionHello, Device,
-    FabricError, Listener, RemoteBuffer, Route, SendOp, StreamKeys, WcStatus,
+    FabricError, Listener, RemoteBuffer, Rkey, Route, SendOp, StreamKeys, WcStatus,
 };
 use soft_pairs::{loopback, memory_pair, poller, runtime, soft_handle, tcp_pair, tcp_pair_with};
 use soft_proxy::{Fault, Proxy, Sender};
@@ -298,6 +298,30 @@ fn kernel_a_wrong_key_delivers_nothing() {
         send_until_dead(&mut pair);
         assert!(pair.b.seen.iter().all(|c| c.status != WcStatus::Success), "{what}");
         assert_eq!(bad_records(&pair.b), found_by_b, "{what}");
+    }
+}
+
+/// A refusal goes out behind answers that fill the socket, and the end of the stream behind the
+/// refusal. All of it arrives.
+#[test]
+#[ignore = "needs TLS of the kernel: `cargo xtask test` runs it in the lab"]
+fn kernel_a_refusal_behind_much_data_arrives() {
+    for round in 0..3 {
+        let mut pair = secured_pair();
+        let (ours, theirs) =
+            (pair.a.memory(8 << 20, Access::REMOTE), pair.b.memory(8 << 20, Access::REMOTE));
+        let bad = RemoteBuffer { rkey: Rkey(!theirs.rkey().0), ..theirs.remote(0) };
+        pair.a.post(&[
+            wr(1, SendOp::Read(theirs.remote(0)), ours.sge(0, 8 << 20).unwrap(), true),
+            wr(2, SendOp::Write(bad), ours.sge(0, 64).unwrap(), true),
+        ]);
+        // b alone, so that its socket fills.
+        for _ in 0..100 {
+            pair.b.poll();
+        }
+        pair.until_a(2);
+        let told = [(1, WcStatus::Success), (2, WcStatus::RemoteAccess)];
+        assert_eq!(pair.a.outcome(), told, "round {round}");
     }
 }
 
