@@ -30,7 +30,7 @@ const _: () = assert!(NO_ROOM.len() <= limits::REJECT_TEXT_BYTES, "it would be c
 pub(super) struct Granted {
     /// What the peer and this target agreed on.
     pub(super) accept: HelloAccept,
-    /// Its session.
+    /// What it is.
     pub(super) admitted: Admitted,
     /// The place of its device.
     pub(super) place: usize,
@@ -139,6 +139,7 @@ pub(super) fn prepare(
     let Terms { accept, layout, memory } = terms;
     let params = ConnectionParams {
         kind: asked.kind,
+        admission: admitted.id,
         session: admitted.session,
         epoch: admitted.epoch,
         layout,

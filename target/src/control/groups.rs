@@ -46,7 +46,7 @@ impl Groups {
     /// several connections numbers the second ones behind all first ones. So the first ones, which
     /// do most of the work, are spread over all poll groups.
     pub(super) fn for_connection(&self, session: SessionIndex, queue: Option<u16>) -> usize {
-        let of_queue = |queue| usize::from(session.0) + 1 + usize::from(queue);
+        let of_queue = |queue| usize::from(session.index) + 1 + usize::from(queue);
         queue.map_or(self.next_admin, of_queue) % self.handles.len()
     }
 

@@ -235,7 +235,7 @@ impl Control {
         }
     }
 
-    /// Decides whether a connection is made. If so, it counts as one of its session.
+    /// Decides whether a connection is made. If so, it counts from now on.
     fn grant(
         &mut self,
         incoming: &Incoming,
@@ -252,8 +252,6 @@ impl Control {
         let mut fresh = [0; 16];
         getrandom::fill(&mut fresh).map_err(|error| no_room(error.to_string()))?;
         let admitted = self.core.connect(asked, peer, SessionId(fresh), Instant::now())?;
-        // The poll groups must end the connections of older epochs before they see the new one.
-        self.carry_out();
         let group = self.groups.for_connection(admitted.session, admitted.queue);
         let made = admission::reads_out(incoming, admitted.queue.is_some()).and_then(|reads_out| {
             let poller = self.devices.poller(place, group, &self.groups).map_err(no_room)?;
@@ -264,8 +262,7 @@ impl Control {
                 Ok(Granted { accept, admitted, place, group, reads_out, pd, poller })
             }
             Err(refused) => {
-                let (session, epoch) = (admitted.session, admitted.epoch);
-                self.core.gone(session, epoch, asked.kind, Instant::now());
+                self.core.gone(admitted.id, Instant::now());
                 Err(refused)
             }
         }
@@ -275,21 +272,21 @@ impl Control {
     fn connect(&mut self, incoming: Incoming, asked: &HelloRequest, granted: Granted) {
         let peer = incoming.peer();
         let (place, group, admitted) = (granted.place, granted.group, granted.admitted);
-        let detect = self.core.sessions().get(admitted.session).and_then(|s| s.detect);
+        let detect = self.core.sessions().get(admitted.session).map(|s| s.detect);
         match admission::prepare(incoming, asked, granted, progress_max(detect)) {
             Ok((connection, params, accept)) => {
                 if admitted.queue.is_none() {
                     self.groups.took_admin();
                 }
-                let (session, epoch) = (admitted.session.0, admitted.epoch.0);
-                tracing::info!(peer, kind = ?asked.kind, session, epoch, group, "connection");
+                let epoch = admitted.epoch.0;
+                tracing::info!(peer, kind = ?asked.kind, epoch, group, "connection");
                 let params = Box::new(params);
                 let poller = place;
                 let connection = ToGroup::AddConnection { poller, connection, params, accept };
                 self.hand_over(group, connection);
             }
             Err(text) => {
-                self.core.gone(admitted.session, admitted.epoch, asked.kind, Instant::now());
+                self.core.gone(admitted.id, Instant::now());
                 log_refusal(asked, &peer, &no_room(text));
             }
         }
@@ -301,8 +298,7 @@ impl Control {
         if let Some(ToGroup::AddConnection { connection, params, .. }) =
             self.groups.try_send(group, connection)
         {
-            let (session, kind, epoch) = (params.session, params.kind, params.epoch);
-            let gone = Destroyed::Connection { session, kind, epoch };
+            let gone = Destroyed::Connection { admission: params.admission };
             self.destroyer.destroy(Some(connection), Some(params.memory), gone);
         }
     }
@@ -316,9 +312,10 @@ impl Control {
                     let reply = ToGroup::Reply { connection, tag, status, value, payload };
                     self.groups.send(to.group, reply);
                 }
-                Effect::Watch { on, silence } => {
-                    let watch = ToGroup::Watch { connection: on.connection, silence };
-                    self.groups.send(on.group, watch);
+                Effect::Adopt { connection: to, session, epoch, silence } => {
+                    let connection = to.connection;
+                    let adopt = ToGroup::Adopt { connection, session, epoch, silence };
+                    self.groups.send(to.group, adopt);
                 }
                 Effect::All(notice) => self.groups.notify(notice),
                 Effect::Persist { ticket, record } => {
@@ -333,20 +330,22 @@ impl Control {
 
     fn on_group(&mut self, message: FromGroup) {
         match message {
-            FromGroup::Admin { group, connection, session, command, body } => {
+            FromGroup::Admin { group, connection, admission, command, body } => {
                 let from = ConnectionRef { group, connection };
-                self.core.command(from, session, &command, &body, Instant::now());
+                self.core.command(from, admission, &command, &body, Instant::now());
             }
-            FromGroup::ConnectionGone { session, kind, epoch, connection, memory, reason } => {
-                let (number, epoch_number) = (session.0, epoch.0);
-                tracing::debug!(
-                    session = number,
-                    ?kind,
-                    epoch = epoch_number,
-                    reason,
-                    "connection gone"
-                );
-                let gone = Destroyed::Connection { session, kind, epoch };
+            FromGroup::ConnectionGone {
+                admission,
+                kind,
+                epoch,
+                connection,
+                memory,
+                reason,
+                ..
+            } => {
+                let (number, epoch) = (admission.0, epoch.0);
+                tracing::debug!(connection = number, ?kind, epoch, reason, "connection gone");
+                let gone = Destroyed::Connection { admission };
                 self.destroyer.destroy(connection, Some(memory), gone);
             }
             FromGroup::Ended { group, connection, qp } => {
@@ -374,9 +373,7 @@ impl Control {
 
     fn on_destroyed(&mut self, destroyed: Destroyed) {
         match destroyed {
-            Destroyed::Connection { session, kind, epoch } => {
-                self.core.gone(session, epoch, kind, Instant::now());
-            }
+            Destroyed::Connection { admission } => self.core.gone(admission, Instant::now()),
             Destroyed::Qp { group, connection } => self.groups.qp_destroyed(group, connection),
         }
     }
