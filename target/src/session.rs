@@ -70,15 +70,19 @@ struct Connections {
     live: Vec<(Epoch, Option<u16>)>,
     // When the last one went, or the session began. `None` while there are some.
     lost_at: Option<Instant>,
+    // Of all of them.
+    memory_bytes: u64,
 }
 
 impl Connections {
-    fn add(&mut self, epoch: Epoch, queue: Option<u16>) {
+    fn add(&mut self, epoch: Epoch, queue: Option<u16>, memory_bytes: u64) {
+        self.memory_bytes = self.memory_bytes.saturating_add(memory_bytes);
         self.live.push((epoch, queue));
         self.lost_at = None;
     }
 
-    fn remove(&mut self, epoch: Epoch, queue: Option<u16>, now: Instant) {
+    fn remove(&mut self, epoch: Epoch, queue: Option<u16>, memory_bytes: u64, now: Instant) {
+        self.memory_bytes = self.memory_bytes.saturating_sub(memory_bytes);
         if let Some(at) = self.live.iter().position(|c| *c == (epoch, queue)) {
             self.live.swap_remove(at);
         }
@@ -133,6 +137,12 @@ impl Session {
         self.connections.live.len()
     }
 
+    /// Bytes of the memory of its connections.
+    #[must_use]
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.connections.memory_bytes
+    }
+
     /// Whether connections of older epochs still exist.
     #[must_use]
     pub(crate) fn has_older_connections(&self) -> bool {
@@ -177,9 +187,15 @@ impl Session {
     }
 
     /// A connection is gone. The session has left the volumes that had to wait for it.
-    fn connection_gone(&mut self, epoch: Epoch, queue: Option<u16>, now: Instant) {
+    fn connection_gone(
+        &mut self,
+        epoch: Epoch,
+        queue: Option<u16>,
+        memory_bytes: u64,
+        now: Instant,
+    ) {
         let Self { connections, volumes, .. } = self;
-        connections.remove(epoch, queue, now);
+        connections.remove(epoch, queue, memory_bytes, now);
         volumes.leaving.retain(|_, (_, until)| connections.has_up_to(*until));
     }
 }
@@ -306,7 +322,7 @@ impl SessionTable {
             detect,
             peer,
             volumes: Volumes::default(),
-            connections: Connections { live: Vec::new(), lost_at: Some(now) },
+            connections: Connections { live: Vec::new(), lost_at: Some(now), memory_bytes: 0 },
             leave: None,
         });
         self.by_id.insert(id, index);
@@ -389,11 +405,12 @@ impl SessionTable {
         index: SessionIndex,
         epoch: Epoch,
         queue: Option<u16>,
+        memory_bytes: u64,
     ) {
         let session = self.get_mut(index);
         debug_assert!(session.is_some(), "a connection of {index:?} that does not exist");
         if let Some(session) = session {
-            session.connections.add(epoch, queue);
+            session.connections.add(epoch, queue, memory_bytes);
         }
     }
 
@@ -403,10 +420,11 @@ impl SessionTable {
         index: SessionIndex,
         epoch: Epoch,
         queue: Option<u16>,
+        memory_bytes: u64,
         now: Instant,
     ) -> After {
         let Some(session) = self.get_mut(index) else { return After::Ended };
-        session.connection_gone(epoch, queue, now);
+        session.connection_gone(epoch, queue, memory_bytes, now);
         if session.connections() == 0 && session.leave.is_some() {
             self.end(index);
             return After::Ended;
@@ -563,7 +581,7 @@ mod tests {
 
     fn logged_in(table: &mut SessionTable, n: u8, from: u8, now: Instant) -> SessionIndex {
         let index = table.begin(id(n), of_host(from), now).unwrap();
-        table.connection_added(index, Epoch(1), None);
+        table.connection_added(index, Epoch(1), None, 0);
         table.get_mut(index).unwrap().logged_in = true;
         index
     }
@@ -574,13 +592,13 @@ mod tests {
         let mut table = SessionTable::new(4, LEASE);
         let index = logged_in(&mut table, 1, 1, now);
         assert_eq!(table.join(id(1), Epoch(1), 0), Ok(index));
-        table.connection_added(index, Epoch(1), Some(0));
+        table.connection_added(index, Epoch(1), Some(0), 0);
         assert_eq!(table.join(id(1), Epoch(1), 0), Err(RejectReason::DuplicateQueue));
         assert_eq!(table.resume(id(1), Epoch(1), of_host(1)), Err(RejectReason::StaleEpoch));
         assert_eq!(table.resume(id(1), Epoch(2), of_host(2)), Err(RejectReason::NoSuchSession));
         assert_eq!(table.get(index).unwrap().epoch, Epoch(1), "another host changes nothing");
         assert_eq!(table.resume(id(1), Epoch(2), of_host(1)), Ok(index));
-        table.connection_added(index, Epoch(2), None);
+        table.connection_added(index, Epoch(2), None, 0);
         assert!(table.get(index).unwrap().has_older_connections());
         assert_eq!(table.join(id(1), Epoch(1), 1), Err(RejectReason::StaleEpoch));
         assert_eq!(
@@ -588,8 +606,8 @@ mod tests {
             Err(RejectReason::NoSuchSession),
             "not logged in yet"
         );
-        assert_eq!(table.connection_gone(index, Epoch(1), None, now), After::Lives);
-        assert_eq!(table.connection_gone(index, Epoch(1), Some(0), now), After::Quiesced);
+        assert_eq!(table.connection_gone(index, Epoch(1), None, 0, now), After::Lives);
+        assert_eq!(table.connection_gone(index, Epoch(1), Some(0), 0, now), After::Quiesced);
         assert!(!table.get(index).unwrap().has_older_connections());
     }
 
@@ -604,7 +622,7 @@ mod tests {
         assert!(table.open(b, volume, AccessMode::Exclusive).is_err());
         assert!(table.open(b, volume, AccessMode::Shared).is_err());
         assert_eq!(table.open(b, volume, AccessMode::ReadOnly), Ok(vec![]));
-        assert_eq!(table.connection_gone(a, Epoch(1), None, now), After::Lives);
+        assert_eq!(table.connection_gone(a, Epoch(1), None, 0, now), After::Lives);
         assert!(table.open(b, volume, AccessMode::Exclusive).is_err(), "lost, but the lease runs");
         assert!(table.expire(now + LEASE).is_empty());
         assert_eq!(table.expire(now + LEASE + Duration::from_secs(1)), vec![a]);
@@ -623,7 +641,7 @@ mod tests {
             table.open(b, VolumeIndex(0), AccessMode::Exclusive).is_err(),
             "the old process is connected"
         );
-        table.connection_gone(a, Epoch(1), None, now);
+        table.connection_gone(a, Epoch(1), None, 0, now);
         assert_eq!(table.open(b, VolumeIndex(0), AccessMode::Exclusive), Ok(vec![a]));
     }
 
@@ -635,7 +653,7 @@ mod tests {
         table.open(a, VolumeIndex(3), AccessMode::Shared).unwrap();
         table.logout(a);
         assert!(!table.is_open(VolumeIndex(3)));
-        assert_eq!(table.connection_gone(a, Epoch(1), None, now), After::Ended);
+        assert_eq!(table.connection_gone(a, Epoch(1), None, 0, now), After::Ended);
         let b = table.begin(id(3), of_host(1), now).unwrap();
         assert_eq!((b.index, b.life), (a.index, a.life + 1), "the place, but not the session");
         assert!(table.get(a).is_none() && table.get(b).is_some());

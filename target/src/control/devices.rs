@@ -71,11 +71,7 @@ impl DeviceEntry {
         } else {
             None
         };
-        let entries = match caps.transport {
-            Transport::SoftTcp | Transport::SoftMemory => CQ_ENTRIES_SOFTWARE,
-            _ => CQ_ENTRIES,
-        };
-        let (poller, handle) = self.pd.poller(entries.min(caps.max_cq_entries))?;
+        let (poller, handle) = self.pd.poller(self.cq_entries())?;
         let memory = PollerMemory {
             arena: Arc::clone(&self.arena),
             zeros: Arc::clone(&self.zeros),
@@ -84,6 +80,16 @@ impl DeviceEntry {
             volumes: self.volumes.clone(),
         };
         Ok((poller, handle, memory))
+    }
+
+    /// Entries of a CQ.
+    fn cq_entries(&self) -> u32 {
+        let caps = self.device.caps();
+        let entries = match caps.transport {
+            Transport::SoftTcp | Transport::SoftMemory => CQ_ENTRIES_SOFTWARE,
+            _ => CQ_ENTRIES,
+        };
+        entries.min(caps.max_cq_entries)
     }
 }
 
@@ -210,6 +216,11 @@ impl Devices {
         tracing::info!(device = name, poll_group = group, "a completion queue is made anew");
         groups.send(group, ToGroup::AddPoller { place, poller, memory });
         Ok((pd, handle))
+    }
+
+    /// Entries of each CQ of the device at a place; 0 without one.
+    pub(super) fn cq_entries(&self, place: usize) -> u32 {
+        self.entries.get(place).and_then(Option::as_ref).map_or(0, DeviceEntry::cq_entries)
     }
 
     /// A CQ of the device at `place` broke: no connection is made for it any more.

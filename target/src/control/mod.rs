@@ -9,6 +9,7 @@ mod devices;
 mod groups;
 mod losses;
 mod persist;
+mod shares;
 pub mod socket;
 pub mod status;
 
@@ -17,11 +18,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{Device, Incoming, Region};
+use rblk_protocol::width::wide64;
 use rblk_protocol::{HelloRequest, InstanceId, Name, RejectReason, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::connection::progress_max;
 use crate::holders::VolumeUuid;
+use crate::identity::AdmissionId;
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
 use crate::store::{Backing, StoreIdentity, VolumeIndex};
 use crate::verifier::LineageFile;
@@ -34,6 +37,7 @@ use devices::Devices;
 use groups::Groups;
 use losses::LossNotes;
 use persist::Persister;
+use shares::{CqPlace, CqShares};
 
 /// Time between two looks for waits that have ended, while there are waits.
 const TICK: Duration = Duration::from_millis(500);
@@ -80,6 +84,7 @@ pub(crate) struct Control {
     core: Core,
     groups: Groups,
     devices: Devices,
+    shares: CqShares,
     persister: Persister,
     losses: LossNotes,
     destroyer: Destroyer,
@@ -142,6 +147,7 @@ impl Control {
             core: Core::new(core, started),
             groups: Groups::new(parts.groups),
             devices,
+            shares: CqShares::default(),
             persister,
             losses: LossNotes::new(parts.lineage),
             destroyer,
@@ -251,9 +257,14 @@ impl Control {
         })?;
         let mut fresh = [0; 16];
         getrandom::fill(&mut fresh).map_err(|error| no_room(error.to_string()))?;
-        let admitted = self.core.connect(asked, peer, SessionId(fresh), Instant::now())?;
+        let bytes = wide64(admission::memory_bytes(&accept, asked.kind));
+        let admitted = self.core.connect(asked, peer, bytes, SessionId(fresh), Instant::now())?;
         let group = self.groups.for_connection(admitted.session, admitted.queue);
+        let entries = admission::cq_entries(&accept, asked.kind);
+        let (cq, capacity) = (CqPlace { device: place, group }, self.devices.cq_entries(place));
         let made = admission::reads_out(incoming, admitted.queue.is_some()).and_then(|reads_out| {
+            let address = core::address_of(peer);
+            self.shares.take(admitted.id, cq, address, entries, capacity).map_err(no_room)?;
             let poller = self.devices.poller(place, group, &self.groups).map_err(no_room)?;
             Ok((reads_out, poller))
         });
@@ -262,7 +273,7 @@ impl Control {
                 Ok(Granted { accept, admitted, place, group, reads_out, pd, poller })
             }
             Err(refused) => {
-                self.core.gone(admitted.id, Instant::now());
+                self.gone(admitted.id);
                 Err(refused)
             }
         }
@@ -286,10 +297,16 @@ impl Control {
                 self.hand_over(group, connection);
             }
             Err(text) => {
-                self.core.gone(admitted.id, Instant::now());
+                self.gone(admitted.id);
                 log_refusal(asked, &peer, &no_room(text));
             }
         }
+    }
+
+    /// Nothing of a connection is in use any more.
+    fn gone(&mut self, id: AdmissionId) {
+        self.shares.give_back(id);
+        self.core.gone(id, Instant::now());
     }
 
     /// Hands a connection to its poll group. One that the poll group does not take is destroyed,
@@ -373,7 +390,7 @@ impl Control {
 
     fn on_destroyed(&mut self, destroyed: Destroyed) {
         match destroyed {
-            Destroyed::Connection { admission } => self.core.gone(admission, Instant::now()),
+            Destroyed::Connection { admission } => self.gone(admission),
             Destroyed::Qp { group, connection } => self.groups.qp_destroyed(group, connection),
         }
     }

@@ -100,7 +100,7 @@ fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
     let mut control = control(LineageFile::forgetful().unwrap()).unwrap();
     let admitted = control
         .core
-        .connect(&hello(), "peer", SessionId([7; 16]), Instant::now())
+        .connect(&hello(), "peer", 1, SessionId([7; 16]), Instant::now())
         .expect("there is room");
     let network = Network::new(1);
     let device = Device::Soft(network.device());

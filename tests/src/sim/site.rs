@@ -239,7 +239,7 @@ impl Site {
         let fresh = SessionId(id(&mut self.random));
         // What comes over the wire is what counts.
         let asked = HelloRequest::from_wire(&asked.to_wire()).expect("a good hello");
-        match core.connect(&asked, &format!("host{}", host.0), fresh, now) {
+        match core.connect(&asked, &format!("host{}", host.0), 1 << 20, fresh, now) {
             Ok(admitted) => {
                 let Admitted { id: admission, session, epoch, .. } = admitted;
                 let join = Join { admission, session, epoch, kind: asked.kind };

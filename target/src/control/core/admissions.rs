@@ -25,6 +25,8 @@ pub(super) struct Stranger {
     pub(super) fresh: SessionId,
     /// The session that it wants to resume, and in which epoch.
     pub(super) resume: Option<(SessionId, Epoch)>,
+    /// Bytes of its memory.
+    pub(super) memory_bytes: u64,
 }
 
 /// A connection of a session.
@@ -36,6 +38,8 @@ pub(super) struct Member {
     pub(super) epoch: Epoch,
     /// The queue; `None` for admin.
     pub(super) queue: Option<u16>,
+    /// Bytes of its memory.
+    pub(super) memory_bytes: u64,
 }
 
 /// What a connection is.
@@ -114,7 +118,7 @@ impl Admissions {
 }
 
 /// The address of a peer without its port: `tcp://192.0.2.1` of `tcp://192.0.2.1:5000`.
-fn address_of(peer: &str) -> &str {
+pub(crate) fn address_of(peer: &str) -> &str {
     match peer.rsplit_once(':') {
         Some((address, port))
             if !port.is_empty()
@@ -134,7 +138,12 @@ mod tests {
 
     fn stranger(peer: &str) -> Standing {
         let peer = peer.to_owned();
-        Standing::Stranger(Stranger { peer, fresh: SessionId([1; 16]), resume: None })
+        Standing::Stranger(Stranger {
+            peer,
+            fresh: SessionId([1; 16]),
+            resume: None,
+            memory_bytes: 1,
+        })
     }
 
     #[test]
@@ -160,7 +169,7 @@ mod tests {
         assert!(all.may_add_stranger("a:99").unwrap_err().contains("your address"));
         all.may_add_stranger("b:99").unwrap();
         let session = SessionIndex { index: 0, life: 1 };
-        all.adopt(ids[0], Member { session, epoch: Epoch(1), queue: None });
+        all.adopt(ids[0], Member { session, epoch: Epoch(1), queue: None, memory_bytes: 1 });
         all.may_add_stranger("a:99").unwrap();
         all.add(stranger("a:99"));
         assert!(all.may_add_stranger("a:98").is_err());

@@ -78,8 +78,9 @@ impl Core {
             self.waiting_logins.remove(&session);
             self.all(Notice::EndConnections { session, before: epoch });
         }
-        self.admissions.adopt(id, Member { session, epoch, queue: None });
-        self.sessions.connection_added(session, epoch, None);
+        let memory_bytes = stranger.memory_bytes;
+        self.admissions.adopt(id, Member { session, epoch, queue: None, memory_bytes });
+        self.sessions.connection_added(session, epoch, None, memory_bytes);
         // Four times what the initiator promised, and time for a busy host.
         let silence = detect * 4 + SILENCE_MIN;
         self.effects.push_back(Effect::Adopt { connection: from, session, epoch, silence });

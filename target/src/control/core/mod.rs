@@ -18,6 +18,7 @@
 //! - Every wait ends: by what it waits for, or by [`QUIESCE_DEADLINE`].
 
 mod admissions;
+mod budget;
 mod changes;
 mod claim;
 mod drain;
@@ -47,6 +48,8 @@ use crate::verifier::Lineage;
 use crate::volume::Volume;
 
 pub use drain::DrainState;
+
+pub(crate) use admissions::address_of;
 
 use admissions::{Admissions, Member, Standing, Stranger};
 use changes::Changes;
@@ -240,8 +243,8 @@ impl Core {
         self.effects.pop_front()
     }
 
-    /// An initiator wants to connect, from `peer`. `fresh` is random: the id of the session that its
-    /// LOGIN begins, if it begins one.
+    /// An initiator wants to connect, from `peer`, which takes so much memory. `fresh` is random:
+    /// the id of the session that its LOGIN begins, if it begins one.
     ///
     /// # Errors
     /// Why not.
@@ -249,6 +252,7 @@ impl Core {
         &mut self,
         asked: &HelloRequest,
         peer: &str,
+        memory_bytes: u64,
         fresh: SessionId,
         now: Instant,
     ) -> Result<Admitted, Refused> {
@@ -257,15 +261,16 @@ impl Core {
             return Err(refused(RejectReason::ShuttingDown, "the target is draining"));
         }
         match asked.kind {
-            ConnectionKind::Admin => self.connect_stranger(asked, peer, fresh),
+            ConnectionKind::Admin => self.connect_stranger(asked, peer, memory_bytes, fresh),
             ConnectionKind::Io { queue } => {
                 let epoch = asked.epoch;
                 let session = self
                     .sessions
                     .join(asked.session, epoch, queue)
                     .map_err(|reason| refused(reason, "cannot join the session"))?;
-                self.sessions.connection_added(session, epoch, Some(queue));
-                let member = Member { session, epoch, queue: Some(queue) };
+                self.check_budget(session, memory_bytes)?;
+                self.sessions.connection_added(session, epoch, Some(queue), memory_bytes);
+                let member = Member { session, epoch, queue: Some(queue), memory_bytes };
                 let id = self.admissions.add(Standing::Member(member));
                 Ok(Admitted { id, session, epoch, queue: Some(queue) })
             }
@@ -278,6 +283,7 @@ impl Core {
         &mut self,
         asked: &HelloRequest,
         peer: &str,
+        memory_bytes: u64,
         fresh: SessionId,
     ) -> Result<Admitted, Refused> {
         let limit = |text: String| refused(RejectReason::LimitReached, text);
@@ -291,7 +297,7 @@ impl Core {
             None => {}
         }
         self.admissions.may_add_stranger(peer).map_err(limit)?;
-        let stranger = Stranger { peer: peer.to_owned(), fresh, resume };
+        let stranger = Stranger { peer: peer.to_owned(), fresh, resume, memory_bytes };
         let id = self.admissions.add(Standing::Stranger(stranger));
         let epoch = resume.map_or(Epoch(1), |(_, epoch)| epoch);
         Ok(Admitted { id, session: SessionIndex::NONE, epoch, queue: None })
@@ -310,7 +316,7 @@ impl Core {
     }
 
     fn member_gone(&mut self, member: Member, now: Instant) {
-        let Member { session, epoch, queue } = member;
+        let Member { session, epoch, queue, memory_bytes } = member;
         if queue.is_none() {
             self.drain.forget_events(session, Some(epoch));
             if self.waiting_logins.get(&session).is_some_and(|login| login.epoch == epoch) {
@@ -322,7 +328,7 @@ impl Core {
                 self.all(Notice::EndConnections { session, before });
             }
         }
-        match self.sessions.connection_gone(session, epoch, queue, now) {
+        match self.sessions.connection_gone(session, epoch, queue, memory_bytes, now) {
             After::Lives => {}
             After::Quiesced => self.finish_login(session),
             After::Ended => self.forget(session),

@@ -78,6 +78,8 @@ struct World {
     on_their_way: Vec<(Ticket, HolderRecord)>,
     stopped: bool,
     made: u32,
+    // Of the next connections.
+    memory_bytes: u64,
 }
 
 fn volume(index: u16) -> Arc<Volume> {
@@ -148,6 +150,7 @@ impl World {
             on_their_way: Vec::new(),
             stopped: false,
             made: 0,
+            memory_bytes: 1 << 10,
         }
     }
 
@@ -237,7 +240,7 @@ impl World {
         fresh: SessionId,
     ) -> Result<Link, Refused> {
         let HelloRequest { kind, session, .. } = *asked;
-        let admitted = self.core.connect(asked, peer, fresh, self.now);
+        let admitted = self.core.connect(asked, peer, self.memory_bytes, fresh, self.now);
         assert_eq!(self.core.next_effect(), None, "nobody has proved anything");
         let Admitted { id, session: slot, epoch, .. } = admitted?;
         let link = Link {

@@ -208,6 +208,32 @@ fn a_full_table_of_sessions_is_told_at_login_too() {
 }
 
 #[test]
+fn a_session_keeps_to_its_budget() {
+    let mut w = World::new();
+    let a = w.session(1);
+    let b = w.session(2);
+    let refused = |w: &mut World, link: Link, queue| {
+        let kind = ConnectionKind::Io { queue };
+        let asked = HelloRequest { kind, session: link.id, epoch: link.epoch, ..w.hello() };
+        w.knock(&asked, "peer", SessionId::default()).unwrap_err()
+    };
+    // Connections: every queue, and the admin connection.
+    let queues: Vec<_> = (0..64).map(|queue| w.queue(a, queue)).collect();
+    let text = refused(&mut w, a, 64).text;
+    assert!(text.starts_with("65 connections") && text.ends_with("(connections_max)"), "{text}");
+    w.bury(queues[7]);
+    w.queue(a, 7);
+    // Memory.
+    w.memory_bytes = 200 << 20;
+    let first = w.queue(b, 0);
+    w.queue(b, 1);
+    let text = refused(&mut w, b, 2).text;
+    assert!(text.starts_with("512 MiB") && text.contains("(memory_max)"), "{text}");
+    w.bury(first);
+    w.queue(b, 2);
+}
+
+#[test]
 fn a_promise_of_heart_beats_has_an_end() {
     let mut w = World::new();
     let link = w.connect(ConnectionKind::Admin, SessionId::default(), Epoch(0)).unwrap();
