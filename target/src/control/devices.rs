@@ -135,7 +135,7 @@ impl Devices {
     ///
     /// # Errors
     /// Memory cannot be registered, a CQ cannot be made, or the target has too many devices.
-    pub(super) fn place(&mut self, device: &Device, groups: &Groups) -> Result<usize> {
+    pub(super) fn place(&mut self, device: &Device, groups: &mut Groups) -> Result<usize> {
         let is_it = |entry: &DeviceEntry| entry.device.same_as(device);
         if let Some(at) = self.entries.iter().position(|e| e.as_ref().is_some_and(is_it)) {
             return Ok(at);
@@ -194,7 +194,7 @@ impl Devices {
         &mut self,
         place: usize,
         group: usize,
-        groups: &Groups,
+        groups: &mut Groups,
     ) -> std::result::Result<(ProtectionDomain, PollerHandle), String> {
         let Some(entry) = self.entries.get_mut(place).and_then(Option::as_mut) else {
             return Err("the device is gone".to_owned());

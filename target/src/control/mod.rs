@@ -168,7 +168,7 @@ impl Control {
     /// # Errors
     /// Memory cannot be registered, a CQ cannot be made, or the target has too many devices.
     pub(crate) fn serve_by(&mut self, device: &Device) -> rblk_fabric::Result<()> {
-        self.devices.place(device, &self.groups).map(drop)
+        self.devices.place(device, &mut self.groups).map(drop)
     }
 
     /// Runs until a drain has ended. Returns whether every acknowledged write is durable.
@@ -251,7 +251,7 @@ impl Control {
         let Description { limits, instance, .. } = &self.description;
         let device = incoming.device();
         let accept = admission::agree(asked, limits, *instance, &device)?;
-        let place = self.devices.place(&device, &self.groups).map_err(|error| {
+        let place = self.devices.place(&device, &mut self.groups).map_err(|error| {
             tracing::error!(%error, "cannot serve by this device");
             no_room(error.to_string())
         })?;
@@ -265,7 +265,7 @@ impl Control {
         let made = admission::reads_out(incoming, admitted.queue.is_some()).and_then(|reads_out| {
             let address = core::address_of(peer);
             self.shares.take(admitted.id, cq, address, entries, capacity).map_err(no_room)?;
-            let poller = self.devices.poller(place, group, &self.groups).map_err(no_room)?;
+            let poller = self.devices.poller(place, group, &mut self.groups).map_err(no_room)?;
             Ok((reads_out, poller))
         });
         match made {
