@@ -127,7 +127,7 @@ impl Session {
             return Err(SessionError::Status {
                 what: format!("login at {address}"),
                 status: reply.status,
-                text: String::new(),
+                text: text_of(&reply),
             });
         }
         let login = LoginReply::from_wire(&reply.payload[..LoginReply::BYTES])
