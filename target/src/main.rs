@@ -6,9 +6,10 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use rblk_config::{Exit, TargetConfig};
+use rblk_config::{Auth, Exit, TargetConfig};
 use rblk_target::args::{Cli, Command, Output, exit_of};
 use rblk_target::control::socket::{Ask, Response, ask};
+use rblk_target::serve::NO_HOST;
 
 mod drain;
 mod host;
@@ -61,7 +62,11 @@ fn become_daemon() -> anyhow::Result<Exit> {
 
 fn check(path: &std::path::Path) -> anyhow::Result<Exit> {
     let config = TargetConfig::load(path)?;
-    for opened in rblk_target::serve::check(&config)? {
+    let opened = rblk_target::serve::check(&config)?;
+    if config.authentication() == Auth::Required && config.hosts.is_empty() {
+        eprintln!("rblk-target: {NO_HOST}");
+    }
+    for opened in opened {
         let volume = &opened.volume;
         println!(
             "{}: ok, {} blocks of {} bytes",

@@ -38,6 +38,9 @@ const LISTENER_PAUSE: Duration = Duration::from_secs(1);
 /// How long tasks may take to end, which hold sockets.
 const TASKS_WAIT: Duration = Duration::from_secs(1);
 
+/// What people must know of a target that lets nobody in.
+pub const NO_HOST: &str = "no host may connect yet; `rblk-target host add` lets one in";
+
 fn spin_mode(spin: Spin) -> SpinMode {
     match spin {
         Spin::Adaptive => SpinMode::ADAPTIVE,
@@ -94,7 +97,7 @@ async fn run(config: &TargetConfig, reread: Arc<Reread>) -> anyhow::Result<()> {
     crate::hang_up::outlive().context("SIGHUP")?;
     let name = target_name(config)?;
     let addresses = addresses(config)?;
-    warn_if_open(config);
+    warn_of_access(config);
     let groups = config.poll_groups.map_or_else(default_poll_groups, usize::from);
     demand::raise_limits();
     let demand = Demand::of(config, groups);
@@ -137,15 +140,15 @@ async fn run(config: &TargetConfig, reread: Arc<Reread>) -> anyhow::Result<()> {
     result.map(|_| ())
 }
 
-/// Says in the log that other hosts may do everything, if they may.
-fn warn_if_open(config: &TargetConfig) {
-    if config.authentication() == Auth::None
-        && let Some(address) = config.exposed()
-    {
-        tracing::warn!(
+/// Says in the log that other hosts may do everything, or that no host may do anything.
+fn warn_of_access(config: &TargetConfig) {
+    match (config.authentication(), config.exposed()) {
+        (Auth::None, Some(address)) => tracing::warn!(
             address,
             "insecure: everybody who reaches this address can read, write and take over every volume"
-        );
+        ),
+        (Auth::Required, _) if config.hosts.is_empty() => tracing::warn!("{NO_HOST}"),
+        _ => {}
     }
 }
 

@@ -282,4 +282,5 @@ fn a_target_that_others_reach_needs_a_key() {
     bed.key("rblk-target", "target.key");
     let check = command("rblk-target", &["check", "--config", &text(&bed.config())]);
     assert_said(&check, &["vol0: ok"]);
+    assert!(check.stderr.contains("no host may connect yet; `rblk-target host add`"));
 }
