@@ -1,10 +1,10 @@
 //! The command line of `rblk-initiator` and `rblk-initiatord`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rblk_config::key_file::HOST_KEY_FILE;
+use rblk_config::key_file::{self, HOST_KEY_FILE, Side};
 use rblk_config::{
     ByteSize, ConfigError, DigestWish, Duration, Encrypt, Exit, KeyFileError, MountConfig, OnLoss,
     Spin,
@@ -15,6 +15,7 @@ use rblk_protocol::auth::PublicKey;
 use crate::error::SessionError;
 use crate::mount::leftovers::Refused;
 use crate::mount::{AlreadyMounted, HeldHere, NotMounted};
+use crate::session::{Credentials, TargetKeysError};
 use crate::ublk::UblkError;
 
 /// Turns volumes of a target into local block devices.
@@ -143,18 +144,22 @@ pub struct IdentityArgs {
     /// File of the secret key of this host, or credential:NAME; /etc/rblk/host.key by default.
     #[arg(long, value_name = "PATH")]
     pub key_file: Option<PathBuf>,
-    /// Whether tcp:// connections are encrypted: "auto", "required" or "off".
-    #[arg(long, value_name = "WORD")]
-    pub encrypt: Option<Encrypt>,
 }
 
 impl IdentityArgs {
-    /// A configuration with these flags and an address, and without a volume.
-    #[must_use]
-    pub fn configuration(&self, address: &str) -> MountConfig {
-        let mut config = MountConfig::new(address, "");
-        self.add_to(&mut config);
-        config
+    /// By what both ends prove who they are, of the flags alone. `None` without keys of the target.
+    ///
+    /// # Errors
+    /// The key file is missing, is no key file, or others may read it. Or it is named without a key
+    /// of the target.
+    pub fn credentials(&self) -> anyhow::Result<Option<Credentials>> {
+        let file = match (&self.key_file, self.target_key.is_empty()) {
+            (None, true) => return Ok(None),
+            (Some(_), true) => return Err(KeyWithoutTarget.into()),
+            (file, false) => file.as_deref().unwrap_or(Path::new(HOST_KEY_FILE)),
+        };
+        let key = key_file::read(file, Side::Initiator)?;
+        Ok(Some(Credentials::new(key, self.target_key.clone())?))
     }
 
     /// Adds what the flags say.
@@ -165,9 +170,15 @@ impl IdentityArgs {
         if let Some(file) = &self.key_file {
             config.key_file.clone_from(file);
         }
-        config.encrypt = self.encrypt.unwrap_or(config.encrypt);
     }
 }
+
+/// A key of this host that nobody asks for.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "--key-file has no effect without --target-key; `rblk-target key show` prints the key at the target"
+)]
+struct KeyWithoutTarget;
 
 /// One mount, or every mount that needs it.
 #[derive(Debug, Args)]
@@ -297,6 +308,9 @@ pub struct MountArgs {
     /// Who both ends are.
     #[command(flatten)]
     pub identity: IdentityArgs,
+    /// Whether tcp:// connections are encrypted: "auto", "required" or "off".
+    #[arg(long, value_name = "WORD")]
+    pub encrypt: Option<Encrypt>,
     /// Whether data has a checksum on the wire: "auto", "crc32c" or "off".
     #[arg(long, value_name = "WORD")]
     pub digest: Option<DigestWish>,
@@ -354,6 +368,7 @@ impl MountArgs {
         config.spin = self.spin.unwrap_or(config.spin);
         config.host_name = self.host_name.clone().or(config.host_name);
         self.identity.add_to(&mut config);
+        config.encrypt = self.encrypt.unwrap_or(config.encrypt);
         config.digest = self.digest.unwrap_or(config.digest);
         config.validate()?;
         Ok(config)
@@ -402,7 +417,11 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
         if let Some(error) = cause.downcast_ref::<SessionError>() {
             return error.exit();
         }
-        if cause.is::<rblk_fabric::AddressError>() || cause.is::<rblk_protocol::NameError>() {
+        if cause.is::<rblk_fabric::AddressError>()
+            || cause.is::<rblk_protocol::NameError>()
+            || cause.is::<KeyWithoutTarget>()
+            || cause.is::<TargetKeysError>()
+        {
             return Exit::Usage;
         }
         if cause.is::<AlreadyMounted>()
