@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rblk_config::{Spin, TargetConfig};
+use rblk_config::{Auth, Spin, TargetConfig};
 use rblk_fabric::spin::SpinMode;
 use rblk_fabric::{Address, Device, FabricError, Incoming, Listener, PageKind, Region};
 use rblk_protocol::width::wide;
@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
+use crate::control::core::{AuthConfig, Hosts};
 use crate::control::socket::ControlSocket;
 use crate::control::{Control, Limits, Parts, Request};
 use crate::demand::{self, Demand, Host};
@@ -232,6 +233,30 @@ fn start_poll_groups(
     Ok(handles)
 }
 
+/// How hosts prove who they are; `None`: everybody who reaches an address may do everything.
+///
+/// # Errors
+/// A key file that is missing or wrong, or hosts that cannot be told apart.
+fn auth_of(config: &TargetConfig) -> anyhow::Result<Option<AuthConfig>> {
+    if config.authentication() == Auth::None {
+        if let Some(address) = config.exposed() {
+            tracing::warn!(
+                address,
+                "insecure: everybody who reaches this address may read and write every volume, and take it over"
+            );
+        }
+        return Ok(None);
+    }
+    let keys = config.secret_keys()?;
+    for key in &keys {
+        tracing::info!(key = %key.public(), "this target proves its key; mounts name it in target_keys");
+    }
+    if config.hosts.is_empty() {
+        tracing::warn!("there is no [[host]]: nobody may log in (rblk-target host add)");
+    }
+    Ok(Some(AuthConfig { keys, hosts: Hosts::new(&config.hosts)? }))
+}
+
 /// What control is made of, in a new run.
 fn parts(
     config: &TargetConfig,
@@ -268,6 +293,7 @@ fn parts(
         volumes: opened.into_iter().map(|opened| opened.volume).collect(),
         listening: Vec::new(),
         drain_timeout: config.drain_timeout.into(),
+        auth: auth_of(config)?,
     })
 }
 

@@ -12,6 +12,7 @@ use rblk_fabric::{
 use rblk_initiator::engine::{Engine, PathEnd, QueueStats};
 use rblk_initiator::io::{Io, IoOp};
 use rblk_initiator::path::{DeadPath, Path, PathLayout, PathMemory};
+use rblk_protocol::auth::Hellos;
 use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{
     BlockSize, CommandCapsule, CommandList, ConnectionKind, Epoch, Features, HelloAccept,
@@ -128,6 +129,8 @@ pub struct RawPeer {
     pub lent: MemoryRegion,
     /// The link.
     pub wire: Wire,
+    /// The hellos of the connection.
+    pub hellos: Hellos,
     /// Epoch of its commands.
     pub epoch: Epoch,
     depth: QueueDepth,
@@ -151,7 +154,7 @@ impl RawPeer {
         options: QueueOptions,
     ) -> Self {
         let end = bed.rig.raw_connection(session, kind, options, sizes()).expect("a connection");
-        let RawEnd { pd, poller, qp, wire } = end;
+        let RawEnd { pd, poller, qp, wire, hellos } = end;
         let region = Region::allocate(LENT_BYTES, PageKind::Normal).expect("memory");
         let lent = pd.register(&region, Access::REMOTE).expect("a registration");
         Self {
@@ -159,6 +162,7 @@ impl RawPeer {
             pd,
             lent,
             wire,
+            hellos,
             epoch: bed.rig.epoch(session),
             depth: QueueDepth::new(options.depth).expect("a depth"),
             lists: options.features.has(Features::CAPSULE_LISTS),
@@ -195,6 +199,14 @@ impl RawPeer {
         let mut command = CommandCapsule::new(opcode, Tag(tag), self.epoch, self.sequence);
         command.volume = self.volume;
         command
+    }
+
+    /// What was written into the buffer of a [`Self::self_test`].
+    #[must_use]
+    pub fn written(&self) -> [u8; SELF_TEST_BYTES] {
+        let mut written = [0; SELF_TEST_BYTES];
+        self.lent.region().read(LENT_BYTES - SELF_TEST_BYTES, &mut written);
+        written
     }
 
     /// A proper SELF_TEST.
