@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rblk_config::HostConfig;
 use rblk_fabric::{Device, Incoming, Region};
 use rblk_protocol::width::wide64;
 use rblk_protocol::{HelloRequest, InstanceId, Name, RejectReason, SessionId};
@@ -66,8 +67,9 @@ pub(crate) enum Request {
     Status(oneshot::Sender<status::TargetStatus>),
     /// Take no new sessions, tell initiators, stop when I/O has ended.
     Drain,
-    /// Replace the table of the hosts that may log in. The answer: the hosts whose sessions ended.
-    Hosts(Hosts, oneshot::Sender<Vec<Name>>),
+    /// These hosts and no others may connect from now on. The answer: the names of the hosts whose
+    /// sessions ended, one for each session.
+    Hosts(Vec<HostConfig>, oneshot::Sender<Vec<String>>),
 }
 
 /// What does not change while a target runs.
@@ -227,11 +229,25 @@ impl Control {
             }
             Request::Drain => self.core.drain(Instant::now()),
             Request::Hosts(hosts, reply) => {
-                let ended = self.core.set_hosts(hosts, Instant::now());
-                tracing::info!(?ended, "the hosts that may log in were replaced");
-                let _ = reply.send(ended);
+                let _ = reply.send(self.let_in_only(&hosts));
             }
         }
+    }
+
+    /// Lets in these hosts and no others. Returns the names of the hosts whose sessions ended.
+    fn let_in_only(&mut self, hosts: &[HostConfig]) -> Vec<String> {
+        let hosts = match Hosts::new(hosts) {
+            Ok(hosts) => hosts,
+            Err(error) => {
+                // The configuration was checked.
+                tracing::error!(%error, "the hosts stay as they were");
+                return Vec::new();
+            }
+        };
+        let ended = self.core.set_hosts(hosts, Instant::now());
+        let ended: Vec<String> = ended.iter().map(ToString::to_string).collect();
+        tracing::info!(?ended, "hosts were reloaded");
+        ended
     }
 
     /// Answers a connect request.
