@@ -136,8 +136,9 @@ impl Connection {
     ) -> Self {
         let layout = params.layout;
         let (tags, send_wrs) = (layout.depth().tags(), layout.send_wrs());
-        let is_stranger = params.session == SessionIndex::NONE || params.proof.is_some();
-        let prove_by = is_stranger.then(|| now + STRANGER_TIME);
+        let is_stranger = params.session == SessionIndex::NONE;
+        let due = params.proof.as_ref().map(|due| due.within);
+        let prove_by = is_stranger.then_some(STRANGER_TIME).or(due).map(|within| now + within);
         let lists = params.features.has(Features::CAPSULE_LISTS);
         let receives = ReceiveBuffers::new(&layout, &params.memory);
         Self {

@@ -54,6 +54,8 @@ pub struct ProofDue {
     pub key: QueueKey,
     /// Its hellos, as they are sent.
     pub hellos: Hellos,
+    /// The time that it has for it, from the accept.
+    pub within: Duration,
 }
 
 /// How long the send WRs of a connection may wait, none of them completing, where the initiator

@@ -196,7 +196,7 @@ pub(super) fn prepare(
     let terms = Terms::new(&pd, accept, admitted.queue.is_none()).map_err(|e| e.to_string())?;
     // Of what is granted in the end.
     let hellos = hellos(&incoming, &terms.accept).map_err(|refused| refused.text)?;
-    let proof = admitted.key.map(|key| Box::new(ProofDue { key, hellos }));
+    let proof = admitted.key.map(|(key, within)| Box::new(ProofDue { key, hellos, within }));
     let sizes = QpLimits {
         send_wrs: terms.layout.send_wrs(),
         recv_wrs: terms.layout.recv_wrs(),

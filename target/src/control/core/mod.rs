@@ -43,6 +43,7 @@ use rblk_protocol::{
     RejectReason, SessionId, Status, Tag,
 };
 
+use crate::connection::STRANGER_TIME;
 use crate::holders::{HolderRecord, Holders};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
 use crate::poll_group::Notice;
@@ -142,9 +143,9 @@ pub struct Admitted {
     pub epoch: Epoch,
     /// Its index, for an I/O queue.
     pub queue: Option<u16>,
-    /// The key by which it must prove itself in its self-test, for an I/O queue that has to. Then
-    /// [`Core::proved`] must be called.
-    pub key: Option<QueueKey>,
+    /// The key by which it must prove itself in its self-test, for an I/O queue that has to, and the
+    /// time that it has for that. Then [`Core::proved`] must be called.
+    pub key: Option<(QueueKey, Duration)>,
 }
 
 /// A connect request.
@@ -354,7 +355,10 @@ impl Core {
         let member = Member { session, epoch, queue, memory_bytes, is_proven };
         self.sessions.connection_added(session, (epoch, queue, is_proven), memory_bytes);
         let id = self.admissions.add_member(member, is_foreign.then_some(peer));
-        Ok(Admitted { id, session, epoch, queue, key })
+        // An initiator may connect many queues before it tests the first. From its own address they
+        // take nothing from others meanwhile.
+        let within = if is_foreign { STRANGER_TIME } else { QUIESCE_DEADLINE };
+        Ok(Admitted { id, session, epoch, queue, key: key.map(|key| (key, within)) })
     }
 
     /// An admitted connection ended and nothing of it is in use any more, or it could not be made.

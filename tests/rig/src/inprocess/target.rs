@@ -1,7 +1,7 @@
 //! The target of a [`Rig`]: its poll groups, and what stands in for its control.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rblk_fabric::soft::network::Wire;
@@ -30,6 +30,8 @@ use super::destroying::Ended;
 use super::poller::{CqBreaker, CqFault, breakable};
 use super::{AdminCommand, Gone, Join, QueueOptions, Rig, VolumeKind, VolumeSpec, soft_handle};
 
+/// What a queue that has to prove something has for it.
+const PROVE_WITHIN: Duration = Duration::from_secs(5);
 /// Runs of memory that one WRITE of the target gathers.
 const SEND_SGES: u32 = 4;
 /// Steps that ending the connections of an older epoch may take.
@@ -413,7 +415,7 @@ impl<S: Store> Rig<S> {
         let admin = kind == ConnectionKind::Admin;
         let Terms { accept, layout, memory } = Terms::new(&self.target_pd, accept, admin)?;
         let hellos = Hellos::new(&asked, &accept);
-        let proof = due.map(|key| Box::new(ProofDue { key, hellos }));
+        let proof = due.map(|key| Box::new(ProofDue { key, hellos, within: PROVE_WITHIN }));
         let reads_out = options.reads_out;
         let target_sizes = QpLimits {
             send_wrs: layout.send_wrs(),
