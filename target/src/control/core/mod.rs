@@ -66,7 +66,7 @@ use exports::Exports;
 use login::WaitingLogin;
 use open::WaitingOpen;
 use proof::Proven;
-use seals::Seals;
+use seals::{Opened, Seals};
 
 /// How long a LOGIN may wait for the connections of older epochs to end, and an OPEN for those of
 /// earlier holders.
@@ -445,12 +445,13 @@ impl Core {
         now: Instant,
     ) -> Answer {
         match self.seals.open(from, command, body) {
-            Ok(None) => self.answer(from, member, command, body, now),
-            Ok(Some(opened)) => self.answer(from, member, command, &opened, now),
-            Err(error) => {
+            Opened::Plain => self.answer(from, member, command, body, now),
+            Opened::Sealed(opened) => self.answer(from, member, command, &opened, now),
+            Opened::Broken(error) => {
                 self.distrust(from, id, &error.to_string());
                 Answer::Later
             }
+            Opened::Ignored => Answer::Later,
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rblk_protocol::auth::{
-    AuthError, Carrier, Hellos, PublicKey, QueueKey, SecretKey, SessionSecret, TargetHandshake,
+    Carrier, Hellos, PublicKey, QueueKey, SecretKey, SessionSecret, TargetHandshake,
 };
 use rblk_protocol::width::narrow;
 use rblk_protocol::{
@@ -157,8 +157,8 @@ impl Core {
             return refuse(Status::NotReady);
         };
         let Some(handshake) = &mut stranger.handshake else {
-            // Nobody has to prove anything here.
-            return refuse(Status::InvalidOpcode);
+            // Nobody has to prove anything here, or this one did not.
+            return refuse(Status::NotAllowed);
         };
         match handshake.read_first(body) {
             Ok(second) => Answer::Now(Status::Ok, narrow(second.len()), second.to_vec()),
@@ -190,10 +190,9 @@ impl Core {
             return Ok((parsed(body)?, None));
         }
         let handshake = self.admissions.stranger_mut(id).and_then(|s| s.handshake.as_mut());
-        let read = handshake
-            .ok_or(AuthError::Order)
-            .and_then(|handshake| handshake.read_last(body, command.sequence));
-        let logged_in = match read {
+        // One that has not proven who it is has no second try.
+        let Some(handshake) = handshake else { return Err(refuse(Status::NotAllowed)) };
+        let logged_in = match handshake.read_last(body, command.sequence) {
             Ok(logged_in) => logged_in,
             Err(error) => {
                 self.distrust(from, id, &error.to_string());
@@ -220,7 +219,11 @@ impl Core {
     /// A peer has not proven who it is: its connection ends when it has been told.
     pub(super) fn distrust(&mut self, from: ConnectionRef, id: AdmissionId, why: &str) {
         self.decisions.unproven += 1;
-        let peer = self.admissions.stranger_mut(id).map(|stranger| stranger.peer.clone());
+        let stranger = self.admissions.stranger_mut(id);
+        let peer = stranger.map(|stranger| {
+            stranger.handshake = None;
+            stranger.peer.clone()
+        });
         tracing::warn!(peer, why, "an initiator did not prove who it is");
         self.effects.push_back(Effect::Expel { connection: from });
     }

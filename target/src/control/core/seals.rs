@@ -17,6 +17,21 @@ struct Sealed {
     seal: TargetSeal,
     // Commands that were opened and not answered.
     tickets: BTreeMap<Tag, Ticket>,
+    // A command did not open: nothing is opened any more.
+    is_broken: bool,
+}
+
+/// A command as control takes it.
+#[derive(Debug)]
+pub(super) enum Opened {
+    /// In the clear, as it came.
+    Plain,
+    /// Its body.
+    Sealed(Zeroizing<Vec<u8>>),
+    /// It is not what the host sealed: the connection must end.
+    Broken(AuthError),
+    /// Its connection was broken before, and ends.
+    Ignored,
 }
 
 /// See the module.
@@ -37,7 +52,7 @@ impl Seals {
     ) {
         self.by_admission.insert(id, at);
         let tickets = BTreeMap::from([(tag, ticket)]);
-        self.by_connection.insert(at, Sealed { seal, tickets });
+        self.by_connection.insert(at, Sealed { seal, tickets, is_broken: false });
     }
 
     /// A connection ended.
@@ -47,24 +62,30 @@ impl Seals {
         }
     }
 
-    /// The body of a command. `None`: it is in the clear, as it came.
-    ///
-    /// # Errors
-    /// It is not what the host sealed: the connection must end.
+    /// Opens a command.
     pub(super) fn open(
         &mut self,
         at: ConnectionRef,
         command: &CommandCapsule,
         body: &[u8],
-    ) -> Result<Option<Zeroizing<Vec<u8>>>, AuthError> {
-        let Some(sealed) = self.by_connection.get_mut(&at) else { return Ok(None) };
-        if command.opcode == Opcode::AsyncEvent {
-            return Ok(None);
+    ) -> Opened {
+        let Some(sealed) = self.by_connection.get_mut(&at) else { return Opened::Plain };
+        if sealed.is_broken {
+            return Opened::Ignored;
         }
-        let (plain, ticket) =
-            sealed.seal.open_command(command.sequence, &command.to_wire(), body)?;
-        sealed.tickets.insert(command.tag, ticket);
-        Ok(Some(plain))
+        if command.opcode == Opcode::AsyncEvent {
+            return Opened::Plain;
+        }
+        match sealed.seal.open_command(command.sequence, &command.to_wire(), body) {
+            Ok((plain, ticket)) => {
+                sealed.tickets.insert(command.tag, ticket);
+                Opened::Sealed(plain)
+            }
+            Err(error) => {
+                sealed.is_broken = true;
+                Opened::Broken(error)
+            }
+        }
     }
 
     /// Seals the answer to a command that was sealed. `None`: it goes in the clear.

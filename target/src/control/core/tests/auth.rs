@@ -193,6 +193,8 @@ fn nobody_gets_by_without_proof() {
     let plain = w.stranger(None);
     assert_eq!(w.log_in(plain, 1, 1).unwrap().status, Status::NotAllowed);
     assert!(w.is_dying(plain));
+    assert_eq!(w.log_in(plain, 1, 1).unwrap().status, Status::NotAllowed);
+    assert_eq!(w.core.decisions().unproven, 1, "it is told of once");
     assert_eq!(w.core.sessions().iter().count(), 0);
     // Commands in the clear, or sealed and changed, in a session that is proven.
     for change in [false, true] {
