@@ -87,7 +87,7 @@ pub fn serve(
     reread: impl Fn() -> anyhow::Result<TargetConfig> + Send + Sync + 'static,
 ) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(run(config, Reread::new(reread)));
+    let result = runtime.block_on(run(config, Reread::new(config, reread)));
     // Tasks that still hold sockets must not outlive their files.
     runtime.shutdown_timeout(TASKS_WAIT);
     result

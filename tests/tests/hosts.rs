@@ -228,6 +228,50 @@ fn a_running_target_is_told() {
     assert_refused(&reload(), 3, &["no target answers at", &socket]);
 }
 
+/// What the first steps of the documents promise, from the keys to the volumes that a host sees.
+#[test]
+fn a_host_sees_its_volumes_and_a_stranger_nothing() {
+    let bed = Bed::new();
+    let known = bed.key("rblk-target", "target.key");
+    let key = bed.key("rblk-initiator", "db1.key");
+    let other = bed.key("rblk-initiator", "other.key");
+    let target = Target::start(bed.directory.path(), &["--config", &text(&bed.config())]);
+    let discover = |target_key: &str, file: &str| {
+        let (address, file) = (target.address.to_string(), text(&bed.path(file)));
+        let args = ["discover", &address, "--target-key", target_key, "--key-file", &file];
+        command("rblk-initiator", &[&args[..], &["--output", "json"]].concat())
+    };
+    let names = |ended: &Ended| -> Vec<String> {
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let found: Value = serde_json::from_str(&ended.stdout).unwrap();
+        let volumes = found["volumes"].as_array().unwrap();
+        volumes.iter().map(|volume| volume["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_refused(
+        &discover(&known, "db1.key"),
+        5,
+        &["does not let in the key of this host", &key],
+    );
+    assert_said(&bed.host(&["add", "db1", "--key", &key, "--volume", "vol0:ro"]), &["lets in"]);
+    assert_eq!(names(&discover(&known, "db1.key")), ["vol0"]);
+    assert_said(&bed.host(&["add", "db1", "--volume", "logs:rw"]), &["lets in"]);
+    assert_eq!(names(&discover(&known, "db1.key")), ["vol0", "logs"]);
+
+    assert_refused(&discover(&known, "other.key"), 5, &["does not let in the key", &other]);
+    // A target that is not the one that was meant, and a host without a key.
+    let ended = discover(&other, "db1.key");
+    assert_ne!(ended.code, Some(0), "{ended:?}");
+    let bare = command("rblk-initiator", &["discover", &target.address.to_string()]);
+    assert_refused(&bare, 5, &["target_keys"]);
+    // Rotation: both keys, then the new one alone.
+    assert_said(&bed.host(&["add", "db1", "--key", &other]), &["lets in"]);
+    assert_eq!(names(&discover(&known, "other.key")), ["vol0", "logs"]);
+    assert_eq!(names(&discover(&known, "db1.key")), ["vol0", "logs"]);
+    assert_said(&bed.host(&["remove", "db1", "--key", &key]), &["lets in"]);
+    assert_refused(&discover(&known, "db1.key"), 5, &["does not let in the key"]);
+    assert_eq!(names(&discover(&known, "other.key")), ["vol0", "logs"]);
+}
+
 #[test]
 fn hosts_without_effect_are_said_to_be() {
     let bed = Bed::new();

@@ -62,16 +62,20 @@ pub struct HostsReport {
 /// Reads the configuration that the target was started with once more: files and flags.
 pub(crate) struct Reread {
     read: Box<dyn Fn() -> anyhow::Result<TargetConfig> + Send + Sync>,
+    /// Whether hosts must prove their keys. A reload does not change that.
+    required: bool,
     /// One reload at a time, so that the hosts that were read last are used last.
     turn: Mutex<()>,
 }
 
 impl Reread {
-    /// By this function, which may block.
+    /// By this function, which may block, in a target that was started with this configuration.
     pub(crate) fn new(
+        started: &TargetConfig,
         read: impl Fn() -> anyhow::Result<TargetConfig> + Send + Sync + 'static,
     ) -> Arc<Self> {
-        Arc::new(Self { read: Box::new(read), turn: Mutex::new(()) })
+        let required = started.authentication() == Auth::Required;
+        Arc::new(Self { read: Box::new(read), required, turn: Mutex::new(()) })
     }
 }
 
@@ -181,7 +185,7 @@ async fn reload_hosts(requests: &mpsc::Sender<Request>, reread: Arc<Reread>) -> 
         Err(_) => return Response::Error("the hosts stay as they were".into()),
     };
     let hosts = config.hosts.iter().map(|host| host.name.clone()).collect();
-    let required = config.authentication() == Auth::Required;
+    let required = reread.required;
     let (reply, answer) = oneshot::channel();
     if requests.send(Request::Hosts(config.hosts, reply)).await.is_err() {
         return stopping();
