@@ -59,6 +59,7 @@
 //!   allocates.
 
 mod admin;
+pub mod auth;
 mod block;
 mod capsule;
 mod command_list;
