@@ -12,8 +12,8 @@ use rblk_initiator::error::SessionError;
 use rblk_initiator::session::{HostIdentity, Session};
 use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, IO_MIN_BYTES};
 use rblk_protocol::{
-    CommandCapsule, Epoch, Features, HelloRequest, HostId, InstanceId, LoginReply, Name, Offer,
-    Opcode, QueueDepth, ResponseCapsule, SessionId, Status, negotiate,
+    CommandCapsule, Epoch, Features, HelloRequest, HostId, InstanceId, LoginReply, Name, Nonce,
+    Offer, Opcode, QueueDepth, ResponseCapsule, SessionId, Status, negotiate,
 };
 
 const RECV_BYTES: usize = 1024;
@@ -45,6 +45,7 @@ async fn serve(incoming: Incoming, manners: Manners) {
         in_capsule_bytes: 4096,
         io_max_bytes: IO_MIN_BYTES,
         instance: InstanceId([1; 16]),
+        nonce: Nonce([2; 16]),
     };
     let accept = negotiate(&asked, &offer).unwrap();
     let pd = incoming.device().alloc_pd().unwrap();

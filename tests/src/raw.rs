@@ -15,8 +15,8 @@ use rblk_initiator::path::{DeadPath, Path, PathLayout, PathMemory};
 use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{
     BlockSize, CommandCapsule, CommandList, ConnectionKind, Epoch, Features, HelloAccept,
-    Immediate, InstanceId, KeyedDescriptor, Opcode, QueueDepth, ResponseCapsule, ResponseList,
-    SELF_TEST_BYTES, Sequence, Status, Tag, Version, VolumeHandle, self_test_pattern,
+    Immediate, InstanceId, KeyedDescriptor, Nonce, Opcode, QueueDepth, ResponseCapsule,
+    ResponseList, SELF_TEST_BYTES, Sequence, Status, Tag, Version, VolumeHandle, self_test_pattern,
 };
 use rblk_rig::inprocess::{QueueOptions, RawEnd, soft_handle};
 use rblk_target::identity::SessionIndex;
@@ -575,6 +575,7 @@ fn connect(
         in_capsule_bytes: options.in_capsule_bytes,
         io_max_bytes: options.io_max_bytes,
         instance: InstanceId([1; 16]),
+        nonce: Nonce([2; 16]),
     };
     let path =
         Path { poller, connections, memory, accept, epoch, volume: VolumeHandle(1), lane_bytes: 1 };

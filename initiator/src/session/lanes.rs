@@ -137,6 +137,7 @@ impl Lanes<'_> {
         let without_data = |features: Features| features.without(Features::DATA_LISTS);
         let features = without_data(accept.features);
         let wanted = HelloAccept { in_capsule_bytes: 0, features, ..*accept };
+        let is_wanted = |got: &HelloAccept| *got == HelloAccept { nonce: got.nonce, ..wanted };
         for lane in 1..wish.lanes(self.device.caps()) {
             let queue = wish.number(queue, lane);
             let asked = HelloRequest {
@@ -150,7 +151,7 @@ impl Lanes<'_> {
                 self.connect_lane(route, poller, sizes, &asked).await
             };
             match tokio::time::timeout(self.options.timeout, connect).await {
-                Ok(Ok((connection, accept))) if accept == wanted => connections.push(connection),
+                Ok(Ok((connection, got))) if is_wanted(&got) => connections.push(connection),
                 Ok(Ok((connection, _))) => {
                     connection.retire(());
                     return tracing::warn!(queue, "a lane has other limits: going without it");

@@ -21,7 +21,8 @@ pub(super) fn encode<const TEXT: usize>(bytes: &[u8]) -> [u8; TEXT] {
     text
 }
 
-/// The bytes of a text of the right length. `None` if the last character has bits that no byte uses.
+/// The bytes of a text of the right length. `None` if the last character has bits that no byte
+/// uses.
 ///
 /// # Errors
 /// Where the first character is that is not of the alphabet.

@@ -48,8 +48,9 @@ pub enum KeyError {
     NotSecret,
     /// A secret key where a public key belongs.
     #[error(
-        "this is a secret key, and belongs only into the key file of its own host. Give the public key here: \
-         `key show` prints it. Whoever may have read this place knows the secret key: make a new one"
+        "this is a secret key, and belongs only into the key file of its own host. Give the public key \
+         here: `key show` prints it. Whoever may have read this place knows the secret key: make a \
+         new one"
     )]
     SecretInPublic,
     /// Too short or too long.
@@ -57,7 +58,8 @@ pub enum KeyError {
     Length(usize),
     /// A character of no key.
     #[error(
-        "character {0} behind the colon is none of a key: keys have the letters a to z and the digits 2 to 7"
+        "character {0} behind the colon is none of a key: keys have the letters a to z and the digits \
+         2 to 7"
     )]
     Character(usize),
     /// The checksum is another.
@@ -179,7 +181,6 @@ impl SecretKey {
         key.ok_or(KeyError::NoKey)
     }
 
-    #[allow(dead_code, reason = "for the handshake")]
     pub(super) fn bytes(&self) -> &[u8; KEY_BYTES] {
         &self.bytes
     }

@@ -13,9 +13,9 @@ use rblk_fabric::{
 use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, IO_MIN_BYTES};
 use rblk_protocol::{
     AsyncEvent, BlockCount, BlockSize, CommandCapsule, ConnectionKind, Epoch, Features, Generation,
-    HelloReject, HelloRequest, HostId, InstanceId, LoginReply, Name, Offer, Opcode, OpenReply,
-    OpenRequest, QueueDepth, RejectReason, ResponseCapsule, SessionId, Tag, Version, VolumeFlags,
-    VolumeHandle, WriteVerifier, negotiate,
+    HelloReject, HelloRequest, HostId, InstanceId, LoginReply, Name, Nonce, Offer, Opcode,
+    OpenReply, OpenRequest, QueueDepth, RejectReason, ResponseCapsule, SessionId, Tag, Version,
+    VolumeFlags, VolumeHandle, WriteVerifier, negotiate,
 };
 
 use super::super::begin::connect_first;
@@ -184,6 +184,7 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
         in_capsule_bytes: 4096,
         io_max_bytes: asked.io_max_bytes.max(IO_MIN_BYTES),
         instance: InstanceId([1; 16]),
+        nonce: Nonce([2; 16]),
     };
     let accept = negotiate(&asked, &offer).unwrap();
     let pd = incoming.device().alloc_pd().unwrap();
