@@ -461,6 +461,14 @@ fn queues_without_a_proof(door: &Door, _: Victim) {
         let heard = end.hear();
         assert!(is_refused(status_of(&heard)), "{heard:?}");
         assert!(end.is_untouched());
+        // A queue that offers no proof.
+        let hello = Hello { features: 0, ..Hello::io(rogue.session, rogue.epoch, 6, 0) };
+        if let Knock::In(mut end) = End::knock(&door.address, &hello.bytes()) {
+            let message = rogue.self_test(&end, &nonce, &[0; 32]);
+            end.send(&spoilt(&message[..64], 36, 0));
+            let heard = end.hear();
+            assert!(is_refused(status_of(&heard)), "a queue without a proof: {heard:?}");
+        }
         // The queue is still free for the one that proves itself.
         let mut queue = rogue.queue(door, 6, 0);
         let command = queue.command(op::READ, handle, 0, 1);

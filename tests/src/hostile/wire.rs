@@ -108,11 +108,12 @@ impl Hello {
         }
     }
 
-    /// An I/O connection of a session.
+    /// An I/O connection of a session. It proves itself.
     #[must_use]
     pub fn io(session: [u8; 16], epoch: u32, queue: u16, features: u32) -> Self {
         let admin = Self::admin(features);
-        Self { kind: 1, queue, depth: 8, io_max: 65536, epoch, session, ..admin }
+        let features = features | feature::AUTH;
+        Self { kind: 1, queue, depth: 8, features, io_max: 65536, epoch, session, ..admin }
     }
 
     /// The 48 bytes.
