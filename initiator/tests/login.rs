@@ -156,7 +156,7 @@ fn begin(first: usize, timeout: Duration) -> Begun {
         let mut connections = 0;
         let begun = Instant::now();
         let (mut looked, mut longest) = (begun, Duration::ZERO);
-        let beginning = Session::begin(&address, &options, &host);
+        let beginning = Session::begin(&address, &options, &host, None);
         tokio::pin!(beginning);
         loop {
             let result = tokio::select! {
@@ -213,7 +213,7 @@ fn resume(manners: Manners, detect: Duration) -> Result<Epoch, SessionError> {
         let options = ConnectOptions { detect, ..ConnectOptions::default() };
         let host = HostIdentity { id: HostId([1; 16]), name: name() };
         let resume = Some((SessionId([2; 16]), Epoch(7)));
-        Session::connect(&address, &options, &host, resume)
+        Session::connect(&address, &options, &host, None, resume)
             .await
             .map(|session| session.login().epoch)
     })

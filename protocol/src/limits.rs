@@ -87,6 +87,10 @@ pub const IO_MIN_BYTES: u32 = 4096;
 /// Most data of one admin reply.
 pub const ADMIN_REPLY_MAX_BYTES: u32 = 64 << 10;
 
+/// Most volumes that an initiator takes of a LIST. A target that says that it has more is not
+/// believed.
+pub const LIST_ENTRIES_MAX: u32 = 65_536;
+
 /// Bytes of a name on the wire: volumes, hosts and targets. Padded with zeros.
 pub const NAME_BYTES: usize = 64;
 

@@ -577,8 +577,16 @@ fn connect(
         instance: InstanceId([1; 16]),
         nonce: Nonce([2; 16]),
     };
-    let path =
-        Path { poller, connections, memory, accept, epoch, volume: VolumeHandle(1), lane_bytes: 1 };
+    let path = Path {
+        poller,
+        connections,
+        proofs: Vec::new(),
+        memory,
+        accept,
+        epoch,
+        volume: VolumeHandle(1),
+        lane_bytes: 1,
+    };
     (path, mouth, others)
 }
 

@@ -150,6 +150,7 @@ impl Target {
         Path {
             poller: near_poller,
             connections: vec![Connection::Soft(a)],
+            proofs: Vec::new(),
             memory,
             accept,
             epoch: Epoch(1),

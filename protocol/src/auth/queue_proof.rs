@@ -96,11 +96,14 @@ impl QueueProof {
 }
 
 impl TargetProof {
+    /// Where the proof begins in what is written back.
+    pub const AT: usize = SELF_TEST_BYTES - MAC_BYTES;
+
     /// What the target writes back: the begin of the [pattern](self_test_pattern), and the proof.
     #[must_use]
     pub fn answer(&self, sequence: Sequence) -> [u8; SELF_TEST_BYTES] {
         let mut answer = self_test_pattern(sequence);
-        answer[SELF_TEST_BYTES - MAC_BYTES..].copy_from_slice(&self.0);
+        answer[Self::AT..].copy_from_slice(&self.0);
         answer
     }
 
