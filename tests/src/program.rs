@@ -12,7 +12,7 @@ use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
 use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::error::SessionError;
 use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::session::{Claim, HostIdentity, QueueWish, Session};
+use rblk_initiator::session::{Claim, Credentials, HostIdentity, QueueWish, Session};
 use rblk_protocol::{AccessMode, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag};
 use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::control::status::TargetStatus;
@@ -304,6 +304,20 @@ impl Client {
         host: u8,
         claim: impl Into<Claim>,
     ) -> Result<Self, SessionError> {
+        Self::with_keys(address, volume, host, claim, None)
+    }
+
+    /// [`Self::claim`] of one that proves its key, and goes to no target that does not.
+    ///
+    /// # Errors
+    /// The target does not have it so.
+    pub fn with_keys(
+        address: &Address,
+        volume: &str,
+        host: u8,
+        claim: impl Into<Claim>,
+        keys: Option<&Credentials>,
+    ) -> Result<Self, SessionError> {
         let runtime = runtime();
         let name = Name::new("test").expect("a name");
         let identity = HostIdentity { id: HostId([host; 16]), name };
@@ -315,7 +329,7 @@ impl Client {
         let buffers = Region::allocate(IO_MAX as usize * usize::from(DEPTH), PageKind::Normal)
             .expect("memory");
         let (session, volume, path) = runtime.block_on(async {
-            let mut session = Session::connect(address, &options, &identity, None, None).await?;
+            let mut session = Session::connect(address, &options, &identity, keys, None).await?;
             let name = Name::new(volume).expect("a volume's name");
             let volume = session.open(&name, claim).await?;
             let wish = QueueWish {

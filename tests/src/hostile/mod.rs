@@ -9,6 +9,7 @@
 //! | `rogue.rs` | a host that is let in by its key, and then breaks the rules |
 //! | `cases.rs` | each rule, broken once |
 //! | `bystander.rs` | the honest host |
+//! | `party.rs` | the keys of all, and what must be so when they meet |
 //!
 //! The peer uses `rblk-fabric` to reach a device, and no code of the initiator.
 
@@ -16,5 +17,8 @@ pub mod bystander;
 pub mod cases;
 pub mod end;
 pub mod noise;
+pub mod party;
 pub mod rogue;
 pub mod wire;
+
+pub use party::Party;
