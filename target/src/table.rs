@@ -3,7 +3,7 @@
 use std::fmt::{self, Write};
 
 use nix::errno::Errno;
-use rblk_config::{ByteSize, CacheMode};
+use rblk_config::{ByteSize, CacheMode, HostConfig};
 use rblk_protocol::width::wide;
 use rblk_target::control::status::{
     DrainStatus, HolderStatus, SessionStatus, TargetStatus, VolumeStatus,
@@ -18,6 +18,25 @@ pub(crate) fn status(status: &TargetStatus) -> String {
         .and_then(|()| caches(&mut text, &status.volumes))
         .and_then(|()| sessions(&mut text, &status.sessions))
         .and_then(|()| counters(&mut text, status));
+    text
+}
+
+/// The hosts that may connect to a target.
+pub(crate) fn hosts(hosts: &[HostConfig]) -> String {
+    let mut text = format!("{:<20} {:<9} {:<30} KEYS\n", "HOST", "TAKE-OVER", "VOLUMES");
+    for host in hosts {
+        let volumes: Vec<String> = host.volumes.iter().map(ToString::to_string).collect();
+        let keys: Vec<String> = host.keys.iter().map(ToString::to_string).collect();
+        let take_over = if host.take_over { "yes" } else { "no" };
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "{:<20} {take_over:<9} {:<30} {}",
+            host.name,
+            volumes.join(","),
+            keys.join(",")
+        );
+    }
     text
 }
 

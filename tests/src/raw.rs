@@ -11,8 +11,9 @@ use rblk_fabric::{
 };
 use rblk_initiator::engine::{Engine, PathEnd, QueueStats};
 use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::path::{DeadPath, Path, PathLayout, PathMemory};
-use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_BYTES};
+use rblk_initiator::path::{DeadPath, LaneProof, Path, PathLayout, PathMemory};
+use rblk_protocol::auth::{Hellos, QueueKey, SessionSecret};
+use rblk_protocol::limits::{ACCEPT_BYTES, COMMAND_BYTES, HELLO_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{
     BlockSize, CommandCapsule, CommandList, ConnectionKind, Epoch, Features, HelloAccept,
     Immediate, InstanceId, KeyedDescriptor, Nonce, Opcode, QueueDepth, ResponseCapsule,
@@ -577,10 +578,18 @@ fn connect(
         instance: InstanceId([1; 16]),
         nonce: Nonce([2; 16]),
     };
+    let prove = |lane| {
+        let (ours, theirs) = queue_key(epoch, lane).prove(&hellos(), Nonce([3; 16]));
+        LaneProof { ours, theirs }
+    };
+    let proofs = match options.features.has(Features::AUTH) {
+        true => (0..options.lanes).map(prove).collect(),
+        false => Vec::new(),
+    };
     let path = Path {
         poller,
         connections,
-        proofs: Vec::new(),
+        proofs,
         memory,
         accept,
         epoch,
@@ -588,6 +597,21 @@ fn connect(
         lane_bytes: 1,
     };
     (path, mouth, others)
+}
+
+/// The key of a lane of an engine whose ends prove their session.
+#[must_use]
+pub fn queue_key(epoch: Epoch, lane: u16) -> QueueKey {
+    QueueKey::new(&SessionSecret::from_bytes(&[5; 32]), epoch, lane)
+}
+
+/// What the proofs cover. No hello was sent.
+///
+/// # Panics
+/// Never: both are long enough.
+#[must_use]
+pub fn hellos() -> Hellos {
+    Hellos::from_private_data(&[1; HELLO_BYTES], &[2; ACCEPT_BYTES]).expect("long enough")
 }
 
 fn scratch_of(path: &Path) -> KeyedDescriptor {

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use rblk_protocol::width::narrow;
 
+use super::tls;
 use crate::caps::{DeviceCaps, Transport};
 use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
@@ -63,6 +64,7 @@ impl Device {
             read_sink_needs_remote_write: false,
             kernel_software: false,
             touches_until_destroyed: late,
+            encrypts: transport == Transport::SoftTcp && tls::kernel_has_tls().is_ok(),
         };
         Self(Arc::new(Inner { caps, salt }))
     }

@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rblk_fabric::{
-    AcceptParams, Access, Address, Completion, ConnectionHello, Incoming, Listener, PageKind,
-    QpLimits, RecvWr, Region, RemoteBuffer, Rkey, Scheme, SendOp, SendWr, SgeList, WcStatus, WrId,
+    AcceptParams, Access, Address, Completion, ConnectionHello, Incoming, Listener, MemoryRegion,
+    PageKind, Poller, QpIndex, QpLimits, RecvWr, Region, RemoteBuffer, Rkey, Scheme, SendOp,
+    SendWr, SgeList, WcStatus, WrId,
 };
 use rblk_protocol::auth::Hellos;
 use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES};
@@ -74,6 +75,87 @@ pub(super) fn hellos(asked: &HelloRequest, accept: &HelloAccept) -> Hellos {
     Hellos::new(asked, accept)
 }
 
+/// A connection of the target.
+struct Link {
+    poller: Box<dyn Poller>,
+    qp: QpIndex,
+    region: Arc<Region>,
+    memory: MemoryRegion,
+}
+
+const ANSWERS_AT: usize = RECV_BYTES * RECVS as usize;
+
+impl Link {
+    /// Accepts a connection.
+    fn accept(incoming: Incoming, accept: &HelloAccept) -> Self {
+        let pd = incoming.device().alloc_pd().unwrap();
+        let (mut poller, handle) = pd.poller(64).unwrap();
+        let sizes = QpLimits {
+            send_wrs: 16,
+            recv_wrs: RECVS.into(),
+            send_sges: 1,
+            inline_bytes: 0,
+            reads_out: 0,
+            reads_in: 0,
+        };
+        let connection = incoming.prepare(&pd, &handle, sizes).unwrap();
+        let qp = poller.attach(connection).unwrap();
+        let region = Region::allocate(ANSWERS_AT + ANSWER_BYTES, PageKind::Normal).unwrap();
+        let memory = pd.register(&region, Access::LOCAL_WRITE).unwrap();
+        let mut link = Self { poller, qp, region, memory };
+        (0..usize::from(RECVS)).for_each(|slot| link.post_recv(slot));
+        let hello = ConnectionHello(accept.to_wire().to_vec());
+        let params = AcceptParams { hello, reads_out: 0, reads_in: 0 };
+        link.poller.accept(qp, &params).unwrap();
+        link
+    }
+
+    fn post_recv(&mut self, slot: usize) {
+        let sge = self.memory.sge(slot * RECV_BYTES, 1024).unwrap();
+        let _ = self.poller.post_recv(self.qp, &[RecvWr { id: WrId(slot as u64), sge }]);
+    }
+
+    /// The next message; `None` at the end of the connection.
+    async fn next(&mut self) -> Option<Vec<u8>> {
+        loop {
+            let mut one = [Completion::default()];
+            if self.poller.poll(&mut one).unwrap() == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                continue;
+            }
+            let [completion] = one;
+            if completion.status != WcStatus::Success {
+                return None;
+            }
+            if completion.id != SENT {
+                let slot = usize::try_from(completion.id.0).unwrap();
+                let mut bytes = vec![0; completion.byte_len as usize];
+                self.region.read(slot * RECV_BYTES, &mut bytes);
+                self.post_recv(slot);
+                return Some(bytes);
+            }
+        }
+    }
+
+    fn send(&mut self, op: SendOp, at: usize, bytes: &[u8]) {
+        self.region.write(ANSWERS_AT + at, bytes);
+        let length = u32::try_from(bytes.len()).unwrap();
+        let sges = SgeList::one(self.memory.sge(ANSWERS_AT + at, length).unwrap());
+        let wr = SendWr { id: SENT, op, sges, signaled: true, inline: false };
+        let _ = self.poller.post_send(self.qp, &[wr]);
+    }
+
+    fn answer(&mut self, command: &CommandCapsule, answer: &Answer) {
+        if let (Some(buffer), false) = (command.buffer, answer.payload.is_empty()) {
+            let to = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
+            self.send(SendOp::Write(to), 0, &answer.payload);
+        }
+        let mut response = ResponseCapsule::new(command.tag, command.sequence, answer.status);
+        response.value = answer.value;
+        self.send(SendOp::Send, ANSWER_BYTES - 64, &response.to_wire());
+    }
+}
+
 async fn serve<M: Manners>(incoming: Incoming, manners: Arc<Mutex<M>>) {
     let asked = HelloRequest::from_wire(&incoming.hello().0).unwrap();
     let depth = QueueDepth::new(ADMIN_DEPTH).unwrap();
@@ -88,45 +170,8 @@ async fn serve<M: Manners>(incoming: Incoming, manners: Arc<Mutex<M>>) {
     };
     let accept = negotiate(&asked, &offer).unwrap();
     let accept = manners.lock().unwrap().connected(&asked, accept);
-    let pd = incoming.device().alloc_pd().unwrap();
-    let (mut poller, handle) = pd.poller(64).unwrap();
-    let sizes = QpLimits {
-        send_wrs: 16,
-        recv_wrs: RECVS.into(),
-        send_sges: 1,
-        inline_bytes: 0,
-        reads_out: 0,
-        reads_in: 0,
-    };
-    let connection = incoming.prepare(&pd, &handle, sizes).unwrap();
-    let qp = poller.attach(connection).unwrap();
-    let answers_at = RECV_BYTES * usize::from(RECVS);
-    let region = Region::allocate(answers_at + ANSWER_BYTES, PageKind::Normal).unwrap();
-    let memory = pd.register(&region, Access::LOCAL_WRITE).unwrap();
-    let recv = |slot: usize| {
-        let sge = memory.sge(slot * RECV_BYTES, 1024).unwrap();
-        RecvWr { id: WrId(slot as u64), sge }
-    };
-    (0..usize::from(RECVS)).for_each(|slot| poller.post_recv(qp, &[recv(slot)]).unwrap());
-    let hello = ConnectionHello(accept.to_wire().to_vec());
-    poller.accept(qp, &AcceptParams { hello, reads_out: 0, reads_in: 0 }).unwrap();
-    loop {
-        let mut one = [Completion::default()];
-        if poller.poll(&mut one).unwrap() == 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-            continue;
-        }
-        let [completion] = one;
-        if completion.status != WcStatus::Success {
-            return;
-        }
-        if completion.id == SENT {
-            continue;
-        }
-        let slot = usize::try_from(completion.id.0).unwrap();
-        let mut bytes = vec![0; completion.byte_len as usize];
-        region.read(slot * RECV_BYTES, &mut bytes);
-        poller.post_recv(qp, &[recv(slot)]).unwrap();
+    let mut link = Link::accept(incoming, &accept);
+    while let Some(bytes) = link.next().await {
         let (fixed, body) = bytes.split_first_chunk::<COMMAND_BYTES>().unwrap();
         let command = CommandCapsule::from_wire(fixed, bytes.len(), depth).unwrap();
         let answer = match command.opcode {
@@ -134,24 +179,9 @@ async fn serve<M: Manners>(incoming: Incoming, manners: Arc<Mutex<M>>) {
             Opcode::AsyncEvent => continue,
             _ => manners.lock().unwrap().answer(&command, body),
         };
-        let Some(Answer { status, value, payload, after }) = answer else {
-            poller.fail(qp);
-            return;
-        };
-        tokio::time::sleep(after).await;
-        let mut send = |op: SendOp, at: usize, bytes: &[u8]| {
-            region.write(answers_at + at, bytes);
-            let sge = memory.sge(answers_at + at, u32::try_from(bytes.len()).unwrap()).unwrap();
-            let wr =
-                SendWr { id: SENT, op, sges: SgeList::one(sge), signaled: true, inline: false };
-            let _ = poller.post_send(qp, &[wr]);
-        };
-        if let (Some(buffer), false) = (command.buffer, payload.is_empty()) {
-            let to = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
-            send(SendOp::Write(to), 0, &payload);
-        }
-        let mut response = ResponseCapsule::new(command.tag, command.sequence, status);
-        response.value = value;
-        send(SendOp::Send, ANSWER_BYTES - 64, &response.to_wire());
+        let Some(answer) = answer else { break };
+        tokio::time::sleep(answer.after).await;
+        link.answer(&command, &answer);
     }
+    link.poller.fail(link.qp);
 }

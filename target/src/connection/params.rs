@@ -6,7 +6,7 @@ use rblk_fabric::MemoryRegion;
 use rblk_protocol::{ConnectionKind, Epoch, Features};
 
 use super::layout::Layout;
-use crate::identity::SessionIndex;
+use crate::identity::{AdmissionId, SessionIndex};
 
 /// Bounds of [`progress_max`].
 const PROGRESS_MAX: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(20));
@@ -16,7 +16,9 @@ const PROGRESS_MAX: (Duration, Duration) = (Duration::from_secs(2), Duration::fr
 pub struct ConnectionParams {
     /// What it is for.
     pub kind: ConnectionKind,
-    /// The session's place in the tables of the poll groups.
+    /// Its name for control.
+    pub admission: AdmissionId,
+    /// The session; [`SessionIndex::NONE`] of an admin connection before its LOGIN is accepted.
     pub session: SessionIndex,
     /// Epoch that its commands must name.
     pub epoch: Epoch,

@@ -13,7 +13,7 @@ use rblk_protocol::{
 
 use super::Limits;
 use super::core::{Admitted, Refused};
-use crate::connection::ConnectionParams;
+use crate::connection::{ConnectionParams, Layout};
 use crate::terms::Terms;
 
 /// Most RDMA READs that a target has outstanding on one connection, where device and peer allow
@@ -30,7 +30,7 @@ const _: () = assert!(NO_ROOM.len() <= limits::REJECT_TEXT_BYTES, "it would be c
 pub(super) struct Granted {
     /// What the peer and this target agreed on.
     pub(super) accept: HelloAccept,
-    /// Its session.
+    /// What it is.
     pub(super) admitted: Admitted,
     /// The place of its device.
     pub(super) place: usize,
@@ -52,8 +52,12 @@ fn offer(
     device: &Device,
     kind: ConnectionKind,
 ) -> Offer {
-    // The configuration was checked.
-    let depth = QueueDepth::new(limits.queue_depth_max.clamp(1, limits::QUEUE_DEPTH_MAX))
+    let depth_max = match kind {
+        ConnectionKind::Admin => limits::ADMIN_DEPTH,
+        // The configuration was checked.
+        ConnectionKind::Io { .. } => limits.queue_depth_max,
+    };
+    let depth = QueueDepth::new(depth_max.clamp(1, limits::QUEUE_DEPTH_MAX))
         .unwrap_or_else(|| unreachable!("clamped"));
     let io_max_bytes = limits.io_max_bytes;
     if kind == ConnectionKind::Admin {
@@ -104,6 +108,21 @@ pub(super) fn agree(
     })
 }
 
+/// Bytes of memory that a connection takes on which this was agreed.
+pub(super) fn memory_bytes(accept: &HelloAccept, kind: ConnectionKind) -> usize {
+    layout(accept, kind).bytes()
+}
+
+/// Entries of a CQ that such a connection takes.
+pub(super) fn cq_entries(accept: &HelloAccept, kind: ConnectionKind) -> u32 {
+    let layout = layout(accept, kind);
+    layout.send_wrs() + layout.recv_wrs()
+}
+
+fn layout(accept: &HelloAccept, kind: ConnectionKind) -> Layout {
+    Layout::new(accept.depth, accept.message_data_bytes(), kind == ConnectionKind::Admin)
+}
+
 /// READs that may be outstanding on a connection.
 ///
 /// # Errors
@@ -147,6 +166,7 @@ pub(super) fn prepare(
     let Terms { accept, layout, memory } = terms;
     let params = ConnectionParams {
         kind: asked.kind,
+        admission: admitted.id,
         session: admitted.session,
         epoch: admitted.epoch,
         layout,
@@ -194,4 +214,44 @@ pub(super) fn refusal(reason: RejectReason, text: &str) -> ConnectionHello {
         text: text.to_owned(),
     };
     ConnectionHello(reject.to_wire())
+}
+
+#[cfg(test)]
+mod tests {
+    use rblk_fabric::soft::network::Network;
+    use rblk_protocol::width::wide64;
+    use rblk_protocol::{Epoch, SessionId};
+
+    use super::*;
+
+    #[test]
+    fn an_admin_connection_has_the_admin_depth() {
+        let limits = Limits {
+            queue_depth_max: 512,
+            in_capsule_bytes: 4096,
+            io_max_bytes: 1 << 20,
+            sessions_max: 4,
+            lease: std::time::Duration::from_secs(30),
+        };
+        let device = Device::Soft(Network::new(1).device());
+        let granted = |kind| {
+            let asked = HelloRequest {
+                kind,
+                newest: Version::NEWEST,
+                oldest: Version::OLDEST,
+                depth: QueueDepth::new(limits::QUEUE_DEPTH_MAX).unwrap(),
+                features: Features::default(),
+                in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
+                io_max_bytes: limits::IO_MAX_BYTES,
+                epoch: Epoch(0),
+                session: SessionId::default(),
+            };
+            agree(&asked, &limits, InstanceId([9; 16]), &device).unwrap()
+        };
+        let admin = granted(ConnectionKind::Admin);
+        assert_eq!(admin.depth.get(), limits::ADMIN_DEPTH);
+        let bytes = wide64(memory_bytes(&admin, ConnectionKind::Admin));
+        assert!(bytes < 160 << 10, "{bytes} bytes for one that has not logged in");
+        assert_eq!(granted(ConnectionKind::Io { queue: 0 }).depth.get(), 512);
+    }
 }

@@ -224,7 +224,7 @@ fn volume(control: &Control, v: &Volume) -> VolumeStatus {
 fn holder(core: &Core, v: &Volume) -> Option<HolderStatus> {
     if let Some(session) = core.sessions().writer(v.index) {
         return Some(HolderStatus {
-            host: session.host_name().to_owned(),
+            host: session.host_name.to_string(),
             shared: session.mode_of(v.index) == Some(AccessMode::Shared),
             present: true,
         });
@@ -243,7 +243,7 @@ fn session(core: &Core, session: &Session) -> SessionStatus {
         volume.map_or_else(String::new, |v| v.name.to_string())
     };
     SessionStatus {
-        host: session.host_name().to_owned(),
+        host: session.host_name.to_string(),
         peer: session.peer.clone(),
         epoch: session.epoch.0,
         connections: session.connections(),

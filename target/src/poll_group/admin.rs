@@ -23,7 +23,7 @@ pub(super) fn forward<S: Store>(connection: &mut Connection, turn: &mut Turn<S>,
     turn.outbox.push(FromGroup::Admin {
         group: turn.group,
         connection: connection.id(),
-        session: connection.params().session,
+        admission: connection.params().admission,
         command,
         body,
     });

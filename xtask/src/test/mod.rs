@@ -62,7 +62,8 @@ const MODELS: [(&str, &str, &str); 2] = [
 ];
 
 /// Test binaries that run in the guest: package, file in the workspace, name.
-const SUITES: [(&str, &str, &str); 5] = [
+const SUITES: [(&str, &str, &str); 6] = [
+    ("rblk-fabric", "fabric/tests/soft_tls.rs", "soft_tls"),
     ("rblk-fabric", "fabric/tests/verbs_conformance.rs", "verbs_conformance"),
     ("rblk-fabric", "fabric/tests/verbs_lifecycle.rs", "verbs_lifecycle"),
     ("rblk-tests", "tests/tests/lab/main.rs", "lab"),

@@ -6,6 +6,8 @@
 //! mail to the poll groups must be sent in that order, and behind the connections that were
 //! admitted before. What Core promises:
 //!
+//! - A connection that has not logged in changes nothing but the count of strangers
+//!   (`admissions.rs`).
 //! - LOGIN is answered when no connection of an older epoch of its session is left (`login.rs`).
 //! - OPEN for writing is answered when two things hold (`open.rs`). Every session that held the
 //!   volume before, and does not any more, has no connection of that time left. And the next run of
@@ -15,6 +17,8 @@
 //! - So a command of an earlier holder takes effect before the answer, or never.
 //! - Every wait ends: by what it waits for, or by [`QUIESCE_DEADLINE`].
 
+mod admissions;
+mod budget;
 mod changes;
 mod claim;
 mod drain;
@@ -36,7 +40,7 @@ use rblk_protocol::{
 };
 
 use crate::holders::{HolderRecord, Holders};
-use crate::identity::{ConnectionId, SessionIndex};
+use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
 use crate::poll_group::Notice;
 use crate::session::{After, Leave, SessionTable};
 use crate::store::VolumeIndex;
@@ -45,6 +49,9 @@ use crate::volume::Volume;
 
 pub use drain::DrainState;
 
+pub(crate) use admissions::address_of;
+
+use admissions::{Admissions, Member, Standing, Stranger};
 use changes::Changes;
 use drain::Drain;
 use exports::Exports;
@@ -84,11 +91,15 @@ pub enum Effect {
         /// Written to the command's descriptor first.
         payload: Vec<u8>,
     },
-    /// End an admin connection that is silent for this long.
-    Watch {
-        /// The connection.
-        on: ConnectionRef,
-        /// Longest silence.
+    /// The LOGIN of an admin connection was accepted: tell its poll group whose it is.
+    Adopt {
+        /// The connection. It may be gone by now; then nothing is to be done.
+        connection: ConnectionRef,
+        /// Its session.
+        session: SessionIndex,
+        /// Its epoch.
+        epoch: Epoch,
+        /// The connection ends when it is silent for longer.
         silence: Duration,
     },
     /// Tell every poll group.
@@ -109,9 +120,11 @@ pub enum Effect {
 /// the caller must call [`Core::gone`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Admitted {
-    /// Its session.
+    /// Its name.
+    pub id: AdmissionId,
+    /// Its session; [`SessionIndex::NONE`] for an admin connection, which has none before LOGIN.
     pub session: SessionIndex,
-    /// Its epoch.
+    /// The epoch that its commands name.
     pub epoch: Epoch,
     /// Its index, for an I/O queue.
     pub queue: Option<u16>,
@@ -161,6 +174,7 @@ pub(crate) struct Decisions {
 #[derive(Debug)]
 pub struct Core {
     exports: Exports,
+    admissions: Admissions,
     sessions: SessionTable,
     holders: Holders,
     // Changes of the holders that are not durable yet.
@@ -181,6 +195,10 @@ pub struct Core {
 enum Answer {
     Now(Status, u32, Vec<u8>),
     Later,
+}
+
+fn refused(reason: RejectReason, text: impl Into<String>) -> Refused {
+    Refused { reason, text: text.into() }
 }
 
 fn refuse(status: Status) -> Answer {
@@ -207,6 +225,7 @@ impl Core {
                 .map(|volume| (volume.index, now + parts.lease))
                 .collect(),
             exports: Exports::new(parts.name, parts.instance, parts.lineage, parts.volumes),
+            admissions: Admissions::default(),
             sessions: SessionTable::new(parts.sessions_max, parts.lease),
             holders: parts.holders,
             changes: Changes::default(),
@@ -224,8 +243,8 @@ impl Core {
         self.effects.pop_front()
     }
 
-    /// An initiator wants to connect, from `peer`. `fresh` is random: the id of the session that
-    /// begins, if one does.
+    /// An initiator wants to connect, from `peer`, which takes so much memory. `fresh` is random:
+    /// the id of the session that its LOGIN begins, if it begins one.
     ///
     /// # Errors
     /// Why not.
@@ -233,58 +252,72 @@ impl Core {
         &mut self,
         asked: &HelloRequest,
         peer: &str,
+        memory_bytes: u64,
         fresh: SessionId,
         now: Instant,
     ) -> Result<Admitted, Refused> {
-        let refused = |reason, text: &str| Refused { reason, text: text.to_owned() };
+        self.latest = now;
         if self.drain.has_begun() {
             return Err(refused(RejectReason::ShuttingDown, "the target is draining"));
         }
-        let admitted = match asked.kind {
-            ConnectionKind::Admin if asked.session.is_none() => {
-                let session =
-                    self.sessions.begin(fresh, peer.to_owned(), now).map_err(|reason| {
-                        let max = self.sessions.max();
-                        refused(reason, &format!("{max} sessions are the limit (sessions_max)"))
-                    })?;
-                Admitted { session, epoch: Epoch(1), queue: None }
-            }
-            ConnectionKind::Admin => {
-                let session = self
-                    .sessions
-                    .resume(asked.session, asked.epoch, peer.to_owned())
-                    .map_err(|reason| refused(reason, "cannot resume the session"))?;
-                // It was of an older epoch, which gets no answer any more.
-                self.waiting_logins.remove(&session);
-                self.all(Notice::EndConnections { session, before: asked.epoch });
-                Admitted { session, epoch: asked.epoch, queue: None }
-            }
+        match asked.kind {
+            ConnectionKind::Admin => self.connect_stranger(asked, peer, memory_bytes, fresh),
             ConnectionKind::Io { queue } => {
+                let epoch = asked.epoch;
                 let session = self
                     .sessions
-                    .join(asked.session, asked.epoch, queue)
+                    .join(asked.session, epoch, queue)
                     .map_err(|reason| refused(reason, "cannot join the session"))?;
-                Admitted { session, epoch: asked.epoch, queue: Some(queue) }
+                self.check_budget(session, memory_bytes)?;
+                self.sessions.connection_added(session, epoch, Some(queue), memory_bytes);
+                let member = Member { session, epoch, queue: Some(queue), memory_bytes };
+                let id = self.admissions.add(Standing::Member(member));
+                Ok(Admitted { id, session, epoch, queue: Some(queue) })
             }
-        };
-        self.sessions.connection_added(admitted.session, admitted.epoch, admitted.queue);
-        Ok(admitted)
+        }
+    }
+
+    /// An admin connection. Whether its LOGIN can be accepted is looked at now, so that it is
+    /// refused early, and decided then.
+    fn connect_stranger(
+        &mut self,
+        asked: &HelloRequest,
+        peer: &str,
+        memory_bytes: u64,
+        fresh: SessionId,
+    ) -> Result<Admitted, Refused> {
+        let limit = |text: String| refused(RejectReason::LimitReached, text);
+        let resume = (!asked.session.is_none()).then_some((asked.session, asked.epoch));
+        match resume {
+            Some((session, epoch)) => {
+                let resumable = self.sessions.resumable(session, epoch);
+                resumable.map_err(|reason| refused(reason, "cannot resume the session"))?;
+            }
+            None if self.sessions.is_full() => return Err(limit(self.too_many_sessions())),
+            None => {}
+        }
+        self.admissions.may_add_stranger(peer).map_err(limit)?;
+        let stranger = Stranger { peer: peer.to_owned(), fresh, resume, memory_bytes };
+        let id = self.admissions.add(Standing::Stranger(stranger));
+        let epoch = resume.map_or(Epoch(1), |(_, epoch)| epoch);
+        Ok(Admitted { id, session: SessionIndex::NONE, epoch, queue: None })
     }
 
     /// An admitted connection ended and nothing of it is in use any more, or it could not be made.
-    pub fn gone(
-        &mut self,
-        session: SessionIndex,
-        epoch: Epoch,
-        kind: ConnectionKind,
-        now: Instant,
-    ) {
+    pub fn gone(&mut self, id: AdmissionId, now: Instant) {
         self.latest = now;
-        let queue = match kind {
-            ConnectionKind::Admin => None,
-            ConnectionKind::Io { queue } => Some(queue),
+        let Some(standing) = self.admissions.remove(id) else {
+            debug_assert!(false, "{id:?} ended twice");
+            return;
         };
-        if kind == ConnectionKind::Admin {
+        if let Standing::Member(member) = standing {
+            self.member_gone(member, now);
+        }
+    }
+
+    fn member_gone(&mut self, member: Member, now: Instant) {
+        let Member { session, epoch, queue, memory_bytes } = member;
+        if queue.is_none() {
             self.drain.forget_events(session, Some(epoch));
             if self.waiting_logins.get(&session).is_some_and(|login| login.epoch == epoch) {
                 self.waiting_logins.remove(&session);
@@ -295,7 +328,7 @@ impl Core {
                 self.all(Notice::EndConnections { session, before });
             }
         }
-        match self.sessions.connection_gone(session, epoch, queue, now) {
+        match self.sessions.connection_gone(session, epoch, queue, memory_bytes, now) {
             After::Lives => {}
             After::Quiesced => self.finish_login(session),
             After::Ended => self.forget(session),
@@ -304,17 +337,26 @@ impl Core {
         self.stop_if_drained(now);
     }
 
-    /// An admin command came by a connection of `session`, with its in-capsule data.
+    /// An admin command came by a connection, with its in-capsule data.
     pub fn command(
         &mut self,
         from: ConnectionRef,
-        session: SessionIndex,
+        id: AdmissionId,
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
     ) {
         self.latest = now;
-        match self.answer(from, session, command, body, now) {
+        let answer = match self.admissions.get(id) {
+            Some(Standing::Stranger(stranger)) if command.opcode == Opcode::Login => {
+                self.login(from, id, stranger, command, body, now)
+            }
+            Some(Standing::Stranger(_)) => refuse(Status::NotReady),
+            Some(Standing::Member(member)) => self.answer(from, member, command, body, now),
+            // It ended meanwhile, and nobody hears the answer.
+            None => Answer::Later,
+        };
+        match answer {
             Answer::Now(status, value, payload) => {
                 self.reply(from, command.tag, status, value, payload);
             }
@@ -326,25 +368,26 @@ impl Core {
     fn answer(
         &mut self,
         from: ConnectionRef,
-        session: SessionIndex,
+        member: Member,
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
     ) -> Answer {
+        let Member { session, epoch, .. } = member;
         let Some(state) = self.sessions.get(session) else { return refuse(Status::NoSuchSession) };
         match state.leave() {
             Some(Leave::Fenced) => return refuse(Status::Fenced),
             Some(Leave::LoggedOut) => return refuse(Status::NotReady),
             None => {}
         }
-        if command.epoch != state.epoch {
+        if epoch != state.epoch || command.epoch != epoch {
             return refuse(Status::Fenced);
         }
         if !state.logged_in && command.opcode != Opcode::Login {
             return refuse(Status::NotReady);
         }
         match command.opcode {
-            Opcode::Login => self.login(from, session, command, body, now),
+            Opcode::Login => self.login_again(from, session, command.tag, now),
             Opcode::ListVolumes => self.list(command),
             Opcode::OpenVolume => self.open(from, session, command, body, now),
             Opcode::CloseVolume => self.close(session, command),
@@ -387,13 +430,19 @@ impl Core {
     pub fn tick(&mut self, now: Instant) {
         self.latest = now;
         for session in self.sessions.expire(now) {
-            tracing::info!(session = session.0, "a lost session's lease ended");
+            tracing::info!(session = session.index, "a lost session's lease ended");
             self.forget(session);
         }
         self.kept_for.retain(|_, until| *until > now);
         self.end_late_logins(now);
         self.end_late_opens(now);
         self.stop_if_drained(now);
+    }
+
+    /// Connections that have not logged in.
+    #[must_use]
+    pub fn strangers(&self) -> usize {
+        self.admissions.strangers()
     }
 
     /// All sessions.

@@ -82,7 +82,7 @@ impl WaitingOpen {
 }
 
 pub(super) fn held_by(session: &Session) -> String {
-    format!("held by {} ({})", session.host_name(), session.peer)
+    format!("held by {} ({})", session.host_name, session.peer)
 }
 
 impl Core {
@@ -157,9 +157,10 @@ impl Core {
         request: &OpenRequest,
         now: Instant,
     ) -> Result<Stage, Answer> {
-        let Some((host, host_name)) = self.sessions.get(session).and_then(|s| s.host) else {
+        let Some(state) = self.sessions.get(session) else {
             return Err(refuse(Status::NotReady));
         };
+        let (host, host_name) = (state.host, state.host_name);
         let claimant = Claimant { mode: request.mode, host, host_name };
         if claimant.mode == AccessMode::ReadOnly {
             self.enter(session, volume, &claimant, false);
@@ -256,7 +257,7 @@ impl Core {
         let excluders = self.sessions.excluders(session, volume.index, claimant.mode);
         for other in excluders.into_iter().filter_map(|other| self.sessions.get(other)) {
             // An old process of the same host without connections does not exclude a new one.
-            if other.host.map(|(host, _)| host) != Some(claimant.host) || other.connections() > 0 {
+            if other.host != claimant.host || other.connections() > 0 {
                 return refused(held_by(other));
             }
         }
@@ -324,7 +325,7 @@ impl Core {
         self.sessions.admit(session, volume.index);
         self.all(Notice::Open { session, volume: volume.index, mode });
         tracing::info!(
-            session = session.0,
+            session = session.index,
             volume = %volume.name,
             ?mode,
             generation = generation.0,
@@ -363,7 +364,7 @@ impl Core {
             |open: &WaitingOpen| now.saturating_duration_since(open.since) > QUIESCE_DEADLINE;
         for open in self.take_opens(late) {
             tracing::error!(
-                session = open.session.0,
+                session = open.session.index,
                 volume = open.volume.0,
                 stage = ?open.stage,
                 "connections of an earlier holder do not end, or the state directory takes no writes"

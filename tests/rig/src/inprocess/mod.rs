@@ -27,7 +27,7 @@ use anyhow::Result;
 use rblk_fabric::soft::network::{Network, Wire};
 use rblk_fabric::{Device, Poller, ProtectionDomain, QpIndex, Region};
 use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, Tag};
-use rblk_target::identity::{ConnectionId, SessionIndex};
+use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::poll_group::FromGroup;
 use rblk_target::store::Store;
 use rblk_target::volume::Volume;
@@ -70,6 +70,8 @@ pub struct Outcome {
 /// A connection that the target reported gone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gone {
+    /// Its name for control.
+    pub admission: AdmissionId,
     /// Its session.
     pub session: SessionIndex,
     /// What it was.
@@ -81,7 +83,9 @@ pub struct Gone {
 /// Where in a target's control a connection belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Join {
-    /// Its session.
+    /// Its name for control.
+    pub admission: AdmissionId,
+    /// Its session; [`SessionIndex::NONE`] before LOGIN.
     pub session: SessionIndex,
     /// Its epoch.
     pub epoch: Epoch,
@@ -94,8 +98,8 @@ pub struct Join {
 pub struct AdminCommand {
     /// The connection it came by.
     pub connection: ConnectionId,
-    /// Its session.
-    pub session: SessionIndex,
+    /// The connection's name for control.
+    pub admission: AdmissionId,
     /// The command.
     pub command: CommandCapsule,
     /// Its in-capsule data.

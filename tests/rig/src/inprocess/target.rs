@@ -16,7 +16,7 @@ use rblk_protocol::{
 use rblk_target::arena::Arena;
 use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
 use rblk_target::connection::ConnectionParams;
-use rblk_target::identity::{ConnectionId, SessionIndex};
+use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::poll_group::peers::Peers;
 use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, ToGroup};
 use rblk_target::stats::{Stats, StatsSnapshot};
@@ -241,7 +241,8 @@ impl<S: Store> Rig<S> {
     /// Begins a session in its first epoch.
     pub fn begin_session(&mut self) -> SessionIndex {
         self.sessions.push(SessionState { epoch: Epoch(1), connections: Vec::new() });
-        SessionIndex(u16::try_from(self.sessions.len() - 1).unwrap_or(u16::MAX))
+        let index = u16::try_from(self.sessions.len() - 1).unwrap_or(u16::MAX);
+        SessionIndex { index, life: 1 }
     }
 
     /// A session opens a volume.
@@ -311,13 +312,16 @@ impl<S: Store> Rig<S> {
         Ok(())
     }
 
-    /// The session's epoch.
+    /// The session's epoch; the first for none.
     ///
     /// # Panics
     /// There is no such session.
     #[must_use]
     pub fn epoch(&self, session: SessionIndex) -> Epoch {
-        self.sessions[usize::from(session.0)].epoch
+        if session == SessionIndex::NONE {
+            return Epoch(1);
+        }
+        self.sessions[usize::from(session.index)].epoch
     }
 
     /// Connections of a session that the target still has.
@@ -326,7 +330,7 @@ impl<S: Store> Rig<S> {
     /// There is no such session.
     #[must_use]
     pub fn connections(&self, session: SessionIndex) -> usize {
-        self.sessions[usize::from(session.0)].connections.len()
+        self.sessions[usize::from(session.index)].connections.len()
     }
 
     /// Raises a session's epoch and waits until every connection of the older ones is reported
@@ -335,7 +339,7 @@ impl<S: Store> Rig<S> {
     /// # Errors
     /// They do not go.
     pub fn new_epoch(&mut self, session: SessionIndex) -> Result<Epoch> {
-        let state = &mut self.sessions[usize::from(session.0)];
+        let state = &mut self.sessions[usize::from(session.index)];
         let epoch = state.epoch.next().context("no epoch is left")?;
         state.epoch = epoch;
         self.mail(ToGroup::Notice(Notice::EndConnections { session, before: epoch }));
@@ -346,13 +350,12 @@ impl<S: Store> Rig<S> {
 
     /// Where a connection of the session's present epoch belongs, if it may be made now.
     pub(super) fn join_by_hand(&self, session: SessionIndex, kind: ConnectionKind) -> Result<Join> {
-        let state = self.sessions.get(usize::from(session.0)).context("such a session")?;
-        let epoch = state.epoch;
-        ensure!(
-            state.connections.iter().all(|of| *of == epoch),
-            "connections of an older epoch are not gone"
-        );
-        Ok(Join { session, epoch, kind })
+        let epoch = self.epoch(session);
+        let older = |state: &SessionState| state.connections.iter().any(|of| *of != epoch);
+        let has_older = self.sessions.get(usize::from(session.index)).is_some_and(older);
+        ensure!(!has_older, "connections of an older epoch are not gone");
+        // Nobody asks for it.
+        Ok(Join { admission: AdmissionId(0), session, epoch, kind })
     }
 
     /// Connects a QP made of these sizes to the target, as control's admission does.
@@ -363,7 +366,7 @@ impl<S: Store> Rig<S> {
         initiator: &PollerHandle,
         sizes: QpLimits,
     ) -> Result<(Connection, Wire, HelloAccept)> {
-        let Join { session, epoch, kind } = join;
+        let Join { admission, session, epoch, kind } = join;
         let asked = HelloRequest {
             kind,
             newest: Version::NEWEST,
@@ -399,13 +402,14 @@ impl<S: Store> Rig<S> {
         if !admin {
             self.next_group += 1;
         }
-        let place = usize::from(session.0) % self.options.devices;
+        let place = usize::from(session.index) % self.options.devices;
         let (near, far, wire) = self.network.pair(
             (soft_handle(initiator)?, sizes),
             (soft_handle(&self.groups[group].cqs[place].handle)?, target_sizes),
         )?;
         let params = ConnectionParams {
             kind,
+            admission,
             session,
             epoch,
             layout,
@@ -416,9 +420,9 @@ impl<S: Store> Rig<S> {
             send_sges: SEND_SGES,
             memory,
             progress_max: rblk_target::connection::progress_max(None),
-            peer: format!("session {} {kind:?}", session.0),
+            peer: format!("session {} {kind:?}", session.index),
         };
-        if let Some(state) = self.sessions.get_mut(usize::from(session.0)) {
+        if let Some(state) = self.sessions.get_mut(usize::from(session.index)) {
             state.connections.push(epoch);
         }
         self.wires.push(wire.clone());
@@ -437,15 +441,23 @@ impl<S: Store> Rig<S> {
 
     pub(super) fn on_message(&mut self, message: FromGroup) {
         match message {
-            FromGroup::Admin { group, connection, session, command, body } => {
-                self.admin.push(AdminCommand { connection, session, command, body, group });
+            FromGroup::Admin { group, connection, admission, command, body } => {
+                self.admin.push(AdminCommand { connection, admission, command, body, group });
             }
-            FromGroup::ConnectionGone { session, kind, epoch, connection, memory, .. } => {
+            FromGroup::ConnectionGone {
+                admission,
+                session,
+                kind,
+                epoch,
+                connection,
+                memory,
+                ..
+            } => {
                 drop(connection);
                 drop(memory);
-                self.note(&[4, u64::from(session.0), u64::from(epoch.0)]);
-                self.gone.push(Gone { session, kind, epoch });
-                let Some(state) = self.sessions.get_mut(usize::from(session.0)) else { return };
+                self.note(&[4, u64::from(session.index), u64::from(epoch.0)]);
+                self.gone.push(Gone { admission, session, kind, epoch });
+                let Some(state) = self.sessions.get_mut(usize::from(session.index)) else { return };
                 if let Some(at) = state.connections.iter().position(|of| *of == epoch) {
                     state.connections.swap_remove(at);
                 }
