@@ -1,7 +1,7 @@
 //! Names that control, poll groups and shards share: of connections and of sessions.
 
 /// Names a connection of one poll group for as long as anything may refer to it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ConnectionId {
     /// Index in the poll group's table.
     pub index: u16,

@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
+use crate::control::core::{AuthConfig, Hosts};
 use crate::control::socket::{ControlSocket, Reread};
 use crate::control::{Control, Limits, Parts, Request};
 use crate::demand::{self, Demand, Host};
@@ -98,6 +99,7 @@ async fn run(config: &TargetConfig, reread: Arc<Reread>) -> anyhow::Result<()> {
     let name = target_name(config)?;
     let addresses = addresses(config)?;
     warn_of_access(config);
+    let auth = auth_of(config)?;
     let groups = config.poll_groups.map_or_else(default_poll_groups, usize::from);
     demand::raise_limits();
     let demand = Demand::of(config, groups);
@@ -116,6 +118,7 @@ async fn run(config: &TargetConfig, reread: Arc<Reread>) -> anyhow::Result<()> {
     drop(from_groups);
     let mut control = Control::new(Parts {
         listening: listening.clone(),
+        auth,
         ..parts(config, name, Arc::clone(&lineage), handles, arena, opened)?
     })
     .context("control")?;
@@ -252,6 +255,21 @@ fn start_poll_groups(
     Ok(handles)
 }
 
+/// How hosts prove who they are; `None`: everybody who reaches an address may do everything.
+///
+/// # Errors
+/// A key file that is missing or wrong, or hosts that cannot be told apart.
+fn auth_of(config: &TargetConfig) -> anyhow::Result<Option<AuthConfig>> {
+    if config.authentication() == Auth::None {
+        return Ok(None);
+    }
+    let keys = config.secret_keys()?;
+    for key in &keys {
+        tracing::info!(key = %key.public(), "this target proves its key; mounts name it in target_keys");
+    }
+    Ok(Some(AuthConfig { keys, hosts: Hosts::new(&config.hosts)? }))
+}
+
 /// What control is made of, in a new run.
 fn parts(
     config: &TargetConfig,
@@ -288,6 +306,7 @@ fn parts(
         volumes: opened.into_iter().map(|opened| opened.volume).collect(),
         listening: Vec::new(),
         drain_timeout: config.drain_timeout.into(),
+        auth: None,
     })
 }
 

@@ -63,49 +63,79 @@ struct Volumes {
     leaving: BTreeMap<VolumeIndex, (AccessMode, Epoch)>,
 }
 
-/// The live connections of one session.
+/// A connection that is not gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Live {
+    epoch: Epoch,
+    // An admin connection has none.
+    queue: Option<u16>,
+    // It has proven that it is of the session, or need not.
+    is_proven: bool,
+}
+
+/// The live connections of one session. Those that have proven nothing are waited for like all
+/// others, but keep nothing: neither the session nor the number of their queue.
 #[derive(Debug)]
 struct Connections {
-    // Epoch and queue of each; an admin connection has no queue.
-    live: Vec<(Epoch, Option<u16>)>,
-    // When the last one went, or the session began. `None` while there are some.
+    live: Vec<Live>,
+    // When the last proven one went, or the session began. `None` while there are some.
     lost_at: Option<Instant>,
     // Of all of them.
     memory_bytes: u64,
 }
 
 impl Connections {
-    fn add(&mut self, epoch: Epoch, queue: Option<u16>, memory_bytes: u64) {
+    fn add(&mut self, live: Live, memory_bytes: u64) {
         self.memory_bytes = self.memory_bytes.saturating_add(memory_bytes);
-        self.live.push((epoch, queue));
-        self.lost_at = None;
+        self.live.push(live);
+        if live.is_proven {
+            self.lost_at = None;
+        }
     }
 
-    fn remove(&mut self, epoch: Epoch, queue: Option<u16>, memory_bytes: u64, now: Instant) {
+    fn remove(&mut self, live: Live, memory_bytes: u64, now: Instant) {
         self.memory_bytes = self.memory_bytes.saturating_sub(memory_bytes);
-        if let Some(at) = self.live.iter().position(|c| *c == (epoch, queue)) {
+        if let Some(at) = self.live.iter().position(|c| *c == live) {
             self.live.swap_remove(at);
         }
-        if self.live.is_empty() {
+        if live.is_proven && self.proven() == 0 {
             self.lost_at = Some(now);
         }
     }
 
+    /// The first of a queue that has proven itself has its number.
+    fn prove(&mut self, epoch: Epoch, queue: u16) -> bool {
+        if self.has(epoch, queue) {
+            return false;
+        }
+        let unproven = Live { epoch, queue: Some(queue), is_proven: false };
+        let Some(found) = self.live.iter_mut().find(|live| **live == unproven) else {
+            return false;
+        };
+        found.is_proven = true;
+        self.lost_at = None;
+        true
+    }
+
+    fn proven(&self) -> usize {
+        self.live.iter().filter(|live| live.is_proven).count()
+    }
+
     fn has(&self, epoch: Epoch, queue: u16) -> bool {
-        self.live.contains(&(epoch, Some(queue)))
+        self.live.contains(&Live { epoch, queue: Some(queue), is_proven: true })
     }
 
     fn has_older_than(&self, epoch: Epoch) -> bool {
-        self.live.iter().any(|(of, _)| *of < epoch)
+        self.live.iter().any(|live| live.epoch < epoch)
     }
 
     fn has_up_to(&self, epoch: Epoch) -> bool {
-        self.live.iter().any(|(of, _)| *of <= epoch)
+        self.live.iter().any(|live| live.epoch <= epoch)
     }
 
     /// Whether the last one went longer ago than that.
     fn are_lost_for(&self, time: Duration, now: Instant) -> bool {
-        let lost_at = self.lost_at.filter(|_| self.live.is_empty());
+        let lost_at = self.lost_at.filter(|_| self.proven() == 0);
         lost_at.is_some_and(|at| now.saturating_duration_since(at) > time)
     }
 }
@@ -117,6 +147,8 @@ pub(crate) enum Leave {
     LoggedOut,
     /// Another session took over a volume that it held.
     Fenced,
+    /// Its host may not be here any more.
+    Revoked,
 }
 
 impl Session {
@@ -131,10 +163,23 @@ impl Session {
         self.volumes.opened.iter().map(|(volume, mode)| (*volume, *mode))
     }
 
-    /// Live connections.
+    /// Live connections that have proven themselves, where they have to.
     #[must_use]
     pub fn connections(&self) -> usize {
+        self.connections.proven()
+    }
+
+    /// All connections that are not gone.
+    #[must_use]
+    pub(crate) fn all_connections(&self) -> usize {
         self.connections.live.len()
+    }
+
+    /// Whether it has an admin connection of its epoch.
+    #[must_use]
+    pub(crate) fn has_admin(&self) -> bool {
+        let admin = Live { epoch: self.epoch, queue: None, is_proven: true };
+        self.connections.live.contains(&admin)
     }
 
     /// Bytes of the memory of its connections.
@@ -159,7 +204,7 @@ impl Session {
     fn give_up(&mut self, volume: VolumeIndex) -> Option<AccessMode> {
         let mode = self.volumes.opened.remove(&volume)?;
         let admitted = self.volumes.admitted.remove(&volume);
-        if admitted && mode != AccessMode::ReadOnly && self.connections() > 0 {
+        if admitted && mode != AccessMode::ReadOnly && self.all_connections() > 0 {
             self.volumes.leaving.insert(volume, (mode, self.epoch));
         }
         Some(mode)
@@ -187,15 +232,9 @@ impl Session {
     }
 
     /// A connection is gone. The session has left the volumes that had to wait for it.
-    fn connection_gone(
-        &mut self,
-        epoch: Epoch,
-        queue: Option<u16>,
-        memory_bytes: u64,
-        now: Instant,
-    ) {
+    fn connection_gone(&mut self, live: Live, memory_bytes: u64, now: Instant) {
         let Self { connections, volumes, .. } = self;
-        connections.remove(epoch, queue, memory_bytes, now);
+        connections.remove(live, memory_bytes, now);
         volumes.leaving.retain(|_, (_, until)| connections.has_up_to(*until));
     }
 }
@@ -399,33 +438,45 @@ impl SessionTable {
         Ok(index)
     }
 
-    /// A connection was handed to a poll group; `queue` is `None` for admin.
+    /// A connection was handed to a poll group; `queue` is `None` for admin. One that is not proven
+    /// is proven later, by [`Self::connection_proved`].
     pub(crate) fn connection_added(
         &mut self,
         index: SessionIndex,
-        epoch: Epoch,
-        queue: Option<u16>,
+        (epoch, queue, is_proven): (Epoch, Option<u16>, bool),
         memory_bytes: u64,
     ) {
         let session = self.get_mut(index);
         debug_assert!(session.is_some(), "a connection of {index:?} that does not exist");
         if let Some(session) = session {
-            session.connections.add(epoch, queue, memory_bytes);
+            session.connections.add(Live { epoch, queue, is_proven }, memory_bytes);
         }
     }
 
-    /// A poll group says that nothing of a connection is in use any more.
-    pub(crate) fn connection_gone(
+    /// A connection has proven that it is of the session. Returns false if it cannot have its queue
+    /// number: another has it.
+    pub(crate) fn connection_proved(
         &mut self,
         index: SessionIndex,
         epoch: Epoch,
-        queue: Option<u16>,
+        queue: u16,
+    ) -> bool {
+        self.get_mut(index).is_some_and(|session| session.connections.prove(epoch, queue))
+    }
+
+    /// A poll group says that nothing of a connection is in use any more. It was proven, as
+    /// [`Self::connection_added`] or [`Self::connection_proved`] said.
+    pub(crate) fn connection_gone(
+        &mut self,
+        index: SessionIndex,
+        (epoch, queue, is_proven): (Epoch, Option<u16>, bool),
         memory_bytes: u64,
         now: Instant,
     ) -> After {
-        let Some(session) = self.get_mut(index) else { return After::Ended };
-        session.connection_gone(epoch, queue, memory_bytes, now);
-        if session.connections() == 0 && session.leave.is_some() {
+        // A session that ended had no connection that could keep it.
+        let Some(session) = self.get_mut(index) else { return After::Lives };
+        session.connection_gone(Live { epoch, queue, is_proven }, memory_bytes, now);
+        if session.all_connections() == 0 && session.leave.is_some() {
             self.end(index);
             return After::Ended;
         }
@@ -447,9 +498,18 @@ impl SessionTable {
     /// holds nothing. It ends with its last connection, which the caller must end, or at once if it
     /// has none. Returns what it held, and whether it ended.
     pub(crate) fn fence(&mut self, index: SessionIndex) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
+        self.expel(index, Leave::Fenced)
+    }
+
+    /// The host of the session may not be here any more. Else as [`Self::fence`].
+    pub(crate) fn revoke(&mut self, index: SessionIndex) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
+        self.expel(index, Leave::Revoked)
+    }
+
+    fn expel(&mut self, index: SessionIndex, why: Leave) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
         let Some(session) = self.get_mut(index) else { return (Vec::new(), false) };
-        let held = session.give_up_all(Leave::Fenced);
-        let ended = session.connections() == 0;
+        let held = session.give_up_all(why);
+        let ended = session.all_connections() == 0;
         if ended {
             self.end(index);
         }
@@ -534,7 +594,7 @@ impl SessionTable {
         let host = self.get(index).map(|s| s.host);
         let ended = self.excluders(index, volume, mode);
         for other in ended.iter().filter_map(|other| self.get(*other)) {
-            if host != Some(other.host) || other.connections() > 0 {
+            if host != Some(other.host) || other.all_connections() > 0 {
                 return Err((Status::InUse, format!("{} ({})", other.host_name, other.peer)));
             }
         }
@@ -581,7 +641,7 @@ mod tests {
 
     fn logged_in(table: &mut SessionTable, n: u8, from: u8, now: Instant) -> SessionIndex {
         let index = table.begin(id(n), of_host(from), now).unwrap();
-        table.connection_added(index, Epoch(1), None, 0);
+        table.connection_added(index, (Epoch(1), None, true), 0);
         table.get_mut(index).unwrap().logged_in = true;
         index
     }
@@ -592,13 +652,13 @@ mod tests {
         let mut table = SessionTable::new(4, LEASE);
         let index = logged_in(&mut table, 1, 1, now);
         assert_eq!(table.join(id(1), Epoch(1), 0), Ok(index));
-        table.connection_added(index, Epoch(1), Some(0), 0);
+        table.connection_added(index, (Epoch(1), Some(0), true), 0);
         assert_eq!(table.join(id(1), Epoch(1), 0), Err(RejectReason::DuplicateQueue));
         assert_eq!(table.resume(id(1), Epoch(1), of_host(1)), Err(RejectReason::StaleEpoch));
         assert_eq!(table.resume(id(1), Epoch(2), of_host(2)), Err(RejectReason::NoSuchSession));
         assert_eq!(table.get(index).unwrap().epoch, Epoch(1), "another host changes nothing");
         assert_eq!(table.resume(id(1), Epoch(2), of_host(1)), Ok(index));
-        table.connection_added(index, Epoch(2), None, 0);
+        table.connection_added(index, (Epoch(2), None, true), 0);
         assert!(table.get(index).unwrap().has_older_connections());
         assert_eq!(table.join(id(1), Epoch(1), 1), Err(RejectReason::StaleEpoch));
         assert_eq!(
@@ -606,8 +666,11 @@ mod tests {
             Err(RejectReason::NoSuchSession),
             "not logged in yet"
         );
-        assert_eq!(table.connection_gone(index, Epoch(1), None, 0, now), After::Lives);
-        assert_eq!(table.connection_gone(index, Epoch(1), Some(0), 0, now), After::Quiesced);
+        assert_eq!(table.connection_gone(index, (Epoch(1), None, true), 0, now), After::Lives);
+        assert_eq!(
+            table.connection_gone(index, (Epoch(1), Some(0), true), 0, now),
+            After::Quiesced
+        );
         assert!(!table.get(index).unwrap().has_older_connections());
     }
 
@@ -622,7 +685,7 @@ mod tests {
         assert!(table.open(b, volume, AccessMode::Exclusive).is_err());
         assert!(table.open(b, volume, AccessMode::Shared).is_err());
         assert_eq!(table.open(b, volume, AccessMode::ReadOnly), Ok(vec![]));
-        assert_eq!(table.connection_gone(a, Epoch(1), None, 0, now), After::Lives);
+        assert_eq!(table.connection_gone(a, (Epoch(1), None, true), 0, now), After::Lives);
         assert!(table.open(b, volume, AccessMode::Exclusive).is_err(), "lost, but the lease runs");
         assert!(table.expire(now + LEASE).is_empty());
         assert_eq!(table.expire(now + LEASE + Duration::from_secs(1)), vec![a]);
@@ -641,7 +704,7 @@ mod tests {
             table.open(b, VolumeIndex(0), AccessMode::Exclusive).is_err(),
             "the old process is connected"
         );
-        table.connection_gone(a, Epoch(1), None, 0, now);
+        table.connection_gone(a, (Epoch(1), None, true), 0, now);
         assert_eq!(table.open(b, VolumeIndex(0), AccessMode::Exclusive), Ok(vec![a]));
     }
 
@@ -653,7 +716,7 @@ mod tests {
         table.open(a, VolumeIndex(3), AccessMode::Shared).unwrap();
         table.logout(a);
         assert!(!table.is_open(VolumeIndex(3)));
-        assert_eq!(table.connection_gone(a, Epoch(1), None, 0, now), After::Ended);
+        assert_eq!(table.connection_gone(a, (Epoch(1), None, true), 0, now), After::Ended);
         let b = table.begin(id(3), of_host(1), now).unwrap();
         assert_eq!((b.index, b.life), (a.index, a.life + 1), "the place, but not the session");
         assert!(table.get(a).is_none() && table.get(b).is_some());
@@ -661,5 +724,33 @@ mod tests {
         table.begin(id(4), of_host(1), now).unwrap();
         assert!(table.is_full());
         assert_eq!(table.begin(id(5), of_host(1), now), Err(RejectReason::LimitReached));
+    }
+
+    #[test]
+    fn a_connection_that_has_proven_nothing_keeps_nothing() {
+        let now = Instant::now();
+        let mut table = SessionTable::new(2, LEASE);
+        let a = logged_in(&mut table, 1, 1, now);
+        let (admin, unproven, proven) =
+            ((Epoch(1), None, true), (Epoch(1), Some(0), false), (Epoch(1), Some(0), true));
+        table.connection_added(a, unproven, 5);
+        table.connection_added(a, unproven, 5);
+        assert_eq!(table.join(id(1), Epoch(1), 0), Ok(a), "nobody has the number");
+        assert!(table.connection_proved(a, Epoch(1), 0));
+        assert!(!table.connection_proved(a, Epoch(1), 0), "the first has it");
+        assert_eq!(table.join(id(1), Epoch(1), 0), Err(RejectReason::DuplicateQueue));
+        let session = |table: &SessionTable| {
+            let session = table.get(a).unwrap();
+            (session.connections(), session.all_connections(), session.memory_bytes())
+        };
+        assert_eq!(session(&table), (2, 3, 10));
+        // The lease runs as if it were not there, but a new epoch waits for it.
+        table.connection_gone(a, admin, 0, now);
+        table.connection_gone(a, proven, 5, now);
+        assert_eq!(session(&table), (0, 1, 5));
+        assert_eq!(table.resume(id(1), Epoch(2), of_host(1)), Ok(a));
+        assert!(table.get(a).unwrap().has_older_connections());
+        assert_eq!(table.expire(now + LEASE + Duration::from_secs(1)), vec![a]);
+        assert_eq!(table.connection_gone(a, unproven, 5, now), After::Lives, "it ended before");
     }
 }

@@ -51,10 +51,25 @@ fn target(text: &mut String, status: &TargetStatus) -> fmt::Result {
         writeln!(text, "{}", draining(drain))?;
     }
     writeln!(text, "listening on {}", status.listen.join(", "))?;
+    writeln!(text, "{}", authentication(status))?;
     for device in &status.devices {
         writeln!(text, "device {} ({})", device.name, device.transport)?;
     }
     Ok(())
+}
+
+/// Who may log in.
+fn authentication(status: &TargetStatus) -> String {
+    let who = match status.auth.as_str() {
+        "required" => "hosts prove their keys",
+        _ => "everybody who reaches an address may log in (auth = \"none\")",
+    };
+    let mut text = format!("authentication: {who}");
+    let unproven = status.unproven + status.total.failed_proofs;
+    if unproven > 0 {
+        let _ = write!(text, "; {unproven} connections did not prove who they are");
+    }
+    text
 }
 
 fn volumes(text: &mut String, volumes: &[VolumeStatus]) -> fmt::Result {
@@ -84,14 +99,15 @@ fn volumes(text: &mut String, volumes: &[VolumeStatus]) -> fmt::Result {
 fn sessions(text: &mut String, sessions: &[SessionStatus]) -> fmt::Result {
     writeln!(
         text,
-        "\n{:<20} {:<24} {:>6} {:>12} VOLUMES",
-        "SESSION OF", "FROM", "EPOCH", "CONNECTIONS"
+        "\n{:<20} {:<24} {:<4} {:>6} {:>12} VOLUMES",
+        "SESSION OF", "FROM", "AUTH", "EPOCH", "CONNECTIONS"
     )?;
     for s in sessions {
         let volumes = if s.fenced { "(fenced)".to_owned() } else { s.volumes.join(", ") };
+        let auth = if s.key.is_some() { "key" } else { "-" };
         writeln!(
             text,
-            "{:<20} {:<24} {:>6} {:>12} {volumes}",
+            "{:<20} {:<24} {auth:<4} {:>6} {:>12} {volumes}",
             s.host, s.peer, s.epoch, s.connections
         )?;
     }

@@ -304,19 +304,19 @@ impl Client {
         host: u8,
         claim: impl Into<Claim>,
     ) -> Result<Self, SessionError> {
-        Self::with_keys(address, volume, host, claim, None)
+        Self::prove(address, volume, host, None, claim)
     }
 
-    /// [`Self::claim`] of one that proves its key, and goes to no target that does not.
+    /// [`Self::claim`] of one that proves who it is.
     ///
     /// # Errors
     /// The target does not have it so.
-    pub fn with_keys(
+    pub fn prove(
         address: &Address,
         volume: &str,
         host: u8,
+        credentials: Option<&Credentials>,
         claim: impl Into<Claim>,
-        keys: Option<&Credentials>,
     ) -> Result<Self, SessionError> {
         let runtime = runtime();
         let name = Name::new("test").expect("a name");
@@ -329,7 +329,8 @@ impl Client {
         let buffers = Region::allocate(IO_MAX as usize * usize::from(DEPTH), PageKind::Normal)
             .expect("memory");
         let (session, volume, path) = runtime.block_on(async {
-            let mut session = Session::connect(address, &options, &identity, keys, None).await?;
+            let mut session =
+                Session::connect(address, &options, &identity, credentials, None).await?;
             let name = Name::new(volume).expect("a volume's name");
             let volume = session.open(&name, claim).await?;
             let wish = QueueWish {
@@ -391,6 +392,15 @@ impl Client {
         let mut bytes = vec![0; len];
         self.buffers.read(0, &mut bytes);
         bytes
+    }
+
+    /// Names of the volumes that it may see.
+    ///
+    /// # Panics
+    /// The target does not say.
+    pub fn list(&mut self) -> Vec<Name> {
+        let listed = self.runtime.block_on(self.session.list()).expect("a list");
+        listed.iter().map(|entry| entry.name).collect()
     }
 
     /// Makes what was written durable.

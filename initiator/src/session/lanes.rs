@@ -228,7 +228,7 @@ impl Lanes<'_> {
         let mut nonce = Nonce::default();
         getrandom::fill(&mut nonce.0).map_err(|error| SessionError::System {
             what: "random bytes for the proof of a connection",
-            source: error.into(),
+            source: std::io::Error::other(error.to_string()),
         })?;
         let (ours, theirs) = QueueKey::new(secret, asked.epoch, queue).prove(hellos, nonce);
         Ok(Some(LaneProof { ours, theirs }))

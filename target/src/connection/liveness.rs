@@ -36,6 +36,11 @@ impl Liveness {
         self.prove_by = None;
     }
 
+    /// The peer has shown that it is not who it must be: its time is over.
+    pub(super) fn is_not_trusted(&mut self, now: Instant) {
+        self.prove_by = Some(now);
+    }
+
     /// Whether the peer has not shown in time who it is.
     pub(super) fn is_stranger(&self, now: Instant) -> bool {
         self.prove_by.is_some_and(|by| now > by)

@@ -48,7 +48,7 @@ use crate::request::{Event, InCapsule, Outcome, Payload, Request};
 pub use layout::Layout;
 pub use layout::{REPLY_AREA_BYTES, SCRATCH_BYTES};
 use liveness::Liveness;
-pub use params::{ConnectionParams, progress_max};
+pub use params::{ConnectionParams, ProofDue, progress_max};
 use pins::Pins;
 use reads::ReadCredits;
 use receive::ReceiveBuffers;
@@ -137,7 +137,8 @@ impl Connection {
         let layout = params.layout;
         let (tags, send_wrs) = (layout.depth().tags(), layout.send_wrs());
         let is_stranger = params.session == SessionIndex::NONE;
-        let prove_by = is_stranger.then(|| now + STRANGER_TIME);
+        let due = params.proof.as_ref().map(|due| due.within);
+        let prove_by = is_stranger.then_some(STRANGER_TIME).or(due).map(|within| now + within);
         let lists = params.features.has(Features::CAPSULE_LISTS);
         let receives = ReceiveBuffers::new(&layout, &params.memory);
         Self {
@@ -651,6 +652,18 @@ impl Connection {
         self.liveness.set_silence_max(silence);
     }
 
+    /// It ends at the next look for silent peers. The answers that are queued go out before.
+    pub(crate) fn expel(&mut self, now: Instant) {
+        self.liveness.is_not_trusted(now);
+    }
+
+    /// The proof of its self-test is right, or need not be. Returns whether this is the first time.
+    pub(crate) fn is_known(&mut self) -> bool {
+        self.liveness.is_known();
+        let is_first = self.pins.scratch().is_none();
+        is_first && self.params.proof.is_some()
+    }
+
     /// Why the connection should end by now, if its peer is silent or takes nothing.
     pub(crate) fn dead_reason(&mut self, now: Instant) -> Option<&'static str> {
         let waits = self.reads.in_flight() > 0 || self.sends.credits().expects_completion();
@@ -658,7 +671,7 @@ impl Connection {
             return Some("its peer neither takes data nor gives any");
         }
         if self.liveness.is_stranger(now) {
-            return Some("it has not logged in in time");
+            return Some("it has not proven in time who it is");
         }
         self.liveness.is_silent(now).then_some("its initiator is silent")
     }

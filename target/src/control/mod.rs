@@ -25,14 +25,16 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::connection::progress_max;
 use crate::holders::VolumeUuid;
-use crate::identity::AdmissionId;
+use crate::identity::{AdmissionId, SessionIndex};
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
 use crate::store::{Backing, StoreIdentity, VolumeIndex};
 use crate::verifier::LineageFile;
 use crate::volume::Volume;
 
-use self::core::{ConnectionRef, Core, CoreParts, Effect, Refused};
-use admission::{Granted, log_refusal, no_room, refusal};
+use self::core::{
+    Admitted, AuthConfig, ConnectionRef, Core, CoreParts, Effect, Hosts, Knock, Refused,
+};
+use admission::{Granted, House, log_refusal, no_room, refusal};
 use destroy::{Destroyed, Destroyer};
 use devices::Devices;
 use groups::Groups;
@@ -122,6 +124,8 @@ pub(crate) struct Parts {
     pub listening: Vec<String>,
     /// How long a drain may take.
     pub drain_timeout: Duration,
+    /// How hosts prove who they are; `None`: nobody has to prove anything.
+    pub auth: Option<AuthConfig>,
 }
 
 impl Control {
@@ -145,6 +149,7 @@ impl Control {
             lease: limits.lease,
             drain_timeout: parts.drain_timeout,
             holders,
+            auth: parts.auth,
         };
         let started = Instant::now();
         Ok(Self {
@@ -231,8 +236,18 @@ impl Control {
 
     /// Lets in these hosts and no others. Returns the names of the hosts whose sessions ended.
     fn let_in_only(&mut self, hosts: &[HostConfig]) -> Vec<String> {
-        tracing::info!(hosts = hosts.len(), "hosts were reloaded");
-        Vec::new()
+        let hosts = match Hosts::new(hosts) {
+            Ok(hosts) => hosts,
+            Err(error) => {
+                // The configuration was checked.
+                tracing::error!(%error, "the hosts stay as they were");
+                return Vec::new();
+            }
+        };
+        let ended = self.core.set_hosts(hosts, Instant::now());
+        let ended: Vec<String> = ended.iter().map(ToString::to_string).collect();
+        tracing::info!(?ended, "hosts were reloaded");
+        ended
     }
 
     /// Answers a connect request.
@@ -261,23 +276,30 @@ impl Control {
         asked: &HelloRequest,
         peer: &str,
     ) -> Result<Granted, Refused> {
-        let Description { limits, instance, .. } = &self.description;
+        let Description { limits, instance, .. } = self.description;
+        let house = House { limits, instance, requires_proof: self.core.requires_proof() };
         let device = incoming.device();
-        let accept = admission::agree(asked, limits, *instance, &device)?;
+        let accept = admission::agree(asked, &house, &device)?;
         let place = self.devices.place(&device, &mut self.groups).map_err(|error| {
             tracing::error!(%error, "cannot serve by this device");
             no_room(error.to_string())
         })?;
         let mut fresh = [0; 16];
         getrandom::fill(&mut fresh).map_err(|error| no_room(error.to_string()))?;
-        let bytes = wide64(admission::memory_bytes(&accept, asked.kind));
-        let admitted = self.core.connect(asked, peer, bytes, SessionId(fresh), Instant::now())?;
+        let knock = Knock {
+            asked,
+            introduction: admission::introduction(incoming, &accept)?,
+            peer,
+            memory_bytes: wide64(admission::memory_bytes(&accept, asked.kind)),
+            fresh: SessionId(fresh),
+        };
+        let admitted = self.core.connect(&knock, Instant::now())?;
         let group = self.groups.for_connection(admitted.session, admitted.queue);
+        let whose = self.payer(admitted.session, peer);
         let entries = admission::cq_entries(&accept, asked.kind);
         let (cq, capacity) = (CqPlace { device: place, group }, self.devices.cq_entries(place));
         let made = admission::reads_out(incoming, admitted.queue.is_some()).and_then(|reads_out| {
-            let address = core::address_of(peer);
-            self.shares.take(admitted.id, cq, address, entries, capacity).map_err(no_room)?;
+            self.shares.take(admitted.id, cq, &whose, entries, capacity).map_err(no_room)?;
             let poller = self.devices.poller(place, group, &mut self.groups).map_err(no_room)?;
             Ok((reads_out, poller))
         });
@@ -292,17 +314,26 @@ impl Control {
         }
     }
 
+    /// Who takes the entries of a CQ that a connection needs: its host where hosts prove who they
+    /// are, else its address.
+    fn payer(&self, session: SessionIndex, peer: &str) -> String {
+        let session = self.core.sessions().get(session).filter(|_| self.core.requires_proof());
+        let host = session.map(|session| session.host.to_string());
+        host.unwrap_or_else(|| core::address_of(peer).to_owned())
+    }
+
     /// Makes the QP of a connection that was granted, and hands it to its poll group.
     fn connect(&mut self, incoming: Incoming, asked: &HelloRequest, granted: Granted) {
         let peer = incoming.peer();
-        let (place, group, admitted) = (granted.place, granted.group, granted.admitted);
-        let detect = self.core.sessions().get(admitted.session).map(|s| s.detect);
+        let (place, group) = (granted.place, granted.group);
+        let Admitted { id, session, epoch, queue, .. } = granted.admitted;
+        let detect = self.core.sessions().get(session).map(|s| s.detect);
         match admission::prepare(incoming, asked, granted, progress_max(detect)) {
             Ok((connection, params, accept)) => {
-                if admitted.queue.is_none() {
+                if queue.is_none() {
                     self.groups.took_admin();
                 }
-                let epoch = admitted.epoch.0;
+                let epoch = epoch.0;
                 tracing::info!(peer, kind = ?asked.kind, epoch, group, "connection");
                 let params = Box::new(params);
                 let poller = place;
@@ -310,7 +341,7 @@ impl Control {
                 self.hand_over(group, connection);
             }
             Err(text) => {
-                self.gone(admitted.id);
+                self.gone(id);
                 log_refusal(asked, &peer, &no_room(text));
             }
         }
@@ -347,6 +378,9 @@ impl Control {
                     let adopt = ToGroup::Adopt { connection, session, epoch, silence };
                     self.groups.send(to.group, adopt);
                 }
+                Effect::Expel { connection: to } => {
+                    self.groups.send(to.group, ToGroup::Expel { connection: to.connection });
+                }
                 Effect::All(notice) => self.groups.notify(notice),
                 Effect::Persist { ticket, record } => {
                     if let Some(result) = self.persister.persist(ticket, record) {
@@ -363,6 +397,9 @@ impl Control {
             FromGroup::Admin { group, connection, admission, command, body } => {
                 let from = ConnectionRef { group, connection };
                 self.core.command(from, admission, &command, &body, Instant::now());
+            }
+            FromGroup::Proven { group, connection, admission } => {
+                self.core.proved(ConnectionRef { group, connection }, admission, Instant::now());
             }
             FromGroup::ConnectionGone {
                 admission,

@@ -78,6 +78,7 @@ fn control_of(
         volume_notes: HashMap::new(),
         listening: Vec::new(),
         drain_timeout: Duration::from_secs(1),
+        auth: None,
     })
 }
 
@@ -98,10 +99,14 @@ fn hello() -> HelloRequest {
 #[test]
 fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
     let mut control = control(LineageFile::forgetful().unwrap()).unwrap();
-    let admitted = control
-        .core
-        .connect(&hello(), "peer", 1, SessionId([7; 16]), Instant::now())
-        .expect("there is room");
+    let knock = Knock {
+        asked: &hello(),
+        introduction: None,
+        peer: "peer",
+        memory_bytes: 1,
+        fresh: SessionId([7; 16]),
+    };
+    let admitted = control.core.connect(&knock, Instant::now()).expect("there is room");
     let network = Network::new(1);
     let device = Device::Soft(network.device());
     let pd = device.alloc_pd().unwrap();
@@ -125,6 +130,7 @@ fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
         admission: admitted.id,
         session: admitted.session,
         epoch: admitted.epoch,
+        proof: None,
         layout,
         in_capsule_bytes: 4096,
         io_max_bytes: 1 << 20,

@@ -115,6 +115,11 @@ pub enum ToGroup {
         /// It ends when it says nothing for longer.
         silence: std::time::Duration,
     },
+    /// End a connection soon, when the answers before are sent.
+    Expel {
+        /// The connection.
+        connection: ConnectionId,
+    },
     /// Answer an admin command.
     Reply {
         /// Its connection.
@@ -147,6 +152,16 @@ pub enum FromGroup {
         command: CommandCapsule,
         /// Its in-capsule data.
         body: Vec<u8>,
+    },
+    /// An I/O connection has proven in its self-test that it is of its session. Told once, and
+    /// before its end.
+    Proven {
+        /// Its poll group.
+        group: usize,
+        /// The connection.
+        connection: ConnectionId,
+        /// Its name for control.
+        admission: AdmissionId,
     },
     /// A connection ended and nothing of it is in use any more: no command, no RDMA, no store I/O.
     ConnectionGone {

@@ -42,6 +42,12 @@ impl<S: Store> PollGroup<S> {
                     Ok(())
                 });
             }
+            ToGroup::Expel { connection: id } if self.connections.has(id) => {
+                self.serve(wide(id.index), |connection, turn| {
+                    connection.expel(turn.now);
+                    Ok(())
+                });
+            }
             ToGroup::Reply { connection: id, tag, status, value, payload }
                 if self.connections.has(id) =>
             {
@@ -51,7 +57,7 @@ impl<S: Store> PollGroup<S> {
                 });
             }
             // Control may speak of a connection that has ended meanwhile.
-            ToGroup::Adopt { .. } | ToGroup::Reply { .. } => {}
+            ToGroup::Adopt { .. } | ToGroup::Expel { .. } | ToGroup::Reply { .. } => {}
             ToGroup::Stop => {
                 self.stopping.began = true;
                 self.end_all("the target stops", |_| true);

@@ -101,7 +101,7 @@ impl Party {
     pub fn meet(&self, address: &Address, transport: Transport, status: &dyn Fn() -> TargetStatus) {
         let keys = Credentials::new(self.honest.clone(), vec![self.target.public()]);
         let keys = keys.expect("one key of the target");
-        let client = Client::with_keys(address, HONEST, 1, AccessMode::Exclusive, Some(&keys));
+        let client = Client::prove(address, HONEST, 1, Some(&keys), AccessMode::Exclusive);
         let client = client.expect("the honest host");
         let login = client.session.login();
         let victim = Victim { session: login.session.0, epoch: login.epoch.0 };

@@ -11,7 +11,7 @@ use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{AdminCommand, Join, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::seed::Random;
 use rblk_target::control::core::{
-    Admitted, ConnectionRef, Core, CoreParts, Effect, Refused, Ticket,
+    Admitted, ConnectionRef, Core, CoreParts, Effect, Knock as CoreKnock, Refused, Ticket,
 };
 use rblk_target::holders::{HolderRecord, Holders};
 use rblk_target::identity::AdmissionId;
@@ -196,6 +196,7 @@ impl Site {
             lease: self.plan.lease,
             drain_timeout: DRAIN,
             holders: Holders::durable(self.holders.values().cloned()),
+            auth: None,
         };
         self.core = Some(Core::new(parts, self.rig.now()));
         self.stopping = false;
@@ -239,7 +240,14 @@ impl Site {
         let fresh = SessionId(id(&mut self.random));
         // What comes over the wire is what counts.
         let asked = HelloRequest::from_wire(&asked.to_wire()).expect("a good hello");
-        match core.connect(&asked, &format!("host{}", host.0), 1 << 20, fresh, now) {
+        let knock = CoreKnock {
+            asked: &asked,
+            introduction: None,
+            peer: &format!("host{}", host.0),
+            memory_bytes: 1 << 20,
+            fresh,
+        };
+        match core.connect(&knock, now) {
             Ok(admitted) => {
                 let Admitted { id: admission, session, epoch, .. } = admitted;
                 let join = Join { admission, session, epoch, kind: asked.kind };
@@ -350,6 +358,9 @@ impl Site {
                     let connection = to.connection;
                     let adopt = ToGroup::Adopt { connection, session, epoch, silence };
                     self.rig.mail_to(to.group, adopt);
+                }
+                Effect::Expel { connection: to } => {
+                    self.rig.mail_to(to.group, ToGroup::Expel { connection: to.connection });
                 }
                 Effect::All(notice) => self.rig.mail(ToGroup::Notice(notice)),
                 Effect::Persist { ticket, record } => {

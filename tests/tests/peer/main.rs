@@ -5,6 +5,7 @@ mod answers;
 mod capsules;
 mod leaving;
 mod memory;
+mod proofs;
 mod strangers;
 
 use rblk_protocol::{CommandCapsule, Features, Status};

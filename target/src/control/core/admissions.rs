@@ -1,12 +1,14 @@
 //! [`Admissions`]: every connection that was admitted and has not ended, and what it is.
 //!
 //! An admin connection is a *stranger* until its LOGIN is accepted. Then it is a *member* of a
-//! session. An I/O connection is a member from the start. Strangers have places of their own, few
+//! session. An I/O connection is a member from the start, and proves that in its self-test, where
+//! it has to. Strangers have places of their own, few
 //! in all and fewer an address, and take nothing else: no session, and nothing of another's. Their
 //! poll group ends them when they have not logged in in time.
 
 use std::collections::BTreeMap;
 
+use rblk_protocol::auth::TargetHandshake;
 use rblk_protocol::{Epoch, SessionId};
 
 use crate::identity::{AdmissionId, SessionIndex};
@@ -16,8 +18,8 @@ pub(super) const STRANGERS_MAX: usize = 32;
 /// Strangers of one address at a time.
 pub(super) const STRANGERS_PER_ADDRESS: usize = 4;
 
-/// A connection that has not logged in.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// An admin connection that has not logged in.
+#[derive(Debug)]
 pub(super) struct Stranger {
     /// Where it comes from, for people.
     pub(super) peer: String,
@@ -27,6 +29,8 @@ pub(super) struct Stranger {
     pub(super) resume: Option<(SessionId, Epoch)>,
     /// Bytes of its memory.
     pub(super) memory_bytes: u64,
+    /// How it proves who it is, where it has to.
+    pub(super) handshake: Option<TargetHandshake>,
 }
 
 /// A connection of a session.
@@ -40,15 +44,8 @@ pub(super) struct Member {
     pub(super) queue: Option<u16>,
     /// Bytes of its memory.
     pub(super) memory_bytes: u64,
-}
-
-/// What a connection is.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Standing {
-    /// It has not logged in.
-    Stranger(Stranger),
-    /// It is of a session.
-    Member(Member),
+    /// It has proven that it is of the session, or need not. Else it does not own its queue number.
+    pub(super) is_proven: bool,
 }
 
 /// See the module.
@@ -58,6 +55,9 @@ pub(super) struct Admissions {
     count: u64,
     strangers: BTreeMap<AdmissionId, Stranger>,
     members: BTreeMap<AdmissionId, Member>,
+    // Members that have proven nothing and come from elsewhere than their session: they have the
+    // places of strangers. With where they come from.
+    foreign: BTreeMap<AdmissionId, String>,
 }
 
 impl Admissions {
@@ -66,14 +66,15 @@ impl Admissions {
     /// # Errors
     /// Which places are taken, for the peer.
     pub(super) fn may_add_stranger(&self, peer: &str) -> Result<(), String> {
-        if self.strangers.len() >= STRANGERS_MAX {
+        if self.strangers() >= STRANGERS_MAX {
             return Err(format!(
                 "{STRANGERS_MAX} connections wait for their login here: connect again in 5 s"
             ));
         }
         let address = address_of(peer);
-        let theirs = self.strangers.values().filter(|s| address_of(&s.peer) == address).count();
-        if theirs >= STRANGERS_PER_ADDRESS {
+        let peers = self.strangers.values().map(|stranger| &stranger.peer);
+        let theirs = peers.chain(self.foreign.values()).filter(|peer| address_of(peer) == address);
+        if theirs.count() >= STRANGERS_PER_ADDRESS {
             return Err(format!(
                 "{STRANGERS_PER_ADDRESS} connections of your address wait for their login: connect again in 5 s"
             ));
@@ -81,21 +82,37 @@ impl Admissions {
         Ok(())
     }
 
-    /// A connection is admitted.
-    pub(super) fn add(&mut self, standing: Standing) -> AdmissionId {
-        self.count += 1;
-        let id = AdmissionId(self.count);
-        match standing {
-            Standing::Stranger(stranger) => drop(self.strangers.insert(id, stranger)),
-            Standing::Member(member) => drop(self.members.insert(id, member)),
+    /// An admin connection is admitted.
+    pub(super) fn add_stranger(&mut self, stranger: Stranger) -> AdmissionId {
+        let id = self.next_id();
+        self.strangers.insert(id, stranger);
+        id
+    }
+
+    /// An I/O connection is admitted. `foreign` says where it comes from, if it has the place of a
+    /// stranger.
+    pub(super) fn add_member(&mut self, member: Member, foreign: Option<&str>) -> AdmissionId {
+        let id = self.next_id();
+        self.members.insert(id, member);
+        if let Some(peer) = foreign {
+            self.foreign.insert(id, peer.to_owned());
         }
         id
     }
 
-    /// What a connection is; `None` when it has ended.
-    pub(super) fn get(&self, id: AdmissionId) -> Option<Standing> {
-        let member = self.members.get(&id).copied().map(Standing::Member);
-        member.or_else(|| self.strangers.get(&id).cloned().map(Standing::Stranger))
+    fn next_id(&mut self) -> AdmissionId {
+        self.count += 1;
+        AdmissionId(self.count)
+    }
+
+    /// A connection that has not logged in.
+    pub(super) fn stranger_mut(&mut self, id: AdmissionId) -> Option<&mut Stranger> {
+        self.strangers.get_mut(&id)
+    }
+
+    /// A connection of a session.
+    pub(super) fn member(&self, id: AdmissionId) -> Option<Member> {
+        self.members.get(&id).copied()
     }
 
     /// A stranger logged in.
@@ -105,15 +122,24 @@ impl Admissions {
         self.members.insert(id, member);
     }
 
-    /// A connection ended. Returns what it was.
-    pub(super) fn remove(&mut self, id: AdmissionId) -> Option<Standing> {
-        let member = self.members.remove(&id).map(Standing::Member);
-        member.or_else(|| self.strangers.remove(&id).map(Standing::Stranger))
+    /// A connection has proven that it is of its session.
+    pub(super) fn prove(&mut self, id: AdmissionId) {
+        self.foreign.remove(&id);
+        if let Some(member) = self.members.get_mut(&id) {
+            member.is_proven = true;
+        }
     }
 
-    /// Connections that have not logged in.
+    /// A connection ended. Returns what it was if it was of a session.
+    pub(super) fn remove(&mut self, id: AdmissionId) -> Option<Member> {
+        self.strangers.remove(&id);
+        self.foreign.remove(&id);
+        self.members.remove(&id)
+    }
+
+    /// Connections that take the places of strangers.
     pub(super) fn strangers(&self) -> usize {
-        self.strangers.len()
+        self.strangers.len() + self.foreign.len()
     }
 }
 
@@ -136,14 +162,14 @@ pub(crate) fn address_of(peer: &str) -> &str {
 mod tests {
     use super::*;
 
-    fn stranger(peer: &str) -> Standing {
-        let peer = peer.to_owned();
-        Standing::Stranger(Stranger {
-            peer,
-            fresh: SessionId([1; 16]),
-            resume: None,
-            memory_bytes: 1,
-        })
+    fn stranger(peer: &str) -> Stranger {
+        let (peer, fresh) = (peer.to_owned(), SessionId([1; 16]));
+        Stranger { peer, fresh, resume: None, memory_bytes: 1, handshake: None }
+    }
+
+    fn member(queue: Option<u16>, is_proven: bool) -> Member {
+        let session = SessionIndex { index: 0, life: 1 };
+        Member { session, epoch: Epoch(1), queue, memory_bytes: 1, is_proven }
     }
 
     #[test]
@@ -164,18 +190,22 @@ mod tests {
     #[test]
     fn a_place_is_free_when_its_stranger_logs_in_or_ends() {
         let mut all = Admissions::default();
-        let ids: Vec<_> =
-            (0..STRANGERS_PER_ADDRESS).map(|n| all.add(stranger(&format!("a:{n}")))).collect();
+        let ids: Vec<_> = (0..STRANGERS_PER_ADDRESS)
+            .map(|n| all.add_stranger(stranger(&format!("a:{n}"))))
+            .collect();
         assert!(all.may_add_stranger("a:99").unwrap_err().contains("your address"));
         all.may_add_stranger("b:99").unwrap();
-        let session = SessionIndex { index: 0, life: 1 };
-        all.adopt(ids[0], Member { session, epoch: Epoch(1), queue: None, memory_bytes: 1 });
+        all.adopt(ids[0], member(None, true));
         all.may_add_stranger("a:99").unwrap();
-        all.add(stranger("a:99"));
+        // One that has not proven that it is of its session.
+        let foreign = all.add_member(member(Some(1), false), Some("a:99"));
         assert!(all.may_add_stranger("a:98").is_err());
-        assert_eq!(all.remove(ids[1]), Some(stranger("a:1")));
-        assert_eq!(all.remove(ids[1]), None);
+        all.add_member(member(Some(2), false), None);
+        assert_eq!(all.strangers(), STRANGERS_PER_ADDRESS);
+        all.prove(foreign);
         all.may_add_stranger("a:98").unwrap();
-        assert_eq!(all.strangers(), STRANGERS_PER_ADDRESS - 1);
+        assert_eq!(all.remove(ids[1]), None, "of no session");
+        assert_eq!(all.remove(foreign), Some(member(Some(1), true)));
+        assert_eq!(all.strangers(), STRANGERS_PER_ADDRESS - 2);
     }
 }

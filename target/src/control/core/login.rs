@@ -8,10 +8,10 @@
 use std::time::{Duration, Instant};
 
 use rblk_protocol::{
-    CommandCapsule, Epoch, LoginReply, LoginRequest, Mutation, RejectReason, Status, Tag, limits,
+    CommandCapsule, Epoch, LoginReply, Mutation, RejectReason, Status, Tag, limits,
 };
 
-use super::admissions::{Member, Stranger};
+use super::admissions::Member;
 use super::{Answer, ConnectionRef, Core, Effect, Notice, QUIESCE_DEADLINE, refuse, refuse_saying};
 use crate::identity::{AdmissionId, SessionIndex};
 use crate::session::LoggingIn;
@@ -37,30 +37,26 @@ impl Core {
         &mut self,
         from: ConnectionRef,
         id: AdmissionId,
-        stranger: Stranger,
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
     ) -> Answer {
-        let request = match LoginRequest::from_wire(body) {
-            Ok(request) => request,
-            Err(error) => {
-                tracing::warn!(error, "bad LOGIN");
-                return refuse(Status::InvalidField);
-            }
+        let (request, proven) = match self.proven_login(from, id, command, body) {
+            Ok(login) => login,
+            Err(answer) => return answer,
         };
+        let Some(stranger) = self.admissions.stranger_mut(id) else { return Answer::Later };
+        let (fresh, resume, memory_bytes) =
+            (stranger.fresh, stranger.resume, stranger.memory_bytes);
+        let peer = stranger.peer.clone();
         if self.drain.has_begun() {
             return refuse_saying(Status::ShuttingDown, "the target is draining".to_owned());
         }
         let detect = Duration::from_millis(u64::from(request.keep_alive_ms)).min(DETECT_MAX);
-        let login = LoggingIn {
-            host: request.host,
-            host_name: request.host_name,
-            detect,
-            peer: stranger.peer,
-        };
-        let entered = match stranger.resume {
-            None => self.sessions.begin(stranger.fresh, login, now).map(|s| (s, Epoch(1))),
+        let (host, host_name) = (request.host, request.host_name);
+        let login = LoggingIn { host, host_name, detect, peer };
+        let entered = match resume {
+            None => self.sessions.begin(fresh, login, now).map(|s| (s, Epoch(1))),
             Some((session, epoch)) => {
                 self.sessions.resume(session, epoch, login).map(|s| (s, epoch))
             }
@@ -73,14 +69,18 @@ impl Core {
             // To the initiator they are one: its session is not there for it.
             Err(_) => return refuse(Status::NoSuchSession),
         };
-        if stranger.resume.is_some() {
+        if resume.is_some() {
             // It was of an older epoch, which gets no answer any more.
             self.waiting_logins.remove(&session);
             self.all(Notice::EndConnections { session, before: epoch });
         }
-        let memory_bytes = stranger.memory_bytes;
-        self.admissions.adopt(id, Member { session, epoch, queue: None, memory_bytes });
-        self.sessions.connection_added(session, epoch, None, memory_bytes);
+        if let Some(proven) = proven {
+            self.proven.insert(session, proven);
+        }
+        let (queue, is_proven) = (None, true);
+        let member = Member { session, epoch, queue, memory_bytes, is_proven };
+        self.admissions.adopt(id, member);
+        self.sessions.connection_added(session, (epoch, queue, is_proven), memory_bytes);
         // Four times what the initiator promised, and time for a busy host.
         let silence = detect * 4 + SILENCE_MIN;
         self.effects.push_back(Effect::Adopt { connection: from, session, epoch, silence });
@@ -149,7 +149,11 @@ impl Core {
             epoch = session.epoch.0,
             "login"
         );
-        self.reply(login.from, login.tag, Status::Ok, 0, reply.to_wire().to_vec());
+        let payload = match self.proven.get(&index) {
+            Some(proven) => proven.secret.login_payload(&reply).to_vec(),
+            None => reply.to_wire().to_vec(),
+        };
+        self.reply(login.from, login.tag, Status::Ok, 0, payload);
     }
 
     pub(super) fn end_late_logins(&mut self, now: Instant) {

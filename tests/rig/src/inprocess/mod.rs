@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rblk_fabric::soft::network::{Network, Wire};
 use rblk_fabric::{Device, Poller, ProtectionDomain, QpIndex, Region};
+use rblk_protocol::auth::{Hellos, SessionSecret};
 use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, Tag};
 use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::poll_group::FromGroup;
@@ -120,6 +121,8 @@ pub struct RawEnd {
     pub qp: QpIndex,
     /// The link, to break it.
     pub wire: Wire,
+    /// The hellos of the connection.
+    pub hellos: Hellos,
 }
 
 /// A condition that did not come about.
@@ -156,6 +159,10 @@ pub struct Rig<S> {
     steps: u64,
     listened: Instant,
     destroys: Destroys,
+    // What I/O connections have to prove, from now on.
+    secret: Option<SessionSecret>,
+    // I/O connections that have proven it.
+    proven: usize,
 }
 
 impl<S: Store> std::fmt::Debug for Rig<S> {
@@ -207,6 +214,8 @@ impl<S: Store> Rig<S> {
             steps: 0,
             listened: now,
             destroys: Destroys::new(options.seed, options.destroy_steps),
+            secret: None,
+            proven: 0,
         };
         rig.start_target(store)?;
         Ok(rig)

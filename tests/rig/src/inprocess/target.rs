@@ -1,7 +1,7 @@
 //! The target of a [`Rig`]: its poll groups, and what stands in for its control.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rblk_fabric::soft::network::Wire;
@@ -9,13 +9,14 @@ use rblk_fabric::{
     AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle, QpLimits,
     Region,
 };
+use rblk_protocol::auth::{Hellos, QueueKey, SessionSecret};
 use rblk_protocol::{
     AccessMode, BlockCount, BlockSize, ConnectionKind, Epoch, Features, HelloAccept, HelloRequest,
     InstanceId, Name, Nonce, Offer, QueueDepth, SessionId, Status, Tag, Version, limits, negotiate,
 };
 use rblk_target::arena::Arena;
 use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
-use rblk_target::connection::ConnectionParams;
+use rblk_target::connection::{ConnectionParams, ProofDue};
 use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::poll_group::peers::Peers;
 use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, ToGroup};
@@ -29,6 +30,8 @@ use super::destroying::Ended;
 use super::poller::{CqBreaker, CqFault, breakable};
 use super::{AdminCommand, Gone, Join, QueueOptions, Rig, VolumeKind, VolumeSpec, soft_handle};
 
+/// What a queue that has to prove something has for it.
+const PROVE_WITHIN: Duration = Duration::from_secs(5);
 /// Runs of memory that one WRITE of the target gathers.
 const SEND_SGES: u32 = 4;
 /// Steps that ending the connections of an older epoch may take.
@@ -59,6 +62,15 @@ struct Cq {
     breaker: CqBreaker,
     // What was told of it.
     news: CqNews,
+}
+
+/// A connection that was made.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) connection: Connection,
+    pub(super) wire: Wire,
+    pub(super) accept: HelloAccept,
+    pub(super) hellos: Hellos,
 }
 
 /// What a poll group told of a CQ.
@@ -365,14 +377,24 @@ impl<S: Store> Rig<S> {
         options: QueueOptions,
         initiator: &PollerHandle,
         sizes: QpLimits,
-    ) -> Result<(Connection, Wire, HelloAccept)> {
+    ) -> Result<Made> {
         let Join { admission, session, epoch, kind } = join;
+        let secret = self.secret.as_ref();
+        let due = match (kind, secret) {
+            (ConnectionKind::Io { queue }, Some(secret)) => {
+                Some(QueueKey::new(secret, epoch, queue))
+            }
+            _ => None,
+        };
+        let auth = if due.is_some() { Features::AUTH } else { Features::default() };
+        let mut nonce = Nonce([3; 16]);
+        nonce.0[..8].copy_from_slice(&(self.wires.len() as u64).to_le_bytes());
         let asked = HelloRequest {
             kind,
             newest: Version::NEWEST,
             oldest: Version::OLDEST,
             depth: QueueDepth::new(options.depth).context("queue depth")?,
-            features: options.features,
+            features: options.features.or(auth),
             in_capsule_bytes: options.in_capsule_bytes,
             io_max_bytes: options.io_max_bytes,
             epoch,
@@ -380,15 +402,20 @@ impl<S: Store> Rig<S> {
         };
         let offer = Offer {
             depth: QueueDepth::new(limits::QUEUE_DEPTH_MAX).context("queue depth")?,
-            features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS).or(Features::DATA_LISTS),
+            features: Features::WRITE_WITH_IMM
+                .or(Features::CAPSULE_LISTS)
+                .or(Features::DATA_LISTS)
+                .or(auth),
             in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
             io_max_bytes: self.options.io_max_bytes,
             instance: InstanceId([2; 16]),
-            nonce: Nonce([3; 16]),
+            nonce,
         };
         let Ok(accept) = negotiate(&asked, &offer) else { bail!("nothing in common") };
         let admin = kind == ConnectionKind::Admin;
         let Terms { accept, layout, memory } = Terms::new(&self.target_pd, accept, admin)?;
+        let hellos = Hellos::new(&asked, &accept);
+        let proof = due.map(|key| Box::new(ProofDue { key, hellos, within: PROVE_WITHIN }));
         let reads_out = options.reads_out;
         let target_sizes = QpLimits {
             send_wrs: layout.send_wrs(),
@@ -412,6 +439,7 @@ impl<S: Store> Rig<S> {
             admission,
             session,
             epoch,
+            proof,
             layout,
             in_capsule_bytes: accept.in_capsule_bytes,
             io_max_bytes: accept.io_max_bytes,
@@ -428,7 +456,7 @@ impl<S: Store> Rig<S> {
         self.wires.push(wire.clone());
         let hello = ConnectionHello(accept.to_wire().to_vec());
         // The initiator knows what it is told.
-        let told = HelloAccept::from_wire(&hello.0, &asked)?;
+        let accept = HelloAccept::from_wire(&hello.0, &asked)?;
         let add = ToGroup::AddConnection {
             poller: place,
             connection: Connection::Soft(far),
@@ -436,11 +464,12 @@ impl<S: Store> Rig<S> {
             accept: AcceptParams { hello, reads_out, reads_in: 0 },
         };
         self.mail_to(group, add);
-        Ok((Connection::Soft(near), wire, told))
+        Ok(Made { connection: Connection::Soft(near), wire, accept, hellos })
     }
 
     pub(super) fn on_message(&mut self, message: FromGroup) {
         match message {
+            FromGroup::Proven { .. } => self.proven += 1,
             FromGroup::Admin { group, connection, admission, command, body } => {
                 self.admin.push(AdminCommand { connection, admission, command, body, group });
             }
@@ -476,6 +505,18 @@ impl<S: Store> Rig<S> {
             FromGroup::LostWrites { .. } => self.lost_writes = true,
             FromGroup::Stopped { .. } => {}
         }
+    }
+
+    /// I/O connections that are made from now on have to prove that they know this secret. Those of
+    /// [`Self::connect_queue`] cannot.
+    pub fn require_proof(&mut self, secret: SessionSecret) {
+        self.secret = Some(secret);
+    }
+
+    /// I/O connections that have proven what they had to.
+    #[must_use]
+    pub fn proven(&self) -> usize {
+        self.proven
     }
 
     /// Whether a poll group told since the last call that acknowledged writes may be lost.

@@ -1,5 +1,6 @@
 //! Core with poll groups that do just what they are told, when the test says so.
 
+mod auth;
 mod holders;
 mod random;
 mod sessions;
@@ -8,13 +9,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rblk_protocol::auth::{Carrier, Hellos};
 use rblk_protocol::{
     AccessMode, BlockCount, BlockSize, CommandCapsule, ConnectionKind, Epoch, Features, Generation,
-    HelloRequest, HostId, InstanceId, LoginReply, LoginRequest, Name, Opcode, OpenReply,
-    OpenRequest, QueueDepth, RejectReason, Sequence, SessionId, Status, Tag, Version, VolumeHandle,
+    HelloAccept, HelloRequest, HostId, InstanceId, LoginReply, LoginRequest, Name, Nonce, Opcode,
+    OpenReply, OpenRequest, QueueDepth, RejectReason, Sequence, SessionId, Status, Tag, Version,
+    VolumeHandle,
 };
 
-use super::{Admitted, ConnectionRef, Core, CoreParts, Effect, Notice, Refused, Ticket};
+use super::{
+    Admitted, AuthConfig, ConnectionRef, Core, CoreParts, Effect, Introduction, Knock, Notice,
+    Refused, Ticket,
+};
 use crate::connection::STRANGER_TIME;
 use crate::holders::{HolderRecord, Holders, VolumeUuid};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
@@ -80,6 +86,24 @@ struct World {
     made: u32,
     // Of the next connections.
     memory_bytes: u64,
+    // Where hosts prove their keys: whether the hellos say that they can, and what they were.
+    introduce: bool,
+    introductions: BTreeMap<AdmissionId, Introduction>,
+}
+
+/// What a connection is granted, with a nonce of its own.
+fn accept(made: u32) -> HelloAccept {
+    let mut nonce = Nonce([3; 16]);
+    nonce.0[..4].copy_from_slice(&made.to_le_bytes());
+    HelloAccept {
+        version: Version::NEWEST,
+        depth: QueueDepth::new(16).unwrap(),
+        features: Features::AUTH,
+        in_capsule_bytes: 4096,
+        io_max_bytes: 1 << 20,
+        instance: InstanceId([9; 16]),
+        nonce,
+    }
 }
 
 fn volume(index: u16) -> Arc<Volume> {
@@ -128,6 +152,15 @@ impl World {
     }
 
     fn with(holders: Holders, durable: BTreeMap<VolumeUuid, HolderRecord>, now: Instant) -> Self {
+        Self::of(holders, durable, now, None)
+    }
+
+    fn of(
+        holders: Holders,
+        durable: BTreeMap<VolumeUuid, HolderRecord>,
+        now: Instant,
+        auth: Option<AuthConfig>,
+    ) -> Self {
         let parts = CoreParts {
             name: Name::new("t").unwrap(),
             instance: InstanceId([9; 16]),
@@ -137,6 +170,7 @@ impl World {
             lease: LEASE,
             drain_timeout: DRAIN,
             holders,
+            auth,
         };
         Self {
             core: Core::new(parts, now),
@@ -151,6 +185,8 @@ impl World {
             stopped: false,
             made: 0,
             memory_bytes: 1 << 10,
+            introduce: true,
+            introductions: BTreeMap::new(),
         }
     }
 
@@ -172,6 +208,10 @@ impl World {
                     let link = links.find(|link| link.at == connection).expect("somebody");
                     assert_eq!((link.session, link.epoch), (SessionIndex::NONE, epoch));
                     link.session = session;
+                }
+                Effect::Expel { connection } => {
+                    let links = self.links.iter_mut().filter(|link| link.at == connection);
+                    links.for_each(|link| link.dying = true);
                 }
                 Effect::All(notice) => {
                     if let Notice::EndConnections { session, before } = notice {
@@ -240,7 +280,13 @@ impl World {
         fresh: SessionId,
     ) -> Result<Link, Refused> {
         let HelloRequest { kind, session, .. } = *asked;
-        let admitted = self.core.connect(asked, peer, self.memory_bytes, fresh, self.now);
+        let memory_bytes = self.memory_bytes;
+        let introduction = (self.core.requires_proof() && self.introduce).then(|| Introduction {
+            hellos: Hellos::new(asked, &accept(self.made)),
+            carrier: Carrier::Memory,
+        });
+        let knock = Knock { asked, introduction, peer, memory_bytes, fresh };
+        let admitted = self.core.connect(&knock, self.now);
         assert_eq!(self.core.next_effect(), None, "nobody has proved anything");
         let Admitted { id, session: slot, epoch, .. } = admitted?;
         let link = Link {
@@ -257,6 +303,9 @@ impl World {
             dying: false,
         };
         self.links.push(link);
+        if let Some(introduction) = introduction {
+            self.introductions.insert(id, introduction);
+        }
         Ok(link)
     }
 
