@@ -10,7 +10,7 @@ use rblk_fabric::{
 use rblk_protocol::width::{narrow, wide};
 use tokio::runtime::Runtime;
 
-use super::wire::{Hello, RESPONSE, Response};
+use super::wire::{Hello, RESPONSE, Response, number};
 
 /// Bytes that an end lends to the target.
 pub const LENT: usize = 256 << 10;
@@ -23,6 +23,8 @@ const RECVS: u16 = 64;
 const RECV_BYTES: usize = 4096;
 /// How long an end waits for what must come.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// The reason of a refusal for want of a place.
+const LIMIT_REACHED: u64 = 5;
 /// How long an end looks for what must not come.
 const QUIET: Duration = Duration::from_millis(30);
 
@@ -116,15 +118,23 @@ impl End {
         Knock::In(Box::new(end))
     }
 
-    /// Connects where the target must let the peer in.
+    /// Connects where the target must let the peer in, if need be when it has a place again for
+    /// strangers.
     ///
     /// # Panics
     /// It does not.
     #[must_use]
     pub fn connect(address: &Address, hello: &Hello) -> Box<Self> {
-        match Self::knock(address, &hello.bytes()) {
-            Knock::In(end) => end,
-            other => panic!("{hello:?}: {other:?}"),
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match Self::knock(address, &hello.bytes()) {
+                Knock::In(end) => return end,
+                Knock::Refused(reject) if number(&reject, 6, 2) == LIMIT_REACHED => {
+                    assert!(Instant::now() < until, "{hello:?}: there is no place");
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                other => panic!("{hello:?}: {other:?}"),
+            }
         }
     }
 
@@ -164,6 +174,12 @@ impl End {
     pub fn write_with_imm(&mut self, addr: u64, rkey: u32, imm: u32) {
         let to = RemoteBuffer { addr, rkey: Rkey(rkey) };
         self.post(SendOp::WriteWithImm(to, imm), &[FILL; 64]);
+    }
+
+    /// The epoch of the commands of an admin connection: that of its hello, or 1.
+    #[must_use]
+    pub fn epoch(&self) -> u32 {
+        narrow(number(&self.asked, 28, 4).max(1))
     }
 
     /// Takes the key of the lent memory away, and lends other memory.
@@ -264,9 +280,16 @@ impl End {
         bytes
     }
 
+    /// How many bytes the target has written at the beginning of the lent memory.
+    #[must_use]
+    pub fn written(&self) -> usize {
+        let bytes = self.lent_bytes(0, LENT);
+        bytes.iter().rposition(|byte| *byte != FILL).map_or(0, |last| last + 1)
+    }
+
     /// Whether the target has written nothing into the lent memory.
     #[must_use]
     pub fn is_untouched(&self) -> bool {
-        self.lent_bytes(0, LENT).iter().all(|byte| *byte == FILL)
+        self.written() == 0
     }
 }

@@ -13,8 +13,12 @@ use super::wire::{self, Accept, Command, Hello, Response, feature, op, status};
 
 /// Bytes of LOGIN's reply before the secret of the session.
 const LOGIN_REPLY: usize = 112;
+/// Bytes of a block.
+pub const BLOCK: u32 = 4096;
 /// Bytes that a rogue lends for a reply.
 const REPLY: u32 = 4096;
+/// Most bytes of the payload of a reply to OPEN: a text of a refusal.
+const ROOM: usize = 512;
 /// How often LOGIN and OPEN are tried until what the rogue did before has ended.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -97,7 +101,7 @@ impl Door {
         let command = Command {
             opcode: op::AUTHENTICATE,
             sequence: 1,
-            epoch: 1,
+            epoch: end.epoch(),
             in_capsule: narrow(first.len()),
             ..Command::default()
         };
@@ -181,7 +185,8 @@ impl Rogue {
         let len = wide(value).clamp(noise::sealed_len(0), noise::sealed_len(room));
         let sealed = self.end.lent_bytes(0, len);
         let opened = noise::open(&self.seal, command.sequence, &sealed);
-        let (inner, value, payload) = opened.unwrap_or_else(|| panic!("{status}: no sealed reply"));
+        let (inner, value, payload) =
+            opened.unwrap_or_else(|| panic!("no sealed reply: status {status}, value {value}"));
         assert_eq!(inner, status, "the sealed status is another one");
         Some((inner, value, payload))
     }
@@ -196,7 +201,7 @@ impl Rogue {
         loop {
             let command = self.command(op::OPEN);
             let body = wire::open(volume, mode, take_over);
-            let (status, _, payload) = self.call(command, &body, 64).expect("an answer to OPEN");
+            let (status, _, payload) = self.call(command, &body, ROOM).expect("an answer to OPEN");
             let handle = payload.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
             // 7: in use.
             if status != 7 || Instant::now() > until {
@@ -273,7 +278,7 @@ impl RogueQueue {
             epoch: self.epoch,
             sequence: self.sequence,
             address: remote.addr,
-            length: blocks * 512,
+            length: blocks * BLOCK,
             rkey: remote.rkey.0,
             ..Command::default()
         }
