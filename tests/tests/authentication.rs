@@ -32,7 +32,7 @@ fn write(directory: &Path, hosts: &[String]) {
     let key_file = directory.join("target.key");
     let volume = |name| format!("[[volume]]\nname = '{name}'\nstore = 'memory'\nsize = '1MiB'\n");
     let text = format!(
-        "auth = 'required'\nkey_file = '{}'\n{}{}{}",
+        "listen = ['tcp://127.0.0.1:1']\nauth = 'required'\nkey_file = '{}'\n{}{}{}",
         key_file.display(),
         volume("a"),
         volume("b"),

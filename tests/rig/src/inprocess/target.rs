@@ -370,23 +370,15 @@ impl<S: Store> Rig<S> {
         Ok(Join { admission: AdmissionId(0), session, epoch, kind })
     }
 
-    /// Connects a QP made of these sizes to the target, as control's admission does.
-    pub(super) fn connect(
-        &mut self,
+    /// The hello of a connection, and what it is granted.
+    fn shake_hands(
+        &self,
         join: Join,
         options: QueueOptions,
-        initiator: &PollerHandle,
-        sizes: QpLimits,
-    ) -> Result<Made> {
-        let Join { admission, session, epoch, kind } = join;
-        let secret = self.secret.as_ref();
-        let due = match (kind, secret) {
-            (ConnectionKind::Io { queue }, Some(secret)) => {
-                Some(QueueKey::new(secret, epoch, queue))
-            }
-            _ => None,
-        };
-        let auth = if due.is_some() { Features::AUTH } else { Features::default() };
+        must_prove: bool,
+    ) -> Result<(HelloRequest, Terms)> {
+        let Join { epoch, kind, .. } = join;
+        let auth = if must_prove { Features::AUTH } else { Features::default() };
         let mut nonce = Nonce([3; 16]);
         nonce.0[..8].copy_from_slice(&(self.wires.len() as u64).to_le_bytes());
         let asked = HelloRequest {
@@ -413,7 +405,27 @@ impl<S: Store> Rig<S> {
         };
         let Ok(accept) = negotiate(&asked, &offer) else { bail!("nothing in common") };
         let admin = kind == ConnectionKind::Admin;
-        let Terms { accept, layout, memory } = Terms::new(&self.target_pd, accept, admin)?;
+        Ok((asked, Terms::new(&self.target_pd, accept, admin)?))
+    }
+
+    /// Connects a QP made of these sizes to the target, as control's admission does.
+    pub(super) fn connect(
+        &mut self,
+        join: Join,
+        options: QueueOptions,
+        initiator: &PollerHandle,
+        sizes: QpLimits,
+    ) -> Result<Made> {
+        let Join { admission, session, epoch, kind } = join;
+        let secret = self.secret.as_ref();
+        let due = match (kind, secret) {
+            (ConnectionKind::Io { queue }, Some(secret)) => {
+                Some(QueueKey::new(secret, epoch, queue))
+            }
+            _ => None,
+        };
+        let (asked, terms) = self.shake_hands(join, options, due.is_some())?;
+        let Terms { accept, layout, memory } = terms;
         let hellos = Hellos::new(&asked, &accept);
         let proof = due.map(|key| Box::new(ProofDue { key, hellos, within: PROVE_WITHIN }));
         let reads_out = options.reads_out;
@@ -426,7 +438,7 @@ impl<S: Store> Rig<S> {
             reads_in: 0,
         };
         let group = self.next_group % self.groups.len();
-        if !admin {
+        if kind != ConnectionKind::Admin {
             self.next_group += 1;
         }
         let place = usize::from(session.index) % self.options.devices;

@@ -54,6 +54,7 @@ struct History {
 struct Counts {
     logins: u32,
     late_logins: u32,
+    refused_logins: u32,
     opens: u32,
     late_opens: u32,
     fenced: u32,
@@ -147,7 +148,10 @@ impl Run {
                         }
                     }
                 }
-                Asked::Login | Asked::Other => {}
+                Asked::Login => {
+                    counts.refused_logins += u32::from(said.status == Status::NoSuchSession);
+                }
+                Asked::Other => {}
             }
         }
     }
@@ -396,6 +400,7 @@ fn whatever_happens_the_rules_hold() {
     println!("{counts:?}");
     // Else it did not try what it is for.
     assert!(counts.late_logins > 500 && counts.late_opens > 500, "{counts:?}");
+    assert!(counts.refused_logins > 100, "{counts:?}");
     assert!(counts.fenced > 500 && counts.in_use > 500 && counts.take_overs > 500, "{counts:?}");
     assert!(counts.restarts > 500, "{counts:?}");
 }
