@@ -66,7 +66,13 @@ impl<S: Store> Turn<S> {
     /// Names a part of a command to a shard.
     #[inline]
     pub(super) fn token(&self, connection: &Connection, tag: Tag, part: PartIndex) -> PartToken {
-        PartToken { group: narrow(self.group), connection: connection.id(), tag, part: part.0 }
+        PartToken {
+            group: narrow(self.group),
+            session: connection.params().session,
+            connection: connection.id(),
+            tag,
+            part: part.0,
+        }
     }
 
     /// Something for a shard that it need not answer, or whose answer was counted.
