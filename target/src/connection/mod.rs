@@ -620,12 +620,11 @@ impl Connection {
 
     // ---- Posts ---------------------------------------------------------------------------------
 
-    /// Whether it must be put on the list of connections to post for: it has something to post, and
-    /// is not on the list. It is from now on.
+    /// Whether it must be put on the list of connections to post for: it has something to send, and
+    /// is not on the list. It is from now on. RECVs wait for the next sends.
     #[inline]
     pub(crate) fn joins_list(&mut self) -> bool {
-        let joins =
-            !self.is_listed && (self.sends.has_queued() || !self.receives.queued().is_empty());
+        let joins = !self.is_listed && self.sends.has_queued();
         self.is_listed |= joins;
         joins
     }
