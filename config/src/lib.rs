@@ -30,6 +30,7 @@
 mod document;
 mod error;
 mod exit;
+mod log;
 mod mount;
 mod on_loss;
 mod rule;
@@ -40,6 +41,7 @@ mod volume;
 
 pub use error::{ConfigError, Fault, Site};
 pub use exit::Exit;
+pub use log::{Log, LogWriter};
 pub use mount::MountConfig;
 pub use on_loss::OnLoss;
 pub use rule::{Key, Rule, Schema};

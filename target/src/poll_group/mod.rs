@@ -34,6 +34,7 @@ mod completion;
 mod connections;
 mod cut;
 mod ending;
+mod lines;
 mod mail;
 mod orders;
 pub mod peers;
@@ -49,6 +50,7 @@ mod zeroing;
 
 use access::Access;
 use connections::Connections;
+use lines::Lines;
 pub use mail::{FromGroup, Notice, PollerMemory, ToGroup};
 use peers::{PeerMail, Peers};
 use pollers::Pollers;
@@ -129,6 +131,7 @@ impl<S: Store> PollGroup<S> {
             stats,
             now,
             io: false,
+            lines: Lines::default(),
         };
         Self {
             turn,
