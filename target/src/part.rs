@@ -160,6 +160,11 @@ impl Part {
         self.reads += 1;
     }
 
+    /// Bytes that RDMA READs were posted for, unless all of them were brought.
+    pub(crate) fn awaited_bytes(&self) -> u64 {
+        if self.reads == 0 { 0 } else { self.posted.into() }
+    }
+
     /// A RDMA READ completed. True: the data is all here.
     ///
     /// # Errors

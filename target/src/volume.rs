@@ -72,11 +72,17 @@ impl Volume {
         matches!(self.placement, Placement::Store) && !self.read_only
     }
 
+    /// Whether a session that opened it so may not change it.
+    #[inline]
+    pub(crate) fn is_read_only(&self, mode: AccessMode) -> bool {
+        self.read_only || mode == AccessMode::ReadOnly
+    }
+
     /// Flags as a session that opened it so sees them.
     #[must_use]
     pub(crate) fn flags(&self, mode: AccessMode) -> VolumeFlags {
         VolumeFlags::default()
-            .with(VolumeFlags::READ_ONLY, self.read_only || mode == AccessMode::ReadOnly)
+            .with(VolumeFlags::READ_ONLY, self.is_read_only(mode))
             .with(VolumeFlags::VOLATILE_CACHE, self.has_volatile_cache())
             .with(VolumeFlags::DISCARD, self.discard)
             .with(VolumeFlags::WRITE_ZEROES, true)
@@ -97,7 +103,7 @@ impl Volume {
         io_max_bytes: u32,
     ) -> Result<Option<BlockRange>, Status> {
         let writes = !matches!(command.opcode, Opcode::Read | Opcode::Flush);
-        if writes && (self.read_only || mode == AccessMode::ReadOnly) {
+        if writes && self.is_read_only(mode) {
             return Err(Status::ReadOnly);
         }
         let flags = command.flags;

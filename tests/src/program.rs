@@ -184,9 +184,19 @@ impl Target {
     /// It does not come to that.
     #[must_use]
     pub fn start(dir: &Path, args: &[&str]) -> Self {
+        let log = dir.join("target.log");
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log");
+        Self::start_with_log(dir, args, file)
+    }
+
+    /// The same, whose log goes elsewhere: [`Self::log`] is empty.
+    ///
+    /// # Panics
+    /// It does not come to that.
+    #[must_use]
+    pub fn start_with_log(dir: &Path, args: &[&str], to: impl Into<Stdio>) -> Self {
         let (socket, log) = (dir.join("target.sock"), dir.join("target.log"));
         let port = free_port();
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log");
         let mut child = Command::new(program("rblk-target"))
             .arg("serve")
             .args(["--listen", &format!("tcp://127.0.0.1:{}", port.number)])
@@ -198,7 +208,7 @@ impl Target {
             .args(args)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(file)
+            .stderr(to)
             .spawn()
             .expect("a target");
         wait_for("a serving target", || {

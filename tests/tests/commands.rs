@@ -4,7 +4,7 @@
 //! Tests whose names begin with `as_root_` need root and are ignored unless `--ignored` asks for
 //! them.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command};
@@ -506,6 +506,30 @@ fn garbage_on_the_port_disturbs_nobody() {
         (sessions.iter().filter(|s| s.connections > 0).count() == 1).then_some(())
     });
     client.logout();
+}
+
+/// The log is a pipe that is full, and nobody reads it: the target starts and serves all the same.
+#[test]
+fn a_log_that_nobody_reads_delays_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    // More than a pipe holds.
+    let mut other = writer.try_clone().unwrap();
+    std::thread::spawn(move || other.write_all(&vec![b'.'; 2 << 20]));
+    let target = Target::start_with_log(dir.path(), &["--memory", "a=1MiB"], writer);
+    let mut client = Client::connect(&target.address, "a", 1).unwrap();
+    for round in 0..200u64 {
+        let mut stream = TcpStream::connect(("127.0.0.1", target.address.port)).unwrap();
+        let _ = stream.write_all(b"GET / HTTP/1.1\r\n\r\n");
+        if round % 20 == 0 {
+            client.write((round % 100) * 4096, &pattern(round, 8192));
+            assert!(client.read((round % 100) * 4096, 8192) == pattern(round, 8192));
+        }
+    }
+    client.logout();
+    // Who reads in the end reads it all.
+    let mut lines = BufReader::new(reader).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.contains("INFO") && line.contains("connection ends")));
 }
 
 #[test]

@@ -23,6 +23,8 @@ const STEPS_PER_IO: u64 = 10_000;
 /// Distance of the ranges of I/Os that are outstanding together: those of random I/O on a large
 /// volume are seldom neighbours, which matters to locks on ranges.
 const SPREAD_BYTES: u64 = 1 << 20;
+/// Smallest arena.
+const ARENA_MIN: usize = 64 << 20;
 /// I/Os before those that are measured, at least: every list has grown to its length, and the cache
 /// is warm.
 const WARM_UP: u64 = 1024;
@@ -173,8 +175,9 @@ fn measure_one(plan: &Plan, case: Case) -> Result<Cost> {
     let (kind, cache) = case.volume.kind();
     let options = RigOptions {
         seed: plan.seed,
-        // All of the volume stays in the cache, and everything may be in flight at once.
-        arena_bytes: io_max_bytes as usize * (usize::from(depth) + 4) * 4,
+        // All of the volume stays in the cache, and everything may be in flight at once, as in the
+        // arena of a real target: one session keeps up to a third.
+        arena_bytes: (io_max_bytes as usize * (usize::from(depth) + 20) * 12).max(ARENA_MIN),
         io_max_bytes,
         volumes: vec![VolumeSpec { cache, ..VolumeSpec::new(kind, volume_bytes) }],
         ..RigOptions::default()

@@ -41,7 +41,7 @@ use rblk_protocol::{
 use crate::arena::Extent;
 use crate::cache::Segments;
 use crate::identity::{ConnectionId, SessionIndex};
-use crate::part::PartIndex;
+use crate::part::{Part, PartIndex};
 use crate::read_ahead::ReadAhead;
 use crate::request::{Event, InCapsule, Outcome, Payload, Request};
 
@@ -535,15 +535,17 @@ impl Connection {
     #[inline]
     pub(crate) fn queue_read(&mut self, tag: Tag, part: PartIndex, sge: Sge, from: RemoteBuffer) {
         self.reads.take();
+        self.liveness.keeps(sge.len);
         let (kind, sges) = (WrKind::ReadData(tag, part), SgeList::one(sge));
         self.sends.queue(kind, SendOp::Read(from), &sges, true, false);
     }
 
     // ---- Memory that the device may still read -------------------------------------------------
 
-    /// Pins memory that the WRITE at `position` reads.
+    /// Pins memory, of so many bytes, that the WRITE at `position` reads.
     #[inline]
-    pub(crate) fn pin(&mut self, position: u64, shard: u16, memory: Segments) {
+    pub(crate) fn pin(&mut self, position: u64, shard: u16, memory: Segments, bytes: u32) {
+        self.liveness.keeps(bytes);
         self.pins.pin(position, shard, memory);
     }
 
@@ -575,6 +577,12 @@ impl Connection {
     #[inline]
     pub(crate) fn read_completed(&mut self) {
         self.reads.completed();
+    }
+
+    // Bytes of our memory that the peer has not taken yet, or not filled.
+    fn kept_bytes(&self) -> u64 {
+        let parts = self.requests.iter().flat_map(|request| request.parts());
+        self.pins.bytes() + parts.map(Part::awaited_bytes).sum::<u64>()
     }
 
     /// Whether memory should be seen to come back: where sends prove nothing, nothing else bounds
@@ -613,12 +621,11 @@ impl Connection {
 
     // ---- Posts ---------------------------------------------------------------------------------
 
-    /// Whether it must be put on the list of connections to post for: it has something to post, and
-    /// is not on the list. It is from now on.
+    /// Whether it must be put on the list of connections to post for: it has something to send, and
+    /// is not on the list. It is from now on. RECVs wait for the next sends.
     #[inline]
     pub(crate) fn joins_list(&mut self) -> bool {
-        let joins =
-            !self.is_listed && (self.sends.has_queued() || !self.receives.queued().is_empty());
+        let joins = !self.is_listed && self.sends.has_queued();
         self.is_listed |= joins;
         joins
     }
@@ -667,7 +674,8 @@ impl Connection {
     /// Why the connection should end by now, if its peer is silent or takes nothing.
     pub(crate) fn dead_reason(&mut self, now: Instant) -> Option<&'static str> {
         let waits = self.reads.in_flight() > 0 || self.sends.credits().expects_completion();
-        if self.liveness.is_stuck(waits, now) {
+        let kept = if self.liveness.judges_pace(waits, now) { self.kept_bytes() } else { 0 };
+        if self.liveness.is_stuck(waits, kept, now) {
             return Some("its peer neither takes data nor gives any");
         }
         if self.liveness.is_stranger(now) {

@@ -31,9 +31,9 @@ pub(super) fn start<S: Store>(
     let checked = turn
         .access
         .opened(params.session, command)
-        .and_then(|(volume, mode)| Ok((volume, volume.check(command, mode, io_max)?)));
+        .and_then(|(volume, mode)| Ok((volume, mode, volume.check(command, mode, io_max)?)));
     let tag = command.tag;
-    let (volume, range) = match checked {
+    let (volume, mode, range) = match checked {
         Ok(checked) => checked,
         Err(status) => {
             finish(connection, turn, tag, Outcome::of(status));
@@ -68,6 +68,8 @@ pub(super) fn start<S: Store>(
             return write::to_memory(connection, turn, tag, span);
         }
         (Opcode::Write, _) => return write::parts(connection, turn, tag, cut),
+        // Who cannot write has no writes to make durable, and must not keep the store busy.
+        (Opcode::Flush, _) if volume.is_read_only(mode) => Outcome::OK,
         _ => return start_rare(connection, turn, tag, cut),
     };
     finish(connection, turn, tag, outcome);

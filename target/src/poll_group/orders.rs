@@ -6,6 +6,7 @@ use rblk_fabric::Transport;
 use rblk_protocol::width::wide;
 
 use super::access::Opened;
+use super::lines::Line;
 use super::{FromGroup, Notice, PollGroup, ToGroup, admin};
 use crate::connection::{Connection, ConnectionParams, Place};
 use crate::store::Store;
@@ -111,7 +112,9 @@ impl<S: Store> PollGroup<S> {
         let qp = match entry.poller.attach(connection) {
             Ok(qp) => qp,
             Err(error) => {
-                tracing::warn!(peer = params.peer, %error, "cannot take a connection");
+                if turn.lines.may_write(Line::Refused, turn.now) {
+                    tracing::warn!(peer = params.peer, %error, "cannot take a connection");
+                }
                 turn.outbox.push(gone(params, None, "the QP could not be attached"));
                 return;
             }
@@ -131,7 +134,9 @@ impl<S: Store> PollGroup<S> {
         turn.pollers.attached(poller, qp, id.index);
         self.connections.add(connection);
         if let Err(error) = accepted {
-            tracing::warn!(%error, "cannot accept a connection");
+            if turn.may_log(Line::Refused) {
+                tracing::warn!(%error, "cannot accept a connection");
+            }
             self.end(wide(id.index), "it could not be accepted");
         } else if self.stopping.began {
             self.end(wide(id.index), "the target stops");

@@ -34,10 +34,11 @@ pub(super) fn start<S: Store>(
         // Of no use.
         connection.release_data(command.tag);
     }
-    let span = connection.request(command.tag).span();
+    let (session, span) = (connection.params().session, connection.request(command.tag).span());
     // Most reads are of one part, which is in memory.
     if cut.is_own(span)
-        && let Some(memory) = turn.shard.lend_hit(span.volume, span.offset, narrow(span.len))
+        && let Some(memory) =
+            turn.shard.lend_hit(session, span.volume, span.offset, narrow(span.len))
     {
         send_whole(connection, turn, command, memory)?;
     } else {
@@ -68,7 +69,7 @@ fn send_whole<S: Store>(
         let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
         let immediate = Some(Immediate::new(tag, command.sequence));
         let at = connection.queue_lent(tag, &SgeList::one(sge), remote, immediate, true);
-        connection.pin(at, narrow(turn.group), memory);
+        connection.pin(at, narrow(turn.group), memory, buffer.length);
         read_answered(connection, &turn.stats, command, true);
         proof::ask_if_much(connection, turn);
         return Ok(());
@@ -92,6 +93,7 @@ fn ask_parts<S: Store>(
     // A part that is all of the READ was looked for already.
     let looked = cut.is_own(connection.request(tag).span());
     split(connection, tag, cut);
+    let session = connection.params().session;
     let mut hits = false;
     for at in 0..connection.request(tag).parts().len() {
         let index = PartIndex(narrow(at));
@@ -99,7 +101,7 @@ fn ask_parts<S: Store>(
         let (shard, offset, len) = (part.shard(), part.offset(), part.len());
         if shard == turn.group
             && !looked
-            && let Some(memory) = turn.shard.lend_hit(cut.volume, offset, len)
+            && let Some(memory) = turn.shard.lend_hit(session, cut.volume, offset, len)
         {
             let _ = connection.request_mut(tag).step(Event::OfPart(index, PartEvent::Hit(memory)));
             hits = true;
@@ -207,8 +209,8 @@ fn send_part<S: Store>(
     let request = connection.request_mut(tag);
     if request.step(Event::OfPart(index, PartEvent::Sent(bytes))) == Action::Pin {
         let part = &mut request.parts_mut()[wide(index.0)];
-        let (shard, (_, memory)) = (part.shard(), part.take_memory());
-        connection.pin(at, narrow(shard), memory);
+        let (shard, len, (_, memory)) = (part.shard(), part.len(), part.take_memory());
+        connection.pin(at, narrow(shard), memory, len);
     }
     if answers {
         read_answered(connection, &turn.stats, &command, with_immediate);
