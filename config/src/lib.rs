@@ -27,6 +27,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod digest_wish;
 mod document;
 mod error;
 mod exit;
@@ -38,6 +39,7 @@ mod target;
 mod units;
 mod volume;
 
+pub use digest_wish::{DigestWish, DigestWishError};
 pub use error::{ConfigError, Fault, Site};
 pub use exit::Exit;
 pub use mount::MountConfig;

@@ -5,6 +5,7 @@ use std::path::Path;
 use rblk_protocol::limits;
 use serde::{Deserialize, Serialize};
 
+use crate::digest_wish::DigestWish;
 use crate::document::{Document, Sites};
 use crate::error::{ConfigError, Fault};
 use crate::on_loss::OnLoss;
@@ -35,6 +36,7 @@ static MOUNT_KEYS: Schema = Schema {
             "max_io",
             Rule::PowerOfTwo { min: limits::IO_MIN_BYTES as u64, max: limits::IO_MAX_BYTES as u64 },
         ),
+        Key::optional("digest", Rule::Word(DigestWish::WORDS)),
         Key::optional("read_only", Rule::Flag),
         Key::optional("shared", Rule::Flag),
         Key::optional("retain", Rule::Size { min: 0, max: RETAIN_MAX, step: 4096 }),
@@ -88,6 +90,8 @@ pub struct MountConfig {
     pub queue_depth: u16,
     /// Most data of one read or write.
     pub max_io: ByteSize,
+    /// Whether commands and data carry digests.
+    pub digest: DigestWish,
     /// Whether the device refuses writes.
     pub read_only: bool,
     /// Whether other hosts may write the volume at the same time. For software that coordinates the
@@ -133,6 +137,7 @@ impl Default for MountConfig {
             lanes: None,
             queue_depth: limits::QUEUE_DEPTH_DEFAULT,
             max_io: ByteSize(256 << 10),
+            digest: DigestWish::Auto,
             read_only: false,
             shared: false,
             retain: ByteSize(0),
@@ -238,6 +243,12 @@ impl MountConfig {
             );
             let fix = format!("lower lanes to {}, or queues to {}", most / queues, most / lanes);
             faults.push(Fault::new("lanes", problem, fix).value(i64::from(lanes)));
+        }
+        let digest_max = ByteSize(limits::DIGEST_IO_MAX_BYTES.into());
+        if self.digest == DigestWish::Crc32c && self.max_io > digest_max {
+            let problem = format!("max_io = \"{}\" is more than \"{digest_max}\"", self.max_io);
+            let fix = format!("lower max_io to \"{digest_max}\", or set digest to \"auto\"");
+            faults.push(Fault::new("digest", problem, fix).value(self.digest.word()));
         }
         if self.shared && self.read_only {
             let problem = "a read-only mount never excludes other hosts, so shared has no effect";

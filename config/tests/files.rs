@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use rblk_config::{
-    Backing, ByteSize, CacheMode, DirectIo, Duration, HugePages, MountConfig, OnLoss, Spin,
-    StoreKind, TargetConfig, VolumeConfig,
+    Backing, ByteSize, CacheMode, DigestWish, DirectIo, Duration, HugePages, MountConfig, OnLoss,
+    Spin, StoreKind, TargetConfig, VolumeConfig,
 };
 use tempfile::TempDir;
 
@@ -202,6 +202,7 @@ prop_compose! {
         (queues, lanes) in (prop::option::of(1u16..=4), prop::option::of(1u16..=4)),
         queue_depth in 1u16..=512,
         max_io in power(12..=22),
+        digest in prop::sample::select(vec![DigestWish::Auto, DigestWish::Crc32c, DigestWish::Off]),
         (read_only, shared) in prop::sample::select(vec![(false, false), (true, false), (false, true)]),
         retain in 0u64..=16 << 20,
         on_loss in prop::sample::select(vec![OnLoss::Once, OnLoss::UntilRemount]),
@@ -214,11 +215,12 @@ prop_compose! {
         spin in spin(),
         host_name in prop::option::of("[a-z0-9_]{1,64}"),
     ) -> MountConfig {
+        let digest = if max_io.0 > 1 << 20 { DigestWish::Auto } else { digest };
         MountConfig {
             target: vec!["rdma://[::1]:1".to_owned()],
             volume: "v".to_owned(),
             retain: ByteSize(if shared { 0 } else { retain * 4096 }),
-            queues, lanes, queue_depth, max_io, read_only, shared, on_loss, device_id, reconnect_delay,
+            queues, lanes, queue_depth, max_io, digest, read_only, shared, on_loss, device_id, reconnect_delay,
             fail_after, detect, connect_timeout, failback, wait, spin, host_name,
         }
     }
