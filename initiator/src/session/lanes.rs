@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rblk_config::DigestWish;
 use rblk_fabric::{
     Address, ConnectOptions, Connection, ConnectionHello, Device, Poller, PollerHandle,
     ProtectionDomain, QpLimits, Region, Route,
@@ -73,6 +74,9 @@ impl Lanes<'_> {
         let (poller, handle) = self.pd.poller(entries)?;
         let (first, accept) = self.connect_lane(route, &handle, sizes, &asked).await?;
         let mut made = Made { connections: vec![first], poller: Some(poller) };
+        if wish.digest == DigestWish::Crc32c && !accept.features.has(Features::DIGEST) {
+            return Err(SessionError::NoDigests { address: self.address.to_string() });
+        }
         self.add_lanes(&mut made.connections, wish, &handle, sizes, (&asked, &accept)).await;
         let layout = PathLayout { depth: accept.depth };
         let memory = PathMemory::register(self.pd, buffers, layout, made.connections.len())?;
@@ -102,7 +106,10 @@ impl Lanes<'_> {
     /// What a queue asks for, as far as the device can do it.
     fn hello(&self, queue: u16, wish: QueueWish) -> HelloRequest {
         let caps = self.device.caps();
-        let mut features = wish.features;
+        let mut features = wish.features.without(Features::DIGEST);
+        if wish.asks_for_digests(caps) {
+            features = features.or(Features::DIGEST);
+        }
         if !caps.write_with_imm {
             features = features.without(Features::WRITE_WITH_IMM);
         }
