@@ -41,6 +41,8 @@ pub struct Session {
     pub detect: Option<Duration>,
     /// Where it connects from, for people.
     pub peer: String,
+    /// The I/O connection that came last has digests, for people.
+    pub digest: bool,
     volumes: Volumes,
     connections: Connections,
     // Why it will end with its last connection, if it will.
@@ -280,6 +282,7 @@ impl SessionTable {
             host: None,
             detect: None,
             peer,
+            digest: false,
             volumes: Volumes::default(),
             connections: Connections { live: Vec::new(), lost_at: Some(now) },
             leave: None,

@@ -65,15 +65,19 @@ fn volumes(text: &mut String, volumes: &[VolumeStatus]) -> fmt::Result {
 fn sessions(text: &mut String, sessions: &[SessionStatus]) -> fmt::Result {
     writeln!(
         text,
-        "\n{:<20} {:<24} {:>6} {:>12} VOLUMES",
-        "SESSION OF", "FROM", "EPOCH", "CONNECTIONS"
+        "\n{:<20} {:<24} {:>6} {:>12} {:<6} VOLUMES",
+        "SESSION OF", "FROM", "EPOCH", "CONNECTIONS", "DIGEST"
     )?;
     for s in sessions {
         let volumes = if s.fenced { "(fenced)".to_owned() } else { s.volumes.join(", ") };
         writeln!(
             text,
-            "{:<20} {:<24} {:>6} {:>12} {volumes}",
-            s.host, s.peer, s.epoch, s.connections
+            "{:<20} {:<24} {:>6} {:>12} {:<6} {volumes}",
+            s.host,
+            s.peer,
+            s.epoch,
+            s.connections,
+            if s.digest { "crc32c" } else { "-" }
         )?;
     }
     Ok(())

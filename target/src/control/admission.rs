@@ -65,8 +65,13 @@ fn offer(limits: &Limits, instance: InstanceId, device: &Device, kind: Connectio
         Transport::SoftTcp | Transport::SoftMemory => Features::CAPSULE_LISTS,
         _ => Features::CAPSULE_LISTS.or(Features::DATA_LISTS),
     };
+    // The trailer of a READ is one more piece to gather.
+    let digests = match device.caps().max_sges {
+        0..=1 => Features::default(),
+        _ => Features::DIGEST,
+    };
     let in_capsule_bytes = limits.in_capsule_bytes;
-    Offer { depth, features: imm.or(lists), in_capsule_bytes, io_max_bytes, instance }
+    Offer { depth, features: imm.or(lists).or(digests), in_capsule_bytes, io_max_bytes, instance }
 }
 
 /// What a peer that asked for this gets.

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{Device, Incoming, Region};
-use rblk_protocol::{HelloRequest, InstanceId, Name, RejectReason, SessionId};
+use rblk_protocol::{Features, HelloRequest, InstanceId, Name, RejectReason, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::connection::progress_max;
@@ -252,6 +252,9 @@ impl Control {
         let mut fresh = [0; 16];
         getrandom::fill(&mut fresh).map_err(|error| no_room(error.to_string()))?;
         let admitted = self.core.connect(asked, peer, SessionId(fresh), Instant::now())?;
+        if admitted.queue.is_some() {
+            self.core.note_digest(admitted.session, accept.features.has(Features::DIGEST));
+        }
         // The poll groups must end the connections of older epochs before they see the new one.
         self.carry_out();
         let group = self.groups.for_connection(admitted.session, admitted.queue);
