@@ -29,6 +29,12 @@ use super::destroying::Ended;
 use super::poller::{CqBreaker, CqFault, breakable};
 use super::{AdminCommand, Gone, Join, QueueOptions, Rig, VolumeKind, VolumeSpec, soft_handle};
 
+/// What a target of a rig agrees to.
+const FEATURES: u32 = Features::WRITE_WITH_IMM.0
+    | Features::CAPSULE_LISTS.0
+    | Features::DATA_LISTS.0
+    | Features::DIGEST.0;
+
 /// Runs of memory that one WRITE of the target gathers.
 const SEND_SGES: u32 = 4;
 /// Steps that ending the connections of an older epoch may take.
@@ -377,7 +383,7 @@ impl<S: Store> Rig<S> {
         };
         let offer = Offer {
             depth: QueueDepth::new(limits::QUEUE_DEPTH_MAX).context("queue depth")?,
-            features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS).or(Features::DATA_LISTS),
+            features: Features(FEATURES),
             in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
             io_max_bytes: self.options.io_max_bytes,
             instance: InstanceId([2; 16]),
