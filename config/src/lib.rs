@@ -29,6 +29,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod digest_wish;
 mod document;
 mod error;
 mod exit;
@@ -45,6 +46,7 @@ mod target;
 mod units;
 mod volume;
 
+pub use digest_wish::{DigestWish, DigestWishError};
 pub use error::{ConfigError, Fault, Site};
 pub use exit::Exit;
 pub use host::{HostConfig, KEYS_MAX, VolumeAccess, VolumeRight, VolumeRightError};
@@ -53,7 +55,7 @@ pub use key_file::KeyFileError;
 pub use log::{Log, LogWriter};
 pub use mount::MountConfig;
 pub use on_loss::OnLoss;
-pub use protection::{Auth, DigestWish, Encrypt};
+pub use protection::{Auth, Encrypt};
 pub use rule::{Key, Rule, Schema};
 pub use spin::Spin;
 pub use target::{HugePages, NoTargetKey, TargetConfig};

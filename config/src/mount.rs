@@ -6,12 +6,13 @@ use rblk_protocol::auth::{PublicKey, SecretKey};
 use rblk_protocol::limits;
 use serde::{Deserialize, Serialize};
 
+use crate::digest_wish::DigestWish;
 use crate::document::{Document, Sites};
 use crate::error::{ConfigError, Fault};
 use crate::host::{KEYS_MAX, PUBLIC_KEY, read_keys, write_keys};
 use crate::key_file::{self, HOST_KEY_FILE, KeyFileError, Side};
 use crate::on_loss::OnLoss;
-use crate::protection::{DigestWish, Encrypt};
+use crate::protection::Encrypt;
 use crate::rule::{ADDRESS, KEY_FILE, Key, NAME, Rule, Schema};
 use crate::spin::Spin;
 use crate::units::{ByteSize, Duration};
@@ -39,6 +40,7 @@ static MOUNT_KEYS: Schema = Schema {
             "max_io",
             Rule::PowerOfTwo { min: limits::IO_MIN_BYTES as u64, max: limits::IO_MAX_BYTES as u64 },
         ),
+        Key::optional("digest", Rule::Word(DigestWish::WORDS)),
         Key::optional("read_only", Rule::Flag),
         Key::optional("shared", Rule::Flag),
         Key::optional("retain", Rule::Size { min: 0, max: RETAIN_MAX, step: 4096 }),
@@ -73,7 +75,6 @@ static MOUNT_KEYS: Schema = Schema {
         Key::optional("target_keys", Rule::List { item: &PUBLIC_KEY, max: KEYS_MAX }),
         Key::optional("key_file", KEY_FILE),
         Key::optional("encrypt", Rule::Word(Encrypt::WORDS)),
-        Key::optional("digest", Rule::Word(DigestWish::WORDS)),
     ],
 };
 
@@ -96,6 +97,8 @@ pub struct MountConfig {
     pub queue_depth: u16,
     /// Most data of one read or write.
     pub max_io: ByteSize,
+    /// Whether commands and data carry digests.
+    pub digest: DigestWish,
     /// Whether the device refuses writes.
     pub read_only: bool,
     /// Whether other hosts may write the volume at the same time. For software that coordinates the
@@ -142,8 +145,6 @@ pub struct MountConfig {
     pub key_file: PathBuf,
     /// Whether `tcp://` connections are encrypted.
     pub encrypt: Encrypt,
-    /// Whether data has a checksum on the wire.
-    pub digest: DigestWish,
 }
 
 impl Default for MountConfig {
@@ -156,6 +157,7 @@ impl Default for MountConfig {
             lanes: None,
             queue_depth: limits::QUEUE_DEPTH_DEFAULT,
             max_io: ByteSize(256 << 10),
+            digest: DigestWish::Auto,
             read_only: false,
             shared: false,
             retain: ByteSize(0),
@@ -172,7 +174,6 @@ impl Default for MountConfig {
             target_keys: Vec::new(),
             key_file: PathBuf::from(HOST_KEY_FILE),
             encrypt: Encrypt::default(),
-            digest: DigestWish::default(),
         }
     }
 }
@@ -289,6 +290,12 @@ impl MountConfig {
                 "the keys of encryption come from authentication, and there are no target_keys";
             let fix = "add target_keys = [\"rblk1:...\"]; `rblk-target key show` prints the key";
             faults.push(Fault::new("encrypt", problem, fix).value("required"));
+        }
+        let digest_max = ByteSize(limits::DIGEST_IO_MAX_BYTES.into());
+        if self.digest == DigestWish::Crc32c && self.max_io > digest_max {
+            let problem = format!("max_io = \"{}\" is more than \"{digest_max}\"", self.max_io);
+            let fix = format!("lower max_io to \"{digest_max}\", or set digest to \"auto\"");
+            faults.push(Fault::new("digest", problem, fix).value(self.digest.word()));
         }
         if self.shared && self.read_only {
             let problem = "a read-only mount never excludes other hosts, so shared has no effect";

@@ -1,5 +1,5 @@
-//! What protects the connections: [`Auth`], [`Encrypt`] and [`DigestWish`], and which addresses
-//! need no protection.
+//! What protects the connections: [`Auth`] and [`Encrypt`], and which addresses need no
+//! protection.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -31,19 +31,6 @@ pub enum Encrypt {
     Off,
 }
 
-/// Whether the data of reads and writes has a checksum on the wire.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DigestWish {
-    /// If the target can.
-    #[default]
-    Auto,
-    /// CRC-32C, always. A target that cannot is refused.
-    Crc32c,
-    /// None.
-    Off,
-}
-
 impl Auth {
     pub(crate) const WORDS: &'static [&'static str] = &["none", "required"];
 
@@ -59,10 +46,6 @@ impl Auth {
 
 impl Encrypt {
     pub(crate) const WORDS: &'static [&'static str] = &["auto", "required", "off"];
-}
-
-impl DigestWish {
-    pub(crate) const WORDS: &'static [&'static str] = &["auto", "crc32c", "off"];
 }
 
 impl FromStr for Auth {
@@ -84,19 +67,6 @@ impl FromStr for Encrypt {
         match text {
             "auto" => Ok(Self::Auto),
             "required" => Ok(Self::Required),
-            "off" => Ok(Self::Off),
-            _ => Err(Rule::Word(Self::WORDS).fix()),
-        }
-    }
-}
-
-impl FromStr for DigestWish {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "crc32c" => Ok(Self::Crc32c),
             "off" => Ok(Self::Off),
             _ => Err(Rule::Word(Self::WORDS).fix()),
         }

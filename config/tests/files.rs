@@ -288,6 +288,7 @@ prop_compose! {
         ]),
         digest in prop::sample::select(vec![DigestWish::Auto, DigestWish::Crc32c, DigestWish::Off]),
     ) -> MountConfig {
+        let digest = if max_io.0 > 1 << 20 { DigestWish::Auto } else { digest };
         MountConfig {
             target: vec!["rdma://[::1]:1".to_owned()],
             volume: "v".to_owned(),

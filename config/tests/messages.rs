@@ -501,6 +501,15 @@ fn mounts() {
                 "m.toml:3:13: read_only = 1: a number, not true or false; write true or false",
             ),
             (
+                "digest = 'crc32c'\nmax_io = '2MiB'",
+                "m.toml:3:10: digest = \"crc32c\": max_io = \"2MiB\" is more than \"1MiB\"; \
+                 lower max_io to \"1MiB\", or set digest to \"auto\"",
+            ),
+            (
+                "digest = 'on'",
+                "m.toml:3:10: digest = \"on\": not one of the choices; write \"auto\", \"crc32c\" or \"off\"",
+            ),
+            (
                 "shared = true\nread_only = true",
                 "m.toml:3:10: shared = true: a read-only mount never excludes other hosts, so shared has no effect; \
                  remove shared or read_only",
@@ -540,8 +549,8 @@ fn mounts() {
             (
                 "take_over = true",
                 "m.toml:3:1: take_over: unknown key; the known keys are target, volume, queues, lanes, queue_depth, max_io, \
-                 read_only, shared, retain, on_loss, device_id, reconnect_delay, fail_after, detect, connect_timeout, \
-                 failback, wait, spin, host_name, target_keys, key_file, encrypt, digest",
+                 digest, read_only, shared, retain, on_loss, device_id, reconnect_delay, fail_after, detect, connect_timeout, \
+                 failback, wait, spin, host_name, target_keys, key_file, encrypt",
             ),
         ],
     );

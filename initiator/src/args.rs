@@ -253,6 +253,13 @@ pub struct MountArgs {
     /// Most data of one command; longer requests are split.
     #[arg(long, value_name = "SIZE")]
     pub max_io: Option<ByteSize>,
+    /// Whether commands and data carry CRC-32C digests, which find every changed bit on the way.
+    ///
+    /// "auto", the default: on software devices (Soft-RoCE, soft-iWARP) and on TCP without
+    /// encryption. Cards check what they move, and encryption finds every change. "crc32c": always.
+    /// "off": never. With digests one command moves at most 1 MiB.
+    #[arg(long, value_name = "auto|crc32c|off")]
+    pub digest: Option<DigestWish>,
     /// Read-only: it excludes no other host, and no other host excludes it.
     #[arg(long, visible_alias = "read-only")]
     pub ro: bool,
@@ -311,9 +318,6 @@ pub struct MountArgs {
     /// Whether tcp:// connections are encrypted: "auto", "required" or "off".
     #[arg(long, value_name = "WORD")]
     pub encrypt: Option<Encrypt>,
-    /// Whether data has a checksum on the wire: "auto", "crc32c" or "off".
-    #[arg(long, value_name = "WORD")]
-    pub digest: Option<DigestWish>,
     /// Stay in the foreground and log to the terminal (for services).
     #[arg(long, short = 'f')]
     pub foreground: bool,
@@ -357,6 +361,7 @@ impl MountArgs {
         config.read_only |= self.ro;
         config.shared |= self.shared;
         config.retain = self.retain.unwrap_or(config.retain);
+        config.digest = self.digest.unwrap_or(config.digest);
         config.on_loss = self.on_loss.unwrap_or(config.on_loss);
         config.device_id = self.device_id.or(config.device_id);
         config.reconnect_delay = self.reconnect_delay.unwrap_or(config.reconnect_delay);
@@ -369,7 +374,6 @@ impl MountArgs {
         config.host_name = self.host_name.clone().or(config.host_name);
         self.identity.add_to(&mut config);
         config.encrypt = self.encrypt.unwrap_or(config.encrypt);
-        config.digest = self.digest.unwrap_or(config.digest);
         config.validate()?;
         Ok(config)
     }

@@ -54,6 +54,14 @@ pub enum SessionError {
         /// What is wrong with its bytes.
         reason: String,
     },
+    /// The target does not agree to digests, which the mount insists on.
+    #[error(
+        "{address} does not agree to digests: its device gathers too little for one. Set digest = \"auto\", or use another address"
+    )]
+    NoDigests {
+        /// The target.
+        address: String,
+    },
     /// The volume does not exist there.
     #[error("{address} has no volume `{volume}`. It has: {has}")]
     NoSuchVolume {

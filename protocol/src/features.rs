@@ -7,7 +7,8 @@ pub struct Features(pub u32);
 impl Features {
     /// READs may be answered by WRITE_WITH_IMM, after the self-test passed.
     pub const WRITE_WITH_IMM: Self = Self(1);
-    /// Data carries CRC-32C digests.
+    /// Capsules and data carry CRC-32C digests: [`crate::digest`]. Not where one command may move
+    /// more than [`crate::limits::DIGEST_IO_MAX_BYTES`].
     pub const DIGEST: Self = Self(2);
     /// A message may hold several capsules, in both directions: [`crate::CommandList`],
     /// [`crate::ResponseList`].

@@ -26,8 +26,8 @@
 //! | lba                                                                    |  8
 //! | count (blocks)                                                         | 16
 //! | epoch                             | sequence                           | 24
-//! | digest (CRC-32C of the data)      | in-capsule data bytes              | 32
-//! | reserved, zero                                                         | 40
+//! | digest (CRC-32C of the capsule)   | in-capsule data bytes              | 32
+//! | digest of the data, first stripe  | second stripe                      | 40
 //! | descriptor: address                                                    | 48
 //! | descriptor: length                | descriptor: rkey                   | 56
 //! | in-capsule data, if any ...                                            | 64
@@ -50,6 +50,10 @@
 //! | WRITE a | READ | WRITE b | WRITE c | data of c | data of b | data of a |
 //! ```
 //!
+//! # Digests
+//!
+//! If [`Features::DIGEST`] was agreed, capsules and data have CRCs: see [`digest`].
+//!
 //! # Rules
 //!
 //! - All integers are little-endian; reserved bytes are zero and checked; nothing has zero length.
@@ -64,6 +68,7 @@ mod block;
 mod capsule;
 mod command_list;
 mod descriptor;
+pub mod digest;
 mod features;
 mod hello;
 mod identity;
@@ -87,6 +92,7 @@ pub use block::{BlockCount, BlockRange, BlockSize, Lba};
 pub use capsule::{CapsuleError, CommandCapsule, CommandFlags, ResponseCapsule};
 pub use command_list::CommandList;
 pub use descriptor::KeyedDescriptor;
+pub use digest::{DataDigests, ReadTrailer};
 pub use features::Features;
 pub use hello::{ConnectionKind, HelloAccept, HelloError, HelloReject, HelloRequest, RejectReason};
 pub use identity::{

@@ -23,6 +23,17 @@ pub const COMMAND_LIST_BYTES: usize = LIST_MAX * COMMAND_BYTES;
 /// Bytes of the longest list of responses.
 pub const RESPONSE_LIST_BYTES: usize = LIST_MAX * RESPONSE_BYTES;
 
+/// Bytes behind the data of a READ where digests were agreed: [`ReadTrailer`](crate::ReadTrailer).
+pub const READ_TRAILER_BYTES: usize = 8;
+
+/// Stripes of a volume for the digests of its data: [`DataDigests`](crate::DataDigests). A target
+/// commits the data of a WRITE in pieces that are no smaller.
+pub const DIGEST_STRIPE_BYTES: u64 = 1 << 20;
+
+/// Most data of one command where digests are agreed: a capsule has room for the CRCs of two
+/// stripes.
+pub const DIGEST_IO_MAX_BYTES: u32 = 1 << 20;
+
 /// Bytes of a keyed descriptor.
 pub const DESCRIPTOR_BYTES: usize = 16;
 

@@ -37,10 +37,14 @@ pub fn negotiate(asked: &HelloRequest, offer: &Offer) -> Result<HelloAccept, Rej
     if io_max_bytes < limits::IO_MIN_BYTES {
         return Err(RejectReason::Malformed);
     }
+    let mut features = asked.features.and(offer.features).possible();
+    if io_max_bytes > limits::DIGEST_IO_MAX_BYTES {
+        features = features.without(Features::DIGEST);
+    }
     Ok(HelloAccept {
         version: newest,
         depth: asked.depth.min(offer.depth),
-        features: asked.features.and(offer.features).possible(),
+        features,
         in_capsule_bytes: asked.in_capsule_bytes.min(offer.in_capsule_bytes).min(io_max_bytes),
         io_max_bytes,
         instance: offer.instance,
@@ -124,6 +128,18 @@ mod tests {
             assert_eq!(accept.features, agreed);
             let alone = HelloAccept { features: encrypt, ..accept };
             assert!(HelloAccept::from_wire(&alone.to_wire(), &asked).is_err());
+        }
+    }
+
+    #[test]
+    fn digests_are_for_commands_of_two_stripes() {
+        let offer = Offer { features: Features::DIGEST, io_max_bytes: u32::MAX, ..offer() };
+        for (io_max_bytes, agreed) in [
+            (limits::DIGEST_IO_MAX_BYTES, Features::DIGEST),
+            (limits::DIGEST_IO_MAX_BYTES + 512, Features(0)),
+        ] {
+            let asked = HelloRequest { features: Features::DIGEST, io_max_bytes, ..asked() };
+            assert_eq!(negotiate(&asked, &offer).unwrap().features, agreed);
         }
     }
 

@@ -47,6 +47,8 @@ pub(crate) struct Part {
     reads: u16,
     // Bytes for which WRs were posted.
     posted: u32,
+    // CRC of its bytes, once the first of them were sent with digests.
+    crc: u32,
     memory: Segments,
     reservation: Option<JobId>,
     sink: Option<Extent>,
@@ -98,6 +100,16 @@ impl Part {
     #[inline]
     pub(crate) fn is_posted(&self) -> bool {
         self.posted == self.len
+    }
+
+    /// The CRC of its bytes, where data is sent with digests.
+    pub(crate) fn crc(&self) -> u32 {
+        self.crc
+    }
+
+    /// Its bytes, which are sent now, have that CRC.
+    pub(crate) fn set_crc(&mut self, crc: u32) {
+        self.crc = crc;
     }
 
     /// What its shard lent.

@@ -45,6 +45,8 @@ pub struct Session {
     pub detect: Duration,
     /// Where it connects from, for people.
     pub peer: String,
+    /// The I/O connection that came last has digests, for people.
+    pub digest: bool,
     volumes: Volumes,
     connections: Connections,
     // Why it will end with its last connection, if it will.
@@ -360,6 +362,7 @@ impl SessionTable {
             host_name,
             detect,
             peer,
+            digest: false,
             volumes: Volumes::default(),
             connections: Connections { live: Vec::new(), lost_at: Some(now), memory_bytes: 0 },
             leave: None,

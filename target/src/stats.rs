@@ -39,7 +39,7 @@ rblk_fabric::counters! {
     /// Writes whose data came inside the capsule: no key of the initiator was used.
     in_capsule_writes,
     /// Bytes the target's CPU copied between buffers: in-capsule writes to where they stay, and out
-    /// of the READ sink (iWARP). Never for a read.
+    /// of the READ sink (iWARP). For a read only of a memory volume with digests.
     copied_bytes,
     /// Bytes copied for writes of parts of a cached block.
     merged_bytes,
@@ -52,6 +52,8 @@ rblk_fabric::counters! {
     protocol_errors,
     /// I/O connections that did not prove that they are of their session.
     failed_proofs,
+    /// Commands and data that did not come through as they were sent: their digests did not fit.
+    digest_mismatches,
     /// Connections whose path failed, or whose initiator went silent or left with commands
     /// unanswered. An initiator that leaves when everything is answered, as after `umount` and
     /// `discover`, does not count.

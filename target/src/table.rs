@@ -99,16 +99,20 @@ fn volumes(text: &mut String, volumes: &[VolumeStatus]) -> fmt::Result {
 fn sessions(text: &mut String, sessions: &[SessionStatus]) -> fmt::Result {
     writeln!(
         text,
-        "\n{:<20} {:<24} {:<4} {:>6} {:>12} VOLUMES",
-        "SESSION OF", "FROM", "AUTH", "EPOCH", "CONNECTIONS"
+        "\n{:<20} {:<24} {:<4} {:>6} {:>12} {:<6} VOLUMES",
+        "SESSION OF", "FROM", "AUTH", "EPOCH", "CONNECTIONS", "DIGEST"
     )?;
     for s in sessions {
         let volumes = if s.fenced { "(fenced)".to_owned() } else { s.volumes.join(", ") };
         let auth = if s.key.is_some() { "key" } else { "-" };
         writeln!(
             text,
-            "{:<20} {:<24} {auth:<4} {:>6} {:>12} {volumes}",
-            s.host, s.peer, s.epoch, s.connections
+            "{:<20} {:<24} {auth:<4} {:>6} {:>12} {:<6} {volumes}",
+            s.host,
+            s.peer,
+            s.epoch,
+            s.connections,
+            if s.digest { "crc32c" } else { "-" }
         )?;
     }
     Ok(())

@@ -45,7 +45,9 @@ impl Terms {
         admin: bool,
     ) -> Result<Self, NoMemory> {
         loop {
-            let layout = Layout::new(accept.depth, accept.message_data_bytes(), admin);
+            let digests = accept.features.has(Features::DIGEST);
+            let layout =
+                Layout::new(accept.depth, accept.message_data_bytes(), admin).with_digests(digests);
             match registered(pd, layout.bytes()) {
                 Err(error) if accept.features.has(Features::DATA_LISTS) => {
                     tracing::warn!(%error, "no memory for larger receive slots: going without");

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rblk_config::DigestWish;
 use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
 use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::error::SessionError;
@@ -348,6 +349,7 @@ impl Client {
                 io_max_bytes: IO_MAX,
                 in_capsule_bytes: 4096,
                 features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS),
+                digest: DigestWish::Off,
                 lanes: None,
                 queues: 1,
             };

@@ -9,7 +9,7 @@ use rblk_fabric::{
     QpIndex, QpLimits, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, SgeList, WcOpcode,
     WcStatus, WrId,
 };
-use rblk_initiator::engine::{Engine, PathEnd, QueueStats};
+use rblk_initiator::engine::{Engine, PathEnd, QueueCounts, QueueStats};
 use rblk_initiator::io::{Io, IoOp};
 use rblk_initiator::path::{DeadPath, LaneProof, Path, PathLayout, PathMemory};
 use rblk_protocol::auth::{Hellos, QueueKey, SessionSecret};
@@ -135,6 +135,7 @@ pub struct RawPeer {
     pub epoch: Epoch,
     depth: QueueDepth,
     lists: bool,
+    digests: bool,
     sequence: Sequence,
     volume: VolumeHandle,
     ended: Option<WcStatus>,
@@ -166,6 +167,7 @@ impl RawPeer {
             epoch: bed.rig.epoch(session),
             depth: QueueDepth::new(options.depth).expect("a depth"),
             lists: options.features.has(Features::CAPSULE_LISTS),
+            digests: options.features.has(Features::DIGEST),
             sequence: Sequence(0),
             volume: VolumeHandle(u32::from(volume.0) + 1),
             ended: None,
@@ -198,6 +200,7 @@ impl RawPeer {
         self.sequence = self.sequence.next();
         let mut command = CommandCapsule::new(opcode, Tag(tag), self.epoch, self.sequence);
         command.volume = self.volume;
+        command.flags.digest = self.digests;
         command
     }
 
@@ -274,6 +277,7 @@ impl RawPeer {
             }
             let mut list =
                 ResponseList::new(bytes.len(), self.lists, self.depth).expect("responses");
+            list = list.with_digests(self.digests);
             while let Some(response) = list.take(|at, one| {
                 one.copy_from_slice(&bytes[at..at + RESPONSE_BYTES]);
             }) {
@@ -323,6 +327,7 @@ pub struct RawTarget {
     mouth: Mouth,
     // Of the other lanes, in the order in which they were switched to last.
     others: Vec<Mouth>,
+    stats: Arc<QueueStats>,
     network: Network,
     near: ProtectionDomain,
     now: Instant,
@@ -341,10 +346,11 @@ impl RawTarget {
         let network = Network::new(options.depth.into());
         let near = Device::Soft(network.device()).alloc_pd().expect("a PD");
         let depth = QueueDepth::new(options.depth).expect("a depth");
-        let stride = options.io_max_bytes as usize;
+        let (stride, stats) = (options.buffer_stride(), Arc::new(QueueStats::default()));
         let buffers = Region::allocate(stride * usize::from(options.depth), PageKind::Normal)
             .expect("memory");
-        let mut engine = Engine::new(depth, stride, Arc::new(QueueStats::default()));
+        let mut engine = Engine::new(depth, stride, Arc::clone(&stats))
+            .with_data_max(options.io_max_bytes as usize);
         let now = Instant::now();
         let (path, mouth, others) = connect(&network, &near, &buffers, options, Epoch(1));
         let scratch = scratch_of(&path);
@@ -356,6 +362,7 @@ impl RawTarget {
             scratch,
             mouth,
             others,
+            stats,
             network,
             near,
             now,
@@ -436,8 +443,7 @@ impl RawTarget {
             self.write_with_imm(buffer, bytes, imm);
         } else {
             self.write(buffer, bytes);
-            let response = ResponseCapsule::new(command.tag, command.sequence, Status::Ok);
-            self.send(&response.to_wire());
+            self.respond(&ResponseCapsule::new(command.tag, command.sequence, Status::Ok));
         }
     }
 
@@ -537,10 +543,22 @@ impl RawTarget {
         self.mouth.post(SendOp::Send, bytes);
     }
 
+    /// Sends a response, with its digest where that was agreed.
+    pub fn respond(&mut self, response: &ResponseCapsule) {
+        let digests = self.options.features.has(Features::DIGEST);
+        self.send(&if digests { response.sealed() } else { *response }.to_wire());
+    }
+
     /// Writes to a buffer of the engine with an immediate.
     pub fn write_with_imm(&mut self, to: KeyedDescriptor, bytes: &[u8], imm: Immediate) {
         let to = RemoteBuffer { addr: to.address, rkey: Rkey(to.rkey) };
         self.mouth.post(SendOp::WriteWithImm(to, imm.to_bits()), bytes);
+    }
+
+    /// What the engine counted.
+    #[must_use]
+    pub fn counts(&self) -> QueueCounts {
+        self.stats.snapshot()
     }
 
     /// Why the engine gave up the path, after a while.

@@ -79,6 +79,7 @@ fn wish() -> QueueWish {
         io_max_bytes: 64 << 10,
         in_capsule_bytes: 4096,
         features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS),
+        digest: rblk_config::DigestWish::Off,
         lanes: None,
         queues: 1,
     }

@@ -52,6 +52,8 @@ pub struct Plan {
     pub lists: bool,
     /// Whether several of them may have data.
     pub data_lists: bool,
+    /// Whether capsules and data have digests.
+    pub digests: bool,
     /// READs the target may have outstanding.
     pub reads_out: u8,
     /// Decides how the network behaves.
@@ -117,6 +119,9 @@ impl Plan {
         if !self.lists {
             args.push("--no-lists".to_owned());
         }
+        if self.digests {
+            args.push("--digest".to_owned());
+        }
         if !self.data_lists {
             args.push("--no-data-lists".to_owned());
         }
@@ -128,6 +133,7 @@ impl Plan {
         if_wanted(self.immediates, Features::WRITE_WITH_IMM)
             .or(if_wanted(self.lists, Features::CAPSULE_LISTS))
             .or(if_wanted(self.data_lists, Features::DATA_LISTS))
+            .or(if_wanted(self.digests, Features::DIGEST))
     }
 
     /// Its cases, in the order in which they are measured.

@@ -66,6 +66,7 @@ impl Client {
                 io_max_bytes: IO_MAX,
                 in_capsule_bytes: 4096,
                 features: Features::WRITE_WITH_IMM,
+                digest: rblk_config::DigestWish::Off,
                 lanes: None,
                 queues: 1,
             };

@@ -8,7 +8,8 @@ use rblk_fabric::{Completion, Poller, QpIndex, WcOpcode, WcStatus};
 use rblk_protocol::limits::LANES_MAX;
 use rblk_protocol::width::narrow;
 use rblk_protocol::{
-    CommandCapsule, Features, Immediate, Mutation, ResponseList, Sequence, Status, Tag,
+    CapsuleError, CommandCapsule, Features, Immediate, Mutation, ResponseList, Sequence, Status,
+    Tag,
 };
 
 use super::PathEnd;
@@ -157,12 +158,14 @@ impl ActivePath {
                     ));
                 }
                 let (tag, check, status) = (imm.tag, imm.check, Status::Ok);
-                Ok(Arrival::Immediate(Answer { by, tag, status, check, immediate: true }))
+                let written = completion.byte_len;
+                Ok(Arrival::Immediate(Answer { by, tag, status, check, immediate: true, written }))
             }
             WcOpcode::Recv => {
                 let bytes = completion.byte_len as usize;
                 let list = ResponseList::new(bytes, terms.with_lists(), terms.layout().depth)
-                    .map_err(|_| UNREADABLE)?;
+                    .map_err(|_| UNREADABLE)?
+                    .with_digests(terms.with_digests());
                 Ok(Arrival::Responses { by, list, at })
             }
             _ => Err(PathEnd::Protocol("a RECV completed as something else")),
@@ -179,9 +182,13 @@ impl ActivePath {
     ) -> Option<Result<Answer, PathEnd>> {
         let slots = self.terms.memory().slots.region();
         let response = list.take(|from, bytes| slots.read(at + from, bytes))?;
-        Some(response.map_err(|_| UNREADABLE).map(|response| {
+        let unreadable = |error| match error {
+            CapsuleError::Digest => PathEnd::Corrupted,
+            _ => UNREADABLE,
+        };
+        Some(response.map_err(unreadable).map(|response| {
             let (tag, status, check) = (response.tag, response.status, response.check);
-            Answer { by, tag, status, check, immediate: false }
+            Answer { by, tag, status, check, immediate: false, written: 0 }
         }))
     }
 
@@ -224,16 +231,15 @@ impl ActivePath {
         self.lanes[usize::from(index.0)].can_send()
     }
 
-    /// Queues the command of a request whose data has so many bytes, with its sequence.
+    /// Queues the command of a request whose data has so many bytes.
     #[inline]
     pub(super) fn send(
         &mut self,
         index: LaneIndex,
-        command: &mut CommandCapsule,
+        command: &CommandCapsule,
         data: Option<Sge>,
         bytes: u32,
     ) {
-        command.sequence = self.next_sequence();
         self.lane_of[command.tag.index()] = index;
         let (lane, terms) = self.lane(index);
         lane.queue_command(terms, command, data);
@@ -285,9 +291,9 @@ impl ActivePath {
         (0..narrow(self.lanes.len())).map(LaneIndex)
     }
 
-    /// The command after the last one.
+    /// The number of the next command.
     #[inline]
-    fn next_sequence(&mut self) -> Sequence {
+    pub(super) fn next_sequence(&mut self) -> Sequence {
         self.sequence = self.sequence.next();
         self.sequence
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rblk_config::MountConfig;
 use rblk_fabric::{Address, PageKind, Region};
-use rblk_protocol::width::{narrow, wide};
+use rblk_protocol::width::narrow;
 use rblk_protocol::{Features, Name, QueueDepth, limits};
 
 use super::course::Facts;
@@ -164,6 +164,7 @@ fn first_wish(config: &MountConfig, queues_max: u16) -> anyhow::Result<QueueWish
         io_max_bytes: u32::try_from(config.max_io.0).context("max_io")?,
         in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
         features: Features::WRITE_WITH_IMM.or(LISTS),
+        digest: config.digest,
         lanes: config.lanes,
         queues: queues.min(queues_max),
     })
@@ -171,7 +172,7 @@ fn first_wish(config: &MountConfig, queues_max: u16) -> anyhow::Result<QueueWish
 
 /// Memory for the data of one queue.
 pub(super) fn queue_memory(wish: &QueueWish) -> anyhow::Result<Arc<Region>> {
-    let bytes = usize::from(wish.depth.get()) * wide(wish.io_max_bytes);
+    let bytes = usize::from(wish.depth.get()) * wish.buffer_stride();
     Ok(Region::allocate(bytes, PageKind::Normal)?)
 }
 

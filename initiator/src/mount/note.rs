@@ -321,6 +321,7 @@ impl Note {
                 io_max_bytes: self.wish.io_max,
                 in_capsule_bytes: self.wish.in_capsule,
                 features: Features(self.wish.features).or(LISTS),
+                digest: config.digest,
                 lanes: config.lanes,
                 queues: self.queues,
             },

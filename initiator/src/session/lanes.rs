@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rblk_config::DigestWish;
 use rblk_fabric::{
     Address, ConnectOptions, Connection, ConnectionHello, Device, Poller, PollerHandle,
     ProtectionDomain, QpLimits, Region, Route,
@@ -89,6 +90,9 @@ impl Lanes<'_> {
             proofs: proof.into_iter().collect(),
             poller: Some(poller),
         };
+        if wish.digest == DigestWish::Crc32c && !accept.features.has(Features::DIGEST) {
+            return Err(SessionError::NoDigests { address: self.address.to_string() });
+        }
         self.add_lanes(&mut made, wish, &handle, sizes, (&asked, &accept)).await;
         let layout = PathLayout { depth: accept.depth };
         let memory = PathMemory::register(self.pd, buffers, layout, made.connections.len())?;
@@ -120,7 +124,10 @@ impl Lanes<'_> {
     /// What a queue asks for, as far as the device can do it.
     fn hello(&self, queue: u16, wish: QueueWish) -> HelloRequest {
         let caps = self.device.caps();
-        let mut features = wish.features;
+        let mut features = wish.features.without(Features::DIGEST);
+        if wish.asks_for_digests(caps) {
+            features = features.or(Features::DIGEST);
+        }
         if !caps.write_with_imm {
             features = features.without(Features::WRITE_WITH_IMM);
         }

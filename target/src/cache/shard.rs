@@ -321,6 +321,19 @@ impl<S: Store> Shard<S> {
         done
     }
 
+    /// A reservation that was filled to be sent, not to be written: it ends, and its memory is lent
+    /// until it comes back by [`ShardRequest::Release`].
+    pub(crate) fn lend_reserved(&mut self, job: JobId) {
+        let Some(job) = self.find(job) else { return };
+        let core = &mut self.core;
+        let entry = core.jobs.get(job);
+        for block in entry.blocks.iter_mut().filter(|block| block.own) {
+            block.own = false;
+            core.slots.lend_private(block.slot);
+        }
+        core.end(job);
+    }
+
     /// A reservation and its write in one, for the data of one block that is here already: `land`
     /// puts the data where it is told. True: the write is done, and well. False: the answer comes
     /// later, from [`Self::take_written`] or, as to [`ShardRequest::Write`], from

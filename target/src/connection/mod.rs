@@ -31,11 +31,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{QpIndex, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, Sge, SgeList};
-use rblk_protocol::limits::RESPONSE_BYTES;
-use rblk_protocol::width::{narrow, wide};
+use rblk_protocol::limits::{READ_TRAILER_BYTES, RESPONSE_BYTES};
+use rblk_protocol::width::{const_u32, narrow, wide};
 use rblk_protocol::{
     CapsuleError, CommandCapsule, CommandList, ConnectionKind, Epoch, Features, Immediate,
-    KeyedDescriptor, Mutation, Opcode, ResponseCapsule, Status, Tag,
+    KeyedDescriptor, Mutation, Opcode, ReadTrailer, ResponseCapsule, Status, Tag,
 };
 
 use crate::arena::Extent;
@@ -302,6 +302,10 @@ impl Connection {
         if !self.is_tested() && command.opcode != Opcode::SelfTest {
             return Ok(Admitted::Answer(Status::NotReady));
         }
+        if command.flags.digest != self.has_digests() {
+            // Not agreed, or missing.
+            return Ok(Admitted::Answer(Status::NotSupported));
+        }
         Ok(self.admit_opcode(command))
     }
 
@@ -368,6 +372,21 @@ impl Connection {
         self.params.features.has(Features::WRITE_WITH_IMM)
     }
 
+    /// Whether capsules and data have digests.
+    #[inline]
+    pub(crate) fn has_digests(&self) -> bool {
+        self.params.features.has(Features::DIGEST)
+    }
+
+    /// The trailer of a READ's data, which has that CRC, to be gathered behind the data.
+    #[inline(never)]
+    pub(crate) fn write_trailer(&self, command: &CommandCapsule, crc: u32) -> Sge {
+        let at = self.params.layout.trailer_offset(command.tag);
+        let trailer = ReadTrailer { crc, sequence: command.sequence };
+        self.region().write(at, &trailer.to_wire());
+        self.own_sge(at, const_u32(READ_TRAILER_BYTES))
+    }
+
     /// Whether so many send credits are free, and no other command waits for credits.
     #[inline]
     pub(crate) fn may_send(&self, credits: u64) -> bool {
@@ -413,7 +432,9 @@ impl Connection {
     /// step.
     #[inline]
     pub(crate) fn next_for_credits(&mut self) -> Option<Tag> {
-        if !self.sends.has_waiting() || self.sends.free() < 2 {
+        // Of a READ: its data, its trailer where that goes apart, and its answer.
+        let step = if self.has_digests() { 3 } else { 2 };
+        if !self.sends.has_waiting() || self.sends.free() < step {
             return None;
         }
         self.sends.waiting().pop_front()
@@ -460,6 +481,7 @@ impl Connection {
     pub(crate) fn add_response(&mut self, response: &ResponseCapsule) -> bool {
         let Responses { first, count } = self.sends.add_response(response.tag);
         let offset = self.params.layout.response_offset(first) + count * RESPONSE_BYTES;
+        let response = if self.has_digests() { response.sealed() } else { *response };
         self.region().write(offset, &response.to_wire());
         self.sends.responses_are_full()
     }

@@ -82,10 +82,15 @@ fn offer(house: &House, nonce: Nonce, device: &Device, kind: ConnectionKind) -> 
         Transport::SoftTcp | Transport::SoftMemory => Features::CAPSULE_LISTS,
         _ => Features::CAPSULE_LISTS.or(Features::DATA_LISTS),
     };
+    // The trailer of a READ is one more piece to gather.
+    let digests = match device.caps().max_sges {
+        0..=1 => Features::default(),
+        _ => Features::DIGEST,
+    };
     let in_capsule_bytes = limits.in_capsule_bytes;
     Offer {
         depth,
-        features: imm.or(lists).or(proof),
+        features: imm.or(lists).or(digests).or(proof),
         in_capsule_bytes,
         io_max_bytes,
         instance,

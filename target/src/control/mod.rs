@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use rblk_config::HostConfig;
 use rblk_fabric::{Device, Incoming, Region};
 use rblk_protocol::width::wide64;
-use rblk_protocol::{HelloRequest, InstanceId, Name, RejectReason, SessionId};
+use rblk_protocol::{Features, HelloRequest, InstanceId, Name, RejectReason, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::connection::progress_max;
@@ -294,6 +294,9 @@ impl Control {
             fresh: SessionId(fresh),
         };
         let admitted = self.core.connect(&knock, Instant::now())?;
+        if admitted.queue.is_some() {
+            self.core.note_digest(admitted.session, accept.features.has(Features::DIGEST));
+        }
         let group = self.groups.for_connection(admitted.session, admitted.queue);
         let whose = self.payer(admitted.session, peer);
         let entries = admission::cq_entries(&accept, asked.kind);

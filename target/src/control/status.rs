@@ -160,6 +160,9 @@ pub struct SessionStatus {
     pub connections: usize,
     /// Names of the volumes it opened.
     pub volumes: Vec<String>,
+    /// Commands and data of its I/O connections have digests.
+    #[serde(default)]
+    pub digest: bool,
     /// Another initiator took over what it had. The session ends when nothing of it is under way.
     #[serde(default)]
     pub fenced: bool,
@@ -265,6 +268,7 @@ fn session(core: &Core, session: &Session) -> SessionStatus {
         epoch: session.epoch.0,
         connections: session.connections(),
         volumes: session.opened().map(|(volume, _)| name_of(volume)).collect(),
+        digest: session.digest,
         fenced: session.leave() == Some(Leave::Fenced),
     }
 }

@@ -6,6 +6,7 @@ use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{CommandCapsule, Opcode, Status, Tag};
 
 use super::cut::Cut;
+use super::digest;
 use super::respond::finish;
 use super::turn::Turn;
 use super::{change, read, write};
@@ -45,6 +46,12 @@ pub(super) fn start<S: Store>(
     let _ = connection.request_mut(tag).step(Event::Checked(span));
     let cut = Cut::of(volume, turn.group, turn.groups());
     let has_data = command.in_capsule_bytes > 0;
+    if command.flags.digest {
+        let digested = check_digest(connection, turn, command, volume);
+        if digested != Digested::AsWithout {
+            return start_digested(connection, turn, command, digested);
+        }
+    }
     let outcome = match (command.opcode, &volume.placement) {
         (Opcode::Read, Placement::Store) => {
             let ahead = read_ahead(connection.read_ahead_mut(), volume, span);
@@ -74,6 +81,61 @@ pub(super) fn start<S: Store>(
     };
     finish(connection, turn, tag, outcome);
     Ok(())
+}
+
+/// What is different about a command with digests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Digested {
+    /// Nothing.
+    AsWithout,
+    /// Its data is not what was sent.
+    Mismatch,
+    /// Its data goes by memory of this group's own shard: others may write a memory volume between
+    /// the CRC and the WRITE, or read it between the READ and the CRC.
+    ByCopy,
+}
+
+/// Checks the in-capsule data of a command with digests.
+#[inline(never)]
+fn check_digest<S: Store>(
+    connection: &Connection,
+    turn: &Turn<S>,
+    command: &CommandCapsule,
+    volume: &Volume,
+) -> Digested {
+    let has_data = command.in_capsule_bytes > 0;
+    let in_memory = matches!(volume.placement, Placement::Memory(_));
+    let span = connection.request(command.tag).span();
+    match command.opcode {
+        Opcode::Write if has_data && !digest::fits_capsule(connection, turn, command, span) => {
+            Digested::Mismatch
+        }
+        Opcode::Write if in_memory && !has_data && connection.params().reads_out > 0 => {
+            Digested::ByCopy
+        }
+        Opcode::Read if in_memory => Digested::ByCopy,
+        _ => Digested::AsWithout,
+    }
+}
+
+/// Begins such a command.
+#[inline(never)]
+fn start_digested<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+    digested: Digested,
+) -> Served {
+    let tag = command.tag;
+    if digested == Digested::Mismatch {
+        finish(connection, turn, tag, Outcome::of(Status::DigestMismatch));
+        return Ok(());
+    }
+    let cut = Cut::own(connection.request(tag).span().volume, turn.group, turn.groups());
+    match command.opcode {
+        Opcode::Read => read::copy(connection, turn, tag, cut),
+        _ => write::parts(connection, turn, tag, cut),
+    }
 }
 
 /// Begins a FLUSH, DISCARD or WRITE_ZEROES.

@@ -3,7 +3,7 @@
 
 use rblk_fabric::{Completion, WcOpcode, WcStatus, WrId};
 use rblk_protocol::width::wide;
-use rblk_protocol::{CommandCapsule, ConnectionKind, Opcode};
+use rblk_protocol::{CapsuleError, CommandCapsule, ConnectionKind, Opcode};
 
 use super::lines::Line;
 use super::respond::finish;
@@ -156,6 +156,8 @@ fn on_message<S: Store>(
                 on_command(connection, turn, &command, admitted)?;
             }
             Some(Err(error)) => {
+                let corrupted = error == CapsuleError::Digest;
+                turn.stats.digest_mismatches.add(u64::from(corrupted));
                 if turn.may_log(Line::BadCommand) {
                     tracing::warn!(peer = connection.params().peer, %error, "bad command");
                 }

@@ -33,6 +33,7 @@ mod change;
 mod completion;
 mod connections;
 mod cut;
+mod digest;
 mod ending;
 mod lines;
 mod mail;

@@ -18,6 +18,7 @@ fn setup() -> Setup {
             io_max_bytes: 262_144,
             in_capsule_bytes: 4096,
             features: Features::WRITE_WITH_IMM.or(LISTS),
+            digest: rblk_config::DigestWish::Auto,
             lanes: None,
             queues: 2,
         },

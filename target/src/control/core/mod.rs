@@ -422,6 +422,13 @@ impl Core {
         &self.sessions
     }
 
+    /// An I/O connection of a session was granted, with digests or without.
+    pub(crate) fn note_digest(&mut self, session: SessionIndex, digest: bool) {
+        if let Some(session) = self.sessions.get_mut(session) {
+            session.digest = digest;
+        }
+    }
+
     /// The last holders of the volumes.
     #[must_use]
     pub(crate) fn holders(&self) -> &Holders {

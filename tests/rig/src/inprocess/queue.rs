@@ -99,10 +99,11 @@ impl<S: Store> Rig<S> {
         ledger: Option<Ledger>,
     ) -> Result<QueueId> {
         let depth = QueueDepth::new(options.depth).context("queue depth")?;
-        let stride = options.io_max_bytes as usize;
+        let stride = options.buffer_stride();
         let buffers = Region::allocate(stride * usize::from(options.depth), PageKind::Normal)?;
         let stats = Arc::new(QueueStats::default());
-        let mut engine = Engine::new(depth, stride, Arc::clone(&stats));
+        let mut engine = Engine::new(depth, stride, Arc::clone(&stats))
+            .with_data_max(options.io_max_bytes as usize);
         if let Some(ledger) = ledger {
             engine = engine.with_ledger(ledger);
         }
@@ -387,7 +388,7 @@ impl<S: Store> Rig<S> {
     /// They do not fit, or there is no such queue.
     pub fn fill_buffer(&self, queue: QueueId, tag: Tag, bytes: &[u8]) {
         let queue = self.queue(queue);
-        let stride = queue.options.io_max_bytes as usize;
+        let stride = queue.options.buffer_stride();
         assert!(bytes.len() <= stride, "longer than the buffer");
         queue.buffers.write(tag.index() * stride, bytes);
     }
@@ -399,7 +400,7 @@ impl<S: Store> Rig<S> {
     #[must_use]
     pub fn buffer(&self, queue: QueueId, tag: Tag, len: usize) -> Vec<u8> {
         let queue = self.queue(queue);
-        let stride = queue.options.io_max_bytes as usize;
+        let stride = queue.options.buffer_stride();
         assert!(len <= stride, "longer than the buffer");
         let mut bytes = vec![0; len];
         queue.buffers.read(tag.index() * stride, &mut bytes);

@@ -32,6 +32,12 @@ use super::{AdminCommand, Gone, Join, QueueOptions, Rig, VolumeKind, VolumeSpec,
 
 /// What a queue that has to prove something has for it.
 const PROVE_WITHIN: Duration = Duration::from_secs(5);
+/// What a target of a rig agrees to.
+const FEATURES: u32 = Features::WRITE_WITH_IMM.0
+    | Features::CAPSULE_LISTS.0
+    | Features::DATA_LISTS.0
+    | Features::DIGEST.0;
+
 /// Runs of memory that one WRITE of the target gathers.
 const SEND_SGES: u32 = 4;
 /// Steps that ending the connections of an older epoch may take.
@@ -394,10 +400,7 @@ impl<S: Store> Rig<S> {
         };
         let offer = Offer {
             depth: QueueDepth::new(limits::QUEUE_DEPTH_MAX).context("queue depth")?,
-            features: Features::WRITE_WITH_IMM
-                .or(Features::CAPSULE_LISTS)
-                .or(Features::DATA_LISTS)
-                .or(auth),
+            features: Features(FEATURES).or(auth),
             in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
             io_max_bytes: self.options.io_max_bytes,
             instance: InstanceId([2; 16]),
