@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rblk_config::{ByteSize, ConfigError, Duration, Spin, TargetConfig, VolumeConfig};
 
 /// Where a running target listens for `status` and `drain`, unless told otherwise.
-pub const CONTROL_SOCKET: &str = "/run/rblk/target.sock";
+pub const CONTROL_SOCKET: &str = "/run/rblk/target/control.sock";
 
 /// Serves volumes to initiators over RDMA.
 #[derive(Debug, Parser)]
