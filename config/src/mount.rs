@@ -1,14 +1,18 @@
 //! One mount: a volume of a target as a local block device.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use rblk_protocol::auth::{PublicKey, SecretKey};
 use rblk_protocol::limits;
 use serde::{Deserialize, Serialize};
 
 use crate::document::{Document, Sites};
 use crate::error::{ConfigError, Fault};
+use crate::host::{KEYS_MAX, PUBLIC_KEY, read_keys, write_keys};
+use crate::key_file::{self, HOST_KEY_FILE, KeyFileError, Side};
 use crate::on_loss::OnLoss;
-use crate::rule::{ADDRESS, Key, NAME, Rule, Schema};
+use crate::protection::{DigestWish, Encrypt};
+use crate::rule::{ADDRESS, KEY_FILE, Key, NAME, Rule, Schema};
 use crate::spin::Spin;
 use crate::units::{ByteSize, Duration};
 
@@ -66,6 +70,10 @@ static MOUNT_KEYS: Schema = Schema {
         ),
         Key::optional("spin", Rule::Spin { max: Duration::from_millis(10) }),
         Key::optional("host_name", NAME),
+        Key::optional("target_keys", Rule::List { item: &PUBLIC_KEY, max: KEYS_MAX }),
+        Key::optional("key_file", KEY_FILE),
+        Key::optional("encrypt", Rule::Word(Encrypt::WORDS)),
+        Key::optional("digest", Rule::Word(DigestWish::WORDS)),
     ],
 };
 
@@ -121,6 +129,21 @@ pub struct MountConfig {
     /// The name of this host, as the target shows it. If absent: the name of the system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_name: Option<String>,
+    /// The keys that the target may prove: one, or two while it changes its key. Empty: neither end
+    /// proves who it is, and a target that requires it refuses the mount.
+    #[serde(
+        serialize_with = "write_keys",
+        deserialize_with = "read_keys",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub target_keys: Vec<PublicKey>,
+    /// The file of the secret key of this host, or `credential:NAME`. Used with
+    /// [`Self::target_keys`] only.
+    pub key_file: PathBuf,
+    /// Whether `tcp://` connections are encrypted.
+    pub encrypt: Encrypt,
+    /// Whether data has a checksum on the wire.
+    pub digest: DigestWish,
 }
 
 impl Default for MountConfig {
@@ -146,6 +169,10 @@ impl Default for MountConfig {
             wait: Duration::from_secs(0),
             spin: Spin::Adaptive,
             host_name: None,
+            target_keys: Vec::new(),
+            key_file: PathBuf::from(HOST_KEY_FILE),
+            encrypt: Encrypt::default(),
+            digest: DigestWish::default(),
         }
     }
 }
@@ -200,6 +227,18 @@ impl MountConfig {
         toml::to_string(self).map_err(|error| ConfigError::Dump(error.to_string()))
     }
 
+    /// The secret key that this host proves. `None` if there are no `target_keys`: then neither end
+    /// proves who it is.
+    ///
+    /// # Errors
+    /// The file is missing, others may read it, or it is no key file.
+    pub fn secret_key(&self) -> Result<Option<SecretKey>, KeyFileError> {
+        if self.target_keys.is_empty() {
+            return Ok(None);
+        }
+        key_file::read(&self.key_file, Side::Initiator).map(Some)
+    }
+
     /// The keys of the file.
     #[must_use]
     pub fn keys() -> &'static Schema {
@@ -238,6 +277,18 @@ impl MountConfig {
             );
             let fix = format!("lower lanes to {}, or queues to {}", most / queues, most / lanes);
             faults.push(Fault::new("lanes", problem, fix).value(i64::from(lanes)));
+        }
+        if self.key_file != Path::new(HOST_KEY_FILE) && self.target_keys.is_empty() {
+            let problem = "without target_keys nobody asks for the key of this host";
+            let fix = "add target_keys = [\"rblk1:...\"], or remove key_file; `rblk-target key show` prints the key";
+            let fault = Fault::new("key_file", problem, fix);
+            faults.push(fault.value(self.key_file.display().to_string()));
+        }
+        if self.encrypt == Encrypt::Required && self.target_keys.is_empty() {
+            let problem =
+                "the keys of encryption come from authentication, and there are no target_keys";
+            let fix = "add target_keys = [\"rblk1:...\"]; `rblk-target key show` prints the key";
+            faults.push(Fault::new("encrypt", problem, fix).value("required"));
         }
         if self.shared && self.read_only {
             let problem = "a read-only mount never excludes other hosts, so shared has no effect";

@@ -16,6 +16,13 @@ impl Features {
     /// only the last. Only together with [`Self::CAPSULE_LISTS`].
     pub const DATA_LISTS: Self = Self(8);
 
+    /// The ends prove their keys ([`crate::auth`]): an initiator offers it if it has keys, a target
+    /// takes it if it asks for proof. On an I/O connection it says that the self-test carries proofs.
+    pub const AUTH: Self = Self(16);
+    /// The stream of an I/O connection is encrypted behind the handshake reply
+    /// ([`crate::auth::StreamKeys`]). Over TCP only, and only together with [`Self::AUTH`].
+    pub const ENCRYPT: Self = Self(32);
+
     /// Whether it has all of `other`.
     #[must_use]
     pub fn has(self, other: Self) -> bool {
@@ -37,7 +44,9 @@ impl Features {
     /// All abilities, except those that need another one that is missing.
     #[must_use]
     pub fn possible(self) -> Self {
-        if self.has(Self::CAPSULE_LISTS) { self } else { self.without(Self::DATA_LISTS) }
+        let lists = if self.has(Self::CAPSULE_LISTS) { Self(0) } else { Self::DATA_LISTS };
+        let auth = if self.has(Self::AUTH) { Self(0) } else { Self::ENCRYPT };
+        self.without(lists.or(auth))
     }
 
     /// All abilities except `other`.

@@ -6,14 +6,14 @@
 //! ```text
 //! initiator                                              target
 //!    | -- CM connect: HelloRequest (48 B private data) ---> |   negotiate()
-//!    | <-- CM accept: HelloAccept (48 B) / HelloReject ---- |
+//!    | <-- CM accept: HelloAccept (64 B) / HelloReject ---- |
 //!    | == SEND  CommandCapsule (64 B) [+ in-capsule data] = |
 //!    | <= RDMA READ of write data above the threshold ===== |
 //!    | <= RDMA WRITE of read data ========================= |
 //!    | <= SEND ResponseCapsule (16 B), or WRITE_WITH_IMM == |
 //! ```
 //!
-//! One *admin* connection opens a session (LOGIN, LIST, OPEN, CLOSE, KEEP_ALIVE, ASYNC_EVENT); any
+//! One *admin* connection opens a session (AUTHENTICATE, LOGIN, LIST, OPEN, CLOSE, KEEP_ALIVE, ASYNC_EVENT); any
 //! number of *I/O* connections join it (READ, WRITE, FLUSH, DISCARD, WRITE_ZEROES), each with its
 //! own tags. Only the target moves data. The initiator exposes one buffer per command; the target
 //! exposes nothing.
@@ -59,6 +59,7 @@
 //!   allocates.
 
 mod admin;
+pub mod auth;
 mod block;
 mod capsule;
 mod command_list;
@@ -89,8 +90,8 @@ pub use descriptor::KeyedDescriptor;
 pub use features::Features;
 pub use hello::{ConnectionKind, HelloAccept, HelloError, HelloReject, HelloRequest, RejectReason};
 pub use identity::{
-    Epoch, Generation, HostId, InstanceId, Name, NameError, Sequence, SessionId, VolumeHandle,
-    WriteVerifier,
+    Epoch, Generation, HostId, InstanceId, Name, NameError, Nonce, Sequence, SessionId,
+    VolumeHandle, WriteVerifier,
 };
 pub use immediate::Immediate;
 pub use mutation::Mutation;

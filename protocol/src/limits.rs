@@ -26,11 +26,18 @@ pub const RESPONSE_LIST_BYTES: usize = LIST_MAX * RESPONSE_BYTES;
 /// Bytes of a keyed descriptor.
 pub const DESCRIPTOR_BYTES: usize = 16;
 
-/// Bytes of the hello in CM private data. rdma_cm leaves 56 bytes of an IB request to its user.
+/// Bytes of the hello of a request in CM private data. rdma_cm leaves 56 bytes of an IB request to
+/// its user.
 pub const HELLO_BYTES: usize = 48;
+
+/// Bytes of the hello of an accept in CM private data.
+pub const ACCEPT_BYTES: usize = 64;
 
 /// Private data that every CM carries in a request.
 pub const CM_REQUEST_BYTES: usize = 56;
+
+/// Private data that every CM carries in an accept: as much as in a rejection, and on IB more.
+pub const CM_ACCEPT_BYTES: usize = CM_REJECT_BYTES;
 
 /// Private data that every CM carries in a rejection (148 on IB).
 pub const CM_REJECT_BYTES: usize = 148;
@@ -80,6 +87,10 @@ pub const IO_MIN_BYTES: u32 = 4096;
 /// Most data of one admin reply.
 pub const ADMIN_REPLY_MAX_BYTES: u32 = 64 << 10;
 
+/// Most volumes that an initiator takes of a LIST. A target that says that it has more is not
+/// believed.
+pub const LIST_ENTRIES_MAX: u32 = 65_536;
+
 /// Bytes of a name on the wire: volumes, hosts and targets. Padded with zeros.
 pub const NAME_BYTES: usize = 64;
 
@@ -97,6 +108,7 @@ pub const VOLUME_MAX_BYTES: u64 = i64::MAX as u64;
 
 const _: () = {
     assert!(HELLO_BYTES <= CM_REQUEST_BYTES);
+    assert!(ACCEPT_BYTES <= CM_ACCEPT_BYTES);
     assert!(16 + REJECT_TEXT_BYTES <= CM_REJECT_BYTES);
     assert!(IN_CAPSULE_DEFAULT_BYTES <= IN_CAPSULE_MAX_BYTES);
     assert!(IN_CAPSULE_DEFAULT_BYTES >= BLOCK_MAX_BYTES, "a block fits a capsule");

@@ -66,7 +66,7 @@ fn registered(pd: &ProtectionDomain, bytes: usize) -> Result<MemoryRegion, NoMem
 mod tests {
     use rblk_fabric::Device;
     use rblk_fabric::soft::network::Network;
-    use rblk_protocol::{InstanceId, QueueDepth, Version};
+    use rblk_protocol::{InstanceId, Nonce, QueueDepth, Version};
 
     use super::*;
 
@@ -83,6 +83,7 @@ mod tests {
             in_capsule_bytes: 4096,
             io_max_bytes: 1 << 20,
             instance: InstanceId([2; 16]),
+            nonce: Nonce([3; 16]),
         };
         let terms = Terms::new(&pd, accept, false).ok()?;
         assert!(terms.layout.bytes() <= terms.memory.region().len());

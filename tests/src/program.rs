@@ -315,7 +315,7 @@ impl Client {
         let buffers = Region::allocate(IO_MAX as usize * usize::from(DEPTH), PageKind::Normal)
             .expect("memory");
         let (session, volume, path) = runtime.block_on(async {
-            let mut session = Session::connect(address, &options, &identity, None).await?;
+            let mut session = Session::connect(address, &options, &identity, None, None).await?;
             let name = Name::new(volume).expect("a volume's name");
             let volume = session.open(&name, claim).await?;
             let wish = QueueWish {

@@ -11,12 +11,13 @@ use rblk_fabric::{
 };
 use rblk_initiator::engine::{Engine, PathEnd, QueueStats};
 use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::path::{DeadPath, Path, PathLayout, PathMemory};
-use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_BYTES};
+use rblk_initiator::path::{DeadPath, LaneProof, Path, PathLayout, PathMemory};
+use rblk_protocol::auth::{Hellos, QueueKey, SessionSecret};
+use rblk_protocol::limits::{ACCEPT_BYTES, COMMAND_BYTES, HELLO_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{
     BlockSize, CommandCapsule, CommandList, ConnectionKind, Epoch, Features, HelloAccept,
-    Immediate, InstanceId, KeyedDescriptor, Opcode, QueueDepth, ResponseCapsule, ResponseList,
-    SELF_TEST_BYTES, Sequence, Status, Tag, Version, VolumeHandle, self_test_pattern,
+    Immediate, InstanceId, KeyedDescriptor, Nonce, Opcode, QueueDepth, ResponseCapsule,
+    ResponseList, SELF_TEST_BYTES, Sequence, Status, Tag, Version, VolumeHandle, self_test_pattern,
 };
 use rblk_rig::inprocess::{QueueOptions, RawEnd, soft_handle};
 use rblk_target::identity::SessionIndex;
@@ -575,10 +576,42 @@ fn connect(
         in_capsule_bytes: options.in_capsule_bytes,
         io_max_bytes: options.io_max_bytes,
         instance: InstanceId([1; 16]),
+        nonce: Nonce([2; 16]),
     };
-    let path =
-        Path { poller, connections, memory, accept, epoch, volume: VolumeHandle(1), lane_bytes: 1 };
+    let prove = |lane| {
+        let (ours, theirs) = queue_key(epoch, lane).prove(&hellos(), Nonce([3; 16]));
+        LaneProof { ours, theirs }
+    };
+    let proofs = match options.features.has(Features::AUTH) {
+        true => (0..options.lanes).map(prove).collect(),
+        false => Vec::new(),
+    };
+    let path = Path {
+        poller,
+        connections,
+        proofs,
+        memory,
+        accept,
+        epoch,
+        volume: VolumeHandle(1),
+        lane_bytes: 1,
+    };
     (path, mouth, others)
+}
+
+/// The key of a lane of an engine whose ends prove their session.
+#[must_use]
+pub fn queue_key(epoch: Epoch, lane: u16) -> QueueKey {
+    QueueKey::new(&SessionSecret::from_bytes(&[5; 32]), epoch, lane)
+}
+
+/// What the proofs cover. No hello was sent.
+///
+/// # Panics
+/// Never: both are long enough.
+#[must_use]
+pub fn hellos() -> Hellos {
+    Hellos::from_private_data(&[1; HELLO_BYTES], &[2; ACCEPT_BYTES]).expect("long enough")
 }
 
 fn scratch_of(path: &Path) -> KeyedDescriptor {

@@ -59,7 +59,7 @@ impl Client {
         let depth = QueueDepth::new(DEPTH).context("a depth")?;
         let volume = Name::new(volume).context("a volume's name")?;
         let (session, opened, path) = runtime.block_on(async {
-            let mut session = Session::connect(address, &options, &host, None).await?;
+            let mut session = Session::connect(address, &options, &host, None, None).await?;
             let opened = session.open(&volume, AccessMode::ReadOnly).await?;
             let wish = QueueWish {
                 depth,

@@ -219,7 +219,8 @@ fn discover(address: &str, timeout: std::time::Duration, output: Output) -> anyh
     let options = ConnectOptions { timeout, ..ConnectOptions::default() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let found = runtime.block_on(async {
-        let mut session = Session::connect(&address, &options, &host_identity(None), None).await?;
+        let mut session =
+            Session::connect(&address, &options, &host_identity(None), None, None).await?;
         let volumes = session.list().await?;
         let caps = session.device().caps().clone();
         let target = session.login().target_name.to_string();

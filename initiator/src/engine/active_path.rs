@@ -7,7 +7,9 @@ use rblk_fabric::Sge;
 use rblk_fabric::{Completion, Poller, QpIndex, WcOpcode, WcStatus};
 use rblk_protocol::limits::LANES_MAX;
 use rblk_protocol::width::narrow;
-use rblk_protocol::{CommandCapsule, Immediate, Mutation, ResponseList, Sequence, Status, Tag};
+use rblk_protocol::{
+    CommandCapsule, Features, Immediate, Mutation, ResponseList, Sequence, Status, Tag,
+};
 
 use super::PathEnd;
 use super::answer::{Answer, LaneIndex};
@@ -55,8 +57,12 @@ impl ActivePath {
     /// Takes a path over, with its RECVs and its self-tests ready to be posted. What is left of a
     /// path that cannot be taken over, or does not `fit` the queue, comes back.
     pub(super) fn begin(path: Path, fits: bool, now: Instant) -> Result<Self, Box<DeadPath>> {
-        let Path { mut poller, connections, memory, accept, epoch, volume, lane_bytes } = path;
-        let fits = fits && (1..=usize::from(LANES_MAX)).contains(&connections.len());
+        let Path { mut poller, connections, proofs, memory, accept, epoch, volume, lane_bytes } =
+            path;
+        let proven = if accept.features.has(Features::AUTH) { connections.len() } else { 0 };
+        let fits = fits
+            && (1..=usize::from(LANES_MAX)).contains(&connections.len())
+            && proofs.len() == proven;
         let mut qps = Vec::with_capacity(connections.len());
         let all = connections.len();
         let mut left = connections.into_iter();
@@ -79,7 +85,7 @@ impl ActivePath {
         let mut sequence = Sequence(0);
         let lanes = qps.iter().enumerate().map(|(index, qp)| {
             sequence = sequence.next();
-            Lane::begin(index, *qp, &terms, sequence, now)
+            Lane::begin(index, *qp, &terms, sequence, proofs.get(index), now)
         });
         let lanes = lanes.collect();
         Ok(Self { poller, terms, sequence, ready: false, lanes, lane_of })

@@ -329,6 +329,8 @@ impl Note {
             volume_name: Name::new(&self.config.volume)?,
             addresses,
             host: HostIdentity { id: HostId(self.host), name: host_name },
+            // No secret is in a note.
+            credentials: None,
             wish: QueueWish {
                 depth: QueueDepth::new(self.wish.depth).ok_or_else(none)?,
                 io_max_bytes: self.wish.io_max,

@@ -7,7 +7,7 @@ use rblk_fabric::{
 };
 use rblk_protocol::width::narrow;
 use rblk_protocol::{
-    ConnectionKind, Features, HelloAccept, HelloReject, HelloRequest, InstanceId, Offer,
+    ConnectionKind, Features, HelloAccept, HelloReject, HelloRequest, InstanceId, Nonce, Offer,
     QueueDepth, RejectReason, Version, limits, negotiate,
 };
 
@@ -45,7 +45,13 @@ pub(super) struct Granted {
 }
 
 /// What this target offers on a connection by a device.
-fn offer(limits: &Limits, instance: InstanceId, device: &Device, kind: ConnectionKind) -> Offer {
+fn offer(
+    limits: &Limits,
+    instance: InstanceId,
+    nonce: Nonce,
+    device: &Device,
+    kind: ConnectionKind,
+) -> Offer {
     // The configuration was checked.
     let depth = QueueDepth::new(limits.queue_depth_max.clamp(1, limits::QUEUE_DEPTH_MAX))
         .unwrap_or_else(|| unreachable!("clamped"));
@@ -53,7 +59,7 @@ fn offer(limits: &Limits, instance: InstanceId, device: &Device, kind: Connectio
     if kind == ConnectionKind::Admin {
         let in_capsule_bytes = limits::IN_CAPSULE_DEFAULT_BYTES;
         let features = Features::default();
-        return Offer { depth, features, in_capsule_bytes, io_max_bytes, instance };
+        return Offer { depth, features, in_capsule_bytes, io_max_bytes, instance, nonce };
     }
     let imm = match device.caps().write_with_imm {
         true => Features::WRITE_WITH_IMM,
@@ -66,7 +72,7 @@ fn offer(limits: &Limits, instance: InstanceId, device: &Device, kind: Connectio
         _ => Features::CAPSULE_LISTS.or(Features::DATA_LISTS),
     };
     let in_capsule_bytes = limits.in_capsule_bytes;
-    Offer { depth, features: imm.or(lists), in_capsule_bytes, io_max_bytes, instance }
+    Offer { depth, features: imm.or(lists), in_capsule_bytes, io_max_bytes, instance, nonce }
 }
 
 /// What a peer that asked for this gets.
@@ -79,7 +85,9 @@ pub(super) fn agree(
     instance: InstanceId,
     device: &Device,
 ) -> Result<HelloAccept, Refused> {
-    negotiate(asked, &offer(limits, instance, device, asked.kind)).map_err(|reason| {
+    let mut nonce = Nonce::default();
+    getrandom::fill(&mut nonce.0).map_err(|error| no_room(error.to_string()))?;
+    negotiate(asked, &offer(limits, instance, nonce, device, asked.kind)).map_err(|reason| {
         let text = match reason {
             RejectReason::Version => format!(
                 "no common version: we speak {} to {}, you {} to {}",

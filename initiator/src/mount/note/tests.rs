@@ -12,6 +12,7 @@ fn setup() -> Setup {
         volume_name: Name::new("vol0").unwrap(),
         addresses: vec!["rdma://10.0.0.1".parse().unwrap(), "tcp://store".parse().unwrap()],
         host: host(),
+        credentials: None,
         wish: QueueWish {
             depth: QueueDepth::new(128).unwrap(),
             io_max_bytes: 262_144,

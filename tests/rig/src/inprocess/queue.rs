@@ -276,7 +276,8 @@ impl<S: Store> Rig<S> {
         }
         let epoch = first.epoch;
         let lane_bytes = 1;
-        let path = Path { poller, connections, memory, accept, epoch, volume, lane_bytes };
+        let proofs = Vec::new();
+        let path = Path { poller, connections, proofs, memory, accept, epoch, volume, lane_bytes };
         Ok((path, wires))
     }
 

@@ -11,7 +11,7 @@ use rblk_fabric::{
 };
 use rblk_protocol::{
     AccessMode, BlockCount, BlockSize, ConnectionKind, Epoch, Features, HelloAccept, HelloRequest,
-    InstanceId, Name, Offer, QueueDepth, SessionId, Status, Tag, Version, limits, negotiate,
+    InstanceId, Name, Nonce, Offer, QueueDepth, SessionId, Status, Tag, Version, limits, negotiate,
 };
 use rblk_target::arena::Arena;
 use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
@@ -381,6 +381,7 @@ impl<S: Store> Rig<S> {
             in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
             io_max_bytes: self.options.io_max_bytes,
             instance: InstanceId([2; 16]),
+            nonce: Nonce([3; 16]),
         };
         let Ok(accept) = negotiate(&asked, &offer) else { bail!("nothing in common") };
         let admin = kind == ConnectionKind::Admin;
