@@ -2,8 +2,8 @@
 //! is accepted is the same when it is written and read again.
 
 use rblk_protocol::{
-    ConnectionKind, Epoch, Features, HelloAccept, HelloReject, HelloRequest, InstanceId, Offer,
-    QueueDepth, RejectReason, SessionId, Version, limits, negotiate,
+    ConnectionKind, Epoch, Features, HelloAccept, HelloReject, HelloRequest, InstanceId, Nonce,
+    Offer, QueueDepth, RejectReason, SessionId, Version, limits, negotiate,
 };
 
 use crate::Input;
@@ -32,6 +32,7 @@ fn request(bytes: &[u8]) -> bool {
         in_capsule_bytes: input.u32() % (limits::IN_CAPSULE_MAX_BYTES + 1),
         io_max_bytes: limits::IO_MIN_BYTES << (input.u8() % 11),
         instance: InstanceId([2; 16]),
+        nonce: Nonce([4; 16]),
     };
     if let Ok(accept) = negotiate(&request, &offer) {
         assert!(accept.depth <= request.depth && accept.depth <= offer.depth, "too deep");
@@ -66,7 +67,11 @@ fn reject(bytes: &[u8]) -> bool {
 fn asked(wish: u8) -> HelloRequest {
     let io = wish & 1 == 1;
     HelloRequest {
-        kind: if io { ConnectionKind::Io { queue: u16::from(wish) % 64 } } else { ConnectionKind::Admin },
+        kind: if io {
+            ConnectionKind::Io { queue: u16::from(wish) % 64 }
+        } else {
+            ConnectionKind::Admin
+        },
         newest: Version::NEWEST,
         oldest: Version::OLDEST,
         depth: QueueDepth::new(1 + u16::from(wish)).expect("a depth"),
@@ -87,6 +92,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         in_capsule_bytes: 4096,
         io_max_bytes: 1 << 20,
         instance: InstanceId([2; 16]),
+        nonce: Nonce([4; 16]),
     };
     let mut seeds = Vec::new();
     for wish in [0, 1, 31, 255] {

@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | [`hello`] | request, accept and reject of a connection, and what a target answers to a request |
 //! | [`admin_body`] | the bodies of LOGIN, LIST, OPEN and their replies |
+//! | [`handshake`] | keys, the handshake, sealed commands and replies, proofs of I/O connections |
 //! | [`capsule`] | commands and responses, alone and in lists |
 //! | [`control_core`] | the decisions of control: connections, commands, ends, time, a failing disk |
 //! | [`target_engine`] | a poll group of the target, from a hostile initiator |
@@ -22,6 +23,7 @@
 pub mod admin_body;
 pub mod capsule;
 pub mod control_core;
+pub mod handshake;
 pub mod hello;
 pub mod holders;
 pub mod initiator_engine;
@@ -54,9 +56,10 @@ macro_rules! targets {
 }
 
 /// All targets.
-pub const ALL: [Target; 13] = targets!(
+pub const ALL: [Target; 14] = targets!(
     hello,
     admin_body,
+    handshake,
     capsule,
     control_core,
     target_engine,

@@ -59,6 +59,7 @@ macro_rules! replayed {
 replayed!(
     hello,
     admin_body,
+    handshake,
     capsule,
     control_core,
     target_engine,
@@ -71,20 +72,6 @@ replayed!(
     holders,
     lineage,
 );
-
-/// Writes the seeds where fuzzing begins: `RBLK_SEEDS=DIR cargo test -- --ignored`.
-#[test]
-#[ignore = "writes files"]
-fn write_the_seeds() {
-    let root = std::env::var_os("RBLK_SEEDS").expect("RBLK_SEEDS names a directory");
-    for target in ALL {
-        let dir = Path::new(&root).join(target.name);
-        fs::create_dir_all(&dir).expect("a directory");
-        for (at, seed) in (target.seeds)().iter().enumerate() {
-            fs::write(dir.join(format!("seed-{at}")), seed).expect("a file");
-        }
-    }
-}
 
 /// The corpora stay small enough for a repository.
 #[test]
