@@ -15,21 +15,37 @@ const DIRECTORY_MODE: u32 = 0o700;
 /// The rights of a group and of others, which nothing here has.
 const OF_OTHERS: u32 = 0o077;
 
+/// How the names of the files here end.
+const SUFFIXES: [&str; 4] = [".lineage", ".lineage.lock", ".holders", ".new"];
+
 /// Makes the directory, if it is not there, and takes away the rights that others have on it and on
-/// the files in it whose names begin with `name` and a dot. Where that is not possible (another
-/// user's directory), it is logged.
+/// the files in it whose names begin with `name` and a dot. A directory that holds anything else
+/// than such files of targets keeps its mode: it may be `/srv`. Where rights cannot be taken away
+/// (another user's directory), that is logged.
 ///
 /// # Errors
 /// The directory is not there and cannot be made.
 pub(crate) fn directory(path: &Path, name: &str) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)?;
-    narrow(path);
+    if !path.is_dir() {
+        return fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path);
+    }
     let prefix = format!("{name}.");
+    let (mut ours, mut others) = (0, 0);
     for entry in fs::read_dir(path)?.flatten() {
-        let is_ours = entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes());
-        if is_ours && entry.file_type().is_ok_and(|kind| kind.is_file()) {
+        let file = entry.file_name();
+        let file = file.to_string_lossy();
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        if !is_file || !SUFFIXES.iter().any(|suffix| file.ends_with(suffix)) {
+            others += 1;
+            continue;
+        }
+        ours += 1;
+        if file.starts_with(&prefix) {
             narrow(&entry.path());
         }
+    }
+    if ours > 0 && others == 0 {
+        narrow(path);
     }
     Ok(())
 }
@@ -127,13 +143,23 @@ mod tests {
             fs::write(file, "").unwrap();
             fs::set_permissions(file, fs::Permissions::from_mode(0o644)).unwrap();
         }
-        std::os::unix::fs::symlink(&passwd, &link).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         fs::set_permissions(&state, fs::Permissions::from_mode(0o755)).unwrap();
         directory(&state, "t").unwrap();
         assert_eq!((mode(&state), mode(&path)), (0o700, 0o600));
         assert_eq!(mode(&other), 0o644, "another target's");
+
+        // It holds something else: it may be a directory of others, too.
+        std::os::unix::fs::symlink(&passwd, &link).unwrap();
+        fs::set_permissions(&state, fs::Permissions::from_mode(0o755)).unwrap();
+        directory(&state, "t").unwrap();
+        assert_eq!(mode(&state), 0o755);
         assert_eq!(mode(&passwd), 0o644, "what a link names");
+        let empty = dir.path().join("empty");
+        fs::create_dir(&empty).unwrap();
+        fs::set_permissions(&empty, fs::Permissions::from_mode(0o755)).unwrap();
+        directory(&empty, "t").unwrap();
+        assert_eq!(mode(&empty), 0o755);
     }
 
     #[test]

@@ -96,10 +96,8 @@ fn run(program: &Path, place: &Path, corpus: &Path, seconds: u64) -> Command {
 fn names(corpora: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(corpora).with_context(|| corpora.display().to_string())?;
     let paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    let mut names: Vec<String> = paths
-        .iter()
-        .filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()))
-        .collect();
+    let mut names: Vec<String> =
+        paths.iter().filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).collect();
     names.sort();
     if names.is_empty() {
         bail!("no corpus in {}", corpora.display());
