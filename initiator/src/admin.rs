@@ -182,11 +182,13 @@ impl AdminChannel {
         command.in_capsule_bytes = narrow(body.len() + COMMAND_SEAL_BYTES);
         let sealed = seal.seal_command(command.sequence, &command.to_wire(), body)?;
         let reply = self.exchange(command, &sealed, timeout).await?;
-        self.open(&command, &reply)
+        let SealedReply { status, value, mut payload } = self.open(&command, &reply)?;
+        Ok(Reply { status, value, payload: std::mem::take(&mut *payload) })
     }
 
     /// LOGIN with the last message of the handshake. From here on `seal` is used, also for the
-    /// answer. An answer that is not sealed is a refusal that whoever is on the way may have made.
+    /// answer. A status alone is a refusal that is not sealed: whoever is on the way may have made
+    /// it.
     ///
     /// # Errors
     /// Those of [`Self::call`].
@@ -195,25 +197,23 @@ impl AdminChannel {
         message: &[u8],
         seal: InitiatorSeal,
         timeout: Duration,
-    ) -> Result<Reply, SessionError> {
+    ) -> Result<Result<SealedReply, Status>, SessionError> {
         let mut command = self.command(Opcode::Login, CALL_TAG);
         command.buffer = Some(self.qp.reply_buffer());
         self.seal = Some(seal);
         let reply = self.exchange(command, message, timeout).await?;
         if reply.value == 0 && reply.status != Status::Ok {
-            return Ok(reply);
+            return Ok(Err(reply.status));
         }
-        self.open(&command, &reply)
+        self.open(&command, &reply).map(Ok)
     }
 
     /// What the answer to a sealed command says.
-    fn open(&self, command: &CommandCapsule, reply: &Reply) -> Result<Reply, SessionError> {
+    fn open(&self, command: &CommandCapsule, reply: &Reply) -> Result<SealedReply, SessionError> {
         let unproven = SessionError::Unproven { what: command.opcode, status: reply.status };
         let Some(sealed) = reply.payload.get(..wide(reply.value)) else { return Err(unproven) };
         let Some(seal) = &self.seal else { return Err(unproven) };
-        let SealedReply { status, value, payload } =
-            seal.open_reply(command.sequence, sealed).map_err(|_| unproven)?;
-        Ok(Reply { status, value, payload })
+        seal.open_reply(command.sequence, sealed).map_err(|_| unproven)
     }
 
     /// Sends a command and waits for its answer, both as they are.

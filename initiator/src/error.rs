@@ -105,15 +105,13 @@ pub enum SessionError {
     },
     /// The target does not know the key of this host.
     #[error(
-        "{address} does not let in the key of this host, {key}{}: add it to a [[host]] of the target", detail(.text)
+        "{address} does not let in the key of this host, {key}: add it to a [[host]] of the target"
     )]
     HostNotAllowed {
         /// The target.
         address: String,
         /// The public key of this host.
         key: String,
-        /// The target's text, maybe empty.
-        text: String,
     },
     /// Whoever answered did not prove that it is the target.
     #[error("the answer to {what:?} ({status}) is not proven to be the target's")]

@@ -24,6 +24,7 @@ use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::{NotMounted, NotRoot};
 use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
 
+mod key;
 mod table;
 
 const STATUS_TIME: Duration = Duration::from_secs(2);
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Command::Recover(args) => recover(&args),
         Command::Upgrade { which, program } => upgrade(which.name.as_deref(), program),
         Command::List { output } => list(output),
+        Command::Key(command) => key::key(&command),
         Command::Discover { .. } | Command::WriteBack { .. } => Err(become_daemon()),
     };
     match result {

@@ -50,6 +50,8 @@ rblk_fabric::counters! {
     fenced_commands,
     /// Connections ended because the peer broke a rule.
     protocol_errors,
+    /// I/O connections that did not prove that they are of their session.
+    failed_proofs,
     /// Connections whose path failed, or whose initiator went silent or left with commands
     /// unanswered. An initiator that leaves when everything is answered, as after `umount` and
     /// `discover`, does not count.

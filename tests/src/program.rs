@@ -12,7 +12,7 @@ use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
 use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::error::SessionError;
 use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::session::{Claim, HostIdentity, QueueWish, Session};
+use rblk_initiator::session::{Claim, Credentials, HostIdentity, QueueWish, Session};
 use rblk_protocol::{AccessMode, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag};
 use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::control::status::TargetStatus;
@@ -304,6 +304,20 @@ impl Client {
         host: u8,
         claim: impl Into<Claim>,
     ) -> Result<Self, SessionError> {
+        Self::prove(address, volume, host, None, claim)
+    }
+
+    /// [`Self::claim`] of one that proves who it is.
+    ///
+    /// # Errors
+    /// The target does not have it so.
+    pub fn prove(
+        address: &Address,
+        volume: &str,
+        host: u8,
+        credentials: Option<&Credentials>,
+        claim: impl Into<Claim>,
+    ) -> Result<Self, SessionError> {
         let runtime = runtime();
         let name = Name::new("test").expect("a name");
         let identity = HostIdentity { id: HostId([host; 16]), name };
@@ -315,7 +329,8 @@ impl Client {
         let buffers = Region::allocate(IO_MAX as usize * usize::from(DEPTH), PageKind::Normal)
             .expect("memory");
         let (session, volume, path) = runtime.block_on(async {
-            let mut session = Session::connect(address, &options, &identity, None, None).await?;
+            let mut session =
+                Session::connect(address, &options, &identity, credentials, None).await?;
             let name = Name::new(volume).expect("a volume's name");
             let volume = session.open(&name, claim).await?;
             let wish = QueueWish {
@@ -377,6 +392,15 @@ impl Client {
         let mut bytes = vec![0; len];
         self.buffers.read(0, &mut bytes);
         bytes
+    }
+
+    /// Names of the volumes that it may see.
+    ///
+    /// # Panics
+    /// The target does not say.
+    pub fn list(&mut self) -> Vec<Name> {
+        let listed = self.runtime.block_on(self.session.list()).expect("a list");
+        listed.iter().map(|entry| entry.name).collect()
     }
 
     /// Makes what was written durable.

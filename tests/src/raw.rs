@@ -129,6 +129,8 @@ pub struct RawPeer {
     pub lent: MemoryRegion,
     /// The link.
     pub wire: Wire,
+    /// The hellos of the connection.
+    pub hellos: Hellos,
     /// Epoch of its commands.
     pub epoch: Epoch,
     depth: QueueDepth,
@@ -152,7 +154,7 @@ impl RawPeer {
         options: QueueOptions,
     ) -> Self {
         let end = bed.rig.raw_connection(session, kind, options, sizes()).expect("a connection");
-        let RawEnd { pd, poller, qp, wire } = end;
+        let RawEnd { pd, poller, qp, wire, hellos } = end;
         let region = Region::allocate(LENT_BYTES, PageKind::Normal).expect("memory");
         let lent = pd.register(&region, Access::REMOTE).expect("a registration");
         Self {
@@ -160,6 +162,7 @@ impl RawPeer {
             pd,
             lent,
             wire,
+            hellos,
             epoch: bed.rig.epoch(session),
             depth: QueueDepth::new(options.depth).expect("a depth"),
             lists: options.features.has(Features::CAPSULE_LISTS),
@@ -196,6 +199,14 @@ impl RawPeer {
         let mut command = CommandCapsule::new(opcode, Tag(tag), self.epoch, self.sequence);
         command.volume = self.volume;
         command
+    }
+
+    /// What was written into the buffer of a [`Self::self_test`].
+    #[must_use]
+    pub fn written(&self) -> [u8; SELF_TEST_BYTES] {
+        let mut written = [0; SELF_TEST_BYTES];
+        self.lent.region().read(LENT_BYTES - SELF_TEST_BYTES, &mut written);
+        written
     }
 
     /// A proper SELF_TEST.

@@ -25,6 +25,9 @@ use rblk_tests::program::{
     processes_naming, program, run, wait_for,
 };
 
+/// The public key of some target.
+const KEY: &str = "rblk1:rmntdxzdp7243knecdmiemm4oyocypa7zz7jqx3pl4dllz3we4n5uqpkpe";
+
 fn rdma_is_here() -> bool {
     std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut dir| dir.next().is_some())
 }
@@ -134,6 +137,14 @@ fn an_initiator_that_cannot_connect_says_why() {
         (&["discover", "tcp://x:0"], 2, &["port"]),
         (&["discover", "[::1"], 2, &["[::1"]),
         (&["discover"], 2, &["<ADDRESS>"]),
+        (&["discover", &closed, "--key-file", "/k"], 2, &["no effect without --target-key"]),
+        (
+            &["discover", &closed, "--target-key", KEY, "--key-file", "/no/such/host.key"],
+            2,
+            &["no such key file", "`rblk-initiator key new --file /no/such/host.key`"],
+        ),
+        (&["discover", &closed, "--target-key", "rblk1:a"], 2, &["58 characters"]),
+        (&["mount", &closed, "v", "--key-file", "/k"], 2, &["without target_keys nobody asks"]),
         (&["discover", &closed, "--timeout", "soon"], 2, &["--timeout"]),
         (&["discover", &closed], 6, &[&closed, "connection refused", "start rblk-target"]),
         (

@@ -9,7 +9,7 @@ use clap::Parser;
 use rblk_config::{ByteSize, Exit};
 use rblk_fabric::{Address, ConnectOptions};
 use rblk_initiator::args::{
-    CHECKED, Cli, Command, MountArgs, Output, RecoverArgs, Report, exit_of,
+    CHECKED, Cli, Command, IdentityArgs, MountArgs, Output, RecoverArgs, Report, exit_of,
 };
 use rblk_initiator::identity::host_identity;
 use rblk_initiator::mount::{OnReady, ToldToEnd};
@@ -28,15 +28,18 @@ fn main() -> ExitCode {
             start_log(args.verbose, "info");
             recover(&args)
         }
-        Command::Discover { address, timeout, output } => {
+        Command::Discover { address, timeout, output, identity } => {
             start_log(0, "error");
             die_of_closed_pipes();
-            discover(&address, timeout.get(), output)
+            discover(&address, &identity, timeout.get(), output)
         }
         Command::WriteBack { disk, unless_used } => {
             return ExitCode::from(rblk_initiator::mount::write_back::here(&disk, unless_used));
         }
-        Command::Umount { .. } | Command::List { .. } | Command::Upgrade { .. } => {
+        Command::Umount { .. }
+        | Command::List { .. }
+        | Command::Upgrade { .. }
+        | Command::Key(_) => {
             eprintln!(
                 "rblk-initiatord: only `mount`, `recover NAME` and `discover`; use rblk-initiator for everything else"
             );
@@ -214,13 +217,20 @@ struct DiscoveredVolume {
     ephemeral: bool,
 }
 
-fn discover(address: &str, timeout: std::time::Duration, output: Output) -> anyhow::Result<()> {
+fn discover(
+    address: &str,
+    identity: &IdentityArgs,
+    timeout: std::time::Duration,
+    output: Output,
+) -> anyhow::Result<()> {
     let address: Address = address.parse()?;
+    let credentials = identity.credentials()?;
     let options = ConnectOptions { timeout, ..ConnectOptions::default() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let found = runtime.block_on(async {
         let mut session =
-            Session::connect(&address, &options, &host_identity(None), None, None).await?;
+            Session::connect(&address, &options, &host_identity(None), credentials.as_ref(), None)
+                .await?;
         let volumes = session.list().await?;
         let caps = session.device().caps().clone();
         let target = session.login().target_name.to_string();

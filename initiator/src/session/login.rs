@@ -9,7 +9,8 @@ use rblk_fabric::{
     Address, ConnectOptions, ConnectionHello, Device, ProtectionDomain, Route, Transport,
 };
 use rblk_protocol::auth::{
-    Carrier, Hellos, InitiatorHandshake, PublicKey, SECOND_BYTES, SecretKey, SessionSecret,
+    Carrier, Hellos, InitiatorHandshake, PublicKey, SECOND_BYTES, SealedReply, SecretKey,
+    SessionSecret,
 };
 use rblk_protocol::limits::{self, ADMIN_DEPTH};
 use rblk_protocol::{
@@ -17,8 +18,8 @@ use rblk_protocol::{
     SessionId, Status, Version, VolumeHandle,
 };
 
-use super::{Credentials, HostIdentity, QUIESCE_TIMEOUT, explain, parse_accept, text_of};
-use crate::admin::{AdminChannel, Pulse, Reply};
+use super::{Credentials, HostIdentity, QUIESCE_TIMEOUT, explain, parse_accept};
+use crate::admin::{AdminChannel, Pulse};
 use crate::error::SessionError;
 
 /// What it takes to log in.
@@ -143,7 +144,7 @@ impl Login<'_> {
         let body = self.request().to_wire();
         let reply = admin.call(Opcode::Login, VolumeHandle(0), 0, &body, self.timeout()).await?;
         if reply.status != Status::Ok {
-            return Err(self.refused(&reply));
+            return Err(self.refused(reply.status, None));
         }
         LoginReply::from_wire(reply.begin(LoginReply::BYTES)).map_err(SessionError::Protocol)
     }
@@ -169,11 +170,12 @@ impl Login<'_> {
         let (third, seal) = handshake
             .finish(answer.begin(SECOND_BYTES), &self.request().to_wire(), sequence)
             .map_err(|_| self.wrong_key(target.to_string()))?;
-        let reply = admin.log_in(&third, seal, self.timeout()).await?;
-        if reply.status != Status::Ok {
-            return Err(self.refused_with(&reply, key.public()));
+        match admin.log_in(&third, seal, self.timeout()).await? {
+            Ok(reply) if reply.status == Status::Ok => {
+                Ok(SessionSecret::from_login_payload(&reply.payload)?)
+            }
+            Ok(SealedReply { status, .. }) | Err(status) => Err(self.refused(status, Some(key))),
         }
-        Ok(SessionSecret::from_login_payload(&reply.payload)?)
     }
 
     fn request(&self) -> LoginRequest {
@@ -188,19 +190,16 @@ impl Login<'_> {
         if self.resume.is_some() { QUIESCE_TIMEOUT } else { self.options.timeout }
     }
 
-    fn refused(&self, reply: &Reply) -> SessionError {
-        let what = format!("login at {}", self.address);
-        SessionError::Status { what, status: reply.status, text: String::new() }
-    }
-
-    fn refused_with(&self, reply: &Reply, key: PublicKey) -> SessionError {
-        if reply.status != Status::NotAllowed {
-            return self.refused(reply);
-        }
-        SessionError::HostNotAllowed {
-            address: self.address.to_string(),
-            key: key.to_string(),
-            text: text_of(reply),
+    fn refused(&self, status: Status, key: Option<&SecretKey>) -> SessionError {
+        let address = self.address.to_string();
+        match (status, key) {
+            (Status::NotAllowed, Some(key)) => {
+                SessionError::HostNotAllowed { address, key: key.public().to_string() }
+            }
+            _ => {
+                let what = format!("login at {address}");
+                SessionError::Status { what, status, text: String::new() }
+            }
         }
     }
 }

@@ -47,8 +47,8 @@ pub struct SealedReply {
     pub status: Status,
     /// The value of the response.
     pub value: u32,
-    /// The reply.
-    pub payload: Vec<u8>,
+    /// The reply, which may hold a secret.
+    pub payload: Zeroizing<Vec<u8>>,
 }
 
 struct Keys {
@@ -123,7 +123,7 @@ impl InitiatorSeal {
         }
         let status = Status::from_wire(u16::from_le_bytes([s0, s1])).unwrap_or(Status::Internal);
         let value = u32::from_le_bytes([v0, v1, v2, v3]);
-        Ok(SealedReply { status, value, payload: payload.to_vec() })
+        Ok(SealedReply { status, value, payload: Zeroizing::new(payload.to_vec()) })
     }
 }
 

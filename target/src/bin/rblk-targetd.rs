@@ -27,7 +27,10 @@ fn main() -> ExitCode {
         .log_internal_errors(false)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
-    match args.configuration().and_then(|config| rblk_target::serve::serve(&config)) {
+    let result = args
+        .configuration()
+        .and_then(|config| rblk_target::serve::serve(&config, move || args.configuration()));
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rblk-target: {error:#}");

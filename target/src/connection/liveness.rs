@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 /// What a peer was last heard to say, and seen to take.
 #[derive(Debug)]
 pub(super) struct Liveness {
+    // Until when the peer must have shown who it is, whatever it says meanwhile.
+    prove_by: Option<Instant>,
     // When a command came last, and how long a silence ends the connection.
     heard: Instant,
     silence_max: Option<Duration>,
@@ -19,13 +21,29 @@ pub(super) struct Liveness {
 }
 
 impl Liveness {
-    pub(super) fn new(silence_max: Option<Duration>, progress_max: Duration, now: Instant) -> Self {
-        Self { heard: now, silence_max, completed: 0, progress: (0, now), progress_max }
+    pub(super) fn new(prove_by: Option<Instant>, progress_max: Duration, now: Instant) -> Self {
+        let (silence_max, progress) = (None, (0, now));
+        Self { prove_by, heard: now, silence_max, completed: 0, progress, progress_max }
     }
 
-    /// The longest silence from now on.
+    /// The longest silence from now on, of a peer that showed who it is.
     pub(super) fn set_silence_max(&mut self, silence: Duration) {
         self.silence_max = Some(silence);
+    }
+
+    /// The peer showed who it is.
+    pub(super) fn is_known(&mut self) {
+        self.prove_by = None;
+    }
+
+    /// The peer has shown that it is not who it must be: its time is over.
+    pub(super) fn is_not_trusted(&mut self, now: Instant) {
+        self.prove_by = Some(now);
+    }
+
+    /// Whether the peer has not shown in time who it is.
+    pub(super) fn is_stranger(&self, now: Instant) -> bool {
+        self.prove_by.is_some_and(|by| now > by)
     }
 
     /// A command came.
@@ -57,6 +75,7 @@ impl Liveness {
 
     /// Does not count a time in which this thread did not run.
     pub(super) fn forgive(&mut self, paused: Duration) {
+        self.prove_by = self.prove_by.map(|by| by + paused);
         self.heard += paused;
         self.progress.1 += paused;
     }

@@ -34,13 +34,13 @@ use rblk_fabric::{QpIndex, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, S
 use rblk_protocol::limits::RESPONSE_BYTES;
 use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{
-    CapsuleError, CommandCapsule, CommandList, ConnectionKind, Features, Immediate,
+    CapsuleError, CommandCapsule, CommandList, ConnectionKind, Epoch, Features, Immediate,
     KeyedDescriptor, Mutation, Opcode, ResponseCapsule, Status, Tag,
 };
 
 use crate::arena::Extent;
 use crate::cache::Segments;
-use crate::identity::ConnectionId;
+use crate::identity::{ConnectionId, SessionIndex};
 use crate::part::PartIndex;
 use crate::read_ahead::ReadAhead;
 use crate::request::{Event, InCapsule, Outcome, Payload, Request};
@@ -48,16 +48,15 @@ use crate::request::{Event, InCapsule, Outcome, Payload, Request};
 pub use layout::Layout;
 pub use layout::{REPLY_AREA_BYTES, SCRATCH_BYTES};
 use liveness::Liveness;
-pub use params::{ConnectionParams, progress_max};
+pub use params::{ConnectionParams, ProofDue, progress_max};
 use pins::Pins;
 use reads::ReadCredits;
 use receive::ReceiveBuffers;
 use send_queue::{Responses, SendQueue};
 pub(crate) use wr_id::WrKind;
 
-/// An admin connection that says nothing at all, not even LOGIN, ends after this long: its peer may
-/// have died unseen.
-pub(crate) const LOGIN_SILENCE: Duration = Duration::from_secs(30);
+/// A stranger has so long from the accept until its LOGIN is accepted, whatever it says.
+pub(crate) const STRANGER_TIME: Duration = Duration::from_secs(5);
 
 /// A rule that the peer broke, or a bug of ours: the connection ends, and the log says why.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,14 +136,16 @@ impl Connection {
     ) -> Self {
         let layout = params.layout;
         let (tags, send_wrs) = (layout.depth().tags(), layout.send_wrs());
-        let silence = (params.kind == ConnectionKind::Admin).then_some(LOGIN_SILENCE);
+        let is_stranger = params.session == SessionIndex::NONE;
+        let due = params.proof.as_ref().map(|due| due.within);
+        let prove_by = is_stranger.then_some(STRANGER_TIME).or(due).map(|within| now + within);
         let lists = params.features.has(Features::CAPSULE_LISTS);
         let receives = ReceiveBuffers::new(&layout, &params.memory);
         Self {
             place,
             life: Life::Live,
             is_listed: false,
-            liveness: Liveness::new(silence, params.progress_max, now),
+            liveness: Liveness::new(prove_by, params.progress_max, now),
             requests: (0..tags).map(|_| Request::new()).collect(),
             receives,
             sends: SendQueue::new(send_wrs, tags, lists),
@@ -643,9 +644,24 @@ impl Connection {
 
     // ---- Its end -------------------------------------------------------------------------------
 
-    /// An admin connection that is silent for longer than this ends.
-    pub(crate) fn set_silence_max(&mut self, silence: Duration) {
+    /// Its LOGIN was accepted: it is of that session, and ends when it is silent for longer than
+    /// this.
+    pub(crate) fn adopt(&mut self, session: SessionIndex, epoch: Epoch, silence: Duration) {
+        (self.params.session, self.params.epoch) = (session, epoch);
+        self.liveness.is_known();
         self.liveness.set_silence_max(silence);
+    }
+
+    /// It ends at the next look for silent peers. The answers that are queued go out before.
+    pub(crate) fn expel(&mut self, now: Instant) {
+        self.liveness.is_not_trusted(now);
+    }
+
+    /// The proof of its self-test is right, or need not be. Returns whether this is the first time.
+    pub(crate) fn is_known(&mut self) -> bool {
+        self.liveness.is_known();
+        let is_first = self.pins.scratch().is_none();
+        is_first && self.params.proof.is_some()
     }
 
     /// Why the connection should end by now, if its peer is silent or takes nothing.
@@ -653,6 +669,9 @@ impl Connection {
         let waits = self.reads.in_flight() > 0 || self.sends.credits().expects_completion();
         if self.liveness.is_stuck(waits, now) {
             return Some("its peer neither takes data nor gives any");
+        }
+        if self.liveness.is_stranger(now) {
+            return Some("it has not proven in time who it is");
         }
         self.liveness.is_silent(now).then_some("its initiator is silent")
     }

@@ -71,11 +71,7 @@ impl DeviceEntry {
         } else {
             None
         };
-        let entries = match caps.transport {
-            Transport::SoftTcp | Transport::SoftMemory => CQ_ENTRIES_SOFTWARE,
-            _ => CQ_ENTRIES,
-        };
-        let (poller, handle) = self.pd.poller(entries.min(caps.max_cq_entries))?;
+        let (poller, handle) = self.pd.poller(self.cq_entries())?;
         let memory = PollerMemory {
             arena: Arc::clone(&self.arena),
             zeros: Arc::clone(&self.zeros),
@@ -84,6 +80,16 @@ impl DeviceEntry {
             volumes: self.volumes.clone(),
         };
         Ok((poller, handle, memory))
+    }
+
+    /// Entries of a CQ.
+    fn cq_entries(&self) -> u32 {
+        let caps = self.device.caps();
+        let entries = match caps.transport {
+            Transport::SoftTcp | Transport::SoftMemory => CQ_ENTRIES_SOFTWARE,
+            _ => CQ_ENTRIES,
+        };
+        entries.min(caps.max_cq_entries)
     }
 }
 
@@ -129,7 +135,7 @@ impl Devices {
     ///
     /// # Errors
     /// Memory cannot be registered, a CQ cannot be made, or the target has too many devices.
-    pub(super) fn place(&mut self, device: &Device, groups: &Groups) -> Result<usize> {
+    pub(super) fn place(&mut self, device: &Device, groups: &mut Groups) -> Result<usize> {
         let is_it = |entry: &DeviceEntry| entry.device.same_as(device);
         if let Some(at) = self.entries.iter().position(|e| e.as_ref().is_some_and(is_it)) {
             return Ok(at);
@@ -188,7 +194,7 @@ impl Devices {
         &mut self,
         place: usize,
         group: usize,
-        groups: &Groups,
+        groups: &mut Groups,
     ) -> std::result::Result<(ProtectionDomain, PollerHandle), String> {
         let Some(entry) = self.entries.get_mut(place).and_then(Option::as_mut) else {
             return Err("the device is gone".to_owned());
@@ -210,6 +216,11 @@ impl Devices {
         tracing::info!(device = name, poll_group = group, "a completion queue is made anew");
         groups.send(group, ToGroup::AddPoller { place, poller, memory });
         Ok((pd, handle))
+    }
+
+    /// Entries of each CQ of the device at a place; 0 without one.
+    pub(super) fn cq_entries(&self, place: usize) -> u32 {
+        self.entries.get(place).and_then(Option::as_ref).map_or(0, DeviceEntry::cq_entries)
     }
 
     /// A CQ of the device at `place` broke: no connection is made for it any more.

@@ -173,6 +173,7 @@ impl<S: Store> PollGroup<S> {
         debug_assert!(!works || Mutation::EpochOrderBurial.is_on(), "a shard works for it");
         let params = connection.into_params();
         self.turn.outbox.push(FromGroup::ConnectionGone {
+            admission: params.admission,
             session: params.session,
             kind: params.kind,
             epoch: params.epoch,

@@ -33,9 +33,18 @@ impl<S: Store> PollGroup<S> {
             }
             ToGroup::Notice(notice) => self.take_notice(notice),
             ToGroup::Destroyed { connection } => self.on_destroyed(connection),
-            ToGroup::Watch { connection: id, silence } if self.connections.has(id) => {
+            ToGroup::Adopt { connection: id, session, epoch, silence }
+                if self.connections.has(id) =>
+            {
+                self.turn.access.begin(session);
                 self.serve(wide(id.index), |connection, _| {
-                    connection.set_silence_max(silence);
+                    connection.adopt(session, epoch, silence);
+                    Ok(())
+                });
+            }
+            ToGroup::Expel { connection: id } if self.connections.has(id) => {
+                self.serve(wide(id.index), |connection, turn| {
+                    connection.expel(turn.now);
                     Ok(())
                 });
             }
@@ -48,7 +57,7 @@ impl<S: Store> PollGroup<S> {
                 });
             }
             // Control may speak of a connection that has ended meanwhile.
-            ToGroup::Watch { .. } | ToGroup::Reply { .. } => {}
+            ToGroup::Adopt { .. } | ToGroup::Expel { .. } | ToGroup::Reply { .. } => {}
             ToGroup::Stop => {
                 self.stopping.began = true;
                 self.end_all("the target stops", |_| true);
@@ -84,7 +93,9 @@ impl<S: Store> PollGroup<S> {
         accept: &rblk_fabric::AcceptParams,
     ) {
         let turn = &mut self.turn;
+        turn.access.begin(params.session);
         let gone = |params: ConnectionParams, connection, reason| FromGroup::ConnectionGone {
+            admission: params.admission,
             session: params.session,
             kind: params.kind,
             epoch: params.epoch,

@@ -14,9 +14,9 @@ use rblk_protocol::{
     HelloRequest, HostId, InstanceId, Lba, LoginRequest, Name, Opcode, OpenReply, OpenRequest,
     QueueDepth, Sequence, SessionId, Status, Tag, Version, VolumeHandle,
 };
-use rblk_target::control::core::{ConnectionRef, Core, CoreParts, Effect, Ticket};
+use rblk_target::control::core::{ConnectionRef, Core, CoreParts, Effect, Knock, Ticket};
 use rblk_target::holders::{HolderRecord, Holders};
-use rblk_target::identity::{ConnectionId, SessionIndex};
+use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::poll_group::Notice;
 use rblk_target::store::VolumeIndex;
 use rblk_target::verifier::Lineage;
@@ -41,6 +41,8 @@ pub fn run(data: &[u8]) -> bool {
 
 #[derive(Clone, Copy)]
 struct Link {
+    admission: AdmissionId,
+    // NONE until its LOGIN is accepted.
     session: SessionIndex,
     id: SessionId,
     epoch: Epoch,
@@ -63,7 +65,7 @@ struct World {
     links: Vec<Link>,
     asked: BTreeMap<(u32, u16), Asked>,
     // By session and volume, as the poll groups have it.
-    open: BTreeMap<(u16, u16), AccessMode>,
+    open: BTreeMap<(SessionIndex, u16), AccessMode>,
     durable: BTreeMap<[u8; 16], HolderRecord>,
     on_their_way: Vec<(Ticket, HolderRecord)>,
     made: u32,
@@ -146,9 +148,15 @@ impl World {
         };
         let mut id = [0xee; 16];
         id[..4].copy_from_slice(&self.made.to_le_bytes());
-        let admitted = self.core.connect(&asked, "peer", SessionId(id), self.now);
+        let admitted = {
+            let peer = format!("tcp://192.0.2.{}:1", 1 + self.made % 8);
+            let (asked, peer, fresh) = (&asked, peer.as_str(), SessionId(id));
+            let knock = Knock { asked, introduction: None, peer, memory_bytes: 1 << 10, fresh };
+            self.core.connect(&knock, self.now)
+        };
         if let Ok(admitted) = admitted {
             self.links.push(Link {
+                admission: admitted.id,
                 session: admitted.session,
                 id: if session.is_none() { SessionId(id) } else { session },
                 epoch: admitted.epoch,
@@ -228,14 +236,14 @@ impl World {
             lba: Lba(u64::from(volume)),
             ..CommandCapsule::new(opcode, Tag(self.tag), link.epoch, Sequence(1))
         };
-        self.core.command(link.at, link.session, &command, body, self.now);
+        self.core.command(link.at, link.admission, &command, body, self.now);
         self.carry_out();
     }
 
     fn bury(&mut self, link: Link) {
         self.links.retain(|other| other.at != link.at);
         self.asked.retain(|(connection, _), _| *connection != link.at.connection.generation);
-        self.core.gone(link.session, link.epoch, link.kind, self.now);
+        self.core.gone(link.admission, self.now);
         self.carry_out();
     }
 
@@ -277,7 +285,16 @@ impl World {
                 Effect::Reply { to, tag, status, payload, .. } => {
                     self.replied(to, tag, status, &payload);
                 }
-                Effect::Watch { .. } => {}
+                Effect::Adopt { connection, session, epoch, .. } => {
+                    let mut links = self.links.iter_mut();
+                    let link = links.find(|link| link.at == connection).expect("somebody");
+                    assert_eq!((link.session, link.epoch), (SessionIndex::NONE, epoch), "adopted");
+                    link.session = session;
+                }
+                Effect::Expel { connection } => {
+                    let links = self.links.iter_mut().filter(|link| link.at == connection);
+                    links.for_each(|link| link.is_dying = true);
+                }
                 Effect::All(notice) => self.note(notice),
                 Effect::Persist { ticket, record } => self.on_their_way.push((ticket, record)),
                 Effect::StopGroups => {
@@ -291,17 +308,17 @@ impl World {
     fn note(&mut self, notice: Notice) {
         match notice {
             Notice::Open { session, volume, mode } => {
-                self.open.insert((session.0, volume.0), mode);
+                self.open.insert((session, volume.0), mode);
             }
             Notice::Close { session, volume, .. } => {
-                self.open.remove(&(session.0, volume.0));
+                self.open.remove(&(session, volume.0));
             }
             Notice::EndConnections { session, before } => {
                 let ends = |l: &&mut Link| l.session == session && l.epoch < before;
                 self.links.iter_mut().filter(ends).for_each(|link| link.is_dying = true);
             }
             Notice::ForgetSession { session } => {
-                self.open.retain(|(of, _), _| *of != session.0);
+                self.open.retain(|(of, _), _| *of != session);
                 let lives = self.links.iter().any(|link| link.session == session);
                 assert!(!lives, "a session was forgotten that has connections");
             }
@@ -345,7 +362,7 @@ impl World {
                 .open
                 .iter()
                 .filter(|((session, of), mode)| {
-                    let lives = self.links.iter().any(|link| link.session.0 == *session);
+                    let lives = self.links.iter().any(|link| link.session == *session);
                     *of == volume && lives && **mode != AccessMode::ReadOnly
                 })
                 .map(|(_, mode)| *mode)
@@ -405,6 +422,7 @@ fn parts(holders: Holders) -> CoreParts {
         lease: Duration::from_secs(30),
         drain_timeout: Duration::from_secs(10),
         holders,
+        auth: None,
     }
 }
 

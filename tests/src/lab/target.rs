@@ -97,7 +97,7 @@ impl<'l> Target<'l> {
             outer.args(["netns", "exec", space]).arg(command.get_program()).current_dir("/");
             (command, hosts) = (outer, addresses.clone());
         }
-        command.args(["serve", "--poll-groups", "2"]);
+        command.args(["serve", "--poll-groups", "2", "--insecure"]);
         for host in hosts {
             command.args(["--listen", &format!("rdma://{host}")]);
             command.args(["--listen", &format!("tcp://{host}")]);

@@ -164,7 +164,7 @@ fn huge_pages() {
         let config_path = lab.path("target.toml");
         let flags = TargetFlags::default().config(lab, &config);
         let mut command = lab.program("rblk-target");
-        command.args(["serve", "--config"]).arg(&config_path);
+        command.args(["serve", "--insecure", "--config"]).arg(&config_path);
         let refused = Running::start(command).finish(DEADLINE);
         println!("{}: without any: {}", lab.test(), refused.fails_with(7, &["huge pages"]).trim());
 

@@ -51,7 +51,7 @@ impl Target {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]).arg(&program);
         command.args(["serve", "--listen", address, "--name", "demo", "--control-socket"]);
-        command.arg(&socket).arg("--state-dir").arg(work).args(volumes);
+        command.arg(&socket).arg("--state-dir").arg(work).arg("--insecure").args(volumes);
         let child = command
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)

@@ -203,7 +203,7 @@ fn commands_and_answers_are_sealed() {
     let sealed = target.seal_reply(ticket, Status::Ok, 3, b"hello").unwrap();
     assert_eq!(sealed.len(), 5 + super::super::REPLY_SEAL_BYTES);
     let reply = initiator.open_reply(LOGIN, &sealed).unwrap();
-    assert_eq!((reply.status, reply.value, &*reply.payload), (Status::Ok, 3, &b"hello"[..]));
+    assert_eq!((reply.status, reply.value, &**reply.payload), (Status::Ok, 3, &b"hello"[..]));
 
     let sequence = Sequence(9);
     let bytes = 4 + super::super::COMMAND_SEAL_BYTES;

@@ -18,6 +18,7 @@ use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::volume::Volume;
 
 use super::destroying::Ended;
+use super::target::Made;
 use super::{Join, Outcome, QueueOptions, RawEnd, Rig};
 use crate::allocations;
 
@@ -264,13 +265,14 @@ impl<S: Store> Rig<S> {
         let entries = u32::try_from(joins.len())? * (sizes.send_wrs + sizes.recv_wrs);
         let (poller, handle) = self.initiator_pd.poller(entries)?;
         let (first, others) = joins.split_first().context("a lane at least")?;
-        let (connection, wire, accept) = self.connect(*first, options, &handle, sizes)?;
+        let Made { connection, wire, accept, .. } =
+            self.connect(*first, options, &handle, sizes)?;
         let (mut connections, mut wires) = (vec![connection], vec![wire]);
         // As `Session::connect_queue` has it: they carry no data of their own.
         let features = options.features.without(Features::DATA_LISTS);
         let options = QueueOptions { in_capsule_bytes: 0, features, ..options };
         for join in others {
-            let (connection, wire, _) = self.connect(*join, options, &handle, sizes)?;
+            let Made { connection, wire, .. } = self.connect(*join, options, &handle, sizes)?;
             connections.push(connection);
             wires.push(wire);
         }
@@ -315,9 +317,9 @@ impl<S: Store> Rig<S> {
     ) -> Result<RawEnd> {
         let pd = Device::Soft(self.network.device()).alloc_pd()?;
         let (mut poller, handle) = pd.poller(sizes.send_wrs + sizes.recv_wrs)?;
-        let (connection, wire, _) = self.connect(join, options, &handle, sizes)?;
+        let Made { connection, wire, hellos, .. } = self.connect(join, options, &handle, sizes)?;
         let qp = poller.attach(connection)?;
-        Ok(RawEnd { pd, poller, qp, wire })
+        Ok(RawEnd { pd, poller, qp, wire, hellos })
     }
 
     ///
