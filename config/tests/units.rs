@@ -118,6 +118,7 @@ fn the_users_and_directories_of_the_units_are_made() {
         "d /run/rblk        0755 root root -",
         "d /run/rblk/mounts 0700 root root -",
         "d /run/rblk/log    0700 root root -",
+        "d /etc/rblk/target.d 2755 root rblk -",
     ] {
         assert!(directories.lines().any(|own| own == line), "{line}");
     }
