@@ -123,7 +123,7 @@ pub(crate) const DIRECTORY: Rule =
 
 /// An absolute path that fits a socket address.
 pub(crate) const SOCKET: Rule = Rule::Text {
-    form: "an absolute path of at most 107 bytes such as \"/run/rblk/target.sock\"",
+    form: "an absolute path of at most 107 bytes such as \"/run/rblk/target/control.sock\"",
     check: check_socket,
 };
 

@@ -190,7 +190,7 @@ impl Default for TargetConfig {
         Self {
             listen: Vec::new(),
             name: None,
-            control_socket: PathBuf::from("/run/rblk/target.sock"),
+            control_socket: PathBuf::from("/run/rblk/target/control.sock"),
             state_dir: PathBuf::from("/var/lib/rblk"),
             poll_groups: None,
             cpus: None,

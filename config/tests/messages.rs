@@ -103,7 +103,7 @@ fn target_values() {
             (
                 "control_socket = 'run/x.sock'",
                 "t.toml:2:18: control_socket = \"run/x.sock\": not absolute; \
-                 write an absolute path of at most 107 bytes such as \"/run/rblk/target.sock\"",
+                 write an absolute path of at most 107 bytes such as \"/run/rblk/target/control.sock\"",
             ),
             (
                 "cpus = [2, 3, 2]",

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use nix::sys::resource::{Resource, getrlimit};
 use rblk_config::{Auth, Spin, TargetConfig};
 use rblk_fabric::spin::SpinMode;
 use rblk_fabric::{Address, Device, FabricError, Incoming, Listener, PageKind, Region};
@@ -102,6 +103,11 @@ async fn run(config: &TargetConfig, reread: Arc<Reread>) -> anyhow::Result<()> {
     let auth = auth_of(config)?;
     let groups = config.poll_groups.map_or_else(default_poll_groups, usize::from);
     demand::raise_limits();
+    if let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && let Some(warning) = demand::too_few_files(config, limit)
+    {
+        tracing::warn!("{warning}");
+    }
     let demand = Demand::of(config, groups);
     demand.check(&Host::read())?;
     let socket = control_socket(config).await?;

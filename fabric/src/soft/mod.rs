@@ -52,6 +52,8 @@ mod completions;
 mod device;
 mod domain;
 mod frame;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod gathered;
 mod handshake;
 mod inbound;

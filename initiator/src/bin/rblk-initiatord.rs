@@ -162,7 +162,7 @@ fn report(foreground: bool, report: &Report) {
 
 /// Prepares this process to serve a block device. It needs a mount namespace of its own: otherwise
 /// its exit can wait for a file system on its own device. And its allocations must not wait for
-/// writeback.
+/// writeback. Then it gives up the rights that it does not need any more. It has one thread.
 fn prepare_process(log: &mut Log) -> anyhow::Result<()> {
     use nix::sched::{CloneFlags, unshare};
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -189,9 +189,22 @@ fn prepare_process(log: &mut Log) -> anyhow::Result<()> {
     .context("making the mount namespace a slave")?;
     rblk_initiator::mount::namespace::detach_ublk();
     rblk_initiator::ublk::become_io_flusher();
-    // A thread inherits both.
+    load_tls();
+    rblk_initiator::privileges::drop_what_is_not_needed().context("giving up capabilities")?;
+    // A thread inherits all of it.
     log.start(stderr()).context("a thread for the log")?;
     Ok(())
+}
+
+/// Lets the kernel load its TLS (module `tls`): it does so only for a process that has
+/// `CAP_NET_ADMIN` (`__tcp_ulp_find_autoload`). A socket that is not connected does not get it.
+fn load_tls() {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socket, sockopt};
+    let stream = (AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC);
+    if let Ok(socket) = socket(stream.0, stream.1, stream.2, None) {
+        let result = setsockopt(&socket, sockopt::TcpUlp::default(), b"tls");
+        tracing::debug!(?result, "TLS of the kernel: ENOTCONN says that it is there");
+    }
 }
 
 #[derive(Serialize)]

@@ -14,7 +14,7 @@ use rblk_protocol::auth::PublicKey;
 pub use hosts::{CONFIG, HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, KeyArgs, KeyCommand};
 
 /// Where a running target listens for `status` and `drain`, unless told otherwise.
-pub const CONTROL_SOCKET: &str = "/run/rblk/target.sock";
+pub const CONTROL_SOCKET: &str = "/run/rblk/target/control.sock";
 
 /// Serves volumes to initiators over RDMA.
 #[derive(Debug, Parser)]
