@@ -111,10 +111,12 @@ pub enum RejectReason {
     NotAllowed = 7,
     /// The queue of that index exists already in this epoch.
     DuplicateQueue = 8,
+    /// Too many connections wait for their LOGIN. Connect again in some milliseconds.
+    Crowded = 9,
 }
 
 impl RejectReason {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Version,
         Self::Malformed,
         Self::NoSuchSession,
@@ -123,6 +125,7 @@ impl RejectReason {
         Self::ShuttingDown,
         Self::NotAllowed,
         Self::DuplicateQueue,
+        Self::Crowded,
     ];
 }
 

@@ -131,3 +131,20 @@ fn a_revoked_key_ends_its_session_at_once() {
     // Its volume is free at once.
     bed.client(&two, AccessMode::Exclusive).unwrap().logout();
 }
+
+/// More than the target lets wait for their LOGIN at a time, as after the boot of a host.
+#[test]
+fn many_readers_of_one_host_log_in_at_once() {
+    const READERS: usize = 40;
+    let one = SecretKey::generate().unwrap();
+    let bed = Bed::new(&[host("db1", &one, "'a:ro'")]);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..READERS)
+            .map(|_| scope.spawn(|| bed.client(&one, AccessMode::ReadOnly).map(Client::logout)))
+            .collect();
+        for reader in readers {
+            reader.join().unwrap().unwrap();
+        }
+    });
+    assert_eq!(bed.target.status().strangers, 0);
+}

@@ -3,7 +3,7 @@
 //! With [`Credentials`] nothing that a peer says before its proof counts for more than that this
 //! try fails: whoever answers at the address may say it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rblk_fabric::{
     Address, ConnectOptions, ConnectionHello, Device, ProtectionDomain, Route, Transport,
@@ -15,12 +15,16 @@ use rblk_protocol::auth::{
 use rblk_protocol::limits::{self, ADMIN_DEPTH};
 use rblk_protocol::{
     ConnectionKind, Epoch, Features, HelloRequest, LoginReply, LoginRequest, Opcode, QueueDepth,
-    SessionId, Status, Version, VolumeHandle,
+    RejectReason, SessionId, Status, Version, VolumeHandle,
 };
 
 use super::{Credentials, HostIdentity, QUIESCE_TIMEOUT, explain, parse_accept};
 use crate::admin::{AdminChannel, Pulse};
 use crate::error::SessionError;
+
+/// Shortest and longest pause before a try where the target had no place for a stranger. A login
+/// takes some milliseconds, and hosts that were refused together do not come back together.
+const PAUSE_MS: (u64, u64) = (5, 40);
 
 /// What it takes to log in.
 #[derive(Clone, Copy, Debug)]
@@ -90,7 +94,7 @@ impl Login<'_> {
     }
 
     async fn with(&self, keys: Option<Keys<'_>>) -> Result<LoggedIn, SessionError> {
-        let mut fresh = self.connect(keys.is_some()).await?;
+        let mut fresh = self.find_place(keys.is_some()).await?;
         let (reply, secret) = match keys {
             None => (self.log_in(&mut fresh.admin).await?, None),
             Some(keys) => {
@@ -100,6 +104,23 @@ impl Login<'_> {
         };
         let Fresh { admin, device, pd, .. } = fresh;
         Ok(LoggedIn { admin, device, pd, reply, secret })
+    }
+
+    /// Makes the admin connection, where need be when the target has a place for a stranger again.
+    async fn find_place(&self, with_keys: bool) -> Result<Fresh, SessionError> {
+        let until = Instant::now() + self.options.timeout;
+        loop {
+            match self.connect(with_keys).await {
+                Err(SessionError::Refused { reject, .. })
+                    if reject.reason == Some(RejectReason::Crowded) && Instant::now() < until =>
+                {
+                    // Without random numbers the pause is the shortest.
+                    let more = getrandom::u64().unwrap_or(0) % (PAUSE_MS.1 - PAUSE_MS.0);
+                    tokio::time::sleep(Duration::from_millis(PAUSE_MS.0 + more)).await;
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Makes the admin connection.

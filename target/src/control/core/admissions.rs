@@ -68,7 +68,7 @@ impl Admissions {
     pub(super) fn may_add_stranger(&self, peer: &str) -> Result<(), String> {
         if self.strangers() >= STRANGERS_MAX {
             return Err(format!(
-                "{STRANGERS_MAX} connections wait for their login here: connect again in 5 s"
+                "{STRANGERS_MAX} connections wait for their login here: connect again"
             ));
         }
         let address = address_of(peer);
@@ -76,7 +76,7 @@ impl Admissions {
         let theirs = peers.chain(self.foreign.values()).filter(|peer| address_of(peer) == address);
         if theirs.count() >= STRANGERS_PER_ADDRESS {
             return Err(format!(
-                "{STRANGERS_PER_ADDRESS} connections of your address wait for their login: connect again in 5 s"
+                "{STRANGERS_PER_ADDRESS} connections of your address wait for their login: connect again"
             ));
         }
         Ok(())

@@ -57,6 +57,11 @@ pub(super) fn refused(reason: RejectReason, text: impl Into<String>) -> Refused 
     Refused { reason, text: text.into() }
 }
 
+/// There is no place for another stranger now.
+fn crowded(text: String) -> Refused {
+    refused(RejectReason::Crowded, text)
+}
+
 impl Core {
     /// An initiator wants to connect.
     ///
@@ -88,7 +93,7 @@ impl Core {
             None if self.sessions.is_full() => return Err(limit(self.too_many_sessions())),
             None => {}
         }
-        self.admissions.may_add_stranger(peer).map_err(limit)?;
+        self.admissions.may_add_stranger(peer).map_err(crowded)?;
         let peer = peer.to_owned();
         let stranger = Stranger { peer, fresh, resume, memory_bytes, handshake };
         let id = self.admissions.add_stranger(stranger);
@@ -118,7 +123,7 @@ impl Core {
             return Err(limit("the session is lost: log in in a new epoch".to_owned()));
         }
         if is_foreign {
-            self.admissions.may_add_stranger(peer).map_err(limit)?;
+            self.admissions.may_add_stranger(peer).map_err(crowded)?;
         }
         self.check_budget(session, memory_bytes)?;
         let (queue, is_proven) = (Some(queue), key.is_none());
