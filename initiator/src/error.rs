@@ -92,6 +92,14 @@ pub enum SessionError {
         /// The target.
         address: String,
     },
+    /// A connection over TCP would not be encrypted, and the configuration asks for it.
+    #[error("the connection to {address} cannot be encrypted (encrypt = \"required\"): {why}")]
+    NotEncrypted {
+        /// The target.
+        address: String,
+        /// What is missing, and where.
+        why: String,
+    },
     /// The target has none of the keys that it must have.
     #[error(
         "{address} does not prove the key of target_keys ({keys}): another target answers there, or it has a new \
@@ -148,6 +156,9 @@ fn refusal(reject: &HelloReject) -> String {
         Some(RejectReason::NotAllowed) => {
             "; set target_keys and key_file here, and add the key of this host to a [[host]] there"
         }
+        Some(RejectReason::NotEncrypted) => {
+            "; write encrypt = \"auto\" here, and `modprobe tls` on both hosts"
+        }
         _ => "",
     };
     format!("{}{hint}", reject.text)
@@ -176,7 +187,12 @@ impl SessionError {
             | Self::Address(_) => false,
             Self::Refused { reject, .. } => !matches!(
                 reject.reason,
-                Some(RejectReason::Version | RejectReason::NotAllowed | RejectReason::Malformed)
+                Some(
+                    RejectReason::Version
+                        | RejectReason::NotAllowed
+                        | RejectReason::Malformed
+                        | RejectReason::NotEncrypted
+                )
             ),
             Self::Status { status, .. } => {
                 matches!(status, Status::ShuttingDown | Status::TimedOut | Status::Internal)
@@ -185,6 +201,7 @@ impl SessionError {
             | Self::Memory(_)
             | Self::Fenced { .. }
             | Self::NoProof { .. }
+            | Self::NotEncrypted { .. }
             | Self::WrongTargetKey { .. }
             | Self::HostNotAllowed { .. } => false,
             _ => true,
@@ -232,6 +249,7 @@ impl SessionError {
             | Self::Status { .. }
             | Self::NoSuchVolume { .. }
             | Self::NoProof { .. }
+            | Self::NotEncrypted { .. }
             | Self::WrongTargetKey { .. }
             | Self::HostNotAllowed { .. }
             | Self::Fenced { .. } => Exit::Refused,

@@ -111,10 +111,12 @@ pub enum RejectReason {
     NotAllowed = 7,
     /// The queue of that index exists already in this epoch.
     DuplicateQueue = 8,
+    /// The connection would not be encrypted, and the target takes no other over TCP.
+    NotEncrypted = 9,
 }
 
 impl RejectReason {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Version,
         Self::Malformed,
         Self::NoSuchSession,
@@ -123,6 +125,7 @@ impl RejectReason {
         Self::ShuttingDown,
         Self::NotAllowed,
         Self::DuplicateQueue,
+        Self::NotEncrypted,
     ];
 }
 

@@ -24,6 +24,13 @@ pub struct MountStatus {
     pub rdma_device: String,
     /// What carries the messages.
     pub transport: String,
+    /// `key`: both ends have proven their keys. `none`: nobody proves anything.
+    #[serde(default)]
+    pub auth: String,
+    /// The I/O connections are encrypted, as of the last time that they were connected. Admin
+    /// commands are sealed wherever `auth` is `key`.
+    #[serde(default)]
+    pub encrypted: bool,
     /// `waiting` (for the first connect; there is no device yet), `connected`, `reconnecting`
     /// (requests wait), `failing` (they fail until the target is back), `fenced` (they fail
     /// permanently: another host has the volume) or `volume lost` (they fail permanently: the

@@ -77,8 +77,8 @@ impl Core {
         if let Some(proven) = proven {
             self.proven.insert(session, proven);
         }
-        let (queue, is_proven) = (None, true);
-        let member = Member { session, epoch, queue, memory_bytes, is_proven };
+        let (queue, is_proven, is_encrypted) = (None, true, false);
+        let member = Member { session, epoch, queue, memory_bytes, is_proven, is_encrypted };
         self.admissions.adopt(id, member);
         self.sessions.connection_added(session, (epoch, queue, is_proven), memory_bytes);
         // Four times what the initiator promised, and time for a busy host.
