@@ -129,6 +129,14 @@ pub enum SessionError {
         /// What the answer said.
         status: Status,
     },
+    /// Whoever refused the connection says that the session is lost, and has proven nothing.
+    #[error("{address} refused the connection ({text}), and did not prove that it is the target")]
+    UnprovenLoss {
+        /// The address.
+        address: String,
+        /// What it said.
+        text: String,
+    },
     /// The proofs of this host cannot be made.
     #[error(transparent)]
     Auth(#[from] AuthError),
@@ -162,6 +170,11 @@ fn refusal(reject: &HelloReject) -> String {
         _ => "",
     };
     format!("{}{hint}", reject.text)
+}
+
+/// Whether a refusal says that the session is gone.
+fn lost(reject: &HelloReject) -> bool {
+    matches!(reject.reason, Some(RejectReason::NoSuchSession | RejectReason::StaleEpoch))
 }
 
 fn detail(text: &str) -> String {
@@ -213,14 +226,20 @@ impl SessionError {
     #[must_use]
     pub fn is_session_gone(&self) -> bool {
         match self {
-            Self::Refused { reject, .. } => {
-                matches!(
-                    reject.reason,
-                    Some(RejectReason::NoSuchSession | RejectReason::StaleEpoch)
-                )
-            }
+            Self::Refused { reject, .. } => lost(reject),
             Self::Status { status, .. } => matches!(status, Status::NoSuchSession | Status::Fenced),
             _ => false,
+        }
+    }
+
+    /// The same, where the peer has not proven that it is the target, and has to: then it cannot
+    /// say that a session is gone, and only this try failed.
+    pub(crate) fn before_proof(self) -> Self {
+        match self {
+            Self::Refused { address, reject } if lost(&reject) => {
+                Self::UnprovenLoss { address, text: reject.text }
+            }
+            error => error,
         }
     }
 
@@ -243,6 +262,7 @@ impl SessionError {
             | Self::Unreachable { .. }
             | Self::TimedOut { .. }
             | Self::Unproven { .. }
+            | Self::UnprovenLoss { .. }
             | Self::NotRblk { .. }
             | Self::Lost(_) => Exit::Unreachable,
             Self::Refused { .. }

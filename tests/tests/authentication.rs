@@ -38,7 +38,8 @@ fn write_with(directory: &Path, keys: &str, hosts: &[String]) {
     let key_file = directory.join("target.key");
     let volume = |name| format!("[[volume]]\nname = '{name}'\nstore = 'memory'\nsize = '1MiB'\n");
     let text = format!(
-        "auth = 'required'\nkey_file = '{}'\n{keys}{}{}{}",
+        // A file must name an address; the flag of the test wins.
+        "listen = ['tcp://127.0.0.1:1']\nauth = 'required'\nkey_file = '{}'\n{keys}{}{}{}",
         key_file.display(),
         volume("a"),
         volume("b"),

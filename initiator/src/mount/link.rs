@@ -16,7 +16,7 @@ use super::queues::Queues;
 use super::reconnect::{News, Reconnected, Step, Tries, Try, VolumeChanged};
 use super::settle::{Account, flush};
 use super::setup::{Endpoint, Setup};
-use super::status::MountStatus;
+use super::status::{MountStatus, auth};
 use super::task;
 use crate::durability::Durability;
 use crate::engine::PathEnd;
@@ -490,7 +490,7 @@ impl Link {
         status.rdma_device.clone_from(rdma_device);
         status.transport.clone_from(transport);
         status.encrypted = *is_encrypted;
-        status.auth = if self.setup.credentials.is_some() { "key" } else { "none" }.to_owned();
+        status.auth = auth(self.setup.credentials.is_some()).to_owned();
         status.write_with_imm = self.setup.wish.features.has(Features::WRITE_WITH_IMM);
         status.epoch = self.epoch();
         status.generation = self.facts().volume.generation.0;

@@ -24,7 +24,8 @@ pub struct MountStatus {
     pub rdma_device: String,
     /// What carries the messages.
     pub transport: String,
-    /// `key`: both ends have proven their keys. `none`: nobody proves anything.
+    /// `key`: both ends prove their keys. `none`: nobody proves anything. Empty where no process
+    /// serves the mount.
     #[serde(default)]
     pub auth: String,
     /// The I/O connections are encrypted, as of the last time that they were connected. Admin
@@ -116,6 +117,11 @@ pub struct MountStatus {
     pub total: QueueCounts,
     /// Counters by queue.
     pub by_queue: Vec<QueueCounts>,
+}
+
+/// The word for who has to prove something.
+pub(super) fn auth(with_keys: bool) -> &'static str {
+    if with_keys { "key" } else { "none" }
 }
 
 fn once() -> OnLoss {

@@ -229,7 +229,8 @@ impl Lanes<'_> {
         let mut established = route
             .connect(self.pd, poller, sizes, &ConnectionHello(request.to_vec()))
             .await
-            .map_err(|error| explain(self.address, error))?;
+            .map_err(|error| explain(self.address, error))
+            .map_err(|error| if self.secret.is_some() { error.before_proof() } else { error })?;
         let accept = parse_accept(self.address, &established.hello.0, asked)?;
         let hellos = Hellos::from_private_data(&request, &established.hello.0)?;
         let proof = self.proof(asked, &accept, &hellos)?;

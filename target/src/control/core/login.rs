@@ -67,7 +67,15 @@ impl Core {
                 return refuse_saying(Status::LimitReached, self.too_many_sessions());
             }
             // To the initiator they are one: its session is not there for it.
-            Err(_) => return refuse(Status::NoSuchSession),
+            Err(reason) => {
+                tracing::info!(
+                    host = %host_name,
+                    ?reason,
+                    "an initiator comes back with a session that is not there for it, as after a restart of the \
+                     target: it begins a new session"
+                );
+                return refuse(Status::NoSuchSession);
+            }
         };
         if resume.is_some() {
             // It was of an older epoch, which gets no answer any more.

@@ -306,19 +306,20 @@ impl Core {
     }
 
     /// An admin connection is a stranger. Whether its LOGIN can be accepted is looked at now, so
-    /// that it is refused early, and decided then.
+    /// that it is refused early, and decided then. Where hosts prove their keys, only the sealed
+    /// answer to LOGIN says that a session is lost: anybody could say it here.
     fn connect_admin(&mut self, knock: &Knock<'_>) -> Result<Admitted, Refused> {
         let Knock { asked, introduction, peer, memory_bytes, fresh, .. } = *knock;
         let limit = |text: String| refused(RejectReason::LimitReached, text);
         let handshake = self.new_handshake(introduction.as_ref())?;
         let resume = (!asked.session.is_none()).then_some((asked.session, asked.epoch));
         match resume {
-            Some((session, epoch)) => {
+            Some((session, epoch)) if handshake.is_none() => {
                 let resumable = self.sessions.resumable(session, epoch);
                 resumable.map_err(|reason| refused(reason, "cannot resume the session"))?;
             }
             None if self.sessions.is_full() => return Err(limit(self.too_many_sessions())),
-            None => {}
+            Some(_) | None => {}
         }
         self.admissions.may_add_stranger(peer).map_err(limit)?;
         let peer = peer.to_owned();
