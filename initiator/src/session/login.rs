@@ -148,7 +148,8 @@ impl Login<'_> {
         let established = route
             .connect(&pd, &handle, sizes, &ConnectionHello(request.to_vec()))
             .await
-            .map_err(|error| explain(address, error))?;
+            .map_err(|error| explain(address, error))
+            .map_err(|error| if with_keys { error.before_proof() } else { error })?;
         let accept = parse_accept(address, &established.hello.0, &asked)?;
         if with_keys && !accept.features.has(Features::AUTH) {
             return Err(SessionError::NoProof { address: address.to_string() });
@@ -195,7 +196,10 @@ impl Login<'_> {
             Ok(reply) if reply.status == Status::Ok => {
                 Ok(SessionSecret::from_login_payload(&reply.payload)?)
             }
-            Ok(SealedReply { status, .. }) | Err(status) => Err(self.refused(status, Some(key))),
+            // It does not know who this is, so it has no seal.
+            Err(Status::NotAllowed) => Err(self.refused(Status::NotAllowed, Some(key))),
+            Err(status) => Err(SessionError::Unproven { what: Opcode::Login, status }),
+            Ok(SealedReply { status, .. }) => Err(self.refused(status, Some(key))),
         }
     }
 

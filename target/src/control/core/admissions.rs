@@ -46,6 +46,8 @@ pub(super) struct Member {
     pub(super) memory_bytes: u64,
     /// It has proven that it is of the session, or need not. Else it does not own its queue number.
     pub(super) is_proven: bool,
+    /// Its stream is encrypted.
+    pub(super) is_encrypted: bool,
 }
 
 /// See the module.
@@ -115,6 +117,17 @@ impl Admissions {
         self.members.get(&id).copied()
     }
 
+    /// The sessions that have I/O connections, and whether all of these are encrypted. In one pass
+    /// over all connections.
+    pub(super) fn encryption(&self) -> BTreeMap<SessionIndex, bool> {
+        let mut sessions = BTreeMap::new();
+        for member in self.members.values().filter(|member| member.queue.is_some()) {
+            let is_encrypted = sessions.entry(member.session).or_insert(true);
+            *is_encrypted &= member.is_encrypted;
+        }
+        sessions
+    }
+
     /// A stranger logged in.
     pub(super) fn adopt(&mut self, id: AdmissionId, member: Member) {
         let stranger = self.strangers.remove(&id);
@@ -169,7 +182,7 @@ mod tests {
 
     fn member(queue: Option<u16>, is_proven: bool) -> Member {
         let session = SessionIndex { index: 0, life: 1 };
-        Member { session, epoch: Epoch(1), queue, memory_bytes: 1, is_proven }
+        Member { session, epoch: Epoch(1), queue, memory_bytes: 1, is_proven, is_encrypted: false }
     }
 
     #[test]
