@@ -151,7 +151,9 @@ impl World {
         let admitted = {
             let peer = format!("tcp://192.0.2.{}:1", 1 + self.made % 8);
             let (asked, peer, fresh) = (&asked, peer.as_str(), SessionId(id));
-            let knock = Knock { asked, introduction: None, peer, memory_bytes: 1 << 10, fresh };
+            let (memory_bytes, is_encrypted) = (1 << 10, false);
+            let knock =
+                Knock { asked, introduction: None, peer, memory_bytes, fresh, is_encrypted };
             self.core.connect(&knock, self.now)
         };
         if let Ok(admitted) = admitted {

@@ -18,6 +18,7 @@
 //! - Every wait ends: by what it waits for, or by [`QUIESCE_DEADLINE`].
 
 mod admissions;
+mod allowance;
 mod budget;
 mod changes;
 mod claim;
