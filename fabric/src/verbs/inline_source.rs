@@ -2,8 +2,8 @@
 //!
 //! The library of the provider copies an inline payload, in this process, from the address in the
 //! SGE. It checks neither key nor bounds. Safe code can forge an SGE, so the check is made here:
-//! the bytes must be in a region that is registered in the poller's PD under that key. The region
-//! is held until the provider has copied the bytes. A payload that fails the check is sent without
+//! the bytes must be in a region that is registered under that key, in the PD of the QP, or of
+//! another QP of the poller that used the key lately. The region is held until the provider has copied the bytes. A payload that fails the check is sent without
 //! the inline flag, and the device then checks it.
 
 use std::sync::{Arc, Weak};
