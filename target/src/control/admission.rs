@@ -13,7 +13,7 @@ use rblk_protocol::{
 
 use super::Limits;
 use super::core::{Admitted, Refused};
-use crate::connection::ConnectionParams;
+use crate::connection::{BounceMemory, ConnectionParams};
 use crate::terms::Terms;
 
 /// Most RDMA READs that a target has outstanding on one connection, where device and peer allow
@@ -126,7 +126,10 @@ pub(super) fn prepare(
     // From here on the request may end where no better text is known, as in a poll group that has
     // no room.
     incoming.refuse_with(refusal(RejectReason::LimitReached, NO_ROOM));
-    let terms = Terms::new(&pd, accept, admitted.queue.is_none()).map_err(|e| e.to_string())?;
+    let is_queue = admitted.queue.is_some();
+    let own = own_domain(&incoming.device(), is_queue, accept.io_max_bytes)?;
+    let (pd, bounce) = own.map_or((pd, None), |(pd, bounce)| (pd, Some(bounce)));
+    let terms = Terms::new(&pd, accept, !is_queue).map_err(|e| e.to_string())?;
     let sizes = QpLimits {
         send_wrs: terms.layout.send_wrs(),
         recv_wrs: terms.layout.recv_wrs(),
@@ -148,11 +151,31 @@ pub(super) fn prepare(
         reads_out,
         send_sges,
         memory,
+        bounce,
         progress_max,
         peer,
     };
     let hello = ConnectionHello(accept.to_wire().to_vec());
     Ok((connection, params, AcceptParams { hello, reads_out, reads_in: 0 }))
+}
+
+/// A domain for one connection alone, and memory in it that the data of the connection passes
+/// through, on devices where READs land only in memory that can be written from afar (iWARP). An
+/// admin connection READs nothing: nothing of it can be written from afar in any domain.
+///
+/// # Errors
+/// The device makes no more domains, or there is no memory.
+fn own_domain(
+    device: &Device,
+    is_queue: bool,
+    io_max_bytes: u32,
+) -> Result<Option<(ProtectionDomain, BounceMemory)>, String> {
+    if !is_queue || !device.caps().read_sink_needs_remote_write {
+        return Ok(None);
+    }
+    let pd = device.alloc_pd().map_err(|error| error.to_string())?;
+    let bounce = BounceMemory::register(&pd, io_max_bytes).map_err(|error| error.to_string())?;
+    Ok(Some((pd, bounce)))
 }
 
 /// A refusal because something is short.

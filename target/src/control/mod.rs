@@ -126,7 +126,7 @@ impl Control {
         let (destroyer, destroyed) = Destroyer::new();
         let lineage = parts.lineage.lineage();
         let Parts { name, instance, limits, volumes, arena, zeros, .. } = parts;
-        let devices = Devices::new(arena, zeros, &volumes, limits.io_max_bytes);
+        let devices = Devices::new(arena, zeros, &volumes);
         let core = CoreParts {
             name,
             instance,
@@ -303,7 +303,7 @@ impl Control {
         {
             let (session, kind, epoch) = (params.session, params.kind, params.epoch);
             let gone = Destroyed::Connection { session, kind, epoch };
-            self.destroyer.destroy(Some(connection), Some(params.memory), gone);
+            self.destroyer.destroy(Some(connection), params, gone);
         }
     }
 
@@ -337,7 +337,15 @@ impl Control {
                 let from = ConnectionRef { group, connection };
                 self.core.command(from, session, &command, &body, Instant::now());
             }
-            FromGroup::ConnectionGone { session, kind, epoch, connection, memory, reason } => {
+            FromGroup::ConnectionGone {
+                session,
+                kind,
+                epoch,
+                connection,
+                memory,
+                bounce,
+                reason,
+            } => {
                 let (number, epoch_number) = (session.0, epoch.0);
                 tracing::debug!(
                     session = number,
@@ -347,10 +355,10 @@ impl Control {
                     "connection gone"
                 );
                 let gone = Destroyed::Connection { session, kind, epoch };
-                self.destroyer.destroy(connection, Some(memory), gone);
+                self.destroyer.destroy(connection, (memory, bounce), gone);
             }
             FromGroup::Ended { group, connection, qp } => {
-                self.destroyer.destroy(qp, None, Destroyed::Qp { group, connection });
+                self.destroyer.destroy(qp, (), Destroyed::Qp { group, connection });
             }
             FromGroup::PollerBroken { group, poller } => self.devices.poller_broke(group, poller),
             FromGroup::PollerGone { group, place, poller, memory } => {

@@ -63,14 +63,14 @@ fn send_whole<S: Store>(
         && run.len == buffer.length
         && connection.has_immediates()
         && connection.may_send(1)
-        && let Some(sge) = turn.arena(connection).sge(run.offset, run.len)
+        && let Some(sge) = turn.arena(connection).and_then(|arena| arena.sge(run.offset, run.len))
     {
         let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
         let immediate = Some(Immediate::new(tag, command.sequence));
         let at = connection.queue_lent(tag, &SgeList::one(sge), remote, immediate, true);
         connection.pin(at, narrow(turn.group), memory);
         read_answered(connection, &turn.stats, command, true);
-        proof::ask_if_much(connection, turn);
+        proof::ask_if_much(connection);
         return Ok(());
     }
     let request = connection.request_mut(tag);
@@ -162,7 +162,7 @@ pub(super) fn continue_parts<S: Store>(
     tag: Tag,
 ) -> Served {
     while send_part(connection, turn, tag)? {}
-    proof::ask_if_much(connection, turn);
+    proof::ask_if_much(connection);
     let request = connection.request(tag);
     if request.has_failed() && request.awaits_parts() && request.next_to_send().is_none() {
         let status = request.outcome().status;
@@ -171,8 +171,8 @@ pub(super) fn continue_parts<S: Store>(
     Ok(())
 }
 
-/// Queues one WR of the first part that is there, or waits for send credits. False: there is no
-/// more to send now.
+/// Queues one WR of the first part that is there, or waits for send credits, or for room to send
+/// from. False: there is no more to send now.
 #[inline]
 fn send_part<S: Store>(
     connection: &mut Connection,
@@ -183,7 +183,10 @@ fn send_part<S: Store>(
     let Some((index, is_last)) = request.next_to_send() else { return Ok(false) };
     let part = &request.parts()[wide(index.0)];
     let mut sges = SgeList::default();
-    let bytes = gather(part, turn.arena(connection), connection.params().send_sges, &mut sges);
+    let bytes = match turn.arena(connection) {
+        Some(arena) => gather(part, arena, connection.params().send_sges, &mut sges),
+        None => Some(part.len()),
+    };
     let command = request.command().copied();
     let (Some(bytes), Some(command)) = (bytes, command) else {
         return Err(Violation("a read without memory"));
@@ -197,23 +200,52 @@ fn send_part<S: Store>(
     let answers = is_last && ends_part;
     let with_immediate = answers && connection.has_immediates();
     let needed = if answers && !with_immediate { 1 + connection.response_needs() } else { 1 };
-    if connection.free_sends() < needed {
+    if connection.free_sends() < needed || !connection.may_prepare(bytes) {
         turn.stats.send_credit_waits.add(1);
         connection.keep_waiting_first(tag);
         return Ok(false);
     }
+    if connection.bounce().is_some() {
+        let copied = copy_out(connection, turn, tag, index, &mut sges);
+        copied.ok_or(Violation("a read without memory"))?;
+    }
     let immediate = with_immediate.then(|| Immediate::new(tag, command.sequence));
     let at = connection.queue_lent(tag, &sges, remote, immediate, ends_part);
+    connection.prepared_is_sent(at);
     let request = connection.request_mut(tag);
     if request.step(Event::OfPart(index, PartEvent::Sent(bytes))) == Action::Pin {
         let part = &mut request.parts_mut()[wide(index.0)];
         let (shard, (_, memory)) = (part.shard(), part.take_memory());
-        connection.pin(at, narrow(shard), memory);
+        if connection.bounce().is_some() {
+            turn.release(shard, memory);
+        } else {
+            connection.pin(at, narrow(shard), memory);
+        }
     }
     if answers {
         read_answered(connection, &turn.stats, &command, with_immediate);
     }
     Ok(!answers)
+}
+
+/// Copies all of a part to where the connection sends from (iWARP).
+#[cold]
+fn copy_out<S: Store>(
+    connection: &Connection,
+    turn: &Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+    sges: &mut SgeList,
+) -> Option<()> {
+    let part = &connection.request(tag).parts()[wide(index.0)];
+    let bounce = connection.bounce()?;
+    let (to, at) = bounce.prepared()?;
+    let arena = turn.shard.slots().region();
+    part.memory().each_run(0, part.len(), |run, begins| {
+        arena.copy_to(run.offset, to, at + wide(begins), wide(run.len));
+    });
+    turn.stats.copied_bytes.add(u64::from(part.len()));
+    sges.push(bounce.prepared_sge(part.len())?).then_some(())
 }
 
 /// What the next WRITE of a part gathers, at most `most` runs. Returns their bytes.

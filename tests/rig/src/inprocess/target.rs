@@ -6,8 +6,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use rblk_fabric::soft::network::Wire;
 use rblk_fabric::{
-    AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle, QpLimits,
-    Region,
+    AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle,
+    ProtectionDomain, QpLimits, Region, RemoteBuffer,
 };
 use rblk_protocol::{
     AccessMode, BlockCount, BlockSize, ConnectionKind, Epoch, Features, HelloAccept, HelloRequest,
@@ -15,7 +15,7 @@ use rblk_protocol::{
 };
 use rblk_target::arena::Arena;
 use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
-use rblk_target::connection::ConnectionParams;
+use rblk_target::connection::{BounceMemory, ConnectionParams};
 use rblk_target::identity::{ConnectionId, SessionIndex};
 use rblk_target::poll_group::peers::Peers;
 use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, ToGroup};
@@ -27,7 +27,9 @@ use rblk_target::volume_stats::{LastError, VolumeCounts, VolumeStats};
 
 use super::destroying::Ended;
 use super::poller::{CqBreaker, CqFault, breakable};
-use super::{AdminCommand, Gone, Join, QueueOptions, Rig, VolumeKind, VolumeSpec, soft_handle};
+use super::{
+    AdminCommand, Gone, Join, QueueOptions, Rig, VolumeKind, VolumeSpec, soft_domain, soft_handle,
+};
 
 /// Runs of memory that one WRITE of the target gathers.
 const SEND_SGES: u32 = 4;
@@ -49,7 +51,8 @@ pub(super) struct Group<S> {
     volumes: Vec<Arc<VolumeStats>>,
     // By device.
     cqs: Vec<Cq>,
-    memory: PollerMemory,
+    // `None` where every connection has memory of its own (iWARP).
+    memory: Option<PollerMemory>,
 }
 
 /// A CQ of a poll group, as control knows it.
@@ -114,15 +117,10 @@ impl<S: Store> Rig<S> {
             .enumerate()
             .map(|(index, spec)| volume(index, spec))
             .collect::<Result<Vec<_>>>()?;
-        let arena_mr = Arc::new(target_pd.register(&arena, Access::LOCAL_WRITE)?);
-        let zeros_mr = Arc::new(target_pd.register(&zeros, Access::LOCAL_READ)?);
-        let mut memories = Vec::new();
-        for volume in &volumes {
-            if let Placement::Memory(region) = &volume.placement {
-                let mr = Arc::new(target_pd.register(region, Access::LOCAL_WRITE)?);
-                memories.push((volume.index, mr));
-            }
-        }
+        let memory = match options.iwarp {
+            true => None,
+            false => Some(shared_memory(&target_pd, &arena, &zeros, &volumes)?),
+        };
         let count = options.groups.max(1);
         let step = options.io_max_bytes as usize;
         let share = options.arena_bytes / count / step * step;
@@ -138,13 +136,6 @@ impl<S: Store> Rig<S> {
             let part = Arena::over(Arc::clone(&arena), range, options.io_max_bytes)?;
             let shard = Shard::new(store(&arena), part, shard_options, self.now);
             let mut engine = PollGroup::new(index, shard, peers, Arc::clone(&stats), self.now);
-            let memory = PollerMemory {
-                arena: Arc::clone(&arena_mr),
-                zeros: Arc::clone(&zeros_mr),
-                sink: None,
-                sink_extent_max: options.io_max_bytes,
-                volumes: memories.clone(),
-            };
             let mut cqs = Vec::new();
             for place in 0..options.devices {
                 let (inner, handle) = target_pd.poller(options.cq_entries)?;
@@ -159,6 +150,7 @@ impl<S: Store> Rig<S> {
                 told.push(Arc::clone(&stats));
                 engine.take_mail(ToGroup::AddVolume { volume, backing: None, stats }, self.now);
             }
+            let memory = memory.clone();
             self.groups.push(Group { engine, stats, volumes: told, cqs, memory });
         }
         self.target_pd = target_pd;
@@ -355,6 +347,21 @@ impl<S: Store> Rig<S> {
         Ok(Join { session, epoch, kind })
     }
 
+    /// The domain of a connection, and the memory that its data passes through there, if it does.
+    fn domain(
+        &mut self,
+        admin: bool,
+        io_max_bytes: u32,
+    ) -> Result<(ProtectionDomain, Option<BounceMemory>)> {
+        if admin || !self.options.iwarp {
+            return Ok((self.target_pd.clone(), None));
+        }
+        let pd = Device::Soft(self.network.device()).alloc_pd()?;
+        let bounce = BounceMemory::register(&pd, io_max_bytes)?;
+        self.last_landing = Some(bounce.landing().remote(0));
+        Ok((pd, Some(bounce)))
+    }
+
     /// Connects a QP made of these sizes to the target, as control's admission does.
     pub(super) fn connect(
         &mut self,
@@ -377,15 +384,15 @@ impl<S: Store> Rig<S> {
         };
         let offer = Offer {
             depth: QueueDepth::new(limits::QUEUE_DEPTH_MAX).context("queue depth")?,
-            features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS).or(Features::DATA_LISTS),
+            features: self.offered_features(),
             in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
             io_max_bytes: self.options.io_max_bytes,
             instance: InstanceId([2; 16]),
         };
         let Ok(accept) = negotiate(&asked, &offer) else { bail!("nothing in common") };
-        let admin = kind == ConnectionKind::Admin;
-        let Terms { accept, layout, memory } = Terms::new(&self.target_pd, accept, admin)?;
-        let reads_out = options.reads_out;
+        let (admin, reads_out) = (kind == ConnectionKind::Admin, options.reads_out);
+        let (pd, bounce) = self.domain(admin, accept.io_max_bytes)?;
+        let Terms { accept, layout, memory } = Terms::new(&pd, accept, admin)?;
         let target_sizes = QpLimits {
             send_wrs: layout.send_wrs(),
             recv_wrs: layout.recv_wrs(),
@@ -399,9 +406,10 @@ impl<S: Store> Rig<S> {
             self.next_group += 1;
         }
         let place = usize::from(session.0) % self.options.devices;
-        let (near, far, wire) = self.network.pair(
+        let (near, far, wire) = self.network.pair_in(
             (soft_handle(initiator)?, sizes),
             (soft_handle(&self.groups[group].cqs[place].handle)?, target_sizes),
+            soft_domain(&pd)?,
         )?;
         let params = ConnectionParams {
             kind,
@@ -414,6 +422,7 @@ impl<S: Store> Rig<S> {
             reads_out,
             send_sges: SEND_SGES,
             memory,
+            bounce,
             progress_max: rblk_target::connection::progress_max(None),
             peer: format!("session {} {kind:?}", session.0),
         };
@@ -434,14 +443,28 @@ impl<S: Store> Rig<S> {
         Ok((Connection::Soft(near), wire, told))
     }
 
+    fn offered_features(&self) -> Features {
+        let lists = Features::CAPSULE_LISTS.or(Features::DATA_LISTS);
+        if self.options.iwarp { lists } else { lists.or(Features::WRITE_WITH_IMM) }
+    }
+
+    /// Where the READs of the connection land that was made last, on devices with the rules of
+    /// iWARP: what goes over the wire there.
+    #[must_use]
+    pub fn last_landing(&self) -> Option<RemoteBuffer> {
+        self.last_landing
+    }
+
     pub(super) fn on_message(&mut self, message: FromGroup) {
         match message {
             FromGroup::Admin { group, connection, session, command, body } => {
                 self.admin.push(AdminCommand { connection, session, command, body, group });
             }
-            FromGroup::ConnectionGone { session, kind, epoch, connection, memory, .. } => {
+            FromGroup::ConnectionGone {
+                session, kind, epoch, connection, memory, bounce, ..
+            } => {
                 drop(connection);
-                drop(memory);
+                drop((memory, bounce));
                 self.note(&[4, u64::from(session.0), u64::from(epoch.0)]);
                 self.gone.push(Gone { session, kind, epoch });
                 let Some(state) = self.sessions.get_mut(usize::from(session.0)) else { return };
@@ -527,6 +550,26 @@ impl<S: Store> Rig<S> {
         }
         (sum, last)
     }
+}
+
+/// What all connections of a device share.
+fn shared_memory(
+    pd: &ProtectionDomain,
+    arena: &Arc<Region>,
+    zeros: &Arc<Region>,
+    volumes: &[Arc<Volume>],
+) -> Result<PollerMemory> {
+    let mut memories = Vec::new();
+    for volume in volumes {
+        if let Placement::Memory(region) = &volume.placement {
+            memories.push((volume.index, Arc::new(pd.register(region, Access::LOCAL_WRITE)?)));
+        }
+    }
+    Ok(PollerMemory {
+        arena: Arc::new(pd.register(arena, Access::LOCAL_WRITE)?),
+        zeros: Arc::new(pd.register(zeros, Access::LOCAL_READ)?),
+        volumes: memories,
+    })
 }
 
 fn volume(index: usize, spec: &VolumeSpec) -> Result<Arc<Volume>> {
