@@ -116,16 +116,43 @@ impl Sites {
     }
 }
 
-/// `X.toml`, then every `*.toml` of `X.d/`.
-pub(crate) fn lay_with_drop_ins(path: &Path) -> Result<Document, ConfigError> {
+/// A file of `X.d/` as it will be.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    /// The file, whether it is there or not.
+    pub(crate) path: PathBuf,
+    /// What it will hold. `None`: it will be gone.
+    pub(crate) text: Option<String>,
+}
+
+/// `X.toml`, then every `*.toml` of `X.d/`, with the draft instead of the file of its path.
+pub(crate) fn lay_with_drop_ins(
+    path: &Path,
+    draft: Option<&Draft>,
+) -> Result<Document, ConfigError> {
     let mut document = Document::default();
     document.lay(path)?;
-    if path.extension().is_some_and(|extension| extension == "toml") {
-        for file in toml_files(&path.with_extension("d"))? {
-            document.lay(&file)?;
+    let Some(directory) = drop_ins_of(path) else { return Ok(document) };
+    let mut files = toml_files(&directory)?;
+    if let Some(draft) = draft {
+        files.push(draft.path.clone());
+        files.sort();
+        files.dedup();
+    }
+    for file in files {
+        match draft.filter(|draft| draft.path == file) {
+            None => document.lay(&file)?,
+            Some(Draft { text: Some(text), .. }) => document.lay_text(text, &file)?,
+            Some(Draft { text: None, .. }) => {}
         }
     }
     Ok(document)
+}
+
+/// The directory of the drop-ins of `X.toml`: `X.d`. A file with another ending has none.
+pub(crate) fn drop_ins_of(path: &Path) -> Option<PathBuf> {
+    let is_toml = path.extension().is_some_and(|extension| extension == "toml");
+    is_toml.then(|| path.with_extension("d"))
 }
 
 /// The `*.toml` files of a directory in the order of their names, without hidden files. None if

@@ -105,9 +105,13 @@ impl Fault {
         }
     }
 
-    /// Adds the value, as TOML. A long value is cut.
+    /// Adds the value, as TOML. A long value is cut. A secret key is never shown: messages are
+    /// shown in terminals and kept in logs.
     pub(crate) fn value(mut self, value: impl Into<toml::Value>) -> Self {
-        let text = value.into().to_string();
+        let mut text = value.into().to_string();
+        if text.contains("rblk1-secret") {
+            "(a secret key)".clone_into(&mut text);
+        }
         let cut = text.char_indices().nth(VALUE_CHARS_MAX).map(|(cut, _)| cut);
         self.value = Some(cut.map_or(text.clone(), |cut| format!("{}...", &text[..cut])));
         self

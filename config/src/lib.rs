@@ -1,11 +1,13 @@
 //! The configuration of rblk: TOML in, validated values out.
 //!
-//! Two files, two types:
+//! Files and their types:
 //!
 //! | file | type | holds |
 //! | --- | --- | --- |
 //! | `/etc/rblk/target.toml` and `target.d/*.toml` | [`TargetConfig`] | what a target serves |
+//! | `/etc/rblk/target.d/host-NAME.toml` | [`HostFile`] | one host that may connect |
 //! | `/etc/rblk/mounts.d/NAME.toml` | [`MountConfig`] | one mount |
+//! | `/etc/rblk/target.key`, `host.key` | [`key_file`] | the secret key of this end |
 //!
 //! A command line uses the same types: set the fields, then call `validate`, which applies the
 //! rules of a file. [`ByteSize`] and [`Duration`] are `FromStr`, so a file and a command line
@@ -27,23 +29,35 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod digest_wish;
 mod document;
 mod error;
 mod exit;
+mod host;
+mod host_file;
+pub mod key_file;
+mod log;
 mod mount;
 mod on_loss;
+mod protection;
 mod rule;
 mod spin;
 mod target;
 mod units;
 mod volume;
 
+pub use digest_wish::{DigestWish, DigestWishError};
 pub use error::{ConfigError, Fault, Site};
 pub use exit::Exit;
+pub use host::{HostConfig, KEYS_MAX, VolumeAccess, VolumeRight, VolumeRightError};
+pub use host_file::{HostFile, HostFileError};
+pub use key_file::KeyFileError;
+pub use log::{Log, LogWriter};
 pub use mount::MountConfig;
 pub use on_loss::OnLoss;
+pub use protection::{Auth, Encrypt};
 pub use rule::{Key, Rule, Schema};
 pub use spin::Spin;
-pub use target::{HugePages, TargetConfig};
+pub use target::{HugePages, NoTargetKey, TargetConfig};
 pub use units::{ByteSize, ByteSizeError, Duration, DurationError};
 pub use volume::{Backing, CacheMode, DirectIo, StoreKind, VolumeConfig};

@@ -1,14 +1,19 @@
 //! One mount: a volume of a target as a local block device.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use rblk_protocol::auth::{PublicKey, SecretKey};
 use rblk_protocol::limits;
 use serde::{Deserialize, Serialize};
 
+use crate::digest_wish::DigestWish;
 use crate::document::{Document, Sites};
 use crate::error::{ConfigError, Fault};
+use crate::host::{KEYS_MAX, PUBLIC_KEY, read_keys, write_keys};
+use crate::key_file::{self, HOST_KEY_FILE, KeyFileError, Side};
 use crate::on_loss::OnLoss;
-use crate::rule::{ADDRESS, Key, NAME, Rule, Schema};
+use crate::protection::Encrypt;
+use crate::rule::{ADDRESS, KEY_FILE, Key, NAME, Rule, Schema};
 use crate::spin::Spin;
 use crate::units::{ByteSize, Duration};
 
@@ -35,6 +40,7 @@ static MOUNT_KEYS: Schema = Schema {
             "max_io",
             Rule::PowerOfTwo { min: limits::IO_MIN_BYTES as u64, max: limits::IO_MAX_BYTES as u64 },
         ),
+        Key::optional("digest", Rule::Word(DigestWish::WORDS)),
         Key::optional("read_only", Rule::Flag),
         Key::optional("shared", Rule::Flag),
         Key::optional("retain", Rule::Size { min: 0, max: RETAIN_MAX, step: 4096 }),
@@ -66,6 +72,9 @@ static MOUNT_KEYS: Schema = Schema {
         ),
         Key::optional("spin", Rule::Spin { max: Duration::from_millis(10) }),
         Key::optional("host_name", NAME),
+        Key::optional("target_keys", Rule::List { item: &PUBLIC_KEY, max: KEYS_MAX }),
+        Key::optional("key_file", KEY_FILE),
+        Key::optional("encrypt", Rule::Word(Encrypt::WORDS)),
     ],
 };
 
@@ -88,6 +97,8 @@ pub struct MountConfig {
     pub queue_depth: u16,
     /// Most data of one read or write.
     pub max_io: ByteSize,
+    /// Whether commands and data carry digests.
+    pub digest: DigestWish,
     /// Whether the device refuses writes.
     pub read_only: bool,
     /// Whether other hosts may write the volume at the same time. For software that coordinates the
@@ -121,6 +132,19 @@ pub struct MountConfig {
     /// The name of this host, as the target shows it. If absent: the name of the system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_name: Option<String>,
+    /// The keys that the target may prove: one, or two while it changes its key. Empty: neither end
+    /// proves who it is, and a target that requires it refuses the mount.
+    #[serde(
+        serialize_with = "write_keys",
+        deserialize_with = "read_keys",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub target_keys: Vec<PublicKey>,
+    /// The file of the secret key of this host, or `credential:NAME`. Used with
+    /// [`Self::target_keys`] only.
+    pub key_file: PathBuf,
+    /// Whether `tcp://` connections are encrypted.
+    pub encrypt: Encrypt,
 }
 
 impl Default for MountConfig {
@@ -133,6 +157,7 @@ impl Default for MountConfig {
             lanes: None,
             queue_depth: limits::QUEUE_DEPTH_DEFAULT,
             max_io: ByteSize(256 << 10),
+            digest: DigestWish::Auto,
             read_only: false,
             shared: false,
             retain: ByteSize(0),
@@ -146,6 +171,9 @@ impl Default for MountConfig {
             wait: Duration::from_secs(0),
             spin: Spin::Adaptive,
             host_name: None,
+            target_keys: Vec::new(),
+            key_file: PathBuf::from(HOST_KEY_FILE),
+            encrypt: Encrypt::default(),
         }
     }
 }
@@ -200,6 +228,18 @@ impl MountConfig {
         toml::to_string(self).map_err(|error| ConfigError::Dump(error.to_string()))
     }
 
+    /// The secret key that this host proves. `None` if there are no `target_keys`: then neither end
+    /// proves who it is.
+    ///
+    /// # Errors
+    /// The file is missing, others may read it, or it is no key file.
+    pub fn secret_key(&self) -> Result<Option<SecretKey>, KeyFileError> {
+        if self.target_keys.is_empty() {
+            return Ok(None);
+        }
+        key_file::read(&self.key_file, Side::Initiator).map(Some)
+    }
+
     /// The keys of the file.
     #[must_use]
     pub fn keys() -> &'static Schema {
@@ -238,6 +278,24 @@ impl MountConfig {
             );
             let fix = format!("lower lanes to {}, or queues to {}", most / queues, most / lanes);
             faults.push(Fault::new("lanes", problem, fix).value(i64::from(lanes)));
+        }
+        if self.key_file != Path::new(HOST_KEY_FILE) && self.target_keys.is_empty() {
+            let problem = "without target_keys nobody asks for the key of this host";
+            let fix = "add target_keys = [\"rblk1:...\"], or remove key_file; `rblk-target key show` prints the key";
+            let fault = Fault::new("key_file", problem, fix);
+            faults.push(fault.value(self.key_file.display().to_string()));
+        }
+        if self.encrypt == Encrypt::Required && self.target_keys.is_empty() {
+            let problem =
+                "the keys of encryption come from authentication, and there are no target_keys";
+            let fix = "add target_keys = [\"rblk1:...\"]; `rblk-target key show` prints the key";
+            faults.push(Fault::new("encrypt", problem, fix).value("required"));
+        }
+        let digest_max = ByteSize(limits::DIGEST_IO_MAX_BYTES.into());
+        if self.digest == DigestWish::Crc32c && self.max_io > digest_max {
+            let problem = format!("max_io = \"{}\" is more than \"{digest_max}\"", self.max_io);
+            let fix = format!("lower max_io to \"{digest_max}\", or set digest to \"auto\"");
+            faults.push(Fault::new("digest", problem, fix).value(self.digest.word()));
         }
         if self.shared && self.read_only {
             let problem = "a read-only mount never excludes other hosts, so shared has no effect";

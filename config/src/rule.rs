@@ -3,6 +3,7 @@
 use toml::Value;
 
 use crate::error::Fault;
+use crate::key_file::CREDENTIAL;
 use crate::units::{ByteSize, Duration};
 use rblk_protocol::limits::NAME_BYTES;
 
@@ -122,8 +123,14 @@ pub(crate) const DIRECTORY: Rule =
 
 /// An absolute path that fits a socket address.
 pub(crate) const SOCKET: Rule = Rule::Text {
-    form: "an absolute path of at most 107 bytes such as \"/run/rblk/target.sock\"",
+    form: "an absolute path of at most 107 bytes such as \"/run/rblk/target/control.sock\"",
     check: check_socket,
+};
+
+/// A key file.
+pub(crate) const KEY_FILE: Rule = Rule::Text {
+    form: "an absolute path such as \"/etc/rblk/target.key\", or \"credential:NAME\" for a credential of systemd",
+    check: check_key_file,
 };
 
 impl Schema {
@@ -377,7 +384,7 @@ fn alternatives(items: impl Iterator<Item = String>) -> String {
     }
 }
 
-fn check_name(text: &str) -> Result<(), String> {
+pub(crate) fn check_name(text: &str) -> Result<(), String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if text.is_empty() {
         return Err("empty".to_owned());
@@ -423,6 +430,13 @@ fn check_path(text: &str) -> Result<(), String> {
         return Err("not absolute".to_owned());
     }
     Ok(())
+}
+
+fn check_key_file(text: &str) -> Result<(), String> {
+    match text.strip_prefix(CREDENTIAL) {
+        Some(name) => check_name(name),
+        None => check_path(text),
+    }
 }
 
 fn check_socket(text: &str) -> Result<(), String> {

@@ -1,14 +1,19 @@
 //! What a target serves, and which resources it uses.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
+use rblk_protocol::auth::{PublicKey, SecretKey};
 use rblk_protocol::limits;
 use serde::{Deserialize, Serialize};
 
-use crate::document::{Document, Sites, lay_with_drop_ins};
+use crate::Exit;
+use crate::document::{Document, Draft, Sites, lay_with_drop_ins};
 use crate::error::{ConfigError, Fault};
-use crate::rule::{ADDRESS, DIRECTORY, Key, NAME, Rule, SOCKET, Schema};
+use crate::host::{HOST_KEYS, HostConfig};
+use crate::key_file::{self, KeyFileError, Side, TARGET_KEY_FILE};
+use crate::protection::{Auth, Encrypt, is_loopback};
+use crate::rule::{ADDRESS, DIRECTORY, KEY_FILE, Key, NAME, Rule, SOCKET, Schema};
 use crate::spin::Spin;
 use crate::units::{ByteSize, Duration};
 use crate::volume::{VOLUME_KEYS, VolumeConfig};
@@ -22,6 +27,10 @@ const ARENA_MAX: u64 = 1 << 40;
 
 /// Highest CPU number of the largest kernel configuration.
 const CPU_MAX: u32 = 8191;
+
+/// The commands that set keys up, the first one and the last one at the target.
+pub(crate) const SET_UP: &str = "`rblk-target key new`, `rblk-initiator key new` on each host, \
+    `rblk-target host add NAME --key KEY --volume VOLUME:rw`";
 
 static TARGET_KEYS: Schema = Schema {
     keys: &[
@@ -66,7 +75,13 @@ static TARGET_KEYS: Schema = Schema {
             Rule::Span { min: Duration::from_secs(1), max: Duration::from_secs(3600) },
         ),
         Key::optional("spin", Rule::Spin { max: Duration::from_millis(10) }),
+        Key::optional("auth", Rule::Word(Auth::WORDS)),
+        Key::optional("insecure", Rule::Flag),
+        Key::optional("key_file", KEY_FILE),
+        Key::optional("key_file_next", KEY_FILE),
+        Key::optional("encrypt", Rule::Word(Encrypt::WORDS)),
         Key::optional("volume", Rule::Tables(&VOLUME_KEYS)),
+        Key::optional("host", Rule::Tables(&HOST_KEYS)),
     ],
 };
 
@@ -116,9 +131,40 @@ pub struct TargetConfig {
     pub lease: Duration,
     /// How long an idle data thread looks for work before it sleeps.
     pub spin: Spin,
+    /// Who may connect. If absent: see [`Self::authentication`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auth: Option<Auth>,
+    /// Whether everybody may connect by an address that other hosts reach.
+    pub insecure: bool,
+    /// The file of the secret key of the target, or `credential:NAME`.
+    pub key_file: PathBuf,
+    /// The file of a second key, while mounts learn the first one or the second one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_file_next: Option<PathBuf>,
+    /// Whether `tcp://` connections are encrypted.
+    pub encrypt: Encrypt,
     /// The volumes that are served.
     #[serde(rename = "volume", skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<VolumeConfig>,
+    /// The hosts that may connect.
+    #[serde(rename = "host", skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<HostConfig>,
+}
+
+/// A target without the key that it needs.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}{lesson}")]
+pub struct NoTargetKey {
+    error: KeyFileError,
+    lesson: String,
+}
+
+impl NoTargetKey {
+    /// The exit code of a program that stops for this.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        self.error.exit()
+    }
 }
 
 /// Use of reserved huge pages for the arena.
@@ -144,7 +190,7 @@ impl Default for TargetConfig {
         Self {
             listen: Vec::new(),
             name: None,
-            control_socket: PathBuf::from("/run/rblk/target.sock"),
+            control_socket: PathBuf::from("/run/rblk/target/control.sock"),
             state_dir: PathBuf::from("/var/lib/rblk"),
             poll_groups: None,
             cpus: None,
@@ -159,7 +205,13 @@ impl Default for TargetConfig {
             sessions_max: 1024,
             lease: Duration::from_secs(30),
             spin: Spin::Adaptive,
+            auth: None,
+            insecure: false,
+            key_file: PathBuf::from(TARGET_KEY_FILE),
+            key_file_next: None,
+            encrypt: Encrypt::default(),
             volumes: Vec::new(),
+            hosts: Vec::new(),
         }
     }
 }
@@ -168,13 +220,22 @@ impl TargetConfig {
     /// Loads `X.toml` and, over it, every `*.toml` of the directory `X.d` beside it.
     ///
     /// The files of the directory are read in the order of their names, without hidden files. Each
-    /// file adds its `[[volume]]` tables to the earlier ones, and replaces every other key that it
-    /// sets, also lists. The result is checked once, at the end.
+    /// file adds its `[[volume]]` and `[[host]]` tables to the earlier ones, and replaces every
+    /// other key that it sets, also lists. The result is checked once, at the end.
     ///
     /// # Errors
     /// [`ConfigError`], with all faults at once.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        Self::decode(lay_with_drop_ins(path)?)
+        Self::decode(lay_with_drop_ins(path, None)?)
+    }
+
+    /// As [`Self::load`], as if one of the files were already changed. So a change is checked
+    /// before it is made.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub(crate) fn load_draft(path: &Path, draft: &Draft) -> Result<Self, ConfigError> {
+        Self::decode(lay_with_drop_ins(path, Some(draft))?)
     }
 
     /// Parses text. Errors name it `path`.
@@ -213,6 +274,46 @@ impl TargetConfig {
     #[must_use]
     pub fn dirty_limit(&self) -> ByteSize {
         self.dirty_max.unwrap_or(ByteSize(self.arena.0 / ARENA_IOS_MIN / 4096 * 4096))
+    }
+
+    /// Who may connect: `auth`, or its default. Without `auth`, hosts must prove their keys, unless
+    /// only this host reaches the target, or `insecure` says that everybody may connect.
+    #[must_use]
+    pub fn authentication(&self) -> Auth {
+        let default = match self.exposed().is_none() || self.insecure {
+            true => Auth::None,
+            false => Auth::Required,
+        };
+        self.auth.unwrap_or(default)
+    }
+
+    /// The secret keys that the target proves: of `key_file`, and of `key_file_next` if there is
+    /// one. None if nobody must prove anything.
+    ///
+    /// # Errors
+    /// A file is missing, others may read it, or it is no key file.
+    pub fn secret_keys(&self) -> Result<Vec<SecretKey>, NoTargetKey> {
+        if self.authentication() == Auth::None {
+            return Ok(Vec::new());
+        }
+        let files = std::iter::once(&self.key_file).chain(&self.key_file_next);
+        let keys = files.map(|file| key_file::read(file, Side::Target)).collect::<Result<_, _>>();
+        keys.map_err(|error| NoTargetKey {
+            lesson: match (error.is_missing(), self.exposed()) {
+                (true, Some(address)) => format!(
+                    ". Other hosts reach {address}, so every host must prove its key. These commands set \
+                     keys up: {SET_UP}. --insecure lets everybody in instead"
+                ),
+                _ => String::new(),
+            },
+            error,
+        })
+    }
+
+    /// The first address that other hosts reach.
+    #[must_use]
+    pub fn exposed(&self) -> Option<&str> {
+        self.listen.iter().map(String::as_str).find(|address| !is_loopback(address))
     }
 
     /// The keys of the file.
@@ -258,7 +359,66 @@ impl TargetConfig {
             let fix = format!("lower poll_groups to {} or list {groups} CPUs in cpus", cpus.len());
             faults.push(Fault::new("poll_groups", problem, fix).value(i64::from(groups)));
         }
+        self.relate_protection(faults);
         self.relate_volumes(faults);
+        self.relate_hosts(faults);
+    }
+
+    fn relate_protection(&self, faults: &mut Vec<Fault>) {
+        match (self.auth, self.exposed()) {
+            (Some(Auth::None), Some(address)) if !self.insecure => {
+                let problem =
+                    format!("everybody who reaches {address} could read and write every volume");
+                let fix = format!(
+                    "write auth = \"required\" and set keys up: {SET_UP}; or write insecure = true as well"
+                );
+                faults.push(Fault::new("auth", problem, fix).value("none"));
+            }
+            (Some(Auth::Required), _) if self.insecure => {
+                let problem = "auth = \"required\" lets in only hosts that prove their keys";
+                let fault = Fault::new("insecure", problem, "remove insecure or auth");
+                faults.push(fault.value(true).other("auth"));
+            }
+            _ => {}
+        }
+        if self.encrypt == Encrypt::Required && self.authentication() == Auth::None {
+            let problem = "the keys of encryption come from authentication, and there is none";
+            let fix = "write auth = \"required\", or encrypt = \"auto\"";
+            faults.push(Fault::new("encrypt", problem, fix).value("required"));
+        }
+        if self.key_file_next.as_ref() == Some(&self.key_file) {
+            let problem = "the same file as key_file";
+            let fix = "name the file of another key, or remove key_file_next";
+            let fault = Fault::new("key_file_next", problem, fix);
+            faults.push(fault.value(self.key_file.display().to_string()));
+        }
+    }
+
+    fn relate_hosts(&self, faults: &mut Vec<Fault>) {
+        let volumes: BTreeSet<&str> = self.volumes.iter().map(|v| v.name.as_str()).collect();
+        let mut names: HashMap<&str, usize> = HashMap::new();
+        let mut keys: HashMap<PublicKey, (usize, usize)> = HashMap::new();
+        for (index, host) in self.hosts.iter().enumerate() {
+            let at = format!("host[{index}]");
+            let first = *names.entry(&host.name).or_insert(index);
+            if first != index {
+                let problem = format!("host[{first}] has the same name");
+                let fix = "rename one of them, or give one of them both keys";
+                let fault = Fault::new(format!("{at}.name"), problem, fix);
+                faults.push(fault.value(host.name.as_str()).other(format!("host[{first}].name")));
+            }
+            for (number, key) in host.keys.iter().enumerate() {
+                let (owner, first) = *keys.entry(*key).or_insert((index, number));
+                if owner != index {
+                    let problem = format!("a key belongs to one host, and host[{owner}] has it");
+                    let fix = "make a key on each host with `rblk-initiator key new`";
+                    let fault = Fault::new(format!("{at}.keys[{number}]"), problem, fix);
+                    let other = format!("host[{owner}].keys[{first}]");
+                    faults.push(fault.value(key.to_string()).other(other));
+                }
+            }
+            host.relate(&at, &volumes, faults);
+        }
     }
 
     /// At least one write of the largest size may be dirty, and half of the arena must stay free

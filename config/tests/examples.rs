@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rblk_config::{Backing, MountConfig, Schema, TargetConfig, VolumeConfig};
+use rblk_config::{Backing, HostConfig, MountConfig, Schema, TargetConfig, VolumeConfig};
 
 fn example(name: &str) -> (PathBuf, String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name);
@@ -14,7 +14,9 @@ fn example(name: &str) -> (PathBuf, String) {
 /// The text with each `#key = value` made a `key = value`.
 fn with_optional_keys(text: &str) -> String {
     let uncomment = |line: &str| match line.strip_prefix('#') {
-        Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase()) => rest.to_owned(),
+        Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '[') => {
+            rest.to_owned()
+        }
         _ => line.to_owned(),
     };
     text.lines().map(|line| uncomment(line) + "\n").collect()
@@ -56,9 +58,12 @@ fn target() {
 
     assert_names_every_key(&text, TargetConfig::keys());
     assert_names_every_key(&text, VolumeConfig::keys());
+    assert_names_every_key(&text, HostConfig::schema());
     let full = TargetConfig::parse(&with_optional_keys(&text), &path).unwrap();
     assert!(full.name.is_some() && full.cpus.is_some() && full.volumes[0].size.is_some());
+    assert!(full.key_file_next.is_some() && full.hosts[0].memory_max.is_some());
     // What the comments say absence means.
+    assert_eq!(full.auth, Some(config.authentication()));
     assert_eq!(full.dirty_max, Some(config.dirty_limit()));
     let Backing::File { cache, .. } = config.volumes[0].backing().unwrap() else { unreachable!() };
     assert_eq!(full.volumes[0].cache, Some(cache));
@@ -90,6 +95,7 @@ fn mount() {
     assert_names_every_key(&text, MountConfig::keys());
     let full = MountConfig::parse(&with_optional_keys(&text), &path).unwrap();
     assert!(full.queues.is_some() && full.fail_after.is_some() && full.host_name.is_some());
+    assert_eq!(full.target_keys.len(), 1);
     assert_eq!(MountConfig::parse(&full.dump().unwrap(), "dump").unwrap(), full);
 }
 
@@ -111,6 +117,8 @@ fn schemas_have_the_keys_of_the_types() {
     assert_eq!(keys(&target.dump().unwrap()), names(TargetConfig::keys()));
     let volume = toml::to_string(&target.volumes[0]).unwrap();
     assert_eq!(keys(&volume), names(VolumeConfig::keys()));
+    let host = toml::to_string(&target.hosts[0]).unwrap();
+    assert_eq!(keys(&host), names(HostConfig::schema()));
     let mount = MountConfig::parse(&full("mount.toml"), "mount.toml").unwrap();
     assert_eq!(keys(&mount.dump().unwrap()), names(MountConfig::keys()));
 }

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use rblk_config::{
-    Backing, ByteSize, CacheMode, DirectIo, Duration, HugePages, MountConfig, OnLoss, Spin,
-    StoreKind, TargetConfig, VolumeConfig,
+    Auth, Backing, ByteSize, CacheMode, DigestWish, DirectIo, Duration, Encrypt, HostConfig,
+    HugePages, MountConfig, OnLoss, Spin, StoreKind, TargetConfig, VolumeAccess, VolumeConfig,
+    VolumeRight,
 };
+use rblk_protocol::auth::PublicKey;
 use tempfile::TempDir;
 
 fn files(files: &[(&str, &str)]) -> TempDir {
@@ -43,6 +45,23 @@ fn drop_ins_add_volumes_and_override_the_rest() {
     assert_eq!(config.listen, ["tcp://c"]);
     let names: Vec<_> = config.volumes.iter().map(|volume| volume.name.as_str()).collect();
     assert_eq!(names, ["one", "two", "three"]);
+}
+
+#[test]
+fn drop_ins_add_hosts() {
+    let host = |name: &str, key: u8| {
+        let key = keys(key, 1)[0];
+        format!("[[host]]\nname = '{name}'\nkeys = ['{key}']\nvolumes = ['one:rw']\n")
+    };
+    let directory = files(&[
+        ("target.toml", &format!("{BASE}{}", host("h1", 4))),
+        ("target.d/host-h3.toml", &host("h3", 6)),
+        ("target.d/host-h2.toml", &host("h2", 5)),
+    ]);
+    let config = TargetConfig::load(&directory.path().join("target.toml")).unwrap();
+    let names: Vec<_> = config.hosts.iter().map(|host| host.name.as_str()).collect();
+    assert_eq!(names, ["h1", "h2", "h3"]);
+    assert_eq!(config.hosts[2].keys, keys(6, 1));
 }
 
 #[test]
@@ -150,6 +169,39 @@ fn volume() -> impl Strategy<Value = VolumeConfig> {
     )
 }
 
+/// Keys of hosts, each another one.
+fn keys(first: u8, count: usize) -> Vec<PublicKey> {
+    (first..).take(count).map(|n| PublicKey::from_bytes([n.max(2); 32])).collect()
+}
+
+prop_compose! {
+    /// Hosts, with rights to the first volumes, and how many of those there are.
+    fn hosts()(
+        hosts in prop::collection::vec(
+            (1usize..=2, any::<bool>(), prop::option::of(2u32..=65_536), prop::option::of(256u64..1 << 28)),
+            0..4,
+        ),
+        rights in prop::collection::vec(any::<bool>(), 1..4),
+    ) -> (Vec<HostConfig>, usize) {
+        let access = |writes| if writes { VolumeAccess::ReadWrite } else { VolumeAccess::ReadOnly };
+        let named = rights.iter().skip(1).enumerate();
+        let named = named.map(|(i, w)| VolumeRight::new(Some(format!("v{i}")), access(*w)));
+        let all = VolumeRight::new(None, access(rights[0]));
+        let volumes: Vec<VolumeRight> = named.chain([all]).collect();
+        let hosts = (10u8..).step_by(2).zip(hosts).map(|(first, (count, take_over, connections_max, memory))| {
+            HostConfig {
+                name: format!("h{first}"),
+                keys: keys(first, count),
+                volumes: volumes.clone(),
+                take_over,
+                connections_max,
+                memory_max: memory.map(|pages| ByteSize(pages * 4096)),
+            }
+        });
+        (hosts.collect(), rights.len() - 1)
+    }
+}
+
 prop_compose! {
     fn target()(
         name in prop::option::of("[a-z0-9_]{1,64}"),
@@ -166,8 +218,20 @@ prop_compose! {
         (sessions_max, lease) in (1u32..=65_536, micros(1_000_000..=3_600_000_000)),
         spin in spin(),
         volumes in prop::collection::vec(volume(), 0..5),
+        (hosts, named) in hosts(),
+        (auth, insecure, encrypt) in prop::sample::select(vec![
+            (None, false, Encrypt::Auto),
+            (None, false, Encrypt::Required),
+            (None, true, Encrypt::Off),
+            (Some(Auth::None), true, Encrypt::Auto),
+            (Some(Auth::Required), false, Encrypt::Required),
+        ]),
+        key_file_next in prop::option::of("(/[a-z]{1,20}|credential:[a-z]{1,20})".prop_map(PathBuf::from)),
     ) -> TargetConfig {
         let mut volumes = volumes;
+        while volumes.len() < named {
+            volumes.push(VolumeConfig::null("", ByteSize(4096)));
+        }
         for (index, volume) in volumes.iter_mut().enumerate() {
             volume.name = format!("v{index}");
             volume.path = volume.path.take().map(|path| path.join(index.to_string()));
@@ -192,7 +256,13 @@ prop_compose! {
             sessions_max,
             lease,
             spin,
+            auth,
+            insecure,
+            key_file: PathBuf::from("/k"),
+            key_file_next: key_file_next.filter(|path| path.as_os_str() != "/k"),
+            encrypt,
             volumes,
+            hosts,
         }
     }
 }
@@ -213,13 +283,20 @@ prop_compose! {
             (micros(100_000..=300_000_000), micros(0..=86_400_000_000), micros(0..=86_400_000_000)),
         spin in spin(),
         host_name in prop::option::of("[a-z0-9_]{1,64}"),
+        (keys_known, encrypt) in prop::sample::select(vec![
+            (0, Encrypt::Auto), (0, Encrypt::Off), (1, Encrypt::Auto), (2, Encrypt::Required),
+        ]),
+        digest in prop::sample::select(vec![DigestWish::Auto, DigestWish::Crc32c, DigestWish::Off]),
     ) -> MountConfig {
+        let digest = if max_io.0 > 1 << 20 { DigestWish::Auto } else { digest };
         MountConfig {
             target: vec!["rdma://[::1]:1".to_owned()],
             volume: "v".to_owned(),
             retain: ByteSize(if shared { 0 } else { retain * 4096 }),
             queues, lanes, queue_depth, max_io, read_only, shared, on_loss, device_id, reconnect_delay,
-            fail_after, detect, connect_timeout, failback, wait, spin, host_name,
+            fail_after, detect, connect_timeout, failback, wait, spin, host_name, encrypt, digest,
+            target_keys: keys(7, keys_known),
+            key_file: PathBuf::from(if keys_known == 0 { "/etc/rblk/host.key" } else { "/k" }),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The messages that users read when a file is wrong, word for word.
 
 use rblk_config::{
-    ByteSize, ConfigError, Duration, MountConfig, StoreKind, TargetConfig, VolumeConfig,
+    Auth, ByteSize, ConfigError, Duration, MountConfig, StoreKind, TargetConfig, VolumeConfig,
 };
 
 const LISTEN: &str = "listen = ['rdma://192.0.2.1']\n";
@@ -103,7 +103,7 @@ fn target_values() {
             (
                 "control_socket = 'run/x.sock'",
                 "t.toml:2:18: control_socket = \"run/x.sock\": not absolute; \
-                 write an absolute path of at most 107 bytes such as \"/run/rblk/target.sock\"",
+                 write an absolute path of at most 107 bytes such as \"/run/rblk/target/control.sock\"",
             ),
             (
                 "cpus = [2, 3, 2]",
@@ -156,7 +156,7 @@ fn target_values() {
 fn target_keys() {
     let known = "the known keys are listen, name, control_socket, state_dir, poll_groups, cpus, arena, hugepages, \
                  dirty_max, write_back_delay, max_io, queue_depth_max, inline, drain_timeout, sessions_max, lease, \
-                 spin, volume";
+                 spin, auth, insecure, key_file, key_file_next, encrypt, volume, host";
     assert_eq!(
         target("max-io = 1"),
         format!("t.toml:2:1: max-io: unknown key; did you mean max_io? {known}")
@@ -296,6 +296,149 @@ fn volumes() {
     );
 }
 
+const KEY: &str = "rblk1:n4ja2ifhmaemcmpyur5k7rpesrcxf2h5xwdzd6wpggvre7d3kyu752zoua";
+
+const SET_UP: &str = "`rblk-target key new`, `rblk-initiator key new` on each host, \
+                      `rblk-target host add NAME --key KEY --volume VOLUME:rw`";
+
+#[test]
+fn protection() {
+    assert_eq!(
+        target("auth = 'none'"),
+        format!(
+            "t.toml:2:8: auth = \"none\": everybody who reaches rdma://192.0.2.1 could read and write every volume; \
+             write auth = \"required\" and set keys up: {SET_UP}; or write insecure = true as well"
+        )
+    );
+    assert_messages(
+        target,
+        &[
+            (
+                "auth = 'required'\ninsecure = true",
+                "t.toml:3:12: insecure = true: auth = \"required\" lets in only hosts that prove their keys \
+                 (at t.toml:2:8); remove insecure or auth",
+            ),
+            (
+                "insecure = true\nencrypt = 'required'",
+                "t.toml:3:11: encrypt = \"required\": the keys of encryption come from authentication, and there is \
+                 none; write auth = \"required\", or encrypt = \"auto\"",
+            ),
+            (
+                "encrypt = 'on'",
+                "t.toml:2:11: encrypt = \"on\": not one of the choices; write \"auto\", \"required\" or \"off\"",
+            ),
+            (
+                "key_file = 'target.key'",
+                "t.toml:2:12: key_file = \"target.key\": not absolute; write an absolute path such as \
+                 \"/etc/rblk/target.key\", or \"credential:NAME\" for a credential of systemd",
+            ),
+            (
+                "key_file = 'credential:../a'",
+                "t.toml:2:12: key_file = \"credential:../a\": '/' is not allowed in a name; write an absolute path \
+                 such as \"/etc/rblk/target.key\", or \"credential:NAME\" for a credential of systemd",
+            ),
+            (
+                "key_file_next = '/etc/rblk/target.key'",
+                "t.toml:2:17: key_file_next = \"/etc/rblk/target.key\": the same file as key_file; \
+                 name the file of another key, or remove key_file_next",
+            ),
+        ],
+    );
+}
+
+/// What is not written is as strict as the addresses need.
+#[test]
+fn who_may_connect_by_default() {
+    let of = |listen: &str, rest: &str| {
+        let text = format!("listen = [{listen}]\n{rest}");
+        TargetConfig::parse(&text, "t.toml").unwrap().authentication()
+    };
+    assert_eq!(of("'tcp://127.0.0.1', 'rdma://[::1]:1'", ""), Auth::None);
+    assert_eq!(of("'tcp://127.0.0.1'", "auth = 'none'"), Auth::None);
+    assert_eq!(of("'tcp://127.0.0.1'", "auth = 'required'"), Auth::Required);
+    assert_eq!(of("'tcp://127.0.0.1', 'tcp://[::]'", ""), Auth::Required);
+    assert_eq!(of("'store1'", ""), Auth::Required);
+    assert_eq!(of("'store1'", "insecure = true"), Auth::None);
+    assert_eq!(of("'store1'", "auth = 'none'\ninsecure = true"), Auth::None);
+}
+
+#[test]
+#[expect(clippy::too_many_lines, reason = "one case after another")]
+fn hosts() {
+    let volume = "[[volume]]\nname = 'vol0'\nstore = 'null'\nsize = '1MiB'\n";
+    let message = |hosts: &str| target(&format!("{volume}{hosts}"));
+    let form = "a public key such as `rblk-target key show` or `rblk-initiator key show` prints, \
+                \"rblk1:\" and 58 letters and digits";
+    let host = |rest: &str| message(&format!("[[host]]\nname = 'db1'\n{rest}"));
+    let with_key = |rest: &str| host(&format!("keys = ['{KEY}']\n{rest}"));
+    assert_eq!(
+        host(""),
+        format!(
+            "t.toml:6:1: host[0].keys: missing; write a list of one or more, each {form}\n\
+             t.toml:6:1: host[0].volumes: missing; write a list of one or more, each a volume and what the host may \
+             do, such as \"vol0:rw\", \"logs:ro\" or \"*:rw\""
+        )
+    );
+    let mistyped = KEY.replace("n4ja", "n4jb");
+    assert_eq!(
+        host(&format!("keys = ['{mistyped}']\nvolumes = ['vol0:rw']")),
+        format!(
+            "t.toml:8:9: host[0].keys[0] = \"{mistyped}\": the key is mistyped: its checksum does not fit. \
+             Copy it once more; write {form}"
+        )
+    );
+    // A secret key that stands here by mistake must not get into a log.
+    for keys in ["['rblk1-secret:abc']", "'rblk1-secret:abc'"] {
+        let error = host(&format!("keys = {keys}\nvolumes = ['vol0:rw']"));
+        assert!(error.contains("= (a secret key): ") && !error.contains("abc"), "{error}");
+    }
+    assert_eq!(
+        with_key("volumes = ['vol0']"),
+        "t.toml:9:12: host[0].volumes[0] = \"vol0\": no \":rw\" or \":ro\" behind the name of the volume; \
+         write a volume and what the host may do, such as \"vol0:rw\", \"logs:ro\" or \"*:rw\""
+    );
+    assert_eq!(
+        with_key("volumes = ['*:ro', 'vol1:rw']"),
+        "t.toml:9:20: host[0].volumes[1] = \"vol1:rw\": there is no volume \"vol1\"; the volumes are vol0"
+    );
+    assert_eq!(
+        target(&format!("[[host]]\nname = 'a'\nkeys = ['{KEY}']\nvolumes = ['v:rw']")),
+        "t.toml:5:12: host[0].volumes[0] = \"v:rw\": there is no volume \"v\"; \
+         write the [[volume]] first, or name every volume by \"*\""
+    );
+    assert_eq!(
+        with_key("volumes = ['vol0:rw', 'vol0:ro']"),
+        "t.toml:9:23: host[0].volumes[1] = \"vol0:ro\": the host has another right to the same volume \
+         (at t.toml:9:12); remove one of them"
+    );
+    let two = with_key(&format!(
+        "volumes = ['vol0:rw']\n[[host]]\nname = 'db1'\nkeys = ['{KEY}']\nvolumes = ['*:ro']"
+    ));
+    assert_eq!(
+        two,
+        format!(
+            "t.toml:11:8: host[1].name = \"db1\": host[0] has the same name (at t.toml:7:8); \
+             rename one of them, or give one of them both keys\n\
+             t.toml:12:9: host[1].keys[0] = \"{KEY}\": a key belongs to one host, and host[0] has it \
+             (at t.toml:8:9); make a key on each host with `rblk-initiator key new`"
+        )
+    );
+    assert_eq!(
+        host(&format!("keys = ['{KEY}', '{KEY}']\nvolumes = ['*:rw']")),
+        format!(
+            "t.toml:8:77: host[0].keys[1] = \"{KEY}\": the same value as host[0].keys[0]; remove one of them"
+        )
+    );
+    assert_eq!(
+        host("keys = ['a', 'b', 'c']\nvolumes = ['*:rw']"),
+        "t.toml:8:8: host[0].keys: 3 values, the limit is 2; remove some of them"
+    );
+    assert_eq!(
+        with_key("volumes = ['*:rw']\nconnections_max = 1"),
+        "t.toml:10:19: host[0].connections_max = 1: less than 2; write a whole number from 2 to 65536"
+    );
+}
+
 #[test]
 #[expect(clippy::too_many_lines, reason = "one case after another")]
 fn mounts() {
@@ -358,6 +501,15 @@ fn mounts() {
                 "m.toml:3:13: read_only = 1: a number, not true or false; write true or false",
             ),
             (
+                "digest = 'crc32c'\nmax_io = '2MiB'",
+                "m.toml:3:10: digest = \"crc32c\": max_io = \"2MiB\" is more than \"1MiB\"; \
+                 lower max_io to \"1MiB\", or set digest to \"auto\"",
+            ),
+            (
+                "digest = 'on'",
+                "m.toml:3:10: digest = \"on\": not one of the choices; write \"auto\", \"crc32c\" or \"off\"",
+            ),
+            (
                 "shared = true\nread_only = true",
                 "m.toml:3:10: shared = true: a read-only mount never excludes other hosts, so shared has no effect; \
                  remove shared or read_only",
@@ -376,10 +528,29 @@ fn mounts() {
                 "m.toml:3:8: wait = 5: a number without a unit; write a duration from \"0s\" to \"30days\"",
             ),
             (
+                "encrypt = 'required'",
+                "m.toml:3:11: encrypt = \"required\": the keys of encryption come from authentication, and there are \
+                 no target_keys; add target_keys = [\"rblk1:...\"]; `rblk-target key show` prints the key",
+            ),
+            (
+                "key_file = '/root/host.key'",
+                "m.toml:3:12: key_file = \"/root/host.key\": without target_keys nobody asks for the key of this \
+                 host; add target_keys = [\"rblk1:...\"], or remove key_file; `rblk-target key show` prints the key",
+            ),
+            (
+                "target_keys = []",
+                "m.toml:3:15: target_keys = []: empty; write a list of one or more, each a public key such as \
+                 `rblk-target key show` or `rblk-initiator key show` prints, \"rblk1:\" and 58 letters and digits",
+            ),
+            (
+                "digest = 'md5'",
+                "m.toml:3:10: digest = \"md5\": not one of the choices; write \"auto\", \"crc32c\" or \"off\"",
+            ),
+            (
                 "take_over = true",
                 "m.toml:3:1: take_over: unknown key; the known keys are target, volume, queues, lanes, queue_depth, max_io, \
-                 read_only, shared, retain, on_loss, device_id, reconnect_delay, fail_after, detect, connect_timeout, \
-                 failback, wait, spin, host_name",
+                 digest, read_only, shared, retain, on_loss, device_id, reconnect_delay, fail_after, detect, connect_timeout, \
+                 failback, wait, spin, host_name, target_keys, key_file, encrypt",
             ),
         ],
     );

@@ -1,7 +1,11 @@
 //! [`Connection`]: a QP that no poller has.
 
 use crate::connect::ConnectionHello;
+#[cfg(feature = "verbs")]
+use crate::error::FabricError;
+use crate::error::Result;
 use crate::soft;
+use crate::stream_keys::StreamKeys;
 #[cfg(feature = "verbs")]
 use crate::verbs;
 
@@ -17,6 +21,31 @@ pub enum Connection {
 }
 
 impl Connection {
+    /// Encrypts the connection with these keys: everything behind the handshake, both ways. Call it
+    /// once, before the connection is attached to a poller.
+    ///
+    /// On the side that was connected to, call it on what [`prepare`](crate::Incoming::prepare)
+    /// made. The reply goes out in plain, and everything behind the reply is encrypted. On the side
+    /// that connects, see [`Established::secure`]. The other end must do the same, with the keys
+    /// swapped. An end with another key, or with none, finds a bad record and ends the connection
+    /// ([`bad_records`](crate::PollerCounters::bad_records)).
+    ///
+    /// # Errors
+    /// [`Encrypt`](crate::FabricError::Encrypt): not over TCP, or the kernel cannot
+    /// ([`encrypts`](crate::DeviceCaps::encrypts)). The connection is of no use then; drop it. A
+    /// peer that waits for the reply is refused.
+    pub fn secure(&mut self, keys: StreamKeys) -> Result<()> {
+        match self {
+            Self::Soft(connection) => connection.secure(keys),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => {
+                drop(keys);
+                let reason = "only tcp:// connections can be encrypted".to_owned();
+                Err(FabricError::Encrypt { peer: "an RDMA peer".to_owned(), reason })
+            }
+        }
+    }
+
     /// Destroys the QP and its CM id, and then drops `rest`, such as the poller of the CQ and the
     /// registrations. Some drivers wait in the destroy until a silent peer has timed out. There a
     /// thread of its own waits, so that the caller can serve others.
@@ -44,4 +73,16 @@ pub struct Established {
     pub reads_out: u8,
     /// READs of the peer that this side serves at once.
     pub reads_in: u8,
+}
+
+impl Established {
+    /// Encrypts the connection: [`Connection::secure`]. The keys may depend on the reply
+    /// ([`Self::hello`]). Nothing behind the reply was read, and nothing behind the request was
+    /// sent.
+    ///
+    /// # Errors
+    /// As [`Connection::secure`].
+    pub fn secure(&mut self, keys: StreamKeys) -> Result<()> {
+        self.connection.secure(keys)
+    }
 }

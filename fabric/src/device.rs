@@ -9,6 +9,8 @@ use std::sync::Arc;
 use rblk_protocol::width::{wide, wide64};
 
 use crate::caps::DeviceCaps;
+#[cfg(feature = "verbs")]
+use crate::caps::Transport;
 use crate::error::Result;
 use crate::poller::Poller;
 use crate::region::Region;
@@ -76,16 +78,37 @@ pub enum ProtectionDomain {
 impl ProtectionDomain {
     /// Registers the whole region. The MR keeps the region alive and is deregistered on drop.
     ///
+    /// What a peer may reach has another address for peers than in this process: a random one for
+    /// each registration. So the address in a command does not tell a peer where memory of this
+    /// process is. iWARP is the exception: its software provider takes the process's own addresses
+    /// only (`siw_reg_user_mr` of the kernel).
+    ///
     /// # Errors
     /// [`MemlockTooSmall`](crate::FabricError::MemlockTooSmall) with limit and fix if that is the
     /// cause; else the errno.
     pub fn register(&self, region: &Arc<Region>, access: Access) -> Result<MemoryRegion> {
+        let own = region.address();
+        let is_reached = access.remote_read || access.remote_write;
+        let base = if is_reached && self.takes_any_address() { random_base(own) } else { own };
         let inner = match self {
-            Self::Soft(pd) => MrInner::Soft(pd.register(region, access)?),
+            Self::Soft(pd) => MrInner::Soft(pd.register(region, base, access)?),
             #[cfg(feature = "verbs")]
-            Self::Verbs(pd) => MrInner::Verbs(verbs::MemoryRegion::register(pd, region, access)?),
+            Self::Verbs(pd) => {
+                MrInner::Verbs(verbs::MemoryRegion::register(pd, region, base, access)?)
+            }
         };
-        Ok(MemoryRegion { inner, region: Arc::clone(region) })
+        Ok(MemoryRegion { inner, base, region: Arc::clone(region) })
+    }
+
+    /// Whether the address of an MR may differ from that of its memory.
+    fn takes_any_address(&self) -> bool {
+        match self {
+            Self::Soft(_) => true,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(pd) => {
+                matches!(pd.device().caps().transport, Transport::InfiniBand | Transport::Roce)
+            }
+        }
     }
 
     /// A CQ of at least `cq_entries`. The box goes to the data thread. The handle stays with
@@ -108,6 +131,20 @@ impl ProtectionDomain {
     }
 }
 
+/// Low bits that the address of an MR has in common with its memory: devices map pages of up to
+/// 1 GiB, and both must be aligned alike.
+const BASE_KEPT: u64 = (1 << 30) - 1;
+/// Highest bits of such an address: far below the end of 64 bits, so that no range wraps around.
+const BASE_MASK: u64 = (1 << 62) - 1;
+
+/// A random address for memory at `own`.
+fn random_base(own: u64) -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    // SipHash with keys of the system's random bytes, which differ for each `RandomState`.
+    let random = RandomState::new().hash_one(own);
+    (own & BASE_KEPT) | (random & BASE_MASK & !BASE_KEPT)
+}
+
 #[derive(Debug)]
 enum MrInner {
     Soft(soft::MemoryRegion),
@@ -120,6 +157,8 @@ enum MrInner {
 pub struct MemoryRegion {
     // Before `region`: deregistered before the memory is freed.
     inner: MrInner,
+    // Address of the first byte in WRs, ours and the peer's.
+    base: u64,
     region: Arc<Region>,
 }
 
@@ -155,7 +194,7 @@ impl MemoryRegion {
     pub fn sge(&self, offset: usize, len: u32) -> Option<Sge> {
         let end = offset.checked_add(wide(len))?;
         (end <= self.region.len()).then(|| Sge {
-            addr: self.region.address() + wide64(offset),
+            addr: self.base + wide64(offset),
             len,
             lkey: self.lkey(),
         })
@@ -164,7 +203,7 @@ impl MemoryRegion {
     /// What a peer needs to reach `offset` of the region.
     #[must_use]
     pub fn remote(&self, offset: usize) -> RemoteBuffer {
-        RemoteBuffer { addr: self.region.address() + wide64(offset), rkey: self.rkey() }
+        RemoteBuffer { addr: self.base + wide64(offset), rkey: self.rkey() }
     }
 }
 
@@ -176,4 +215,36 @@ pub enum PollerHandle {
     /// Verbs.
     #[cfg(feature = "verbs")]
     Verbs(verbs::PollerHandle),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::PageKind;
+
+    #[test]
+    fn a_peer_does_not_learn_where_memory_is() {
+        let pd = Device::Soft(soft::Device::tcp()).alloc_pd().unwrap();
+        let region = Region::allocate(4096, PageKind::Normal).unwrap();
+        let own = region.address();
+        let mut told = Vec::new();
+        for access in [Access::REMOTE, Access { remote_write: false, ..Access::REMOTE }] {
+            for _ in 0..4 {
+                let mr = pd.register(&region, access).unwrap();
+                let (first, last) = (mr.remote(0), mr.remote(4095));
+                assert_eq!(last.addr, first.addr + 4095);
+                assert_eq!(mr.sge(1, 1).unwrap().addr, first.addr + 1);
+                assert_eq!((first.addr ^ own) & BASE_KEPT, 0, "aligned as the memory is");
+                assert!(first.addr.checked_add(1 << 62).is_some(), "far from the end");
+                assert!(first.addr.abs_diff(own) > BASE_KEPT, "the process's own address");
+                told.push(first.addr);
+            }
+        }
+        told.sort_unstable();
+        told.dedup();
+        assert_eq!(told.len(), 8, "the same address for another registration");
+        // Memory that no peer reaches has its own address, which inline payloads need.
+        let mr = pd.register(&region, Access::LOCAL_WRITE).unwrap();
+        assert_eq!(mr.sge(0, 1).unwrap().addr, own);
+    }
 }

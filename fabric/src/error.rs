@@ -82,6 +82,14 @@ pub enum FabricError {
     /// An object of one provider was given to another provider, or of one device to another device.
     #[error("objects of different providers or devices were mixed: {0}")]
     Mixed(&'static str),
+    /// The connection cannot be encrypted.
+    #[error("cannot encrypt the connection with {peer}: {reason}")]
+    Encrypt {
+        /// The other end.
+        peer: String,
+        /// Why, with the fix.
+        reason: String,
+    },
     /// Built without the `verbs` feature.
     #[error(
         "{0}: this program was built without RDMA. Use a tcp:// address, or build the program with `--features verbs`"

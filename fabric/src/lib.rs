@@ -46,6 +46,7 @@ mod region;
 mod route;
 pub mod soft;
 pub mod spin;
+mod stream_keys;
 #[cfg(feature = "verbs")]
 mod verbs;
 mod wake_cost;
@@ -65,6 +66,7 @@ pub use poller_counters::PollerCounters;
 pub use readiness::Readiness;
 pub use region::{PageKind, Region, RegionError};
 pub use route::Route;
+pub use stream_keys::{CipherKey, StreamKeys};
 pub use work::{
     Access, Completion, Lkey, MAX_SGE, QpIndex, RecvWr, RemoteBuffer, Rkey, SendOp, SendWr, Sge,
     SgeList, WcOpcode, WcStatus, WrId,

@@ -29,6 +29,8 @@ pub struct PollerCounters {
     pub events: u64,
     /// Calls into links and epoll (software provider). Over TCP each is a system call.
     pub link_calls: u64,
+    /// Encrypted connections that ended because a record did not prove itself, or was none.
+    pub bad_records: u64,
 }
 
 impl PollerCounters {
@@ -58,5 +60,6 @@ impl PollerCounters {
         self.arms += other.arms;
         self.events += other.events;
         self.link_calls += other.link_calls;
+        self.bad_records += other.bad_records;
     }
 }

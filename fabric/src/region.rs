@@ -1,8 +1,9 @@
 //! [`Region`]: page-aligned memory at a fixed address, for MRs and io_uring fixed buffers.
 //!
 //! Contract: the bytes may change at any time, because a device, a peer or the kernel writes them.
-//! So no reference to them ever exists. Access is by copies through raw pointers. The code that
-//! lends the bytes out decides who may access which bytes at what time.
+//! So no reference to them leaves this file. Access is by copies through raw pointers, and by
+//! [`Region::sum`], which reduces bytes to a number. The code that lends the bytes out decides who
+//! may access which bytes at what time.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -43,7 +44,7 @@ pub struct Region {
 // SAFETY: the mapping is owned by this value and is reached only by raw copies, which carry no
 // aliasing claim; concurrent access races on bytes exactly as with a device, never on references.
 unsafe impl Send for Region {}
-// SAFETY: as for Send; no method hands out a reference into the mapping.
+// SAFETY: as for Send; no method hands out a reference into the mapping that outlives a call.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -145,6 +146,27 @@ impl Region {
         unsafe { copy_apart(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
     }
 
+    /// A number that depends on `len` bytes, such as a checksum, computed in place. The caller sees
+    /// to it that nothing writes the bytes meanwhile; if a peer breaks a rule and does, the number
+    /// is that of no bytes in particular. So `number` must use the bytes only as numbers: it must
+    /// not branch on one of them or index by one of them and rely on reading the same byte again.
+    ///
+    /// # Panics
+    /// The range is not inside the region: a bug of the caller.
+    #[inline]
+    pub fn sum(&self, offset: usize, len: usize, number: impl FnOnce(&[u8]) -> u32) -> u32 {
+        let from = self.pointer(offset, len).expect("range inside the region");
+        // What the device wrote before its completion was seen must be read after that.
+        compiler_fence(Ordering::Acquire);
+        // SAFETY: `from` is valid for `len` bytes (checked), which are initialised: the mapping
+        // began as zeros. No code of this program writes them during the call (the caller's
+        // promise); a device that does changes the number that comes out, and nothing else. The
+        // reference ends with the call: `u32` cannot carry it out.
+        let sum = number(unsafe { std::slice::from_raw_parts(from.as_ptr(), len) });
+        compiler_fence(Ordering::Acquire);
+        sum
+    }
+
     /// Zeroes a range.
     ///
     /// # Panics
@@ -235,6 +257,8 @@ mod tests {
         region.zero(8189, 3);
         region.read(0, &mut out);
         assert_eq!(out, [0, 1, 2]);
+        let sum = region.sum(8188, 4, |bytes| bytes.iter().map(|byte| u32::from(*byte)).sum());
+        assert_eq!(sum, 3, "of 0, 0, 1 and 2");
         // Longer than a stride, apart and overlapping.
         let region = Region::allocate(8 * STRIDE, PageKind::Normal).unwrap();
         let bytes: Vec<u8> = (0..251u8).cycle().take(2 * STRIDE + 900).collect();

@@ -244,7 +244,8 @@ pub struct Completion {
     pub status: WcStatus,
     /// What completed. Undefined unless `status` is success.
     pub opcode: WcOpcode,
-    /// Bytes received (RECV) or transferred (READ); 0 otherwise.
+    /// Bytes received (RECV), written by the peer (WRITE_WITH_IMM) or transferred (READ); 0
+    /// otherwise.
     pub byte_len: u32,
     /// Immediate data in host order, for [`WcOpcode::RecvWithImm`].
     pub imm: u32,

@@ -14,6 +14,8 @@ mod qp;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{Connection, Poller, ProtectionDomain, QpLimits};
+use rblk_protocol::auth::{COMMAND_SEAL_BYTES, InitiatorSeal, SealedReply};
+use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{
     AsyncEvent, CommandCapsule, Epoch, HelloAccept, Lba, Opcode, ResponseCapsule, Sequence, Status,
     Tag, VolumeHandle,
@@ -32,6 +34,9 @@ const CALL_TAG: Tag = Tag(0);
 const EVENT_TAG: Tag = Tag(1);
 const KEEP_ALIVE_TAG: Tag = Tag(2);
 const LAST_TAG: Tag = KEEP_ALIVE_TAG;
+/// The commands whose answers have a payload, sealed or not.
+const REPLIES: [Opcode; 4] =
+    [Opcode::Authenticate, Opcode::Login, Opcode::ListVolumes, Opcode::OpenVolume];
 
 /// An admin connection.
 #[derive(Debug)]
@@ -46,6 +51,8 @@ pub struct AdminChannel {
     disk: DiskUse,
     // How a command that lasts is watched.
     pulse: Option<Pulse>,
+    // From an authenticated LOGIN on.
+    seal: Option<InitiatorSeal>,
 }
 
 /// The ASYNC_EVENT that the target keeps, and what came of the last one.
@@ -84,8 +91,16 @@ pub(crate) struct Reply {
     pub status: Status,
     /// Value of the response.
     pub value: u32,
-    /// What the target wrote, [`REPLY_BYTES`] of it; empty for a command that has no reply.
+    /// What the target wrote, [`REPLY_BYTES`] of it; empty for a command that has no reply. Of a
+    /// sealed reply: what was sealed.
     pub payload: Vec<u8>,
+}
+
+impl Reply {
+    /// The first bytes of the payload; nothing if there are fewer.
+    pub(crate) fn begin(&self, bytes: usize) -> &[u8] {
+        self.payload.get(..bytes).unwrap_or_default()
+    }
 }
 
 impl AdminChannel {
@@ -119,6 +134,7 @@ impl AdminChannel {
             keep_alive: KeepAlive::new(now),
             disk: DiskUse::new(now),
             pulse: None,
+            seal: None,
         })
     }
 
@@ -134,12 +150,18 @@ impl AdminChannel {
         CommandCapsule::new(opcode, tag, self.epoch, self.sequence)
     }
 
+    /// The sequence of the next command.
+    pub(crate) fn next_sequence(&self) -> Sequence {
+        self.sequence.next()
+    }
+
     /// Sends a command and waits for its answer, with KEEP_ALIVEs meanwhile if a
-    /// [pulse](Self::set_pulse) is set.
+    /// [pulse](Self::set_pulse) is set. After [`Self::log_in`] both are sealed.
     ///
     /// # Errors
     /// The connection died, the target did not answer in time (the command, or a KEEP_ALIVE), or
-    /// broke a rule. A status other than OK is no error here.
+    /// broke a rule; [`SessionError::Unproven`] if the answer is not sealed as it must be. A status
+    /// other than OK is no error here.
     pub(crate) async fn call(
         &mut self,
         opcode: Opcode,
@@ -149,14 +171,60 @@ impl AdminChannel {
         timeout: Duration,
     ) -> Result<Reply, SessionError> {
         let mut command = self.command(opcode, CALL_TAG);
-        let sequence = self.sequence;
         command.volume = volume;
         command.lba = Lba(index);
-        let wants_reply =
-            matches!(opcode, Opcode::Login | Opcode::ListVolumes | Opcode::OpenVolume);
-        if wants_reply {
+        if self.seal.is_some() || REPLIES.contains(&opcode) {
             command.buffer = Some(self.qp.reply_buffer());
         }
+        let Some(seal) = &mut self.seal else {
+            return self.exchange(command, body, timeout).await;
+        };
+        command.in_capsule_bytes = narrow(body.len() + COMMAND_SEAL_BYTES);
+        let sealed = seal.seal_command(command.sequence, &command.to_wire(), body)?;
+        let reply = self.exchange(command, &sealed, timeout).await?;
+        let SealedReply { status, value, mut payload } = self.open(&command, &reply)?;
+        Ok(Reply { status, value, payload: std::mem::take(&mut *payload) })
+    }
+
+    /// LOGIN with the last message of the handshake. From here on `seal` is used, also for the
+    /// answer. A status alone is a refusal that is not sealed: whoever is on the way may have made
+    /// it.
+    ///
+    /// # Errors
+    /// Those of [`Self::call`].
+    pub(crate) async fn log_in(
+        &mut self,
+        message: &[u8],
+        seal: InitiatorSeal,
+        timeout: Duration,
+    ) -> Result<Result<SealedReply, Status>, SessionError> {
+        let mut command = self.command(Opcode::Login, CALL_TAG);
+        command.buffer = Some(self.qp.reply_buffer());
+        self.seal = Some(seal);
+        let reply = self.exchange(command, message, timeout).await?;
+        if reply.value == 0 && reply.status != Status::Ok {
+            return Ok(Err(reply.status));
+        }
+        self.open(&command, &reply).map(Ok)
+    }
+
+    /// What the answer to a sealed command says.
+    fn open(&self, command: &CommandCapsule, reply: &Reply) -> Result<SealedReply, SessionError> {
+        let unproven = SessionError::Unproven { what: command.opcode, status: reply.status };
+        let Some(sealed) = reply.payload.get(..wide(reply.value)) else { return Err(unproven) };
+        let Some(seal) = &self.seal else { return Err(unproven) };
+        seal.open_reply(command.sequence, sealed).map_err(|_| unproven)
+    }
+
+    /// Sends a command and waits for its answer, both as they are.
+    async fn exchange(
+        &mut self,
+        mut command: CommandCapsule,
+        body: &[u8],
+        timeout: Duration,
+    ) -> Result<Reply, SessionError> {
+        let CommandCapsule { opcode, sequence, .. } = command;
+        let wants_reply = command.buffer.is_some();
         self.qp.send(&mut command, body)?;
         let begun = Instant::now();
         let deadline = begun + timeout;

@@ -1,15 +1,21 @@
 //! The command line of `rblk-initiator` and `rblk-initiatord`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rblk_config::{ByteSize, ConfigError, Duration, Exit, MountConfig, OnLoss, Spin};
+use rblk_config::key_file::{self, HOST_KEY_FILE, Side};
+use rblk_config::{
+    ByteSize, ConfigError, DigestWish, Duration, Encrypt, Exit, KeyFileError, MountConfig, OnLoss,
+    Spin,
+};
 use rblk_fabric::FabricError;
+use rblk_protocol::auth::PublicKey;
 
 use crate::error::SessionError;
 use crate::mount::leftovers::Refused;
 use crate::mount::{AlreadyMounted, HeldHere, NotMounted};
+use crate::session::{Credentials, TargetKeysError};
 use crate::ublk::UblkError;
 
 /// Turns volumes of a target into local block devices.
@@ -20,6 +26,7 @@ use crate::ublk::UblkError;
     arg_required_else_help = true,
     after_help = "\
 Examples:
+  rblk-initiator key new                           the key that proves who this host is
   rblk-initiator discover 10.0.0.1                 what a target serves
   rblk-initiator mount 10.0.0.1 vol0               prints the device, such as /dev/ublkb0
   rblk-initiator mount tcp://store1 vol0 --ro      over TCP, read-only
@@ -48,6 +55,9 @@ pub struct Cli {
 pub enum Command {
     /// Make a block device of a volume. Needs root and the ublk_drv module.
     Mount(Box<MountArgs>),
+    /// Make or show the key by which this host proves who it is.
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Remove a block device.
     #[command(visible_alias = "unmount")]
     Umount {
@@ -95,11 +105,80 @@ pub enum Command {
         /// How long to wait for an answer.
         #[arg(long, value_name = "TIME", default_value = "5s")]
         timeout: Duration,
+        /// Who both ends are.
+        #[command(flatten)]
+        identity: IdentityArgs,
         /// Form of the answer.
         #[arg(long, value_enum, default_value = "table")]
         output: Output,
     },
 }
+
+/// What `rblk-initiator key` can do.
+#[derive(Debug, Subcommand)]
+pub enum KeyCommand {
+    /// Make the secret key of this host, and print its public key. A key that is there stays.
+    New(KeyArgs),
+    /// Print the public key of this host.
+    Show(KeyArgs),
+}
+
+/// Names a key file.
+#[derive(Debug, Args)]
+pub struct KeyArgs {
+    /// Key file; key_file of a mount names another one.
+    #[arg(long, value_name = "PATH", default_value = HOST_KEY_FILE)]
+    pub file: PathBuf,
+    /// Form of the answer.
+    #[arg(long, value_enum, default_value = "table")]
+    pub output: Output,
+}
+
+/// By which keys both ends prove who they are.
+#[derive(Debug, Args)]
+pub struct IdentityArgs {
+    /// Public key of the target, as `rblk-target key show` prints it there. Both ends then prove
+    /// their keys. Repeat for the next key of the target.
+    #[arg(long, value_name = "KEY")]
+    pub target_key: Vec<PublicKey>,
+    /// File of the secret key of this host, or credential:NAME; /etc/rblk/host.key by default.
+    #[arg(long, value_name = "PATH")]
+    pub key_file: Option<PathBuf>,
+}
+
+impl IdentityArgs {
+    /// By what both ends prove who they are, of the flags alone. `None` without keys of the target.
+    ///
+    /// # Errors
+    /// The key file is missing, is no key file, or others may read it. Or it is named without a key
+    /// of the target.
+    pub fn credentials(&self) -> anyhow::Result<Option<Credentials>> {
+        let file = match (&self.key_file, self.target_key.is_empty()) {
+            (None, true) => return Ok(None),
+            (Some(_), true) => return Err(KeyWithoutTarget.into()),
+            (file, false) => file.as_deref().unwrap_or(Path::new(HOST_KEY_FILE)),
+        };
+        let key = key_file::read(file, Side::Initiator)?;
+        Ok(Some(Credentials::new(key, self.target_key.clone())?))
+    }
+
+    /// Adds what the flags say.
+    fn add_to(&self, config: &mut MountConfig) {
+        if !self.target_key.is_empty() {
+            config.target_keys.clone_from(&self.target_key);
+        }
+        if let Some(file) = &self.key_file {
+            config.key_file.clone_from(file);
+        }
+    }
+}
+
+/// A key of this host that nobody asks for.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "--key-file has no effect without --target-key; `rblk-target key show` prints the key at the target"
+)]
+struct KeyWithoutTarget;
 
 /// One mount, or every mount that needs it.
 #[derive(Debug, Args)]
@@ -174,6 +253,13 @@ pub struct MountArgs {
     /// Most data of one command; longer requests are split.
     #[arg(long, value_name = "SIZE")]
     pub max_io: Option<ByteSize>,
+    /// Whether commands and data carry CRC-32C digests, which find every changed bit on the way.
+    ///
+    /// "auto", the default: on software devices (Soft-RoCE, soft-iWARP) and on TCP without
+    /// encryption. Cards check what they move, and encryption finds every change. "crc32c": always.
+    /// "off": never. With digests one command moves at most 1 MiB.
+    #[arg(long, value_name = "auto|crc32c|off")]
+    pub digest: Option<DigestWish>,
     /// Read-only: it excludes no other host, and no other host excludes it.
     #[arg(long, visible_alias = "read-only")]
     pub ro: bool,
@@ -226,6 +312,12 @@ pub struct MountArgs {
     /// This host's name as the target shows it.
     #[arg(long)]
     pub host_name: Option<String>,
+    /// Who both ends are.
+    #[command(flatten)]
+    pub identity: IdentityArgs,
+    /// Whether tcp:// connections are encrypted: "auto", "required" or "off".
+    #[arg(long, value_name = "WORD")]
+    pub encrypt: Option<Encrypt>,
     /// Stay in the foreground and log to the terminal (for services).
     #[arg(long, short = 'f')]
     pub foreground: bool,
@@ -269,6 +361,7 @@ impl MountArgs {
         config.read_only |= self.ro;
         config.shared |= self.shared;
         config.retain = self.retain.unwrap_or(config.retain);
+        config.digest = self.digest.unwrap_or(config.digest);
         config.on_loss = self.on_loss.unwrap_or(config.on_loss);
         config.device_id = self.device_id.or(config.device_id);
         config.reconnect_delay = self.reconnect_delay.unwrap_or(config.reconnect_delay);
@@ -279,6 +372,8 @@ impl MountArgs {
         config.failback = self.failback.unwrap_or(config.failback);
         config.spin = self.spin.unwrap_or(config.spin);
         config.host_name = self.host_name.clone().or(config.host_name);
+        self.identity.add_to(&mut config);
+        config.encrypt = self.encrypt.unwrap_or(config.encrypt);
         config.validate()?;
         Ok(config)
     }
@@ -320,10 +415,17 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
         if let Some(error) = cause.downcast_ref::<ConfigError>() {
             return error.exit();
         }
+        if let Some(error) = cause.downcast_ref::<KeyFileError>() {
+            return error.exit();
+        }
         if let Some(error) = cause.downcast_ref::<SessionError>() {
             return error.exit();
         }
-        if cause.is::<rblk_fabric::AddressError>() || cause.is::<rblk_protocol::NameError>() {
+        if cause.is::<rblk_fabric::AddressError>()
+            || cause.is::<rblk_protocol::NameError>()
+            || cause.is::<KeyWithoutTarget>()
+            || cause.is::<TargetKeysError>()
+        {
             return Exit::Usage;
         }
         if cause.is::<AlreadyMounted>()
@@ -403,6 +505,50 @@ mod tests {
         };
         assert_eq!(of_file(&[]), OnLoss::Once);
         assert_eq!(of_file(&["--on-loss", "until-remount"]), OnLoss::UntilRemount);
+    }
+
+    #[test]
+    fn flags_say_who_both_ends_are() {
+        let keys = [
+            "rblk1:rmntdxzdp7243knecdmiemm4oyocypa7zz7jqx3pl4dllz3we4n5uqpkpe",
+            "rblk1:n4ja2ifhmaemcmpyur5k7rpesrcxf2h5xwdzd6wpggvre7d3kyu752zoua",
+        ];
+        let of = |flags: &[&str]| configuration(flags).unwrap();
+        assert!(of(&[]).target_keys.is_empty());
+        let config = of(&["--target-key", keys[0], "--target-key", keys[1], "--key-file", "/k"]);
+        assert_eq!(config.target_keys, keys.map(|key| key.parse().unwrap()));
+        assert_eq!(config.key_file, PathBuf::from("/k"));
+        let config = of(&["--target-key", keys[0], "--encrypt", "required", "--digest", "crc32c"]);
+        assert_eq!((config.encrypt, config.digest), (Encrypt::Required, DigestWish::Crc32c));
+        assert_eq!(config.key_file, PathBuf::from(HOST_KEY_FILE));
+        // The keys of a target are those of the flags, or those of the file.
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text =
+            format!("target = ['tcp://192.0.2.1']\nvolume = 'v'\ntarget_keys = ['{}']\n", keys[0]);
+        std::fs::write(file.path(), text).unwrap();
+        let path = file.path().to_str().unwrap();
+        for (flags, expected) in [(&[][..], keys[0]), (&["--target-key", keys[1]], keys[1])] {
+            let words = ["rblk-initiator", "mount", "--config", path];
+            let Command::Mount(args) =
+                Cli::try_parse_from(words.iter().chain(flags)).unwrap().command
+            else {
+                panic!("{flags:?}")
+            };
+            let found = args.configuration().unwrap().target_keys;
+            assert_eq!(found, [expected.parse().unwrap()]);
+        }
+        for wrong in [
+            &["--target-key", "rblk1:abc"][..],
+            &["--target-key", &keys[0].replace("rmnt", "rmnu")],
+            &["--encrypt", "yes"],
+        ] {
+            let words = ["rblk-initiator", "mount", "192.0.2.1", "v"];
+            assert!(Cli::try_parse_from(words.iter().chain(wrong)).is_err(), "{wrong:?}");
+        }
+        let error = configuration(&["--encrypt", "required"]).unwrap_err();
+        assert!(error.to_string().contains("there are no target_keys"), "{error}");
+        let error = configuration(&["--key-file", "/k"]).unwrap_err();
+        assert!(error.to_string().contains("without target_keys nobody asks"), "{error}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use rblk_fabric::{AddressError, FabricError};
+use rblk_protocol::auth::AuthError;
 use rblk_protocol::{HelloReject, Opcode, RejectReason, Status};
 
 /// Why a session, or a command on its admin connection, failed. The text names the thing and the
@@ -53,6 +54,14 @@ pub enum SessionError {
         /// What is wrong with its bytes.
         reason: String,
     },
+    /// The target does not agree to digests, which the mount insists on.
+    #[error(
+        "{address} does not agree to digests: its device gathers too little for one. Set digest = \"auto\", or use another address"
+    )]
+    NoDigests {
+        /// The target.
+        address: String,
+    },
     /// The volume does not exist there.
     #[error("{address} has no volume `{volume}`. It has: {has}")]
     NoSuchVolume {
@@ -82,6 +91,47 @@ pub enum SessionError {
     /// The connection died.
     #[error("the connection was lost ({0})")]
     Lost(String),
+    /// The target does not prove its key.
+    #[error(
+        "{address} does not prove its key, and target_keys asks for it: set auth = \"required\" and key_file there, \
+         or remove target_keys here"
+    )]
+    NoProof {
+        /// The target.
+        address: String,
+    },
+    /// The target has none of the keys that it must have.
+    #[error(
+        "{address} does not prove the key of target_keys ({keys}): another target answers there, or it has a new \
+         key. `rblk-target key show` prints its key there"
+    )]
+    WrongTargetKey {
+        /// The target.
+        address: String,
+        /// The keys.
+        keys: String,
+    },
+    /// The target does not know the key of this host.
+    #[error(
+        "{address} does not let in the key of this host, {key}: add it to a [[host]] of the target"
+    )]
+    HostNotAllowed {
+        /// The target.
+        address: String,
+        /// The public key of this host.
+        key: String,
+    },
+    /// Whoever answered did not prove that it is the target.
+    #[error("the answer to {what:?} ({status}) is not proven to be the target's")]
+    Unproven {
+        /// The command.
+        what: Opcode,
+        /// What the answer said.
+        status: Status,
+    },
+    /// The proofs of this host cannot be made.
+    #[error(transparent)]
+    Auth(#[from] AuthError),
     /// The target broke a rule.
     #[error("the target broke the protocol: {0}")]
     Protocol(&'static str),
@@ -103,6 +153,9 @@ fn refusal(reject: &HelloReject) -> String {
         Some(RejectReason::Version) => "; install matching versions of rblk on both hosts",
         Some(RejectReason::ShuttingDown) => "; try again when it has restarted",
         Some(RejectReason::LimitReached) => "; free sessions or memory there",
+        Some(RejectReason::NotAllowed) => {
+            "; set target_keys and key_file here, and add the key of this host to a [[host]] there"
+        }
         _ => "",
     };
     format!("{}{hint}", reject.text)
@@ -117,6 +170,7 @@ fn hint(status: Status) -> &'static str {
         Status::InUse => {
             "; unmount it there, or take it over with --take-over, which fences that host"
         }
+        Status::NotAllowed => "; change the rights of this host in its [[host]] of the target",
         _ => "",
     }
 }
@@ -135,7 +189,12 @@ impl SessionError {
             Self::Status { status, .. } => {
                 matches!(status, Status::ShuttingDown | Status::TimedOut | Status::Internal)
             }
-            Self::NoSuchVolume { .. } | Self::Memory(_) | Self::Fenced { .. } => false,
+            Self::NoSuchVolume { .. }
+            | Self::Memory(_)
+            | Self::Fenced { .. }
+            | Self::NoProof { .. }
+            | Self::WrongTargetKey { .. }
+            | Self::HostNotAllowed { .. } => false,
             _ => true,
         }
     }
@@ -174,11 +233,15 @@ impl SessionError {
             )
             | Self::Unreachable { .. }
             | Self::TimedOut { .. }
+            | Self::Unproven { .. }
             | Self::NotRblk { .. }
             | Self::Lost(_) => Exit::Unreachable,
             Self::Refused { .. }
             | Self::Status { .. }
             | Self::NoSuchVolume { .. }
+            | Self::NoProof { .. }
+            | Self::WrongTargetKey { .. }
+            | Self::HostNotAllowed { .. }
             | Self::Fenced { .. } => Exit::Refused,
             _ => Exit::Failure,
         }

@@ -23,6 +23,8 @@ pub mod io;
 pub mod mount;
 pub mod path;
 pub mod path_change;
+#[allow(unsafe_code)] // capabilities have no safe call
+pub mod privileges;
 mod pulse;
 pub mod queue;
 pub mod replay;

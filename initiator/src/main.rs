@@ -3,6 +3,7 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, ExitCode, Stdio};
@@ -23,6 +24,7 @@ use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::{NotMounted, NotRoot};
 use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
 
+mod key;
 mod table;
 
 const STATUS_TIME: Duration = Duration::from_secs(2);
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
         Command::Recover(args) => recover(&args),
         Command::Upgrade { which, program } => upgrade(which.name.as_deref(), program),
         Command::List { output } => list(output),
+        Command::Key(command) => key::key(&command),
         Command::Discover { .. } | Command::WriteBack { .. } => Err(become_daemon()),
     };
     match result {
@@ -127,11 +130,13 @@ fn start_daemon(
     let log = log_path(name);
     let was_there = log.exists();
     if let Some(dir) = log.parent() {
-        std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+        rblk_initiator::mount::run_dir::make_private(dir)
+            .with_context(|| format!("making {}", dir.display()))?;
     }
     let log_file = std::fs::OpenOptions::new()
         .create(true)
         .append(true)
+        .mode(0o600)
         .open(&log)
         .with_context(|| format!("opening the log {}", log.display()))?;
     // In a session of its own, so that a hang-up of this terminal does not reach it. It is started

@@ -15,6 +15,7 @@ use rblk_fabric::{
     Access, Connection, FabricError, MemoryRegion, PageKind, Poller, ProtectionDomain, QpLimits,
     Region,
 };
+use rblk_protocol::auth::{PROOF_BYTES, QueueProof, TargetProof};
 use rblk_protocol::limits::{
     COMMAND_BYTES, COMMAND_LIST_BYTES, LIST_DATA_MAX, RESPONSE_LIST_BYTES,
 };
@@ -29,6 +30,7 @@ const SPARE_RECVS: usize = 2;
 /// Bytes of a tag's command slot: a list that begins with its command. One line more, so that the
 /// first lines of all slots do not meet in a few sets of the cache.
 const COMMAND_STRIDE: usize = COMMAND_LIST_BYTES + COMMAND_BYTES;
+const _: () = assert!(COMMAND_BYTES + PROOF_BYTES <= COMMAND_STRIDE, "the self-test fits");
 /// Bytes of a receive slot: a list of responses.
 const RECV_STRIDE: usize = RESPONSE_LIST_BYTES;
 
@@ -137,6 +139,15 @@ impl PathMemory {
     }
 }
 
+/// What the self-test of a lane carries, and what the target must answer.
+#[derive(Clone, Copy, Debug)]
+pub struct LaneProof {
+    /// That this end belongs to the session.
+    pub ours: QueueProof,
+    /// That the target does.
+    pub theirs: TargetProof,
+}
+
 /// A connected I/O queue on its way to the data thread.
 #[derive(Debug)]
 pub struct Path {
@@ -144,6 +155,8 @@ pub struct Path {
     pub poller: Box<dyn Poller>,
     /// The QPs, one for each lane, not attached yet.
     pub connections: Vec<Connection>,
+    /// What each lane proves, in the same order; empty unless [`Features::AUTH`] was agreed.
+    pub proofs: Vec<LaneProof>,
     /// Its memory.
     pub memory: PathMemory,
     /// What was agreed.

@@ -64,6 +64,7 @@ pub struct Replayer<L: Deref<Target = ReplayLog>> {
     engine: Engine,
     buffers: Arc<Region>,
     stride: usize,
+    data_max: usize,
     log: L,
     // The next piece, and how many of its blocks are sent.
     at: usize,
@@ -86,7 +87,7 @@ enum Flush {
 /// # Errors
 /// Memory is short.
 pub fn buffers(wish: QueueWish) -> Result<Arc<Region>, SessionError> {
-    let bytes = usize::from(wish.depth.get()) * wide(wish.io_max_bytes);
+    let bytes = usize::from(wish.depth.get()) * wish.buffer_stride();
     Region::allocate(bytes, PageKind::Normal).map_err(|e| SessionError::Memory(e.to_string()))
 }
 
@@ -98,13 +99,16 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         // The target may grant less now than it did.
         let depth = QueueDepth::new(path.accept.depth.get().min(wish.depth.get()));
         let depth = depth.unwrap_or(wish.depth);
-        let stride = wide(path.accept.io_max_bytes.min(wish.io_max_bytes));
-        let mut engine = Engine::new(depth, stride, Arc::new(QueueStats::default()));
+        let data_max = wide(path.accept.io_max_bytes.min(wish.io_max_bytes));
+        let stride = wish.buffer_stride();
+        let mut engine =
+            Engine::new(depth, stride, Arc::new(QueueStats::default())).with_data_max(data_max);
         engine.connect(path, now);
         Self {
             engine,
             buffers,
             stride,
+            data_max,
             log,
             at: 0,
             sent: 0,
@@ -131,7 +135,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         let first = self.log.pieces().get(self.at)?;
         let (what, lba) = (first.what, first.lba.0 + self.sent);
         let room = match what {
-            What::Data => wide64(self.stride) / bytes,
+            What::Data => wide64(self.data_max) / bytes,
             _ => RANGE_BYTES_MAX / bytes,
         };
         let mut blocks = 0;

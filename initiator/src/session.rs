@@ -3,28 +3,31 @@
 //! Connecting is a function from an address to a session. The owner of a session ([`crate::mount`])
 //! sees that it was lost, and reconnects.
 
+mod credentials;
 mod lanes;
+mod list;
+mod login;
 mod wish;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rblk_fabric::{
-    Address, ConnectOptions, ConnectionHello, Device, FabricError, ProtectionDomain, Region, Route,
-};
-use rblk_protocol::limits::{self, ADMIN_DEPTH};
-use rblk_protocol::width::{wide, wide64};
+use rblk_fabric::{Address, ConnectOptions, Device, FabricError, ProtectionDomain, Region};
+use rblk_protocol::auth::SessionSecret;
+use rblk_protocol::width::wide;
 use rblk_protocol::{
-    AccessMode, AsyncEvent, ConnectionKind, Epoch, Features, Generation, HelloAccept, HelloError,
-    HelloReject, HelloRequest, HostId, LoginReply, LoginRequest, Name, Opcode, OpenReply,
-    OpenRequest, QueueDepth, SessionId, Status, Version, VolumeEntry, VolumeHandle,
-    VolumeListHeader,
+    AccessMode, AsyncEvent, Epoch, Generation, HelloAccept, HelloError, HelloReject, HelloRequest,
+    HostId, LoginReply, Name, Opcode, OpenReply, OpenRequest, SessionId, Status, VolumeEntry,
+    VolumeHandle,
 };
 
 use crate::admin::{AdminChannel, Pulse, Reply};
 use crate::error::SessionError;
 use crate::path::Path;
+pub use credentials::{Credentials, TargetKeysError};
 use lanes::Lanes;
+use list::VolumeList;
+use login::{LoggedIn, Login};
 pub(crate) use wish::LISTS;
 pub use wish::{QueueWish, REPLAY_QUEUE};
 
@@ -73,13 +76,16 @@ pub struct Session {
     device: Device,
     pd: ProtectionDomain,
     login: LoginReply,
+    // With credentials: what the I/O connections prove.
+    secret: Option<SessionSecret>,
     // A lane could not be connected, so no queue asks for one again.
     without_lanes: bool,
 }
 
 impl Session {
     /// Connects and logs in. `resume` names a session and the epoch to raise it to. Each step of
-    /// beginning a new session takes at most `options.timeout`.
+    /// beginning a new session takes at most `options.timeout`. With credentials both ends prove
+    /// their keys, or there is no session.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -87,53 +93,13 @@ impl Session {
         address: &Address,
         options: &ConnectOptions,
         host: &HostIdentity,
+        credentials: Option<&Credentials>,
         resume: Option<(SessionId, Epoch)>,
     ) -> Result<Self, SessionError> {
-        let route = Route::resolve(address, options).await?;
-        let device = route.device();
-        let pd = device.alloc_pd()?;
-        let (session, epoch) = resume.unwrap_or((SessionId::default(), Epoch(0)));
-        let asked = HelloRequest {
-            kind: ConnectionKind::Admin,
-            newest: Version::NEWEST,
-            oldest: Version::OLDEST,
-            depth: QueueDepth::new(ADMIN_DEPTH)
-                .unwrap_or_else(|| unreachable!("within the bounds")),
-            features: Features::default(),
-            in_capsule_bytes: limits::IN_CAPSULE_DEFAULT_BYTES,
-            io_max_bytes: limits::IO_MIN_BYTES,
-            epoch,
-            session,
-        };
-        let sizes = AdminChannel::qp_limits();
-        let (poller, handle) = pd.poller(sizes.send_wrs + sizes.recv_wrs)?;
-        let established = route
-            .connect(&pd, &handle, sizes, &ConnectionHello(asked.to_wire().to_vec()))
-            .await
-            .map_err(|error| explain(address, error))?;
-        let accept = parse_accept(address, &established.hello.0, &asked)?;
-        let epoch = if resume.is_some() { epoch } else { Epoch(1) };
-        let mut admin = AdminChannel::new(&pd, poller, established.connection, &accept, epoch)?;
-        admin.set_pulse(Pulse::of(options.detect));
-        let login = LoginRequest {
-            host: host.id,
-            host_name: host.name,
-            keep_alive_ms: u32::try_from(options.detect.as_millis()).unwrap_or(u32::MAX),
-        };
-        let timeout = if resume.is_some() { QUIESCE_TIMEOUT } else { options.timeout };
-        let reply =
-            admin.call(Opcode::Login, VolumeHandle(0), 0, &login.to_wire(), timeout).await?;
-        if reply.status != Status::Ok {
-            return Err(SessionError::Status {
-                what: format!("login at {address}"),
-                status: reply.status,
-                text: String::new(),
-            });
-        }
-        let login = LoginReply::from_wire(&reply.payload[..LoginReply::BYTES])
-            .map_err(SessionError::Protocol)?;
+        let login = Login { address, options, host, credentials, resume };
+        let LoggedIn { admin, device, pd, reply: login, secret } = login.run().await?;
         let (address, options) = (address.clone(), options.clone());
-        Ok(Self { address, admin, options, device, pd, login, without_lanes: false })
+        Ok(Self { address, admin, options, device, pd, login, secret, without_lanes: false })
     }
 
     /// Begins a new session. Tries a second time if LOGIN is not answered: a faulty device or path
@@ -145,11 +111,12 @@ impl Session {
         address: &Address,
         options: &ConnectOptions,
         host: &HostIdentity,
+        credentials: Option<&Credentials>,
     ) -> Result<Self, SessionError> {
-        match Self::connect(address, options, host, None).await {
+        match Self::connect(address, options, host, credentials, None).await {
             Err(SessionError::TimedOut { what: Opcode::Login | Opcode::KeepAlive }) => {
                 tracing::warn!(%address, "no answer to LOGIN; trying once more");
-                Self::connect(address, options, host, None).await
+                Self::connect(address, options, host, credentials, None).await
             }
             result => result,
         }
@@ -161,33 +128,24 @@ impl Session {
         &self.device
     }
 
-    /// All volumes of the target.
+    /// All volumes of the target, which may take the time of one step in all.
     ///
     /// # Errors
     /// [`SessionError`].
     pub async fn list(&mut self) -> Result<Vec<VolumeEntry>, SessionError> {
-        let mut volumes = Vec::new();
+        let mut list = VolumeList::new(self.options.timeout, Instant::now());
         loop {
-            let from = wide64(volumes.len());
-            let reply = self
-                .admin
-                .call(Opcode::ListVolumes, VolumeHandle(0), from, &[], self.options.timeout)
-                .await?;
+            let (from, left) = (list.next(), list.left(Instant::now()));
+            if left.is_zero() {
+                return Err(SessionError::TimedOut { what: Opcode::ListVolumes });
+            }
+            let reply =
+                self.admin.call(Opcode::ListVolumes, VolumeHandle(0), from, &[], left).await?;
             if reply.status != Status::Ok {
                 return Err(self.status("listing volumes", &reply));
             }
-            let (head, rest) = reply.payload.split_at(VolumeListHeader::BYTES);
-            let header = VolumeListHeader::from_wire(head).map_err(SessionError::Protocol)?;
-            let (entries, total) = (wide(header.entries), wide(header.total));
-            let room = rest.len() / VolumeEntry::BYTES;
-            if entries > room || entries == 0 && total > volumes.len() {
-                return Err(SessionError::Protocol("a list that does not add up"));
-            }
-            for entry in rest.chunks_exact(VolumeEntry::BYTES).take(entries) {
-                volumes.push(VolumeEntry::from_wire(entry).map_err(SessionError::Protocol)?);
-            }
-            if volumes.len() >= total {
-                return Ok(volumes);
+            if list.take(&reply.payload)? {
+                return Ok(list.finish());
             }
         }
     }
@@ -218,8 +176,9 @@ impl Session {
             .await?;
         let what = || format!("opening volume `{volume}` at {}", self.address);
         match (reply.status, reply.value) {
-            (Status::Ok, _) => OpenReply::from_wire(&reply.payload[..OpenReply::BYTES])
-                .map_err(SessionError::Protocol),
+            (Status::Ok, _) => {
+                OpenReply::from_wire(reply.begin(OpenReply::BYTES)).map_err(SessionError::Protocol)
+            }
             (Status::NoSuchVolume, _) => {
                 let names: Vec<String> =
                     self.list().await?.iter().map(|v| v.name.to_string()).collect();
@@ -262,10 +221,11 @@ impl Session {
         // A lane that failed is not tried again and again while requests wait.
         let lanes = if self.without_lanes { 1 } else { wish.lanes(self.device.caps()) };
         let wish = QueueWish { lanes: Some(lanes), ..wish };
-        let Self { address, options, device, pd, admin, login, without_lanes } = self;
+        let Self { address, options, device, pd, admin, login, secret, without_lanes } = self;
         let pulse = Pulse::of(options.detect);
         let (session, epoch) = (login.session, login.epoch);
-        let connector = Lanes { address, options, device, pd, session, epoch };
+        let secret = secret.as_ref();
+        let connector = Lanes { address, options, device, pd, session, epoch, secret };
         let connect = connector.connect_queue(queue, wish, volume, buffers);
         tokio::pin!(connect);
         loop {

@@ -11,13 +11,13 @@ pub(crate) fn mounts(mounts: &[MountStatus]) -> String {
     // Writing to a String cannot fail.
     let _ = writeln!(
         text,
-        "{:<20} {:<14} {:>10} {:<13} {:>6} {:>4} {:<12} TARGET",
-        "NAME", "DEVICE", "SIZE", "STATE", "QUEUES", "GEN", "TRANSPORT"
+        "{:<20} {:<14} {:>10} {:<13} {:>6} {:>4} {:<12} {:<6} TARGET",
+        "NAME", "DEVICE", "SIZE", "STATE", "QUEUES", "GEN", "TRANSPORT", "DIGEST"
     );
     for m in mounts {
         let _ = writeln!(
             text,
-            "{:<20} {:<14} {:>10} {:<13} {:>6} {:>4} {:<12} {} ({})",
+            "{:<20} {:<14} {:>10} {:<13} {:>6} {:>4} {:<12} {:<6} {} ({})",
             m.name,
             m.device,
             ByteSize(m.size_bytes).to_string(),
@@ -25,6 +25,7 @@ pub(crate) fn mounts(mounts: &[MountStatus]) -> String {
             m.queues,
             m.generation_shown(),
             m.transport,
+            if m.digest { "crc32c" } else { "-" },
             m.address,
             m.target_name
         );

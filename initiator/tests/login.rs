@@ -12,8 +12,8 @@ use rblk_initiator::error::SessionError;
 use rblk_initiator::session::{HostIdentity, Session};
 use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, IO_MIN_BYTES};
 use rblk_protocol::{
-    CommandCapsule, Epoch, Features, HelloRequest, HostId, InstanceId, LoginReply, Name, Offer,
-    Opcode, QueueDepth, ResponseCapsule, SessionId, Status, negotiate,
+    CommandCapsule, Epoch, Features, HelloRequest, HostId, InstanceId, LoginReply, Name, Nonce,
+    Offer, Opcode, QueueDepth, ResponseCapsule, SessionId, Status, negotiate,
 };
 
 const RECV_BYTES: usize = 1024;
@@ -45,6 +45,7 @@ async fn serve(incoming: Incoming, manners: Manners) {
         in_capsule_bytes: 4096,
         io_max_bytes: IO_MIN_BYTES,
         instance: InstanceId([1; 16]),
+        nonce: Nonce([2; 16]),
     };
     let accept = negotiate(&asked, &offer).unwrap();
     let pd = incoming.device().alloc_pd().unwrap();
@@ -155,7 +156,7 @@ fn begin(first: usize, timeout: Duration) -> Begun {
         let mut connections = 0;
         let begun = Instant::now();
         let (mut looked, mut longest) = (begun, Duration::ZERO);
-        let beginning = Session::begin(&address, &options, &host);
+        let beginning = Session::begin(&address, &options, &host, None);
         tokio::pin!(beginning);
         loop {
             let result = tokio::select! {
@@ -212,7 +213,7 @@ fn resume(manners: Manners, detect: Duration) -> Result<Epoch, SessionError> {
         let options = ConnectOptions { detect, ..ConnectOptions::default() };
         let host = HostIdentity { id: HostId([1; 16]), name: name() };
         let resume = Some((SessionId([2; 16]), Epoch(7)));
-        Session::connect(&address, &options, &host, resume)
+        Session::connect(&address, &options, &host, None, resume)
             .await
             .map(|session| session.login().epoch)
     })

@@ -1,10 +1,13 @@
 //! [`CommandCapsule`] (64 B) and [`ResponseCapsule`] (16 B): encode and parse.
 
+use std::mem::offset_of;
+
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::block::{BlockCount, Lba};
 use crate::descriptor::KeyedDescriptor;
+use crate::digest::{DataDigests, crc32c};
 use crate::identity::{Epoch, Sequence, VolumeHandle};
 use crate::limits::{COMMAND_BYTES, DESCRIPTOR_BYTES, IN_CAPSULE_MAX_BYTES, RESPONSE_BYTES};
 use crate::opcode::Opcode;
@@ -19,7 +22,8 @@ pub struct CommandFlags {
     pub fua: bool,
     /// WRITE_ZEROES: the store may deallocate the range instead of writing it.
     pub may_unmap: bool,
-    /// The digest field holds the CRC-32C of the data.
+    /// The capsule has a digest, which is made and checked with its bytes. A WRITE has those of its
+    /// data, too.
     pub digest: bool,
 }
 
@@ -64,8 +68,8 @@ pub struct CommandCapsule {
     pub epoch: Epoch,
     /// The number of the command on its queue.
     pub sequence: Sequence,
-    /// CRC-32C of the data if the flag is set, else 0.
-    pub digest: u32,
+    /// CRCs of the data of a WRITE, if the flag is set; else zero.
+    pub data_digests: DataDigests,
     /// Bytes of data behind the capsule in the same message. 0 for none.
     pub in_capsule_bytes: u32,
     /// The buffer of the initiator that data goes to or comes from.
@@ -94,6 +98,9 @@ pub enum CapsuleError {
         /// The depth of the queue.
         depth: u16,
     },
+    /// The bytes are not those that the peer sent.
+    #[error("the digest of the capsule does not fit")]
+    Digest,
     /// A field breaks a rule.
     #[error("{0}")]
     Field(&'static str),
@@ -115,7 +122,7 @@ struct WireCommand {
     sequence: U32,
     digest: U32,
     in_capsule_bytes: U32,
-    reserved: U64,
+    data_digests: [U32; 2],
     descriptor: [u8; DESCRIPTOR_BYTES],
 }
 
@@ -129,6 +136,9 @@ struct WireResponse {
     check: U16,
     reserved: U16,
 }
+
+/// Offset of the digest of a command.
+const DIGEST_AT: usize = offset_of!(WireCommand, digest);
 
 const _: () = {
     assert!(size_of::<WireCommand>() == COMMAND_BYTES);
@@ -148,7 +158,7 @@ impl CommandCapsule {
             count: BlockCount(0),
             epoch,
             sequence,
-            digest: 0,
+            data_digests: DataDigests::default(),
             in_capsule_bytes: 0,
             buffer: None,
         }
@@ -166,12 +176,13 @@ impl CommandCapsule {
             count: self.count.0.into(),
             epoch: self.epoch.0.into(),
             sequence: self.sequence.0.into(),
-            digest: self.digest.into(),
+            digest: 0.into(),
             in_capsule_bytes: self.in_capsule_bytes.into(),
-            reserved: 0.into(),
+            data_digests: [self.data_digests.first.into(), self.data_digests.second.into()],
             descriptor: self.buffer.map_or([0; DESCRIPTOR_BYTES], KeyedDescriptor::to_wire),
         };
-        zerocopy::transmute!(wire)
+        let bytes = zerocopy::transmute!(wire);
+        if self.flags.digest { with_digest(bytes) } else { bytes }
     }
 
     /// Parses the fixed part of a message that has `message_bytes` bytes in all and holds one
@@ -212,10 +223,11 @@ impl CommandCapsule {
         let tag = depth
             .check(wire.tag.get())
             .ok_or(CapsuleError::Tag { tag: wire.tag.get(), depth: depth.get() })?;
-        if wire.reserved.get() != 0 {
-            return Err(CapsuleError::Field("reserved bytes are not zero"));
-        }
-        if !flags.digest && wire.digest.get() != 0 {
+        let [first, second] = wire.data_digests;
+        let data_digests = DataDigests { first: first.get(), second: second.get() };
+        if flags.digest {
+            check_digest(bytes)?;
+        } else if wire.digest.get() != 0 || data_digests != DataDigests::default() {
             return Err(CapsuleError::Field("digest without its flag"));
         }
         let in_capsule_bytes = wire.in_capsule_bytes.get();
@@ -235,11 +247,28 @@ impl CommandCapsule {
             count: BlockCount(wire.count.get()),
             epoch: Epoch(wire.epoch.get()),
             sequence: Sequence(wire.sequence.get()),
-            digest: wire.digest.get(),
+            data_digests,
             in_capsule_bytes,
             buffer,
         })
     }
+}
+
+/// Puts its digest into a command.
+#[inline(never)]
+fn with_digest(mut bytes: [u8; COMMAND_BYTES]) -> [u8; COMMAND_BYTES] {
+    let digest = crc32c(&bytes);
+    bytes[DIGEST_AT..DIGEST_AT + 4].copy_from_slice(&digest.to_le_bytes());
+    bytes
+}
+
+/// Checks the digest that a command says it has.
+#[inline(never)]
+fn check_digest(bytes: &[u8; COMMAND_BYTES]) -> Result<(), CapsuleError> {
+    let (mut bare, digest) = (*bytes, DIGEST_AT..DIGEST_AT + 4);
+    bare[digest.clone()].fill(0);
+    let fits = crc32c(&bare).to_le_bytes() == bytes[digest];
+    if fits { Ok(()) } else { Err(CapsuleError::Digest) }
 }
 
 /// A response.
@@ -249,7 +278,7 @@ pub struct ResponseCapsule {
     pub tag: Tag,
     /// Outcome. A number of a later version arrives as [`Status::Internal`].
     pub status: Status,
-    /// CRC-32C of read data, when agreed.
+    /// CRC-32C of the other bytes where digests were agreed: see [`Self::sealed`]. Else 0.
     pub digest: u32,
     /// Depends on the opcode: the bytes of an admin reply, the event of an ASYNC_EVENT.
     pub value: u32,
@@ -263,6 +292,20 @@ impl ResponseCapsule {
     #[must_use]
     pub fn new(tag: Tag, sequence: Sequence, status: Status) -> Self {
         Self { tag, status, digest: 0, value: 0, check: sequence.check() }
+    }
+
+    /// With its digest.
+    #[must_use]
+    #[inline(never)]
+    pub fn sealed(self) -> Self {
+        let digest = crc32c(&Self { digest: 0, ..self }.to_wire());
+        Self { digest, ..self }
+    }
+
+    /// Whether it has its digest.
+    #[must_use]
+    pub fn is_sealed(&self) -> bool {
+        self.sealed() == *self
     }
 
     /// Whether it answers the command with that sequence.
@@ -333,7 +376,7 @@ mod tests {
             count: BlockCount(0x1112_1314_1516_1718),
             epoch: Epoch(0x2122_2324),
             sequence: Sequence(0x3132_3334),
-            digest: 0x4142_4344,
+            data_digests: DataDigests { first: 0x4142_4344, second: 0x4546_4748 },
             in_capsule_bytes: 0,
             buffer: Some(KeyedDescriptor {
                 address: 0x5152_5354_5556_5758,
@@ -351,8 +394,8 @@ mod tests {
             0x08, 0x07, 0x06, 0x05, 0x04, 0x03, 0x02, 0x01,
             0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11,
             0x24, 0x23, 0x22, 0x21, 0x34, 0x33, 0x32, 0x31,
-            0x44, 0x43, 0x42, 0x41, 0x00, 0x00, 0x00, 0x00,
-            0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+            0x6e, 0x5c, 0x5b, 0xf8, 0x00, 0x00, 0x00, 0x00,
+            0x44, 0x43, 0x42, 0x41, 0x48, 0x47, 0x46, 0x45,
             0x58, 0x57, 0x56, 0x55, 0x54, 0x53, 0x52, 0x51,
             0x64, 0x63, 0x62, 0x61, 0x74, 0x73, 0x72, 0x71,
         ];
@@ -388,17 +431,25 @@ mod tests {
     #[test]
     fn each_rule_is_checked() {
         let good = sample().to_wire();
+        let plain = CommandCapsule {
+            flags: CommandFlags { fua: true, ..CommandFlags::default() },
+            data_digests: DataDigests::default(),
+            ..sample()
+        };
+        let plain_good = plain.to_wire();
         let broken = |at: usize, byte: u8| {
-            let mut bytes = good;
+            let mut bytes = plain_good;
             bytes[at] = byte;
             CommandCapsule::from_wire(&bytes, 64, depth())
         };
         assert_eq!(broken(0, 0x77), Err(CapsuleError::Opcode(0x77)));
         assert_eq!(broken(1, 0x08), Err(CapsuleError::Field("unknown flag")));
         assert_eq!(broken(2, 129), Err(CapsuleError::Tag { tag: 129, depth: 128 }));
-        assert_eq!(broken(1, 0x00), Err(CapsuleError::Field("digest without its flag")));
-        assert_eq!(broken(40, 1), Err(CapsuleError::Field("reserved bytes are not zero")));
-        assert_eq!(broken(47, 1), Err(CapsuleError::Field("reserved bytes are not zero")));
+        let bare = Err(CapsuleError::Field("digest without its flag"));
+        for at in [32, 35, 40, 44, 47] {
+            assert_eq!(broken(at, 1), bare);
+        }
+        assert_eq!(broken(1, 0x05), Err(CapsuleError::Digest), "a flag without its digest");
         assert_eq!(broken(39, 1), Err(CapsuleError::Field("in-capsule data above the limit")));
         let both = "a write has either in-capsule data or a descriptor";
         assert_eq!(broken(37, 16), Err(CapsuleError::Field(both)));
@@ -411,12 +462,31 @@ mod tests {
             CommandCapsule::from_wire(&good, 65, depth()),
             Err(CapsuleError::Length { got: 65, expected: 64 })
         );
-        let mut no_data = good;
+        let mut no_data = plain_good;
         no_data[48..].fill(0);
         assert_eq!(
             CommandCapsule::from_wire(&no_data, 64, depth()),
             Err(CapsuleError::Field("a write has either in-capsule data or a descriptor"))
         );
+    }
+
+    #[test]
+    fn each_flipped_bit_of_a_capsule_is_found() {
+        let good = sample().to_wire();
+        for bit in 0..512 {
+            let mut bytes = good;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(CommandCapsule::from_wire(&bytes, 64, depth()).is_err(), "bit {bit}");
+        }
+        let response = ResponseCapsule::new(Tag(5), Sequence(0x1_2345), Status::NoSpace).sealed();
+        assert!(response.is_sealed());
+        let good = response.to_wire();
+        for bit in 0..128 {
+            let mut bytes = good;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let sound = ResponseCapsule::from_wire(&bytes, 16, depth()).map(|r| r.is_sealed());
+            assert!(sound != Ok(true), "bit {bit}");
+        }
     }
 
     proptest! {
@@ -427,8 +497,9 @@ mod tests {
             wire[32..].copy_from_slice(&tail);
             // Mostly near-valid input: a known opcode, small tag, no reserved bytes.
             wire[0] = op;
-            wire[1] &= 7;
+            wire[1] &= 3;
             wire[3] = 0;
+            wire[32..36].fill(0);
             wire[38..48].fill(0);
             if let Ok(command) = CommandCapsule::from_wire(&wire, len, depth()) {
                 prop_assert_eq!(command.to_wire(), wire);

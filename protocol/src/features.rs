@@ -7,7 +7,8 @@ pub struct Features(pub u32);
 impl Features {
     /// READs may be answered by WRITE_WITH_IMM, after the self-test passed.
     pub const WRITE_WITH_IMM: Self = Self(1);
-    /// Data carries CRC-32C digests.
+    /// Capsules and data carry CRC-32C digests: [`crate::digest`]. Not where one command may move
+    /// more than [`crate::limits::DIGEST_IO_MAX_BYTES`].
     pub const DIGEST: Self = Self(2);
     /// A message may hold several capsules, in both directions: [`crate::CommandList`],
     /// [`crate::ResponseList`].
@@ -15,6 +16,13 @@ impl Features {
     /// Up to [`crate::limits::LIST_DATA_MAX`] commands of a message may have in-capsule data, not
     /// only the last. Only together with [`Self::CAPSULE_LISTS`].
     pub const DATA_LISTS: Self = Self(8);
+
+    /// The ends prove their keys ([`crate::auth`]): an initiator offers it if it has keys, a target
+    /// takes it if it asks for proof. On an I/O connection it says that the self-test carries proofs.
+    pub const AUTH: Self = Self(16);
+    /// The stream of an I/O connection is encrypted behind the handshake reply
+    /// ([`crate::auth::StreamKeys`]). Over TCP only, and only together with [`Self::AUTH`].
+    pub const ENCRYPT: Self = Self(32);
 
     /// Whether it has all of `other`.
     #[must_use]
@@ -37,7 +45,9 @@ impl Features {
     /// All abilities, except those that need another one that is missing.
     #[must_use]
     pub fn possible(self) -> Self {
-        if self.has(Self::CAPSULE_LISTS) { self } else { self.without(Self::DATA_LISTS) }
+        let lists = if self.has(Self::CAPSULE_LISTS) { Self(0) } else { Self::DATA_LISTS };
+        let auth = if self.has(Self::AUTH) { Self(0) } else { Self::ENCRYPT };
+        self.without(lists.or(auth))
     }
 
     /// All abilities except `other`.

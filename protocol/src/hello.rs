@@ -6,12 +6,13 @@
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::auth::PROOF_BYTES;
 use crate::features::Features;
-use crate::identity::{Epoch, InstanceId, SessionId};
-use crate::limits::{self, HELLO_BYTES, REJECT_TEXT_BYTES};
+use crate::identity::{Epoch, InstanceId, Nonce, SessionId};
+use crate::limits::{self, ACCEPT_BYTES, HELLO_BYTES, REJECT_TEXT_BYTES};
 use crate::tag::QueueDepth;
 use crate::version::Version;
-use crate::width::narrow;
+use crate::width::{const_u32, narrow};
 
 const MAGIC: [u8; 4] = *b"rblk";
 
@@ -65,14 +66,22 @@ pub struct HelloAccept {
     pub io_max_bytes: u32,
     /// The target's run.
     pub instance: InstanceId,
+    /// What the target picked at random for this connection.
+    pub nonce: Nonce,
 }
 
 impl HelloAccept {
     /// Most in-capsule data of one message, in bytes: what a receive buffer holds behind the
     /// capsules. If several commands may have data, there is room for the data of all of them, up
-    /// to [`limits::IN_CAPSULE_MAX_BYTES`].
+    /// to [`limits::IN_CAPSULE_MAX_BYTES`]. If the ends prove their keys, there is room for the
+    /// proof that comes with the self-test, also where no block command may have data.
     #[must_use]
     pub fn message_data_bytes(&self) -> u32 {
+        let proof = if self.features.has(Features::AUTH) { const_u32(PROOF_BYTES) } else { 0 };
+        self.block_data_bytes().max(proof)
+    }
+
+    fn block_data_bytes(&self) -> u32 {
         let one = self.in_capsule_bytes;
         if !self.features.has(Features::DATA_LISTS) {
             return one;
@@ -176,6 +185,7 @@ struct WireAccept {
     io_max_bytes: U32,
     reserved3: [u8; 8],
     instance: [u8; 16],
+    nonce: [u8; 16],
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -192,15 +202,19 @@ struct WireReject {
 }
 
 const REJECT_BYTES: usize = 16 + REJECT_TEXT_BYTES;
-// Both fit a byte: asserted below.
+// All fit a byte: asserted below.
 const HELLO_LENGTH: u8 = HELLO_BYTES.to_le_bytes()[0];
+const ACCEPT_LENGTH: u8 = ACCEPT_BYTES.to_le_bytes()[0];
 const REJECT_LENGTH: u8 = REJECT_BYTES.to_le_bytes()[0];
 
 const _: () = {
     assert!(size_of::<WireRequest>() == HELLO_BYTES);
-    assert!(size_of::<WireAccept>() == HELLO_BYTES);
+    assert!(size_of::<WireAccept>() == ACCEPT_BYTES);
     assert!(size_of::<WireReject>() == REJECT_BYTES);
-    assert!(REJECT_BYTES < 256 && HELLO_BYTES < 256, "the length is one byte");
+    assert!(
+        REJECT_BYTES < 256 && HELLO_BYTES < 256 && ACCEPT_BYTES < 256,
+        "the length is one byte"
+    );
 };
 
 /// The fixed part of padded private data, after magic and length were checked.
@@ -284,12 +298,12 @@ impl HelloRequest {
 }
 
 impl HelloAccept {
-    /// The 48 bytes.
+    /// The 64 bytes.
     #[must_use]
-    pub fn to_wire(&self) -> [u8; HELLO_BYTES] {
+    pub fn to_wire(&self) -> [u8; ACCEPT_BYTES] {
         let wire = WireAccept {
             magic: MAGIC,
-            length: HELLO_LENGTH,
+            length: ACCEPT_LENGTH,
             reserved: 0,
             version: self.version.0.into(),
             depth: self.depth.get().into(),
@@ -299,6 +313,7 @@ impl HelloAccept {
             io_max_bytes: self.io_max_bytes.into(),
             reserved3: [0; 8],
             instance: self.instance.0,
+            nonce: self.nonce.0,
         };
         zerocopy::transmute!(wire)
     }
@@ -309,7 +324,7 @@ impl HelloAccept {
     /// # Errors
     /// [`HelloError`]: the first rule that is broken.
     pub fn from_wire(bytes: &[u8], asked: &HelloRequest) -> Result<Self, HelloError> {
-        let wire = WireAccept::ref_from_bytes(fixed::<HELLO_BYTES>(bytes)?)
+        let wire = WireAccept::ref_from_bytes(fixed::<ACCEPT_BYTES>(bytes)?)
             .map_err(|_| HelloError::Length(bytes.len()))?;
         let accept = Self {
             version: Version(wire.version.get()),
@@ -319,6 +334,7 @@ impl HelloAccept {
             in_capsule_bytes: wire.in_capsule_bytes.get(),
             io_max_bytes: wire.io_max_bytes.get(),
             instance: InstanceId(wire.instance),
+            nonce: Nonce(wire.nonce),
         };
         let fine = (asked.oldest..=asked.newest).contains(&accept.version)
             && accept.depth <= asked.depth
@@ -386,8 +402,8 @@ pub(crate) mod tests {
     pub(crate) fn asked() -> HelloRequest {
         HelloRequest {
             kind: ConnectionKind::Io { queue: 3 },
-            newest: Version(2),
-            oldest: Version(2),
+            newest: Version(3),
+            oldest: Version(3),
             depth: QueueDepth::new(128).unwrap(),
             features: Features(3),
             in_capsule_bytes: 4096,
@@ -400,7 +416,7 @@ pub(crate) mod tests {
     #[test]
     fn golden_request() {
         let mut golden =
-            vec![b'r', b'b', b'l', b'k', 48, 1, 2, 0, 2, 0, 3, 0, 128, 0, 0, 0, 3, 0, 0, 0];
+            vec![b'r', b'b', b'l', b'k', 48, 1, 3, 0, 3, 0, 3, 0, 128, 0, 0, 0, 3, 0, 0, 0];
         golden.extend([0, 16, 0, 0, 0, 0, 16, 0, 7, 0, 0, 0]);
         golden.extend([0xaa; 16]);
         assert_eq!(asked().to_wire().as_slice(), golden);
@@ -419,7 +435,7 @@ pub(crate) mod tests {
             (5, 2, HelloError::Field("unknown kind of connection")),
             (10, 64, HelloError::Field("queue index out of bounds")),
             (5, 0, HelloError::Field("queue index out of bounds")),
-            (8, 3, HelloError::Field("version range is empty")),
+            (8, 4, HelloError::Field("version range is empty")),
             (13, 0xff, HelloError::Field("queue depth out of bounds")),
         ] {
             let mut bytes = good;
@@ -452,7 +468,7 @@ pub(crate) mod tests {
         #[test]
         fn any_bytes_are_survived(bytes: Vec<u8>) {
             let mut framed = MAGIC.to_vec();
-            framed.push(48);
+            framed.push(64);
             framed.extend(&bytes);
             for candidate in [&bytes, &framed] {
                 let _ = HelloRequest::from_wire(candidate);

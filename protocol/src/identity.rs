@@ -52,6 +52,12 @@ id128! {
     WriteVerifier
 }
 
+id128! {
+    /// What one end picks at random for one connection, so that no proof fits another one. It is no
+    /// secret.
+    Nonce
+}
+
 /// Counts the reconnects of a session. A reconnect raises it. Commands of older epochs are finished
 /// or dropped before the first command of the new epoch is admitted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]

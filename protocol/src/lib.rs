@@ -6,14 +6,14 @@
 //! ```text
 //! initiator                                              target
 //!    | -- CM connect: HelloRequest (48 B private data) ---> |   negotiate()
-//!    | <-- CM accept: HelloAccept (48 B) / HelloReject ---- |
+//!    | <-- CM accept: HelloAccept (64 B) / HelloReject ---- |
 //!    | == SEND  CommandCapsule (64 B) [+ in-capsule data] = |
 //!    | <= RDMA READ of write data above the threshold ===== |
 //!    | <= RDMA WRITE of read data ========================= |
 //!    | <= SEND ResponseCapsule (16 B), or WRITE_WITH_IMM == |
 //! ```
 //!
-//! One *admin* connection opens a session (LOGIN, LIST, OPEN, CLOSE, KEEP_ALIVE, ASYNC_EVENT); any
+//! One *admin* connection opens a session (AUTHENTICATE, LOGIN, LIST, OPEN, CLOSE, KEEP_ALIVE, ASYNC_EVENT); any
 //! number of *I/O* connections join it (READ, WRITE, FLUSH, DISCARD, WRITE_ZEROES), each with its
 //! own tags. Only the target moves data. The initiator exposes one buffer per command; the target
 //! exposes nothing.
@@ -26,8 +26,8 @@
 //! | lba                                                                    |  8
 //! | count (blocks)                                                         | 16
 //! | epoch                             | sequence                           | 24
-//! | digest (CRC-32C of the data)      | in-capsule data bytes              | 32
-//! | reserved, zero                                                         | 40
+//! | digest (CRC-32C of the capsule)   | in-capsule data bytes              | 32
+//! | digest of the data, first stripe  | second stripe                      | 40
 //! | descriptor: address                                                    | 48
 //! | descriptor: length                | descriptor: rkey                   | 56
 //! | in-capsule data, if any ...                                            | 64
@@ -50,6 +50,10 @@
 //! | WRITE a | READ | WRITE b | WRITE c | data of c | data of b | data of a |
 //! ```
 //!
+//! # Digests
+//!
+//! If [`Features::DIGEST`] was agreed, capsules and data have CRCs: see [`digest`].
+//!
 //! # Rules
 //!
 //! - All integers are little-endian; reserved bytes are zero and checked; nothing has zero length.
@@ -59,10 +63,12 @@
 //!   allocates.
 
 mod admin;
+pub mod auth;
 mod block;
 mod capsule;
 mod command_list;
 mod descriptor;
+pub mod digest;
 mod features;
 mod hello;
 mod identity;
@@ -86,11 +92,12 @@ pub use block::{BlockCount, BlockRange, BlockSize, Lba};
 pub use capsule::{CapsuleError, CommandCapsule, CommandFlags, ResponseCapsule};
 pub use command_list::CommandList;
 pub use descriptor::KeyedDescriptor;
+pub use digest::{DataDigests, ReadTrailer};
 pub use features::Features;
 pub use hello::{ConnectionKind, HelloAccept, HelloError, HelloReject, HelloRequest, RejectReason};
 pub use identity::{
-    Epoch, Generation, HostId, InstanceId, Name, NameError, Sequence, SessionId, VolumeHandle,
-    WriteVerifier,
+    Epoch, Generation, HostId, InstanceId, Name, NameError, Nonce, Sequence, SessionId,
+    VolumeHandle, WriteVerifier,
 };
 pub use immediate::Immediate;
 pub use mutation::Mutation;

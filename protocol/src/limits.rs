@@ -23,14 +23,32 @@ pub const COMMAND_LIST_BYTES: usize = LIST_MAX * COMMAND_BYTES;
 /// Bytes of the longest list of responses.
 pub const RESPONSE_LIST_BYTES: usize = LIST_MAX * RESPONSE_BYTES;
 
+/// Bytes behind the data of a READ where digests were agreed: [`ReadTrailer`](crate::ReadTrailer).
+pub const READ_TRAILER_BYTES: usize = 8;
+
+/// Stripes of a volume for the digests of its data: [`DataDigests`](crate::DataDigests). A target
+/// commits the data of a WRITE in pieces that are no smaller.
+pub const DIGEST_STRIPE_BYTES: u64 = 1 << 20;
+
+/// Most data of one command where digests are agreed: a capsule has room for the CRCs of two
+/// stripes.
+pub const DIGEST_IO_MAX_BYTES: u32 = 1 << 20;
+
 /// Bytes of a keyed descriptor.
 pub const DESCRIPTOR_BYTES: usize = 16;
 
-/// Bytes of the hello in CM private data. rdma_cm leaves 56 bytes of an IB request to its user.
+/// Bytes of the hello of a request in CM private data. rdma_cm leaves 56 bytes of an IB request to
+/// its user.
 pub const HELLO_BYTES: usize = 48;
+
+/// Bytes of the hello of an accept in CM private data.
+pub const ACCEPT_BYTES: usize = 64;
 
 /// Private data that every CM carries in a request.
 pub const CM_REQUEST_BYTES: usize = 56;
+
+/// Private data that every CM carries in an accept: as much as in a rejection, and on IB more.
+pub const CM_ACCEPT_BYTES: usize = CM_REJECT_BYTES;
 
 /// Private data that every CM carries in a rejection (148 on IB).
 pub const CM_REJECT_BYTES: usize = 148;
@@ -80,6 +98,10 @@ pub const IO_MIN_BYTES: u32 = 4096;
 /// Most data of one admin reply.
 pub const ADMIN_REPLY_MAX_BYTES: u32 = 64 << 10;
 
+/// Most volumes that an initiator takes of a LIST. A target that says that it has more is not
+/// believed.
+pub const LIST_ENTRIES_MAX: u32 = 65_536;
+
 /// Bytes of a name on the wire: volumes, hosts and targets. Padded with zeros.
 pub const NAME_BYTES: usize = 64;
 
@@ -97,6 +119,7 @@ pub const VOLUME_MAX_BYTES: u64 = i64::MAX as u64;
 
 const _: () = {
     assert!(HELLO_BYTES <= CM_REQUEST_BYTES);
+    assert!(ACCEPT_BYTES <= CM_ACCEPT_BYTES);
     assert!(16 + REJECT_TEXT_BYTES <= CM_REJECT_BYTES);
     assert!(IN_CAPSULE_DEFAULT_BYTES <= IN_CAPSULE_MAX_BYTES);
     assert!(IN_CAPSULE_DEFAULT_BYTES >= BLOCK_MAX_BYTES, "a block fits a capsule");

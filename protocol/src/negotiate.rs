@@ -2,7 +2,7 @@
 
 use crate::features::Features;
 use crate::hello::{HelloAccept, HelloRequest, RejectReason};
-use crate::identity::InstanceId;
+use crate::identity::{InstanceId, Nonce};
 use crate::limits;
 use crate::tag::QueueDepth;
 use crate::version::Version;
@@ -20,6 +20,8 @@ pub struct Offer {
     pub io_max_bytes: u32,
     /// The run of the target.
     pub instance: InstanceId,
+    /// What the target picked at random for this connection.
+    pub nonce: Nonce,
 }
 
 /// What both ends will do: the most that both can, and never more than was asked.
@@ -35,13 +37,18 @@ pub fn negotiate(asked: &HelloRequest, offer: &Offer) -> Result<HelloAccept, Rej
     if io_max_bytes < limits::IO_MIN_BYTES {
         return Err(RejectReason::Malformed);
     }
+    let mut features = asked.features.and(offer.features).possible();
+    if io_max_bytes > limits::DIGEST_IO_MAX_BYTES {
+        features = features.without(Features::DIGEST);
+    }
     Ok(HelloAccept {
         version: newest,
         depth: asked.depth.min(offer.depth),
-        features: asked.features.and(offer.features).possible(),
+        features,
         in_capsule_bytes: asked.in_capsule_bytes.min(offer.in_capsule_bytes).min(io_max_bytes),
         io_max_bytes,
         instance: offer.instance,
+        nonce: offer.nonce,
     })
 }
 
@@ -58,15 +65,17 @@ mod tests {
             in_capsule_bytes: 8192,
             io_max_bytes: 1 << 18,
             instance: InstanceId([0xbb; 16]),
+            nonce: Nonce([0xcc; 16]),
         }
     }
 
     #[test]
     fn golden_accept() {
         let accept = negotiate(&asked(), &offer()).unwrap();
-        let mut golden = vec![b'r', b'b', b'l', b'k', 48, 0, 2, 0, 64, 0, 0, 0, 1, 0, 0, 0];
+        let mut golden = vec![b'r', b'b', b'l', b'k', 64, 0, 3, 0, 64, 0, 0, 0, 1, 0, 0, 0];
         golden.extend([0, 16, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         golden.extend([0xbb; 16]);
+        golden.extend([0xcc; 16]);
         assert_eq!(accept.to_wire().as_slice(), golden);
         assert_eq!(HelloAccept::from_wire(&golden, &asked()), Ok(accept));
     }
@@ -75,7 +84,7 @@ mod tests {
     fn a_target_cannot_grant_more_than_asked() {
         let fine = negotiate(&asked(), &offer()).unwrap();
         for greedy in [
-            HelloAccept { version: Version(3), ..fine },
+            HelloAccept { version: Version(4), ..fine },
             HelloAccept { depth: QueueDepth::new(129).unwrap(), ..fine },
             HelloAccept { features: Features(4), ..fine },
             HelloAccept { in_capsule_bytes: 4097, ..fine },
@@ -110,6 +119,41 @@ mod tests {
     }
 
     #[test]
+    fn encryption_comes_with_proofs_only() {
+        let (auth, encrypt) = (Features::AUTH, Features::ENCRYPT);
+        let both = auth.or(encrypt);
+        let asked = HelloRequest { features: both, ..asked() };
+        for (theirs, agreed) in [(both, both), (auth, auth), (encrypt, Features(0))] {
+            let accept = negotiate(&asked, &Offer { features: theirs, ..offer() }).unwrap();
+            assert_eq!(accept.features, agreed);
+            let alone = HelloAccept { features: encrypt, ..accept };
+            assert!(HelloAccept::from_wire(&alone.to_wire(), &asked).is_err());
+        }
+    }
+
+    #[test]
+    fn digests_are_for_commands_of_two_stripes() {
+        let offer = Offer { features: Features::DIGEST, io_max_bytes: u32::MAX, ..offer() };
+        for (io_max_bytes, agreed) in [
+            (limits::DIGEST_IO_MAX_BYTES, Features::DIGEST),
+            (limits::DIGEST_IO_MAX_BYTES + 512, Features(0)),
+        ] {
+            let asked = HelloRequest { features: Features::DIGEST, io_max_bytes, ..asked() };
+            assert_eq!(negotiate(&asked, &offer).unwrap().features, agreed);
+        }
+    }
+
+    #[test]
+    fn there_is_room_for_a_proof() {
+        let accept = negotiate(&asked(), &offer()).unwrap();
+        let with = |features, in_capsule_bytes| {
+            HelloAccept { features, in_capsule_bytes, ..accept }.message_data_bytes()
+        };
+        assert_eq!(with(Features::AUTH, 0), 48);
+        assert_eq!(with(Features::AUTH, 512), 512);
+    }
+
+    #[test]
     fn a_message_has_room_for_data_of_several_up_to_a_bound() {
         let accept = negotiate(&asked(), &offer()).unwrap();
         let with = |features, in_capsule_bytes| {
@@ -129,10 +173,13 @@ mod tests {
         let future = HelloRequest { newest: Version(9), oldest: Version(8), ..asked() };
         assert_eq!(negotiate(&future, &offer()), Err(RejectReason::Version));
         let wide = HelloRequest { newest: Version(9), ..asked() };
-        assert_eq!(negotiate(&wide, &offer()).unwrap().version, Version(2));
-        // It knows no generations, so it could write what it queued before it was fenced.
-        let past = HelloRequest { newest: Version(1), oldest: Version(1), ..asked() };
-        assert_eq!(negotiate(&past, &offer()), Err(RejectReason::Version));
+        assert_eq!(negotiate(&wide, &offer()).unwrap().version, Version(3));
+        // Version 1 knows no generations, so it could write what it queued before it was fenced.
+        // Version 2 has no place for a proof.
+        for old in [1, 2].map(Version) {
+            let past = HelloRequest { newest: old, oldest: old, ..asked() };
+            assert_eq!(negotiate(&past, &offer()), Err(RejectReason::Version));
+        }
     }
 
     proptest! {

@@ -31,11 +31,14 @@ pub enum Opcode {
     AsyncEvent = 0x25,
     /// Ends the session.
     Logout = 0x26,
+    /// First command on an admin connection whose ends prove their keys. In and out: the first two
+    /// messages of the handshake ([`crate::auth`]).
+    Authenticate = 0x27,
 }
 
 impl Opcode {
     /// All of them, for tests and tables.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Read,
         Self::Write,
         Self::Flush,
@@ -49,6 +52,7 @@ impl Opcode {
         Self::KeepAlive,
         Self::AsyncEvent,
         Self::Logout,
+        Self::Authenticate,
     ];
 
     /// From the wire.
@@ -80,7 +84,7 @@ mod tests {
     #[test]
     fn wire_bytes_are_frozen() {
         let bytes: Vec<u8> = Opcode::ALL.iter().map(|o| *o as u8).collect();
-        assert_eq!(bytes, [1, 2, 3, 4, 5, 0x10, 0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26]);
+        assert_eq!(bytes, [1, 2, 3, 4, 5, 0x10, 0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27]);
         let known = (0..=255u8).filter_map(Opcode::from_wire).count();
         let blocks = Opcode::ALL.into_iter().filter(|o| o.is_block());
         assert!(blocks.eq([

@@ -10,6 +10,7 @@ pub struct ResponseList {
     at: usize,
     end: usize,
     depth: QueueDepth,
+    digests: bool,
 }
 
 impl ResponseList {
@@ -25,7 +26,14 @@ impl ResponseList {
         if message_bytes != expected {
             return Err(CapsuleError::Length { got: message_bytes, expected });
         }
-        Ok(Self { at: 0, end: message_bytes, depth })
+        Ok(Self { at: 0, end: message_bytes, depth, digests: false })
+    }
+
+    /// The same; if `digests`, each response must have its digest.
+    #[must_use]
+    #[inline]
+    pub fn with_digests(self, digests: bool) -> Self {
+        Self { digests, ..self }
     }
 
     /// The next response. `None` after the last. `read` copies the bytes at that offset of the
@@ -41,6 +49,12 @@ impl ResponseList {
         read(self.at, &mut bytes);
         self.at += RESPONSE_BYTES;
         let response = ResponseCapsule::from_wire(&bytes, RESPONSE_BYTES, self.depth);
+        if let (true, Ok(given)) = (self.digests, &response)
+            && !given.is_sealed()
+        {
+            self.at = self.end;
+            return Some(Err(CapsuleError::Digest));
+        }
         if response.is_err() {
             self.at = self.end;
         }

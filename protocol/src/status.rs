@@ -46,11 +46,14 @@ pub enum Status {
     NotReady = 19,
     /// The target has a bug.
     Internal = 20,
+    /// The host may not do that: its key is in no entry of the target, or its entry does not allow
+    /// it.
+    NotAllowed = 21,
 }
 
 impl Status {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Ok,
         Self::InvalidOpcode,
         Self::InvalidField,
@@ -72,6 +75,7 @@ impl Status {
         Self::VolumeGone,
         Self::NotReady,
         Self::Internal,
+        Self::NotAllowed,
     ];
 
     /// From the wire. `None` for a number that this version does not know. Treat it as an I/O
@@ -86,6 +90,7 @@ impl Status {
     #[must_use]
     pub fn errno(self) -> i32 {
         const EIO: i32 = 5;
+        const EACCES: i32 = 13;
         const EBUSY: i32 = 16;
         const ENODEV: i32 = 19;
         const EINVAL: i32 = 22;
@@ -115,6 +120,7 @@ impl Status {
             Self::NoSpace => ENOSPC,
             Self::ShuttingDown => ESHUTDOWN,
             Self::TimedOut => ETIMEDOUT,
+            Self::NotAllowed => EACCES,
         }
     }
 
@@ -155,6 +161,7 @@ impl std::fmt::Display for Status {
             Self::VolumeGone => "backing store is gone",
             Self::NotReady => "command out of order",
             Self::Internal => "internal error of the target",
+            Self::NotAllowed => "this host is not allowed to",
         })
     }
 }
@@ -170,7 +177,7 @@ mod tests {
             assert_eq!(Status::from_wire(u16::try_from(number).unwrap()), Some(status));
             assert_eq!(status.errno() == 0, status == Status::Ok);
         }
-        assert_eq!(Status::from_wire(21), None);
+        assert_eq!(Status::from_wire(22), None);
         assert_eq!(Status::from_wire(u16::MAX), None);
     }
 
@@ -180,6 +187,7 @@ mod tests {
         assert_eq!(Status::StoreError.errno(), 5);
         assert_eq!(Status::NoSpace.errno(), 28);
         assert_eq!(Status::ReadOnly.errno(), 30);
+        assert_eq!(Status::NotAllowed.errno(), 13);
         assert_eq!(Status::from_store_errno(28), Status::NoSpace);
         assert_eq!(Status::from_store_errno(5), Status::StoreError);
         assert_eq!(Status::from_store_errno(-1), Status::StoreError);

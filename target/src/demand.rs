@@ -18,6 +18,7 @@ use std::sync::Arc;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rblk_config::{Backing, ByteSize, HugePages, TargetConfig};
 use rblk_fabric::{Address, DeviceCaps, PageKind, Region, RegionError, Scheme};
+use rblk_protocol::limits;
 use rblk_protocol::width::{wide, wide64};
 
 use crate::arena::MIN_EXTENT_BYTES;
@@ -356,6 +357,29 @@ pub(crate) fn raise_limits() {
     }
 }
 
+/// Files that a target has open besides its connections: stores, rings, listeners, devices.
+const FILES_BESIDES: u64 = 512;
+
+/// What is said where the limit on open files is below what `sessions_max` sessions may use. Over
+/// tcp:// each connection is a socket.
+#[must_use]
+pub(crate) fn too_few_files(config: &TargetConfig, limit: u64) -> Option<String> {
+    let is_tcp = |a: &String| a.parse::<Address>().is_ok_and(|a| a.scheme == Scheme::Tcp);
+    let of_session = u64::from(limits::QUEUES_MAX) + 1;
+    let needed = u64::from(config.sessions_max) * of_session + FILES_BESIDES;
+    (config.listen.iter().any(is_tcp) && limit < needed).then(|| {
+        let fits = limit.saturating_sub(FILES_BESIDES) / of_session;
+        format!(
+            "at most {limit} files may be open, and {} sessions (sessions_max) of up to {of_session} connections take \
+             {needed} over tcp://: further connections would be refused; raise it with LimitNOFILE={} in the unit or \
+             `ulimit -n`, or lower sessions_max to {}",
+            config.sessions_max,
+            needed.next_power_of_two(),
+            fits.max(1)
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -560,5 +584,17 @@ mod tests {
                 prop_assert!(lower.fits(&host, PageKind::Normal).is_ok(), "{fix}");
             }
         }
+    }
+
+    #[test]
+    fn a_limit_on_files_that_sessions_exceed_is_said() {
+        let tcp = config("tcp://127.0.0.1", GIB, &[]);
+        let said = too_few_files(&tcp, 65_536).unwrap();
+        assert!(said.contains("LimitNOFILE=131072") && said.contains("lower sessions_max to 1000"));
+        assert_eq!(too_few_files(&tcp, 131_072), None);
+        let few = TargetConfig { sessions_max: 1000, ..tcp };
+        assert_eq!(too_few_files(&few, 65_536), None);
+        // QPs of a card are no files.
+        assert_eq!(too_few_files(&config("rdma://127.0.0.1", GIB, &[]), 1024), None);
     }
 }

@@ -1,8 +1,76 @@
 //! [`replace`]: a small file that is either the old one or the new one after a crash, never a part.
+//!
+//! The files of the state directory say who holds which volume: they and their directory are for
+//! the target's own user. [`directory`] also narrows what an older release left.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+/// Rights of a file: the owner's.
+pub(crate) const FILE_MODE: u32 = 0o600;
+/// Rights of the directory.
+const DIRECTORY_MODE: u32 = 0o700;
+/// The rights of a group and of others, which nothing here has.
+const OF_OTHERS: u32 = 0o077;
+
+/// How the names of the files here end.
+const SUFFIXES: [&str; 4] = [".lineage", ".lineage.lock", ".holders", ".new"];
+
+/// Makes the directory, if it is not there, and takes away the rights that others have on it and on
+/// the files in it whose names begin with `name` and a dot. A directory that holds anything else
+/// than such files of targets keeps its mode: it may be `/srv`. Where rights cannot be taken away
+/// (another user's directory), that is logged.
+///
+/// # Errors
+/// The directory is not there and cannot be made.
+pub(crate) fn directory(path: &Path, name: &str) -> io::Result<()> {
+    if !path.is_dir() {
+        return fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path);
+    }
+    let prefix = format!("{name}.");
+    let (mut ours, mut others) = (0, 0);
+    for entry in fs::read_dir(path)?.flatten() {
+        let file = entry.file_name();
+        let file = file.to_string_lossy();
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        if !is_file || !SUFFIXES.iter().any(|suffix| file.ends_with(suffix)) {
+            others += 1;
+            continue;
+        }
+        ours += 1;
+        if file.starts_with(&prefix) {
+            narrow(&entry.path());
+        }
+    }
+    if ours > 0 && others == 0 {
+        narrow(path);
+    }
+    Ok(())
+}
+
+/// Takes away what others may do with a file or directory.
+fn narrow(path: &Path) {
+    let Ok(meta) = fs::metadata(path) else { return };
+    let mode = meta.permissions().mode() & 0o7777;
+    if mode & OF_OTHERS == 0 {
+        return;
+    }
+    let path_shown = path.display();
+    match fs::set_permissions(path, fs::Permissions::from_mode(mode & !OF_OTHERS)) {
+        Ok(()) => tracing::warn!(
+            path = %path_shown,
+            "had mode {mode:04o}, which others could use: now {:04o}",
+            mode & !OF_OTHERS
+        ),
+        Err(error) => tracing::warn!(
+            path = %path_shown, %error,
+            "others may use it (mode {mode:04o}), and it cannot be changed: give it to the user of the target, or set \
+             state_dir to a directory of that user"
+        ),
+    }
+}
 
 /// Replaces the file at `path` by one with this text, or makes it. When this returns, the new file
 /// is durable: its data is synced before the rename, and its directory after the rename.
@@ -11,7 +79,10 @@ use std::path::{Path, PathBuf};
 /// The system's. Then the old file or the new one is at `path`.
 pub(crate) fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     let new = beside(path);
-    let mut file = File::create(&new)?;
+    // What a crash left there may have been made with other rights.
+    let _ = fs::remove_file(&new);
+    let mut options = fs::OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(FILE_MODE).open(&new)?;
     file.write_all(text)?;
     file.sync_all()?;
     fs::rename(&new, path)?;
@@ -47,6 +118,49 @@ fn sync_directory(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn the_state_is_its_owners_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("a/state");
+        directory(&state, "t").unwrap();
+        assert_eq!(mode(&state), 0o700);
+        let path = state.join("t.holders");
+        // A crash left a part that everybody may read.
+        fs::write(beside(&path), "half").unwrap();
+        fs::set_permissions(beside(&path), fs::Permissions::from_mode(0o666)).unwrap();
+        replace(&path, b"whole").unwrap();
+        assert_eq!(mode(&path), 0o600);
+
+        // An older release left a wider directory and wider files.
+        let (other, link) = (state.join("u.holders"), state.join("t.link"));
+        let passwd = dir.path().join("passwd");
+        for file in [&other, &passwd] {
+            fs::write(file, "").unwrap();
+            fs::set_permissions(file, fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::set_permissions(&state, fs::Permissions::from_mode(0o755)).unwrap();
+        directory(&state, "t").unwrap();
+        assert_eq!((mode(&state), mode(&path)), (0o700, 0o600));
+        assert_eq!(mode(&other), 0o644, "another target's");
+
+        // It holds something else: it may be a directory of others, too.
+        std::os::unix::fs::symlink(&passwd, &link).unwrap();
+        fs::set_permissions(&state, fs::Permissions::from_mode(0o755)).unwrap();
+        directory(&state, "t").unwrap();
+        assert_eq!(mode(&state), 0o755);
+        assert_eq!(mode(&passwd), 0o644, "what a link names");
+        let empty = dir.path().join("empty");
+        fs::create_dir(&empty).unwrap();
+        fs::set_permissions(&empty, fs::Permissions::from_mode(0o755)).unwrap();
+        directory(&empty, "t").unwrap();
+        assert_eq!(mode(&empty), 0o755);
+    }
 
     #[test]
     fn a_file_is_replaced_whole_and_removed_with_its_new_part() {

@@ -1,7 +1,7 @@
 //! Names that control, poll groups and shards share: of connections and of sessions.
 
 /// Names a connection of one poll group for as long as anything may refer to it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ConnectionId {
     /// Index in the poll group's table.
     pub index: u16,
@@ -9,7 +9,23 @@ pub struct ConnectionId {
     pub generation: u32,
 }
 
-/// A session's place in the tables of the poll groups. Control gives it, and gives it again only
-/// after every poll group was told that the old session is gone.
+/// Names a connection for control, from its connect request to its end. No other connection of this
+/// run has the same number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct SessionIndex(pub u16);
+pub struct AdmissionId(pub u64);
+
+/// A session's place in the tables of the poll groups. Control gives a place again only when the
+/// session before has no connection left.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SessionIndex {
+    /// The place.
+    pub index: u16,
+    /// Changes with every session that has the place, so that nothing said of one session is taken
+    /// for another.
+    pub life: u32,
+}
+
+impl SessionIndex {
+    /// Of a connection that belongs to no session, as before LOGIN. No session has this place.
+    pub const NONE: Self = Self { index: u16::MAX, life: 0 };
+}

@@ -19,6 +19,8 @@ pub mod control;
 pub mod demand;
 mod durable;
 pub mod exports;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod hang_up;
 pub mod holders;
 pub mod identity;

@@ -6,11 +6,14 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use rblk_config::{Exit, TargetConfig};
+use rblk_config::{Auth, Exit, TargetConfig};
 use rblk_target::args::{Cli, Command, Output, exit_of};
 use rblk_target::control::socket::{Ask, Response, ask};
+use rblk_target::serve::NO_HOST;
 
 mod drain;
+mod host;
+mod key;
 mod table;
 
 fn main() -> ExitCode {
@@ -23,6 +26,9 @@ fn main() -> ExitCode {
             }
             become_daemon()
         }),
+        Command::Key(command) => key::key(&command),
+        Command::Host(command) => host::host(&command),
+        Command::Reload { socket } => host::reload(&socket.path),
         Command::Check { config } => check(&config),
         Command::Status { socket, output } => status(&socket.path, output),
         Command::Drain { socket, no_wait, output } => drain::drain(&socket.path, !no_wait, output),
@@ -31,7 +37,10 @@ fn main() -> ExitCode {
         Ok(exit) => exit.into(),
         Err(error) => {
             eprintln!("rblk-target: {error:#}");
-            exit_of(&error).into()
+            match error.is::<host::Senseless>() {
+                true => Exit::Usage.into(),
+                false => exit_of(&error).into(),
+            }
         }
     }
 }
@@ -53,7 +62,11 @@ fn become_daemon() -> anyhow::Result<Exit> {
 
 fn check(path: &std::path::Path) -> anyhow::Result<Exit> {
     let config = TargetConfig::load(path)?;
-    for opened in rblk_target::serve::check(&config)? {
+    let opened = rblk_target::serve::check(&config)?;
+    if config.authentication() == Auth::Required && config.hosts.is_empty() {
+        eprintln!("rblk-target: {NO_HOST}");
+    }
+    for opened in opened {
         let volume = &opened.volume;
         println!(
             "{}: ok, {} blocks of {} bytes",
@@ -73,7 +86,9 @@ fn status(path: &std::path::Path, output: Output) -> anyhow::Result<Exit> {
         }
         Ok(Response::Status(status)) => print!("{}", table::status(&status)),
         Ok(Response::Error(error)) => anyhow::bail!(error),
-        Ok(Response::Done) => anyhow::bail!("the target did not understand the question"),
+        Ok(Response::Done | Response::Hosts(_)) => {
+            anyhow::bail!("the target did not understand the question")
+        }
         Err(error) => return Ok(no_answer(path, &error)),
     }
     Ok(Exit::Ok)

@@ -1,7 +1,8 @@
 //! [`Part`]: the bytes of a command that one shard has, and how far they are.
 //!
 //! A part owns what was lent for it: the memory of its shard, the shard's reservation, and an
-//! extent of its connection's memory to land in (iWARP). Whoever takes one of them out must pass it on or give it back.
+//! extent of its connection's memory to land in (iWARP). Whoever takes one of them out must pass it
+//! on or give it back.
 
 use std::ops::{Index, IndexMut};
 
@@ -47,6 +48,8 @@ pub(crate) struct Part {
     reads: u16,
     // Bytes for which WRs were posted.
     posted: u32,
+    // CRC of its bytes, once the first of them were sent with digests.
+    crc: u32,
     memory: Segments,
     reservation: Option<JobId>,
     landing: Option<Extent>,
@@ -98,6 +101,16 @@ impl Part {
     #[inline]
     pub(crate) fn is_posted(&self) -> bool {
         self.posted == self.len
+    }
+
+    /// The CRC of its bytes, where data is sent with digests.
+    pub(crate) fn crc(&self) -> u32 {
+        self.crc
+    }
+
+    /// Its bytes, which are sent now, have that CRC.
+    pub(crate) fn set_crc(&mut self, crc: u32) {
+        self.crc = crc;
     }
 
     /// What its shard lent.
@@ -158,6 +171,11 @@ impl Part {
     pub(crate) fn read_posted(&mut self, bytes: u32) {
         self.posted += bytes;
         self.reads += 1;
+    }
+
+    /// Bytes that RDMA READs were posted for, unless all of them were brought.
+    pub(crate) fn awaited_bytes(&self) -> u64 {
+        if self.reads == 0 { 0 } else { self.posted.into() }
     }
 
     /// A RDMA READ completed. True: the data is all here.

@@ -227,6 +227,8 @@ pub(crate) enum PartEvent {
     Copied,
     /// The shard has the data and will answer when it is written.
     WriteAsked,
+    /// The data is not what was sent: it goes nowhere.
+    Mismatched,
     /// The data is where it belongs: no shard has to be asked.
     WrittenNow,
     /// A WRITE of so many bytes was queued for a part of a READ.
@@ -381,7 +383,7 @@ impl Request {
         self.parts.as_slice()
     }
 
-    /// Its parts, for what a part owns: memory, extent of the sink.
+    /// Its parts, for what a part owns: memory, room to land in.
     #[inline]
     pub(crate) fn parts_mut(&mut self) -> &mut [Part] {
         self.parts.as_mut_slice()
@@ -502,6 +504,13 @@ impl Request {
                 self.pending += 1;
                 self.parts[index].set_state(PartState::AwaitsStore);
                 Action::Wait
+            }
+            PartEvent::Mismatched => {
+                if self.outcome.status == Status::Ok {
+                    self.outcome.status = Status::DigestMismatch;
+                }
+                self.parts[index].set_state(PartState::Done);
+                self.finish_if_written()
             }
             PartEvent::WrittenNow => {
                 self.parts[index].set_state(PartState::Done);

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rblk_config::{Spin, TargetConfig};
+use nix::sys::resource::{Resource, getrlimit};
+use rblk_config::{Auth, Spin, TargetConfig};
 use rblk_fabric::spin::SpinMode;
 use rblk_fabric::{Address, Device, FabricError, Incoming, Listener, PageKind, Region};
 use rblk_protocol::width::wide;
@@ -19,7 +20,8 @@ use tokio::sync::mpsc;
 
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
-use crate::control::socket::ControlSocket;
+use crate::control::core::{AuthConfig, Hosts};
+use crate::control::socket::{ControlSocket, Reread};
 use crate::control::{Control, Limits, Parts, Request};
 use crate::demand::{self, Demand, Host};
 use crate::exports::{OpenedVolume, open_volumes};
@@ -37,6 +39,9 @@ const ADDRESS_STEP: Duration = Duration::from_millis(200);
 const LISTENER_PAUSE: Duration = Duration::from_secs(1);
 /// How long tasks may take to end, which hold sockets.
 const TASKS_WAIT: Duration = Duration::from_secs(1);
+
+/// What people must know of a target that lets nobody in.
+pub const NO_HOST: &str = "no host may connect yet; `rblk-target host add` lets one in";
 
 fn spin_mode(spin: Spin) -> SpinMode {
     match spin {
@@ -73,25 +78,36 @@ fn addresses(config: &TargetConfig) -> anyhow::Result<Vec<Address>> {
     Ok(config.listen.iter().map(|a| a.parse()).collect::<Result<_, _>>()?)
 }
 
-/// Serves until SIGTERM or SIGINT, drains, and returns. SIGHUP does not end it.
+/// Serves until SIGTERM or SIGINT, drains, and returns. SIGHUP does not end it. `reread` reads the
+/// configuration once more, when somebody asks for a reload.
 ///
 /// # Errors
 /// Anything that keeps the target from starting, or a poll group that broke.
-pub fn serve(config: &TargetConfig) -> anyhow::Result<()> {
+pub fn serve(
+    config: &TargetConfig,
+    reread: impl Fn() -> anyhow::Result<TargetConfig> + Send + Sync + 'static,
+) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(run(config));
+    let result = runtime.block_on(run(config, Reread::new(config, reread)));
     // Tasks that still hold sockets must not outlive their files.
     runtime.shutdown_timeout(TASKS_WAIT);
     result
 }
 
-async fn run(config: &TargetConfig) -> anyhow::Result<()> {
+async fn run(config: &TargetConfig, reread: Arc<Reread>) -> anyhow::Result<()> {
     // Before the arena is registered, which takes seconds: a terminal may close meanwhile.
     crate::hang_up::outlive().context("SIGHUP")?;
     let name = target_name(config)?;
     let addresses = addresses(config)?;
+    warn_of_access(config);
+    let auth = auth_of(config)?;
     let groups = config.poll_groups.map_or_else(default_poll_groups, usize::from);
     demand::raise_limits();
+    if let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && let Some(warning) = demand::too_few_files(config, limit)
+    {
+        tracing::warn!("{warning}");
+    }
     let demand = Demand::of(config, groups);
     demand.check(&Host::read())?;
     let socket = control_socket(config).await?;
@@ -108,6 +124,7 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
     drop(from_groups);
     let mut control = Control::new(Parts {
         listening: listening.clone(),
+        auth,
         ..parts(config, name, Arc::clone(&lineage), handles, arena, opened)?
     })
     .context("control")?;
@@ -118,7 +135,7 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
     }
     let (request_sender, requests) = mpsc::channel(64);
     let incoming = accept(listeners);
-    tokio::spawn(socket.serve(request_sender.clone()));
+    tokio::spawn(socket.serve(request_sender.clone(), reread));
     drain_on_signals(request_sender)?;
     tracing::info!(?listening, poll_groups = groups, "ready");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
@@ -130,6 +147,18 @@ async fn run(config: &TargetConfig) -> anyhow::Result<()> {
     }
     tracing::info!(served_for = ?begun.elapsed(), "stopped");
     result.map(|_| ())
+}
+
+/// Says in the log that other hosts may do everything, or that no host may do anything.
+fn warn_of_access(config: &TargetConfig) {
+    match (config.authentication(), config.exposed()) {
+        (Auth::None, Some(address)) => tracing::warn!(
+            address,
+            "insecure: everybody who reaches this address can read, write and take over every volume"
+        ),
+        (Auth::Required, _) if config.hosts.is_empty() => tracing::warn!("{NO_HOST}"),
+        _ => {}
+    }
 }
 
 async fn control_socket(config: &TargetConfig) -> anyhow::Result<ControlSocket> {
@@ -232,6 +261,21 @@ fn start_poll_groups(
     Ok(handles)
 }
 
+/// How hosts prove who they are; `None`: everybody who reaches an address may do everything.
+///
+/// # Errors
+/// A key file that is missing or wrong, or hosts that cannot be told apart.
+fn auth_of(config: &TargetConfig) -> anyhow::Result<Option<AuthConfig>> {
+    if config.authentication() == Auth::None {
+        return Ok(None);
+    }
+    let keys = config.secret_keys()?;
+    for key in &keys {
+        tracing::info!(key = %key.public(), "this target proves its key; mounts name it in target_keys");
+    }
+    Ok(Some(AuthConfig { keys, hosts: Hosts::new(&config.hosts)? }))
+}
+
 /// What control is made of, in a new run.
 fn parts(
     config: &TargetConfig,
@@ -268,6 +312,7 @@ fn parts(
         volumes: opened.into_iter().map(|opened| opened.volume).collect(),
         listening: Vec::new(),
         drain_timeout: config.drain_timeout.into(),
+        auth: None,
     })
 }
 
@@ -310,12 +355,13 @@ fn drain_on_signals(requests: mpsc::Sender<Request>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens every store of a configuration and closes it again.
+/// Reads every key, opens every store of a configuration, and closes it again.
 ///
 /// # Errors
 /// As [`serve`] would refuse it.
 pub fn check(config: &TargetConfig) -> anyhow::Result<Vec<OpenedVolume>> {
     let name = target_name(config)?;
     addresses(config)?;
+    config.secret_keys()?;
     open_volumes(config, &name)
 }

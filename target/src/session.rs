@@ -2,8 +2,10 @@
 //! and all I/O are the caller's.
 //!
 //! Rules:
-//! - A session has one epoch at a time. A connect request that resumes it names a higher one; from
-//!   then on connections of the old epoch are dead, and LOGIN is answered only when all of them are
+//! - A session begins with an accepted LOGIN, so every session has a host. A connection that has
+//!   not logged in is of no session, whatever it names.
+//! - A session has one epoch at a time. A LOGIN that resumes it names a higher one; from then on
+//!   connections of the old epoch are dead, and this LOGIN is answered only when all of them are
 //!   gone: no command, no RDMA, no store I/O of an older epoch can follow the first command of the
 //!   new one.
 //! - One writer per volume: an exclusive opener excludes every other writer. Readers are never
@@ -27,7 +29,7 @@ use crate::store::VolumeIndex;
 /// One session.
 #[derive(Debug)]
 pub struct Session {
-    /// Its id, a secret between the two ends.
+    /// Its id: the public handle by which its connections name it.
     pub id: SessionId,
     /// Its index in the tables of the poll groups.
     pub index: SessionIndex,
@@ -35,12 +37,16 @@ pub struct Session {
     pub epoch: Epoch,
     /// LOGIN was answered in this epoch.
     pub logged_in: bool,
-    /// Its host, once LOGIN named it.
-    pub host: Option<(HostId, Name)>,
-    /// Within which time its host wants to see a dead path, once LOGIN said so.
-    pub detect: Option<Duration>,
+    /// Its host.
+    pub host: HostId,
+    /// The name of its host, for people.
+    pub host_name: Name,
+    /// Within which time its host wants to see a dead path.
+    pub detect: Duration,
     /// Where it connects from, for people.
     pub peer: String,
+    /// The I/O connection that came last has digests, for people.
+    pub digest: bool,
     volumes: Volumes,
     connections: Connections,
     // Why it will end with its last connection, if it will.
@@ -59,45 +65,79 @@ struct Volumes {
     leaving: BTreeMap<VolumeIndex, (AccessMode, Epoch)>,
 }
 
-/// The live connections of one session.
+/// A connection that is not gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Live {
+    epoch: Epoch,
+    // An admin connection has none.
+    queue: Option<u16>,
+    // It has proven that it is of the session, or need not.
+    is_proven: bool,
+}
+
+/// The live connections of one session. Those that have proven nothing are waited for like all
+/// others, but keep nothing: neither the session nor the number of their queue.
 #[derive(Debug)]
 struct Connections {
-    // Epoch and queue of each; an admin connection has no queue.
-    live: Vec<(Epoch, Option<u16>)>,
-    // When the last one went, or the session began. `None` while there are some.
+    live: Vec<Live>,
+    // When the last proven one went, or the session began. `None` while there are some.
     lost_at: Option<Instant>,
+    // Of all of them.
+    memory_bytes: u64,
 }
 
 impl Connections {
-    fn add(&mut self, epoch: Epoch, queue: Option<u16>) {
-        self.live.push((epoch, queue));
-        self.lost_at = None;
+    fn add(&mut self, live: Live, memory_bytes: u64) {
+        self.memory_bytes = self.memory_bytes.saturating_add(memory_bytes);
+        self.live.push(live);
+        if live.is_proven {
+            self.lost_at = None;
+        }
     }
 
-    fn remove(&mut self, epoch: Epoch, queue: Option<u16>, now: Instant) {
-        if let Some(at) = self.live.iter().position(|c| *c == (epoch, queue)) {
+    fn remove(&mut self, live: Live, memory_bytes: u64, now: Instant) {
+        self.memory_bytes = self.memory_bytes.saturating_sub(memory_bytes);
+        if let Some(at) = self.live.iter().position(|c| *c == live) {
             self.live.swap_remove(at);
         }
-        if self.live.is_empty() {
+        if live.is_proven && self.proven() == 0 {
             self.lost_at = Some(now);
         }
     }
 
+    /// The first of a queue that has proven itself has its number.
+    fn prove(&mut self, epoch: Epoch, queue: u16) -> bool {
+        if self.has(epoch, queue) {
+            return false;
+        }
+        let unproven = Live { epoch, queue: Some(queue), is_proven: false };
+        let Some(found) = self.live.iter_mut().find(|live| **live == unproven) else {
+            return false;
+        };
+        found.is_proven = true;
+        self.lost_at = None;
+        true
+    }
+
+    fn proven(&self) -> usize {
+        self.live.iter().filter(|live| live.is_proven).count()
+    }
+
     fn has(&self, epoch: Epoch, queue: u16) -> bool {
-        self.live.contains(&(epoch, Some(queue)))
+        self.live.contains(&Live { epoch, queue: Some(queue), is_proven: true })
     }
 
     fn has_older_than(&self, epoch: Epoch) -> bool {
-        self.live.iter().any(|(of, _)| *of < epoch)
+        self.live.iter().any(|live| live.epoch < epoch)
     }
 
     fn has_up_to(&self, epoch: Epoch) -> bool {
-        self.live.iter().any(|(of, _)| *of <= epoch)
+        self.live.iter().any(|live| live.epoch <= epoch)
     }
 
     /// Whether the last one went longer ago than that.
     fn are_lost_for(&self, time: Duration, now: Instant) -> bool {
-        let lost_at = self.lost_at.filter(|_| self.live.is_empty());
+        let lost_at = self.lost_at.filter(|_| self.proven() == 0);
         lost_at.is_some_and(|at| now.saturating_duration_since(at) > time)
     }
 }
@@ -109,15 +149,11 @@ pub(crate) enum Leave {
     LoggedOut,
     /// Another session took over a volume that it held.
     Fenced,
+    /// Its host may not be here any more.
+    Revoked,
 }
 
 impl Session {
-    /// The name of its host, for people.
-    #[must_use]
-    pub(crate) fn host_name(&self) -> &str {
-        self.host.as_ref().map_or("?", |(_, name)| name.as_str())
-    }
-
     /// How the session opened a volume, or asked to; `None` if it did not.
     #[must_use]
     pub(crate) fn mode_of(&self, volume: VolumeIndex) -> Option<AccessMode> {
@@ -129,10 +165,29 @@ impl Session {
         self.volumes.opened.iter().map(|(volume, mode)| (*volume, *mode))
     }
 
-    /// Live connections.
+    /// Live connections that have proven themselves, where they have to.
     #[must_use]
     pub fn connections(&self) -> usize {
+        self.connections.proven()
+    }
+
+    /// All connections that are not gone.
+    #[must_use]
+    pub(crate) fn all_connections(&self) -> usize {
         self.connections.live.len()
+    }
+
+    /// Whether it has an admin connection of its epoch.
+    #[must_use]
+    pub(crate) fn has_admin(&self) -> bool {
+        let admin = Live { epoch: self.epoch, queue: None, is_proven: true };
+        self.connections.live.contains(&admin)
+    }
+
+    /// Bytes of the memory of its connections.
+    #[must_use]
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.connections.memory_bytes
     }
 
     /// Whether connections of older epochs still exist.
@@ -151,7 +206,7 @@ impl Session {
     fn give_up(&mut self, volume: VolumeIndex) -> Option<AccessMode> {
         let mode = self.volumes.opened.remove(&volume)?;
         let admitted = self.volumes.admitted.remove(&volume);
-        if admitted && mode != AccessMode::ReadOnly && self.connections() > 0 {
+        if admitted && mode != AccessMode::ReadOnly && self.all_connections() > 0 {
             self.volumes.leaving.insert(volume, (mode, self.epoch));
         }
         Some(mode)
@@ -179,9 +234,9 @@ impl Session {
     }
 
     /// A connection is gone. The session has left the volumes that had to wait for it.
-    fn connection_gone(&mut self, epoch: Epoch, queue: Option<u16>, now: Instant) {
+    fn connection_gone(&mut self, live: Live, memory_bytes: u64, now: Instant) {
         let Self { connections, volumes, .. } = self;
-        connections.remove(epoch, queue, now);
+        connections.remove(live, memory_bytes, now);
         volumes.leaving.retain(|_, (_, until)| connections.has_up_to(*until));
     }
 }
@@ -206,11 +261,26 @@ fn excludes(mode: AccessMode, theirs: AccessMode) -> bool {
     }
 }
 
+/// What an accepted LOGIN says of its initiator.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct LoggingIn {
+    /// The host.
+    pub(crate) host: HostId,
+    /// Its name.
+    pub(crate) host_name: Name,
+    /// Within which time it wants to see a dead path.
+    pub(crate) detect: Duration,
+    /// Where it connects from.
+    pub(crate) peer: String,
+}
+
 /// All sessions.
 #[derive(Debug)]
 pub struct SessionTable {
     by_index: Vec<Option<Session>>,
     by_id: BTreeMap<SessionId, SessionIndex>,
+    // Sessions so far.
+    lives: u32,
     max: usize,
     lease: Duration,
 }
@@ -221,7 +291,7 @@ impl SessionTable {
     #[must_use]
     pub(crate) fn new(max: u32, lease: Duration) -> Self {
         let max = wide(max).min(usize::from(u16::MAX));
-        Self { by_index: Vec::new(), by_id: BTreeMap::new(), max, lease }
+        Self { by_index: Vec::new(), by_id: BTreeMap::new(), lives: 0, max, lease }
     }
 
     /// Sessions at a time.
@@ -244,22 +314,30 @@ impl SessionTable {
     /// The session with that index.
     #[must_use]
     pub(crate) fn get(&self, index: SessionIndex) -> Option<&Session> {
-        self.by_index.get(usize::from(index.0)).and_then(Option::as_ref)
+        let session = self.by_index.get(usize::from(index.index)).and_then(Option::as_ref);
+        session.filter(|session| session.index == index)
     }
 
     /// The session with that index.
     pub(crate) fn get_mut(&mut self, index: SessionIndex) -> Option<&mut Session> {
-        self.by_index.get_mut(usize::from(index.0)).and_then(Option::as_mut)
+        let session = self.by_index.get_mut(usize::from(index.index)).and_then(Option::as_mut);
+        session.filter(|session| session.index == index)
     }
 
-    /// An admin connection without session begins a new session, with the given random id.
+    /// Whether every place is taken.
+    #[must_use]
+    pub(crate) fn is_full(&self) -> bool {
+        self.by_index.len() >= self.max && self.by_index.iter().all(Option::is_some)
+    }
+
+    /// A LOGIN that names no session begins one, with the given random id.
     ///
     /// # Errors
     /// The table is full.
     pub(crate) fn begin(
         &mut self,
         id: SessionId,
-        peer: String,
+        login: LoggingIn,
         now: Instant,
     ) -> Result<SessionIndex, RejectReason> {
         let free = self.by_index.iter().position(Option::is_none);
@@ -271,46 +349,71 @@ impl SessionTable {
             }
             None => return Err(RejectReason::LimitReached),
         };
-        let index = SessionIndex(u16::try_from(at).map_err(|_| RejectReason::LimitReached)?);
+        self.lives = self.lives.wrapping_add(1);
+        let index = u16::try_from(at).map_err(|_| RejectReason::LimitReached)?;
+        let index = SessionIndex { index, life: self.lives };
+        let LoggingIn { host, host_name, detect, peer } = login;
         self.by_index[at] = Some(Session {
             id,
             index,
             epoch: Epoch(1),
             logged_in: false,
-            host: None,
-            detect: None,
+            host,
+            host_name,
+            detect,
             peer,
+            digest: false,
             volumes: Volumes::default(),
-            connections: Connections { live: Vec::new(), lost_at: Some(now) },
+            connections: Connections { live: Vec::new(), lost_at: Some(now), memory_bytes: 0 },
             leave: None,
         });
         self.by_id.insert(id, index);
         Ok(index)
     }
 
-    /// An admin connection resumes a session in a higher epoch. The caller must now end the older
-    /// connections.
+    /// The session that an admin connection may resume in that epoch, once its LOGIN shows whose it
+    /// is. Nothing changes.
     ///
     /// # Errors
     /// Unknown session, an epoch that is not higher, or the highest epoch: no newer epoch could
     /// ever end its connections.
-    pub(crate) fn resume(
-        &mut self,
+    pub(crate) fn resumable(
+        &self,
         id: SessionId,
         epoch: Epoch,
-        peer: String,
     ) -> Result<SessionIndex, RejectReason> {
         let index = *self.by_id.get(&id).ok_or(RejectReason::NoSuchSession)?;
-        let session = self.get_mut(index).ok_or(RejectReason::NoSuchSession)?;
+        let session = self.get(index).ok_or(RejectReason::NoSuchSession)?;
         if session.leave.is_some() || epoch.next().is_none() {
             return Err(RejectReason::NoSuchSession);
         }
         if epoch <= session.epoch {
             return Err(RejectReason::StaleEpoch);
         }
+        Ok(index)
+    }
+
+    /// A LOGIN resumes a session in a higher epoch. The caller must now end the older connections.
+    ///
+    /// # Errors
+    /// As [`Self::resumable`]; [`RejectReason::NoSuchSession`] where it is another host's.
+    pub(crate) fn resume(
+        &mut self,
+        id: SessionId,
+        epoch: Epoch,
+        login: LoggingIn,
+    ) -> Result<SessionIndex, RejectReason> {
+        let index = self.resumable(id, epoch)?;
+        let session = self.get_mut(index).ok_or(RejectReason::NoSuchSession)?;
+        if session.host != login.host {
+            // Another host has learned the id of this host's session.
+            return Err(RejectReason::NoSuchSession);
+        }
         session.epoch = epoch;
         session.logged_in = false;
-        session.peer = peer;
+        session.host_name = login.host_name;
+        session.detect = login.detect;
+        session.peer = login.peer;
         Ok(index)
     }
 
@@ -338,33 +441,45 @@ impl SessionTable {
         Ok(index)
     }
 
-    /// A connection was handed to a poll group; `queue` is `None` for admin.
+    /// A connection was handed to a poll group; `queue` is `None` for admin. One that is not proven
+    /// is proven later, by [`Self::connection_proved`].
     pub(crate) fn connection_added(
         &mut self,
         index: SessionIndex,
-        epoch: Epoch,
-        queue: Option<u16>,
+        (epoch, queue, is_proven): (Epoch, Option<u16>, bool),
+        memory_bytes: u64,
     ) {
         let session = self.get_mut(index);
-        debug_assert!(session.is_some(), "a connection of session {} that does not exist", index.0);
+        debug_assert!(session.is_some(), "a connection of {index:?} that does not exist");
         if let Some(session) = session {
-            session.connections.add(epoch, queue);
+            session.connections.add(Live { epoch, queue, is_proven }, memory_bytes);
         }
     }
 
-    /// A poll group says that nothing of a connection is in use any more.
-    pub(crate) fn connection_gone(
+    /// A connection has proven that it is of the session. Returns false if it cannot have its queue
+    /// number: another has it.
+    pub(crate) fn connection_proved(
         &mut self,
         index: SessionIndex,
         epoch: Epoch,
-        queue: Option<u16>,
+        queue: u16,
+    ) -> bool {
+        self.get_mut(index).is_some_and(|session| session.connections.prove(epoch, queue))
+    }
+
+    /// A poll group says that nothing of a connection is in use any more. It was proven, as
+    /// [`Self::connection_added`] or [`Self::connection_proved`] said.
+    pub(crate) fn connection_gone(
+        &mut self,
+        index: SessionIndex,
+        (epoch, queue, is_proven): (Epoch, Option<u16>, bool),
+        memory_bytes: u64,
         now: Instant,
     ) -> After {
-        let Some(session) = self.get_mut(index) else { return After::Ended };
-        session.connection_gone(epoch, queue, now);
-        let is_last = session.connections() == 0;
-        let never_logged_in = session.host.is_none() && epoch == session.epoch;
-        if is_last && (session.leave.is_some() || never_logged_in) {
+        // A session that ended had no connection that could keep it.
+        let Some(session) = self.get_mut(index) else { return After::Lives };
+        session.connection_gone(Live { epoch, queue, is_proven }, memory_bytes, now);
+        if session.all_connections() == 0 && session.leave.is_some() {
             self.end(index);
             return After::Ended;
         }
@@ -386,9 +501,18 @@ impl SessionTable {
     /// holds nothing. It ends with its last connection, which the caller must end, or at once if it
     /// has none. Returns what it held, and whether it ended.
     pub(crate) fn fence(&mut self, index: SessionIndex) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
+        self.expel(index, Leave::Fenced)
+    }
+
+    /// The host of the session may not be here any more. Else as [`Self::fence`].
+    pub(crate) fn revoke(&mut self, index: SessionIndex) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
+        self.expel(index, Leave::Revoked)
+    }
+
+    fn expel(&mut self, index: SessionIndex, why: Leave) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
         let Some(session) = self.get_mut(index) else { return (Vec::new(), false) };
-        let held = session.give_up_all(Leave::Fenced);
-        let ended = session.connections() == 0;
+        let held = session.give_up_all(why);
+        let ended = session.all_connections() == 0;
         if ended {
             self.end(index);
         }
@@ -424,7 +548,9 @@ impl SessionTable {
     }
 
     fn end(&mut self, index: SessionIndex) {
-        if let Some(session) = self.by_index.get_mut(usize::from(index.0)).and_then(Option::take) {
+        if let Some(place) = self.by_index.get_mut(usize::from(index.index))
+            && let Some(session) = place.take_if(|session| session.index == index)
+        {
             self.by_id.remove(&session.id);
         }
     }
@@ -468,12 +594,11 @@ impl SessionTable {
         volume: VolumeIndex,
         mode: AccessMode,
     ) -> Result<Vec<SessionIndex>, (Status, String)> {
-        let host = self.get(index).and_then(|s| s.host).map(|(id, _)| id);
+        let host = self.get(index).map(|s| s.host);
         let ended = self.excluders(index, volume, mode);
         for other in ended.iter().filter_map(|other| self.get(*other)) {
-            let same_host = host.is_some() && other.host.map(|(id, _)| id) == host;
-            if !same_host || other.connections() > 0 {
-                return Err((Status::InUse, format!("{} ({})", other.host_name(), other.peer)));
+            if host != Some(other.host) || other.all_connections() > 0 {
+                return Err((Status::InUse, format!("{} ({})", other.host_name, other.peer)));
             }
         }
         for index in &ended {
@@ -499,99 +624,4 @@ impl SessionTable {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LEASE: Duration = Duration::from_secs(30);
-
-    fn id(n: u8) -> SessionId {
-        SessionId([n; 16])
-    }
-
-    fn host(n: u8) -> Option<(HostId, Name)> {
-        Some((HostId([n; 16]), Name::new("h").unwrap()))
-    }
-
-    fn logged_in(table: &mut SessionTable, n: u8, from: u8, now: Instant) -> SessionIndex {
-        let index = table.begin(id(n), "p".into(), now).unwrap();
-        table.connection_added(index, Epoch(1), None);
-        let session = table.get_mut(index).unwrap();
-        session.host = host(from);
-        session.logged_in = true;
-        index
-    }
-
-    #[test]
-    fn a_new_epoch_waits_for_the_old_connections() {
-        let now = Instant::now();
-        let mut table = SessionTable::new(4, LEASE);
-        let index = logged_in(&mut table, 1, 1, now);
-        assert_eq!(table.join(id(1), Epoch(1), 0), Ok(index));
-        table.connection_added(index, Epoch(1), Some(0));
-        assert_eq!(table.join(id(1), Epoch(1), 0), Err(RejectReason::DuplicateQueue));
-        assert_eq!(table.resume(id(1), Epoch(1), "q".into()), Err(RejectReason::StaleEpoch));
-        assert_eq!(table.resume(id(1), Epoch(2), "q".into()), Ok(index));
-        table.connection_added(index, Epoch(2), None);
-        assert!(table.get(index).unwrap().has_older_connections());
-        assert_eq!(table.join(id(1), Epoch(1), 1), Err(RejectReason::StaleEpoch));
-        assert_eq!(
-            table.join(id(1), Epoch(2), 1),
-            Err(RejectReason::NoSuchSession),
-            "not logged in yet"
-        );
-        assert_eq!(table.connection_gone(index, Epoch(1), None, now), After::Lives);
-        assert_eq!(table.connection_gone(index, Epoch(1), Some(0), now), After::Quiesced);
-        assert!(!table.get(index).unwrap().has_older_connections());
-    }
-
-    #[test]
-    fn a_lost_session_keeps_its_volume_for_the_lease() {
-        let now = Instant::now();
-        let mut table = SessionTable::new(4, LEASE);
-        let (a, b) = (logged_in(&mut table, 1, 1, now), logged_in(&mut table, 2, 2, now));
-        let volume = VolumeIndex(0);
-        assert_eq!(table.open(a, volume, AccessMode::Exclusive), Ok(vec![]));
-        assert_eq!(table.open(a, volume, AccessMode::Exclusive), Ok(vec![]), "again by the holder");
-        assert!(table.open(b, volume, AccessMode::Exclusive).is_err());
-        assert!(table.open(b, volume, AccessMode::Shared).is_err());
-        assert_eq!(table.open(b, volume, AccessMode::ReadOnly), Ok(vec![]));
-        assert_eq!(table.connection_gone(a, Epoch(1), None, now), After::Lives);
-        assert!(table.open(b, volume, AccessMode::Exclusive).is_err(), "lost, but the lease runs");
-        assert!(table.expire(now + LEASE).is_empty());
-        assert_eq!(table.expire(now + LEASE + Duration::from_secs(1)), vec![a]);
-        assert_eq!(table.open(b, volume, AccessMode::Exclusive), Ok(vec![]));
-        assert_eq!(table.resume(id(1), Epoch(2), "p".into()), Err(RejectReason::NoSuchSession));
-    }
-
-    #[test]
-    fn the_same_host_gets_its_volume_back_at_once() {
-        let now = Instant::now();
-        let mut table = SessionTable::new(4, LEASE);
-        let a = logged_in(&mut table, 1, 7, now);
-        table.open(a, VolumeIndex(0), AccessMode::Exclusive).unwrap();
-        let b = logged_in(&mut table, 2, 7, now);
-        assert!(
-            table.open(b, VolumeIndex(0), AccessMode::Exclusive).is_err(),
-            "the old process is connected"
-        );
-        table.connection_gone(a, Epoch(1), None, now);
-        assert_eq!(table.open(b, VolumeIndex(0), AccessMode::Exclusive), Ok(vec![a]));
-    }
-
-    #[test]
-    fn sessions_end_by_logout_or_before_login() {
-        let now = Instant::now();
-        let mut table = SessionTable::new(2, LEASE);
-        let a = logged_in(&mut table, 1, 1, now);
-        table.open(a, VolumeIndex(3), AccessMode::Shared).unwrap();
-        table.logout(a);
-        assert!(!table.is_open(VolumeIndex(3)));
-        assert_eq!(table.connection_gone(a, Epoch(1), None, now), After::Ended);
-        let b = table.begin(id(2), "p".into(), now).unwrap();
-        table.connection_added(b, Epoch(1), None);
-        assert_eq!(table.connection_gone(b, Epoch(1), None, now), After::Ended, "never logged in");
-        table.begin(id(3), "p".into(), now).unwrap();
-        table.begin(id(4), "p".into(), now).unwrap();
-        assert_eq!(table.begin(id(5), "p".into(), now), Err(RejectReason::LimitReached));
-    }
-}
+mod tests;

@@ -38,8 +38,8 @@ rblk_fabric::counters! {
     written_bytes,
     /// Writes whose data came inside the capsule: no key of the initiator was used.
     in_capsule_writes,
-    /// Bytes the target's CPU copied between buffers: in-capsule writes to where they stay, and out
-    /// of the READ sink (iWARP). Never for a read.
+    /// Bytes the target's CPU copied between buffers: in-capsule writes to where they stay, and all
+    /// data of other commands on iWARP. Elsewhere for a read only of a memory volume with digests.
     copied_bytes,
     /// Bytes copied for writes of parts of a cached block.
     merged_bytes,
@@ -50,6 +50,10 @@ rblk_fabric::counters! {
     fenced_commands,
     /// Connections ended because the peer broke a rule.
     protocol_errors,
+    /// I/O connections that did not prove that they are of their session.
+    failed_proofs,
+    /// Commands and data that did not come through as they were sent: their digests did not fit.
+    digest_mismatches,
     /// Connections whose path failed, or whose initiator went silent or left with commands
     /// unanswered. An initiator that leaves when everything is answered, as after `umount` and
     /// `discover`, does not count.

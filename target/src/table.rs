@@ -3,7 +3,7 @@
 use std::fmt::{self, Write};
 
 use nix::errno::Errno;
-use rblk_config::{ByteSize, CacheMode};
+use rblk_config::{ByteSize, CacheMode, HostConfig};
 use rblk_protocol::width::wide;
 use rblk_target::control::status::{
     DrainStatus, HolderStatus, SessionStatus, TargetStatus, VolumeStatus,
@@ -21,6 +21,25 @@ pub(crate) fn status(status: &TargetStatus) -> String {
     text
 }
 
+/// The hosts that may connect to a target.
+pub(crate) fn hosts(hosts: &[HostConfig]) -> String {
+    let mut text = format!("{:<20} {:<9} {:<30} KEYS\n", "HOST", "TAKE-OVER", "VOLUMES");
+    for host in hosts {
+        let volumes: Vec<String> = host.volumes.iter().map(ToString::to_string).collect();
+        let keys: Vec<String> = host.keys.iter().map(ToString::to_string).collect();
+        let take_over = if host.take_over { "yes" } else { "no" };
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "{:<20} {take_over:<9} {:<30} {}",
+            host.name,
+            volumes.join(","),
+            keys.join(",")
+        );
+    }
+    text
+}
+
 fn target(text: &mut String, status: &TargetStatus) -> fmt::Result {
     let state = if status.draining { "draining" } else { "serving" };
     writeln!(
@@ -32,10 +51,25 @@ fn target(text: &mut String, status: &TargetStatus) -> fmt::Result {
         writeln!(text, "{}", draining(drain))?;
     }
     writeln!(text, "listening on {}", status.listen.join(", "))?;
+    writeln!(text, "{}", authentication(status))?;
     for device in &status.devices {
         writeln!(text, "device {} ({})", device.name, device.transport)?;
     }
     Ok(())
+}
+
+/// Who may log in.
+fn authentication(status: &TargetStatus) -> String {
+    let who = match status.auth.as_str() {
+        "required" => "hosts prove their keys",
+        _ => "everybody who reaches an address may log in (auth = \"none\")",
+    };
+    let mut text = format!("authentication: {who}");
+    let unproven = status.unproven + status.total.failed_proofs;
+    if unproven > 0 {
+        let _ = write!(text, "; {unproven} connections did not prove who they are");
+    }
+    text
 }
 
 fn volumes(text: &mut String, volumes: &[VolumeStatus]) -> fmt::Result {
@@ -65,15 +99,20 @@ fn volumes(text: &mut String, volumes: &[VolumeStatus]) -> fmt::Result {
 fn sessions(text: &mut String, sessions: &[SessionStatus]) -> fmt::Result {
     writeln!(
         text,
-        "\n{:<20} {:<24} {:>6} {:>12} VOLUMES",
-        "SESSION OF", "FROM", "EPOCH", "CONNECTIONS"
+        "\n{:<20} {:<24} {:<4} {:>6} {:>12} {:<6} VOLUMES",
+        "SESSION OF", "FROM", "AUTH", "EPOCH", "CONNECTIONS", "DIGEST"
     )?;
     for s in sessions {
         let volumes = if s.fenced { "(fenced)".to_owned() } else { s.volumes.join(", ") };
+        let auth = if s.key.is_some() { "key" } else { "-" };
         writeln!(
             text,
-            "{:<20} {:<24} {:>6} {:>12} {volumes}",
-            s.host, s.peer, s.epoch, s.connections
+            "{:<20} {:<24} {auth:<4} {:>6} {:>12} {:<6} {volumes}",
+            s.host,
+            s.peer,
+            s.epoch,
+            s.connections,
+            if s.digest { "crc32c" } else { "-" }
         )?;
     }
     Ok(())

@@ -45,7 +45,9 @@ impl Terms {
         admin: bool,
     ) -> Result<Self, NoMemory> {
         loop {
-            let layout = Layout::new(accept.depth, accept.message_data_bytes(), admin);
+            let digests = accept.features.has(Features::DIGEST);
+            let layout =
+                Layout::new(accept.depth, accept.message_data_bytes(), admin).with_digests(digests);
             match registered(pd, layout.bytes()) {
                 Err(error) if accept.features.has(Features::DATA_LISTS) => {
                     tracing::warn!(%error, "no memory for larger receive slots: going without");
@@ -66,7 +68,7 @@ fn registered(pd: &ProtectionDomain, bytes: usize) -> Result<MemoryRegion, NoMem
 mod tests {
     use rblk_fabric::Device;
     use rblk_fabric::soft::network::Network;
-    use rblk_protocol::{InstanceId, QueueDepth, Version};
+    use rblk_protocol::{InstanceId, Nonce, QueueDepth, Version};
 
     use super::*;
 
@@ -83,6 +85,7 @@ mod tests {
             in_capsule_bytes: 4096,
             io_max_bytes: 1 << 20,
             instance: InstanceId([2; 16]),
+            nonce: Nonce([3; 16]),
         };
         let terms = Terms::new(&pd, accept, false).ok()?;
         assert!(terms.layout.bytes() <= terms.memory.region().len());

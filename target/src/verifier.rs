@@ -24,6 +24,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -220,7 +221,7 @@ impl LineageFile {
     }
 
     fn take_over(directory: &Path, name: &Name, boot_id: &str, fresh: Lineage) -> io::Result<Self> {
-        fs::create_dir_all(directory)?;
+        durable::directory(directory, name.as_str())?;
         let lock = lock(&directory.join(format!("{name}.lineage.lock")))?;
         let path = directory.join(format!("{name}.lineage"));
         let old = read(&path);
@@ -363,6 +364,16 @@ impl Kept {
     }
 }
 
+/// Whether a run that finds this text begins with the lineages in it.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn accepts(text: &[u8]) -> bool {
+    let fresh = Lineage { process: [0xfe; 16], machine: [0xfd; 16] };
+    let old: Option<Remembered> = serde_json::from_slice(text).ok();
+    let (before, lineage) = begin(old.as_ref(), "a-boot", fresh);
+    assert!(lineage.process != [0; 16] && lineage.machine != [0; 16], "a lineage that is none");
+    before == Before::Clean
+}
+
 fn read(path: &Path) -> io::Result<Option<Remembered>> {
     use std::io::Read;
     let file = match File::open(path) {
@@ -375,7 +386,9 @@ fn read(path: &Path) -> io::Result<Option<Remembered>> {
 }
 
 fn lock(path: &Path) -> io::Result<Flock<File>> {
-    let mut file = fs::OpenOptions::new().create(true).write(true).truncate(false).open(path)?;
+    let mut options = fs::OpenOptions::new();
+    options.create(true).write(true).truncate(false).mode(durable::FILE_MODE);
+    let mut file = options.open(path)?;
     let deadline = Instant::now() + LOCK_WAIT;
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use rblk_fabric::Region;
+use rblk_protocol::limits::READ_TRAILER_BYTES;
+use rblk_protocol::width::wide64;
 use rblk_protocol::{
     AccessMode, BlockCount, BlockRange, BlockSize, CommandCapsule, Name, Opcode, Status,
     VolumeFlags, VolumeHandle,
@@ -72,11 +74,17 @@ impl Volume {
         matches!(self.placement, Placement::Store) && !self.read_only
     }
 
+    /// Whether a session that opened it so may not change it.
+    #[inline]
+    pub(crate) fn is_read_only(&self, mode: AccessMode) -> bool {
+        self.read_only || mode == AccessMode::ReadOnly
+    }
+
     /// Flags as a session that opened it so sees them.
     #[must_use]
     pub(crate) fn flags(&self, mode: AccessMode) -> VolumeFlags {
         VolumeFlags::default()
-            .with(VolumeFlags::READ_ONLY, self.read_only || mode == AccessMode::ReadOnly)
+            .with(VolumeFlags::READ_ONLY, self.is_read_only(mode))
             .with(VolumeFlags::VOLATILE_CACHE, self.has_volatile_cache())
             .with(VolumeFlags::DISCARD, self.discard)
             .with(VolumeFlags::WRITE_ZEROES, true)
@@ -97,7 +105,7 @@ impl Volume {
         io_max_bytes: u32,
     ) -> Result<Option<BlockRange>, Status> {
         let writes = !matches!(command.opcode, Opcode::Read | Opcode::Flush);
-        if writes && (self.read_only || mode == AccessMode::ReadOnly) {
+        if writes && self.is_read_only(mode) {
             return Err(Status::ReadOnly);
         }
         let flags = command.flags;
@@ -105,9 +113,6 @@ impl Volume {
             || flags.may_unmap && command.opcode != Opcode::WriteZeroes
         {
             return Err(Status::InvalidField);
-        }
-        if flags.digest {
-            return Err(Status::NotSupported);
         }
         let data_bytes = match command.buffer {
             Some(buffer) => u64::from(buffer.length),
@@ -120,15 +125,23 @@ impl Volume {
         let range = BlockRange::new(command.lba, command.count, self.blocks, self.block_size)
             .ok_or(if command.count.0 == 0 { Status::InvalidField } else { Status::OutOfRange })?;
         match command.opcode {
-            Opcode::Read | Opcode::Write => {
-                let in_capsule_read = command.opcode == Opcode::Read && command.buffer.is_none();
-                if in_capsule_read
-                    || data_bytes != range.len_bytes()
-                    || data_bytes > u64::from(io_max_bytes)
+            Opcode::Read => {
+                // Where data has digests, the buffer has room for the trailer.
+                let trailer = if flags.digest { wide64(READ_TRAILER_BYTES) } else { 0 };
+                let len = range.len_bytes();
+                if command.buffer.is_none()
+                    || data_bytes != len + trailer
+                    || len > u64::from(io_max_bytes)
                 {
                     return Err(Status::BadLength);
                 }
             }
+            Opcode::Write
+                if data_bytes != range.len_bytes() || data_bytes > u64::from(io_max_bytes) =>
+            {
+                return Err(Status::BadLength);
+            }
+            Opcode::Write => {}
             _ if data_bytes != 0 => return Err(Status::BadLength),
             _ => {}
         }
@@ -198,6 +211,15 @@ mod tests {
         assert_eq!(check(command(Opcode::Discard, 0, 100, 512)), Err(Status::BadLength));
         assert_eq!(check(command(Opcode::Flush, 0, 0, 0)), Ok(None));
         assert_eq!(check(command(Opcode::Flush, 0, 1, 0)), Err(Status::InvalidField));
+        let digest = |opcode, data| CommandCapsule {
+            flags: CommandFlags { digest: true, ..Default::default() },
+            ..command(opcode, 0, 8, data)
+        };
+        assert_eq!(check(digest(Opcode::Read, 4096 + 8)), Ok(Some(0)), "data and trailer");
+        assert_eq!(check(digest(Opcode::Read, 4096)), Err(Status::BadLength));
+        assert_eq!(check(digest(Opcode::Write, 4096)), Ok(Some(0)));
+        assert_eq!(check(digest(Opcode::Write, 4096 + 8)), Err(Status::BadLength));
+        assert_eq!(check(command(Opcode::Read, 0, 8, 4096 + 8)), Err(Status::BadLength));
         let fua_read = CommandCapsule {
             flags: CommandFlags { fua: true, ..Default::default() },
             ..command(Opcode::Read, 0, 1, 512)

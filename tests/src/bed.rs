@@ -10,6 +10,7 @@ use rblk_rig::ram_store::{RamStore, StoreConditions};
 use rblk_rig::seed::Random;
 use rblk_target::identity::SessionIndex;
 use rblk_target::store::VolumeIndex;
+use rblk_target::volume::CacheMode;
 
 /// The volume in memory.
 pub const MEMORY: VolumeIndex = VolumeIndex(0);
@@ -50,7 +51,16 @@ impl Bed {
     /// It cannot be made.
     #[must_use]
     pub fn new(options: &RigOptions) -> Self {
-        let spec = |kind| VolumeSpec::new(kind, VOLUME_BYTES);
+        Self::with_cache(options, VolumeSpec::new(VolumeKind::Store, VOLUME_BYTES).cache)
+    }
+
+    /// The same, whose volumes in the store are cached like that.
+    ///
+    /// # Panics
+    /// It cannot be made.
+    #[must_use]
+    pub fn with_cache(options: &RigOptions, cache: CacheMode) -> Self {
+        let spec = |kind| VolumeSpec { cache, ..VolumeSpec::new(kind, VOLUME_BYTES) };
         let frozen = VolumeSpec { read_only: true, ..spec(VolumeKind::Store) };
         let volumes =
             vec![spec(VolumeKind::Memory), spec(VolumeKind::Null), spec(VolumeKind::Store), frozen];

@@ -5,6 +5,7 @@
 pub mod bed;
 pub mod built;
 pub mod exerciser;
+pub mod hostile;
 pub mod lab;
 pub mod nobody;
 pub mod oracle;

@@ -8,11 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rblk_config::DigestWish;
 use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
 use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::error::SessionError;
 use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::session::{Claim, HostIdentity, QueueWish, Session};
+use rblk_initiator::session::{Claim, Credentials, HostIdentity, QueueWish, Session};
 use rblk_protocol::{AccessMode, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag};
 use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::control::status::TargetStatus;
@@ -184,9 +185,19 @@ impl Target {
     /// It does not come to that.
     #[must_use]
     pub fn start(dir: &Path, args: &[&str]) -> Self {
+        let log = dir.join("target.log");
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log");
+        Self::start_with_log(dir, args, file)
+    }
+
+    /// The same, whose log goes elsewhere: [`Self::log`] is empty.
+    ///
+    /// # Panics
+    /// It does not come to that.
+    #[must_use]
+    pub fn start_with_log(dir: &Path, args: &[&str], to: impl Into<Stdio>) -> Self {
         let (socket, log) = (dir.join("target.sock"), dir.join("target.log"));
         let port = free_port();
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log");
         let mut child = Command::new(program("rblk-target"))
             .arg("serve")
             .args(["--listen", &format!("tcp://127.0.0.1:{}", port.number)])
@@ -198,7 +209,7 @@ impl Target {
             .args(args)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(file)
+            .stderr(to)
             .spawn()
             .expect("a target");
         wait_for("a serving target", || {
@@ -304,6 +315,20 @@ impl Client {
         host: u8,
         claim: impl Into<Claim>,
     ) -> Result<Self, SessionError> {
+        Self::prove(address, volume, host, None, claim)
+    }
+
+    /// [`Self::claim`] of one that proves who it is.
+    ///
+    /// # Errors
+    /// The target does not have it so.
+    pub fn prove(
+        address: &Address,
+        volume: &str,
+        host: u8,
+        credentials: Option<&Credentials>,
+        claim: impl Into<Claim>,
+    ) -> Result<Self, SessionError> {
         let runtime = runtime();
         let name = Name::new("test").expect("a name");
         let identity = HostIdentity { id: HostId([host; 16]), name };
@@ -315,7 +340,8 @@ impl Client {
         let buffers = Region::allocate(IO_MAX as usize * usize::from(DEPTH), PageKind::Normal)
             .expect("memory");
         let (session, volume, path) = runtime.block_on(async {
-            let mut session = Session::connect(address, &options, &identity, None).await?;
+            let mut session =
+                Session::connect(address, &options, &identity, credentials, None).await?;
             let name = Name::new(volume).expect("a volume's name");
             let volume = session.open(&name, claim).await?;
             let wish = QueueWish {
@@ -323,6 +349,7 @@ impl Client {
                 io_max_bytes: IO_MAX,
                 in_capsule_bytes: 4096,
                 features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS),
+                digest: DigestWish::Off,
                 lanes: None,
                 queues: 1,
             };
@@ -377,6 +404,15 @@ impl Client {
         let mut bytes = vec![0; len];
         self.buffers.read(0, &mut bytes);
         bytes
+    }
+
+    /// Names of the volumes that it may see.
+    ///
+    /// # Panics
+    /// The target does not say.
+    pub fn list(&mut self) -> Vec<Name> {
+        let listed = self.runtime.block_on(self.session.list()).expect("a list");
+        listed.iter().map(|entry| entry.name).collect()
     }
 
     /// Makes what was written durable.

@@ -9,14 +9,15 @@ use rblk_fabric::{
     QpIndex, QpLimits, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, SgeList, WcOpcode,
     WcStatus, WrId,
 };
-use rblk_initiator::engine::{Engine, PathEnd, QueueStats};
+use rblk_initiator::engine::{Engine, PathEnd, QueueCounts, QueueStats};
 use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::path::{DeadPath, Path, PathLayout, PathMemory};
-use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_BYTES};
+use rblk_initiator::path::{DeadPath, LaneProof, Path, PathLayout, PathMemory};
+use rblk_protocol::auth::{Hellos, QueueKey, SessionSecret};
+use rblk_protocol::limits::{ACCEPT_BYTES, COMMAND_BYTES, HELLO_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{
     BlockSize, CommandCapsule, CommandList, ConnectionKind, Epoch, Features, HelloAccept,
-    Immediate, InstanceId, KeyedDescriptor, Opcode, QueueDepth, ResponseCapsule, ResponseList,
-    SELF_TEST_BYTES, Sequence, Status, Tag, Version, VolumeHandle, self_test_pattern,
+    Immediate, InstanceId, KeyedDescriptor, Nonce, Opcode, QueueDepth, ResponseCapsule,
+    ResponseList, SELF_TEST_BYTES, Sequence, Status, Tag, Version, VolumeHandle, self_test_pattern,
 };
 use rblk_rig::inprocess::{QueueOptions, RawEnd, soft_handle};
 use rblk_target::identity::SessionIndex;
@@ -128,10 +129,13 @@ pub struct RawPeer {
     pub lent: MemoryRegion,
     /// The link.
     pub wire: Wire,
+    /// The hellos of the connection.
+    pub hellos: Hellos,
     /// Epoch of its commands.
     pub epoch: Epoch,
     depth: QueueDepth,
     lists: bool,
+    digests: bool,
     sequence: Sequence,
     volume: VolumeHandle,
     ended: Option<WcStatus>,
@@ -151,7 +155,7 @@ impl RawPeer {
         options: QueueOptions,
     ) -> Self {
         let end = bed.rig.raw_connection(session, kind, options, sizes()).expect("a connection");
-        let RawEnd { pd, poller, qp, wire } = end;
+        let RawEnd { pd, poller, qp, wire, hellos } = end;
         let region = Region::allocate(LENT_BYTES, PageKind::Normal).expect("memory");
         let lent = pd.register(&region, Access::REMOTE).expect("a registration");
         Self {
@@ -159,9 +163,11 @@ impl RawPeer {
             pd,
             lent,
             wire,
+            hellos,
             epoch: bed.rig.epoch(session),
             depth: QueueDepth::new(options.depth).expect("a depth"),
             lists: options.features.has(Features::CAPSULE_LISTS),
+            digests: options.features.has(Features::DIGEST),
             sequence: Sequence(0),
             volume: VolumeHandle(u32::from(volume.0) + 1),
             ended: None,
@@ -194,7 +200,16 @@ impl RawPeer {
         self.sequence = self.sequence.next();
         let mut command = CommandCapsule::new(opcode, Tag(tag), self.epoch, self.sequence);
         command.volume = self.volume;
+        command.flags.digest = self.digests;
         command
+    }
+
+    /// What was written into the buffer of a [`Self::self_test`].
+    #[must_use]
+    pub fn written(&self) -> [u8; SELF_TEST_BYTES] {
+        let mut written = [0; SELF_TEST_BYTES];
+        self.lent.region().read(LENT_BYTES - SELF_TEST_BYTES, &mut written);
+        written
     }
 
     /// A proper SELF_TEST.
@@ -262,6 +277,7 @@ impl RawPeer {
             }
             let mut list =
                 ResponseList::new(bytes.len(), self.lists, self.depth).expect("responses");
+            list = list.with_digests(self.digests);
             while let Some(response) = list.take(|at, one| {
                 one.copy_from_slice(&bytes[at..at + RESPONSE_BYTES]);
             }) {
@@ -311,6 +327,7 @@ pub struct RawTarget {
     mouth: Mouth,
     // Of the other lanes, in the order in which they were switched to last.
     others: Vec<Mouth>,
+    stats: Arc<QueueStats>,
     network: Network,
     near: ProtectionDomain,
     now: Instant,
@@ -329,10 +346,11 @@ impl RawTarget {
         let network = Network::new(options.depth.into());
         let near = Device::Soft(network.device()).alloc_pd().expect("a PD");
         let depth = QueueDepth::new(options.depth).expect("a depth");
-        let stride = options.io_max_bytes as usize;
+        let (stride, stats) = (options.buffer_stride(), Arc::new(QueueStats::default()));
         let buffers = Region::allocate(stride * usize::from(options.depth), PageKind::Normal)
             .expect("memory");
-        let mut engine = Engine::new(depth, stride, Arc::new(QueueStats::default()));
+        let mut engine = Engine::new(depth, stride, Arc::clone(&stats))
+            .with_data_max(options.io_max_bytes as usize);
         let now = Instant::now();
         let (path, mouth, others) = connect(&network, &near, &buffers, options, Epoch(1));
         let scratch = scratch_of(&path);
@@ -344,6 +362,7 @@ impl RawTarget {
             scratch,
             mouth,
             others,
+            stats,
             network,
             near,
             now,
@@ -424,8 +443,7 @@ impl RawTarget {
             self.write_with_imm(buffer, bytes, imm);
         } else {
             self.write(buffer, bytes);
-            let response = ResponseCapsule::new(command.tag, command.sequence, Status::Ok);
-            self.send(&response.to_wire());
+            self.respond(&ResponseCapsule::new(command.tag, command.sequence, Status::Ok));
         }
     }
 
@@ -525,10 +543,22 @@ impl RawTarget {
         self.mouth.post(SendOp::Send, bytes);
     }
 
+    /// Sends a response, with its digest where that was agreed.
+    pub fn respond(&mut self, response: &ResponseCapsule) {
+        let digests = self.options.features.has(Features::DIGEST);
+        self.send(&if digests { response.sealed() } else { *response }.to_wire());
+    }
+
     /// Writes to a buffer of the engine with an immediate.
     pub fn write_with_imm(&mut self, to: KeyedDescriptor, bytes: &[u8], imm: Immediate) {
         let to = RemoteBuffer { addr: to.address, rkey: Rkey(to.rkey) };
         self.mouth.post(SendOp::WriteWithImm(to, imm.to_bits()), bytes);
+    }
+
+    /// What the engine counted.
+    #[must_use]
+    pub fn counts(&self) -> QueueCounts {
+        self.stats.snapshot()
     }
 
     /// Why the engine gave up the path, after a while.
@@ -575,10 +605,42 @@ fn connect(
         in_capsule_bytes: options.in_capsule_bytes,
         io_max_bytes: options.io_max_bytes,
         instance: InstanceId([1; 16]),
+        nonce: Nonce([2; 16]),
     };
-    let path =
-        Path { poller, connections, memory, accept, epoch, volume: VolumeHandle(1), lane_bytes: 1 };
+    let prove = |lane| {
+        let (ours, theirs) = queue_key(epoch, lane).prove(&hellos(), Nonce([3; 16]));
+        LaneProof { ours, theirs }
+    };
+    let proofs = match options.features.has(Features::AUTH) {
+        true => (0..options.lanes).map(prove).collect(),
+        false => Vec::new(),
+    };
+    let path = Path {
+        poller,
+        connections,
+        proofs,
+        memory,
+        accept,
+        epoch,
+        volume: VolumeHandle(1),
+        lane_bytes: 1,
+    };
     (path, mouth, others)
+}
+
+/// The key of a lane of an engine whose ends prove their session.
+#[must_use]
+pub fn queue_key(epoch: Epoch, lane: u16) -> QueueKey {
+    QueueKey::new(&SessionSecret::from_bytes(&[5; 32]), epoch, lane)
+}
+
+/// What the proofs cover. No hello was sent.
+///
+/// # Panics
+/// Never: both are long enough.
+#[must_use]
+pub fn hellos() -> Hellos {
+    Hellos::from_private_data(&[1; HELLO_BYTES], &[2; ACCEPT_BYTES]).expect("long enough")
 }
 
 fn scratch_of(path: &Path) -> KeyedDescriptor {

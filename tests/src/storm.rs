@@ -91,6 +91,13 @@ pub fn lists(seed: u64) -> Features {
     }
 }
 
+/// Whether the ends agree on digests: every other seed, whatever else it decides.
+#[must_use]
+pub fn digests(seed: u64) -> Features {
+    let agreed = Random::new(seed ^ 0x6469_6765).chance(500);
+    if agreed { Features::DIGEST } else { Features::default() }
+}
+
 /// QPs of each queue: one, or up to three, whatever else the seed decides.
 #[must_use]
 pub fn lanes(seed: u64) -> u16 {
@@ -125,7 +132,8 @@ impl StormOptions {
                 io_max_bytes,
                 in_capsule_bytes: [0, 512, 4096][random.index(3)],
                 features: [Features::WRITE_WITH_IMM, Features::default()][random.index(2)]
-                    .or(lists(seed)),
+                    .or(lists(seed))
+                    .or(digests(seed)),
                 reads_out: [1, 4, 16][random.index(3)],
                 lanes: lanes(seed),
             },

@@ -9,7 +9,7 @@ use rblk_rig::inprocess::{
     CqFault, QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec, breakable,
 };
 use rblk_rig::ram_store::RamStore;
-use rblk_target::identity::SessionIndex;
+use rblk_target::identity::{AdmissionId, SessionIndex};
 use rblk_target::poll_group::ToGroup;
 use rblk_target::store::VolumeIndex;
 use rblk_tests::bed::{PATIENCE, pattern};
@@ -143,6 +143,7 @@ fn an_initiator_connects_again() {
         let queue = two.queues[0];
         let (buffers, epoch) = (two.rig.buffers(queue).clone(), two.rig.epoch(two.sessions[0]));
         let join = rblk_rig::inprocess::Join {
+            admission: AdmissionId(0),
             session: two.sessions[0],
             epoch,
             kind: ConnectionKind::Io { queue: 0 },

@@ -11,7 +11,7 @@ use rblk_rig::crash_store::{CrashStore, Fault};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::{Kind, StoreConditions};
 use rblk_rig::seed::Random;
-use rblk_target::cache::{STRIPE_BYTES, shard_of};
+use rblk_target::cache::{STRIPE_BYTES, SlotsOf, shard_of};
 use rblk_target::identity::SessionIndex;
 use rblk_target::poll_group::peers::PeerMail;
 use rblk_target::poll_group::{PollGroup, ToGroup};
@@ -399,7 +399,7 @@ fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
                 // what its own connections ask.
                 let peers = rig.groups_mut().nth(by).expect("a group").peers_mut();
                 for other in (0..groups).filter(|other| *other != by) {
-                    (0..2000).for_each(|_| peers.send(other, PeerMail::Prove));
+                    (0..2000).for_each(|_| peers.send(other, PeerMail::Prove(SlotsOf::All)));
                 }
             }
             rig.step();
@@ -566,7 +566,7 @@ fn a_group_ends_when_its_mail_is_sent() {
     let [deaf, talker] = &mut groups[..] else { panic!("two groups") };
     // The first has said that it has no connections; it does not get that of the other.
     deaf.turn(now);
-    (0..5000).for_each(|_| talker.peers_mut().send(0, PeerMail::Prove));
+    (0..5000).for_each(|_| talker.peers_mut().send(0, PeerMail::Prove(SlotsOf::All)));
     for _ in 0..20 {
         talker.turn(now);
         assert!(talker.peers_mut().keeps());

@@ -4,7 +4,7 @@
 //! Tests whose names begin with `as_root_` need root and are ignored unless `--ignored` asks for
 //! them.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command};
@@ -24,6 +24,9 @@ use rblk_tests::program::{
     Client, DEADLINE, Ended, Target, assert_nothing_left, assert_refused, free_port,
     processes_naming, program, run, wait_for,
 };
+
+/// The public key of some target.
+const KEY: &str = "rblk1:rmntdxzdp7243knecdmiemm4oyocypa7zz7jqx3pl4dllz3we4n5uqpkpe";
 
 fn rdma_is_here() -> bool {
     std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut dir| dir.next().is_some())
@@ -134,6 +137,14 @@ fn an_initiator_that_cannot_connect_says_why() {
         (&["discover", "tcp://x:0"], 2, &["port"]),
         (&["discover", "[::1"], 2, &["[::1"]),
         (&["discover"], 2, &["<ADDRESS>"]),
+        (&["discover", &closed, "--key-file", "/k"], 2, &["no effect without --target-key"]),
+        (
+            &["discover", &closed, "--target-key", KEY, "--key-file", "/no/such/host.key"],
+            2,
+            &["no such key file", "`rblk-initiator key new --file /no/such/host.key`"],
+        ),
+        (&["discover", &closed, "--target-key", "rblk1:a"], 2, &["58 characters"]),
+        (&["mount", &closed, "v", "--key-file", "/k"], 2, &["without target_keys nobody asks"]),
         (&["discover", &closed, "--timeout", "soon"], 2, &["--timeout"]),
         (&["discover", &closed], 6, &[&closed, "connection refused", "start rblk-target"]),
         (
@@ -495,6 +506,30 @@ fn garbage_on_the_port_disturbs_nobody() {
         (sessions.iter().filter(|s| s.connections > 0).count() == 1).then_some(())
     });
     client.logout();
+}
+
+/// The log is a pipe that is full, and nobody reads it: the target starts and serves all the same.
+#[test]
+fn a_log_that_nobody_reads_delays_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    // More than a pipe holds.
+    let mut other = writer.try_clone().unwrap();
+    std::thread::spawn(move || other.write_all(&vec![b'.'; 2 << 20]));
+    let target = Target::start_with_log(dir.path(), &["--memory", "a=1MiB"], writer);
+    let mut client = Client::connect(&target.address, "a", 1).unwrap();
+    for round in 0..200u64 {
+        let mut stream = TcpStream::connect(("127.0.0.1", target.address.port)).unwrap();
+        let _ = stream.write_all(b"GET / HTTP/1.1\r\n\r\n");
+        if round % 20 == 0 {
+            client.write((round % 100) * 4096, &pattern(round, 8192));
+            assert!(client.read((round % 100) * 4096, 8192) == pattern(round, 8192));
+        }
+    }
+    client.logout();
+    // Who reads in the end reads it all.
+    let mut lines = BufReader::new(reader).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.contains("INFO") && line.contains("connection ends")));
 }
 
 #[test]

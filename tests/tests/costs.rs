@@ -18,6 +18,10 @@ const SIGNALED_MOST: f64 = 1.0 / 16.0;
 const IOS: u64 = 1024;
 
 fn costs(volumes: &[Volume], immediates: bool) -> Vec<Cost> {
+    costs_with(volumes, immediates, false)
+}
+
+fn costs_with(volumes: &[Volume], immediates: bool, digests: bool) -> Vec<Cost> {
     let plan = Plan {
         ops: vec![Op::Read, Op::Write],
         sizes: vec![BLOCK],
@@ -29,6 +33,7 @@ fn costs(volumes: &[Volume], immediates: bool) -> Vec<Cost> {
         immediates,
         lists: true,
         data_lists: true,
+        digests,
         reads_out: 16,
         seed: 1,
     };
@@ -40,7 +45,8 @@ fn costs(volumes: &[Volume], immediates: bool) -> Vec<Cost> {
 #[test]
 fn a_4_kib_request_takes_two_messages_and_one_completion() {
     let one_more = 1.0 / IOS as f64;
-    for cost in costs(&[Volume::Memory, Volume::Cached, Volume::WriteBack], true) {
+    let volumes = [Volume::Memory, Volume::Cached, Volume::WriteBack];
+    for cost in [costs(&volumes, true), costs_with(&volumes, true, true)].concat() {
         let (case, i, t) = (cost.case, cost.initiator, cost.target);
         // The command, and the answer. Several may share a message, never the other way round.
         assert!(i.messages > 0.0 && t.messages > 0.0, "{case}: nothing was counted");
@@ -60,7 +66,8 @@ fn a_4_kib_request_takes_two_messages_and_one_completion() {
 
 #[test]
 fn at_depth_the_data_of_three_writes_shares_a_message() {
-    for cost in costs(&[Volume::Memory, Volume::Cached, Volume::WriteBack], true) {
+    let volumes = [Volume::Memory, Volume::Cached, Volume::WriteBack];
+    for cost in [costs(&volumes, true), costs_with(&volumes, true, true)].concat() {
         let (case, messages) = (cost.case, cost.initiator.messages);
         // 32 of a turn are ten times three and two.
         let expected = match (case.op, case.depth) {
@@ -74,10 +81,15 @@ fn at_depth_the_data_of_three_writes_shares_a_message() {
 
 #[test]
 fn data_is_not_copied_but_out_of_a_capsule() {
-    for cost in costs(&[Volume::Memory, Volume::Cached, Volume::WriteBack, Volume::Store], true) {
+    let volumes = [Volume::Memory, Volume::Cached, Volume::WriteBack, Volume::Store];
+    let plain = costs(&volumes, true).into_iter().map(|cost| (cost, false));
+    let digests = costs_with(&volumes, true, true).into_iter().map(|cost| (cost, true));
+    for (cost, digests) in plain.chain(digests) {
         let (case, copied) = (cost.case, cost.target.copied_bytes);
         assert_eq!(cost.initiator.copied_bytes, 0.0, "{case}");
-        let most = if case.op == Op::Read { 0.0 } else { f64::from(BLOCK) };
+        // What may change while it is sent has no digest, so it is copied.
+        let copies = case.op == Op::Write || digests && case.volume == Volume::Memory;
+        let most = if copies { f64::from(BLOCK) } else { 0.0 };
         assert_eq!(copied, most, "{case}: bytes copied by the target");
         assert_eq!(cost.keyed, f64::from(u8::from(case.op == Op::Read)), "{case}: keys exposed");
     }
@@ -89,7 +101,7 @@ fn nothing_is_allocated_for_a_request() {
     let volumes = [Volume::Memory, Volume::Null, Volume::Store, Volume::Cached, Volume::WriteBack];
     for (volumes, immediates) in [(&volumes[..], true), (&[Volume::Memory, Volume::Cached], false)]
     {
-        for cost in costs(volumes, immediates) {
+        for cost in [costs(volumes, immediates), costs_with(volumes, immediates, true)].concat() {
             let case = cost.case;
             assert_eq!(cost.initiator.allocations, Some(0.0), "{case}: at the initiator");
             assert_eq!(cost.target.allocations, Some(0.0), "{case}: at the target");

@@ -7,6 +7,7 @@ use rblk_protocol::{AccessMode, BlockCount, Features, Lba, Status, Tag};
 use rblk_rig::inprocess::{QueueOptions, RigOptions, Stuck};
 use rblk_rig::ram_store::{Kind, StoreConditions};
 use rblk_target::store::OpKind;
+use rblk_target::volume::CacheMode;
 use rblk_tests::bed::{
     Bed, FROZEN, FROZEN_BYTES, MEMORY, NULL, PATIENCE, STORE, VOLUME_BYTES, pattern,
 };
@@ -157,6 +158,34 @@ fn a_volume_is_served_while_it_is_open_and_as_it_was_opened() {
     assert_eq!(bed.io(closed, IoOp::Flush, 0, 0), -ENODEV);
     let queue = bed.queue(STORE, QueueOptions::default());
     assert_eq!(bed.io(queue, IoOp::Read, 0, 4096), 4096, "another session keeps it open");
+}
+
+/// A session that cannot write has nothing to make durable: its FLUSHes cost the store nothing, and
+/// a store that takes nothing does not delay them.
+#[test]
+fn a_reader_flushes_nothing() {
+    for cache in [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack] {
+        let mut bed = Bed::with_cache(&RigOptions::default(), cache);
+        let writer = bed.queue(STORE, QueueOptions::default());
+        bed.write(writer, 0, &pattern(1, 4096));
+        let session = bed.rig.begin_session();
+        bed.rig.open(session, STORE, AccessMode::ReadOnly);
+        bed.rig.open(session, FROZEN, AccessMode::ReadOnly);
+        let stalled = StoreConditions { stalled: true, ..StoreConditions::default() };
+        for volume in [STORE, FROZEN] {
+            let reader = bed.rig.add_queue(session, volume, QueueOptions::default()).unwrap();
+            bed.rig.run(PATIENCE, |rig| rig.is_connected(reader)).unwrap();
+            bed.rig.store_mut().set_conditions(stalled);
+            assert_eq!(bed.io(reader, IoOp::Flush, 0, 0), 0, "{cache:?}");
+            bed.rig.store_mut().set_conditions(StoreConditions::default());
+        }
+        // The writer's does wait for the store.
+        bed.rig.store_mut().set_conditions(stalled);
+        bed.submit(writer, 0, IoOp::Flush, 0, 0);
+        assert!(bed.rig.run(1000, |rig| rig.outstanding(writer) == 0).is_err(), "{cache:?}");
+        bed.rig.store_mut().set_conditions(StoreConditions::default());
+        assert_eq!(bed.outcomes(1)[0].result, 0, "{cache:?}");
+    }
 }
 
 #[test]

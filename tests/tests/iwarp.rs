@@ -1,12 +1,13 @@
 //! Targets on devices with the rules of iWARP: no immediates, a completed WRITE proves nothing, and
 //! the sink of a READ needs the right of remote write, so its key is on the wire.
 //!
-//! `tests/siw` has the same over a real iWARP device.
+//! `lab_iwarp` has the same over a real iWARP device.
 
 use rblk_fabric::WcStatus;
 use rblk_fabric::soft::network::{Conditions, End};
 use rblk_initiator::io::IoOp;
-use rblk_protocol::{Features, Opcode, Status, Tag};
+use rblk_protocol::digest::crc32c;
+use rblk_protocol::{CommandCapsule, DataDigests, Features, Opcode, Status, Tag};
 use rblk_rig::inprocess::{QueueOptions, RigOptions};
 use rblk_rig::seed::Random;
 use rblk_tests::bed::{Bed, MEMORY, NULL, PATIENCE, STORE, pattern};
@@ -19,6 +20,11 @@ fn rig(seed: u64) -> RigOptions {
     RigOptions { seed, iwarp: true, destroy_steps: 20, ..RigOptions::default() }
 }
 
+fn with_digests() -> QueueOptions {
+    let features = Features::CAPSULE_LISTS.or(Features::DIGEST);
+    QueueOptions { features, ..options() }
+}
+
 fn options() -> QueueOptions {
     QueueOptions {
         depth: 16,
@@ -29,7 +35,7 @@ fn options() -> QueueOptions {
 }
 
 /// Four commands of the longest kind have room at a time, in each direction; here are four times as
-/// many, of all lengths.
+/// many, of all lengths, with digests and without.
 #[test]
 fn data_passes_both_ways_however_much_is_under_way() {
     for seed in 0..20 {
@@ -46,12 +52,14 @@ fn data_passes_both_ways_however_much_is_under_way() {
             groups: 1 + random.index(2),
             ..rig(seed)
         };
+        let options = if seed % 2 == 0 { options() } else { with_digests() };
         let mut bed = Bed::new(&rig);
         for volume in [STORE, MEMORY] {
-            let queue = bed.queue(volume, options());
+            let queue = bed.queue(volume, options);
             let lens: Vec<usize> =
                 (0..16).map(|_| 512 << random.index(8)).map(|len: usize| len.min(LEN)).collect();
-            let place = |tag: usize| (tag * LEN) as u64;
+            // The last one is of two stripes, which may be of two poll groups.
+            let place = |tag: usize| (tag * LEN + LEN / 2) as u64;
             for round in 0..3 {
                 for (tag, len) in lens.iter().enumerate() {
                     let bytes = pattern(seed ^ (tag as u64) << 8 ^ round, *len);
@@ -75,9 +83,10 @@ fn data_passes_both_ways_however_much_is_under_way() {
                 }
             }
         }
-        let nowhere = bed.queue(NULL, options());
+        let nowhere = bed.queue(NULL, options);
         bed.write(nowhere, 0, &pattern(1, LEN));
         assert!(bed.read(nowhere, 0, LEN).iter().all(|byte| *byte == 0));
+        assert_eq!(bed.rig.target_counts().digest_mismatches, 0);
         let session = bed.session;
         bed.rig.new_epoch(session).unwrap();
         bed.assert_arena_is_whole(&rig);
@@ -142,6 +151,38 @@ fn a_rogue_peer_reaches_no_sink_of_another() {
         assert_eq!(response.status, Status::Ok);
         let queue = bed.queue(volume, options());
         assert!(bed.read(queue, 0, LEN) == bytes, "the honest one's data changed");
+    }
+}
+
+/// What a digest is checked in, and what is written, is the same copy: the peer may write where its
+/// data landed.
+#[test]
+fn data_that_was_changed_where_it_landed_is_not_written() {
+    for (volume, seed) in [(STORE, 1), (MEMORY, 2), (NULL, 3)] {
+        let mut bed = Bed::new(&rig(seed));
+        let session = bed.rig.begin_session();
+        bed.open_all(session);
+        let mut peer = RawPeer::tested(&mut bed, session, volume, with_digests());
+        let sink = bed.rig.last_landing().expect("it is on iWARP");
+        let bytes = pattern(seed, LEN);
+        peer.lent.region().write(0, &bytes);
+        let command = peer.transfer(Opcode::Write, 1, 0, u32::try_from(LEN / 512).unwrap());
+        let command = CommandCapsule {
+            data_digests: DataDigests { first: crc32c(&bytes), second: 0 },
+            ..command
+        };
+        // Half of the data has landed, and is changed before the rest comes.
+        bed.rig.network().set_conditions(Conditions { buffer: LEN / 2, ..Conditions::default() });
+        peer.send(&command.to_wire());
+        for _ in 0..20 {
+            bed.rig.step();
+        }
+        assert_eq!(peer.listen(), []);
+        peer.write_remote(sink.addr, sink.rkey.0, &[0xee; 512]);
+        let Heard::Response(response) = peer.hear(&mut bed) else { panic!("no response") };
+        assert_eq!(response.status, Status::DigestMismatch);
+        let queue = bed.queue(volume, with_digests());
+        assert!(bed.read(queue, 0, LEN).iter().all(|byte| *byte == 0), "it was written");
     }
 }
 

@@ -18,6 +18,7 @@ struct Case {
     immediates: bool,
     lists: bool,
     data_lists: bool,
+    digests: bool,
     in_capsule_bytes: u32,
     reads_out: u8,
     lanes: u16,
@@ -44,7 +45,7 @@ fn case() -> impl Strategy<Value = Case> {
         prop_oneof![Just(MEMORY), Just(STORE)],
         1..=64u16,
         1..4usize,
-        any::<[bool; 3]>(),
+        any::<[bool; 4]>(),
         prop_oneof![Just(0), Just(512), Just(4096), Just(16384)],
         1..=16u8,
         (1..12usize, 1..=limits::LANES_MAX),
@@ -57,6 +58,7 @@ fn case() -> impl Strategy<Value = Case> {
         immediates: queue.3[0],
         lists: queue.3[1],
         data_lists: queue.3[2],
+        digests: queue.3[3],
         in_capsule_bytes: queue.4,
         reads_out: queue.5,
         arena_extents: queue.6.0,
@@ -78,6 +80,7 @@ fn run(case: &Case) {
     let features = if case.immediates { Features::WRITE_WITH_IMM } else { Features::default() };
     let features = if case.lists { features.or(Features::CAPSULE_LISTS) } else { features };
     let features = if case.data_lists { features.or(Features::DATA_LISTS) } else { features };
+    let features = if case.digests { features.or(Features::DIGEST) } else { features };
     let options = QueueOptions {
         depth: case.depth,
         io_max_bytes,

@@ -64,9 +64,9 @@ fn who_comes_back_after_a_restart_is_no_warning() {
     runtime.block_on(async {
         let of_before = Some((SessionId([7; 16]), Epoch(2)));
         let refused =
-            Session::connect(&target.address, &options, &host, of_before).await.unwrap_err();
+            Session::connect(&target.address, &options, &host, None, of_before).await.unwrap_err();
         assert!(refused.is_session_gone(), "{refused}");
-        let session = Session::connect(&target.address, &options, &host, None).await.unwrap();
+        let session = Session::connect(&target.address, &options, &host, None, None).await.unwrap();
         session.logout(Duration::from_secs(5)).await;
     });
     wait_until_alone(&target);

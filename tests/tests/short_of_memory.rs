@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rblk_initiator::io::IoOp;
 use rblk_protocol::{ConnectionKind, Features, HelloAccept, Tag, VolumeHandle};
 use rblk_rig::inprocess::{Join, QueueId, QueueOptions, RigOptions};
+use rblk_target::identity::AdmissionId;
 use rblk_tests::bed::{Bed, MEMORY, PATIENCE, VOLUME_BYTES, pattern};
 
 const BLOCK: u32 = 4096;
@@ -31,7 +32,10 @@ fn connected(region_max_bytes: u64, lanes: u16) -> (Bed, QueueId, HelloAccept) {
         ..QueueOptions::default()
     };
     let (session, epoch) = (bed.session, bed.rig.epoch(bed.session));
-    let join = |queue| Join { session, epoch, kind: ConnectionKind::Io { queue } };
+    let join = |queue| {
+        let (admission, kind) = (AdmissionId(0), ConnectionKind::Io { queue });
+        Join { admission, session, epoch, kind }
+    };
     let joins: Vec<_> = (0..lanes).map(join).collect();
     let queue = bed.rig.add_engine(MEMORY, options, None).unwrap();
     let buffers = Arc::clone(bed.rig.buffers(queue));

@@ -79,6 +79,7 @@ fn wish() -> QueueWish {
         io_max_bytes: 64 << 10,
         in_capsule_bytes: 4096,
         features: Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS),
+        digest: rblk_config::DigestWish::Off,
         lanes: None,
         queues: 1,
     }
@@ -88,7 +89,7 @@ async fn open(address: &Address) -> (Session, OpenReply) {
     let host = HostIdentity { id: HostId([1; 16]), name: Name::new("test").unwrap() };
     let options =
         ConnectOptions { timeout: DEADLINE, detect: 3 * DEADLINE, ..ConnectOptions::default() };
-    let mut session = Session::connect(address, &options, &host, None).await.unwrap();
+    let mut session = Session::connect(address, &options, &host, None, None).await.unwrap();
     let volume = session.open(&Name::new("v").unwrap(), AccessMode::Exclusive).await.unwrap();
     (session, volume)
 }

@@ -19,5 +19,8 @@ pub(crate) const BUILD: &[Package] = &[
 ];
 
 /// What tests on this machine start.
-pub(crate) const TEST: &[Package] =
-    &[Package { name: "valgrind", why: "counts the instructions of a request" }];
+pub(crate) const TEST: &[Package] = &[
+    Package { name: "valgrind", why: "counts the instructions of a request" },
+    Package { name: "systemd", why: "systemd-analyze judges the sandbox of the units" },
+    Package { name: "g++", why: "compiles libFuzzer, for `cargo xtask test --long`" },
+];

@@ -40,6 +40,9 @@ pub struct CostArgs {
     /// Data of one write in each message, as over TCP.
     #[arg(long)]
     pub no_data_lists: bool,
+    /// Capsules and data have digests (CRC-32C).
+    #[arg(long)]
+    pub digest: bool,
     /// READs the target may have outstanding.
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub reads_out: u8,
@@ -113,6 +116,7 @@ impl CostArgs {
             immediates: !self.no_immediates,
             lists: !self.no_lists,
             data_lists: !self.no_lists && !self.no_data_lists,
+            digests: self.digest,
             reads_out: self.reads_out,
             seed: self.seed,
         })

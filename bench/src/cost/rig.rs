@@ -23,6 +23,8 @@ const STEPS_PER_IO: u64 = 10_000;
 /// Distance of the ranges of I/Os that are outstanding together: those of random I/O on a large
 /// volume are seldom neighbours, which matters to locks on ranges.
 const SPREAD_BYTES: u64 = 1 << 20;
+/// Smallest arena.
+const ARENA_MIN: usize = 64 << 20;
 /// I/Os before those that are measured, at least: every list has grown to its length, and the cache
 /// is warm.
 const WARM_UP: u64 = 1024;
@@ -50,6 +52,8 @@ pub struct Plan {
     pub lists: bool,
     /// Whether several of them may have data.
     pub data_lists: bool,
+    /// Whether capsules and data have digests.
+    pub digests: bool,
     /// READs the target may have outstanding.
     pub reads_out: u8,
     /// Decides how the network behaves.
@@ -115,6 +119,9 @@ impl Plan {
         if !self.lists {
             args.push("--no-lists".to_owned());
         }
+        if self.digests {
+            args.push("--digest".to_owned());
+        }
         if !self.data_lists {
             args.push("--no-data-lists".to_owned());
         }
@@ -126,6 +133,7 @@ impl Plan {
         if_wanted(self.immediates, Features::WRITE_WITH_IMM)
             .or(if_wanted(self.lists, Features::CAPSULE_LISTS))
             .or(if_wanted(self.data_lists, Features::DATA_LISTS))
+            .or(if_wanted(self.digests, Features::DIGEST))
     }
 
     /// Its cases, in the order in which they are measured.
@@ -173,8 +181,9 @@ fn measure_one(plan: &Plan, case: Case) -> Result<Cost> {
     let (kind, cache) = case.volume.kind();
     let options = RigOptions {
         seed: plan.seed,
-        // All of the volume stays in the cache, and everything may be in flight at once.
-        arena_bytes: io_max_bytes as usize * (usize::from(depth) + 4) * 4,
+        // All of the volume stays in the cache, and everything may be in flight at once, as in the
+        // arena of a real target: one session keeps up to a third.
+        arena_bytes: (io_max_bytes as usize * (usize::from(depth) + 20) * 12).max(ARENA_MIN),
         io_max_bytes,
         volumes: vec![VolumeSpec { cache, ..VolumeSpec::new(kind, volume_bytes) }],
         ..RigOptions::default()

@@ -124,7 +124,7 @@ impl Rblk {
         let undo = journal.note(Step::Processes { tag: tag.clone() })?;
         let mut command = spec.program("rblk-target")?;
         command.args(["serve", "--name", &format!("bench-{run}"), "--listen", &url]);
-        command.arg("--control-socket").arg(&socket).arg("--state-dir").arg(&dir);
+        command.arg("--control-socket").arg(&socket).arg("--state-dir").arg(&dir).arg("--insecure");
         match &spec.backing {
             Backing::Memory => command.arg("--memory").arg(format!("{VOLUME}={}", spec.bytes)),
             Backing::Path(path) => {

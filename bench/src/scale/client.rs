@@ -59,13 +59,14 @@ impl Client {
         let depth = QueueDepth::new(DEPTH).context("a depth")?;
         let volume = Name::new(volume).context("a volume's name")?;
         let (session, opened, path) = runtime.block_on(async {
-            let mut session = Session::connect(address, &options, &host, None).await?;
+            let mut session = Session::connect(address, &options, &host, None, None).await?;
             let opened = session.open(&volume, AccessMode::ReadOnly).await?;
             let wish = QueueWish {
                 depth,
                 io_max_bytes: IO_MAX,
                 in_capsule_bytes: 4096,
                 features: Features::WRITE_WITH_IMM,
+                digest: rblk_config::DigestWish::Off,
                 lanes: None,
                 queues: 1,
             };

@@ -58,7 +58,7 @@ impl Target {
         let processes = journal.note(Step::Processes { tag: tag.clone() })?;
         let mut command = Command::new(program);
         command.args(["serve", "--name", &format!("bench-{run}")]);
-        command.args(["--listen", &address.to_string()]);
+        command.args(["--listen", &address.to_string(), "--insecure"]);
         command.arg("--control-socket").arg(&socket).arg("--state-dir").arg(&dir);
         let here = dir.display().to_string();
         command.args(flags.iter().map(|flag| flag.replace("{dir}", &here)));

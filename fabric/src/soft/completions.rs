@@ -30,6 +30,8 @@ pub(super) struct CompletionQueue {
     late: VecDeque<(u64, (Completion, Returns))>,
     // Decides how late. `None` on a device that flushes at once.
     lateness: Option<u64>,
+    // QPs that ended because of a record of their peer.
+    bad_records: u64,
 }
 
 impl CompletionQueue {
@@ -40,7 +42,18 @@ impl CompletionQueue {
             promised: 0,
             late: VecDeque::new(),
             lateness: None,
+            bad_records: 0,
         }
+    }
+
+    /// A QP of this CQ ends because of a bad record of its peer.
+    pub(super) fn count_bad_record(&mut self) {
+        self.bad_records += 1;
+    }
+
+    /// QPs of this CQ that ended because of a bad record.
+    pub(super) fn bad_records(&self) -> u64 {
+        self.bad_records
     }
 
     /// Entries in all.

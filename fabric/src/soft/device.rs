@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use rblk_protocol::width::narrow;
 
+use super::tls;
 use crate::caps::{DeviceCaps, Transport};
 use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
@@ -89,6 +90,7 @@ impl Device {
             read_sink_needs_remote_write: false,
             kernel_software: false,
             touches_until_destroyed: false,
+            encrypts: transport == Transport::SoftTcp && tls::kernel_has_tls().is_ok(),
         }
     }
 

@@ -77,12 +77,17 @@ impl ProtectionDomain {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Registers a region.
+    /// Registers a region, whose first byte has the address `base` in WRs.
     ///
     /// # Errors
     /// EINVAL for remote write without local write, as in verbs; [`FabricError::Limit`] when all
     /// keys are in use.
-    pub(crate) fn register(&self, region: &Arc<Region>, access: Access) -> Result<MemoryRegion> {
+    pub(crate) fn register(
+        &self,
+        region: &Arc<Region>,
+        base: u64,
+        access: Access,
+    ) -> Result<MemoryRegion> {
         if access.remote_write && !access.local_write {
             let source = io::Error::from_raw_os_error(libc::EINVAL);
             return Err(FabricError::Call { call: "register", source });
@@ -104,7 +109,7 @@ impl ProtectionDomain {
         };
         keys.generations[index] = keys.generations[index].wrapping_add(1);
         let generation = keys.generations[index].wrapping_add(self.0.salt);
-        let entry = Entry::new(narrow(index), generation, access, region);
+        let entry = Entry::new(narrow(index), generation, access, (base, region));
         keys.set(index, Some(&entry));
         drop(keys);
         Ok(MemoryRegion { domain: self.clone(), index, lkey: entry.lkey(), rkey: entry.rkey() })
@@ -198,8 +203,8 @@ mod tests {
     fn keys_check_bounds_and_rights_and_die() {
         let pd = ProtectionDomain::new(&Device::memory(7, 4096, false));
         let region = Region::allocate(4096, PageKind::Normal).unwrap();
-        let mr = pd.register(&region, Access::LOCAL_WRITE).unwrap();
-        let base = region.address();
+        let base = 0x3000_0000_1234_5000;
+        let mr = pd.register(&region, base, Access::LOCAL_WRITE).unwrap();
         let table = pd.0.keys().table.clone();
         let sge = |addr, len| Sge { addr, len, lkey: mr.lkey() };
         assert!(table.local(sge(base, 4096), true).is_some());
@@ -209,19 +214,19 @@ mod tests {
         assert!(table.local(sge(u64::MAX, 2), true).is_none());
         assert!(table.local(Sge { addr: base, len: 1, lkey: Lkey(mr.rkey().0) }, false).is_none());
         assert!(table.remote(mr.rkey(), base, 1, Right::Read).is_none());
-        let rw = pd.register(&region, Access::REMOTE).unwrap();
+        let rw = pd.register(&region, base, Access::REMOTE).unwrap();
         let table = pd.0.keys().table.clone();
         assert!(table.remote(rw.rkey(), base, 4096, Right::Write).is_some());
         assert!(table.remote(Rkey(rw.lkey().0), base, 1, Right::Write).is_none());
         let (dead, old) = (rw.rkey(), rw.lkey());
         drop(rw);
-        let again = pd.register(&region, Access::REMOTE).unwrap();
+        let again = pd.register(&region, base, Access::REMOTE).unwrap();
         assert_ne!((again.rkey(), again.lkey()), (dead, old));
         assert!(pd.0.keys().table.remote(dead, base, 1, Right::Write).is_none());
         let bad = Access { local_write: false, remote_write: true, remote_read: false };
-        assert!(pd.register(&region, bad).is_err());
+        assert!(pd.register(&region, base, bad).is_err());
         let longer = Region::allocate(8192, PageKind::Normal).unwrap();
-        let refused = pd.register(&longer, Access::LOCAL_WRITE);
+        let refused = pd.register(&longer, longer.address(), Access::LOCAL_WRITE);
         assert!(matches!(refused, Err(FabricError::Limit { limit: 4096, asked: 8192, .. })));
     }
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use nix::sys::socket::{setsockopt, sockopt};
 use rblk_protocol::width::{narrow, wide64};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::connect::ConnectionHello;
@@ -105,7 +105,7 @@ pub(super) enum Failure {
 /// belong to the frames. A foreign protocol is detected at its first wrong byte, without waiting
 /// for more.
 async fn read_fixed<const N: usize>(
-    stream: &mut TcpStream,
+    stream: &mut (impl AsyncRead + Unpin),
 ) -> std::result::Result<[u8; N], Failure> {
     let mut bytes = [0; N];
     let mut have = 0;
@@ -137,7 +137,7 @@ async fn read_fixed<const N: usize>(
 }
 
 async fn read_hello(
-    stream: &mut TcpStream,
+    stream: &mut (impl AsyncRead + Unpin),
     len: u8,
     most: usize,
 ) -> std::result::Result<ConnectionHello, Failure> {
@@ -154,7 +154,9 @@ async fn read_hello(
 }
 
 /// Reads a peer's request.
-pub(super) async fn read_request(stream: &mut TcpStream) -> std::result::Result<Request, Failure> {
+pub(super) async fn read_request(
+    stream: &mut (impl AsyncRead + Unpin),
+) -> std::result::Result<Request, Failure> {
     let bytes: [u8; REQUEST] = read_fixed(stream).await?;
     if bytes[17..] != [0; 3] {
         return Err(Failure::Foreign("reserved bytes are not zero".to_owned()));
@@ -170,7 +172,9 @@ pub(super) async fn read_request(stream: &mut TcpStream) -> std::result::Result<
 }
 
 /// Reads the acceptor's reply.
-pub(super) async fn read_reply(stream: &mut TcpStream) -> std::result::Result<Reply, Failure> {
+pub(super) async fn read_reply(
+    stream: &mut (impl AsyncRead + Unpin),
+) -> std::result::Result<Reply, Failure> {
     let bytes: [u8; REPLY] = read_fixed(stream).await?;
     let verdict = match bytes[10] {
         1 => Verdict::Accepted,

@@ -21,18 +21,26 @@ pub(super) struct Entry {
     lkey: Lkey,
     rkey: Rkey,
     access: Access,
+    // Address of the first byte in WRs.
+    base: u64,
     region: Arc<Region>,
 }
 
 impl Entry {
     /// The entry of an index. `generation` makes its keys differ from those that the index had
     /// before.
-    pub(super) fn new(index: u32, generation: u32, access: Access, region: &Arc<Region>) -> Self {
+    pub(super) fn new(
+        index: u32,
+        generation: u32,
+        access: Access,
+        (base, region): (u64, &Arc<Region>),
+    ) -> Self {
         let generation = (generation & 0x7fff) << (INDEX_BITS + 1);
         Self {
             lkey: Lkey(generation | index),
             rkey: Rkey(generation | (1 << INDEX_BITS) | index),
             access,
+            base,
             region: Arc::clone(region),
         }
     }
@@ -48,12 +56,12 @@ impl Entry {
     }
 
     fn pointer(&self, addr: u64, len: u32) -> Option<NonNull<u8>> {
-        let offset = usize::try_from(addr.checked_sub(self.region.address())?).ok()?;
+        let offset = usize::try_from(addr.checked_sub(self.base)?).ok()?;
         self.region.pointer(offset, wide(len))
     }
 
     fn place(&self, addr: u64) -> Option<(Arc<Region>, usize)> {
-        let offset = usize::try_from(addr.checked_sub(self.region.address())?).ok()?;
+        let offset = usize::try_from(addr.checked_sub(self.base)?).ok()?;
         Some((Arc::clone(&self.region), offset))
     }
 }

@@ -8,7 +8,10 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::EventFd;
 
+use super::handshake::peer_name;
 use super::late::Landing;
+use super::tls::{self, BadRecord, NoTls};
+use crate::stream_keys::CipherKey;
 
 /// What a call moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,6 +48,23 @@ pub(super) trait Link: Send + fmt::Debug {
     /// A link without a descriptor writes to `event` when something changes.
     fn wake_by(&mut self, event: &Arc<EventFd>);
 
+    /// What is received from now on must be encrypted with this key. A failed
+    /// [`receive`](Self::receive) may then be a [`BadRecord`]. Nothing may have been received that
+    /// the peer encrypted. Call it before [`encrypt_send`](Self::encrypt_send).
+    fn encrypt_receive(&mut self, key: &CipherKey) -> Result<(), NoTls> {
+        let _ = key;
+        Err(NoTls::no_socket())
+    }
+
+    /// What is sent from now on is encrypted with this key.
+    fn encrypt_send(&mut self, key: &CipherKey) -> Result<(), NoTls> {
+        let _ = key;
+        Err(NoTls::no_socket())
+    }
+
+    /// The other end, for messages.
+    fn peer(&self) -> String;
+
     /// Bytes of the peer that were not received, if the device may still place them.
     fn unread(&mut self) -> Vec<u8> {
         Vec::new()
@@ -58,11 +78,21 @@ pub(super) trait Link: Send + fmt::Debug {
 
 /// A connected TCP socket, nonblocking.
 #[derive(Debug)]
-pub(super) struct TcpLink(TcpStream);
+pub(super) struct TcpLink {
+    stream: TcpStream,
+    // What is received are TLS records.
+    encrypted: bool,
+}
 
 impl TcpLink {
     pub(super) fn new(stream: TcpStream) -> Self {
-        Self(stream)
+        Self { stream, encrypted: false }
+    }
+
+    /// Tells a bad record from a connection that failed.
+    fn explain(&self, error: io::Error) -> io::Error {
+        let bad = error.raw_os_error().filter(|_| self.encrypted).and_then(BadRecord::of);
+        bad.map_or(error, Into::into)
     }
 }
 
@@ -87,7 +117,7 @@ fn moved(result: isize, pieces: &[libc::iovec]) -> io::Result<Moved> {
 
 impl Link for TcpLink {
     unsafe fn send(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved> {
-        let (fd, flags) = (self.0.as_raw_fd(), libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
+        let (fd, flags) = (self.stream.as_raw_fd(), libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
         let sent = if let [only] = pieces {
             // SAFETY: the fd is open; the piece is readable by the caller's promise.
             unsafe { libc::send(fd, only.iov_base, only.iov_len, flags) }
@@ -100,7 +130,7 @@ impl Link for TcpLink {
     }
 
     unsafe fn receive(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved> {
-        let fd = self.0.as_raw_fd();
+        let fd = self.stream.as_raw_fd();
         let got = if let [only] = pieces {
             // SAFETY: the fd is open; the piece is writable by the caller's promise.
             unsafe { libc::recv(fd, only.iov_base, only.iov_len, libc::MSG_DONTWAIT) }
@@ -109,22 +139,38 @@ impl Link for TcpLink {
             // SAFETY: the fd is open; `message` names `pieces`, writable by the caller's promise.
             unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) }
         };
-        moved(got, pieces)
+        moved(got, pieces).map_err(|error| self.explain(error))
     }
 
     fn finish(&mut self) {
         // It fails only when the connection is gone already.
-        let _ = self.0.shutdown(Shutdown::Write);
+        let _ = self.stream.shutdown(Shutdown::Write);
     }
 
     fn close(&mut self) {
         // As above.
-        let _ = self.0.shutdown(Shutdown::Both);
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     fn fd(&self) -> Option<RawFd> {
-        Some(self.0.as_raw_fd())
+        Some(self.stream.as_raw_fd())
     }
 
     fn wake_by(&mut self, _event: &Arc<EventFd>) {}
+
+    fn encrypt_receive(&mut self, key: &CipherKey) -> Result<(), NoTls> {
+        tls::attach(&self.stream)?;
+        tls::encrypt_receive(&self.stream, key)?;
+        self.encrypted = true;
+        Ok(())
+    }
+
+    fn encrypt_send(&mut self, key: &CipherKey) -> Result<(), NoTls> {
+        tls::encrypt_send(&self.stream, key)
+    }
+
+    fn peer(&self) -> String {
+        // A socket whose peer is gone has no name for it.
+        self.stream.peer_addr().map_or_else(|_| "a tcp:// peer".to_owned(), peer_name)
+    }
 }

@@ -8,6 +8,8 @@ use nix::sys::eventfd::EventFd;
 
 use super::late::Landing;
 use super::link::{Link, Moved};
+use super::tls::NoTls;
+use crate::stream_keys::CipherKey;
 
 /// The link of a QP.
 #[derive(Debug)]
@@ -116,6 +118,21 @@ impl MeteredLink {
     /// As [`Link::wake_by`].
     pub(super) fn wake_by(&mut self, event: &Arc<EventFd>) {
         self.link.wake_by(event);
+    }
+
+    /// As [`Link::encrypt_receive`].
+    pub(super) fn encrypt_receive(&mut self, key: &CipherKey) -> Result<(), NoTls> {
+        self.link.encrypt_receive(key)
+    }
+
+    /// As [`Link::encrypt_send`].
+    pub(super) fn encrypt_send(&mut self, key: &CipherKey) -> Result<(), NoTls> {
+        self.link.encrypt_send(key)
+    }
+
+    /// As [`Link::peer`].
+    pub(super) fn peer(&self) -> String {
+        self.link.peer()
     }
 
     /// As [`Link::unread`].

@@ -12,6 +12,7 @@
 //! | `frame` | the header of every frame |
 //! | `keys` | the key tables |
 //! | `device`, `domain` | [`Device`] and its claims; [`ProtectionDomain`], [`MemoryRegion`] |
+//! | [`tls`] | encryption of TCP connections by the kernel |
 //! | `link`, `metered_link` | byte streams: the `Link` trait and TCP; the calls into a link |
 //! | `late` | for tests: RDMA that lands until a QP is destroyed, as on cards |
 //! | `completions` | the completion queue |
@@ -51,6 +52,8 @@ mod completions;
 mod device;
 mod domain;
 mod frame;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod gathered;
 mod handshake;
 mod inbound;
@@ -71,6 +74,7 @@ mod recv_queue;
 mod route;
 mod schedule;
 mod send_queue;
+pub mod tls;
 mod wake;
 
 pub use device::Device;

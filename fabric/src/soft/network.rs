@@ -381,6 +381,10 @@ fn total(pieces: &[libc::iovec]) -> usize {
 }
 
 impl Link for MemoryLink {
+    fn peer(&self) -> String {
+        "a peer in memory".to_owned()
+    }
+
     unsafe fn send(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved> {
         let mut state = self.network.state();
         let Conditions { delay_min, delay_max, buffer, .. } = state.conditions;

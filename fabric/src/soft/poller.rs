@@ -343,6 +343,6 @@ impl crate::Poller for Poller {
     }
 
     fn counters(&self) -> PollerCounters {
-        self.counters
+        PollerCounters { bad_records: self.cq.bad_records(), ..self.counters }
     }
 }

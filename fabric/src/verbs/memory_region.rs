@@ -38,13 +38,15 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers the whole region.
+    /// Registers the whole region. Its first byte has the address `base` in WRs. Within a page,
+    /// and within a huge page, `base` is where the memory is.
     ///
     /// # Errors
     /// [`FabricError::Limit`], [`FabricError::MemlockTooSmall`], or the errno of `ibv_reg_mr`.
     pub(crate) fn register(
         pd: &ProtectionDomain,
         region: &Arc<Region>,
+        base: u64,
         access: Access,
     ) -> Result<Self> {
         let caps = pd.device().caps();
@@ -57,12 +59,11 @@ impl MemoryRegion {
                 asked: bytes,
             });
         }
-        let address = region.address();
         let pointer = region.pointer(0, region.len()).map_or(std::ptr::null_mut(), NonNull::as_ptr);
         // SAFETY: the range is a live mapping. The Arc stored below keeps it mapped until after
         // deregistration. `Region` allows the device and a peer to change its bytes.
         let raw = unsafe {
-            ffi::ibv_reg_mr_iova2(pd.raw(), pointer.cast(), region.len(), address, flags(access))
+            ffi::ibv_reg_mr_iova2(pd.raw(), pointer.cast(), region.len(), base, flags(access))
         };
         let Some(raw) = NonNull::new(raw) else {
             let error = io::Error::last_os_error();
@@ -71,7 +72,10 @@ impl MemoryRegion {
         PINNED.fetch_add(bytes, Ordering::Relaxed);
         // SAFETY: ibv_reg_mr returned it, valid until ibv_dereg_mr.
         let (lkey, rkey) = unsafe { (Lkey((*raw.as_ptr()).lkey), Rkey((*raw.as_ptr()).rkey)) };
-        pd.note(lkey, region);
+        // What may be sent inline is read at the address in the SGE, by this process.
+        if base == region.address() {
+            pd.note(lkey, region);
+        }
         Ok(Self { raw, lkey, rkey, bytes, pd: pd.clone(), region: Arc::clone(region) })
     }
 

@@ -5,7 +5,7 @@ use rblk_fabric::soft::network::{Conditions, Network, Wire};
 use rblk_fabric::soft::{Device as SoftDevice, PollerHandle as SoftHandle};
 use rblk_fabric::{
     AcceptParams, Address, ConnectOptions, Connection, ConnectionHello, Device, Listener, Poller,
-    PollerHandle, ProtectionDomain, QpLimits, Route, Scheme,
+    PollerHandle, ProtectionDomain, QpLimits, Route, Scheme, StreamKeys,
 };
 
 use crate::conformance::{Pair, Side};
@@ -23,7 +23,7 @@ pub fn poller(pd: &ProtectionDomain) -> (Box<dyn Poller>, PollerHandle) {
     pd.poller(1024).unwrap()
 }
 
-fn soft(handle: &PollerHandle) -> &SoftHandle {
+pub fn soft_handle(handle: &PollerHandle) -> &SoftHandle {
     match handle {
         PollerHandle::Soft(handle) => handle,
         #[cfg(feature = "verbs")]
@@ -33,20 +33,36 @@ fn soft(handle: &PollerHandle) -> &SoftHandle {
 
 /// a connected to b over TCP; a is the one that connects.
 pub fn tcp_pair(a: QpLimits, b: QpLimits) -> Pair {
+    tcp_pair_with(a, b, [None, None], Clone::clone)
+}
+
+/// As [`tcp_pair`], with keys for a and for b, and through what `through` puts in front of the
+/// listener.
+pub fn tcp_pair_with(
+    a: QpLimits,
+    b: QpLimits,
+    keys: [Option<StreamKeys>; 2],
+    through: impl FnOnce(&Address) -> Address,
+) -> Pair {
+    let [keys_a, keys_b] = keys;
     let runtime = runtime();
     let device = Device::Soft(SoftDevice::tcp());
     let (pd_a, pd_b) = (device.alloc_pd().unwrap(), device.alloc_pd().unwrap());
     let ((mut poller_a, handle_a), (mut poller_b, handle_b)) = (poller(&pd_a), poller(&pd_b));
     let (qp_a, qp_b) = runtime.block_on(async {
         let mut listener = Listener::bind(&loopback()).await.unwrap();
-        let route = Route::resolve(listener.address(), &ConnectOptions::default()).await.unwrap();
+        let address = through(listener.address());
+        let route = Route::resolve(&address, &ConnectOptions::default()).await.unwrap();
         let hello = ConnectionHello(vec![1, 2, 3]);
         let connecting = route.connect(&pd_a, &handle_a, a, &hello);
         let accepting = async {
             let incoming = listener.accept().await.unwrap();
             assert_eq!(incoming.hello().0, [1, 2, 3]);
             assert_eq!(incoming.peer_reads(), (a.reads_in, a.reads_out));
-            let connection = incoming.prepare(&pd_b, &handle_b, b).unwrap();
+            let mut connection = incoming.prepare(&pd_b, &handle_b, b).unwrap();
+            if let Some(keys) = keys_b {
+                connection.secure(keys).unwrap();
+            }
             let qp = poller_b.attach(connection).unwrap();
             let hello = ConnectionHello(vec![4; 148]);
             poller_b
@@ -55,9 +71,12 @@ pub fn tcp_pair(a: QpLimits, b: QpLimits) -> Pair {
             qp
         };
         let (established, qp_b) = tokio::join!(connecting, accepting);
-        let established = established.unwrap();
+        let mut established = established.unwrap();
         assert_eq!(established.hello.0, [4; 148]);
         assert_eq!(established.reads_out, a.reads_out.min(b.reads_in));
+        if let Some(keys) = keys_a {
+            established.secure(keys).unwrap();
+        }
         (poller_a.attach(established.connection).unwrap(), qp_b)
     });
     Pair {
@@ -85,7 +104,8 @@ pub fn pair_on(network: &Network, a: QpLimits, b: QpLimits) -> (Pair, Wire) {
     let device = Device::Soft(network.device());
     let (pd_a, pd_b) = (device.alloc_pd().unwrap(), device.alloc_pd().unwrap());
     let ((mut poller_a, handle_a), (mut poller_b, handle_b)) = (poller(&pd_a), poller(&pd_b));
-    let (one, two, wire) = network.pair((soft(&handle_a), a), (soft(&handle_b), b)).unwrap();
+    let (one, two, wire) =
+        network.pair((soft_handle(&handle_a), a), (soft_handle(&handle_b), b)).unwrap();
     let qp_a = poller_a.attach(Connection::Soft(one)).unwrap();
     let qp_b = poller_b.attach(Connection::Soft(two)).unwrap();
     let clock = network.clone();

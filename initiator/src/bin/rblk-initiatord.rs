@@ -1,15 +1,16 @@
 //! The data side of the initiator: the process behind one mount, and `discover`. The only program
 //! here that links libibverbs.
 
-use std::io::Write;
+use std::io::{Write, stderr};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use rblk_config::{ByteSize, Exit};
+use rblk_config::{ByteSize, Exit, Log, LogWriter};
 use rblk_fabric::{Address, ConnectOptions};
 use rblk_initiator::args::{
-    CHECKED, Cli, Command, MountArgs, Output, RecoverArgs, Report, exit_of,
+    CHECKED, Cli, Command, IdentityArgs, MountArgs, Output, RecoverArgs, Report, exit_of,
 };
 use rblk_initiator::identity::host_identity;
 use rblk_initiator::mount::{OnReady, ToldToEnd};
@@ -18,31 +19,39 @@ use rblk_protocol::VolumeFlags;
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
+/// How long the last lines of the log may take.
+const LOG_PATIENCE: Duration = Duration::from_secs(1);
+
 fn main() -> ExitCode {
+    let (mut log, writer) = Log::new();
     let result = match Cli::parse().command {
         Command::Mount(args) => {
-            start_log(args.verbose, "info");
-            mount(&args)
+            start_log(writer, args.verbose, "info");
+            mount(&args, &mut log)
         }
         Command::Recover(args) => {
-            start_log(args.verbose, "info");
-            recover(&args)
+            start_log(writer, args.verbose, "info");
+            recover(&args, &mut log)
         }
-        Command::Discover { address, timeout, output } => {
-            start_log(0, "error");
+        Command::Discover { address, timeout, output, identity } => {
+            start_log(writer, 0, "error");
             die_of_closed_pipes();
-            discover(&address, timeout.get(), output)
+            discover(&address, &identity, timeout.get(), output)
         }
         Command::WriteBack { disk, unless_used } => {
             return ExitCode::from(rblk_initiator::mount::write_back::here(&disk, unless_used));
         }
-        Command::Umount { .. } | Command::List { .. } | Command::Upgrade { .. } => {
+        Command::Umount { .. }
+        | Command::List { .. }
+        | Command::Upgrade { .. }
+        | Command::Key(_) => {
             eprintln!(
                 "rblk-initiatord: only `mount`, `recover NAME` and `discover`; use rblk-initiator for everything else"
             );
             return Exit::Usage.into();
         }
     };
+    log.end(LOG_PATIENCE, stderr());
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -60,7 +69,7 @@ fn die_of_closed_pipes() {
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
 }
 
-fn start_log(verbose: u8, quiet: &str) {
+fn start_log(writer: LogWriter, verbose: u8, quiet: &str) {
     let level = match verbose {
         0 => quiet,
         1 => "debug",
@@ -69,26 +78,26 @@ fn start_log(verbose: u8, quiet: &str) {
     let filter = EnvFilter::try_from_env("RBLK_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(move || writer.clone())
         .with_target(false)
         // Without this it reports on stderr that writing to stderr failed, and panics: a terminal
         // may close.
         .log_internal_errors(false)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_ansi(std::io::IsTerminal::is_terminal(&stderr()))
         .init();
 }
 
-fn mount(args: &MountArgs) -> anyhow::Result<()> {
+fn mount(args: &MountArgs, log: &mut Log) -> anyhow::Result<()> {
     serve(args.foreground, async |on_ready| {
         let config = args.configuration()?;
         let name = args.mount_name(&config)?;
-        prepare_process()?;
+        prepare_process(log)?;
         let host = host_identity(config.host_name.as_deref());
         rblk_initiator::mount::run(&config, &name, host, args.take_over, on_ready).await
     })
 }
 
-fn recover(args: &RecoverArgs) -> anyhow::Result<()> {
+fn recover(args: &RecoverArgs, log: &mut Log) -> anyhow::Result<()> {
     let Some(name) = &args.which.name else {
         anyhow::bail!("rblk-initiatord serves one mount: name it");
     };
@@ -100,7 +109,7 @@ fn recover(args: &RecoverArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     serve(args.foreground, async |on_ready| {
-        prepare_process()?;
+        prepare_process(log)?;
         rblk_initiator::mount::recover(name, args.lock_on_stdin, on_ready).await
     })
 }
@@ -116,7 +125,7 @@ fn serve(
         reported = true;
         report(foreground, &Report::Mounted(Box::new(status.clone())));
     }));
-    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    runtime.shutdown_timeout(Duration::from_secs(1));
     if let Err(error) = &result
         && !reported
     {
@@ -153,8 +162,8 @@ fn report(foreground: bool, report: &Report) {
 
 /// Prepares this process to serve a block device. It needs a mount namespace of its own: otherwise
 /// its exit can wait for a file system on its own device. And its allocations must not wait for
-/// writeback.
-fn prepare_process() -> anyhow::Result<()> {
+/// writeback. Then it gives up the rights that it does not need any more. It has one thread.
+fn prepare_process(log: &mut Log) -> anyhow::Result<()> {
     use nix::sched::{CloneFlags, unshare};
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     if !nix::unistd::geteuid().is_root() {
@@ -180,7 +189,22 @@ fn prepare_process() -> anyhow::Result<()> {
     .context("making the mount namespace a slave")?;
     rblk_initiator::mount::namespace::detach_ublk();
     rblk_initiator::ublk::become_io_flusher();
+    load_tls();
+    rblk_initiator::privileges::drop_what_is_not_needed().context("giving up capabilities")?;
+    // A thread inherits all of it.
+    log.start(stderr()).context("a thread for the log")?;
     Ok(())
+}
+
+/// Lets the kernel load its TLS (module `tls`): it does so only for a process that has
+/// `CAP_NET_ADMIN` (`__tcp_ulp_find_autoload`). A socket that is not connected does not get it.
+fn load_tls() {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socket, sockopt};
+    let stream = (AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC);
+    if let Ok(socket) = socket(stream.0, stream.1, stream.2, None) {
+        let result = setsockopt(&socket, sockopt::TcpUlp::default(), b"tls");
+        tracing::debug!(?result, "TLS of the kernel: ENOTCONN says that it is there");
+    }
 }
 
 #[derive(Serialize)]
@@ -202,16 +226,24 @@ struct DiscoveredVolume {
     ephemeral: bool,
 }
 
-fn discover(address: &str, timeout: std::time::Duration, output: Output) -> anyhow::Result<()> {
+fn discover(
+    address: &str,
+    identity: &IdentityArgs,
+    timeout: Duration,
+    output: Output,
+) -> anyhow::Result<()> {
     let address: Address = address.parse()?;
+    let credentials = identity.credentials()?;
     let options = ConnectOptions { timeout, ..ConnectOptions::default() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let found = runtime.block_on(async {
-        let mut session = Session::connect(&address, &options, &host_identity(None), None).await?;
+        let mut session =
+            Session::connect(&address, &options, &host_identity(None), credentials.as_ref(), None)
+                .await?;
         let volumes = session.list().await?;
         let caps = session.device().caps().clone();
         let target = session.login().target_name.to_string();
-        session.logout(std::time::Duration::from_secs(1)).await;
+        session.logout(Duration::from_secs(1)).await;
         let volumes = volumes
             .iter()
             .map(|v| DiscoveredVolume {
@@ -231,7 +263,7 @@ fn discover(address: &str, timeout: std::time::Duration, output: Output) -> anyh
             volumes,
         })
     })?;
-    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    runtime.shutdown_timeout(Duration::from_secs(1));
     if output == Output::Json {
         println!("{}", serde_json::to_string_pretty(&found)?);
         return Ok(());

@@ -7,7 +7,10 @@ use rblk_fabric::Sge;
 use rblk_fabric::{Completion, Poller, QpIndex, WcOpcode, WcStatus};
 use rblk_protocol::limits::LANES_MAX;
 use rblk_protocol::width::narrow;
-use rblk_protocol::{CommandCapsule, Immediate, Mutation, ResponseList, Sequence, Status, Tag};
+use rblk_protocol::{
+    CapsuleError, CommandCapsule, Features, Immediate, Mutation, ResponseList, Sequence, Status,
+    Tag,
+};
 
 use super::PathEnd;
 use super::answer::{Answer, LaneIndex};
@@ -55,8 +58,12 @@ impl ActivePath {
     /// Takes a path over, with its RECVs and its self-tests ready to be posted. What is left of a
     /// path that cannot be taken over, or does not `fit` the queue, comes back.
     pub(super) fn begin(path: Path, fits: bool, now: Instant) -> Result<Self, Box<DeadPath>> {
-        let Path { mut poller, connections, memory, accept, epoch, volume, lane_bytes } = path;
-        let fits = fits && (1..=usize::from(LANES_MAX)).contains(&connections.len());
+        let Path { mut poller, connections, proofs, memory, accept, epoch, volume, lane_bytes } =
+            path;
+        let proven = if accept.features.has(Features::AUTH) { connections.len() } else { 0 };
+        let fits = fits
+            && (1..=usize::from(LANES_MAX)).contains(&connections.len())
+            && proofs.len() == proven;
         let mut qps = Vec::with_capacity(connections.len());
         let all = connections.len();
         let mut left = connections.into_iter();
@@ -79,7 +86,7 @@ impl ActivePath {
         let mut sequence = Sequence(0);
         let lanes = qps.iter().enumerate().map(|(index, qp)| {
             sequence = sequence.next();
-            Lane::begin(index, *qp, &terms, sequence, now)
+            Lane::begin(index, *qp, &terms, sequence, proofs.get(index), now)
         });
         let lanes = lanes.collect();
         Ok(Self { poller, terms, sequence, ready: false, lanes, lane_of })
@@ -151,12 +158,14 @@ impl ActivePath {
                     ));
                 }
                 let (tag, check, status) = (imm.tag, imm.check, Status::Ok);
-                Ok(Arrival::Immediate(Answer { by, tag, status, check, immediate: true }))
+                let written = completion.byte_len;
+                Ok(Arrival::Immediate(Answer { by, tag, status, check, immediate: true, written }))
             }
             WcOpcode::Recv => {
                 let bytes = completion.byte_len as usize;
                 let list = ResponseList::new(bytes, terms.with_lists(), terms.layout().depth)
-                    .map_err(|_| UNREADABLE)?;
+                    .map_err(|_| UNREADABLE)?
+                    .with_digests(terms.with_digests());
                 Ok(Arrival::Responses { by, list, at })
             }
             _ => Err(PathEnd::Protocol("a RECV completed as something else")),
@@ -173,9 +182,13 @@ impl ActivePath {
     ) -> Option<Result<Answer, PathEnd>> {
         let slots = self.terms.memory().slots.region();
         let response = list.take(|from, bytes| slots.read(at + from, bytes))?;
-        Some(response.map_err(|_| UNREADABLE).map(|response| {
+        let unreadable = |error| match error {
+            CapsuleError::Digest => PathEnd::Corrupted,
+            _ => UNREADABLE,
+        };
+        Some(response.map_err(unreadable).map(|response| {
             let (tag, status, check) = (response.tag, response.status, response.check);
-            Answer { by, tag, status, check, immediate: false }
+            Answer { by, tag, status, check, immediate: false, written: 0 }
         }))
     }
 
@@ -218,16 +231,15 @@ impl ActivePath {
         self.lanes[usize::from(index.0)].can_send()
     }
 
-    /// Queues the command of a request whose data has so many bytes, with its sequence.
+    /// Queues the command of a request whose data has so many bytes.
     #[inline]
     pub(super) fn send(
         &mut self,
         index: LaneIndex,
-        command: &mut CommandCapsule,
+        command: &CommandCapsule,
         data: Option<Sge>,
         bytes: u32,
     ) {
-        command.sequence = self.next_sequence();
         self.lane_of[command.tag.index()] = index;
         let (lane, terms) = self.lane(index);
         lane.queue_command(terms, command, data);
@@ -279,9 +291,9 @@ impl ActivePath {
         (0..narrow(self.lanes.len())).map(LaneIndex)
     }
 
-    /// The command after the last one.
+    /// The number of the next command.
     #[inline]
-    fn next_sequence(&mut self) -> Sequence {
+    pub(super) fn next_sequence(&mut self) -> Sequence {
         self.sequence = self.sequence.next();
         self.sequence
     }

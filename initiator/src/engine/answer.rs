@@ -19,6 +19,8 @@ pub(super) struct Answer {
     /// The low bits of the sequence that it answers.
     pub(super) check: u16,
     pub(super) immediate: bool,
+    /// Bytes of the WRITE whose immediate it is.
+    pub(super) written: u32,
 }
 
 impl Answer {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use rblk_fabric::{
     Poller, PostError, QpIndex, RecvWr, SendCredits, SendOp, SendWr, Sge, SgeList, WrId,
 };
+use rblk_protocol::auth::{PROOF_BYTES, QueueProof, TargetProof};
 use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_LIST_BYTES};
 use rblk_protocol::width::const_u32;
 use rblk_protocol::{
@@ -17,10 +18,12 @@ use super::beat::{Beat, Due};
 use super::stats::QueueStats;
 use super::terms::Terms;
 use crate::admin::Pulse;
+use crate::path::LaneProof;
 
 const COMMAND_LEN: u32 = const_u32(COMMAND_BYTES);
 const RESPONSES_LEN: u32 = const_u32(RESPONSE_LIST_BYTES);
 const SELF_TEST_LEN: u32 = const_u32(SELF_TEST_BYTES);
+const PROOF_LEN: u32 = const_u32(PROOF_BYTES);
 
 /// What the upper bits of a WrId are.
 const KIND_RECV: u64 = 0;
@@ -96,15 +99,18 @@ pub(super) struct Lane {
     awaited: u32,
     awaited_bytes: u64,
     wrs: WrLists,
+    // What the target has to prove in its answer to the self-test.
+    theirs: Option<Box<TargetProof>>,
 }
 
 impl Lane {
-    /// With its RECVs and its self-test queued.
+    /// With its RECVs and its self-test queued, which carries the proof if there is one.
     pub(super) fn begin(
         index: usize,
         qp: QpIndex,
         terms: &Terms,
         sequence: Sequence,
+        proof: Option<&LaneProof>,
         now: Instant,
     ) -> Self {
         let layout = terms.layout();
@@ -124,6 +130,7 @@ impl Lane {
                 lists: 0,
                 listed: 0,
             },
+            theirs: proof.map(|proof| Box::new(proof.theirs)),
         };
         for slot in 0..layout.recv_slots() {
             lane.queue_recv(terms, slot);
@@ -137,8 +144,27 @@ impl Lane {
             length: SELF_TEST_LEN,
             rkey: remote.rkey.0,
         });
-        lane.queue_command(terms, &command, None);
+        match proof {
+            None => lane.queue_command(terms, &command, None),
+            Some(proof) => {
+                command.in_capsule_bytes = PROOF_LEN;
+                lane.queue_proof(terms, &command, &proof.ours);
+            }
+        }
         lane
+    }
+
+    /// Queues the self-test with its proof, which is behind the capsule in the same slot. Nothing
+    /// joins its message.
+    fn queue_proof(&mut self, terms: &Terms, command: &CommandCapsule, proof: &QueueProof) {
+        self.queue_command(terms, command, None);
+        let offset = self.slots_at + terms.layout().capsule_offset(command.tag.index());
+        terms.memory().slots.region().write(offset + COMMAND_BYTES, proof.as_bytes());
+        if let Some(wr) = self.wrs.sends.last_mut() {
+            wr.sges.grow_first(PROOF_LEN);
+            wr.inline = false;
+        }
+        self.wrs.open = None;
     }
 
     #[inline]
@@ -215,9 +241,7 @@ impl Lane {
     pub(super) fn own_answer(&mut self, terms: &Terms, answer: &Answer) -> Result<bool, PathEnd> {
         match self.phase {
             Phase::Testing { sequence, .. } => {
-                if !self.passes_self_test(terms, answer, sequence) {
-                    return Err(PathEnd::SelfTest);
-                }
+                self.check_self_test(terms, answer, sequence)?;
                 self.phase = Phase::Ready;
                 Ok(true)
             }
@@ -231,14 +255,29 @@ impl Lane {
         }
     }
 
-    /// Whether the self-test's answer is as it must be.
-    fn passes_self_test(&self, terms: &Terms, answer: &Answer, sequence: Sequence) -> bool {
+    /// Whether the self-test's answer is as it must be. A wrong proof behind the right pattern is no
+    /// fault of the verbs.
+    fn check_self_test(
+        &self,
+        terms: &Terms,
+        answer: &Answer,
+        sequence: Sequence,
+    ) -> Result<(), PathEnd> {
         let mut seen = [0; SELF_TEST_BYTES];
         terms.memory().scratch.region().read(self.scratch_at, &mut seen);
-        answer.status == Status::Ok
+        let pattern = self_test_pattern(sequence);
+        let compared = if self.theirs.is_some() { TargetProof::AT } else { SELF_TEST_BYTES };
+        let works = answer.status == Status::Ok
             && answer.answers(sequence)
             && answer.immediate == terms.with_imm()
-            && seen == self_test_pattern(sequence)
+            && seen[..compared] == pattern[..compared];
+        match &self.theirs {
+            _ if !works => Err(PathEnd::SelfTest),
+            Some(theirs) if !theirs.is_answer(sequence, &seen) => {
+                Err(PathEnd::Protocol("the target did not prove that it knows the session"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Queues the RECV of a slot. Returns its offset.

@@ -14,6 +14,9 @@
 //! decides how each write is sent, may put a FLUSH ahead of a write, and has FLUSHes fail that must
 //! tell of a loss.
 //!
+//! Where digests were agreed, the data of a READ is checked before the request is answered, and a
+//! request whose data does not come through is sent once again ([`digests`]).
+//!
 //! Per request: at most one SEND, no completion of its own (the answer proves it), and at most one
 //! receive completion: where lists were agreed, the commands of a turn share messages, and so do
 //! answers. No allocation, lock or system call of its own.
@@ -21,6 +24,7 @@
 mod active_path;
 mod answer;
 mod beat;
+mod digests;
 mod lane;
 mod stats;
 mod terms;
@@ -29,7 +33,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{Completion, FabricError, WcStatus};
-use rblk_protocol::{Opcode, QueueDepth, Status, Tag};
+use rblk_protocol::limits::READ_TRAILER_BYTES;
+use rblk_protocol::{Features, Opcode, QueueDepth, Sequence, Status, Tag};
 
 use crate::admin::Pulse;
 use crate::durability::{Answered, Ledger, Plan};
@@ -38,6 +43,8 @@ use crate::io::{Io, IoOp};
 use crate::path::{DeadPath, Path};
 use active_path::{ActivePath, Arrival, BeatDue};
 use answer::Answer;
+pub use digests::DigestFailure;
+use digests::{Digests, Verdict};
 pub use stats::{QueueCounts, QueueStats};
 
 /// How long the self-test may take.
@@ -59,6 +66,8 @@ pub enum PathEnd {
     Silent,
     /// The target broke a rule of the protocol.
     Protocol(&'static str),
+    /// An answer did not come through: its digest does not fit.
+    Corrupted,
     /// Control asked for it.
     Dropped,
     /// The path could not be taken over.
@@ -88,12 +97,15 @@ impl Waiting {
 pub struct Engine {
     depth: QueueDepth,
     buffer_stride: usize,
+    // Most data of one request: the rest of a buffer is for its trailer.
+    data_max: usize,
     inflight: Inflight,
     path: Option<ActivePath>,
     ended: Vec<(PathEnd, DeadPath)>,
     pulse: Option<Pulse>,
     waiting: Waiting,
     ledger: Option<Ledger>,
+    digests: Digests,
     // Where completions are reaped to.
     reaped: Box<[Completion]>,
     stats: Arc<QueueStats>,
@@ -117,15 +129,25 @@ impl Engine {
         Self {
             depth,
             buffer_stride,
+            data_max: buffer_stride,
             inflight: Inflight::new(depth),
             path: None,
             ended: Vec::new(),
             pulse: None,
             waiting: Waiting::default(),
             ledger: None,
+            digests: Digests::new(depth),
             reaped: vec![Completion::default(); REAP].into_boxed_slice(),
             stats,
         }
+    }
+
+    /// With room for trailers: a request has at most `data_max` bytes of data. Without it, paths
+    /// with digests are not usable.
+    #[must_use]
+    pub fn with_data_max(mut self, data_max: usize) -> Self {
+        self.data_max = data_max.min(self.buffer_stride);
+        self
     }
 
     /// With an account of what is durable, made for the same depth.
@@ -215,6 +237,17 @@ impl Engine {
         !self.ended.is_empty()
     }
 
+    /// Whether [`Self::take_digest_failure`] has something.
+    #[must_use]
+    pub(crate) fn has_digest_failure(&self) -> bool {
+        self.digests.has_failure()
+    }
+
+    /// Requests that failed since the last call because their data did not come through twice.
+    pub fn take_digest_failure(&mut self) -> Option<DigestFailure> {
+        self.digests.take_failure()
+    }
+
     /// A path that ended, for control to destroy. Call it until there is none.
     pub fn take_ended(&mut self) -> Option<(PathEnd, DeadPath)> {
         self.ended.pop()
@@ -251,8 +284,14 @@ impl Engine {
     pub fn connect(&mut self, path: Path, now: Instant) {
         self.end_path(PathEnd::Dropped);
         // Room for every tag, and buffers no shorter than what may be asked.
+        let digests = path.accept.features.has(Features::DIGEST);
+        let room = self.buffer_stride - self.data_max;
         let fits = path.accept.depth == self.depth
-            && path.accept.io_max_bytes as usize >= self.buffer_stride;
+            && path.accept.io_max_bytes as usize >= self.data_max
+            && (!digests || room >= READ_TRAILER_BYTES);
+        if !digests {
+            self.digests.clear();
+        }
         match ActivePath::begin(path, fits, now) {
             Ok(path) => {
                 self.path = Some(path);
@@ -272,6 +311,7 @@ impl Engine {
         let Some(path) = self.path.take() else { return };
         // What was under way may get into our memory until the QPs are destroyed: see
         // `Undestroyed`. The keys die with the path.
+        self.stats.digest_mismatches.add(u64::from(end == PathEnd::Corrupted));
         let dead = path.end();
         let lost = self.inflight.path_lost();
         if let Some(ledger) = &mut self.ledger {
@@ -371,6 +411,7 @@ impl Engine {
                 if let Some(ledger) = &mut self.ledger {
                     ledger.cancelled(tag);
                 }
+                self.digests.cancelled(tag);
                 self.stats.errors.add(1);
                 done(tag, -errno);
                 busy = true;
@@ -388,6 +429,7 @@ impl Engine {
             let Some(io) = self.inflight.waiting(tag) else { continue };
             if self.ledger.as_mut().is_some_and(|ledger| ledger.must_fail(tag, &io)) {
                 let _ = self.inflight.cancel(tag);
+                self.digests.cancelled(tag);
                 self.stats.flushes.add(1);
                 self.stats.errors.add(1);
                 done(tag, -EIO);
@@ -434,7 +476,13 @@ impl Engine {
         if command.buffer.is_some() {
             self.stats.keyed_commands.add(1);
         }
-        path.send(lane, &mut command, data, io.data_bytes);
+        command.sequence = path.next_sequence();
+        if path.terms().with_digests() {
+            let offset = tag.index() * self.buffer_stride;
+            let buffers = path.terms().memory().sources.region();
+            self.digests.seal(&mut command, &io, buffers, offset);
+        }
+        path.send(lane, &command, data, io.data_bytes);
         let sent = self.inflight.send(tag, command.sequence);
         debug_assert!(sent.is_ok(), "tag {} waited a moment ago", tag.0);
         true
@@ -482,47 +530,85 @@ impl Engine {
         }
         // Before the answer is taken: a request of a path that ends must be left to the next path.
         if answer.immediate
-            && self.inflight.awaited(answer.tag).is_some_and(|io| io.op != IoOp::Read)
+            && let Some(io) = self.inflight.awaited(answer.tag)
+            && !path.terms().may_end_read(&io, answer.written)
         {
-            return Err(PathEnd::Protocol("an immediate for a command that is no READ"));
+            return Err(PathEnd::Protocol("an immediate for no READ, or with no data or too much"));
         }
         // By another QP an answer could overtake its data.
         let own = path.went_by(answer.tag, answer.by);
+        let mut sent = Sequence(0);
         let io = self
             .inflight
-            .answer(answer.tag, |sequence| own && answer.answers(sequence))
+            .answer(answer.tag, |sequence| {
+                sent = sequence;
+                own && answer.answers(sequence)
+            })
             .map_err(|_| PathEnd::Protocol("an answer to a command that was not sent"))?;
         path.answered(answer.by, io.data_bytes);
         let inside = path.terms().fits_capsule(io.data_bytes);
-        if let Some(status) = self.account(answer, &io) {
+        let mut status = answer.status;
+        if path.terms().with_digests() {
+            match self.check_data(answer, &io, sent) {
+                Verdict::Done(checked) => status = checked,
+                Verdict::Again => return Ok(()),
+            }
+        }
+        if let Some(status) = self.account(answer.tag, status, &io) {
             done(answer.tag, self.stats.count(&io, status, inside));
         }
         Ok(())
     }
 
+    /// Checks the data of an answered READ, and what the target says of that of a WRITE. If it is
+    /// to be sent again, it waits for that.
+    #[inline(never)]
+    fn check_data(&mut self, answer: &Answer, io: &Io, sent: Sequence) -> Verdict {
+        let Some(path) = &self.path else { return Verdict::Done(answer.status) };
+        let offset = answer.tag.index() * self.buffer_stride;
+        let buffers = path.terms().memory().sinks.region();
+        let answered = (answer.status, sent);
+        let verdict = self.digests.answered(answer.tag, io, answered, buffers, offset);
+        match verdict {
+            Verdict::Again => {
+                self.stats.digest_mismatches.add(1);
+                self.stats.digest_retries.add(1);
+                self.wait_again(answer.tag, io);
+            }
+            Verdict::Done(Status::DigestMismatch) => self.stats.digest_mismatches.add(1),
+            Verdict::Done(_) => {}
+        }
+        verdict
+    }
+
+    /// An answered request is to be sent again.
+    fn wait_again(&mut self, tag: Tag, io: &Io) {
+        let queued = self.inflight.queue(tag, *io);
+        debug_assert!(queued.is_ok(), "tag {} was answered a moment ago", tag.0);
+        self.waiting.backlog = true;
+    }
+
     /// Tells the ledger of an answer. Returns the status of the request; `None`, if it waits again,
     /// because what was answered was the FLUSH ahead of it.
     #[inline(always)]
-    fn account(&mut self, answer: &Answer, io: &Io) -> Option<Status> {
+    fn account(&mut self, tag: Tag, status: Status, io: &Io) -> Option<Status> {
         let (Some(ledger), Some(path)) = (&mut self.ledger, &self.path) else {
-            return Some(answer.status);
+            return Some(status);
         };
-        let offset = answer.tag.index() * self.buffer_stride;
+        let offset = tag.index() * self.buffer_stride;
         let buffers = path.terms().memory().sources.region();
         let copied = &self.stats.copied_bytes;
-        let answered = ledger.answered(answer.tag, io, answer.status, |from, piece| {
+        let answered = ledger.answered(tag, io, status, |from, piece| {
             copied.add(piece.len() as u64);
             buffers.read(offset + from, piece);
         });
         // A request that waits for room may have it now.
         self.waiting.backlog |= ledger.has_waiting();
         match answered {
-            Answered::Done => Some(answer.status),
+            Answered::Done => Some(status),
             Answered::Lost => Some(Status::StoreError),
             Answered::Again => {
-                let queued = self.inflight.queue(answer.tag, *io);
-                debug_assert!(queued.is_ok(), "tag {} was answered a moment ago", answer.tag.0);
-                self.waiting.backlog = true;
+                self.wait_again(tag, io);
                 None
             }
         }

@@ -37,6 +37,10 @@ rblk_fabric::counters! {
     keyed_commands,
     /// Requests answered with an error.
     errors,
+    /// Data and answers that did not come through as they were sent: their digests did not fit.
+    digest_mismatches,
+    /// Requests sent once again because of that.
+    digest_retries,
     /// Requests sent again on another path.
     replayed,
     /// FLUSHes sent ahead of a write, to make room for retained writes.

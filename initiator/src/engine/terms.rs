@@ -7,6 +7,7 @@ use rblk_protocol::{
     VolumeHandle,
 };
 
+use super::digests::TRAILER_LEN;
 use crate::io::{Io, IoOp};
 use crate::path::{PathLayout, PathMemory};
 
@@ -20,6 +21,9 @@ pub(super) struct Terms {
     lane_bytes: u32,
     with_imm: bool,
     with_lists: bool,
+    with_digests: bool,
+    // Bytes behind the data of a READ.
+    trailer_len: u32,
 }
 
 impl Terms {
@@ -30,10 +34,13 @@ impl Terms {
         volume: VolumeHandle,
         lane_bytes: u32,
     ) -> Self {
+        let with_digests = accept.features.has(Features::DIGEST);
         Self {
             memory,
             with_imm: accept.features.has(Features::WRITE_WITH_IMM),
             with_lists: accept.features.has(Features::CAPSULE_LISTS),
+            with_digests,
+            trailer_len: if with_digests { TRAILER_LEN } else { 0 },
             layout: PathLayout { depth: accept.depth },
             accept,
             epoch,
@@ -67,6 +74,20 @@ impl Terms {
         self.with_lists
     }
 
+    /// Capsules and data have digests.
+    #[inline]
+    pub(super) fn with_digests(&self) -> bool {
+        self.with_digests
+    }
+
+    /// Whether a request can be a READ whose last WRITE had so many bytes: some of the data, or the
+    /// trailer with or without data. There may have been other WRITEs before.
+    #[inline]
+    pub(super) fn may_end_read(&self, io: &Io, written: u32) -> bool {
+        let least = self.trailer_len.max(1);
+        io.op == IoOp::Read && (least..=io.data_bytes + self.trailer_len).contains(&written)
+    }
+
     /// The tag of the connection's own commands.
     #[inline]
     pub(super) fn connection_tag(&self) -> Tag {
@@ -88,7 +109,9 @@ impl Terms {
 
     /// A command of the connection's own, under its tag.
     pub(super) fn own_command(&self, opcode: Opcode, sequence: Sequence) -> CommandCapsule {
-        CommandCapsule::new(opcode, self.connection_tag(), self.epoch, sequence)
+        let mut command = CommandCapsule::new(opcode, self.connection_tag(), self.epoch, sequence);
+        command.flags.digest = self.with_digests;
+        command
     }
 
     /// A command for the volume, without a range.

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rblk_config::MountConfig;
 use rblk_fabric::{Address, PageKind, Region};
-use rblk_protocol::width::{narrow, wide};
+use rblk_protocol::width::narrow;
 use rblk_protocol::{Features, Name, QueueDepth, limits};
 
 use super::course::Facts;
 use super::link::{access_mode, options};
 use super::mounted::Mount;
 use super::neighbour;
-use super::setup::{Endpoint, Setup};
+use super::setup::{Endpoint, KnownBy, Setup, credentials_of};
 use crate::error::SessionError;
 use crate::path::Path;
 use crate::session::{Claim, HostIdentity, LISTS, QueueWish, Session};
@@ -38,9 +38,10 @@ pub(super) async fn connect_first(
     why: &RefCell<Option<String>>,
 ) -> anyhow::Result<(Mount, Vec<Path>)> {
     let begun = Instant::now();
+    let known_by = KnownBy { host, credentials: credentials_of(config)? };
     let mut round = 1u32;
     loop {
-        let error = match connect_once(config, name, host, take_over).await {
+        let error = match connect_once(config, name, &known_by, take_over).await {
             Ok(connected) => {
                 if round > 1 {
                     let status = sd_notify::NotifyState::Status("connected");
@@ -70,15 +71,15 @@ pub(super) async fn connect_first(
 async fn connect_once(
     config: &MountConfig,
     name: &str,
-    host: HostIdentity,
+    known_by: &KnownBy,
     take_over: bool,
 ) -> anyhow::Result<(Mount, Vec<Path>)> {
     let addresses = config.target.iter().map(|t| t.parse()).collect::<Result<Vec<Address>, _>>()?;
     let volume_name = Name::new(&config.volume)?;
     let claim = Claim { take_over, ..access_mode(config).into() };
-    let (address, mut session) = connect_any(&addresses, config, &host).await?;
-    let opened = match may_open(config, name, &host, take_over, &session) {
-        Ok(()) => open_first(config, host, addresses, volume_name, claim, &mut session).await,
+    let (address, mut session) = connect_any(&addresses, config, known_by).await?;
+    let opened = match may_open(config, name, &known_by.host, take_over, &session) {
+        Ok(()) => open_first(config, known_by, addresses, volume_name, claim, &mut session).await,
         Err(error) => Err(error),
     };
     match opened {
@@ -111,7 +112,7 @@ fn may_open(
 /// Opens the volume and connects its queues.
 async fn open_first(
     config: &MountConfig,
-    host: HostIdentity,
+    known_by: &KnownBy,
     addresses: Vec<Address>,
     volume_name: Name,
     claim: Claim,
@@ -146,7 +147,9 @@ async fn open_first(
         fenced: None,
     };
     let (queues, endpoint) = (wish.queues, Endpoint::of(session));
-    let setup = Setup { volume_name, addresses, host, wish, queues, buffers, endpoint };
+    let KnownBy { host, credentials } = known_by.clone();
+    let setup =
+        Setup { volume_name, addresses, host, credentials, wish, queues, buffers, endpoint };
     Ok((setup, facts, paths))
 }
 
@@ -161,6 +164,7 @@ fn first_wish(config: &MountConfig, queues_max: u16) -> anyhow::Result<QueueWish
         io_max_bytes: u32::try_from(config.max_io.0).context("max_io")?,
         in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
         features: Features::WRITE_WITH_IMM.or(LISTS),
+        digest: config.digest,
         lanes: config.lanes,
         queues: queues.min(queues_max),
     })
@@ -168,7 +172,7 @@ fn first_wish(config: &MountConfig, queues_max: u16) -> anyhow::Result<QueueWish
 
 /// Memory for the data of one queue.
 pub(super) fn queue_memory(wish: &QueueWish) -> anyhow::Result<Arc<Region>> {
-    let bytes = usize::from(wish.depth.get()) * wide(wish.io_max_bytes);
+    let bytes = usize::from(wish.depth.get()) * wish.buffer_stride();
     Ok(Region::allocate(bytes, PageKind::Normal)?)
 }
 
@@ -176,11 +180,12 @@ pub(super) fn queue_memory(wish: &QueueWish) -> anyhow::Result<Arc<Region>> {
 async fn connect_any(
     addresses: &[Address],
     config: &MountConfig,
-    host: &HostIdentity,
+    known_by: &KnownBy,
 ) -> Result<(usize, Session), SessionError> {
     let mut last = None;
     for (at, address) in addresses.iter().enumerate() {
-        match Session::begin(address, &options(config), host).await {
+        let (host, credentials) = (&known_by.host, known_by.credentials());
+        match Session::begin(address, &options(config), host, credentials).await {
             Ok(session) => return Ok((at, session)),
             Err(error) => {
                 tracing::debug!(%address, %error, "no session");

@@ -244,7 +244,7 @@ impl Link {
         self.tries.begin(Try {
             address: self.setup.addresses[address].clone(),
             options: ConnectOptions { timeout: limit, ..options(&self.config) },
-            host: self.setup.host,
+            known_by: self.setup.known_by(),
             resume,
             volume_name: self.setup.volume_name,
             claim: Claim { generation, ..access_mode(&self.config).into() },
@@ -268,8 +268,8 @@ impl Link {
         let timeout = self.course.rules().try_limit();
         let options = ConnectOptions { timeout, ..options(&self.config) };
         let address = self.setup.addresses[index].clone();
-        let (host, instance) = (self.setup.host, self.course.facts().instance);
-        self.tries.begin_probe(index, address, options, host, instance);
+        let (known_by, instance) = (self.setup.known_by(), self.course.facts().instance);
+        self.tries.begin_probe(index, address, options, known_by, instance);
     }
 
     /// An answer goes nowhere if the try was ended meanwhile.

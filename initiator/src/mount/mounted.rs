@@ -21,7 +21,7 @@ use super::socket::Response;
 use super::status::MountStatus;
 use super::{EIO, device};
 use crate::durability::Durability;
-use crate::engine::QueueCounts;
+use crate::engine::{DigestFailure, QueueCounts};
 use crate::path::Path;
 use crate::queue::FromQueue;
 use crate::session::Session;
@@ -151,6 +151,7 @@ impl Mount {
         by_queue.iter().for_each(|queue| total.add(queue));
         let mut status = MountStatus {
             lanes: self.queues.lanes(),
+            digest: self.queues.digest(),
             unflushed_writes: self.durability.unflushed(),
             writes_rewritten: self.durability.writes_rewritten(),
             losses: self.durability.losses(),
@@ -182,6 +183,10 @@ impl Mount {
                 self.link.on_path_end(queue, end, &mut self.queues);
                 Ok(())
             }
+            FromQueue::DigestFailure { queue, failure } => {
+                self.tell_digest_failure(queue, failure);
+                Ok(())
+            }
             FromQueue::Quiet { queue } => {
                 self.link.on_quiet(queue, &mut self.queues);
                 Ok(())
@@ -194,6 +199,20 @@ impl Mount {
                 }
             }
         }
+    }
+
+    /// Says in the log which requests failed because their data did not come through.
+    fn tell_digest_failure(&self, queue: u16, failure: DigestFailure) {
+        let DigestFailure { io, count } = failure;
+        tracing::error!(
+            volume = self.status.volume,
+            queue,
+            op = ?io.op,
+            lba = io.lba.0,
+            bytes = io.data_bytes,
+            count,
+            "EIO: data did not come through, twice: its digest does not fit. Memory, a driver, a switch or a card on the way changes data"
+        );
     }
 
     /// Every request fails from now on.

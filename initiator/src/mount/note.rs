@@ -277,6 +277,21 @@ impl Note {
         rule(longest.max() <= Some(TEXT_MAX), "a text is too long")
     }
 
+    /// For `tests/fuzz`: whether the bytes are a note of mount `m`. What was accepted can be used,
+    /// and is the same when it is written and read again.
+    #[cfg(feature = "fuzzing")]
+    #[must_use]
+    #[expect(clippy::missing_panics_doc, reason = "it panics when the parser breaks a promise")]
+    pub fn accepts(text: &[u8]) -> bool {
+        let Ok(note) = Self::parse(text, "m") else { return false };
+        let written = serde_json::to_vec(&note).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(Self::parse(&written, "m"), Ok(note.clone()), "another note after a write");
+        let _ = note.status("lost");
+        let name = Name::new("h").unwrap_or_else(|error| panic!("{error}"));
+        note.restore(&note.config, name).unwrap_or_else(|error| panic!("{error}"));
+        true
+    }
+
     fn block_size(&self) -> Option<BlockSize> {
         BlockSize::new(self.volume.block_size)
     }
@@ -314,11 +329,14 @@ impl Note {
             volume_name: Name::new(&self.config.volume)?,
             addresses,
             host: HostIdentity { id: HostId(self.host), name: host_name },
+            // No secret is in a note.
+            credentials: None,
             wish: QueueWish {
                 depth: QueueDepth::new(self.wish.depth).ok_or_else(none)?,
                 io_max_bytes: self.wish.io_max,
                 in_capsule_bytes: self.wish.in_capsule,
                 features: Features(self.wish.features).or(LISTS),
+                digest: config.digest,
                 lanes: config.lanes,
                 queues: self.queues,
             },

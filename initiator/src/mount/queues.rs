@@ -6,8 +6,8 @@ use anyhow::Context;
 use rblk_config::Spin;
 use rblk_fabric::mailbox::Sender;
 use rblk_fabric::spin::SpinMode;
-use rblk_protocol::BlockSize;
 use rblk_protocol::width::wide;
+use rblk_protocol::{BlockSize, Features};
 use tokio::sync::mpsc;
 
 use super::setup::Setup;
@@ -27,6 +27,8 @@ pub(super) struct Queues {
     stopped: usize,
     // QPs of each queue, at least, as of the last time they were connected.
     lanes: usize,
+    // Whether all of them had digests then.
+    digest: bool,
 }
 
 #[derive(Debug, Default)]
@@ -82,10 +84,11 @@ impl Queues {
             let Some(config) = device.queue_config(queue) else { continue };
             let region = plan.setup.buffers.get(usize::from(queue)).context("a queue too many")?;
             let buffers =
-                Buffers::new(Arc::clone(region), 0, wide(wish.io_max_bytes), wish.depth.get())?;
+                Buffers::new(Arc::clone(region), 0, wish.buffer_stride(), wish.depth.get())?;
             let handle = crate::queue::start(QueueParts {
                 config,
                 buffers,
+                data_max: wide(wish.io_max_bytes),
                 block_size: plan.block_size,
                 ledger: plan.ledger(),
                 pulse: Some(plan.pulse),
@@ -126,10 +129,16 @@ impl Queues {
         self.lanes
     }
 
+    /// Whether commands and data of every queue have digests.
+    pub(super) fn digest(&self) -> bool {
+        self.digest
+    }
+
     /// Gives each queue its path. A path of a queue that the driver did not make ends here.
     pub(super) fn connect(&mut self, paths: Vec<Path>) {
         let lanes = paths.iter().map(|path| path.connections.len()).min();
         self.lanes = lanes.unwrap_or(self.lanes);
+        self.digest = paths.iter().all(|path| path.accept.features.has(Features::DIGEST));
         for (thread, path) in self.threads.iter_mut().zip(paths) {
             thread.paths += 1;
             thread.send(ToQueue::Connect(Box::new(path)));

@@ -12,10 +12,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::course::{OtherTarget, Verdict};
 use super::settle::{Account, settle};
+use super::setup::KnownBy;
 use super::task::{self, Running};
 use crate::error::SessionError;
 use crate::path::Path;
-use crate::session::{Claim, HostIdentity, QueueWish, Session};
+use crate::session::{Claim, QueueWish, Session};
 
 /// How long the mount may take to answer a try. It takes longer only when it ends.
 const STEP_DEADLINE: Duration = Duration::from_secs(10);
@@ -38,7 +39,7 @@ pub(super) struct Try {
     pub(super) address: Address,
     /// Their timeout is that of each step.
     pub(super) options: ConnectOptions,
-    pub(super) host: HostIdentity,
+    pub(super) known_by: KnownBy,
     /// The session and the epoch to raise it to; `None` begins a new session.
     pub(super) resume: Option<(SessionId, Epoch)>,
     pub(super) volume_name: Name,
@@ -69,8 +70,9 @@ impl Try {
     /// Connects, logs in, opens the volume, settles what became of acknowledged writes if it has
     /// to, and connects every queue.
     pub(super) async fn run(self, steps: mpsc::Sender<Step>) -> anyhow::Result<Reconnected> {
-        let mut session =
-            Session::connect(&self.address, &self.options, &self.host, self.resume).await?;
+        let Self { address, options, known_by, resume, .. } = &self;
+        let (host, credentials) = (&known_by.host, known_by.credentials());
+        let mut session = Session::connect(address, options, host, credentials, *resume).await?;
         match self.open(&mut session, &steps).await {
             Ok(paths) => Ok(Reconnected { session, paths }),
             Err(error) => {
@@ -138,10 +140,11 @@ async fn ask<T>(
 async fn probe(
     address: Address,
     options: ConnectOptions,
-    host: HostIdentity,
+    known_by: KnownBy,
     instance: InstanceId,
 ) -> anyhow::Result<()> {
-    let session = Session::connect(&address, &options, &host, None).await?;
+    let (host, credentials) = (&known_by.host, known_by.credentials());
+    let session = Session::connect(&address, &options, host, credentials, None).await?;
     let LoginReply { instance: found, target_name: name, .. } = session.login();
     session.logout(LOGOUT_TIME).await;
     anyhow::ensure!(found == instance, "another target answers there, with the name `{name}`");
@@ -195,13 +198,13 @@ impl Tries {
         index: usize,
         address: Address,
         options: ConnectOptions,
-        host: HostIdentity,
+        known_by: KnownBy,
         instance: InstanceId,
     ) {
         self.probed = index;
         self.probing = Some(tokio::spawn(async move {
             let shown = address.to_string();
-            let answers = probe(address, options, host, instance).await;
+            let answers = probe(address, options, known_by, instance).await;
             match &answers {
                 Ok(()) => tracing::debug!(address = shown, "a better address answers"),
                 Err(error) => {

@@ -25,6 +25,7 @@ use super::lock::MountLock;
 use super::mounted::Mount;
 use super::note::Note;
 use super::serving::Serving;
+use super::setup::credentials_of;
 use super::signals::Signals;
 use super::socket::{MountSocket, lock_unless_served};
 use super::start::start_device;
@@ -136,6 +137,7 @@ fn recovered_times(note: &Note) -> u32 {
 fn mount_of(name: &str, note: &Note, config: &MountConfig) -> anyhow::Result<Mount> {
     let host = host_identity(config.host_name.as_deref());
     let (mut setup, facts) = note.restore(config, host.name)?;
+    setup.credentials = credentials_of(config)?;
     for _ in 0..setup.queues {
         let memory = begin::queue_memory(&setup.wish)?;
         touch(&memory);

@@ -4,10 +4,11 @@
 
 use std::sync::Arc;
 
+use rblk_config::MountConfig;
 use rblk_fabric::{Address, Region};
 use rblk_protocol::Name;
 
-use crate::session::{HostIdentity, QueueWish, Session};
+use crate::session::{Credentials, HostIdentity, QueueWish, Session};
 
 /// How a mount reaches its volume.
 #[derive(Clone, Debug)]
@@ -18,15 +19,50 @@ pub(super) struct Setup {
     pub(super) addresses: Vec<Address>,
     /// This host, as the target knows it.
     pub(super) host: HostIdentity,
+    /// By what both ends prove who they are, if the mount asks for it. Read once, when this process
+    /// takes the mount up; no note holds it.
+    pub(super) credentials: Option<Arc<Credentials>>,
     /// What every queue asks for: what the target granted the first time.
     pub(super) wish: QueueWish,
     /// Hardware queues.
     pub(super) queues: u16,
-    /// Memory of each queue: `wish.depth` buffers of `wish.io_max_bytes`. At least `queues` of
+    /// Memory of each queue: `wish.depth` buffers of `wish.buffer_stride()` bytes. At least `queues` of
     /// them.
     pub(super) buffers: Vec<Arc<Region>>,
     /// The connection in use, or last in use; for people.
     pub(super) endpoint: Endpoint,
+}
+
+/// What a target knows this host by.
+#[derive(Clone, Debug)]
+pub(super) struct KnownBy {
+    /// What this host says.
+    pub(super) host: HostIdentity,
+    /// What it proves.
+    pub(super) credentials: Option<Arc<Credentials>>,
+}
+
+impl KnownBy {
+    pub(super) fn credentials(&self) -> Option<&Credentials> {
+        self.credentials.as_deref()
+    }
+}
+
+impl Setup {
+    /// What a target knows this host by.
+    pub(super) fn known_by(&self) -> KnownBy {
+        KnownBy { host: self.host, credentials: self.credentials.clone() }
+    }
+}
+
+/// The credentials that a configuration asks for. `None` where it names no key of the target: then
+/// neither end proves who it is.
+///
+/// # Errors
+/// The key file is missing, is no key file, or others may read it.
+pub(super) fn credentials_of(config: &MountConfig) -> anyhow::Result<Option<Arc<Credentials>>> {
+    let Some(key) = config.secret_key()? else { return Ok(None) };
+    Ok(Some(Arc::new(Credentials::new(key, config.target_keys.clone())?)))
 }
 
 /// A connection to the target, in words for people.

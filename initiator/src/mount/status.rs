@@ -68,6 +68,10 @@ pub struct MountStatus {
     pub in_capsule_bytes: u32,
     /// Reads are answered by WRITE_WITH_IMM: data and answer in one message.
     pub write_with_imm: bool,
+    /// Commands and data of every queue have digests, as of the last time the queues were
+    /// connected.
+    #[serde(default)]
+    pub digest: bool,
     /// Memory for retained writes in bytes; 0 when none are.
     #[serde(default)]
     pub retain_bytes: u64,

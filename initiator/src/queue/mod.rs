@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use self::thread::QueueThread;
 use crate::admin::Pulse;
 use crate::durability::Ledger;
-use crate::engine::{PathEnd, QueueStats};
+use crate::engine::{DigestFailure, PathEnd, QueueStats};
 use crate::path::{DeadPath, Path};
 use crate::retain::Retained;
 use crate::ublk::{Buffers, QueueConfig};
@@ -70,6 +70,13 @@ pub(crate) enum FromQueue {
         /// Which queue.
         queue: u16,
     },
+    /// Requests failed because their data did not come through twice.
+    DigestFailure {
+        /// Which queue.
+        queue: u16,
+        /// Which requests.
+        failure: DigestFailure,
+    },
     /// The thread left: the disk is stopped, control asked for it, or something broke.
     Stopped {
         /// Which queue.
@@ -106,6 +113,8 @@ pub(crate) struct QueueParts {
     pub config: QueueConfig,
     /// One buffer per tag.
     pub buffers: Buffers,
+    /// Most data of a request: the rest of its buffer is for a trailer.
+    pub data_max: usize,
     /// Block size of the volume.
     pub block_size: BlockSize,
     /// The account of what is durable, made for the queue's depth. None for a volume whose writes

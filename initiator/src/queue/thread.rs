@@ -35,6 +35,8 @@ const HAND_BACK_TRIES: u32 = 16;
 /// Busy turns after which the poller's counters are published. They are published before every
 /// sleep, too.
 const PUBLISH_TURNS: u32 = 64;
+/// Control hears of data that did not come through at most once in this time.
+const DIGEST_REPORTS: Duration = Duration::from_secs(1);
 const EIO: i32 = 5;
 const EINVAL: i32 = 22;
 
@@ -49,6 +51,8 @@ pub(super) struct QueueThread {
     gathering: Gathering,
     queue: u16,
     block_size: BlockSize,
+    // When control was last told of data that did not come through.
+    told_digests: Option<Instant>,
     // The longest sleep while answers are outstanding.
     short_sleep: Duration,
 }
@@ -78,7 +82,7 @@ impl QueueThread {
         mail: Receiver<ToQueue>,
         stats: Arc<QueueStats>,
     ) -> io::Result<Self> {
-        let QueueParts { config, buffers, block_size, ledger, pulse, outbox, .. } = parts;
+        let QueueParts { config, buffers, data_max, block_size, ledger, pulse, outbox, .. } = parts;
         // Timers of this thread are exact: a gathering is shorter than the usual 50 µs of slack.
         let _ = nix::sys::prctl::set_timerslack(1);
         let queue = config.queue_id();
@@ -90,7 +94,7 @@ impl QueueThread {
         ublk.fetch_all();
         ublk.enter(Wait::No).map_err(io::Error::other)?;
         let depth = QueueDepth::new(ublk.depth()).ok_or(io::ErrorKind::InvalidInput)?;
-        let mut engine = Engine::new(depth, stride, Arc::clone(&stats));
+        let mut engine = Engine::new(depth, stride, Arc::clone(&stats)).with_data_max(data_max);
         if let Some(ledger) = ledger {
             engine = engine.with_ledger(ledger);
         }
@@ -105,6 +109,7 @@ impl QueueThread {
             gathering: Gathering::default(),
             queue,
             block_size,
+            told_digests: None,
             short_sleep: short_sleep(pulse),
         })
     }
@@ -208,6 +213,19 @@ impl QueueThread {
         (busy, before - self.engine.outstanding())
     }
 
+    /// Tells control of requests whose data did not come through, at most once in
+    /// [`DIGEST_REPORTS`].
+    #[cold]
+    fn tell_digests(&mut self, now: Instant) {
+        let is_due = |at| now.saturating_duration_since(at) >= DIGEST_REPORTS;
+        if self.told_digests.is_none_or(is_due)
+            && let Some(failure) = self.engine.take_digest_failure()
+        {
+            self.told_digests = Some(now);
+            self.paths.tell(FromQueue::DigestFailure { queue: self.queue, failure });
+        }
+    }
+
     /// Whether the thread ends now. Its paths are with control then.
     fn ends(&mut self, now: Instant) -> io::Result<bool> {
         let leaves = self.ending.leave_by.is_some_and(|by| self.engine.is_quiet() || now >= by);
@@ -235,6 +253,9 @@ impl DataThread for QueueThread {
         let (did, answers) = self.turn_engine(now);
         busy |= did | (events != Found::Nothing);
         busy |= self.paths.send_off(&mut self.engine, &mut self.ublk)?;
+        if self.engine.has_digest_failure() {
+            self.tell_digests(now);
+        }
         if self.ending.tell_quiet && self.engine.is_quiet() {
             self.ending.tell_quiet = false;
             self.paths.tell(FromQueue::Quiet { queue: self.queue });

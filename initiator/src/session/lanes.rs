@@ -2,19 +2,21 @@
 
 use std::sync::Arc;
 
+use rblk_config::DigestWish;
 use rblk_fabric::{
     Address, ConnectOptions, Connection, ConnectionHello, Device, Poller, PollerHandle,
     ProtectionDomain, QpLimits, Region, Route,
 };
+use rblk_protocol::auth::{Hellos, QueueKey, SessionSecret};
 use rblk_protocol::{
-    ConnectionKind, Epoch, Features, HelloAccept, HelloRequest, SessionId, Version, VolumeHandle,
-    limits,
+    ConnectionKind, Epoch, Features, HelloAccept, HelloRequest, Nonce, SessionId, Version,
+    VolumeHandle, limits,
 };
 
 use super::wish::QueueWish;
 use super::{explain, parse_accept};
 use crate::error::SessionError;
-use crate::path::{DATA_LIST_SGES, Path, PathLayout, PathMemory, retire};
+use crate::path::{DATA_LIST_SGES, LaneProof, Path, PathLayout, PathMemory, retire};
 
 /// Most READs of a target that a queue serves at once, where the device can.
 const READS_IN_MAX: u8 = 16;
@@ -23,6 +25,7 @@ const READS_IN_MAX: u8 = 16;
 /// destroyed, and nothing waits for that.
 struct Made {
     connections: Vec<Connection>,
+    proofs: Vec<LaneProof>,
     poller: Option<Box<dyn Poller>>,
 }
 
@@ -40,6 +43,13 @@ impl Drop for Made {
     }
 }
 
+/// A QP that was connected.
+struct Connected {
+    connection: Connection,
+    accept: HelloAccept,
+    proof: Option<LaneProof>,
+}
+
 /// Where the I/O connections of a session go, apart from its admin connection.
 #[derive(Debug)]
 pub(super) struct Lanes<'s> {
@@ -49,6 +59,8 @@ pub(super) struct Lanes<'s> {
     pub(super) pd: &'s ProtectionDomain,
     pub(super) session: SessionId,
     pub(super) epoch: Epoch,
+    /// What the lanes prove, where the ends proved their keys.
+    pub(super) secret: Option<&'s SessionSecret>,
 }
 
 impl Lanes<'_> {
@@ -71,17 +83,27 @@ impl Lanes<'_> {
         let sizes = layout.qp_limits(caps.inline_bytes, reads_in, asked.features);
         let entries = u32::from(wish.lanes(caps)) * (sizes.send_wrs + sizes.recv_wrs);
         let (poller, handle) = self.pd.poller(entries)?;
-        let (first, accept) = self.connect_lane(route, &handle, sizes, &asked).await?;
-        let mut made = Made { connections: vec![first], poller: Some(poller) };
-        self.add_lanes(&mut made.connections, wish, &handle, sizes, (&asked, &accept)).await;
+        let first = self.connect_lane(route, &handle, sizes, &asked).await?;
+        let Connected { connection, accept, proof } = first;
+        let mut made = Made {
+            connections: vec![connection],
+            proofs: proof.into_iter().collect(),
+            poller: Some(poller),
+        };
+        if wish.digest == DigestWish::Crc32c && !accept.features.has(Features::DIGEST) {
+            return Err(SessionError::NoDigests { address: self.address.to_string() });
+        }
+        self.add_lanes(&mut made, wish, &handle, sizes, (&asked, &accept)).await;
         let layout = PathLayout { depth: accept.depth };
         let memory = PathMemory::register(self.pd, buffers, layout, made.connections.len())?;
+        let proofs = std::mem::take(&mut made.proofs);
         let Some((poller, connections)) = made.take() else {
             return Err(SessionError::Lost("the queue has no CQ".to_owned()));
         };
         Ok(Path {
             poller,
             connections,
+            proofs,
             memory,
             accept,
             epoch: self.epoch,
@@ -102,12 +124,18 @@ impl Lanes<'_> {
     /// What a queue asks for, as far as the device can do it.
     fn hello(&self, queue: u16, wish: QueueWish) -> HelloRequest {
         let caps = self.device.caps();
-        let mut features = wish.features;
+        let mut features = wish.features.without(Features::DIGEST);
+        if wish.asks_for_digests(caps) {
+            features = features.or(Features::DIGEST);
+        }
         if !caps.write_with_imm {
             features = features.without(Features::WRITE_WITH_IMM);
         }
         if caps.max_sges < DATA_LIST_SGES {
             features = features.without(Features::DATA_LISTS);
+        }
+        if self.secret.is_some() {
+            features = features.or(Features::AUTH);
         }
         HelloRequest {
             kind: ConnectionKind::Io { queue },
@@ -124,10 +152,10 @@ impl Lanes<'_> {
 
     /// Connects the lanes behind the first one, which was asked for and granted so. They are for
     /// speed: the queue does without a lane that cannot be connected, and without those after it.
-    /// Their capsules carry no data.
+    /// Their block commands carry no data.
     async fn add_lanes(
         &self,
-        connections: &mut Vec<Connection>,
+        made: &mut Made,
         wish: QueueWish,
         poller: &PollerHandle,
         sizes: QpLimits,
@@ -137,6 +165,7 @@ impl Lanes<'_> {
         let without_data = |features: Features| features.without(Features::DATA_LISTS);
         let features = without_data(accept.features);
         let wanted = HelloAccept { in_capsule_bytes: 0, features, ..*accept };
+        let is_wanted = |got: &HelloAccept| *got == HelloAccept { nonce: got.nonce, ..wanted };
         for lane in 1..wish.lanes(self.device.caps()) {
             let queue = wish.number(queue, lane);
             let asked = HelloRequest {
@@ -150,9 +179,12 @@ impl Lanes<'_> {
                 self.connect_lane(route, poller, sizes, &asked).await
             };
             match tokio::time::timeout(self.options.timeout, connect).await {
-                Ok(Ok((connection, accept))) if accept == wanted => connections.push(connection),
-                Ok(Ok((connection, _))) => {
-                    connection.retire(());
+                Ok(Ok(lane)) if is_wanted(&lane.accept) => {
+                    made.connections.push(lane.connection);
+                    made.proofs.extend(lane.proof);
+                }
+                Ok(Ok(lane)) => {
+                    lane.connection.retire(());
                     return tracing::warn!(queue, "a lane has other limits: going without it");
                 }
                 Ok(Err(error)) => {
@@ -175,13 +207,37 @@ impl Lanes<'_> {
         poller: &PollerHandle,
         sizes: QpLimits,
         asked: &HelloRequest,
-    ) -> Result<(Connection, HelloAccept), SessionError> {
-        let hello = ConnectionHello(asked.to_wire().to_vec());
+    ) -> Result<Connected, SessionError> {
+        let request = asked.to_wire();
         let established = route
-            .connect(self.pd, poller, sizes, &hello)
+            .connect(self.pd, poller, sizes, &ConnectionHello(request.to_vec()))
             .await
             .map_err(|error| explain(self.address, error))?;
         let accept = parse_accept(self.address, &established.hello.0, asked)?;
-        Ok((established.connection, accept))
+        let hellos = Hellos::from_private_data(&request, &established.hello.0)?;
+        let proof = self.proof(asked, &accept, &hellos)?;
+        Ok(Connected { connection: established.connection, accept, proof })
+    }
+
+    /// What a lane proves, and what the target has to prove on it.
+    fn proof(
+        &self,
+        asked: &HelloRequest,
+        accept: &HelloAccept,
+        hellos: &Hellos,
+    ) -> Result<Option<LaneProof>, SessionError> {
+        let (Some(secret), ConnectionKind::Io { queue }) = (self.secret, asked.kind) else {
+            return Ok(None);
+        };
+        if !accept.features.has(Features::AUTH) {
+            return Err(SessionError::NoProof { address: self.address.to_string() });
+        }
+        let mut nonce = Nonce::default();
+        getrandom::fill(&mut nonce.0).map_err(|error| SessionError::System {
+            what: "random bytes for the proof of a connection",
+            source: std::io::Error::other(error.to_string()),
+        })?;
+        let (ours, theirs) = QueueKey::new(secret, asked.epoch, queue).prove(hellos, nonce);
+        Ok(Some(LaneProof { ours, theirs }))
     }
 }

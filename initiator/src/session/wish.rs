@@ -1,6 +1,8 @@
 //! [`QueueWish`]: what one I/O queue asks a target for.
 
-use rblk_fabric::DeviceCaps;
+use rblk_config::DigestWish;
+use rblk_fabric::{DeviceCaps, Transport};
+use rblk_protocol::width::wide;
 use rblk_protocol::{Features, QueueDepth, limits};
 
 /// The queue by which writes are written again. Its number is above those of all queues and lanes
@@ -23,6 +25,8 @@ pub struct QueueWish {
     pub in_capsule_bytes: u32,
     /// Optional verbs to try.
     pub features: Features,
+    /// Whether to ask for digests.
+    pub digest: DigestWish,
     /// QPs of each queue; if absent, as many as the device profits from. A queue gets fewer where
     /// the target has no room for them.
     pub lanes: Option<u16>,
@@ -42,6 +46,27 @@ impl QueueWish {
         wanted.min(room).clamp(1, limits::LANES_MAX)
     }
 
+    /// Whether digests may be asked for by some device.
+    fn may_have_digests(&self) -> bool {
+        self.digest != DigestWish::Off && self.io_max_bytes <= limits::DIGEST_IO_MAX_BYTES
+    }
+
+    /// Whether to ask for digests by such a device: where only software and a sum of 16 bits see
+    /// what happens to data on the way.
+    pub(super) fn asks_for_digests(&self, caps: &DeviceCaps) -> bool {
+        let stream = matches!(caps.transport, Transport::SoftTcp | Transport::SoftMemory);
+        let needs = caps.kernel_software || stream;
+        self.may_have_digests() && (self.digest == DigestWish::Crc32c || needs)
+    }
+
+    /// Bytes from the buffer of one tag to the buffer of the next: the data, and a page for the
+    /// trailer of a READ where digests may be asked for. The data begins at a page.
+    #[must_use]
+    pub fn buffer_stride(&self) -> usize {
+        let room = if self.may_have_digests() { wide(limits::IO_MIN_BYTES) } else { 0 };
+        wide(self.io_max_bytes) + room
+    }
+
     /// The number of a lane among the queues of the session.
     pub(super) fn number(&self, queue: u16, lane: u16) -> u16 {
         queue.saturating_add(lane.saturating_mul(self.queues))
@@ -55,6 +80,38 @@ mod tests {
     use super::*;
 
     #[test]
+    fn digests_are_asked_for_where_only_software_checks_data() {
+        let stream = rblk_fabric::soft::Device::tcp().caps().clone();
+        let card = DeviceCaps { transport: Transport::Roce, ..stream.clone() };
+        let rxe = DeviceCaps { kernel_software: true, ..card.clone() };
+        let siw = DeviceCaps { transport: Transport::Iwarp, ..rxe.clone() };
+        let wish = |digest, io_max_bytes| QueueWish {
+            depth: QueueDepth::new(1).unwrap(),
+            io_max_bytes,
+            in_capsule_bytes: 0,
+            features: Features::default(),
+            digest,
+            lanes: None,
+            queues: 1,
+        };
+        for (digest, on_card, elsewhere, room) in [
+            (DigestWish::Auto, false, true, 4096),
+            (DigestWish::Crc32c, true, true, 4096),
+            (DigestWish::Off, false, false, 0),
+        ] {
+            let small = wish(digest, 1 << 20);
+            assert_eq!(small.asks_for_digests(&card), on_card, "{digest}");
+            for caps in [&stream, &rxe, &siw] {
+                assert_eq!(small.asks_for_digests(caps), elsewhere, "{digest} on {caps:?}");
+            }
+            assert_eq!(small.buffer_stride(), (1 << 20) + room);
+            let large = wish(digest, 2 << 20);
+            assert!(!large.asks_for_digests(&stream));
+            assert_eq!(large.buffer_stride(), 2 << 20, "no room for what is not asked for");
+        }
+    }
+
+    #[test]
     fn lanes_have_numbers_of_their_own_and_all_queues_as_many() {
         let card = rblk_fabric::soft::Device::tcp().caps().clone();
         let played = DeviceCaps { kernel_software: true, ..card.clone() };
@@ -63,6 +120,7 @@ mod tests {
             io_max_bytes: limits::IO_MIN_BYTES,
             in_capsule_bytes: 0,
             features: Features::default(),
+            digest: DigestWish::Auto,
             lanes,
             queues,
         };

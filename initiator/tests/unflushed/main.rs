@@ -59,6 +59,7 @@ fn wish() -> QueueWish {
         io_max_bytes: IO_MAX,
         in_capsule_bytes: IO_MAX,
         features: Features::default(),
+        digest: rblk_config::DigestWish::Off,
         lanes: Some(1),
         queues: 1,
     }

@@ -10,8 +10,8 @@ use rblk_fabric::{
 use rblk_initiator::path::{Path, PathLayout, PathMemory};
 use rblk_protocol::limits::COMMAND_BYTES;
 use rblk_protocol::{
-    CommandCapsule, Epoch, Features, HelloAccept, InstanceId, Opcode, ResponseCapsule, Status,
-    Version, VolumeHandle, self_test_pattern,
+    CommandCapsule, Epoch, Features, HelloAccept, InstanceId, Nonce, Opcode, ResponseCapsule,
+    Status, Version, VolumeHandle, self_test_pattern,
 };
 
 use super::{BLOCKS, IO_MAX, Random, depth};
@@ -145,10 +145,12 @@ impl Target {
             in_capsule_bytes: IO_MAX,
             io_max_bytes: IO_MAX,
             instance: InstanceId([1; 16]),
+            nonce: Nonce([2; 16]),
         };
         Path {
             poller: near_poller,
             connections: vec![Connection::Soft(a)],
+            proofs: Vec::new(),
             memory,
             accept,
             epoch: Epoch(1),

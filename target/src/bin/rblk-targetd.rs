@@ -1,11 +1,17 @@
 //! The data side of the target: `rblk-target serve` becomes this program, the only one that links
 //! libibverbs.
 
+use std::io::stderr;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
+use rblk_config::Log;
 use rblk_target::args::{Cli, Command, exit_of};
 use tracing_subscriber::EnvFilter;
+
+/// How long the last lines of the log may take.
+const LOG_PATIENCE: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let Command::Serve(args) = Cli::parse().command else {
@@ -18,16 +24,24 @@ fn main() -> ExitCode {
         _ => "trace",
     };
     let filter = EnvFilter::try_from_env("RBLK_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    let (mut log, writer) = Log::new();
+    if let Err(error) = log.start(stderr()) {
+        eprintln!("rblk-targetd: no thread for the log: {error}");
+    }
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(move || writer.clone())
         .with_target(false)
         // Without this it reports on stderr that writing to stderr failed, and panics: a terminal
         // may close.
         .log_internal_errors(false)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_ansi(std::io::IsTerminal::is_terminal(&stderr()))
         .init();
-    match args.configuration().and_then(|config| rblk_target::serve::serve(&config)) {
+    let served = args
+        .configuration()
+        .and_then(|config| rblk_target::serve::serve(&config, move || args.configuration()));
+    log.end(LOG_PATIENCE, stderr());
+    match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rblk-target: {error:#}");

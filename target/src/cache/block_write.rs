@@ -111,11 +111,17 @@ mod tests {
     use rblk_protocol::Tag;
 
     use super::*;
-    use crate::identity::ConnectionId;
+    use crate::identity::{ConnectionId, SessionIndex};
 
     fn write(block: u64) -> BlockWrite {
         let connection = ConnectionId { index: 0, generation: 1 };
-        let from = PartToken { group: 0, connection, tag: Tag(3), part: 0 };
+        let from = PartToken {
+            group: 0,
+            session: SessionIndex { index: 0, life: 1 },
+            connection,
+            tag: Tag(3),
+            part: 0,
+        };
         BlockWrite { from, block, slot: Slot(7), len: 4096, lock: None, volume: VolumeIndex(2) }
     }
 

@@ -19,10 +19,12 @@ use super::locks::Locks;
 use super::message::{PartToken, Segments};
 use super::policy::Slot;
 use super::range_lock::Acquired;
+use super::sessions::Sessions;
 use super::slots::Slots;
-use super::span::{BLOCK, Span};
+use super::span::{BLOCK, Span, blocks_of};
 use super::store_queue::StoreQueue;
 use super::volumes::Volumes;
+use crate::identity::SessionIndex;
 use crate::store::{MAX_SEGMENTS, Op, OpKind, Segment, Store, VolumeIndex};
 use crate::volume::CacheMode;
 
@@ -37,6 +39,7 @@ pub(super) struct Core<S> {
     pub store: StoreQueue<S>,
     pub answers: Answers,
     pub lists: Lists,
+    pub sessions: Sessions,
     pub clock: Clock,
     pub counters: CacheCounters,
 }
@@ -59,6 +62,7 @@ impl<S: Store> Core<S> {
     /// Ends a job: its private slots and its lock are free. Jobs that waited for the lock are
     /// granted theirs.
     pub(super) fn end(&mut self, job: u32) {
+        self.end_promise(job);
         let entry = self.jobs.get(job);
         let share = std::mem::take(&mut entry.share);
         // Without a store there is no share.
@@ -88,6 +92,33 @@ impl<S: Store> Core<S> {
         self.end(job);
     }
 
+    /// Promises a job the slots that the peer of its asker will keep. False: the job waits in the
+    /// line of its session.
+    #[inline]
+    pub(super) fn promise(&mut self, job: u32) -> bool {
+        let entry = self.jobs.get(job);
+        let (Some(from), need) = (entry.from, entry.kept_slots()) else { return true };
+        if need == 0 {
+            return true;
+        }
+        let promised = self.sessions.promise(from.session, job, need, self.slots.pinned());
+        if promised {
+            entry.promised = need;
+        }
+        promised
+    }
+
+    /// Its peer does not keep the memory of a job any more, or never will: the data of a
+    /// reservation came, or the job ends.
+    #[inline]
+    pub(super) fn end_promise(&mut self, job: u32) {
+        let entry = self.jobs.get(job);
+        let promised = std::mem::take(&mut entry.promised);
+        if let Some(from) = entry.from.filter(|_| promised > 0) {
+            self.sessions.end_promise(from.session, promised);
+        }
+    }
+
     /// Allocates a job's blocks and edges. False: there is not so much memory, and nothing changed.
     #[inline(always)]
     pub(super) fn allocate(&mut self, job: u32, blocks: usize, edges: usize) -> bool {
@@ -115,30 +146,32 @@ impl<S: Store> Core<S> {
     #[inline(always)]
     pub(super) fn reserve(&mut self, job: u32) -> Option<Segments> {
         let entry = self.jobs.peek(job);
-        let (span, edges) = (entry.span, entry.edges_needed());
+        let (span, edges, session) = (entry.span, entry.edges_needed(), entry.from?.session);
         let (blocks, skip) = match span.cache {
             CacheMode::None => (blocks_of(span.len), 0),
             _ => (span.count(), span.skip()),
         };
-        self.allocate(job, blocks, edges).then(|| self.memory_of(job, skip))
+        self.allocate(job, blocks, edges).then(|| self.memory_of(job, session, skip))
     }
 
-    /// The runs of a job's blocks, to be lent: its bytes begin `skip` bytes into the first.
+    /// The runs of a job's blocks, to be lent to a session: its bytes begin `skip` bytes into the
+    /// first.
     #[inline(always)]
-    pub(super) fn memory_of(&mut self, job: u32, skip: usize) -> Segments {
+    pub(super) fn memory_of(&mut self, job: u32, session: SessionIndex, skip: usize) -> Segments {
         let entry = self.jobs.peek(job);
         let len = entry.span.data_len();
         if let [only] = entry.blocks[..] {
-            return Segments::one(Segment { offset: self.slots.offset(only.slot) + skip, len });
+            let offset = self.slots.offset(only.slot) + skip;
+            return Segments::one(session, Segment { offset, len });
         }
-        self.list_of(job, skip, len)
+        self.list_of(job, session, skip, len)
     }
 
-    fn list_of(&mut self, job: u32, skip: usize, len: u32) -> Segments {
+    fn list_of(&mut self, job: u32, session: SessionIndex, skip: usize, len: u32) -> Segments {
         let mut list = self.lists.take();
         let slots = self.jobs.peek(job).blocks.iter().map(|block| block.slot);
         self.slots.segments(slots, skip, len, &mut list);
-        self.lists.lend(list)
+        self.lists.lend(session, list)
     }
 
     /// Asks for the lock on a job's range. False: the job goes on when earlier locks are released.
@@ -254,9 +287,4 @@ impl<S: Store> Core<S> {
         self.copy(from, to, 0, covered.from);
         self.copy(from, to, covered.to, super::SLOT_BYTES);
     }
-}
-
-/// Blocks that so many bytes take where they need not begin at a block of the volume.
-pub(super) fn blocks_of(len: u64) -> usize {
-    rblk_protocol::width::wide(len.div_ceil(BLOCK))
 }

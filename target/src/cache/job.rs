@@ -10,7 +10,7 @@ use rblk_protocol::width::{narrow, wide};
 use super::message::{JobId, PartToken};
 use super::policy::Slot;
 use super::range_lock::LockId;
-use super::span::Span;
+use super::span::{Span, blocks_of};
 use crate::store::{OpKind, OpToken};
 use crate::volume::CacheMode;
 
@@ -106,6 +106,8 @@ pub(super) struct Job {
     pub lock: JobLock,
     /// Slots that it has of its volume's share.
     pub share: usize,
+    /// Slots that its session was promised for it.
+    pub promised: usize,
     ops: Ops,
     generation: u32,
 }
@@ -128,6 +130,7 @@ impl Job {
             edges: Vec::new(),
             lock: JobLock::None,
             share: 0,
+            promised: 0,
             ops: Ops::default(),
             generation: 0,
         }
@@ -186,6 +189,16 @@ impl Job {
     pub(super) fn edges_needed(&self) -> usize {
         match self.span.cache {
             CacheMode::WriteBack => self.span.edges().as_slice().len(),
+            _ => 0,
+        }
+    }
+
+    /// Slots that the peer of its asker keeps, from when the job has memory.
+    #[inline]
+    pub(super) fn kept_slots(&self) -> usize {
+        match (self.kind, self.span.cache) {
+            (Kind::Read | Kind::Reserve, CacheMode::None) => blocks_of(self.span.len),
+            (Kind::Read | Kind::Reserve, _) => self.span.count(),
             _ => 0,
         }
     }
@@ -254,6 +267,7 @@ impl Jobs {
         let job = &mut self.table[wide(index)];
         debug_assert!(job.kind != Kind::Free, "a job ended twice");
         debug_assert!(job.edges.is_empty() && job.lock == JobLock::None && job.share == 0);
+        debug_assert!(job.promised == 0, "a job ends with a promise");
         job.kind = Kind::Free;
         job.blocks.clear();
         job.generation = job.generation.wrapping_add(1) & GENERATION_MASK;

@@ -2,6 +2,7 @@
 
 use super::message::Segments;
 use super::policy::Slot;
+use crate::identity::SessionIndex;
 use crate::store::Segment;
 
 /// Longest list: the blocks of the longest request.
@@ -37,9 +38,9 @@ impl Lists {
         }
     }
 
-    /// Lends the runs of a list.
-    pub(super) fn lend(&mut self, list: Vec<Segment>) -> Segments {
-        let (memory, rest) = Segments::of_list(list);
+    /// Lends the runs of a list to a session.
+    pub(super) fn lend(&mut self, session: SessionIndex, list: Vec<Segment>) -> Segments {
+        let (memory, rest) = Segments::of_list(session, list);
         if let Some(list) = rest {
             self.give_back(list);
         }

@@ -38,12 +38,20 @@ impl MemoryQueue {
         }
     }
 
-    /// Counts the shares anew: of `slots` in all, at most `dirty_max` may be dirty.
-    pub(super) fn set_volumes(&mut self, volumes: &Volumes, slots: usize, dirty_max: usize) {
+    /// Counts the shares anew: of `slots` in all, at most `dirty_max` may be dirty. Returns the
+    /// slots that are never dirty.
+    pub(super) fn set_volumes(
+        &mut self,
+        volumes: &Volumes,
+        slots: usize,
+        dirty_max: usize,
+    ) -> usize {
         // A volume whose store hangs may have every dirty slot, besides its share.
         let writes_back = volumes.iter().any(|volume| volume.cache() == CacheMode::WriteBack);
         let dirty = if writes_back { dirty_max } else { 0 };
-        self.share = if volumes.served() < 2 { usize::MAX } else { (slots - dirty) / 2 };
+        let clean = slots - dirty;
+        self.share = if volumes.served() < 2 { usize::MAX } else { clean / 2 };
+        clean
     }
 
     /// Whether a job waits for free slots.

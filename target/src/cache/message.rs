@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use nix::errno::Errno;
 use rblk_protocol::Tag;
 
-use crate::identity::ConnectionId;
+use crate::identity::{ConnectionId, SessionIndex};
 use crate::store::{OpKind, Segment, VolumeIndex};
 
 /// Runs of the arena that a shard has lent, in the order of the volume's bytes.
@@ -20,8 +20,12 @@ use crate::store::{OpKind, Segment, VolumeIndex};
 /// it panics in debug builds, and is logged as an error in others. [`ArenaEnds`] says that the
 /// arena goes away as well. `Segments::default()` has no runs and may be dropped.
 #[must_use = "lent slots stay pinned until they are given back"]
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Segments(Runs);
+#[derive(Debug, PartialEq, Eq)]
+pub struct Segments {
+    runs: Runs,
+    // Whose peers keep the runs.
+    session: SessionIndex,
+}
 
 // One run, the most frequent by far, needs no list.
 #[derive(Debug, PartialEq, Eq)]
@@ -37,6 +41,12 @@ impl Default for Runs {
     }
 }
 
+impl Default for Segments {
+    fn default() -> Self {
+        Self { runs: Runs::default(), session: SessionIndex::NONE }
+    }
+}
+
 impl Drop for Segments {
     #[inline]
     fn drop(&mut self) {
@@ -47,22 +57,33 @@ impl Drop for Segments {
 }
 
 impl Segments {
-    pub(super) fn one(run: Segment) -> Self {
-        Self(Runs::One(run))
+    /// One run, lent to a session.
+    #[inline]
+    pub(super) fn one(session: SessionIndex, run: Segment) -> Self {
+        Self { runs: Runs::One(run), session }
     }
 
-    /// Of a list. The second is the list, if its memory is not needed.
-    pub(super) fn of_list(list: Vec<Segment>) -> (Self, Option<Vec<Segment>>) {
+    /// Of a list, lent to a session. The second is the list, if its memory is not needed.
+    pub(super) fn of_list(
+        session: SessionIndex,
+        list: Vec<Segment>,
+    ) -> (Self, Option<Vec<Segment>>) {
         match list[..] {
-            [run] => (Self::one(run), Some(list)),
-            _ => (Self(Runs::List(list)), None),
+            [run] => (Self::one(session, run), Some(list)),
+            _ => (Self { runs: Runs::List(list), session }, None),
         }
+    }
+
+    /// The session that the runs were lent to.
+    #[inline]
+    pub(super) fn session(&self) -> SessionIndex {
+        self.session
     }
 
     /// The list, if the runs are in one. The caller gives the runs back.
     #[inline]
     pub(super) fn into_list(mut self) -> Option<Vec<Segment>> {
-        match std::mem::take(&mut self.0) {
+        match std::mem::take(&mut self.runs) {
             Runs::One(_) => None,
             Runs::List(list) => Some(list),
         }
@@ -73,7 +94,7 @@ impl Segments {
         if std::thread::panicking() || ArenaEnds::is_so() {
             return;
         }
-        let bytes: u64 = self.as_slice().iter().map(|run| u64::from(run.len)).sum();
+        let bytes = self.bytes();
         debug_assert!(false, "{bytes} bytes of lent memory were dropped: {self:?}");
         tracing::error!(bytes, "bug: lent memory was dropped and stays pinned");
     }
@@ -82,10 +103,17 @@ impl Segments {
     #[must_use]
     #[inline]
     pub(crate) fn as_slice(&self) -> &[Segment] {
-        match &self.0 {
+        match &self.runs {
             Runs::One(run) => std::slice::from_ref(run),
             Runs::List(list) => list,
         }
+    }
+
+    /// Bytes of all runs.
+    #[must_use]
+    #[inline]
+    pub(crate) fn bytes(&self) -> u64 {
+        self.as_slice().iter().map(|run| u64::from(run.len)).sum()
     }
 
     /// Whether there is nothing to give back.
@@ -145,6 +173,8 @@ impl Drop for ArenaEnds {
 pub struct PartToken {
     /// The poll group.
     pub group: u16,
+    /// The session of the connection.
+    pub session: SessionIndex,
     /// The connection.
     pub connection: ConnectionId,
     /// The command.
@@ -288,6 +318,26 @@ pub enum Changed {
     No,
 }
 
+/// Whose lent slots should come back to a shard.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SlotsOf {
+    /// Everybody's.
+    All,
+    /// Those of some sessions.
+    Sessions(Box<[SessionIndex]>),
+}
+
+impl SlotsOf {
+    /// Whether a session's are among them.
+    #[must_use]
+    pub(crate) fn has(&self, session: SessionIndex) -> bool {
+        match self {
+            Self::All => true,
+            Self::Sessions(sessions) => sessions.contains(&session),
+        }
+    }
+}
+
 /// A shard's answer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ShardReply {
@@ -341,7 +391,7 @@ mod tests {
     use super::*;
 
     fn run() -> Segments {
-        Segments::one(Segment { offset: 4096, len: 512 })
+        Segments::one(SessionIndex { index: 1, life: 1 }, Segment { offset: 4096, len: 512 })
     }
 
     #[test]
@@ -358,7 +408,7 @@ mod tests {
         let mut held = run();
         assert_eq!(std::mem::take(&mut held).into_list(), None);
         let two = vec![Segment { offset: 0, len: 512 }, Segment { offset: 8192, len: 512 }];
-        let (memory, rest) = Segments::of_list(two.clone());
+        let (memory, rest) = Segments::of_list(SessionIndex { index: 1, life: 1 }, two.clone());
         assert_eq!((memory.into_list(), rest), (Some(two), None));
     }
 

@@ -20,6 +20,7 @@
 //! | `read.rs`, `write.rs`, `change.rs` | the steps of reads, of writes, and of discards |
 //! | `write_back.rs` | dirty blocks on their way to the store, and flushes |
 //! | `memory.rs` | which job gets memory, and when |
+//! | `sessions.rs` | how much memory the peers of a session may keep |
 //! | `core.rs` | what all jobs work with: the fields below |
 //! | `slots.rs`, `slots/dirty.rs` | slots: memory, index by block, pins; lists of dirty slots |
 //! | `policy.rs` | which slot leaves: S3-FIFO. Pure |
@@ -58,6 +59,7 @@ pub(crate) mod message;
 pub(crate) mod policy;
 pub(crate) mod range_lock;
 mod read;
+mod sessions;
 pub(crate) mod shard;
 pub mod slots;
 mod span;
@@ -71,7 +73,7 @@ mod write_back;
 
 use std::time::Duration;
 
-pub use message::{ArenaEnds, JobId, PartToken, Segments, ShardReply, ShardRequest};
+pub use message::{ArenaEnds, JobId, PartToken, Segments, ShardReply, ShardRequest, SlotsOf};
 use rblk_protocol::width::{wide, wide64};
 pub use shard::Shard;
 

@@ -6,23 +6,25 @@
 
 use rblk_protocol::width::{wide, wide64};
 
-use super::core::{Core, blocks_of};
+use super::core::Core;
 use super::job::{JobBlock, Kind};
 use super::message::{PartToken, Segments, ShardReply};
 use super::policy::Slot;
 use super::slots::Install;
-use super::span::{BLOCK, Span};
+use super::span::{BLOCK, Span, blocks_of};
+use crate::identity::SessionIndex;
 use crate::store::{OpKind, Segment, Store, VolumeIndex};
 use crate::volume::CacheMode;
 
 /// Stands for a slot until one is allocated.
 const NO_SLOT: Slot = Slot(u32::MAX);
 
-/// Lends the slots of a range, if the index has every block, and counts a hit. `None` changes
-/// nothing.
+/// Lends the slots of a range to a session, if the index has every block and the session may keep
+/// as much, and counts a hit. `None` changes nothing.
 #[inline]
 pub(super) fn lend_hit<S: Store>(
     core: &mut Core<S>,
+    session: SessionIndex,
     volume: VolumeIndex,
     offset: u64,
     len: u32,
@@ -35,18 +37,22 @@ pub(super) fn lend_hit<S: Store>(
     // Most requests are of one block.
     if first == last {
         let slot = core.slots.find(volume, first)?;
+        if !core.sessions.take(session, 1, core.slots.pinned()) {
+            return None;
+        }
         core.counters.hits += 1;
         state.report.count_lookups(1, 0);
         core.slots.touch(slot);
         core.slots.lend(slot);
         let offset = core.slots.offset(slot) + wide(offset % BLOCK);
-        return Some(Segments::one(Segment { offset, len }));
+        return Some(Segments::one(session, Segment { offset, len }));
     }
-    lend_blocks(core, volume, offset, len)
+    lend_blocks(core, session, volume, offset, len)
 }
 
 fn lend_blocks<S: Store>(
     core: &mut Core<S>,
+    session: SessionIndex,
     volume: VolumeIndex,
     offset: u64,
     len: u32,
@@ -56,7 +62,7 @@ fn lend_blocks<S: Store>(
     let (slots, found) = (&mut core.slots, &mut core.lists.slots);
     found.clear();
     found.extend(blocks.map_while(|block| slots.find(volume, block)));
-    if wide64(found.len()) < count {
+    if wide64(found.len()) < count || !core.sessions.take(session, found.len(), slots.pinned()) {
         return None;
     }
     for slot in &*found {
@@ -67,7 +73,7 @@ fn lend_blocks<S: Store>(
     let mut list = core.lists.take();
     let found = core.lists.slots.iter().copied();
     core.slots.segments(found, wide(offset % BLOCK), len, &mut list);
-    Some(core.lists.lend(list))
+    Some(core.lists.lend(session, list))
 }
 
 /// Answers a read from the index, or begins a job, which is returned: it is to wait for memory.
@@ -78,7 +84,7 @@ pub(super) fn start<S: Store>(
     offset: u64,
     len: u32,
 ) -> Option<u32> {
-    if let Some(memory) = lend_hit(core, volume, offset, len) {
+    if let Some(memory) = lend_hit(core, from.session, volume, offset, len) {
         core.answers.reply(ShardReply::Read { to: from, result: Ok(memory) });
         return None;
     }
@@ -221,7 +227,11 @@ pub(super) fn finish<S: Store>(core: &mut Core<S>, job: u32) {
             install(core, job);
             let skip = if span.cache == CacheMode::None { 0 } else { span.skip() };
             // A prefetch lends nothing.
-            from.map(|_| core.memory_of(job, skip)).map_or(Ok(Segments::default()), Ok)
+            let lent = from.map(|from| {
+                core.sessions.lent(std::mem::take(&mut core.jobs.get(job).promised));
+                core.memory_of(job, from.session, skip)
+            });
+            Ok(lent.unwrap_or_default())
         }
     };
     if let Some(to) = from {

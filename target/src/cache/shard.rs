@@ -28,14 +28,16 @@ use super::lists::Lists;
 use super::locks::Locks;
 use super::memory::MemoryQueue;
 use super::message::{JobId, PartToken, Segments, ShardReply, ShardRequest};
+use super::sessions::Sessions;
 use super::slots::Slots;
 use super::stop::Stopping;
 use super::store_queue::StoreQueue;
 use super::volumes::Volumes;
 use super::write::OneBlock;
 use super::write_back::WriteBacks;
-use super::{CacheCounters, SLOT_BYTES, ShardOptions, change, read, write};
+use super::{CacheCounters, SLOT_BYTES, ShardOptions, SlotsOf, change, read, write};
 use crate::arena::Arena;
+use crate::identity::SessionIndex;
 use crate::store::{OpDone, OpKind, Store, VolumeIndex};
 use crate::volume::CacheMode;
 use crate::volume_stats::VolumeStats;
@@ -85,6 +87,7 @@ impl<S: Store> Shard<S> {
             store: StoreQueue::new(store),
             answers: Answers::new(256),
             lists: Lists::new(),
+            sessions: Sessions::default(),
             clock: Clock::new(now),
             counters: CacheCounters::default(),
         };
@@ -112,7 +115,8 @@ impl<S: Store> Shard<S> {
         core.slots.add_volume(volume);
         core.store.set_volumes(core.volumes.served());
         let (slots, dirty_max) = (core.slots.capacity(), self.write_backs.dirty_max());
-        self.memory.set_volumes(&core.volumes, slots, dirty_max);
+        let clean = self.memory.set_volumes(&core.volumes, slots, dirty_max);
+        core.sessions.set_slots(clean);
     }
 
     /// The store.
@@ -149,12 +153,29 @@ impl<S: Store> Shard<S> {
         self.core.volumes.publish_some(&self.core.slots);
     }
 
-    /// Whether a job waits for free slots. The poll group should then see to it that lent slots
-    /// come back.
+    /// Whether a job waits for slots that are lent. The poll group should then see to it that the
+    /// slots of [`Self::seeks_from`] come back.
     #[must_use]
     #[inline]
     pub(crate) fn is_short(&self) -> bool {
-        self.memory.is_short()
+        self.memory.is_short() || self.core.sessions.waiting() > 0
+    }
+
+    /// Whether the slots that are lent to a session should come back.
+    #[must_use]
+    pub(crate) fn seeks_from(&self, session: SessionIndex) -> bool {
+        self.memory.is_short() || self.core.sessions.waits(session)
+    }
+
+    /// Whose lent slots should come back: everybody's, or those of sessions that keep as much as
+    /// they may.
+    #[must_use]
+    pub(crate) fn seeks(&self) -> SlotsOf {
+        if self.memory.is_short() {
+            SlotsOf::All
+        } else {
+            SlotsOf::Sessions(self.core.sessions.in_line().collect())
+        }
     }
 
     /// Whether [`Self::take_reply`] has an answer.
@@ -177,16 +198,17 @@ impl<S: Store> Shard<S> {
         self.core.answers.take_reply()
     }
 
-    /// What [`ShardRequest::Read`] would be answered, if the index has every block: lent, and
-    /// counted as a hit. `None` changes nothing.
+    /// What [`ShardRequest::Read`] would be answered at once, if the index has every block and the
+    /// session may keep as much: lent, and counted as a hit. `None` changes nothing.
     #[inline]
     pub(crate) fn lend_hit(
         &mut self,
+        session: SessionIndex,
         volume: VolumeIndex,
         offset: u64,
         len: u32,
     ) -> Option<Segments> {
-        read::lend_hit(&mut self.core, volume, offset, len)
+        read::lend_hit(&mut self.core, session, volume, offset, len)
     }
 
     /// Takes a request.
@@ -256,7 +278,7 @@ impl<S: Store> Shard<S> {
 
     // Nothing waits for a prefetch, and it waits for nothing.
     fn prefetch(&mut self, volume: VolumeIndex, offset: u64, len: u32) {
-        if self.is_short() {
+        if self.memory.is_short() {
             return;
         }
         let Some(job) = read::start_prefetch(&mut self.core, volume, offset, len) else { return };
@@ -277,10 +299,10 @@ impl<S: Store> Shard<S> {
         len: u32,
     ) -> Option<(JobId, Segments)> {
         let job = self.core.start(Kind::Reserve, Some(from), volume, offset, len.into());
-        if !self.enter_share(job) {
+        if !self.enter_session(job) || !self.enter_share(job) {
             return None;
         }
-        let memory = if self.is_short() { None } else { self.core.reserve(job) };
+        let memory = if self.memory.is_short() { None } else { self.core.reserve(job) };
         if memory.is_none() {
             self.wait_for_memory(job);
         }
@@ -293,9 +315,23 @@ impl<S: Store> Shard<S> {
         self.core.clock.tick(now);
         self.core.lists.take_back(memory);
         let Some(job) = self.find(job) else { return false };
+        self.core.end_promise(job);
         let done = write::start(&mut self.core, &mut self.write_backs, job, fua);
         self.settle();
         done
+    }
+
+    /// A reservation that was filled to be sent, not to be written: it ends, and its memory is lent
+    /// until it comes back by [`ShardRequest::Release`].
+    pub(crate) fn lend_reserved(&mut self, job: JobId) {
+        let Some(job) = self.find(job) else { return };
+        let core = &mut self.core;
+        let entry = core.jobs.get(job);
+        for block in entry.blocks.iter_mut().filter(|block| block.own) {
+            block.own = false;
+            core.slots.lend_private(block.slot);
+        }
+        core.end(job);
     }
 
     /// A reservation and its write in one, for the data of one block that is here already: `land`
@@ -321,11 +357,14 @@ impl<S: Store> Shard<S> {
 
     /// Does what [`ShardRequest::Release`] asks for.
     pub(crate) fn release(&mut self, memory: Segments) {
+        let mut count = 0;
         for run in memory.as_slice() {
             for slot in self.core.slots.slots_of(*run) {
                 self.core.slots.unlend(slot);
+                count += 1;
             }
         }
+        self.core.sessions.give_back(memory.session(), count);
         self.core.lists.take_back(memory);
     }
 
@@ -338,6 +377,7 @@ impl<S: Store> Shard<S> {
             self.take_done();
         }
         let waiting = self.core.store.waiting() | self.memory.waiting();
+        let waiting = waiting | self.core.sessions.waiting();
         if waiting | self.core.slots.dirty() > 0 {
             self.let_waiting_go_on();
         }
@@ -349,6 +389,9 @@ impl<S: Store> Shard<S> {
     fn let_waiting_go_on(&mut self) {
         if self.core.store.waiting() > 0 {
             self.core.store.submit_waiting(&mut self.core.volumes, &mut self.core.lists);
+        }
+        if self.core.sessions.waiting() > 0 {
+            self.retry_sessions();
         }
         if self.memory.waiting() > 0 {
             self.retry_memory();
@@ -444,11 +487,19 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    // Has a job wait for its volume's share and for memory, or go on if there is both.
+    // Has a job wait for what its session and its volume may have, and for memory, or go on if
+    // there is all of that.
     fn enter(&mut self, job: u32) {
-        if self.enter_share(job) {
+        if self.enter_session(job) && self.enter_share(job) {
             self.stand_in_line(job);
         }
+    }
+
+    #[inline]
+    fn enter_session(&mut self, job: u32) -> bool {
+        let entered = self.core.promise(job);
+        self.core.counters.memory_waits += u64::from(!entered);
+        entered
     }
 
     #[inline]
@@ -460,7 +511,7 @@ impl<S: Store> Shard<S> {
     }
 
     fn stand_in_line(&mut self, job: u32) {
-        if self.is_short() || !self.with_memory(job) {
+        if self.memory.is_short() || !self.with_memory(job) {
             self.wait_for_memory(job);
         }
     }
@@ -468,6 +519,17 @@ impl<S: Store> Shard<S> {
     fn wait_for_memory(&mut self, job: u32) {
         self.core.counters.memory_waits += 1;
         self.memory.wait(job);
+    }
+
+    // Lets jobs go on that waited until their sessions keep less.
+    fn retry_sessions(&mut self) {
+        while let Some((job, slots)) = self.core.sessions.promise_next(self.core.slots.pinned()) {
+            self.core.jobs.get(job).promised = slots;
+            if self.enter_share(job) {
+                self.stand_in_line(job);
+            }
+            self.settle();
+        }
     }
 
     // Lets jobs go on that waited for memory, or for their volume's share of it.

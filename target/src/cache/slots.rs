@@ -55,6 +55,8 @@ pub struct Slots {
 // Slots of all volumes.
 #[derive(Debug, Default)]
 struct Totals {
+    // Lent, however often.
+    pinned: usize,
     // Dirty and Writing.
     dirty: usize,
     // Detached, and with a write-back.
@@ -127,6 +129,13 @@ impl Slots {
     #[must_use]
     pub fn lent(&self) -> usize {
         self.totals.lent
+    }
+
+    /// Slots that are lent now, however often.
+    #[must_use]
+    #[inline]
+    pub(crate) fn pinned(&self) -> usize {
+        self.totals.pinned
     }
 
     /// Slots that left to make room, since the start.
@@ -470,7 +479,11 @@ impl Slots {
             "{:?}",
             self.holders(slot)
         );
-        self.metas[slot.index()].sends += 1;
+        let sends = &mut self.metas[slot.index()].sends;
+        if *sends == 0 {
+            self.totals.pinned += 1;
+        }
+        *sends += 1;
         self.totals.lent += 1;
     }
 
@@ -487,6 +500,7 @@ impl Slots {
         meta.state = State::Detached;
         meta.sends += 1;
         self.totals.lent += 1;
+        self.totals.pinned += 1;
     }
 
     /// A lent slot comes back.
@@ -499,6 +513,7 @@ impl Slots {
         if meta.sends > 0 {
             return;
         }
+        self.totals.pinned -= 1;
         if meta.state == State::Detached {
             return self.free_if_unpinned(slot);
         }

@@ -147,6 +147,12 @@ pub(super) fn in_one_stripe(first: u64, second: u64) -> bool {
     first * BLOCK / STRIPE_BYTES == second * BLOCK / STRIPE_BYTES
 }
 
+/// Blocks that so many bytes take where they need not begin at a block of the volume.
+#[inline]
+pub(super) fn blocks_of(len: u64) -> usize {
+    wide(len.div_ceil(BLOCK))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -44,14 +44,19 @@ pub struct BounceMemory {
 }
 
 impl BounceMemory {
+    /// Bytes of such memory, for a connection whose commands have `io_max_bytes` at most.
+    #[must_use]
+    pub fn bytes(io_max_bytes: u32) -> usize {
+        2 * LONGEST * wide(extent_bytes(io_max_bytes)) + wide(MIN_EXTENT_BYTES)
+    }
+
     /// Allocates and registers memory for a connection whose commands have `io_max_bytes` at most.
     /// `pd` is of that connection alone.
     ///
     /// # Errors
     /// The system has no memory, or the device does not register it.
     pub fn register(pd: &ProtectionDomain, io_max_bytes: u32) -> Result<Self, NoMemory> {
-        let extent_bytes =
-            io_max_bytes.clamp(MIN_EXTENT_BYTES, MAX_EXTENT_BYTES).next_power_of_two();
+        let extent_bytes = extent_bytes(io_max_bytes);
         let bytes = LONGEST * wide(extent_bytes);
         let page = wide(MIN_EXTENT_BYTES);
         let landing = Region::allocate(bytes + page, PageKind::Normal)?;
@@ -73,6 +78,11 @@ impl BounceMemory {
     fn extents(&self) -> Range<usize> {
         0..LONGEST * wide(self.extent_bytes)
     }
+}
+
+/// Bytes of the longest extent, where commands have so many at most.
+fn extent_bytes(io_max_bytes: u32) -> u32 {
+    io_max_bytes.clamp(MIN_EXTENT_BYTES, MAX_EXTENT_BYTES).next_power_of_two()
 }
 
 /// The bounce memory of a connection, and who has what of it. See the module.
@@ -237,6 +247,7 @@ mod tests {
             let memory = BounceMemory::register(&pd, io_max).unwrap();
             assert_eq!(memory.landing.region().len(), 4 * extent + 4096);
             assert_eq!(memory.outgoing.region().len(), 4 * extent);
+            assert_eq!(BounceMemory::bytes(io_max), 8 * extent + 4096);
             let mut bounce = Bounce::new(memory, 8).unwrap();
             assert!(bounce.land(io_max).is_some() && bounce.prepare(io_max));
         }

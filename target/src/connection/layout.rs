@@ -3,13 +3,15 @@
 //!
 //! ```text
 //! | receive buffers, depth + 1 + spare | responses, depth + 1 | reply areas (admin) | scratch |
+//! | trailers of READs, depth + 1 (digests) |
 //! ```
 //!
 //! A receive buffer holds a list of commands and the data behind it. A response buffer holds a list
-//! of responses; it is the buffer of the first response's tag.
+//! of responses; it is the buffer of the first response's tag. The trailer of a READ is that of its
+//! tag, and is rewritten when a response buffer may be: for a new command with its tag.
 
 use rblk_protocol::limits::{
-    COMMAND_BYTES, COMMAND_LIST_BYTES, RESPONSE_BYTES, RESPONSE_LIST_BYTES,
+    COMMAND_BYTES, COMMAND_LIST_BYTES, READ_TRAILER_BYTES, RESPONSE_BYTES, RESPONSE_LIST_BYTES,
 };
 use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{QueueDepth, Tag};
@@ -33,6 +35,7 @@ pub struct Layout {
     response_stride: usize,
     replies_at: usize,
     scratch_at: usize,
+    trailers: usize,
 }
 
 impl Layout {
@@ -58,7 +61,14 @@ impl Layout {
             response_stride,
             replies_at,
             scratch_at,
+            trailers: 0,
         }
+    }
+
+    /// The same; if `digests`, with room for the trailers of READs.
+    #[must_use]
+    pub(crate) fn with_digests(self, digests: bool) -> Self {
+        Self { trailers: if digests { self.depth.tags() } else { 0 }, ..self }
     }
 
     /// Commands that the peer may have outstanding, less the connection's own.
@@ -71,6 +81,11 @@ impl Layout {
     /// Bytes of memory.
     #[must_use]
     pub(crate) fn bytes(&self) -> usize {
+        self.trailers_at() + self.trailers * READ_TRAILER_BYTES
+    }
+
+    #[inline]
+    fn trailers_at(&self) -> usize {
         self.scratch_at + wide(SCRATCH_BYTES)
     }
 
@@ -118,6 +133,13 @@ impl Layout {
         self.replies_at + tag.index() * REPLY_AREA_BYTES
     }
 
+    /// Offset of the trailer of a READ, where digests were agreed.
+    #[inline]
+    pub(crate) fn trailer_offset(&self, tag: Tag) -> usize {
+        debug_assert!(tag.index() < self.trailers, "no digests were agreed");
+        self.trailers_at() + tag.index() * READ_TRAILER_BYTES
+    }
+
     /// Offset of the scratch.
     pub(crate) fn scratch_offset(&self) -> usize {
         self.scratch_at
@@ -144,6 +166,9 @@ mod tests {
             assert_eq!(layout.scratch_at, layout.replies_at + replies);
             assert_eq!(layout.bytes(), layout.scratch_at + SCRATCH_BYTES as usize);
             assert!(u32::from(layout.recv_buffers) > u32::from(depth) + 1);
+            let (bytes, layout) = (layout.bytes(), layout.with_digests(true));
+            assert_eq!(layout.trailer_offset(Tag(0)), bytes);
+            assert_eq!(layout.trailer_offset(Tag(depth)) + READ_TRAILER_BYTES, layout.bytes());
         }
     }
 }

@@ -33,15 +33,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{QpIndex, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, Sge, SgeList};
-use rblk_protocol::limits::RESPONSE_BYTES;
-use rblk_protocol::width::{narrow, wide};
+use rblk_protocol::limits::{READ_TRAILER_BYTES, RESPONSE_BYTES};
+use rblk_protocol::width::{const_u32, narrow, wide};
 use rblk_protocol::{
-    CapsuleError, CommandCapsule, CommandList, ConnectionKind, Features, Immediate,
-    KeyedDescriptor, Mutation, Opcode, ResponseCapsule, Status, Tag,
+    CapsuleError, CommandCapsule, CommandList, ConnectionKind, Epoch, Features, Immediate,
+    KeyedDescriptor, Mutation, Opcode, ReadTrailer, ResponseCapsule, Status, Tag,
 };
 
 use crate::cache::Segments;
-use crate::identity::ConnectionId;
+use crate::identity::{ConnectionId, SessionIndex};
 use crate::part::{Part, PartIndex};
 use crate::read_ahead::ReadAhead;
 use crate::request::{Event, InCapsule, Outcome, Payload, Request};
@@ -51,16 +51,15 @@ pub use bounce::BounceMemory;
 pub use layout::Layout;
 pub use layout::{REPLY_AREA_BYTES, SCRATCH_BYTES};
 use liveness::Liveness;
-pub use params::{ConnectionParams, progress_max};
+pub use params::{ConnectionParams, ProofDue, progress_max};
 use pins::Pins;
 use reads::ReadCredits;
 use receive::ReceiveBuffers;
 use send_queue::{Responses, SendQueue};
 pub(crate) use wr_id::WrKind;
 
-/// An admin connection that says nothing at all, not even LOGIN, ends after this long: its peer may
-/// have died unseen.
-pub(crate) const LOGIN_SILENCE: Duration = Duration::from_secs(30);
+/// A stranger has so long from the accept until its LOGIN is accepted, whatever it says.
+pub(crate) const STRANGER_TIME: Duration = Duration::from_secs(5);
 
 /// A rule that the peer broke, or a bug of ours: the connection ends, and the log says why.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -142,7 +141,9 @@ impl Connection {
     ) -> Self {
         let layout = params.layout;
         let (tags, send_wrs) = (layout.depth().tags(), layout.send_wrs());
-        let silence = (params.kind == ConnectionKind::Admin).then_some(LOGIN_SILENCE);
+        let is_stranger = params.session == SessionIndex::NONE;
+        let due = params.proof.as_ref().map(|due| due.within);
+        let prove_by = is_stranger.then_some(STRANGER_TIME).or(due).map(|within| now + within);
         let lists = params.features.has(Features::CAPSULE_LISTS);
         let receives = ReceiveBuffers::new(&layout, &params.memory);
         // Without one, the data of such a connection has no place, and its commands end it.
@@ -151,7 +152,7 @@ impl Connection {
             place,
             life: Life::Live,
             is_listed: false,
-            liveness: Liveness::new(silence, params.progress_max, now),
+            liveness: Liveness::new(prove_by, params.progress_max, now),
             requests: (0..tags).map(|_| Request::new()).collect(),
             receives,
             sends: SendQueue::new(send_wrs, tags, lists),
@@ -310,6 +311,10 @@ impl Connection {
         if !self.is_tested() && command.opcode != Opcode::SelfTest {
             return Ok(Admitted::Answer(Status::NotReady));
         }
+        if command.flags.digest != self.has_digests() {
+            // Not agreed, or missing.
+            return Ok(Admitted::Answer(Status::NotSupported));
+        }
         Ok(self.admit_opcode(command))
     }
 
@@ -376,6 +381,21 @@ impl Connection {
         self.params.features.has(Features::WRITE_WITH_IMM)
     }
 
+    /// Whether capsules and data have digests.
+    #[inline]
+    pub(crate) fn has_digests(&self) -> bool {
+        self.params.features.has(Features::DIGEST)
+    }
+
+    /// The trailer of a READ's data, which has that CRC, to be gathered behind the data.
+    #[inline(never)]
+    pub(crate) fn write_trailer(&self, command: &CommandCapsule, crc: u32) -> Sge {
+        let at = self.params.layout.trailer_offset(command.tag);
+        let trailer = ReadTrailer { crc, sequence: command.sequence };
+        self.region().write(at, &trailer.to_wire());
+        self.own_sge(at, const_u32(READ_TRAILER_BYTES))
+    }
+
     /// Whether so many send credits are free, and no other command waits for credits.
     #[inline]
     pub(crate) fn may_send(&self, credits: u64) -> bool {
@@ -421,7 +441,9 @@ impl Connection {
     /// are enough for its next step.
     #[inline]
     pub(crate) fn next_for_credits(&mut self) -> Option<Tag> {
-        if !self.sends.has_waiting() || self.sends.free() < 2 {
+        // Of a READ: its data, its trailer where that goes apart, and its answer.
+        let step = if self.has_digests() { 3 } else { 2 };
+        if !self.sends.has_waiting() || self.sends.free() < step {
             return None;
         }
         if self.bounce.as_ref().is_some_and(|bounce| bounce.is_outgoing_short()) {
@@ -471,6 +493,7 @@ impl Connection {
     pub(crate) fn add_response(&mut self, response: &ResponseCapsule) -> bool {
         let Responses { first, count } = self.sends.add_response(response.tag);
         let offset = self.params.layout.response_offset(first) + count * RESPONSE_BYTES;
+        let response = if self.has_digests() { response.sealed() } else { *response };
         self.region().write(offset, &response.to_wire());
         self.sends.responses_are_full()
     }
@@ -549,6 +572,7 @@ impl Connection {
     #[inline]
     pub(crate) fn queue_read(&mut self, tag: Tag, part: PartIndex, sge: Sge, from: RemoteBuffer) {
         self.reads.take();
+        self.liveness.keeps(sge.len);
         let (kind, sges) = (WrKind::ReadData(tag, part), SgeList::one(sge));
         let at = self.sends.queue(kind, SendOp::Read(from), &sges, true, false);
         if let Some(bounce) = &mut self.bounce {
@@ -623,9 +647,10 @@ impl Connection {
 
     // ---- Memory that the device may still read -------------------------------------------------
 
-    /// Pins memory that the WRITE at `position` reads.
+    /// Pins memory, of so many bytes, that the WRITE at `position` reads.
     #[inline]
-    pub(crate) fn pin(&mut self, position: u64, shard: u16, memory: Segments) {
+    pub(crate) fn pin(&mut self, position: u64, shard: u16, memory: Segments, bytes: u32) {
+        self.liveness.keeps(bytes);
         self.pins.pin(position, shard, memory);
     }
 
@@ -660,6 +685,12 @@ impl Connection {
         if let Some(bounce) = &mut self.bounce {
             bounce.read_completed();
         }
+    }
+
+    // Bytes of our memory that the peer has not taken yet, or not filled.
+    fn kept_bytes(&self) -> u64 {
+        let parts = self.requests.iter().flat_map(|request| request.parts());
+        self.pins.bytes() + parts.map(Part::awaited_bytes).sum::<u64>()
     }
 
     /// Whether memory should be seen to come back: where sends prove nothing, nothing else bounds
@@ -715,12 +746,11 @@ impl Connection {
 
     // ---- Posts ---------------------------------------------------------------------------------
 
-    /// Whether it must be put on the list of connections to post for: it has something to post, and
-    /// is not on the list. It is from now on.
+    /// Whether it must be put on the list of connections to post for: it has something to send, and
+    /// is not on the list. It is from now on. RECVs wait for the next sends.
     #[inline]
     pub(crate) fn joins_list(&mut self) -> bool {
-        let joins =
-            !self.is_listed && (self.sends.has_queued() || !self.receives.queued().is_empty());
+        let joins = !self.is_listed && self.sends.has_queued();
         self.is_listed |= joins;
         joins
     }
@@ -746,16 +776,35 @@ impl Connection {
 
     // ---- Its end -------------------------------------------------------------------------------
 
-    /// An admin connection that is silent for longer than this ends.
-    pub(crate) fn set_silence_max(&mut self, silence: Duration) {
+    /// Its LOGIN was accepted: it is of that session, and ends when it is silent for longer than
+    /// this.
+    pub(crate) fn adopt(&mut self, session: SessionIndex, epoch: Epoch, silence: Duration) {
+        (self.params.session, self.params.epoch) = (session, epoch);
+        self.liveness.is_known();
         self.liveness.set_silence_max(silence);
+    }
+
+    /// It ends at the next look for silent peers. The answers that are queued go out before.
+    pub(crate) fn expel(&mut self, now: Instant) {
+        self.liveness.is_not_trusted(now);
+    }
+
+    /// The proof of its self-test is right, or need not be. Returns whether this is the first time.
+    pub(crate) fn is_known(&mut self) -> bool {
+        self.liveness.is_known();
+        let is_first = self.pins.scratch().is_none();
+        is_first && self.params.proof.is_some()
     }
 
     /// Why the connection should end by now, if its peer is silent or takes nothing.
     pub(crate) fn dead_reason(&mut self, now: Instant) -> Option<&'static str> {
         let waits = self.reads.in_flight() > 0 || self.sends.credits().expects_completion();
-        if self.liveness.is_stuck(waits, now) {
+        let kept = if self.liveness.judges_pace(waits, now) { self.kept_bytes() } else { 0 };
+        if self.liveness.is_stuck(waits, kept, now) {
             return Some("its peer neither takes data nor gives any");
+        }
+        if self.liveness.is_stranger(now) {
+            return Some("it has not proven in time who it is");
         }
         self.liveness.is_silent(now).then_some("its initiator is silent")
     }

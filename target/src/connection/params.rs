@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use rblk_fabric::MemoryRegion;
+use rblk_protocol::auth::{Hellos, QueueKey};
 use rblk_protocol::{ConnectionKind, Epoch, Features};
 
 use super::bounce::BounceMemory;
 use super::layout::Layout;
-use crate::identity::SessionIndex;
+use crate::identity::{AdmissionId, SessionIndex};
 
 /// Bounds of [`progress_max`].
 const PROGRESS_MAX: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(20));
@@ -17,10 +18,15 @@ const PROGRESS_MAX: (Duration, Duration) = (Duration::from_secs(2), Duration::fr
 pub struct ConnectionParams {
     /// What it is for.
     pub kind: ConnectionKind,
-    /// The session's place in the tables of the poll groups.
+    /// Its name for control.
+    pub admission: AdmissionId,
+    /// The session; [`SessionIndex::NONE`] of an admin connection before its LOGIN is accepted.
     pub session: SessionIndex,
     /// Epoch that its commands must name.
     pub epoch: Epoch,
+    /// What its self-test must prove, for an I/O connection that has to. Its key is cleared from
+    /// memory with the connection.
+    pub proof: Option<Box<ProofDue>>,
     /// Sizes.
     pub layout: Layout,
     /// In-capsule bytes agreed.
@@ -43,6 +49,17 @@ pub struct ConnectionParams {
     pub progress_max: Duration,
     /// The initiator's name and address, for logs.
     pub peer: String,
+}
+
+/// What an I/O connection has to prove.
+#[derive(Debug)]
+pub struct ProofDue {
+    /// The key of its session, epoch and queue.
+    pub key: QueueKey,
+    /// Its hellos, as they are sent.
+    pub hellos: Hellos,
+    /// The time that it has for it, from the accept.
+    pub within: Duration,
 }
 
 /// How long the send WRs of a connection may wait, none of them completing, where the initiator

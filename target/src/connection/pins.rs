@@ -74,6 +74,11 @@ impl Pins {
         self.pins.len()
     }
 
+    /// Bytes pinned.
+    pub(super) fn bytes(&self) -> u64 {
+        self.pins.iter().map(|pin| pin.memory.bytes()).sum()
+    }
+
     /// Position of the newest pin that no proof on its way will release. `None`: there is none.
     pub(super) fn needs_proof(&self) -> Option<u64> {
         if self.proving { None } else { self.pins.back().map(|pin| pin.position) }

@@ -1,11 +1,13 @@
-//! [`ReceiveBuffers`]: which messages are still in use, and the RECVs of this turn.
+//! [`ReceiveBuffers`]: which messages are still in use, and the RECVs to post.
 //!
-//! Invariant: a buffer is posted again when the last command of its message was copied out and the
-//! data of each command was used, which is before the last command with data is answered: RECVs go
-//! to the device before sends. So as long as a buffer is not posted, the peer waits for the answer
-//! to one of its commands, and no two buffers are of the same command. The peer has at most
-//! depth + 1 commands outstanding, at least one of them in the message that it sends now: it always
-//! finds a buffer (RNR cannot happen).
+//! A buffer is free when the last command of its message was copied out and the data of each command
+//! was used, which is before the last command with data is answered. It is posted again with the
+//! next sends of the connection, and before them: a turn that sends nothing posts nothing.
+//!
+//! Invariant: a buffer that is not posted has a message of which a command is unanswered, since an
+//! answer is a send. No two buffers are of the same command. The peer has at most depth + 1
+//! commands outstanding, at least one of them in the message that it sends now: it always finds a
+//! buffer (RNR cannot happen).
 
 use rblk_fabric::{MemoryRegion, RecvWr, Sge};
 use rblk_protocol::width::{narrow, wide, wide64};
@@ -19,7 +21,7 @@ pub(super) struct ReceiveBuffers {
     // By buffer that is not posted: commands whose data is in it, and one while its commands are
     // looked at.
     users: Box<[u8]>,
-    // RECVs of this turn.
+    // RECVs that go with the next sends.
     queued: Vec<RecvWr>,
     // The first buffer, and how far they are apart.
     first: Sge,
@@ -80,13 +82,13 @@ impl ReceiveBuffers {
         self.queued.push(RecvWr { id: WrKind::Recv(buffer).id(), sge: Sge { addr, ..self.first } });
     }
 
-    /// The RECVs of this turn.
+    /// The RECVs that go with the next sends.
     #[inline]
     pub(super) fn queued(&self) -> &[RecvWr] {
         &self.queued
     }
 
-    /// The RECVs of this turn were posted, or never will be.
+    /// These RECVs were posted, or never will be.
     #[inline]
     pub(super) fn clear(&mut self) {
         self.queued.clear();

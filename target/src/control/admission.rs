@@ -5,15 +5,16 @@ use rblk_fabric::{
     AcceptParams, Connection, ConnectionHello, Device, Incoming, MAX_SGE, PollerHandle,
     ProtectionDomain, QpLimits, Transport,
 };
+use rblk_protocol::auth::{Carrier, Hellos, PROOF_BYTES};
 use rblk_protocol::width::narrow;
 use rblk_protocol::{
-    ConnectionKind, Features, HelloAccept, HelloReject, HelloRequest, InstanceId, Offer,
+    ConnectionKind, Features, HelloAccept, HelloReject, HelloRequest, InstanceId, Nonce, Offer,
     QueueDepth, RejectReason, Version, limits, negotiate,
 };
 
 use super::Limits;
-use super::core::{Admitted, Refused};
-use crate::connection::{BounceMemory, ConnectionParams};
+use super::core::{Admitted, Introduction, NO_KEYS, Refused};
+use crate::connection::{BounceMemory, ConnectionParams, Layout, ProofDue};
 use crate::terms::Terms;
 
 /// Most RDMA READs that a target has outstanding on one connection, where device and peer allow
@@ -25,12 +26,23 @@ const NO_ROOM: &str = "no room: use fewer --queues or --lanes, less --queue-dept
 
 const _: () = assert!(NO_ROOM.len() <= limits::REJECT_TEXT_BYTES, "it would be cut");
 
+/// What this target asks of all its peers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct House {
+    /// What it offers.
+    pub(super) limits: Limits,
+    /// Its run.
+    pub(super) instance: InstanceId,
+    /// Hosts must prove their keys.
+    pub(super) requires_proof: bool,
+}
+
 /// A connection that control has decided to make.
 #[derive(Debug)]
 pub(super) struct Granted {
     /// What the peer and this target agreed on.
     pub(super) accept: HelloAccept,
-    /// Its session.
+    /// What it is.
     pub(super) admitted: Admitted,
     /// The place of its device.
     pub(super) place: usize,
@@ -45,15 +57,20 @@ pub(super) struct Granted {
 }
 
 /// What this target offers on a connection by a device.
-fn offer(limits: &Limits, instance: InstanceId, device: &Device, kind: ConnectionKind) -> Offer {
-    // The configuration was checked.
-    let depth = QueueDepth::new(limits.queue_depth_max.clamp(1, limits::QUEUE_DEPTH_MAX))
+fn offer(house: &House, nonce: Nonce, device: &Device, kind: ConnectionKind) -> Offer {
+    let House { limits, instance, requires_proof } = *house;
+    let proof = if requires_proof { Features::AUTH } else { Features::default() };
+    let depth_max = match kind {
+        ConnectionKind::Admin => limits::ADMIN_DEPTH,
+        // The configuration was checked.
+        ConnectionKind::Io { .. } => limits.queue_depth_max,
+    };
+    let depth = QueueDepth::new(depth_max.clamp(1, limits::QUEUE_DEPTH_MAX))
         .unwrap_or_else(|| unreachable!("clamped"));
     let io_max_bytes = limits.io_max_bytes;
     if kind == ConnectionKind::Admin {
         let in_capsule_bytes = limits::IN_CAPSULE_DEFAULT_BYTES;
-        let features = Features::default();
-        return Offer { depth, features, in_capsule_bytes, io_max_bytes, instance };
+        return Offer { depth, features: proof, in_capsule_bytes, io_max_bytes, instance, nonce };
     }
     let imm = match device.caps().write_with_imm {
         true => Features::WRITE_WITH_IMM,
@@ -65,8 +82,20 @@ fn offer(limits: &Limits, instance: InstanceId, device: &Device, kind: Connectio
         Transport::SoftTcp | Transport::SoftMemory => Features::CAPSULE_LISTS,
         _ => Features::CAPSULE_LISTS.or(Features::DATA_LISTS),
     };
+    // The trailer of a READ is one more piece to gather.
+    let digests = match device.caps().max_sges {
+        0..=1 => Features::default(),
+        _ => Features::DIGEST,
+    };
     let in_capsule_bytes = limits.in_capsule_bytes;
-    Offer { depth, features: imm.or(lists), in_capsule_bytes, io_max_bytes, instance }
+    Offer {
+        depth,
+        features: imm.or(lists).or(digests).or(proof),
+        in_capsule_bytes,
+        io_max_bytes,
+        instance,
+        nonce,
+    }
 }
 
 /// What a peer that asked for this gets.
@@ -75,11 +104,12 @@ fn offer(limits: &Limits, instance: InstanceId, device: &Device, kind: Connectio
 /// Why there is nothing to agree on.
 pub(super) fn agree(
     asked: &HelloRequest,
-    limits: &Limits,
-    instance: InstanceId,
+    house: &House,
     device: &Device,
 ) -> Result<HelloAccept, Refused> {
-    negotiate(asked, &offer(limits, instance, device, asked.kind)).map_err(|reason| {
+    let mut nonce = Nonce::default();
+    getrandom::fill(&mut nonce.0).map_err(|error| no_room(error.to_string()))?;
+    let agreed = negotiate(asked, &offer(house, nonce, device, asked.kind)).map_err(|reason| {
         let text = match reason {
             RejectReason::Version => format!(
                 "no common version: we speak {} to {}, you {} to {}",
@@ -93,7 +123,55 @@ pub(super) fn agree(
             }
         };
         Refused { reason, text }
-    })
+    })?;
+    if house.requires_proof && !agreed.features.has(Features::AUTH) {
+        return Err(Refused { reason: RejectReason::NotAllowed, text: NO_KEYS.to_owned() });
+    }
+    Ok(agreed)
+}
+
+/// What the handshake of an admin connection covers on which this was agreed.
+pub(super) fn introduction(
+    incoming: &Incoming,
+    accept: &HelloAccept,
+) -> Result<Option<Introduction>, Refused> {
+    if !accept.features.has(Features::AUTH) {
+        return Ok(None);
+    }
+    let carrier = match incoming.device().caps().transport {
+        Transport::SoftTcp => Carrier::Tcp,
+        Transport::SoftMemory => Carrier::Memory,
+        Transport::Iwarp => Carrier::Iwarp,
+        Transport::InfiniBand | Transport::Roce | Transport::Unknown => Carrier::Verbs,
+    };
+    Ok(Some(Introduction { hellos: hellos(incoming, accept)?, carrier }))
+}
+
+/// Both hellos as they are sent.
+fn hellos(incoming: &Incoming, accept: &HelloAccept) -> Result<Hellos, Refused> {
+    Hellos::from_private_data(&incoming.hello().0, &accept.to_wire())
+        .map_err(|error| Refused { reason: RejectReason::Malformed, text: error.to_string() })
+}
+
+/// Bytes of memory that a connection takes by a device, on which this was agreed.
+pub(super) fn memory_bytes(accept: &HelloAccept, kind: ConnectionKind, device: &Device) -> usize {
+    let bounce = match kind {
+        ConnectionKind::Io { .. } if data_passes_through(device) => {
+            BounceMemory::bytes(accept.io_max_bytes)
+        }
+        ConnectionKind::Io { .. } | ConnectionKind::Admin => 0,
+    };
+    layout(accept, kind).bytes() + bounce
+}
+
+/// Entries of a CQ that such a connection takes.
+pub(super) fn cq_entries(accept: &HelloAccept, kind: ConnectionKind) -> u32 {
+    let layout = layout(accept, kind);
+    layout.send_wrs() + layout.recv_wrs()
+}
+
+fn layout(accept: &HelloAccept, kind: ConnectionKind) -> Layout {
+    Layout::new(accept.depth, accept.message_data_bytes(), kind == ConnectionKind::Admin)
 }
 
 /// READs that may be outstanding on a connection.
@@ -130,6 +208,9 @@ pub(super) fn prepare(
     let own = own_domain(&incoming.device(), is_queue, accept.io_max_bytes)?;
     let (pd, bounce) = own.map_or((pd, None), |(pd, bounce)| (pd, Some(bounce)));
     let terms = Terms::new(&pd, accept, !is_queue).map_err(|e| e.to_string())?;
+    // Of what is granted in the end.
+    let hellos = hellos(&incoming, &terms.accept).map_err(|refused| refused.text)?;
+    let proof = admitted.key.map(|(key, within)| Box::new(ProofDue { key, hellos, within }));
     let sizes = QpLimits {
         send_wrs: terms.layout.send_wrs(),
         recv_wrs: terms.layout.recv_wrs(),
@@ -142,10 +223,12 @@ pub(super) fn prepare(
     let Terms { accept, layout, memory } = terms;
     let params = ConnectionParams {
         kind: asked.kind,
+        admission: admitted.id,
         session: admitted.session,
         epoch: admitted.epoch,
+        proof,
         layout,
-        in_capsule_bytes: accept.in_capsule_bytes,
+        in_capsule_bytes: most_in_capsule(&accept),
         io_max_bytes: accept.io_max_bytes,
         features: accept.features,
         reads_out,
@@ -160,8 +243,8 @@ pub(super) fn prepare(
 }
 
 /// A domain for one connection alone, and memory in it that the data of the connection passes
-/// through, on devices where READs land only in memory that can be written from afar (iWARP). An
-/// admin connection READs nothing: nothing of it can be written from afar in any domain.
+/// through, where [`data_passes_through`]. An admin connection READs nothing: nothing of it can be
+/// written from afar in any domain.
 ///
 /// # Errors
 /// The device makes no more domains, or there is no memory.
@@ -170,12 +253,26 @@ fn own_domain(
     is_queue: bool,
     io_max_bytes: u32,
 ) -> Result<Option<(ProtectionDomain, BounceMemory)>, String> {
-    if !is_queue || !device.caps().read_sink_needs_remote_write {
+    if !is_queue || !data_passes_through(device) {
         return Ok(None);
     }
     let pd = device.alloc_pd().map_err(|error| error.to_string())?;
     let bounce = BounceMemory::register(&pd, io_max_bytes).map_err(|error| error.to_string())?;
     Ok(Some((pd, bounce)))
+}
+
+/// Whether the data of a connection passes through memory of its own: on devices where READs land
+/// only in memory that can be written from afar (iWARP).
+fn data_passes_through(device: &Device) -> bool {
+    device.caps().read_sink_needs_remote_write
+}
+
+/// Most in-capsule data of one command: of a write, or the proof in a self-test.
+fn most_in_capsule(accept: &HelloAccept) -> u32 {
+    match accept.features.has(Features::AUTH) {
+        true => accept.in_capsule_bytes.max(narrow(PROOF_BYTES)),
+        false => accept.in_capsule_bytes,
+    }
 }
 
 /// A refusal because something is short.
@@ -209,4 +306,77 @@ pub(super) fn refusal(reason: RejectReason, text: &str) -> ConnectionHello {
         text: text.to_owned(),
     };
     ConnectionHello(reject.to_wire())
+}
+
+#[cfg(test)]
+mod tests {
+    use rblk_fabric::soft::network::Network;
+    use rblk_protocol::width::wide64;
+    use rblk_protocol::{Epoch, SessionId};
+
+    use super::*;
+
+    fn house(requires_proof: bool) -> House {
+        let limits = Limits {
+            queue_depth_max: 512,
+            in_capsule_bytes: 4096,
+            io_max_bytes: 1 << 20,
+            sessions_max: 4,
+            lease: std::time::Duration::from_secs(30),
+        };
+        House { limits, instance: InstanceId([9; 16]), requires_proof }
+    }
+
+    fn asked(kind: ConnectionKind) -> HelloRequest {
+        HelloRequest {
+            kind,
+            newest: Version::NEWEST,
+            oldest: Version::OLDEST,
+            depth: QueueDepth::new(limits::QUEUE_DEPTH_MAX).unwrap(),
+            features: Features::default(),
+            in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
+            io_max_bytes: limits::IO_MAX_BYTES,
+            epoch: Epoch(0),
+            session: SessionId::default(),
+        }
+    }
+
+    #[test]
+    fn whoever_cannot_prove_a_key_is_told_how() {
+        let device = Device::Soft(Network::new(1).device());
+        for kind in [ConnectionKind::Admin, ConnectionKind::Io { queue: 0 }] {
+            let refused = agree(&asked(kind), &house(true), &device).unwrap_err();
+            assert_eq!(refused.reason, RejectReason::NotAllowed);
+            assert!(refused.text.contains("target_keys"), "{}", refused.text);
+            let able = HelloRequest { features: Features::AUTH, ..asked(kind) };
+            assert!(agree(&able, &house(true), &device).unwrap().features.has(Features::AUTH));
+            // One that asks for no proof says so, and the initiator decides.
+            assert!(!agree(&able, &house(false), &device).unwrap().features.has(Features::AUTH));
+        }
+    }
+
+    #[test]
+    fn an_admin_connection_has_the_admin_depth() {
+        let device = Device::Soft(Network::new(1).device());
+        let granted = |kind| agree(&asked(kind), &house(false), &device).unwrap();
+        let admin = granted(ConnectionKind::Admin);
+        assert_eq!(admin.depth.get(), limits::ADMIN_DEPTH);
+        let bytes = wide64(memory_bytes(&admin, ConnectionKind::Admin, &device));
+        assert!(bytes < 160 << 10, "{bytes} bytes for one that has not logged in");
+        assert_eq!(granted(ConnectionKind::Io { queue: 0 }).depth.get(), 512);
+    }
+
+    #[test]
+    fn memory_that_data_passes_through_counts() {
+        let kinds = [ConnectionKind::Admin, ConnectionKind::Io { queue: 0 }];
+        let [elsewhere, iwarp] = [Network::new(1), Network::with_iwarp_rules(1)]
+            .map(|network| Device::Soft(network.device()));
+        let more = kinds.map(|kind| {
+            // What both agree on.
+            let granted = agree(&asked(kind), &house(false), &iwarp).unwrap();
+            let bytes = |device| memory_bytes(&granted, kind, device);
+            bytes(&iwarp) - bytes(&elsewhere)
+        });
+        assert_eq!(more, [0, 8 * (1 << 20) + 4096]);
+    }
 }

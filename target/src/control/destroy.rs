@@ -9,22 +9,17 @@
 //! volume to another host.
 
 use rblk_fabric::Connection;
-use rblk_protocol::{ConnectionKind, Epoch};
 use tokio::sync::mpsc;
 
-use crate::identity::{ConnectionId, SessionIndex};
+use crate::identity::{AdmissionId, ConnectionId};
 
 /// What was destroyed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Destroyed {
     /// A connection, with its memory: nothing of it is in use any more.
     Connection {
-        /// Its session.
-        session: SessionIndex,
-        /// What it was.
-        kind: ConnectionKind,
-        /// Its epoch.
-        epoch: Epoch,
+        /// Its name for control.
+        admission: AdmissionId,
     },
     /// The QP of a connection that ended. Its poll group waits for this.
     Qp {
@@ -62,7 +57,7 @@ impl Destroyer {
         (Self { news }, destroyed)
     }
 
-    /// Destroys a QP, if there still is one, and frees its memory, which is dropped. Sends the news when both are
+    /// Destroys a QP, if there still is one, and drops its memory. Sends the news when both are
     /// done.
     pub(super) fn destroy<M: Send + 'static>(
         &self,
@@ -110,11 +105,7 @@ mod tests {
         let (destroyer, told) = Destroyer::new();
         let told = Arc::new(Mutex::new(told));
         let freed = Arc::new(AtomicBool::new(false));
-        let gone = |epoch| Destroyed::Connection {
-            session: SessionIndex(3),
-            kind: ConnectionKind::Io { queue: 1 },
-            epoch: Epoch(epoch),
-        };
+        let gone = |number| Destroyed::Connection { admission: AdmissionId(number) };
         // A kernel that needs long.
         let mut slow = None;
         let memory = Memory(Arc::clone(&told), Arc::clone(&freed));

@@ -54,13 +54,18 @@ struct DeviceEntry {
 impl DeviceEntry {
     /// A CQ for one poll group, and the memory of the poll group as the device knows it.
     fn make_poller(&self) -> Result<(Box<dyn Poller>, PollerHandle, Option<PollerMemory>)> {
+        let (poller, handle) = self.pd.poller(self.cq_entries())?;
+        Ok((poller, handle, self.memory.clone()))
+    }
+
+    /// Entries of a CQ.
+    fn cq_entries(&self) -> u32 {
         let caps = self.device.caps();
         let entries = match caps.transport {
             Transport::SoftTcp | Transport::SoftMemory => CQ_ENTRIES_SOFTWARE,
             _ => CQ_ENTRIES,
         };
-        let (poller, handle) = self.pd.poller(entries.min(caps.max_cq_entries))?;
-        Ok((poller, handle, self.memory.clone()))
+        entries.min(caps.max_cq_entries)
     }
 }
 
@@ -100,7 +105,7 @@ impl Devices {
     ///
     /// # Errors
     /// Memory cannot be registered, a CQ cannot be made, or the target has too many devices.
-    pub(super) fn place(&mut self, device: &Device, groups: &Groups) -> Result<usize> {
+    pub(super) fn place(&mut self, device: &Device, groups: &mut Groups) -> Result<usize> {
         let is_it = |entry: &DeviceEntry| entry.device.same_as(device);
         if let Some(at) = self.entries.iter().position(|e| e.as_ref().is_some_and(is_it)) {
             return Ok(at);
@@ -164,7 +169,7 @@ impl Devices {
         &mut self,
         place: usize,
         group: usize,
-        groups: &Groups,
+        groups: &mut Groups,
     ) -> std::result::Result<(ProtectionDomain, PollerHandle), String> {
         let Some(entry) = self.entries.get_mut(place).and_then(Option::as_mut) else {
             return Err("the device is gone".to_owned());
@@ -186,6 +191,11 @@ impl Devices {
         tracing::info!(device = name, poll_group = group, "a completion queue is made anew");
         groups.send(group, ToGroup::AddPoller { place, poller, memory });
         Ok((pd, handle))
+    }
+
+    /// Entries of each CQ of the device at a place; 0 without one.
+    pub(super) fn cq_entries(&self, place: usize) -> u32 {
+        self.entries.get(place).and_then(Option::as_ref).map_or(0, DeviceEntry::cq_entries)
     }
 
     /// A CQ of the device at `place` broke: no connection is made for it any more.

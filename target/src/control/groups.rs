@@ -1,12 +1,21 @@
 //! [`Groups`]: the poll groups as control sees them: mail to each, which one serves the next
 //! connection, and how they ended.
 //!
-//! Invariant: news of a destroyed QP is never lost. A poll group keeps what it lent to a device
-//! until it has that news, so news for a full mailbox is kept here and sent again.
+//! Invariant: mail is delivered in order, and none is lost. A poll group that missed the end of a
+//! session or of its rights would serve whom it must not serve; one that missed the news of a
+//! destroyed QP would keep what it lent. So mail for a full mailbox is kept here, up to
+//! [`KEPT_MAX`], and sent again. A poll group that takes even that not is stuck: the target ends.
+//! Connections alone are not kept: what could not be handed over is destroyed.
+
+use std::collections::VecDeque;
 
 use crate::identity::{ConnectionId, SessionIndex};
 use crate::poll_group::thread::Handle;
 use crate::poll_group::{Notice, ToGroup};
+
+/// Messages that are kept for one poll group whose mailbox is full. The mailbox holds thousands
+/// more.
+const KEPT_MAX: usize = 4096;
 
 /// The running poll groups.
 #[derive(Debug)]
@@ -14,8 +23,12 @@ pub(super) struct Groups {
     handles: Vec<Handle>,
     // Counts admin connections, which go to the poll groups in turn.
     next_admin: usize,
-    // Connections whose QP is destroyed and whose poll group had a full mailbox.
-    undelivered: Vec<(usize, ConnectionId)>,
+    // By poll group: mail for a full mailbox, in order.
+    kept: Vec<VecDeque<ToGroup>>,
+    // By poll group: it has ended and needs no mail.
+    ended: Vec<bool>,
+    // The poll group that takes no mail any more.
+    stuck: Option<usize>,
     stopped: usize,
     // Every poll group that stopped had written its dirty blocks to the stores.
     clean: bool,
@@ -25,8 +38,17 @@ pub(super) struct Groups {
 impl Groups {
     /// Poll groups that run, by index.
     pub(super) fn new(handles: Vec<Handle>) -> Self {
-        let (undelivered, failure) = (Vec::new(), None);
-        Self { handles, next_admin: 0, undelivered, stopped: 0, clean: true, failure }
+        let count = handles.len();
+        Self {
+            handles,
+            next_admin: 0,
+            kept: (0..count).map(|_| VecDeque::new()).collect(),
+            ended: vec![false; count],
+            stuck: None,
+            stopped: 0,
+            clean: true,
+            failure: None,
+        }
     }
 
     /// How many there are.
@@ -46,7 +68,7 @@ impl Groups {
     /// several connections numbers the second ones behind all first ones. So the first ones, which
     /// do most of the work, are spread over all poll groups.
     pub(super) fn for_connection(&self, session: SessionIndex, queue: Option<u16>) -> usize {
-        let of_queue = |queue| usize::from(session.0) + 1 + usize::from(queue);
+        let of_queue = |queue| usize::from(session.index) + 1 + usize::from(queue);
         queue.map_or(self.next_admin, of_queue) % self.handles.len()
     }
 
@@ -56,50 +78,74 @@ impl Groups {
         self.next_admin = self.next_admin.wrapping_add(1);
     }
 
-    /// Sends mail. A poll group whose mailbox is full is stuck or gone, and the log says so.
-    pub(super) fn send(&self, group: usize, message: ToGroup) {
-        let _ = self.try_send(group, message);
+    /// Sends mail, behind what is kept. Keeps what a full mailbox does not take.
+    pub(super) fn send(&mut self, group: usize, message: ToGroup) {
+        if let Some(message) = self.try_send(group, message) {
+            self.keep(group, message);
+        }
     }
 
-    /// Sends mail. Returns what could not be sent.
+    /// Sends mail, behind what is kept. Returns what could not be sent.
     pub(super) fn try_send(&self, group: usize, message: ToGroup) -> Option<ToGroup> {
-        let Some(handle) = self.handles.get(group) else { return Some(message) };
-        let refused = handle.mail.send(message).err()?;
-        // The mailbox holds thousands of messages.
-        tracing::error!(group, "a poll group takes no mail");
-        Some(refused.0)
+        let Some(kept) = self.kept.get(group) else { return Some(message) };
+        if !kept.is_empty() {
+            return Some(message);
+        }
+        self.handles.get(group)?.mail.send(message).err().map(|refused| refused.0)
+    }
+
+    fn keep(&mut self, group: usize, message: ToGroup) {
+        let (Some(kept), Some(false)) = (self.kept.get_mut(group), self.ended.get(group)) else {
+            return;
+        };
+        if kept.is_empty() {
+            tracing::warn!(group, "the mailbox of a poll group is full: mail for it is kept");
+        }
+        if kept.len() < KEPT_MAX {
+            return kept.push_back(message);
+        }
+        if self.stuck.is_some() {
+            return;
+        }
+        // What it does not know of, it must not serve: nothing is served any more.
+        tracing::error!(group, "a poll group takes no mail: it is stuck, and the target ends");
+        self.stuck = Some(group);
+        self.fail(format!(
+            "poll group {group} takes no mail ({KEPT_MAX} messages wait behind a full mailbox): its thread is stuck, \
+             as by a device or a file system that does not answer"
+        ));
     }
 
     /// Sends a notice to every poll group.
-    pub(super) fn notify(&self, notice: Notice) {
+    pub(super) fn notify(&mut self, notice: Notice) {
         (0..self.handles.len()).for_each(|group| self.send(group, ToGroup::Notice(notice)));
     }
 
     /// Tells every poll group to stop.
-    pub(super) fn stop(&self) {
+    pub(super) fn stop(&mut self) {
         (0..self.handles.len()).for_each(|group| self.send(group, ToGroup::Stop));
     }
 
-    /// The QP of a connection that ended is destroyed. Sent by [`Self::deliver`].
+    /// The QP of a connection that ended is destroyed.
     pub(super) fn qp_destroyed(&mut self, group: usize, connection: ConnectionId) {
-        self.undelivered.push((group, connection));
+        self.send(group, ToGroup::Destroyed { connection });
     }
 
-    /// Sends the news of destroyed QPs. Keeps what a full mailbox does not take.
+    /// Sends what is kept, in order, as far as the mailboxes take it.
     pub(super) fn deliver(&mut self) {
-        let waiting = std::mem::take(&mut self.undelivered);
-        self.undelivered = waiting
-            .into_iter()
-            .filter(|(group, connection)| {
-                let told = ToGroup::Destroyed { connection: *connection };
-                self.try_send(*group, told).is_some()
-            })
-            .collect();
+        for (handle, kept) in self.handles.iter().zip(&mut self.kept) {
+            while let Some(message) = kept.pop_front() {
+                if let Err(refused) = handle.mail.send(message) {
+                    kept.push_front(refused.0);
+                    break;
+                }
+            }
+        }
     }
 
-    /// Whether news waits for room in a mailbox.
+    /// Whether mail waits for room in a mailbox.
     pub(super) fn owes_mail(&self) -> bool {
-        !self.undelivered.is_empty()
+        self.kept.iter().any(|kept| !kept.is_empty())
     }
 
     /// A store lost acknowledged writes: this run does not end clean.
@@ -111,13 +157,22 @@ impl Groups {
     pub(super) fn stopped(&mut self, group: usize, clean: bool, error: Option<String>) {
         self.stopped += 1;
         self.clean &= clean;
+        if let (Some(ended), Some(kept)) = (self.ended.get_mut(group), self.kept.get_mut(group)) {
+            *ended = true;
+            kept.clear();
+        }
         if let Some(error) = error {
             tracing::error!(group, error, "a poll group broke; the target ends");
-            self.failure.get_or_insert(format!("poll group {group} broke: {error}"));
-            self.stop();
-            // A broken thread never stops again, so its peers may wait for it indefinitely.
-            self.stopped = self.handles.len();
+            self.fail(format!("poll group {group} broke: {error}"));
         }
+    }
+
+    /// The target ends for this reason.
+    fn fail(&mut self, why: String) {
+        self.failure.get_or_insert(why);
+        self.stop();
+        // A broken thread never stops again, so its peers may wait for it indefinitely.
+        self.stopped = self.handles.len();
     }
 
     /// Whether every poll group has stopped, or one broke.
@@ -130,16 +185,95 @@ impl Groups {
     /// # Errors
     /// A poll group broke.
     pub(super) fn join(mut self) -> anyhow::Result<bool> {
-        self.handles.iter_mut().for_each(Handle::join);
+        // A thread that is stuck would be waited for indefinitely. It ends with the process.
+        let stuck = self.stuck;
+        let joined = self.handles.iter_mut().enumerate().filter(|(group, _)| Some(*group) != stuck);
+        joined.for_each(|(_, handle)| handle.join());
         match self.failure {
             Some(failure) => Err(anyhow::anyhow!(failure)),
             None => Ok(self.clean),
         }
     }
 
-    /// What waits for room in a mailbox.
+    /// What is kept for a poll group.
     #[cfg(test)]
-    pub(super) fn undelivered(&self) -> &[(usize, ConnectionId)] {
-        &self.undelivered
+    pub(super) fn kept(&self, group: usize) -> impl Iterator<Item = &ToGroup> {
+        self.kept[group].iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rblk_fabric::mailbox::{Receiver, mailbox};
+    use rblk_protocol::Epoch;
+
+    use super::*;
+
+    /// A poll group without a thread, whose mailbox holds `room` messages.
+    fn deaf(room: usize) -> (Groups, Receiver<ToGroup>) {
+        let (mail, receiver) = mailbox(room).unwrap();
+        (Groups::new(vec![Handle::without_thread(mail)]), receiver)
+    }
+
+    fn notice(number: usize) -> Notice {
+        let session = SessionIndex { index: 0, life: 1 };
+        let before = Epoch(u32::try_from(number).unwrap());
+        Notice::EndConnections { session, before }
+    }
+
+    fn number(mail: &ToGroup) -> usize {
+        match mail {
+            ToGroup::Notice(Notice::EndConnections { before, .. }) => {
+                usize::try_from(before.0).unwrap()
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn mail_for_a_full_mailbox_is_kept_in_order() {
+        let (mut groups, mut receiver) = deaf(4);
+        (0..20).for_each(|at| groups.notify(notice(at)));
+        let mut came = Vec::new();
+        while came.len() < 20 {
+            assert!(groups.owes_mail() || came.len() >= 16);
+            // One by one: later mail must not overtake what is kept.
+            came.push(number(&receiver.receive().expect("it is delivered")));
+            let overtakes = groups.try_send(0, ToGroup::Stop);
+            assert!(groups.kept(0).next().is_none() || overtakes.is_some());
+            if overtakes.is_none() {
+                break;
+            }
+            groups.deliver();
+        }
+        assert!(came.iter().copied().eq(0..came.len()), "{came:?}");
+        assert!(came.len() >= 16 && !groups.have_stopped());
+    }
+
+    #[test]
+    fn a_full_mailbox_ends_the_target() {
+        let (mut groups, mut receiver) = deaf(4);
+        (0..4 + KEPT_MAX).for_each(|at| groups.notify(notice(at)));
+        assert!(!groups.have_stopped(), "it may still come");
+        groups.notify(notice(4 + KEPT_MAX));
+        assert!(groups.have_stopped(), "one message would be lost");
+        // Whatever it hears later, it hears in order.
+        (0..4).for_each(|at| assert_eq!(number(&receiver.receive().unwrap()), at));
+        groups.deliver();
+        assert_eq!(number(&receiver.receive().unwrap()), 4);
+        let error = groups.join().unwrap_err().to_string();
+        assert!(error.contains("poll group 0 takes no mail"), "{error}");
+    }
+
+    #[test]
+    fn a_poll_group_that_ended_needs_no_mail() {
+        let (mut groups, receiver) = deaf(4);
+        drop(receiver);
+        groups.notify(notice(0));
+        assert!(groups.owes_mail());
+        groups.stopped(0, true, None);
+        assert!(!groups.owes_mail());
+        (0..2 * KEPT_MAX).for_each(|at| groups.notify(notice(at)));
+        assert!(groups.join().unwrap(), "and that is no failure");
     }
 }

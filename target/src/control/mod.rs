@@ -9,6 +9,7 @@ mod devices;
 mod groups;
 mod losses;
 mod persist;
+mod shares;
 pub mod socket;
 pub mod status;
 
@@ -16,24 +17,30 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rblk_config::HostConfig;
 use rblk_fabric::{Device, Incoming, Region};
-use rblk_protocol::{HelloRequest, InstanceId, Name, RejectReason, SessionId};
+use rblk_protocol::width::wide64;
+use rblk_protocol::{Features, HelloRequest, InstanceId, Name, RejectReason, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::connection::progress_max;
 use crate::holders::VolumeUuid;
+use crate::identity::{AdmissionId, SessionIndex};
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
 use crate::store::{Backing, StoreIdentity, VolumeIndex};
 use crate::verifier::LineageFile;
 use crate::volume::Volume;
 
-use self::core::{ConnectionRef, Core, CoreParts, Effect, Refused};
-use admission::{Granted, log_refusal, no_room, refusal};
+use self::core::{
+    Admitted, AuthConfig, ConnectionRef, Core, CoreParts, Effect, Hosts, Knock, Refused,
+};
+use admission::{Granted, House, log_refusal, no_room, refusal};
 use destroy::{Destroyed, Destroyer};
 use devices::Devices;
 use groups::Groups;
 use losses::LossNotes;
 use persist::Persister;
+use shares::{CqPlace, CqShares};
 
 /// Time between two looks for waits that have ended, while there are waits.
 const TICK: Duration = Duration::from_millis(500);
@@ -60,6 +67,9 @@ pub(crate) enum Request {
     Status(oneshot::Sender<status::TargetStatus>),
     /// Take no new sessions, tell initiators, stop when I/O has ended.
     Drain,
+    /// These hosts and no others may connect from now on. The answer: the names of the hosts whose
+    /// sessions ended, one for each session.
+    Hosts(Vec<HostConfig>, oneshot::Sender<Vec<String>>),
 }
 
 /// What does not change while a target runs.
@@ -80,6 +90,7 @@ pub(crate) struct Control {
     core: Core,
     groups: Groups,
     devices: Devices,
+    shares: CqShares,
     persister: Persister,
     losses: LossNotes,
     destroyer: Destroyer,
@@ -113,6 +124,8 @@ pub(crate) struct Parts {
     pub listening: Vec<String>,
     /// How long a drain may take.
     pub drain_timeout: Duration,
+    /// How hosts prove who they are; `None`: nobody has to prove anything.
+    pub auth: Option<AuthConfig>,
 }
 
 impl Control {
@@ -136,12 +149,14 @@ impl Control {
             lease: limits.lease,
             drain_timeout: parts.drain_timeout,
             holders,
+            auth: parts.auth,
         };
         let started = Instant::now();
         Ok(Self {
             core: Core::new(core, started),
             groups: Groups::new(parts.groups),
             devices,
+            shares: CqShares::default(),
             persister,
             losses: LossNotes::new(parts.lineage),
             destroyer,
@@ -162,7 +177,7 @@ impl Control {
     /// # Errors
     /// Memory cannot be registered, a CQ cannot be made, or the target has too many devices.
     pub(crate) fn serve_by(&mut self, device: &Device) -> rblk_fabric::Result<()> {
-        self.devices.place(device, &self.groups).map(drop)
+        self.devices.place(device, &mut self.groups).map(drop)
     }
 
     /// Runs until a drain has ended. Returns whether every acknowledged write is durable.
@@ -213,7 +228,26 @@ impl Control {
                 let _ = reply.send(status::of(self));
             }
             Request::Drain => self.core.drain(Instant::now()),
+            Request::Hosts(hosts, reply) => {
+                let _ = reply.send(self.let_in_only(&hosts));
+            }
         }
+    }
+
+    /// Lets in these hosts and no others. Returns the names of the hosts whose sessions ended.
+    fn let_in_only(&mut self, hosts: &[HostConfig]) -> Vec<String> {
+        let hosts = match Hosts::new(hosts) {
+            Ok(hosts) => hosts,
+            Err(error) => {
+                // The configuration was checked.
+                tracing::error!(%error, "the hosts stay as they were");
+                return Vec::new();
+            }
+        };
+        let ended = self.core.set_hosts(hosts, Instant::now());
+        let ended: Vec<String> = ended.iter().map(ToString::to_string).collect();
+        tracing::info!(?ended, "hosts were reloaded");
+        ended
     }
 
     /// Answers a connect request.
@@ -235,28 +269,41 @@ impl Control {
         }
     }
 
-    /// Decides whether a connection is made. If so, it counts as one of its session.
+    /// Decides whether a connection is made. If so, it counts from now on.
     fn grant(
         &mut self,
         incoming: &Incoming,
         asked: &HelloRequest,
         peer: &str,
     ) -> Result<Granted, Refused> {
-        let Description { limits, instance, .. } = &self.description;
+        let Description { limits, instance, .. } = self.description;
+        let house = House { limits, instance, requires_proof: self.core.requires_proof() };
         let device = incoming.device();
-        let accept = admission::agree(asked, limits, *instance, &device)?;
-        let place = self.devices.place(&device, &self.groups).map_err(|error| {
+        let accept = admission::agree(asked, &house, &device)?;
+        let place = self.devices.place(&device, &mut self.groups).map_err(|error| {
             tracing::error!(%error, "cannot serve by this device");
             no_room(error.to_string())
         })?;
         let mut fresh = [0; 16];
         getrandom::fill(&mut fresh).map_err(|error| no_room(error.to_string()))?;
-        let admitted = self.core.connect(asked, peer, SessionId(fresh), Instant::now())?;
-        // The poll groups must end the connections of older epochs before they see the new one.
-        self.carry_out();
+        let knock = Knock {
+            asked,
+            introduction: admission::introduction(incoming, &accept)?,
+            peer,
+            memory_bytes: wide64(admission::memory_bytes(&accept, asked.kind, &device)),
+            fresh: SessionId(fresh),
+        };
+        let admitted = self.core.connect(&knock, Instant::now())?;
+        if admitted.queue.is_some() {
+            self.core.note_digest(admitted.session, accept.features.has(Features::DIGEST));
+        }
         let group = self.groups.for_connection(admitted.session, admitted.queue);
+        let whose = self.payer(admitted.session, peer);
+        let entries = admission::cq_entries(&accept, asked.kind);
+        let (cq, capacity) = (CqPlace { device: place, group }, self.devices.cq_entries(place));
         let made = admission::reads_out(incoming, admitted.queue.is_some()).and_then(|reads_out| {
-            let poller = self.devices.poller(place, group, &self.groups).map_err(no_room)?;
+            self.shares.take(admitted.id, cq, &whose, entries, capacity).map_err(no_room)?;
+            let poller = self.devices.poller(place, group, &mut self.groups).map_err(no_room)?;
             Ok((reads_out, poller))
         });
         match made {
@@ -264,35 +311,49 @@ impl Control {
                 Ok(Granted { accept, admitted, place, group, reads_out, pd, poller })
             }
             Err(refused) => {
-                let (session, epoch) = (admitted.session, admitted.epoch);
-                self.core.gone(session, epoch, asked.kind, Instant::now());
+                self.gone(admitted.id);
                 Err(refused)
             }
         }
     }
 
+    /// Who takes the entries of a CQ that a connection needs: its host where hosts prove who they
+    /// are, else its address.
+    fn payer(&self, session: SessionIndex, peer: &str) -> String {
+        let session = self.core.sessions().get(session).filter(|_| self.core.requires_proof());
+        let host = session.map(|session| session.host.to_string());
+        host.unwrap_or_else(|| core::address_of(peer).to_owned())
+    }
+
     /// Makes the QP of a connection that was granted, and hands it to its poll group.
     fn connect(&mut self, incoming: Incoming, asked: &HelloRequest, granted: Granted) {
         let peer = incoming.peer();
-        let (place, group, admitted) = (granted.place, granted.group, granted.admitted);
-        let detect = self.core.sessions().get(admitted.session).and_then(|s| s.detect);
+        let (place, group) = (granted.place, granted.group);
+        let Admitted { id, session, epoch, queue, .. } = granted.admitted;
+        let detect = self.core.sessions().get(session).map(|s| s.detect);
         match admission::prepare(incoming, asked, granted, progress_max(detect)) {
             Ok((connection, params, accept)) => {
-                if admitted.queue.is_none() {
+                if queue.is_none() {
                     self.groups.took_admin();
                 }
-                let (session, epoch) = (admitted.session.0, admitted.epoch.0);
-                tracing::info!(peer, kind = ?asked.kind, session, epoch, group, "connection");
+                let epoch = epoch.0;
+                tracing::info!(peer, kind = ?asked.kind, epoch, group, "connection");
                 let params = Box::new(params);
                 let poller = place;
                 let connection = ToGroup::AddConnection { poller, connection, params, accept };
                 self.hand_over(group, connection);
             }
             Err(text) => {
-                self.core.gone(admitted.session, admitted.epoch, asked.kind, Instant::now());
+                self.gone(id);
                 log_refusal(asked, &peer, &no_room(text));
             }
         }
+    }
+
+    /// Nothing of a connection is in use any more.
+    fn gone(&mut self, id: AdmissionId) {
+        self.shares.give_back(id);
+        self.core.gone(id, Instant::now());
     }
 
     /// Hands a connection to its poll group. One that the poll group does not take is destroyed,
@@ -301,8 +362,7 @@ impl Control {
         if let Some(ToGroup::AddConnection { connection, params, .. }) =
             self.groups.try_send(group, connection)
         {
-            let (session, kind, epoch) = (params.session, params.kind, params.epoch);
-            let gone = Destroyed::Connection { session, kind, epoch };
+            let gone = Destroyed::Connection { admission: params.admission };
             self.destroyer.destroy(Some(connection), params, gone);
         }
     }
@@ -316,9 +376,13 @@ impl Control {
                     let reply = ToGroup::Reply { connection, tag, status, value, payload };
                     self.groups.send(to.group, reply);
                 }
-                Effect::Watch { on, silence } => {
-                    let watch = ToGroup::Watch { connection: on.connection, silence };
-                    self.groups.send(on.group, watch);
+                Effect::Adopt { connection: to, session, epoch, silence } => {
+                    let connection = to.connection;
+                    let adopt = ToGroup::Adopt { connection, session, epoch, silence };
+                    self.groups.send(to.group, adopt);
+                }
+                Effect::Expel { connection: to } => {
+                    self.groups.send(to.group, ToGroup::Expel { connection: to.connection });
                 }
                 Effect::All(notice) => self.groups.notify(notice),
                 Effect::Persist { ticket, record } => {
@@ -333,28 +397,26 @@ impl Control {
 
     fn on_group(&mut self, message: FromGroup) {
         match message {
-            FromGroup::Admin { group, connection, session, command, body } => {
+            FromGroup::Admin { group, connection, admission, command, body } => {
                 let from = ConnectionRef { group, connection };
-                self.core.command(from, session, &command, &body, Instant::now());
+                self.core.command(from, admission, &command, &body, Instant::now());
+            }
+            FromGroup::Proven { group, connection, admission } => {
+                self.core.proved(ConnectionRef { group, connection }, admission, Instant::now());
             }
             FromGroup::ConnectionGone {
-                session,
+                admission,
                 kind,
                 epoch,
                 connection,
                 memory,
                 bounce,
                 reason,
+                ..
             } => {
-                let (number, epoch_number) = (session.0, epoch.0);
-                tracing::debug!(
-                    session = number,
-                    ?kind,
-                    epoch = epoch_number,
-                    reason,
-                    "connection gone"
-                );
-                let gone = Destroyed::Connection { session, kind, epoch };
+                let (number, epoch) = (admission.0, epoch.0);
+                tracing::debug!(connection = number, ?kind, epoch, reason, "connection gone");
+                let gone = Destroyed::Connection { admission };
                 self.destroyer.destroy(connection, (memory, bounce), gone);
             }
             FromGroup::Ended { group, connection, qp } => {
@@ -382,9 +444,7 @@ impl Control {
 
     fn on_destroyed(&mut self, destroyed: Destroyed) {
         match destroyed {
-            Destroyed::Connection { session, kind, epoch } => {
-                self.core.gone(session, epoch, kind, Instant::now());
-            }
+            Destroyed::Connection { admission } => self.gone(admission),
             Destroyed::Qp { group, connection } => self.groups.qp_destroyed(group, connection),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use rblk_config::Auth;
 use rblk_fabric::{Device, PageKind};
 use rblk_protocol::AccessMode;
 use rblk_protocol::width::wide64;
@@ -37,6 +38,15 @@ pub struct TargetStatus {
     /// Times a holder was fenced: its volume was taken over, or it came back when another had held
     /// it since.
     pub fencings: u64,
+    /// Who may log in: `required` (hosts that prove their keys) or `none` (everybody).
+    #[serde(default)]
+    pub auth: String,
+    /// Connections that have not logged in.
+    #[serde(default)]
+    pub strangers: usize,
+    /// Initiators that did not prove who they are.
+    #[serde(default)]
+    pub unproven: u64,
     /// How many of the fencings were take-overs.
     pub take_overs: u64,
     /// Addresses listened on.
@@ -141,12 +151,18 @@ pub struct SessionStatus {
     pub host: String,
     /// Where it connects from.
     pub peer: String,
+    /// The public key that its host has proven; absent where nobody has to prove anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
     /// Its epoch.
     pub epoch: u32,
     /// Live connections, admin included.
     pub connections: usize,
     /// Names of the volumes it opened.
     pub volumes: Vec<String>,
+    /// Commands and data of its I/O connections have digests.
+    #[serde(default)]
+    pub digest: bool,
     /// Another initiator took over what it had. The session ends when nothing of it is under way.
     #[serde(default)]
     pub fenced: bool,
@@ -173,6 +189,9 @@ pub(super) fn of(control: &Control) -> TargetStatus {
         }),
         lease_ms: millis(description.limits.lease),
         fencings: decisions.take_overs + decisions.refused_returns,
+        auth: if core.requires_proof() { Auth::Required } else { Auth::None }.as_str().to_owned(),
+        strangers: core.strangers(),
+        unproven: decisions.unproven,
         take_overs: decisions.take_overs,
         listen: description.listening.clone(),
         arena_bytes: wide64(devices.arena().len()),
@@ -224,7 +243,7 @@ fn volume(control: &Control, v: &Volume) -> VolumeStatus {
 fn holder(core: &Core, v: &Volume) -> Option<HolderStatus> {
     if let Some(session) = core.sessions().writer(v.index) {
         return Some(HolderStatus {
-            host: session.host_name().to_owned(),
+            host: session.host_name.to_string(),
             shared: session.mode_of(v.index) == Some(AccessMode::Shared),
             present: true,
         });
@@ -243,11 +262,13 @@ fn session(core: &Core, session: &Session) -> SessionStatus {
         volume.map_or_else(String::new, |v| v.name.to_string())
     };
     SessionStatus {
-        host: session.host_name().to_owned(),
+        host: session.host_name.to_string(),
         peer: session.peer.clone(),
+        key: core.key_of(session.index).map(|key| key.to_string()),
         epoch: session.epoch.0,
         connections: session.connections(),
         volumes: session.opened().map(|(volume, _)| name_of(volume)).collect(),
+        digest: session.digest,
         fenced: session.leave() == Some(Leave::Fenced),
     }
 }

@@ -183,6 +183,11 @@ fn base_of_now() -> Generation {
 
 /// Replaces the file as a whole, durably.
 fn write(path: &Path, holders: &Holders) -> io::Result<()> {
+    durable::replace(path, &text_of(holders)?)
+}
+
+/// What a file of these holders holds.
+pub(crate) fn text_of(holders: &Holders) -> io::Result<Vec<u8>> {
     let volumes = holders
         .records()
         .map(|record| RememberedHolder {
@@ -206,7 +211,7 @@ fn write(path: &Path, holders: &Holders) -> io::Result<()> {
         .collect();
     let mut text = serde_json::to_vec(&Remembered { version: FORM, volumes, stores })?;
     text.push(b'\n');
-    durable::replace(path, &text)
+    Ok(text)
 }
 
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
@@ -219,7 +224,8 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(text))
 }
 
-fn parse(text: &[u8]) -> io::Result<Holders> {
+/// The holders that a file with this text remembers.
+pub(crate) fn parse(text: &[u8]) -> io::Result<Holders> {
     let remembered: Remembered = serde_json::from_slice(text)?;
     if ![FORM_WITHOUT_STORES, FORM].contains(&remembered.version) {
         return Err(io::Error::other(format!("of form {}", remembered.version)));

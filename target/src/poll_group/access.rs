@@ -1,4 +1,8 @@
 //! [`Access`]: the volumes, and which session opened which of them.
+//!
+//! Invariant: a connection of a session finds only what its own session opened. A session that
+//! takes a place clears it ([`Access::begin`]), whatever was told of the one before. So
+//! [`Access::opened`] need not compare the sessions.
 
 use std::sync::Arc;
 
@@ -22,8 +26,16 @@ pub(super) enum Opened {
 #[derive(Default)]
 pub(super) struct Access {
     volumes: Vec<Option<Arc<Volume>>>,
-    // By session, then by volume.
-    sessions: Vec<Vec<Option<Opened>>>,
+    // By the session's place.
+    sessions: Vec<View>,
+}
+
+/// What one session opened.
+#[derive(Default)]
+struct View {
+    life: u32,
+    // By volume.
+    opened: Vec<Option<Opened>>,
 }
 
 impl Access {
@@ -38,21 +50,39 @@ impl Access {
 
     /// Says what a session may do with a volume from now on.
     pub(super) fn set(&mut self, session: SessionIndex, volume: VolumeIndex, opened: Opened) {
-        let (at, volume) = (wide(session.0), wide(volume.0));
-        if self.sessions.len() <= at {
-            self.sessions.resize_with(at + 1, Vec::new);
-        }
-        let view = &mut self.sessions[at];
+        self.begin(session);
+        let Some(View { opened: view, .. }) = self.sessions.get_mut(wide(session.index)) else {
+            return;
+        };
+        let volume = wide(volume.0);
         if view.len() <= volume {
             view.resize(volume + 1, None);
         }
         view[volume] = Some(opened);
     }
 
+    /// A session has its place from now on, and nothing of the one before.
+    pub(super) fn begin(&mut self, session: SessionIndex) {
+        if session == SessionIndex::NONE {
+            return;
+        }
+        let at = wide(session.index);
+        if self.sessions.len() <= at {
+            self.sessions.resize_with(at + 1, View::default);
+        }
+        let view = &mut self.sessions[at];
+        if view.life != session.life {
+            view.opened.clear();
+            view.life = session.life;
+        }
+    }
+
     /// Forgets a session.
     pub(super) fn forget(&mut self, session: SessionIndex) {
-        if let Some(view) = self.sessions.get_mut(wide(session.0)) {
-            view.clear();
+        if let Some(view) = self.sessions.get_mut(wide(session.index))
+            && view.life == session.life
+        {
+            view.opened.clear();
         }
     }
 
@@ -69,8 +99,8 @@ impl Access {
         let index = Volume::index_of(command.volume).ok_or(Status::NoSuchVolume)?;
         let opened = self
             .sessions
-            .get(wide(session.0))
-            .and_then(|view| view.get(wide(index.0)).copied().flatten())
+            .get(wide(session.index))
+            .and_then(|view| view.opened.get(wide(index.0)).copied().flatten())
             .ok_or(Status::NoSuchVolume)?;
         let mode = match opened {
             Opened::Mode(mode) => mode,

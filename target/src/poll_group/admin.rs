@@ -1,8 +1,11 @@
 //! Commands that are not for a volume: to control and back, and the self-test of a connection.
 
 use rblk_fabric::{RemoteBuffer, Rkey, SgeList};
+use rblk_protocol::auth::{AuthError, PROOF_BYTES};
 use rblk_protocol::width::wide;
-use rblk_protocol::{CommandCapsule, Immediate, ResponseCapsule, Status, Tag, self_test_pattern};
+use rblk_protocol::{
+    CommandCapsule, Immediate, ResponseCapsule, SELF_TEST_BYTES, Status, Tag, self_test_pattern,
+};
 
 use super::FromGroup;
 use super::respond::{finish, respond};
@@ -23,7 +26,7 @@ pub(super) fn forward<S: Store>(connection: &mut Connection, turn: &mut Turn<S>,
     turn.outbox.push(FromGroup::Admin {
         group: turn.group,
         connection: connection.id(),
-        session: connection.params().session,
+        admission: connection.params().admission,
         command,
         body,
     });
@@ -59,7 +62,7 @@ pub(super) fn reply<S: Store>(
 /// Answers a self-test with the verbs that were agreed, into the buffer that it names.
 ///
 /// # Errors
-/// The peer sends self-tests faster than it takes their answers.
+/// The peer sends self-tests faster than it takes their answers, or does not prove what it has to.
 pub(super) fn self_test<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -75,8 +78,27 @@ pub(super) fn self_test<S: Store>(
     if connection.free_sends() < 2 {
         return Err(Violation("self-tests faster than their answers are taken"));
     }
+    let pattern = match proven_pattern(connection, &command) {
+        Ok(Some(pattern)) => {
+            let first_time = connection.is_known();
+            if first_time {
+                turn.outbox.push(FromGroup::Proven {
+                    group: turn.group,
+                    connection: connection.id(),
+                    admission: connection.params().admission,
+                });
+            }
+            pattern
+        }
+        Ok(None) => self_test_pattern(command.sequence),
+        Err(error) => {
+            tracing::warn!(peer = connection.params().peer, %error, "a self-test proves nothing");
+            turn.stats.failed_proofs.add(1);
+            return Err(Violation("it does not prove that it is of its session"));
+        }
+    };
     connection.set_peer_scratch(buffer);
-    let sges = SgeList::one(connection.write_scratch(&self_test_pattern(command.sequence)));
+    let sges = SgeList::one(connection.write_scratch(&pattern));
     let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
     let immediate = connection.has_immediates().then(|| Immediate::new(tag, command.sequence));
     connection.queue_write(tag, &sges, remote, immediate, true);
@@ -87,6 +109,23 @@ pub(super) fn self_test<S: Store>(
     }
     connection.release_data(tag);
     Ok(())
+}
+
+/// What a self-test is answered with that has to prove something; `None` if it has not.
+///
+/// # Errors
+/// Its proof is not right.
+fn proven_pattern(
+    connection: &Connection,
+    command: &CommandCapsule,
+) -> Result<Option<[u8; SELF_TEST_BYTES]>, AuthError> {
+    let Some(due) = connection.params().proof.as_deref() else { return Ok(None) };
+    let mut body = [0; PROOF_BYTES];
+    let data = connection.data_offset(command.tag);
+    let data = data.filter(|_| wide(command.in_capsule_bytes) == PROOF_BYTES);
+    connection.region().read(data.ok_or(AuthError::Proof)?, &mut body);
+    let proof = due.key.check(&due.hellos, &body)?;
+    Ok(Some(proof.answer(command.sequence)))
 }
 
 /// The command with this tag, which was just admitted.

@@ -6,6 +6,7 @@ use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{CommandCapsule, Opcode, Status, Tag};
 
 use super::cut::Cut;
+use super::digest;
 use super::respond::finish;
 use super::turn::Turn;
 use super::{change, read, write};
@@ -31,9 +32,9 @@ pub(super) fn start<S: Store>(
     let checked = turn
         .access
         .opened(params.session, command)
-        .and_then(|(volume, mode)| Ok((volume, volume.check(command, mode, io_max)?)));
+        .and_then(|(volume, mode)| Ok((volume, mode, volume.check(command, mode, io_max)?)));
     let tag = command.tag;
-    let (volume, range) = match checked {
+    let (volume, mode, range) = match checked {
         Ok(checked) => checked,
         Err(status) => {
             finish(connection, turn, tag, Outcome::of(status));
@@ -45,6 +46,12 @@ pub(super) fn start<S: Store>(
     let _ = connection.request_mut(tag).step(Event::Checked(span));
     let cut = Cut::of(volume, turn.group, turn.groups());
     let has_data = command.in_capsule_bytes > 0;
+    if command.flags.digest {
+        let digested = check_digest(connection, turn, command, volume);
+        if digested != Digested::AsWithout {
+            return start_digested(connection, turn, command, digested);
+        }
+    }
     let outcome = match (command.opcode, &volume.placement) {
         (Opcode::Read, Placement::Store) => {
             let ahead = read_ahead(connection.read_ahead_mut(), volume, span);
@@ -68,10 +75,67 @@ pub(super) fn start<S: Store>(
             return write::to_memory(connection, turn, tag, span);
         }
         (Opcode::Write, _) => return write::parts(connection, turn, tag, cut),
+        // Who cannot write has no writes to make durable, and must not keep the store busy.
+        (Opcode::Flush, _) if volume.is_read_only(mode) => Outcome::OK,
         _ => return start_rare(connection, turn, tag, cut),
     };
     finish(connection, turn, tag, outcome);
     Ok(())
+}
+
+/// What is different about a command with digests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Digested {
+    /// Nothing.
+    AsWithout,
+    /// Its data is not what was sent.
+    Mismatch,
+    /// Its data goes by memory of this group's own shard: others may write a memory volume between
+    /// the CRC and the WRITE, or read it between the READ and the CRC.
+    ByCopy,
+}
+
+/// Checks the in-capsule data of a command with digests.
+#[inline(never)]
+fn check_digest<S: Store>(
+    connection: &Connection,
+    turn: &Turn<S>,
+    command: &CommandCapsule,
+    volume: &Volume,
+) -> Digested {
+    let has_data = command.in_capsule_bytes > 0;
+    let in_memory = matches!(volume.placement, Placement::Memory(_));
+    let span = connection.request(command.tag).span();
+    match command.opcode {
+        Opcode::Write if has_data && !digest::fits_capsule(connection, turn, command, span) => {
+            Digested::Mismatch
+        }
+        Opcode::Write if in_memory && !has_data && connection.params().reads_out > 0 => {
+            Digested::ByCopy
+        }
+        Opcode::Read if in_memory => Digested::ByCopy,
+        _ => Digested::AsWithout,
+    }
+}
+
+/// Begins such a command.
+#[inline(never)]
+fn start_digested<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+    digested: Digested,
+) -> Served {
+    let tag = command.tag;
+    if digested == Digested::Mismatch {
+        finish(connection, turn, tag, Outcome::of(Status::DigestMismatch));
+        return Ok(());
+    }
+    let cut = Cut::own(connection.request(tag).span().volume, turn.group, turn.groups());
+    match command.opcode {
+        Opcode::Read => read::copy(connection, turn, tag, cut),
+        _ => write::parts(connection, turn, tag, cut),
+    }
 }
 
 /// Begins a FLUSH, DISCARD or WRITE_ZEROES.

@@ -3,8 +3,9 @@
 
 use rblk_fabric::{Completion, WcOpcode, WcStatus, WrId};
 use rblk_protocol::width::wide;
-use rblk_protocol::{CommandCapsule, ConnectionKind, Opcode};
+use rblk_protocol::{CapsuleError, CommandCapsule, ConnectionKind, Opcode};
 
+use super::lines::Line;
 use super::respond::finish;
 use super::turn::Turn;
 use super::{PollGroup, admin, block, proof, reply, write};
@@ -90,7 +91,10 @@ impl<S: Store> PollGroup<S> {
         let blocked = status != WcStatus::Flushed && kind.is_some_and(WrKind::is_one_sided);
         self.turn.stats.stale_rdma_blocked.add(u64::from(blocked));
         let parting = Parting::of(connection, status);
-        if parting == Parting::Lost && status != WcStatus::Flushed {
+        if parting == Parting::Lost
+            && status != WcStatus::Flushed
+            && self.turn.may_log(Line::Failed)
+        {
             let peer = &connection.params().peer;
             tracing::info!(peer, ?status, wr = ?kind, "connection failed");
         }
@@ -152,7 +156,11 @@ fn on_message<S: Store>(
                 on_command(connection, turn, &command, admitted)?;
             }
             Some(Err(error)) => {
-                tracing::warn!(peer = connection.params().peer, %error, "bad command");
+                let corrupted = error == CapsuleError::Digest;
+                turn.stats.digest_mismatches.add(u64::from(corrupted));
+                if turn.may_log(Line::BadCommand) {
+                    tracing::warn!(peer = connection.params().peer, %error, "bad command");
+                }
                 return Err(Violation("bad command"));
             }
         }

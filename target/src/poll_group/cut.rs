@@ -25,6 +25,11 @@ impl Cut {
         Self { volume: volume.index, is_whole, own, groups }
     }
 
+    /// All of a range belongs to this group's own shard.
+    pub(super) fn own(volume: VolumeIndex, own: usize, groups: usize) -> Self {
+        Self { volume, is_whole: true, own, groups }
+    }
+
     /// Where the first part of a range ends, and which shard has it.
     #[inline]
     pub(super) fn first(&self, from: u64, end: u64) -> (u64, usize) {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rblk_protocol::Mutation;
 use rblk_protocol::width::wide;
 
+use super::lines::Line;
 use super::turn::Turn;
 use super::{FromGroup, PollGroup};
 use crate::connection::{Connection, Life, Violation};
@@ -57,7 +58,9 @@ impl<S: Store> PollGroup<S> {
     #[cold]
     pub(super) fn end_for(&mut self, index: usize, Violation(reason): Violation) {
         self.turn.stats.protocol_errors.add(1);
-        if let Some(connection) = self.connections.at(index) {
+        if self.turn.may_log(Line::Violation)
+            && let Some(connection) = self.connections.at(index)
+        {
             let peer = &connection.params().peer;
             tracing::warn!(peer, reason, "ending a connection that broke a rule");
         }
@@ -80,13 +83,15 @@ impl<S: Store> PollGroup<S> {
         let turn = &mut self.turn;
         let Some(connection) = self.connections.at(index).filter(|c| c.is_live()) else { return };
         let params = connection.params();
-        tracing::info!(
-            peer = params.peer,
-            kind = ?params.kind,
-            epoch = params.epoch.0,
-            reason,
-            "connection ends"
-        );
+        if turn.may_log(Line::Ends) {
+            tracing::info!(
+                peer = params.peer,
+                kind = ?params.kind,
+                epoch = params.epoch.0,
+                reason,
+                "connection ends"
+            );
+        }
         connection.end(turn.now, turn.now + DESTROY_WARNING);
         let qp = turn.pollers.detach(connection.poller(), connection.qp());
         turn.outbox.push(FromGroup::Ended { group: turn.group, connection: connection.id(), qp });
@@ -108,6 +113,9 @@ impl<S: Store> PollGroup<S> {
     /// calls it now and then.
     pub fn check_silence(&mut self, now: Instant) {
         self.turn.now = now;
+        while let Some((line, count)) = self.turn.lines.take_left_out(now) {
+            tracing::warn!(line, count, "lines of the log were left out: too many in a second");
+        }
         for index in 0..self.connections.places() {
             let live = self.connections.at(index).filter(|connection| connection.is_live());
             if let Some(reason) = live.and_then(|connection| connection.dead_reason(now)) {
@@ -173,6 +181,7 @@ impl<S: Store> PollGroup<S> {
         debug_assert!(!works || Mutation::EpochOrderBurial.is_on(), "a shard works for it");
         let params = connection.into_params();
         self.turn.outbox.push(FromGroup::ConnectionGone {
+            admission: params.admission,
             session: params.session,
             kind: params.kind,
             epoch: params.epoch,

@@ -6,7 +6,7 @@ use rblk_fabric::{AcceptParams, MemoryRegion, Poller};
 use rblk_protocol::{AccessMode, CommandCapsule, Epoch, Status, Tag};
 
 use crate::connection::{BounceMemory, ConnectionParams};
-use crate::identity::{ConnectionId, SessionIndex};
+use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
 use crate::store::VolumeIndex;
 use crate::store::backing::Backing;
 use crate::volume::Volume;
@@ -101,12 +101,22 @@ pub enum ToGroup {
         /// The connection.
         connection: ConnectionId,
     },
-    /// End an admin connection that says nothing for this long.
-    Watch {
+    /// The LOGIN of an admin connection was accepted: from now on it is of a session, and has no
+    /// deadline.
+    Adopt {
         /// The connection.
         connection: ConnectionId,
-        /// Longest silence.
+        /// Its session.
+        session: SessionIndex,
+        /// Its epoch.
+        epoch: Epoch,
+        /// It ends when it says nothing for longer.
         silence: std::time::Duration,
+    },
+    /// End a connection soon, when the answers before are sent.
+    Expel {
+        /// The connection.
+        connection: ConnectionId,
     },
     /// Answer an admin command.
     Reply {
@@ -134,16 +144,28 @@ pub enum FromGroup {
         group: usize,
         /// Its connection.
         connection: ConnectionId,
-        /// The session's place.
-        session: SessionIndex,
+        /// Its name for control.
+        admission: AdmissionId,
         /// The command.
         command: CommandCapsule,
         /// Its in-capsule data.
         body: Vec<u8>,
     },
+    /// An I/O connection has proven in its self-test that it is of its session. Told once, and
+    /// before its end.
+    Proven {
+        /// Its poll group.
+        group: usize,
+        /// The connection.
+        connection: ConnectionId,
+        /// Its name for control.
+        admission: AdmissionId,
+    },
     /// A connection ended and nothing of it is in use any more: no command, no RDMA, no store I/O.
     ConnectionGone {
-        /// The session's place.
+        /// Its name for control.
+        admission: AdmissionId,
+        /// The session, as far as the poll group knew.
         session: SessionIndex,
         /// What it was.
         kind: rblk_protocol::ConnectionKind,

@@ -33,7 +33,9 @@ mod change;
 mod completion;
 mod connections;
 mod cut;
+mod digest;
 mod ending;
+mod lines;
 mod mail;
 mod orders;
 pub mod peers;
@@ -49,6 +51,7 @@ mod zeroing;
 
 use access::Access;
 use connections::Connections;
+use lines::Lines;
 pub use mail::{FromGroup, Notice, PollerMemory, ToGroup};
 use peers::{PeerMail, Peers};
 use pollers::Pollers;
@@ -63,7 +66,7 @@ use rblk_protocol::width::wide;
 
 use crate::cache::{PartToken, Shard, ShardReply};
 use crate::connection::{Connection, Served};
-use crate::identity::ConnectionId;
+use crate::identity::{ConnectionId, SessionIndex};
 use crate::stats::Stats;
 use crate::store::Store;
 
@@ -127,6 +130,7 @@ impl<S: Store> PollGroup<S> {
             stats,
             now,
             io: false,
+            lines: Lines::default(),
         };
         Self {
             turn,
@@ -374,7 +378,7 @@ impl<S: Store> PollGroup<S> {
             match mail {
                 PeerMail::Request(request) => self.turn.shard.request(request, self.turn.now),
                 PeerMail::Reply(reply) => self.on_reply(reply),
-                PeerMail::Prove => self.prove_tails(),
+                PeerMail::Prove(of) => self.prove_tails(|_, session| of.has(session)),
                 PeerMail::Quiet => self.stopping.quiet_peers += 1,
             }
         }
@@ -426,21 +430,23 @@ impl<S: Store> PollGroup<S> {
     /// comes back.
     #[cold]
     fn seek_memory(&mut self) {
-        self.prove_tails();
+        self.prove_tails(Shard::seeks_from);
         let now = self.turn.now;
         let due = |at| now.saturating_duration_since(at) >= PROVE_INTERVAL;
         if self.turn.groups() > 1 && self.reminded.is_none_or(due) {
             self.reminded = Some(now);
+            let of = self.turn.shard.seeks();
             for group in (0..self.turn.groups()).filter(|group| *group != self.turn.group) {
-                self.turn.peers.send(group, PeerMail::Prove);
+                self.turn.peers.send(group, PeerMail::Prove(of.clone()));
             }
         }
     }
 
-    /// Memory is short: connections may hold some behind unsignaled WRs.
-    fn prove_tails(&mut self) {
+    /// Memory is short: connections of the sessions `chosen` may hold some behind unsignaled WRs.
+    fn prove_tails(&mut self, chosen: impl Fn(&Shard<S>, SessionIndex) -> bool) {
         for index in 0..self.connections.places() {
-            if self.connections.at(index).is_some() {
+            let session = self.connections.at(index).map(|connection| connection.params().session);
+            if session.is_some_and(|session| chosen(&self.turn.shard, session)) {
                 self.serve(index, |connection, _| {
                     proof::ask(connection);
                     Ok(())

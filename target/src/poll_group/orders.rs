@@ -6,6 +6,7 @@ use rblk_fabric::Transport;
 use rblk_protocol::width::wide;
 
 use super::access::Opened;
+use super::lines::Line;
 use super::{FromGroup, Notice, PollGroup, ToGroup, admin};
 use crate::connection::{Connection, ConnectionParams, Place};
 use crate::store::Store;
@@ -33,9 +34,18 @@ impl<S: Store> PollGroup<S> {
             }
             ToGroup::Notice(notice) => self.take_notice(notice),
             ToGroup::Destroyed { connection } => self.on_destroyed(connection),
-            ToGroup::Watch { connection: id, silence } if self.connections.has(id) => {
+            ToGroup::Adopt { connection: id, session, epoch, silence }
+                if self.connections.has(id) =>
+            {
+                self.turn.access.begin(session);
                 self.serve(wide(id.index), |connection, _| {
-                    connection.set_silence_max(silence);
+                    connection.adopt(session, epoch, silence);
+                    Ok(())
+                });
+            }
+            ToGroup::Expel { connection: id } if self.connections.has(id) => {
+                self.serve(wide(id.index), |connection, turn| {
+                    connection.expel(turn.now);
                     Ok(())
                 });
             }
@@ -48,7 +58,7 @@ impl<S: Store> PollGroup<S> {
                 });
             }
             // Control may speak of a connection that has ended meanwhile.
-            ToGroup::Watch { .. } | ToGroup::Reply { .. } => {}
+            ToGroup::Adopt { .. } | ToGroup::Expel { .. } | ToGroup::Reply { .. } => {}
             ToGroup::Stop => {
                 self.stopping.began = true;
                 self.end_all("the target stops", |_| true);
@@ -84,7 +94,9 @@ impl<S: Store> PollGroup<S> {
         accept: &rblk_fabric::AcceptParams,
     ) {
         let turn = &mut self.turn;
+        turn.access.begin(params.session);
         let gone = |params: ConnectionParams, connection, reason| FromGroup::ConnectionGone {
+            admission: params.admission,
             session: params.session,
             kind: params.kind,
             epoch: params.epoch,
@@ -101,7 +113,9 @@ impl<S: Store> PollGroup<S> {
         let qp = match entry.poller.attach(connection) {
             Ok(qp) => qp,
             Err(error) => {
-                tracing::warn!(peer = params.peer, %error, "cannot take a connection");
+                if turn.lines.may_write(Line::Refused, turn.now) {
+                    tracing::warn!(peer = params.peer, %error, "cannot take a connection");
+                }
                 turn.outbox.push(gone(params, None, "the QP could not be attached"));
                 return;
             }
@@ -121,7 +135,9 @@ impl<S: Store> PollGroup<S> {
         turn.pollers.attached(poller, qp, id.index);
         self.connections.add(connection);
         if let Err(error) = accepted {
-            tracing::warn!(%error, "cannot accept a connection");
+            if turn.may_log(Line::Refused) {
+                tracing::warn!(%error, "cannot accept a connection");
+            }
             self.end(wide(id.index), "it could not be accepted");
         } else if self.stopping.began {
             self.end(wide(id.index), "the target stops");

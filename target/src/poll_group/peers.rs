@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use crossbeam_queue::ArrayQueue;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::cache::{ShardReply, ShardRequest};
+use crate::cache::{ShardReply, ShardRequest, SlotsOf};
 
 /// Messages that a group's queue holds.
 const CAPACITY: usize = 4096;
@@ -28,8 +28,8 @@ pub enum PeerMail {
     Request(ShardRequest),
     /// From a shard.
     Reply(ShardReply),
-    /// The sender's shard is short of memory: see to it that what was sent from it comes back.
-    Prove,
+    /// The sender's shard is short of memory: see to it that what these have of it comes back.
+    Prove(SlotsOf),
     /// After a stop: the sender has no connections left and will ask for nothing any more.
     Quiet,
 }

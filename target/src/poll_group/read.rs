@@ -9,14 +9,15 @@ use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{CommandCapsule, Immediate, Tag};
 
 use super::cut::Cut;
-use super::proof;
 use super::respond::{finish, read_answered};
 use super::turn::Turn;
+use super::{digest, proof, write};
 use crate::cache::{STRIPE_BYTES, Segments, ShardRequest, shard_of};
 use crate::connection::{Connection, Served, Violation};
 use crate::part::{Part, PartIndex, PartState};
 use crate::request::{Action, Event, Outcome, PartEvent};
 use crate::store::{Store, VolumeIndex};
+use crate::volume::Placement;
 
 /// Begins a READ of a store, and reads `ahead` (first byte and bytes) of its reader.
 ///
@@ -34,10 +35,11 @@ pub(super) fn start<S: Store>(
         // Of no use.
         connection.release_data(command.tag);
     }
-    let span = connection.request(command.tag).span();
+    let (session, span) = (connection.params().session, connection.request(command.tag).span());
     // Most reads are of one part, which is in memory.
     if cut.is_own(span)
-        && let Some(memory) = turn.shard.lend_hit(span.volume, span.offset, narrow(span.len))
+        && let Some(memory) =
+            turn.shard.lend_hit(session, span.volume, span.offset, narrow(span.len))
     {
         send_whole(connection, turn, command, memory)?;
     } else {
@@ -60,15 +62,21 @@ fn send_whole<S: Store>(
 ) -> Served {
     let tag = command.tag;
     if let ([run], Some(buffer)) = (memory.as_slice(), command.buffer)
-        && run.len == buffer.length
+        && u64::from(run.len) == connection.request(tag).span().len
         && connection.has_immediates()
         && connection.may_send(1)
         && let Some(sge) = turn.arena(connection).and_then(|arena| arena.sge(run.offset, run.len))
     {
         let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
         let immediate = Some(Immediate::new(tag, command.sequence));
-        let at = connection.queue_lent(tag, &SgeList::one(sge), remote, immediate, true);
-        connection.pin(at, narrow(turn.group), memory);
+        let mut sges = SgeList::one(sge);
+        if command.flags.digest {
+            let crc = digest::sum(&memory, turn.shard.slots().region(), 0, run.len);
+            // There is room: a list has more than two entries.
+            let _ = sges.push(connection.write_trailer(command, crc));
+        }
+        let at = connection.queue_lent(tag, &sges, remote, immediate, true);
+        connection.pin(at, narrow(turn.group), memory, buffer.length);
         read_answered(connection, &turn.stats, command, true);
         proof::ask_if_much(connection);
         return Ok(());
@@ -92,6 +100,7 @@ fn ask_parts<S: Store>(
     // A part that is all of the READ was looked for already.
     let looked = cut.is_own(connection.request(tag).span());
     split(connection, tag, cut);
+    let session = connection.params().session;
     let mut hits = false;
     for at in 0..connection.request(tag).parts().len() {
         let index = PartIndex(narrow(at));
@@ -99,7 +108,7 @@ fn ask_parts<S: Store>(
         let (shard, offset, len) = (part.shard(), part.offset(), part.len());
         if shard == turn.group
             && !looked
-            && let Some(memory) = turn.shard.lend_hit(cut.volume, offset, len)
+            && let Some(memory) = turn.shard.lend_hit(session, cut.volume, offset, len)
         {
             let _ = connection.request_mut(tag).step(Event::OfPart(index, PartEvent::Hit(memory)));
             hits = true;
@@ -110,6 +119,50 @@ fn ask_parts<S: Store>(
         }
     }
     if hits { send_parts(connection, turn, tag) } else { Ok(()) }
+}
+
+/// A READ of a memory volume with digests: by a copy that does not change until it is sent.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(super) fn copy<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    cut: Cut,
+) -> Served {
+    // In-capsule data is of no use.
+    connection.release_data(tag);
+    split(connection, tag, cut);
+    write::ask_memory(connection, turn, tag)
+}
+
+/// The memory for the copy is there.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(super) fn send_copy<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+) -> Served {
+    let request = connection.request_mut(tag);
+    let Some(Placement::Memory(region)) = turn.access.placement(request.span().volume) else {
+        return Err(Violation("a copy of what is not in memory"));
+    };
+    let part = &mut request.parts_mut()[wide(index.0)];
+    let (arena, from) = (turn.shard.slots().region(), wide(part.offset()));
+    part.memory().each_run(0, part.len(), |run, begins| {
+        region.copy_to(from + wide(begins), arena, run.offset, wide(run.len));
+    });
+    turn.stats.copied_bytes.add(u64::from(part.len()));
+    let (Some(job), memory) = part.take_memory() else {
+        return Err(Violation("a copy without memory"));
+    };
+    turn.shard.lend_reserved(job);
+    let _ = request.step(Event::OfPart(index, PartEvent::Hit(memory)));
+    send_parts(connection, turn, tag)
 }
 
 /// Cuts the range of a command into the parts of its shards.
@@ -183,8 +236,11 @@ fn send_part<S: Store>(
     let Some((index, is_last)) = request.next_to_send() else { return Ok(false) };
     let part = &request.parts()[wide(index.0)];
     let mut sges = SgeList::default();
+    // The trailer takes the place of a run.
+    let digests = connection.has_digests();
+    let most = connection.params().send_sges - u32::from(digests);
     let bytes = match turn.arena(connection) {
-        Some(arena) => gather(part, arena, connection.params().send_sges, &mut sges),
+        Some(arena) => gather(part, arena, most, &mut sges),
         None => Some(part.len()),
     };
     let command = request.command().copied();
@@ -199,7 +255,14 @@ fn send_part<S: Store>(
     let ends_part = part.posted() + bytes == part.len();
     let answers = is_last && ends_part;
     let with_immediate = answers && connection.has_immediates();
-    let needed = if answers && !with_immediate { 1 + connection.response_needs() } else { 1 };
+    // Parts go as they are there. The trailer is behind the data, so it goes apart if the last part
+    // to go is not the last of the data.
+    let ends_data = part.at() + part.len() == narrow::<u32, _>(request.span().len);
+    let apart = digests && answers && !ends_data;
+    let mut needed = 1 + u64::from(apart);
+    if answers && !with_immediate {
+        needed += connection.response_needs();
+    }
     if connection.free_sends() < needed || !connection.may_prepare(bytes) {
         turn.stats.send_credit_waits.add(1);
         connection.keep_waiting_first(tag);
@@ -209,18 +272,37 @@ fn send_part<S: Store>(
         let copied = copy_out(connection, turn, tag, index, &mut sges);
         copied.ok_or(Violation("a read without memory"))?;
     }
+    if digests {
+        let part = &mut connection.request_mut(tag).parts_mut()[wide(index.0)];
+        if part.posted() == 0 {
+            let crc = digest::sum(part.memory(), turn.shard.slots().region(), 0, part.len());
+            part.set_crc(crc);
+        }
+        if answers && !apart {
+            let trailer = connection.write_trailer(&command, digest::whole(connection, tag));
+            // There is room: one piece less was gathered.
+            let _ = sges.push(trailer);
+        }
+    }
     let immediate = with_immediate.then(|| Immediate::new(tag, command.sequence));
-    let at = connection.queue_lent(tag, &sges, remote, immediate, ends_part);
+    let with_data = immediate.filter(|_| !apart);
+    let at = connection.queue_lent(tag, &sges, remote, with_data, ends_part);
     connection.prepared_is_sent(at);
     let request = connection.request_mut(tag);
     if request.step(Event::OfPart(index, PartEvent::Sent(bytes))) == Action::Pin {
         let part = &mut request.parts_mut()[wide(index.0)];
-        let (shard, (_, memory)) = (part.shard(), part.take_memory());
+        let (shard, len, (_, memory)) = (part.shard(), part.len(), part.take_memory());
         if connection.bounce().is_some() {
             turn.release(shard, memory);
         } else {
-            connection.pin(at, narrow(shard), memory);
+            connection.pin(at, narrow(shard), memory, len);
         }
+    }
+    if apart {
+        let trailer = connection.write_trailer(&command, digest::whole(connection, tag));
+        let addr = buffer.address + connection.request(tag).span().len;
+        let remote = RemoteBuffer { addr, rkey: Rkey(buffer.rkey) };
+        connection.queue_write(tag, &SgeList::one(trailer), remote, immediate, false);
     }
     if answers {
         read_answered(connection, &turn.stats, &command, with_immediate);

@@ -5,6 +5,7 @@
 //! behind all data of the turn, their own included.
 
 use rblk_fabric::{MemoryRegion, RemoteBuffer, Rkey, Sge, SgeList};
+use rblk_protocol::digest::crc32c;
 use rblk_protocol::width::{wide, wide64};
 use rblk_protocol::{CommandCapsule, Immediate, Opcode, ResponseCapsule, Status, Tag};
 
@@ -124,9 +125,35 @@ fn send_data<S: Store>(
     };
     let rides = rides_on_data(connection, tag);
     let immediate = rides.then_some(Immediate { tag, check: response.check });
-    let at = connection.queue_write(tag, &SgeList::one(sge), remote, immediate, false);
+    let mut sges = SgeList::one(sge);
+    if connection.has_digests() {
+        add_trailer_of_zeros(connection, memory, tag, sge.len, &mut sges);
+    }
+    let at = connection.queue_write(tag, &sges, remote, immediate, false);
     connection.prepared_is_sent(at);
     rides
+}
+
+/// Gathers the trailer of a READ's data behind it. The data is zeros, which never change: memory
+/// volumes go by copies where digests were agreed.
+#[inline(never)]
+fn add_trailer_of_zeros(
+    connection: &Connection,
+    memory: Option<&PollerMemory>,
+    tag: Tag,
+    len: u32,
+    sges: &mut SgeList,
+) {
+    let Some(command) = connection.request(tag).command() else { return };
+    if command.opcode == Opcode::Read {
+        // Where the device knows no zeros, they are where the connection sends from.
+        let shared = memory.map(|memory| (&**memory.zeros.region(), 0));
+        let zeros = shared.or_else(|| connection.bounce().and_then(Bounce::prepared));
+        let Some((region, at)) = zeros else { return };
+        let crc = region.sum(at, wide(len), crc32c);
+        // There is room: a list has more than two entries.
+        let _ = sges.push(connection.write_trailer(command, crc));
+    }
 }
 
 /// A READ was answered well by the WR that was just queued, which carries `immediate`, or by the

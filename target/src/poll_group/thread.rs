@@ -84,6 +84,12 @@ impl Handle {
         self.volumes.iter().find(|(index, _)| *index == volume).map(|(_, stats)| &**stats)
     }
 
+    /// A poll group of which there is only the mailbox.
+    #[cfg(test)]
+    pub(crate) fn without_thread(mail: Sender<ToGroup>) -> Self {
+        Self { mail, stats: Arc::default(), volumes: Vec::new(), thread: None }
+    }
+
     /// Waits for the thread to end, after [`ToGroup::Stop`].
     pub fn join(&mut self) {
         if let Some(thread) = self.thread.take() {

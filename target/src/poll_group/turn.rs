@@ -14,6 +14,7 @@ use rblk_protocol::width::narrow;
 
 use super::FromGroup;
 use super::access::Access;
+use super::lines::{Line, Lines};
 use super::peers::{PeerMail, Peers};
 use super::pollers::Pollers;
 use super::zeroing::ZeroingQueue;
@@ -46,9 +47,17 @@ pub(super) struct Turn<S> {
     pub(super) now: Instant,
     /// Something was done that clients wait for.
     pub(super) io: bool,
+    /// What peers made this group log.
+    pub(super) lines: Lines,
 }
 
 impl<S: Store> Turn<S> {
+    /// Whether a line of a kind that peers can bring about may be logged now.
+    #[cold]
+    pub(super) fn may_log(&mut self, line: Line) -> bool {
+        self.lines.may_write(line, self.now)
+    }
+
     /// Poll groups, this one included.
     #[inline]
     pub(super) fn groups(&self) -> usize {
@@ -58,7 +67,13 @@ impl<S: Store> Turn<S> {
     /// Names a part of a command to a shard.
     #[inline]
     pub(super) fn token(&self, connection: &Connection, tag: Tag, part: PartIndex) -> PartToken {
-        PartToken { group: narrow(self.group), connection: connection.id(), tag, part: part.0 }
+        PartToken {
+            group: narrow(self.group),
+            session: connection.params().session,
+            connection: connection.id(),
+            tag,
+            part: part.0,
+        }
     }
 
     /// Something for a shard that it need not answer, or whose answer was counted.

@@ -2,10 +2,11 @@
 
 use rblk_fabric::{Region, RemoteBuffer, Rkey, Sge};
 use rblk_protocol::width::{narrow, wide};
-use rblk_protocol::{CommandCapsule, Tag};
+use rblk_protocol::{CommandCapsule, Opcode, Tag};
 
 use super::cut::Cut;
-use super::read::split;
+use super::digest;
+use super::read::{self, split};
 use super::respond::{finish, memory_volume};
 use super::turn::Turn;
 use crate::arena::Extent;
@@ -88,7 +89,8 @@ pub(super) fn parts<S: Store>(
     ask_memory(connection, turn, tag)
 }
 
-/// A WRITE to a memory volume, by RDMA READ.
+/// A WRITE to a memory volume, by RDMA READ. Without digests, so that the data may go straight to
+/// where it is read from.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -106,7 +108,11 @@ pub(super) fn to_memory<S: Store>(
 
 /// Asks the shard of each part for memory. What this group's own shard has at once need not be
 /// waited for.
-fn ask_memory<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
+pub(super) fn ask_memory<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) -> Served {
     for at in 0..connection.request(tag).parts().len() {
         let index = PartIndex(narrow(at));
         let request = connection.request(tag);
@@ -139,6 +145,9 @@ pub(super) fn fetch<S: Store>(
     index: PartIndex,
 ) -> Served {
     let Some(data) = connection.data_offset(tag) else {
+        if connection.request(tag).opcode() == Some(Opcode::Read) {
+            return read::send_copy(connection, turn, tag, index);
+        }
         return post_reads(connection, turn, tag, index);
     };
     let part = &connection.request(tag).parts()[wide(index.0)];
@@ -240,8 +249,9 @@ pub(super) fn on_read<S: Store>(
     Ok(())
 }
 
-/// Copies what landed of a part to where it belongs (iWARP). Only the copy is used: the peer can
-/// still change what landed.
+/// Copies what landed of a part to where a READ would have brought it on other devices (iWARP): to
+/// the memory that its shard lent, or, without digests, to a volume in memory. Only the copy is
+/// used, and a digest is checked in the copy: the peer can still change what landed.
 #[cold]
 fn copy_landed<S: Store>(
     connection: &Connection,
@@ -253,7 +263,9 @@ fn copy_landed<S: Store>(
     let request = connection.request(tag);
     let part = &request.parts()[wide(index.0)];
     let Some(from) = part.landing().map(Extent::offset) else { return };
-    if let Some(Placement::Memory(region)) = turn.access.placement(request.span().volume) {
+    if part.memory().is_empty()
+        && let Some(Placement::Memory(region)) = turn.access.placement(request.span().volume)
+    {
         landing.copy_to(from, region, wide(part.offset()), wide(part.len()));
     } else {
         let arena = turn.shard.slots().region();
@@ -268,6 +280,18 @@ fn copy_landed<S: Store>(
 fn place<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag, index: PartIndex) {
     let from = turn.token(connection, tag, index);
     let request = connection.request_mut(tag);
+    if let Some(command) = request.command()
+        && command.flags.digest
+        && command.buffer.is_some()
+        && !digest::fits_part(turn, command, request.span(), &request.parts()[wide(index.0)])
+    {
+        turn.give_back(&mut request.parts_mut()[wide(index.0)]);
+        let event = Event::OfPart(index, PartEvent::Mismatched);
+        if let Action::Finish(status) = request.step(event) {
+            finish(connection, turn, tag, Outcome::of(status));
+        }
+        return;
+    }
     let fua = request.command().is_some_and(|command| command.flags.fua);
     let placement = turn.access.placement(request.span().volume);
     let in_store = matches!(placement, Some(Placement::Store));
@@ -276,6 +300,13 @@ fn place<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag, in
     let event = match part.take_memory() {
         (Some(job), memory) if !in_store => {
             // What a null volume is sent goes nowhere.
+            if let Some(Placement::Memory(region)) = placement {
+                let (arena, to) = (turn.shard.slots().region(), wide(part.offset()));
+                memory.each_run(0, part.len(), |run, begins| {
+                    arena.copy_to(run.offset, region, to + wide(begins), wide(run.len));
+                });
+                turn.stats.copied_bytes.add(u64::from(part.len()));
+            }
             turn.tell(shard, ShardRequest::Cancel { job, memory });
             Event::OfPart(index, PartEvent::WrittenNow)
         }

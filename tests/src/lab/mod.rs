@@ -17,6 +17,7 @@ mod faulty;
 mod file_system;
 mod fio;
 mod kernel_log;
+mod keys;
 mod leftovers;
 mod mounted;
 mod place;

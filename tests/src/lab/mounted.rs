@@ -95,6 +95,7 @@ impl MountFlags {
             None => program,
         };
         command.args(["mount", &self.address, &self.volume]).args(&self.flags);
+        command.args(lab.keys().of_host(self.host));
         Running::start(command).finish(2 * DEADLINE)
     }
 }

@@ -3,8 +3,10 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use super::keys::Keys;
 use super::process::{Finished, Running};
 
 /// The lab as one test sees it.
@@ -14,6 +16,7 @@ pub struct Lab {
     programs: PathBuf,
     dir: PathBuf,
     rdma_host: String,
+    keys: OnceLock<Keys>,
 }
 
 impl Lab {
@@ -36,7 +39,8 @@ impl Lab {
         let programs = programs()?;
         let scratch =
             std::env::var_os("RBLK_LAB_SCRATCH").map_or_else(std::env::temp_dir, PathBuf::from);
-        Ok(Self { test, programs, dir: scratch.join(test), rdma_host })
+        let dir = scratch.join(test);
+        Ok(Self { test, programs, dir, rdma_host, keys: OnceLock::new() })
     }
 
     /// The test's own directory.
@@ -97,6 +101,11 @@ impl Lab {
         let made = std::fs::File::create(&path).and_then(|file| file.set_len(bytes));
         made.unwrap_or_else(|e| panic!("making {}: {e}", path.display()));
         path
+    }
+
+    /// The keys of the target and of the hosts.
+    pub(super) fn keys(&self) -> &Keys {
+        self.keys.get_or_init(|| Keys::generate(&self.dir.join("keys")))
     }
 
     /// A program of the project, to be given arguments.

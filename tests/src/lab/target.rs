@@ -37,11 +37,7 @@ impl TargetFlags {
     /// It cannot be written to a file of the test's.
     #[must_use]
     pub fn config(self, lab: &Lab, config: &TargetConfig) -> Self {
-        // The key is required, and the flag wins.
-        let config = TargetConfig { listen: vec![lab.tcp()], ..config.clone() };
-        let path = lab.path("target.toml");
-        let text = config.dump().unwrap_or_else(|e| panic!("target.toml: {e}"));
-        std::fs::write(&path, text).unwrap_or_else(|e| panic!("writing {}: {e}", path.display()));
+        let path = write(lab, "target.toml", config.clone());
         self.flag("--config", &path.display().to_string())
     }
 
@@ -65,6 +61,17 @@ impl TargetFlags {
         self.flags.push(flag.to_owned());
         self
     }
+}
+
+/// Writes a configuration that lets in the hosts of the lab.
+fn write(lab: &Lab, name: &str, mut config: TargetConfig) -> PathBuf {
+    // The key is required, and the flag wins.
+    config.listen = vec![lab.tcp()];
+    lab.keys().let_in(&mut config);
+    let path = lab.path(name);
+    let text = config.dump().unwrap_or_else(|e| panic!("{name}: {e}"));
+    std::fs::write(&path, text).unwrap_or_else(|e| panic!("writing {}: {e}", path.display()));
+    path
 }
 
 /// A running target. Dropped, it is killed.
@@ -98,6 +105,9 @@ impl<'l> Target<'l> {
             (command, hosts) = (outer, addresses.clone());
         }
         command.args(["serve", "--poll-groups", "2"]);
+        if !flags.flags.iter().any(|flag| flag == "--config") {
+            command.arg("--config").arg(write(lab, "hosts.toml", TargetConfig::default()));
+        }
         for host in hosts {
             command.args(["--listen", &format!("rdma://{host}")]);
             command.args(["--listen", &format!("tcp://{host}")]);

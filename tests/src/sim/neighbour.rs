@@ -11,6 +11,7 @@ use rblk_initiator::io::IoOp;
 use rblk_protocol::{AccessMode, ConnectionKind, Epoch, Tag};
 use rblk_rig::inprocess::{Join, Outcome, QueueId, QueueOptions};
 use rblk_rig::seed::Random;
+use rblk_target::identity::AdmissionId;
 
 use super::plan::Plan;
 use super::site::Site;
@@ -79,7 +80,7 @@ impl Neighbour {
             self.connected = true;
             rig.open(SESSION, VOLUME, AccessMode::ReadOnly);
             let kind = ConnectionKind::Io { queue: 0 };
-            let join = Join { session: SESSION, epoch: Epoch(1), kind };
+            let join = Join { admission: AdmissionId(0), session: SESSION, epoch: Epoch(1), kind };
             rig.connect_queue(queue, &[join]).expect("a path");
             let _ = rig.take_path_ends(queue);
         }

@@ -9,7 +9,7 @@ use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
 use rblk_target::volume::CacheMode;
 
-use crate::storm::{Mix, lanes, lists};
+use crate::storm::{Mix, digests, lanes, lists};
 
 /// How a link fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -286,7 +286,8 @@ impl Plan {
             io_max_bytes,
             in_capsule_bytes: [0, 512, 4096][random.index(3)],
             features: [Features::WRITE_WITH_IMM, Features::default()][random.index(2)]
-                .or(lists(seed)),
+                .or(lists(seed))
+                .or(digests(seed)),
             reads_out: [1, 4, 16][random.index(3)],
             lanes: lanes(seed),
             block_bytes,

@@ -10,9 +10,11 @@ use rblk_protocol::{
 use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{AdminCommand, Join, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::seed::Random;
-use rblk_target::control::core::{ConnectionRef, Core, CoreParts, Effect, Refused, Ticket};
+use rblk_target::control::core::{
+    Admitted, ConnectionRef, Core, CoreParts, Effect, Knock as CoreKnock, Refused, Ticket,
+};
 use rblk_target::holders::{HolderRecord, Holders};
-use rblk_target::identity::SessionIndex;
+use rblk_target::identity::AdmissionId;
 use rblk_target::poll_group::ToGroup;
 use rblk_target::verifier::Lineage;
 use rblk_target::volume::CacheMode;
@@ -101,7 +103,7 @@ pub struct Site {
     // Records on their way to the disk, and when they are there.
     persists: VecDeque<(u64, Ticket, HolderRecord)>,
     asked: Vec<Asked>,
-    owners: BTreeMap<SessionIndex, Host>,
+    owners: BTreeMap<AdmissionId, Host>,
     ticked: Duration,
     stopping: bool,
     breaches: Vec<String>,
@@ -194,6 +196,7 @@ impl Site {
             lease: self.plan.lease,
             drain_timeout: DRAIN,
             holders: Holders::durable(self.holders.values().cloned()),
+            auth: None,
         };
         self.core = Some(Core::new(parts, self.rig.now()));
         self.stopping = false;
@@ -237,16 +240,23 @@ impl Site {
         let fresh = SessionId(id(&mut self.random));
         // What comes over the wire is what counts.
         let asked = HelloRequest::from_wire(&asked.to_wire()).expect("a good hello");
-        match core.connect(&asked, "host", fresh, now) {
+        let knock = CoreKnock {
+            asked: &asked,
+            introduction: None,
+            peer: &format!("host{}", host.0),
+            memory_bytes: 1 << 20,
+            fresh,
+        };
+        match core.connect(&knock, now) {
             Ok(admitted) => {
-                let join =
-                    Join { session: admitted.session, epoch: admitted.epoch, kind: asked.kind };
+                let Admitted { id: admission, session, epoch, .. } = admitted;
+                let join = Join { admission, session, epoch, kind: asked.kind };
                 if asked.kind == ConnectionKind::Admin {
-                    self.owners.insert(admitted.session, host);
+                    self.owners.insert(admission, host);
                 }
                 log.add(
                     "admitted",
-                    [host.0.into(), admitted.session.0.into(), admitted.epoch.0.into()],
+                    [host.0.into(), admitted.session.index.into(), admitted.epoch.0.into()],
                 );
                 Knock::Admitted(join)
             }
@@ -271,9 +281,10 @@ impl Site {
             if gone.session == neighbour::SESSION {
                 continue;
             }
-            log.add("gone", [gone.session.0.into(), gone.epoch.0.into(), 0]);
+            log.add("gone", [gone.session.index.into(), gone.epoch.0.into(), 0]);
+            self.owners.remove(&gone.admission);
             if let Some(core) = &mut self.core {
-                core.gone(gone.session, gone.epoch, gone.kind, now);
+                core.gone(gone.admission, now);
             }
             self.carry_out(log, moments, &mut decided);
         }
@@ -309,7 +320,8 @@ impl Site {
     ) {
         let opcode = command.command.opcode;
         let to = ConnectionRef { group: command.group, connection: command.connection };
-        let host = self.owners.get(&command.session).copied().expect("a session of somebody");
+        // A connection that is gone by now is not answered.
+        let Some(host) = self.owners.get(&command.admission).copied() else { return };
         let open = match opcode {
             Opcode::OpenVolume => OpenRequest::from_wire(&command.body).ok(),
             _ => None,
@@ -326,7 +338,7 @@ impl Site {
         self.asked.push(Asked { to, tag: command.command.tag, opcode, host, fresh });
         let now = self.rig.now();
         if let Some(core) = &mut self.core {
-            core.command(to, command.session, &command.command, &command.body, now);
+            core.command(to, command.admission, &command.command, &command.body, now);
         }
         self.carry_out(log, moments, decided);
     }
@@ -342,9 +354,13 @@ impl Site {
                     }
                     self.rig.reply_to(to.group, to.connection, tag, status, value, payload);
                 }
-                Effect::Watch { on, silence } => {
-                    let connection = on.connection;
-                    self.rig.mail_to(on.group, ToGroup::Watch { connection, silence });
+                Effect::Adopt { connection: to, session, epoch, silence } => {
+                    let connection = to.connection;
+                    let adopt = ToGroup::Adopt { connection, session, epoch, silence };
+                    self.rig.mail_to(to.group, adopt);
+                }
+                Effect::Expel { connection: to } => {
+                    self.rig.mail_to(to.group, ToGroup::Expel { connection: to.connection });
                 }
                 Effect::All(notice) => self.rig.mail(ToGroup::Notice(notice)),
                 Effect::Persist { ticket, record } => {

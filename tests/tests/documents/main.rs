@@ -11,6 +11,7 @@ mod literals;
 mod markdown;
 mod output;
 mod reference;
+mod sources;
 mod toml;
 
 use markdown::Document;
@@ -57,6 +58,11 @@ fn every_key_flag_and_exit_code_is_described() {
 #[test]
 fn links_lead_somewhere() {
     assert_none(&links::faults(&Document::all()));
+}
+
+#[test]
+fn source_files_that_are_named_exist() {
+    assert_none(&sources::faults(&Document::all()));
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Samples of output: headers of tables are those that the programs print here; any other line is
 //! one of the texts in their sources.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::process::Command;
 
+use rblk_protocol::auth::PublicKey;
 use rblk_tests::program::{Client, Target, program, run};
 
 use crate::commands::typed;
@@ -34,9 +35,13 @@ impl Real {
         let discover = output("rblk-initiator", &["discover", &address]);
         let list = output("rblk-initiator", &["list"]);
         client.logout();
-        let lines = [&status, &discover, &list].into_iter().flatten();
+        let config = dir.path().join("target.toml");
+        fs::write(&config, "listen = ['tcp://[::]']\n").expect("a file");
+        let hosts = ["host", "list", "--config", &config.display().to_string()];
+        let hosts = output("rblk-target", &hosts);
+        let lines = [&status, &discover, &list, &hosts].into_iter().flatten();
         let headers = lines.filter(|line| is_header(line)).cloned().collect::<Vec<_>>();
-        assert_eq!(headers.len(), 5, "{headers:?}");
+        assert_eq!(headers.len(), 6, "{headers:?}");
         Self { headers, status: skeleton(&status), literals: Literals::collect() }
     }
 }
@@ -111,6 +116,10 @@ fn columns_of(header: &str) -> usize {
 fn is_told(line: &str, command: &str, literals: &Literals) -> bool {
     let program = command.split_whitespace().next().unwrap_or_default();
     if command.starts_with("rblk-initiator mount") && line.starts_with("/dev/ublkb") {
+        return true;
+    }
+    let shows_key = command.contains(" key new") || command.contains(" key show");
+    if shows_key && line.parse::<PublicKey>().is_ok() {
         return true;
     }
     if let Some((time, message)) = line.split_once("  INFO ") {
@@ -189,4 +198,11 @@ fn a_wrong_sample_is_a_fault() {
     assert!(faults("# rblk-target drain\ndraining: every initiator has left").is_empty());
     assert_eq!(faults("# rblk-target drain\ndraining: every initiator left").len(), 1);
     assert!(faults("# rblk-initiator mount h v\n/dev/ublkb0").is_empty());
+    let key = "rblk1:rmntdxzdp7243knecdmiemm4oyocypa7zz7jqx3pl4dllz3we4n5uqpkpe";
+    assert!(faults(&format!("# rblk-target key show\n{key}")).is_empty());
+    assert_eq!(
+        faults(&format!("# rblk-target key show\n{}", key.replace("rmnt", "rmnu"))).len(),
+        1
+    );
+    assert_eq!(faults(&format!("# rblk-target status\n{key}")).len(), 1);
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use clap::{Command, CommandFactory};
-use rblk_config::{ByteSize, Exit, MountConfig, Schema, TargetConfig, VolumeConfig};
+use rblk_config::{ByteSize, Exit, HostConfig, MountConfig, Schema, TargetConfig, VolumeConfig};
 
 use crate::markdown::{Document, code_spans};
 
@@ -18,6 +18,7 @@ pub(crate) fn faults(reference: &Document, documents: &[Document]) -> Vec<String
     for (heading, schema, dumps) in [
         ("## Keys of the target", TargetConfig::keys(), vec![target]),
         ("## Keys of a volume", VolumeConfig::keys(), volumes()),
+        ("## Keys of a host", HostConfig::schema(), vec![host()]),
         ("## Keys of a mount", MountConfig::keys(), vec![mount]),
     ] {
         let rows = reference.rows(heading);
@@ -40,6 +41,13 @@ fn volumes() -> Vec<String> {
         dump.split("[[volume]]").nth(1).unwrap_or_default().to_owned()
     };
     vec![of(VolumeConfig::file("v", "/v")), of(VolumeConfig::null("v", ByteSize(4096)))]
+}
+
+/// Defaults of a host.
+fn host() -> String {
+    let host = HostConfig::new("h", Vec::new(), Vec::new());
+    let config = TargetConfig { hosts: vec![host], ..TargetConfig::default() };
+    config.dump().expect("a host").split("[[host]]").nth(1).unwrap_or_default().to_owned()
 }
 
 fn key_faults(

@@ -4,14 +4,14 @@
 use std::time::Duration;
 
 use rblk_initiator::engine::PathEnd;
-use rblk_initiator::io::IoOp;
+use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{
-    CommandCapsule, Features, Immediate, KeyedDescriptor, ResponseCapsule, Sequence, Status, Tag,
-    self_test_pattern,
+    BlockSize, CommandCapsule, Epoch, Features, Immediate, KeyedDescriptor, Nonce, ResponseCapsule,
+    Sequence, Status, Tag, self_test_pattern,
 };
 use rblk_rig::inprocess::QueueOptions;
 use rblk_rig::seed::Random;
-use rblk_tests::raw::RawTarget;
+use rblk_tests::raw::{self, RawTarget};
 
 use super::{DEPTH, options};
 
@@ -165,6 +165,74 @@ fn a_self_test_that_fails_gives_the_path_back() {
     let imm = Immediate::new(Tag(DEPTH), command.sequence);
     target.write_with_imm(command.buffer.unwrap(), &[0; 64], imm);
     assert!(matches!(target.path_end(), Some(PathEnd::Protocol(_))), "answered again");
+}
+
+/// The self-test of an engine that proves its session, and what it carries.
+fn self_test_of(target: &mut RawTarget) -> (CommandCapsule, Vec<u8>) {
+    target.steps(20);
+    let mut heard = target.messages_with_data();
+    assert_eq!(heard.iter().flatten().count(), 1, "a self-test alone: {heard:?}");
+    heard.pop().unwrap().pop().unwrap()
+}
+
+#[test]
+fn both_ends_of_each_lane_prove_the_session() {
+    for features in [Features::WRITE_WITH_IMM.or(Features::CAPSULE_LISTS), Features::default()] {
+        let with_imm = features.has(Features::WRITE_WITH_IMM);
+        let features = features.or(Features::AUTH);
+        let mut target = RawTarget::new(QueueOptions { lanes: 2, ..keyed(features) });
+        for lane in 0..2 {
+            assert!(!target.engine.is_connected());
+            let (command, body) = self_test_of(&mut target);
+            let key = raw::queue_key(Epoch(1), lane);
+            let proof = key.check(&raw::hellos(), &body).unwrap();
+            target.answer_self_test(&command, &proof.answer(command.sequence), with_imm);
+            target.steps(20);
+            target.switch_lane();
+        }
+        assert!(target.engine.is_connected());
+        assert_eq!(target.path_end(), None);
+        // What is sent in the slot of the self-test later is as ever.
+        let command = target.request(IoOp::Read, 0);
+        assert_eq!(command.in_capsule_bytes, 0);
+    }
+}
+
+#[test]
+fn a_target_that_does_not_know_the_session_gets_no_request() {
+    let features = Features::AUTH.or(Features::WRITE_WITH_IMM);
+    type Answer = fn(Sequence, &[u8]) -> [u8; 64];
+    let answers: [(&str, Answer); 4] = [
+        ("no proof", |sequence, _| self_test_pattern(sequence)),
+        ("another secret", |sequence, _| {
+            let (_, other) = raw::queue_key(Epoch(2), 0).prove(&raw::hellos(), Nonce([3; 16]));
+            other.answer(sequence)
+        }),
+        ("another queue", |sequence, _| {
+            let (_, other) = raw::queue_key(Epoch(1), 1).prove(&raw::hellos(), Nonce([3; 16]));
+            other.answer(sequence)
+        }),
+        ("our own proof", |sequence, body| {
+            let mut answer = self_test_pattern(sequence);
+            answer[32..].copy_from_slice(&body[16..]);
+            answer
+        }),
+    ];
+    for (what, answer) in answers {
+        let mut target = RawTarget::new(keyed(features));
+        let io = Io::new(IoOp::Read, 0, 512, BlockSize::new(512).unwrap()).unwrap();
+        target.engine.submit(Tag(0), io).unwrap();
+        let (command, body) = self_test_of(&mut target);
+        target.answer_self_test(&command, &answer(command.sequence, &body), true);
+        let end = target.path_end();
+        assert!(matches!(end, Some(PathEnd::Protocol(_))), "{what}: {end:?}");
+        assert_eq!(target.engine.outstanding(), 1, "{what}: the request waits for a better path");
+    }
+    // Verbs that do not work are still that.
+    let mut target = RawTarget::new(keyed(features));
+    let (command, _) = self_test_of(&mut target);
+    target.answer_self_test(&command, &[0; 64], true);
+    assert_eq!(target.path_end(), Some(PathEnd::SelfTest));
 }
 
 #[test]

@@ -5,6 +5,8 @@ mod answers;
 mod capsules;
 mod leaving;
 mod memory;
+mod proofs;
+mod strangers;
 
 use rblk_protocol::{CommandCapsule, Features, Status};
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};

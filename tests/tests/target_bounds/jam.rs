@@ -27,7 +27,7 @@ fn lent(rig: &mut Rig<RamStore>) -> Vec<(usize, Holders, Vec<u8>)> {
     all
 }
 
-/// A target of so many groups, whose arena is eight requests for each, two sessions, and a queue of
+/// A target of so many groups, whose arena is 16 requests for each, two sessions, and a queue of
 /// each.
 struct Jam {
     rig: Rig<RamStore>,
@@ -48,7 +48,7 @@ impl Jam {
             tick: TICK,
             groups,
             late_rdma: true,
-            arena_bytes: groups * 8 * IO,
+            arena_bytes: groups * 16 * IO,
             dirty_max_bytes: groups * 2 * IO,
             io_max_bytes: 64 << 10,
             volumes: vec![volume],

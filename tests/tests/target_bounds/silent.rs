@@ -3,14 +3,16 @@
 
 use std::time::Duration;
 
-use rblk_fabric::soft::network::End;
+use rblk_fabric::soft::network::{Conditions, End};
+use rblk_initiator::io::IoOp;
 use rblk_protocol::Opcode;
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_target::identity::SessionIndex;
-use rblk_tests::bed::{Bed, MEMORY, STORE, pattern};
+use rblk_target::volume::CacheMode;
+use rblk_tests::bed::{Bed, FROZEN, MEMORY, STORE, pattern};
 use rblk_tests::raw::{Heard, RawPeer};
 
-use super::{SECOND, TICK};
+use super::{MIB, MODES, SECOND, TICK};
 
 fn slow_clock() -> RigOptions {
     RigOptions { tick: TICK, ..RigOptions::default() }
@@ -40,7 +42,7 @@ fn ask_all(peer: &mut RawPeer, opcode: Opcode) {
 }
 
 fn held(bed: &mut Bed) -> usize {
-    bed.rig.group_mut().shard().slots().held().count()
+    bed.rig.groups_mut().map(|group| group.shard().slots().held().count()).sum()
 }
 
 #[test]
@@ -79,6 +81,101 @@ fn a_peer_that_neither_takes_nor_gives_is_ended() {
         assert_eq!(bed.rig.take_path_ends(bystander), []);
         bed.assert_arena_is_whole(&slow_clock());
     }
+}
+
+/// A peer asks for all memory of the target and takes nothing, or gives nothing: it keeps its share,
+/// and others read and write what is not in memory, at once.
+#[test]
+fn a_deaf_reader_keeps_its_share() {
+    for groups in [1, 2] {
+        for cache in MODES {
+            for opcode in [Opcode::Read, Opcode::Write] {
+                keeps_its_share(groups, cache, opcode);
+            }
+        }
+    }
+}
+
+fn keeps_its_share(groups: usize, cache: CacheMode, opcode: Opcode) {
+    let what = format!("{groups} groups, {cache:?}, {opcode:?}");
+    let options = RigOptions { groups, arena_bytes: 4 * MIB, dirty_max_bytes: MIB, ..slow_clock() };
+    let mut bed = Bed::with_cache(&options, cache);
+    let options = QueueOptions { depth: 128, io_max_bytes: 256 << 10, ..raw_options() };
+    let bystander = bed.queue(FROZEN, options);
+    let suspect = bed.rig.begin_session();
+    bed.open_all(suspect);
+    let mut peer = RawPeer::tested(&mut bed, suspect, STORE, options);
+    if opcode == Opcode::Read {
+        peer.wire.stall(End::B, true);
+    }
+    bed.rig.network().set_conditions(Conditions { buffer: 4096, ..Conditions::default() });
+    for tag in 0..32 {
+        let command = peer.transfer(opcode, tag, u64::from(tag) % 16 * 512, 512);
+        peer.send(&command.to_wire());
+    }
+    if opcode == Opcode::Write {
+        // The commands come, and no data.
+        bed.rig
+            .run(SECOND, |rig| rig.groups_mut().any(|g| g.shard().slots().held().count() > 0))
+            .unwrap();
+        peer.wire.stall(End::A, true);
+    }
+    for _ in 0..SECOND {
+        bed.rig.step();
+    }
+    bed.rig.network().set_conditions(Conditions::default());
+    let kept = held(&mut bed);
+    assert!(kept >= 16, "{what}: {kept} slots are held");
+    let begun = bed.rig.elapsed();
+    for round in 0..32 {
+        let (at, from) = (round % 64 * 65536, bed.rig.elapsed());
+        assert_eq!(bed.read(bystander, at, 65536).len(), 65536);
+        let took = bed.rig.elapsed() - from;
+        assert!(took < Duration::from_secs(1), "{what}, {round}: a read took {took:?}");
+    }
+    let now = bed.rig.elapsed();
+    assert!(now - begun < Duration::from_secs(15), "{what}: the others are slow");
+    assert_eq!(bed.rig.connections(suspect), 1, "{what}: it was ended");
+    // In the end it is ended, and what it kept is everybody's.
+    let gone = bed.rig.run(30 * SECOND, |rig| rig.connections(suspect) == 0);
+    assert!(gone.is_ok(), "{what}: {:?}", bed.rig);
+    for _ in 0..SECOND {
+        bed.rig.step();
+    }
+    // The bystander has the last answers that do not tell of their completion.
+    assert!(held(&mut bed) < 16 * 16, "{what}: {:?}", bed.rig);
+}
+
+/// A peer takes a little now and then, so that WRs complete, and keeps much: it is ended.
+#[test]
+fn a_peer_that_takes_too_little_is_ended() {
+    let mut bed = Bed::new(&slow_clock());
+    let options = QueueOptions { depth: 1000, io_max_bytes: 4096, ..raw_options() };
+    let slow = bed.queue(STORE, options);
+    let wire = bed.rig.wire(slow).expect("a path").clone();
+    for tag in 0..1000u16 {
+        bed.submit(slow, tag, IoOp::Read, u64::from(tag) * 4096, 4096);
+    }
+    // The commands come.
+    bed.rig.step();
+    wire.stall(End::B, true);
+    bed.rig.network().set_conditions(Conditions { buffer: 4096, ..Conditions::default() });
+    let (begun, before) = (bed.rig.elapsed(), bed.rig.target_counts().completions);
+    let session = bed.session;
+    let ended = (0..30).any(|_| {
+        for _ in 0..4 * SECOND {
+            bed.rig.step();
+        }
+        wire.stall(End::B, false);
+        for _ in 0..40 {
+            bed.rig.step();
+        }
+        wire.stall(End::B, true);
+        bed.rig.connections(session) == 0
+    });
+    let took = bed.rig.elapsed() - begun;
+    assert!(bed.rig.target_counts().completions > before + 4, "nothing was taken");
+    assert!(ended && took.as_secs() < 45, "after {took:?}");
 }
 
 #[test]

@@ -7,6 +7,7 @@
 mod counters;
 mod filesystem;
 mod fio;
+mod keys;
 mod place;
 mod progress;
 mod report;

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use super::counters::{Cost, Counters};
 use super::filesystem::{self, Mounted};
 use super::fio;
+use super::keys::Keys;
 use super::progress::Progress;
 use super::report::{Report, Row};
 use super::target::Target;
@@ -62,6 +63,7 @@ struct Run<'a> {
     scenario: &'a Scenario,
     report: &'a mut Report,
     progress: Progress,
+    keys: Keys,
 }
 
 impl Scenario {
@@ -69,7 +71,9 @@ impl Scenario {
     pub(crate) fn play(&self, report: &mut Report) {
         let progress = Progress::start();
         report.address = format!("{}://{}:{PORT}", self.scheme, self.host);
-        let result = Run { scenario: self, report, progress }.all();
+        progress.say("rblk-target key new, rblk-initiator key new");
+        let result = Keys::make(&self.programs, &self.work)
+            .and_then(|keys| Run { scenario: self, report: &mut *report, progress, keys }.all());
         report.seconds = progress.seconds();
         let errors: u64 = report.rows.iter().map(|row| row.errors).sum();
         report.error = match result {
@@ -117,12 +121,14 @@ impl Run<'_> {
             "--memory".to_owned(),
             "ram=256MiB".to_owned(),
         ];
-        Target::serve(&self.scenario.programs, &self.scenario.work, &self.report.address, &volumes)
+        let Scenario { programs, work, .. } = self.scenario;
+        Target::serve(programs, work, &self.report.address, &volumes, &self.keys)
     }
 
     fn discover(&self) -> Result<()> {
         let mut command = Command::new(self.scenario.programs.join("rblk-initiator"));
         command.args(["discover", &self.report.address, "--output", "json"]);
+        command.args(self.keys.of_host());
         let json = process::output(&mut command, Duration::from_secs(30))?;
         let found: Discovered = serde_json::from_str(&json)
             .context("`rblk-initiator discover --output json` gave something else than expected")?;
@@ -199,9 +205,9 @@ impl Run<'_> {
     fn mount(&mut self, name: &str) -> Result<Volume> {
         let programs = self.scenario.programs.clone();
         let address = self.report.address.clone();
-        let volume = self.step(&format!("rblk-initiator mount {name}"), |_| {
+        let volume = self.step(&format!("rblk-initiator mount {name}"), |run| {
             let own = format!("demo-{name}-{}", std::process::id());
-            Volume::mount(&programs, &address, name, &own)
+            Volume::mount(&programs, &address, name, &own, &run.keys)
         })?;
         let status = &volume.status;
         self.progress.say(&format!(

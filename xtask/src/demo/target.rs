@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use super::counters::TargetCounts;
+use super::keys::Keys;
 use crate::process;
 
 /// How long it may take to serve, and to answer.
@@ -36,12 +37,13 @@ impl Target {
     /// Starts `rblk-target` of the directory `programs` and waits until it answers.
     ///
     /// `volumes` are its `--file NAME=PATH` and `--memory NAME=SIZE` words. Its socket and log are
-    /// in `work`.
+    /// in `work`. It lets in only the host of `keys`.
     pub(crate) fn serve(
         programs: &Path,
         work: &Path,
         address: &str,
         volumes: &[String],
+        keys: &Keys,
     ) -> Result<Self> {
         let program = programs.join("rblk-target");
         let socket = work.join("target.sock");
@@ -52,6 +54,7 @@ impl Target {
         command.args(["--pdeathsig", "KILL"]).arg(&program);
         command.args(["serve", "--listen", address, "--name", "demo", "--control-socket"]);
         command.arg(&socket).arg("--state-dir").arg(work).args(volumes);
+        command.arg("--auth").arg("required").args(keys.of_target());
         let child = command
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use super::counters::InitiatorCounts;
+use super::keys::Keys;
 use crate::process;
 
 /// How long a command of the initiator may take.
@@ -47,10 +48,17 @@ pub(crate) struct Volume {
 
 impl Volume {
     /// Mounts `volume` of the target at `address` under `name`.
-    pub(crate) fn mount(programs: &Path, address: &str, volume: &str, name: &str) -> Result<Self> {
+    pub(crate) fn mount(
+        programs: &Path,
+        address: &str,
+        volume: &str,
+        name: &str,
+        keys: &Keys,
+    ) -> Result<Self> {
         let program = programs.join("rblk-initiator");
         let mut command = Command::new(&program);
         command.args(["mount", address, volume, "--name", name, "--output", "json"]);
+        command.args(keys.of_host());
         let json = process::output(&mut command, LIMIT).inspect_err(|_| show_log(name))?;
         let status = serde_json::from_str(&json)
             .context("`rblk-initiator mount --output json` gave something else than expected")?;

@@ -20,8 +20,18 @@ use super::modules::Table;
 const INIT: &str = include_str!("init.sh");
 
 /// What is needed to reach the root and the disk, and what every lab has.
-const BOOT_MODULES: &[&str] =
-    &["9p", "9pnet_virtio", "virtio_blk", "ext4", "configfs", "loop", "ublk_drv", "dummy"];
+const BOOT_MODULES: &[&str] = &[
+    "9p",
+    "9pnet_virtio",
+    "virtio_blk",
+    "ext4",
+    "configfs",
+    "loop",
+    "ublk_drv",
+    "dummy",
+    "tls",
+    "chacha20poly1305",
+];
 
 /// What `--no-rdma` leaves out.
 const RDMA_MODULES: &[&str] = &["ib_uverbs", "rdma_ucm", "rdma_rxe"];

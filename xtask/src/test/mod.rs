@@ -7,6 +7,7 @@
 
 mod check;
 mod circles;
+mod fuzz;
 mod linkage;
 mod step;
 mod suite;
@@ -62,7 +63,8 @@ const MODELS: [(&str, &str, &str); 2] = [
 ];
 
 /// Test binaries that run in the guest: package, file in the workspace, name.
-const SUITES: [(&str, &str, &str); 5] = [
+const SUITES: [(&str, &str, &str); 6] = [
+    ("rblk-fabric", "fabric/tests/soft_tls.rs", "soft_tls"),
     ("rblk-fabric", "fabric/tests/verbs_conformance.rs", "verbs_conformance"),
     ("rblk-fabric", "fabric/tests/verbs_lifecycle.rs", "verbs_lifecycle"),
     ("rblk-tests", "tests/tests/lab/main.rs", "lab"),
@@ -85,7 +87,7 @@ const SUITES: [(&str, &str, &str); 5] = [
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct TestArgs {
-    /// Run tests that can use it longer, or with more data (RBLK_LONG=1)
+    /// Run tests that can use it longer, or with more data (RBLK_LONG=1), and fuzz for five minutes
     #[arg(long)]
     long: bool,
 
@@ -153,6 +155,12 @@ impl Run<'_> {
             self.cargo(&[&["build", "--workspace", "--all-targets"][..], &VERBS].concat())
         });
         let _ = steps.run_with("tests on this machine", &built, |()| self.host_tests());
+        if self.args.filters.is_empty() {
+            let _ = steps.run("corpora of the fuzz targets", || self.cargo(&fuzz::replay()));
+            if self.args.long {
+                let _ = steps.run("fuzzing", || fuzz::search(&self.workspace).map(Work::Done));
+            }
+        }
         if self.args.filters.iter().all(|filter| filter.contains(AS_ROOT)) {
             let _ = steps.run_with("tests as root", &built, |()| self.root_tests(&VERBS));
         }
@@ -242,6 +250,12 @@ impl Run<'_> {
             .run("circles of imports", || circles::check(&self.workspace.root).map(Work::Done));
         let _ = steps
             .run("lints", || self.cargo(&[&LINTS[..], verbs, &["--", "-D", "warnings"]].concat()));
+        let of_fuzz = ["--manifest-path", fuzz::MANIFEST];
+        let _ = steps.run("formatting and lints of the fuzz targets", || {
+            self.cargo(&[&["fmt"][..], &of_fuzz, &["--check", "--", "-l"]].concat())?;
+            let lints = ["clippy", "--all-targets"];
+            self.cargo(&[&lints[..], &of_fuzz, &["--", "-D", "warnings"]].concat())
+        });
     }
 
     fn documentation(&self, verbs: &[&str]) -> Result<Work> {
@@ -314,7 +328,8 @@ impl Run<'_> {
             let why = "cargo-deny is not installed (cargo install cargo-deny)";
             return Ok(Work::Skipped(why.to_owned()));
         }
-        self.cargo(&["deny", "check"])
+        self.cargo(&["deny", "check"])?;
+        self.cargo(&["deny", "--manifest-path", fuzz::MANIFEST, "check", "--config", "deny.toml"])
     }
 
     fn lab_tests(

@@ -28,9 +28,11 @@ use super::outbound::Outbound;
 use super::reads::{ReadsIn, ReadsOut};
 use super::recv_queue::RecvQueue;
 use super::send_queue::SendQueue;
+use super::tls::{BadRecord, NoTls};
 use crate::connect::{AcceptParams, ConnectionHello, QpLimits};
 use crate::error::{FabricError, PostError, Result};
 use crate::poller_counters::PollerCounters;
+use crate::stream_keys::{CipherKey, StreamKeys};
 use crate::work::{QpIndex, RecvWr, SendWr, WcStatus};
 
 /// Bytes to discard when a QP that refused a request is dropped. TCP resets a connection that is
@@ -81,6 +83,18 @@ impl Connection {
         Ok(Self { pair, poller: poller.id() })
     }
 
+    /// Encrypts what is behind the handshake.
+    ///
+    /// # Errors
+    /// [`FabricError::Encrypt`]; EINVAL for a QP that ended.
+    pub(crate) fn secure(&mut self, keys: StreamKeys) -> Result<()> {
+        if self.pair.state.is_error() {
+            let source = io::Error::from_raw_os_error(libc::EINVAL);
+            return Err(FabricError::Call { call: "secure", source });
+        }
+        self.pair.secure(keys).map_err(|lack| self.pair.not_encrypted(lack))
+    }
+
     /// A QP that was on the poller of that number.
     pub(super) fn detached(pair: Box<QueuePair>, poller: u64) -> Self {
         Self { pair, poller }
@@ -117,6 +131,8 @@ pub(super) struct QueuePair {
     keys: Option<Arc<KeyCopy>>,
     // The keys of the QP, if the device touches memory after the end of the QP.
     late_keys: Option<Arc<KeyCopy>>,
+    // What is sent behind the reply is encrypted with this key.
+    send_key: Option<CipherKey>,
 }
 
 impl QueuePair {
@@ -135,7 +151,24 @@ impl QueuePair {
             inbound: Inbound::default(),
             keys: None,
             late_keys: None,
+            send_key: None,
         })
+    }
+
+    /// Encrypts what is behind the handshake. A peer that waits for the reply sends nothing before
+    /// it has the reply, so what it sends is encrypted from its first byte on.
+    fn secure(&mut self, keys: StreamKeys) -> std::result::Result<(), NoTls> {
+        let StreamKeys { send, receive } = keys;
+        self.link.encrypt_receive(&receive)?;
+        if matches!(self.state, State::Prepared { .. }) {
+            self.send_key = Some(send);
+            return Ok(());
+        }
+        self.link.encrypt_send(&send)
+    }
+
+    fn not_encrypted(&self, lack: NoTls) -> FabricError {
+        FabricError::Encrypt { peer: self.link.peer(), reason: lack.to_string() }
     }
 
     /// The QP comes to a poller, which is woken by `event` if the link has no descriptor.
@@ -322,6 +355,17 @@ impl QueuePair {
         self.link.land_late(landings);
     }
 
+    /// A receive call failed.
+    #[cold]
+    fn link_failed(&mut self, error: &io::Error, cq: &mut CompletionQueue) {
+        if BadRecord::is(error) && !self.state.is_error() {
+            cq.count_bad_record();
+            let (qp, peer) = (self.index.0, self.link.peer());
+            tracing::warn!(qp, peer, reason = %error, "ends an encrypted connection");
+        }
+        self.lost(&error.to_string(), cq);
+    }
+
     /// The link ended, or carried what no peer of this version sends.
     fn lost(&mut self, reason: &str, cq: &mut CompletionQueue) {
         self.end(reason, WcStatus::RetryExceeded, cq);
@@ -360,7 +404,8 @@ impl QueuePair {
     /// Answers the peer that waits.
     ///
     /// # Errors
-    /// EINVAL when no peer waits, ECONNRESET when the peer is gone, EPIPE when it takes no answer.
+    /// EINVAL when no peer waits, ECONNRESET when the peer is gone, EPIPE when it takes no answer,
+    /// [`FabricError::Encrypt`].
     pub(super) fn accept(&mut self, params: &AcceptParams, cq: &mut CompletionQueue) -> Result<()> {
         let call = |errno| FabricError::Call {
             call: "accept",
@@ -377,6 +422,13 @@ impl QueuePair {
         if reply.is_none_or(|reply| !self.link.send_all(&reply)) {
             self.lost("the reply could not be sent", cq);
             return Err(call(libc::EPIPE));
+        }
+        if let Some(key) = self.send_key.take()
+            && let Err(lack) = self.link.encrypt_send(&key)
+        {
+            let error = self.not_encrypted(lack);
+            self.lost(&error.to_string(), cq);
+            return Err(error);
         }
         self.reads_in = ReadsIn::new(reads_in);
         self.state = State::Ready;

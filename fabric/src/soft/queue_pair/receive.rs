@@ -58,7 +58,7 @@ impl QueuePair {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => true,
             Err(error) => {
-                self.lost(&error.to_string(), cq);
+                self.link_failed(&error, cq);
                 false
             }
             Ok(moved) if moved.bytes == 0 => {

@@ -1,6 +1,8 @@
 //! A mount without a device, at targets that say what a test wants.
 
+mod impostors;
 mod losses;
+mod proofs;
 
 use std::cell::RefCell;
 use std::sync::Mutex;
@@ -13,16 +15,19 @@ use rblk_fabric::{
 use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, IO_MIN_BYTES};
 use rblk_protocol::{
     AsyncEvent, BlockCount, BlockSize, CommandCapsule, ConnectionKind, Epoch, Features, Generation,
-    HelloReject, HelloRequest, HostId, InstanceId, LoginReply, Name, Offer, Opcode, OpenReply,
-    OpenRequest, QueueDepth, RejectReason, ResponseCapsule, SessionId, Tag, Version, VolumeFlags,
-    VolumeHandle, WriteVerifier, negotiate,
+    HelloReject, HelloRequest, HostId, InstanceId, LoginReply, Name, Nonce, Offer, Opcode,
+    OpenReply, OpenRequest, QueueDepth, RejectReason, ResponseCapsule, SessionId, Tag, Version,
+    VolumeFlags, VolumeHandle, WriteVerifier, negotiate,
 };
 
 use super::super::begin::connect_first;
 use super::*;
+use rblk_protocol::auth::Hellos;
+
 use crate::engine::PathEnd;
 use crate::error::SessionError;
 use crate::session::HostIdentity;
+use proofs::{Opened, Proofs, Prover};
 
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 const SLOT: usize = 1024;
@@ -51,6 +56,10 @@ struct Manners {
     open: (Status, &'static str),
     instance: u8,
     name: &'static str,
+    // What a new connection proves; nothing if absent.
+    proofs: Option<Proofs>,
+    // Commands that were answered before a LOGIN was accepted.
+    handshakes: Vec<(Opcode, Status)>,
     heard: Vec<Heard>,
     beats: u32,
     // ASYNC_EVENTs, answered or not.
@@ -75,6 +84,8 @@ impl Toy {
             open: (Status::Ok, ""),
             instance: 1,
             name: "store1",
+            proofs: None,
+            handshakes: Vec::new(),
             heard: Vec::new(),
             beats: 0,
             events: 0,
@@ -104,6 +115,7 @@ struct Mouth {
     region: Arc<Region>,
     memory: MemoryRegion,
     said: usize,
+    prover: Option<Prover>,
 }
 
 impl Mouth {
@@ -124,6 +136,15 @@ impl Mouth {
     }
 
     fn answer(&mut self, to: &CommandCapsule, status: Status, value: u32, payload: &[u8]) {
+        let sealed = self.prover.as_mut().and_then(|prover| prover.seal(status, value, payload));
+        if let Some(sealed) = sealed {
+            let length = u32::try_from(sealed.len()).unwrap();
+            return self.say(to, status, length, &sealed);
+        }
+        self.say(to, status, value, payload);
+    }
+
+    fn say(&mut self, to: &CommandCapsule, status: Status, value: u32, payload: &[u8]) {
         if let (Some(buffer), false) = (to.buffer, payload.is_empty()) {
             let to = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
             self.send(SendOp::Write(to), payload);
@@ -178,12 +199,14 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let depth = if is_admin { QueueDepth::new(ADMIN_DEPTH).unwrap() } else { asked.depth };
+    let proofs = manners.lock().unwrap().proofs.clone();
     let offer = Offer {
         depth,
-        features: Features::default(),
+        features: if proofs.is_some() { Features::AUTH } else { Features::default() },
         in_capsule_bytes: 4096,
         io_max_bytes: asked.io_max_bytes.max(IO_MIN_BYTES),
         instance: InstanceId([1; 16]),
+        nonce: Nonce([2; 16]),
     };
     let accept = negotiate(&asked, &offer).unwrap();
     let pd = incoming.device().alloc_pd().unwrap();
@@ -210,7 +233,8 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
     let recvs: Vec<RecvWr> = (0..RECVS).map(recv).collect();
     let hello = ConnectionHello(accept.to_wire().to_vec());
     poller.accept(qp, &AcceptParams { hello, reads_out: 0, reads_in: 0 }).unwrap();
-    let mut mouth = Mouth { poller, qp, region, memory, said: 0 };
+    let prover = proofs.map(|proofs| Prover::new(proofs, &Hellos::new(&asked, &accept)));
+    let mut mouth = Mouth { poller, qp, region, memory, said: 0, prover };
     let mut parked = None;
     loop {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -220,7 +244,7 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
             return;
         }
         if let (Some(event), true) = (&parked, manners.drains) {
-            mouth.answer(event, Status::Ok, AsyncEvent::Draining as u32, &[]);
+            mouth.say(event, Status::Ok, AsyncEvent::Draining as u32, &[]);
             parked = None;
         }
         if mouth.poller.poll(&mut one).unwrap() == 0 {
@@ -239,6 +263,19 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
         mouth.poller.post_recv(qp, &[recvs[slot]]).unwrap();
         let (fixed, body) = bytes.split_first_chunk::<COMMAND_BYTES>().unwrap();
         let command = CommandCapsule::from_wire(fixed, bytes.len(), depth).unwrap();
+        let opened = match &mut mouth.prover {
+            Some(prover) => prover.open(&command, body),
+            None => Opened::Body(body.to_vec()),
+        };
+        let body = match opened {
+            Opened::Body(body) => body,
+            Opened::Answer(status, reply) => {
+                manners.handshakes.push((command.opcode, status));
+                mouth.say(&command, status, 0, &reply);
+                continue;
+            }
+            Opened::Broken => return,
+        };
         match command.opcode {
             Opcode::Login => {
                 manners.heard.push(Heard::Login { resumed, epoch: command.epoch });
@@ -249,11 +286,15 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
                     queues_max: 4,
                     target_name: name(manners.name),
                 };
-                mouth.answer(&command, Status::Ok, 0, &reply.to_wire());
+                let payload = match &mouth.prover {
+                    Some(_) => proofs::secret().login_payload(&reply).to_vec(),
+                    None => reply.to_wire().to_vec(),
+                };
+                mouth.answer(&command, Status::Ok, 0, &payload);
             }
             Opcode::OpenVolume => {
                 let OpenRequest { generation, take_over, .. } =
-                    OpenRequest::from_wire(body).unwrap();
+                    OpenRequest::from_wire(&body).unwrap();
                 manners.heard.push(Heard::Open { generation, take_over });
                 let (status, text) = manners.open;
                 if status == Status::Ok {
@@ -265,7 +306,7 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
             }
             Opcode::KeepAlive => {
                 manners.beats += 1;
-                mouth.answer(&command, Status::Ok, 0, &[]);
+                mouth.say(&command, Status::Ok, 0, &[]);
             }
             Opcode::AsyncEvent => {
                 manners.events += 1;

@@ -12,11 +12,13 @@ fn setup() -> Setup {
         volume_name: Name::new("vol0").unwrap(),
         addresses: vec!["rdma://10.0.0.1".parse().unwrap(), "tcp://store".parse().unwrap()],
         host: host(),
+        credentials: None,
         wish: QueueWish {
             depth: QueueDepth::new(128).unwrap(),
             io_max_bytes: 262_144,
             in_capsule_bytes: 4096,
             features: Features::WRITE_WITH_IMM.or(LISTS),
+            digest: rblk_config::DigestWish::Auto,
             lanes: None,
             queues: 2,
         },

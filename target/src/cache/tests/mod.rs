@@ -27,7 +27,7 @@ use super::message::{Changed, JobId, PartToken, Segments, ShardReply, ShardReque
 use super::shard::Shard;
 use super::{SLOT_BYTES, STRIPE_BYTES, ShardOptions};
 use crate::arena::Arena;
-use crate::identity::ConnectionId;
+use crate::identity::{ConnectionId, SessionIndex};
 use crate::store::{OpKind, VolumeIndex};
 use crate::volume::CacheMode;
 use script::Script;
@@ -165,7 +165,9 @@ impl Case {
     fn token(&mut self) -> PartToken {
         self.tags += 1;
         let connection = ConnectionId { index: 0, generation: 1 };
-        PartToken { group: 0, connection, tag: Tag(self.tags), part: 0 }
+        // Sessions of their own: what one keeps does not bound what another gets.
+        let session = SessionIndex { index: self.tags, life: 1 };
+        PartToken { group: 0, session, connection, tag: Tag(self.tags), part: 0 }
     }
 
     fn is_answered(&self, tag: Tag) -> bool {
@@ -400,7 +402,10 @@ impl Case {
         assert!(self.shard.is_idle(), "{:?}", self.shard);
         assert_eq!(self.shard.core.locks.len(), 0);
         assert_eq!(self.shard.core.slots.held().collect::<Vec<_>>(), []);
-        assert_eq!(self.shard.core.slots.lent(), 0);
+        let slots = &self.shard.core.slots;
+        assert_eq!((slots.lent(), slots.pinned()), (0, 0));
+        let sessions = &self.shard.core.sessions;
+        assert_eq!((sessions.kept(), sessions.promised(), sessions.waiting()), (0, 0, 0));
         assert_eq!(self.shard.write_backs.counts(), (0, 0));
         for state in self.shard.core.volumes.iter() {
             assert_eq!((state.share.used(), state.ops.at_store), (0, 0), "nothing is under way");

@@ -84,8 +84,7 @@ impl Core {
             let Some(state) = self.sessions.get(victim) else { continue };
             // This was checked when the OPEN came, but the session may have connected again while
             // the record was written.
-            let old =
-                state.host.map(|(host, _)| host) == Some(claimant.host) && state.connections() == 0;
+            let old = state.host == claimant.host && state.all_connections() == 0;
             if take_over || !old {
                 self.fence(victim, session, volume, claimant);
             }
@@ -108,7 +107,7 @@ impl Core {
         let Some(state) = self.sessions.get(victim) else { return };
         tracing::warn!(
             volume = %volume.name,
-            from = state.host_name(),
+            from = %state.host_name,
             peer = state.peer,
             by = %claimant.host_name,
             "take-over: fencing the holder"

@@ -1,16 +1,25 @@
-//! LOGIN: a session begins or is resumed, once nothing of its older epochs is left.
+//! LOGIN: a stranger becomes the admin connection of a session, which begins or is resumed. The
+//! answer waits until nothing of the session's older epochs is left.
+//!
+//! Until LOGIN is accepted, nothing of any session changes: a connection that names a session and
+//! a higher epoch proves nothing by that. Of two that name one epoch, the LOGIN that comes first
+//! has it.
 
 use std::time::{Duration, Instant};
 
 use rblk_protocol::{
-    CommandCapsule, Epoch, LoginReply, LoginRequest, Mutation, Status, Tag, limits,
+    CommandCapsule, Epoch, LoginReply, Mutation, RejectReason, Status, Tag, limits,
 };
 
-use super::{Answer, ConnectionRef, Core, Effect, QUIESCE_DEADLINE, refuse};
-use crate::identity::SessionIndex;
+use super::admissions::Member;
+use super::{Answer, ConnectionRef, Core, Effect, Notice, QUIESCE_DEADLINE, refuse, refuse_saying};
+use crate::identity::{AdmissionId, SessionIndex};
+use crate::session::LoggingIn;
 
 /// Silence that every initiator may keep before its session counts as lost.
 const SILENCE_MIN: Duration = Duration::from_secs(2);
+/// The longest `detect` of a mount's configuration. What a LOGIN says beyond it is cut.
+pub(crate) const DETECT_MAX: Duration = Duration::from_secs(300);
 
 /// A LOGIN that waits for the connections of older epochs to end. A session has one: the LOGIN of a
 /// newer epoch takes its place.
@@ -23,51 +32,99 @@ pub(super) struct WaitingLogin {
 }
 
 impl Core {
+    /// LOGIN of a connection that has not logged in.
     pub(super) fn login(
         &mut self,
         from: ConnectionRef,
-        index: SessionIndex,
+        id: AdmissionId,
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
     ) -> Answer {
-        let request = match LoginRequest::from_wire(body) {
-            Ok(request) => request,
-            Err(error) => {
-                tracing::warn!(error, "bad LOGIN");
-                return refuse(Status::InvalidField);
+        let (request, proven) = match self.proven_login(from, id, command, body) {
+            Ok(login) => login,
+            Err(answer) => return answer,
+        };
+        let Some(stranger) = self.admissions.stranger_mut(id) else { return Answer::Later };
+        let (fresh, resume, memory_bytes) =
+            (stranger.fresh, stranger.resume, stranger.memory_bytes);
+        let peer = stranger.peer.clone();
+        if self.drain.has_begun() {
+            return refuse_saying(Status::ShuttingDown, "the target is draining".to_owned());
+        }
+        let detect = Duration::from_millis(u64::from(request.keep_alive_ms)).min(DETECT_MAX);
+        let (host, host_name) = (request.host, request.host_name);
+        let login = LoggingIn { host, host_name, detect, peer };
+        let entered = match resume {
+            None => self.sessions.begin(fresh, login, now).map(|s| (s, Epoch(1))),
+            Some((session, epoch)) => {
+                self.sessions.resume(session, epoch, login).map(|s| (s, epoch))
             }
         };
-        let Some(session) = self.sessions.get_mut(index) else {
-            return refuse(Status::NoSuchSession);
+        let (session, epoch) = match entered {
+            Ok(entered) => entered,
+            Err(RejectReason::LimitReached) => {
+                return refuse_saying(Status::LimitReached, self.too_many_sessions());
+            }
+            // To the initiator they are one: its session is not there for it.
+            Err(_) => return refuse(Status::NoSuchSession),
         };
-        if session.logged_in || self.waiting_logins.contains_key(&index) {
+        if resume.is_some() {
+            // It was of an older epoch, which gets no answer any more.
+            self.waiting_logins.remove(&session);
+            self.all(Notice::EndConnections { session, before: epoch });
+        }
+        if let Some(proven) = proven {
+            self.proven.insert(session, proven);
+        }
+        let (queue, is_proven) = (None, true);
+        let member = Member { session, epoch, queue, memory_bytes, is_proven };
+        self.admissions.adopt(id, member);
+        self.sessions.connection_added(session, (epoch, queue, is_proven), memory_bytes);
+        // Four times what the initiator promised, and time for a busy host.
+        let silence = detect * 4 + SILENCE_MIN;
+        self.effects.push_back(Effect::Adopt { connection: from, session, epoch, silence });
+        self.wait_for_older(from, session, command.tag, now);
+        Answer::Later
+    }
+
+    /// LOGIN of a connection whose first LOGIN was accepted.
+    pub(super) fn login_again(
+        &mut self,
+        from: ConnectionRef,
+        session: SessionIndex,
+        tag: Tag,
+        now: Instant,
+    ) -> Answer {
+        let answered = self.sessions.get(session).is_some_and(|session| session.logged_in);
+        if answered || self.waiting_logins.contains_key(&session) {
             return refuse(Status::NotReady);
         }
-        if session.host.is_some_and(|(host, _)| host != request.host) {
-            // Another host has learned the id of this host's session.
-            return refuse(Status::NoSuchSession);
-        }
-        session.host = Some((request.host, request.host_name));
-        // Four times what the initiator promised, and time for a busy host.
-        let detect = Duration::from_millis(u64::from(request.keep_alive_ms));
-        session.detect = Some(detect);
-        let silence = detect * 4 + SILENCE_MIN;
-        let epoch = session.epoch;
+        // It waited too long, and was told so.
+        self.wait_for_older(from, session, tag, now);
+        Answer::Later
+    }
+
+    /// The answer to LOGIN waits until nothing of an older epoch is left.
+    fn wait_for_older(&mut self, from: ConnectionRef, index: SessionIndex, tag: Tag, now: Instant) {
+        let Some(session) = self.sessions.get(index) else { return };
         let waits = session.has_older_connections() && !Mutation::EpochOrderLogin.is_on();
-        self.effects.push_back(Effect::Watch { on: from, silence });
-        self.waiting_logins
-            .insert(index, WaitingLogin { from, tag: command.tag, epoch, since: now });
+        let epoch = session.epoch;
+        self.waiting_logins.insert(index, WaitingLogin { from, tag, epoch, since: now });
         if waits {
             tracing::info!(
-                session = index.0,
+                session = index.index,
                 epoch = epoch.0,
                 "waiting for the commands of older epochs"
             );
         } else {
             self.finish_login(index);
         }
-        Answer::Later
+    }
+
+    /// The text for a peer that finds no place in the table of the sessions.
+    pub(super) fn too_many_sessions(&self) -> String {
+        format!("{} sessions are the limit (sessions_max)", self.sessions.max())
     }
 
     /// Nothing of an older epoch is left: the new epoch may begin.
@@ -86,13 +143,17 @@ impl Core {
             target_name: self.exports.name(),
         };
         tracing::info!(
-            session = index.0,
-            host = session.host_name(),
+            session = index.index,
+            host = %session.host_name,
             peer = session.peer,
             epoch = session.epoch.0,
             "login"
         );
-        self.reply(login.from, login.tag, Status::Ok, 0, reply.to_wire().to_vec());
+        let payload = match self.proven.get(&index) {
+            Some(proven) => proven.secret.login_payload(&reply).to_vec(),
+            None => reply.to_wire().to_vec(),
+        };
+        self.reply(login.from, login.tag, Status::Ok, 0, payload);
     }
 
     pub(super) fn end_late_logins(&mut self, now: Instant) {
@@ -102,7 +163,7 @@ impl Core {
             self.waiting_logins.iter().filter(|(_, l)| late(l)).map(|(index, _)| *index).collect();
         for index in late_sessions {
             if let Some(login) = self.waiting_logins.remove(&index) {
-                tracing::error!(session = index.0, "connections of an older epoch do not end");
+                tracing::error!(session = index.index, "connections of an older epoch do not end");
                 self.reply(login.from, login.tag, Status::TimedOut, 0, Vec::new());
             }
         }

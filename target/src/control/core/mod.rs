@@ -6,6 +6,8 @@
 //! mail to the poll groups must be sent in that order, and behind the connections that were
 //! admitted before. What Core promises:
 //!
+//! - A connection that has not logged in changes nothing but the count of strangers
+//!   (`admissions.rs`).
 //! - LOGIN is answered when no connection of an older epoch of its session is left (`login.rs`).
 //! - OPEN for writing is answered when two things hold (`open.rs`). Every session that held the
 //!   volume before, and does not any more, has no connection of that time left. And the next run of
@@ -15,13 +17,19 @@
 //! - So a command of an earlier holder takes effect before the answer, or never.
 //! - Every wait ends: by what it waits for, or by [`QUIESCE_DEADLINE`].
 
+mod admissions;
+mod budget;
 mod changes;
 mod claim;
+mod connect;
 mod drain;
 mod exports;
+mod hosts;
 mod list;
 mod login;
 mod open;
+mod proof;
+mod seals;
 #[cfg(test)]
 mod tests;
 
@@ -30,33 +38,40 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_protocol::width::narrow;
-use rblk_protocol::{
-    CommandCapsule, ConnectionKind, Epoch, Generation, HelloRequest, InstanceId, Name, Opcode,
-    RejectReason, SessionId, Status, Tag,
-};
+use rblk_protocol::{CommandCapsule, Epoch, Generation, InstanceId, Name, Opcode, Status, Tag};
 
 use crate::holders::{HolderRecord, Holders};
-use crate::identity::{ConnectionId, SessionIndex};
+use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
 use crate::poll_group::Notice;
 use crate::session::{After, Leave, SessionTable};
 use crate::store::VolumeIndex;
 use crate::verifier::Lineage;
 use crate::volume::Volume;
 
+pub use connect::{Admitted, Knock, Refused};
 pub use drain::DrainState;
+pub use hosts::{Hosts, HostsError};
+pub(crate) use proof::NO_KEYS;
+pub use proof::{AuthConfig, Introduction};
 
+pub(crate) use admissions::address_of;
+
+use admissions::{Admissions, Member};
 use changes::Changes;
+use connect::refused;
 use drain::Drain;
 use exports::Exports;
 use login::WaitingLogin;
 use open::WaitingOpen;
+use proof::Proven;
+use seals::{Opened, Seals};
 
 /// How long a LOGIN may wait for the connections of older epochs to end, and an OPEN for those of
 /// earlier holders.
 pub(crate) const QUIESCE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// The connection that an admin command came by, and its answer goes to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct ConnectionRef {
     /// The poll group.
     pub group: usize,
@@ -84,12 +99,21 @@ pub enum Effect {
         /// Written to the command's descriptor first.
         payload: Vec<u8>,
     },
-    /// End an admin connection that is silent for this long.
-    Watch {
-        /// The connection.
-        on: ConnectionRef,
-        /// Longest silence.
+    /// The LOGIN of an admin connection was accepted: tell its poll group whose it is.
+    Adopt {
+        /// The connection. It may be gone by now; then nothing is to be done.
+        connection: ConnectionRef,
+        /// Its session.
+        session: SessionIndex,
+        /// Its epoch.
+        epoch: Epoch,
+        /// The connection ends when it is silent for longer.
         silence: Duration,
+    },
+    /// End a connection that did not prove what it had to, when the answers before are sent.
+    Expel {
+        /// The connection. It may be gone by now; then nothing is to be done.
+        connection: ConnectionRef,
     },
     /// Tell every poll group.
     All(Notice),
@@ -103,27 +127,6 @@ pub enum Effect {
     },
     /// The drain is over: stop every poll group. Comes once.
     StopGroups,
-}
-
-/// A connection that may be made. It counts as made from now on: if it cannot be made after all,
-/// the caller must call [`Core::gone`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Admitted {
-    /// Its session.
-    pub session: SessionIndex,
-    /// Its epoch.
-    pub epoch: Epoch,
-    /// Its index, for an I/O queue.
-    pub queue: Option<u16>,
-}
-
-/// Why a connection is refused.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Refused {
-    /// Why.
-    pub reason: RejectReason,
-    /// The reason in words.
-    pub text: String,
 }
 
 /// What a core is made of.
@@ -146,6 +149,8 @@ pub struct CoreParts {
     pub drain_timeout: Duration,
     /// What earlier runs left.
     pub holders: Holders,
+    /// How hosts prove who they are; `None`: nobody has to prove anything.
+    pub auth: Option<AuthConfig>,
 }
 
 /// Counters of what was decided.
@@ -155,12 +160,20 @@ pub(crate) struct Decisions {
     pub take_overs: u64,
     /// OPENs that were refused because the volume had another holder meanwhile.
     pub refused_returns: u64,
+    /// Initiators that did not prove who they are.
+    pub unproven: u64,
 }
 
 /// The decisions of one run of a target.
 #[derive(Debug)]
 pub struct Core {
     exports: Exports,
+    auth: Option<AuthConfig>,
+    admissions: Admissions,
+    // Admin connections whose commands are sealed.
+    seals: Seals,
+    // What the hosts of the sessions have proven. Of every session, or of none.
+    proven: BTreeMap<SessionIndex, Proven>,
     sessions: SessionTable,
     holders: Holders,
     // Changes of the holders that are not durable yet.
@@ -207,6 +220,10 @@ impl Core {
                 .map(|volume| (volume.index, now + parts.lease))
                 .collect(),
             exports: Exports::new(parts.name, parts.instance, parts.lineage, parts.volumes),
+            auth: parts.auth,
+            admissions: Admissions::default(),
+            seals: Seals::default(),
+            proven: BTreeMap::new(),
             sessions: SessionTable::new(parts.sessions_max, parts.lease),
             holders: parts.holders,
             changes: Changes::default(),
@@ -224,67 +241,18 @@ impl Core {
         self.effects.pop_front()
     }
 
-    /// An initiator wants to connect, from `peer`. `fresh` is random: the id of the session that
-    /// begins, if one does.
-    ///
-    /// # Errors
-    /// Why not.
-    pub fn connect(
-        &mut self,
-        asked: &HelloRequest,
-        peer: &str,
-        fresh: SessionId,
-        now: Instant,
-    ) -> Result<Admitted, Refused> {
-        let refused = |reason, text: &str| Refused { reason, text: text.to_owned() };
-        if self.drain.has_begun() {
-            return Err(refused(RejectReason::ShuttingDown, "the target is draining"));
+    /// An admitted connection ended and nothing of it is in use any more, or it could not be made.
+    pub fn gone(&mut self, id: AdmissionId, now: Instant) {
+        self.latest = now;
+        self.seals.end(id);
+        if let Some(member) = self.admissions.remove(id) {
+            self.member_gone(member, now);
         }
-        let admitted = match asked.kind {
-            ConnectionKind::Admin if asked.session.is_none() => {
-                let session =
-                    self.sessions.begin(fresh, peer.to_owned(), now).map_err(|reason| {
-                        let max = self.sessions.max();
-                        refused(reason, &format!("{max} sessions are the limit (sessions_max)"))
-                    })?;
-                Admitted { session, epoch: Epoch(1), queue: None }
-            }
-            ConnectionKind::Admin => {
-                let session = self
-                    .sessions
-                    .resume(asked.session, asked.epoch, peer.to_owned())
-                    .map_err(|reason| refused(reason, "cannot resume the session"))?;
-                // It was of an older epoch, which gets no answer any more.
-                self.waiting_logins.remove(&session);
-                self.all(Notice::EndConnections { session, before: asked.epoch });
-                Admitted { session, epoch: asked.epoch, queue: None }
-            }
-            ConnectionKind::Io { queue } => {
-                let session = self
-                    .sessions
-                    .join(asked.session, asked.epoch, queue)
-                    .map_err(|reason| refused(reason, "cannot join the session"))?;
-                Admitted { session, epoch: asked.epoch, queue: Some(queue) }
-            }
-        };
-        self.sessions.connection_added(admitted.session, admitted.epoch, admitted.queue);
-        Ok(admitted)
     }
 
-    /// An admitted connection ended and nothing of it is in use any more, or it could not be made.
-    pub fn gone(
-        &mut self,
-        session: SessionIndex,
-        epoch: Epoch,
-        kind: ConnectionKind,
-        now: Instant,
-    ) {
-        self.latest = now;
-        let queue = match kind {
-            ConnectionKind::Admin => None,
-            ConnectionKind::Io { queue } => Some(queue),
-        };
-        if kind == ConnectionKind::Admin {
+    fn member_gone(&mut self, member: Member, now: Instant) {
+        let Member { session, epoch, queue, memory_bytes, is_proven } = member;
+        if queue.is_none() {
             self.drain.forget_events(session, Some(epoch));
             if self.waiting_logins.get(&session).is_some_and(|login| login.epoch == epoch) {
                 self.waiting_logins.remove(&session);
@@ -295,7 +263,8 @@ impl Core {
                 self.all(Notice::EndConnections { session, before });
             }
         }
-        match self.sessions.connection_gone(session, epoch, queue, now) {
+        let connection = (epoch, queue, is_proven);
+        match self.sessions.connection_gone(session, connection, memory_bytes, now) {
             After::Lives => {}
             After::Quiesced => self.finish_login(session),
             After::Ended => self.forget(session),
@@ -304,17 +273,21 @@ impl Core {
         self.stop_if_drained(now);
     }
 
-    /// An admin command came by a connection of `session`, with its in-capsule data.
+    /// An admin command came by a connection, with its in-capsule data.
     pub fn command(
         &mut self,
         from: ConnectionRef,
-        session: SessionIndex,
+        id: AdmissionId,
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
     ) {
         self.latest = now;
-        match self.answer(from, session, command, body, now) {
+        let answer = match self.admissions.member(id) {
+            Some(member) => self.member_says(from, id, member, command, body, now),
+            None => self.stranger_says(from, id, command, body, now),
+        };
+        match answer {
             Answer::Now(status, value, payload) => {
                 self.reply(from, command.tag, status, value, payload);
             }
@@ -323,29 +296,70 @@ impl Core {
         self.finish_opens();
     }
 
-    fn answer(
+    fn stranger_says(
         &mut self,
         from: ConnectionRef,
-        session: SessionIndex,
+        id: AdmissionId,
         command: &CommandCapsule,
         body: &[u8],
         now: Instant,
     ) -> Answer {
+        if self.admissions.stranger_mut(id).is_none() {
+            // It ended meanwhile, and nobody hears the answer.
+            return Answer::Later;
+        }
+        match command.opcode {
+            Opcode::Authenticate => self.authenticate(from, id, body),
+            Opcode::Login => self.login(from, id, command, body, now),
+            _ => refuse(Status::NotReady),
+        }
+    }
+
+    fn member_says(
+        &mut self,
+        from: ConnectionRef,
+        id: AdmissionId,
+        member: Member,
+        command: &CommandCapsule,
+        body: &[u8],
+        now: Instant,
+    ) -> Answer {
+        match self.seals.open(from, command, body) {
+            Opened::Plain => self.answer(from, member, command, body, now),
+            Opened::Sealed(opened) => self.answer(from, member, command, &opened, now),
+            Opened::Broken(error) => {
+                self.distrust(from, id, &error.to_string());
+                Answer::Later
+            }
+            Opened::Ignored => Answer::Later,
+        }
+    }
+
+    fn answer(
+        &mut self,
+        from: ConnectionRef,
+        member: Member,
+        command: &CommandCapsule,
+        body: &[u8],
+        now: Instant,
+    ) -> Answer {
+        let Member { session, epoch, .. } = member;
         let Some(state) = self.sessions.get(session) else { return refuse(Status::NoSuchSession) };
         match state.leave() {
             Some(Leave::Fenced) => return refuse(Status::Fenced),
             Some(Leave::LoggedOut) => return refuse(Status::NotReady),
+            Some(Leave::Revoked) => return refuse(Status::NotAllowed),
             None => {}
         }
-        if command.epoch != state.epoch {
+        if epoch != state.epoch || command.epoch != epoch {
             return refuse(Status::Fenced);
         }
         if !state.logged_in && command.opcode != Opcode::Login {
             return refuse(Status::NotReady);
         }
         match command.opcode {
-            Opcode::Login => self.login(from, session, command, body, now),
-            Opcode::ListVolumes => self.list(command),
+            Opcode::Login => self.login_again(from, session, command.tag, now),
+            Opcode::ListVolumes => self.list(from, session, command),
             Opcode::OpenVolume => self.open(from, session, command, body, now),
             Opcode::CloseVolume => self.close(session, command),
             Opcode::AsyncEvent => self.async_event(from, session, command),
@@ -387,7 +401,7 @@ impl Core {
     pub fn tick(&mut self, now: Instant) {
         self.latest = now;
         for session in self.sessions.expire(now) {
-            tracing::info!(session = session.0, "a lost session's lease ended");
+            tracing::info!(session = session.index, "a lost session's lease ended");
             self.forget(session);
         }
         self.kept_for.retain(|_, until| *until > now);
@@ -396,10 +410,23 @@ impl Core {
         self.stop_if_drained(now);
     }
 
+    /// Connections that have not logged in.
+    #[must_use]
+    pub fn strangers(&self) -> usize {
+        self.admissions.strangers()
+    }
+
     /// All sessions.
     #[must_use]
     pub fn sessions(&self) -> &SessionTable {
         &self.sessions
+    }
+
+    /// An I/O connection of a session was granted, with digests or without.
+    pub(crate) fn note_digest(&mut self, session: SessionIndex, digest: bool) {
+        if let Some(session) = self.sessions.get_mut(session) {
+            session.digest = digest;
+        }
     }
 
     /// The last holders of the volumes.
@@ -438,6 +465,10 @@ impl Core {
         self.waiting_logins.remove(&session);
         self.waiting_opens.retain(|open| open.session != session);
         self.drain.forget_events(session, None);
+        if self.proven.remove(&session).is_some() {
+            // Connections that have not proven themselves do not keep a session.
+            self.all(Notice::EndConnections { session, before: Epoch(u32::MAX) });
+        }
         self.all(Notice::ForgetSession { session });
     }
 
@@ -445,7 +476,12 @@ impl Core {
         self.effects.push_back(Effect::All(notice));
     }
 
+    /// Answers a command: sealed if the command was.
     fn reply(&mut self, to: ConnectionRef, tag: Tag, status: Status, value: u32, payload: Vec<u8>) {
+        let (value, payload) = match self.seals.seal(to, tag, (status, value), &payload) {
+            Some(sealed) => (narrow(sealed.len()), sealed),
+            None => (value, payload),
+        };
         self.effects.push_back(Effect::Reply { to, tag, status, value, payload });
     }
 

@@ -82,7 +82,7 @@ impl WaitingOpen {
 }
 
 pub(super) fn held_by(session: &Session) -> String {
-    format!("held by {} ({})", session.host_name(), session.peer)
+    format!("held by {} ({})", session.host_name, session.peer)
 }
 
 impl Core {
@@ -101,6 +101,9 @@ impl Core {
                 return refuse(Status::InvalidField);
             }
         };
+        if let Err((status, text)) = self.rights(session).check_open(&request) {
+            return refuse_saying(status, text);
+        }
         let Some(volume) = self.exports.named(request.name).cloned() else {
             return refuse(Status::NoSuchVolume);
         };
@@ -157,9 +160,10 @@ impl Core {
         request: &OpenRequest,
         now: Instant,
     ) -> Result<Stage, Answer> {
-        let Some((host, host_name)) = self.sessions.get(session).and_then(|s| s.host) else {
+        let Some(state) = self.sessions.get(session) else {
             return Err(refuse(Status::NotReady));
         };
+        let (host, host_name) = (state.host, state.host_name);
         let claimant = Claimant { mode: request.mode, host, host_name };
         if claimant.mode == AccessMode::ReadOnly {
             self.enter(session, volume, &claimant, false);
@@ -256,7 +260,7 @@ impl Core {
         let excluders = self.sessions.excluders(session, volume.index, claimant.mode);
         for other in excluders.into_iter().filter_map(|other| self.sessions.get(other)) {
             // An old process of the same host without connections does not exclude a new one.
-            if other.host.map(|(host, _)| host) != Some(claimant.host) || other.connections() > 0 {
+            if other.host != claimant.host || other.all_connections() > 0 {
                 return refused(held_by(other));
             }
         }
@@ -324,7 +328,7 @@ impl Core {
         self.sessions.admit(session, volume.index);
         self.all(Notice::Open { session, volume: volume.index, mode });
         tracing::info!(
-            session = session.0,
+            session = session.index,
             volume = %volume.name,
             ?mode,
             generation = generation.0,
@@ -363,7 +367,7 @@ impl Core {
             |open: &WaitingOpen| now.saturating_duration_since(open.since) > QUIESCE_DEADLINE;
         for open in self.take_opens(late) {
             tracing::error!(
-                session = open.session.0,
+                session = open.session.index,
                 volume = open.volume.0,
                 stage = ?open.stage,
                 "connections of an earlier holder do not end, or the state directory takes no writes"
@@ -455,5 +459,54 @@ impl Core {
             }
         }
         Answer::Now(Status::Ok, 0, Vec::new())
+    }
+
+    /// The host of a session may not be here any more: the session holds nothing from now on, and
+    /// ends with its connections.
+    pub(super) fn revoke(&mut self, session: SessionIndex) {
+        let Some(state) = self.sessions.get(session) else { return };
+        tracing::warn!(host = %state.host_name, peer = state.peer, "ending a session: its key is revoked");
+        let before = state.epoch.next();
+        for open in self.take_opens(|open| open.session == session) {
+            self.reply(open.from, open.tag, Status::NotAllowed, 0, Vec::new());
+        }
+        let (held, ended) = self.sessions.revoke(session);
+        for (volume, mode) in held {
+            self.all(Notice::Close { session, volume, refusal: Status::NotAllowed });
+            if mode != AccessMode::ReadOnly {
+                self.left(volume);
+            }
+        }
+        if let Some(before) = before {
+            self.all(Notice::EndConnections { session, before });
+        }
+        if ended {
+            self.forget(session);
+        }
+    }
+
+    /// Takes from a session what its host has no right to any more.
+    pub(super) fn close_forbidden(&mut self, session: SessionIndex) {
+        let exports = &self.exports;
+        let rights = self.rights(session);
+        let is_forbidden = |volume: VolumeIndex, mode: AccessMode| {
+            let name = exports.volume(volume).map(|volume| volume.name);
+            !name.is_some_and(|name| rights.may_open(name, mode))
+        };
+        let opened = self.sessions.get(session).into_iter().flat_map(Session::opened);
+        let forbidden: Vec<VolumeIndex> =
+            opened.filter(|(volume, mode)| is_forbidden(*volume, *mode)).map(|(v, _)| v).collect();
+        let waits =
+            |open: &&WaitingOpen| open.session == session && is_forbidden(open.volume, open.mode);
+        let waiting: Vec<(ConnectionRef, Tag)> =
+            self.waiting_opens.iter().filter(waits).map(|open| (open.from, open.tag)).collect();
+        for open in self.take_opens(|open| waiting.contains(&(open.from, open.tag))) {
+            let text = "the right to it was withdrawn".to_owned();
+            self.fail_open(&open, Status::NotAllowed, text);
+        }
+        for volume in forbidden {
+            tracing::warn!(session = session.index, volume = volume.0, "a right was withdrawn");
+            self.give_up(session, volume, Status::NotAllowed);
+        }
     }
 }

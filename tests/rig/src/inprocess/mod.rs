@@ -26,8 +26,9 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rblk_fabric::soft::network::{Network, Wire};
 use rblk_fabric::{Device, Poller, ProtectionDomain, QpIndex, Region, RemoteBuffer};
+use rblk_protocol::auth::{Hellos, SessionSecret};
 use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, Tag};
-use rblk_target::identity::{ConnectionId, SessionIndex};
+use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::poll_group::FromGroup;
 use rblk_target::store::Store;
 use rblk_target::volume::Volume;
@@ -70,6 +71,8 @@ pub struct Outcome {
 /// A connection that the target reported gone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gone {
+    /// Its name for control.
+    pub admission: AdmissionId,
     /// Its session.
     pub session: SessionIndex,
     /// What it was.
@@ -81,7 +84,9 @@ pub struct Gone {
 /// Where in a target's control a connection belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Join {
-    /// Its session.
+    /// Its name for control.
+    pub admission: AdmissionId,
+    /// Its session; [`SessionIndex::NONE`] before LOGIN.
     pub session: SessionIndex,
     /// Its epoch.
     pub epoch: Epoch,
@@ -94,8 +99,8 @@ pub struct Join {
 pub struct AdminCommand {
     /// The connection it came by.
     pub connection: ConnectionId,
-    /// Its session.
-    pub session: SessionIndex,
+    /// The connection's name for control.
+    pub admission: AdmissionId,
     /// The command.
     pub command: CommandCapsule,
     /// Its in-capsule data.
@@ -116,6 +121,8 @@ pub struct RawEnd {
     pub qp: QpIndex,
     /// The link, to break it.
     pub wire: Wire,
+    /// The hellos of the connection.
+    pub hellos: Hellos,
 }
 
 /// A condition that did not come about.
@@ -154,6 +161,10 @@ pub struct Rig<S> {
     destroys: Destroys,
     // Of the connection that was made last, where its data passes through memory of its own.
     last_landing: Option<RemoteBuffer>,
+    // What I/O connections have to prove, from now on.
+    secret: Option<SessionSecret>,
+    // I/O connections that have proven it.
+    proven: usize,
 }
 
 impl<S: Store> std::fmt::Debug for Rig<S> {
@@ -209,6 +220,8 @@ impl<S: Store> Rig<S> {
             listened: now,
             destroys: Destroys::new(options.seed, options.destroy_steps),
             last_landing: None,
+            secret: None,
+            proven: 0,
         };
         rig.start_target(store)?;
         Ok(rig)

@@ -124,7 +124,7 @@ impl Default for RigOptions {
 pub struct QueueOptions {
     /// Commands outstanding.
     pub depth: u16,
-    /// Most data per command, and bytes of each buffer.
+    /// Most data per command.
     pub io_max_bytes: u32,
     /// Most write data inside a command.
     pub in_capsule_bytes: u32,
@@ -137,6 +137,13 @@ pub struct QueueOptions {
 }
 
 impl QueueOptions {
+    /// Bytes from one buffer to the next, as an initiator has them.
+    #[must_use]
+    pub fn buffer_stride(&self) -> usize {
+        let room = if self.features.has(Features::DIGEST) { limits::IO_MIN_BYTES } else { 0 };
+        (self.io_max_bytes + room) as usize
+    }
+
     /// The number of a lane among the queues of the session, for a queue of that number.
     ///
     /// # Panics

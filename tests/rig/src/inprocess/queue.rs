@@ -18,6 +18,7 @@ use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::volume::Volume;
 
 use super::destroying::Ended;
+use super::target::Made;
 use super::{Join, Outcome, QueueOptions, RawEnd, Rig};
 use crate::allocations;
 
@@ -98,10 +99,11 @@ impl<S: Store> Rig<S> {
         ledger: Option<Ledger>,
     ) -> Result<QueueId> {
         let depth = QueueDepth::new(options.depth).context("queue depth")?;
-        let stride = options.io_max_bytes as usize;
+        let stride = options.buffer_stride();
         let buffers = Region::allocate(stride * usize::from(options.depth), PageKind::Normal)?;
         let stats = Arc::new(QueueStats::default());
-        let mut engine = Engine::new(depth, stride, Arc::clone(&stats));
+        let mut engine = Engine::new(depth, stride, Arc::clone(&stats))
+            .with_data_max(options.io_max_bytes as usize);
         if let Some(ledger) = ledger {
             engine = engine.with_ledger(ledger);
         }
@@ -264,19 +266,21 @@ impl<S: Store> Rig<S> {
         let entries = u32::try_from(joins.len())? * (sizes.send_wrs + sizes.recv_wrs);
         let (poller, handle) = self.initiator_pd.poller(entries)?;
         let (first, others) = joins.split_first().context("a lane at least")?;
-        let (connection, wire, accept) = self.connect(*first, options, &handle, sizes)?;
+        let Made { connection, wire, accept, .. } =
+            self.connect(*first, options, &handle, sizes)?;
         let (mut connections, mut wires) = (vec![connection], vec![wire]);
         // As `Session::connect_queue` has it: they carry no data of their own.
         let features = options.features.without(Features::DATA_LISTS);
         let options = QueueOptions { in_capsule_bytes: 0, features, ..options };
         for join in others {
-            let (connection, wire, _) = self.connect(*join, options, &handle, sizes)?;
+            let Made { connection, wire, .. } = self.connect(*join, options, &handle, sizes)?;
             connections.push(connection);
             wires.push(wire);
         }
         let epoch = first.epoch;
         let lane_bytes = 1;
-        let path = Path { poller, connections, memory, accept, epoch, volume, lane_bytes };
+        let proofs = Vec::new();
+        let path = Path { poller, connections, proofs, memory, accept, epoch, volume, lane_bytes };
         Ok((path, wires))
     }
 
@@ -314,9 +318,9 @@ impl<S: Store> Rig<S> {
     ) -> Result<RawEnd> {
         let pd = Device::Soft(self.network.device()).alloc_pd()?;
         let (mut poller, handle) = pd.poller(sizes.send_wrs + sizes.recv_wrs)?;
-        let (connection, wire, _) = self.connect(join, options, &handle, sizes)?;
+        let Made { connection, wire, hellos, .. } = self.connect(join, options, &handle, sizes)?;
         let qp = poller.attach(connection)?;
-        Ok(RawEnd { pd, poller, qp, wire })
+        Ok(RawEnd { pd, poller, qp, wire, hellos })
     }
 
     ///
@@ -384,7 +388,7 @@ impl<S: Store> Rig<S> {
     /// They do not fit, or there is no such queue.
     pub fn fill_buffer(&self, queue: QueueId, tag: Tag, bytes: &[u8]) {
         let queue = self.queue(queue);
-        let stride = queue.options.io_max_bytes as usize;
+        let stride = queue.options.buffer_stride();
         assert!(bytes.len() <= stride, "longer than the buffer");
         queue.buffers.write(tag.index() * stride, bytes);
     }
@@ -396,7 +400,7 @@ impl<S: Store> Rig<S> {
     #[must_use]
     pub fn buffer(&self, queue: QueueId, tag: Tag, len: usize) -> Vec<u8> {
         let queue = self.queue(queue);
-        let stride = queue.options.io_max_bytes as usize;
+        let stride = queue.options.buffer_stride();
         assert!(len <= stride, "longer than the buffer");
         let mut bytes = vec![0; len];
         queue.buffers.read(tag.index() * stride, &mut bytes);

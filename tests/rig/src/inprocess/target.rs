@@ -1,7 +1,7 @@
 //! The target of a [`Rig`]: its poll groups, and what stands in for its control.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rblk_fabric::soft::network::Wire;
@@ -9,14 +9,15 @@ use rblk_fabric::{
     AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle,
     ProtectionDomain, QpLimits, Region, RemoteBuffer,
 };
+use rblk_protocol::auth::{Hellos, QueueKey, SessionSecret};
 use rblk_protocol::{
     AccessMode, BlockCount, BlockSize, ConnectionKind, Epoch, Features, HelloAccept, HelloRequest,
-    InstanceId, Name, Offer, QueueDepth, SessionId, Status, Tag, Version, limits, negotiate,
+    InstanceId, Name, Nonce, Offer, QueueDepth, SessionId, Status, Tag, Version, limits, negotiate,
 };
 use rblk_target::arena::Arena;
 use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
-use rblk_target::connection::{BounceMemory, ConnectionParams};
-use rblk_target::identity::{ConnectionId, SessionIndex};
+use rblk_target::connection::{BounceMemory, ConnectionParams, ProofDue};
+use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::poll_group::peers::Peers;
 use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, ToGroup};
 use rblk_target::stats::{Stats, StatsSnapshot};
@@ -30,6 +31,14 @@ use super::poller::{CqBreaker, CqFault, breakable};
 use super::{
     AdminCommand, Gone, Join, QueueOptions, Rig, VolumeKind, VolumeSpec, soft_domain, soft_handle,
 };
+
+/// What a queue that has to prove something has for it.
+const PROVE_WITHIN: Duration = Duration::from_secs(5);
+/// What a target of a rig agrees to.
+const FEATURES: u32 = Features::WRITE_WITH_IMM.0
+    | Features::CAPSULE_LISTS.0
+    | Features::DATA_LISTS.0
+    | Features::DIGEST.0;
 
 /// Runs of memory that one WRITE of the target gathers.
 const SEND_SGES: u32 = 4;
@@ -62,6 +71,15 @@ struct Cq {
     breaker: CqBreaker,
     // What was told of it.
     news: CqNews,
+}
+
+/// A connection that was made.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) connection: Connection,
+    pub(super) wire: Wire,
+    pub(super) accept: HelloAccept,
+    pub(super) hellos: Hellos,
 }
 
 /// What a poll group told of a CQ.
@@ -233,7 +251,8 @@ impl<S: Store> Rig<S> {
     /// Begins a session in its first epoch.
     pub fn begin_session(&mut self) -> SessionIndex {
         self.sessions.push(SessionState { epoch: Epoch(1), connections: Vec::new() });
-        SessionIndex(u16::try_from(self.sessions.len() - 1).unwrap_or(u16::MAX))
+        let index = u16::try_from(self.sessions.len() - 1).unwrap_or(u16::MAX);
+        SessionIndex { index, life: 1 }
     }
 
     /// A session opens a volume.
@@ -303,13 +322,16 @@ impl<S: Store> Rig<S> {
         Ok(())
     }
 
-    /// The session's epoch.
+    /// The session's epoch; the first for none.
     ///
     /// # Panics
     /// There is no such session.
     #[must_use]
     pub fn epoch(&self, session: SessionIndex) -> Epoch {
-        self.sessions[usize::from(session.0)].epoch
+        if session == SessionIndex::NONE {
+            return Epoch(1);
+        }
+        self.sessions[usize::from(session.index)].epoch
     }
 
     /// Connections of a session that the target still has.
@@ -318,7 +340,7 @@ impl<S: Store> Rig<S> {
     /// There is no such session.
     #[must_use]
     pub fn connections(&self, session: SessionIndex) -> usize {
-        self.sessions[usize::from(session.0)].connections.len()
+        self.sessions[usize::from(session.index)].connections.len()
     }
 
     /// Raises a session's epoch and waits until every connection of the older ones is reported
@@ -327,7 +349,7 @@ impl<S: Store> Rig<S> {
     /// # Errors
     /// They do not go.
     pub fn new_epoch(&mut self, session: SessionIndex) -> Result<Epoch> {
-        let state = &mut self.sessions[usize::from(session.0)];
+        let state = &mut self.sessions[usize::from(session.index)];
         let epoch = state.epoch.next().context("no epoch is left")?;
         state.epoch = epoch;
         self.mail(ToGroup::Notice(Notice::EndConnections { session, before: epoch }));
@@ -338,13 +360,46 @@ impl<S: Store> Rig<S> {
 
     /// Where a connection of the session's present epoch belongs, if it may be made now.
     pub(super) fn join_by_hand(&self, session: SessionIndex, kind: ConnectionKind) -> Result<Join> {
-        let state = self.sessions.get(usize::from(session.0)).context("such a session")?;
-        let epoch = state.epoch;
-        ensure!(
-            state.connections.iter().all(|of| *of == epoch),
-            "connections of an older epoch are not gone"
-        );
-        Ok(Join { session, epoch, kind })
+        let epoch = self.epoch(session);
+        let older = |state: &SessionState| state.connections.iter().any(|of| *of != epoch);
+        let has_older = self.sessions.get(usize::from(session.index)).is_some_and(older);
+        ensure!(!has_older, "connections of an older epoch are not gone");
+        // Nobody asks for it.
+        Ok(Join { admission: AdmissionId(0), session, epoch, kind })
+    }
+
+    /// The hello of a connection, and what it is granted.
+    fn shake_hands(
+        &self,
+        join: Join,
+        options: QueueOptions,
+        must_prove: bool,
+    ) -> Result<(HelloRequest, HelloAccept)> {
+        let Join { epoch, kind, .. } = join;
+        let auth = if must_prove { Features::AUTH } else { Features::default() };
+        let mut nonce = Nonce([3; 16]);
+        nonce.0[..8].copy_from_slice(&(self.wires.len() as u64).to_le_bytes());
+        let asked = HelloRequest {
+            kind,
+            newest: Version::NEWEST,
+            oldest: Version::OLDEST,
+            depth: QueueDepth::new(options.depth).context("queue depth")?,
+            features: options.features.or(auth),
+            in_capsule_bytes: options.in_capsule_bytes,
+            io_max_bytes: options.io_max_bytes,
+            epoch,
+            session: SessionId([1; 16]),
+        };
+        let offer = Offer {
+            depth: QueueDepth::new(limits::QUEUE_DEPTH_MAX).context("queue depth")?,
+            features: self.offered_features().or(auth),
+            in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
+            io_max_bytes: self.options.io_max_bytes,
+            instance: InstanceId([2; 16]),
+            nonce,
+        };
+        let Ok(accept) = negotiate(&asked, &offer) else { bail!("nothing in common") };
+        Ok((asked, accept))
     }
 
     /// The domain of a connection, and the memory that its data passes through there, if it does.
@@ -369,30 +424,22 @@ impl<S: Store> Rig<S> {
         options: QueueOptions,
         initiator: &PollerHandle,
         sizes: QpLimits,
-    ) -> Result<(Connection, Wire, HelloAccept)> {
-        let Join { session, epoch, kind } = join;
-        let asked = HelloRequest {
-            kind,
-            newest: Version::NEWEST,
-            oldest: Version::OLDEST,
-            depth: QueueDepth::new(options.depth).context("queue depth")?,
-            features: options.features,
-            in_capsule_bytes: options.in_capsule_bytes,
-            io_max_bytes: options.io_max_bytes,
-            epoch,
-            session: SessionId([1; 16]),
+    ) -> Result<Made> {
+        let Join { admission, session, epoch, kind } = join;
+        let secret = self.secret.as_ref();
+        let due = match (kind, secret) {
+            (ConnectionKind::Io { queue }, Some(secret)) => {
+                Some(QueueKey::new(secret, epoch, queue))
+            }
+            _ => None,
         };
-        let offer = Offer {
-            depth: QueueDepth::new(limits::QUEUE_DEPTH_MAX).context("queue depth")?,
-            features: self.offered_features(),
-            in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
-            io_max_bytes: self.options.io_max_bytes,
-            instance: InstanceId([2; 16]),
-        };
-        let Ok(accept) = negotiate(&asked, &offer) else { bail!("nothing in common") };
-        let (admin, reads_out) = (kind == ConnectionKind::Admin, options.reads_out);
+        let admin = kind == ConnectionKind::Admin;
+        let (asked, accept) = self.shake_hands(join, options, due.is_some())?;
         let (pd, bounce) = self.domain(admin, accept.io_max_bytes)?;
         let Terms { accept, layout, memory } = Terms::new(&pd, accept, admin)?;
+        let hellos = Hellos::new(&asked, &accept);
+        let proof = due.map(|key| Box::new(ProofDue { key, hellos, within: PROVE_WITHIN }));
+        let reads_out = options.reads_out;
         let target_sizes = QpLimits {
             send_wrs: layout.send_wrs(),
             recv_wrs: layout.recv_wrs(),
@@ -405,7 +452,7 @@ impl<S: Store> Rig<S> {
         if !admin {
             self.next_group += 1;
         }
-        let place = usize::from(session.0) % self.options.devices;
+        let place = usize::from(session.index) % self.options.devices;
         let (near, far, wire) = self.network.pair_in(
             (soft_handle(initiator)?, sizes),
             (soft_handle(&self.groups[group].cqs[place].handle)?, target_sizes),
@@ -413,8 +460,10 @@ impl<S: Store> Rig<S> {
         )?;
         let params = ConnectionParams {
             kind,
+            admission,
             session,
             epoch,
+            proof,
             layout,
             in_capsule_bytes: accept.in_capsule_bytes,
             io_max_bytes: accept.io_max_bytes,
@@ -424,15 +473,15 @@ impl<S: Store> Rig<S> {
             memory,
             bounce,
             progress_max: rblk_target::connection::progress_max(None),
-            peer: format!("session {} {kind:?}", session.0),
+            peer: format!("session {} {kind:?}", session.index),
         };
-        if let Some(state) = self.sessions.get_mut(usize::from(session.0)) {
+        if let Some(state) = self.sessions.get_mut(usize::from(session.index)) {
             state.connections.push(epoch);
         }
         self.wires.push(wire.clone());
         let hello = ConnectionHello(accept.to_wire().to_vec());
         // The initiator knows what it is told.
-        let told = HelloAccept::from_wire(&hello.0, &asked)?;
+        let accept = HelloAccept::from_wire(&hello.0, &asked)?;
         let add = ToGroup::AddConnection {
             poller: place,
             connection: Connection::Soft(far),
@@ -440,12 +489,12 @@ impl<S: Store> Rig<S> {
             accept: AcceptParams { hello, reads_out, reads_in: 0 },
         };
         self.mail_to(group, add);
-        Ok((Connection::Soft(near), wire, told))
+        Ok(Made { connection: Connection::Soft(near), wire, accept, hellos })
     }
 
     fn offered_features(&self) -> Features {
-        let lists = Features::CAPSULE_LISTS.or(Features::DATA_LISTS);
-        if self.options.iwarp { lists } else { lists.or(Features::WRITE_WITH_IMM) }
+        let features = Features(FEATURES);
+        if self.options.iwarp { features.without(Features::WRITE_WITH_IMM) } else { features }
     }
 
     /// Where the READs of the connection land that was made last, on devices with the rules of
@@ -457,17 +506,25 @@ impl<S: Store> Rig<S> {
 
     pub(super) fn on_message(&mut self, message: FromGroup) {
         match message {
-            FromGroup::Admin { group, connection, session, command, body } => {
-                self.admin.push(AdminCommand { connection, session, command, body, group });
+            FromGroup::Proven { .. } => self.proven += 1,
+            FromGroup::Admin { group, connection, admission, command, body } => {
+                self.admin.push(AdminCommand { connection, admission, command, body, group });
             }
             FromGroup::ConnectionGone {
-                session, kind, epoch, connection, memory, bounce, ..
+                admission,
+                session,
+                kind,
+                epoch,
+                connection,
+                memory,
+                bounce,
+                ..
             } => {
                 drop(connection);
                 drop((memory, bounce));
-                self.note(&[4, u64::from(session.0), u64::from(epoch.0)]);
-                self.gone.push(Gone { session, kind, epoch });
-                let Some(state) = self.sessions.get_mut(usize::from(session.0)) else { return };
+                self.note(&[4, u64::from(session.index), u64::from(epoch.0)]);
+                self.gone.push(Gone { admission, session, kind, epoch });
+                let Some(state) = self.sessions.get_mut(usize::from(session.index)) else { return };
                 if let Some(at) = state.connections.iter().position(|of| *of == epoch) {
                     state.connections.swap_remove(at);
                 }
@@ -486,6 +543,18 @@ impl<S: Store> Rig<S> {
             FromGroup::LostWrites { .. } => self.lost_writes = true,
             FromGroup::Stopped { .. } => {}
         }
+    }
+
+    /// I/O connections that are made from now on have to prove that they know this secret. Those of
+    /// [`Self::connect_queue`] cannot.
+    pub fn require_proof(&mut self, secret: SessionSecret) {
+        self.secret = Some(secret);
+    }
+
+    /// I/O connections that have proven what they had to.
+    #[must_use]
+    pub fn proven(&self) -> usize {
+        self.proven
     }
 
     /// Whether a poll group told since the last call that acknowledged writes may be lost.

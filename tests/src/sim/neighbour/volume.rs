@@ -9,7 +9,7 @@ pub const VOLUME: VolumeIndex = VolumeIndex(1);
 /// Bytes of that volume.
 pub const BYTES: usize = 192 << 10;
 /// The neighbour's session. The target's control gives this one to no other host.
-pub const SESSION: SessionIndex = SessionIndex(77);
+pub const SESSION: SessionIndex = SessionIndex { index: 77, life: 1 };
 
 /// The bytes of the volume in the simulation of a seed.
 #[must_use]

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use rblk_config::OnLoss;
+use rblk_config::{DigestWish, OnLoss};
 use rblk_initiator::mount::course::Failure;
 use rblk_initiator::mount::settle::{self, Judgement};
 use rblk_initiator::replay::{self, Progress, ReplayError, Replayer};
@@ -55,7 +55,7 @@ impl Process {
         let depth = QueueDepth::new(replay::DEPTH.min(self.plan.depth)).expect("a depth");
         let options = QueueOptions {
             depth: depth.get(),
-            features: Features::default(),
+            features: self.plan.features.and(Features::DIGEST),
             lanes: 1,
             ..self.queue_options()
         };
@@ -64,6 +64,11 @@ impl Process {
             io_max_bytes: options.io_max_bytes,
             in_capsule_bytes: options.in_capsule_bytes,
             features: options.features,
+            digest: if options.features.has(Features::DIGEST) {
+                DigestWish::Crc32c
+            } else {
+                DigestWish::Off
+            },
             lanes: Some(1),
             queues: 1,
         };

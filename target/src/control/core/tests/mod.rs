@@ -1,5 +1,6 @@
 //! Core with poll groups that do just what they are told, when the test says so.
 
+mod auth;
 mod holders;
 mod random;
 mod sessions;
@@ -8,15 +9,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rblk_protocol::auth::{Carrier, Hellos};
 use rblk_protocol::{
     AccessMode, BlockCount, BlockSize, CommandCapsule, ConnectionKind, Epoch, Features, Generation,
-    HelloRequest, HostId, InstanceId, LoginReply, LoginRequest, Name, Opcode, OpenReply,
-    OpenRequest, QueueDepth, RejectReason, Sequence, SessionId, Status, Tag, Version, VolumeHandle,
+    HelloAccept, HelloRequest, HostId, InstanceId, LoginReply, LoginRequest, Name, Nonce, Opcode,
+    OpenReply, OpenRequest, QueueDepth, RejectReason, Sequence, SessionId, Status, Tag, Version,
+    VolumeHandle,
 };
 
-use super::{Admitted, ConnectionRef, Core, CoreParts, Effect, Notice, Ticket};
+use super::{
+    Admitted, AuthConfig, ConnectionRef, Core, CoreParts, Effect, Introduction, Knock, Notice,
+    Refused, Ticket,
+};
+use crate::connection::STRANGER_TIME;
 use crate::holders::{HolderRecord, Holders, VolumeUuid};
-use crate::identity::{ConnectionId, SessionIndex};
+use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
 use crate::store::VolumeIndex;
 use crate::verifier::Lineage;
 use crate::volume::{CacheMode, Placement, Volume};
@@ -28,6 +35,9 @@ const VOLUMES: u16 = 2;
 /// A connection as the poll groups have it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Link {
+    admission: AdmissionId,
+    since: Instant,
+    // NONE until its LOGIN is accepted.
     session: SessionIndex,
     id: SessionId,
     epoch: Epoch,
@@ -65,6 +75,8 @@ struct World {
     links: Vec<Link>,
     replies: Vec<Replied>,
     notices: Vec<Notice>,
+    // What the poll groups were told at each LOGIN.
+    silences: Vec<Duration>,
     // What would be there after a restart.
     durable: BTreeMap<VolumeUuid, HolderRecord>,
     // Changes on their way to it, when they are to wait there.
@@ -72,6 +84,26 @@ struct World {
     on_their_way: Vec<(Ticket, HolderRecord)>,
     stopped: bool,
     made: u32,
+    // Of the next connections.
+    memory_bytes: u64,
+    // Where hosts prove their keys: whether the hellos say that they can, and what they were.
+    introduce: bool,
+    introductions: BTreeMap<AdmissionId, Introduction>,
+}
+
+/// What a connection is granted, with a nonce of its own.
+fn accept(made: u32) -> HelloAccept {
+    let mut nonce = Nonce([3; 16]);
+    nonce.0[..4].copy_from_slice(&made.to_le_bytes());
+    HelloAccept {
+        version: Version::NEWEST,
+        depth: QueueDepth::new(16).unwrap(),
+        features: Features::AUTH,
+        in_capsule_bytes: 4096,
+        io_max_bytes: 1 << 20,
+        instance: InstanceId([9; 16]),
+        nonce,
+    }
 }
 
 fn volume(index: u16) -> Arc<Volume> {
@@ -120,6 +152,15 @@ impl World {
     }
 
     fn with(holders: Holders, durable: BTreeMap<VolumeUuid, HolderRecord>, now: Instant) -> Self {
+        Self::of(holders, durable, now, None)
+    }
+
+    fn of(
+        holders: Holders,
+        durable: BTreeMap<VolumeUuid, HolderRecord>,
+        now: Instant,
+        auth: Option<AuthConfig>,
+    ) -> Self {
         let parts = CoreParts {
             name: Name::new("t").unwrap(),
             instance: InstanceId([9; 16]),
@@ -129,6 +170,7 @@ impl World {
             lease: LEASE,
             drain_timeout: DRAIN,
             holders,
+            auth,
         };
         Self {
             core: Core::new(parts, now),
@@ -136,11 +178,15 @@ impl World {
             links: Vec::new(),
             replies: Vec::new(),
             notices: Vec::new(),
+            silences: Vec::new(),
             durable,
             slow_disk: false,
             on_their_way: Vec::new(),
             stopped: false,
             made: 0,
+            memory_bytes: 1 << 10,
+            introduce: true,
+            introductions: BTreeMap::new(),
         }
     }
 
@@ -156,8 +202,16 @@ impl World {
                 Effect::Reply { to, tag, status, value, payload } => {
                     self.replies.push(Replied { to, tag, status, value, payload });
                 }
-                Effect::Watch { on, .. } => {
-                    assert!(self.links.iter().any(|link| link.at == on), "nobody is there");
+                Effect::Adopt { connection, session, epoch, silence } => {
+                    self.silences.push(silence);
+                    let mut links = self.links.iter_mut();
+                    let link = links.find(|link| link.at == connection).expect("somebody");
+                    assert_eq!((link.session, link.epoch), (SessionIndex::NONE, epoch));
+                    link.session = session;
+                }
+                Effect::Expel { connection } => {
+                    let links = self.links.iter_mut().filter(|link| link.at == connection);
+                    links.for_each(|link| link.dying = true);
                 }
                 Effect::All(notice) => {
                     if let Notice::EndConnections { session, before } = notice {
@@ -189,6 +243,21 @@ impl World {
         self.carry_out();
     }
 
+    #[expect(clippy::unused_self, reason = "so that tests say whose it is")]
+    fn hello(&self) -> HelloRequest {
+        HelloRequest {
+            kind: ConnectionKind::Admin,
+            newest: Version::NEWEST,
+            oldest: Version::OLDEST,
+            depth: QueueDepth::new(16).unwrap(),
+            features: Features::default(),
+            in_capsule_bytes: 4096,
+            io_max_bytes: 1 << 20,
+            epoch: Epoch(0),
+            session: SessionId::default(),
+        }
+    }
+
     fn connect(
         &mut self,
         kind: ConnectionKind,
@@ -196,26 +265,35 @@ impl World {
         epoch: Epoch,
     ) -> Result<Link, RejectReason> {
         self.made += 1;
-        let asked = HelloRequest {
-            kind,
-            newest: Version::NEWEST,
-            oldest: Version::OLDEST,
-            depth: QueueDepth::new(16).unwrap(),
-            features: Features::default(),
-            in_capsule_bytes: 4096,
-            io_max_bytes: 1 << 20,
-            epoch,
-            session,
-        };
+        let asked = HelloRequest { kind, epoch, session, ..self.hello() };
         let mut fresh = [0xee; 16];
         fresh[..4].copy_from_slice(&self.made.to_le_bytes());
         let peer = format!("peer{}", self.made);
-        let admitted = self.core.connect(&asked, &peer, SessionId(fresh), self.now);
-        self.carry_out();
-        let Admitted { session: slot, epoch, .. } = admitted.map_err(|refused| refused.reason)?;
+        self.knock(&asked, &peer, SessionId(fresh)).map_err(|refused| refused.reason)
+    }
+
+    /// A connect request. It changes nothing of any session.
+    fn knock(
+        &mut self,
+        asked: &HelloRequest,
+        peer: &str,
+        fresh: SessionId,
+    ) -> Result<Link, Refused> {
+        let HelloRequest { kind, session, .. } = *asked;
+        let memory_bytes = self.memory_bytes;
+        let introduction = (self.core.requires_proof() && self.introduce).then(|| Introduction {
+            hellos: Hellos::new(asked, &accept(self.made)),
+            carrier: Carrier::Memory,
+        });
+        let knock = Knock { asked, introduction, peer, memory_bytes, fresh };
+        let admitted = self.core.connect(&knock, self.now);
+        assert_eq!(self.core.next_effect(), None, "nobody has proved anything");
+        let Admitted { id, session: slot, epoch, .. } = admitted?;
         let link = Link {
+            admission: id,
+            since: self.now,
             session: slot,
-            id: if session.is_none() { SessionId(fresh) } else { session },
+            id: if session.is_none() { fresh } else { session },
             epoch,
             kind,
             at: ConnectionRef {
@@ -225,6 +303,9 @@ impl World {
             dying: false,
         };
         self.links.push(link);
+        if let Some(introduction) = introduction {
+            self.introductions.insert(id, introduction);
+        }
         Ok(link)
     }
 
@@ -232,7 +313,7 @@ impl World {
     fn bury(&mut self, link: Link) {
         let at = self.links.iter().position(|l| l.at == link.at).expect("buried once");
         self.links.remove(at);
-        self.core.gone(link.session, link.epoch, link.kind, self.now);
+        self.core.gone(link.admission, self.now);
         self.carry_out();
     }
 
@@ -251,7 +332,7 @@ impl World {
             volume: VolumeHandle(volume),
             ..CommandCapsule::new(opcode, Tag(tag), link.epoch, Sequence(1))
         };
-        self.core.command(link.at, link.session, &command, body, self.now);
+        self.core.command(link.at, link.admission, &command, body, self.now);
         self.carry_out();
     }
 
@@ -276,7 +357,12 @@ impl World {
         let link = self.connect(ConnectionKind::Admin, SessionId::default(), Epoch(0)).unwrap();
         let said = self.log_in(link, 0, host).expect("nothing to wait for");
         assert_eq!(LoginReply::from_wire(&said.payload).unwrap().session, link.id);
-        link
+        self.as_it_is(link)
+    }
+
+    /// A connection as the poll groups have it now.
+    fn as_it_is(&self, link: Link) -> Link {
+        *self.links.iter().find(|l| l.at == link.at).expect("it is there")
     }
 
     /// An I/O connection of the session's epoch.
@@ -301,6 +387,10 @@ impl World {
             self.core.tick(self.now);
         }
         self.carry_out();
+        // As the poll groups do.
+        let (now, none) = (self.now, SessionIndex::NONE);
+        let late = |l: &&mut Link| l.session == none && now > l.since + STRANGER_TIME;
+        self.links.iter_mut().filter(late).for_each(|link| link.dying = true);
     }
 
     /// Volumes that the poll groups let a session write to.

@@ -54,6 +54,7 @@ struct History {
 struct Counts {
     logins: u32,
     late_logins: u32,
+    refused_logins: u32,
     opens: u32,
     late_opens: u32,
     fenced: u32,
@@ -126,9 +127,10 @@ impl Run {
                 self.asked.remove(&key).expect("answered twice, or unasked");
             match asked {
                 Asked::Login if said.status == Status::Ok => {
-                    let older = |l: &&Link| l.id == link.id && l.epoch < link.epoch;
+                    let member = |l: &Link| l.id == link.id && l.session != SessionIndex::NONE;
+                    let older = |l: &&Link| member(l) && l.epoch < link.epoch;
                     assert_eq!(self.w.links.iter().find(older), None, "LOGIN answered too early");
-                    let newer = |l: &&Link| l.id == link.id && l.epoch > link.epoch;
+                    let newer = |l: &&Link| member(l) && l.epoch > link.epoch;
                     assert_eq!(self.w.links.iter().find(newer), None, "LOGIN of an old epoch");
                     counts.logins += 1;
                     counts.late_logins += u32::from(!at_once);
@@ -146,7 +148,10 @@ impl Run {
                         }
                     }
                 }
-                Asked::Login | Asked::Other => {}
+                Asked::Login => {
+                    counts.refused_logins += u32::from(said.status == Status::NoSuchSession);
+                }
+                Asked::Other => {}
             }
         }
     }
@@ -253,10 +258,12 @@ fn step(run: &mut Run, rng: &mut Rng, hosts: &mut BTreeMap<u32, u8>, given: &Giv
         8..16 => {
             let ids: Vec<_> =
                 run.w.core.sessions().iter().map(|s| (s.id, s.epoch, s.host)).collect();
-            if let Some((id, epoch, Some((of, _)))) = rng.pick(&ids) {
+            if let Some((id, epoch, of)) = rng.pick(&ids) {
                 let epoch = Epoch(epoch.0 + u32::try_from(rng.below(3)).unwrap());
                 if let Ok(link) = run.w.connect(ConnectionKind::Admin, id, epoch) {
-                    hosts.insert(link.at.connection.generation, of.0[0]);
+                    // Sometimes one that has only heard of it.
+                    let of = if rng.below(8) == 0 { host } else { of.0[0] };
+                    hosts.insert(link.at.connection.generation, of);
                 }
             }
         }
@@ -393,6 +400,7 @@ fn whatever_happens_the_rules_hold() {
     println!("{counts:?}");
     // Else it did not try what it is for.
     assert!(counts.late_logins > 500 && counts.late_opens > 500, "{counts:?}");
+    assert!(counts.refused_logins > 100, "{counts:?}");
     assert!(counts.fenced > 500 && counts.in_use > 500 && counts.take_overs > 500, "{counts:?}");
     assert!(counts.restarts > 500, "{counts:?}");
 }

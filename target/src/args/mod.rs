@@ -1,12 +1,20 @@
 //! The command line of `rblk-target` and `rblk-targetd`.
 
+mod hosts;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rblk_config::{ByteSize, ConfigError, Duration, Spin, TargetConfig, VolumeConfig};
+use rblk_config::{
+    Auth, ByteSize, ConfigError, Duration, HostConfig, HostFileError, KeyFileError, NoTargetKey,
+    Spin, TargetConfig, VolumeAccess, VolumeConfig, VolumeRight,
+};
+use rblk_protocol::auth::PublicKey;
+
+pub use hosts::{CONFIG, HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, KeyArgs, KeyCommand};
 
 /// Where a running target listens for `status` and `drain`, unless told otherwise.
-pub const CONTROL_SOCKET: &str = "/run/rblk/target.sock";
+pub const CONTROL_SOCKET: &str = "/run/rblk/target/control.sock";
 
 /// Serves volumes to initiators over RDMA.
 #[derive(Debug, Parser)]
@@ -18,7 +26,10 @@ pub const CONTROL_SOCKET: &str = "/run/rblk/target.sock";
 Examples:
   rblk-target serve --file vol0=/srv/vol0.img          one file, over RDMA and TCP
   rblk-target serve --memory ram0=4GiB                 a RAM disk
-  rblk-target serve --config /etc/rblk/target.toml     volumes and limits from a file
+  rblk-target serve --config /etc/rblk/target.toml     volumes, hosts and limits from a file
+  rblk-target key new                                  the key that proves who this target is
+  rblk-target host add db1 --key rblk1:... --volume vol0:rw
+                                                       let a host in; its `rblk-initiator key new` printed the key
   rblk-target status --output json
   rblk-target drain                                    stop it in good order, and wait until it has
 
@@ -40,7 +51,22 @@ pub enum Command {
     /// SIGHUP does not end the target, and reloads nothing: a target that was started in a terminal
     /// keeps running when the terminal closes.
     Serve(Box<ServeArgs>),
-    /// Check a configuration and the stores it names, without serving.
+    /// Make or show the key by which this target proves who it is.
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// Say which hosts may connect, and what each may open.
+    #[command(subcommand)]
+    Host(HostCommand),
+    /// Make the running target read the hosts of its configuration again. Hosts that are gone, and
+    /// keys that are gone, lose their sessions at once.
+    ///
+    /// Other keys of the configuration need a restart.
+    Reload {
+        /// Which target.
+        #[command(flatten)]
+        socket: SocketArgs,
+    },
+    /// Check a configuration, its key files and the stores it names, without serving.
     Check {
         /// Configuration file.
         #[arg(long, value_name = "FILE")]
@@ -145,6 +171,20 @@ pub struct ServeArgs {
     /// How long an initiator without connections keeps its volumes.
     #[arg(long, value_name = "TIME")]
     pub lease: Option<Duration>,
+    /// Who may connect: "required" lets in hosts that prove their keys, "none" everybody. Without
+    /// it: "none" if only this host reaches the addresses, else "required".
+    #[arg(long, value_name = "none|required")]
+    pub auth: Option<Auth>,
+    /// Let everybody who reaches an address read, write and take over every volume.
+    #[arg(long)]
+    pub insecure: bool,
+    /// File of the secret key of this target, or credential:NAME.
+    #[arg(long, value_name = "PATH")]
+    pub key_file: Option<PathBuf>,
+    /// Let a host open every volume; repeat for several hosts, or for a second key. [[host]] tables
+    /// of a file can say more.
+    #[arg(long, value_name = "NAME=KEY")]
+    pub host: Vec<String>,
     /// Print the configuration that flags and files result in, and end.
     #[arg(long)]
     pub dump_config: bool,
@@ -207,6 +247,7 @@ impl ServeArgs {
             volume.read_only = self.read_only;
         }
         config.volumes.extend(volumes);
+        self.protect(&mut config)?;
         if !self.listen.is_empty() {
             config.listen.clone_from(&self.listen);
         }
@@ -239,6 +280,36 @@ impl ServeArgs {
     }
 }
 
+impl ServeArgs {
+    /// Adds what the flags say about who may connect.
+    fn protect(&self, config: &mut TargetConfig) -> anyhow::Result<()> {
+        config.auth = self.auth.or(config.auth);
+        config.insecure |= self.insecure;
+        if let Some(file) = &self.key_file {
+            config.key_file.clone_from(file);
+        }
+        for text in &self.host {
+            let bad = |reason: String| BadFlag { flag: "host", text: text.clone(), reason };
+            let (name, key) =
+                text.split_once('=').ok_or_else(|| bad("write --host NAME=KEY".to_owned()))?;
+            let key: PublicKey = key.parse().map_err(|error| BadFlag {
+                flag: "host",
+                // It may be a secret key.
+                text: format!("{name}=..."),
+                reason: format!("{error}"),
+            })?;
+            match config.hosts.iter_mut().find(|host| host.name == name) {
+                Some(host) => host.keys.push(key),
+                None => {
+                    let every = VolumeRight::new(None, VolumeAccess::ReadWrite);
+                    config.hosts.push(HostConfig::new(name, vec![key], vec![every]));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Nothing to serve.
 #[derive(Debug, thiserror::Error)]
 #[error(
@@ -266,6 +337,15 @@ pub fn exit_of(error: &anyhow::Error) -> rblk_config::Exit {
     use crate::store::StoreErrorKind;
     for cause in error.chain() {
         if let Some(error) = cause.downcast_ref::<ConfigError>() {
+            return error.exit();
+        }
+        if let Some(error) = cause.downcast_ref::<HostFileError>() {
+            return error.exit();
+        }
+        if let Some(error) = cause.downcast_ref::<KeyFileError>() {
+            return error.exit();
+        }
+        if let Some(error) = cause.downcast_ref::<NoTargetKey>() {
             return error.exit();
         }
         if cause.is::<BadFlag>()

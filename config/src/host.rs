@@ -1,0 +1,278 @@
+//! [`HostConfig`]: one host that may connect to a target, and what it may do there.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use rblk_protocol::auth::PublicKey;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::error::Fault;
+use crate::rule::{Key, NAME, Rule, Schema, check_name, join};
+use crate::units::ByteSize;
+
+/// Most keys of a host, and of a target as a mount knows it: the one in use and the next one.
+pub const KEYS_MAX: usize = 2;
+
+/// Most names of volumes in a message.
+const NAMES_SHOWN: usize = 8;
+
+/// Most volumes of one host.
+const VOLUMES_MAX: usize = 4096;
+
+/// Least memory that a host may be limited to: one connection with small queues.
+const MEMORY_MIN: u64 = 1 << 20;
+
+/// Most memory that a host may be limited to.
+const MEMORY_MAX: u64 = 1 << 40;
+
+/// A public key.
+pub(crate) const PUBLIC_KEY: Rule = Rule::Text {
+    form: "a public key such as `rblk-target key show` or `rblk-initiator key show` prints, \
+           \"rblk1:\" and 58 letters and digits",
+    check: check_key,
+};
+
+const RIGHT: Rule = Rule::Text {
+    form: "a volume and what the host may do, such as \"vol0:rw\", \"logs:ro\" or \"*:rw\"",
+    check: check_right,
+};
+
+pub(crate) static HOST_KEYS: Schema = Schema {
+    keys: &[
+        Key::required("name", NAME),
+        Key::required("keys", Rule::List { item: &PUBLIC_KEY, max: KEYS_MAX }),
+        Key::required("volumes", Rule::List { item: &RIGHT, max: VOLUMES_MAX }),
+        Key::optional("take_over", Rule::Flag),
+        Key::optional("connections_max", Rule::Count { min: 2, max: 65_536 }),
+        Key::optional("memory_max", Rule::Size { min: MEMORY_MIN, max: MEMORY_MAX, step: 4096 }),
+    ],
+};
+
+/// A host: a `[[host]]` table.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostConfig {
+    /// The name that the target shows and by which it remembers who holds a volume. A host that
+    /// gets new keys stays the same host as long as its name stays.
+    pub name: String,
+    /// The keys that the host may prove: one, or two while it changes its key. A key belongs to one
+    /// host.
+    #[serde(serialize_with = "write_keys", deserialize_with = "read_keys")]
+    pub keys: Vec<PublicKey>,
+    /// What the host may open. It sees no other volume.
+    pub volumes: Vec<VolumeRight>,
+    /// Whether the host may take a volume over from the host that holds it.
+    #[serde(default)]
+    pub take_over: bool,
+    /// Most connections of the host at once. If absent: as many as the target has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connections_max: Option<u32>,
+    /// Most memory that the connections of the host take. If absent: as much as they need.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_max: Option<ByteSize>,
+}
+
+/// What a host may do with a volume, or with every volume: `vol0:rw`, `*:ro`.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct VolumeRight {
+    volume: Option<String>,
+    access: VolumeAccess,
+}
+
+/// How a host may open a volume.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum VolumeAccess {
+    /// Only read-only.
+    ReadOnly,
+    /// In every way.
+    ReadWrite,
+}
+
+/// Why a text is not a [`VolumeRight`].
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum VolumeRightError {
+    /// No access behind the name.
+    #[error("no \":rw\" or \":ro\" behind the name of the volume")]
+    NoAccess,
+    /// Neither `rw` nor `ro`.
+    #[error("{0:?} is neither \"rw\" nor \"ro\"")]
+    Access(String),
+    /// No name of a volume.
+    #[error("{0}")]
+    Volume(String),
+}
+
+impl HostConfig {
+    /// A host with these keys and these rights.
+    #[must_use]
+    pub fn new(name: impl Into<String>, keys: Vec<PublicKey>, volumes: Vec<VolumeRight>) -> Self {
+        Self {
+            name: name.into(),
+            keys,
+            volumes,
+            take_over: false,
+            connections_max: None,
+            memory_max: None,
+        }
+    }
+
+    /// The keys of a `[[host]]` table.
+    #[must_use]
+    pub fn schema() -> &'static Schema {
+        &HOST_KEYS
+    }
+
+    /// What the host may do with a volume. The right of the volume's own name counts before that of
+    /// `*`. `None`: the host must not learn that there is such a volume.
+    #[must_use]
+    pub fn access(&self, volume: &str) -> Option<VolumeAccess> {
+        let of = |name: Option<&str>| {
+            let right = self.volumes.iter().find(|right| right.volume.as_deref() == name);
+            right.map(|right| right.access)
+        };
+        of(Some(volume)).or_else(|| of(None))
+    }
+
+    /// Adds what is wrong with the rights, where there are these volumes. `path` is the path of the
+    /// table.
+    pub(crate) fn relate(&self, path: &str, volumes: &BTreeSet<&str>, faults: &mut Vec<Fault>) {
+        for (index, right) in self.volumes.iter().enumerate() {
+            let at = join(path, &format!("volumes[{index}]"));
+            let same = |earlier: &VolumeRight| earlier.volume == right.volume;
+            if let Some(first) = self.volumes[..index].iter().position(same) {
+                let other = join(path, &format!("volumes[{first}]"));
+                let problem = "the host has another right to the same volume";
+                let fault = Fault::new(at, problem, "remove one of them");
+                faults.push(fault.value(right.to_string()).other(other));
+                continue;
+            }
+            let Some(volume) = right.volume().filter(|volume| !volumes.contains(volume)) else {
+                continue;
+            };
+            let names: Vec<&str> = volumes.iter().copied().take(NAMES_SHOWN).collect();
+            let fix = match names.is_empty() {
+                true => "write the [[volume]] first, or name every volume by \"*\"".to_owned(),
+                false => format!("the volumes are {}", names.join(", ")),
+            };
+            let problem = format!("there is no volume {volume:?}");
+            faults.push(Fault::new(at, problem, fix).value(right.to_string()));
+        }
+    }
+}
+
+impl VolumeRight {
+    /// A right to one volume, or to every volume that the host has no right of its own to.
+    #[must_use]
+    pub fn new(volume: Option<String>, access: VolumeAccess) -> Self {
+        Self { volume, access }
+    }
+
+    /// The volume; `None`: every one.
+    #[must_use]
+    pub fn volume(&self) -> Option<&str> {
+        self.volume.as_deref()
+    }
+
+    /// How it may be opened.
+    #[must_use]
+    pub fn access(&self) -> VolumeAccess {
+        self.access
+    }
+}
+
+impl fmt::Display for VolumeRight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let access = match self.access {
+            VolumeAccess::ReadOnly => "ro",
+            VolumeAccess::ReadWrite => "rw",
+        };
+        f.pad(&format!("{}:{access}", self.volume.as_deref().unwrap_or("*")))
+    }
+}
+
+impl FromStr for VolumeRight {
+    type Err = VolumeRightError;
+
+    fn from_str(text: &str) -> Result<Self, VolumeRightError> {
+        let (volume, access) = text.split_once(':').ok_or(VolumeRightError::NoAccess)?;
+        let access = match access {
+            "ro" => VolumeAccess::ReadOnly,
+            "rw" => VolumeAccess::ReadWrite,
+            other => return Err(VolumeRightError::Access(other.to_owned())),
+        };
+        if volume == "*" {
+            return Ok(Self { volume: None, access });
+        }
+        check_name(volume).map_err(VolumeRightError::Volume)?;
+        Ok(Self { volume: Some(volume.to_owned()), access })
+    }
+}
+
+impl Serialize for VolumeRight {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for VolumeRight {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+/// Writes keys as their texts.
+pub(crate) fn write_keys<S: Serializer>(keys: &[PublicKey], s: S) -> Result<S::Ok, S::Error> {
+    s.collect_seq(keys.iter().map(ToString::to_string))
+}
+
+/// Reads keys from their texts.
+pub(crate) fn read_keys<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<PublicKey>, D::Error> {
+    let texts = Vec::<String>::deserialize(d)?;
+    texts.iter().map(|text| text.parse().map_err(de::Error::custom)).collect()
+}
+
+fn check_key(text: &str) -> Result<(), String> {
+    text.parse::<PublicKey>().map(drop).map_err(|error| error.to_string())
+}
+
+fn check_right(text: &str) -> Result<(), String> {
+    text.parse::<VolumeRight>().map(drop).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(volumes: &[&str]) -> HostConfig {
+        let rights = volumes.iter().map(|text| text.parse().unwrap()).collect();
+        HostConfig::new("db1", Vec::new(), rights)
+    }
+
+    #[test]
+    fn the_right_of_a_name_counts_before_that_of_all() {
+        use VolumeAccess::{ReadOnly, ReadWrite};
+        let host = host(&["*:ro", "vol0:rw"]);
+        assert_eq!(host.access("vol0"), Some(ReadWrite));
+        assert_eq!(host.access("vol1"), Some(ReadOnly));
+        assert_eq!(self::host(&["vol0:rw"]).access("vol1"), None);
+        assert_eq!(self::host(&["vol0:ro", "*:rw"]).access("vol0"), Some(ReadOnly));
+    }
+
+    #[test]
+    fn rights_are_texts() {
+        for text in ["vol0:rw", "a.b-c_d:ro", "*:rw"] {
+            assert_eq!(text.parse::<VolumeRight>().unwrap().to_string(), text);
+        }
+        for (text, error) in [
+            ("vol0", "no \":rw\" or \":ro\" behind the name of the volume"),
+            ("vol0:w", "\"w\" is neither \"rw\" nor \"ro\""),
+            ("vol0:", "\"\" is neither \"rw\" nor \"ro\""),
+            (":rw", "empty"),
+            ("a b:rw", "' ' is not allowed in a name"),
+            ("vol*:rw", "'*' is not allowed in a name"),
+        ] {
+            assert_eq!(text.parse::<VolumeRight>().unwrap_err().to_string(), error);
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! [`Credentials`]: by what an initiator proves who it is, and what a target has to prove.
+
+use rblk_protocol::auth::{PublicKey, SecretKey};
+
+/// Most keys that a target may have: one, or two while it changes its key.
+const TARGET_KEYS_MAX: usize = 2;
+
+/// The key of this host, and the keys that the target may prove. An initiator that has them goes to
+/// no target that proves neither.
+#[derive(Clone, Debug)]
+pub struct Credentials {
+    key: SecretKey,
+    target_keys: Vec<PublicKey>,
+}
+
+/// There is no key of a target, or there are too many.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0} keys of the target; name one, or two while the target changes its key")]
+pub struct TargetKeysError(usize);
+
+impl Credentials {
+    /// The keys are tried in that order.
+    ///
+    /// # Errors
+    /// There is no key of the target, or there are more than two.
+    pub fn new(key: SecretKey, target_keys: Vec<PublicKey>) -> Result<Self, TargetKeysError> {
+        let keys = target_keys.len();
+        if !(1..=TARGET_KEYS_MAX).contains(&keys) {
+            return Err(TargetKeysError(keys));
+        }
+        Ok(Self { key, target_keys })
+    }
+
+    /// The key of this host.
+    pub(super) fn key(&self) -> &SecretKey {
+        &self.key
+    }
+
+    /// The keys that the target may prove, at least one.
+    pub(super) fn target_keys(&self) -> &[PublicKey] {
+        &self.target_keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_has_one_key_or_two() {
+        let key = SecretKey::generate().unwrap();
+        let target = SecretKey::generate().unwrap().public();
+        for (keys, fine) in [(0, false), (1, true), (2, true), (3, false)] {
+            let made = Credentials::new(key.clone(), vec![target; keys]);
+            assert_eq!(made.is_ok(), fine, "{keys}");
+        }
+    }
+}

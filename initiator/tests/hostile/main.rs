@@ -1,0 +1,37 @@
+//! Targets that want to do harm, or that stand between an initiator and its target: a session with
+//! them is an error, in bounded time and memory.
+
+mod handshake;
+mod list;
+mod target;
+
+use rblk_fabric::{Address, ConnectOptions};
+use rblk_initiator::error::SessionError;
+use rblk_initiator::session::{Credentials, HostIdentity, Session};
+use rblk_protocol::{Epoch, HostId, InstanceId, LoginReply, Name, SessionId};
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+fn host() -> HostIdentity {
+    HostIdentity { id: HostId([1; 16]), name: Name::new("host1").unwrap() }
+}
+
+fn login_reply() -> LoginReply {
+    LoginReply {
+        session: SessionId([2; 16]),
+        epoch: Epoch(1),
+        instance: InstanceId([1; 16]),
+        queues_max: 4,
+        target_name: Name::new("store1").unwrap(),
+    }
+}
+
+async fn connect(
+    address: &Address,
+    options: &ConnectOptions,
+    credentials: Option<&Credentials>,
+) -> Result<Session, SessionError> {
+    Session::connect(address, options, &host(), credentials, None).await
+}

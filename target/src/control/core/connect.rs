@@ -1,0 +1,133 @@
+//! Connect requests: which connections may be made.
+
+use std::time::{Duration, Instant};
+
+use rblk_protocol::auth::QueueKey;
+use rblk_protocol::{ConnectionKind, Epoch, HelloRequest, RejectReason, SessionId};
+
+use super::admissions::{Member, Stranger, address_of};
+use super::proof::{Introduction, NO_KEYS};
+use super::{Core, QUIESCE_DEADLINE};
+use crate::connection::STRANGER_TIME;
+use crate::identity::{AdmissionId, SessionIndex};
+use crate::session::Session;
+
+/// A connect request.
+#[derive(Clone, Copy, Debug)]
+pub struct Knock<'a> {
+    /// What it asks for.
+    pub asked: &'a HelloRequest,
+    /// Both hellos, where the ends have agreed to prove their keys.
+    pub introduction: Option<Introduction>,
+    /// Where it comes from.
+    pub peer: &'a str,
+    /// Bytes of memory that the connection would take.
+    pub memory_bytes: u64,
+    /// Random: the id of the session that its LOGIN begins, if it begins one.
+    pub fresh: SessionId,
+}
+
+/// A connection that may be made. It counts as made from now on: if it cannot be made after all,
+/// the caller must call [`Core::gone`].
+#[derive(Clone, Debug)]
+pub struct Admitted {
+    /// Its name.
+    pub id: AdmissionId,
+    /// Its session; [`SessionIndex::NONE`] for an admin connection, which has none before LOGIN.
+    pub session: SessionIndex,
+    /// The epoch that its commands name.
+    pub epoch: Epoch,
+    /// Its index, for an I/O queue.
+    pub queue: Option<u16>,
+    /// The key by which it must prove itself in its self-test, for an I/O queue that has to, and the
+    /// time that it has for that. Then [`Core::proved`] must be called.
+    pub key: Option<(QueueKey, Duration)>,
+}
+
+/// Why a connection is refused.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refused {
+    /// Why.
+    pub reason: RejectReason,
+    /// The reason in words.
+    pub text: String,
+}
+
+pub(super) fn refused(reason: RejectReason, text: impl Into<String>) -> Refused {
+    Refused { reason, text: text.into() }
+}
+
+impl Core {
+    /// An initiator wants to connect.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn connect(&mut self, knock: &Knock<'_>, now: Instant) -> Result<Admitted, Refused> {
+        self.latest = now;
+        if self.drain.has_begun() {
+            return Err(refused(RejectReason::ShuttingDown, "the target is draining"));
+        }
+        match knock.asked.kind {
+            ConnectionKind::Admin => self.connect_admin(knock),
+            ConnectionKind::Io { queue } => self.connect_queue(knock, queue),
+        }
+    }
+
+    /// An admin connection is a stranger. Whether its LOGIN can be accepted is looked at now, so
+    /// that it is refused early, and decided then.
+    fn connect_admin(&mut self, knock: &Knock<'_>) -> Result<Admitted, Refused> {
+        let Knock { asked, introduction, peer, memory_bytes, fresh } = *knock;
+        let limit = |text: String| refused(RejectReason::LimitReached, text);
+        let handshake = self.new_handshake(introduction.as_ref())?;
+        let resume = (!asked.session.is_none()).then_some((asked.session, asked.epoch));
+        match resume {
+            Some((session, epoch)) => {
+                let resumable = self.sessions.resumable(session, epoch);
+                resumable.map_err(|reason| refused(reason, "cannot resume the session"))?;
+            }
+            None if self.sessions.is_full() => return Err(limit(self.too_many_sessions())),
+            None => {}
+        }
+        self.admissions.may_add_stranger(peer).map_err(limit)?;
+        let peer = peer.to_owned();
+        let stranger = Stranger { peer, fresh, resume, memory_bytes, handshake };
+        let id = self.admissions.add_stranger(stranger);
+        let epoch = resume.map_or(Epoch(1), |(_, epoch)| epoch);
+        Ok(Admitted { id, session: SessionIndex::NONE, epoch, queue: None, key: None })
+    }
+
+    /// An I/O connection. One that has to prove itself, and comes from elsewhere than its session,
+    /// takes the place of a stranger until then: the id of a session is no secret.
+    fn connect_queue(&mut self, knock: &Knock<'_>, queue: u16) -> Result<Admitted, Refused> {
+        let Knock { asked, introduction, peer, memory_bytes, .. } = *knock;
+        let limit = |text: String| refused(RejectReason::LimitReached, text);
+        let epoch = asked.epoch;
+        let session = self
+            .sessions
+            .join(asked.session, epoch, queue)
+            .map_err(|reason| refused(reason, "cannot join the session"))?;
+        let key = self.queue_key(session, epoch, queue)?;
+        if key.is_some() && introduction.is_none() {
+            return Err(refused(RejectReason::NotAllowed, NO_KEYS));
+        }
+        let state = self.sessions.get(session);
+        let is_foreign =
+            key.is_some() && state.is_some_and(|state| address_of(&state.peer) != address_of(peer));
+        if key.is_some() && !state.is_some_and(Session::has_admin) {
+            // Its queues do not outlive it, so nobody has to wait for new ones.
+            return Err(limit("the session is lost: log in in a new epoch".to_owned()));
+        }
+        if is_foreign {
+            self.admissions.may_add_stranger(peer).map_err(limit)?;
+        }
+        self.check_budget(session, memory_bytes)?;
+        let (queue, is_proven) = (Some(queue), key.is_none());
+        let member = Member { session, epoch, queue, memory_bytes, is_proven };
+        self.sessions.connection_added(session, (epoch, queue, is_proven), memory_bytes);
+        let id = self.admissions.add_member(member, is_foreign.then_some(peer));
+        // An initiator may connect many queues before it tests the first. From its own address they
+        // take nothing from others meanwhile.
+        let within = if is_foreign { STRANGER_TIME } else { QUIESCE_DEADLINE };
+        Ok(Admitted { id, session, epoch, queue, key: key.map(|key| (key, within)) })
+    }
+}

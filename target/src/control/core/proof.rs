@@ -1,0 +1,279 @@
+//! Who proves what: keys on admin connections, session secrets on I/O connections, and what a new
+//! table of hosts does to the sessions that are there.
+//!
+//! With `auth = "none"` nobody proves anything, and a session is whoever names it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rblk_protocol::auth::{
+    Carrier, Hellos, PublicKey, QueueKey, SecretKey, SessionSecret, TargetHandshake,
+};
+use rblk_protocol::width::narrow;
+use rblk_protocol::{
+    AccessMode, CommandCapsule, Epoch, LoginRequest, Name, OpenRequest, RejectReason, Status,
+};
+
+use super::admissions::Member;
+use super::hosts::{Host, Hosts};
+use super::{Answer, ConnectionRef, Core, Effect, Refused, refuse, refused};
+use crate::identity::{AdmissionId, SessionIndex};
+
+/// How hosts prove who they are, at a target that asks for it.
+#[derive(Debug)]
+pub struct AuthConfig {
+    /// The target's keys: one, or two while it changes its key.
+    pub keys: Vec<SecretKey>,
+    /// Who may log in.
+    pub hosts: Hosts,
+}
+
+/// Both hellos of an admin connection, and what carries it: the handshake covers them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Introduction {
+    /// The hellos, as they are sent.
+    pub hellos: Hellos,
+    /// What carries the connection.
+    pub carrier: Carrier,
+}
+
+/// What the host of a session has proven.
+#[derive(Debug)]
+pub(super) struct Proven {
+    pub(super) key: PublicKey,
+    pub(super) host: Arc<Host>,
+    /// Of the session's present epoch.
+    pub(super) secret: SessionSecret,
+}
+
+/// What a session may do.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Rights<'a> {
+    /// Everything: nobody has to prove anything here.
+    All,
+    /// What its host may.
+    Of(&'a Host),
+    /// Nothing.
+    None,
+}
+
+impl Rights<'_> {
+    /// Whether it may know of a volume.
+    pub(super) fn may_see(self, volume: Name) -> bool {
+        match self {
+            Self::All => true,
+            Self::Of(host) => host.may_see(volume),
+            Self::None => false,
+        }
+    }
+
+    /// Whether it may have a volume open in that mode.
+    pub(super) fn may_open(self, volume: Name, mode: AccessMode) -> bool {
+        match self {
+            Self::All => true,
+            Self::Of(host) => host.may_open(volume, mode),
+            Self::None => false,
+        }
+    }
+
+    /// Whether an OPEN is allowed.
+    ///
+    /// # Errors
+    /// The status and the text of the refusal.
+    pub(super) fn check_open(self, request: &OpenRequest) -> Result<(), (Status, String)> {
+        match self {
+            Self::All => Ok(()),
+            Self::Of(host) => host.check_open(request),
+            Self::None => Err((Status::NoSuchVolume, String::new())),
+        }
+    }
+}
+
+impl Core {
+    /// What a session may do.
+    pub(super) fn rights(&self, session: SessionIndex) -> Rights<'_> {
+        match (&self.auth, self.proven.get(&session)) {
+            (None, _) => Rights::All,
+            (Some(_), Some(proven)) => Rights::Of(&proven.host),
+            (Some(_), None) => Rights::None,
+        }
+    }
+
+    /// The key that the host of a session has proven.
+    #[must_use]
+    pub(crate) fn key_of(&self, session: SessionIndex) -> Option<PublicKey> {
+        self.proven.get(&session).map(|proven| proven.key)
+    }
+
+    /// Whether hosts must prove their keys.
+    #[must_use]
+    pub(crate) fn requires_proof(&self) -> bool {
+        self.auth.is_some()
+    }
+
+    /// The handshake of a new admin connection, where there has to be one.
+    ///
+    /// # Errors
+    /// The initiator has no keys.
+    pub(super) fn new_handshake(
+        &self,
+        introduction: Option<&Introduction>,
+    ) -> Result<Option<TargetHandshake>, Refused> {
+        let Some(AuthConfig { keys, .. }) = &self.auth else { return Ok(None) };
+        let Some(Introduction { hellos, carrier }) = introduction else {
+            return Err(refused(RejectReason::NotAllowed, NO_KEYS));
+        };
+        Ok(Some(TargetHandshake::new(keys, hellos, *carrier)))
+    }
+
+    /// The key by which an I/O connection proves that it is of a session; `None` where nobody has
+    /// to prove anything.
+    ///
+    /// # Errors
+    /// The session has proven nothing.
+    pub(super) fn queue_key(
+        &self,
+        session: SessionIndex,
+        epoch: Epoch,
+        queue: u16,
+    ) -> Result<Option<QueueKey>, Refused> {
+        if self.auth.is_none() {
+            return Ok(None);
+        }
+        let Some(proven) = self.proven.get(&session) else {
+            return Err(refused(RejectReason::NoSuchSession, "cannot join the session"));
+        };
+        Ok(Some(QueueKey::new(&proven.secret, epoch, queue)))
+    }
+
+    /// AUTHENTICATE: the target proves its key.
+    pub(super) fn authenticate(
+        &mut self,
+        from: ConnectionRef,
+        id: AdmissionId,
+        body: &[u8],
+    ) -> Answer {
+        let Some(stranger) = self.admissions.stranger_mut(id) else {
+            return refuse(Status::NotReady);
+        };
+        let Some(handshake) = &mut stranger.handshake else {
+            // Nobody has to prove anything here, or this one did not.
+            return refuse(Status::NotAllowed);
+        };
+        match handshake.read_first(body) {
+            Ok(second) => Answer::Now(Status::Ok, narrow(second.len()), second.to_vec()),
+            Err(error) => {
+                self.distrust(from, id, &error.to_string());
+                refuse(Status::NotAllowed)
+            }
+        }
+    }
+
+    /// The LOGIN of a stranger: what it says, and what its host has proven.
+    ///
+    /// # Errors
+    /// The answer, if it is refused.
+    pub(super) fn proven_login(
+        &mut self,
+        from: ConnectionRef,
+        id: AdmissionId,
+        command: &CommandCapsule,
+        body: &[u8],
+    ) -> Result<(LoginRequest, Option<Proven>), Answer> {
+        let parsed = |body: &[u8]| {
+            LoginRequest::from_wire(body).map_err(|error| {
+                tracing::warn!(error, "bad LOGIN");
+                refuse(Status::InvalidField)
+            })
+        };
+        if self.auth.is_none() {
+            return Ok((parsed(body)?, None));
+        }
+        let handshake = self.admissions.stranger_mut(id).and_then(|s| s.handshake.as_mut());
+        // One that has not proven who it is has no second try.
+        let Some(handshake) = handshake else { return Err(refuse(Status::NotAllowed)) };
+        let logged_in = match handshake.read_last(body, command.sequence) {
+            Ok(logged_in) => logged_in,
+            Err(error) => {
+                self.distrust(from, id, &error.to_string());
+                return Err(refuse(Status::NotAllowed));
+            }
+        };
+        let key = logged_in.host;
+        let host = self.auth.as_ref().and_then(|auth| auth.hosts.with_key(&key)).cloned();
+        let Some(host) = host else {
+            self.distrust(from, id, &format!("no host has its key {key}"));
+            return Err(refuse(Status::NotAllowed));
+        };
+        self.seals.begin(id, from, logged_in.seal, (command.tag, logged_in.ticket));
+        let request = parsed(&logged_in.login)?;
+        let secret = SessionSecret::random().map_err(|error| {
+            tracing::error!(%error, "LOGIN refused");
+            refuse(Status::Internal)
+        })?;
+        // What it says of its host is for people, and they have written a name themselves.
+        let request = LoginRequest { host: host.id(), host_name: host.name(), ..request };
+        Ok((request, Some(Proven { key, host, secret })))
+    }
+
+    /// A peer has not proven who it is: its connection ends when it has been told.
+    pub(super) fn distrust(&mut self, from: ConnectionRef, id: AdmissionId, why: &str) {
+        self.decisions.unproven += 1;
+        let stranger = self.admissions.stranger_mut(id);
+        let peer = stranger.map(|stranger| {
+            stranger.handshake = None;
+            stranger.peer.clone()
+        });
+        tracing::warn!(peer, why, "an initiator did not prove who it is");
+        self.effects.push_back(Effect::Expel { connection: from });
+    }
+
+    /// An I/O connection has proven that it is of its session: the queue number is its own.
+    pub fn proved(&mut self, from: ConnectionRef, id: AdmissionId, now: Instant) {
+        self.latest = now;
+        let Some(member) = self.admissions.member(id).filter(|member| !member.is_proven) else {
+            return;
+        };
+        let Member { session, epoch, queue: Some(queue), .. } = member else { return };
+        if self.sessions.connection_proved(session, epoch, queue) {
+            self.admissions.prove(id);
+        } else {
+            // Another has the number. Like all that are unproven, this one keeps nothing.
+            self.effects.push_back(Effect::Expel { connection: from });
+        }
+    }
+
+    /// Replaces the table of the hosts. Sessions whose key or host is not in it end at once, and so
+    /// does the use of volumes to which a host has no right any more. Returns the hosts whose
+    /// sessions ended. Does nothing where nobody has to prove anything.
+    pub fn set_hosts(&mut self, hosts: Hosts, now: Instant) -> Vec<Name> {
+        self.latest = now;
+        let Some(auth) = &mut self.auth else { return Vec::new() };
+        auth.hosts = hosts;
+        let mut ended = Vec::new();
+        let sessions = self.sessions.iter().filter(|session| session.leave().is_none());
+        let sessions: Vec<SessionIndex> = sessions.map(|session| session.index).collect();
+        for session in sessions {
+            let Some(proven) = self.proven.get_mut(&session) else { continue };
+            let host = self.auth.as_ref().and_then(|auth| auth.hosts.with_key(&proven.key));
+            match host.filter(|host| host.id() == proven.host.id()).cloned() {
+                Some(host) => {
+                    proven.host = host;
+                    self.close_forbidden(session);
+                }
+                None => {
+                    ended.push(proven.host.name());
+                    self.revoke(session);
+                }
+            }
+        }
+        self.finish_opens();
+        ended
+    }
+}
+
+/// The text for an initiator without keys.
+pub(crate) const NO_KEYS: &str =
+    "hosts must prove their keys here: give the mount target_keys, and this host a key (key new)";
+
+const _: () = assert!(NO_KEYS.len() <= rblk_protocol::limits::REJECT_TEXT_BYTES, "it would be cut");

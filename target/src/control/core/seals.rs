@@ -1,0 +1,115 @@
+//! [`Seals`]: the admin connections whose ends have proven their keys. Their commands are opened
+//! here, and their answers sealed.
+//!
+//! A command that came in the clear is answered in the clear: KEEP_ALIVE and ASYNC_EVENT are hints.
+
+use std::collections::BTreeMap;
+
+use rblk_protocol::auth::{AuthError, REPLY_SEAL_BYTES, TargetSeal, Ticket};
+use rblk_protocol::{CommandCapsule, Opcode, Status, Tag};
+use zeroize::Zeroizing;
+
+use super::ConnectionRef;
+use crate::identity::AdmissionId;
+
+#[derive(Debug)]
+struct Sealed {
+    seal: TargetSeal,
+    // Commands that were opened and not answered.
+    tickets: BTreeMap<Tag, Ticket>,
+    // A command did not open: nothing is opened any more.
+    is_broken: bool,
+}
+
+/// A command as control takes it.
+#[derive(Debug)]
+pub(super) enum Opened {
+    /// In the clear, as it came.
+    Plain,
+    /// Its body.
+    Sealed(Zeroizing<Vec<u8>>),
+    /// It is not what the host sealed: the connection must end.
+    Broken(AuthError),
+    /// Its connection was broken before, and ends.
+    Ignored,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Seals {
+    by_connection: BTreeMap<ConnectionRef, Sealed>,
+    by_admission: BTreeMap<AdmissionId, ConnectionRef>,
+}
+
+impl Seals {
+    /// A connection is sealed from now on. The LOGIN with that tag has the ticket.
+    pub(super) fn begin(
+        &mut self,
+        id: AdmissionId,
+        at: ConnectionRef,
+        seal: TargetSeal,
+        (tag, ticket): (Tag, Ticket),
+    ) {
+        self.by_admission.insert(id, at);
+        let tickets = BTreeMap::from([(tag, ticket)]);
+        self.by_connection.insert(at, Sealed { seal, tickets, is_broken: false });
+    }
+
+    /// A connection ended.
+    pub(super) fn end(&mut self, id: AdmissionId) {
+        if let Some(at) = self.by_admission.remove(&id) {
+            self.by_connection.remove(&at);
+        }
+    }
+
+    /// Opens a command.
+    pub(super) fn open(
+        &mut self,
+        at: ConnectionRef,
+        command: &CommandCapsule,
+        body: &[u8],
+    ) -> Opened {
+        let Some(sealed) = self.by_connection.get_mut(&at) else { return Opened::Plain };
+        if sealed.is_broken {
+            return Opened::Ignored;
+        }
+        if command.opcode == Opcode::AsyncEvent {
+            return Opened::Plain;
+        }
+        match sealed.seal.open_command(command.sequence, &command.to_wire(), body) {
+            Ok((plain, ticket)) => {
+                sealed.tickets.insert(command.tag, ticket);
+                Opened::Sealed(plain)
+            }
+            Err(error) => {
+                sealed.is_broken = true;
+                Opened::Broken(error)
+            }
+        }
+    }
+
+    /// Seals the answer to a command that was sealed. `None`: it goes in the clear.
+    pub(super) fn seal(
+        &mut self,
+        to: ConnectionRef,
+        tag: Tag,
+        (status, value): (Status, u32),
+        payload: &[u8],
+    ) -> Option<Vec<u8>> {
+        let sealed = self.by_connection.get_mut(&to)?;
+        let ticket = sealed.tickets.remove(&tag)?;
+        match sealed.seal.seal_reply(ticket, status, value, payload) {
+            Ok(bytes) => Some(bytes),
+            Err(error) => {
+                debug_assert!(false, "a reply of {} bytes: {error}", payload.len());
+                // An answer without a seal counts for nothing.
+                Some(Vec::new())
+            }
+        }
+    }
+
+    /// By how much the seal makes an answer there longer, in bytes.
+    pub(super) fn overhead(&self, to: ConnectionRef) -> usize {
+        if self.by_connection.contains_key(&to) { REPLY_SEAL_BYTES } else { 0 }
+    }
+}

@@ -1,0 +1,438 @@
+//! Hosts that prove their keys, and hosts that do not.
+
+use rblk_config::HostConfig;
+use rblk_protocol::auth::{
+    InitiatorHandshake, InitiatorSeal, PublicKey, QueueKey, SealedReply, SecretKey, SessionSecret,
+};
+use rblk_protocol::{KeyedDescriptor, VolumeEntry, VolumeListHeader};
+
+use super::*;
+use crate::control::core::{AuthConfig, Hosts};
+
+const TARGET: u8 = 100;
+const NEXT_TARGET: u8 = 101;
+
+fn secret_key(byte: u8) -> SecretKey {
+    SecretKey::from_bytes(&mut [byte; 32])
+}
+
+fn key(byte: u8) -> PublicKey {
+    secret_key(byte).public()
+}
+
+/// A host with the key of that number.
+fn entry(number: u8, volumes: &[&str]) -> HostConfig {
+    let rights = volumes.iter().map(|right| right.parse().unwrap()).collect();
+    HostConfig::new(format!("db{number}"), vec![key(number)], rights)
+}
+
+fn hosts(entries: &[HostConfig]) -> Hosts {
+    Hosts::new(entries).unwrap()
+}
+
+fn world(entries: &[HostConfig]) -> World {
+    let auth = AuthConfig { keys: vec![secret_key(TARGET)], hosts: hosts(entries) };
+    World::of(Holders::durable([]), BTreeMap::new(), Instant::now(), Some(auth))
+}
+
+/// Two hosts that may do everything.
+fn two() -> World {
+    world(&[entry(1, &["*:rw"]), HostConfig { take_over: true, ..entry(2, &["*:rw"]) }])
+}
+
+/// The initiator's end of an admin connection that has proven its key.
+struct Proven {
+    link: Link,
+    seal: InitiatorSeal,
+    sequence: Sequence,
+    secret: Option<SessionSecret>,
+}
+
+fn capsule(opcode: Opcode, tag: u16, epoch: Epoch, sequence: Sequence) -> CommandCapsule {
+    let buffer = KeyedDescriptor { address: 1 << 20, length: 4096, rkey: 7 };
+    let buffer = Some(buffer);
+    CommandCapsule { buffer, ..CommandCapsule::new(opcode, Tag(tag), epoch, sequence) }
+}
+
+impl World {
+    fn say(&mut self, link: Link, command: &CommandCapsule, body: &[u8]) {
+        self.core.command(link.at, link.admission, command, body, self.now);
+        self.carry_out();
+    }
+
+    fn stranger(&mut self, resume: Option<(SessionId, Epoch)>) -> Link {
+        let (session, epoch) = resume.unwrap_or_default();
+        self.connect(ConnectionKind::Admin, session, epoch).unwrap()
+    }
+
+    /// AUTHENTICATE by a host that knows the target by that key. Returns the answer, and how it
+    /// goes on.
+    fn authenticate(&mut self, link: Link, host: u8, target: u8) -> (Replied, InitiatorHandshake) {
+        let introduction = self.introductions[&link.admission];
+        let (own, target) = (secret_key(host), key(target));
+        let Introduction { hellos, carrier } = introduction;
+        let (handshake, first) =
+            InitiatorHandshake::begin(&own, &target, &hellos, carrier).unwrap();
+        let command = capsule(Opcode::Authenticate, 1, link.epoch, Sequence(1));
+        self.say(link, &command, &first);
+        (self.answer(link, 1).expect("an answer"), handshake)
+    }
+
+    /// LOGIN behind it. What is answered comes later.
+    fn ask_in(&mut self, link: Link, host: u8) -> Proven {
+        let (said, handshake) = self.authenticate(link, host, TARGET);
+        assert_eq!(said.status, Status::Ok);
+        let login = LoginRequest {
+            // It claims to be another; nobody believes that.
+            host: HostId([9; 16]),
+            host_name: host_name(9),
+            keep_alive_ms: 1000,
+        };
+        let sequence = Sequence(2);
+        let (third, seal) =
+            handshake.finish(&said.payload, &login.to_wire(), sequence).expect("the target");
+        self.say(link, &capsule(Opcode::Login, 2, link.epoch, sequence), &third);
+        Proven { link, seal, sequence, secret: None }
+    }
+
+    /// What the target says to a command, which nobody has changed.
+    fn hear(&mut self, proven: &Proven, tag: u16) -> Option<SealedReply> {
+        let said = self.answer(proven.link, tag)?;
+        Some(proven.seal.open_reply(proven.sequence, &said.payload).expect("sealed"))
+    }
+
+    fn logged_in(&mut self, proven: &mut Proven) -> LoginReply {
+        let said = self.hear(proven, 2).expect("an answer");
+        assert_eq!(said.status, Status::Ok);
+        let (reply, secret) = SessionSecret::from_login_payload(&said.payload).unwrap();
+        proven.secret = Some(secret);
+        proven.link = self.as_it_is(proven.link);
+        reply
+    }
+
+    /// A session of a host that has proven its key.
+    fn proven(&mut self, host: u8) -> Proven {
+        let link = self.stranger(None);
+        let mut proven = self.ask_in(link, host);
+        let reply = self.logged_in(&mut proven);
+        assert_eq!((reply.session, reply.epoch), (proven.link.id, Epoch(1)));
+        proven
+    }
+
+    /// A sealed command.
+    fn tell(&mut self, proven: &mut Proven, opcode: Opcode, body: &[u8]) -> Option<SealedReply> {
+        proven.sequence = proven.sequence.next();
+        let command = capsule(opcode, 3, proven.link.epoch, proven.sequence);
+        let bytes = command.to_wire();
+        let sealed = proven.seal.seal_command(proven.sequence, &bytes, body).unwrap();
+        self.say(proven.link, &command, &sealed);
+        self.hear(proven, 3)
+    }
+
+    fn opens(&mut self, proven: &mut Proven, request: OpenRequest) -> (Status, String) {
+        let said = self.tell(proven, Opcode::OpenVolume, &request.to_wire()).expect("an answer");
+        let len = usize::try_from(said.value).unwrap();
+        let text = said.payload.get(..len).unwrap_or_default();
+        (said.status, String::from_utf8_lossy(text).into_owned())
+    }
+
+    fn lists(&mut self, proven: &mut Proven) -> Vec<Name> {
+        let said = self.tell(proven, Opcode::ListVolumes, &[]).expect("an answer");
+        let (head, rest) = said.payload.split_at(VolumeListHeader::BYTES);
+        let header = VolumeListHeader::from_wire(head).unwrap();
+        let entries = rest.chunks_exact(VolumeEntry::BYTES);
+        let names: Vec<_> = entries.map(|e| VolumeEntry::from_wire(e).unwrap().name).collect();
+        assert_eq!(names.len(), header.total as usize, "the total is what it may see");
+        names
+    }
+}
+
+#[test]
+fn a_host_is_who_its_key_says() {
+    let mut w = two();
+    let mut a = w.proven(1);
+    let session = w.core.sessions().get(a.link.session).unwrap();
+    assert_eq!(session.host_name.as_str(), "db1", "not what LOGIN claims");
+    assert_eq!(w.opens(&mut a, exclusive(0)).0, Status::Ok);
+    // The next epoch has another secret.
+    let again = w.stranger(Some((a.link.id, Epoch(2))));
+    let mut again = w.ask_in(again, 1);
+    assert_eq!(w.hear(&again, 2), None, "the older connection is there");
+    w.bury(a.link);
+    assert_eq!(w.logged_in(&mut again).epoch, Epoch(2));
+    let key = |p: &Proven| QueueKey::new(p.secret.as_ref().unwrap(), Epoch(2), 0);
+    let introduction = w.introductions[&again.link.admission];
+    let (proof, _) = key(&a).prove(&introduction.hellos, Nonce([1; 16]));
+    assert!(key(&again).check(&introduction.hellos, proof.as_bytes()).is_err());
+}
+
+#[test]
+fn only_the_host_of_a_session_resumes_it() {
+    let mut w = two();
+    let mut a = w.proven(1);
+    assert_eq!(w.opens(&mut a, exclusive(0)).0, Status::Ok);
+    let told = w.notices.len();
+    let thief = w.stranger(Some((a.link.id, Epoch(7))));
+    let thief = w.ask_in(thief, 2);
+    assert_eq!(w.hear(&thief, 2).unwrap().status, Status::NoSuchSession);
+    assert!(!w.is_dying(a.link));
+    assert_eq!((w.notices.len(), w.writable(a.link.session)), (told, vec![0]));
+}
+
+#[test]
+fn nobody_gets_by_without_proof() {
+    let mut w = two();
+    // A hello without keys.
+    w.introduce = false;
+    for kind in [ConnectionKind::Admin, ConnectionKind::Io { queue: 0 }] {
+        let refused = w.connect(kind, SessionId::default(), Epoch(0)).unwrap_err();
+        assert!(matches!(refused, RejectReason::NotAllowed | RejectReason::NoSuchSession));
+    }
+    w.introduce = true;
+    // A LOGIN in the clear, and one out of order.
+    let plain = w.stranger(None);
+    assert_eq!(w.log_in(plain, 1, 1).unwrap().status, Status::NotAllowed);
+    assert!(w.is_dying(plain));
+    assert_eq!(w.log_in(plain, 1, 1).unwrap().status, Status::NotAllowed);
+    assert_eq!(w.core.decisions().unproven, 1, "it is told of once");
+    assert_eq!(w.core.sessions().iter().count(), 0);
+    // Commands in the clear, or sealed and changed, in a session that is proven.
+    for change in [false, true] {
+        let mut a = w.proven(1);
+        a.sequence = a.sequence.next();
+        let command = capsule(Opcode::Logout, 3, Epoch(1), a.sequence);
+        let mut body = a.seal.seal_command(a.sequence, &command.to_wire(), &[]).unwrap();
+        if change {
+            body[3] ^= 1
+        } else {
+            body.clear()
+        }
+        w.say(a.link, &command, &body);
+        assert_eq!(w.answer(a.link, 3), None);
+        assert!(w.is_dying(a.link), "changed: {change}");
+        assert_eq!(w.core.sessions().get(a.link.session).unwrap().leave(), None);
+    }
+    // A command twice.
+    let mut a = w.proven(1);
+    a.sequence = a.sequence.next();
+    let command = capsule(Opcode::ListVolumes, 3, Epoch(1), a.sequence);
+    let body = a.seal.seal_command(a.sequence, &command.to_wire(), &[]).unwrap();
+    w.say(a.link, &command, &body);
+    assert!(w.answer(a.link, 3).is_some() && !w.is_dying(a.link));
+    w.say(a.link, &command, &body);
+    assert!(w.answer(a.link, 3).is_none() && w.is_dying(a.link));
+}
+
+#[test]
+fn an_event_is_a_hint_in_the_clear() {
+    let mut w = two();
+    let a = w.proven(1);
+    let command = capsule(Opcode::AsyncEvent, 5, Epoch(1), Sequence(99));
+    w.say(a.link, &command, &[]);
+    assert!(w.answer(a.link, 5).is_none() && !w.is_dying(a.link), "it is parked");
+    w.core.drain(w.now);
+    w.carry_out();
+    let said = w.answer(a.link, 5).unwrap();
+    assert_eq!((said.status, said.payload.len()), (Status::Ok, 0));
+}
+
+#[test]
+fn a_wrong_revoked_or_rotated_out_key() {
+    let mut w = two();
+    // Of no host: it is told, in the clear, and ended.
+    let link = w.stranger(None);
+    let unknown = w.ask_in(link, 3);
+    let said = w.answer(unknown.link, 2).unwrap();
+    assert_eq!((said.status, said.payload.len()), (Status::NotAllowed, 0));
+    assert!(w.is_dying(link));
+    assert_eq!((w.core.sessions().iter().count(), w.core.decisions().unproven), (0, 1));
+    // Revoked: at once, with what it held.
+    let (mut a, mut b) = (w.proven(1), w.proven(2));
+    let queue = w.queue(a.link, 0);
+    w.core.proved(queue.at, queue.admission, w.now);
+    w.carry_out();
+    assert_eq!(w.opens(&mut a, exclusive(0)).0, Status::Ok);
+    assert_eq!(w.opens(&mut b, exclusive(0)).0, Status::InUse);
+    let only_two = [HostConfig { take_over: true, ..entry(2, &["*:rw"]) }];
+    assert_eq!(w.core.set_hosts(hosts(&only_two), w.now), [Name::new("db1").unwrap()]);
+    w.carry_out();
+    assert!(w.is_dying(a.link) && w.is_dying(queue) && !w.is_dying(b.link));
+    assert_eq!(w.writable(a.link.session), [0_u16; 0]);
+    assert_eq!(w.tell(&mut a, Opcode::ListVolumes, &[]).unwrap().status, Status::NotAllowed);
+    assert_eq!(
+        w.connect(ConnectionKind::Admin, a.link.id, Epoch(2)),
+        Err(RejectReason::NoSuchSession)
+    );
+    let again = w.stranger(None);
+    let again = w.ask_in(again, 1);
+    assert_eq!(w.answer(again.link, 2).unwrap().status, Status::NotAllowed);
+    // The next holder waits for what was under way.
+    let open = exclusive(0).to_wire();
+    assert_eq!(w.tell(&mut b, Opcode::OpenVolume, &open), None);
+    w.bury_the_dying();
+    assert_eq!(w.hear(&b, 3).unwrap().status, Status::Ok);
+    assert!(w.core.sessions().get(a.link.session).is_none());
+    // Two keys while it changes its key; then the old one is out, with the sessions that proved it.
+    let both = HostConfig { keys: vec![key(2), key(4)], ..entry(2, &["*:rw"]) };
+    assert_eq!(w.core.set_hosts(hosts(&[both]), w.now), []);
+    let mut c = w.proven(4);
+    let host = |w: &World, p: &Proven| w.core.sessions().get(p.link.session).unwrap().host;
+    assert_eq!(host(&w, &b), host(&w, &c), "one host");
+    let new = HostConfig { keys: vec![key(4)], ..entry(2, &["*:rw"]) };
+    assert_eq!(w.core.set_hosts(hosts(&[new]), w.now), [Name::new("db2").unwrap()]);
+    w.carry_out();
+    assert!(w.is_dying(b.link) && !w.is_dying(c.link));
+    assert_eq!(w.opens(&mut c, exclusive(1)).0, Status::Ok);
+    // The same key in another entry is another host.
+    let other = HostConfig { name: "other".to_owned(), keys: vec![key(4)], ..entry(2, &["*:rw"]) };
+    assert_eq!(w.core.set_hosts(hosts(&[other]), w.now), [Name::new("db2").unwrap()]);
+}
+
+#[test]
+fn an_acl_bounds_open_list_and_take_over() {
+    let mut w = world(&[entry(1, &["v0:rw", "v1:ro"]), entry(2, &["v1:rw"]), entry(3, &["*:rw"])]);
+    let (mut a, mut b, mut c) = (w.proven(1), w.proven(2), w.proven(3));
+    let names = |w: &mut World, p: &mut Proven| {
+        w.lists(p).iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(names(&mut w, &mut a), "v0 v1");
+    assert_eq!(names(&mut w, &mut b), "v1");
+    assert_eq!(names(&mut w, &mut c), "v0 v1");
+    // What it may not see is as if it were not there, also while another has it.
+    assert_eq!(w.opens(&mut c, exclusive(0)).0, Status::Ok);
+    let hidden = w.opens(&mut b, exclusive(0));
+    let nothing = OpenRequest { name: Name::new("nothing").unwrap(), ..exclusive(0) };
+    assert_eq!(hidden, w.opens(&mut b, nothing));
+    assert_eq!(hidden, (Status::NoSuchVolume, String::new()));
+    // What it may only read.
+    for mode in [AccessMode::Exclusive, AccessMode::Shared] {
+        let (status, text) = w.opens(&mut a, open_as(1, mode));
+        assert!(status == Status::NotAllowed && text.contains("v1:ro"), "{status:?} {text}");
+    }
+    assert_eq!(w.opens(&mut a, open_as(1, AccessMode::ReadOnly)).0, Status::Ok);
+    // What it may not take from another. Whoever may open it learns who has it.
+    let (status, text) = w.opens(&mut a, taking_over(0));
+    assert!(status == Status::NotAllowed && text.contains("take_over"), "{status:?} {text}");
+    let (status, text) = w.opens(&mut a, exclusive(0));
+    assert!(status == Status::InUse && text.contains("db3"), "{status:?} {text}");
+    assert_eq!(w.core.decisions().take_overs, 0);
+    assert_eq!(w.writable(c.link.session), [0]);
+    // Rights that are withdrawn close what they had opened, and no more.
+    assert_eq!(w.opens(&mut c, exclusive(1)).0, Status::Ok);
+    let less = [entry(1, &["v0:rw"]), entry(2, &["v1:rw"]), entry(3, &["v0:rw", "v1:ro"])];
+    assert_eq!(w.core.set_hosts(hosts(&less), w.now), []);
+    w.carry_out();
+    assert_eq!(w.writable(c.link.session), [0]);
+    let closed = Notice::Close {
+        session: a.link.session,
+        volume: VolumeIndex(1),
+        refusal: Status::NotAllowed,
+    };
+    assert!(w.notices.contains(&closed));
+    assert!(!w.is_dying(a.link));
+    assert_eq!(names(&mut w, &mut a), "v0");
+}
+
+#[test]
+fn a_right_that_is_withdrawn_meanwhile_opens_nothing() {
+    let mut w = two();
+    let mut a = w.proven(1);
+    w.slow_disk = true;
+    let open = exclusive(0).to_wire();
+    assert_eq!(w.tell(&mut a, Opcode::OpenVolume, &open), None);
+    w.core.set_hosts(hosts(&[entry(1, &["v1:rw"])]), w.now);
+    w.carry_out();
+    assert_eq!(w.hear(&a, 3).unwrap().status, Status::NotAllowed);
+    w.write_all();
+    assert_eq!(w.writable(a.link.session), [0_u16; 0]);
+    assert!(w.core.sessions().writer(VolumeIndex(0)).is_none());
+}
+
+#[test]
+fn a_target_with_another_key_fences_nobody() {
+    let mut w = two();
+    let mut a = w.proven(1);
+    assert_eq!(w.opens(&mut a, exclusive(0)).0, Status::Ok);
+    let told = w.notices.len();
+    // The host comes back to a target that it knows by another key.
+    let back = w.stranger(Some((a.link.id, Epoch(2))));
+    let (said, _) = w.authenticate(back, 1, NEXT_TARGET);
+    assert_eq!((said.status, said.payload.len()), (Status::NotAllowed, 0));
+    assert!(w.is_dying(back) && !w.is_dying(a.link));
+    assert_eq!((w.notices.len(), w.writable(a.link.session)), (told, vec![0]));
+    // While the target changes its key, it is known by both.
+    let keys = vec![secret_key(NEXT_TARGET), secret_key(TARGET)];
+    let auth = AuthConfig { keys, hosts: hosts(&[entry(1, &["*:rw"])]) };
+    let mut w = World::of(Holders::durable([]), BTreeMap::new(), Instant::now(), Some(auth));
+    for target in [TARGET, NEXT_TARGET] {
+        let link = w.stranger(None);
+        assert_eq!(w.authenticate(link, 1, target).0.status, Status::Ok);
+    }
+}
+
+#[test]
+fn a_queue_that_has_proven_nothing_keeps_nothing() {
+    let mut w = two();
+    let a = w.proven(1);
+    let from = |w: &mut World, peer: &str, queue| {
+        w.made += 1;
+        let kind = ConnectionKind::Io { queue };
+        let asked = HelloRequest { kind, session: a.link.id, epoch: Epoch(1), ..w.hello() };
+        w.knock(&asked, peer, SessionId::default())
+    };
+    // Anybody may name the session. From elsewhere they have the places of strangers.
+    let foreign: Vec<Link> =
+        (0..4).map(|n| from(&mut w, &format!("tcp://10.0.0.9:{n}"), 0).unwrap()).collect();
+    let refused = from(&mut w, "tcp://10.0.0.9:9", 0).unwrap_err();
+    assert!(refused.text.contains("your address"), "{}", refused.text);
+    assert_eq!(w.core.sessions().get(a.link.session).unwrap().connections(), 1);
+    // The one that proves it has the number.
+    let peer = w.core.sessions().get(a.link.session).unwrap().peer.clone();
+    let own = from(&mut w, &peer, 0).unwrap();
+    w.core.proved(own.at, own.admission, w.now);
+    w.carry_out();
+    assert_eq!(from(&mut w, &peer, 0).unwrap_err().reason, RejectReason::DuplicateQueue);
+    // A second one with the secret is one too many.
+    let late = foreign[0];
+    w.core.proved(late.at, late.admission, w.now);
+    w.carry_out();
+    assert!(w.is_dying(late) && !w.is_dying(own));
+    // The next epoch waits for all of them: whether one has proven itself may not be known yet.
+    let next = w.stranger(Some((a.link.id, Epoch(2))));
+    let mut next = w.ask_in(next, 1);
+    assert!(foreign.iter().all(|link| w.is_dying(*link)));
+    w.bury(a.link);
+    w.bury(own);
+    assert_eq!(w.hear(&next, 2), None);
+    w.bury_the_dying();
+    w.logged_in(&mut next);
+    // A session without its admin connection takes none.
+    w.bury(next.link);
+    let asked = HelloRequest {
+        kind: ConnectionKind::Io { queue: 1 },
+        session: a.link.id,
+        epoch: Epoch(2),
+        ..w.hello()
+    };
+    assert!(w.knock(&asked, &peer, SessionId::default()).is_err());
+}
+
+#[test]
+fn a_host_keeps_to_its_budget_over_all_its_sessions() {
+    let small = HostConfig { connections_max: Some(4), ..entry(1, &["*:rw"]) };
+    let mut w = world(&[small, entry(2, &["*:rw"])]);
+    let (a, again, b) = (w.proven(1), w.proven(1), w.proven(2));
+    w.queue(a.link, 0);
+    w.queue(again.link, 0);
+    let asked = HelloRequest {
+        kind: ConnectionKind::Io { queue: 1 },
+        session: a.link.id,
+        epoch: Epoch(1),
+        ..w.hello()
+    };
+    let refused = w.knock(&asked, "peer", SessionId::default()).unwrap_err();
+    assert!(refused.text.starts_with("4 connections are your limit"), "{}", refused.text);
+    for queue in 0..8 {
+        w.queue(b.link, queue);
+    }
+}

@@ -1,0 +1,328 @@
+//! `rblk-target host`: changes who may connect, in the files of the configuration and in the target
+//! that runs. The files come first: what a target does now, it does after a restart, too.
+
+use std::path::{Path, PathBuf};
+
+use rblk_config::{Auth, Exit, HostConfig, HostFile, TargetConfig};
+use rblk_target::args::{HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, Output};
+use rblk_target::control::socket::{Ask, HostsReport, Response, ask};
+use serde::Serialize;
+
+use crate::{no_answer, table};
+
+/// A request that makes no sense.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Senseless(String);
+
+/// A host, in JSON.
+#[derive(Serialize)]
+struct Listed<'c> {
+    #[serde(flatten)]
+    host: &'c HostConfig,
+    /// The file that `host add` and `host remove` change. Null: the host stands in a file that
+    /// people write.
+    file: Option<PathBuf>,
+}
+
+/// Does what was asked.
+pub(crate) fn host(command: &HostCommand) -> anyhow::Result<Exit> {
+    match command {
+        HostCommand::Add(args) => add(args),
+        HostCommand::Remove(args) => remove(args),
+        HostCommand::List { config, output } => list(config, *output),
+    }
+}
+
+fn add(args: &HostAddArgs) -> anyhow::Result<Exit> {
+    let file = HostFile::lock(&args.place.config, &args.name)?;
+    let before = file.read()?;
+    let host = added(before.clone(), args)?;
+    let name = host.name.clone();
+    let config = match before == Some(host.clone()) {
+        true => {
+            println!("{name}: {} says so already", file.path().display());
+            TargetConfig::load(&args.place.config)?
+        }
+        false => {
+            let config = file.write(host)?;
+            println!("{name}: written to {}", file.path().display());
+            config
+        }
+    };
+    drop(file);
+    tell(&args.place, &config, &name, true)
+}
+
+/// The host with what was asked for.
+fn added(before: Option<HostConfig>, args: &HostAddArgs) -> Result<HostConfig, Senseless> {
+    let name = &args.name;
+    let mut host = match before {
+        Some(host) => host,
+        None if args.key.is_empty() || args.volume.is_empty() => {
+            return Err(Senseless(format!(
+                "a new host needs a key and a volume: `rblk-target host add {name} --key KEY --volume VOLUME:rw`. \
+                 `rblk-initiator key new` on {name} prints the key"
+            )));
+        }
+        None => HostConfig::new(name, Vec::new(), Vec::new()),
+    };
+    for key in &args.key {
+        if !host.keys.contains(key) {
+            host.keys.push(*key);
+        }
+    }
+    if host.keys.len() > rblk_config::KEYS_MAX {
+        return Err(Senseless(format!(
+            "{name} has two keys already; take the old one away first: \
+             `rblk-target host remove {name} --key {}`",
+            host.keys[0]
+        )));
+    }
+    for right in &args.volume {
+        match host.volumes.iter_mut().find(|old| old.volume() == right.volume()) {
+            Some(old) => old.clone_from(right),
+            None => host.volumes.push(right.clone()),
+        }
+    }
+    host.take_over = args.take_over.unwrap_or(host.take_over);
+    Ok(host)
+}
+
+fn remove(args: &HostRemoveArgs) -> anyhow::Result<Exit> {
+    let name = &args.name;
+    let file = HostFile::lock(&args.place.config, name)?;
+    let Some(mut host) = file.read()? else {
+        let config = TargetConfig::load(&args.place.config)?;
+        let text = match config.hosts.iter().any(|host| host.name == *name) {
+            true => format!(
+                "{name} is not in {}, so people wrote it into another file of the configuration: remove it \
+                 there, then run `rblk-target reload`",
+                file.path().display()
+            ),
+            false => format!("there is no host {name}; see `rblk-target host list`"),
+        };
+        return Err(Senseless(text).into());
+    };
+    let config = match taken(&mut host, args)? {
+        Taken::Part => file.write(host)?,
+        Taken::Whole => file.remove()?,
+    };
+    println!("{name}: {} is changed", file.path().display());
+    drop(file);
+    tell(&args.place, &config, name, args.key.is_some() || args.volume.is_some())
+}
+
+/// How much of a host is taken away.
+enum Taken {
+    Part,
+    Whole,
+}
+
+/// Takes away what was asked for.
+fn taken(host: &mut HostConfig, args: &HostRemoveArgs) -> Result<Taken, Senseless> {
+    let name = &args.name;
+    let last = |what: &str| {
+        let text = format!(
+            "that is the last {what} of {name}; add another one first, or remove the host: \
+             `rblk-target host remove {name}`"
+        );
+        Err(Senseless(text))
+    };
+    if let Some(key) = &args.key {
+        if !host.keys.contains(key) {
+            let keys: Vec<String> = host.keys.iter().map(ToString::to_string).collect();
+            let text = format!("{name} does not have that key; it has {}", keys.join(" and "));
+            return Err(Senseless(text));
+        }
+        host.keys.retain(|kept| kept != key);
+        return if host.keys.is_empty() { last("key") } else { Ok(Taken::Part) };
+    }
+    let Some(volume) = &args.volume else { return Ok(Taken::Whole) };
+    let volume = (volume != "*").then_some(volume.as_str());
+    let before = host.volumes.len();
+    host.volumes.retain(|right| right.volume() != volume);
+    if host.volumes.len() == before {
+        let volume = volume.unwrap_or("*");
+        return Err(Senseless(format!(
+            "{name} has no right to {volume}; see `rblk-target host list`"
+        )));
+    }
+    if host.volumes.is_empty() { last("right") } else { Ok(Taken::Part) }
+}
+
+/// Tells the running target. `stays`: whether the host is still one.
+fn tell(place: &HostPlace, config: &TargetConfig, name: &str, stays: bool) -> anyhow::Result<Exit> {
+    let socket = place.control_socket.as_deref().unwrap_or(&config.control_socket);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match runtime.block_on(ask(socket, Ask::ReloadHosts)) {
+        Ok(Response::Hosts(report)) if report.hosts.iter().any(|host| host == name) != stays => {
+            anyhow::bail!(
+                "the target at {} reads another configuration than {}, so nothing has changed there: restart \
+                 it with --config {1}, or name its configuration with --config here",
+                socket.display(),
+                place.config.display()
+            );
+        }
+        Ok(Response::Hosts(report)) => println!("{}", told(&report)),
+        Ok(Response::Error(error)) => {
+            anyhow::bail!(
+                "the file is written, and the target at {} says: {error}",
+                socket.display()
+            )
+        }
+        Ok(Response::Status(_) | Response::Done) => {
+            anyhow::bail!("the target at {} did not understand the request", socket.display())
+        }
+        Err(error) => {
+            println!(
+                "no target answers at {} ({error}); the next `rblk-target serve --config {}` uses it",
+                socket.display(),
+                place.config.display()
+            );
+            if config.authentication() == Auth::None {
+                println!("{OPEN}");
+            }
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+/// What people must know where hosts have no effect.
+const OPEN: &str =
+    "authentication is off, so every host may connect, and the list of hosts has no effect";
+
+/// What a reload did, in words.
+fn told(report: &HostsReport) -> String {
+    let hosts = match report.hosts.as_slice() {
+        [] => "no host".to_owned(),
+        [host] => format!("one host, {host},"),
+        hosts => format!("{} hosts", hosts.len()),
+    };
+    let mut text = format!("the running target lets in {hosts} now");
+    if !report.ended.is_empty() {
+        text += &format!("; sessions were ended of {}", report.ended.join(", "));
+    }
+    if !report.required {
+        text += &format!("\n{OPEN}");
+    }
+    text
+}
+
+/// `rblk-target reload`.
+pub(crate) fn reload(socket: &Path) -> anyhow::Result<Exit> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match runtime.block_on(ask(socket, Ask::ReloadHosts)) {
+        Ok(Response::Hosts(report)) => {
+            println!("hosts were reloaded; other keys need a restart");
+            println!("{}", told(&report));
+        }
+        Ok(Response::Error(error)) => anyhow::bail!(error),
+        Ok(Response::Status(_) | Response::Done) => {
+            anyhow::bail!("the target did not understand the request")
+        }
+        Err(error) => return Ok(no_answer(socket, &error)),
+    }
+    Ok(Exit::Ok)
+}
+
+fn list(path: &Path, output: Output) -> anyhow::Result<Exit> {
+    let config = TargetConfig::load(path)?;
+    if output == Output::Table {
+        print!("{}", table::hosts(&config.hosts));
+        if config.authentication() == Auth::None {
+            eprintln!("{OPEN}");
+        }
+        return Ok(Exit::Ok);
+    }
+    let file =
+        |host: &HostConfig| HostFile::path_of(path, &host.name).ok().filter(|file| file.exists());
+    let listed: Vec<Listed> =
+        config.hosts.iter().map(|host| Listed { host, file: file(host) }).collect();
+    println!("{}", serde_json::to_string_pretty(&listed)?);
+    Ok(Exit::Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use rblk_target::args::{Cli, Command};
+
+    use super::*;
+
+    const KEYS: [&str; 3] = [
+        "rblk1:rmntdxzdp7243knecdmiemm4oyocypa7zz7jqx3pl4dllz3we4n5uqpkpe",
+        "rblk1:n4ja2ifhmaemcmpyur5k7rpesrcxf2h5xwdzd6wpggvre7d3kyu752zoua",
+        "rblk1:j4ig6c6io6zdk6plk6wwhll6q2evaknz4ddjjqgpcf5mewpah4vu6wlnny",
+    ];
+
+    fn parse(line: &str) -> HostCommand {
+        let words = format!("rblk-target host {line}");
+        match Cli::try_parse_from(words.split_whitespace()).unwrap().command {
+            Command::Host(command) => command,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn add(before: Option<HostConfig>, line: &str) -> Result<HostConfig, String> {
+        let HostCommand::Add(args) = parse(&format!("add db1 {line}")) else { panic!("{line}") };
+        added(before, &args).map_err(|error| error.to_string())
+    }
+
+    fn take(host: &HostConfig, line: &str) -> Result<Option<HostConfig>, String> {
+        let HostCommand::Remove(args) = parse(&format!("remove db1 {line}")) else {
+            panic!("{line}")
+        };
+        let mut host = host.clone();
+        match taken(&mut host, &args) {
+            Ok(Taken::Whole) => Ok(None),
+            Ok(Taken::Part) => Ok(Some(host)),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn rights(host: &HostConfig) -> Vec<String> {
+        host.volumes.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_host_gets_keys_and_rights_and_keeps_the_rest() {
+        let host = add(None, &format!("--key {} --volume vol0:ro", KEYS[0])).unwrap();
+        assert_eq!((host.keys.len(), host.take_over), (1, false));
+        let host = add(Some(host), &format!("--key {}", KEYS[1])).unwrap();
+        assert_eq!(host.keys, [KEYS[0].parse().unwrap(), KEYS[1].parse().unwrap()]);
+        assert_eq!(rights(&host), ["vol0:ro"]);
+        let host = add(Some(host), "--volume *:ro --volume vol0:rw --take-over").unwrap();
+        assert_eq!(rights(&host), ["vol0:rw", "*:ro"]);
+        assert!(host.take_over && host.keys.len() == 2);
+        let again = add(Some(host.clone()), &format!("--key {}", KEYS[1])).unwrap();
+        assert_eq!(again, host);
+        assert!(!add(Some(host.clone()), "--take-over=false").unwrap().take_over);
+
+        let error = add(Some(host), &format!("--key {}", KEYS[2])).unwrap_err();
+        let command = format!("`rblk-target host remove db1 --key {}`", KEYS[0]);
+        assert!(error.contains("two keys already") && error.contains(&command), "{error}");
+        for less in ["", "--volume vol0:rw", &format!("--key {}", KEYS[0])] {
+            let error = add(None, less).unwrap_err();
+            assert!(error.contains("a new host needs a key and a volume"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_taken_leaves_a_host_or_none() {
+        let keys = format!("--key {} --key {}", KEYS[0], KEYS[1]);
+        let host = add(None, &format!("{keys} --volume vol0:ro --volume *:rw")).unwrap();
+        assert_eq!(take(&host, "").unwrap(), None);
+        let left = take(&host, &format!("--key {}", KEYS[0])).unwrap().unwrap();
+        assert_eq!(left.keys, [KEYS[1].parse().unwrap()]);
+        let error = take(&left, &format!("--key {}", KEYS[1])).unwrap_err();
+        assert!(error.contains("the last key of db1"), "{error}");
+        let error = take(&left, &format!("--key {}", KEYS[0])).unwrap_err();
+        assert!(error.contains(&format!("it has {}", KEYS[1])), "{error}");
+
+        let left = take(&host, "--volume *").unwrap().unwrap();
+        assert_eq!(rights(&left), ["vol0:ro"]);
+        assert!(take(&left, "--volume vol0").unwrap_err().contains("the last right of db1"));
+        assert!(take(&left, "--volume vol1").unwrap_err().contains("no right to vol1"));
+    }
+}

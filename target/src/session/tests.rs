@@ -1,0 +1,130 @@
+//! Epochs, leases, holders, and connections that have proven nothing.
+
+use super::*;
+
+const LEASE: Duration = Duration::from_secs(30);
+
+fn id(n: u8) -> SessionId {
+    SessionId([n; 16])
+}
+
+fn of_host(n: u8) -> LoggingIn {
+    LoggingIn {
+        host: HostId([n; 16]),
+        host_name: Name::new("h").unwrap(),
+        detect: Duration::from_secs(5),
+        peer: "p".into(),
+    }
+}
+
+fn logged_in(table: &mut SessionTable, n: u8, from: u8, now: Instant) -> SessionIndex {
+    let index = table.begin(id(n), of_host(from), now).unwrap();
+    table.connection_added(index, (Epoch(1), None, true), 0);
+    table.get_mut(index).unwrap().logged_in = true;
+    index
+}
+
+#[test]
+fn a_new_epoch_waits_for_the_old_connections() {
+    let now = Instant::now();
+    let mut table = SessionTable::new(4, LEASE);
+    let index = logged_in(&mut table, 1, 1, now);
+    assert_eq!(table.join(id(1), Epoch(1), 0), Ok(index));
+    table.connection_added(index, (Epoch(1), Some(0), true), 0);
+    assert_eq!(table.join(id(1), Epoch(1), 0), Err(RejectReason::DuplicateQueue));
+    assert_eq!(table.resume(id(1), Epoch(1), of_host(1)), Err(RejectReason::StaleEpoch));
+    assert_eq!(table.resume(id(1), Epoch(2), of_host(2)), Err(RejectReason::NoSuchSession));
+    assert_eq!(table.get(index).unwrap().epoch, Epoch(1), "another host changes nothing");
+    assert_eq!(table.resume(id(1), Epoch(2), of_host(1)), Ok(index));
+    table.connection_added(index, (Epoch(2), None, true), 0);
+    assert!(table.get(index).unwrap().has_older_connections());
+    assert_eq!(table.join(id(1), Epoch(1), 1), Err(RejectReason::StaleEpoch));
+    assert_eq!(
+        table.join(id(1), Epoch(2), 1),
+        Err(RejectReason::NoSuchSession),
+        "not logged in yet"
+    );
+    assert_eq!(table.connection_gone(index, (Epoch(1), None, true), 0, now), After::Lives);
+    assert_eq!(table.connection_gone(index, (Epoch(1), Some(0), true), 0, now), After::Quiesced);
+    assert!(!table.get(index).unwrap().has_older_connections());
+}
+
+#[test]
+fn a_lost_session_keeps_its_volume_for_the_lease() {
+    let now = Instant::now();
+    let mut table = SessionTable::new(4, LEASE);
+    let (a, b) = (logged_in(&mut table, 1, 1, now), logged_in(&mut table, 2, 2, now));
+    let volume = VolumeIndex(0);
+    assert_eq!(table.open(a, volume, AccessMode::Exclusive), Ok(vec![]));
+    assert_eq!(table.open(a, volume, AccessMode::Exclusive), Ok(vec![]), "again by the holder");
+    assert!(table.open(b, volume, AccessMode::Exclusive).is_err());
+    assert!(table.open(b, volume, AccessMode::Shared).is_err());
+    assert_eq!(table.open(b, volume, AccessMode::ReadOnly), Ok(vec![]));
+    assert_eq!(table.connection_gone(a, (Epoch(1), None, true), 0, now), After::Lives);
+    assert!(table.open(b, volume, AccessMode::Exclusive).is_err(), "lost, but the lease runs");
+    assert!(table.expire(now + LEASE).is_empty());
+    assert_eq!(table.expire(now + LEASE + Duration::from_secs(1)), vec![a]);
+    assert_eq!(table.open(b, volume, AccessMode::Exclusive), Ok(vec![]));
+    assert_eq!(table.resume(id(1), Epoch(2), of_host(1)), Err(RejectReason::NoSuchSession));
+}
+
+#[test]
+fn the_same_host_gets_its_volume_back_at_once() {
+    let now = Instant::now();
+    let mut table = SessionTable::new(4, LEASE);
+    let a = logged_in(&mut table, 1, 7, now);
+    table.open(a, VolumeIndex(0), AccessMode::Exclusive).unwrap();
+    let b = logged_in(&mut table, 2, 7, now);
+    assert!(
+        table.open(b, VolumeIndex(0), AccessMode::Exclusive).is_err(),
+        "the old process is connected"
+    );
+    table.connection_gone(a, (Epoch(1), None, true), 0, now);
+    assert_eq!(table.open(b, VolumeIndex(0), AccessMode::Exclusive), Ok(vec![a]));
+}
+
+#[test]
+fn sessions_end_by_logout() {
+    let now = Instant::now();
+    let mut table = SessionTable::new(2, LEASE);
+    let a = logged_in(&mut table, 1, 1, now);
+    table.open(a, VolumeIndex(3), AccessMode::Shared).unwrap();
+    table.logout(a);
+    assert!(!table.is_open(VolumeIndex(3)));
+    assert_eq!(table.connection_gone(a, (Epoch(1), None, true), 0, now), After::Ended);
+    let b = table.begin(id(3), of_host(1), now).unwrap();
+    assert_eq!((b.index, b.life), (a.index, a.life + 1), "the place, but not the session");
+    assert!(table.get(a).is_none() && table.get(b).is_some());
+    assert!(!table.is_full());
+    table.begin(id(4), of_host(1), now).unwrap();
+    assert!(table.is_full());
+    assert_eq!(table.begin(id(5), of_host(1), now), Err(RejectReason::LimitReached));
+}
+
+#[test]
+fn a_connection_that_has_proven_nothing_keeps_nothing() {
+    let now = Instant::now();
+    let mut table = SessionTable::new(2, LEASE);
+    let a = logged_in(&mut table, 1, 1, now);
+    let (admin, unproven, proven) =
+        ((Epoch(1), None, true), (Epoch(1), Some(0), false), (Epoch(1), Some(0), true));
+    table.connection_added(a, unproven, 5);
+    table.connection_added(a, unproven, 5);
+    assert_eq!(table.join(id(1), Epoch(1), 0), Ok(a), "nobody has the number");
+    assert!(table.connection_proved(a, Epoch(1), 0));
+    assert!(!table.connection_proved(a, Epoch(1), 0), "the first has it");
+    assert_eq!(table.join(id(1), Epoch(1), 0), Err(RejectReason::DuplicateQueue));
+    let session = |table: &SessionTable| {
+        let session = table.get(a).unwrap();
+        (session.connections(), session.all_connections(), session.memory_bytes())
+    };
+    assert_eq!(session(&table), (2, 3, 10));
+    // The lease runs as if it were not there, but a new epoch waits for it.
+    table.connection_gone(a, admin, 0, now);
+    table.connection_gone(a, proven, 5, now);
+    assert_eq!(session(&table), (0, 1, 5));
+    assert_eq!(table.resume(id(1), Epoch(2), of_host(1)), Ok(a));
+    assert!(table.get(a).unwrap().has_older_connections());
+    assert_eq!(table.expire(now + LEASE + Duration::from_secs(1)), vec![a]);
+    assert_eq!(table.connection_gone(a, unproven, 5, now), After::Lives, "it ended before");
+}

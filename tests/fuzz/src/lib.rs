@@ -1,0 +1,74 @@
+//! Coverage-guided fuzzing of everything that a peer or a file can say.
+//!
+//! Each target is a function from bytes to "accepted or not". It panics when the code breaks a
+//! promise. The bytes are either what the code parses, or a list of what a peer does ([`Input`]).
+//!
+//! | target | what is fed with bytes |
+//! | --- | --- |
+//! | [`hello`] | request, accept and reject of a connection, and what a target answers to a request |
+//! | [`admin_body`] | the bodies of LOGIN, LIST, OPEN and their replies |
+//! | [`handshake`] | keys, the handshake, sealed commands and replies, proofs of I/O connections |
+//! | [`capsule`] | commands and responses, alone and in lists |
+//! | [`control_core`] | the decisions of control: connections, commands, ends, time, a failing disk |
+//! | [`target_engine`] | a poll group of the target, from a hostile initiator |
+//! | [`initiator_engine`] | the engine of the initiator, from a hostile target |
+//! | [`tcp_frame`] | the frames of `tcp://`: the header, and a QP that gets them |
+//! | [`tcp_handshake`] | the handshake of `tcp://` |
+//! | [`target_config`], [`mount_config`] | configuration files |
+//! | [`note`], [`holders`], [`lineage`] | the files that a mount and a target leave to the next run |
+//!
+//! `corpus/NAME/` holds inputs that together reach all the code that was reached so far. The tests
+//! replay them on every run of `cargo xtask test`. `cargo xtask test --long` looks for new ones.
+
+pub mod admin_body;
+pub mod capsule;
+pub mod control_core;
+pub mod handshake;
+pub mod hello;
+pub mod holders;
+pub mod initiator_engine;
+mod input;
+pub mod lineage;
+pub mod mount_config;
+pub mod note;
+pub mod target_config;
+pub mod target_engine;
+pub mod tcp_frame;
+pub mod tcp_handshake;
+
+pub use input::Input;
+
+/// A target by name.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The name of its program and of its corpus.
+    pub name: &'static str,
+    /// Feeds it. Returns whether the bytes were accepted, or reached what lies behind the parser.
+    pub run: fn(&[u8]) -> bool,
+    /// Inputs that must be accepted: where fuzzing begins.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+macro_rules! targets {
+    ($($name:ident),*) => {
+        [$(Target { name: stringify!($name), run: $name::run, seeds: $name::seeds }),*]
+    };
+}
+
+/// All targets.
+pub const ALL: [Target; 14] = targets!(
+    hello,
+    admin_body,
+    handshake,
+    capsule,
+    control_core,
+    target_engine,
+    initiator_engine,
+    tcp_frame,
+    tcp_handshake,
+    target_config,
+    mount_config,
+    note,
+    holders,
+    lineage
+);

@@ -1,0 +1,28 @@
+//! The configuration file of a mount. What is accepted loads to the same value when it is written and
+//! read again. A refusal is text for people.
+
+use rblk_config::MountConfig;
+
+/// The bytes are the file.
+pub fn run(data: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(data) else { return false };
+    match MountConfig::parse(text, "mount.toml") {
+        Ok(config) => {
+            config.validate().expect("what was accepted");
+            let written = config.dump().expect("what can be written");
+            let again = MountConfig::parse(&written, "again.toml").expect("what was written");
+            assert_eq!(again.dump().expect("what can be written"), written, "changed by a write");
+            true
+        }
+        Err(error) => {
+            assert!(!error.to_string().is_empty(), "a refusal without a word");
+            false
+        }
+    }
+}
+
+/// The example.
+#[must_use]
+pub fn seeds() -> Vec<Vec<u8>> {
+    vec![include_bytes!("../../../config/examples/mount.toml").to_vec()]
+}

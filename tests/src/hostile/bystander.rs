@@ -1,0 +1,108 @@
+//! [`Bystander`]: an honest host that works on its volume while hostile peers do what they do. It
+//! checks every byte that it reads, and notes how long it had to wait.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rblk_protocol::width::wide64;
+
+use crate::bed::pattern;
+use crate::program::Client;
+
+/// Bytes of one request.
+const BLOCK: usize = 16 << 10;
+/// Blocks that it works on.
+const BLOCKS: usize = 64;
+
+/// What a bystander saw.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    /// Requests that were answered.
+    pub requests: u64,
+    /// The longest time that one took.
+    pub longest: Duration,
+}
+
+/// An honest host. See the module.
+#[derive(Debug)]
+pub struct Bystander {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<(Client, Seen)>,
+}
+
+fn offset(block: usize) -> u64 {
+    wide64(block * BLOCK)
+}
+
+fn content(block: usize, round: usize) -> Vec<u8> {
+    pattern(wide64(block * 1_000_003 + round), BLOCK)
+}
+
+impl Bystander {
+    /// Begins to work: each round writes a block anew, and reads back another one.
+    #[must_use]
+    pub fn start(mut client: Client) -> Self {
+        for block in 0..BLOCKS {
+            client.write(offset(block), &content(block, 0));
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut seen = Seen::default();
+            let mut rounds = [0; BLOCKS];
+            let mut round = 0;
+            while !told.load(Ordering::Relaxed) {
+                round += 1;
+                let (write, read) = (round % BLOCKS, round * 7 % BLOCKS);
+                let begun = Instant::now();
+                client.write(offset(write), &content(write, round));
+                rounds[write] = round;
+                seen.note(begun);
+                let begun = Instant::now();
+                let bytes = client.read(offset(read), BLOCK);
+                seen.note(begun);
+                assert!(
+                    bytes == content(read, rounds[read]),
+                    "block {read} of the bystander changed"
+                );
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            for (block, of) in rounds.into_iter().enumerate() {
+                let bytes = client.read(offset(block), BLOCK);
+                assert!(bytes == content(block, of), "block {block} of the bystander changed");
+            }
+            (client, seen)
+        });
+        Self { stop, thread }
+    }
+
+    /// Whether it still works.
+    #[must_use]
+    pub fn is_well(&self) -> bool {
+        !self.thread.is_finished()
+    }
+
+    /// Reads everything back and ends.
+    ///
+    /// # Panics
+    /// A byte was wrong, or a request failed.
+    pub fn end(self) -> Seen {
+        self.stop.store(true, Ordering::Relaxed);
+        match self.thread.join() {
+            Ok((client, seen)) => {
+                client.logout();
+                seen
+            }
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+impl Seen {
+    fn note(&mut self, begun: Instant) {
+        self.requests += 1;
+        self.longest = self.longest.max(begun.elapsed());
+    }
+}

@@ -1,0 +1,24 @@
+//! A hostile peer that is written from `docs/internals/wire.md` alone, and an honest host beside
+//! it.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `wire.rs` | hellos, capsules and bodies as bytes |
+//! | `noise.rs` | the handshake, the seal, the proofs of queues |
+//! | `end.rs` | one connection that sends any bytes |
+//! | `rogue.rs` | a host that is let in by its key, and then breaks the rules |
+//! | `cases.rs` | each rule, broken once |
+//! | `bystander.rs` | the honest host |
+//! | `party.rs` | the keys of all, and what must be so when they meet |
+//!
+//! The peer uses `rblk-fabric` to reach a device, and no code of the initiator.
+
+pub mod bystander;
+pub mod cases;
+pub mod end;
+pub mod noise;
+pub mod party;
+pub mod rogue;
+pub mod wire;
+
+pub use party::Party;

@@ -1,0 +1,119 @@
+//! I/O connections that have to prove that they are of their session.
+
+use std::time::Duration;
+
+use rblk_protocol::auth::{QueueKey, QueueProof, SessionSecret, TargetProof};
+use rblk_protocol::{ConnectionKind, Epoch, Nonce, Opcode, Sequence};
+
+use super::*;
+
+const QUEUE: u16 = 5;
+
+fn secret(byte: u8) -> SessionSecret {
+    SessionSecret::from_bytes(&[byte; 32])
+}
+
+fn key(byte: u8, epoch: u32, queue: u16) -> QueueKey {
+    QueueKey::new(&secret(byte), Epoch(epoch), queue)
+}
+
+/// A bed whose next connections have to prove that they know the secret of sevens.
+fn suspicious(rig: &RigOptions) -> (Bed, QueueId, SessionIndex) {
+    let (mut bed, bystander, suspect) = watched(rig);
+    bed.rig.require_proof(secret(7));
+    (bed, bystander, suspect)
+}
+
+fn connect(bed: &mut Bed, session: SessionIndex) -> RawPeer {
+    RawPeer::new(bed, session, ConnectionKind::Io { queue: QUEUE }, STORE, by_send())
+}
+
+fn prove(peer: &RawPeer, key: &QueueKey) -> (QueueProof, TargetProof) {
+    key.prove(&peer.hellos, Nonce([9; 16]))
+}
+
+/// Sends a self-test with that in its capsule. Returns its sequence.
+fn test(peer: &mut RawPeer, body: &[u8]) -> Sequence {
+    let mut command = peer.self_test();
+    command.in_capsule_bytes = u32::try_from(body.len()).unwrap();
+    peer.send(&[command.to_wire().as_slice(), body].concat());
+    command.sequence
+}
+
+fn read(bed: &mut Bed, peer: &mut RawPeer) -> Status {
+    let command = peer.transfer(Opcode::Read, 1, 0, 8);
+    status_of(ask(bed, peer, &command))
+}
+
+#[test]
+fn both_ends_of_a_queue_prove_the_secret_of_the_session() {
+    let (mut bed, bystander, suspect) = suspicious(&RigOptions::default());
+    let mut peer = connect(&mut bed, suspect);
+    assert_eq!(read(&mut bed, &mut peer), Status::NotReady, "nothing before the proof");
+    let (proof, expected) = prove(&peer, &key(7, 1, QUEUE));
+    for round in 0..2 {
+        let sequence = test(&mut peer, proof.as_bytes());
+        assert_eq!(status_of(peer.hear(&mut bed)), Status::Ok);
+        assert!(expected.is_answer(sequence, &peer.written()), "round {round}");
+        assert_eq!(bed.rig.proven(), 1, "told once");
+    }
+    assert_eq!(read(&mut bed, &mut peer), Status::Ok);
+    assert_eq!(bed.rig.target_counts().failed_proofs, 0);
+    assert_unharmed(&mut bed, bystander);
+}
+
+#[test]
+fn a_queue_proof_of_another_queue_epoch_or_session() {
+    let wrong = [key(7, 1, QUEUE + 1), key(7, 2, QUEUE), key(8, 1, QUEUE)];
+    for case in 0..wrong.len() + 4 {
+        let (mut bed, bystander, suspect) = suspicious(&RigOptions::default());
+        let mut peer = connect(&mut bed, suspect);
+        let (right, _) = prove(&peer, &key(7, 1, QUEUE));
+        let mut body = match wrong.get(case) {
+            Some(key) => prove(&peer, key).0.as_bytes().to_vec(),
+            None => right.as_bytes().to_vec(),
+        };
+        match case.checked_sub(wrong.len()) {
+            None => {}
+            // Of another connection of the same queue; none; half of one; a flipped bit.
+            Some(0) => {
+                let other = connect(&mut bed, suspect);
+                body = prove(&other, &key(7, 1, QUEUE)).0.as_bytes().to_vec();
+            }
+            Some(1) => body.clear(),
+            Some(2) => body.truncate(24),
+            Some(_) => body[47] ^= 0x80,
+        }
+        test(&mut peer, &body);
+        assert!(matches!(peer.hear(&mut bed), Heard::End(_)), "case {case}");
+        assert_eq!(peer.written(), [0; 64], "case {case}: the target proves nothing either");
+        let counts = bed.rig.target_counts();
+        assert_eq!((counts.failed_proofs, bed.rig.proven()), (1, 0), "case {case}");
+        assert_unharmed(&mut bed, bystander);
+    }
+}
+
+#[test]
+fn a_queue_that_proves_nothing_has_five_seconds() {
+    let tick = Duration::from_millis(10);
+    let (mut bed, bystander, suspect) = suspicious(&RigOptions { tick, ..RigOptions::default() });
+    let mut peer = connect(&mut bed, suspect);
+    let begun = bed.rig.elapsed();
+    while bed.rig.elapsed() - begun < Duration::from_millis(4900) {
+        assert_eq!(read(&mut bed, &mut peer), Status::NotReady);
+    }
+    for _ in 0..100 {
+        bed.rig.step();
+    }
+    assert!(peer.listen().iter().any(|heard| matches!(heard, Heard::End(_))));
+    // One that has proven itself stays.
+    let mut peer = connect(&mut bed, suspect);
+    let (proof, _) = prove(&peer, &key(7, 1, QUEUE));
+    test(&mut peer, proof.as_bytes());
+    assert_eq!(status_of(peer.hear(&mut bed)), Status::Ok);
+    for _ in 0..1000 {
+        bed.rig.step();
+    }
+    assert_eq!(read(&mut bed, &mut peer), Status::Ok);
+    assert_unharmed(&mut bed, bystander);
+}
