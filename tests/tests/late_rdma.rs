@@ -7,7 +7,7 @@ use rblk_fabric::soft::network::Conditions;
 use rblk_fabric::{Region, WcStatus};
 use rblk_initiator::engine::PathEnd;
 use rblk_initiator::io::IoOp;
-use rblk_protocol::{Features, Immediate, Opcode, Tag};
+use rblk_protocol::{CommandCapsule, Features, Immediate, KeyedDescriptor, Opcode, Tag};
 use rblk_rig::inprocess::{QueueOptions, RigOptions};
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
@@ -69,12 +69,14 @@ fn a_key_of_a_dead_path_opens_nothing_on_a_living_one() {
         let mut target = RawTarget::tested(small());
         let old = target.request(IoOp::Read, 0);
         target.reconnect();
-        // The same request, in the same buffer, by another key.
+        // The same request, in the same buffer, by another key and at another address.
         let new = target.next_command();
         assert_eq!((new.opcode, new.tag), (Opcode::Read, old.tag));
         let (old_buffer, new_buffer) = (old.buffer.unwrap(), new.buffer.unwrap());
-        assert_eq!(old_buffer.address, new_buffer.address);
         assert_ne!(old_buffer.rkey, new_buffer.rkey);
+        // The right address does not help.
+        let old_buffer = KeyedDescriptor { address: new_buffer.address, ..old_buffer };
+        let old = CommandCapsule { buffer: Some(old_buffer), ..old };
         guard(&target.buffers);
         send_late(&mut target, &old, with_imm);
         target.steps(100);
