@@ -100,6 +100,14 @@ pub enum SessionError {
         /// The target.
         address: String,
     },
+    /// A connection over TCP would not be encrypted, and the configuration asks for it.
+    #[error("the connection to {address} cannot be encrypted (encrypt = \"required\"): {why}")]
+    NotEncrypted {
+        /// The target.
+        address: String,
+        /// What is missing, and where.
+        why: String,
+    },
     /// The target has none of the keys that it must have.
     #[error(
         "{address} does not prove the key of target_keys ({keys}): another target answers there, or it has a new \
@@ -129,6 +137,14 @@ pub enum SessionError {
         /// What the answer said.
         status: Status,
     },
+    /// Whoever refused the connection says that the session is lost, and has proven nothing.
+    #[error("{address} refused the connection ({text}), and did not prove that it is the target")]
+    UnprovenLoss {
+        /// The address.
+        address: String,
+        /// What it said.
+        text: String,
+    },
     /// The proofs of this host cannot be made.
     #[error(transparent)]
     Auth(#[from] AuthError),
@@ -153,12 +169,21 @@ fn refusal(reject: &HelloReject) -> String {
         Some(RejectReason::Version) => "; install matching versions of rblk on both hosts",
         Some(RejectReason::ShuttingDown) => "; try again when it has restarted",
         Some(RejectReason::LimitReached) => "; free sessions or memory there",
+        Some(RejectReason::Crowded) => "; try again",
         Some(RejectReason::NotAllowed) => {
             "; set target_keys and key_file here, and add the key of this host to a [[host]] there"
+        }
+        Some(RejectReason::NotEncrypted) => {
+            "; write encrypt = \"auto\" here, and `modprobe tls` on both hosts"
         }
         _ => "",
     };
     format!("{}{hint}", reject.text)
+}
+
+/// Whether a refusal says that the session is gone.
+fn lost(reject: &HelloReject) -> bool {
+    matches!(reject.reason, Some(RejectReason::NoSuchSession | RejectReason::StaleEpoch))
 }
 
 fn detail(text: &str) -> String {
@@ -184,7 +209,12 @@ impl SessionError {
             | Self::Address(_) => false,
             Self::Refused { reject, .. } => !matches!(
                 reject.reason,
-                Some(RejectReason::Version | RejectReason::NotAllowed | RejectReason::Malformed)
+                Some(
+                    RejectReason::Version
+                        | RejectReason::NotAllowed
+                        | RejectReason::Malformed
+                        | RejectReason::NotEncrypted
+                )
             ),
             Self::Status { status, .. } => {
                 matches!(status, Status::ShuttingDown | Status::TimedOut | Status::Internal)
@@ -193,6 +223,7 @@ impl SessionError {
             | Self::Memory(_)
             | Self::Fenced { .. }
             | Self::NoProof { .. }
+            | Self::NotEncrypted { .. }
             | Self::WrongTargetKey { .. }
             | Self::HostNotAllowed { .. } => false,
             _ => true,
@@ -204,14 +235,20 @@ impl SessionError {
     #[must_use]
     pub fn is_session_gone(&self) -> bool {
         match self {
-            Self::Refused { reject, .. } => {
-                matches!(
-                    reject.reason,
-                    Some(RejectReason::NoSuchSession | RejectReason::StaleEpoch)
-                )
-            }
+            Self::Refused { reject, .. } => lost(reject),
             Self::Status { status, .. } => matches!(status, Status::NoSuchSession | Status::Fenced),
             _ => false,
+        }
+    }
+
+    /// The same, where the peer has not proven that it is the target, and has to: then it cannot
+    /// say that a session is gone, and only this try failed.
+    pub(crate) fn before_proof(self) -> Self {
+        match self {
+            Self::Refused { address, reject } if lost(&reject) => {
+                Self::UnprovenLoss { address, text: reject.text }
+            }
+            error => error,
         }
     }
 
@@ -234,12 +271,14 @@ impl SessionError {
             | Self::Unreachable { .. }
             | Self::TimedOut { .. }
             | Self::Unproven { .. }
+            | Self::UnprovenLoss { .. }
             | Self::NotRblk { .. }
             | Self::Lost(_) => Exit::Unreachable,
             Self::Refused { .. }
             | Self::Status { .. }
             | Self::NoSuchVolume { .. }
             | Self::NoProof { .. }
+            | Self::NotEncrypted { .. }
             | Self::WrongTargetKey { .. }
             | Self::HostNotAllowed { .. }
             | Self::Fenced { .. } => Exit::Refused,

@@ -12,6 +12,7 @@ mod wish;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rblk_config::Encrypt;
 use rblk_fabric::{Address, ConnectOptions, Device, FabricError, ProtectionDomain, Region};
 use rblk_protocol::auth::SessionSecret;
 use rblk_protocol::width::wide;
@@ -78,6 +79,8 @@ pub struct Session {
     login: LoginReply,
     // With credentials: what the I/O connections prove.
     secret: Option<SessionSecret>,
+    // Whether I/O connections over TCP are encrypted; without credentials none is.
+    encrypt: Encrypt,
     // A lane could not be connected, so no queue asks for one again.
     without_lanes: bool,
 }
@@ -99,7 +102,9 @@ impl Session {
         let login = Login { address, options, host, credentials, resume };
         let LoggedIn { admin, device, pd, reply: login, secret } = login.run().await?;
         let (address, options) = (address.clone(), options.clone());
-        Ok(Self { address, admin, options, device, pd, login, secret, without_lanes: false })
+        let encrypt = credentials.map_or(Encrypt::Off, Credentials::encrypt);
+        let without_lanes = false;
+        Ok(Self { address, admin, options, device, pd, login, secret, encrypt, without_lanes })
     }
 
     /// Begins a new session. Tries a second time if LOGIN is not answered: a faulty device or path
@@ -221,11 +226,12 @@ impl Session {
         // A lane that failed is not tried again and again while requests wait.
         let lanes = if self.without_lanes { 1 } else { wish.lanes(self.device.caps()) };
         let wish = QueueWish { lanes: Some(lanes), ..wish };
-        let Self { address, options, device, pd, admin, login, secret, without_lanes } = self;
+        let Self { address, options, device, pd, admin, login, secret, encrypt, without_lanes } =
+            self;
         let pulse = Pulse::of(options.detect);
         let (session, epoch) = (login.session, login.epoch);
-        let secret = secret.as_ref();
-        let connector = Lanes { address, options, device, pd, session, epoch, secret };
+        let (secret, encrypt) = (secret.as_ref(), *encrypt);
+        let connector = Lanes { address, options, device, pd, session, epoch, secret, encrypt };
         let connect = connector.connect_queue(queue, wish, volume, buffers);
         tokio::pin!(connect);
         loop {

@@ -24,7 +24,7 @@ pub(crate) fn mounts(mounts: &[MountStatus]) -> String {
             m.state,
             m.queues,
             m.generation_shown(),
-            m.transport,
+            transport(m),
             if m.digest { "crc32c" } else { "-" },
             m.address,
             m.target_name
@@ -33,9 +33,31 @@ pub(crate) fn mounts(mounts: &[MountStatus]) -> String {
     text
 }
 
+/// What carries the data; `soft/TLS` for TCP that is encrypted.
+fn transport(mount: &MountStatus) -> &str {
+    match mount.transport.as_str() {
+        "soft/TCP" if mount.encrypted => "soft/TLS",
+        transport => transport,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn encrypted_data_is_shown() {
+        let shown = |transport: &str, encrypted| {
+            let transport = transport.to_owned();
+            let mount = MountStatus { transport, encrypted, ..MountStatus::default() };
+            let text = mounts(std::slice::from_ref(&mount));
+            let column = text.find("TRANSPORT").unwrap();
+            text.lines().nth(1).unwrap()[column..].split(' ').next().unwrap().to_owned()
+        };
+        assert_eq!(shown("soft/TCP", true), "soft/TLS");
+        assert_eq!(shown("soft/TCP", false), "soft/TCP");
+        assert_eq!(shown("RoCE", false), "RoCE");
+    }
 
     #[test]
     fn a_generation_is_shown_where_it_says_something() {

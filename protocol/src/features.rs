@@ -42,12 +42,14 @@ impl Features {
         Self(self.0 | other.0)
     }
 
-    /// All abilities, except those that need another one that is missing.
+    /// All abilities, except those that need another one that is missing, and digests where the
+    /// stream is encrypted: its records find every change, too.
     #[must_use]
     pub fn possible(self) -> Self {
         let lists = if self.has(Self::CAPSULE_LISTS) { Self(0) } else { Self::DATA_LISTS };
         let auth = if self.has(Self::AUTH) { Self(0) } else { Self::ENCRYPT };
-        self.without(lists.or(auth))
+        let fine = self.without(lists.or(auth));
+        if fine.has(Self::ENCRYPT) { fine.without(Self::DIGEST) } else { fine }
     }
 
     /// All abilities except `other`.

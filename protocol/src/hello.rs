@@ -111,10 +111,14 @@ pub enum RejectReason {
     NotAllowed = 7,
     /// The queue of that index exists already in this epoch.
     DuplicateQueue = 8,
+    /// The connection would not be encrypted, and the target takes no other over TCP.
+    NotEncrypted = 9,
+    /// Too many connections wait for their LOGIN. Connect again in some milliseconds.
+    Crowded = 10,
 }
 
 impl RejectReason {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 10] = [
         Self::Version,
         Self::Malformed,
         Self::NoSuchSession,
@@ -123,6 +127,8 @@ impl RejectReason {
         Self::ShuttingDown,
         Self::NotAllowed,
         Self::DuplicateQueue,
+        Self::NotEncrypted,
+        Self::Crowded,
     ];
 }
 

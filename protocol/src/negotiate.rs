@@ -132,6 +132,20 @@ mod tests {
     }
 
     #[test]
+    fn an_encrypted_stream_needs_no_digests() {
+        let all = Features::AUTH.or(Features::ENCRYPT).or(Features::DIGEST);
+        let io_max_bytes = limits::DIGEST_IO_MAX_BYTES;
+        let asked = HelloRequest { features: all, io_max_bytes, ..asked() };
+        for (theirs, agreed) in [
+            (all, Features::AUTH.or(Features::ENCRYPT)),
+            (all.without(Features::ENCRYPT), Features::AUTH.or(Features::DIGEST)),
+        ] {
+            let accept = negotiate(&asked, &Offer { features: theirs, ..offer() }).unwrap();
+            assert_eq!(accept.features, agreed);
+        }
+    }
+
+    #[test]
     fn digests_are_for_commands_of_two_stripes() {
         let offer = Offer { features: Features::DIGEST, io_max_bytes: u32::MAX, ..offer() };
         for (io_max_bytes, agreed) in [

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::sys::resource::{Resource, getrlimit};
-use rblk_config::{Auth, Spin, TargetConfig};
+use rblk_config::{Auth, Encrypt, Spin, TargetConfig};
+use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::spin::SpinMode;
-use rblk_fabric::{Address, Device, FabricError, Incoming, Listener, PageKind, Region};
+use rblk_fabric::{Address, Device, FabricError, Incoming, Listener, PageKind, Region, Scheme};
 use rblk_protocol::width::wide;
 use rblk_protocol::{InstanceId, Name};
 use tokio::signal::unix::{SignalKind, signal};
@@ -99,6 +100,7 @@ async fn run(config: &TargetConfig, reread: Arc<Reread>) -> anyhow::Result<()> {
     crate::hang_up::outlive().context("SIGHUP")?;
     let name = target_name(config)?;
     let addresses = addresses(config)?;
+    check_encryption(config, &addresses)?;
     warn_of_access(config);
     let auth = auth_of(config)?;
     let groups = config.poll_groups.map_or_else(default_poll_groups, usize::from);
@@ -151,13 +153,29 @@ async fn run(config: &TargetConfig, reread: Arc<Reread>) -> anyhow::Result<()> {
 
 /// Says in the log that other hosts may do everything, or that no host may do anything.
 fn warn_of_access(config: &TargetConfig) {
-    match (config.authentication(), config.exposed()) {
-        (Auth::None, Some(address)) => tracing::warn!(
+    if let Some(address) = exposed_to_all(config) {
+        tracing::warn!(
             address,
             "insecure: everybody who reaches this address can read, write and take over every volume"
-        ),
-        (Auth::Required, _) if config.hosts.is_empty() => tracing::warn!("{NO_HOST}"),
-        _ => {}
+        );
+    }
+    if config.authentication() == Auth::Required && config.hosts.is_empty() {
+        tracing::warn!("{NO_HOST}");
+    }
+}
+
+/// The first address that other hosts reach, where nobody has to prove anything.
+fn exposed_to_all(config: &TargetConfig) -> Option<&str> {
+    config.exposed().filter(|_| config.authentication() == Auth::None)
+}
+
+/// Whether the kernel can encrypt what the configuration wants encrypted.
+fn check_encryption(config: &TargetConfig, addresses: &[Address]) -> anyhow::Result<()> {
+    let over_tcp = addresses.iter().find(|address| address.scheme == Scheme::Tcp);
+    match over_tcp {
+        Some(address) if config.encrypt == Encrypt::Required => kernel_has_tls()
+            .with_context(|| format!("cannot encrypt {address} (encrypt = \"required\")")),
+        _ => Ok(()),
     }
 }
 
@@ -303,6 +321,7 @@ fn parts(
             io_max_bytes,
             sessions_max: config.sessions_max,
             lease: config.lease.into(),
+            encrypt: config.encrypt,
         },
         groups,
         arena,
@@ -313,6 +332,7 @@ fn parts(
         listening: Vec::new(),
         drain_timeout: config.drain_timeout.into(),
         auth: None,
+        insecure: exposed_to_all(config).is_some(),
     })
 }
 

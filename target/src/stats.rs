@@ -129,6 +129,8 @@ rblk_fabric::counters! {
     events,
     /// Calls of the software provider into its links and epoll; over TCP each is a system call.
     link_calls,
+    /// Encrypted connections that ended because a record was changed on the way, or was none.
+    bad_records,
     /// SENDs that carried several responses.
     lists,
     /// Responses in them.
@@ -215,6 +217,7 @@ impl Stats {
         self.arms.set(counters.arms);
         self.events.set(counters.events);
         self.link_calls.set(counters.link_calls);
+        self.bad_records.set(counters.bad_records);
     }
 }
 

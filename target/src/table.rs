@@ -62,12 +62,18 @@ fn target(text: &mut String, status: &TargetStatus) -> fmt::Result {
 fn authentication(status: &TargetStatus) -> String {
     let who = match status.auth.as_str() {
         "required" => "hosts prove their keys",
-        _ => "everybody who reaches an address may log in (auth = \"none\")",
+        _ if status.insecure => {
+            "none, insecure: everybody who reaches an address can read, write and take over"
+        }
+        _ => "none (auth = \"none\"): everybody on this host may log in",
     };
     let mut text = format!("authentication: {who}");
     let unproven = status.unproven + status.total.failed_proofs;
     if unproven > 0 {
         let _ = write!(text, "; {unproven} connections did not prove who they are");
+    }
+    if status.total.bad_records > 0 {
+        let _ = write!(text, "; {} ended by records changed on the way", status.total.bad_records);
     }
     text
 }
@@ -99,15 +105,16 @@ fn volumes(text: &mut String, volumes: &[VolumeStatus]) -> fmt::Result {
 fn sessions(text: &mut String, sessions: &[SessionStatus]) -> fmt::Result {
     writeln!(
         text,
-        "\n{:<20} {:<24} {:<4} {:>6} {:>12} {:<6} VOLUMES",
-        "SESSION OF", "FROM", "AUTH", "EPOCH", "CONNECTIONS", "DIGEST"
+        "\n{:<20} {:<24} {:<4} {:<3} {:>6} {:>12} {:<6} VOLUMES",
+        "SESSION OF", "FROM", "AUTH", "ENC", "EPOCH", "CONNECTIONS", "DIGEST"
     )?;
     for s in sessions {
         let volumes = if s.fenced { "(fenced)".to_owned() } else { s.volumes.join(", ") };
         let auth = if s.key.is_some() { "key" } else { "-" };
+        let encrypted = if s.encrypted { "yes" } else { "no" };
         writeln!(
             text,
-            "{:<20} {:<24} {auth:<4} {:>6} {:>12} {:<6} {volumes}",
+            "{:<20} {:<24} {auth:<4} {encrypted:<3} {:>6} {:>12} {:<6} {volumes}",
             s.host,
             s.peer,
             s.epoch,

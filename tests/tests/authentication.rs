@@ -5,6 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use rblk_config::Encrypt;
+use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_initiator::error::SessionError;
 use rblk_initiator::session::{Claim, Credentials};
 use rblk_protocol::auth::{PublicKey, SecretKey};
@@ -29,10 +31,15 @@ fn host(name: &str, key: &SecretKey, volumes: &str) -> String {
 }
 
 fn write(directory: &Path, hosts: &[String]) {
+    write_with(directory, "", hosts);
+}
+
+fn write_with(directory: &Path, keys: &str, hosts: &[String]) {
     let key_file = directory.join("target.key");
     let volume = |name| format!("[[volume]]\nname = '{name}'\nstore = 'memory'\nsize = '1MiB'\n");
     let text = format!(
-        "listen = ['tcp://127.0.0.1:1']\nauth = 'required'\nkey_file = '{}'\n{}{}{}",
+        // A file must name an address; the flag of the test wins.
+        "listen = ['tcp://127.0.0.1:1']\nauth = 'required'\nkey_file = '{}'\n{keys}{}{}{}",
         key_file.display(),
         volume("a"),
         volume("b"),
@@ -41,13 +48,22 @@ fn write(directory: &Path, hosts: &[String]) {
     fs::write(directory.join("target.toml"), text).unwrap();
 }
 
+/// Makes the key of a target.
+fn new_key(directory: &Path) -> PublicKey {
+    let file = directory.join("target.key").display().to_string();
+    let made = command("rblk-target", &["key", "new", "--file", &file]);
+    made.stdout.trim_end().parse().unwrap()
+}
+
 impl Bed {
     fn new(hosts: &[String]) -> Self {
+        Self::with("", hosts)
+    }
+
+    fn with(keys: &str, hosts: &[String]) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("target.key").display().to_string();
-        let made = command("rblk-target", &["key", "new", "--file", &file]);
-        let key = made.stdout.trim_end().parse().unwrap();
-        write(directory.path(), hosts);
+        let key = new_key(directory.path());
+        write_with(directory.path(), keys, hosts);
         let config = directory.path().join("target.toml").display().to_string();
         let target = Target::start(directory.path(), &["--config", &config]);
         Self { directory, target, key }
@@ -84,6 +100,70 @@ fn hosts_that_prove_their_keys_are_served() {
     assert!(reader.read(4096, 8192) == pattern(1, 8192));
     a.logout();
     reader.logout();
+}
+
+impl Bed {
+    /// A client that wants its data encrypted, or not.
+    fn encrypting(&self, key: &SecretKey, encrypt: Encrypt) -> Result<Client, SessionError> {
+        let credentials = Credentials::new(key.clone(), vec![self.key]).unwrap();
+        let credentials = credentials.encrypting(encrypt);
+        let (address, claim) = (&self.target.address, AccessMode::Exclusive);
+        Client::prove(address, "a", 1, Some(&credentials), claim)
+    }
+}
+
+/// Without TLS in this kernel, nobody is said to be encrypted, and nobody who asks for it goes on.
+#[test]
+fn data_over_tcp_is_encrypted_where_the_kernel_can() {
+    let can = kernel_has_tls();
+    let one = SecretKey::generate().unwrap();
+    let bed = Bed::new(&[host("db1", &one, "'*:rw'")]);
+    for (encrypt, encrypted) in [(Encrypt::Auto, can.is_ok()), (Encrypt::Off, false)] {
+        let mut client = bed.encrypting(&one, encrypt).unwrap();
+        client.write(4096, &pattern(1, 8192));
+        assert!(client.read(4096, 8192) == pattern(1, 8192));
+        let status = bed.target.status();
+        assert_eq!(status.sessions[0].encrypted, encrypted, "{encrypt:?}");
+        assert_eq!(status.total.bad_records, 0);
+        client.logout();
+        wait_for("its end", || bed.target.status().sessions.is_empty().then_some(()));
+    }
+    match (bed.encrypting(&one, Encrypt::Required), can) {
+        (Ok(mut client), Ok(())) => {
+            client.write(0, &pattern(2, 4096));
+            assert!(bed.target.status().sessions[0].encrypted);
+            client.logout();
+        }
+        (Err(error), Err(why)) => {
+            assert!(matches!(error, SessionError::NotEncrypted { .. }), "{error}");
+            assert!(error.to_string().contains(&why.to_string()), "{error}");
+        }
+        (client, can) => panic!("{client:?}, and TLS of the kernel: {can:?}"),
+    }
+}
+
+#[test]
+fn a_target_that_must_encrypt_does_so_or_does_not_start() {
+    let one = SecretKey::generate().unwrap();
+    let (hosts, keys) = ([host("db1", &one, "'*:rw'")], "encrypt = 'required'\n");
+    let Err(why) = kernel_has_tls() else {
+        let bed = Bed::with(keys, &hosts);
+        bed.encrypting(&one, Encrypt::Auto).unwrap().logout();
+        match bed.encrypting(&one, Encrypt::Off).unwrap_err() {
+            SessionError::Refused { reject, .. } => {
+                assert_eq!(reject.reason, Some(RejectReason::NotEncrypted));
+            }
+            other => panic!("{other}"),
+        }
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    new_key(directory.path());
+    write_with(directory.path(), keys, &hosts);
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let args = ["serve", "--config", &path("target.toml"), "--control-socket", &path("c.sock")];
+    let ended = command("rblk-target", &[&args[..], &["--listen", "tcp://127.0.0.1:1"]].concat());
+    assert!(ended.code != Some(0) && ended.stderr.contains(&why.to_string()), "{ended:?}");
 }
 
 #[test]
@@ -130,4 +210,21 @@ fn a_revoked_key_ends_its_session_at_once() {
     assert!(matches!(refused, SessionError::HostNotAllowed { .. }), "{refused}");
     // Its volume is free at once.
     bed.client(&two, AccessMode::Exclusive).unwrap().logout();
+}
+
+/// More than the target lets wait for their LOGIN at a time, as after the boot of a host.
+#[test]
+fn many_readers_of_one_host_log_in_at_once() {
+    const READERS: usize = 40;
+    let one = SecretKey::generate().unwrap();
+    let bed = Bed::new(&[host("db1", &one, "'a:ro'")]);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..READERS)
+            .map(|_| scope.spawn(|| bed.client(&one, AccessMode::ReadOnly).map(Client::logout)))
+            .collect();
+        for reader in readers {
+            reader.join().unwrap().unwrap();
+        }
+    });
+    assert_eq!(bed.target.status().strangers, 0);
 }

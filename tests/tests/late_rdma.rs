@@ -36,7 +36,7 @@ fn both_kinds() -> [QueueOptions; 2] {
 }
 
 /// The answer of a READ as one that knows no better sends it.
-fn send_late(target: &mut RawTarget, read: &rblk_protocol::CommandCapsule, with_imm: bool) {
+fn send_late(target: &mut RawTarget, read: &CommandCapsule, with_imm: bool) {
     let to = read.buffer.unwrap();
     if with_imm {
         target.write_with_imm(to, &[0xbb; 512], Immediate::new(read.tag, read.sequence));

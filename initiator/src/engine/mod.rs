@@ -319,6 +319,7 @@ impl Engine {
         }
         self.stats.replayed.add(lost as u64);
         self.stats.paths_lost.add(1);
+        self.stats.bad_records.add(dead.poller.counters().bad_records);
         self.waiting.backlog = true;
         self.ended.push((end, dead));
     }

@@ -80,6 +80,9 @@ rblk_fabric::counters! {
     events,
     /// Calls of the software provider into its links and epoll; over TCP each is a system call.
     link_calls,
+    /// Encrypted connections that ended because a record was changed on the way, or was none. Of
+    /// paths that have ended.
+    bad_records,
     /// SENDs that carried several commands.
     lists,
     /// Commands in them.

@@ -146,7 +146,7 @@ async fn open_first(
         target_name: login.target_name,
         fenced: None,
     };
-    let (queues, endpoint) = (wish.queues, Endpoint::of(session));
+    let (queues, endpoint) = (wish.queues, Endpoint::of(session, &paths));
     let KnownBy { host, credentials } = known_by.clone();
     let setup =
         Setup { volume_name, addresses, host, credentials, wish, queues, buffers, endpoint };

@@ -16,7 +16,7 @@ use super::queues::Queues;
 use super::reconnect::{News, Reconnected, Step, Tries, Try, VolumeChanged};
 use super::settle::{Account, flush};
 use super::setup::{Endpoint, Setup};
-use super::status::MountStatus;
+use super::status::{MountStatus, auth};
 use super::task;
 use crate::durability::Durability;
 use crate::engine::PathEnd;
@@ -360,7 +360,7 @@ impl Link {
     ) {
         let Arrival { stalled, was_failing, verifier_changed, .. } = arrival;
         self.history.connected(stalled, verifier_changed);
-        self.setup.endpoint = Endpoint::of(&session);
+        self.setup.endpoint = Endpoint::of(&session, &paths);
         self.session = Some(session);
         self.durability.arrived();
         self.write_note(around.note);
@@ -485,10 +485,12 @@ impl Link {
         state.clone_into(&mut status.state);
         let lost_ms_ago = self.course.lost_at().map(|at| millis(at.elapsed()));
         self.history.report(status, lost_ms_ago);
-        let Endpoint { address, rdma_device, transport } = &self.setup.endpoint;
+        let Endpoint { address, rdma_device, transport, is_encrypted } = &self.setup.endpoint;
         status.address.clone_from(address);
         status.rdma_device.clone_from(rdma_device);
         status.transport.clone_from(transport);
+        status.encrypted = *is_encrypted;
+        status.auth = auth(self.setup.credentials.is_some()).to_owned();
         status.write_with_imm = self.setup.wish.features.has(Features::WRITE_WITH_IMM);
         status.epoch = self.epoch();
         status.generation = self.facts().volume.generation.0;

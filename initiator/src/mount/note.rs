@@ -346,6 +346,8 @@ impl Note {
                 address: self.address.clone(),
                 rdma_device: self.rdma_device.clone(),
                 transport: self.transport.clone(),
+                // Known when it is connected.
+                is_encrypted: false,
             },
         };
         Ok((setup, facts))

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use rblk_config::MountConfig;
 use rblk_fabric::{Address, Region};
-use rblk_protocol::Name;
+use rblk_protocol::{Features, Name};
 
+use crate::path::Path;
 use crate::session::{Credentials, HostIdentity, QueueWish, Session};
 
 /// How a mount reaches its volume.
@@ -62,7 +63,8 @@ impl Setup {
 /// The key file is missing, is no key file, or others may read it.
 pub(super) fn credentials_of(config: &MountConfig) -> anyhow::Result<Option<Arc<Credentials>>> {
     let Some(key) = config.secret_key()? else { return Ok(None) };
-    Ok(Some(Arc::new(Credentials::new(key, config.target_keys.clone())?)))
+    let credentials = Credentials::new(key, config.target_keys.clone())?;
+    Ok(Some(Arc::new(credentials.encrypting(config.encrypt))))
 }
 
 /// A connection to the target, in words for people.
@@ -74,16 +76,21 @@ pub(super) struct Endpoint {
     pub(super) rdma_device: String,
     /// What carries the messages.
     pub(super) transport: String,
+    /// Every I/O connection is encrypted.
+    pub(super) is_encrypted: bool,
 }
 
 impl Endpoint {
-    /// The connection of a session.
-    pub(super) fn of(session: &Session) -> Self {
+    /// The connection of a session with these paths.
+    pub(super) fn of(session: &Session, paths: &[Path]) -> Self {
         let caps = session.device().caps();
         Self {
             address: session.address.to_string(),
             rdma_device: caps.name.clone(),
             transport: caps.transport.to_string(),
+            // The lanes of a path have what its first has.
+            is_encrypted: !paths.is_empty()
+                && paths.iter().all(|path| path.accept.features.has(Features::ENCRYPT)),
         }
     }
 }

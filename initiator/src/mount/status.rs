@@ -24,6 +24,14 @@ pub struct MountStatus {
     pub rdma_device: String,
     /// What carries the messages.
     pub transport: String,
+    /// `key`: both ends prove their keys. `none`: nobody proves anything. Empty where no process
+    /// serves the mount.
+    #[serde(default)]
+    pub auth: String,
+    /// The I/O connections are encrypted, as of the last time that they were connected. Admin
+    /// commands are sealed wherever `auth` is `key`.
+    #[serde(default)]
+    pub encrypted: bool,
     /// `waiting` (for the first connect; there is no device yet), `connected`, `reconnecting`
     /// (requests wait), `failing` (they fail until the target is back), `fenced` (they fail
     /// permanently: another host has the volume) or `volume lost` (they fail permanently: the
@@ -113,6 +121,11 @@ pub struct MountStatus {
     pub total: QueueCounts,
     /// Counters by queue.
     pub by_queue: Vec<QueueCounts>,
+}
+
+/// The word for who has to prove something.
+pub(super) fn auth(with_keys: bool) -> &'static str {
+    if with_keys { "key" } else { "none" }
 }
 
 fn once() -> OnLoss {

@@ -11,7 +11,7 @@ use super::mounted::Mount;
 use super::serving::LAST_WORDS;
 use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
-use super::status::MountStatus;
+use super::status::{MountStatus, auth};
 
 use crate::path::Path;
 use crate::session::HostIdentity;
@@ -87,6 +87,7 @@ fn status(config: &MountConfig, name: &str, why: Option<String>) -> MountStatus 
         volume: config.volume.clone(),
         target: config.target.clone(),
         address: config.target.first().cloned().unwrap_or_default(),
+        auth: auth(!config.target_keys.is_empty()).to_owned(),
         state: "waiting".to_owned(),
         last_loss: why,
         pid: std::process::id(),

@@ -1,5 +1,7 @@
-//! [`Credentials`]: by what an initiator proves who it is, and what a target has to prove.
+//! [`Credentials`]: by what an initiator proves who it is, what a target has to prove, and whether
+//! the stream is encrypted, whose keys come from these proofs.
 
+use rblk_config::Encrypt;
 use rblk_protocol::auth::{PublicKey, SecretKey};
 
 /// Most keys that a target may have: one, or two while it changes its key.
@@ -11,6 +13,7 @@ const TARGET_KEYS_MAX: usize = 2;
 pub struct Credentials {
     key: SecretKey,
     target_keys: Vec<PublicKey>,
+    encrypt: Encrypt,
 }
 
 /// There is no key of a target, or there are too many.
@@ -28,7 +31,18 @@ impl Credentials {
         if !(1..=TARGET_KEYS_MAX).contains(&keys) {
             return Err(TargetKeysError(keys));
         }
-        Ok(Self { key, target_keys })
+        Ok(Self { key, target_keys, encrypt: Encrypt::Auto })
+    }
+
+    /// The same, with other encryption of I/O connections over TCP than [`Encrypt::Auto`].
+    #[must_use]
+    pub fn encrypting(self, encrypt: Encrypt) -> Self {
+        Self { encrypt, ..self }
+    }
+
+    /// Whether I/O connections over TCP are encrypted.
+    pub(super) fn encrypt(&self) -> Encrypt {
+        self.encrypt
     }
 
     /// The key of this host.

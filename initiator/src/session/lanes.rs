@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use rblk_config::DigestWish;
+use rblk_config::Encrypt;
+use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{
-    Address, ConnectOptions, Connection, ConnectionHello, Device, Poller, PollerHandle,
-    ProtectionDomain, QpLimits, Region, Route,
+    Address, CipherKey, ConnectOptions, Connection, ConnectionHello, Device, Poller, PollerHandle,
+    ProtectionDomain, QpLimits, Region, Route, StreamKeys, Transport,
 };
-use rblk_protocol::auth::{Hellos, QueueKey, SessionSecret};
+use rblk_protocol::auth::{self, Hellos, QueueKey, SessionSecret};
 use rblk_protocol::{
     ConnectionKind, Epoch, Features, HelloAccept, HelloRequest, Nonce, SessionId, Version,
     VolumeHandle, limits,
@@ -61,6 +63,8 @@ pub(super) struct Lanes<'s> {
     pub(super) epoch: Epoch,
     /// What the lanes prove, where the ends proved their keys.
     pub(super) secret: Option<&'s SessionSecret>,
+    /// Whether they are encrypted where they go over TCP.
+    pub(super) encrypt: Encrypt,
 }
 
 impl Lanes<'_> {
@@ -76,6 +80,7 @@ impl Lanes<'_> {
         buffers: &Arc<Region>,
     ) -> Result<Path, SessionError> {
         let route = self.route().await?;
+        self.can_encrypt()?;
         let asked = self.hello(queue, wish);
         let caps = self.device.caps();
         let layout = PathLayout { depth: wish.depth };
@@ -90,7 +95,9 @@ impl Lanes<'_> {
             proofs: proof.into_iter().collect(),
             poller: Some(poller),
         };
-        if wish.digest == DigestWish::Crc32c && !accept.features.has(Features::DIGEST) {
+        // An encrypted stream finds every change without them.
+        let is_checked = accept.features.0 & Features::DIGEST.or(Features::ENCRYPT).0 != 0;
+        if wish.digest == DigestWish::Crc32c && !is_checked {
             return Err(SessionError::NoDigests { address: self.address.to_string() });
         }
         self.add_lanes(&mut made, wish, &handle, sizes, (&asked, &accept)).await;
@@ -136,6 +143,9 @@ impl Lanes<'_> {
         }
         if self.secret.is_some() {
             features = features.or(Features::AUTH);
+            if self.encrypt != Encrypt::Off && caps.encrypts {
+                features = features.or(Features::ENCRYPT);
+            }
         }
         HelloRequest {
             kind: ConnectionKind::Io { queue },
@@ -148,6 +158,22 @@ impl Lanes<'_> {
             epoch: self.epoch,
             session: self.session,
         }
+    }
+
+    /// Whether this end can encrypt, where it has to.
+    fn can_encrypt(&self) -> Result<(), SessionError> {
+        if !self.must_encrypt() {
+            return Ok(());
+        }
+        kernel_has_tls().map_err(|why| self.not_encrypted(format!("on this host, {why}")))
+    }
+
+    fn must_encrypt(&self) -> bool {
+        self.encrypt == Encrypt::Required && self.device.caps().transport == Transport::SoftTcp
+    }
+
+    fn not_encrypted(&self, why: String) -> SessionError {
+        SessionError::NotEncrypted { address: self.address.to_string(), why }
     }
 
     /// Connects the lanes behind the first one, which was asked for and granted so. They are for
@@ -209,14 +235,38 @@ impl Lanes<'_> {
         asked: &HelloRequest,
     ) -> Result<Connected, SessionError> {
         let request = asked.to_wire();
-        let established = route
+        let mut established = route
             .connect(self.pd, poller, sizes, &ConnectionHello(request.to_vec()))
             .await
-            .map_err(|error| explain(self.address, error))?;
+            .map_err(|error| explain(self.address, error))
+            .map_err(|error| if self.secret.is_some() { error.before_proof() } else { error })?;
         let accept = parse_accept(self.address, &established.hello.0, asked)?;
         let hellos = Hellos::from_private_data(&request, &established.hello.0)?;
         let proof = self.proof(asked, &accept, &hellos)?;
+        match self.stream_keys(asked, &accept, &hellos) {
+            Some(keys) => established.secure(keys)?,
+            None if self.must_encrypt() => {
+                let why = "the target does not encrypt: its configuration has encrypt = \"off\", or \
+                           its kernel has no TLS (`modprobe tls` there, and restart it)";
+                return Err(self.not_encrypted(why.to_owned()));
+            }
+            None => {}
+        }
         Ok(Connected { connection: established.connection, accept, proof })
+    }
+
+    /// The keys of a lane that both ends encrypt.
+    fn stream_keys(
+        &self,
+        asked: &HelloRequest,
+        accept: &HelloAccept,
+        hellos: &Hellos,
+    ) -> Option<StreamKeys> {
+        let ConnectionKind::Io { queue } = asked.kind else { return None };
+        let secret = self.secret.filter(|_| accept.features.has(Features::ENCRYPT))?;
+        let keys = auth::StreamKeys::new(secret, asked.epoch, queue, accept.nonce, hellos);
+        let cipher = |key: &auth::StreamKey| CipherKey::new(key.key(), key.iv());
+        Some(StreamKeys { send: cipher(&keys.to_target), receive: cipher(&keys.to_initiator) })
     }
 
     /// What a lane proves, and what the target has to prove on it.

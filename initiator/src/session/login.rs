@@ -3,7 +3,7 @@
 //! With [`Credentials`] nothing that a peer says before its proof counts for more than that this
 //! try fails: whoever answers at the address may say it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rblk_fabric::{
     Address, ConnectOptions, ConnectionHello, Device, ProtectionDomain, Route, Transport,
@@ -15,12 +15,16 @@ use rblk_protocol::auth::{
 use rblk_protocol::limits::{self, ADMIN_DEPTH};
 use rblk_protocol::{
     ConnectionKind, Epoch, Features, HelloRequest, LoginReply, LoginRequest, Opcode, QueueDepth,
-    SessionId, Status, Version, VolumeHandle,
+    RejectReason, SessionId, Status, Version, VolumeHandle,
 };
 
 use super::{Credentials, HostIdentity, QUIESCE_TIMEOUT, explain, parse_accept};
 use crate::admin::{AdminChannel, Pulse};
 use crate::error::SessionError;
+
+/// Shortest and longest pause before a try where the target had no place for a stranger. A login
+/// takes some milliseconds, and hosts that were refused together do not come back together.
+const PAUSE_MS: (u64, u64) = (5, 40);
 
 /// What it takes to log in.
 #[derive(Clone, Copy, Debug)]
@@ -90,7 +94,7 @@ impl Login<'_> {
     }
 
     async fn with(&self, keys: Option<Keys<'_>>) -> Result<LoggedIn, SessionError> {
-        let mut fresh = self.connect(keys.is_some()).await?;
+        let mut fresh = self.find_place(keys.is_some()).await?;
         let (reply, secret) = match keys {
             None => (self.log_in(&mut fresh.admin).await?, None),
             Some(keys) => {
@@ -100,6 +104,23 @@ impl Login<'_> {
         };
         let Fresh { admin, device, pd, .. } = fresh;
         Ok(LoggedIn { admin, device, pd, reply, secret })
+    }
+
+    /// Makes the admin connection, where need be when the target has a place for a stranger again.
+    async fn find_place(&self, with_keys: bool) -> Result<Fresh, SessionError> {
+        let until = Instant::now() + self.options.timeout;
+        loop {
+            match self.connect(with_keys).await {
+                Err(SessionError::Refused { reject, .. })
+                    if reject.reason == Some(RejectReason::Crowded) && Instant::now() < until =>
+                {
+                    // Without random numbers the pause is the shortest.
+                    let more = getrandom::u64().unwrap_or(0) % (PAUSE_MS.1 - PAUSE_MS.0);
+                    tokio::time::sleep(Duration::from_millis(PAUSE_MS.0 + more)).await;
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Makes the admin connection.
@@ -127,7 +148,8 @@ impl Login<'_> {
         let established = route
             .connect(&pd, &handle, sizes, &ConnectionHello(request.to_vec()))
             .await
-            .map_err(|error| explain(address, error))?;
+            .map_err(|error| explain(address, error))
+            .map_err(|error| if with_keys { error.before_proof() } else { error })?;
         let accept = parse_accept(address, &established.hello.0, &asked)?;
         if with_keys && !accept.features.has(Features::AUTH) {
             return Err(SessionError::NoProof { address: address.to_string() });
@@ -174,7 +196,10 @@ impl Login<'_> {
             Ok(reply) if reply.status == Status::Ok => {
                 Ok(SessionSecret::from_login_payload(&reply.payload)?)
             }
-            Ok(SealedReply { status, .. }) | Err(status) => Err(self.refused(status, Some(key))),
+            // It does not know who this is, so it has no seal.
+            Err(Status::NotAllowed) => Err(self.refused(Status::NotAllowed, Some(key))),
+            Err(status) => Err(SessionError::Unproven { what: Opcode::Login, status }),
+            Ok(SealedReply { status, .. }) => Err(self.refused(status, Some(key))),
         }
     }
 

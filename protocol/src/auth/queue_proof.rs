@@ -208,6 +208,25 @@ mod tests {
     }
 
     #[test]
+    fn a_stripped_encryption_bit_fails_the_proof() {
+        let both = Features::AUTH.or(Features::ENCRYPT);
+        let asked = |features| HelloRequest { features, ..asked() };
+        let accept = |features| HelloAccept { features, ..accept() };
+        let honest = Hellos::new(&asked(both), &accept(both));
+        let (proof, expected) = key().prove(&honest, NONCE);
+        assert!(key().check(&honest, proof.as_bytes()).is_ok());
+        // Taken out of the request, of the accept, or of both, on the way to one end.
+        for (request, accepted) in
+            [(Features::AUTH, both), (both, Features::AUTH), (Features::AUTH, Features::AUTH)]
+        {
+            let other = Hellos::new(&asked(request), &accept(accepted));
+            assert_eq!(key().check(&other, proof.as_bytes()).err(), Some(AuthError::Proof));
+            let (_, theirs) = key().prove(&other, NONCE);
+            assert!(!expected.is_answer(Sequence(1), &theirs.answer(Sequence(1))));
+        }
+    }
+
+    #[test]
     fn a_proof_is_not_sent_back() {
         let (proof, expected) = key().prove(&hellos(), NONCE);
         let mut reflected = self_test_pattern(Sequence(1));

@@ -1,11 +1,12 @@
 //! What a connect request is granted, and how a refusal is sent. Control decides
 //! ([`super::Control`] and [`super::core`]); the steps that need none of its state are here.
 
+use rblk_config::Encrypt;
 use rblk_fabric::{
-    AcceptParams, Connection, ConnectionHello, Device, Incoming, MAX_SGE, PollerHandle,
-    ProtectionDomain, QpLimits, Transport,
+    AcceptParams, CipherKey, Connection, ConnectionHello, Device, Incoming, MAX_SGE, PollerHandle,
+    ProtectionDomain, QpLimits, StreamKeys, Transport,
 };
-use rblk_protocol::auth::{Carrier, Hellos, PROOF_BYTES};
+use rblk_protocol::auth::{self, Carrier, Hellos, PROOF_BYTES, QueueKey};
 use rblk_protocol::width::narrow;
 use rblk_protocol::{
     ConnectionKind, Features, HelloAccept, HelloReject, HelloRequest, InstanceId, Nonce, Offer,
@@ -24,7 +25,18 @@ const READS_OUT_MAX: u8 = 16;
 /// says which.
 const NO_ROOM: &str = "no room: use fewer --queues or --lanes, less --queue-depth, or more --poll-groups at the target";
 
-const _: () = assert!(NO_ROOM.len() <= limits::REJECT_TEXT_BYTES, "it would be cut");
+/// The text for a peer over TCP that does not encrypt, where it has to.
+const NOT_ENCRYPTED: &str =
+    "tcp:// is encrypted here (encrypt = \"required\"), and the initiator does not offer it";
+/// The text for a peer over TCP where the target has to encrypt, and cannot.
+const CANNOT_ENCRYPT: &str =
+    "tcp:// is encrypted here (encrypt = \"required\"), and this kernel cannot: `modprobe tls`";
+
+const _: () = {
+    assert!(NO_ROOM.len() <= limits::REJECT_TEXT_BYTES, "it would be cut");
+    assert!(NOT_ENCRYPTED.len() <= limits::REJECT_TEXT_BYTES, "it would be cut");
+    assert!(CANNOT_ENCRYPT.len() <= limits::REJECT_TEXT_BYTES, "it would be cut");
+};
 
 /// What this target asks of all its peers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,6 +94,8 @@ fn offer(house: &House, nonce: Nonce, device: &Device, kind: ConnectionKind) -> 
         Transport::SoftTcp | Transport::SoftMemory => Features::CAPSULE_LISTS,
         _ => Features::CAPSULE_LISTS.or(Features::DATA_LISTS),
     };
+    let encrypts = requires_proof && limits.encrypt != Encrypt::Off && device.caps().encrypts;
+    let encrypt = if encrypts { Features::ENCRYPT } else { Features::default() };
     // The trailer of a READ is one more piece to gather.
     let digests = match device.caps().max_sges {
         0..=1 => Features::default(),
@@ -90,7 +104,7 @@ fn offer(house: &House, nonce: Nonce, device: &Device, kind: ConnectionKind) -> 
     let in_capsule_bytes = limits.in_capsule_bytes;
     Offer {
         depth,
-        features: imm.or(lists).or(digests).or(proof),
+        features: imm.or(lists).or(digests).or(proof).or(encrypt),
         in_capsule_bytes,
         io_max_bytes,
         instance,
@@ -127,7 +141,27 @@ pub(super) fn agree(
     if house.requires_proof && !agreed.features.has(Features::AUTH) {
         return Err(Refused { reason: RejectReason::NotAllowed, text: NO_KEYS.to_owned() });
     }
+    check_encryption(asked.kind, house, device, agreed.features)?;
     Ok(agreed)
+}
+
+/// Whether a connection may have these features, where the configuration asks for encryption. An
+/// admin connection seals its commands itself.
+fn check_encryption(
+    kind: ConnectionKind,
+    house: &House,
+    device: &Device,
+    agreed: Features,
+) -> Result<(), Refused> {
+    let caps = device.caps();
+    let must = house.limits.encrypt == Encrypt::Required
+        && caps.transport == Transport::SoftTcp
+        && kind != ConnectionKind::Admin;
+    if !must || agreed.has(Features::ENCRYPT) {
+        return Ok(());
+    }
+    let text = if caps.encrypts { NOT_ENCRYPTED } else { CANNOT_ENCRYPT };
+    Err(Refused { reason: RejectReason::NotEncrypted, text: text.to_owned() })
 }
 
 /// What the handshake of an admin connection covers on which this was agreed.
@@ -210,7 +244,8 @@ pub(super) fn prepare(
     let terms = Terms::new(&pd, accept, !is_queue).map_err(|e| e.to_string())?;
     // Of what is granted in the end.
     let hellos = hellos(&incoming, &terms.accept).map_err(|refused| refused.text)?;
-    let proof = admitted.key.map(|(key, within)| Box::new(ProofDue { key, hellos, within }));
+    let stream_keys = stream_keys(&admitted, &terms.accept, &hellos);
+    let proof = proof_due(&admitted, hellos);
     let sizes = QpLimits {
         send_wrs: terms.layout.send_wrs(),
         recv_wrs: terms.layout.recv_wrs(),
@@ -219,7 +254,10 @@ pub(super) fn prepare(
         reads_out,
         reads_in: 0,
     };
-    let connection = incoming.prepare(&pd, &poller, sizes).map_err(|e| e.to_string())?;
+    let mut connection = incoming.prepare(&pd, &poller, sizes).map_err(|e| e.to_string())?;
+    if let Some(keys) = stream_keys {
+        connection.secure(keys).map_err(|e| e.to_string())?;
+    }
     let Terms { accept, layout, memory } = terms;
     let params = ConnectionParams {
         kind: asked.kind,
@@ -267,6 +305,23 @@ fn data_passes_through(device: &Device) -> bool {
     device.caps().read_sink_needs_remote_write
 }
 
+/// What a connection has to prove in its self-test, if anything.
+fn proof_due(admitted: &Admitted, hellos: Hellos) -> Option<Box<ProofDue>> {
+    let (secret, within) = admitted.secret.as_ref()?;
+    let key = QueueKey::new(secret, admitted.epoch, admitted.queue?);
+    Some(Box::new(ProofDue { key, hellos, within: *within }))
+}
+
+/// The keys of a connection that is encrypted.
+fn stream_keys(admitted: &Admitted, accept: &HelloAccept, hellos: &Hellos) -> Option<StreamKeys> {
+    let (secret, _) =
+        admitted.secret.as_ref().filter(|_| accept.features.has(Features::ENCRYPT))?;
+    let (epoch, queue) = (admitted.epoch, admitted.queue?);
+    let keys = auth::StreamKeys::new(secret, epoch, queue, accept.nonce, hellos);
+    let cipher = |key: &auth::StreamKey| CipherKey::new(key.key(), key.iv());
+    Some(StreamKeys { send: cipher(&keys.to_initiator), receive: cipher(&keys.to_target) })
+}
+
 /// Most in-capsule data of one command: of a write, or the proof in a self-test.
 fn most_in_capsule(accept: &HelloAccept) -> u32 {
     match accept.features.has(Features::AUTH) {
@@ -310,11 +365,15 @@ pub(super) fn refusal(reason: RejectReason, text: &str) -> ConnectionHello {
 
 #[cfg(test)]
 mod tests {
+    use rblk_fabric::soft;
     use rblk_fabric::soft::network::Network;
+    use rblk_fabric::soft::tls::kernel_has_tls;
+    use rblk_protocol::auth::SessionSecret;
     use rblk_protocol::width::wide64;
     use rblk_protocol::{Epoch, SessionId};
 
     use super::*;
+    use crate::identity::{AdmissionId, SessionIndex};
 
     fn house(requires_proof: bool) -> House {
         let limits = Limits {
@@ -323,6 +382,7 @@ mod tests {
             io_max_bytes: 1 << 20,
             sessions_max: 4,
             lease: std::time::Duration::from_secs(30),
+            encrypt: Encrypt::Auto,
         };
         House { limits, instance: InstanceId([9; 16]), requires_proof }
     }
@@ -353,6 +413,62 @@ mod tests {
             // One that asks for no proof says so, and the initiator decides.
             assert!(!agree(&able, &house(false), &device).unwrap().features.has(Features::AUTH));
         }
+    }
+
+    #[test]
+    fn data_over_tcp_is_encrypted_where_the_kernel_can() {
+        let (tcp, memory) = (soft::Device::tcp(), Network::new(1).device());
+        let (tcp, memory) = (Device::Soft(tcp), Device::Soft(memory));
+        let can = kernel_has_tls().is_ok();
+        let io = ConnectionKind::Io { queue: 0 };
+        let both = Features::AUTH.or(Features::ENCRYPT);
+        let house = |encrypt| {
+            let House { limits, .. } = house(true);
+            House { limits: Limits { encrypt, ..limits }, ..house(true) }
+        };
+        let agreed = |encrypt, device: &Device, kind, features| {
+            let asked = HelloRequest { features, ..asked(kind) };
+            agree(&asked, &house(encrypt), device).map(|a| a.features.has(Features::ENCRYPT))
+        };
+        assert_eq!(agreed(Encrypt::Auto, &tcp, io, both), Ok(can));
+        assert_eq!(agreed(Encrypt::Auto, &tcp, io, Features::AUTH), Ok(false));
+        assert_eq!(agreed(Encrypt::Off, &tcp, io, both), Ok(false));
+        // It is about TCP, and about data: admin commands have seals.
+        assert_eq!(agreed(Encrypt::Required, &memory, io, both), Ok(false));
+        assert_eq!(agreed(Encrypt::Required, &tcp, ConnectionKind::Admin, both), Ok(false));
+        let refused = agreed(Encrypt::Required, &tcp, io, Features::AUTH).unwrap_err();
+        assert_eq!(refused.reason, RejectReason::NotEncrypted);
+        let why = if can { "the initiator does not offer it" } else { "`modprobe tls`" };
+        assert!(refused.text.contains(why), "{}", refused.text);
+        match agreed(Encrypt::Required, &tcp, io, both) {
+            Ok(encrypted) => assert!(can && encrypted),
+            Err(refused) => assert!(!can && refused.text == CANNOT_ENCRYPT),
+        }
+    }
+
+    #[test]
+    fn both_ends_have_the_keys_of_a_stream() {
+        let accept = agree(
+            &HelloRequest { features: Features::AUTH, ..asked(ConnectionKind::Io { queue: 3 }) },
+            &house(true),
+            &Device::Soft(Network::new(1).device()),
+        )
+        .unwrap();
+        let hellos = Hellos::new(&asked(ConnectionKind::Io { queue: 3 }), &accept);
+        let secret = SessionSecret::from_bytes(&[5; 32]);
+        let admitted = Admitted {
+            id: AdmissionId(1),
+            session: SessionIndex::NONE,
+            epoch: Epoch(7),
+            queue: Some(3),
+            secret: Some((secret, std::time::Duration::from_secs(1))),
+        };
+        assert!(stream_keys(&admitted, &accept, &hellos).is_none(), "it was not agreed");
+        let features = Features::AUTH.or(Features::ENCRYPT);
+        let accept = HelloAccept { features, ..accept };
+        assert!(stream_keys(&admitted, &accept, &hellos).is_some());
+        let strange = Admitted { secret: None, ..admitted };
+        assert!(stream_keys(&strange, &accept, &hellos).is_none(), "nobody proves anything");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_config::HostConfig;
+use rblk_config::{Encrypt, HostConfig};
 use rblk_fabric::{Device, Incoming, Region};
 use rblk_protocol::width::wide64;
 use rblk_protocol::{Features, HelloRequest, InstanceId, Name, RejectReason, SessionId};
@@ -58,6 +58,8 @@ pub(crate) struct Limits {
     pub sessions_max: u32,
     /// How long a session without connections keeps what it opened.
     pub lease: Duration,
+    /// Whether connections over TCP are encrypted.
+    pub encrypt: Encrypt,
 }
 
 /// What was asked through the control socket or by a signal.
@@ -81,6 +83,7 @@ struct Description {
     limits: Limits,
     volume_notes: HashMap<String, status::VolumeNotes>,
     listening: Vec<String>,
+    insecure: bool,
 }
 
 /// The control task's state.
@@ -126,6 +129,8 @@ pub(crate) struct Parts {
     pub drain_timeout: Duration,
     /// How hosts prove who they are; `None`: nobody has to prove anything.
     pub auth: Option<AuthConfig>,
+    /// Nobody has to prove anything, and other hosts reach an address.
+    pub insecure: bool,
 }
 
 impl Control {
@@ -168,6 +173,7 @@ impl Control {
                 limits,
                 volume_notes: parts.volume_notes,
                 listening: parts.listening,
+                insecure: parts.insecure,
             },
         })
     }
@@ -292,6 +298,7 @@ impl Control {
             peer,
             memory_bytes: wide64(admission::memory_bytes(&accept, asked.kind, &device)),
             fresh: SessionId(fresh),
+            is_encrypted: accept.features.has(Features::ENCRYPT),
         };
         let admitted = self.core.connect(&knock, Instant::now())?;
         if admitted.queue.is_some() {

@@ -41,6 +41,9 @@ pub struct TargetStatus {
     /// Who may log in: `required` (hosts that prove their keys) or `none` (everybody).
     #[serde(default)]
     pub auth: String,
+    /// Nobody has to prove anything, and other hosts reach an address.
+    #[serde(default)]
+    pub insecure: bool,
     /// Connections that have not logged in.
     #[serde(default)]
     pub strangers: usize,
@@ -154,6 +157,10 @@ pub struct SessionStatus {
     /// The public key that its host has proven; absent where nobody has to prove anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
+    /// It has I/O connections, and all of them are encrypted. Admin commands are sealed wherever
+    /// there is a [`key`](Self::key).
+    #[serde(default)]
+    pub encrypted: bool,
     /// Its epoch.
     pub epoch: u32,
     /// Live connections, admin included.
@@ -174,7 +181,8 @@ pub(super) fn of(control: &Control) -> TargetStatus {
     let poll_groups: Vec<StatsSnapshot> = groups.iter().map(|g| g.stats.snapshot()).collect();
     let mut total = StatsSnapshot::default();
     poll_groups.iter().for_each(|group| total.add(group));
-    let decisions = core.decisions();
+    let (decisions, encryption) = (core.decisions(), core.encryption());
+    let is_encrypted = |s: &Session| encryption.get(&s.index).copied().unwrap_or(false);
     TargetStatus {
         name: description.name.to_string(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -190,6 +198,7 @@ pub(super) fn of(control: &Control) -> TargetStatus {
         lease_ms: millis(description.limits.lease),
         fencings: decisions.take_overs + decisions.refused_returns,
         auth: if core.requires_proof() { Auth::Required } else { Auth::None }.as_str().to_owned(),
+        insecure: description.insecure,
         strangers: core.strangers(),
         unproven: decisions.unproven,
         take_overs: decisions.take_overs,
@@ -201,7 +210,7 @@ pub(super) fn of(control: &Control) -> TargetStatus {
         },
         devices: devices.iter().map(device).collect(),
         volumes: core.volumes().iter().map(|v| volume(control, v)).collect(),
-        sessions: core.sessions().iter().map(|s| session(core, s)).collect(),
+        sessions: core.sessions().iter().map(|s| session(core, s, is_encrypted(s))).collect(),
         total,
         poll_groups,
     }
@@ -256,7 +265,7 @@ fn holder(core: &Core, v: &Volume) -> Option<HolderStatus> {
     })
 }
 
-fn session(core: &Core, session: &Session) -> SessionStatus {
+fn session(core: &Core, session: &Session, encrypted: bool) -> SessionStatus {
     let name_of = |index| {
         let volume = core.volumes().iter().find(|v| v.index == index);
         volume.map_or_else(String::new, |v| v.name.to_string())
@@ -265,6 +274,7 @@ fn session(core: &Core, session: &Session) -> SessionStatus {
         host: session.host_name.to_string(),
         peer: session.peer.clone(),
         key: core.key_of(session.index).map(|key| key.to_string()),
+        encrypted,
         epoch: session.epoch.0,
         connections: session.connections(),
         volumes: session.opened().map(|(volume, _)| name_of(volume)).collect(),

@@ -69,6 +69,7 @@ fn control_of(
             io_max_bytes: 1 << 20,
             sessions_max: 4,
             lease: Duration::from_secs(30),
+            encrypt: Encrypt::Auto,
         },
         groups,
         arena: region(),
@@ -79,6 +80,7 @@ fn control_of(
         listening: Vec::new(),
         drain_timeout: Duration::from_secs(1),
         auth: None,
+        insecure: false,
     })
 }
 
@@ -105,6 +107,7 @@ fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
         peer: "peer",
         memory_bytes: 1,
         fresh: SessionId([7; 16]),
+        is_encrypted: false,
     };
     let admitted = control.core.connect(&knock, Instant::now()).expect("there is room");
     let network = Network::new(1);

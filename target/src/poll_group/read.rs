@@ -290,13 +290,7 @@ fn send_part<S: Store>(
     connection.prepared_is_sent(at);
     let request = connection.request_mut(tag);
     if request.step(Event::OfPart(index, PartEvent::Sent(bytes))) == Action::Pin {
-        let part = &mut request.parts_mut()[wide(index.0)];
-        let (shard, len, (_, memory)) = (part.shard(), part.len(), part.take_memory());
-        if connection.bounce().is_some() {
-            turn.release(shard, memory);
-        } else {
-            connection.pin(at, narrow(shard), memory, len);
-        }
+        keep_sent(connection, turn, tag, index, at);
     }
     if apart {
         let trailer = connection.write_trailer(&command, digest::whole(connection, tag));
@@ -308,6 +302,25 @@ fn send_part<S: Store>(
         read_answered(connection, &turn.stats, &command, with_immediate);
     }
     Ok(!answers)
+}
+
+/// All of a part is sent, by the WRITE at that position or before: its memory is kept until the peer
+/// has the bytes, unless they were sent from a copy.
+#[inline]
+fn keep_sent<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+    at: u64,
+) {
+    let part = &mut connection.request_mut(tag).parts_mut()[wide(index.0)];
+    let (shard, len, (_, memory)) = (part.shard(), part.len(), part.take_memory());
+    if connection.bounce().is_some() {
+        turn.release(shard, memory);
+    } else {
+        connection.pin(at, narrow(shard), memory, len);
+    }
 }
 
 /// Copies all of a part to where the connection sends from (iWARP).

@@ -23,8 +23,8 @@ const RECVS: u16 = 64;
 const RECV_BYTES: usize = 4096;
 /// How long an end waits for what must come.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The reason of a refusal for want of a place.
-const LIMIT_REACHED: u64 = 5;
+/// The reason of a refusal for want of a place for a stranger.
+const CROWDED: u64 = 9;
 /// How long an end looks for what must not come.
 const QUIET: Duration = Duration::from_millis(30);
 
@@ -129,7 +129,7 @@ impl End {
         loop {
             match Self::knock(address, &hello.bytes()) {
                 Knock::In(end) => return end,
-                Knock::Refused(reject) if number(&reject, 6, 2) == LIMIT_REACHED => {
+                Knock::Refused(reject) if number(&reject, 6, 2) == CROWDED => {
                     assert!(Instant::now() < until, "{hello:?}: there is no place");
                     std::thread::sleep(Duration::from_millis(20));
                 }

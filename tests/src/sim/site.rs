@@ -246,6 +246,7 @@ impl Site {
             peer: &format!("host{}", host.0),
             memory_bytes: 1 << 20,
             fresh,
+            is_encrypted: false,
         };
         match core.connect(&knock, now) {
             Ok(admitted) => {

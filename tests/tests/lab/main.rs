@@ -10,6 +10,7 @@
 
 mod bench;
 mod content;
+mod encrypted;
 mod ends;
 mod messages;
 mod refusals;

@@ -49,7 +49,10 @@ enum Heard {
 struct Manners {
     // Nothing is answered, and nobody is let in.
     is_dead: bool,
+    // A resumed LOGIN is refused: sealed with keys, else at CONNECT.
     knows_session: bool,
+    // Admin connections that resume, or I/O connections, are refused so, without any proof.
+    rejects: Option<(bool, RejectReason)>,
     drains: bool,
     // Queues are let in when that many KEEP_ALIVEs were heard.
     beats_before_queues: u32,
@@ -79,6 +82,7 @@ impl Toy {
         let manners = Arc::new(Mutex::new(Manners {
             is_dead: false,
             knows_session: true,
+            rejects: None,
             drains: false,
             beats_before_queues: 0,
             open: (Status::Ok, ""),
@@ -179,9 +183,13 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
         if manners.is_dead {
             return;
         }
-        if is_admin && resumed && !manners.knows_session {
+        let forgets = is_admin && !manners.knows_session && manners.proofs.is_none();
+        let rejects = manners.rejects.filter(|(admin, _)| *admin == is_admin);
+        let reason = rejects.map(|(_, reason)| reason);
+        let reason = reason.or(forgets.then_some(RejectReason::NoSuchSession));
+        if let (Some(reason), true) = (reason, resumed) {
             let reject = HelloReject {
-                reason: Some(RejectReason::NoSuchSession),
+                reason: Some(reason),
                 newest: Version::NEWEST,
                 oldest: Version::OLDEST,
                 text: "no such session".to_owned(),
@@ -277,6 +285,10 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
             Opened::Broken => return,
         };
         match command.opcode {
+            Opcode::Login if resumed && !manners.knows_session => {
+                manners.handshakes.push((Opcode::Login, Status::NoSuchSession));
+                mouth.answer(&command, Status::NoSuchSession, 0, &[]);
+            }
             Opcode::Login => {
                 manners.heard.push(Heard::Login { resumed, epoch: command.epoch });
                 let reply = LoginReply {

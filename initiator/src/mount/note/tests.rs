@@ -28,6 +28,7 @@ fn setup() -> Setup {
             address: "tcp://store:7721".to_owned(),
             rdma_device: "rxe0".to_owned(),
             transport: "RoCE".to_owned(),
+            is_encrypted: false,
         },
     }
 }

@@ -46,6 +46,8 @@ pub(super) struct Member {
     pub(super) memory_bytes: u64,
     /// It has proven that it is of the session, or need not. Else it does not own its queue number.
     pub(super) is_proven: bool,
+    /// Its stream is encrypted.
+    pub(super) is_encrypted: bool,
 }
 
 /// See the module.
@@ -68,7 +70,7 @@ impl Admissions {
     pub(super) fn may_add_stranger(&self, peer: &str) -> Result<(), String> {
         if self.strangers() >= STRANGERS_MAX {
             return Err(format!(
-                "{STRANGERS_MAX} connections wait for their login here: connect again in 5 s"
+                "{STRANGERS_MAX} connections wait for their login here: connect again"
             ));
         }
         let address = address_of(peer);
@@ -76,7 +78,7 @@ impl Admissions {
         let theirs = peers.chain(self.foreign.values()).filter(|peer| address_of(peer) == address);
         if theirs.count() >= STRANGERS_PER_ADDRESS {
             return Err(format!(
-                "{STRANGERS_PER_ADDRESS} connections of your address wait for their login: connect again in 5 s"
+                "{STRANGERS_PER_ADDRESS} connections of your address wait for their login: connect again"
             ));
         }
         Ok(())
@@ -113,6 +115,17 @@ impl Admissions {
     /// A connection of a session.
     pub(super) fn member(&self, id: AdmissionId) -> Option<Member> {
         self.members.get(&id).copied()
+    }
+
+    /// The sessions that have I/O connections, and whether all of these are encrypted. In one pass
+    /// over all connections.
+    pub(super) fn encryption(&self) -> BTreeMap<SessionIndex, bool> {
+        let mut sessions = BTreeMap::new();
+        for member in self.members.values().filter(|member| member.queue.is_some()) {
+            let is_encrypted = sessions.entry(member.session).or_insert(true);
+            *is_encrypted &= member.is_encrypted;
+        }
+        sessions
     }
 
     /// A stranger logged in.
@@ -169,7 +182,7 @@ mod tests {
 
     fn member(queue: Option<u16>, is_proven: bool) -> Member {
         let session = SessionIndex { index: 0, life: 1 };
-        Member { session, epoch: Epoch(1), queue, memory_bytes: 1, is_proven }
+        Member { session, epoch: Epoch(1), queue, memory_bytes: 1, is_proven, is_encrypted: false }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rblk_protocol::auth::QueueKey;
+use rblk_protocol::auth::SessionSecret;
 use rblk_protocol::{ConnectionKind, Epoch, HelloRequest, RejectReason, SessionId};
 
 use super::admissions::{Member, Stranger, address_of};
@@ -25,6 +25,8 @@ pub struct Knock<'a> {
     pub memory_bytes: u64,
     /// Random: the id of the session that its LOGIN begins, if it begins one.
     pub fresh: SessionId,
+    /// Its stream will be encrypted.
+    pub is_encrypted: bool,
 }
 
 /// A connection that may be made. It counts as made from now on: if it cannot be made after all,
@@ -39,9 +41,9 @@ pub struct Admitted {
     pub epoch: Epoch,
     /// Its index, for an I/O queue.
     pub queue: Option<u16>,
-    /// The key by which it must prove itself in its self-test, for an I/O queue that has to, and the
-    /// time that it has for that. Then [`Core::proved`] must be called.
-    pub key: Option<(QueueKey, Duration)>,
+    /// The secret of its session, with which it must prove itself in its self-test, for an I/O queue
+    /// that has to, and the time that it has for that. Then [`Core::proved`] must be called.
+    pub secret: Option<(SessionSecret, Duration)>,
 }
 
 /// Why a connection is refused.
@@ -55,6 +57,11 @@ pub struct Refused {
 
 pub(super) fn refused(reason: RejectReason, text: impl Into<String>) -> Refused {
     Refused { reason, text: text.into() }
+}
+
+/// There is no place for another stranger now.
+fn crowded(text: String) -> Refused {
+    refused(RejectReason::Crowded, text)
 }
 
 impl Core {
@@ -74,60 +81,62 @@ impl Core {
     }
 
     /// An admin connection is a stranger. Whether its LOGIN can be accepted is looked at now, so
-    /// that it is refused early, and decided then.
+    /// that it is refused early, and decided then. Where hosts prove their keys, only the sealed
+    /// answer to LOGIN says that a session is lost: anybody could say it here.
     fn connect_admin(&mut self, knock: &Knock<'_>) -> Result<Admitted, Refused> {
-        let Knock { asked, introduction, peer, memory_bytes, fresh } = *knock;
+        let Knock { asked, introduction, peer, memory_bytes, fresh, .. } = *knock;
         let limit = |text: String| refused(RejectReason::LimitReached, text);
         let handshake = self.new_handshake(introduction.as_ref())?;
         let resume = (!asked.session.is_none()).then_some((asked.session, asked.epoch));
         match resume {
-            Some((session, epoch)) => {
+            Some((session, epoch)) if handshake.is_none() => {
                 let resumable = self.sessions.resumable(session, epoch);
                 resumable.map_err(|reason| refused(reason, "cannot resume the session"))?;
             }
             None if self.sessions.is_full() => return Err(limit(self.too_many_sessions())),
-            None => {}
+            Some(_) | None => {}
         }
-        self.admissions.may_add_stranger(peer).map_err(limit)?;
+        self.admissions.may_add_stranger(peer).map_err(crowded)?;
         let peer = peer.to_owned();
         let stranger = Stranger { peer, fresh, resume, memory_bytes, handshake };
         let id = self.admissions.add_stranger(stranger);
         let epoch = resume.map_or(Epoch(1), |(_, epoch)| epoch);
-        Ok(Admitted { id, session: SessionIndex::NONE, epoch, queue: None, key: None })
+        Ok(Admitted { id, session: SessionIndex::NONE, epoch, queue: None, secret: None })
     }
 
     /// An I/O connection. One that has to prove itself, and comes from elsewhere than its session,
     /// takes the place of a stranger until then: the id of a session is no secret.
     fn connect_queue(&mut self, knock: &Knock<'_>, queue: u16) -> Result<Admitted, Refused> {
-        let Knock { asked, introduction, peer, memory_bytes, .. } = *knock;
+        let Knock { asked, introduction, peer, memory_bytes, is_encrypted, .. } = *knock;
         let limit = |text: String| refused(RejectReason::LimitReached, text);
         let epoch = asked.epoch;
         let session = self
             .sessions
             .join(asked.session, epoch, queue)
             .map_err(|reason| refused(reason, "cannot join the session"))?;
-        let key = self.queue_key(session, epoch, queue)?;
-        if key.is_some() && introduction.is_none() {
+        let secret = self.secret_of(session)?;
+        if secret.is_some() && introduction.is_none() {
             return Err(refused(RejectReason::NotAllowed, NO_KEYS));
         }
         let state = self.sessions.get(session);
-        let is_foreign =
-            key.is_some() && state.is_some_and(|state| address_of(&state.peer) != address_of(peer));
-        if key.is_some() && !state.is_some_and(Session::has_admin) {
+        let is_foreign = secret.is_some()
+            && state.is_some_and(|state| address_of(&state.peer) != address_of(peer));
+        if secret.is_some() && !state.is_some_and(Session::has_admin) {
             // Its queues do not outlive it, so nobody has to wait for new ones.
             return Err(limit("the session is lost: log in in a new epoch".to_owned()));
         }
         if is_foreign {
-            self.admissions.may_add_stranger(peer).map_err(limit)?;
+            self.admissions.may_add_stranger(peer).map_err(crowded)?;
         }
         self.check_budget(session, memory_bytes)?;
-        let (queue, is_proven) = (Some(queue), key.is_none());
-        let member = Member { session, epoch, queue, memory_bytes, is_proven };
+        let (queue, is_proven) = (Some(queue), secret.is_none());
+        let member = Member { session, epoch, queue, memory_bytes, is_proven, is_encrypted };
         self.sessions.connection_added(session, (epoch, queue, is_proven), memory_bytes);
         let id = self.admissions.add_member(member, is_foreign.then_some(peer));
         // An initiator may connect many queues before it tests the first. From its own address they
         // take nothing from others meanwhile.
         let within = if is_foreign { STRANGER_TIME } else { QUIESCE_DEADLINE };
-        Ok(Admitted { id, session, epoch, queue, key: key.map(|key| (key, within)) })
+        let secret = secret.map(|secret| (secret, within));
+        Ok(Admitted { id, session, epoch, queue, secret })
     }
 }

@@ -67,7 +67,15 @@ impl Core {
                 return refuse_saying(Status::LimitReached, self.too_many_sessions());
             }
             // To the initiator they are one: its session is not there for it.
-            Err(_) => return refuse(Status::NoSuchSession),
+            Err(reason) => {
+                tracing::info!(
+                    host = %host_name,
+                    ?reason,
+                    "an initiator comes back with a session that is not there for it, as after a restart of the \
+                     target: it begins a new session"
+                );
+                return refuse(Status::NoSuchSession);
+            }
         };
         if resume.is_some() {
             // It was of an older epoch, which gets no answer any more.
@@ -77,8 +85,8 @@ impl Core {
         if let Some(proven) = proven {
             self.proven.insert(session, proven);
         }
-        let (queue, is_proven) = (None, true);
-        let member = Member { session, epoch, queue, memory_bytes, is_proven };
+        let (queue, is_proven, is_encrypted) = (None, true, false);
+        let member = Member { session, epoch, queue, memory_bytes, is_proven, is_encrypted };
         self.admissions.adopt(id, member);
         self.sessions.connection_added(session, (epoch, queue, is_proven), memory_bytes);
         // Four times what the initiator promised, and time for a busy host.

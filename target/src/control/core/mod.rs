@@ -251,7 +251,7 @@ impl Core {
     }
 
     fn member_gone(&mut self, member: Member, now: Instant) {
-        let Member { session, epoch, queue, memory_bytes, is_proven } = member;
+        let Member { session, epoch, queue, memory_bytes, is_proven, .. } = member;
         if queue.is_none() {
             self.drain.forget_events(session, Some(epoch));
             if self.waiting_logins.get(&session).is_some_and(|login| login.epoch == epoch) {
@@ -414,6 +414,12 @@ impl Core {
     #[must_use]
     pub fn strangers(&self) -> usize {
         self.admissions.strangers()
+    }
+
+    /// The sessions that have I/O connections, and whether all of these are encrypted.
+    #[must_use]
+    pub(crate) fn encryption(&self) -> BTreeMap<SessionIndex, bool> {
+        self.admissions.encryption()
     }
 
     /// All sessions.

@@ -6,12 +6,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rblk_protocol::auth::{
-    Carrier, Hellos, PublicKey, QueueKey, SecretKey, SessionSecret, TargetHandshake,
-};
+use rblk_protocol::auth::{Carrier, Hellos, PublicKey, SecretKey, SessionSecret, TargetHandshake};
 use rblk_protocol::width::narrow;
 use rblk_protocol::{
-    AccessMode, CommandCapsule, Epoch, LoginRequest, Name, OpenRequest, RejectReason, Status,
+    AccessMode, CommandCapsule, LoginRequest, Name, OpenRequest, RejectReason, Status,
 };
 
 use super::admissions::Member;
@@ -126,24 +124,22 @@ impl Core {
         Ok(Some(TargetHandshake::new(keys, hellos, *carrier)))
     }
 
-    /// The key by which an I/O connection proves that it is of a session; `None` where nobody has
-    /// to prove anything.
+    /// The secret with which an I/O connection proves that it is of a session; `None` where nobody
+    /// has to prove anything.
     ///
     /// # Errors
     /// The session has proven nothing.
-    pub(super) fn queue_key(
+    pub(super) fn secret_of(
         &self,
         session: SessionIndex,
-        epoch: Epoch,
-        queue: u16,
-    ) -> Result<Option<QueueKey>, Refused> {
+    ) -> Result<Option<SessionSecret>, Refused> {
         if self.auth.is_none() {
             return Ok(None);
         }
         let Some(proven) = self.proven.get(&session) else {
             return Err(refused(RejectReason::NoSuchSession, "cannot join the session"));
         };
-        Ok(Some(QueueKey::new(&proven.secret, epoch, queue)))
+        Ok(Some(proven.secret.clone()))
     }
 
     /// AUTHENTICATE: the target proves its key.

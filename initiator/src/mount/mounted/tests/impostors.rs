@@ -83,6 +83,40 @@ fn a_target_with_another_key_fences_nobody() {
             manners.proofs = Some(honest(&target));
         });
         until_status(&mut mount, |status| status.state == "connected").await;
+        let resumed = |heard: &Heard| !matches!(heard, Heard::Login { resumed: false, .. });
+        assert!(toy.heard().iter().all(resumed), "it has gone on with its session");
+    });
+}
+
+#[test]
+fn nobody_without_proof_ends_a_session() {
+    runtime().block_on(async {
+        let (toy, directory, target) = (Toy::new().await, tempfile::tempdir().unwrap(), key());
+        toy.is(|manners| manners.proofs = Some(honest(&target)));
+        let config = config_with_keys(&toy, vec![target.public()], directory.path());
+        let mut mount = mounted(&config).await;
+        assert_eq!(toy.heard(), [login(false, 1), open(0)]);
+        // Refusals of the admin connection and of the queues: anybody may make them.
+        for is_admin in [true, false] {
+            for reason in [RejectReason::NoSuchSession, RejectReason::StaleEpoch] {
+                toy.is(|manners| (manners.is_dead, manners.rejects) = (true, None));
+                until_status(&mut mount, |status| status.state == "reconnecting").await;
+                toy.is(|manners| {
+                    (manners.is_dead, manners.rejects) = (false, Some((is_admin, reason)));
+                });
+                until_refused(&mut mount, "did not prove that it is the target").await;
+                toy.is(|manners| manners.rejects = None);
+                until_status(&mut mount, |status| status.state == "connected").await;
+                let resumed = |heard: &Heard| !matches!(heard, Heard::Login { resumed: false, .. });
+                assert!(toy.heard().iter().all(resumed), "{is_admin} {reason:?}");
+            }
+        }
+        // What the target says under seal is so.
+        toy.is(|manners| manners.is_dead = true);
+        until_status(&mut mount, |status| status.state == "reconnecting").await;
+        toy.is(|manners| (manners.is_dead, manners.knows_session) = (false, false));
+        until_status(&mut mount, |status| status.state == "connected").await;
+        assert_eq!(toy.heard(), [login(false, 1), open(5)]);
     });
 }
 

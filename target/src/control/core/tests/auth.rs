@@ -180,6 +180,24 @@ fn only_the_host_of_a_session_resumes_it() {
 }
 
 #[test]
+fn a_lost_session_is_told_under_seal() {
+    let mut w = two();
+    let mut a = w.proven(1);
+    assert_eq!(w.opens(&mut a, exclusive(0)).0, Status::Ok);
+    let told = w.notices.len();
+    // Unknown, and of an epoch that is not higher. At CONNECT, where nobody has proven anything,
+    // nothing is said.
+    for resume in [(SessionId([0x77; 16]), Epoch(5)), (a.link.id, Epoch(1)), (a.link.id, Epoch(0))]
+    {
+        let back = w.stranger(Some(resume));
+        let back = w.ask_in(back, 1);
+        assert_eq!(w.hear(&back, 2).unwrap().status, Status::NoSuchSession, "{resume:?}");
+    }
+    assert!(!w.is_dying(a.link));
+    assert_eq!((w.notices.len(), w.writable(a.link.session)), (told, vec![0]));
+}
+
+#[test]
 fn nobody_gets_by_without_proof() {
     let mut w = two();
     // A hello without keys.
@@ -259,13 +277,11 @@ fn a_wrong_revoked_or_rotated_out_key() {
     assert!(w.is_dying(a.link) && w.is_dying(queue) && !w.is_dying(b.link));
     assert_eq!(w.writable(a.link.session), [0_u16; 0]);
     assert_eq!(w.tell(&mut a, Opcode::ListVolumes, &[]).unwrap().status, Status::NotAllowed);
-    assert_eq!(
-        w.connect(ConnectionKind::Admin, a.link.id, Epoch(2)),
-        Err(RejectReason::NoSuchSession)
-    );
-    let again = w.stranger(None);
-    let again = w.ask_in(again, 1);
-    assert_eq!(w.answer(again.link, 2).unwrap().status, Status::NotAllowed);
+    for resume in [Some((a.link.id, Epoch(2))), None] {
+        let again = w.stranger(resume);
+        let again = w.ask_in(again, 1);
+        assert_eq!(w.answer(again.link, 2).unwrap().status, Status::NotAllowed);
+    }
     // The next holder waits for what was under way.
     let open = exclusive(0).to_wire();
     assert_eq!(w.tell(&mut b, Opcode::OpenVolume, &open), None);

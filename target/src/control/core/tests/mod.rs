@@ -285,7 +285,8 @@ impl World {
             hellos: Hellos::new(asked, &accept(self.made)),
             carrier: Carrier::Memory,
         });
-        let knock = Knock { asked, introduction, peer, memory_bytes, fresh };
+        let is_encrypted = asked.features.has(Features::ENCRYPT);
+        let knock = Knock { asked, introduction, peer, memory_bytes, fresh, is_encrypted };
         let admitted = self.core.connect(&knock, self.now);
         assert_eq!(self.core.next_effect(), None, "nobody has proved anything");
         let Admitted { id, session: slot, epoch, .. } = admitted?;

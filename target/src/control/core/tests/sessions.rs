@@ -168,7 +168,7 @@ fn strangers_fill_only_their_own_places() {
         }
         if address < 7 {
             let refused = from(&mut w, &format!("tcp://10.0.0.{address}:9")).unwrap_err();
-            assert_eq!(refused.reason, RejectReason::LimitReached);
+            assert_eq!(refused.reason, RejectReason::Crowded);
             assert!(refused.text.contains("4 connections of your address"), "{}", refused.text);
         }
     }
