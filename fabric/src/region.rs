@@ -253,12 +253,13 @@ mod tests {
         assert!(region.pointer(8192, 0).is_some());
         assert!(region.pointer(8192, 1).is_none());
         assert!(region.pointer(usize::MAX, 2).is_none());
+        let sum = || region.sum(8188, 4, |bytes| bytes.iter().map(|byte| u32::from(*byte)).sum());
+        assert_eq!(sum(), 3, "of 0, 0, 1 and 2");
         region.copy_to(8189, &region, 0, 3);
         region.zero(8189, 3);
+        assert_eq!(sum(), 0);
         region.read(0, &mut out);
         assert_eq!(out, [0, 1, 2]);
-        let sum = region.sum(8188, 4, |bytes| bytes.iter().map(|byte| u32::from(*byte)).sum());
-        assert_eq!(sum, 3, "of 0, 0, 1 and 2");
         // Longer than a stride, apart and overlapping.
         let region = Region::allocate(8 * STRIDE, PageKind::Normal).unwrap();
         let bytes: Vec<u8> = (0..251u8).cycle().take(2 * STRIDE + 900).collect();

@@ -92,6 +92,7 @@ impl Arena {
     ///
     /// # Errors
     /// [`ArenaError`] says which number does not fit.
+    #[cfg(test)]
     pub(crate) fn new(region: Arc<Region>, largest: u32) -> Result<Self, ArenaError> {
         let range = 0..region.len();
         Self::over(region, range, largest)

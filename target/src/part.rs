@@ -1,7 +1,8 @@
 //! [`Part`]: the bytes of a command that one shard has, and how far they are.
 //!
 //! A part owns what was lent for it: the memory of its shard, the shard's reservation, and an
-//! extent of the READ sink (iWARP). Whoever takes one of them out must pass it on or give it back.
+//! extent of its connection's memory to land in (iWARP). Whoever takes one of them out must pass it
+//! on or give it back.
 
 use std::ops::{Index, IndexMut};
 
@@ -51,7 +52,7 @@ pub(crate) struct Part {
     crc: u32,
     memory: Segments,
     reservation: Option<JobId>,
-    sink: Option<Extent>,
+    landing: Option<Extent>,
 }
 
 impl Part {
@@ -118,20 +119,20 @@ impl Part {
         &self.memory
     }
 
-    /// Its place in the READ sink.
-    pub(crate) fn sink(&self) -> Option<&Extent> {
-        self.sink.as_ref()
+    /// Where its data lands before it is copied.
+    pub(crate) fn landing(&self) -> Option<&Extent> {
+        self.landing.as_ref()
     }
 
-    /// Lands in that place of the READ sink.
-    pub(crate) fn set_sink(&mut self, extent: Extent) {
-        debug_assert!(self.sink.is_none());
-        self.sink = Some(extent);
+    /// Its data lands there before it is copied.
+    pub(crate) fn set_landing(&mut self, extent: Extent) {
+        debug_assert!(self.landing.is_none());
+        self.landing = Some(extent);
     }
 
-    /// Its place in the READ sink, which goes back to the sink.
-    pub(crate) fn take_sink(&mut self) -> Option<Extent> {
-        self.sink.take()
+    /// Where its data landed, to be given back to the connection.
+    pub(crate) fn take_landing(&mut self) -> Option<Extent> {
+        self.landing.take()
     }
 
     /// What its shard lent and reserved, to be passed on or given back.
@@ -142,7 +143,7 @@ impl Part {
 
     /// Whether it owns nothing.
     fn is_empty(&self) -> bool {
-        self.memory.is_empty() && self.reservation.is_none() && self.sink.is_none()
+        self.memory.is_empty() && self.reservation.is_none() && self.landing.is_none()
     }
 
     #[inline]

@@ -383,7 +383,7 @@ impl Request {
         self.parts.as_slice()
     }
 
-    /// Its parts, for what a part owns: memory, extent of the sink.
+    /// Its parts, for what a part owns: memory, room to land in.
     #[inline]
     pub(crate) fn parts_mut(&mut self) -> &mut [Part] {
         self.parts.as_mut_slice()

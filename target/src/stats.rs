@@ -38,8 +38,8 @@ rblk_fabric::counters! {
     written_bytes,
     /// Writes whose data came inside the capsule: no key of the initiator was used.
     in_capsule_writes,
-    /// Bytes the target's CPU copied between buffers: in-capsule writes to where they stay, and out
-    /// of the READ sink (iWARP). For a read only of a memory volume with digests.
+    /// Bytes the target's CPU copied between buffers: in-capsule writes to where they stay, and all
+    /// data of other commands on iWARP. Elsewhere for a read only of a memory volume with digests.
     copied_bytes,
     /// Bytes copied for writes of parts of a cached block.
     merged_bytes,

@@ -120,15 +120,13 @@ fn the_thread_outlives_its_completion_queues() {
     let memory = PollerMemory {
         arena: register(Access::LOCAL_WRITE),
         zeros: register(Access::LOCAL_READ),
-        sink: None,
-        sink_extent_max: 1 << 20,
         volumes: Vec::new(),
     };
     let add = |handle: &Handle, place, state: u32| {
         let state = Arc::new(AtomicU32::new(state));
         let (poller, _) = pd.poller(64).unwrap();
         let poller = Box::new(Fragile(poller, Arc::clone(&state)));
-        let mail = ToGroup::AddPoller { place, poller, memory: memory.clone() };
+        let mail = ToGroup::AddPoller { place, poller, memory: Some(memory.clone()) };
         handle.mail.send(mail).unwrap();
         state
     };

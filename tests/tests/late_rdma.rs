@@ -36,7 +36,7 @@ fn both_kinds() -> [QueueOptions; 2] {
 }
 
 /// The answer of a READ as one that knows no better sends it.
-fn send_late(target: &mut RawTarget, read: &rblk_protocol::CommandCapsule, with_imm: bool) {
+fn send_late(target: &mut RawTarget, read: &CommandCapsule, with_imm: bool) {
     let to = read.buffer.unwrap();
     if with_imm {
         target.write_with_imm(to, &[0xbb; 512], Immediate::new(read.tag, read.sequence));
@@ -69,7 +69,7 @@ fn a_key_of_a_dead_path_opens_nothing_on_a_living_one() {
         let mut target = RawTarget::tested(small());
         let old = target.request(IoOp::Read, 0);
         target.reconnect();
-        // The same request, in the same buffer, by another key.
+        // The same request, in the same buffer, by another key and at another address.
         let new = target.next_command();
         assert_eq!((new.opcode, new.tag), (Opcode::Read, old.tag));
         let (old_buffer, new_buffer) = (old.buffer.unwrap(), new.buffer.unwrap());

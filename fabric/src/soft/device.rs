@@ -1,5 +1,6 @@
 //! The software device.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rblk_protocol::width::narrow;
@@ -22,6 +23,8 @@ struct Inner {
     caps: DeviceCaps,
     // Varies the keys, so that the keys of two domains or two runs rarely are the same.
     salt: u64,
+    // Domains that were made, ever.
+    domains: AtomicU64,
 }
 
 impl Device {
@@ -32,7 +35,7 @@ impl Device {
         TCP.get_or_init(|| {
             use std::hash::{BuildHasher, RandomState};
             let salt = RandomState::new().hash_one(std::process::id());
-            Self::new("soft", Transport::SoftTcp, salt, REGION_MAX_BYTES, false)
+            Self::new(salt, false, Self::caps_of("soft", Transport::SoftTcp))
         })
         .clone()
     }
@@ -40,8 +43,20 @@ impl Device {
     /// The device of an in-memory network. With `late`, its QPs touch memory until they are
     /// destroyed, as the QPs of a card do.
     pub(super) fn memory(seed: u64, max_region_bytes: u64, late: bool) -> Self {
+        let caps = Self::caps_of("memory", Transport::SoftMemory);
         let max_region_bytes = max_region_bytes.min(REGION_MAX_BYTES);
-        Self::new("memory", Transport::SoftMemory, seed, max_region_bytes, late)
+        Self::new(seed, late, DeviceCaps { max_region_bytes, ..caps })
+    }
+
+    /// The device of an in-memory network that claims to be an iWARP card: it has no immediates, and
+    /// the sink of a READ needs the right of remote write.
+    pub(super) fn iwarp(seed: u64, late: bool) -> Self {
+        let caps = DeviceCaps {
+            write_with_imm: false,
+            read_sink_needs_remote_write: true,
+            ..Self::caps_of("iwarp", Transport::Iwarp)
+        };
+        Self::new(seed, late, caps)
     }
 
     /// Varies what is decided at random.
@@ -49,8 +64,19 @@ impl Device {
         self.0.salt
     }
 
-    fn new(name: &str, transport: Transport, salt: u64, max_region_bytes: u64, late: bool) -> Self {
-        let caps = DeviceCaps {
+    /// Varies the keys of the next domain: a key of one domain names nothing in another.
+    pub(super) fn domain_salt(&self) -> u64 {
+        let number = self.0.domains.fetch_add(1, Ordering::Relaxed);
+        self.0.salt.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    fn new(salt: u64, late: bool, caps: DeviceCaps) -> Self {
+        let caps = DeviceCaps { touches_until_destroyed: late, ..caps };
+        Self(Arc::new(Inner { caps, salt, domains: AtomicU64::new(0) }))
+    }
+
+    fn caps_of(name: &str, transport: Transport) -> DeviceCaps {
+        DeviceCaps {
             name: name.to_owned(),
             transport,
             max_wrs: 1 << 15,
@@ -58,15 +84,14 @@ impl Device {
             max_cq_entries: 1 << 22,
             max_reads_out: 128,
             max_reads_in: 128,
-            max_region_bytes,
+            max_region_bytes: REGION_MAX_BYTES,
             inline_bytes: 0,
             write_with_imm: true,
             read_sink_needs_remote_write: false,
             kernel_software: false,
-            touches_until_destroyed: late,
+            touches_until_destroyed: false,
             encrypts: transport == Transport::SoftTcp && tls::kernel_has_tls().is_ok(),
-        };
-        Self(Arc::new(Inner { caps, salt }))
+        }
     }
 
     /// What the device can do.

@@ -62,9 +62,11 @@ impl ProtectionDomain {
     /// A new protection domain of the device.
     #[must_use]
     pub(crate) fn new(device: &Device) -> Self {
-        let (device, salt) = (device.clone(), device.salt());
+        let (device, salt) = (device.clone(), device.domain_salt());
         let salt = narrow((salt ^ (salt >> 32)) & 0x7fff);
-        Self(Arc::new(Domain { device, salt, keys: Mutex::default() }))
+        let table = KeyTable::new(device.caps().read_sink_needs_remote_write);
+        let keys = Mutex::new(Keys { table, ..Keys::default() });
+        Self(Arc::new(Domain { device, salt, keys }))
     }
 
     pub(super) fn device(&self) -> &Device {
@@ -121,12 +123,18 @@ impl ProtectionDomain {
         copy
     }
 
-    /// Checks that a QP of these limits may be made here for that poller.
-    pub(super) fn check(&self, poller: &PollerHandle, limits: &QpLimits) -> Result<()> {
-        if !poller.pd.same_as(self) {
+    /// Checks that a QP of these limits may be made here for that poller, which may be of another
+    /// domain of the same device. Returns the keys that the QP knows, where the poller knows others.
+    pub(super) fn check(
+        &self,
+        poller: &PollerHandle,
+        limits: &QpLimits,
+    ) -> Result<Option<Arc<KeyCopy>>> {
+        if !poller.pd.device().same_as(self.device()) {
             return Err(FabricError::Mixed("poller and protection domain"));
         }
-        self.device().check(limits)
+        self.device().check(limits)?;
+        Ok((!poller.pd.same_as(self)).then(|| self.key_copy()))
     }
 }
 

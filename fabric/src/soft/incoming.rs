@@ -86,7 +86,7 @@ impl Incoming {
         poller: &PollerHandle,
         limits: QpLimits,
     ) -> Result<Connection> {
-        pd.check(poller, &limits)?;
+        let keys = pd.check(poller, &limits)?;
         if !pd.device().same_as(&Device::tcp()) {
             return Err(FabricError::Mixed("a TCP peer and another device's protection domain"));
         }
@@ -95,6 +95,7 @@ impl Incoming {
             Box::new(TcpLink::new(stream)),
             poller,
             &limits,
+            keys,
             (self.request.reads_in, self.request.reads_out),
             std::mem::take(&mut self.refusal),
         ))

@@ -77,9 +77,16 @@ pub(super) enum Right {
 #[derive(Clone, Default, Debug)]
 pub(super) struct KeyTable {
     entries: Vec<Option<Entry>>,
+    // The sink of a READ needs the right of remote write (iWARP).
+    remote_sinks: bool,
 }
 
 impl KeyTable {
+    /// No keys yet. `remote_sinks` says that the sink of a READ needs the right of remote write.
+    pub(super) fn new(remote_sinks: bool) -> Self {
+        Self { entries: Vec::new(), remote_sinks }
+    }
+
     #[inline]
     fn entry(&self, key: u32) -> Option<&Entry> {
         self.entries.get(wide(key & INDEX_MAX))?.as_ref()
@@ -94,6 +101,12 @@ impl KeyTable {
             return None;
         }
         entry.pointer(sge.addr, sge.len)
+    }
+
+    /// Whether a READ may land there, if it may be written at all: on a device with the rules of
+    /// iWARP only where the peer may write, too.
+    pub(super) fn is_sink(&self, sge: Sge) -> bool {
+        !self.remote_sinks || self.entry(sge.lkey.0).is_some_and(|entry| entry.access.remote_write)
     }
 
     /// Where the bytes that a peer named are, if key, bounds and rights are good. Valid while the

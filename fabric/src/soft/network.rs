@@ -14,7 +14,7 @@ use nix::sys::eventfd::EventFd;
 use rblk_protocol::width::{wide, wide64};
 
 use super::device::Device;
-use super::domain::PollerHandle;
+use super::domain::{PollerHandle, ProtectionDomain};
 use super::late::Landing;
 use super::link::{Link, Moved};
 use super::queue_pair::Connection;
@@ -198,7 +198,18 @@ impl Network {
         Self::make(seed, bytes, true)
     }
 
+    /// As [`Self::with_late_rdma`], with a device that has the rules of iWARP: no immediates, and the
+    /// sink of a READ needs the right of remote write.
+    #[must_use]
+    pub fn with_iwarp_rules(seed: u64) -> Self {
+        Self::of(seed, Device::iwarp(seed, true))
+    }
+
     fn make(seed: u64, bytes: u64, late: bool) -> Self {
+        Self::of(seed, Device::memory(seed, bytes, late))
+    }
+
+    fn of(seed: u64, device: Device) -> Self {
         let state = State {
             random: seed,
             now: 0,
@@ -206,7 +217,7 @@ impl Network {
             wires: Vec::new(),
             late: Vec::new(),
         };
-        Self { device: Device::memory(seed, bytes, late), state: Arc::new(Mutex::new(state)) }
+        Self { device, state: Arc::new(Mutex::new(state)) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -258,8 +269,8 @@ impl Network {
         wires.flat_map(|w| &w.streams).filter_map(|s| s.arrivals.front().map(|a| a.1)).min()
     }
 
-    /// Two QPs connected to each other, for the pollers of these handles. READ depths are
-    /// negotiated as over a real connection.
+    /// Two QPs connected to each other, for the pollers of these handles, in the domains of their
+    /// pollers. READ depths are negotiated as over a real connection.
     ///
     /// # Errors
     /// [`FabricError::Limit`]; [`FabricError::Mixed`] for pollers of another device.
@@ -267,6 +278,19 @@ impl Network {
         &self,
         a: (&PollerHandle, QpLimits),
         b: (&PollerHandle, QpLimits),
+    ) -> Result<(Connection, Connection, Wire)> {
+        self.pair_in(a, b, b.0.pd())
+    }
+
+    /// As [`Self::pair`], with the second QP in a domain of the caller's choice.
+    ///
+    /// # Errors
+    /// As [`Self::pair`], and [`FabricError::Mixed`] for a domain of another device.
+    pub fn pair_in(
+        &self,
+        a: (&PollerHandle, QpLimits),
+        b: (&PollerHandle, QpLimits),
+        pd: &ProtectionDomain,
     ) -> Result<(Connection, Connection, Wire)> {
         for handle in [a.0, b.0] {
             if !handle.pd().device().same_as(&self.device) {
@@ -278,13 +302,13 @@ impl Network {
             state.wires.push(WireState::default());
             state.wires.len() - 1
         };
-        let end = |end, own: (&PollerHandle, QpLimits), peer: QpLimits| {
+        let end = |end, pd, own: (&PollerHandle, QpLimits), peer: QpLimits| {
             let link = MemoryLink { network: self.clone(), wire, end };
             let serves = own.1.reads_in.min(peer.reads_out);
-            Connection::established(Box::new(link), own.0, &own.1, serves)
+            Connection::established(Box::new(link), pd, own.0, &own.1, serves)
         };
         let wire = Wire { network: self.clone(), wire };
-        Ok((end(End::A, a, b.1)?, end(End::B, b, a.1)?, wire))
+        Ok((end(End::A, a.0.pd(), a, b.1)?, end(End::B, pd, b, a.1)?, wire))
     }
 }
 

@@ -350,7 +350,8 @@ fn request_header(
         // The keys of a payload are checked when it is gathered, which is soon. The sink of a READ
         // would be checked much later.
         let mut pieces = [NO_PIECE; MAX_SGE];
-        if local_pieces(keys, &wr.sges, 0, len, true, &mut pieces).is_none() {
+        let is_sink = wr.sges.as_slice().iter().all(|sge| keys.is_sink(*sge));
+        if !is_sink || local_pieces(keys, &wr.sges, 0, len, true, &mut pieces).is_none() {
             return Err(WcStatus::LocalProtection);
         }
     }

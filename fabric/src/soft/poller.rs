@@ -13,7 +13,7 @@ use rblk_protocol::width::{narrow, wide, wide64};
 use super::completions::CompletionQueue;
 use super::domain::{PollerHandle, ProtectionDomain};
 use super::gathered::LINES;
-use super::keys::KeyCopy;
+use super::keys::{KeyCopy, KeyTable};
 use super::qp_set::{Attached, QpSet};
 use super::queue_pair::Connection;
 use super::schedule::{Ask, QUIET, Schedule};
@@ -100,6 +100,9 @@ impl Poller {
         let (mut drained, mut found, mut calls) = (true, false, 0);
         let Buffers { staging, lines, events } = buffers;
         let mut visit = |attached: &mut Attached, readable: bool, writable: bool| {
+            let own = attached.pair.own_keys().cloned();
+            let own = own.as_ref().map(|keys| keys.read());
+            let keys: &KeyTable = own.as_deref().unwrap_or(&keys);
             let pair = &mut attached.pair;
             if ask == Ask::Busy && pair.link().quiet() >= QUIET {
                 return;
@@ -112,12 +115,12 @@ impl Poller {
                 if !more || cq.len() >= room {
                     break;
                 }
-                more = pair.receive(&keys, cq, staging);
+                more = pair.receive(keys, cq, staging);
                 found |= pair.link().quiet() == 0;
             }
             drained &= !more;
             if pair.wants_to_send() {
-                pair.pump(&keys, cq, lines);
+                pair.pump(keys, cq, lines);
             }
             calls += settle(wake, attached, owing);
         };
@@ -154,6 +157,7 @@ impl Poller {
                 continue;
             };
             if attached.pair.acks().age(polls) {
+                let keys = keys_of(attached, keys);
                 attached.pair.pump(&keys.read(), cq, &mut buffers.lines);
                 counters.link_calls += attached.pair.take_calls() + wake.update(attached);
             }
@@ -176,6 +180,11 @@ impl Poller {
             self.wake.kick();
         }
     }
+}
+
+/// The keys that a QP knows: those of its domain, which mostly is the domain of its poller.
+fn keys_of(attached: &Attached, poller: &Arc<KeyCopy>) -> Arc<KeyCopy> {
+    Arc::clone(attached.pair.own_keys().unwrap_or(poller))
 }
 
 /// Books what a QP did: what epoll watches of it, whether its peer waits for an acknowledgement,
@@ -252,7 +261,8 @@ impl crate::Poller for Poller {
         if attached.pair.state().is_error() {
             attached.pair.flush(&mut self.cq);
         } else if !attached.pair.is_blocked() {
-            attached.pair.pump(&self.keys.read(), &mut self.cq, &mut self.buffers.lines);
+            let keys = keys_of(attached, &self.keys);
+            attached.pair.pump(&keys.read(), &mut self.cq, &mut self.buffers.lines);
         }
         self.after(qp);
         taken

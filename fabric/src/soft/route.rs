@@ -92,7 +92,7 @@ impl Route {
         let stream =
             stream.into_std().map_err(|source| FabricError::Call { call: "deregister", source })?;
         let connection =
-            Connection::established(Box::new(TcpLink::new(stream)), poller, &limits, reads_in)?;
+            Connection::established(Box::new(TcpLink::new(stream)), pd, poller, &limits, reads_in)?;
         Ok(Established {
             connection: crate::Connection::Soft(connection),
             hello: reply.hello,

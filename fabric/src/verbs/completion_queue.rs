@@ -115,10 +115,6 @@ impl CompletionQueue {
         self.pd.device()
     }
 
-    pub(super) fn pd(&self) -> &ProtectionDomain {
-        &self.pd
-    }
-
     /// Entries that destroyed QPs had reserved: the sum since the CQ was made. They may be reserved
     /// again when the CQ is found empty after this call.
     #[inline]

@@ -2,10 +2,11 @@
 //!
 //! The library of the provider copies an inline payload, in this process, from the address in the
 //! SGE. It checks neither key nor bounds. Safe code can forge an SGE, so the check is made here:
-//! the bytes must be in a region that is registered in the poller's PD under that key. The region
-//! is held until the provider has copied the bytes. A payload that fails the check is sent without
-//! the inline flag, and the device then checks it. So does a payload from memory that peers may
-//! reach: the addresses of its SGEs are not those of this process.
+//! the bytes must be in a region that is registered under that key, in the PD of the QP, or of
+//! another QP of the poller that used the key lately. The region is held until the provider has
+//! copied the bytes. A payload that fails the check is sent without the inline flag, and the device
+//! then checks it. So does a payload from memory that peers may reach: the addresses of its SGEs are
+//! not those of this process.
 
 use std::sync::{Arc, Weak};
 

@@ -251,7 +251,7 @@ impl crate::Poller for Poller {
         let good = wrs.iter().position(|wr| !shape.takes(wr)).unwrap_or(wrs.len());
         let mut done = 0;
         for list in wrs[..good.min(room)].chunks(BATCH) {
-            let (inline, pd) = (&mut self.inline, self.queue.pd());
+            let (inline, pd) = (&mut self.inline, attached.pd());
             let head = self.lists.sends(list, attached.wr_ids(), |wr| {
                 shape.may_inline(wr) && wr.sges.as_slice().iter().all(|sge| inline.hold(pd, sge))
             });

@@ -52,11 +52,6 @@ impl ProtectionDomain {
         &self.0.device
     }
 
-    /// Whether both name the same domain.
-    pub(super) fn same_as(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
     /// Records the region that a key stands for.
     pub(super) fn note(&self, lkey: Lkey, region: &Arc<Region>) {
         let mut regions = self.0.regions.lock().unwrap_or_else(PoisonError::into_inner);

@@ -8,6 +8,7 @@ use rblk_protocol::width::wide;
 
 use super::ffi;
 use super::late_flushes::LateFlushes;
+use super::protection_domain::ProtectionDomain;
 use super::qp_state;
 use super::queue_pair::Connection;
 use super::work_completion::WrIdPrefix;
@@ -110,6 +111,12 @@ impl Attached {
             recvs: RecvQueue::new(limits.recv_wrs),
             connection,
         }
+    }
+
+    /// The PD of the QP.
+    #[inline]
+    pub(super) fn pd(&self) -> &ProtectionDomain {
+        self.connection.pd()
     }
 
     pub(super) fn connection_mut(&mut self) -> &mut Connection {

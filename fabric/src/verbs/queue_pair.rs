@@ -29,9 +29,10 @@ pub struct Connection {
     read_sges: u32,
     // `None` once the peer was accepted, and on the side that connects.
     unanswered: Option<Unanswered>,
-    // After `id`: the QP is destroyed before its room in the CQ is free, and before the CQ, which
-    // keeps the PD.
+    // After `id`: the QP is destroyed before its room in the CQ is free, and before the CQ and the
+    // PD.
     room: Reservation,
+    pd: ProtectionDomain,
 }
 
 /// A peer that waits for the answer.
@@ -44,7 +45,8 @@ struct Unanswered {
 }
 
 impl Connection {
-    /// Makes the QP of `id` in `pd`, completing on the poller's CQ.
+    /// Makes the QP of `id` in `pd`, completing on the poller's CQ. The CQ is of the same device; its
+    /// PD may be another one.
     pub(super) fn create(
         mut id: CmId,
         pd: &ProtectionDomain,
@@ -65,6 +67,7 @@ impl Connection {
                 poller.queue(),
                 u64::from(limits.send_wrs) + u64::from(limits.recv_wrs),
             ),
+            pd: pd.clone(),
         })
     }
 
@@ -80,6 +83,11 @@ impl Connection {
 
     pub(super) fn queue(&self) -> &Arc<CompletionQueue> {
         self.room.queue()
+    }
+
+    /// The PD of the QP.
+    pub(super) fn pd(&self) -> &ProtectionDomain {
+        &self.pd
     }
 
     /// The room of the QP in its CQ.
@@ -172,7 +180,7 @@ fn create_qp(
     limits: QpLimits,
 ) -> Result<u32> {
     let device = pd.device();
-    if id.verbs() != device.context() || !queue.pd().same_as(pd) {
+    if id.verbs() != device.context() || queue.device().context() != device.context() {
         return Err(FabricError::Mixed("queue pair, protection domain and completion queue"));
     }
     let caps = device.caps();

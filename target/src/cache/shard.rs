@@ -78,6 +78,9 @@ impl<S: Store> Shard<S> {
         let bytes = slots.capacity() * SLOT_BYTES;
         let dirty_max_bytes =
             options.dirty_max_bytes.min(bytes / 2).min(bytes.saturating_sub(request));
+        // A shard without a volume lends, too: copies of volumes in memory.
+        let mut sessions = Sessions::default();
+        sessions.set_slots(slots.capacity());
         let core = Core {
             slots,
             locks: Locks::new(),
@@ -87,7 +90,7 @@ impl<S: Store> Shard<S> {
             store: StoreQueue::new(store),
             answers: Answers::new(256),
             lists: Lists::new(),
-            sessions: Sessions::default(),
+            sessions,
             clock: Clock::new(now),
             counters: CacheCounters::default(),
         };
@@ -331,6 +334,8 @@ impl<S: Store> Shard<S> {
             block.own = false;
             core.slots.lend_private(block.slot);
         }
+        // The session keeps them until they come back.
+        core.sessions.lent(std::mem::take(&mut entry.promised));
         core.end(job);
     }
 

@@ -8,6 +8,7 @@
 //! | `send_queue.rs` | send credits, the WRs of this turn, collected responses |
 //! | `reads.rs` | credits for RDMA READs |
 //! | `pins.rs` | memory that the device may still read |
+//! | `bounce.rs` | memory that data passes through (iWARP) |
 //! | `liveness.rs` | whether the peer speaks and takes what is sent |
 //! | `wr_id.rs` | what a WR was for |
 //!
@@ -18,6 +19,7 @@
 //! Invariant: a response buffer is rewritten only for a new command with its tag. Such a command
 //! proves that the peer has the old response, and so all of the message it was in.
 
+mod bounce;
 pub(crate) mod layout;
 mod liveness;
 mod params;
@@ -38,13 +40,14 @@ use rblk_protocol::{
     KeyedDescriptor, Mutation, Opcode, ReadTrailer, ResponseCapsule, Status, Tag,
 };
 
-use crate::arena::Extent;
 use crate::cache::Segments;
 use crate::identity::{ConnectionId, SessionIndex};
 use crate::part::{Part, PartIndex};
 use crate::read_ahead::ReadAhead;
 use crate::request::{Event, InCapsule, Outcome, Payload, Request};
 
+pub(crate) use bounce::Bounce;
+pub use bounce::BounceMemory;
 pub use layout::Layout;
 pub use layout::{REPLY_AREA_BYTES, SCRATCH_BYTES};
 use liveness::Liveness;
@@ -122,6 +125,8 @@ pub(crate) struct Connection {
     sends: SendQueue,
     reads: ReadCredits,
     pins: Pins,
+    // Boxed: only iWARP has one.
+    bounce: Option<Box<Bounce>>,
     read_ahead: ReadAhead,
 }
 
@@ -130,7 +135,7 @@ impl Connection {
     /// that the peer has the bytes (not so on iWARP). Every receive buffer is queued.
     pub(crate) fn new(
         place: Place,
-        params: ConnectionParams,
+        mut params: ConnectionParams,
         sends_prove: bool,
         now: Instant,
     ) -> Self {
@@ -141,6 +146,8 @@ impl Connection {
         let prove_by = is_stranger.then_some(STRANGER_TIME).or(due).map(|within| now + within);
         let lists = params.features.has(Features::CAPSULE_LISTS);
         let receives = ReceiveBuffers::new(&layout, &params.memory);
+        // Without one, the data of such a connection has no place, and its commands end it.
+        let bounce = params.bounce.take().and_then(|m| Bounce::new(m, wide(send_wrs)).ok());
         Self {
             place,
             life: Life::Live,
@@ -151,6 +158,7 @@ impl Connection {
             sends: SendQueue::new(send_wrs, tags, lists),
             reads: ReadCredits::new(params.reads_out, tags),
             pins: Pins::new(wide(send_wrs), sends_prove),
+            bounce: bounce.map(Box::new),
             read_ahead: ReadAhead::default(),
             params,
         }
@@ -182,7 +190,8 @@ impl Connection {
 
     /// What control handed over, to be given back.
     pub(crate) fn into_params(self) -> ConnectionParams {
-        self.params
+        let bounce = self.bounce.map(|bounce| bounce.into_memory());
+        ConnectionParams { bounce, ..self.params }
     }
 
     /// Whether it still serves.
@@ -428,13 +437,16 @@ impl Connection {
         true
     }
 
-    /// The command that has waited longest for send credits, where there are enough for its next
-    /// step.
+    /// The command that has waited longest for send credits, or for room to send from, where there
+    /// are enough for its next step.
     #[inline]
     pub(crate) fn next_for_credits(&mut self) -> Option<Tag> {
         // Of a READ: its data, its trailer where that goes apart, and its answer.
         let step = if self.has_digests() { 3 } else { 2 };
         if !self.sends.has_waiting() || self.sends.free() < step {
+            return None;
+        }
+        if self.bounce.as_ref().is_some_and(|bounce| bounce.is_outgoing_short()) {
             return None;
         }
         self.sends.waiting().pop_front()
@@ -544,10 +556,13 @@ impl Connection {
         self.reads.waiting().push_back((tag, part));
     }
 
-    /// The part that has waited longest for a READ credit, where there is one.
+    /// The part that has waited longest for a READ credit, or for room to land, where there is one.
     #[inline]
     pub(crate) fn next_for_read(&mut self) -> Option<(Tag, PartIndex)> {
         if self.reads.waiting().is_empty() || !self.may_read() {
+            return None;
+        }
+        if self.bounce.as_ref().is_some_and(|bounce| bounce.is_landing_short()) {
             return None;
         }
         self.reads.waiting().pop_front()
@@ -559,7 +574,75 @@ impl Connection {
         self.reads.take();
         self.liveness.keeps(sge.len);
         let (kind, sges) = (WrKind::ReadData(tag, part), SgeList::one(sge));
-        self.sends.queue(kind, SendOp::Read(from), &sges, true, false);
+        let at = self.sends.queue(kind, SendOp::Read(from), &sges, true, false);
+        if let Some(bounce) = &mut self.bounce {
+            bounce.read_queued(at);
+        }
+    }
+
+    // ---- Memory that data passes through (iWARP) -----------------------------------------------
+
+    /// The memory that its data passes through, where it has some.
+    #[inline]
+    pub(crate) fn bounce(&self) -> Option<&Bounce> {
+        self.bounce.as_deref()
+    }
+
+    /// Sees to it that the data of a part has where to land, which is the memory that its shard
+    /// lent, or room of the connection's own. False: there is none, and the part waits for it.
+    #[inline]
+    pub(crate) fn may_land(&mut self, tag: Tag, index: PartIndex) -> bool {
+        self.bounce.is_none() || self.land(tag, index)
+    }
+
+    fn land(&mut self, tag: Tag, index: PartIndex) -> bool {
+        let Some(bounce) = &mut self.bounce else { return true };
+        let part = &mut self.requests[tag.index()].parts_mut()[wide(index.0)];
+        if part.landing().is_some() {
+            return true;
+        }
+        let others_wait = bounce.is_landing_short();
+        match bounce.land(part.len()) {
+            Some(extent) => {
+                part.set_landing(extent);
+                return true;
+            }
+            None if others_wait => self.reads.waiting().push_back((tag, index)),
+            None => self.reads.waiting().push_front((tag, index)),
+        }
+        false
+    }
+
+    /// What a part had to land in is free.
+    pub(crate) fn leave_landing(&mut self, tag: Tag, index: PartIndex) {
+        let part = &mut self.requests[tag.index()].parts_mut()[wide(index.0)];
+        if let (Some(extent), Some(bounce)) = (part.take_landing(), &mut self.bounce) {
+            bounce.landed(extent);
+        }
+    }
+
+    /// The QP is destroyed: nothing lands any more.
+    pub(crate) fn leave_landings(&mut self) {
+        let Some(bounce) = &mut self.bounce else { return };
+        let parts = self.requests.iter_mut().flat_map(Request::parts_mut);
+        parts.filter_map(Part::take_landing).for_each(|extent| bounce.landed(extent));
+    }
+
+    /// Sees to it that the data of the next WRITE has a place of the connection's own to be sent
+    /// from, if it needs one. False: there is none.
+    #[inline]
+    pub(crate) fn may_prepare(&mut self, bytes: u32) -> bool {
+        self.bounce.as_mut().is_none_or(|bounce| bounce.prepare(bytes))
+    }
+
+    /// The WRITE of what was prepared, if anything was, is queued at that position.
+    #[inline]
+    pub(crate) fn prepared_is_sent(&mut self, position: u64) {
+        if let Some(bounce) = &mut self.bounce
+            && bounce.prepared().is_some()
+        {
+            bounce.sent(position);
+        }
     }
 
     // ---- Memory that the device may still read -------------------------------------------------
@@ -595,10 +678,13 @@ impl Connection {
         self.liveness.completed();
     }
 
-    /// A RDMA READ completed: its credit is free.
+    /// A RDMA READ completed: its credit is free, and what was copied and sent before it has left.
     #[inline]
     pub(crate) fn read_completed(&mut self) {
         self.reads.completed();
+        if let Some(bounce) = &mut self.bounce {
+            bounce.read_completed();
+        }
     }
 
     // Bytes of our memory that the peer has not taken yet, or not filled.
@@ -611,29 +697,46 @@ impl Connection {
     /// what is pinned.
     #[inline]
     pub(crate) fn has_much_pinned(&self) -> bool {
-        !self.pins.sends_prove() && self.pins.len() >= self.requests.len() / 2
+        !self.pins.sends_prove() && self.has_much_unproven()
+    }
+
+    fn has_much_unproven(&self) -> bool {
+        match &self.bounce {
+            Some(bounce) => bounce.wants_proof(),
+            None => self.pins.len() >= self.requests.len() / 2,
+        }
     }
 
     /// The page of the peer to read as a proof that what is pinned was sent, unless another
     /// completion on its way will prove it, or credits are missing.
     pub(crate) fn wants_proof(&self) -> Option<KeyedDescriptor> {
-        let position = self.pins.needs_proof()?;
-        let proven = self.pins.sends_prove() && self.sends.credits().will_prove(position);
+        let proven = match &self.bounce {
+            // What was sent is no shard's memory: nobody else waits for it.
+            Some(bounce) => self.pins.is_proving() || !bounce.wants_proof(),
+            None => {
+                let position = self.pins.needs_proof()?;
+                self.pins.sends_prove() && self.sends.credits().will_prove(position)
+            }
+        };
         if self.is_live() && !proven && self.may_read() { self.pins.scratch() } else { None }
     }
 
-    /// Queues a proof READ, which lands at `sge`: in `sink`, or in our scratch.
-    pub(crate) fn queue_proof(&mut self, scratch: KeyedDescriptor, sge: Sge, sink: Option<Extent>) {
-        self.pins.proof_queued(sink);
+    /// Queues a READ of so many bytes that only proves.
+    pub(crate) fn queue_proof(&mut self, scratch: KeyedDescriptor, bytes: u32) {
+        self.pins.proof_queued();
         self.reads.take();
         let remote = RemoteBuffer { addr: scratch.address, rkey: Rkey(scratch.rkey) };
-        let sges = SgeList::one(sge);
-        self.sends.queue(WrKind::Proof, SendOp::Read(remote), &sges, true, false);
+        let page = self.bounce.as_ref().and_then(|bounce| bounce.proof_sge());
+        let sges = SgeList::one(page.unwrap_or_else(|| self.scratch_sge(bytes)));
+        let at = self.sends.queue(WrKind::Proof, SendOp::Read(remote), &sges, true, false);
+        if let Some(bounce) = &mut self.bounce {
+            bounce.read_queued(at);
+        }
     }
 
-    /// The proof READ completed, or never will. Its extent goes back to the sink.
-    pub(crate) fn proof_done(&mut self) -> Option<Extent> {
-        self.pins.proof_done()
+    /// The proof READ completed.
+    pub(crate) fn proof_done(&mut self) {
+        self.pins.proof_done();
     }
 
     /// The self-test named a page of the peer that stays readable.

@@ -6,6 +6,7 @@ use rblk_fabric::MemoryRegion;
 use rblk_protocol::auth::{Hellos, QueueKey};
 use rblk_protocol::{ConnectionKind, Epoch, Features};
 
+use super::bounce::BounceMemory;
 use super::layout::Layout;
 use crate::identity::{AdmissionId, SessionIndex};
 
@@ -38,8 +39,11 @@ pub struct ConnectionParams {
     pub reads_out: u8,
     /// Runs of memory that one WRITE may gather.
     pub send_sges: u32,
-    /// Its memory, registered with the poller's domain.
+    /// Its memory, registered in the domain of its QP.
     pub memory: MemoryRegion,
+    /// Memory that its data passes through, on devices where that must be (iWARP). The domain of the
+    /// QP is then its own.
+    pub bounce: Option<BounceMemory>,
     /// A connection on which send WRs wait and none completes for this long has ended:
     /// [`progress_max`].
     pub progress_max: Duration,

@@ -3,13 +3,13 @@
 //! Memory that a WRITE was sent from goes back to its shard when a later signaled WR of the QP
 //! completed, whatever the peer does with the tag. Not so on iWARP, where a completed WRITE only
 //! means that TCP has the bytes and may yet send them from our memory (soft-iWARP does); there only
-//! a READ of the peer's scratch proves it.
+//! a READ of the peer's scratch proves it. And there answers are sent from copies
+//! ([`super::Bounce`]), so a shard has its memory back at once, and nothing is pinned here.
 
 use std::collections::VecDeque;
 
 use rblk_protocol::KeyedDescriptor;
 
-use crate::arena::Extent;
 use crate::cache::Segments;
 
 #[derive(Debug)]
@@ -28,7 +28,6 @@ pub(super) struct Pins {
     // A page of the peer that stays readable, named by the self-test.
     scratch: Option<KeyedDescriptor>,
     proving: bool,
-    proof_sink: Option<Extent>,
 }
 
 impl Pins {
@@ -36,7 +35,7 @@ impl Pins {
     /// peer has the bytes.
     pub(super) fn new(send_wrs: usize, sends_prove: bool) -> Self {
         let pins = VecDeque::with_capacity(send_wrs);
-        Self { pins, sends_prove, scratch: None, proving: false, proof_sink: None }
+        Self { pins, sends_prove, scratch: None, proving: false }
     }
 
     /// Whether a completed WRITE proves that the peer has the bytes.
@@ -85,14 +84,18 @@ impl Pins {
         if self.proving { None } else { self.pins.back().map(|pin| pin.position) }
     }
 
-    /// A proof READ is on its way; it lands in that extent of the sink, if not in our scratch.
-    pub(super) fn proof_queued(&mut self, sink: Option<Extent>) {
-        (self.proving, self.proof_sink) = (true, sink);
+    /// Whether a proof is on its way.
+    pub(super) fn is_proving(&self) -> bool {
+        self.proving
     }
 
-    /// The proof READ completed, or never will. Its extent goes back to the sink.
-    pub(super) fn proof_done(&mut self) -> Option<Extent> {
+    /// A proof READ is on its way.
+    pub(super) fn proof_queued(&mut self) {
+        self.proving = true;
+    }
+
+    /// The proof READ completed.
+    pub(super) fn proof_done(&mut self) {
         self.proving = false;
-        self.proof_sink.take()
     }
 }

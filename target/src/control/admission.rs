@@ -15,7 +15,7 @@ use rblk_protocol::{
 
 use super::Limits;
 use super::core::{Admitted, Introduction, NO_KEYS, Refused};
-use crate::connection::{ConnectionParams, Layout, ProofDue};
+use crate::connection::{BounceMemory, ConnectionParams, Layout, ProofDue};
 use crate::terms::Terms;
 
 /// Most RDMA READs that a target has outstanding on one connection, where device and peer allow
@@ -187,9 +187,15 @@ fn hellos(incoming: &Incoming, accept: &HelloAccept) -> Result<Hellos, Refused> 
         .map_err(|error| Refused { reason: RejectReason::Malformed, text: error.to_string() })
 }
 
-/// Bytes of memory that a connection takes on which this was agreed.
-pub(super) fn memory_bytes(accept: &HelloAccept, kind: ConnectionKind) -> usize {
-    layout(accept, kind).bytes()
+/// Bytes of memory that a connection takes by a device, on which this was agreed.
+pub(super) fn memory_bytes(accept: &HelloAccept, kind: ConnectionKind, device: &Device) -> usize {
+    let bounce = match kind {
+        ConnectionKind::Io { .. } if data_passes_through(device) => {
+            BounceMemory::bytes(accept.io_max_bytes)
+        }
+        ConnectionKind::Io { .. } | ConnectionKind::Admin => 0,
+    };
+    layout(accept, kind).bytes() + bounce
 }
 
 /// Entries of a CQ that such a connection takes.
@@ -232,7 +238,10 @@ pub(super) fn prepare(
     // From here on the request may end where no better text is known, as in a poll group that has
     // no room.
     incoming.refuse_with(refusal(RejectReason::LimitReached, NO_ROOM));
-    let terms = Terms::new(&pd, accept, admitted.queue.is_none()).map_err(|e| e.to_string())?;
+    let is_queue = admitted.queue.is_some();
+    let own = own_domain(&incoming.device(), is_queue, accept.io_max_bytes)?;
+    let (pd, bounce) = own.map_or((pd, None), |(pd, bounce)| (pd, Some(bounce)));
+    let terms = Terms::new(&pd, accept, !is_queue).map_err(|e| e.to_string())?;
     // Of what is granted in the end.
     let hellos = hellos(&incoming, &terms.accept).map_err(|refused| refused.text)?;
     let stream_keys = stream_keys(&admitted, &terms.accept, &hellos);
@@ -263,11 +272,37 @@ pub(super) fn prepare(
         reads_out,
         send_sges,
         memory,
+        bounce,
         progress_max,
         peer,
     };
     let hello = ConnectionHello(accept.to_wire().to_vec());
     Ok((connection, params, AcceptParams { hello, reads_out, reads_in: 0 }))
+}
+
+/// A domain for one connection alone, and memory in it that the data of the connection passes
+/// through, where [`data_passes_through`]. An admin connection READs nothing: nothing of it can be
+/// written from afar in any domain.
+///
+/// # Errors
+/// The device makes no more domains, or there is no memory.
+fn own_domain(
+    device: &Device,
+    is_queue: bool,
+    io_max_bytes: u32,
+) -> Result<Option<(ProtectionDomain, BounceMemory)>, String> {
+    if !is_queue || !data_passes_through(device) {
+        return Ok(None);
+    }
+    let pd = device.alloc_pd().map_err(|error| error.to_string())?;
+    let bounce = BounceMemory::register(&pd, io_max_bytes).map_err(|error| error.to_string())?;
+    Ok(Some((pd, bounce)))
+}
+
+/// Whether the data of a connection passes through memory of its own: on devices where READs land
+/// only in memory that can be written from afar (iWARP).
+fn data_passes_through(device: &Device) -> bool {
+    device.caps().read_sink_needs_remote_write
 }
 
 /// What a connection has to prove in its self-test, if anything.
@@ -442,8 +477,22 @@ mod tests {
         let granted = |kind| agree(&asked(kind), &house(false), &device).unwrap();
         let admin = granted(ConnectionKind::Admin);
         assert_eq!(admin.depth.get(), limits::ADMIN_DEPTH);
-        let bytes = wide64(memory_bytes(&admin, ConnectionKind::Admin));
+        let bytes = wide64(memory_bytes(&admin, ConnectionKind::Admin, &device));
         assert!(bytes < 160 << 10, "{bytes} bytes for one that has not logged in");
         assert_eq!(granted(ConnectionKind::Io { queue: 0 }).depth.get(), 512);
+    }
+
+    #[test]
+    fn memory_that_data_passes_through_counts() {
+        let kinds = [ConnectionKind::Admin, ConnectionKind::Io { queue: 0 }];
+        let [elsewhere, iwarp] = [Network::new(1), Network::with_iwarp_rules(1)]
+            .map(|network| Device::Soft(network.device()));
+        let more = kinds.map(|kind| {
+            // What both agree on.
+            let granted = agree(&asked(kind), &house(false), &iwarp).unwrap();
+            let bytes = |device| memory_bytes(&granted, kind, device);
+            bytes(&iwarp) - bytes(&elsewhere)
+        });
+        assert_eq!(more, [0, 8 * (1 << 20) + 4096]);
     }
 }

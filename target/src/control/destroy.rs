@@ -8,7 +8,7 @@
 //! device. Then the connection's memory is freed. Only then control hears of it, and may give the
 //! volume to another host.
 
-use rblk_fabric::{Connection, MemoryRegion};
+use rblk_fabric::Connection;
 use tokio::sync::mpsc;
 
 use crate::identity::{AdmissionId, ConnectionId};
@@ -57,12 +57,12 @@ impl Destroyer {
         (Self { news }, destroyed)
     }
 
-    /// Destroys a QP, if there still is one, and frees its memory. Sends the news when both are
+    /// Destroys a QP, if there still is one, and drops its memory. Sends the news when both are
     /// done.
-    pub(super) fn destroy(
+    pub(super) fn destroy<M: Send + 'static>(
         &self,
         qp: Option<Connection>,
-        memory: Option<MemoryRegion>,
+        memory: M,
         destroyed: Destroyed,
     ) {
         self.begin(memory, destroyed, |rest| match qp {
@@ -112,7 +112,7 @@ mod tests {
         destroyer.begin(memory, gone(1), |rest| slow = Some(rest));
         assert_eq!(next(&told), None);
         // Another one does not wait for it.
-        destroyer.destroy(None, None, gone(2));
+        destroyer.destroy(None, (), gone(2));
         assert_eq!(next(&told), Some(gone(2)));
         assert_eq!(next(&told), None);
         assert!(!freed.load(Ordering::Relaxed));

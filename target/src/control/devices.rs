@@ -1,5 +1,6 @@
 //! [`Devices`]: the RDMA devices that a target serves by: one protection domain each, one CQ per
-//! poll group.
+//! poll group. On iWARP each I/O connection has a domain of its own beside it
+//! ([`crate::connection::BounceMemory`]), and what connections share is not registered.
 //!
 //! A device has a place in the table. The same number names its CQ in every poll group.
 //!
@@ -11,13 +12,11 @@
 use std::sync::Arc;
 
 use rblk_fabric::{
-    Access, Device, FabricError, MemoryRegion, PageKind, Poller, PollerHandle, ProtectionDomain,
-    Region, Result, Transport,
+    Access, Device, FabricError, Poller, PollerHandle, ProtectionDomain, Region, Result, Transport,
 };
 use rblk_protocol::width::wide64;
 
 use super::groups::Groups;
-use crate::arena::MIN_EXTENT_BYTES;
 use crate::demand::Human;
 use crate::poll_group::thread::POLLERS_MAX;
 use crate::poll_group::{PollerMemory, ToGroup};
@@ -30,8 +29,6 @@ const CQ_ENTRIES: u32 = 1 << 16;
 /// The same for the software provider, which allocates an entry when it is first used: enough for
 /// thousands of sessions.
 const CQ_ENTRIES_SOFTWARE: u32 = 1 << 20;
-/// Memory for RDMA READs to land in, per poll group, on devices that need it apart (iWARP).
-const SINK_BYTES: usize = 16 << 20;
 
 /// The CQ of a device in one poll group.
 #[derive(Debug)]
@@ -48,38 +45,17 @@ enum Cq {
 struct DeviceEntry {
     device: Device,
     pd: ProtectionDomain,
-    arena: Arc<MemoryRegion>,
-    zeros: Arc<MemoryRegion>,
-    volumes: Vec<(VolumeIndex, Arc<MemoryRegion>)>,
+    // `None` where no connection uses what others use.
+    memory: Option<PollerMemory>,
     // By poll group.
     cqs: Vec<Cq>,
 }
 
 impl DeviceEntry {
     /// A CQ for one poll group, and the memory of the poll group as the device knows it.
-    fn make_poller(
-        &self,
-        io_max_bytes: u32,
-    ) -> Result<(Box<dyn Poller>, PollerHandle, PollerMemory)> {
-        let caps = self.device.caps();
-        let sink = if caps.read_sink_needs_remote_write {
-            let region = Region::allocate(SINK_BYTES, PageKind::Normal).map_err(|e| {
-                FabricError::Call { call: "mmap", source: std::io::Error::other(e) }
-            })?;
-            let access = Access { local_write: true, remote_write: true, remote_read: false };
-            Some(Arc::new(self.pd.register(&region, access)?))
-        } else {
-            None
-        };
+    fn make_poller(&self) -> Result<(Box<dyn Poller>, PollerHandle, Option<PollerMemory>)> {
         let (poller, handle) = self.pd.poller(self.cq_entries())?;
-        let memory = PollerMemory {
-            arena: Arc::clone(&self.arena),
-            zeros: Arc::clone(&self.zeros),
-            sink,
-            sink_extent_max: io_max_bytes.max(MIN_EXTENT_BYTES),
-            volumes: self.volumes.clone(),
-        };
-        Ok((poller, handle, memory))
+        Ok((poller, handle, self.memory.clone()))
     }
 
     /// Entries of a CQ.
@@ -103,25 +79,19 @@ pub(super) struct Devices {
     zeros: Arc<Region>,
     // Volumes in memory, which devices reach directly.
     volumes: Vec<(VolumeIndex, Arc<Region>)>,
-    io_max_bytes: u32,
 }
 
 impl Devices {
     /// No device yet. Each will register the arena, the zeros and the volumes in memory.
-    pub(super) fn new(
-        arena: Arc<Region>,
-        zeros: Arc<Region>,
-        volumes: &[Arc<Volume>],
-        io_max_bytes: u32,
-    ) -> Self {
+    pub(super) fn new(arena: Arc<Region>, zeros: Arc<Region>, volumes: &[Arc<Volume>]) -> Self {
         let volumes = volumes.iter().filter_map(|volume| match &volume.placement {
             Placement::Memory(region) => Some((volume.index, Arc::clone(region))),
             Placement::Store | Placement::Null => None,
         });
-        Self { entries: Vec::new(), arena, zeros, volumes: volumes.collect(), io_max_bytes }
+        Self { entries: Vec::new(), arena, zeros, volumes: volumes.collect() }
     }
 
-    /// The arena that every device has registered.
+    /// The arena.
     pub(super) fn arena(&self) -> &Region {
         &self.arena
     }
@@ -150,7 +120,7 @@ impl Devices {
             });
         }
         let mut entry = self.register(device, groups.len())?;
-        let made = (0..groups.len()).map(|_| entry.make_poller(self.io_max_bytes));
+        let made = (0..groups.len()).map(|_| entry.make_poller());
         for (group, (poller, handle, memory)) in
             made.collect::<Result<Vec<_>>>()?.into_iter().enumerate()
         {
@@ -166,10 +136,16 @@ impl Devices {
         Ok(place)
     }
 
-    /// Registers with a device the memory that all connections share.
+    /// Registers with a device the memory that all connections share, if they do.
     fn register(&self, device: &Device, groups: usize) -> Result<DeviceEntry> {
-        let begin = std::time::Instant::now();
         let pd = device.alloc_pd()?;
+        let apart = device.caps().read_sink_needs_remote_write;
+        let memory = if apart { None } else { Some(self.shared_memory(device, &pd)?) };
+        Ok(DeviceEntry { device: device.clone(), pd, memory, cqs: Vec::with_capacity(groups) })
+    }
+
+    fn shared_memory(&self, device: &Device, pd: &ProtectionDomain) -> Result<PollerMemory> {
+        let begin = std::time::Instant::now();
         let register = |region: &Arc<Region>, access| pd.register(region, access).map(Arc::new);
         // Never remote: no peer reaches the arena, whatever key it guesses.
         let arena = register(&self.arena, Access::LOCAL_WRITE)?;
@@ -182,8 +158,7 @@ impl Devices {
         }
         let name = &device.caps().name;
         tracing::info!("registered {} with {name} in {:.1?}", Human(bytes), begin.elapsed());
-        let cqs = Vec::with_capacity(groups);
-        Ok(DeviceEntry { device: device.clone(), pd, arena, zeros, volumes, cqs })
+        Ok(PollerMemory { arena, zeros, volumes })
     }
 
     /// The domain of the device at a place, and its CQ in a poll group, made anew where that broke.
@@ -209,7 +184,7 @@ impl Devices {
             Cq::Gone => {}
         }
         let (poller, handle, memory) = entry
-            .make_poller(self.io_max_bytes)
+            .make_poller()
             .map_err(|error| format!("the device broke and has to be reset: {error}"))?;
         entry.cqs[group] = Cq::Works(handle.clone());
         let (pd, name) = (entry.pd.clone(), &entry.device.caps().name);
@@ -240,7 +215,7 @@ impl Devices {
         group: usize,
         place: usize,
         poller: Box<dyn Poller>,
-        memory: PollerMemory,
+        memory: Option<PollerMemory>,
     ) {
         let mut last = None;
         if let Some(place) = self.entries.get_mut(place)

@@ -144,7 +144,7 @@ impl Control {
         let (destroyer, destroyed) = Destroyer::new();
         let lineage = parts.lineage.lineage();
         let Parts { name, instance, limits, volumes, arena, zeros, .. } = parts;
-        let devices = Devices::new(arena, zeros, &volumes, limits.io_max_bytes);
+        let devices = Devices::new(arena, zeros, &volumes);
         let core = CoreParts {
             name,
             instance,
@@ -296,7 +296,7 @@ impl Control {
             asked,
             introduction: admission::introduction(incoming, &accept)?,
             peer,
-            memory_bytes: wide64(admission::memory_bytes(&accept, asked.kind)),
+            memory_bytes: wide64(admission::memory_bytes(&accept, asked.kind, &device)),
             fresh: SessionId(fresh),
             is_encrypted: accept.features.has(Features::ENCRYPT),
         };
@@ -370,7 +370,7 @@ impl Control {
             self.groups.try_send(group, connection)
         {
             let gone = Destroyed::Connection { admission: params.admission };
-            self.destroyer.destroy(Some(connection), Some(params.memory), gone);
+            self.destroyer.destroy(Some(connection), params, gone);
         }
     }
 
@@ -417,16 +417,17 @@ impl Control {
                 epoch,
                 connection,
                 memory,
+                bounce,
                 reason,
                 ..
             } => {
                 let (number, epoch) = (admission.0, epoch.0);
                 tracing::debug!(connection = number, ?kind, epoch, reason, "connection gone");
                 let gone = Destroyed::Connection { admission };
-                self.destroyer.destroy(connection, Some(memory), gone);
+                self.destroyer.destroy(connection, (memory, bounce), gone);
             }
             FromGroup::Ended { group, connection, qp } => {
-                self.destroyer.destroy(qp, None, Destroyed::Qp { group, connection });
+                self.destroyer.destroy(qp, (), Destroyed::Qp { group, connection });
             }
             FromGroup::PollerBroken { group, poller } => self.devices.poller_broke(group, poller),
             FromGroup::PollerGone { group, place, poller, memory } => {

@@ -141,6 +141,7 @@ fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
         reads_out: 1,
         send_sges: 1,
         memory: pd.register(&region, Access::LOCAL_WRITE).unwrap(),
+        bounce: None,
         progress_max: progress_max(None),
         peer: "peer".to_owned(),
     };
@@ -212,14 +213,8 @@ fn a_broken_completion_queue_is_made_anew_when_its_place_is_empty() {
         let pd = one.alloc_pd().unwrap();
         let region = Region::allocate(4096, PageKind::Normal).unwrap();
         let mr = Arc::new(pd.register(&region, Access::LOCAL_WRITE).unwrap());
-        let memory = PollerMemory {
-            arena: Arc::clone(&mr),
-            zeros: mr,
-            sink: None,
-            sink_extent_max: 4096,
-            volumes: Vec::new(),
-        };
-        (pd.poller(8).unwrap().0, memory)
+        let memory = PollerMemory { arena: Arc::clone(&mr), zeros: mr, volumes: Vec::new() };
+        (pd.poller(8).unwrap().0, Some(memory))
     };
     let (poller, memory) = remains();
     control.devices.poller_gone(1, 0, poller, memory);

@@ -129,7 +129,7 @@ fn on_success<S: Store>(
             true
         }
         WrKind::Proof => {
-            proof::done(connection, turn);
+            proof::done(connection);
             true
         }
         WrKind::Answer(_) | WrKind::WriteData(_) | WrKind::Recv(_) => false,

@@ -187,6 +187,7 @@ impl<S: Store> PollGroup<S> {
             epoch: params.epoch,
             connection: None,
             memory: params.memory,
+            bounce: params.bounce,
             reason: "it ended",
         });
     }
@@ -213,10 +214,8 @@ fn give_back<S: Store>(connection: &mut Connection, turn: &mut Turn<S>) {
     while let Some((shard, memory)) = connection.unpin_any() {
         turn.release(wide(shard), memory);
     }
-    let poller = connection.poller();
-    turn.release_sink(poller, connection.proof_done());
+    connection.leave_landings();
     for part in connection.requests_mut().iter_mut().flat_map(Request::parts_mut) {
         turn.give_back(part);
-        turn.release_sink(poller, part.take_sink());
     }
 }

@@ -5,24 +5,22 @@ use std::sync::Arc;
 use rblk_fabric::{AcceptParams, MemoryRegion, Poller};
 use rblk_protocol::{AccessMode, CommandCapsule, Epoch, Status, Tag};
 
-use crate::connection::ConnectionParams;
+use crate::connection::{BounceMemory, ConnectionParams};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
 use crate::store::VolumeIndex;
 use crate::store::backing::Backing;
 use crate::volume::Volume;
 use crate::volume_stats::VolumeStats;
 
-/// Memory of a poll group as one device knows it. Clones name the same registrations.
+/// Memory of a poll group as one device knows it, which all its connections send from, and where
+/// what they READ lands. Clones name the same registrations. A device whose connections have
+/// [memory of their own](crate::connection::BounceMemory) for that (iWARP) knows none.
 #[derive(Clone, Debug)]
 pub struct PollerMemory {
     /// The poll group's arena.
     pub arena: Arc<MemoryRegion>,
     /// Zeros, as long as the largest read.
     pub zeros: Arc<MemoryRegion>,
-    /// Sink for RDMA READs where the arena may not be one (iWARP).
-    pub sink: Option<Arc<MemoryRegion>>,
-    /// Longest piece of the sink.
-    pub sink_extent_max: u32,
     /// Memory volumes, by index.
     pub volumes: Vec<(VolumeIndex, Arc<MemoryRegion>)>,
 }
@@ -72,8 +70,8 @@ pub enum ToGroup {
         place: usize,
         /// The CQ and its QPs.
         poller: Box<dyn Poller>,
-        /// Our memory there.
-        memory: PollerMemory,
+        /// Our memory there, if the device knows it.
+        memory: Option<PollerMemory>,
     },
     /// Serve another volume.
     AddVolume {
@@ -178,6 +176,8 @@ pub enum FromGroup {
         connection: Option<rblk_fabric::Connection>,
         /// Its memory, to be freed after the QP.
         memory: MemoryRegion,
+        /// What its data passed through, to be freed after the QP.
+        bounce: Option<BounceMemory>,
         /// Why, for the log.
         reason: &'static str,
     },
@@ -208,7 +208,7 @@ pub enum FromGroup {
         /// The CQ, to be destroyed by control.
         poller: Box<dyn Poller>,
         /// Our memory there, to be deregistered after the CQ.
-        memory: PollerMemory,
+        memory: Option<PollerMemory>,
     },
     /// A sync of a volume's store failed: writes that were acknowledged may be lost. Told once. The
     /// flushes that failed of it wait for [`Backing::loss_noted`].

@@ -58,7 +58,6 @@ use pollers::Pollers;
 use turn::Turn;
 use zeroing::ZeroingQueue;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -127,7 +126,6 @@ impl<S: Store> PollGroup<S> {
             peers,
             access: Access::default(),
             zeroing: ZeroingQueue::default(),
-            sink_waiters: VecDeque::with_capacity(256),
             outbox: Vec::new(),
             stats,
             now,
@@ -247,8 +245,7 @@ impl<S: Store> PollGroup<S> {
     /// Whether there is work that most turns do not have.
     #[inline]
     fn has_rare_work(&self) -> bool {
-        !self.turn.sink_waiters.is_empty()
-            || !self.turn.zeroing.is_empty()
+        !self.turn.zeroing.is_empty()
             || self.turn.shard.is_short()
             || self.connections.has_ending()
             || self.turn.pollers.has_broken()
@@ -258,8 +255,6 @@ impl<S: Store> PollGroup<S> {
     #[cold]
     fn do_rare_work(&mut self) -> bool {
         let mut busy = false;
-        self.retry_sink();
-        self.deliver();
         if self.turn.shard.is_short() {
             self.seek_memory();
         }
@@ -452,34 +447,10 @@ impl<S: Store> PollGroup<S> {
         for index in 0..self.connections.places() {
             let session = self.connections.at(index).map(|connection| connection.params().session);
             if session.is_some_and(|session| chosen(&self.turn.shard, session)) {
-                self.serve(index, |connection, turn| {
-                    proof::ask(connection, turn);
+                self.serve(index, |connection, _| {
+                    proof::ask(connection);
                     Ok(())
                 });
-            }
-        }
-    }
-
-    /// Lets the parts go on that wait for the READ sink, in their order, until one still finds no
-    /// room: it stays the first.
-    fn retry_sink(&mut self) {
-        for _ in 0..self.turn.sink_waiters.len() {
-            let Some((id, tag, part)) = self.turn.sink_waiters.pop_front() else { return };
-            if !self.connections.has(id) {
-                continue;
-            }
-            let before = self.turn.sink_waiters.len();
-            self.serve(wide(id.index), |connection, turn| {
-                if !connection.is_live() {
-                    return Ok(());
-                }
-                write::post_reads(connection, turn, tag, part)
-            });
-            if self.turn.sink_waiters.len() > before {
-                if let Some(waiter) = self.turn.sink_waiters.pop_back() {
-                    self.turn.sink_waiters.push_front(waiter);
-                }
-                return;
             }
         }
     }

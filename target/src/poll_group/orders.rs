@@ -102,6 +102,7 @@ impl<S: Store> PollGroup<S> {
             epoch: params.epoch,
             connection,
             memory: params.memory,
+            bounce: params.bounce,
             reason,
         };
         let Some(entry) = turn.pollers.working(poller) else {

@@ -2,24 +2,20 @@
 //!
 //! A place is the index of the device in control's table. A CQ that broke (overrun, or the device
 //! is gone) keeps its place, and its memory stays registered, until the last connection of the CQ
-//! is buried: until then the device may touch the sink. Then the place is empty, and control may
+//! is buried: until then the device may touch the memory. Then the place is empty, and control may
 //! put a new CQ there.
 
 use std::ops::{Index, IndexMut};
-use std::sync::Arc;
 
 use rblk_fabric::{Connection, Poller, PollerCounters, QpIndex};
 use rblk_protocol::width::wide;
 
 use super::PollerMemory;
-use crate::arena::Arena;
 
-/// One CQ, with the QPs on it and the memory of this poll group as the device knows it.
+/// One CQ, with the QPs on it and the memory of this poll group, if the device knows it.
 pub(super) struct PollerEntry {
     pub(super) poller: Box<dyn Poller>,
-    pub(super) memory: PollerMemory,
-    /// Allocator of the sink, where there is one.
-    pub(super) sink: Option<Arena>,
+    pub(super) memory: Option<PollerMemory>,
     // Index of the connection, by QP.
     qps: Vec<Option<u16>>,
     broken: bool,
@@ -45,7 +41,7 @@ impl Pollers {
         &mut self,
         place: usize,
         poller: Box<dyn Poller>,
-        memory: PollerMemory,
+        memory: Option<PollerMemory>,
     ) -> bool {
         if self.places.len() <= place {
             self.places.resize_with(place + 1, || None);
@@ -53,13 +49,7 @@ impl Pollers {
         if self.places[place].is_some() {
             return false;
         }
-        // The sink was allocated in whole extents, so this never fails.
-        let sink = memory
-            .sink
-            .as_ref()
-            .and_then(|mr| Arena::new(Arc::clone(mr.region()), memory.sink_extent_max).ok());
-        self.places[place] =
-            Some(PollerEntry { poller, memory, sink, qps: Vec::new(), broken: false });
+        self.places[place] = Some(PollerEntry { poller, memory, qps: Vec::new(), broken: false });
         true
     }
 

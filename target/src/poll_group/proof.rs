@@ -14,33 +14,17 @@ const PROOF_BYTES: u32 = SCRATCH_BYTES;
 
 /// Posts a READ of the peer's scratch, unless another completion on its way will release what is
 /// pinned: the READ completes behind everything posted so far, and proves that all of it is done.
-pub(super) fn ask<S: Store>(connection: &mut Connection, turn: &mut Turn<S>) {
-    let Some(scratch) = connection.wants_proof() else { return };
-    let entry = &mut turn.pollers[connection.poller()];
-    let (sge, extent) = match (&mut entry.sink, &entry.memory.sink) {
-        // There a READ may land in the sink only.
-        (Some(sink), Some(region)) => {
-            let Some(extent) = sink.allocate(wide(PROOF_BYTES)) else {
-                return;
-            };
-            match region.sge(extent.offset(), PROOF_BYTES) {
-                Some(sge) => (sge, Some(extent)),
-                None => {
-                    debug_assert!(false, "an extent outside its sink");
-                    return sink.release(extent);
-                }
-            }
-        }
-        _ => (connection.scratch_sge(PROOF_BYTES), None),
-    };
-    connection.queue_proof(scratch, sge, extent);
+pub(super) fn ask(connection: &mut Connection) {
+    if let Some(scratch) = connection.wants_proof() {
+        connection.queue_proof(scratch, PROOF_BYTES);
+    }
 }
 
 /// Asks for a proof where only proofs bound what is pinned, and much is.
 #[inline]
-pub(super) fn ask_if_much<S: Store>(connection: &mut Connection, turn: &mut Turn<S>) {
+pub(super) fn ask_if_much(connection: &mut Connection) {
     if connection.has_much_pinned() {
-        ask(connection, turn);
+        ask(connection);
     }
 }
 
@@ -48,16 +32,18 @@ pub(super) fn ask_if_much<S: Store>(connection: &mut Connection, turn: &mut Turn
 /// its shard, if the completion proves that the peer has the bytes.
 #[inline]
 pub(super) fn completed<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, is_read: bool) {
-    let Some(proven) = connection.send_completed(is_read) else { return };
+    let proven = connection.send_completed(is_read);
+    // Credits may have come back that a proof needs, for what came after the last one.
+    ask_if_much(connection);
+    let Some(proven) = proven else { return };
     let position = if Mutation::BufferReuseTarget.is_on() { u64::MAX } else { proven };
     while let Some((shard, memory)) = connection.unpin(position) {
         turn.release(wide(shard), memory);
     }
 }
 
-/// The proof READ completed: its place in the sink is free.
-pub(super) fn done<S: Store>(connection: &mut Connection, turn: &mut Turn<S>) {
-    let extent = connection.proof_done();
-    turn.release_sink(connection.poller(), extent);
+/// The proof READ completed.
+pub(super) fn done(connection: &mut Connection) {
+    connection.proof_done();
     connection.read_completed();
 }

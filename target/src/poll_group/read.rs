@@ -65,7 +65,7 @@ fn send_whole<S: Store>(
         && u64::from(run.len) == connection.request(tag).span().len
         && connection.has_immediates()
         && connection.may_send(1)
-        && let Some(sge) = turn.arena(connection).sge(run.offset, run.len)
+        && let Some(sge) = turn.arena(connection).and_then(|arena| arena.sge(run.offset, run.len))
     {
         let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
         let immediate = Some(Immediate::new(tag, command.sequence));
@@ -78,7 +78,7 @@ fn send_whole<S: Store>(
         let at = connection.queue_lent(tag, &sges, remote, immediate, true);
         connection.pin(at, narrow(turn.group), memory, buffer.length);
         read_answered(connection, &turn.stats, command, true);
-        proof::ask_if_much(connection, turn);
+        proof::ask_if_much(connection);
         return Ok(());
     }
     let request = connection.request_mut(tag);
@@ -199,7 +199,7 @@ pub(super) fn continue_parts<S: Store>(
     tag: Tag,
 ) -> Served {
     while send_part(connection, turn, tag)? {}
-    proof::ask_if_much(connection, turn);
+    proof::ask_if_much(connection);
     let request = connection.request(tag);
     if request.has_failed() && request.awaits_parts() && request.next_to_send().is_none() {
         let status = request.outcome().status;
@@ -208,8 +208,8 @@ pub(super) fn continue_parts<S: Store>(
     Ok(())
 }
 
-/// Queues one WR of the first part that is there, or waits for send credits. False: there is no
-/// more to send now.
+/// Queues one WR of the first part that is there, or waits for send credits, or for room to send
+/// from. False: there is no more to send now.
 #[inline]
 fn send_part<S: Store>(
     connection: &mut Connection,
@@ -223,7 +223,10 @@ fn send_part<S: Store>(
     // The trailer takes the place of a run.
     let digests = connection.has_digests();
     let most = connection.params().send_sges - u32::from(digests);
-    let bytes = gather(part, turn.arena(connection), most, &mut sges);
+    let bytes = match turn.arena(connection) {
+        Some(arena) => gather(part, arena, most, &mut sges),
+        None => Some(part.len()),
+    };
     let command = request.command().copied();
     let (Some(bytes), Some(command)) = (bytes, command) else {
         return Err(Violation("a read without memory"));
@@ -244,15 +247,20 @@ fn send_part<S: Store>(
     if answers && !with_immediate {
         needed += connection.response_needs();
     }
-    if connection.free_sends() < needed {
+    if connection.free_sends() < needed || !connection.may_prepare(bytes) {
         turn.stats.send_credit_waits.add(1);
         connection.keep_waiting_first(tag);
         return Ok(false);
     }
+    if connection.bounce().is_some() {
+        let copied = copy_out(connection, turn, tag, index, &mut sges);
+        copied.ok_or(Violation("a read without memory"))?;
+    }
     if digests {
+        let part = &mut connection.request_mut(tag).parts_mut()[wide(index.0)];
         if part.posted() == 0 {
             let crc = digest::sum(part.memory(), turn.shard.slots().region(), 0, part.len());
-            connection.request_mut(tag).parts_mut()[wide(index.0)].set_crc(crc);
+            part.set_crc(crc);
         }
         if answers && !apart {
             let trailer = connection.write_trailer(&command, digest::whole(connection, tag));
@@ -263,11 +271,10 @@ fn send_part<S: Store>(
     let immediate = with_immediate.then(|| Immediate::new(tag, command.sequence));
     let with_data = immediate.filter(|_| !apart);
     let at = connection.queue_lent(tag, &sges, remote, with_data, ends_part);
+    connection.prepared_is_sent(at);
     let request = connection.request_mut(tag);
     if request.step(Event::OfPart(index, PartEvent::Sent(bytes))) == Action::Pin {
-        let part = &mut request.parts_mut()[wide(index.0)];
-        let (shard, len, (_, memory)) = (part.shard(), part.len(), part.take_memory());
-        connection.pin(at, narrow(shard), memory, len);
+        keep_sent(connection, turn, tag, index, at);
     }
     if apart {
         let trailer = connection.write_trailer(&command, digest::whole(connection, tag));
@@ -279,6 +286,45 @@ fn send_part<S: Store>(
         read_answered(connection, &turn.stats, &command, with_immediate);
     }
     Ok(!answers)
+}
+
+/// All of a part is sent, by the WRITE at that position or before: its memory is kept until the peer
+/// has the bytes, unless they were sent from a copy.
+#[inline]
+fn keep_sent<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+    at: u64,
+) {
+    let part = &mut connection.request_mut(tag).parts_mut()[wide(index.0)];
+    let (shard, len, (_, memory)) = (part.shard(), part.len(), part.take_memory());
+    if connection.bounce().is_some() {
+        turn.release(shard, memory);
+    } else {
+        connection.pin(at, narrow(shard), memory, len);
+    }
+}
+
+/// Copies all of a part to where the connection sends from (iWARP).
+#[cold]
+fn copy_out<S: Store>(
+    connection: &Connection,
+    turn: &Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+    sges: &mut SgeList,
+) -> Option<()> {
+    let part = &connection.request(tag).parts()[wide(index.0)];
+    let bounce = connection.bounce()?;
+    let (to, at) = bounce.prepared()?;
+    let arena = turn.shard.slots().region();
+    part.memory().each_run(0, part.len(), |run, begins| {
+        arena.copy_to(run.offset, to, at + wide(begins), wide(run.len));
+    });
+    turn.stats.copied_bytes.add(u64::from(part.len()));
+    sges.push(bounce.prepared_sge(part.len())?).then_some(())
 }
 
 /// What the next WRITE of a part gathers, at most `most` runs. Returns their bytes.

@@ -9,12 +9,13 @@ use rblk_protocol::digest::crc32c;
 use rblk_protocol::width::{wide, wide64};
 use rblk_protocol::{CommandCapsule, Immediate, Opcode, ResponseCapsule, Status, Tag};
 
-use super::PollerMemory;
 use super::turn::Turn;
-use crate::connection::Connection;
+use super::{PollerMemory, proof};
+use crate::connection::{Bounce, Connection};
 use crate::request::{Event, Outcome, Payload};
 use crate::stats::Stats;
 use crate::store::{Store, VolumeIndex};
+use crate::volume::Placement;
 
 /// A command has its outcome: its answer is queued, or waits for send credits.
 #[inline(always)]
@@ -45,11 +46,15 @@ fn credits_for(connection: &Connection, tag: Tag, outcome: Outcome) -> u64 {
     }
 }
 
-/// Queues the answer of a command that has its outcome, and for which there are send credits.
+/// Queues the answer of a command that has its outcome, and for which there are send credits. Where
+/// its data passes through memory of the connection, and there is no room, it goes on waiting.
 #[inline(always)]
 pub(super) fn answer<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
+    let outcome = connection.request(tag).outcome();
+    if outcome.payload != Payload::None && !prepare(connection, turn, tag, outcome.payload) {
+        return;
+    }
     let request = connection.request_mut(tag);
-    let outcome = request.outcome();
     let _ = request.step(Event::Answered);
     let Some(command) = request.command() else {
         debug_assert!(false, "an answer without a command");
@@ -62,6 +67,47 @@ pub(super) fn answer<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag:
     }
 }
 
+/// Sees to it that an answer's data is where the device may send it from: it is, except on iWARP,
+/// where it is copied. False: there is no room for the copy, and the command waits for it.
+#[inline]
+fn prepare<S: Store>(
+    connection: &mut Connection,
+    turn: &Turn<S>,
+    tag: Tag,
+    payload: Payload,
+) -> bool {
+    connection.bounce().is_none() || copy_out(connection, turn, tag, payload)
+}
+
+#[cold]
+fn copy_out<S: Store>(
+    connection: &mut Connection,
+    turn: &Turn<S>,
+    tag: Tag,
+    payload: Payload,
+) -> bool {
+    let len = match payload {
+        Payload::Zeros { len } | Payload::Memory { len, .. } => len,
+        Payload::None | Payload::Reply { .. } => return true,
+    };
+    if !connection.may_prepare(len) {
+        turn.stats.send_credit_waits.add(1);
+        connection.keep_waiting_first(tag);
+        proof::ask_if_much(connection);
+        return false;
+    }
+    let Some((to, at)) = connection.bounce().and_then(Bounce::prepared) else { return true };
+    let placement = turn.access.placement(connection.request(tag).span().volume);
+    match (payload, placement) {
+        (Payload::Memory { offset, .. }, Some(Placement::Memory(region))) => {
+            region.copy_to(offset, to, at, wide(len));
+            turn.stats.copied_bytes.add(u64::from(len));
+        }
+        _ => to.zero(at, wide(len)),
+    }
+    true
+}
+
 /// Queues the WRITE of an answer's data. True: the answer rides on it.
 #[inline]
 fn send_data<S: Store>(
@@ -70,7 +116,7 @@ fn send_data<S: Store>(
     response: &mut ResponseCapsule,
 ) -> bool {
     let tag = response.tag;
-    let memory = &turn.pollers[connection.poller()].memory;
+    let memory = turn.pollers[connection.poller()].memory.as_ref();
     let Some((sge, remote)) = answer_data(connection, memory, tag) else {
         // Ranges were checked. The peer must not hang for a bug.
         debug_assert!(false, "an answer without memory");
@@ -83,7 +129,8 @@ fn send_data<S: Store>(
     if connection.has_digests() {
         add_trailer_of_zeros(connection, memory, tag, sge.len, &mut sges);
     }
-    connection.queue_write(tag, &sges, remote, immediate, false);
+    let at = connection.queue_write(tag, &sges, remote, immediate, false);
+    connection.prepared_is_sent(at);
     rides
 }
 
@@ -92,14 +139,18 @@ fn send_data<S: Store>(
 #[inline(never)]
 fn add_trailer_of_zeros(
     connection: &Connection,
-    memory: &PollerMemory,
+    memory: Option<&PollerMemory>,
     tag: Tag,
     len: u32,
     sges: &mut SgeList,
 ) {
     let Some(command) = connection.request(tag).command() else { return };
     if command.opcode == Opcode::Read {
-        let crc = memory.zeros.region().sum(0, wide(len), crc32c);
+        // Where the device knows no zeros, they are where the connection sends from.
+        let shared = memory.map(|memory| (&**memory.zeros.region(), 0));
+        let zeros = shared.or_else(|| connection.bounce().and_then(Bounce::prepared));
+        let Some((region, at)) = zeros else { return };
+        let crc = region.sum(at, wide(len), crc32c);
         // There is room: a list has more than two entries.
         let _ = sges.push(connection.write_trailer(command, crc));
     }
@@ -150,16 +201,19 @@ fn rides_on_data(connection: &Connection, tag: Tag) -> bool {
 #[inline]
 fn answer_data(
     connection: &Connection,
-    memory: &PollerMemory,
+    memory: Option<&PollerMemory>,
     tag: Tag,
 ) -> Option<(Sge, RemoteBuffer)> {
     let request = connection.request(tag);
     let buffer = request.command()?.buffer?;
     let sge = match request.outcome().payload {
         Payload::None => return None,
-        Payload::Zeros { len } => memory.zeros.sge(0, len)?,
+        Payload::Zeros { len } | Payload::Memory { len, .. } if memory.is_none() => {
+            connection.bounce()?.prepared_sge(len)?
+        }
+        Payload::Zeros { len } => memory?.zeros.sge(0, len)?,
         Payload::Memory { offset, len } => {
-            memory_volume(memory, request.span().volume)?.sge(offset, len)?
+            memory_volume(memory?, request.span().volume)?.sge(offset, len)?
         }
         Payload::Reply { len } => connection.reply_sge(tag, len),
     };

@@ -5,7 +5,6 @@
 //! and `&mut Turn`. [`super::PollGroup::serve`] looks the connection up, and sees to it that what
 //! the connection queued is posted.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,17 +18,12 @@ use super::lines::{Line, Lines};
 use super::peers::{PeerMail, Peers};
 use super::pollers::Pollers;
 use super::zeroing::ZeroingQueue;
-use crate::arena::Extent;
 use crate::cache::{PartToken, Segments, Shard, ShardRequest};
 use crate::connection::Connection;
-use crate::identity::ConnectionId;
 use crate::part::{Part, PartIndex};
 use crate::request::Event;
 use crate::stats::Stats;
 use crate::store::Store;
-
-/// A part of a WRITE that waits for room in the READ sink (iWARP).
-pub(super) type SinkWaiter = (ConnectionId, Tag, PartIndex);
 
 /// See the module.
 pub(super) struct Turn<S> {
@@ -45,8 +39,6 @@ pub(super) struct Turn<S> {
     pub(super) access: Access,
     /// Ranges of memory volumes that are being zeroed.
     pub(super) zeroing: ZeroingQueue,
-    /// Parts that wait for the READ sink, in their order.
-    pub(super) sink_waiters: VecDeque<SinkWaiter>,
     /// Messages for control.
     pub(super) outbox: Vec<FromGroup>,
     /// Counters of this poll group.
@@ -126,16 +118,10 @@ impl<S: Store> Turn<S> {
         }
     }
 
-    /// A place in the READ sink of a CQ is free, if there was one (iWARP).
-    pub(super) fn release_sink(&mut self, poller: usize, extent: Option<Extent>) {
-        if let (Some(extent), Some(sink)) = (extent, self.pollers[poller].sink.as_mut()) {
-            sink.release(extent);
-        }
-    }
-
-    /// The arena, as the device of a connection knows it.
+    /// The arena, if the device of a connection knows it.
     #[inline]
-    pub(super) fn arena(&self, connection: &Connection) -> &MemoryRegion {
-        &self.pollers[connection.poller()].memory.arena
+    pub(super) fn arena(&self, connection: &Connection) -> Option<&MemoryRegion> {
+        let memory = self.pollers[connection.poller()].memory.as_ref();
+        memory.map(|memory| &*memory.arena)
     }
 }

@@ -9,6 +9,7 @@ use super::digest;
 use super::read::{self, split};
 use super::respond::{finish, memory_volume};
 use super::turn::Turn;
+use crate::arena::Extent;
 use crate::cache::ShardRequest;
 use crate::connection::{Connection, Served, Violation};
 use crate::part::{Part, PartIndex};
@@ -181,8 +182,8 @@ pub(super) fn fetch<S: Store>(
     Ok(())
 }
 
-/// Posts the RDMA READs of a part's data as far as credits and sink allow, or queues the part for
-/// them.
+/// Posts the RDMA READs of a part's data as far as credits and room to land allow, or queues the
+/// part for them.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -193,21 +194,14 @@ pub(super) fn post_reads<S: Store>(
     index: PartIndex,
 ) -> Served {
     while !connection.request(tag).parts()[wide(index.0)].is_posted() {
-        let poller = connection.poller();
-        let id = connection.id();
-        let part = &mut connection.request_mut(tag).parts_mut()[wide(index.0)];
-        if let Some(sink) = turn.pollers[poller].sink.as_mut()
-            && part.sink().is_none()
-        {
-            let Some(extent) = sink.allocate(wide(part.len())) else {
-                turn.sink_waiters.push_back((id, tag, index));
-                return Ok(());
-            };
-            part.set_sink(extent);
-        }
         if !connection.may_read() {
             turn.stats.read_credit_waits.add(1);
             connection.wait_for_read(tag, index);
+            return Ok(());
+        }
+        // After the credit, so that nothing waits for a READ and keeps others from landing.
+        if !connection.may_land(tag, index) {
+            turn.stats.read_credit_waits.add(1);
             return Ok(());
         }
         // Ranges were checked.
@@ -232,17 +226,17 @@ fn read_ends<S: Store>(
     let part = &request.parts()[wide(index.0)];
     let memory = &turn.pollers[connection.poller()].memory;
     let left = part.len() - part.posted();
-    let sge = if let (Some(extent), Some(sink)) = (part.sink(), &memory.sink) {
-        sink.sge(extent.offset(), left)?
+    let sge = if let Some(extent) = part.landing() {
+        connection.bounce()?.landing_sge(extent, left)?
     } else if part.memory().is_empty() {
-        memory_volume(memory, request.span().volume)?.sge(wide(part.offset()), left)?
+        memory_volume(memory.as_ref()?, request.span().volume)?.sge(wide(part.offset()), left)?
     } else {
         let mut first = None;
         part.memory().each_run(part.posted(), part.len(), |run, _| {
             first.get_or_insert(run);
         });
         let run = first?;
-        memory.arena.sge(run.offset, run.len)?
+        memory.as_ref()?.arena.sge(run.offset, run.len)?
     };
     let addr = buffer.address + u64::from(part.at() + part.posted());
     Some((sge, RemoteBuffer { addr, rkey: Rkey(buffer.rkey) }))
@@ -263,27 +257,39 @@ pub(super) fn on_read<S: Store>(
         Action::Wait => return Ok(()),
         _ => return Err(Violation("a READ completed that was not posted")),
     }
-    let poller = connection.poller();
-    let request = connection.request_mut(tag);
-    let volume = request.span().volume;
-    let part = &mut request.parts_mut()[wide(index.0)];
-    if let (Some(extent), Some(sink)) = (part.take_sink(), turn.pollers[poller].sink.as_mut()) {
-        let (from, len) = (extent.offset(), part.len());
-        if part.memory().is_empty()
-            && let Some(Placement::Memory(region)) = turn.access.placement(volume)
-        {
-            sink.region().copy_to(from, region, wide(part.offset()), wide(len));
-        } else {
-            let arena = turn.shard.slots().region();
-            part.memory().each_run(0, len, |run, begins| {
-                sink.region().copy_to(from + wide(begins), arena, run.offset, wide(run.len));
-            });
-        }
-        turn.stats.copied_bytes.add(u64::from(len));
-        sink.release(extent);
+    if let Some(bounce) = connection.bounce() {
+        copy_landed(connection, bounce.landing_region(), turn, tag, index);
+        connection.leave_landing(tag, index);
     }
     place(connection, turn, tag, index);
     Ok(())
+}
+
+/// Copies what landed of a part to where a READ would have brought it on other devices (iWARP): to
+/// the memory that its shard lent, or, without digests, to a volume in memory. Only the copy is
+/// used, and a digest is checked in the copy: the peer can still change what landed.
+#[cold]
+fn copy_landed<S: Store>(
+    connection: &Connection,
+    landing: &Region,
+    turn: &Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+) {
+    let request = connection.request(tag);
+    let part = &request.parts()[wide(index.0)];
+    let Some(from) = part.landing().map(Extent::offset) else { return };
+    if part.memory().is_empty()
+        && let Some(Placement::Memory(region)) = turn.access.placement(request.span().volume)
+    {
+        landing.copy_to(from, region, wide(part.offset()), wide(part.len()));
+    } else {
+        let arena = turn.shard.slots().region();
+        part.memory().each_run(0, part.len(), |run, begins| {
+            landing.copy_to(from + wide(begins), arena, run.offset, wide(run.len));
+        });
+    }
+    turn.stats.copied_bytes.add(u64::from(part.len()));
 }
 
 /// The data of a part is in our memory: to its shard, if its volume is in a store, or done.

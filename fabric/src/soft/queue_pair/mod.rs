@@ -16,7 +16,7 @@ use rblk_protocol::width::wide64;
 pub(super) use self::state::State;
 use super::acks::Acks;
 use super::completions::{CompletionQueue, Returns};
-use super::domain::PollerHandle;
+use super::domain::{PollerHandle, ProtectionDomain};
 use super::frame::Refusal;
 use super::handshake::{self, Verdict};
 use super::inbound::Inbound;
@@ -48,12 +48,13 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A QP for a poller. The peer waits for an answer. If this value is dropped without one, the
-    /// peer is told `refusal`.
+    /// A QP for a poller, which uses the poller's keys unless it has its own. The peer waits for an
+    /// answer. If this value is dropped without one, the peer is told `refusal`.
     pub(super) fn prepared(
         link: Box<dyn Link>,
         poller: &PollerHandle,
         limits: &QpLimits,
+        keys: Option<Arc<KeyCopy>>,
         peer_reads: (u8, u8),
         refusal: ConnectionHello,
     ) -> Self {
@@ -61,22 +62,24 @@ impl Connection {
         let most_reads_in = wants.min(limits.reads_in);
         let state = State::Prepared { most_reads_out: serves, most_reads_in };
         let mut pair = QueuePair::new(link, state, limits, most_reads_in);
-        pair.refusal = refusal;
+        (pair.refusal, pair.keys) = (refusal, keys);
         Self { pair, poller: poller.id() }
     }
 
-    /// A QP that is connected already, and serves `reads_in` READs of the peer at once.
+    /// A QP in `pd` that is connected already, and serves `reads_in` READs of the peer at once.
     ///
     /// # Errors
-    /// [`FabricError::Limit`].
+    /// [`FabricError::Limit`], [`FabricError::Mixed`].
     pub(super) fn established(
         link: Box<dyn Link>,
+        pd: &ProtectionDomain,
         poller: &PollerHandle,
         limits: &QpLimits,
         reads_in: u8,
     ) -> Result<Self> {
-        poller.pd().check(poller, limits)?;
-        let pair = QueuePair::new(link, State::Ready, limits, reads_in);
+        let keys = pd.check(poller, limits)?;
+        let mut pair = QueuePair::new(link, State::Ready, limits, reads_in);
+        pair.keys = keys;
         Ok(Self { pair, poller: poller.id() })
     }
 
@@ -124,7 +127,9 @@ pub(super) struct QueuePair {
     reads_in: ReadsIn,
     outbound: Outbound,
     inbound: Inbound,
-    // The keys of the poller, if the device touches memory after the end of the QP.
+    // The keys of the QP's domain, where that is not the poller's.
+    keys: Option<Arc<KeyCopy>>,
+    // The keys of the QP, if the device touches memory after the end of the QP.
     late_keys: Option<Arc<KeyCopy>>,
     // What is sent behind the reply is encrypted with this key.
     send_key: Option<CipherKey>,
@@ -144,6 +149,7 @@ impl QueuePair {
             recvs: RecvQueue::new(limits),
             outbound: Outbound::new(limits.reads_in),
             inbound: Inbound::default(),
+            keys: None,
             late_keys: None,
             send_key: None,
         })
@@ -176,8 +182,14 @@ impl QueuePair {
         self.link.restart();
         self.link.wake_by(event);
         if late_keys.is_some() {
-            self.late_keys = late_keys;
+            self.late_keys = self.keys.clone().or(late_keys);
         }
+    }
+
+    /// The keys of the QP's domain, where that is not the poller's.
+    #[inline]
+    pub(super) fn own_keys(&self) -> Option<&Arc<KeyCopy>> {
+        self.keys.as_ref()
     }
 
     pub(super) fn state(&self) -> State {

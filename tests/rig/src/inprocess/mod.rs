@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rblk_fabric::soft::network::{Network, Wire};
-use rblk_fabric::{Device, Poller, ProtectionDomain, QpIndex, Region};
+use rblk_fabric::{Device, Poller, ProtectionDomain, QpIndex, Region, RemoteBuffer};
 use rblk_protocol::auth::{Hellos, SessionSecret};
 use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, Tag};
 use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
@@ -35,7 +35,7 @@ use rblk_target::volume::Volume;
 
 use destroying::Destroys;
 pub use options::{QueueOptions, RigOptions, VolumeKind, VolumeSpec};
-pub use poller::{CqBreaker, CqFault, breakable, soft_handle};
+pub use poller::{CqBreaker, CqFault, breakable, soft_domain, soft_handle};
 use queue::Queue;
 pub use queue::QueueId;
 pub use target::CqNews;
@@ -159,6 +159,8 @@ pub struct Rig<S> {
     steps: u64,
     listened: Instant,
     destroys: Destroys,
+    // Of the connection that was made last, where its data passes through memory of its own.
+    last_landing: Option<RemoteBuffer>,
     // What I/O connections have to prove, from now on.
     secret: Option<SessionSecret>,
     // I/O connections that have proven it.
@@ -187,7 +189,10 @@ impl<S: Store> Rig<S> {
     pub fn new(options: &RigOptions, store: impl FnMut(&Arc<Region>) -> S) -> Result<Self> {
         let make =
             if options.late_rdma { Network::with_late_rdma } else { Network::with_region_max };
-        let network = make(options.seed, options.region_max_bytes);
+        let network = match options.iwarp {
+            true => Network::with_iwarp_rules(options.seed),
+            false => make(options.seed, options.region_max_bytes),
+        };
         network.set_conditions(options.conditions);
         let device = Device::Soft(network.device());
         let now = Instant::now();
@@ -214,6 +219,7 @@ impl<S: Store> Rig<S> {
             steps: 0,
             listened: now,
             destroys: Destroys::new(options.seed, options.destroy_steps),
+            last_landing: None,
             secret: None,
             proven: 0,
         };

@@ -84,6 +84,11 @@ pub struct RigOptions {
     ///
     /// [`Network::with_late_rdma`]: rblk_fabric::soft::network::Network::with_late_rdma
     pub late_rdma: bool,
+    /// The devices have the rules of iWARP: see [`Network::with_iwarp_rules`]. `late_rdma` and
+    /// `region_max_bytes` say nothing then.
+    ///
+    /// [`Network::with_iwarp_rules`]: rblk_fabric::soft::network::Network::with_iwarp_rules
+    pub iwarp: bool,
     /// Steps until the QP of a connection that ended is destroyed, at most, at either end.
     pub destroy_steps: u64,
     /// What the target serves.
@@ -107,6 +112,7 @@ impl Default for RigOptions {
             region_max_bytes: u64::MAX,
             devices: 1,
             late_rdma: false,
+            iwarp: false,
             destroy_steps: 0,
             volumes: Vec::new(),
         }

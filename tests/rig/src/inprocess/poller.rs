@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::Result;
-use rblk_fabric::soft::PollerHandle as SoftHandle;
+use rblk_fabric::soft::{PollerHandle as SoftHandle, ProtectionDomain as SoftDomain};
 use rblk_fabric::{
     AcceptParams, Completion, Connection, DeviceCaps, FabricError, Poller, PollerCounters,
-    PollerHandle, PostError, QpIndex, RecvWr, SendWr,
+    PollerHandle, PostError, ProtectionDomain, QpIndex, RecvWr, SendWr,
 };
 
 /// What breaks a CQ.
@@ -135,4 +135,16 @@ pub fn soft_handle(handle: &PollerHandle) -> Result<&SoftHandle> {
         return Ok(handle);
     }
     Err(FabricError::Mixed("a poller of another provider on the in-memory network").into())
+}
+
+/// The software provider's domain behind a domain.
+///
+/// # Errors
+/// It is a domain of another provider.
+pub fn soft_domain(pd: &ProtectionDomain) -> Result<&SoftDomain> {
+    #[allow(irrefutable_let_patterns, reason = "verbs may be built in or not")]
+    if let ProtectionDomain::Soft(pd) = pd {
+        return Ok(pd);
+    }
+    Err(FabricError::Mixed("a domain of another provider on the in-memory network").into())
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rblk_fabric::soft::network::Wire;
 use rblk_fabric::{
-    AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle, QpLimits,
-    Region,
+    AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle,
+    ProtectionDomain, QpLimits, Region, RemoteBuffer,
 };
 use rblk_protocol::auth::{Hellos, QueueKey, SessionSecret};
 use rblk_protocol::{
@@ -16,7 +16,7 @@ use rblk_protocol::{
 };
 use rblk_target::arena::Arena;
 use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
-use rblk_target::connection::{ConnectionParams, ProofDue};
+use rblk_target::connection::{BounceMemory, ConnectionParams, ProofDue};
 use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::poll_group::peers::Peers;
 use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, ToGroup};
@@ -28,7 +28,9 @@ use rblk_target::volume_stats::{LastError, VolumeCounts, VolumeStats};
 
 use super::destroying::Ended;
 use super::poller::{CqBreaker, CqFault, breakable};
-use super::{AdminCommand, Gone, Join, QueueOptions, Rig, VolumeKind, VolumeSpec, soft_handle};
+use super::{
+    AdminCommand, Gone, Join, QueueOptions, Rig, VolumeKind, VolumeSpec, soft_domain, soft_handle,
+};
 
 /// What a queue that has to prove something has for it.
 const PROVE_WITHIN: Duration = Duration::from_secs(5);
@@ -58,7 +60,8 @@ pub(super) struct Group<S> {
     volumes: Vec<Arc<VolumeStats>>,
     // By device.
     cqs: Vec<Cq>,
-    memory: PollerMemory,
+    // `None` where every connection has memory of its own (iWARP).
+    memory: Option<PollerMemory>,
 }
 
 /// A CQ of a poll group, as control knows it.
@@ -132,15 +135,10 @@ impl<S: Store> Rig<S> {
             .enumerate()
             .map(|(index, spec)| volume(index, spec))
             .collect::<Result<Vec<_>>>()?;
-        let arena_mr = Arc::new(target_pd.register(&arena, Access::LOCAL_WRITE)?);
-        let zeros_mr = Arc::new(target_pd.register(&zeros, Access::LOCAL_READ)?);
-        let mut memories = Vec::new();
-        for volume in &volumes {
-            if let Placement::Memory(region) = &volume.placement {
-                let mr = Arc::new(target_pd.register(region, Access::LOCAL_WRITE)?);
-                memories.push((volume.index, mr));
-            }
-        }
+        let memory = match options.iwarp {
+            true => None,
+            false => Some(shared_memory(&target_pd, &arena, &zeros, &volumes)?),
+        };
         let count = options.groups.max(1);
         let step = options.io_max_bytes as usize;
         let share = options.arena_bytes / count / step * step;
@@ -156,13 +154,6 @@ impl<S: Store> Rig<S> {
             let part = Arena::over(Arc::clone(&arena), range, options.io_max_bytes)?;
             let shard = Shard::new(store(&arena), part, shard_options, self.now);
             let mut engine = PollGroup::new(index, shard, peers, Arc::clone(&stats), self.now);
-            let memory = PollerMemory {
-                arena: Arc::clone(&arena_mr),
-                zeros: Arc::clone(&zeros_mr),
-                sink: None,
-                sink_extent_max: options.io_max_bytes,
-                volumes: memories.clone(),
-            };
             let mut cqs = Vec::new();
             for place in 0..options.devices {
                 let (inner, handle) = target_pd.poller(options.cq_entries)?;
@@ -177,6 +168,7 @@ impl<S: Store> Rig<S> {
                 told.push(Arc::clone(&stats));
                 engine.take_mail(ToGroup::AddVolume { volume, backing: None, stats }, self.now);
             }
+            let memory = memory.clone();
             self.groups.push(Group { engine, stats, volumes: told, cqs, memory });
         }
         self.target_pd = target_pd;
@@ -382,7 +374,7 @@ impl<S: Store> Rig<S> {
         join: Join,
         options: QueueOptions,
         must_prove: bool,
-    ) -> Result<(HelloRequest, Terms)> {
+    ) -> Result<(HelloRequest, HelloAccept)> {
         let Join { epoch, kind, .. } = join;
         let auth = if must_prove { Features::AUTH } else { Features::default() };
         let mut nonce = Nonce([3; 16]);
@@ -400,15 +392,29 @@ impl<S: Store> Rig<S> {
         };
         let offer = Offer {
             depth: QueueDepth::new(limits::QUEUE_DEPTH_MAX).context("queue depth")?,
-            features: Features(FEATURES).or(auth),
+            features: self.offered_features().or(auth),
             in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
             io_max_bytes: self.options.io_max_bytes,
             instance: InstanceId([2; 16]),
             nonce,
         };
         let Ok(accept) = negotiate(&asked, &offer) else { bail!("nothing in common") };
-        let admin = kind == ConnectionKind::Admin;
-        Ok((asked, Terms::new(&self.target_pd, accept, admin)?))
+        Ok((asked, accept))
+    }
+
+    /// The domain of a connection, and the memory that its data passes through there, if it does.
+    fn domain(
+        &mut self,
+        admin: bool,
+        io_max_bytes: u32,
+    ) -> Result<(ProtectionDomain, Option<BounceMemory>)> {
+        if admin || !self.options.iwarp {
+            return Ok((self.target_pd.clone(), None));
+        }
+        let pd = Device::Soft(self.network.device()).alloc_pd()?;
+        let bounce = BounceMemory::register(&pd, io_max_bytes)?;
+        self.last_landing = Some(bounce.landing().remote(0));
+        Ok((pd, Some(bounce)))
     }
 
     /// Connects a QP made of these sizes to the target, as control's admission does.
@@ -427,8 +433,10 @@ impl<S: Store> Rig<S> {
             }
             _ => None,
         };
-        let (asked, terms) = self.shake_hands(join, options, due.is_some())?;
-        let Terms { accept, layout, memory } = terms;
+        let admin = kind == ConnectionKind::Admin;
+        let (asked, accept) = self.shake_hands(join, options, due.is_some())?;
+        let (pd, bounce) = self.domain(admin, accept.io_max_bytes)?;
+        let Terms { accept, layout, memory } = Terms::new(&pd, accept, admin)?;
         let hellos = Hellos::new(&asked, &accept);
         let proof = due.map(|key| Box::new(ProofDue { key, hellos, within: PROVE_WITHIN }));
         let reads_out = options.reads_out;
@@ -441,13 +449,14 @@ impl<S: Store> Rig<S> {
             reads_in: 0,
         };
         let group = self.next_group % self.groups.len();
-        if kind != ConnectionKind::Admin {
+        if !admin {
             self.next_group += 1;
         }
         let place = usize::from(session.index) % self.options.devices;
-        let (near, far, wire) = self.network.pair(
+        let (near, far, wire) = self.network.pair_in(
             (soft_handle(initiator)?, sizes),
             (soft_handle(&self.groups[group].cqs[place].handle)?, target_sizes),
+            soft_domain(&pd)?,
         )?;
         let params = ConnectionParams {
             kind,
@@ -462,6 +471,7 @@ impl<S: Store> Rig<S> {
             reads_out,
             send_sges: SEND_SGES,
             memory,
+            bounce,
             progress_max: rblk_target::connection::progress_max(None),
             peer: format!("session {} {kind:?}", session.index),
         };
@@ -482,6 +492,18 @@ impl<S: Store> Rig<S> {
         Ok(Made { connection: Connection::Soft(near), wire, accept, hellos })
     }
 
+    fn offered_features(&self) -> Features {
+        let features = Features(FEATURES);
+        if self.options.iwarp { features.without(Features::WRITE_WITH_IMM) } else { features }
+    }
+
+    /// Where the READs of the connection land that was made last, on devices with the rules of
+    /// iWARP: what goes over the wire there.
+    #[must_use]
+    pub fn last_landing(&self) -> Option<RemoteBuffer> {
+        self.last_landing
+    }
+
     pub(super) fn on_message(&mut self, message: FromGroup) {
         match message {
             FromGroup::Proven { .. } => self.proven += 1,
@@ -495,10 +517,11 @@ impl<S: Store> Rig<S> {
                 epoch,
                 connection,
                 memory,
+                bounce,
                 ..
             } => {
                 drop(connection);
-                drop(memory);
+                drop((memory, bounce));
                 self.note(&[4, u64::from(session.index), u64::from(epoch.0)]);
                 self.gone.push(Gone { admission, session, kind, epoch });
                 let Some(state) = self.sessions.get_mut(usize::from(session.index)) else { return };
@@ -596,6 +619,26 @@ impl<S: Store> Rig<S> {
         }
         (sum, last)
     }
+}
+
+/// What all connections of a device share.
+fn shared_memory(
+    pd: &ProtectionDomain,
+    arena: &Arc<Region>,
+    zeros: &Arc<Region>,
+    volumes: &[Arc<Volume>],
+) -> Result<PollerMemory> {
+    let mut memories = Vec::new();
+    for volume in volumes {
+        if let Placement::Memory(region) = &volume.placement {
+            memories.push((volume.index, Arc::new(pd.register(region, Access::LOCAL_WRITE)?)));
+        }
+    }
+    Ok(PollerMemory {
+        arena: Arc::new(pd.register(arena, Access::LOCAL_WRITE)?),
+        zeros: Arc::new(pd.register(zeros, Access::LOCAL_READ)?),
+        volumes: memories,
+    })
 }
 
 fn volume(index: usize, spec: &VolumeSpec) -> Result<Arc<Volume>> {
