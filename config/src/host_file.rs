@@ -43,8 +43,8 @@ pub struct HostFile {
     directory: File,
 }
 
-/// Why a file of a host was not read or changed. Then the old file is there, or, if a `sync` failed,
-/// the new one.
+/// Why a file of a host was not read or changed. Then the old file is there, or, if a `sync`
+/// failed, the new one.
 #[derive(Debug, thiserror::Error)]
 pub enum HostFileError {
     /// The configuration with the file is refused.

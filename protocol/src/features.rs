@@ -18,7 +18,8 @@ impl Features {
     pub const DATA_LISTS: Self = Self(8);
 
     /// The ends prove their keys ([`crate::auth`]): an initiator offers it if it has keys, a target
-    /// takes it if it asks for proof. On an I/O connection it says that the self-test carries proofs.
+    /// takes it if it asks for proof. On an I/O connection it says that the self-test carries
+    /// proofs.
     pub const AUTH: Self = Self(16);
     /// The stream of an I/O connection is encrypted behind the handshake reply
     /// ([`crate::auth::StreamKeys`]). Over TCP only, and only together with [`Self::AUTH`].

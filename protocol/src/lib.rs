@@ -13,10 +13,10 @@
 //!    | <= SEND ResponseCapsule (16 B), or WRITE_WITH_IMM == |
 //! ```
 //!
-//! One *admin* connection opens a session (AUTHENTICATE, LOGIN, LIST, OPEN, CLOSE, KEEP_ALIVE, ASYNC_EVENT); any
-//! number of *I/O* connections join it (READ, WRITE, FLUSH, DISCARD, WRITE_ZEROES), each with its
-//! own tags. Only the target moves data. The initiator exposes one buffer per command; the target
-//! exposes nothing.
+//! One *admin* connection opens a session (AUTHENTICATE, LOGIN, LIST, OPEN, CLOSE, KEEP_ALIVE,
+//! ASYNC_EVENT); any number of *I/O* connections join it (READ, WRITE, FLUSH, DISCARD,
+//! WRITE_ZEROES), each with its own tags. Only the target moves data. The initiator exposes one
+//! buffer per command; the target exposes nothing.
 //!
 //! # A command capsule
 //!

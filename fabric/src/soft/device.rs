@@ -48,8 +48,8 @@ impl Device {
         Self::new(seed, late, DeviceCaps { max_region_bytes, ..caps })
     }
 
-    /// The device of an in-memory network that claims to be an iWARP card: it has no immediates, and
-    /// the sink of a READ needs the right of remote write.
+    /// The device of an in-memory network that claims to be an iWARP card: it has no immediates,
+    /// and the sink of a READ needs the right of remote write.
     pub(super) fn iwarp(seed: u64, late: bool) -> Self {
         let caps = DeviceCaps {
             write_with_imm: false,

@@ -124,7 +124,8 @@ impl ProtectionDomain {
     }
 
     /// Checks that a QP of these limits may be made here for that poller, which may be of another
-    /// domain of the same device. Returns the keys that the QP knows, where the poller knows others.
+    /// domain of the same device. Returns the keys that the QP knows, where the poller knows
+    /// others.
     pub(super) fn check(
         &self,
         poller: &PollerHandle,

@@ -198,8 +198,8 @@ impl Network {
         Self::make(seed, bytes, true)
     }
 
-    /// As [`Self::with_late_rdma`], with a device that has the rules of iWARP: no immediates, and the
-    /// sink of a READ needs the right of remote write.
+    /// As [`Self::with_late_rdma`], with a device that has the rules of iWARP: no immediates, and
+    /// the sink of a READ needs the right of remote write.
     #[must_use]
     pub fn with_iwarp_rules(seed: u64) -> Self {
         Self::of(seed, Device::iwarp(seed, true))

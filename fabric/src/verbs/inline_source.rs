@@ -5,8 +5,8 @@
 //! the bytes must be in a region that is registered under that key, in the PD of the QP, or of
 //! another QP of the poller that used the key lately. The region is held until the provider has
 //! copied the bytes. A payload that fails the check is sent without the inline flag, and the device
-//! then checks it. So does a payload from memory that peers may reach: the addresses of its SGEs are
-//! not those of this process.
+//! then checks it. So does a payload from memory that peers may reach: the addresses of its SGEs
+//! are not those of this process.
 
 use std::sync::{Arc, Weak};
 

@@ -45,8 +45,8 @@ struct Unanswered {
 }
 
 impl Connection {
-    /// Makes the QP of `id` in `pd`, completing on the poller's CQ. The CQ is of the same device; its
-    /// PD may be another one.
+    /// Makes the QP of `id` in `pd`, completing on the poller's CQ. The CQ is of the same device;
+    /// its PD may be another one.
     pub(super) fn create(
         mut id: CmId,
         pd: &ProtectionDomain,

@@ -255,8 +255,8 @@ impl Lane {
         }
     }
 
-    /// Whether the self-test's answer is as it must be. A wrong proof behind the right pattern is no
-    /// fault of the verbs.
+    /// Whether the self-test's answer is as it must be. A wrong proof behind the right pattern is
+    /// no fault of the verbs.
     fn check_self_test(
         &self,
         terms: &Terms,

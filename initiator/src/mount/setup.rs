@@ -27,8 +27,8 @@ pub(super) struct Setup {
     pub(super) wish: QueueWish,
     /// Hardware queues.
     pub(super) queues: u16,
-    /// Memory of each queue: `wish.depth` buffers of `wish.buffer_stride()` bytes. At least `queues` of
-    /// them.
+    /// Memory of each queue: `wish.depth` buffers of `wish.buffer_stride()` bytes. At least
+    /// `queues` of them.
     pub(super) buffers: Vec<Arc<Region>>,
     /// The connection in use, or last in use; for people.
     pub(super) endpoint: Endpoint,

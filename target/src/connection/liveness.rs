@@ -92,8 +92,9 @@ impl Liveness {
     }
 
     /// Whether WRs should have completed long ago. `waits` says that some are on their way, and
-    /// `kept`, where [`Self::judges_pace`], how many bytes of our memory the peer keeps. A peer that takes no data would hold
-    /// memory indefinitely; one that takes a little now and then, nearly so.
+    /// `kept`, where [`Self::judges_pace`], how many bytes of our memory the peer keeps. A peer
+    /// that takes no data would hold memory indefinitely; one that takes a little now and then,
+    /// nearly so.
     pub(super) fn is_stuck(&mut self, waits: bool, kept: u64, now: Instant) -> bool {
         if !waits || self.completed != self.progress.0 {
             self.progress = (self.completed, now);

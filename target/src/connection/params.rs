@@ -41,8 +41,8 @@ pub struct ConnectionParams {
     pub send_sges: u32,
     /// Its memory, registered in the domain of its QP.
     pub memory: MemoryRegion,
-    /// Memory that its data passes through, on devices where that must be (iWARP). The domain of the
-    /// QP is then its own.
+    /// Memory that its data passes through, on devices where that must be (iWARP). The domain of
+    /// the QP is then its own.
     pub bounce: Option<BounceMemory>,
     /// A connection on which send WRs wait and none completes for this long has ended:
     /// [`progress_max`].

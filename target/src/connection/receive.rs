@@ -1,8 +1,8 @@
 //! [`ReceiveBuffers`]: which messages are still in use, and the RECVs to post.
 //!
-//! A buffer is free when the last command of its message was copied out and the data of each command
-//! was used, which is before the last command with data is answered. It is posted again with the
-//! next sends of the connection, and before them: a turn that sends nothing posts nothing.
+//! A buffer is free when the last command of its message was copied out and the data of each
+//! command was used, which is before the last command with data is answered. It is posted again
+//! with the next sends of the connection, and before them: a turn that sends nothing posts nothing.
 //!
 //! Invariant: a buffer that is not posted has a message of which a command is unanswered, since an
 //! answer is a send. No two buffers are of the same command. The peer has at most depth + 1

@@ -1,9 +1,9 @@
 //! Digests of data: those of WRITEs are checked before the data goes anywhere; those of READs are
 //! made from memory that does not change until the data is sent.
 //!
-//! A target commits the data of a WRITE part by part. A part is never smaller than what a CRC of the
-//! command covers ([`DataDigests`]), so a part is checked alone, and no part holds memory while it
-//! waits for another.
+//! A target commits the data of a WRITE part by part. A part is never smaller than what a CRC of
+//! the command covers ([`DataDigests`]), so a part is checked alone, and no part holds memory while
+//! it waits for another.
 
 use rblk_fabric::Region;
 use rblk_protocol::digest::{Crc32c, crc32c, join};

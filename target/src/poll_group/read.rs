@@ -288,8 +288,8 @@ fn send_part<S: Store>(
     Ok(!answers)
 }
 
-/// All of a part is sent, by the WRITE at that position or before: its memory is kept until the peer
-/// has the bytes, unless they were sent from a copy.
+/// All of a part is sent, by the WRITE at that position or before: its memory is kept until the
+/// peer has the bytes, unless they were sent from a copy.
 #[inline]
 fn keep_sent<S: Store>(
     connection: &mut Connection,

@@ -1,5 +1,5 @@
-//! The proofs of both ends: texts of keys, the Noise handshake, sealed commands and replies, and the
-//! proofs of I/O connections. What was changed on its way is refused, and nothing else is.
+//! The proofs of both ends: texts of keys, the Noise handshake, sealed commands and replies, and
+//! the proofs of I/O connections. What was changed on its way is refused, and nothing else is.
 
 use rblk_protocol::auth::{
     COMMAND_SEAL_BYTES, Carrier, Hellos, InitiatorHandshake, KEY_BYTES, LoggedIn, PublicKey,

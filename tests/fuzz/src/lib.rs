@@ -5,17 +5,17 @@
 //!
 //! | target | what is fed with bytes |
 //! | --- | --- |
-//! | [`hello`] | request, accept and reject of a connection, and what a target answers to a request |
+//! | [`hello`] | requests, accepts and rejects of connections, and what a target answers |
 //! | [`admin_body`] | the bodies of LOGIN, LIST, OPEN and their replies |
 //! | [`handshake`] | keys, the handshake, sealed commands and replies, proofs of I/O connections |
 //! | [`capsule`] | commands and responses, alone and in lists |
-//! | [`control_core`] | the decisions of control: connections, commands, ends, time, a failing disk |
+//! | [`control_core`] | decisions of control: connections, commands, time, a failing disk |
 //! | [`target_engine`] | a poll group of the target, from a hostile initiator |
 //! | [`initiator_engine`] | the engine of the initiator, from a hostile target |
 //! | [`tcp_frame`] | the frames of `tcp://`: the header, and a QP that gets them |
 //! | [`tcp_handshake`] | the handshake of `tcp://` |
 //! | [`target_config`], [`mount_config`] | configuration files |
-//! | [`note`], [`holders`], [`lineage`] | the files that a mount and a target leave to the next run |
+//! | [`note`], [`holders`], [`lineage`] | files that a mount and a target leave to the next run |
 //!
 //! `corpus/NAME/` holds inputs that together reach all the code that was reached so far. The tests
 //! replay them on every run of `cargo xtask test`. `cargo xtask test --long` looks for new ones.

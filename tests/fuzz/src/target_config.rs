@@ -1,5 +1,5 @@
-//! The configuration file of a target. What is accepted loads to the same value when it is written and
-//! read again. A refusal is text for people.
+//! The configuration file of a target. What is accepted loads to the same value when it is written
+//! and read again. A refusal is text for people.
 
 use rblk_config::TargetConfig;
 

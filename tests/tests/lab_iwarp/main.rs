@@ -1,7 +1,7 @@
 //! Targets on a real iWARP device, which may be Soft-iWARP (siw).
 //!
-//! `cargo test` ignores these tests, and `cargo xtask test` cannot run them: Debian's kernels have no
-//! siw. CONTRIBUTING.md says how to run them by hand. Without an iWARP device they fail.
+//! `cargo test` ignores these tests, and `cargo xtask test` cannot run them: Debian's kernels have
+//! no siw. CONTRIBUTING.md says how to run them by hand. Without an iWARP device they fail.
 //! `tests/iwarp.rs` has what can be said of the rules without a device.
 
 #![forbid(unsafe_code)]

@@ -1,6 +1,6 @@
 //! [`Stream`]: an iWARP connection driven by hand, over a plain TCP socket: MPA (RFC 5044), DDP
-//! (RFC 5041) and RDMAP (RFC 5040). What a card keeps to itself can be seen here: where the READs of
-//! the peer land. And what no card sends can be sent.
+//! (RFC 5041) and RDMAP (RFC 5040). What a card keeps to itself can be seen here: where the READs
+//! of the peer land. And what no card sends can be sent.
 //!
 //! Without markers and CRC, which Soft-iWARP does not ask for.
 

@@ -83,8 +83,8 @@ fn a_peer_that_neither_takes_nor_gives_is_ended() {
     }
 }
 
-/// A peer asks for all memory of the target and takes nothing, or gives nothing: it keeps its share,
-/// and others read and write what is not in memory, at once.
+/// A peer asks for all memory of the target and takes nothing, or gives nothing: it keeps its
+/// share, and others read and write what is not in memory, at once.
 #[test]
 fn a_deaf_reader_keeps_its_share() {
     for groups in [1, 2] {

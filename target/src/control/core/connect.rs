@@ -42,8 +42,8 @@ pub struct Admitted {
     pub epoch: Epoch,
     /// Its index, for an I/O queue.
     pub queue: Option<u16>,
-    /// The secret of its session, with which it must prove itself in its self-test, for an I/O queue
-    /// that has to, and the time that it has for that. Then [`Core::proved`] must be called.
+    /// The secret of its session, with which it must prove itself in its self-test, for an I/O
+    /// queue that has to, and the time that it has for that. Then [`Core::proved`] must be called.
     pub secret: Option<(SessionSecret, Duration)>,
 }
 

@@ -52,21 +52,21 @@ use crate::volume::Volume;
 
 pub use connect::{Admitted, Knock};
 pub use drain::DrainState;
-pub use refused::Refused;
 pub use hosts::{Hosts, HostsError};
 pub(crate) use proof::NO_KEYS;
 pub use proof::{AuthConfig, Introduction};
+pub use refused::Refused;
 
 pub(crate) use admissions::address_of;
 
 use admissions::{Admissions, Member};
 use changes::Changes;
-use refused::refused;
 use drain::Drain;
 use exports::Exports;
 use login::WaitingLogin;
 use open::WaitingOpen;
 use proof::Proven;
+use refused::refused;
 use seals::{Opened, Seals};
 
 /// How long a LOGIN may wait for the connections of older epochs to end, and an OPEN for those of

@@ -1,6 +1,7 @@
 //! Who answers at the address of a target without being it, or on the way to it. A mount with keys
 //! believes none of them, and waits.
 
+use rblk_config::DigestWish;
 use rblk_config::key_file;
 use rblk_fabric::ConnectOptions;
 use rblk_protocol::auth::{PublicKey, SecretKey};
@@ -129,6 +130,7 @@ fn a_refused_queue_of_a_proven_session_ends_no_session() {
             io_max_bytes: 4096,
             in_capsule_bytes: 4096,
             features: Features::default(),
+            digest: DigestWish::Off,
             lanes: Some(1),
             queues: 1,
         };
