@@ -2,10 +2,11 @@
 //!
 //! The process begins as root. It keeps:
 //!
-//! | capability | for |
-//! | --- | --- |
-//! | `CAP_SYS_ADMIN` | every control command of a ublk device that root made (`ublk_ctrl_uring_cmd_permission`). The kernel reads the partition table only if every thread that serves the disk has it (`ublk_mark_io_ready`), so the queue threads have it too |
-//! | `CAP_IPC_LOCK` | memory that an RDMA device or a ring pins, where the memlock limit cannot be lifted |
+//! - `CAP_SYS_ADMIN`: every control command of a ublk device that root made
+//!   (`ublk_ctrl_uring_cmd_permission`). The kernel reads the partition table only if every thread
+//!   that serves the disk has it (`ublk_mark_io_ready`), so the queue threads have it too.
+//! - `CAP_IPC_LOCK`: memory that an RDMA device or a ring pins, where the memlock limit cannot be
+//!   lifted.
 //!
 //! All others go, from the bounding set, too, and no program that this process starts gets more
 //! (`PR_SET_NO_NEW_PRIVS`). What needs others is done before: the limits and `PR_SET_IO_FLUSHER`

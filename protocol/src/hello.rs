@@ -6,7 +6,6 @@
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::auth::PROOF_BYTES;
 use crate::features::Features;
 use crate::identity::{Epoch, InstanceId, Nonce, SessionId};
 use crate::limits::{self, ACCEPT_BYTES, HELLO_BYTES, REJECT_TEXT_BYTES};
@@ -77,7 +76,11 @@ impl HelloAccept {
     /// proof that comes with the self-test, also where no block command may have data.
     #[must_use]
     pub fn message_data_bytes(&self) -> u32 {
-        let proof = if self.features.has(Features::AUTH) { const_u32(PROOF_BYTES) } else { 0 };
+        let proof = if self.features.has(Features::AUTH) {
+            const_u32(limits::QUEUE_PROOF_BYTES)
+        } else {
+            0
+        };
         self.block_data_bytes().max(proof)
     }
 

@@ -37,6 +37,9 @@ pub const DIGEST_IO_MAX_BYTES: u32 = 1 << 20;
 /// Bytes of a keyed descriptor.
 pub const DESCRIPTOR_BYTES: usize = 16;
 
+/// Bytes of the proof in a self-test, where the ends prove their keys: a nonce and a MAC.
+pub const QUEUE_PROOF_BYTES: usize = 48;
+
 /// Bytes of the hello of a request in CM private data. rdma_cm leaves 56 bytes of an IB request to
 /// its user.
 pub const HELLO_BYTES: usize = 48;

@@ -73,10 +73,11 @@ fn a_key_of_a_dead_path_opens_nothing_on_a_living_one() {
         let new = target.next_command();
         assert_eq!((new.opcode, new.tag), (Opcode::Read, old.tag));
         let (old_buffer, new_buffer) = (old.buffer.unwrap(), new.buffer.unwrap());
+        assert_ne!(old_buffer.address, new_buffer.address, "random for each path");
         assert_ne!(old_buffer.rkey, new_buffer.rkey);
-        // The right address does not help.
-        let old_buffer = KeyedDescriptor { address: new_buffer.address, ..old_buffer };
-        let old = CommandCapsule { buffer: Some(old_buffer), ..old };
+        // The address is one where memory is: the key alone is wrong.
+        let guessed = KeyedDescriptor { address: new_buffer.address, ..old_buffer };
+        let old = CommandCapsule { buffer: Some(guessed), ..old };
         guard(&target.buffers);
         send_late(&mut target, &old, with_imm);
         target.steps(100);

@@ -48,7 +48,7 @@ impl ProtectionDomain {
         self.0.raw.as_ptr()
     }
 
-    pub(super) fn device(&self) -> &Device {
+    pub(crate) fn device(&self) -> &Device {
         &self.0.device
     }
 

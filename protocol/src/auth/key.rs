@@ -15,10 +15,9 @@ use std::str::FromStr;
 use sha2::{Digest, Sha256};
 use zeroize::{Zeroize, Zeroizing};
 
+pub use super::noise::KEY_BYTES;
 use super::{base32, noise};
 
-/// Bytes of a key.
-pub const KEY_BYTES: usize = 32;
 const CHECKSUM_BYTES: usize = 4;
 const CODED_BYTES: usize = KEY_BYTES + CHECKSUM_BYTES;
 const TEXT_LEN: usize = base32::text_len(CODED_BYTES);

@@ -7,7 +7,8 @@ use snow::resolvers::{CryptoResolver, DefaultResolver};
 use snow::types::{Cipher, Dh, Hash, Random};
 use zeroize::{Zeroize, Zeroizing};
 
-use super::key::KEY_BYTES;
+/// Bytes of a key.
+pub const KEY_BYTES: usize = 32;
 
 /// The primitives of a handshake.
 pub(super) struct Primitives;

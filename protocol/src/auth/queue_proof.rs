@@ -19,13 +19,16 @@ use zeroize::Zeroizing;
 
 use super::{AuthError, Hellos, SessionSecret};
 use crate::identity::{Epoch, Nonce, Sequence};
+use crate::limits::QUEUE_PROOF_BYTES;
 use crate::selftest::{SELF_TEST_BYTES, self_test_pattern};
 
 const MAC_BYTES: usize = 32;
 const NONCE_BYTES: usize = 16;
 
 /// Bytes of a [`QueueProof`].
-pub const PROOF_BYTES: usize = NONCE_BYTES + MAC_BYTES;
+pub const PROOF_BYTES: usize = QUEUE_PROOF_BYTES;
+
+const _: () = assert!(PROOF_BYTES == NONCE_BYTES + MAC_BYTES, "a nonce and a MAC");
 
 const _: () = assert!(MAC_BYTES < SELF_TEST_BYTES, "there is room for a pattern");
 

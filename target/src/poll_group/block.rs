@@ -133,7 +133,7 @@ fn start_digested<S: Store>(
     }
     let cut = Cut::own(connection.request(tag).span().volume, turn.group, turn.groups());
     match command.opcode {
-        Opcode::Read => read::copy(connection, turn, tag, cut),
+        Opcode::Read => write::copy_of_read(connection, turn, tag, cut),
         _ => write::parts(connection, turn, tag, cut),
     }
 }

@@ -11,7 +11,7 @@ use rblk_protocol::{CommandCapsule, Immediate, Tag};
 use super::cut::Cut;
 use super::respond::{finish, read_answered};
 use super::turn::Turn;
-use super::{digest, proof, write};
+use super::{digest, proof};
 use crate::cache::{STRIPE_BYTES, Segments, ShardRequest, shard_of};
 use crate::connection::{Connection, Served, Violation};
 use crate::part::{Part, PartIndex, PartState};
@@ -119,22 +119,6 @@ fn ask_parts<S: Store>(
         }
     }
     if hits { send_parts(connection, turn, tag) } else { Ok(()) }
-}
-
-/// A READ of a memory volume with digests: by a copy that does not change until it is sent.
-///
-/// # Errors
-/// A bug: the connection ends.
-pub(super) fn copy<S: Store>(
-    connection: &mut Connection,
-    turn: &mut Turn<S>,
-    tag: Tag,
-    cut: Cut,
-) -> Served {
-    // In-capsule data is of no use.
-    connection.release_data(tag);
-    split(connection, tag, cut);
-    write::ask_memory(connection, turn, tag)
 }
 
 /// The memory for the copy is there.

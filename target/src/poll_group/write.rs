@@ -134,6 +134,22 @@ pub(super) fn ask_memory<S: Store>(
     Ok(())
 }
 
+/// A READ of a memory volume with digests: by a copy that does not change until it is sent.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(super) fn copy_of_read<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    cut: Cut,
+) -> Served {
+    // In-capsule data is of no use.
+    connection.release_data(tag);
+    split(connection, tag, cut);
+    ask_memory(connection, turn, tag)
+}
+
 /// A part has its memory: its data may come.
 ///
 /// # Errors

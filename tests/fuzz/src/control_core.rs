@@ -151,7 +151,9 @@ impl World {
         let admitted = {
             let peer = format!("tcp://192.0.2.{}:1", 1 + self.made % 8);
             let (asked, peer, fresh) = (&asked, peer.as_str(), SessionId(id));
-            let knock = Knock { asked, introduction: None, peer, memory_bytes: 1 << 10, fresh };
+            let (memory_bytes, is_encrypted) = (1 << 10, false);
+            let knock =
+                Knock { asked, introduction: None, peer, memory_bytes, fresh, is_encrypted };
             self.core.connect(&knock, self.now)
         };
         if let Ok(admitted) = admitted {
@@ -337,7 +339,9 @@ impl World {
         }
         match opcode {
             Opcode::Login => {
-                let older = |l: &Link| l.id == link.id && l.epoch < link.epoch;
+                // A stranger that names the session has no part in it.
+                let member = |l: &Link| l.id == link.id && l.session != SessionIndex::NONE;
+                let older = |l: &Link| member(l) && l.epoch < link.epoch;
                 assert!(!self.links.iter().any(older), "LOGIN was answered too early");
             }
             Opcode::OpenVolume => {

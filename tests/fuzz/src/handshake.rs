@@ -146,7 +146,8 @@ fn seals(input: &mut Input<'_>) -> bool {
 /// Messages from nowhere.
 fn raw(input: &mut Input<'_>) -> bool {
     let (host, target) = (secret(3), secret(5));
-    let mut answerer = TargetHandshake::new(&[target.clone()], &hellos(1), Carrier::Memory);
+    let mut answerer =
+        TargetHandshake::new(std::slice::from_ref(&target), &hellos(1), Carrier::Memory);
     let length = usize::from(input.u8());
     assert!(answerer.read_first(input.bytes(length)).is_err(), "it knew no key");
     assert!(answerer.read_last(input.bytes(length), Sequence(1)).is_err(), "out of order");

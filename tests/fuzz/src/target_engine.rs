@@ -166,7 +166,9 @@ fn command(peer: &mut RawPeer, input: &mut Input<'_>) -> CommandCapsule {
         let bits = input.u8();
         command.flags =
             CommandFlags { fua: bits & 1 != 0, may_unmap: bits & 2 != 0, digest: bits & 4 != 0 };
-        command.digest = if command.flags.digest { input.u32() } else { 0 };
+        if command.flags.digest && opcode == Opcode::Write {
+            command.data_digests.first = input.u32();
+        }
     }
     let length = usize::try_from(command.count.0).unwrap_or(0).saturating_mul(512);
     let has_data = odd & 32 != 0;

@@ -2,7 +2,7 @@
 //! that was not lent keeps its bytes, and the QP that got it completes all its WRs or none.
 
 use rblk_fabric::soft::fuzzing::frame_header;
-use rblk_fabric::soft::network::{Conditions, End, Network};
+use rblk_fabric::soft::network::{Conditions, End, Network, Wire};
 use rblk_fabric::{
     Access, Completion, Connection, Device, PageKind, QpLimits, RecvWr, Region, SendOp, SendWr,
     SgeList, WcStatus, WrId,
@@ -75,29 +75,7 @@ fn queue_pair(kind: u8, mut input: Input<'_>) -> bool {
                 );
             }
             // A header of good form, with what the fuzzer wants in it, and a payload.
-            _ => {
-                let kind = 1 + input.below(8);
-                let (flags, len) = (input.below(2), u32::from(input.u16() & 0x1fff));
-                let mut header = [0; HEADER];
-                (header[0], header[1]) = (kind, flags);
-                header[4..8].copy_from_slice(&len.to_le_bytes());
-                header[8..12].copy_from_slice(&u32::from(input.u8()).to_le_bytes());
-                header[12..16].copy_from_slice(&u32::from(input.u8()).to_le_bytes());
-                let key = rkey ^ u32::from(input.u8() & 0x1f);
-                header[16..20].copy_from_slice(&key.to_le_bytes());
-                header[20..24].copy_from_slice(&u32::from(input.u8()).to_le_bytes());
-                let to = address.wrapping_add(u64::from(input.u16()) & 0x1fff);
-                header[24..32].copy_from_slice(&to.to_le_bytes());
-                wire.inject(End::B, &header);
-                if matches!(kind, 1..=3 | 5) {
-                    let least = len.min(256) as usize;
-                    let mut payload = input.bytes(least).to_vec();
-                    if input.flag() {
-                        payload.resize(len as usize, 0xee);
-                    }
-                    wire.inject(End::B, &payload);
-                }
-            }
+            _ => inject_frame(&wire, &mut input, (address, rkey)),
         }
         network.advance(1);
         let mut completions = [Completion::default(); 16];
@@ -120,6 +98,32 @@ fn queue_pair(kind: u8, mut input: Input<'_>) -> bool {
     secret.read(0, &mut bytes);
     assert_eq!(bytes, [SECRET; REGION], "memory that was not lent changed");
     true
+}
+
+/// A frame that names memory at `to`, or near it.
+fn inject_frame(wire: &Wire, input: &mut Input<'_>, to: (u64, u32)) {
+    let (address, rkey) = to;
+    let kind = 1 + input.below(8);
+    let (flags, len) = (input.below(2), u32::from(input.u16() & 0x1fff));
+    let mut header = [0; HEADER];
+    (header[0], header[1]) = (kind, flags);
+    header[4..8].copy_from_slice(&len.to_le_bytes());
+    header[8..12].copy_from_slice(&u32::from(input.u8()).to_le_bytes());
+    header[12..16].copy_from_slice(&u32::from(input.u8()).to_le_bytes());
+    let key = rkey ^ u32::from(input.u8() & 0x1f);
+    header[16..20].copy_from_slice(&key.to_le_bytes());
+    header[20..24].copy_from_slice(&u32::from(input.u8()).to_le_bytes());
+    let to = address.wrapping_add(u64::from(input.u16()) & 0x1fff);
+    header[24..32].copy_from_slice(&to.to_le_bytes());
+    wire.inject(End::B, &header);
+    if matches!(kind, 1..=3 | 5) {
+        let least = len.min(256) as usize;
+        let mut payload = input.bytes(least).to_vec();
+        if input.flag() {
+            payload.resize(len as usize, 0xee);
+        }
+        wire.inject(End::B, &payload);
+    }
 }
 
 fn far_buffer(input: &mut Input<'_>) -> rblk_fabric::RemoteBuffer {

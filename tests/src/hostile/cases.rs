@@ -47,7 +47,7 @@ macro_rules! cases {
 }
 
 /// All of them.
-pub const CASES: [Case; 20] = cases![
+pub const CASES: [Case; 21] = cases![
     hellos_that_break_a_rule,
     a_peer_without_a_key,
     commands_before_the_handshake,
@@ -58,6 +58,7 @@ pub const CASES: [Case; 20] = cases![
     strangers_that_never_log_in,
     strangers_in_a_crowd,
     a_session_of_somebody_else,
+    a_session_that_is_not_there,
     bodies_without_a_seal,
     seals_that_are_wrong,
     volumes_without_a_right,
@@ -127,8 +128,6 @@ fn hellos_that_break_a_rule(door: &Door, victim: Victim) {
         ("no depth", Hello { depth: 0, ..good }.bytes()),
         ("the largest depth", Hello { depth: u16::MAX, ..good }.bytes()),
         ("I/O below a page", Hello { io_max: 4095, ..good }.bytes()),
-        ("a session that is not there", Hello { session: [3; 16], epoch: 2, ..good }.bytes()),
-        ("an older epoch", Hello { session: victim.session, epoch: 0, ..good }.bytes()),
         ("a queue of no session", Hello { session: [0; 16], ..io }.bytes()),
         ("a queue of a session that is not there", io.bytes()),
         ("a queue beyond the last", Hello { queue: 64, ..io }.bytes()),
@@ -299,6 +298,16 @@ fn a_session_of_somebody_else(door: &Door, victim: Victim) {
         end.must_end();
         assert!(end.is_untouched());
     });
+}
+
+/// Whoever names a session is let in, and learns nothing of it before a proof.
+fn a_session_that_is_not_there(door: &Door, victim: Victim) {
+    for (session, epoch) in [([3; 16], 2), (victim.session, victim.epoch)] {
+        let hello = Hello { session, epoch, ..Hello::admin(feature::AUTH) };
+        let mut end = End::connect(&door.address, &hello);
+        let message = last_message(door, &mut end);
+        is_not_served(&mut end, op::LOGIN, &message);
+    }
 }
 
 fn bodies_without_a_seal(door: &Door, _: Victim) {

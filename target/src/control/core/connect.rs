@@ -7,6 +7,7 @@ use rblk_protocol::{ConnectionKind, Epoch, HelloRequest, RejectReason, SessionId
 
 use super::admissions::{Member, Stranger, address_of};
 use super::proof::{Introduction, NO_KEYS};
+use super::refused::{Refused, refused};
 use super::{Core, QUIESCE_DEADLINE};
 use crate::connection::STRANGER_TIME;
 use crate::identity::{AdmissionId, SessionIndex};
@@ -44,19 +45,6 @@ pub struct Admitted {
     /// The secret of its session, with which it must prove itself in its self-test, for an I/O queue
     /// that has to, and the time that it has for that. Then [`Core::proved`] must be called.
     pub secret: Option<(SessionSecret, Duration)>,
-}
-
-/// Why a connection is refused.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Refused {
-    /// Why.
-    pub reason: RejectReason,
-    /// The reason in words.
-    pub text: String,
-}
-
-pub(super) fn refused(reason: RejectReason, text: impl Into<String>) -> Refused {
-    Refused { reason, text: text.into() }
 }
 
 /// There is no place for another stranger now.

@@ -18,6 +18,7 @@
 //! - Every wait ends: by what it waits for, or by [`QUIESCE_DEADLINE`].
 
 mod admissions;
+mod allowance;
 mod budget;
 mod changes;
 mod claim;
@@ -29,6 +30,7 @@ mod list;
 mod login;
 mod open;
 mod proof;
+mod refused;
 mod seals;
 #[cfg(test)]
 mod tests;
@@ -48,8 +50,9 @@ use crate::store::VolumeIndex;
 use crate::verifier::Lineage;
 use crate::volume::Volume;
 
-pub use connect::{Admitted, Knock, Refused};
+pub use connect::{Admitted, Knock};
 pub use drain::DrainState;
+pub use refused::Refused;
 pub use hosts::{Hosts, HostsError};
 pub(crate) use proof::NO_KEYS;
 pub use proof::{AuthConfig, Introduction};
@@ -58,7 +61,7 @@ pub(crate) use admissions::address_of;
 
 use admissions::{Admissions, Member};
 use changes::Changes;
-use connect::refused;
+use refused::refused;
 use drain::Drain;
 use exports::Exports;
 use login::WaitingLogin;

@@ -2,9 +2,11 @@
 //! believes none of them, and waits.
 
 use rblk_config::key_file;
+use rblk_fabric::ConnectOptions;
 use rblk_protocol::auth::{PublicKey, SecretKey};
 
 use super::*;
+use crate::session::{Credentials, QueueWish};
 
 fn key() -> SecretKey {
     SecretKey::generate().unwrap()
@@ -96,20 +98,16 @@ fn nobody_without_proof_ends_a_session() {
         let config = config_with_keys(&toy, vec![target.public()], directory.path());
         let mut mount = mounted(&config).await;
         assert_eq!(toy.heard(), [login(false, 1), open(0)]);
-        // Refusals of the admin connection and of the queues: anybody may make them.
-        for is_admin in [true, false] {
-            for reason in [RejectReason::NoSuchSession, RejectReason::StaleEpoch] {
-                toy.is(|manners| (manners.is_dead, manners.rejects) = (true, None));
-                until_status(&mut mount, |status| status.state == "reconnecting").await;
-                toy.is(|manners| {
-                    (manners.is_dead, manners.rejects) = (false, Some((is_admin, reason)));
-                });
-                until_refused(&mut mount, "did not prove that it is the target").await;
-                toy.is(|manners| manners.rejects = None);
-                until_status(&mut mount, |status| status.state == "connected").await;
-                let resumed = |heard: &Heard| !matches!(heard, Heard::Login { resumed: false, .. });
-                assert!(toy.heard().iter().all(resumed), "{is_admin} {reason:?}");
-            }
+        // Anybody may refuse a connection.
+        for reason in [RejectReason::NoSuchSession, RejectReason::StaleEpoch] {
+            toy.is(|manners| manners.is_dead = true);
+            until_status(&mut mount, |status| status.state == "reconnecting").await;
+            toy.is(|manners| (manners.is_dead, manners.rejects) = (false, Some((true, reason))));
+            until_refused(&mut mount, "did not prove that it is the target").await;
+            toy.is(|manners| manners.rejects = None);
+            until_status(&mut mount, |status| status.state == "connected").await;
+            let resumed = |heard: &Heard| !matches!(heard, Heard::Login { resumed: false, .. });
+            assert!(toy.heard().iter().all(resumed), "{reason:?}");
         }
         // What the target says under seal is so.
         toy.is(|manners| manners.is_dead = true);
@@ -117,6 +115,38 @@ fn nobody_without_proof_ends_a_session() {
         toy.is(|manners| (manners.is_dead, manners.knows_session) = (false, false));
         until_status(&mut mount, |status| status.state == "connected").await;
         assert_eq!(toy.heard(), [login(false, 1), open(5)]);
+    });
+}
+
+#[test]
+fn a_refused_queue_of_a_proven_session_ends_no_session() {
+    runtime().block_on(async {
+        let (toy, target) = (Toy::new().await, key());
+        let credentials = Credentials::new(key(), vec![target.public()]).unwrap();
+        let buffers = Region::allocate(2 * 4096, PageKind::Normal).unwrap();
+        let wish = QueueWish {
+            depth: QueueDepth::new(2).unwrap(),
+            io_max_bytes: 4096,
+            in_capsule_bytes: 4096,
+            features: Features::default(),
+            lanes: Some(1),
+            queues: 1,
+        };
+        let (options, host) = (ConnectOptions::default(), host());
+        for reason in [RejectReason::NoSuchSession, RejectReason::StaleEpoch] {
+            for credentials in [Some(&credentials), None] {
+                toy.is(|manners| {
+                    manners.proofs = credentials.map(|_| honest(&target));
+                    manners.rejects = Some((false, reason));
+                });
+                let session = Session::connect(&toy.address, &options, &host, credentials, None);
+                let mut session = session.await.unwrap();
+                let path = session.connect_queue(0, wish, VolumeHandle(1), &buffers).await;
+                let error = path.expect_err("it was refused");
+                assert_eq!(error.is_session_gone(), credentials.is_none(), "{error}");
+                assert!(error.is_transient(), "{error}");
+            }
+        }
     });
 }
 

@@ -1,0 +1,16 @@
+//! [`Refused`]: why a connection is not made.
+
+use rblk_protocol::RejectReason;
+
+/// Why a connection is refused.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refused {
+    /// Why.
+    pub reason: RejectReason,
+    /// The reason in words.
+    pub text: String,
+}
+
+pub(super) fn refused(reason: RejectReason, text: impl Into<String>) -> Refused {
+    Refused { reason, text: text.into() }
+}
