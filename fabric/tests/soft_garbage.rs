@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use conformance::{limits, wr};
 use proptest::prelude::*;
-use rblk_fabric::soft::network::{Conditions, End};
+use rblk_fabric::soft::network::{Conditions, End, Network};
 use rblk_fabric::{
     AcceptParams, Access, Address, ConnectOptions, ConnectionHello, Device, FabricError, Listener,
     QpLimits, Route, Scheme, SendOp, WcStatus, soft,
@@ -136,7 +136,7 @@ fn rejections_carry_their_words() {
         }
         // Limits are refused on both sides, and mixing is.
         let pd = Device::Soft(soft::Device::tcp()).alloc_pd().unwrap();
-        let other = Device::Soft(soft::Device::tcp()).alloc_pd().unwrap();
+        let other = Device::Soft(Network::new(1).device()).alloc_pd().unwrap();
         let (mut small, handle) = pd.poller(8).unwrap();
         let (_p, foreign) = poller(&other);
         let refuse = async {
