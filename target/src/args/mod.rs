@@ -181,8 +181,8 @@ pub struct ServeArgs {
     /// File of the secret key of this target, or credential:NAME.
     #[arg(long, value_name = "PATH")]
     pub key_file: Option<PathBuf>,
-    /// Let a host open every volume; repeat for several hosts, or for a second key. [[host]] tables
-    /// of a file can say more.
+    /// Let a host open every volume; repeat for several hosts, or for a second key. The tables of
+    /// hosts in a file can say more.
     #[arg(long, value_name = "NAME=KEY")]
     pub host: Vec<String>,
     /// Print the configuration that flags and files result in, and end.

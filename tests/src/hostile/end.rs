@@ -77,7 +77,8 @@ fn sizes() -> QpLimits {
         recv_wrs: RECVS.into(),
         send_sges: 1,
         inline_bytes: 0,
-        reads_out: 0,
+        // With none, a device keeps a READ back instead of sending it.
+        reads_out: 1,
         reads_in: 4,
     }
 }

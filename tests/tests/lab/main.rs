@@ -12,6 +12,7 @@ mod bench;
 mod content;
 mod encrypted;
 mod ends;
+mod hostile;
 mod messages;
 mod refusals;
 
