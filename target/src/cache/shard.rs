@@ -78,6 +78,9 @@ impl<S: Store> Shard<S> {
         let bytes = slots.capacity() * SLOT_BYTES;
         let dirty_max_bytes =
             options.dirty_max_bytes.min(bytes / 2).min(bytes.saturating_sub(request));
+        // A shard without a volume lends, too: copies of volumes in memory.
+        let mut sessions = Sessions::default();
+        sessions.set_slots(slots.capacity());
         let core = Core {
             slots,
             locks: Locks::new(),
@@ -87,7 +90,7 @@ impl<S: Store> Shard<S> {
             store: StoreQueue::new(store),
             answers: Answers::new(256),
             lists: Lists::new(),
-            sessions: Sessions::default(),
+            sessions,
             clock: Clock::new(now),
             counters: CacheCounters::default(),
         };
@@ -200,7 +203,7 @@ impl<S: Store> Shard<S> {
 
     /// What [`ShardRequest::Read`] would be answered at once, if the index has every block and the
     /// session may keep as much: lent, and counted as a hit. `None` changes nothing.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lend_hit(
         &mut self,
         session: SessionIndex,
@@ -331,6 +334,8 @@ impl<S: Store> Shard<S> {
             block.own = false;
             core.slots.lend_private(block.slot);
         }
+        // The session keeps them until they come back.
+        core.sessions.lent(std::mem::take(&mut entry.promised));
         core.end(job);
     }
 
@@ -495,14 +500,14 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn enter_session(&mut self, job: u32) -> bool {
         let entered = self.core.promise(job);
         self.core.counters.memory_waits += u64::from(!entered);
         entered
     }
 
-    #[inline]
+    #[inline(always)]
     fn enter_share(&mut self, job: u32) -> bool {
         let entry = self.core.jobs.get(job);
         let entered = self.memory.enter_share(&mut self.core.volumes, job, entry);

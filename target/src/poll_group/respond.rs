@@ -79,29 +79,23 @@ fn send_data<S: Store>(
     };
     let rides = rides_on_data(connection, tag);
     let immediate = rides.then_some(Immediate { tag, check: response.check });
-    let mut sges = SgeList::one(sge);
-    if connection.has_digests() {
-        add_trailer_of_zeros(connection, memory, tag, sge.len, &mut sges);
-    }
+    let digests = connection.has_digests();
+    let sges = if digests { with_trailer(connection, memory, tag, sge) } else { SgeList::one(sge) };
     connection.queue_write(tag, &sges, remote, immediate, false);
     rides
 }
 
-/// Gathers the trailer of a READ's data behind it. The data is zeros, which never change: memory
-/// volumes go by copies where digests were agreed.
+/// The data of an answer where digests were agreed: that of a READ has its trailer behind it. It is
+/// zeros, which never change: memory volumes go by copies where digests were agreed.
+#[cold]
 #[inline(never)]
-fn add_trailer_of_zeros(
-    connection: &Connection,
-    memory: &PollerMemory,
-    tag: Tag,
-    len: u32,
-    sges: &mut SgeList,
-) {
-    let Some(command) = connection.request(tag).command() else { return };
-    if command.opcode == Opcode::Read {
-        let crc = memory.zeros.region().sum(0, wide(len), crc32c);
-        // There is room: a list has more than two entries.
-        let _ = sges.push(connection.write_trailer(command, crc));
+fn with_trailer(connection: &Connection, memory: &PollerMemory, tag: Tag, data: Sge) -> SgeList {
+    match connection.request(tag).command() {
+        Some(command) if command.opcode == Opcode::Read => {
+            let crc = memory.zeros.region().sum(0, wide(data.len), crc32c);
+            SgeList::two(data, connection.write_trailer(command, crc))
+        }
+        _ => SgeList::one(data),
     }
 }
 
