@@ -125,23 +125,18 @@ impl Volume {
         let range = BlockRange::new(command.lba, command.count, self.blocks, self.block_size)
             .ok_or(if command.count.0 == 0 { Status::InvalidField } else { Status::OutOfRange })?;
         match command.opcode {
-            Opcode::Read => {
+            Opcode::Read | Opcode::Write => {
+                let is_read = command.opcode == Opcode::Read;
                 // Where data has digests, the buffer has room for the trailer.
-                let trailer = if flags.digest { wide64(READ_TRAILER_BYTES) } else { 0 };
-                let len = range.len_bytes();
-                if command.buffer.is_none()
-                    || data_bytes != len + trailer
-                    || len > u64::from(io_max_bytes)
+                let trailer = wide64(READ_TRAILER_BYTES);
+                let behind = if flags.digest && is_read { trailer } else { 0 };
+                if is_read && command.buffer.is_none()
+                    || data_bytes != range.len_bytes() + behind
+                    || range.len_bytes() > u64::from(io_max_bytes)
                 {
                     return Err(Status::BadLength);
                 }
             }
-            Opcode::Write
-                if data_bytes != range.len_bytes() || data_bytes > u64::from(io_max_bytes) =>
-            {
-                return Err(Status::BadLength);
-            }
-            Opcode::Write => {}
             _ if data_bytes != 0 => return Err(Status::BadLength),
             _ => {}
         }

@@ -546,7 +546,7 @@ impl RawTarget {
     /// Sends a response, with its digest where that was agreed.
     pub fn respond(&mut self, response: &ResponseCapsule) {
         let digests = self.options.features.has(Features::DIGEST);
-        self.send(&if digests { response.sealed() } else { *response }.to_wire());
+        self.send(&if digests { response.to_wire_sealed() } else { response.to_wire() });
     }
 
     /// Writes to a buffer of the engine with an immediate.

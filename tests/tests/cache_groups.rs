@@ -297,7 +297,8 @@ fn memory_that_another_group_has_sent_comes_back() {
         let io_max_bytes = 64 << 10;
         let options = RigOptions {
             groups: 2,
-            arena_bytes: 2 * 4 * (64 << 10),
+            // Too little for one request beside what is lent.
+            arena_bytes: 2 * (96 << 10),
             io_max_bytes,
             ..RigOptions::default()
         };
@@ -323,8 +324,8 @@ fn memory_that_another_group_has_sent_comes_back() {
             rig.fill_buffer(second, Tag(tag), &[0xee; 64 << 10]);
             submit(&mut rig, second, tag, IoOp::Read, at, 64 << 10);
         }
-        // All memory of the shard at once.
-        let all = rig.run(PATIENCE, |rig| rig.store_mut().disk_in_flight() == 4);
+        // One request of a session may take memory however much it is.
+        let all = rig.run(PATIENCE, |rig| rig.store_mut().disk_in_flight() == 1);
         assert!(all.is_ok(), "{cache:?}: {rig:?}");
         assert_eq!(lent(&mut rig), [0, 0]);
         assert!(rig.target_counts().memory_waits > 0);

@@ -191,8 +191,8 @@ fn a_write_is_sent_again_with_the_digests_of_what_the_user_wrote() {
 fn a_response_that_did_not_come_through_ends_the_path() {
     let mut target = RawTarget::tested(keyed(Features::DIGEST));
     let command = target.request(IoOp::Write, 4);
-    let good = ResponseCapsule::new(command.tag, command.sequence, Status::Fenced).sealed();
-    let mut bytes = good.to_wire();
+    let good = ResponseCapsule::new(command.tag, command.sequence, Status::Fenced);
+    let mut bytes = good.to_wire_sealed();
     bytes[2] ^= 8;
     target.send(&bytes);
     assert_eq!(target.path_end(), Some(PathEnd::Corrupted));

@@ -387,8 +387,8 @@ struct Short {
 /// store is let go: writes to [`STORE`] wait with their data where it landed, writes to [`MEMORY`]
 /// do not.
 fn short_of_memory(features: Features) -> Short {
-    let rig =
-        RigOptions { arena_bytes: 4 * (64 << 10), io_max_bytes: 64 << 10, ..RigOptions::default() };
+    // One request of a session may take memory however much it is: the first read takes all.
+    let rig = RigOptions { arena_bytes: 64 << 10, io_max_bytes: 64 << 10, ..RigOptions::default() };
     let mut bed = Bed::new(&rig);
     let other = bed.queue(STORE, options(BOTH));
     let session = bed.rig.begin_session();
@@ -446,7 +446,8 @@ fn a_receive_slot_comes_back_with_the_last_data_in_it() {
     let before = recvs(&bed);
     bed.rig.store_mut().set_conditions(StoreConditions::default());
     assert_eq!(tags_heard(&hear(&mut bed, &mut peer, 3)), [0, 4, 8], "those that waited");
-    assert_eq!(recvs(&bed), before + 3, "once each");
+    // With the slot of the other queue's message, which is posted with its first answer.
+    assert_eq!(recvs(&bed), before + 3 + 1, "once each");
     assert!(bed.outcomes(4).iter().all(|o| o.result == 64 << 10));
     // The data of waiting requests did not change.
     for (at, volume) in [(0, STORE), (4, STORE), (8, STORE), (1, MEMORY), (5, MEMORY), (7, MEMORY)]

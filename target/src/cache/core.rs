@@ -94,7 +94,7 @@ impl<S: Store> Core<S> {
 
     /// Promises a job the slots that the peer of its asker will keep. False: the job waits in the
     /// line of its session.
-    #[inline]
+    #[inline(always)]
     pub(super) fn promise(&mut self, job: u32) -> bool {
         let entry = self.jobs.get(job);
         let (Some(from), need) = (entry.from, entry.kept_slots()) else { return true };

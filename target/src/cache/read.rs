@@ -21,7 +21,7 @@ const NO_SLOT: Slot = Slot(u32::MAX);
 
 /// Lends the slots of a range to a session, if the index has every block and the session may keep
 /// as much, and counts a hit. `None` changes nothing.
-#[inline]
+#[inline(always)]
 pub(super) fn lend_hit<S: Store>(
     core: &mut Core<S>,
     session: SessionIndex,
@@ -50,6 +50,7 @@ pub(super) fn lend_hit<S: Store>(
     lend_blocks(core, session, volume, offset, len)
 }
 
+#[inline(never)]
 fn lend_blocks<S: Store>(
     core: &mut Core<S>,
     session: SessionIndex,

@@ -203,7 +203,7 @@ impl<S: Store> Shard<S> {
 
     /// What [`ShardRequest::Read`] would be answered at once, if the index has every block and the
     /// session may keep as much: lent, and counted as a hit. `None` changes nothing.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lend_hit(
         &mut self,
         session: SessionIndex,
@@ -500,14 +500,14 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn enter_session(&mut self, job: u32) -> bool {
         let entered = self.core.promise(job);
         self.core.counters.memory_waits += u64::from(!entered);
         entered
     }
 
-    #[inline]
+    #[inline(always)]
     fn enter_share(&mut self, job: u32) -> bool {
         let entry = self.core.jobs.get(job);
         let entered = self.memory.enter_share(&mut self.core.volumes, job, entry);

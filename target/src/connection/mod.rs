@@ -493,8 +493,9 @@ impl Connection {
     pub(crate) fn add_response(&mut self, response: &ResponseCapsule) -> bool {
         let Responses { first, count } = self.sends.add_response(response.tag);
         let offset = self.params.layout.response_offset(first) + count * RESPONSE_BYTES;
-        let response = if self.has_digests() { response.sealed() } else { *response };
-        self.region().write(offset, &response.to_wire());
+        let digests = self.has_digests();
+        let bytes = if digests { response.to_wire_sealed() } else { response.to_wire() };
+        self.region().write(offset, &bytes);
         self.sends.responses_are_full()
     }
 

@@ -96,6 +96,7 @@ enum Digested {
 }
 
 /// Checks the in-capsule data of a command with digests.
+#[cold]
 #[inline(never)]
 fn check_digest<S: Store>(
     connection: &Connection,
@@ -119,6 +120,7 @@ fn check_digest<S: Store>(
 }
 
 /// Begins such a command.
+#[cold]
 #[inline(never)]
 fn start_digested<S: Store>(
     connection: &mut Connection,

@@ -4,9 +4,10 @@
 //! READs are cut into parts; each part is sent when its shard has lent its bytes, so its memory is
 //! free again without waiting for the other parts. The last WR of all carries the answer.
 
-use rblk_fabric::{MAX_SGE, MemoryRegion, RemoteBuffer, Rkey, SgeList};
+use rblk_fabric::{MAX_SGE, MemoryRegion, RemoteBuffer, Rkey, Sge, SgeList};
+use rblk_protocol::digest::crc32c;
 use rblk_protocol::width::{narrow, wide};
-use rblk_protocol::{CommandCapsule, Immediate, Tag};
+use rblk_protocol::{CommandCapsule, Immediate, KeyedDescriptor, Tag};
 
 use super::cut::Cut;
 use super::respond::{finish, read_answered};
@@ -15,15 +16,15 @@ use super::{digest, proof};
 use crate::cache::{STRIPE_BYTES, Segments, ShardRequest, shard_of};
 use crate::connection::{Connection, Served, Violation};
 use crate::part::{Part, PartIndex, PartState};
-use crate::request::{Action, Event, Outcome, PartEvent};
-use crate::store::{Store, VolumeIndex};
+use crate::request::{Action, Event, Outcome, PartEvent, Span};
+use crate::store::{Segment, Store, VolumeIndex};
 use crate::volume::Placement;
 
 /// Begins a READ of a store, and reads `ahead` (first byte and bytes) of its reader.
 ///
 /// # Errors
 /// A bug: the connection ends.
-#[inline]
+#[inline(always)]
 pub(super) fn start<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -53,7 +54,7 @@ pub(super) fn start<S: Store>(
 
 /// Sends all that a READ wants, of which this group's own shard has lent `memory`: by one WR, if it
 /// is in one run and no other command waits for send credits; else as a part.
-#[inline]
+#[inline(always)]
 fn send_whole<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -69,12 +70,12 @@ fn send_whole<S: Store>(
     {
         let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
         let immediate = Some(Immediate::new(tag, command.sequence));
-        let mut sges = SgeList::one(sge);
-        if command.flags.digest {
-            let crc = digest::sum(&memory, turn.shard.slots().region(), 0, run.len);
-            // There is room: a list has more than two entries.
-            let _ = sges.push(connection.write_trailer(command, crc));
-        }
+        let digest = command.flags.digest;
+        let sges = if digest {
+            with_trailer(connection, turn, command, sge, *run)
+        } else {
+            SgeList::one(sge)
+        };
         let at = connection.queue_lent(tag, &sges, remote, immediate, true);
         connection.pin(at, narrow(turn.group), memory, buffer.length);
         read_answered(connection, &turn.stats, command, true);
@@ -87,6 +88,20 @@ fn send_whole<S: Store>(
     let _ = request.step(Event::Part(part));
     let _ = request.step(Event::OfPart(PartIndex::FIRST, PartEvent::Hit(memory)));
     send_parts(connection, turn, tag)
+}
+
+/// All data of a READ, which is in one run, and its trailer.
+#[cold]
+#[inline(never)]
+fn with_trailer<S: Store>(
+    connection: &Connection,
+    turn: &Turn<S>,
+    command: &CommandCapsule,
+    data: Sge,
+    run: Segment,
+) -> SgeList {
+    let crc = turn.shard.slots().region().sum(run.offset, wide(run.len), crc32c);
+    SgeList::two(data, connection.write_trailer(command, crc))
 }
 
 /// Cuts a READ into parts, and asks the shard of each. What this group's own shard has in memory
@@ -239,10 +254,7 @@ fn send_part<S: Store>(
     let ends_part = part.posted() + bytes == part.len();
     let answers = is_last && ends_part;
     let with_immediate = answers && connection.has_immediates();
-    // Parts go as they are there. The trailer is behind the data, so it goes apart if the last part
-    // to go is not the last of the data.
-    let ends_data = part.at() + part.len() == narrow::<u32, _>(request.span().len);
-    let apart = digests && answers && !ends_data;
+    let apart = digests && answers && goes_apart(part, request.span());
     let mut needed = 1 + u64::from(apart);
     if answers && !with_immediate {
         needed += connection.response_needs();
@@ -257,19 +269,14 @@ fn send_part<S: Store>(
         copied.ok_or(Violation("a read without memory"))?;
     }
     if digests {
-        let part = &mut connection.request_mut(tag).parts_mut()[wide(index.0)];
-        if part.posted() == 0 {
-            let crc = digest::sum(part.memory(), turn.shard.slots().region(), 0, part.len());
-            part.set_crc(crc);
-        }
+        sum_part(connection, turn, tag, index);
         if answers && !apart {
-            let trailer = connection.write_trailer(&command, digest::whole(connection, tag));
             // There is room: one piece less was gathered.
-            let _ = sges.push(trailer);
+            let _ = sges.push(trailer(connection, &command));
         }
     }
     let immediate = with_immediate.then(|| Immediate::new(tag, command.sequence));
-    let with_data = immediate.filter(|_| !apart);
+    let with_data = if apart { None } else { immediate };
     let at = connection.queue_lent(tag, &sges, remote, with_data, ends_part);
     connection.prepared_is_sent(at);
     let request = connection.request_mut(tag);
@@ -277,10 +284,7 @@ fn send_part<S: Store>(
         keep_sent(connection, turn, tag, index, at);
     }
     if apart {
-        let trailer = connection.write_trailer(&command, digest::whole(connection, tag));
-        let addr = buffer.address + connection.request(tag).span().len;
-        let remote = RemoteBuffer { addr, rkey: Rkey(buffer.rkey) };
-        connection.queue_write(tag, &SgeList::one(trailer), remote, immediate, false);
+        queue_trailer(connection, &command, buffer, immediate);
     }
     if answers {
         read_answered(connection, &turn.stats, &command, with_immediate);
@@ -325,6 +329,47 @@ fn copy_out<S: Store>(
     });
     turn.stats.copied_bytes.add(u64::from(part.len()));
     sges.push(bounce.prepared_sge(part.len())?).then_some(())
+}
+
+/// Whether the trailer of a READ goes by a WRITE of its own, if this part is the last to go. Parts
+/// go as they are there, and the trailer is behind the data.
+#[cold]
+#[inline(never)]
+fn goes_apart(part: &Part, span: Span) -> bool {
+    part.at() + part.len() != narrow::<u32, _>(span.len)
+}
+
+/// Makes the CRC of a part before the first of it goes.
+#[cold]
+#[inline(never)]
+fn sum_part<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag, index: PartIndex) {
+    let part = &mut connection.request_mut(tag).parts_mut()[wide(index.0)];
+    if part.posted() == 0 {
+        let crc = digest::sum(part.memory(), turn.shard.slots().region(), 0, part.len());
+        part.set_crc(crc);
+    }
+}
+
+/// The trailer of a READ whose parts have their CRCs.
+#[cold]
+#[inline(never)]
+fn trailer(connection: &Connection, command: &CommandCapsule) -> Sge {
+    connection.write_trailer(command, digest::whole(connection, command.tag))
+}
+
+/// Queues the WRITE of a trailer that goes apart.
+#[cold]
+#[inline(never)]
+fn queue_trailer(
+    connection: &mut Connection,
+    command: &CommandCapsule,
+    buffer: KeyedDescriptor,
+    immediate: Option<Immediate>,
+) {
+    let sges = SgeList::one(trailer(connection, command));
+    let addr = buffer.address + connection.request(command.tag).span().len;
+    let remote = RemoteBuffer { addr, rkey: Rkey(buffer.rkey) };
+    connection.queue_write(command.tag, &sges, remote, immediate, false);
 }
 
 /// What the next WRITE of a part gathers, at most `most` runs. Returns their bytes.

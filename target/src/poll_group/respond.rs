@@ -134,8 +134,9 @@ fn send_data<S: Store>(
     rides
 }
 
-/// Gathers the trailer of a READ's data behind it. The data is zeros, which never change: memory
-/// volumes go by copies where digests were agreed.
+/// The data of an answer where digests were agreed: that of a READ has its trailer behind it. It is
+/// zeros, which never change: memory volumes go by copies where digests were agreed.
+#[cold]
 #[inline(never)]
 fn add_trailer_of_zeros(
     connection: &Connection,

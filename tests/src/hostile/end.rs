@@ -24,7 +24,7 @@ const RECV_BYTES: usize = 4096;
 /// How long an end waits for what must come.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The reason of a refusal for want of a place for a stranger.
-const CROWDED: u64 = 9;
+const CROWDED: u64 = 10;
 /// How long an end looks for what must not come.
 const QUIET: Duration = Duration::from_millis(30);
 

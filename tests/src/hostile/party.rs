@@ -109,10 +109,11 @@ impl Party {
         let keys =
             Keys { host: key_of(&self.rogue.text()), target: *self.target.public().as_bytes() };
         let door = Door { address: address.clone(), transport, keys };
-        let before = (Held::of(&status()), Usage::of(status().pid).rss_kib);
         let witness = Witness::start();
         let moment = witness.now();
         let bystander = Bystander::start(client);
+        // Its queue was served, so the target knows that it is proven.
+        let before = (Held::of(&status()), Usage::of(status().pid).rss_kib);
         for case in CASES {
             let begun = Instant::now();
             (case.run)(&door, victim);
