@@ -1,6 +1,7 @@
 //! Counters of one poll group. Only its thread writes them; every thread may read them.
 
 use rblk_fabric::PollerCounters;
+use rblk_protocol::limits::READ_TRAILER_BYTES;
 use rblk_protocol::width::wide64;
 use rblk_protocol::{CommandCapsule, Opcode, Status};
 use serde::{Deserialize, Serialize};
@@ -160,7 +161,8 @@ impl Stats {
         match command.opcode {
             Opcode::Read => {
                 self.reads.add(1);
-                self.read_bytes.add(bytes);
+                let trailer = if command.flags.digest { READ_TRAILER_BYTES } else { 0 };
+                self.read_bytes.add(bytes.saturating_sub(wide64(trailer)));
             }
             Opcode::Write => {
                 self.writes.add(1);

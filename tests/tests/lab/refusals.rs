@@ -43,7 +43,7 @@ fn refusals_say_why() {
         refused(
             &MountFlags::new(rdma.clone(), "v0").name("other").host("bob"),
             5,
-            &["in use", "alice"],
+            &["in use", "held by here"],
         );
         let id = mounted.dev().trim_start_matches("/dev/ublkb").to_owned();
         refused(&MountFlags::new(rdma.clone(), "m0").flag("--device-id", &id), 1, &[&id]);

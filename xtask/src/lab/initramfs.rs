@@ -31,6 +31,7 @@ const BOOT_MODULES: &[&str] = &[
     "dummy",
     "tls",
     "chacha20poly1305",
+    "chacha|chacha_generic",
 ];
 
 /// What `--no-rdma` leaves out.

@@ -27,16 +27,19 @@ impl Table {
         Table { paths, builtin: builtin.lines().map(name_of).collect() }
     }
 
-    /// The files to insert, every dependency before what needs it, nothing twice.
+    /// The files to insert, every dependency before what needs it, nothing twice. `a|b` is the first
+    /// of these that the kernel has: modules get new names.
     pub(crate) fn load_order(&self, names: &[&str]) -> Result<Vec<String>> {
         let mut order = Vec::new();
         let mut seen = HashSet::new();
         for name in names {
-            let name = name.replace('-', "_");
-            match self.paths.get(&name) {
-                Some((path, _)) => self.visit(path, &mut seen, &mut order),
-                None if self.builtin.contains(&name) => {}
-                None => bail!("this kernel has no module `{name}`; choose another with --kernel"),
+            let names = name.replace('-', "_");
+            let has = |name: &&str| self.paths.contains_key(*name) || self.builtin.contains(*name);
+            let Some(name) = names.split('|').find(has) else {
+                bail!("this kernel has no module `{names}`; choose another with --kernel");
+            };
+            if let Some((path, _)) = self.paths.get(name) {
+                self.visit(path, &mut seen, &mut order);
             }
         }
         Ok(order)
@@ -96,6 +99,14 @@ kernel/drivers/net/dummy-net.ko.xz:
         let table = Table::parse(DEP, "kernel/drivers/virtio/virtio_pci.ko\n");
         assert!(table.load_order(&["virtio_pci"]).unwrap().is_empty());
         assert!(table.load_order(&["siw"]).unwrap_err().to_string().contains("siw"));
+    }
+
+    #[test]
+    fn of_several_names_the_first_that_is_there_counts() {
+        let table = Table::parse("a.ko:\nb.ko:\n", "c.ko\n");
+        assert_eq!(table.load_order(&["x|b|a"]).unwrap(), ["b.ko"]);
+        assert!(table.load_order(&["c|a"]).unwrap().is_empty());
+        assert!(table.load_order(&["x|y"]).unwrap_err().to_string().contains("x|y"));
     }
 
     #[test]
