@@ -1,5 +1,6 @@
 //! [`End`]: one connection to a target, driven by hand: any bytes out, everything that comes back.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{
@@ -67,8 +68,13 @@ pub struct End {
     ended: Option<WcStatus>,
 }
 
-fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+/// What hears of disconnects of RDMA devices, as long as there are ends.
+fn runtime() -> &'static Runtime {
+    static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(1).enable_all().build().expect("a runtime")
+    });
+    &RUNTIME
 }
 
 fn sizes() -> QpLimits {
