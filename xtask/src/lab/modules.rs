@@ -27,8 +27,8 @@ impl Table {
         Table { paths, builtin: builtin.lines().map(name_of).collect() }
     }
 
-    /// The files to insert, every dependency before what needs it, nothing twice. `a|b` is the first
-    /// of these that the kernel has: modules get new names.
+    /// The files to insert, every dependency before what needs it, nothing twice. `a|b` is the
+    /// first of these that the kernel has: modules get new names.
     pub(crate) fn load_order(&self, names: &[&str]) -> Result<Vec<String>> {
         let mut order = Vec::new();
         let mut seen = HashSet::new();
