@@ -5,10 +5,7 @@
 //! device leaves 16 bits of sum for a segment of TCP or UDP to find what memory, drivers and
 //! switches do to it. Encrypted data needs no digest: its tag finds every change.
 
-use std::fmt;
-use std::str::FromStr;
-
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use crate::word::words;
 
 /// Whether a mount asks for digests: `"auto"`, `"crc32c"` or `"off"`.
 ///
@@ -35,50 +32,11 @@ pub enum DigestWish {
 #[error("\"{0}\" is none of \"auto\", \"crc32c\" and \"off\"")]
 pub struct DigestWishError(String);
 
-impl DigestWish {
-    /// The words of a configuration.
-    pub(crate) const WORDS: &'static [&'static str] = &["auto", "crc32c", "off"];
-
-    /// The word of a configuration.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Crc32c => "crc32c",
-            Self::Off => "off",
-        }
-    }
-}
-
-impl FromStr for DigestWish {
-    type Err = DigestWishError;
-
-    fn from_str(text: &str) -> Result<Self, DigestWishError> {
-        [Self::Auto, Self::Crc32c, Self::Off]
-            .into_iter()
-            .find(|wish| wish.word() == text)
-            .ok_or_else(|| DigestWishError(text.to_owned()))
-    }
-}
-
-impl fmt::Display for DigestWish {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.word())
-    }
-}
-
-impl Serialize for DigestWish {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.word())
-    }
-}
-
-impl<'de> Deserialize<'de> for DigestWish {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        text.parse().map_err(de::Error::custom)
-    }
-}
+words!(DigestWish, DigestWishError, |text: &str| DigestWishError(text.to_owned()), {
+    Auto = "auto",
+    Crc32c = "crc32c",
+    Off = "off",
+});
 
 #[cfg(test)]
 mod tests {

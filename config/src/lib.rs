@@ -45,6 +45,7 @@ mod spin;
 mod target;
 mod units;
 mod volume;
+mod word;
 
 pub use digest_wish::{DigestWish, DigestWishError};
 pub use error::{ConfigError, Fault, Site};

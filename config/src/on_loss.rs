@@ -6,10 +6,7 @@
 //! File systems stop at the first FLUSH that fails and must be mounted again anyway, so the default
 //! costs them nothing.
 
-use std::fmt;
-use std::str::FromStr;
-
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use crate::word::words;
 
 /// Which FLUSHes of a mount fail (EIO) after acknowledged writes may be lost: `"until-remount"` or
 /// `"once"`. The greater value fails more FLUSHes.
@@ -37,19 +34,12 @@ pub enum OnLoss {
 #[error("\"{0}\" is neither \"once\" nor \"until-remount\"")]
 pub struct OnLossError(String);
 
+words!(OnLoss, OnLossError, |text: &str| OnLossError(text.to_owned()), {
+    Once = "once",
+    UntilRemount = "until-remount",
+});
+
 impl OnLoss {
-    /// The words of a configuration.
-    pub(crate) const WORDS: &'static [&'static str] = &["once", "until-remount"];
-
-    /// The word of a configuration.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Once => "once",
-            Self::UntilRemount => "until-remount",
-        }
-    }
-
     /// Which FLUSHes fail after a loss, in the words of the log and of `list`.
     #[must_use]
     pub fn consequence(self) -> &'static str {
@@ -57,36 +47,6 @@ impl OnLoss {
             Self::Once => "the next FLUSH fails with EIO",
             Self::UntilRemount => "every FLUSH fails until the disk is unmounted and mounted again",
         }
-    }
-}
-
-impl FromStr for OnLoss {
-    type Err = OnLossError;
-
-    fn from_str(text: &str) -> Result<Self, OnLossError> {
-        [Self::Once, Self::UntilRemount]
-            .into_iter()
-            .find(|mode| mode.word() == text)
-            .ok_or_else(|| OnLossError(text.to_owned()))
-    }
-}
-
-impl fmt::Display for OnLoss {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.word())
-    }
-}
-
-impl Serialize for OnLoss {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.word())
-    }
-}
-
-impl<'de> Deserialize<'de> for OnLoss {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        text.parse().map_err(de::Error::custom)
     }
 }
 

@@ -2,15 +2,11 @@
 //! protection.
 
 use std::net::IpAddr;
-use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
-
-use crate::rule::Rule;
+use crate::word::words;
 
 /// Who may connect to a target.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Auth {
     /// Everybody who reaches an address of the target.
     None,
@@ -19,8 +15,7 @@ pub enum Auth {
 }
 
 /// Whether the data of `tcp://` connections is encrypted. Has no effect on `rdma://`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Encrypt {
     /// If both ends prove their keys and both kernels can.
     #[default]
@@ -31,47 +26,9 @@ pub enum Encrypt {
     Off,
 }
 
-impl Auth {
-    pub(crate) const WORDS: &'static [&'static str] = &["none", "required"];
+words!(Auth, { None = "none", Required = "required" });
 
-    /// The word in a file.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Required => "required",
-        }
-    }
-}
-
-impl Encrypt {
-    pub(crate) const WORDS: &'static [&'static str] = &["auto", "required", "off"];
-}
-
-impl FromStr for Auth {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "none" => Ok(Self::None),
-            "required" => Ok(Self::Required),
-            _ => Err(Rule::Word(Self::WORDS).fix()),
-        }
-    }
-}
-
-impl FromStr for Encrypt {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "required" => Ok(Self::Required),
-            "off" => Ok(Self::Off),
-            _ => Err(Rule::Word(Self::WORDS).fix()),
-        }
-    }
-}
+words!(Encrypt, { Auto = "auto", Required = "required", Off = "off" });
 
 /// Whether only programs of this host reach an address. Of names, only `localhost` counts: any
 /// other name may lead elsewhere tomorrow.

@@ -17,6 +17,7 @@ use crate::rule::{ADDRESS, DIRECTORY, KEY_FILE, Key, NAME, Rule, SOCKET, Schema}
 use crate::spin::Spin;
 use crate::units::{ByteSize, Duration};
 use crate::volume::{VOLUME_KEYS, VolumeConfig};
+use crate::word::words;
 
 /// The arena holds at least this many I/Os of the largest size: one that is read from the store,
 /// one that is written to it, and one in transfer in each direction.
@@ -168,8 +169,7 @@ impl NoTargetKey {
 }
 
 /// Use of reserved huge pages for the arena.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum HugePages {
     /// Huge pages, if enough of them are free.
     #[default]
@@ -180,9 +180,7 @@ pub enum HugePages {
     Required,
 }
 
-impl HugePages {
-    const WORDS: &'static [&'static str] = &["auto", "never", "required"];
-}
+words!(HugePages, { Auto = "auto", Never = "never", Required = "required" });
 
 impl Default for TargetConfig {
     /// The defaults of the keys. `listen` is empty and must be set.

@@ -1,8 +1,6 @@
 //! One volume of a target.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use rblk_protocol::limits::{IO_MAX_BYTES, VOLUME_MAX_BYTES};
 use serde::{Deserialize, Serialize};
@@ -10,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{ConfigError, Fault};
 use crate::rule::{Key, NAME, PATH, Rule, Schema, join};
 use crate::units::ByteSize;
+use crate::word::words;
 
 /// Block size if the key is absent.
 const BLOCK_SIZE_DEFAULT: u32 = 4096;
@@ -76,8 +75,7 @@ pub struct VolumeConfig {
 }
 
 /// Where the data of a volume is.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum StoreKind {
     /// A file or a block device.
     File,
@@ -88,8 +86,7 @@ pub enum StoreKind {
 }
 
 /// Use of `O_DIRECT`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum DirectIo {
     /// Always. If the file system does not support it, the volume is refused.
     Required,
@@ -101,8 +98,7 @@ pub enum DirectIo {
 }
 
 /// What the block cache of the target does for a volume.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum CacheMode {
     /// Every read and every write goes to the store.
     None,
@@ -252,7 +248,7 @@ impl VolumeConfig {
             }
             _ => return None,
         };
-        Some(fault.value(cache.as_str()))
+        Some(fault.value(cache.word()))
     }
 
     /// The fault of a size that is not a whole number of blocks.
@@ -273,98 +269,11 @@ impl VolumeConfig {
     }
 }
 
-impl StoreKind {
-    const WORDS: &'static [&'static str] = &["file", "memory", "null"];
+words!(StoreKind, { File = "file", Memory = "memory", Null = "null" });
 
-    /// The word in a file.
-    #[must_use]
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::File => "file",
-            Self::Memory => "memory",
-            Self::Null => "null",
-        }
-    }
-}
+words!(DirectIo, { Required = "required", Preferred = "preferred", Off = "off" });
 
-impl DirectIo {
-    const WORDS: &'static [&'static str] = &["required", "preferred", "off"];
-
-    /// The word in a file.
-    #[must_use]
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Required => "required",
-            Self::Preferred => "preferred",
-            Self::Off => "off",
-        }
-    }
-}
-
-impl CacheMode {
-    const WORDS: &'static [&'static str] = &["none", "write-through", "write-back"];
-
-    /// The word in a file.
-    #[must_use]
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::WriteThrough => "write-through",
-            Self::WriteBack => "write-back",
-        }
-    }
-}
-
-impl fmt::Display for StoreKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl fmt::Display for DirectIo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl fmt::Display for CacheMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for StoreKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        [Self::File, Self::Memory, Self::Null]
-            .into_iter()
-            .find(|kind| kind.as_str() == text)
-            .ok_or_else(|| Rule::Word(Self::WORDS).fix())
-    }
-}
-
-impl FromStr for DirectIo {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        [Self::Required, Self::Preferred, Self::Off]
-            .into_iter()
-            .find(|kind| kind.as_str() == text)
-            .ok_or_else(|| Rule::Word(Self::WORDS).fix())
-    }
-}
-
-impl FromStr for CacheMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        [Self::None, Self::WriteThrough, Self::WriteBack]
-            .into_iter()
-            .find(|mode| mode.as_str() == text)
-            .ok_or_else(|| Rule::Word(Self::WORDS).fix())
-    }
-}
+words!(CacheMode, { None = "none", WriteThrough = "write-through", WriteBack = "write-back" });
 
 fn read_ahead_default() -> ByteSize {
     READ_AHEAD_DEFAULT

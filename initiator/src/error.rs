@@ -169,7 +169,6 @@ fn refusal(reject: &HelloReject) -> String {
         Some(RejectReason::Version) => "; install matching versions of rblk on both hosts",
         Some(RejectReason::ShuttingDown) => "; try again when it has restarted",
         Some(RejectReason::LimitReached) => "; free sessions or memory there",
-        Some(RejectReason::Crowded) => "; try again",
         Some(RejectReason::NotAllowed) => {
             "; set target_keys and key_file here, and add the key of this host to a [[host]] there"
         }

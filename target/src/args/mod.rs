@@ -212,41 +212,7 @@ impl ServeArgs {
             Some(path) => TargetConfig::load(path)?,
             None => TargetConfig::default(),
         };
-        let split = |flag: &'static str, text: &str| {
-            text.split_once('=').map(|(n, v)| (n.to_owned(), v.to_owned())).ok_or_else(|| BadFlag {
-                flag,
-                text: text.to_owned(),
-                reason: format!(
-                    "write --{flag} NAME={}",
-                    if flag == "file" { "PATH" } else { "SIZE" }
-                ),
-            })
-        };
-        let size = |flag: &'static str, text: &str, value: &str| {
-            value.parse::<ByteSize>().map_err(|e| BadFlag {
-                flag,
-                text: text.to_owned(),
-                reason: e.to_string(),
-            })
-        };
-        let mut volumes = Vec::new();
-        for text in &self.file {
-            let (name, path) = split("file", text)?;
-            volumes.push(VolumeConfig::file(name, std::path::absolute(path)?));
-        }
-        for text in &self.memory {
-            let (name, value) = split("memory", text)?;
-            volumes.push(VolumeConfig::memory(name, size("memory", text, &value)?));
-        }
-        for text in &self.null {
-            let (name, value) = split("null", text)?;
-            volumes.push(VolumeConfig::null(name, size("null", text, &value)?));
-        }
-        for volume in &mut volumes {
-            volume.block_size = self.block_size;
-            volume.read_only = self.read_only;
-        }
-        config.volumes.extend(volumes);
+        config.volumes.extend(self.volumes()?);
         self.protect(&mut config)?;
         if !self.listen.is_empty() {
             config.listen.clone_from(&self.listen);
@@ -281,6 +247,45 @@ impl ServeArgs {
 }
 
 impl ServeArgs {
+    /// The volumes of the flags.
+    fn volumes(&self) -> anyhow::Result<Vec<VolumeConfig>> {
+        let split = |flag: &'static str, text: &str| {
+            text.split_once('=').map(|(n, v)| (n.to_owned(), v.to_owned())).ok_or_else(|| BadFlag {
+                flag,
+                text: text.to_owned(),
+                reason: format!(
+                    "write --{flag} NAME={}",
+                    if flag == "file" { "PATH" } else { "SIZE" }
+                ),
+            })
+        };
+        let size = |flag: &'static str, text: &str, value: &str| {
+            value.parse::<ByteSize>().map_err(|e| BadFlag {
+                flag,
+                text: text.to_owned(),
+                reason: e.to_string(),
+            })
+        };
+        let mut volumes = Vec::new();
+        for text in &self.file {
+            let (name, path) = split("file", text)?;
+            volumes.push(VolumeConfig::file(name, std::path::absolute(path)?));
+        }
+        for text in &self.memory {
+            let (name, value) = split("memory", text)?;
+            volumes.push(VolumeConfig::memory(name, size("memory", text, &value)?));
+        }
+        for text in &self.null {
+            let (name, value) = split("null", text)?;
+            volumes.push(VolumeConfig::null(name, size("null", text, &value)?));
+        }
+        for volume in &mut volumes {
+            volume.block_size = self.block_size;
+            volume.read_only = self.read_only;
+        }
+        Ok(volumes)
+    }
+
     /// Adds what the flags say about who may connect.
     fn protect(&self, config: &mut TargetConfig) -> anyhow::Result<()> {
         config.auth = self.auth.or(config.auth);

@@ -197,7 +197,7 @@ pub(super) fn of(control: &Control) -> TargetStatus {
         }),
         lease_ms: millis(description.limits.lease),
         fencings: decisions.take_overs + decisions.refused_returns,
-        auth: if core.requires_proof() { Auth::Required } else { Auth::None }.as_str().to_owned(),
+        auth: if core.requires_proof() { Auth::Required } else { Auth::None }.word().to_owned(),
         insecure: description.insecure,
         strangers: core.strangers(),
         unproven: decisions.unproven,

@@ -2,9 +2,11 @@
 //!
 //! An admin connection is a *stranger* until its LOGIN is accepted. Then it is a *member* of a
 //! session. An I/O connection is a member from the start, and proves that in its self-test, where
-//! it has to. Strangers have places of their own, few
-//! in all and fewer an address, and take nothing else: no session, and nothing of another's. Their
-//! poll group ends them when they have not logged in in time.
+//! it has to.
+//!
+//! Strangers have places of their own, few in all and fewer an address, and take nothing else: no
+//! session, and nothing of another's. Their poll group ends them when they have not logged in in
+//! time.
 
 use std::collections::BTreeMap;
 
