@@ -84,10 +84,8 @@ impl SgeList {
     #[must_use]
     #[inline]
     pub fn one(sge: Sge) -> Self {
-        let mut list = Self::default();
-        list.entries[0] = sge;
-        list.count = 1;
-        list
+        let none = Sge::default();
+        Self { entries: [sge, none, none, none], count: 1 }
     }
 
     /// A list of two.

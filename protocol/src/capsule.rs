@@ -230,7 +230,7 @@ impl CommandCapsule {
         let [first, second] = wire.data_digests;
         let data_digests = DataDigests { first: first.get(), second: second.get() };
         if flags.digest {
-            if !has_digest(bytes, COMMAND_DIGEST_AT) {
+            if !has_digest(*bytes, COMMAND_DIGEST_AT) {
                 return Err(CapsuleError::Digest);
             }
         } else if wire.digest.get() | data_digests.first | data_digests.second != 0 {
@@ -270,13 +270,15 @@ fn with_digest<const N: usize>(mut bytes: [u8; N], at: usize) -> [u8; N] {
     bytes
 }
 
-/// Whether a capsule has its digest, at `at`.
+/// Whether a capsule has its digest, at `at`. By value, so that a capsule that needs none stays in
+/// registers.
 #[cold]
 #[inline(never)]
-fn has_digest<const N: usize>(bytes: &[u8; N], at: usize) -> bool {
-    let mut bare = *bytes;
-    bare[at..at + 4].fill(0);
-    crc32c(&bare).to_le_bytes() == bytes[at..at + 4]
+fn has_digest<const N: usize>(mut bytes: [u8; N], at: usize) -> bool {
+    let (mut found, place) = ([0; 4], at..at + 4);
+    found.copy_from_slice(&bytes[place.clone()]);
+    bytes[place].fill(0);
+    crc32c(&bytes).to_le_bytes() == found
 }
 
 /// A response.
@@ -312,7 +314,7 @@ impl ResponseCapsule {
     /// Whether the bytes of a response have their digest.
     #[must_use]
     pub fn has_its_digest(bytes: &[u8; RESPONSE_BYTES]) -> bool {
-        has_digest(bytes, RESPONSE_DIGEST_AT)
+        has_digest(*bytes, RESPONSE_DIGEST_AT)
     }
 
     /// Whether it answers the command with that sequence.

@@ -70,12 +70,15 @@ impl CommandList {
         }
         let mut bytes = [0; COMMAND_BYTES];
         read(self.at, &mut bytes);
-        let command = CommandCapsule::parse(&bytes, self.depth).and_then(|command| {
-            self.place(&command)?;
-            Ok(command)
-        });
-        if command.is_err() {
+        // The command stays where it was parsed to: it is not copied from result to result.
+        let command = CommandCapsule::parse(&bytes, self.depth);
+        let placed = match &command {
+            Ok(command) => self.place(command),
+            Err(error) => Err(*error),
+        };
+        if let Err(error) = placed {
             self.left = 0;
+            return Some(Err(error));
         }
         Some(command)
     }

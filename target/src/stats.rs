@@ -155,7 +155,7 @@ impl StatsSnapshot {
 
 impl Stats {
     /// Counts a command that is answered with this status.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn count(&self, command: &CommandCapsule, status: Status) {
         let bytes = u64::from(command.buffer.map_or(command.in_capsule_bytes, |b| b.length));
         match command.opcode {
@@ -178,6 +178,13 @@ impl Stats {
             self.failed_commands.add(1);
             self.fenced_commands.add(u64::from(status == Status::Fenced));
         }
+    }
+
+    /// Counts a READ of so many bytes that was answered well.
+    #[inline(always)]
+    pub(crate) fn count_read(&self, bytes: u64) {
+        self.reads.add(1);
+        self.read_bytes.add(bytes);
     }
 
     /// Publishes the shard's own counters.

@@ -109,8 +109,10 @@ impl Volume {
             return Err(Status::ReadOnly);
         }
         let flags = command.flags;
-        if flags.fua && command.opcode != Opcode::Write
-            || flags.may_unmap && command.opcode != Opcode::WriteZeroes
+        // Most commands have neither.
+        if flags.fua | flags.may_unmap
+            && (flags.fua && command.opcode != Opcode::Write
+                || flags.may_unmap && command.opcode != Opcode::WriteZeroes)
         {
             return Err(Status::InvalidField);
         }

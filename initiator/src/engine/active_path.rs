@@ -135,7 +135,7 @@ impl ActivePath {
             return Err(PathEnd::Lost(completion.status));
         }
         let Some(by) = self.find(completion.qp) else {
-            return Err(PathEnd::Protocol("completion of an unknown QP"));
+            return Err(broken("completion of an unknown QP"));
         };
         let (lane, terms) = self.lane(by);
         let slot = match WrKind::of(completion.id) {
@@ -146,16 +146,14 @@ impl ActivePath {
             WrKind::Recv(slot) => slot,
         };
         if slot >= terms.layout().recv_slots() {
-            return Err(PathEnd::Protocol("completion of an unknown RECV"));
+            return Err(broken("completion of an unknown RECV"));
         }
         let at = lane.received(terms, slot);
         match completion.opcode {
             WcOpcode::RecvWithImm => {
                 let imm = Immediate::from_bits(completion.imm);
                 if !terms.with_imm() || terms.layout().depth.check(imm.tag.0).is_none() {
-                    return Err(PathEnd::Protocol(
-                        "an immediate that was not agreed or has a bad tag",
-                    ));
+                    return Err(broken("an immediate that was not agreed or has a bad tag"));
                 }
                 let (tag, check, status) = (imm.tag, imm.check, Status::Ok);
                 let written = completion.byte_len;
@@ -164,11 +162,11 @@ impl ActivePath {
             WcOpcode::Recv => {
                 let bytes = completion.byte_len as usize;
                 let list = ResponseList::new(bytes, terms.with_lists(), terms.layout().depth)
-                    .map_err(|_| UNREADABLE)?
+                    .map_err(|_| unreadable())?
                     .with_digests(terms.with_digests());
                 Ok(Arrival::Responses { by, list, at })
             }
-            _ => Err(PathEnd::Protocol("a RECV completed as something else")),
+            _ => Err(broken("a RECV completed as something else")),
         }
     }
 
@@ -182,11 +180,11 @@ impl ActivePath {
     ) -> Option<Result<Answer, PathEnd>> {
         let slots = self.terms.memory().slots.region();
         let response = list.take(|from, bytes| slots.read(at + from, bytes))?;
-        let unreadable = |error| match error {
+        let bad = |error| match error {
             CapsuleError::Digest => PathEnd::Corrupted,
-            _ => UNREADABLE,
+            _ => unreadable(),
         };
-        Some(response.map_err(unreadable).map(|response| {
+        Some(response.map_err(bad).map(|response| {
             let (tag, status, check) = (response.tag, response.status, response.check);
             Answer { by, tag, status, check, immediate: false, written: 0 }
         }))
@@ -299,4 +297,17 @@ impl ActivePath {
     }
 }
 
-const UNREADABLE: PathEnd = PathEnd::Protocol("a response that cannot be parsed");
+/// The target broke a rule. Out of line, so that a turn in which none is broken does not prepare
+/// the words.
+#[cold]
+#[inline(never)]
+pub(super) fn broken(rule: &'static str) -> PathEnd {
+    PathEnd::Protocol(rule)
+}
+
+/// What came is no list of responses.
+#[cold]
+#[inline(never)]
+fn unreadable() -> PathEnd {
+    PathEnd::Protocol("a response that cannot be parsed")
+}

@@ -41,7 +41,7 @@ use crate::durability::{Answered, Ledger, Plan};
 use crate::inflight::{Inflight, WrongState};
 use crate::io::{Io, IoOp};
 use crate::path::{DeadPath, Path};
-use active_path::{ActivePath, Arrival, BeatDue};
+use active_path::{ActivePath, Arrival, BeatDue, broken};
 use answer::Answer;
 pub use digests::DigestFailure;
 use digests::{Digests, Verdict};
@@ -534,7 +534,7 @@ impl Engine {
             && let Some(io) = self.inflight.awaited(answer.tag)
             && !path.terms().may_end_read(&io, answer.written)
         {
-            return Err(PathEnd::Protocol("an immediate for no READ, or with no data or too much"));
+            return Err(broken("an immediate for no READ, or with no data or too much"));
         }
         // By another QP an answer could overtake its data.
         let own = path.went_by(answer.tag, answer.by);
@@ -545,7 +545,7 @@ impl Engine {
                 sent = sequence;
                 own && answer.answers(sequence)
             })
-            .map_err(|_| PathEnd::Protocol("an answer to a command that was not sent"))?;
+            .map_err(|_| broken("an answer to a command that was not sent"))?;
         path.answered(answer.by, io.data_bytes);
         let inside = path.terms().fits_capsule(io.data_bytes);
         let mut status = answer.status;

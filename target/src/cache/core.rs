@@ -13,7 +13,7 @@ use super::CacheCounters;
 use super::answers::Answers;
 use super::block_write::BlockWrites;
 use super::clock::Clock;
-use super::job::{JobBlock, JobLock, Jobs, Kind};
+use super::job::{Job, JobBlock, JobLock, Jobs, Kind};
 use super::lists::Lists;
 use super::locks::Locks;
 use super::message::{PartToken, Segments};
@@ -62,8 +62,8 @@ impl<S: Store> Core<S> {
     /// Ends a job: its private slots and its lock are free. Jobs that waited for the lock are
     /// granted theirs.
     pub(super) fn end(&mut self, job: u32) {
-        self.end_promise(job);
         let entry = self.jobs.get(job);
+        Self::end_promise_of(&mut self.sessions, entry);
         let share = std::mem::take(&mut entry.share);
         // Without a store there is no share.
         if let Some(state) = self.volumes.get_mut(entry.span.volume) {
@@ -112,10 +112,15 @@ impl<S: Store> Core<S> {
     /// reservation came, or the job ends.
     #[inline]
     pub(super) fn end_promise(&mut self, job: u32) {
-        let entry = self.jobs.get(job);
-        let promised = std::mem::take(&mut entry.promised);
-        if let Some(from) = entry.from.filter(|_| promised > 0) {
-            self.sessions.end_promise(from.session, promised);
+        Self::end_promise_of(&mut self.sessions, self.jobs.get(job));
+    }
+
+    #[inline(always)]
+    fn end_promise_of(sessions: &mut Sessions, entry: &mut Job) {
+        if entry.promised > 0
+            && let Some(from) = entry.from
+        {
+            sessions.end_promise(from.session, std::mem::take(&mut entry.promised));
         }
     }
 

@@ -289,7 +289,7 @@ impl Jobs {
     #[inline]
     pub(super) fn find(&self, id: JobId) -> Option<u32> {
         let job = self.table.get(wide(id.index))?;
-        (job.kind != Kind::Free && job.generation == id.generation).then_some(id.index)
+        (!matches!(job.kind, Kind::Free) && job.generation == id.generation).then_some(id.index)
     }
 
     /// A token for a store operation that must move `len` bytes, whole sectors.

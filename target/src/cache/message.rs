@@ -89,6 +89,13 @@ impl Segments {
         }
     }
 
+    /// The run came back, and is in no list.
+    #[inline(always)]
+    pub(super) fn came_back(mut self) {
+        debug_assert!(matches!(self.runs, Runs::One(_)), "a list goes back to the others");
+        self.runs = Runs::default();
+    }
+
     #[cold]
     fn leak(&self) {
         if std::thread::panicking() || ArenaEnds::is_so() {

@@ -89,13 +89,25 @@ pub(super) fn start<S: Store>(
         core.answers.reply(ShardReply::Read { to: from, result: Ok(memory) });
         return None;
     }
+    Some(start_missed(core, from, volume, offset, len))
+}
+
+/// Begins a job for a read that cannot be answered from the index. It is to wait for memory.
+#[inline(always)]
+pub(super) fn start_missed<S: Store>(
+    core: &mut Core<S>,
+    from: PartToken,
+    volume: VolumeIndex,
+    offset: u64,
+    len: u32,
+) -> u32 {
     let job = core.start(Kind::Read, Some(from), volume, offset, len.into());
     let span = core.jobs.peek(job).span;
     if span.cache != CacheMode::None {
         let missing = missing(core, &span);
         core.count_lookups(volume, wide64(span.count()) - missing, missing);
     }
-    Some(job)
+    job
 }
 
 /// Begins a prefetch, if the range is not in the index and nothing works on it.

@@ -104,6 +104,7 @@ impl Sessions {
 
     /// Promises slots to a job of a session, or puts the job in the session's line and returns
     /// false.
+    #[inline(always)]
     pub(super) fn promise(
         &mut self,
         session: SessionIndex,
@@ -115,6 +116,13 @@ impl Sessions {
             self.promised += slots;
             return true;
         }
+        self.stand_in_line(session, job, slots);
+        false
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn stand_in_line(&mut self, session: SessionIndex, job: u32, slots: usize) {
         let state = self.state(session);
         let is_first = state.waiting.is_empty();
         state.waiting.push_back((job, slots));
@@ -122,7 +130,6 @@ impl Sessions {
         if is_first {
             self.line.push_back(session);
         }
-        false
     }
 
     /// Promises slots to the first job of the first session in line that may have them. Returns the
@@ -152,6 +159,7 @@ impl Sessions {
     }
 
     /// Slots that a job was promised are lent: [`Self::give_back`] takes them when they come back.
+    #[inline]
     pub(super) fn lent(&mut self, slots: usize) {
         debug_assert!(slots <= self.promised, "{slots} slots are lent of {}", self.promised);
         self.promised = self.promised.saturating_sub(slots);
@@ -159,6 +167,7 @@ impl Sessions {
 
     /// Slots that a job was promised are not the peer's affair any more: its data came, or it gets
     /// none.
+    #[inline]
     pub(super) fn end_promise(&mut self, session: SessionIndex, slots: usize) {
         self.lent(slots);
         self.give_back(session, slots);

@@ -214,6 +214,21 @@ impl<S: Store> Shard<S> {
         read::lend_hit(&mut self.core, session, volume, offset, len)
     }
 
+    /// Does what [`ShardRequest::Read`] asks for, where [`Self::lend_hit`] has just lent nothing.
+    pub(crate) fn read_missed(
+        &mut self,
+        from: PartToken,
+        volume: VolumeIndex,
+        offset: u64,
+        len: u32,
+        now: Instant,
+    ) {
+        self.core.clock.tick(now);
+        let job = read::start_missed(&mut self.core, from, volume, offset, len);
+        self.enter(job);
+        self.settle();
+    }
+
     /// Takes a request.
     pub(crate) fn request(&mut self, request: ShardRequest, now: Instant) {
         self.core.clock.tick(now);
@@ -362,6 +377,19 @@ impl<S: Store> Shard<S> {
 
     /// Does what [`ShardRequest::Release`] asks for.
     pub(crate) fn release(&mut self, memory: Segments) {
+        // Most of what is lent is in one slot.
+        if let [run] = memory.as_slice()
+            && let Some(slot) = self.core.slots.slot_of(*run)
+        {
+            self.core.slots.unlend(slot);
+            self.core.sessions.give_back(memory.session(), 1);
+            return memory.came_back();
+        }
+        self.release_more(memory);
+    }
+
+    #[inline(never)]
+    fn release_more(&mut self, memory: Segments) {
         let mut count = 0;
         for run in memory.as_slice() {
             for slot in self.core.slots.slots_of(*run) {

@@ -209,7 +209,7 @@ impl Slots {
 
     /// The slot of a block.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find(&self, volume: VolumeIndex, block: u64) -> Option<Slot> {
         let mut at = self.buckets[self.bucket(self.hash(volume.0, block))];
         let metas = &self.metas[..];
@@ -520,6 +520,14 @@ impl Slots {
         // A clean slot may leave now.
         self.freed = true;
         self.policy.readmit(slot);
+    }
+
+    /// The slot that all of a segment is in. `None`: it is in several.
+    #[inline(always)]
+    pub(crate) fn slot_of(&self, segment: Segment) -> Option<Slot> {
+        let from = segment.offset - self.free.start();
+        (from % SLOT_BYTES + wide(segment.len) <= SLOT_BYTES)
+            .then(|| Slot(narrow(from / SLOT_BYTES)))
     }
 
     /// Slots that a segment touches.

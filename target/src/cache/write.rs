@@ -49,7 +49,7 @@ pub(super) fn start<S: Store>(
     fua: bool,
 ) -> bool {
     let entry = core.jobs.get(job);
-    if entry.kind != Kind::Reserve {
+    if !matches!(entry.kind, Kind::Reserve) {
         debug_assert!(false, "a write of {:?}", entry.kind);
         tracing::error!(job = entry.kind.word(), "bug: a write without a reservation");
         return false;

@@ -344,11 +344,11 @@ impl Connection {
     /// self-test.
     #[inline]
     fn is_tested(&self) -> bool {
-        self.pins.scratch().is_some() || self.params.kind == ConnectionKind::Admin
+        self.pins.has_scratch() || self.params.kind == ConnectionKind::Admin
     }
 
     /// Offset of a command's in-capsule data, as long as it is there.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn data_offset(&self, tag: Tag) -> Option<usize> {
         let data = self.request(tag).data()?;
         Some(self.params.layout.recv_offset(data.buffer) + data.at)
@@ -459,7 +459,7 @@ impl Connection {
     }
 
     /// Queues the WRITE of an answer's data. Returns its position.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn queue_write(
         &mut self,
         tag: Tag,
@@ -473,7 +473,7 @@ impl Connection {
 
     /// Queues the WRITE of a READ's data, lent by a shard. If it `ends` the lent memory, that is
     /// pinned with [`Self::pin`] at the position returned.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn queue_lent(
         &mut self,
         tag: Tag,
@@ -483,7 +483,7 @@ impl Connection {
         ends: bool,
     ) -> u64 {
         // Without a scratch to read, only a signaled WR can prove that the memory is free.
-        let must_signal = ends && self.pins.scratch().is_none();
+        let must_signal = ends && !self.pins.has_scratch();
         self.sends.queue_write(tag, sges, remote, immediate, must_signal)
     }
 
@@ -493,10 +493,18 @@ impl Connection {
     pub(crate) fn add_response(&mut self, response: &ResponseCapsule) -> bool {
         let Responses { first, count } = self.sends.add_response(response.tag);
         let offset = self.params.layout.response_offset(first) + count * RESPONSE_BYTES;
-        let digests = self.has_digests();
-        let bytes = if digests { response.to_wire_sealed() } else { response.to_wire() };
-        self.region().write(offset, &bytes);
+        if self.has_digests() {
+            self.write_sealed(offset, response);
+        } else {
+            self.region().write(offset, &response.to_wire());
+        }
         self.sends.responses_are_full()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn write_sealed(&self, offset: usize, response: &ResponseCapsule) {
+        self.region().write(offset, &response.to_wire_sealed());
     }
 
     /// Queues the SEND of the responses collected. Returns how many there are.
@@ -793,7 +801,7 @@ impl Connection {
     /// The proof of its self-test is right, or need not be. Returns whether this is the first time.
     pub(crate) fn is_known(&mut self) -> bool {
         self.liveness.is_known();
-        let is_first = self.pins.scratch().is_none();
+        let is_first = !self.pins.has_scratch();
         is_first && self.params.proof.is_some()
     }
 

@@ -50,6 +50,12 @@ impl Pins {
         self.scratch
     }
 
+    /// Whether there is such a page.
+    #[inline]
+    pub(super) fn has_scratch(&self) -> bool {
+        self.scratch.is_some()
+    }
+
     /// The self-test named the page that proofs read.
     pub(super) fn set_scratch(&mut self, scratch: KeyedDescriptor) {
         self.scratch = Some(scratch);

@@ -91,7 +91,7 @@ impl SendQueue {
     }
 
     /// Queues a WR, which takes a credit. Returns its position.
-    #[inline]
+    #[inline(always)]
     pub(super) fn queue(
         &mut self,
         kind: WrKind,
@@ -107,7 +107,7 @@ impl SendQueue {
 
     /// Queues the WRITE of an answer's data, which carries the answer where there is an immediate
     /// for it. Returns its position. The only place that makes a WRITE.
-    #[inline]
+    #[inline(always)]
     pub(super) fn queue_write(
         &mut self,
         tag: Tag,

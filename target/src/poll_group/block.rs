@@ -17,11 +17,12 @@ use crate::request::{Event, Outcome, Payload, Span};
 use crate::store::{OpKind, Store};
 use crate::volume::{CacheMode, Placement, Volume};
 
-/// Begins a block command that was admitted.
+/// Begins a block command that was admitted. Out of line: it needs the registers that the loop over
+/// the commands of a message has filled.
 ///
 /// # Errors
 /// A bug: the connection ends.
-#[inline]
+#[inline(never)]
 pub(super) fn start<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -58,6 +59,9 @@ pub(super) fn start<S: Store>(
             return read::start(connection, turn, command, cut, ahead);
         }
         (Opcode::Read, Placement::Memory(_)) => {
+            if read::send_memory(connection, turn, command, span) {
+                return Ok(());
+            }
             Outcome::with(Payload::Memory { offset: wide(offset), len: narrow(len) })
         }
         (Opcode::Read, Placement::Null) => Outcome::with(Payload::Zeros { len: narrow(len) }),

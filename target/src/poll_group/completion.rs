@@ -149,24 +149,34 @@ fn on_message<S: Store>(
 ) -> Served {
     let mut list = connection.begin_message(buffer, bytes, turn.now)?;
     loop {
-        match connection.next_command(&mut list, buffer) {
+        // By reference: a command is not copied on its way.
+        match &connection.next_command(&mut list, buffer) {
             None => break,
             Some(Ok(command)) => {
-                let admitted = connection.admit(&command, buffer, list.data_offset())?;
-                on_command(connection, turn, &command, admitted)?;
+                let admitted = connection.admit(command, buffer, list.data_offset())?;
+                on_command(connection, turn, command, admitted)?;
             }
-            Some(Err(error)) => {
-                let corrupted = error == CapsuleError::Digest;
-                turn.stats.digest_mismatches.add(u64::from(corrupted));
-                if turn.may_log(Line::BadCommand) {
-                    tracing::warn!(peer = connection.params().peer, %error, "bad command");
-                }
-                return Err(Violation("bad command"));
-            }
+            Some(Err(error)) => return Err(bad_command(connection, turn, *error)),
         }
     }
     connection.release_message(buffer);
     Ok(())
+}
+
+/// A command that breaks a rule of the protocol ends its connection.
+#[cold]
+#[inline(never)]
+fn bad_command<S: Store>(
+    connection: &Connection,
+    turn: &mut Turn<S>,
+    error: CapsuleError,
+) -> Violation {
+    let corrupted = error == CapsuleError::Digest;
+    turn.stats.digest_mismatches.add(u64::from(corrupted));
+    if turn.may_log(Line::BadCommand) {
+        tracing::warn!(peer = connection.params().peer, %error, "bad command");
+    }
+    Violation("bad command")
 }
 
 /// A command came, and was looked at.

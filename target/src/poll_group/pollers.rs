@@ -126,7 +126,7 @@ impl Pollers {
 impl Index<usize> for Pollers {
     type Output = PollerEntry;
 
-    #[inline]
+    #[inline(always)]
     fn index(&self, place: usize) -> &PollerEntry {
         let Some(entry) = &self.places[place] else { unreachable!("a connection keeps its CQ") };
         entry
@@ -134,7 +134,7 @@ impl Index<usize> for Pollers {
 }
 
 impl IndexMut<usize> for Pollers {
-    #[inline]
+    #[inline(always)]
     fn index_mut(&mut self, place: usize) -> &mut PollerEntry {
         let Some(entry) = &mut self.places[place] else {
             unreachable!("a connection keeps its CQ")

@@ -10,7 +10,7 @@ use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{CommandCapsule, Immediate, KeyedDescriptor, Tag};
 
 use super::cut::Cut;
-use super::respond::{finish, read_answered};
+use super::respond::{finish, memory_volume, read_answered};
 use super::turn::Turn;
 use super::{digest, proof};
 use crate::cache::{STRIPE_BYTES, Segments, ShardRequest, shard_of};
@@ -52,6 +52,34 @@ pub(super) fn start<S: Store>(
     Ok(())
 }
 
+/// Answers a READ of a memory volume by one WR, where the answer rides on the data. False: it is to
+/// be answered as other commands are.
+#[inline(always)]
+pub(super) fn send_memory<S: Store>(
+    connection: &mut Connection,
+    turn: &Turn<S>,
+    command: &CommandCapsule,
+    span: Span,
+) -> bool {
+    let memory = turn.pollers[connection.poller()].memory.as_ref();
+    let region = memory.and_then(|memory| memory_volume(memory, span.volume));
+    if command.in_capsule_bytes == 0
+        && connection.bounce().is_none()
+        && connection.has_immediates()
+        && connection.may_send(1)
+        && let Some(buffer) = command.buffer
+        && let Some(sge) = region.and_then(|region| region.sge(wide(span.offset), narrow(span.len)))
+    {
+        let (tag, sequence) = (command.tag, command.sequence);
+        let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
+        let immediate = Some(Immediate::new(tag, sequence));
+        connection.queue_write(tag, &SgeList::one(sge), remote, immediate, false);
+        read_answered(connection, &turn.stats, (tag, sequence), true);
+        return true;
+    }
+    false
+}
+
 /// Sends all that a READ wants, of which this group's own shard has lent `memory`: by one WR, if it
 /// is in one run and no other command waits for send credits; else as a part.
 #[inline(always)]
@@ -78,7 +106,7 @@ fn send_whole<S: Store>(
         };
         let at = connection.queue_lent(tag, &sges, remote, immediate, true);
         connection.pin(at, narrow(turn.group), memory, buffer.length);
-        read_answered(connection, &turn.stats, command, true);
+        read_answered(connection, &turn.stats, (tag, command.sequence), true);
         proof::ask_if_much(connection);
         return Ok(());
     }
@@ -112,8 +140,17 @@ fn ask_parts<S: Store>(
     tag: Tag,
     cut: Cut,
 ) -> Served {
-    // A part that is all of the READ was looked for already.
-    let looked = cut.is_own(connection.request(tag).span());
+    let span = connection.request(tag).span();
+    if cut.is_own(span) {
+        // A part that is all of the READ was looked for already.
+        let request = connection.request_mut(tag);
+        let part = Part::new(turn.group, span.offset, 0, narrow(span.len));
+        let _ = request.step(Event::Part(part));
+        let _ = request.step(Event::Asked);
+        let from = turn.token(connection, tag, PartIndex::FIRST);
+        turn.shard.read_missed(from, span.volume, span.offset, narrow(span.len), turn.now);
+        return Ok(());
+    }
     split(connection, tag, cut);
     let session = connection.params().session;
     let mut hits = false;
@@ -122,7 +159,6 @@ fn ask_parts<S: Store>(
         let part = &connection.request(tag).parts()[at];
         let (shard, offset, len) = (part.shard(), part.offset(), part.len());
         if shard == turn.group
-            && !looked
             && let Some(memory) = turn.shard.lend_hit(session, cut.volume, offset, len)
         {
             let _ = connection.request_mut(tag).step(Event::OfPart(index, PartEvent::Hit(memory)));
@@ -242,11 +278,12 @@ fn send_part<S: Store>(
         Some(arena) => gather(part, arena, most, &mut sges),
         None => Some(part.len()),
     };
-    let command = request.command().copied();
-    let (Some(bytes), Some(command)) = (bytes, command) else {
+    let (Some(bytes), Some(command)) = (bytes, request.command()) else {
         return Err(Violation("a read without memory"));
     };
-    let Some(buffer) = command.buffer else { return Err(Violation("a read without a buffer")) };
+    let (Some(buffer), sequence) = (command.buffer, command.sequence) else {
+        return Err(Violation("a read without a buffer"));
+    };
     let remote = RemoteBuffer {
         addr: buffer.address + u64::from(part.at() + part.posted()),
         rkey: Rkey(buffer.rkey),
@@ -272,10 +309,10 @@ fn send_part<S: Store>(
         sum_part(connection, turn, tag, index);
         if answers && !apart {
             // There is room: one piece less was gathered.
-            let _ = sges.push(trailer(connection, &command));
+            let _ = sges.push(trailer(connection, tag)?);
         }
     }
-    let immediate = with_immediate.then(|| Immediate::new(tag, command.sequence));
+    let immediate = with_immediate.then(|| Immediate::new(tag, sequence));
     let with_data = if apart { None } else { immediate };
     let at = connection.queue_lent(tag, &sges, remote, with_data, ends_part);
     connection.prepared_is_sent(at);
@@ -284,10 +321,10 @@ fn send_part<S: Store>(
         keep_sent(connection, turn, tag, index, at);
     }
     if apart {
-        queue_trailer(connection, &command, buffer, immediate);
+        queue_trailer(connection, tag, buffer, immediate)?;
     }
     if answers {
-        read_answered(connection, &turn.stats, &command, with_immediate);
+        read_answered(connection, &turn.stats, (tag, sequence), with_immediate);
     }
     Ok(!answers)
 }
@@ -353,8 +390,10 @@ fn sum_part<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag, ind
 /// The trailer of a READ whose parts have their CRCs.
 #[cold]
 #[inline(never)]
-fn trailer(connection: &Connection, command: &CommandCapsule) -> Sge {
-    connection.write_trailer(command, digest::whole(connection, command.tag))
+fn trailer(connection: &Connection, tag: Tag) -> Result<Sge, Violation> {
+    let command = connection.request(tag).command();
+    let command = command.ok_or(Violation("a trailer without a command"))?;
+    Ok(connection.write_trailer(command, digest::whole(connection, tag)))
 }
 
 /// Queues the WRITE of a trailer that goes apart.
@@ -362,14 +401,15 @@ fn trailer(connection: &Connection, command: &CommandCapsule) -> Sge {
 #[inline(never)]
 fn queue_trailer(
     connection: &mut Connection,
-    command: &CommandCapsule,
+    tag: Tag,
     buffer: KeyedDescriptor,
     immediate: Option<Immediate>,
-) {
-    let sges = SgeList::one(trailer(connection, command));
-    let addr = buffer.address + connection.request(command.tag).span().len;
+) -> Served {
+    let sges = SgeList::one(trailer(connection, tag)?);
+    let addr = buffer.address + connection.request(tag).span().len;
     let remote = RemoteBuffer { addr, rkey: Rkey(buffer.rkey) };
-    connection.queue_write(command.tag, &sges, remote, immediate, false);
+    connection.queue_write(tag, &sges, remote, immediate, false);
+    Ok(())
 }
 
 /// What the next WRITE of a part gathers, at most `most` runs. Returns their bytes.

@@ -7,7 +7,7 @@
 use rblk_fabric::{MemoryRegion, RemoteBuffer, Rkey, Sge, SgeList};
 use rblk_protocol::digest::crc32c;
 use rblk_protocol::width::{wide, wide64};
-use rblk_protocol::{CommandCapsule, Immediate, Opcode, ResponseCapsule, Status, Tag};
+use rblk_protocol::{Immediate, Opcode, ResponseCapsule, Sequence, Status, Tag};
 
 use super::turn::Turn;
 use super::{PollerMemory, proof};
@@ -29,7 +29,7 @@ pub(super) fn finish<S: Store>(
         turn.stats.count(command, outcome.status);
     }
     if connection.may_send(credits_for(connection, tag, outcome)) {
-        answer(connection, turn, tag);
+        answer_with(connection, turn, tag, outcome);
     } else {
         turn.stats.send_credit_waits.add(1);
         connection.wait_for_credits(tag);
@@ -50,7 +50,11 @@ fn credits_for(connection: &Connection, tag: Tag, outcome: Outcome) -> u64 {
 /// its data passes through memory of the connection, and there is no room, it goes on waiting.
 #[inline(always)]
 pub(super) fn answer<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
-    let outcome = connection.request(tag).outcome();
+    answer_with(connection, turn, tag, connection.request(tag).outcome());
+}
+
+#[inline(always)]
+fn answer_with<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag, outcome: Outcome) {
     if outcome.payload != Payload::None && !prepare(connection, turn, tag, outcome.payload) {
         return;
     }
@@ -159,17 +163,18 @@ fn add_trailer_of_zeros(
 
 /// A READ was answered well by the WR that was just queued, which carries `immediate`, or by the
 /// response that this adds.
-#[inline]
+#[inline(always)]
 pub(super) fn read_answered(
     connection: &mut Connection,
     stats: &Stats,
-    command: &CommandCapsule,
+    (tag, sequence): (Tag, Sequence),
     with_immediate: bool,
 ) {
-    let _ = connection.request_mut(command.tag).step(Event::Answered);
-    stats.count(command, Status::Ok);
+    let request = connection.request_mut(tag);
+    let _ = request.step(Event::Answered);
+    stats.count_read(request.span().len);
     if !with_immediate {
-        let response = ResponseCapsule::new(command.tag, command.sequence, Status::Ok);
+        let response = ResponseCapsule::new(tag, sequence, Status::Ok);
         respond(connection, stats, &response);
     }
 }

@@ -37,6 +37,12 @@ impl FreeSlots {
         self.arena.region()
     }
 
+    /// First byte of the first slot in the region.
+    #[inline]
+    pub(super) fn start(&self) -> usize {
+        self.start
+    }
+
     /// First byte of a slot in the region.
     #[inline]
     pub(super) fn offset(&self, slot: Slot) -> usize {

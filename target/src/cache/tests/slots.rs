@@ -457,6 +457,12 @@ fn segments_join_neighbours_and_name_their_slots() {
     assert_eq!(names(at(3, 512, 4096)), [3, 4]);
     assert_eq!(names(at(3, 512, 3584)), [3]);
     assert_eq!(names(at(63, 4095, 1)), [63]);
+    let one = |segment| slots.slot_of(segment).map(|slot| slot.0);
+    assert_eq!(
+        [one(at(3, 0, 4096)), one(at(3, 512, 3584)), one(at(63, 4095, 1))],
+        [Some(3), Some(3), Some(63)]
+    );
+    assert_eq!([one(at(3, 0, 4097)), one(at(3, 512, 4096)), one(at(3, 4095, 2))], [None; 3]);
 }
 
 #[test]
