@@ -17,12 +17,11 @@ use crate::request::{Event, Outcome, Payload, Span};
 use crate::store::{OpKind, Store};
 use crate::volume::{CacheMode, Placement, Volume};
 
-/// Begins a block command that was admitted. Out of line: it needs the registers that the loop over
-/// the commands of a message has filled.
+/// Begins a block command that was admitted.
 ///
 /// # Errors
 /// A bug: the connection ends.
-#[inline(never)]
+#[inline]
 pub(super) fn start<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
