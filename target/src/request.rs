@@ -33,6 +33,8 @@
 #[cfg(test)]
 mod tests;
 
+use std::time::Instant;
+
 use nix::errno::Errno;
 use rblk_protocol::{CommandCapsule, Opcode, Status};
 
@@ -40,6 +42,7 @@ use crate::cache::message::Changed;
 use crate::cache::{JobId, Segments};
 use crate::part::{Part, PartIndex, PartState, Parts};
 use crate::store::VolumeIndex;
+use crate::timing::Timing;
 
 /// What a request waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -283,11 +286,12 @@ pub(crate) struct Request {
     outcome: Outcome,
     holds: Vec<HeldRange>,
     parts: Parts,
+    timing: Timing,
 }
 
 impl Request {
-    /// A tag without a command.
-    pub(crate) fn new() -> Self {
+    /// A tag without a command; `now` is any time.
+    pub(crate) fn new(now: Instant) -> Self {
         Self {
             state: State::Free,
             abandoned: false,
@@ -299,7 +303,14 @@ impl Request {
             outcome: Outcome::OK,
             holds: Vec::new(),
             parts: Parts::default(),
+            timing: Timing::new(now),
         }
+    }
+
+    /// When it came, and what it waited for.
+    #[inline]
+    pub(crate) fn timing(&mut self) -> &mut Timing {
+        &mut self.timing
     }
 
     /// Whether a new command with this tag is in order: the command before it was answered, and in

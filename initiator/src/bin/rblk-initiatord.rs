@@ -43,6 +43,8 @@ fn main() -> ExitCode {
         }
         Command::Umount { .. }
         | Command::List { .. }
+        | Command::Status { .. }
+        | Command::Top { .. }
         | Command::Upgrade { .. }
         | Command::Key(_) => {
             eprintln!(

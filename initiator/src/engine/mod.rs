@@ -26,6 +26,7 @@ mod answer;
 mod beat;
 mod digests;
 mod lane;
+mod latency;
 mod stats;
 mod terms;
 
@@ -45,7 +46,9 @@ use active_path::{ActivePath, Arrival, BeatDue, broken};
 use answer::Answer;
 pub use digests::DigestFailure;
 use digests::{Digests, Verdict};
-pub use stats::{QueueCounts, QueueStats};
+use latency::RequestTimes;
+pub use latency::{MountOpTimes, MountTimes, QueueLatency};
+pub use stats::{QueueCounters, QueueCounts, QueueStats};
 
 /// How long the self-test may take.
 const SELF_TEST_DEADLINE: Duration = Duration::from_secs(2);
@@ -108,6 +111,9 @@ pub struct Engine {
     digests: Digests,
     // Where completions are reaped to.
     reaped: Box<[Completion]>,
+    // When the turn began.
+    now: Instant,
+    times: RequestTimes,
     stats: Arc<QueueStats>,
 }
 
@@ -126,6 +132,8 @@ impl Engine {
     /// their region.
     #[must_use]
     pub fn new(depth: QueueDepth, buffer_stride: usize, stats: Arc<QueueStats>) -> Self {
+        // Before the first turn, any time will do.
+        let now = Instant::now();
         Self {
             depth,
             buffer_stride,
@@ -138,6 +146,8 @@ impl Engine {
             ledger: None,
             digests: Digests::new(depth),
             reaped: vec![Completion::default(); REAP].into_boxed_slice(),
+            now,
+            times: RequestTimes::new(depth, now),
             stats,
         }
     }
@@ -267,6 +277,7 @@ impl Engine {
     /// The tag is in use or out of bounds: a bug of the caller.
     pub fn submit(&mut self, tag: Tag, io: Io) -> Result<(), WrongState> {
         self.inflight.queue(tag, io)?;
+        self.times.came(tag, self.now);
         if let Some(ledger) = &mut self.ledger {
             ledger.submitted(tag);
         }
@@ -324,9 +335,16 @@ impl Engine {
         self.ended.push((end, dead));
     }
 
+    /// The time of the turn that begins: for requests that are submitted before [`Self::turn`].
+    #[inline]
+    pub fn begin_turn(&mut self, now: Instant) {
+        self.now = now;
+    }
+
     /// Reaps, answers and posts. `done` gets each outcome: bytes moved (0 for requests without
     /// data) or a negative errno. Returns whether anything happened.
     pub fn turn(&mut self, now: Instant, mut done: impl FnMut(Tag, i32)) -> bool {
+        self.begin_turn(now);
         self.stats.turns.add(1);
         let mut busy = self.reap(&mut done);
         if self.path.as_ref().is_some_and(|path| path.tests_for_longer(SELF_TEST_DEADLINE, now)) {
@@ -435,8 +453,9 @@ impl Engine {
                 self.stats.errors.add(1);
                 done(tag, -EIO);
                 busy = true;
-            } else {
-                busy |= self.send(tag);
+            } else if self.send(tag) {
+                self.times.sent_later(tag, self.now);
+                busy = true;
             }
         }
         busy
@@ -556,6 +575,7 @@ impl Engine {
             }
         }
         if let Some(status) = self.account(answer.tag, status, &io) {
+            self.times.answered(answer.tag, io.op, self.now, &self.stats.latency);
             done(answer.tag, self.stats.count(&io, status, inside));
         }
         Ok(())

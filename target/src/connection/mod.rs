@@ -45,6 +45,7 @@ use crate::identity::{ConnectionId, SessionIndex};
 use crate::part::{Part, PartIndex};
 use crate::read_ahead::ReadAhead;
 use crate::request::{Event, InCapsule, Outcome, Payload, Request};
+use crate::traffic::IoStats;
 
 pub(crate) use bounce::Bounce;
 pub use bounce::BounceMemory;
@@ -153,7 +154,7 @@ impl Connection {
             life: Life::Live,
             is_listed: false,
             liveness: Liveness::new(prove_by, params.progress_max, now),
-            requests: (0..tags).map(|_| Request::new()).collect(),
+            requests: (0..tags).map(|_| Request::new(now)).collect(),
             receives,
             sends: SendQueue::new(send_wrs, tags, lists),
             reads: ReadCredits::new(params.reads_out, tags),
@@ -221,6 +222,12 @@ impl Connection {
     #[inline]
     pub(crate) fn request_mut(&mut self, tag: Tag) -> &mut Request {
         &mut self.requests[tag.index()]
+    }
+
+    /// Its counters, and the request with this tag.
+    #[inline]
+    pub(crate) fn io_of(&mut self, tag: Tag) -> (&IoStats, &mut Request) {
+        (&self.params.io, &mut self.requests[tag.index()])
     }
 
     /// All requests.
@@ -364,13 +371,12 @@ impl Connection {
 
     /// A command has its outcome, and its in-capsule data is not needed any more.
     #[inline(always)]
-    pub(crate) fn conclude(&mut self, tag: Tag, outcome: Outcome) -> Option<&CommandCapsule> {
+    pub(crate) fn conclude(&mut self, tag: Tag, outcome: Outcome) {
         let request = &mut self.requests[tag.index()];
         let _ = request.step(Event::Outcome(outcome));
         if let Some(data) = request.take_data() {
             self.receives.release(data.buffer);
         }
-        request.command()
     }
 
     // ---- Answers -------------------------------------------------------------------------------

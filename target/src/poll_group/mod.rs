@@ -27,6 +27,7 @@
 //! destroyed the QP.
 
 mod access;
+mod account;
 mod admin;
 mod block;
 mod change;
@@ -50,6 +51,7 @@ mod write;
 mod zeroing;
 
 use access::Access;
+use account::CqAge;
 use connections::Connections;
 use lines::Lines;
 pub use mail::{FromGroup, Notice, PollerMemory, ToGroup};
@@ -129,6 +131,7 @@ impl<S: Store> PollGroup<S> {
             outbox: Vec::new(),
             stats,
             now,
+            cq_age: CqAge::default(),
             io: false,
             lines: Lines::default(),
         };
@@ -223,6 +226,7 @@ impl<S: Store> PollGroup<S> {
     /// Reaps and acts until nothing is left, at most a few rounds, then posts. Returns whether
     /// anything happened.
     pub fn turn(&mut self, now: Instant) -> bool {
+        self.turn.cq_age.turn(self.turn.now);
         self.turn.now = now;
         self.turn.stats.turns.add(1);
         let mut busy = self.reap();

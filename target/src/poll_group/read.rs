@@ -74,7 +74,7 @@ pub(super) fn send_memory<S: Store>(
         let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
         let immediate = Some(Immediate::new(tag, sequence));
         connection.queue_write(tag, &SgeList::one(sge), remote, immediate, false);
-        read_answered(connection, &turn.stats, (tag, sequence), true);
+        read_answered(connection, turn, (tag, sequence), true);
         return true;
     }
     false
@@ -106,7 +106,7 @@ fn send_whole<S: Store>(
         };
         let at = connection.queue_lent(tag, &sges, remote, immediate, true);
         connection.pin(at, narrow(turn.group), memory, buffer.length);
-        read_answered(connection, &turn.stats, (tag, command.sequence), true);
+        read_answered(connection, turn, (tag, command.sequence), true);
         proof::ask_if_much(connection);
         return Ok(());
     }
@@ -298,6 +298,7 @@ fn send_part<S: Store>(
     }
     if connection.free_sends() < needed || !connection.may_prepare(bytes) {
         turn.stats.send_credit_waits.add(1);
+        connection.request_mut(tag).timing().awaits_credits(turn.now);
         connection.keep_waiting_first(tag);
         return Ok(false);
     }
@@ -324,7 +325,7 @@ fn send_part<S: Store>(
         queue_trailer(connection, tag, buffer, immediate)?;
     }
     if answers {
-        read_answered(connection, &turn.stats, (tag, sequence), with_immediate);
+        read_answered(connection, turn, (tag, sequence), with_immediate);
     }
     Ok(!answers)
 }

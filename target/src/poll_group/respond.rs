@@ -10,7 +10,7 @@ use rblk_protocol::width::{wide, wide64};
 use rblk_protocol::{Immediate, Opcode, ResponseCapsule, Sequence, Status, Tag};
 
 use super::turn::Turn;
-use super::{PollerMemory, proof};
+use super::{PollerMemory, account, proof};
 use crate::connection::{Bounce, Connection};
 use crate::request::{Event, Outcome, Payload};
 use crate::stats::Stats;
@@ -25,13 +25,12 @@ pub(super) fn finish<S: Store>(
     tag: Tag,
     outcome: Outcome,
 ) {
-    if let Some(command) = connection.conclude(tag, outcome) {
-        turn.stats.count(command, outcome.status);
-    }
+    connection.conclude(tag, outcome);
     if connection.may_send(credits_for(connection, tag, outcome)) {
         answer_with(connection, turn, tag, outcome);
     } else {
         turn.stats.send_credit_waits.add(1);
+        connection.request_mut(tag).timing().awaits_credits(turn.now);
         connection.wait_for_credits(tag);
     }
 }
@@ -65,6 +64,7 @@ fn answer_with<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag, 
         return;
     };
     let mut response = ResponseCapsule::new(tag, command.sequence, outcome.status);
+    account::answered(connection, turn, tag, outcome.status);
     response.value = outcome.value;
     if outcome.payload == Payload::None || !send_data(connection, turn, &mut response) {
         respond(connection, &turn.stats, &response);
@@ -96,6 +96,7 @@ fn copy_out<S: Store>(
     };
     if !connection.may_prepare(len) {
         turn.stats.send_credit_waits.add(1);
+        connection.request_mut(tag).timing().awaits_credits(turn.now);
         connection.keep_waiting_first(tag);
         proof::ask_if_much(connection);
         return false;
@@ -164,18 +165,17 @@ fn add_trailer_of_zeros(
 /// A READ was answered well by the WR that was just queued, which carries `immediate`, or by the
 /// response that this adds.
 #[inline(always)]
-pub(super) fn read_answered(
+pub(super) fn read_answered<S: Store>(
     connection: &mut Connection,
-    stats: &Stats,
+    turn: &Turn<S>,
     (tag, sequence): (Tag, Sequence),
     with_immediate: bool,
 ) {
-    let request = connection.request_mut(tag);
-    let _ = request.step(Event::Answered);
-    stats.count_read(request.span().len);
+    let _ = connection.request_mut(tag).step(Event::Answered);
+    account::answered_read(connection, turn, tag);
     if !with_immediate {
         let response = ResponseCapsule::new(tag, sequence, Status::Ok);
-        respond(connection, stats, &response);
+        respond(connection, &turn.stats, &response);
     }
 }
 

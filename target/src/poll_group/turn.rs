@@ -14,6 +14,7 @@ use rblk_protocol::width::narrow;
 
 use super::FromGroup;
 use super::access::Access;
+use super::account::CqAge;
 use super::lines::{Line, Lines};
 use super::peers::{PeerMail, Peers};
 use super::pollers::Pollers;
@@ -45,6 +46,8 @@ pub(super) struct Turn<S> {
     pub(super) stats: Arc<Stats>,
     /// When the turn began.
     pub(super) now: Instant,
+    /// How long what the turn finds may have waited for it.
+    pub(super) cq_age: CqAge,
     /// Something was done that clients wait for.
     pub(super) io: bool,
     /// What peers made this group log.
