@@ -35,6 +35,7 @@ mod error;
 mod exit;
 mod host;
 mod host_file;
+pub mod journal;
 pub mod key_file;
 mod log;
 mod mount;

@@ -12,6 +12,7 @@ use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::serve::NO_HOST;
 
 mod drain;
+mod event_lines;
 mod host;
 mod key;
 mod table;
@@ -31,6 +32,9 @@ fn main() -> ExitCode {
         Command::Reload { socket } => host::reload(&socket.path),
         Command::Check { config } => check(&config),
         Command::Status { socket, output } => status(&socket.path, output),
+        Command::Events { socket, follow, output } => {
+            event_lines::events(&socket.path, follow, output)
+        }
         Command::Drain { socket, no_wait, output } => drain::drain(&socket.path, !no_wait, output),
     };
     match result {
@@ -86,7 +90,7 @@ fn status(path: &std::path::Path, output: Output) -> anyhow::Result<Exit> {
         }
         Ok(Response::Status(status)) => print!("{}", table::status(&status)),
         Ok(Response::Error(error)) => anyhow::bail!(error),
-        Ok(Response::Done | Response::Hosts(_)) => {
+        Ok(Response::Done | Response::Hosts(_) | Response::Events(_)) => {
             anyhow::bail!("the target did not understand the question")
         }
         Err(error) => return Ok(no_answer(path, &error)),

@@ -2,6 +2,7 @@
 
 mod hosts;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -81,6 +82,19 @@ pub enum Command {
         #[arg(long, value_enum, default_value = "table")]
         output: Output,
     },
+    /// Show what happened lately: hosts that came, were lost or fenced, lost writes, errors of
+    /// stores.
+    Events {
+        /// Which target.
+        #[command(flatten)]
+        socket: SocketArgs,
+        /// Go on with what happens from now on, also over a restart of the target.
+        #[arg(long, short = 'f')]
+        follow: bool,
+        /// Form of the answer.
+        #[arg(long, short = 'o', value_enum, default_value = "table")]
+        output: EventsOutput,
+    },
     /// Let I/O finish, tell the initiators, and stop the running target. Waits until it has ended.
     Drain {
         /// Which target.
@@ -110,6 +124,15 @@ pub enum Output {
     Table,
     /// For programs: one JSON document.
     Json,
+}
+
+/// Form of events.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum EventsOutput {
+    /// For people.
+    Table,
+    /// For programs: one JSON document in each line.
+    JsonLines,
 }
 
 /// What to serve and how. Everything here can also stand in the configuration file; flags win.
@@ -171,6 +194,10 @@ pub struct ServeArgs {
     /// How long an initiator without connections keeps its volumes.
     #[arg(long, value_name = "TIME")]
     pub lease: Option<Duration>,
+    /// Serve metrics, health and a live page over HTTP at this address and port, such as
+    /// 127.0.0.1:9720. Nobody has to prove anything there, and nothing can be changed.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub http: Option<SocketAddr>,
     /// Who may connect: "required" lets in hosts that prove their keys, "none" everybody. Without
     /// it: "none" if only this host reaches the addresses, else "required".
     #[arg(long, value_name = "none|required")]
@@ -238,6 +265,7 @@ impl ServeArgs {
         config.spin = self.spin.unwrap_or(config.spin);
         config.drain_timeout = self.drain_timeout.unwrap_or(config.drain_timeout);
         config.lease = self.lease.unwrap_or(config.lease);
+        config.http = self.http.or(config.http);
         config.validate()?;
         if config.volumes.is_empty() {
             return Err(NoVolumes.into());

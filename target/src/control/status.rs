@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Control;
 use super::core::Core;
+use crate::events::EventCount;
 use crate::session::{Leave, Session};
 use crate::stats::StatsSnapshot;
 use crate::volume::{CacheMode, Placement, Volume};
@@ -68,6 +69,9 @@ pub struct TargetStatus {
     pub total: StatsSnapshot,
     /// Counters by poll group.
     pub poll_groups: Vec<StatsSnapshot>,
+    /// How often each kind of event happened.
+    #[serde(default)]
+    pub events: Vec<EventCount>,
 }
 
 /// A drain under way.
@@ -213,6 +217,7 @@ pub(super) fn of(control: &Control) -> TargetStatus {
         sessions: core.sessions().iter().map(|s| session(core, s, is_encrypted(s))).collect(),
         total,
         poll_groups,
+        events: control.events.totals(),
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rblk_fabric::{AcceptParams, MemoryRegion, Poller};
 use rblk_protocol::{AccessMode, CommandCapsule, Epoch, Status, Tag};
 
+use crate::cache::StoreFailure;
 use crate::connection::{BounceMemory, ConnectionParams};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
 use crate::store::VolumeIndex;
@@ -218,6 +219,8 @@ pub enum FromGroup {
         /// Its store.
         backing: Arc<Backing>,
     },
+    /// A store began to fail operations. More of them in the next seconds are not told.
+    StoreFailed(StoreFailure),
     /// The thread left after [`ToGroup::Stop`], or broke.
     Stopped {
         /// Which poll group.

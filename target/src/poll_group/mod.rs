@@ -64,7 +64,7 @@ use std::time::{Duration, Instant};
 use rblk_fabric::{Completion, Poller};
 use rblk_protocol::width::wide;
 
-use crate::cache::{PartToken, Shard, ShardReply};
+use crate::cache::{PartToken, Shard, ShardReply, StoreFailure};
 use crate::connection::{Connection, Served};
 use crate::identity::{ConnectionId, SessionIndex};
 use crate::stats::Stats;
@@ -151,6 +151,12 @@ impl<S: Store> PollGroup<S> {
     #[must_use]
     pub fn shard(&self) -> &Shard<S> {
         &self.turn.shard
+    }
+
+    /// A store that began to fail, for control.
+    #[inline]
+    pub(crate) fn take_store_failure(&mut self) -> Option<StoreFailure> {
+        self.turn.shard.take_failure()
     }
 
     /// The other poll groups.

@@ -253,6 +253,9 @@ impl GroupThread {
         while let Some((volume, backing)) = self.group.store_mut().take_lost() {
             let _ = self.outbox.send(FromGroup::LostWrites { volume, backing });
         }
+        while let Some(failure) = self.group.take_store_failure() {
+            let _ = self.outbox.send(FromGroup::StoreFailed(failure));
+        }
         if !self.group.has_outbox() {
             return false;
         }
