@@ -11,9 +11,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Counter(AtomicU64);
 
 impl Counter {
+    /// 0.
+    #[must_use]
+    pub const fn zero() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
     /// Adds. Only the owning thread may call it.
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Takes away. Only the owning thread may call it.
+    pub fn sub(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_sub(n), Ordering::Relaxed);
     }
 
     /// Sets. Only the owning thread may call it.

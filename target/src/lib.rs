@@ -37,6 +37,8 @@ pub mod stats;
 #[allow(unsafe_code)] // io_uring takes pointers
 pub mod store;
 pub mod terms;
+mod timing;
+pub mod traffic;
 pub mod verifier;
 pub mod volume;
 pub mod volume_stats;

@@ -40,6 +40,7 @@ use crate::cache::message::Changed;
 use crate::cache::{JobId, Segments};
 use crate::part::{Part, PartIndex, PartState, Parts};
 use crate::store::VolumeIndex;
+use crate::timing::Timing;
 
 /// What a request waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -283,6 +284,7 @@ pub(crate) struct Request {
     outcome: Outcome,
     holds: Vec<HeldRange>,
     parts: Parts,
+    timing: Timing,
 }
 
 impl Request {
@@ -299,7 +301,14 @@ impl Request {
             outcome: Outcome::OK,
             holds: Vec::new(),
             parts: Parts::default(),
+            timing: Timing::default(),
         }
+    }
+
+    /// When it came, and what it waited for.
+    #[inline]
+    pub(crate) fn timing(&mut self) -> &mut Timing {
+        &mut self.timing
     }
 
     /// Whether a new command with this tag is in order: the command before it was answered, and in

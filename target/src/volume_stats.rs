@@ -1,13 +1,15 @@
-//! [`VolumeStats`]: the counters of one volume in one shard. Only the shard's thread writes them;
-//! every thread may read them.
+//! [`VolumeStats`]: the counters of one volume in one poll group and its shard. Only their thread
+//! writes them; every thread may read them.
 //!
-//! The shard counts in plain numbers and publishes them every few turns, so the data path has no
-//! atomic operation here. Published counters may be a few turns old. A poll group that sleeps has
-//! published everything.
+//! The shard counts in plain numbers and publishes them every few turns, so its counters may be a
+//! few turns old. A poll group that sleeps has published everything. What the poll group counts of
+//! commands ([`VolumeStats::io`], [`VolumeStats::latency`]) is there at once.
 
 use nix::errno::Errno;
 use rblk_fabric::Counter;
 use serde::{Deserialize, Serialize};
+
+use crate::traffic::{IoCounts, IoStats, VolumeLatency, VolumeTimes};
 
 rblk_fabric::counters! {
     /// The sums of a [`VolumeStats`].
@@ -73,10 +75,14 @@ impl LastError {
     }
 }
 
-/// What one shard publishes of one volume, on cache lines of its own.
+/// What one poll group and its shard tell of one volume, on cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct VolumeStats {
+    /// The commands of connections of this poll group.
+    pub(crate) io: IoStats,
+    /// Their times.
+    pub(crate) latency: VolumeLatency,
     counters: VolumeCounters,
     last_error: Counter,
 }
@@ -93,6 +99,18 @@ impl VolumeStats {
         to.dirty_bytes.set(counts.dirty_bytes);
         to.failed_blocks.set(counts.failed_blocks);
         self.last_error.set(last_error.0);
+    }
+
+    /// The commands that connections of this poll group had for the volume.
+    #[must_use]
+    pub fn io(&self) -> IoCounts {
+        self.io.snapshot()
+    }
+
+    /// The times of these commands.
+    #[must_use]
+    pub fn times(&self) -> VolumeTimes {
+        self.latency.snapshot()
     }
 
     /// What was published last.

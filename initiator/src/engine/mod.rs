@@ -26,12 +26,14 @@ mod answer;
 mod beat;
 mod digests;
 mod lane;
+mod latency;
 mod stats;
 mod terms;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rblk_fabric::turn_clock::TurnClock;
 use rblk_fabric::{Completion, FabricError, WcStatus};
 use rblk_protocol::limits::READ_TRAILER_BYTES;
 use rblk_protocol::{Features, Opcode, QueueDepth, Sequence, Status, Tag};
@@ -45,7 +47,9 @@ use active_path::{ActivePath, Arrival, BeatDue};
 use answer::Answer;
 pub use digests::DigestFailure;
 use digests::{Digests, Verdict};
-pub use stats::{QueueCounts, QueueStats};
+use latency::RequestTimes;
+pub use latency::{MountOpTimes, MountTimes, QueueLatency};
+pub use stats::{QueueCounters, QueueCounts, QueueStats};
 
 /// How long the self-test may take.
 const SELF_TEST_DEADLINE: Duration = Duration::from_secs(2);
@@ -108,6 +112,8 @@ pub struct Engine {
     digests: Digests,
     // Where completions are reaped to.
     reaped: Box<[Completion]>,
+    clock: TurnClock,
+    times: RequestTimes,
     stats: Arc<QueueStats>,
 }
 
@@ -138,6 +144,8 @@ impl Engine {
             ledger: None,
             digests: Digests::new(depth),
             reaped: vec![Completion::default(); REAP].into_boxed_slice(),
+            clock: TurnClock::new(Instant::now()),
+            times: RequestTimes::new(depth),
             stats,
         }
     }
@@ -213,6 +221,7 @@ impl Engine {
     /// more. Returns false when the CQ is broken, as when the device is gone: the path has ended
     /// then.
     pub fn arm(&mut self) -> bool {
+        self.clock.sleeps();
         let Some(path) = self.path.as_mut() else { return true };
         let Err(error) = path.poller_mut().arm() else { return true };
         self.cq_broke(&error);
@@ -267,6 +276,7 @@ impl Engine {
     /// The tag is in use or out of bounds: a bug of the caller.
     pub fn submit(&mut self, tag: Tag, io: Io) -> Result<(), WrongState> {
         self.inflight.queue(tag, io)?;
+        self.times.came(tag, self.clock.times());
         if let Some(ledger) = &mut self.ledger {
             ledger.submitted(tag);
         }
@@ -324,9 +334,16 @@ impl Engine {
         self.ended.push((end, dead));
     }
 
+    /// The time of the turn that begins: for requests that are submitted before [`Self::turn`].
+    #[inline]
+    pub fn begin_turn(&mut self, now: Instant) {
+        self.clock.turn(now);
+    }
+
     /// Reaps, answers and posts. `done` gets each outcome: bytes moved (0 for requests without
     /// data) or a negative errno. Returns whether anything happened.
     pub fn turn(&mut self, now: Instant, mut done: impl FnMut(Tag, i32)) -> bool {
+        self.begin_turn(now);
         self.stats.turns.add(1);
         let mut busy = self.reap(&mut done);
         if self.path.as_ref().is_some_and(|path| path.tests_for_longer(SELF_TEST_DEADLINE, now)) {
@@ -341,6 +358,7 @@ impl Engine {
             busy |= self.work_backlog(&mut done);
         }
         self.post();
+        self.stats.in_flight.set(self.outstanding() as u64);
         busy
     }
 
@@ -484,6 +502,7 @@ impl Engine {
             self.digests.seal(&mut command, &io, buffers, offset);
         }
         path.send(lane, &command, data, io.data_bytes);
+        self.times.sent(tag, self.clock.times());
         let sent = self.inflight.send(tag, command.sequence);
         debug_assert!(sent.is_ok(), "tag {} waited a moment ago", tag.0);
         true
@@ -556,6 +575,7 @@ impl Engine {
             }
         }
         if let Some(status) = self.account(answer.tag, status, &io) {
+            self.times.answered(answer.tag, io.op, self.clock.times(), &self.stats.latency);
             done(answer.tag, self.stats.count(&io, status, inside));
         }
         Ok(())

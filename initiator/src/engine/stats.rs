@@ -1,16 +1,19 @@
 //! Counters of one I/O queue.
 
+use std::ops::Deref;
+
 use rblk_protocol::Status;
 use rblk_protocol::width::narrow;
 use serde::{Deserialize, Serialize};
 
+use super::latency::{MountTimes, QueueLatency};
 use crate::io::{Io, IoOp};
 
 rblk_fabric::counters! {
     /// Counters of one queue: written by its thread, read by anyone.
     #[derive(Debug, Default)]
     #[repr(align(128))]
-    pub struct QueueStats;
+    pub struct QueueCounters;
 
     /// The counters at one moment; also their sum over queues.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +40,8 @@ rblk_fabric::counters! {
     keyed_commands,
     /// Requests answered with an error.
     errors,
+    /// Requests that are not answered, now.
+    in_flight,
     /// Data and answers that did not come through as they were sent: their digests did not fit.
     digest_mismatches,
     /// Requests sent once again because of that.
@@ -89,7 +94,29 @@ rblk_fabric::counters! {
     listed,
 }
 
+/// What one queue counts: numbers, which this derefs to, and times.
+#[derive(Debug, Default)]
+pub struct QueueStats {
+    counters: QueueCounters,
+    pub(super) latency: QueueLatency,
+}
+
+impl Deref for QueueStats {
+    type Target = QueueCounters;
+
+    #[inline(always)]
+    fn deref(&self) -> &QueueCounters {
+        &self.counters
+    }
+}
+
 impl QueueStats {
+    /// The times of its requests.
+    #[must_use]
+    pub fn times(&self) -> MountTimes {
+        self.latency.snapshot()
+    }
+
     /// Counts a request that ended with that status. `inside`: a command has room for its data.
     /// Returns the outcome of the request: bytes moved, or a negative errno.
     pub(super) fn count(&self, io: &Io, status: Status, inside: bool) -> i32 {

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use rblk_config::MountConfig;
+use rblk_fabric::LatencyCounts;
+use rblk_fabric::rates::{RateWindow, Rates, Work};
 use rblk_protocol::width::{wide, wide64};
 use rblk_protocol::{Status, VolumeFlags};
 use tokio::sync::mpsc;
@@ -21,7 +23,7 @@ use super::socket::Response;
 use super::status::MountStatus;
 use super::{EIO, device};
 use crate::durability::Durability;
-use crate::engine::{DigestFailure, QueueCounts};
+use crate::engine::{DigestFailure, MountTimes, QueueCounts};
 use crate::path::Path;
 use crate::queue::FromQueue;
 use crate::session::Session;
@@ -52,6 +54,7 @@ pub(super) struct Mount {
     // What does not change while the mount is served. `status` adds the rest.
     status: MountStatus,
     since: Instant,
+    rates: RateWindow<Work>,
 }
 
 /// Whether a volume has a flag.
@@ -100,7 +103,8 @@ impl Mount {
         let MountStatus { name, volatile_cache, recovered, .. } = &status;
         let note = NoteKeeper::new(name, &config, &durability, *volatile_cache, *recovered);
         let (queues, since) = (Queues::default(), Instant::now());
-        Self { config, link, queues, note, durability, status, since }
+        let rates = RateWindow::default();
+        Self { config, link, queues, note, durability, status, since, rates }
     }
 
     /// The name of the mount.
@@ -144,11 +148,41 @@ impl Mount {
         self.queues.has_stopped()
     }
 
+    /// Somebody asks what it does: its rates are measured from now on.
+    pub(super) fn ask_rates(&mut self) {
+        if self.rates.ask(Instant::now()) {
+            self.take_rates();
+        }
+    }
+
+    /// When [`Self::take_rates`] is due.
+    pub(super) fn rates_due(&self) -> Option<Instant> {
+        self.rates.due()
+    }
+
+    /// Takes what was counted up to now.
+    pub(super) fn take_rates(&mut self) {
+        let mut work = Work::default();
+        for (counts, times) in self.queues.counts().iter().zip(self.queues.times()) {
+            work.add(&Work {
+                reads: times.read.total,
+                writes: times.write.total,
+                store: LatencyCounts::default(),
+                read_bytes: counts.read_bytes,
+                written_bytes: counts.written_bytes,
+            });
+        }
+        self.rates.take(Instant::now(), work);
+    }
+
     /// Its state now.
     pub(super) fn status(&self) -> MountStatus {
         let by_queue = self.queues.counts();
         let mut total = QueueCounts::default();
         by_queue.iter().for_each(|queue| total.add(queue));
+        let latency_by_queue = self.queues.times();
+        let mut latency = MountTimes::default();
+        latency_by_queue.iter().for_each(|queue| latency.add(queue));
         let mut status = MountStatus {
             lanes: self.queues.lanes(),
             digest: self.queues.digest(),
@@ -159,6 +193,9 @@ impl Mount {
             uptime_s: self.since.elapsed().as_secs(),
             total,
             by_queue,
+            latency,
+            latency_by_queue,
+            rates: self.rates.moments().map(|(a, b, apart)| Rates::between(a, b, apart)),
             ..self.status.clone()
         };
         self.link.report(&mut status);

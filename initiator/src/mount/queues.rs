@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::setup::Setup;
 use crate::durability::{Durability, Ledger};
-use crate::engine::QueueCounts;
+use crate::engine::{MountTimes, QueueCounts};
 use crate::path::Path;
 use crate::pulse::Pulse;
 use crate::queue::{FromQueue, QueueHandle, QueueParts, ToQueue};
@@ -122,6 +122,11 @@ impl Queues {
     /// The counters of each queue.
     pub(super) fn counts(&self) -> Vec<QueueCounts> {
         self.handles().map(|queue| queue.stats.snapshot()).collect()
+    }
+
+    /// The times of each queue's requests.
+    pub(super) fn times(&self) -> Vec<MountTimes> {
+        self.handles().map(|queue| queue.stats.times()).collect()
     }
 
     /// QPs of each queue, at least.

@@ -11,7 +11,7 @@ use super::lock::MountLock;
 use super::mounted::Mount;
 use super::note::Note;
 use super::signals::Signals;
-use super::socket::{Asked, MountSocket, Response};
+use super::socket::{Ask, Asked, MountSocket, Response};
 use super::task;
 use super::unmount::{End, Ending};
 use crate::queue::FromQueue;
@@ -130,12 +130,19 @@ async fn next(
 ) -> anyhow::Result<Option<End>> {
     let durability = Arc::clone(mount.durability());
     let deadline = ending.deadline();
+    let rates_due = mount.rates_due();
     tokio::select! {
         Some(message) = from_queues.recv() => mount.on_queue(message)?,
         () = mount.attend() => {}
         result = ending.synced() => return Ok(ending.on_synced(result, mount)),
-        Some(request) = asked.recv() => return Ok(ending.on_ask(request, mount)),
+        Some(request) = asked.recv() => {
+            if request.ask == Ask::Status {
+                mount.ask_rates();
+            }
+            return Ok(ending.on_ask(request, mount));
+        }
         () = task::until(deadline) => {}
+        () = task::until(rates_due) => mount.take_rates(),
         () = durability.loss_changed(), if note_at.is_none() => {
             *note_at = Some(Instant::now() + mount.note().step());
         }

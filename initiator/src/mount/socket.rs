@@ -17,6 +17,8 @@ use super::run_dir::RUN_DIR;
 use super::status::MountStatus;
 
 const LINE_MAX: u64 = 4096;
+/// The longest answer: the times of every queue, in every bucket.
+const ANSWER_MAX: u64 = 8 << 20;
 const LINE_TIME: Duration = Duration::from_secs(10);
 /// How long the holder of a lock may be silent before it counts as alive.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
@@ -162,7 +164,7 @@ pub async fn ask(path: &Path, ask: Ask, timeout: Duration) -> io::Result<Respons
         text.push(b'\n');
         stream.write_all(&text).await?;
         let mut answer = Vec::new();
-        stream.take(1 << 20).read_to_end(&mut answer).await?;
+        stream.take(ANSWER_MAX).read_to_end(&mut answer).await?;
         serde_json::from_slice(&answer).map_err(io::Error::other)
     };
     tokio::time::timeout(timeout, exchange)

@@ -1,9 +1,10 @@
 //! The state of a mount: plain data, the same over its socket and in JSON output.
 
 use rblk_config::OnLoss;
+use rblk_fabric::rates::Rates;
 use serde::{Deserialize, Serialize};
 
-use crate::engine::QueueCounts;
+use crate::engine::{MountTimes, QueueCounts};
 
 /// State of a mount.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -121,6 +122,15 @@ pub struct MountStatus {
     pub total: QueueCounts,
     /// Counters by queue.
     pub by_queue: Vec<QueueCounts>,
+    /// The times of the requests of all queues together.
+    #[serde(default)]
+    pub latency: MountTimes,
+    /// The same by queue.
+    #[serde(default)]
+    pub latency_by_queue: Vec<MountTimes>,
+    /// What it does per second; absent until it was asked for a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rates: Option<Rates>,
 }
 
 /// The word for who has to prove something.

@@ -245,6 +245,7 @@ impl DataThread for QueueThread {
     type Error = io::Error;
 
     fn turn(&mut self, now: Instant) -> io::Result<ControlFlow<(), Turn>> {
+        self.engine.begin_turn(now);
         let mut busy = self.take_mail(now);
         if self.paths.change(&mut self.engine, &mut self.ublk, now)? {
             self.publisher.published = PollerCounters::default();

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use nix::errno::Errno;
 
 use super::message::{PartToken, ShardReply};
+use crate::timing::Spent;
 
 /// The answers of a shard that its poll group has not taken.
 #[derive(Debug)]
@@ -41,9 +42,14 @@ impl Answers {
 
     /// A request is done. Without an asker it is a job of the shard itself.
     #[inline]
-    pub(super) fn done(&mut self, from: Option<PartToken>, result: Result<(), Errno>) {
+    pub(super) fn done(
+        &mut self,
+        from: Option<PartToken>,
+        result: Result<(), Errno>,
+        spent: Spent,
+    ) {
         match from {
-            Some(to) => self.replies.push_back(ShardReply::Done { to, result }),
+            Some(to) => self.replies.push_back(ShardReply::Done { to, result, spent }),
             None => {
                 self.own.jobs += 1;
                 self.own.failed += usize::from(result.is_err());

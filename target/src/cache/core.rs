@@ -90,7 +90,7 @@ impl<S: Store> Core<S> {
     /// Answers a job and ends it.
     pub(super) fn finish(&mut self, job: u32) {
         let entry = self.jobs.peek(job);
-        self.answers.done(entry.from, entry.result());
+        self.answers.done(entry.from, entry.result(), entry.spent());
         self.end(job);
     }
 
@@ -106,6 +106,8 @@ impl<S: Store> Core<S> {
         let promised = self.sessions.promise(from.session, job, need, self.slots.pinned());
         if promised {
             entry.promised = need;
+        } else {
+            entry.waits(self.clock.now());
         }
         promised
     }
@@ -194,6 +196,7 @@ impl<S: Store> Core<S> {
             }
             Acquired::Queued(lock) => {
                 entry.lock = JobLock::Waits(lock);
+                entry.waits(self.clock.now());
                 self.counters.range_waits += 1;
                 false
             }
@@ -236,6 +239,7 @@ impl<S: Store> Core<S> {
         let token = self.jobs.token(job, len);
         let entry = self.jobs.get(job);
         entry.op_begins();
+        entry.goes_to_store(self.clock.now());
         let op = Op { token, volume: entry.span.volume, kind };
         match self.volumes.get_mut(op.volume) {
             Some(state) => self.store.submit(&mut state.ops, &mut self.lists, op, memory),

@@ -4,6 +4,8 @@
 //! ends when the request is answered; by then it has given all of this back ([`Jobs::end`] asserts
 //! it). Entries have a generation, so that a late completion or name does not find a newer job.
 
+use std::time::Instant;
+
 use nix::errno::Errno;
 use rblk_protocol::width::{narrow, wide};
 
@@ -12,6 +14,7 @@ use super::policy::Slot;
 use super::range_lock::LockId;
 use super::span::{Span, blocks_of};
 use crate::store::{OpKind, OpToken};
+use crate::timing::Spent;
 use crate::volume::CacheMode;
 
 /// What a job is for, and how far it is.
@@ -108,6 +111,7 @@ pub(super) struct Job {
     pub share: usize,
     /// Slots that its session was promised for it.
     pub promised: usize,
+    waits: Waits,
     ops: Ops,
     generation: u32,
 }
@@ -116,8 +120,17 @@ pub(super) struct Job {
 #[derive(Clone, Copy, Debug, Default)]
 struct Ops {
     under_way: u32,
+    // One was submitted.
+    at_store: bool,
     // The first that failed.
     error: Option<Errno>,
+}
+
+// What a job waited for, apart from the store.
+#[derive(Clone, Copy, Debug, Default)]
+struct Waits {
+    since: Option<Instant>,
+    waited_us: u32,
 }
 
 impl Job {
@@ -131,6 +144,7 @@ impl Job {
             lock: JobLock::None,
             share: 0,
             promised: 0,
+            waits: Waits::default(),
             ops: Ops::default(),
             generation: 0,
         }
@@ -156,6 +170,35 @@ impl Job {
             JobLock::None => None,
             JobLock::Waits(lock) | JobLock::Held(lock) => Some(lock),
         }
+    }
+
+    /// It waits for memory or its range from now on, if it does not already.
+    #[cold]
+    pub(super) fn waits(&mut self, now: Instant) {
+        self.waits.since.get_or_insert(now);
+    }
+
+    /// It waits no more.
+    #[inline]
+    pub(super) fn waited(&mut self, now: Instant) {
+        if let Some(since) = self.waits.since.take() {
+            let waited = now.saturating_duration_since(since).as_micros();
+            let all = u128::from(self.waits.waited_us) + waited;
+            self.waits.waited_us = u32::try_from(all).unwrap_or(u32::MAX);
+        }
+    }
+
+    /// An operation of it goes to the store.
+    #[inline]
+    pub(super) fn goes_to_store(&mut self, now: Instant) {
+        self.ops.at_store = true;
+        self.waited(now);
+    }
+
+    /// What its answer tells of its times.
+    #[inline]
+    pub(super) fn spent(&self) -> Spent {
+        Spent { at_store: self.ops.at_store, waited_us: self.waits.waited_us }
     }
 
     /// One more operation is on its way to the store. Also called before a loop that submits
@@ -238,7 +281,7 @@ impl Jobs {
         let job = &mut self.table[wide(index)];
         debug_assert!(job.blocks.is_empty() && job.edges.is_empty() && job.lock == JobLock::None);
         (job.kind, job.from, job.span) = (kind, from, span);
-        job.ops = Ops::default();
+        (job.ops, job.waits) = (Ops::default(), Waits::default());
         index
     }
 

@@ -11,6 +11,7 @@ use rblk_protocol::Tag;
 
 use crate::identity::{ConnectionId, SessionIndex};
 use crate::store::{OpKind, Segment, VolumeIndex};
+use crate::timing::Spent;
 
 /// Runs of the arena that a shard has lent, in the order of the volume's bytes.
 ///
@@ -347,6 +348,8 @@ pub enum ShardReply {
         to: PartToken,
         /// The bytes, or the store's errno.
         result: Result<Segments, Errno>,
+        /// What it waited for.
+        spent: Spent,
     },
     /// To [`ShardRequest::Reserve`].
     Reserved {
@@ -370,10 +373,21 @@ pub enum ShardReply {
         to: PartToken,
         /// The store's errno, if it failed.
         result: Result<(), Errno>,
+        /// What it waited for.
+        spent: Spent,
     },
 }
 
 impl ShardReply {
+    /// What the shard did for it, as far as that is known yet.
+    #[inline]
+    pub(crate) fn spent(&self) -> Spent {
+        match self {
+            Self::Read { spent, .. } | Self::Done { spent, .. } => *spent,
+            Self::Reserved { .. } | Self::Held { .. } => Spent::default(),
+        }
+    }
+
     /// Who asked.
     #[must_use]
     pub(crate) fn to(&self) -> PartToken {

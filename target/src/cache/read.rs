@@ -14,6 +14,7 @@ use super::slots::Install;
 use super::span::{BLOCK, Span, blocks_of};
 use crate::identity::SessionIndex;
 use crate::store::{OpKind, Segment, Store, VolumeIndex};
+use crate::timing::Spent;
 use crate::volume::CacheMode;
 
 /// Stands for a slot until one is allocated.
@@ -86,7 +87,8 @@ pub(super) fn start<S: Store>(
     len: u32,
 ) -> Option<u32> {
     if let Some(memory) = lend_hit(core, from.session, volume, offset, len) {
-        core.answers.reply(ShardReply::Read { to: from, result: Ok(memory) });
+        let spent = Spent::default();
+        core.answers.reply(ShardReply::Read { to: from, result: Ok(memory), spent });
         return None;
     }
     let job = core.start(Kind::Read, Some(from), volume, offset, len.into());
@@ -217,7 +219,7 @@ pub(super) fn fill<S: Store>(core: &mut Core<S>, job: u32) {
 /// The store has done its part of a read, or the read needed none: answers it.
 pub(super) fn finish<S: Store>(core: &mut Core<S>, job: u32) {
     let entry = core.jobs.peek(job);
-    let (from, span) = (entry.from, entry.span);
+    let (from, span, spent) = (entry.from, entry.span, entry.spent());
     let result = match entry.error() {
         Some(errno) => {
             let lent = entry.blocks.iter().filter(|block| from.is_some() && !block.own);
@@ -236,7 +238,7 @@ pub(super) fn finish<S: Store>(core: &mut Core<S>, job: u32) {
         }
     };
     if let Some(to) = from {
-        core.answers.reply(ShardReply::Read { to, result });
+        core.answers.reply(ShardReply::Read { to, result, spent });
     }
     core.end(job);
 }

@@ -39,6 +39,7 @@ use super::{CacheCounters, SLOT_BYTES, ShardOptions, SlotsOf, change, read, writ
 use crate::arena::Arena;
 use crate::identity::SessionIndex;
 use crate::store::{OpDone, OpKind, Store, VolumeIndex};
+use crate::timing::Spent;
 use crate::volume::CacheMode;
 use crate::volume_stats::VolumeStats;
 
@@ -238,7 +239,7 @@ impl<S: Store> Shard<S> {
             }
             ShardRequest::Write { from, job, memory, fua } => {
                 if self.write(job, memory, fua, now) {
-                    self.core.answers.done(Some(from), Ok(()));
+                    self.core.answers.done(Some(from), Ok(()), Spent::default());
                 }
             }
             ShardRequest::Cancel { job, memory } => {
@@ -270,7 +271,7 @@ impl<S: Store> Shard<S> {
                     change::changed(&mut self.core, &mut self.write_backs, job, outcome);
                     self.core.end(job);
                 }
-                self.core.answers.done(Some(from), Ok(()));
+                self.core.answers.done(Some(from), Ok(()), Spent::default());
             }
         }
         self.settle();
@@ -518,6 +519,9 @@ impl<S: Store> Shard<S> {
     fn enter_share(&mut self, job: u32) -> bool {
         let entry = self.core.jobs.get(job);
         let entered = self.memory.enter_share(&mut self.core.volumes, job, entry);
+        if !entered {
+            self.core.jobs.get(job).waits(self.core.clock.now());
+        }
         self.core.counters.memory_waits += u64::from(!entered);
         entered
     }
@@ -530,6 +534,7 @@ impl<S: Store> Shard<S> {
 
     fn wait_for_memory(&mut self, job: u32) {
         self.core.counters.memory_waits += 1;
+        self.core.jobs.get(job).waits(self.core.clock.now());
         self.memory.wait(job);
     }
 
@@ -585,6 +590,7 @@ impl<S: Store> Shard<S> {
             Kind::Reserve => {
                 let (from, name) = (entry.from, core.jobs.id(job));
                 let Some(memory) = core.reserve(job) else { return false };
+                core.jobs.get(job).waited(core.clock.now());
                 match from {
                     Some(to) => {
                         core.answers.reply(ShardReply::Reserved { to, job: name, memory });

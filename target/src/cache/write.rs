@@ -24,6 +24,7 @@ use super::slots::{Install, State};
 use super::span::{BLOCK, Span};
 use super::write_back::WriteBacks;
 use crate::store::{Op, OpDone, OpKind, Segment, Store, VolumeIndex};
+use crate::timing::Spent;
 use crate::volume::CacheMode;
 
 /// A write of one block whose data is here.
@@ -183,7 +184,7 @@ fn fail_one<S: Store>(core: &mut Core<S>, write: BlockWrite, result: Result<u32,
         forget_clean(core, &span);
         core.locks.release(lock);
     }
-    core.answers.done(Some(from), Err(errno));
+    core.answers.done(Some(from), Err(errno), Spent::at_store());
 }
 
 /// The job has its lock: to the store, or, if only its edges have to be read first, to the index.

@@ -25,6 +25,7 @@ use super::slots::{Install, Slots, State};
 use super::span::{BLOCK, in_one_stripe};
 use super::{SLOT_BYTES, ShardOptions};
 use crate::store::{OpKind, Store, VolumeIndex};
+use crate::timing::Spent;
 use crate::volume::CacheMode;
 
 /// Write-backs of a volume on their way at a time, in one shard.
@@ -113,7 +114,7 @@ impl WriteBacks {
     ) {
         if core.volumes.mode(volume) != CacheMode::WriteBack || self.oldest(core, volume).is_none()
         {
-            return core.answers.done(from, Ok(()));
+            return core.answers.done(from, Ok(()), Spent::default());
         }
         let job = core.start(Kind::Flush { order: self.order }, from, volume, 0, 0);
         self.flushes.push(job);
@@ -148,7 +149,7 @@ impl WriteBacks {
             };
             let over = job.span.volume == volume && ends(order);
             if over {
-                core.answers.done(job.from, result);
+                core.answers.done(job.from, result, Spent::at_store());
                 core.end(flush);
             }
             !over

@@ -45,6 +45,7 @@ use crate::identity::{ConnectionId, SessionIndex};
 use crate::part::{Part, PartIndex};
 use crate::read_ahead::ReadAhead;
 use crate::request::{Event, InCapsule, Outcome, Payload, Request};
+use crate::traffic::IoStats;
 
 pub(crate) use bounce::Bounce;
 pub use bounce::BounceMemory;
@@ -223,6 +224,17 @@ impl Connection {
         &mut self.requests[tag.index()]
     }
 
+    /// Its counters, and the request with this tag.
+    #[inline]
+    pub(crate) fn io_of(&mut self, tag: Tag) -> (&IoStats, &mut Request) {
+        (&self.params.io, &mut self.requests[tag.index()])
+    }
+
+    /// Its counters.
+    pub(crate) fn io(&self) -> &IoStats {
+        &self.params.io
+    }
+
     /// All requests.
     pub(crate) fn requests(&self) -> &[Request] {
         &self.requests
@@ -364,13 +376,12 @@ impl Connection {
 
     /// A command has its outcome, and its in-capsule data is not needed any more.
     #[inline(always)]
-    pub(crate) fn conclude(&mut self, tag: Tag, outcome: Outcome) -> Option<&CommandCapsule> {
+    pub(crate) fn conclude(&mut self, tag: Tag, outcome: Outcome) {
         let request = &mut self.requests[tag.index()];
         let _ = request.step(Event::Outcome(outcome));
         if let Some(data) = request.take_data() {
             self.receives.release(data.buffer);
         }
-        request.command()
     }
 
     // ---- Answers -------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 //! [`ConnectionParams`]: what control hands over with a connection.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rblk_fabric::MemoryRegion;
@@ -9,6 +10,7 @@ use rblk_protocol::{ConnectionKind, Epoch, Features};
 use super::bounce::BounceMemory;
 use super::layout::Layout;
 use crate::identity::{AdmissionId, SessionIndex};
+use crate::traffic::IoStats;
 
 /// Bounds of [`progress_max`].
 const PROGRESS_MAX: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(20));
@@ -47,6 +49,8 @@ pub struct ConnectionParams {
     /// A connection on which send WRs wait and none completes for this long has ended:
     /// [`progress_max`].
     pub progress_max: Duration,
+    /// Where its block commands are counted.
+    pub io: Arc<IoStats>,
     /// The initiator's name and address, for logs.
     pub peer: String,
 }

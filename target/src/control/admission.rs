@@ -259,6 +259,7 @@ pub(super) fn prepare(
         connection.secure(keys).map_err(|e| e.to_string())?;
     }
     let Terms { accept, layout, memory } = terms;
+    let io = std::sync::Arc::default();
     let params = ConnectionParams {
         kind: asked.kind,
         admission: admitted.id,
@@ -274,6 +275,7 @@ pub(super) fn prepare(
         memory,
         bounce,
         progress_max,
+        io,
         peer,
     };
     let hello = ConnectionHello(accept.to_wire().to_vec());

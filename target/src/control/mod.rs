@@ -10,9 +10,11 @@ mod groups;
 mod happened;
 mod losses;
 mod persist;
+mod rates;
 mod shares;
 pub mod socket;
 pub mod status;
+mod tally;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -42,7 +44,9 @@ use devices::Devices;
 use groups::Groups;
 use losses::LossNotes;
 use persist::Persister;
+use rates::VolumeRates;
 use shares::{CqPlace, CqShares};
+use tally::Tally;
 
 /// Time between two looks for waits that have ended, while there are waits.
 const TICK: Duration = Duration::from_millis(500);
@@ -98,6 +102,8 @@ pub(crate) struct Control {
     groups: Groups,
     devices: Devices,
     shares: CqShares,
+    tally: Tally,
+    rates: VolumeRates,
     persister: Persister,
     losses: LossNotes,
     events: Events,
@@ -167,6 +173,8 @@ impl Control {
             groups: Groups::new(parts.groups),
             devices,
             shares: CqShares::default(),
+            tally: Tally::default(),
+            rates: VolumeRates::default(),
             persister,
             losses: LossNotes::new(parts.lineage),
             events: Events::default(),
@@ -222,6 +230,10 @@ impl Control {
                     self.losses.tick();
                     is_news = false;
                 }
+                () = self.rates.due() => {
+                    self.rates.take(&self.groups, self.core.volumes(), Instant::now());
+                    is_news = false;
+                }
             }
             self.carry_out();
             self.groups.deliver();
@@ -237,6 +249,9 @@ impl Control {
     fn on_request(&mut self, request: Request) {
         match request {
             Request::Status(reply) => {
+                if self.rates.ask(Instant::now()) {
+                    self.rates.take(&self.groups, self.core.volumes(), Instant::now());
+                }
                 let _ = reply.send(status::of(self));
             }
             Request::Events(after, reply) => {
@@ -346,11 +361,16 @@ impl Control {
         let peer = incoming.peer();
         let (place, group) = (granted.place, granted.group);
         let Admitted { id, session, epoch, queue, .. } = granted.admitted;
+        let device = incoming.device().caps().name.clone();
         let detect = self.core.sessions().get(session).map(|s| s.detect);
         match admission::prepare(incoming, asked, granted, progress_max(detect)) {
             Ok((connection, params, accept)) => {
-                if queue.is_none() {
-                    self.groups.took_admin();
+                match queue {
+                    None => self.groups.took_admin(),
+                    Some(queue) => {
+                        let io = Arc::clone(&params.io);
+                        self.tally.add(id, tally::Queue { session, queue, group, device, io });
+                    }
                 }
                 let epoch = epoch.0;
                 tracing::info!(peer, kind = ?asked.kind, epoch, group, "connection");
@@ -370,6 +390,8 @@ impl Control {
     fn gone(&mut self, id: AdmissionId) {
         self.shares.give_back(id);
         self.core.gone(id, Instant::now());
+        let sessions = self.core.sessions();
+        self.tally.ended(id, |session| sessions.get(session).is_some());
     }
 
     /// Hands a connection to its poll group. One that the poll group does not take is destroyed,

@@ -20,6 +20,8 @@ use super::status::TargetStatus;
 use crate::events::EventsReport;
 
 const LINE_MAX: u64 = 64 << 10;
+/// The longest answer: the times of many volumes, in every bucket.
+const ANSWER_MAX: u64 = 64 << 20;
 const LINE_TIME: Duration = Duration::from_secs(10);
 
 /// What a control command asks.
@@ -224,7 +226,7 @@ pub async fn ask(path: &Path, ask: Ask) -> io::Result<Response> {
         text.push(b'\n');
         stream.write_all(&text).await?;
         let mut answer = Vec::new();
-        stream.take(16 << 20).read_to_end(&mut answer).await?;
+        stream.take(ANSWER_MAX).read_to_end(&mut answer).await?;
         serde_json::from_slice(&answer).map_err(io::Error::other)
     };
     tokio::time::timeout(LINE_TIME, exchange)

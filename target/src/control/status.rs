@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rblk_config::Auth;
+use rblk_fabric::rates::Rates;
 use rblk_fabric::{Device, PageKind};
 use rblk_protocol::AccessMode;
 use rblk_protocol::width::wide64;
@@ -13,6 +14,7 @@ use super::core::Core;
 use crate::events::EventCount;
 use crate::session::{Leave, Session};
 use crate::stats::StatsSnapshot;
+use crate::traffic::{IoCounts, VolumeTimes};
 use crate::volume::{CacheMode, Placement, Volume};
 use crate::volume_stats::{LastError, VolumeCounts};
 
@@ -65,6 +67,9 @@ pub struct TargetStatus {
     pub volumes: Vec<VolumeStatus>,
     /// Sessions.
     pub sessions: Vec<SessionStatus>,
+    /// What it does per second, all volumes together; absent until it was asked for a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rates: Option<Rates>,
     /// Counters of all poll groups together.
     pub total: StatsSnapshot,
     /// Counters by poll group.
@@ -92,6 +97,9 @@ pub struct DeviceStatus {
     pub name: String,
     /// What it speaks.
     pub transport: String,
+    /// The block commands of its connections, those that ended included.
+    #[serde(default)]
+    pub io: IoCounts,
 }
 
 /// What people want to know of a volume beyond what the wire says.
@@ -123,6 +131,15 @@ pub struct VolumeStatus {
     pub cache: CacheMode,
     /// Its counters, all poll groups together; zeros for volumes that are not `file`.
     pub counts: VolumeCounts,
+    /// Its commands, all poll groups together.
+    #[serde(default)]
+    pub io: IoCounts,
+    /// The times of its commands, and what they waited for.
+    #[serde(default)]
+    pub latency: VolumeTimes,
+    /// What it does per second; absent until it was asked for a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rates: Option<Rates>,
     /// The errno of the last of [`VolumeCounts::store_errors`], to the second; absent without one,
     /// 0 if it has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -177,6 +194,26 @@ pub struct SessionStatus {
     /// Another initiator took over what it had. The session ends when nothing of it is under way.
     #[serde(default)]
     pub fenced: bool,
+    /// Its block commands, those of connections that ended included.
+    #[serde(default)]
+    pub io: IoCounts,
+    /// Its I/O connections, by queue.
+    #[serde(default)]
+    pub queues: Vec<QueueStatus>,
+}
+
+/// One I/O connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QueueStatus {
+    /// Its number in the session. A further lane of a queue has a number of its own.
+    pub queue: u16,
+    /// The poll group that serves it.
+    pub poll_group: usize,
+    /// The device that it came in by.
+    pub device: String,
+    /// Its block commands.
+    pub io: IoCounts,
 }
 
 /// The state of a target now.
@@ -212,25 +249,30 @@ pub(super) fn of(control: &Control) -> TargetStatus {
             PageKind::Normal => 4096,
             PageKind::Huge2MiB => 2 << 20,
         },
-        devices: devices.iter().map(device).collect(),
+        devices: devices.iter().map(|d| device(control, d)).collect(),
         volumes: core.volumes().iter().map(|v| volume(control, v)).collect(),
-        sessions: core.sessions().iter().map(|s| session(core, s, is_encrypted(s))).collect(),
+        sessions: core.sessions().iter().map(|s| session(control, s, is_encrypted(s))).collect(),
+        rates: control.rates.of_all(),
         total,
         poll_groups,
         events: control.events.totals(),
     }
 }
 
-fn device(device: &Device) -> DeviceStatus {
+fn device(control: &Control, device: &Device) -> DeviceStatus {
     let caps = device.caps();
-    DeviceStatus { name: caps.name.clone(), transport: caps.transport.to_string() }
+    let io = control.tally.device(&caps.name);
+    DeviceStatus { name: caps.name.clone(), transport: caps.transport.to_string(), io }
 }
 
 fn volume(control: &Control, v: &Volume) -> VolumeStatus {
     let (mut counts, mut last_error) = (VolumeCounts::default(), LastError::default());
+    let (mut io, mut latency) = (IoCounts::default(), VolumeTimes::default());
     for stats in control.groups.iter().filter_map(|g| g.volume_stats(v.index)) {
         counts.add(&stats.snapshot());
         last_error = last_error.max(stats.last_error());
+        io.add(&stats.io());
+        latency.add(&stats.times());
     }
     VolumeStatus {
         name: v.name.to_string(),
@@ -246,6 +288,9 @@ fn volume(control: &Control, v: &Volume) -> VolumeStatus {
         volatile_cache: v.has_volatile_cache(),
         cache: v.cache,
         counts,
+        io,
+        latency,
+        rates: control.rates.of(v.index),
         last_errno: last_error.errno(),
         generation: control.core.generation(v.index).0,
         holder: holder(&control.core, v),
@@ -270,7 +315,9 @@ fn holder(core: &Core, v: &Volume) -> Option<HolderStatus> {
     })
 }
 
-fn session(core: &Core, session: &Session, encrypted: bool) -> SessionStatus {
+fn session(control: &Control, session: &Session, encrypted: bool) -> SessionStatus {
+    let core = &control.core;
+    let (io, queues) = control.tally.session(session.index);
     let name_of = |index| {
         let volume = core.volumes().iter().find(|v| v.index == index);
         volume.map_or_else(String::new, |v| v.name.to_string())
@@ -285,6 +332,8 @@ fn session(core: &Core, session: &Session, encrypted: bool) -> SessionStatus {
         volumes: session.opened().map(|(volume, _)| name_of(volume)).collect(),
         digest: session.digest,
         fenced: session.leave() == Some(Leave::Fenced),
+        io,
+        queues,
     }
 }
 

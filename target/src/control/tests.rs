@@ -143,6 +143,7 @@ fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
         memory: pd.register(&region, Access::LOCAL_WRITE).unwrap(),
         bounce: None,
         progress_max: progress_max(None),
+        io: Arc::default(),
         peer: "peer".to_owned(),
     };
     let accept = AcceptParams { hello: ConnectionHello(Vec::new()), reads_out: 1, reads_in: 1 };

@@ -12,6 +12,7 @@ use rblk_protocol::{AccessMode, CommandCapsule, Status};
 use crate::identity::SessionIndex;
 use crate::store::VolumeIndex;
 use crate::volume::{Placement, Volume};
+use crate::volume_stats::VolumeStats;
 
 /// What a session may do with a volume.
 #[derive(Clone, Copy)]
@@ -22,10 +23,17 @@ pub(super) enum Opened {
     Refused(Status),
 }
 
+/// A volume, and where this poll group counts its commands.
+#[derive(Clone)]
+pub(super) struct Exported {
+    pub(super) volume: Arc<Volume>,
+    pub(super) stats: Arc<VolumeStats>,
+}
+
 /// Volumes and sessions. See the module.
 #[derive(Default)]
 pub(super) struct Access {
-    volumes: Vec<Option<Arc<Volume>>>,
+    volumes: Vec<Option<Exported>>,
     // By the session's place.
     sessions: Vec<View>,
 }
@@ -40,12 +48,12 @@ struct View {
 
 impl Access {
     /// Exports a volume.
-    pub(super) fn add(&mut self, volume: Arc<Volume>) {
+    pub(super) fn add(&mut self, volume: Arc<Volume>, stats: Arc<VolumeStats>) {
         let at = wide(volume.index.0);
         if self.volumes.len() <= at {
             self.volumes.resize(at + 1, None);
         }
-        self.volumes[at] = Some(volume);
+        self.volumes[at] = Some(Exported { volume, stats });
     }
 
     /// Says what a session may do with a volume from now on.
@@ -95,7 +103,7 @@ impl Access {
         &self,
         session: SessionIndex,
         command: &CommandCapsule,
-    ) -> Result<(&Arc<Volume>, AccessMode), Status> {
+    ) -> Result<(&Exported, AccessMode), Status> {
         let index = Volume::index_of(command.volume).ok_or(Status::NoSuchVolume)?;
         let opened = self
             .sessions
@@ -112,7 +120,13 @@ impl Access {
 
     /// The volume with that index.
     pub(super) fn volume(&self, volume: VolumeIndex) -> Option<&Volume> {
-        self.volumes.get(wide(volume.0))?.as_deref()
+        self.volumes.get(wide(volume.0))?.as_ref().map(|exported| &*exported.volume)
+    }
+
+    /// Where the commands for a volume are counted.
+    #[inline]
+    pub(super) fn stats(&self, volume: VolumeIndex) -> Option<&VolumeStats> {
+        self.volumes.get(wide(volume.0))?.as_ref().map(|exported| &*exported.stats)
     }
 
     /// Where the bytes of a volume are.

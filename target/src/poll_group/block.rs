@@ -5,10 +5,11 @@ use std::sync::Arc;
 use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{CommandCapsule, Opcode, Status, Tag};
 
+use super::access::Exported;
 use super::cut::Cut;
-use super::digest;
 use super::respond::finish;
 use super::turn::Turn;
+use super::{account, digest};
 use super::{change, read, write};
 use crate::cache::{STRIPE_BYTES, shard_of};
 use crate::connection::{Connection, Served, Violation};
@@ -32,9 +33,9 @@ pub(super) fn start<S: Store>(
     let checked = turn
         .access
         .opened(params.session, command)
-        .and_then(|(volume, mode)| Ok((volume, mode, volume.check(command, mode, io_max)?)));
+        .and_then(|(of, mode)| Ok((of, mode, of.volume.check(command, mode, io_max)?)));
     let tag = command.tag;
-    let (volume, mode, range) = match checked {
+    let (Exported { volume, stats }, mode, range) = match checked {
         Ok(checked) => checked,
         Err(status) => {
             finish(connection, turn, tag, Outcome::of(status));
@@ -43,7 +44,9 @@ pub(super) fn start<S: Store>(
     };
     let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
     let span = Span { volume: volume.index, offset, len };
-    let _ = connection.request_mut(tag).step(Event::Checked(span));
+    let (io, request) = connection.io_of(tag);
+    let _ = request.step(Event::Checked(span));
+    account::begin(request, io, stats, turn.times);
     let cut = Cut::of(volume, turn.group, turn.groups());
     let has_data = command.in_capsule_bytes > 0;
     if command.flags.digest {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rblk_protocol::Mutation;
 use rblk_protocol::width::wide;
 
+use super::account;
 use super::lines::Line;
 use super::turn::Turn;
 use super::{FromGroup, PollGroup};
@@ -46,6 +47,7 @@ impl<S: Store> PollGroup<S> {
     /// Asks every CQ for an event at its next completion: before a sleep, and then look once more.
     /// One that cannot be asked is broken, as one that cannot be polled.
     pub fn arm(&mut self) {
+        self.clock.sleeps();
         for place in 0..self.turn.pollers.places() {
             let Some(entry) = self.turn.pollers.working(place) else { continue };
             if let Err(error) = entry.poller.arm() {
@@ -93,6 +95,7 @@ impl<S: Store> PollGroup<S> {
             );
         }
         connection.end(turn.now, turn.now + DESTROY_WARNING);
+        account::abandon(connection, turn);
         let qp = turn.pollers.detach(connection.poller(), connection.qp());
         turn.outbox.push(FromGroup::Ended { group: turn.group, connection: connection.id(), qp });
         if Mutation::DestroyTarget.is_on() {

@@ -27,6 +27,7 @@
 //! destroyed the QP.
 
 mod access;
+mod account;
 mod admin;
 mod block;
 mod change;
@@ -61,6 +62,7 @@ use zeroing::ZeroingQueue;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rblk_fabric::turn_clock::{TurnClock, TurnTimes};
 use rblk_fabric::{Completion, Poller};
 use rblk_protocol::width::wide;
 
@@ -97,6 +99,7 @@ pub struct PollGroup<S> {
     // When the others were last reminded of memory that our shard is short of.
     reminded: Option<Instant>,
     stopping: Stopping,
+    clock: TurnClock,
 }
 
 impl<S> std::fmt::Debug for PollGroup<S> {
@@ -129,6 +132,7 @@ impl<S: Store> PollGroup<S> {
             outbox: Vec::new(),
             stats,
             now,
+            times: TurnTimes::default(),
             io: false,
             lines: Lines::default(),
         };
@@ -139,6 +143,7 @@ impl<S: Store> PollGroup<S> {
             written: Vec::with_capacity(256),
             reminded: None,
             stopping: Stopping::default(),
+            clock: TurnClock::new(now),
         }
     }
 
@@ -230,6 +235,7 @@ impl<S: Store> PollGroup<S> {
     /// anything happened.
     pub fn turn(&mut self, now: Instant) -> bool {
         self.turn.now = now;
+        self.turn.times = self.clock.turn(now);
         self.turn.stats.turns.add(1);
         let mut busy = self.reap();
         if self.turn.groups() > 1 {

@@ -25,9 +25,10 @@ impl<S: Store> PollGroup<S> {
                 if matches!(volume.placement, Placement::Store) {
                     let size = volume.blocks.bytes(volume.block_size).unwrap_or(0);
                     let Volume { index, cache, read_only, .. } = *volume;
+                    let stats = std::sync::Arc::clone(&stats);
                     self.turn.shard.add_volume(index, cache, size, read_only, stats);
                 }
-                self.turn.access.add(volume);
+                self.turn.access.add(volume, stats);
             }
             ToGroup::AddConnection { poller, connection, params, accept } => {
                 self.add_connection(poller, connection, *params, &accept);

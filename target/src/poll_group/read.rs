@@ -78,7 +78,7 @@ fn send_whole<S: Store>(
         };
         let at = connection.queue_lent(tag, &sges, remote, immediate, true);
         connection.pin(at, narrow(turn.group), memory, buffer.length);
-        read_answered(connection, &turn.stats, command, true);
+        read_answered(connection, turn, command, true);
         proof::ask_if_much(connection);
         return Ok(());
     }
@@ -261,6 +261,7 @@ fn send_part<S: Store>(
     }
     if connection.free_sends() < needed || !connection.may_prepare(bytes) {
         turn.stats.send_credit_waits.add(1);
+        connection.request_mut(tag).timing().awaits_credits(turn.times.now);
         connection.keep_waiting_first(tag);
         return Ok(false);
     }
@@ -287,7 +288,7 @@ fn send_part<S: Store>(
         queue_trailer(connection, &command, buffer, immediate);
     }
     if answers {
-        read_answered(connection, &turn.stats, &command, with_immediate);
+        read_answered(connection, turn, &command, with_immediate);
     }
     Ok(!answers)
 }

@@ -11,6 +11,7 @@ use crate::connection::{Connection, Served, Violation};
 use crate::part::PartIndex;
 use crate::request::{Action, Event, HeldRange, Outcome, PartEvent};
 use crate::store::Store;
+use crate::timing::Spent;
 
 /// A shard answered what was asked of it for a command of this connection.
 ///
@@ -24,6 +25,7 @@ pub(super) fn on_reply<S: Store>(
 ) -> Served {
     let to = reply.to();
     let (tag, part) = (to.tag, PartIndex(to.part));
+    connection.request_mut(tag).timing().spent(reply.spent());
     let event = match reply {
         ShardReply::Read { result, .. } => Event::OfPart(part, PartEvent::Lent(result)),
         ShardReply::Reserved { job, memory, .. } => {
@@ -39,7 +41,9 @@ pub(super) fn on_reply<S: Store>(
 /// The own shard's store wrote the data of a command without parts.
 #[inline]
 pub(super) fn on_stored<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) {
-    if let Action::Finish(status) = connection.request_mut(tag).step(Event::Stored) {
+    let request = connection.request_mut(tag);
+    request.timing().spent(Spent::at_store());
+    if let Action::Finish(status) = request.step(Event::Stored) {
         finish(connection, turn, tag, Outcome::of(status));
     }
 }

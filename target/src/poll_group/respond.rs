@@ -10,7 +10,7 @@ use rblk_protocol::width::{wide, wide64};
 use rblk_protocol::{CommandCapsule, Immediate, Opcode, ResponseCapsule, Status, Tag};
 
 use super::turn::Turn;
-use super::{PollerMemory, proof};
+use super::{PollerMemory, account, proof};
 use crate::connection::{Bounce, Connection};
 use crate::request::{Event, Outcome, Payload};
 use crate::stats::Stats;
@@ -25,13 +25,12 @@ pub(super) fn finish<S: Store>(
     tag: Tag,
     outcome: Outcome,
 ) {
-    if let Some(command) = connection.conclude(tag, outcome) {
-        turn.stats.count(command, outcome.status);
-    }
+    connection.conclude(tag, outcome);
     if connection.may_send(credits_for(connection, tag, outcome)) {
         answer(connection, turn, tag);
     } else {
         turn.stats.send_credit_waits.add(1);
+        connection.request_mut(tag).timing().awaits_credits(turn.times.now);
         connection.wait_for_credits(tag);
     }
 }
@@ -56,10 +55,11 @@ pub(super) fn answer<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag:
     }
     let request = connection.request_mut(tag);
     let _ = request.step(Event::Answered);
-    let Some(command) = request.command() else {
+    let Some(command) = request.command().copied() else {
         debug_assert!(false, "an answer without a command");
         return;
     };
+    account::answered(connection, turn, &command, outcome.status);
     let mut response = ResponseCapsule::new(tag, command.sequence, outcome.status);
     response.value = outcome.value;
     if outcome.payload == Payload::None || !send_data(connection, turn, &mut response) {
@@ -92,6 +92,7 @@ fn copy_out<S: Store>(
     };
     if !connection.may_prepare(len) {
         turn.stats.send_credit_waits.add(1);
+        connection.request_mut(tag).timing().awaits_credits(turn.times.now);
         connection.keep_waiting_first(tag);
         proof::ask_if_much(connection);
         return false;
@@ -160,17 +161,17 @@ fn add_trailer_of_zeros(
 /// A READ was answered well by the WR that was just queued, which carries `immediate`, or by the
 /// response that this adds.
 #[inline]
-pub(super) fn read_answered(
+pub(super) fn read_answered<S: Store>(
     connection: &mut Connection,
-    stats: &Stats,
+    turn: &Turn<S>,
     command: &CommandCapsule,
     with_immediate: bool,
 ) {
     let _ = connection.request_mut(command.tag).step(Event::Answered);
-    stats.count(command, Status::Ok);
+    account::answered(connection, turn, command, Status::Ok);
     if !with_immediate {
         let response = ResponseCapsule::new(command.tag, command.sequence, Status::Ok);
-        respond(connection, stats, &response);
+        respond(connection, &turn.stats, &response);
     }
 }
 

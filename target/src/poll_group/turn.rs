@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rblk_fabric::MemoryRegion;
+use rblk_fabric::turn_clock::TurnTimes;
 use rblk_protocol::Tag;
 use rblk_protocol::width::narrow;
 
@@ -45,6 +46,8 @@ pub(super) struct Turn<S> {
     pub(super) stats: Arc<Stats>,
     /// When the turn began.
     pub(super) now: Instant,
+    /// The same for the times of commands.
+    pub(super) times: TurnTimes,
     /// Something was done that clients wait for.
     pub(super) io: bool,
     /// What peers made this group log.

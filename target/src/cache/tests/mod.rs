@@ -29,6 +29,7 @@ use super::{SLOT_BYTES, STRIPE_BYTES, ShardOptions};
 use crate::arena::Arena;
 use crate::identity::{ConnectionId, SessionIndex};
 use crate::store::{OpKind, VolumeIndex};
+use crate::timing::Spent;
 use crate::volume::CacheMode;
 use script::Script;
 
@@ -153,7 +154,7 @@ impl Case {
     fn collect(&mut self) {
         let mut written = Vec::new();
         self.shard.take_written(&mut written);
-        let done = |to| ShardReply::Done { to, result: Ok(()) };
+        let done = |to| ShardReply::Done { to, result: Ok(()), spent: Spent::default() };
         let mut written = written.into_iter().map(done);
         while let Some(reply) = written.next().or_else(|| self.shard.take_reply()) {
             let tag = reply.to().tag;
@@ -271,7 +272,8 @@ impl Case {
             let from = self.token();
             if let Some(done) = self.write_one(from, offset, data, fua) {
                 if done {
-                    let reply = ShardReply::Done { to: from, result: Ok(()) };
+                    let spent = Spent::default();
+                    let reply = ShardReply::Done { to: from, result: Ok(()), spent };
                     self.replies.insert(from.tag, reply);
                 }
                 self.collect();

@@ -473,6 +473,7 @@ impl<S: Store> Rig<S> {
             memory,
             bounce,
             progress_max: rblk_target::connection::progress_max(None),
+            io: Arc::default(),
             peer: format!("session {} {kind:?}", session.index),
         };
         if let Some(state) = self.sessions.get_mut(usize::from(session.index)) {
