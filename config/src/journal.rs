@@ -175,7 +175,13 @@ mod tests {
     fn a_line_is_a_record_with_fields() {
         let nothing: Option<&str> = None;
         let text = logged(|| {
-            tracing::warn!(rblk_event = "loss", host = "db1", volume = nothing, left = 3, "gone\nPRIORITY=0");
+            tracing::warn!(
+                rblk_event = "loss",
+                host = "db1",
+                volume = nothing,
+                left = 3,
+                "gone\nPRIORITY=0"
+            );
         });
         assert_eq!(
             text,

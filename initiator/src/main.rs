@@ -25,6 +25,7 @@ use rblk_initiator::mount::{NotMounted, NotRoot};
 use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
 
 mod key;
+mod metrics;
 mod table;
 
 const STATUS_TIME: Duration = Duration::from_secs(2);
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         Command::Recover(args) => recover(&args),
         Command::Upgrade { which, program } => upgrade(which.name.as_deref(), program),
         Command::List { output } => list(output),
+        Command::Metrics { write } => metrics::metrics(write.as_deref()),
         Command::Key(command) => key::key(&command),
         Command::Discover { .. } | Command::WriteBack { .. } => Err(become_daemon()),
     };
@@ -401,17 +403,23 @@ async fn status(name: &str) -> Option<MountStatus> {
     }
 }
 
-fn list(output: Output) -> anyhow::Result<Exit> {
+/// Every mount of this host, and lines about those that do not answer.
+fn all_mounts(names: &[String]) -> anyhow::Result<(Vec<MountStatus>, Vec<String>)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut mounts = Vec::new();
     let mut lines = Vec::new();
-    let names = names();
-    for name in &names {
+    for name in names {
         match runtime.block_on(status(name)) {
             Some(status) => mounts.push(status),
             None => lines.extend(dead(name, &mut mounts)),
         }
     }
+    Ok((mounts, lines))
+}
+
+fn list(output: Output) -> anyhow::Result<Exit> {
+    let names = names();
+    let (mounts, mut lines) = all_mounts(&names)?;
     for orphan in leftovers::orphans(&names).unwrap_or_default() {
         let device = disk_path(orphan.id).display().to_string();
         lines.push(format!(

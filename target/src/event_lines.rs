@@ -103,13 +103,15 @@ mod tests {
     #[test]
     fn a_line_says_when_what_and_who() {
         let mut events = Events::default();
-        let what = Occurrence::new(EventKind::StoreError, "the store fails: ENOSPC").of_volume("logs");
+        let what =
+            Occurrence::new(EventKind::StoreError, "the store fails: ENOSPC").of_volume("logs");
         let event = events.note(what, Instant::now(), 1_700_000_000_000).unwrap().clone();
         assert_eq!(line(&event), "2023-11-14T22:13:20Z store-error logs: the store fails: ENOSPC");
         let host = Occurrence::new(EventKind::Loss, "gone").of_host("db1", "tcp://192.0.2.2:5");
         let event = events.note(host, Instant::now(), 0).unwrap().clone();
         let event = Event { left_out: 3, ..event };
-        let expected = "1970-01-01T00:00:00Z loss        db1 tcp://192.0.2.2:5: gone (3 more before it)";
+        let expected =
+            "1970-01-01T00:00:00Z loss        db1 tcp://192.0.2.2:5: gone (3 more before it)";
         assert_eq!(line(&event), expected);
         assert!(line(&Event { unix_ms: u64::MAX, ..event }).contains("loss"), "no panic");
     }

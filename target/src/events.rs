@@ -240,16 +240,7 @@ impl Events {
         self.last += 1;
         let Occurrence { kind, host, volume, address, text } = what;
         let number = self.last;
-        self.kept.push_back(Event {
-            number,
-            unix_ms,
-            kind,
-            host,
-            volume,
-            address,
-            text,
-            left_out,
-        });
+        self.kept.push_back(Event { number, unix_ms, kind, host, volume, address, text, left_out });
         self.kept.back()
     }
 

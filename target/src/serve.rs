@@ -202,7 +202,8 @@ async fn http_of(config: &TargetConfig) -> anyhow::Result<Option<Http>> {
         );
     }
     let http = Http::bind(address).await;
-    http.map(Some).with_context(|| format!("http = \"{address}\" (another program may use the port)"))
+    http.map(Some)
+        .with_context(|| format!("http = \"{address}\" (another program may use the port)"))
 }
 
 async fn bind_all(addresses: &[Address]) -> anyhow::Result<Vec<Listener>> {

@@ -43,7 +43,8 @@ impl Browser {
         for pipe in [&requests, &answers] {
             nix::unistd::mkfifo(pipe, Mode::S_IRWXU).expect("a pipe");
         }
-        let script = "program=$1 in=$2 out=$3; shift 3; exec \"$program\" \"$@\" 3<\"$in\" 4>\"$out\"";
+        let script =
+            "program=$1 in=$2 out=$3; shift 3; exec \"$program\" \"$@\" 3<\"$in\" 4>\"$out\"";
         let mut command = Command::new("sh");
         command.args(["-c", script, "sh", &program()]).args([&requests, &answers]);
         command.args(["--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu"]);
@@ -122,7 +123,8 @@ impl Browser {
         match event["method"].as_str() {
             Some("Runtime.exceptionThrown") => self.complaints.push(params.to_string()),
             Some("Log.entryAdded")
-                if params["entry"]["level"] == "error" && params["entry"]["source"] != "network" =>
+                if params["entry"]["level"] == "error"
+                    && params["entry"]["source"] != "network" =>
             {
                 self.complaints.push(params.to_string());
             }

@@ -66,7 +66,8 @@ fn a_take_over_is_told_of_the_host_that_lost_the_volume() {
         ..rblk_initiator::session::Claim::from(AccessMode::Exclusive)
     };
     let _second = Client::claim(&target.address, "m", 2, claim).unwrap();
-    let fence = wait_for("a fence", || events(&target).into_iter().find(|e| e.kind == EventKind::Fence));
+    let fence =
+        wait_for("a fence", || events(&target).into_iter().find(|e| e.kind == EventKind::Fence));
     assert_eq!((fence.volume.as_deref(), fence.host.as_deref()), (Some("m"), Some("test")));
     assert!(fence.text.contains("took the volume over"), "{fence:?}");
 }

@@ -48,7 +48,8 @@ fn metrics_of_work(dir: &Path) -> String {
     client.flush();
     let text = wait_for("the counters", || {
         let text = get(port.number, "/metrics").body;
-        text.contains("rblk_target_commands_total{poll_group=\"0\",op=\"read\"} 1\n").then_some(text)
+        text.contains("rblk_target_commands_total{poll_group=\"0\",op=\"read\"} 1\n")
+            .then_some(text)
     });
     client.logout();
     text
@@ -95,12 +96,16 @@ fn health_follows_the_drain() {
 fn every_path_is_what_it_says() {
     let dir = tempfile::tempdir().unwrap();
     let (target, port) = target(dir.path(), &["--memory", "m=1MiB"]);
-    let status: serde_json::Value = serde_json::from_str(&get(port.number, "/status.json").body).unwrap();
+    let status: serde_json::Value =
+        serde_json::from_str(&get(port.number, "/status.json").body).unwrap();
     assert_eq!(status["instance"], target.status().instance);
     Client::connect(&target.address, "m", 1).unwrap().logout();
     let events = |path| {
         let body = get(port.number, path).body;
-        serde_json::from_str::<serde_json::Value>(&body).unwrap()["events"].as_array().unwrap().len()
+        serde_json::from_str::<serde_json::Value>(&body).unwrap()["events"]
+            .as_array()
+            .unwrap()
+            .len()
     };
     wait_for("both events", || (events("/events") == 2).then_some(()));
     assert_eq!(events("/events?after=1"), 1);
@@ -108,7 +113,11 @@ fn every_path_is_what_it_says() {
     assert!(page.head.contains("content-security-policy: default-src 'none'; style-src 'sha256-"));
     for path in ["/", "/metrics", "/healthz", "/status.json", "/events", "/nothing"] {
         let Answer { head, .. } = get(port.number, path);
-        for line in ["cache-control: no-store", "x-content-type-options: nosniff", "content-security-policy: "] {
+        for line in [
+            "cache-control: no-store",
+            "x-content-type-options: nosniff",
+            "content-security-policy: ",
+        ] {
             assert!(head.contains(line), "{path}: {line} is not in\n{head}");
         }
         let bare = request(port.number, "HEAD", path, "localhost");
@@ -160,13 +169,21 @@ fn an_address_that_others_reach_is_a_warning_and_a_taken_one_a_failure() {
     let port = free_port();
     let http = format!("0.0.0.0:{}", port.number);
     let target = Target::start(dir.path(), &["--memory", "m=1MiB", "--http", &http]);
-    assert!(target.log().contains("everybody who reaches this address can read"), "{}", target.log());
+    assert!(
+        target.log().contains("everybody who reaches this address can read"),
+        "{}",
+        target.log()
+    );
     assert_eq!(request(port.number, "GET", "/healthz", "store1:9720").status, 200, "any name");
     let second = dir.path().join("second");
     std::fs::create_dir(&second).unwrap();
     let mut serve = Command::new(program("rblk-target"));
     serve.args(["serve", "--memory", "m=1MiB", "--listen", "tcp://127.0.0.1:0", "--http", &http]);
-    let ended = run(serve.arg("--control-socket").arg(second.join("c.sock")).arg("--state-dir").arg(&second));
+    let ended = run(serve
+        .arg("--control-socket")
+        .arg(second.join("c.sock"))
+        .arg("--state-dir")
+        .arg(&second));
     assert_ne!(ended.code, Some(0));
     assert!(ended.stderr.contains(&format!("http = \"{http}\"")), "{ended:?}");
 }
@@ -196,7 +213,9 @@ fn unknown(expressions: &str, known: &BTreeSet<&str>) -> Vec<String> {
 fn the_dashboard_and_the_rules_name_metrics_that_there_are() {
     let dir = tempfile::tempdir().unwrap();
     let text = metrics_of_work(dir.path());
-    let mount = rblk_initiator::mount::metrics::metrics(&[rblk_initiator::mount::status::MountStatus::default()]);
+    let mount = rblk_initiator::mount::metrics::metrics(&[
+        rblk_initiator::mount::status::MountStatus::default(),
+    ]);
     let known: BTreeSet<&str> = families(&text).union(&families(&mount)).copied().collect();
     for name in ["config/grafana/rblk.json", "config/prometheus/rblk.rules.yml"] {
         let file = std::fs::read_to_string(root().join(name)).unwrap();
@@ -208,6 +227,35 @@ fn the_dashboard_and_the_rules_name_metrics_that_there_are() {
     }
     let wrong = "rate(rblk_target_no_such_total[1m])";
     assert_eq!(unknown(wrong, &known), ["rblk_target_no_such_total"]);
+}
+
+/// Grafana's variables have values here.
+fn with_values(expression: &str) -> String {
+    expression.replace("$__rate_interval", "1m").replace("$instance", ".*").replace("$volume", ".*")
+}
+
+/// A rule records each expression of the dashboard, so promtool reads it.
+#[test]
+fn prometheus_takes_the_expressions_of_the_dashboard() {
+    let text = std::fs::read_to_string(root().join("config/grafana/rblk.json")).unwrap();
+    let dashboard: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+    let expressions: Vec<&str> = targets.map(|target| target["expr"].as_str().unwrap()).collect();
+    assert!(expressions.len() > 15, "{expressions:?}");
+    let rule = |(at, expression): (usize, &&str)| serde_json::json!({"record": format!("of:panel:{at}"), "expr": with_values(expression)});
+    let rules: Vec<serde_json::Value> = expressions.iter().enumerate().map(rule).collect();
+    let check = |rules: serde_json::Value| {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("dashboard.json");
+        // JSON is YAML.
+        let groups = serde_json::json!({"groups": [{"name": "dashboard", "rules": rules}]});
+        std::fs::write(&file, groups.to_string()).unwrap();
+        promtool(&["check", "rules", &file.display().to_string()], "")
+    };
+    let (good, said) = check(serde_json::json!(rules));
+    assert!(good, "{said}");
+    assert!(!check(serde_json::json!([{"record": "x:y", "expr": "sum(rate(a)) by"}])).0);
 }
 
 #[test]

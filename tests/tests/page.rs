@@ -55,7 +55,10 @@ fn keep_pictures(browser: &mut Browser, name: &str, shapes: &[(&str, u32, bool)]
     let Some(dir) = std::env::var_os("RBLK_PICTURES") else { return };
     for (shape, width, dark) in shapes {
         browser.show_as(*width, *dark);
-        browser.wait_for("a picture", "new Promise((d) => requestAnimationFrame(() => d(true))) && true");
+        browser.wait_for(
+            "a picture",
+            "new Promise((d) => requestAnimationFrame(() => d(true))) && true",
+        );
         thread::sleep(std::time::Duration::from_millis(1500));
         let path = Path::new(&dir).join(format!("{name}-{shape}.png.base64"));
         std::fs::write(path, browser.picture()).expect("a picture");
@@ -77,14 +80,19 @@ fn a_page_under_load_shows_rates_latencies_and_that_its_target_died() {
     browser.wait_for("reads", "/^[1-9]/.test(document.getElementById('reads').textContent)");
     browser.wait_for("writes", "/^[1-9]/.test(document.getElementById('writes').textContent)");
     let cells = |row: &str| {
-        format!("[...document.querySelectorAll('#volumes tbody tr')].map((r) => r.cells).filter((c) => c[0].textContent === '{row}')")
+        format!(
+            "[...document.querySelectorAll('#volumes tbody tr')].map((r) => r.cells).filter((c) => c[0].textContent === '{row}')"
+        )
     };
     browser.wait_for("a holder", &format!("{}[0][10].textContent === 'test'", cells("vol0")));
     for (name, column) in [("reads", 5), ("writes", 6), ("p99 of reads", 8), ("p99 of writes", 9)] {
         let number = format!("/^[1-9]/.test({}[0][{column}].textContent)", cells("vol0"));
         browser.wait_for(&format!("{name} of a volume"), &number);
     }
-    browser.wait_for("a heat map", "/median .* p99 /.test(document.getElementById('heat-text').textContent)");
+    browser.wait_for(
+        "a heat map",
+        "/median .* p99 /.test(document.getElementById('heat-text').textContent)",
+    );
     browser.wait_for("events", "document.querySelectorAll('#events li').length >= 2");
     browser.wait_for("sessions", "document.querySelectorAll('#sessions tbody tr').length === 2");
     for width in [320, 420, 1280] {

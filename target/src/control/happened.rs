@@ -44,7 +44,8 @@ impl Control {
     }
 
     pub(super) fn tell_lost_writes(&mut self, volume: Option<Name>) {
-        let text = "acknowledged writes may be lost: every flush fails until the target is restarted";
+        let text =
+            "acknowledged writes may be lost: every flush fails until the target is restarted";
         let what = Occurrence::new(EventKind::LostWrites, text);
         self.happened(Occurrence { volume: volume.map(|name| name.to_string()), ..what });
     }

@@ -25,7 +25,11 @@ pub fn health(status: Option<&TargetStatus>) -> Health {
             seconds(drain.left_ms)
         ),
         None if status.draining => "draining".to_owned(),
-        None => format!("serving {} volumes to {} sessions", status.volumes.len(), status.sessions.len()),
+        None => format!(
+            "serving {} volumes to {} sessions",
+            status.volumes.len(),
+            status.sessions.len()
+        ),
     };
     Health { serving: !status.draining, text }
 }

@@ -5,7 +5,6 @@
 //! the size and the time of a request's head, the life of a connection, and how often control is
 //! asked. Bodies of requests are not read.
 
-pub mod exposition;
 mod health;
 pub mod metrics;
 mod page;
@@ -24,12 +23,13 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rblk_fabric::exposition;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, Semaphore, mpsc};
 
+use crate::control::Request as Question;
 use crate::control::socket::asked;
 use crate::control::status::TargetStatus;
-use crate::control::Request as Question;
 
 pub use health::{Health, health};
 pub use page::Page;
@@ -87,7 +87,8 @@ impl Http {
                     let server = Arc::clone(&server);
                     tokio::spawn(async move {
                         // Late or broken: the client asks again.
-                        let _ = tokio::time::timeout(CONNECTION_TIME, server.connection(stream)).await;
+                        let _ =
+                            tokio::time::timeout(CONNECTION_TIME, server.connection(stream)).await;
                         drop(place);
                     });
                 }

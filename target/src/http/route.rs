@@ -114,7 +114,9 @@ mod tests {
         ] {
             assert!(is_local_name(good), "{good:?}");
         }
-        for bad in ["evil.example", "evil.example:9720", "localhost.evil:1", "", "[evil]", "1.2.3.4.evil"] {
+        for bad in
+            ["evil.example", "evil.example:9720", "localhost.evil:1", "", "[evil]", "1.2.3.4.evil"]
+        {
             assert!(!is_local_name(Some(bad)), "{bad}");
         }
     }

@@ -473,7 +473,8 @@ impl Core {
     pub(super) fn revoke(&mut self, session: SessionIndex) {
         let Some(state) = self.sessions.get(session) else { return };
         tracing::warn!(host = %state.host_name, peer = state.peer, "ending a session: its key is revoked");
-        let what = Occurrence::new(EventKind::Revoke, "the key of the host is not allowed any more");
+        let what =
+            Occurrence::new(EventKind::Revoke, "the key of the host is not allowed any more");
         let what = what.of_host(state.host_name, &state.peer);
         let before = state.epoch.next();
         self.happened(what);

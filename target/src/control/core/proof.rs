@@ -14,9 +14,7 @@ use rblk_protocol::{
 
 use super::admissions::Member;
 use super::hosts::{Host, Hosts};
-use super::{
-    Answer, ConnectionRef, Core, Effect, EventKind, Occurrence, Refused, refuse, refused,
-};
+use super::{Answer, ConnectionRef, Core, Effect, EventKind, Occurrence, Refused, refuse, refused};
 use crate::identity::{AdmissionId, SessionIndex};
 
 /// How hosts prove who they are, at a target that asks for it.

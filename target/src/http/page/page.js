@@ -54,7 +54,7 @@ const share = (part, whole) => (whole > 0 ? Math.round((100 * part) / whole) + "
 
 // The counters of a volume, wherever they are.
 const io = (volume) => volume.io || null;
-const times = (volume, op) => (volume.times && volume.times[op] && volume.times[op].total) || null;
+const times = (volume, op) => (volume.latency && volume.latency[op] && volume.latency[op].total) || null;
 const named = (status, name) => status.volumes.find((volume) => volume.name === name);
 
 // How much each bucket of a histogram grew, as [upper_us, count].

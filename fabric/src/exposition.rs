@@ -5,8 +5,32 @@
 
 use std::fmt::{Display, Write};
 
+use crate::LatencyCounts;
+
 /// The type of the text, for HTTP.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The highest bound of a histogram of times: 2^24 microseconds are 17 s.
+const LATENCY_POWER_MAX: u32 = 24;
+
+/// How far apart the bounds of a histogram of times are. Each bound of each series is a series of
+/// its own at Prometheus.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scale {
+    /// Each is twice the one before.
+    Fine,
+    /// Each is 16 times the one before.
+    Coarse,
+}
+
+impl Scale {
+    fn step(self) -> usize {
+        match self {
+            Self::Fine => 1,
+            Self::Coarse => 4,
+        }
+    }
+}
 
 /// Labels of a sample: names and values.
 pub type Labels<'a> = &'a [(&'a str, &'a str)];
@@ -88,6 +112,28 @@ impl Family<'_> {
         self
     }
 
+    /// One histogram of times, in seconds.
+    pub fn latency(
+        &mut self,
+        labels: Labels<'_>,
+        counts: &LatencyCounts,
+        scale: Scale,
+    ) -> &mut Self {
+        let mut buckets = counts.buckets().peekable();
+        let mut up_to = 0;
+        let mut bounds = Vec::new();
+        for power in (0..=LATENCY_POWER_MAX).step_by(scale.step()) {
+            let bound = 1_u64 << power;
+            while let Some((_, count)) =
+                buckets.next_if(|(upper, _)| upper.is_some_and(|upper| upper <= bound))
+            {
+                up_to += count;
+            }
+            bounds.push((seconds(bound), up_to));
+        }
+        self.histogram(labels, bounds, seconds(counts.sum_us()), counts.count())
+    }
+
     fn line(&mut self, suffix: &str, labels: Labels<'_>, le: Option<&str>, value: impl Display) {
         let Self { text, name } = self;
         text.push_str(name);
@@ -108,6 +154,11 @@ impl Family<'_> {
         // Writing to a string does not fail.
         let _ = writeln!(text, " {value}");
     }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "53 bits of microseconds are 285 years")]
+fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
 }
 
 fn escape(value: &str, text: &mut String) {
@@ -136,6 +187,32 @@ mod tests {
             x_total{a=\"plain\",b=\"q\\\" b\\\\ n\\n{}\"} 7\nx_total 0.5\n\
             # HELP y None.\n# TYPE y gauge\ny{c=\"\"} 9223372036854775808\n";
         assert_eq!(all.into_text(), expected);
+    }
+
+    #[test]
+    fn times_are_counted_up_to_each_bound() {
+        let mut counts = LatencyCounts::default();
+        [0, 1, 1, 2, 3, 15, 16, 1 << 23, 1 << 24, 1 << 30].iter().for_each(|us| counts.record(*us));
+        let text = |scale| {
+            let mut all = Exposition::default();
+            all.family("t_seconds", Kind::Histogram, "T.").latency(&[], &counts, scale);
+            all.into_text()
+        };
+        let coarse = text(Scale::Coarse);
+        let expected = "t_seconds_bucket{le=\"0.000001\"} 1\nt_seconds_bucket{le=\"0.000016\"} 6\n\
+            t_seconds_bucket{le=\"0.000256\"} 7\n";
+        assert!(coarse.contains(expected), "{coarse}");
+        assert!(
+            coarse.contains("{le=\"16.777216\"} 8\nt_seconds_bucket{le=\"+Inf\"} 10\n"),
+            "{coarse}"
+        );
+        assert!(coarse.ends_with("t_seconds_count 10\n"));
+        let fine = text(Scale::Fine);
+        assert!(
+            fine.contains("{le=\"0.000002\"} 3\nt_seconds_bucket{le=\"0.000004\"} 5\n"),
+            "{fine}"
+        );
+        assert_eq!((fine.lines().count(), coarse.lines().count()), (30, 12));
     }
 
     #[test]
