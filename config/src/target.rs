@@ -83,6 +83,10 @@ static TARGET_KEYS: Schema = Schema {
         Key::optional("key_file_next", KEY_FILE),
         Key::optional("encrypt", Rule::Word(Encrypt::WORDS)),
         Key::optional("http", SOCKET_ADDRESS),
+        Key::optional(
+            "slow_io",
+            Rule::Span { min: Duration::from_micros(1), max: Duration::from_secs(3600) },
+        ),
         Key::optional("volume", Rule::Tables(&VOLUME_KEYS)),
         Key::optional("host", Rule::Tables(&HOST_KEYS)),
     ],
@@ -150,6 +154,9 @@ pub struct TargetConfig {
     /// If absent: nowhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http: Option<SocketAddr>,
+    /// Commands that take at least so long become events. If absent: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slow_io: Option<Duration>,
     /// The volumes that are served.
     #[serde(rename = "volume", skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<VolumeConfig>,
@@ -215,6 +222,7 @@ impl Default for TargetConfig {
             key_file_next: None,
             encrypt: Encrypt::default(),
             http: None,
+            slow_io: None,
             volumes: Vec::new(),
             hosts: Vec::new(),
         }

@@ -45,6 +45,8 @@ pub enum EventKind {
     LostWrites,
     /// A store failed an operation.
     StoreError,
+    /// A command took longer than `slow_io`.
+    SlowIo,
     /// A device or its CQ broke.
     Device,
     /// The target begins to stop.
@@ -53,7 +55,7 @@ pub enum EventKind {
 
 impl EventKind {
     /// Every kind.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Connect,
         Self::Resume,
         Self::Loss,
@@ -64,6 +66,7 @@ impl EventKind {
         Self::Revoke,
         Self::LostWrites,
         Self::StoreError,
+        Self::SlowIo,
         Self::Device,
         Self::Drain,
     ];
@@ -82,6 +85,7 @@ impl EventKind {
             Self::Revoke => "revoke",
             Self::LostWrites => "lost-writes",
             Self::StoreError => "store-error",
+            Self::SlowIo => "slow-io",
             Self::Device => "device",
             Self::Drain => "drain",
         }

@@ -287,7 +287,8 @@ fn start_poll_groups(
             tracing::warn!(poll_group = index, "{warning}");
         }
         let cpu = config.cpus.as_ref().and_then(|cpus| cpus.get(index).copied());
-        let tuning = Tuning { cpu, spin: spin_mode(config.spin) };
+        let tuning =
+            Tuning { cpu, spin: spin_mode(config.spin), slow_io: config.slow_io.map(Into::into) };
         let part = Arena::over(Arc::clone(arena), range, extent_max)?;
         let shard = Shard::new(store, part, shard_options, Instant::now());
         let mut handle = thread::start(index, shard, peers, tuning, outbox.clone())?;

@@ -142,18 +142,25 @@ impl Browser {
     /// # Panics
     /// It throws.
     pub fn value(&mut self, expression: &str) -> Value {
-        let asked = json!({"expression": expression, "returnByValue": true});
-        let mut answer = self.call("Runtime.evaluate", &asked);
-        assert!(answer["exceptionDetails"].is_null(), "{expression}: {answer}");
-        answer["result"]["value"].take()
+        self.evaluate(expression).unwrap_or_else(|thrown| panic!("{expression}: {thrown}"))
     }
 
-    /// Waits until an expression of JavaScript is true.
+    fn evaluate(&mut self, expression: &str) -> Result<Value, Value> {
+        let asked = json!({"expression": expression, "returnByValue": true});
+        let mut answer = self.call("Runtime.evaluate", &asked);
+        match answer["exceptionDetails"].take() {
+            Value::Null => Ok(answer["result"]["value"].take()),
+            thrown => Err(thrown),
+        }
+    }
+
+    /// Waits until an expression of JavaScript is true. It may throw meanwhile, as while a page
+    /// loads.
     ///
     /// # Panics
     /// It is not in time.
     pub fn wait_for(&mut self, what: &str, expression: &str) {
-        wait_for(what, || (self.value(expression) == true).then_some(()));
+        wait_for(what, || (self.evaluate(expression) == Ok(Value::Bool(true))).then_some(()));
     }
 
     /// Sets the width of the page, in points, and whether it is dark.

@@ -73,6 +73,37 @@ fn a_take_over_is_told_of_the_host_that_lost_the_volume() {
 }
 
 #[test]
+fn a_slow_command_is_told_only_where_that_is_wanted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vol0.img");
+    std::fs::File::create(&path).and_then(|file| file.set_len(1 << 20)).unwrap();
+    let config = dir.path().join("target.toml");
+    // Every command that waits for a store takes longer than that.
+    let text = format!(
+        "listen = ['tcp://127.0.0.1:1']\nslow_io = '1us'\n[[volume]]\nname = 'vol0'\nstore = 'file'\npath = '{}'\n",
+        path.display()
+    );
+    std::fs::write(&config, text).unwrap();
+    let target = Target::start(dir.path(), &["--config", &config.display().to_string()]);
+    let mut client = Client::connect(&target.address, "vol0", 1).unwrap();
+    client.write(0, &[7; 8192]);
+    client.flush();
+    let is_slow = |event: &Event| event.kind == EventKind::SlowIo;
+    let slow = wait_for("a slow command", || events(&target).into_iter().find(is_slow));
+    assert_eq!((slow.volume.as_deref(), slow.host.as_deref()), (Some("vol0"), Some("test")));
+    assert!(slow.text.contains(" took ") && slow.text.contains(" in poll group 0: "), "{slow:?}");
+    drop(target);
+
+    let quiet_dir = tempfile::tempdir().unwrap();
+    let file = format!("vol0={}", path.display());
+    let target = Target::start(quiet_dir.path(), &["--file", &file]);
+    let mut client = Client::connect(&target.address, "vol0", 1).unwrap();
+    client.write(0, &[7; 8192]);
+    client.flush();
+    assert!(!events(&target).iter().any(is_slow));
+}
+
+#[test]
 fn who_follows_hears_of_another_run_too() {
     let dir = tempfile::tempdir().unwrap();
     let mut target = Target::start(dir.path(), &["--memory", "m=1MiB"]);

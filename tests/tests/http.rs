@@ -177,8 +177,10 @@ fn an_address_that_others_reach_is_a_warning_and_a_taken_one_a_failure() {
     assert_eq!(request(port.number, "GET", "/healthz", "store1:9720").status, 200, "any name");
     let second = dir.path().join("second");
     std::fs::create_dir(&second).unwrap();
+    let listen = free_port();
+    let listen = format!("tcp://127.0.0.1:{}", listen.number);
     let mut serve = Command::new(program("rblk-target"));
-    serve.args(["serve", "--memory", "m=1MiB", "--listen", "tcp://127.0.0.1:0", "--http", &http]);
+    serve.args(["serve", "--memory", "m=1MiB", "--listen", &listen, "--http", &http]);
     let ended = run(serve
         .arg("--control-socket")
         .arg(second.join("c.sock"))

@@ -469,6 +469,7 @@ impl Control {
             }
             FromGroup::LostWrites { volume, backing } => self.on_lost_writes(volume, backing),
             FromGroup::StoreFailed(failure) => self.on_store_failed(failure),
+            FromGroup::SlowIo { group, slow } => self.on_slow_io(group, &slow),
             FromGroup::Stopped { group, clean, error } => self.groups.stopped(group, clean, error),
         }
     }

@@ -6,11 +6,12 @@ use rblk_protocol::limits::READ_TRAILER_BYTES;
 use rblk_protocol::width::wide64;
 use rblk_protocol::{CommandCapsule, Opcode, Status};
 
+use super::slow::SlowIo;
 use super::turn::Turn;
 use crate::connection::Connection;
 use crate::request::Request;
 use crate::store::Store;
-use crate::traffic::{IoStats, VolumeLatency};
+use crate::traffic::{IoStats, Stages, VolumeLatency};
 use crate::volume_stats::VolumeStats;
 
 /// A block command begins, for a volume that its session opened.
@@ -40,7 +41,20 @@ pub(super) fn answered<S: Store>(
     let Some(volume) = turn.access.stats(request.span().volume) else { return };
     count(&volume.io, command, status);
     volume.io.in_flight.sub(1);
-    record(&volume.latency, command.opcode, request, found, turn.times);
+    if let Some((total, stages)) =
+        record(&volume.latency, command.opcode, request, found, turn.times)
+        && turn.slow.is_slow(total)
+    {
+        let (volume, session) = (request.span().volume, connection.params().session);
+        turn.slow.note(SlowIo {
+            volume,
+            session,
+            opcode: command.opcode,
+            total,
+            stages,
+            others: 0,
+        });
+    }
 }
 
 /// A connection ends: nothing of it is in flight any more.
@@ -85,6 +99,8 @@ pub(crate) fn data_bytes(command: &CommandCapsule) -> u64 {
     bytes.saturating_sub(if has_trailer { wide64(READ_TRAILER_BYTES) } else { 0 })
 }
 
+/// Records the times of a command. Returns those of one that was not answered in the turn that
+/// found it.
 #[inline(always)]
 fn record(
     latency: &VolumeLatency,
@@ -92,17 +108,19 @@ fn record(
     request: &mut Request,
     found: TurnTimes,
     turn: TurnTimes,
-) {
+) -> Option<(u64, Stages)> {
     let op = match opcode {
         Opcode::Read => &latency.read,
         Opcode::Write => &latency.write,
         Opcode::Flush => &latency.flush,
-        _ => return,
+        _ => return None,
     };
     if found == turn {
         op.record_queued(found.now - found.looked);
-    } else {
-        let stages = request.timing().stages(found, turn.now);
-        op.record(turn.now.saturating_sub(found.looked), &stages);
+        return None;
     }
+    let stages = request.timing().stages(found, turn.now);
+    let total = turn.now.saturating_sub(found.looked);
+    op.record(total, &stages);
+    Some((total, stages))
 }

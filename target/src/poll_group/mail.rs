@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rblk_fabric::{AcceptParams, MemoryRegion, Poller};
 use rblk_protocol::{AccessMode, CommandCapsule, Epoch, Status, Tag};
 
+use super::slow::SlowIo;
 use crate::cache::StoreFailure;
 use crate::connection::{BounceMemory, ConnectionParams};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
@@ -221,6 +222,13 @@ pub enum FromGroup {
     },
     /// A store began to fail operations. More of them in the next seconds are not told.
     StoreFailed(StoreFailure),
+    /// A command took longer than the administrator wants to see.
+    SlowIo {
+        /// The poll group.
+        group: usize,
+        /// The command.
+        slow: SlowIo,
+    },
     /// The thread left after [`ToGroup::Stop`], or broke.
     Stopped {
         /// Which poll group.

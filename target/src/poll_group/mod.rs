@@ -45,6 +45,7 @@ mod proof;
 mod read;
 mod reply;
 mod respond;
+pub mod slow;
 pub mod thread;
 mod turn;
 mod write;
@@ -56,6 +57,7 @@ use lines::Lines;
 pub use mail::{FromGroup, Notice, PollerMemory, ToGroup};
 use peers::{PeerMail, Peers};
 use pollers::Pollers;
+use slow::{SlowIo, SlowIos};
 use turn::Turn;
 use zeroing::ZeroingQueue;
 
@@ -135,6 +137,7 @@ impl<S: Store> PollGroup<S> {
             times: TurnTimes::default(),
             io: false,
             lines: Lines::default(),
+            slow: SlowIos::default(),
         };
         Self {
             turn,
@@ -162,6 +165,17 @@ impl<S: Store> PollGroup<S> {
     #[inline]
     pub(crate) fn take_store_failure(&mut self) -> Option<StoreFailure> {
         self.turn.shard.take_failure()
+    }
+
+    /// Commands that take at least so long are told to control.
+    pub fn tell_slow_ios(&mut self, threshold: Duration) {
+        self.turn.slow = SlowIos::above(threshold);
+    }
+
+    /// The slowest command since the last that was told, at most one a second.
+    #[inline]
+    pub fn take_slow_io(&mut self, now: Instant) -> Option<SlowIo> {
+        self.turn.slow.take(now)
     }
 
     /// The other poll groups.
