@@ -29,9 +29,9 @@ pub enum EventKind {
     Connect,
     /// A host came back to its session.
     Resume,
-    /// A host has lost its connections. Its session is kept for the lease.
+    /// A host that holds a volume has lost its connections. Its session is kept for the lease.
     Loss,
-    /// A host ended its session in good order.
+    /// A host ended its session in good order, or left while it held no volume.
     Leave,
     /// The lease of a lost session ended.
     Expire,

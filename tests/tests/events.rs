@@ -48,9 +48,10 @@ fn who_looks_or_leaves_is_not_lost_and_who_vanishes_is() {
     assert_eq!(lost.text, "the host lost its connections; it keeps m for 30 s");
     assert!(all.windows(2).all(|two| two[0].unix_ms <= two[1].unix_ms));
 
-    // Its volume goes to another host meanwhile.
+    // One that is refused holds nothing, and loses nothing.
     let other = Client::claim(&target.address, "m", 2, AccessMode::Shared);
     assert!(other.is_err(), "it is kept");
+    wait_for_kinds(&target, &[connect, leave, connect, loss, connect, leave]);
     let counts = target.status().events;
     let total = |kind| counts.iter().find(|count| count.kind == kind).map(|count| count.total);
     assert_eq!((total(loss), total(EventKind::Fence)), (Some(1), Some(0)));

@@ -93,6 +93,8 @@ fn a_page_under_load_shows_rates_latencies_and_that_its_target_died() {
         "a heat map",
         "/median .* p99 /.test(document.getElementById('heat-text').textContent)",
     );
+    let stages = "/waited for: .*%/.test(document.getElementById('heat-stages').textContent)";
+    browser.wait_for("the stages", stages);
     browser.wait_for("events", "document.querySelectorAll('#events li').length >= 2");
     browser.wait_for("sessions", "document.querySelectorAll('#sessions tbody tr').length === 2");
     for width in [320, 420, 1280] {
@@ -111,7 +113,7 @@ fn a_page_under_load_shows_rates_latencies_and_that_its_target_died() {
     target.kill();
     browser.wait_for("a page that says so", "document.documentElement.dataset.state === 'lost'");
     let banner = browser.value("document.getElementById('banner').innerText");
-    assert!(banner.as_str().is_some_and(|text| text.contains("does not answer")), "{banner}");
+    assert!(banner.as_str().is_some_and(|text| text.contains("has not answered")), "{banner}");
     let shown = browser.value(&format!("{}[0][10].textContent", cells("vol0")));
     assert_eq!(shown, "test", "what was there last stays");
     keep_pictures(&mut browser, "lost", &[("light", 1280, false), ("narrow-dark", 420, true)]);

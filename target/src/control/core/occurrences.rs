@@ -50,11 +50,14 @@ impl Core {
         }
         let lease = in_words(self.sessions.lease());
         let held = self.held_by(session);
-        let text = match held.is_empty() {
-            true => "the host lost its connections".to_owned(),
-            false => format!("the host lost its connections; it keeps {held} for {lease}"),
+        // One that was refused what it wanted leaves without a word.
+        let what = match held.is_empty() {
+            true => Occurrence::new(EventKind::Leave, "the host left; it held no volume"),
+            false => {
+                let text = format!("the host lost its connections; it keeps {held} for {lease}");
+                Occurrence::new(EventKind::Loss, text)
+            }
         };
-        let what = Occurrence::new(EventKind::Loss, text);
         self.happened(what.of_host(session.host_name, &session.peer));
     }
 
@@ -68,14 +71,12 @@ impl Core {
     /// What to say of the sessions whose lease may end now. Taken before they are gone.
     pub(super) fn expiries(&self) -> Vec<(SessionIndex, Occurrence)> {
         let silent = self.sessions.iter().filter(|session| session.connections() == 0);
-        let told = silent.map(|session| {
+        let told = silent.filter_map(|session| {
             let held = self.held_by(session);
-            let text = match held.is_empty() {
-                true => "the lease of the lost session ended".to_owned(),
-                false => format!("the lease of the lost session ended: {held} is free"),
-            };
+            let text = format!("the lease of the lost session ended: {held} is free");
             let what = Occurrence::new(EventKind::Expire, text);
-            (session.index, what.of_host(session.host_name, &session.peer))
+            let what = what.of_host(session.host_name, &session.peer);
+            (!held.is_empty()).then_some((session.index, what))
         });
         told.collect()
     }

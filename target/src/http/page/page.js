@@ -52,9 +52,7 @@ function span(seconds) {
 const clock = (ms) => new Date(ms).toLocaleTimeString([], { hour12: false });
 const share = (part, whole) => (whole > 0 ? Math.round((100 * part) / whole) + " %" : "–");
 
-// The counters of a volume, wherever they are.
-const io = (volume) => volume.io || null;
-const times = (volume, op) => (volume.latency && volume.latency[op] && volume.latency[op].total) || null;
+const times = (volume, op) => volume.latency[op].total;
 const named = (status, name) => status.volumes.find((volume) => volume.name === name);
 
 // How much each bucket of a histogram grew, as [upper_us, count].
@@ -116,7 +114,8 @@ function showNow(status, before, seconds) {
   const misses = status.total.cache_misses - before.total.cache_misses;
   const { cache_hits, cache_misses, cached_bytes, dirty_bytes } = status.total;
   set(by("hits"), share(hits, hits + misses) + (hits + misses ? " hits" : ""));
-  set(by("hits-more"), share(cache_hits, cache_hits + cache_misses) + " since the start");
+  const asked = cache_hits + cache_misses;
+  set(by("hits-more"), asked ? share(cache_hits, asked) + " since the start" : "nothing was read by it yet");
   const clean = Math.max(0, cached_bytes - dirty_bytes);
   by("bar-clean").style.width = (100 * clean) / status.arena_bytes + "%";
   by("bar-dirty").style.width = (100 * dirty_bytes) / status.arena_bytes + "%";
@@ -154,13 +153,16 @@ function table(id, list, key, cells) {
   by(id).nextElementSibling.hidden = list.length !== 0;
 }
 
+// Reads, writes and MiB a second.
+function rates(now, was, seconds) {
+  const per = (key) => (seconds > 0 ? Math.max(0, now[key] - was[key]) / seconds : 0);
+  const cell = (value) => [count(value), value ? "" : "dim"];
+  return [cell(per("reads")), cell(per("writes")), cell((per("read_bytes") + per("written_bytes")) / 1048576)];
+}
+
 function showVolumes(status, before, seconds) {
   table("volumes", status.volumes, (volume) => volume.name, (volume) => {
     const old = named(before, volume.name) || volume;
-    const [now, was] = [io(volume), io(old)];
-    const per = (key) => (now && was && seconds > 0 ? (now[key] - was[key]) / seconds : null);
-    const rate = (value) => (value === null ? ["–", "dim"] : [count(value), value ? "" : "dim"]);
-    const amount = per("read_bytes") === null ? null : (per("read_bytes") + per("written_bytes")) / 1048576;
     const both = (op) => {
       const grown = growth(times(volume, op), times(old, op));
       return grown.length ? [micros(quantile(grown, 0.5)) + " · " + micros(quantile(grown, 0.99))] : ["–", "dim"];
@@ -175,9 +177,7 @@ function showVolumes(status, before, seconds) {
       [(volume.store === "file" ? volume.cache : volume.store) + access],
       [share(hits, hits + misses), hits + misses ? "" : "dim"],
       [failed_blocks ? `${bytes(dirty_bytes)}, store fails` : bytes(dirty_bytes), trouble || (dirty_bytes ? "" : "dim")],
-      rate(per("reads")),
-      rate(per("writes")),
-      rate(amount),
+      ...rates(volume.io, old.io, seconds),
       both("read"),
       both("write"),
       holder ? [holder.host + (holder.present ? "" : " (away)"), holder.present ? "" : "warn"] : ["–", "dim"],
@@ -185,7 +185,7 @@ function showVolumes(status, before, seconds) {
   });
 }
 
-function showSessions(status) {
+function showSessions(status, before, seconds) {
   const counts = new Map();
   const key = (session) => {
     const name = session.host + " " + session.peer;
@@ -196,12 +196,14 @@ function showSessions(status) {
     const words = [session.key ? "key" : "", session.encrypted ? "encrypted" : "", session.digest ? "digests" : ""];
     const guard = words.filter(Boolean).join(", ");
     const away = session.connections === 0;
+    const old = before.sessions.find((other) => other.host === session.host && other.peer === session.peer) || session;
     return [
       [session.host],
       [session.peer],
       away ? ["0, away", "warn"] : [String(session.connections)],
+      ...rates(session.io, old.io, seconds),
+      [count(session.io.in_flight), session.io.in_flight ? "" : "dim"],
       session.fenced ? ["fenced", "bad"] : [guard || "none", guard ? "" : "dim"],
-      [String(session.epoch)],
       [session.volumes.join(", ") || "–", session.volumes.length ? "" : "dim"],
     ];
   });
@@ -314,7 +316,8 @@ function drawHeat() {
   columns.forEach(({ x, end }, at) => {
     for (const [row, n] of cells[at]) {
       pen.globalAlpha = 0.12 + 0.88 * Math.sqrt(n / most);
-      pen.fillRect(x, h - (row + 1) * tall, Math.max(1, end - x + 0.4), tall + 0.4);
+      const [top, low] = [Math.round(h - (row + 1) * tall), Math.round(h - row * tall)];
+      pen.fillRect(Math.round(x), top, Math.max(1, Math.round(end) - Math.round(x)), low - top);
     }
   });
   pen.globalAlpha = 1;
@@ -345,6 +348,26 @@ function sayHeat(columns) {
   set(by("heat-text"), all
     ? `${op} of the last ${WINDOW} s: median ${micros(quantile(recent, 0.5))}, p99 ${micros(quantile(recent, 0.99))} (the line), p99.9 ${micros(quantile(recent, 0.999))}`
     : quiet);
+  sayStages(all);
+}
+// What they waited for, on average.
+function sayStages(all) {
+  const [name, op] = [by("heat-volume").value, by("heat-op").value];
+  const sums = new Map();
+  if (all && past.length > 1) {
+    const [[, before], [, now]] = [earlier(), past[past.length - 1]];
+    for (const volume of now.volumes.filter((volume) => !name || volume.name === name)) {
+      const old = named(before, volume.name);
+      if (!old) continue;
+      for (const stage of ["queue", "data", "cache", "store", "answer"]) {
+        const grown = volume.latency[op][stage].sum_us - old.latency[op][stage].sum_us;
+        sums.set(stage, (sums.get(stage) || 0) + Math.max(0, grown));
+      }
+    }
+  }
+  const whole = [...sums.values()].reduce((sum, us) => sum + us, 0);
+  const parts = [...sums].filter(([, us]) => us >= whole / 200).sort((a, b) => b[1] - a[1]);
+  set(by("heat-stages"), whole ? "they waited for: " + parts.map(([stage, us]) => `${stage} ${share(us, whole)}`).join(", ") : "\u00a0");
 }
 
 function show(status) {
@@ -356,7 +379,7 @@ function show(status) {
   showHead(status);
   showNow(status, before, now - from);
   showVolumes(status, before, now - from);
-  showSessions(status);
+  showSessions(status, before, now - from);
   chooseVolumes(status);
   drawHeat();
 }
@@ -369,9 +392,9 @@ async function ask(path) {
 
 function showLost(error) {
   if (lostAt === null) lostAt = Date.now();
-  const since = heardAt === null ? "" : ` What is shown is of ${clock(heardAt)}.`;
+  const since = heardAt === null ? "" : ` What is shown is from ${clock(heardAt)}.`;
   const seconds = Math.round((Date.now() - lostAt) / 1000);
-  banner("bad", `The target does not answer, for ${span(seconds)}.${since}`, "lost");
+  banner("bad", `The target has not answered for ${span(seconds)}.${since}`, "lost");
   set(by("state"), "lost");
   by("state").className = "badge bad";
   set(by("fresh"), "last try " + clock(Date.now()) + (error.message ? ": " + error.message : ""));
