@@ -51,7 +51,6 @@ mod route;
 pub mod soft;
 pub mod spin;
 mod stream_keys;
-pub mod turn_clock;
 #[cfg(feature = "verbs")]
 mod verbs;
 mod wake_cost;

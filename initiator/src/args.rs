@@ -95,7 +95,7 @@ pub enum Command {
     /// Show what is mounted.
     List {
         /// Form of the answer.
-        #[arg(long, value_enum, default_value = "table")]
+        #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
     },
     /// Print the state of the mounts as metrics of Prometheus, for node_exporter's textfile
@@ -105,6 +105,26 @@ pub enum Command {
         /// /var/lib/prometheus/node-exporter/rblk.prom.
         #[arg(long, value_name = "FILE")]
         write: Option<PathBuf>,
+    },
+    /// Show one mount in full: its state, queues, counters and latencies.
+    Status {
+        /// Name of the mount.
+        name: String,
+        /// Form of the answer.
+        #[arg(short, long, value_enum, default_value = "table")]
+        output: Output,
+    },
+    /// Show what each mount does, again and again: rates, latencies, depth. Ends by q or ctrl-C.
+    Top {
+        /// Time between two looks.
+        #[arg(long, value_name = "TIME", default_value = "1s")]
+        interval: Duration,
+        /// Look once.
+        #[arg(long)]
+        once: bool,
+        /// Form of the answer.
+        #[arg(short, long, value_enum, default_value = "table")]
+        output: TopOutput,
     },
     /// Show what a target serves.
     Discover {
@@ -117,7 +137,7 @@ pub enum Command {
         #[command(flatten)]
         identity: IdentityArgs,
         /// Form of the answer.
-        #[arg(long, value_enum, default_value = "table")]
+        #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
     },
 }
@@ -138,7 +158,7 @@ pub struct KeyArgs {
     #[arg(long, value_name = "PATH", default_value = HOST_KEY_FILE)]
     pub file: PathBuf,
     /// Form of the answer.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub output: Output,
 }
 
@@ -227,6 +247,15 @@ pub enum Output {
     Table,
     /// For programs: one JSON document.
     Json,
+}
+
+/// Form of an answer that comes again and again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum TopOutput {
+    /// For people.
+    Table,
+    /// For programs: a JSON document on each line.
+    JsonLines,
 }
 
 /// What to mount and how.
@@ -333,7 +362,7 @@ pub struct MountArgs {
     #[arg(long)]
     pub dump_config: bool,
     /// Form of the answer.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub output: Output,
     /// Log more; twice for everything. RBLK_LOG overrides.
     #[arg(short, long, action = clap::ArgAction::Count)]

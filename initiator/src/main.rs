@@ -21,14 +21,18 @@ use rblk_initiator::mount::note::Note;
 use rblk_initiator::mount::run_dir::names;
 use rblk_initiator::mount::socket::{Ask, Response, ask, lock_unless_served, socket_path};
 use rblk_initiator::mount::status::MountStatus;
-use rblk_initiator::mount::{NotMounted, NotRoot};
+use rblk_initiator::mount::{NotMounted, NotRoot, device_user};
 use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
+use tokio::runtime::Runtime;
 
 mod key;
 mod metrics;
 mod table;
+mod top;
 
 const STATUS_TIME: Duration = Duration::from_secs(2);
+/// How long a mount measures before it can tell rates.
+const RATES_TIME: Duration = Duration::from_millis(1100);
 /// Time for a program to start and say whether it could serve a mount. Nothing has changed then.
 const CHECK_TIME: Duration = Duration::from_secs(20);
 /// Time for a program to take the place of another: as long as the driver may need to see that.
@@ -43,6 +47,8 @@ fn main() -> ExitCode {
         Command::Upgrade { which, program } => upgrade(which.name.as_deref(), program),
         Command::List { output } => list(output),
         Command::Metrics { write } => metrics::metrics(write.as_deref()),
+        Command::Status { name, output } => show(&name, output),
+        Command::Top { interval, once, output } => top::top(interval.0, once, output),
         Command::Key(command) => key::key(&command),
         Command::Discover { .. } | Command::WriteBack { .. } => Err(become_daemon()),
     };
@@ -345,7 +351,7 @@ fn umount(what: &str, force: bool) -> anyhow::Result<Exit> {
 }
 
 /// The name of the mount that is called that, or has that device.
-fn find_mount(what: &str, runtime: &tokio::runtime::Runtime) -> Option<String> {
+fn find_mount(what: &str, runtime: &Runtime) -> Option<String> {
     names().into_iter().find(|name| {
         let device = || match runtime.block_on(status(name)) {
             Some(status) => Some(status.device),
@@ -403,23 +409,63 @@ async fn status(name: &str) -> Option<MountStatus> {
     }
 }
 
-/// Every mount of this host, and lines about those that do not answer.
-fn all_mounts(names: &[String]) -> anyhow::Result<(Vec<MountStatus>, Vec<String>)> {
+/// The mounts that answer. With `rates`, they have measured these; the first question takes a
+/// second for that.
+fn living(runtime: &Runtime, rates: bool) -> Vec<MountStatus> {
+    let ask_all = || -> Vec<MountStatus> {
+        names().iter().filter_map(|name| runtime.block_on(status(name))).collect()
+    };
+    let mounts = ask_all();
+    if rates && mounts.iter().any(measures) {
+        std::thread::sleep(RATES_TIME);
+        return ask_all();
+    }
+    mounts
+}
+
+/// Whether a mount is measuring its rates. An older process measures none.
+fn measures(mount: &MountStatus) -> bool {
+    mount.rates.is_none() && mount.state == "connected" && !mount.latency_by_queue.is_empty()
+}
+
+/// Shows one mount in full.
+fn show(name: &str, output: Output) -> anyhow::Result<Exit> {
+    must_be_known(name)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut mounts = Vec::new();
+    let mut dead_ones = Vec::new();
+    let status = match runtime.block_on(status(name)) {
+        Some(status) => Some(status),
+        None => {
+            dead(name, &mut dead_ones).iter().for_each(|line| eprintln!("{line}"));
+            dead_ones.pop()
+        }
+    };
+    let Some(status) = status else { return Ok(Exit::NotConnected) };
+    match output {
+        Output::Json => println!("{}", serde_json::to_string_pretty(&status)?),
+        Output::Table => print!("{}", table::mount(&status, device_user)),
+    }
+    Ok(Exit::Ok)
+}
+
+/// Every mount of this host, dead ones too, and lines about those that do not answer. With
+/// `rates`, as [`living`].
+fn all_mounts(names: &[String], rates: bool) -> anyhow::Result<(Vec<MountStatus>, Vec<String>)> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut mounts = living(&runtime, rates);
     let mut lines = Vec::new();
     for name in names {
-        match runtime.block_on(status(name)) {
-            Some(status) => mounts.push(status),
-            None => lines.extend(dead(name, &mut mounts)),
+        if !mounts.iter().any(|mount| mount.name == *name) {
+            lines.extend(dead(name, &mut mounts));
         }
     }
+    mounts.sort_by(|a, b| a.name.cmp(&b.name));
     Ok((mounts, lines))
 }
 
 fn list(output: Output) -> anyhow::Result<Exit> {
     let names = names();
-    let (mounts, mut lines) = all_mounts(&names)?;
+    let (mounts, mut lines) = all_mounts(&names, output == Output::Table)?;
     for orphan in leftovers::orphans(&names).unwrap_or_default() {
         let device = disk_path(orphan.id).display().to_string();
         lines.push(format!(
@@ -431,7 +477,7 @@ fn list(output: Output) -> anyhow::Result<Exit> {
         println!("{}", serde_json::to_string_pretty(&mounts)?);
         return Ok(Exit::Ok);
     }
-    print!("{}", table::mounts(&mounts));
+    print!("{}", table::mounts(&mounts, device_user));
     mounts.iter().filter_map(outage).for_each(|line| eprintln!("{line}"));
     for m in &mounts {
         if let Some(lost) = m.lost() {

@@ -11,7 +11,7 @@ use rblk_initiator::mount::run_dir::names;
 
 /// Prints the metrics, or replaces a file by them at once: its reader sees the old or the new.
 pub(crate) fn metrics(write: Option<&Path>) -> anyhow::Result<Exit> {
-    let (mounts, lines) = crate::all_mounts(&names())?;
+    let (mounts, lines) = crate::all_mounts(&names(), false)?;
     lines.iter().for_each(|line| eprintln!("rblk-initiator: {line}"));
     let text = metrics::metrics(&mounts);
     match write {

@@ -3,6 +3,7 @@
 
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
@@ -16,6 +17,10 @@ mod event_lines;
 mod host;
 mod key;
 mod table;
+mod top;
+
+/// How long a target measures before it can tell rates.
+const RATES_TIME: Duration = Duration::from_millis(1100);
 
 fn main() -> ExitCode {
     die_of_closed_pipes();
@@ -31,9 +36,12 @@ fn main() -> ExitCode {
         Command::Host(command) => host::host(&command),
         Command::Reload { socket } => host::reload(&socket.path),
         Command::Check { config } => check(&config),
-        Command::Status { socket, output } => status(&socket.path, output),
         Command::Events { socket, follow, output } => {
             event_lines::events(&socket.path, follow, output)
+        }
+        Command::Status { socket, verbose, output } => status(&socket.path, output, verbose),
+        Command::Top { socket, interval, once, output } => {
+            top::top(&socket.path, interval.0, once, output)
         }
         Command::Drain { socket, no_wait, output } => drain::drain(&socket.path, !no_wait, output),
     };
@@ -82,13 +90,21 @@ fn check(path: &std::path::Path) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn status(path: &std::path::Path, output: Output) -> anyhow::Result<Exit> {
+fn status(path: &std::path::Path, output: Output, verbose: bool) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    match runtime.block_on(ask(path, Ask::Status)) {
+    let mut answer = runtime.block_on(ask(path, Ask::Status));
+    // The first question begins the measurement of rates. Without a session there are none.
+    if output == Output::Table
+        && matches!(&answer, Ok(Response::Status(s)) if s.rates.is_none() && !s.sessions.is_empty())
+    {
+        std::thread::sleep(RATES_TIME);
+        answer = runtime.block_on(ask(path, Ask::Status));
+    }
+    match answer {
         Ok(Response::Status(status)) if output == Output::Json => {
             println!("{}", serde_json::to_string_pretty(&status)?);
         }
-        Ok(Response::Status(status)) => print!("{}", table::status(&status)),
+        Ok(Response::Status(status)) => print!("{}", table::status(&status, verbose)),
         Ok(Response::Error(error)) => anyhow::bail!(error),
         Ok(Response::Done | Response::Hosts(_) | Response::Events(_)) => {
             anyhow::bail!("the target did not understand the question")

@@ -33,6 +33,8 @@
 #[cfg(test)]
 mod tests;
 
+use std::time::Instant;
+
 use nix::errno::Errno;
 use rblk_protocol::{CommandCapsule, Opcode, Status};
 
@@ -288,8 +290,8 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// A tag without a command.
-    pub(crate) fn new() -> Self {
+    /// A tag without a command; `now` is any time.
+    pub(crate) fn new(now: Instant) -> Self {
         Self {
             state: State::Free,
             abandoned: false,
@@ -301,7 +303,7 @@ impl Request {
             outcome: Outcome::OK,
             holds: Vec::new(),
             parts: Parts::default(),
-            timing: Timing::default(),
+            timing: Timing::new(now),
         }
     }
 

@@ -154,15 +154,21 @@ impl StatsSnapshot {
 }
 
 impl Stats {
-    /// Counts a command that is answered with this status.
-    #[inline]
-    pub(crate) fn count(&self, command: &CommandCapsule, status: Status) {
+    /// Bytes of the volume that a READ or WRITE moves.
+    #[inline(always)]
+    pub(crate) fn data_bytes(command: &CommandCapsule) -> u64 {
         let bytes = u64::from(command.buffer.map_or(command.in_capsule_bytes, |b| b.length));
+        let has_trailer = command.flags.digest && command.opcode == Opcode::Read;
+        bytes.saturating_sub(if has_trailer { wide64(READ_TRAILER_BYTES) } else { 0 })
+    }
+
+    /// Counts a command of so many [bytes](Self::data_bytes) that is answered with this status.
+    #[inline]
+    pub(crate) fn count(&self, command: &CommandCapsule, bytes: u64, status: Status) {
         match command.opcode {
             Opcode::Read => {
                 self.reads.add(1);
-                let trailer = if command.flags.digest { READ_TRAILER_BYTES } else { 0 };
-                self.read_bytes.add(bytes.saturating_sub(wide64(trailer)));
+                self.read_bytes.add(bytes);
             }
             Opcode::Write => {
                 self.writes.add(1);

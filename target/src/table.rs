@@ -1,185 +1,93 @@
-//! Tables for people.
+//! Tables for people: what `status` shows. [`details`] has the rest, for `-v`.
 
-use std::fmt::{self, Write};
+mod details;
+
+use std::fmt::Write;
+use std::time::Duration;
 
 use nix::errno::Errno;
-use rblk_config::{ByteSize, CacheMode, HostConfig};
-use rblk_protocol::width::wide;
+use rblk_config::table::{Column, Table, wrapped};
+use rblk_config::{CacheMode, HostConfig, figures};
 use rblk_target::control::status::{
     DrainStatus, HolderStatus, SessionStatus, TargetStatus, VolumeStatus,
 };
 
-/// The state of a target.
-pub(crate) fn status(status: &TargetStatus) -> String {
-    let mut text = String::new();
-    // Writing to a String cannot fail.
-    let _ = target(&mut text, status)
-        .and_then(|()| volumes(&mut text, &status.volumes))
-        .and_then(|()| caches(&mut text, &status.volumes))
-        .and_then(|()| sessions(&mut text, &status.sessions))
-        .and_then(|()| counters(&mut text, status));
+/// The state of a target; with `details`, every counter.
+pub(crate) fn status(status: &TargetStatus, details: bool) -> String {
+    let mut text = target(status);
+    for warning in warnings(status) {
+        text += &wrapped(&format!("WARN  {warning}"), "");
+    }
+    text += &wrapped(&format!("listening on {}", status.listen.join(", ")), "");
+    for table in [devices(status), volumes(&status.volumes), sessions(&status.sessions)] {
+        if !table.is_empty() {
+            let _ = write!(text, "\n{table}");
+        }
+    }
+    if details {
+        text += &details::of(status);
+    }
     text
 }
 
 /// The hosts that may connect to a target.
 pub(crate) fn hosts(hosts: &[HostConfig]) -> String {
-    let mut text = format!("{:<20} {:<9} {:<30} KEYS\n", "HOST", "TAKE-OVER", "VOLUMES");
+    let mut table = Table::new([
+        Column::name("HOST"),
+        Column::word("TAKE-OVER"),
+        Column::name("VOLUMES"),
+        Column::name("KEYS"),
+    ]);
     for host in hosts {
         let volumes: Vec<String> = host.volumes.iter().map(ToString::to_string).collect();
         let keys: Vec<String> = host.keys.iter().map(ToString::to_string).collect();
         let take_over = if host.take_over { "yes" } else { "no" };
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "{:<20} {take_over:<9} {:<30} {}",
-            host.name,
-            volumes.join(","),
-            keys.join(",")
+        table.row([host.name.clone(), take_over.to_owned(), volumes.join(", "), keys.join(", ")]);
+    }
+    table.to_string()
+}
+
+fn target(status: &TargetStatus) -> String {
+    let state = if status.draining { "draining" } else { "serving" };
+    let up = figures::duration(Duration::from_secs(status.uptime_s));
+    let TargetStatus { name, version, pid, .. } = status;
+    let mut text = wrapped(&format!("{name}  {state}, up {up}, rblk {version}, pid {pid}"), "");
+    if let Some(drain) = &status.drain {
+        text += &format!("{}\n", draining(drain));
+    }
+    text
+}
+
+/// What is wrong now.
+fn warnings(status: &TargetStatus) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if status.insecure {
+        warnings.push(
+            "insecure: everybody who reaches an address can read, write and take over".to_owned(),
         );
     }
-    text
-}
-
-fn target(text: &mut String, status: &TargetStatus) -> fmt::Result {
-    let state = if status.draining { "draining" } else { "serving" };
-    writeln!(
-        text,
-        "target {} ({state}, pid {}, version {}, up {} s)",
-        status.name, status.pid, status.version, status.uptime_s
-    )?;
-    if let Some(drain) = &status.drain {
-        writeln!(text, "{}", draining(drain))?;
-    }
-    writeln!(text, "listening on {}", status.listen.join(", "))?;
-    writeln!(text, "{}", authentication(status))?;
-    for device in &status.devices {
-        writeln!(text, "device {} ({})", device.name, device.transport)?;
-    }
-    Ok(())
-}
-
-/// Who may log in.
-fn authentication(status: &TargetStatus) -> String {
-    let who = match status.auth.as_str() {
-        "required" => "hosts prove their keys",
-        _ if status.insecure => {
-            "none, insecure: everybody who reaches an address can read, write and take over"
+    for volume in &status.volumes {
+        let (name, counts) = (&volume.name, &volume.counts);
+        if counts.failed_blocks > 0 {
+            let blocks = counts.failed_blocks;
+            warnings.push(format!(
+                "{name}: {blocks} dirty blocks could not be written, and every FLUSH fails until they are"
+            ));
         }
-        _ => "none (auth = \"none\"): everybody on this host may log in",
-    };
-    let mut text = format!("authentication: {who}");
-    let unproven = status.unproven + status.total.failed_proofs;
-    if unproven > 0 {
-        let _ = write!(text, "; {unproven} connections did not prove who they are");
+        if counts.store_errors > 0 {
+            let last = volume
+                .last_errno
+                .map_or_else(String::new, |errno| format!(", last {:?}", Errno::from_raw(errno)));
+            warnings.push(format!("{name}: {} store errors{last}", counts.store_errors));
+        }
+        if let Some(holder) = volume.holder.as_ref().filter(|holder| !holder.present) {
+            warnings.push(format!("{name}: its holder {} is away", holder.host));
+        }
     }
-    if status.total.bad_records > 0 {
-        let _ = write!(text, "; {} ended by records changed on the way", status.total.bad_records);
+    for session in status.sessions.iter().filter(|session| session.fenced) {
+        warnings.push(format!("the session of {} is fenced", session.host));
     }
-    text
-}
-
-fn volumes(text: &mut String, volumes: &[VolumeStatus]) -> fmt::Result {
-    writeln!(
-        text,
-        "\n{:<20} {:<7} {:>10} {:>6} {:<6} {:<6} {:>10} {:<20} BACKING",
-        "VOLUME", "STORE", "SIZE", "BLOCK", "MODE", "IN USE", "GENERATION", "HELD BY"
-    )?;
-    for v in volumes {
-        writeln!(
-            text,
-            "{:<20} {:<7} {:>10} {:>6} {:<6} {:<6} {:>10} {:<20} {}",
-            v.name,
-            v.store,
-            ByteSize(v.size_bytes).to_string(),
-            v.block_size,
-            if v.read_only { "ro" } else { "rw" },
-            if v.in_use { "yes" } else { "no" },
-            generation(v),
-            holder(v.holder.as_ref()),
-            v.notes.path.as_deref().unwrap_or("-")
-        )?;
-    }
-    Ok(())
-}
-
-fn sessions(text: &mut String, sessions: &[SessionStatus]) -> fmt::Result {
-    writeln!(
-        text,
-        "\n{:<20} {:<24} {:<4} {:<3} {:>6} {:>12} {:<6} VOLUMES",
-        "SESSION OF", "FROM", "AUTH", "ENC", "EPOCH", "CONNECTIONS", "DIGEST"
-    )?;
-    for s in sessions {
-        let volumes = if s.fenced { "(fenced)".to_owned() } else { s.volumes.join(", ") };
-        let auth = if s.key.is_some() { "key" } else { "-" };
-        let encrypted = if s.encrypted { "yes" } else { "no" };
-        writeln!(
-            text,
-            "{:<20} {:<24} {auth:<4} {encrypted:<3} {:>6} {:>12} {:<6} {volumes}",
-            s.host,
-            s.peer,
-            s.epoch,
-            s.connections,
-            if s.digest { "crc32c" } else { "-" }
-        )?;
-    }
-    Ok(())
-}
-
-fn counters(text: &mut String, status: &TargetStatus) -> fmt::Result {
-    let t = &status.total;
-    writeln!(
-        text,
-        "\ncommands: {} reads, {} writes ({} in capsule), {} flushes, {} discards, {} write-zeroes, {} failed",
-        t.reads,
-        t.writes,
-        t.in_capsule_writes,
-        t.flushes,
-        t.discards,
-        t.write_zeroes,
-        t.failed_commands
-    )?;
-    writeln!(
-        text,
-        "fenced: {} holders ({} by take-over), {} commands, {} stale RDMA operations; a lost initiator keeps its volumes for {} s",
-        status.fencings,
-        status.take_overs,
-        t.fenced_commands,
-        t.stale_rdma_blocked,
-        status.lease_ms.div_ceil(1000)
-    )?;
-    writeln!(
-        text,
-        "messages: {} SEND, {} WRITE, {} WRITE_WITH_IMM, {} READ, {} signaled, {} doorbells, {} completions",
-        t.sends,
-        t.rdma_writes,
-        t.rdma_writes_with_imm,
-        t.rdma_reads,
-        t.signaled,
-        t.send_doorbells,
-        t.completions
-    )?;
-    writeln!(
-        text,
-        "cache: {} arena of {} pages, {} cached, {} of {} dirty, {} hits, {} evictions, {} read ahead",
-        rough(status.arena_bytes),
-        rough(status.arena_page_bytes),
-        rough(t.cached_bytes),
-        rough(t.dirty_bytes),
-        rough(t.dirty_max_bytes),
-        percent(t.hit_ratio()),
-        t.cache_evictions,
-        t.cache_prefetched
-    )?;
-    writeln!(
-        text,
-        "write-backs: {} of {} ({} each), {} writes beyond the limit of dirty blocks; waits: {} for memory, {} for ranges",
-        t.write_backs,
-        rough(t.write_back_bytes),
-        t.bytes_per_write_back().map_or_else(|| "-".to_owned(), rough),
-        t.dirty_limited,
-        t.memory_waits,
-        t.range_waits
-    )
+    warnings
 }
 
 /// How far a drain is.
@@ -196,13 +104,83 @@ pub(crate) fn draining(drain: &DrainStatus) -> String {
     }
 }
 
-/// The generation of a volume with a store. A volume without one is gone when this process ends, so
-/// its generation is not remembered: it begins at the time in microseconds and says nothing.
-fn generation(volume: &VolumeStatus) -> String {
-    match volume.store.as_str() {
-        "file" => volume.generation.to_string(),
-        _ => "-".to_owned(),
+fn devices(status: &TargetStatus) -> Table {
+    let mut table = Table::new([
+        Column::name("DEVICE"),
+        Column::word("LINK"),
+        Column::figure("SESSIONS"),
+        Column::figure("CONNS"),
+        Column::figure("READ"),
+        Column::figure("WRITTEN"),
+        Column::figure("IN FLIGHT"),
+        Column::figure("ERRORS"),
+    ]);
+    for device in &status.devices {
+        let of_session = |session: &&SessionStatus| {
+            session.queues.iter().filter(|queue| queue.device == device.name).count()
+        };
+        let sessions = status.sessions.iter().filter(|session| of_session(session) > 0).count();
+        let conns: usize = status.sessions.iter().map(|session| of_session(&session)).sum();
+        let io = &device.io;
+        table.row([
+            device.name.clone(),
+            device.transport.clone(),
+            sessions.to_string(),
+            conns.to_string(),
+            figures::size(io.read_bytes),
+            figures::size(io.written_bytes),
+            io.in_flight.to_string(),
+            figures::count(io.errors),
+        ]);
     }
+    table
+}
+
+fn volumes(volumes: &[VolumeStatus]) -> Table {
+    let mut table = Table::new([
+        Column::name("VOLUME"),
+        Column::figure("SIZE"),
+        Column::word("CACHE"),
+        Column::figure("HITS"),
+        Column::figure("DIRTY"),
+        Column::figure("R/s"),
+        Column::figure("W/s"),
+        Column::figure("MiB/s"),
+        Column::figure("p99 R"),
+        Column::figure("p99 W"),
+        Column::name("HELD BY"),
+    ]);
+    for v in volumes {
+        let has_store = v.store == "file";
+        let rate = |of: fn(&rblk_fabric::rates::Rates) -> String| {
+            v.rates.as_ref().map_or_else(|| "-".to_owned(), of)
+        };
+        table.row([
+            v.name.clone(),
+            figures::size(v.size_bytes),
+            cache(v),
+            figures::percent(v.counts.hit_ratio()),
+            if has_store { figures::size(v.counts.dirty_bytes) } else { "-".to_owned() },
+            rate(|r| figures::count(r.reads)),
+            rate(|r| figures::count(r.writes)),
+            rate(|r| figures::mib_per_second(r.read_bytes.saturating_add(r.written_bytes))),
+            rate(|r| figures::latency(r.read_p99_us)),
+            rate(|r| figures::latency(r.write_p99_us)),
+            holder(v.holder.as_ref()),
+        ]);
+    }
+    table
+}
+
+/// What caches a volume; `ro` where writes are refused.
+fn cache(volume: &VolumeStatus) -> String {
+    let mode = match volume.cache {
+        _ if volume.store != "file" => volume.store.as_str(),
+        CacheMode::None => "none",
+        CacheMode::WriteThrough => "thru",
+        CacheMode::WriteBack => "back",
+    };
+    format!("{mode}{}", if volume.read_only { ",ro" } else { "" })
 }
 
 /// Who may write to a volume.
@@ -213,82 +191,43 @@ fn holder(holder: Option<&HolderStatus>) -> String {
     format!("{}{more}{away}", holder.host)
 }
 
-/// What the cache does for volumes with a store; nothing if there are none.
-fn caches(text: &mut String, volumes: &[VolumeStatus]) -> fmt::Result {
-    let mut with_store = volumes.iter().filter(|v| v.store == "file").peekable();
-    if with_store.peek().is_none() {
-        return Ok(());
+fn sessions(sessions: &[SessionStatus]) -> Table {
+    let mut table = Table::new([
+        Column::name("SESSION"),
+        Column::name("FROM"),
+        Column::figure("CONNS"),
+        Column::word("AUTH"),
+        Column::word("ENC"),
+        Column::figure("IN FLIGHT"),
+        Column::figure("ERRORS"),
+        Column::name("VOLUMES"),
+    ]);
+    for s in sessions {
+        let volumes = if s.fenced { "(fenced)".to_owned() } else { s.volumes.join(", ") };
+        table.row([
+            s.host.clone(),
+            s.peer.clone(),
+            s.connections.to_string(),
+            if s.key.is_some() { "key" } else { "-" }.to_owned(),
+            if s.encrypted { "yes" } else { "no" }.to_owned(),
+            s.io.in_flight.to_string(),
+            figures::count(s.io.errors),
+            volumes,
+        ]);
     }
-    writeln!(
-        text,
-        "\n{:<20} {:<13} {:>6} {:>10} {:>10} {:>10} {:>9} STORE ERRORS",
-        "CACHE OF", "MODE", "HITS", "CACHED", "DIRTY", "UNWRITABLE", "EVICTIONS"
-    )?;
-    for v in with_store {
-        let c = &v.counts;
-        let mode = match v.cache {
-            CacheMode::None => "none",
-            CacheMode::WriteThrough => "write-through",
-            CacheMode::WriteBack => "write-back",
-        };
-        let last = match v.last_errno {
-            None => String::new(),
-            Some(errno) => format!(" (last {:?})", Errno::from_raw(errno)),
-        };
-        writeln!(
-            text,
-            "{:<20} {mode:<13} {:>6} {:>10} {:>10} {:>10} {:>9} {}{last}",
-            v.name,
-            percent(c.hit_ratio()),
-            rough(c.cached_bytes),
-            rough(c.dirty_bytes),
-            c.failed_blocks,
-            c.evictions,
-            c.store_errors
-        )?;
-    }
-    Ok(())
-}
-
-/// A ratio as people read it; `-` for none.
-fn percent(ratio: Option<f64>) -> String {
-    ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{:.1}%", ratio * 100.0))
-}
-
-/// Bytes to about three digits, rounded down: [`ByteSize`] is exact, and long where a number is not
-/// round.
-fn rough(bytes: u64) -> String {
-    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let unit = wide(bytes.max(1).ilog2() / 10);
-    let (whole, rest) = (bytes >> (10 * unit), bytes & ((1 << (10 * unit)) - 1));
-    let tenths = (u128::from(rest) * 10) >> (10 * unit);
-    let name = UNITS[unit];
-    if tenths == 0 { format!("{whole}{name}") } else { format!("{whole}.{tenths}{name}") }
+    table
 }
 
 #[cfg(test)]
 mod tests {
-    use rblk_target::control::status::VolumeNotes;
+    use rblk_config::table::WIDTH;
+    use rblk_fabric::rates::Rates;
+    use rblk_target::control::status::{DeviceStatus, QueueStatus, VolumeNotes};
+    use rblk_target::stats::StatsSnapshot;
+    use rblk_target::traffic::{IoCounts, VolumeTimes};
     use rblk_target::volume_stats::VolumeCounts;
 
     use super::*;
-
-    #[test]
-    fn bytes_are_rounded_down() {
-        let cases = [
-            (0, "0B"),
-            (1023, "1023B"),
-            (1024, "1KiB"),
-            (1535, "1.4KiB"),
-            (1536, "1.5KiB"),
-            ((1 << 20) - 1, "1023.9KiB"),
-            (64 << 20, "64MiB"),
-            (u64::MAX, "15.9EiB"),
-        ];
-        for (bytes, shown) in cases {
-            assert_eq!(rough(bytes), shown, "{bytes}");
-        }
-    }
 
     #[test]
     fn a_drain_is_told_in_words() {
@@ -306,18 +245,18 @@ mod tests {
         assert_eq!(holder(Some(&of(true, false))), "db1 and others (away)");
     }
 
-    fn volume(name: &str, store: &str, cache: CacheMode, counts: VolumeCounts) -> VolumeStatus {
+    pub(super) fn volume(name: &str, store: &str, cache: CacheMode) -> VolumeStatus {
         VolumeStatus {
             name: name.to_owned(),
             store: store.to_owned(),
-            size_bytes: 1 << 30,
+            size_bytes: 512 << 30,
             block_size: 4096,
             read_only: false,
             volatile_cache: true,
             cache,
-            counts,
-            io: rblk_target::traffic::IoCounts::default(),
-            latency: rblk_target::traffic::VolumeTimes::default(),
+            counts: VolumeCounts::default(),
+            io: IoCounts::default(),
+            latency: VolumeTimes::default(),
             rates: None,
             last_errno: None,
             in_use: false,
@@ -327,62 +266,140 @@ mod tests {
         }
     }
 
-    #[test]
-    fn only_a_volume_with_a_store_shows_its_generation() {
-        let shown = |store, number| {
-            let volume = volume("v", store, CacheMode::None, VolumeCounts::default());
-            generation(&VolumeStatus { generation: number, ..volume })
+    fn busy() -> TargetStatus {
+        let rates = Rates {
+            reads: 41_234,
+            writes: 9_800,
+            read_bytes: 161 << 20,
+            written_bytes: 38 << 20,
+            read_p99_us: Some(84),
+            write_p99_us: Some(61),
+            ..Rates::default()
         };
-        assert_eq!(shown("file", 3), "3");
-        assert_eq!(shown("file", 0), "0");
-        assert_eq!(shown("memory", 1_795_360_000_000_001), "-");
-        assert_eq!(shown("null", 1_795_360_000_000_001), "-");
+        let holder =
+            |present| Some(HolderStatus { host: "db1".to_owned(), shared: false, present });
+        let vol0 = VolumeStatus {
+            counts: VolumeCounts {
+                hits: 94,
+                misses: 6,
+                dirty_bytes: 38 << 20,
+                ..VolumeCounts::default()
+            },
+            rates: Some(rates),
+            holder: holder(true),
+            ..volume("vol0", "file", CacheMode::WriteBack)
+        };
+        let logs = VolumeStatus {
+            counts: VolumeCounts { store_errors: 3, failed_blocks: 2, ..VolumeCounts::default() },
+            last_errno: Some(Errno::ENOSPC as i32),
+            holder: holder(false),
+            size_bytes: 64 << 30,
+            read_only: true,
+            ..volume("logs", "file", CacheMode::WriteThrough)
+        };
+        let session = SessionStatus {
+            host: "db1".to_owned(),
+            peer: "192.0.2.2:55039".to_owned(),
+            key: None,
+            encrypted: false,
+            epoch: 1,
+            connections: 5,
+            volumes: vec!["vol0".to_owned()],
+            digest: true,
+            fenced: false,
+            io: IoCounts { in_flight: 7, ..IoCounts::default() },
+            queues: vec![QueueStatus { device: "mlx5_0".to_owned(), ..QueueStatus::default() }; 4],
+        };
+        TargetStatus {
+            name: "store1".to_owned(),
+            version: "0.2.0".to_owned(),
+            pid: 121,
+            instance: String::new(),
+            uptime_s: 273_600,
+            draining: false,
+            drain: None,
+            lease_ms: 30_000,
+            fencings: 0,
+            auth: "none".to_owned(),
+            insecure: false,
+            strangers: 0,
+            unproven: 0,
+            take_overs: 0,
+            listen: vec!["rdma://192.0.2.1:7720".to_owned()],
+            arena_bytes: 256 << 20,
+            arena_page_bytes: 4096,
+            devices: vec![DeviceStatus {
+                name: "mlx5_0".to_owned(),
+                transport: "RoCE".to_owned(),
+                io: IoCounts { read_bytes: 5 << 30, ..IoCounts::default() },
+            }],
+            volumes: vec![vol0, logs, volume("ram", "memory", CacheMode::None)],
+            sessions: vec![session],
+            rates: None,
+            total: StatsSnapshot::default(),
+            poll_groups: Vec::new(),
+        }
     }
 
     #[test]
-    fn only_volumes_with_a_store_have_a_line_about_their_cache() {
-        let mut text = String::new();
-        caches(&mut text, &[volume("m", "memory", CacheMode::None, VolumeCounts::default())])
-            .unwrap();
-        assert_eq!(text, "");
+    fn the_screen_says_what_is_there_and_what_is_wrong() {
+        let text = status(&busy(), false);
+        let expected = "\
+store1  serving, up 3d 4h, rblk 0.2.0, pid 121
+WARN  logs: 2 dirty blocks could not be written, and every FLUSH fails until they are
+WARN  logs: 3 store errors, last ENOSPC
+WARN  logs: its holder db1 is away
+listening on rdma://192.0.2.1:7720
 
-        let busy = VolumeCounts {
-            hits: 999,
-            misses: 1,
-            evictions: 12,
-            store_errors: 3,
-            cached_bytes: 3 << 19,
-            dirty_bytes: 8192,
-            failed_blocks: 2,
-        };
-        let volumes = [
-            volume("m", "memory", CacheMode::None, VolumeCounts::default()),
-            VolumeStatus {
-                last_errno: Some(Errno::ENOSPC as i32),
-                ..volume("busy", "file", CacheMode::WriteBack, busy)
-            },
-            volume("idle", "file", CacheMode::WriteThrough, VolumeCounts::default()),
-        ];
-        caches(&mut text, &volumes).unwrap();
-        let lines: Vec<Vec<&str>> =
-            text.lines().skip(2).map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(
-            lines,
-            [
-                vec![
-                    "busy",
-                    "write-back",
-                    "99.9%",
-                    "1.5MiB",
-                    "8KiB",
-                    "2",
-                    "12",
-                    "3",
-                    "(last",
-                    "ENOSPC)"
-                ],
-                vec!["idle", "write-through", "-", "0B", "0B", "0", "0", "0"]
-            ]
-        );
+DEVICE  LINK  SESSIONS  CONNS  READ  WRITTEN  IN FLIGHT  ERRORS
+mlx5_0  RoCE         1      4  5GiB       0B          0       0
+
+VOLUME    SIZE  CACHE    HITS  DIRTY    R/s   W/s  MiB/s  p99 R  p99 W  HELD BY
+vol0    512GiB  back      94%  38MiB  41.2k  9.8k    199   84us   61us  db1
+logs     64GiB  thru,ro     -     0B      -     -      -      -      -  db1 (away)
+ram     512GiB  memory      -      -      -     -      -      -      -  -
+
+SESSION  FROM             CONNS  AUTH  ENC  IN FLIGHT  ERRORS  VOLUMES
+db1      192.0.2.2:55039      5  -     no           7       0  vol0
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn no_line_is_too_wide_and_every_name_is_whole() {
+        let mut busy = busy();
+        let long = |c: char| c.to_string().repeat(64);
+        let [target, vol, host] = ['t', 'v', 'h'].map(long);
+        busy.name.clone_from(&target);
+        busy.listen = vec![format!("rdma://[{}1]:7720", "2001:db8:".repeat(4)); 3];
+        busy.volumes[0].name.clone_from(&vol);
+        busy.volumes[0].notes.path = Some(format!("/srv/{}", long('p')));
+        busy.volumes[0].holder =
+            Some(HolderStatus { host: host.clone(), shared: true, present: false });
+        busy.volumes[0].latency.read.total.record(84);
+        busy.sessions[0].host.clone_from(&host);
+        busy.sessions[0].peer = "[2001:db8:1234:5678:9abc:def0:1234:5678]:55039".to_owned();
+        busy.sessions[0].volumes = vec![vol.clone(); 5];
+        busy.sessions[0].key = Some(format!("rblk1:{}", "k".repeat(56)));
+        busy.total.reads = u64::MAX;
+        for details in [false, true] {
+            let text = status(&busy, details);
+            for line in text.lines() {
+                assert!(line.chars().count() <= WIDTH, "{line}\nin:\n{text}");
+            }
+            for name in [&target, &vol, &host] {
+                assert!(text.contains(name.as_str()), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_fenced_session_and_an_insecure_target_are_warned_of() {
+        let mut busy = busy();
+        busy.insecure = true;
+        busy.sessions[0].fenced = true;
+        let text = status(&busy, false);
+        assert!(text.contains("WARN  insecure: everybody"), "{text}");
+        assert!(text.contains("WARN  the session of db1 is fenced"), "{text}");
     }
 }

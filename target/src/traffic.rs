@@ -6,38 +6,122 @@
 //! a turn is long. A command counts from the look at the CQ before the one that found it, at the
 //! earliest, and to the turn that queued its answer. So a long turn is part of the times.
 
-use rblk_fabric::{Latency, LatencyCounts};
+use rblk_fabric::{Counter, Latency, LatencyCounts};
+use rblk_protocol::Opcode;
 use serde::{Deserialize, Serialize};
 
-rblk_fabric::counters! {
-    /// Counters of one connection, or of one volume in one poll group.
-    #[derive(Debug, Default)]
-    #[repr(align(128))]
-    pub struct IoStats;
+use crate::timing::Took;
 
-    /// The counters at one moment; also a sum of several.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-    #[serde(default)]
-    pub struct IoCounts;
+/// Counters of one connection, or of one volume in one poll group, by [`IoKind`].
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct IoStats {
+    begun: Counter,
+    operations: [Counter; IoKind::COUNT],
+    bytes: [Counter; IoKind::COUNT],
+    errors: Counter,
+    // Commands that will not be answered.
+    abandoned: Counter,
+}
 
+/// The kind of a block command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct IoKind(u8);
+
+impl IoKind {
+    const COUNT: usize = 5;
+
+    /// That of a block command; none of another.
+    #[inline(always)]
+    pub(crate) fn of(opcode: Opcode) -> Option<Self> {
+        // The opcodes of block commands are 1 to 5.
+        let kind = (opcode as u8).wrapping_sub(Opcode::Read as u8);
+        (usize::from(kind) < Self::COUNT).then_some(Self(kind))
+    }
+
+    #[inline(always)]
+    fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+impl IoStats {
+    /// A command begins.
+    #[inline(always)]
+    pub(crate) fn begin(&self) {
+        self.begun.add(1);
+    }
+
+    /// A command that began is answered.
+    #[inline(always)]
+    pub(crate) fn answered(&self, kind: IoKind, bytes: u64, failed: bool) {
+        self.operations[kind.index()].add(1);
+        self.bytes[kind.index()].add(bytes);
+        if failed {
+            self.errors.add(1);
+        }
+    }
+
+    /// A command that did not begin is answered, with an error.
+    #[cold]
+    pub(crate) fn refused(&self, kind: IoKind) {
+        self.begin();
+        self.answered(kind, 0, true);
+    }
+
+    /// A command that began will not be answered.
+    pub(crate) fn abandoned(&self) {
+        self.abandoned.add(1);
+    }
+
+    /// What it counted so far. The numbers are read one after the other, so they are not of exactly
+    /// one moment.
+    #[must_use]
+    pub fn snapshot(&self) -> IoCounts {
+        // The ends before the beginnings, so that no end is without its beginning.
+        let abandoned = self.abandoned.get();
+        let [reads, writes, flushes, discards, write_zeroes] =
+            [0, 1, 2, 3, 4].map(|kind| self.operations[kind].get());
+        let [read_bytes, written_bytes] = [0, 1].map(|kind| self.bytes[kind].get());
+        let mut counts = IoCounts {
+            reads,
+            writes,
+            flushes,
+            discards,
+            write_zeroes,
+            read_bytes,
+            written_bytes,
+            errors: self.errors.get(),
+            in_flight: 0,
+        };
+        let ended = counts.operations().wrapping_add(abandoned);
+        counts.in_flight = self.begun.get().saturating_sub(ended);
+        counts
+    }
+}
+
+/// The counters of an [`IoStats`] at one moment; also a sum of several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct IoCounts {
     /// READs answered.
-    reads,
+    pub reads: u64,
     /// WRITEs answered.
-    writes,
+    pub writes: u64,
     /// FLUSHes answered.
-    flushes,
+    pub flushes: u64,
     /// DISCARDs answered.
-    discards,
+    pub discards: u64,
     /// WRITE_ZEROES answered.
-    write_zeroes,
+    pub write_zeroes: u64,
     /// Bytes of the READs.
-    read_bytes,
+    pub read_bytes: u64,
     /// Bytes of the WRITEs.
-    written_bytes,
+    pub written_bytes: u64,
     /// Commands of these that were answered with an error.
-    errors,
+    pub errors: u64,
     /// Commands that are not answered, now.
-    in_flight,
+    pub in_flight: u64,
 }
 
 impl IoCounts {
@@ -47,6 +131,22 @@ impl IoCounts {
         [self.reads, self.writes, self.flushes, self.discards, self.write_zeroes]
             .iter()
             .fold(0, |sum, count| sum.wrapping_add(*count))
+    }
+
+    /// Adds the numbers of another, field by field.
+    pub fn add(&mut self, other: &Self) {
+        let pairs = [
+            (&mut self.reads, other.reads),
+            (&mut self.writes, other.writes),
+            (&mut self.flushes, other.flushes),
+            (&mut self.discards, other.discards),
+            (&mut self.write_zeroes, other.write_zeroes),
+            (&mut self.read_bytes, other.read_bytes),
+            (&mut self.written_bytes, other.written_bytes),
+            (&mut self.errors, other.errors),
+            (&mut self.in_flight, other.in_flight),
+        ];
+        pairs.into_iter().for_each(|(mine, other)| *mine = mine.wrapping_add(other));
     }
 
     /// Without what is so now: what stays of a connection that ended.
@@ -71,10 +171,20 @@ pub struct Stages {
     pub answer: u64,
 }
 
+impl Stages {
+    /// The whole.
+    pub(crate) fn total(&self) -> u64 {
+        self.queue + self.data + self.cache + self.store + self.answer
+    }
+}
+
 /// Where the times of one kind of command are counted. Of a stage only what is not 0 is recorded.
 #[derive(Debug, Default)]
 pub(crate) struct OpLatency {
-    total: Latency,
+    // Of commands that were answered in the turn that found them: all of it is `queue`.
+    one_turn: Latency,
+    longer: Latency,
+    // Of the others.
     queue: Latency,
     data: Latency,
     cache: Latency,
@@ -85,18 +195,15 @@ pub(crate) struct OpLatency {
 impl OpLatency {
     /// Takes in a command that waited only in the CQ.
     #[inline(always)]
-    pub(crate) fn record_queued(&self, us: u64) {
-        self.total.record(us);
-        if us > 0 {
-            self.queue.record(us);
-        }
+    fn record_one_turn(&self, queue_us: u32) {
+        self.one_turn.record(queue_us.into());
     }
 
-    /// Takes in a command.
+    /// Takes in another command.
     #[inline(never)]
-    pub(crate) fn record(&self, total: u64, stages: &Stages) {
+    fn record(&self, stages: &Stages) {
         let Self { queue, data, cache, store, answer, .. } = self;
-        self.total.record(total);
+        self.longer.record(stages.total());
         let each = [
             (queue, stages.queue),
             (data, stages.data),
@@ -104,24 +211,30 @@ impl OpLatency {
             (store, stages.store),
             (answer, stages.answer),
         ];
-        each.iter().filter(|(_, us)| *us > 0).for_each(|(stage, us)| stage.record(*us));
+        for (stage, us) in each {
+            if us > 0 {
+                stage.record(us);
+            }
+        }
     }
 
     /// What it holds now. A stage that a command did not wait in has a time of 0 for it.
     #[must_use]
     pub(crate) fn snapshot(&self) -> OpTimes {
-        let total = self.total.snapshot();
-        let stage = |stage: &Latency| {
+        let (one_turn, mut total) = (self.one_turn.snapshot(), self.longer.snapshot());
+        total.add(&one_turn);
+        let stage = |stage: &Latency, more: Option<&LatencyCounts>| {
             let mut counts = stage.snapshot();
+            more.into_iter().for_each(|more| counts.add(more));
             counts.record_zeros(total.count().saturating_sub(counts.count()));
             counts
         };
         OpTimes {
-            queue: stage(&self.queue),
-            data: stage(&self.data),
-            cache: stage(&self.cache),
-            store: stage(&self.store),
-            answer: stage(&self.answer),
+            queue: stage(&self.queue, Some(&one_turn)),
+            data: stage(&self.data, None),
+            cache: stage(&self.cache, None),
+            store: stage(&self.store, None),
+            answer: stage(&self.answer, None),
             total,
         }
     }
@@ -169,23 +282,29 @@ impl OpTimes {
     }
 }
 
-/// Where the times of the commands for one volume are counted, in one poll group.
+/// Where the times of the commands for one volume are counted, in one poll group: of READs, WRITEs
+/// and FLUSHes.
 #[derive(Debug, Default)]
 pub(crate) struct VolumeLatency {
-    pub(crate) read: OpLatency,
-    pub(crate) write: OpLatency,
-    pub(crate) flush: OpLatency,
+    kinds: [OpLatency; 3],
 }
 
 impl VolumeLatency {
+    /// Takes in a command. Of DISCARDs and WRITE_ZEROES there are no times.
+    #[inline(always)]
+    pub(crate) fn record(&self, kind: IoKind, took: &Took) {
+        let Some(op) = self.kinds.get(kind.index()) else { return };
+        match took {
+            Took::OneTurn(queue_us) => op.record_one_turn(*queue_us),
+            Took::Longer(stages) => op.record(stages),
+        }
+    }
+
     /// What it holds now.
     #[must_use]
     pub(crate) fn snapshot(&self) -> VolumeTimes {
-        VolumeTimes {
-            read: self.read.snapshot(),
-            write: self.write.snapshot(),
-            flush: self.flush.snapshot(),
-        }
+        let [read, write, flush] = &self.kinds;
+        VolumeTimes { read: read.snapshot(), write: write.snapshot(), flush: flush.snapshot() }
     }
 }
 
@@ -223,9 +342,9 @@ mod tests {
     #[test]
     fn every_stage_has_a_time_for_every_command() {
         let live = OpLatency::default();
-        live.record_queued(0);
-        live.record_queued(7);
-        live.record(100, &Stages { queue: 10, cache: 20, store: 70, ..Stages::default() });
+        live.record_one_turn(0);
+        live.record_one_turn(7);
+        live.record(&Stages { queue: 10, cache: 20, store: 70, ..Stages::default() });
         let times = live.snapshot();
         assert_eq!((times.total.count(), times.total.sum_us()), (3, 107));
         for (name, stage) in times.stages() {
@@ -233,5 +352,32 @@ mod tests {
         }
         let sums: Vec<u64> = times.stages().iter().map(|(_, stage)| stage.sum_us()).collect();
         assert_eq!(sums, [17, 0, 20, 70, 0]);
+    }
+
+    #[test]
+    fn every_kind_is_counted_and_nothing_stays_in_flight() {
+        let io = IoStats::default();
+        let kind = |opcode| IoKind::of(opcode).unwrap();
+        (0..4).for_each(|_| io.begin());
+        assert_eq!(io.snapshot().in_flight, 4);
+        io.answered(kind(Opcode::Read), 4096, false);
+        io.answered(kind(Opcode::Write), 512, true);
+        io.answered(kind(Opcode::WriteZeroes), 0, false);
+        io.abandoned();
+        io.refused(kind(Opcode::Flush));
+        let expected = IoCounts {
+            reads: 1,
+            writes: 1,
+            flushes: 1,
+            write_zeroes: 1,
+            read_bytes: 4096,
+            written_bytes: 512,
+            errors: 2,
+            ..IoCounts::default()
+        };
+        assert_eq!(io.snapshot(), expected);
+        assert_eq!(io.snapshot().operations(), 4);
+        let blocks = Opcode::ALL.iter().filter(|opcode| IoKind::of(**opcode).is_some());
+        assert!(blocks.eq(Opcode::ALL.iter().filter(|opcode| opcode.is_block())));
     }
 }

@@ -44,6 +44,8 @@ fn main() -> ExitCode {
         Command::Umount { .. }
         | Command::List { .. }
         | Command::Metrics { .. }
+        | Command::Status { .. }
+        | Command::Top { .. }
         | Command::Upgrade { .. }
         | Command::Key(_) => {
             eprintln!(

@@ -1,11 +1,12 @@
 //! [`QueueLatency`]: the times of one queue's requests, and [`RequestTimes`]: when each tag came and
-//! was sent. The queue's thread writes them; every thread may read the first.
+//! how long it waited to be sent. The queue's thread writes them; every thread may read the first.
 //!
-//! Times are those of turns: the thread reads the clock once in a turn. A request counts from the
-//! look at the driver's ring before the one that found it, at the earliest, and to the turn that
+//! Times are those of turns: the thread reads the clock once in a turn, so a time is as exact as a
+//! turn is long. A request counts from the turn that takes it from the driver to the turn that
 //! answers it.
 
-use rblk_fabric::turn_clock::TurnTimes;
+use std::time::Instant;
+
 use rblk_fabric::{Latency, LatencyCounts};
 use rblk_protocol::{QueueDepth, Tag};
 use serde::{Deserialize, Serialize};
@@ -15,35 +16,39 @@ use crate::io::IoOp;
 /// Where the times of one kind of request are counted.
 #[derive(Debug, Default)]
 struct OpLatency {
-    total: Latency,
-    // Only what is not 0.
+    // Of requests that were sent in the turn that took them: all of it is `target`.
+    at_once: Latency,
+    later: Latency,
+    // Of the others.
     queue: Latency,
     target: Latency,
 }
 
-/// Where the times of a queue's requests are counted.
+/// Where the times of a queue's requests are counted: of READs, WRITEs and FLUSHes.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct QueueLatency {
-    read: OpLatency,
-    write: OpLatency,
-    flush: OpLatency,
+    kinds: [OpLatency; 3],
 }
 
 impl QueueLatency {
     /// What it holds now.
     #[must_use]
     pub fn snapshot(&self) -> MountTimes {
-        let Self { read, write, flush } = self;
+        let [read, write, flush] = &self.kinds;
         MountTimes { read: read.snapshot(), write: write.snapshot(), flush: flush.snapshot() }
     }
 }
 
 impl OpLatency {
     fn snapshot(&self) -> MountOpTimes {
-        let (total, mut queue) = (self.total.snapshot(), self.queue.snapshot());
+        let at_once = self.at_once.snapshot();
+        let (mut total, mut target) = (self.later.snapshot(), self.target.snapshot());
+        total.add(&at_once);
+        target.add(&at_once);
+        let mut queue = self.queue.snapshot();
         queue.record_zeros(total.count().saturating_sub(queue.count()));
-        MountOpTimes { total, queue, target: self.target.snapshot() }
+        MountOpTimes { total, queue, target }
     }
 }
 
@@ -101,84 +106,103 @@ impl MountTimes {
     }
 }
 
-/// When the request of each tag came, and when it was sent last.
+/// When the request of each tag came, and how long it waited to be sent.
 #[derive(Debug)]
 pub(super) struct RequestTimes {
     tags: Box<[Times]>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Times {
-    came: u64,
-    sent: u64,
+    came: Instant,
+    queued_us: u64,
 }
 
 impl RequestTimes {
-    /// A table for a queue.
-    pub(super) fn new(depth: QueueDepth) -> Self {
-        Self { tags: vec![Times::default(); usize::from(depth.get())].into_boxed_slice() }
+    /// A table for a queue; `now` is any time.
+    pub(super) fn new(depth: QueueDepth, now: Instant) -> Self {
+        let times = Times { came: now, queued_us: 0 };
+        Self { tags: vec![times; usize::from(depth.get())].into_boxed_slice() }
     }
 
     /// A request came.
     #[inline(always)]
-    pub(super) fn came(&mut self, tag: Tag, turn: TurnTimes) {
+    pub(super) fn came(&mut self, tag: Tag, now: Instant) {
         if let Some(times) = self.tags.get_mut(tag.index()) {
-            times.came = turn.looked;
+            *times = Times { came: now, queued_us: 0 };
         }
     }
 
-    /// It was sent.
-    #[inline(always)]
-    pub(super) fn sent(&mut self, tag: Tag, turn: TurnTimes) {
+    /// A request that waited is sent, for the first time or again.
+    #[inline(never)]
+    pub(super) fn sent_later(&mut self, tag: Tag, now: Instant) {
         if let Some(times) = self.tags.get_mut(tag.index()) {
-            times.sent = turn.now;
+            times.queued_us = us_between(times.came, now);
         }
     }
 
-    /// It was answered.
+    /// It is answered.
     #[inline(always)]
-    pub(super) fn answered(&self, tag: Tag, op: IoOp, turn: TurnTimes, latency: &QueueLatency) {
+    pub(super) fn answered(&self, tag: Tag, op: IoOp, now: Instant, latency: &QueueLatency) {
         let Some(times) = self.tags.get(tag.index()) else { return };
+        let [read, write, flush] = &latency.kinds;
         let op = match op {
-            IoOp::Read => &latency.read,
-            IoOp::Write => &latency.write,
-            IoOp::Flush => &latency.flush,
+            IoOp::Read => read,
+            IoOp::Write => write,
+            IoOp::Flush => flush,
             IoOp::Discard | IoOp::WriteZeroes => return,
         };
-        op.total.record(turn.now.saturating_sub(times.came));
-        op.target.record(turn.now.saturating_sub(times.sent));
-        let queued = times.sent.saturating_sub(times.came);
-        if queued > 0 {
-            op.queue.record(queued);
-        }
+        let us = us_between(times.came, now);
+        if times.queued_us == 0 { op.at_once.record(us) } else { op.record(us, times.queued_us) }
     }
+}
+
+impl OpLatency {
+    #[inline(never)]
+    fn record(&self, us: u64, queued_us: u64) {
+        self.later.record(us);
+        self.queue.record(queued_us);
+        self.target.record(us.saturating_sub(queued_us));
+    }
+}
+
+#[inline(always)]
+fn us_between(from: Instant, to: Instant) -> u64 {
+    let time = to.saturating_duration_since(from);
+    time.as_secs() * 1_000_000 + u64::from(time.subsec_micros())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn the_stages_add_up() {
+        let start = Instant::now();
+        let at = |us| start + Duration::from_micros(us);
         let (tag, latency) = (Tag(1), QueueLatency::default());
-        let mut times = RequestTimes::new(QueueDepth::new(2).unwrap());
-        let turn = |looked, now| TurnTimes { looked, now };
-        times.came(tag, turn(90, 100));
-        times.sent(tag, turn(90, 100));
-        times.answered(tag, IoOp::Read, turn(140, 150), &latency);
+        let mut times = RequestTimes::new(QueueDepth::new(2).unwrap(), start);
+        times.came(tag, at(100));
+        times.answered(tag, IoOp::Read, at(150), &latency);
         // Sent again.
-        times.came(tag, turn(200, 200));
-        times.sent(tag, turn(200, 200));
-        times.sent(tag, turn(300, 310));
-        times.answered(tag, IoOp::Read, turn(310, 330), &latency);
-        times.answered(tag, IoOp::Discard, turn(310, 330), &latency);
-        times.answered(Tag(9), IoOp::Read, turn(310, 330), &latency);
+        times.came(tag, at(200));
+        times.sent_later(tag, at(250));
+        times.sent_later(tag, at(310));
+        times.answered(tag, IoOp::Read, at(330), &latency);
+        times.answered(tag, IoOp::Discard, at(330), &latency);
+        times.answered(Tag(9), IoOp::Read, at(330), &latency);
+        // What waited once does not wait in its next life.
+        times.came(tag, at(400));
+        times.answered(tag, IoOp::Write, at(404), &latency);
         let mut all = latency.snapshot();
         all.add(&MountTimes::default());
         let read = &all.read;
-        assert_eq!((read.total.count(), read.total.sum_us()), (2, 60 + 130));
-        assert_eq!((read.queue.count(), read.queue.sum_us()), (2, 10 + 110));
+        assert_eq!((read.total.count(), read.total.sum_us()), (2, 50 + 130));
+        assert_eq!((read.queue.count(), read.queue.sum_us()), (2, 110));
         assert_eq!((read.target.count(), read.target.sum_us()), (2, 50 + 20));
-        assert_eq!(all.write, MountOpTimes::default());
+        assert_eq!((all.write.queue.sum_us(), all.write.target.sum_us()), (0, 4));
+        assert_eq!(all.flush, MountOpTimes::default());
     }
 }

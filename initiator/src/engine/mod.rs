@@ -33,7 +33,6 @@ mod terms;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::turn_clock::TurnClock;
 use rblk_fabric::{Completion, FabricError, WcStatus};
 use rblk_protocol::limits::READ_TRAILER_BYTES;
 use rblk_protocol::{Features, Opcode, QueueDepth, Sequence, Status, Tag};
@@ -112,7 +111,8 @@ pub struct Engine {
     digests: Digests,
     // Where completions are reaped to.
     reaped: Box<[Completion]>,
-    clock: TurnClock,
+    // When the turn began.
+    now: Instant,
     times: RequestTimes,
     stats: Arc<QueueStats>,
 }
@@ -132,6 +132,8 @@ impl Engine {
     /// their region.
     #[must_use]
     pub fn new(depth: QueueDepth, buffer_stride: usize, stats: Arc<QueueStats>) -> Self {
+        // Before the first turn, any time will do.
+        let now = Instant::now();
         Self {
             depth,
             buffer_stride,
@@ -144,8 +146,8 @@ impl Engine {
             ledger: None,
             digests: Digests::new(depth),
             reaped: vec![Completion::default(); REAP].into_boxed_slice(),
-            clock: TurnClock::new(Instant::now()),
-            times: RequestTimes::new(depth),
+            now,
+            times: RequestTimes::new(depth, now),
             stats,
         }
     }
@@ -221,7 +223,6 @@ impl Engine {
     /// more. Returns false when the CQ is broken, as when the device is gone: the path has ended
     /// then.
     pub fn arm(&mut self) -> bool {
-        self.clock.sleeps();
         let Some(path) = self.path.as_mut() else { return true };
         let Err(error) = path.poller_mut().arm() else { return true };
         self.cq_broke(&error);
@@ -276,7 +277,7 @@ impl Engine {
     /// The tag is in use or out of bounds: a bug of the caller.
     pub fn submit(&mut self, tag: Tag, io: Io) -> Result<(), WrongState> {
         self.inflight.queue(tag, io)?;
-        self.times.came(tag, self.clock.times());
+        self.times.came(tag, self.now);
         if let Some(ledger) = &mut self.ledger {
             ledger.submitted(tag);
         }
@@ -337,7 +338,7 @@ impl Engine {
     /// The time of the turn that begins: for requests that are submitted before [`Self::turn`].
     #[inline]
     pub fn begin_turn(&mut self, now: Instant) {
-        self.clock.turn(now);
+        self.now = now;
     }
 
     /// Reaps, answers and posts. `done` gets each outcome: bytes moved (0 for requests without
@@ -358,7 +359,6 @@ impl Engine {
             busy |= self.work_backlog(&mut done);
         }
         self.post();
-        self.stats.in_flight.set(self.outstanding() as u64);
         busy
     }
 
@@ -453,8 +453,9 @@ impl Engine {
                 self.stats.errors.add(1);
                 done(tag, -EIO);
                 busy = true;
-            } else {
-                busy |= self.send(tag);
+            } else if self.send(tag) {
+                self.times.sent_later(tag, self.now);
+                busy = true;
             }
         }
         busy
@@ -502,7 +503,6 @@ impl Engine {
             self.digests.seal(&mut command, &io, buffers, offset);
         }
         path.send(lane, &command, data, io.data_bytes);
-        self.times.sent(tag, self.clock.times());
         let sent = self.inflight.send(tag, command.sequence);
         debug_assert!(sent.is_ok(), "tag {} waited a moment ago", tag.0);
         true
@@ -575,7 +575,7 @@ impl Engine {
             }
         }
         if let Some(status) = self.account(answer.tag, status, &io) {
-            self.times.answered(answer.tag, io.op, self.clock.times(), &self.stats.latency);
+            self.times.answered(answer.tag, io.op, self.now, &self.stats.latency);
             done(answer.tag, self.stats.count(&io, status, inside));
         }
         Ok(())

@@ -60,6 +60,7 @@ use tokio::sync::mpsc;
 use crate::queue::FromQueue;
 use crate::session::HostIdentity;
 use crate::ublk::{Control, Device};
+pub use device::device_user;
 use leftovers::{Claimed, Purpose};
 use lock::MountLock;
 use mounted::Mount;

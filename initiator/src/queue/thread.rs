@@ -361,6 +361,7 @@ impl Publisher {
     /// Publishes what the path's poller counted since the last time.
     fn publish(&mut self, engine: &mut Engine) {
         self.busy_turns = 0;
+        self.stats.in_flight.set(engine.outstanding() as u64);
         // What the last path counted since then is not published.
         let Some(poller) = engine.poller_mut() else { return };
         let (counters, published) = (poller.counters(), &self.published);

@@ -28,7 +28,7 @@ pub struct KeyArgs {
     #[arg(long, value_name = "PATH", default_value = TARGET_KEY_FILE)]
     pub file: PathBuf,
     /// Form of the answer.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub output: Output,
 }
 
@@ -49,7 +49,7 @@ pub enum HostCommand {
         #[arg(long, value_name = "FILE", default_value = CONFIG)]
         config: PathBuf,
         /// Form of the answer.
-        #[arg(long, value_enum, default_value = "table")]
+        #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
     },
 }

@@ -73,13 +73,17 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Show volumes, sessions and counters of the running target.
+    /// Show what the running target does: devices, volumes, sessions. Rates are those of the last
+    /// second; the first question takes a second, to measure them.
     Status {
         /// Which target.
         #[command(flatten)]
         socket: SocketArgs,
+        /// Show every counter, too.
+        #[arg(short, long)]
+        verbose: bool,
         /// Form of the answer.
-        #[arg(long, value_enum, default_value = "table")]
+        #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
     },
     /// Show what happened lately: hosts that came, were lost or fenced, lost writes, errors of
@@ -95,6 +99,21 @@ pub enum Command {
         #[arg(long, short = 'o', value_enum, default_value = "table")]
         output: EventsOutput,
     },
+    /// Show what each volume does, again and again: rates, latencies, depth. Ends by q or ctrl-C.
+    Top {
+        /// Which target.
+        #[command(flatten)]
+        socket: SocketArgs,
+        /// Time between two looks.
+        #[arg(long, value_name = "TIME", default_value = "1s")]
+        interval: Duration,
+        /// Look once.
+        #[arg(long)]
+        once: bool,
+        /// Form of the answer.
+        #[arg(short, long, value_enum, default_value = "table")]
+        output: TopOutput,
+    },
     /// Let I/O finish, tell the initiators, and stop the running target. Waits until it has ended.
     Drain {
         /// Which target.
@@ -104,7 +123,7 @@ pub enum Command {
         #[arg(long)]
         no_wait: bool,
         /// Form of the answer.
-        #[arg(long, value_enum, default_value = "table")]
+        #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
     },
 }
@@ -132,6 +151,15 @@ pub enum EventsOutput {
     /// For people.
     Table,
     /// For programs: one JSON document in each line.
+    JsonLines,
+}
+
+/// Form of an answer that comes again and again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum TopOutput {
+    /// For people.
+    Table,
+    /// For programs: a JSON document on each line.
     JsonLines,
 }
 

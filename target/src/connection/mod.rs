@@ -154,7 +154,7 @@ impl Connection {
             life: Life::Live,
             is_listed: false,
             liveness: Liveness::new(prove_by, params.progress_max, now),
-            requests: (0..tags).map(|_| Request::new()).collect(),
+            requests: (0..tags).map(|_| Request::new(now)).collect(),
             receives,
             sends: SendQueue::new(send_wrs, tags, lists),
             reads: ReadCredits::new(params.reads_out, tags),
@@ -228,11 +228,6 @@ impl Connection {
     #[inline]
     pub(crate) fn io_of(&mut self, tag: Tag) -> (&IoStats, &mut Request) {
         (&self.params.io, &mut self.requests[tag.index()])
-    }
-
-    /// Its counters.
-    pub(crate) fn io(&self) -> &IoStats {
-        &self.params.io
     }
 
     /// All requests.

@@ -72,16 +72,20 @@ impl Tally {
 
 #[cfg(test)]
 mod tests {
+    use rblk_protocol::Opcode;
+
     use super::*;
+    use crate::traffic::IoKind;
 
     #[test]
     fn what_ended_connections_did_stays_with_their_session_and_device() {
         let [first, second] = [1, 2].map(|index| SessionIndex { index, life: 1 });
         let mut tally = Tally::default();
+        let read = IoKind::of(Opcode::Read).unwrap();
         let queue = |session, queue, reads| {
             let io = Arc::new(IoStats::default());
-            io.reads.add(reads);
-            io.in_flight.add(1);
+            (0..=reads).for_each(|_| io.begin());
+            (0..reads).for_each(|_| io.answered(read, 0, false));
             Queue { session, queue, group: 0, device: "mlx5_0".to_owned(), io }
         };
         tally.add(AdmissionId(1), queue(first, 1, 10));

@@ -46,7 +46,7 @@ pub(super) fn start<S: Store>(
     let span = Span { volume: volume.index, offset, len };
     let (io, request) = connection.io_of(tag);
     let _ = request.step(Event::Checked(span));
-    account::begin(request, io, stats, turn.times);
+    account::begin(request, io, stats, &mut turn.cq_age, turn.now);
     let cut = Cut::of(volume, turn.group, turn.groups());
     let has_data = command.in_capsule_bytes > 0;
     if command.flags.digest {

@@ -52,6 +52,7 @@ mod write;
 mod zeroing;
 
 use access::Access;
+use account::CqAge;
 use connections::Connections;
 use lines::Lines;
 pub use mail::{FromGroup, Notice, PollerMemory, ToGroup};
@@ -64,7 +65,6 @@ use zeroing::ZeroingQueue;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::turn_clock::{TurnClock, TurnTimes};
 use rblk_fabric::{Completion, Poller};
 use rblk_protocol::width::wide;
 
@@ -101,7 +101,6 @@ pub struct PollGroup<S> {
     // When the others were last reminded of memory that our shard is short of.
     reminded: Option<Instant>,
     stopping: Stopping,
-    clock: TurnClock,
 }
 
 impl<S> std::fmt::Debug for PollGroup<S> {
@@ -134,7 +133,7 @@ impl<S: Store> PollGroup<S> {
             outbox: Vec::new(),
             stats,
             now,
-            times: TurnTimes::default(),
+            cq_age: CqAge::default(),
             io: false,
             lines: Lines::default(),
             slow: SlowIos::default(),
@@ -146,7 +145,6 @@ impl<S: Store> PollGroup<S> {
             written: Vec::with_capacity(256),
             reminded: None,
             stopping: Stopping::default(),
-            clock: TurnClock::new(now),
         }
     }
 
@@ -248,8 +246,8 @@ impl<S: Store> PollGroup<S> {
     /// Reaps and acts until nothing is left, at most a few rounds, then posts. Returns whether
     /// anything happened.
     pub fn turn(&mut self, now: Instant) -> bool {
+        self.turn.cq_age.turn(self.turn.now);
         self.turn.now = now;
-        self.turn.times = self.clock.turn(now);
         self.turn.stats.turns.add(1);
         let mut busy = self.reap();
         if self.turn.groups() > 1 {

@@ -261,7 +261,7 @@ fn send_part<S: Store>(
     }
     if connection.free_sends() < needed || !connection.may_prepare(bytes) {
         turn.stats.send_credit_waits.add(1);
-        connection.request_mut(tag).timing().awaits_credits(turn.times.now);
+        connection.request_mut(tag).timing().awaits_credits(turn.now);
         connection.keep_waiting_first(tag);
         return Ok(false);
     }

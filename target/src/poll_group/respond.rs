@@ -30,7 +30,7 @@ pub(super) fn finish<S: Store>(
         answer(connection, turn, tag);
     } else {
         turn.stats.send_credit_waits.add(1);
-        connection.request_mut(tag).timing().awaits_credits(turn.times.now);
+        connection.request_mut(tag).timing().awaits_credits(turn.now);
         connection.wait_for_credits(tag);
     }
 }
@@ -55,12 +55,12 @@ pub(super) fn answer<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag:
     }
     let request = connection.request_mut(tag);
     let _ = request.step(Event::Answered);
-    let Some(command) = request.command().copied() else {
+    let Some(command) = request.command() else {
         debug_assert!(false, "an answer without a command");
         return;
     };
-    account::answered(connection, turn, &command, outcome.status);
     let mut response = ResponseCapsule::new(tag, command.sequence, outcome.status);
+    account::answered(connection, turn, tag, outcome.status);
     response.value = outcome.value;
     if outcome.payload == Payload::None || !send_data(connection, turn, &mut response) {
         respond(connection, &turn.stats, &response);
@@ -92,7 +92,7 @@ fn copy_out<S: Store>(
     };
     if !connection.may_prepare(len) {
         turn.stats.send_credit_waits.add(1);
-        connection.request_mut(tag).timing().awaits_credits(turn.times.now);
+        connection.request_mut(tag).timing().awaits_credits(turn.now);
         connection.keep_waiting_first(tag);
         proof::ask_if_much(connection);
         return false;
@@ -168,7 +168,7 @@ pub(super) fn read_answered<S: Store>(
     with_immediate: bool,
 ) {
     let _ = connection.request_mut(command.tag).step(Event::Answered);
-    account::answered(connection, turn, command, Status::Ok);
+    account::answered(connection, turn, command.tag, Status::Ok);
     if !with_immediate {
         let response = ResponseCapsule::new(command.tag, command.sequence, Status::Ok);
         respond(connection, &turn.stats, &response);

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rblk_fabric::MemoryRegion;
-use rblk_fabric::turn_clock::TurnTimes;
 use rblk_protocol::Tag;
 use rblk_protocol::width::narrow;
 
 use super::FromGroup;
 use super::access::Access;
+use super::account::CqAge;
 use super::lines::{Line, Lines};
 use super::peers::{PeerMail, Peers};
 use super::pollers::Pollers;
@@ -47,8 +47,8 @@ pub(super) struct Turn<S> {
     pub(super) stats: Arc<Stats>,
     /// When the turn began.
     pub(super) now: Instant,
-    /// The same for the times of commands.
-    pub(super) times: TurnTimes,
+    /// How long what the turn finds may have waited for it.
+    pub(super) cq_age: CqAge,
     /// Something was done that clients wait for.
     pub(super) io: bool,
     /// What peers made this group log.
