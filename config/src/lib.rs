@@ -36,6 +36,7 @@ mod exit;
 pub mod figures;
 mod host;
 mod host_file;
+pub mod journal;
 pub mod key_file;
 mod log;
 mod mount;

@@ -105,8 +105,9 @@ fn write_all(lines: impl Iterator<Item = Vec<u8>>, counts: &Counts, mut out: imp
         let _ = out.write_all(&line);
         let dropped = counts.dropped.swap(0, Ordering::Relaxed);
         if dropped > 0 {
-            let _ =
-                writeln!(out, "{dropped} lines of the log were not written: its reader is slow");
+            let text = format!("{dropped} lines of the log were not written: its reader is slow\n");
+            // In one piece: it may be a record of the journal.
+            let _ = out.write_all(text.as_bytes());
         }
         counts.waiting.fetch_sub(1, Ordering::Relaxed);
     }

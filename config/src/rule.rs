@@ -1,5 +1,7 @@
 //! What a key may be set to. Files, command lines and manual pages use the same tables of keys.
 
+use std::net::SocketAddr;
+
 use toml::Value;
 
 use crate::error::Fault;
@@ -125,6 +127,12 @@ pub(crate) const DIRECTORY: Rule =
 pub(crate) const SOCKET: Rule = Rule::Text {
     form: "an absolute path of at most 107 bytes such as \"/run/rblk/target/control.sock\"",
     check: check_socket,
+};
+
+/// An address of this host in numbers, and a port.
+pub(crate) const SOCKET_ADDRESS: Rule = Rule::Text {
+    form: "an address and a port such as \"127.0.0.1:9720\" or \"[::1]:9720\"",
+    check: check_socket_address,
 };
 
 /// A key file.
@@ -399,6 +407,14 @@ pub(crate) fn check_name(text: &str) -> Result<(), String> {
         return Err(format!("{} characters, the limit is {NAME_BYTES}", text.len()));
     }
     Ok(())
+}
+
+fn check_socket_address(text: &str) -> Result<(), String> {
+    match text.parse::<SocketAddr>() {
+        Ok(address) if address.port() == 0 => Err("no port".to_owned()),
+        Ok(_) => Ok(()),
+        Err(_) => Err("not an address in numbers with a port".to_owned()),
+    }
 }
 
 /// Checks only what is wrong for every provider. The provider checks the rest.

@@ -1,6 +1,7 @@
 //! What a target serves, and which resources it uses.
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use rblk_protocol::auth::{PublicKey, SecretKey};
@@ -13,7 +14,7 @@ use crate::error::{ConfigError, Fault};
 use crate::host::{HOST_KEYS, HostConfig};
 use crate::key_file::{self, KeyFileError, Side, TARGET_KEY_FILE};
 use crate::protection::{Auth, Encrypt, is_loopback};
-use crate::rule::{ADDRESS, DIRECTORY, KEY_FILE, Key, NAME, Rule, SOCKET, Schema};
+use crate::rule::{ADDRESS, DIRECTORY, KEY_FILE, Key, NAME, Rule, SOCKET, SOCKET_ADDRESS, Schema};
 use crate::spin::Spin;
 use crate::units::{ByteSize, Duration};
 use crate::volume::{VOLUME_KEYS, VolumeConfig};
@@ -81,6 +82,11 @@ static TARGET_KEYS: Schema = Schema {
         Key::optional("key_file", KEY_FILE),
         Key::optional("key_file_next", KEY_FILE),
         Key::optional("encrypt", Rule::Word(Encrypt::WORDS)),
+        Key::optional("http", SOCKET_ADDRESS),
+        Key::optional(
+            "slow_io",
+            Rule::Span { min: Duration::from_micros(1), max: Duration::from_secs(3600) },
+        ),
         Key::optional("volume", Rule::Tables(&VOLUME_KEYS)),
         Key::optional("host", Rule::Tables(&HOST_KEYS)),
     ],
@@ -144,6 +150,13 @@ pub struct TargetConfig {
     pub key_file_next: Option<PathBuf>,
     /// Whether `tcp://` connections are encrypted.
     pub encrypt: Encrypt,
+    /// Where metrics, health and the live page are served over HTTP, to everybody who reaches it.
+    /// If absent: nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub http: Option<SocketAddr>,
+    /// Commands that take at least so long become events. If absent: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slow_io: Option<Duration>,
     /// The volumes that are served.
     #[serde(rename = "volume", skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<VolumeConfig>,
@@ -208,6 +221,8 @@ impl Default for TargetConfig {
             key_file: PathBuf::from(TARGET_KEY_FILE),
             key_file_next: None,
             encrypt: Encrypt::default(),
+            http: None,
+            slow_io: None,
             volumes: Vec::new(),
             hosts: Vec::new(),
         }

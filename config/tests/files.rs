@@ -227,6 +227,8 @@ prop_compose! {
             (Some(Auth::Required), false, Encrypt::Required),
         ]),
         key_file_next in prop::option::of("(/[a-z]{1,20}|credential:[a-z]{1,20})".prop_map(PathBuf::from)),
+        http in any::<bool>(),
+        slow_io in prop::option::of(micros(1..=3_600_000_000)),
     ) -> TargetConfig {
         let mut volumes = volumes;
         while volumes.len() < named {
@@ -261,6 +263,8 @@ prop_compose! {
             key_file: PathBuf::from("/k"),
             key_file_next: key_file_next.filter(|path| path.as_os_str() != "/k"),
             encrypt,
+            http: http.then(|| std::net::SocketAddr::from(([127, 0, 0, 1], 9720))),
+            slow_io,
             volumes,
             hosts,
         }

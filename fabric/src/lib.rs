@@ -36,6 +36,7 @@ mod credit;
 pub mod data_thread;
 mod device;
 mod error;
+pub mod exposition;
 mod latency;
 mod listener;
 pub mod log_linear;

@@ -98,6 +98,14 @@ pub enum Command {
         #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
     },
+    /// Print the state of the mounts as metrics of Prometheus, for node_exporter's textfile
+    /// collector.
+    Metrics {
+        /// Replace this file at once instead, such as
+        /// /var/lib/prometheus/node-exporter/rblk.prom.
+        #[arg(long, value_name = "FILE")]
+        write: Option<PathBuf>,
+    },
     /// Show one mount in full: its state, queues, counters and latencies.
     Status {
         /// Name of the mount.

@@ -26,6 +26,7 @@ use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
 use tokio::runtime::Runtime;
 
 mod key;
+mod metrics;
 mod table;
 mod top;
 
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         Command::Recover(args) => recover(&args),
         Command::Upgrade { which, program } => upgrade(which.name.as_deref(), program),
         Command::List { output } => list(output),
+        Command::Metrics { write } => metrics::metrics(write.as_deref()),
         Command::Status { name, output } => show(&name, output),
         Command::Top { interval, once, output } => top::top(interval.0, once, output),
         Command::Key(command) => key::key(&command),
@@ -446,17 +448,24 @@ fn show(name: &str, output: Output) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn list(output: Output) -> anyhow::Result<Exit> {
+/// Every mount of this host, dead ones too, and lines about those that do not answer. With
+/// `rates`, as [`living`].
+fn all_mounts(names: &[String], rates: bool) -> anyhow::Result<(Vec<MountStatus>, Vec<String>)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut mounts = living(&runtime, output == Output::Table);
+    let mut mounts = living(&runtime, rates);
     let mut lines = Vec::new();
-    let names = names();
-    for name in &names {
+    for name in names {
         if !mounts.iter().any(|mount| mount.name == *name) {
             lines.extend(dead(name, &mut mounts));
         }
     }
     mounts.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok((mounts, lines))
+}
+
+fn list(output: Output) -> anyhow::Result<Exit> {
+    let names = names();
+    let (mounts, mut lines) = all_mounts(&names, output == Output::Table)?;
     for orphan in leftovers::orphans(&names).unwrap_or_default() {
         let device = disk_path(orphan.id).display().to_string();
         lines.push(format!(

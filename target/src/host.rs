@@ -171,7 +171,7 @@ fn tell(place: &HostPlace, config: &TargetConfig, name: &str, stays: bool) -> an
                 socket.display()
             )
         }
-        Ok(Response::Status(_) | Response::Done) => {
+        Ok(Response::Status(_) | Response::Events(_) | Response::Done) => {
             anyhow::bail!("the target at {} did not understand the request", socket.display())
         }
         Err(error) => {
@@ -218,7 +218,7 @@ pub(crate) fn reload(socket: &Path) -> anyhow::Result<Exit> {
             println!("{}", told(&report));
         }
         Ok(Response::Error(error)) => anyhow::bail!(error),
-        Ok(Response::Status(_) | Response::Done) => {
+        Ok(Response::Status(_) | Response::Events(_) | Response::Done) => {
             anyhow::bail!("the target did not understand the request")
         }
         Err(error) => return Ok(no_answer(socket, &error)),

@@ -1,6 +1,7 @@
 //! The target: owns volumes and a registered memory arena, and serves them to initiators.
 //!
 //! ```text
+//! for people        http, control::socket -> control::status, events
 //! control (tokio)   serve -> control::Control -> admission, devices, core -> session, holders
 //!                                 | mailbox          ^ channel
 //! data threads      poll_group::thread -> PollGroup -> connection, request, volume
@@ -18,11 +19,13 @@ pub mod connection;
 pub mod control;
 pub mod demand;
 mod durable;
+pub mod events;
 pub mod exports;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod hang_up;
 pub mod holders;
+pub mod http;
 pub mod identity;
 mod part;
 pub mod poll_group;

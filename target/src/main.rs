@@ -13,6 +13,7 @@ use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::serve::NO_HOST;
 
 mod drain;
+mod event_lines;
 mod host;
 mod key;
 mod table;
@@ -35,6 +36,9 @@ fn main() -> ExitCode {
         Command::Host(command) => host::host(&command),
         Command::Reload { socket } => host::reload(&socket.path),
         Command::Check { config } => check(&config),
+        Command::Events { socket, follow, output } => {
+            event_lines::events(&socket.path, follow, output)
+        }
         Command::Status { socket, verbose, output } => status(&socket.path, output, verbose),
         Command::Top { socket, interval, once, output } => {
             top::top(&socket.path, interval.0, once, output)
@@ -102,7 +106,7 @@ fn status(path: &std::path::Path, output: Output, verbose: bool) -> anyhow::Resu
         }
         Ok(Response::Status(status)) => print!("{}", table::status(&status, verbose)),
         Ok(Response::Error(error)) => anyhow::bail!(error),
-        Ok(Response::Done | Response::Hosts(_)) => {
+        Ok(Response::Done | Response::Hosts(_) | Response::Events(_)) => {
             anyhow::bail!("the target did not understand the question")
         }
         Err(error) => return Ok(no_answer(path, &error)),

@@ -26,6 +26,7 @@ use crate::control::socket::{ControlSocket, Reread};
 use crate::control::{Control, Limits, Parts, Request};
 use crate::demand::{self, Demand, Host};
 use crate::exports::{OpenedVolume, open_volumes};
+use crate::http::Http;
 use crate::poll_group::FromGroup;
 use crate::poll_group::peers::Peers;
 use crate::poll_group::thread::{self, Handle, Tuning};
@@ -113,6 +114,7 @@ async fn run(config: &TargetConfig, reread: Arc<Reread>) -> anyhow::Result<()> {
     let demand = Demand::of(config, groups);
     demand.check(&Host::read())?;
     let socket = control_socket(config).await?;
+    let http = http_of(config).await?;
     let listeners = bind_all(&addresses).await?;
     let listening: Vec<String> = listeners.iter().map(|l| l.address().to_string()).collect();
     let devices = devices_of(&listeners, &demand)?;
@@ -138,6 +140,9 @@ async fn run(config: &TargetConfig, reread: Arc<Reread>) -> anyhow::Result<()> {
     let (request_sender, requests) = mpsc::channel(64);
     let incoming = accept(listeners);
     tokio::spawn(socket.serve(request_sender.clone(), reread));
+    if let Some(http) = http {
+        tokio::spawn(http.serve(request_sender.clone()));
+    }
     drain_on_signals(request_sender)?;
     tracing::info!(?listening, poll_groups = groups, "ready");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
@@ -184,6 +189,21 @@ async fn control_socket(config: &TargetConfig) -> anyhow::Result<ControlSocket> 
     ControlSocket::bind(path).await.with_context(|| {
         format!("control socket {} (choose another with --control-socket)", path.display())
     })
+}
+
+/// Where metrics and the live page are served, if anywhere.
+async fn http_of(config: &TargetConfig) -> anyhow::Result<Option<Http>> {
+    let Some(address) = config.http else { return Ok(None) };
+    if !address.ip().is_loopback() {
+        tracing::warn!(
+            %address,
+            "http: everybody who reaches this address can read the names of volumes and hosts, their \
+             addresses and their counters; nobody can change anything"
+        );
+    }
+    let http = Http::bind(address).await;
+    http.map(Some)
+        .with_context(|| format!("http = \"{address}\" (another program may use the port)"))
 }
 
 async fn bind_all(addresses: &[Address]) -> anyhow::Result<Vec<Listener>> {
@@ -267,7 +287,8 @@ fn start_poll_groups(
             tracing::warn!(poll_group = index, "{warning}");
         }
         let cpu = config.cpus.as_ref().and_then(|cpus| cpus.get(index).copied());
-        let tuning = Tuning { cpu, spin: spin_mode(config.spin) };
+        let tuning =
+            Tuning { cpu, spin: spin_mode(config.spin), slow_io: config.slow_io.map(Into::into) };
         let part = Arena::over(Arc::clone(arena), range, extent_max)?;
         let shard = Shard::new(store, part, shard_options, Instant::now());
         let mut handle = thread::start(index, shard, peers, tuning, outbox.clone())?;

@@ -161,17 +161,17 @@ impl IoCounts {
 
 /// How long a command took, in microseconds, by what it waited for. The stages add up to the whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Stages {
+pub struct Stages {
     /// In the CQ.
-    pub(crate) queue: u64,
+    pub queue: u64,
     /// For its data, which an RDMA READ brings.
-    pub(crate) data: u64,
+    pub data: u64,
     /// For memory, for others on the same blocks, and for other poll groups.
-    pub(crate) cache: u64,
+    pub cache: u64,
     /// For the store.
-    pub(crate) store: u64,
+    pub store: u64,
     /// For send credits.
-    pub(crate) answer: u64,
+    pub answer: u64,
 }
 
 impl Stages {

@@ -93,7 +93,7 @@ fn group() -> (Handle, mpsc::UnboundedReceiver<FromGroup>, Arc<Region>) {
     let shard = Shard::new(store, part, options, Instant::now());
     let (outbox, told) = mpsc::unbounded_channel();
     let peers = Peers::connect(1).unwrap().remove(0);
-    let tuning = Tuning { cpu: None, spin: SpinMode::Never };
+    let tuning = Tuning { cpu: None, spin: SpinMode::Never, slow_io: None };
     (start(0, shard, peers, tuning, outbox).unwrap(), told, arena)
 }
 

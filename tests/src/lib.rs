@@ -3,9 +3,11 @@
 #![forbid(unsafe_code)]
 
 pub mod bed;
+pub mod browser;
 pub mod built;
 pub mod exerciser;
 pub mod hostile;
+pub mod http;
 pub mod lab;
 pub mod nobody;
 pub mod oracle;

@@ -22,5 +22,7 @@ pub(crate) const BUILD: &[Package] = &[
 pub(crate) const TEST: &[Package] = &[
     Package { name: "valgrind", why: "counts the instructions of a request" },
     Package { name: "systemd", why: "systemd-analyze judges the sandbox of the units" },
+    Package { name: "prometheus", why: "promtool judges metrics and alerts" },
+    Package { name: "chromium-headless-shell", why: "shows the live page" },
     Package { name: "g++", why: "compiles libFuzzer, for `cargo xtask test --long`" },
 ];

@@ -43,6 +43,7 @@ fn main() -> ExitCode {
         }
         Command::Umount { .. }
         | Command::List { .. }
+        | Command::Metrics { .. }
         | Command::Status { .. }
         | Command::Top { .. }
         | Command::Upgrade { .. }

@@ -30,6 +30,7 @@ mod history;
 pub mod leftovers;
 mod link;
 pub mod lock;
+pub mod metrics;
 mod mounted;
 pub mod namespace;
 mod neighbour;

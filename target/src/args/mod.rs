@@ -2,6 +2,7 @@
 
 mod hosts;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -85,6 +86,19 @@ pub enum Command {
         #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
     },
+    /// Show what happened lately: hosts that came, were lost or fenced, lost writes, errors of
+    /// stores.
+    Events {
+        /// Which target.
+        #[command(flatten)]
+        socket: SocketArgs,
+        /// Go on with what happens from now on, also over a restart of the target.
+        #[arg(long, short = 'f')]
+        follow: bool,
+        /// Form of the answer.
+        #[arg(long, short = 'o', value_enum, default_value = "table")]
+        output: EventsOutput,
+    },
     /// Show what each volume does, again and again: rates, latencies, depth. Ends by q or ctrl-C.
     Top {
         /// Which target.
@@ -129,6 +143,15 @@ pub enum Output {
     Table,
     /// For programs: one JSON document.
     Json,
+}
+
+/// Form of events.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum EventsOutput {
+    /// For people.
+    Table,
+    /// For programs: one JSON document in each line.
+    JsonLines,
 }
 
 /// Form of an answer that comes again and again.
@@ -199,6 +222,10 @@ pub struct ServeArgs {
     /// How long an initiator without connections keeps its volumes.
     #[arg(long, value_name = "TIME")]
     pub lease: Option<Duration>,
+    /// Serve metrics, health and a live page over HTTP at this address and port, such as
+    /// 127.0.0.1:9720. Nobody has to prove anything there, and nothing can be changed.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub http: Option<SocketAddr>,
     /// Who may connect: "required" lets in hosts that prove their keys, "none" everybody. Without
     /// it: "none" if only this host reaches the addresses, else "required".
     #[arg(long, value_name = "none|required")]
@@ -266,6 +293,7 @@ impl ServeArgs {
         config.spin = self.spin.unwrap_or(config.spin);
         config.drain_timeout = self.drain_timeout.unwrap_or(config.drain_timeout);
         config.lease = self.lease.unwrap_or(config.lease);
+        config.http = self.http.or(config.http);
         config.validate()?;
         if config.volumes.is_empty() {
             return Err(NoVolumes.into());

@@ -6,8 +6,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use rblk_config::Log;
+use rblk_config::journal::{JOURNAL_SOCKET, JournalFormat, JournalSocket, stderr_is_journal};
+use rblk_config::{Log, LogWriter};
 use rblk_target::args::{Cli, Command, exit_of};
+use rblk_target::events::EVENT_LINES;
 use tracing_subscriber::EnvFilter;
 
 /// How long the last lines of the log may take.
@@ -23,20 +25,20 @@ fn main() -> ExitCode {
         1 => "debug",
         _ => "trace",
     };
-    let filter = EnvFilter::try_from_env("RBLK_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let (mut log, writer) = Log::new();
-    if let Err(error) = log.start(stderr()) {
+    let started = match journal() {
+        Some(journal) => {
+            log_to_journal(level, writer);
+            log.start(journal)
+        }
+        None => {
+            log_to_stderr(level, writer);
+            log.start(stderr())
+        }
+    };
+    if let Err(error) = started {
         eprintln!("rblk-targetd: no thread for the log: {error}");
     }
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(move || writer.clone())
-        .with_target(false)
-        // Without this it reports on stderr that writing to stderr failed, and panics: a terminal
-        // may close.
-        .log_internal_errors(false)
-        .with_ansi(std::io::IsTerminal::is_terminal(&stderr()))
-        .init();
     let served = args
         .configuration()
         .and_then(|config| rblk_target::serve::serve(&config, move || args.configuration()));
@@ -48,4 +50,39 @@ fn main() -> ExitCode {
             exit_of(&error).into()
         }
     }
+}
+
+/// The journal, if it reads the standard error of this process.
+fn journal() -> Option<JournalSocket> {
+    stderr_is_journal().then(|| JournalSocket::connect(JOURNAL_SOCKET).ok()).flatten()
+}
+
+fn filter(level: &str) -> EnvFilter {
+    EnvFilter::try_from_env("RBLK_LOG").unwrap_or_else(|_| EnvFilter::new(level))
+}
+
+/// Each line becomes a record with fields.
+fn log_to_journal(level: &str, writer: LogWriter) {
+    tracing_subscriber::fmt()
+        .with_env_filter(filter(level))
+        .log_internal_errors(false)
+        .event_format(JournalFormat { program: "rblk-target" })
+        .with_writer(move || writer.clone())
+        .init();
+}
+
+fn log_to_stderr(level: &str, writer: LogWriter) {
+    let filter = match format!("{EVENT_LINES}=off").parse() {
+        Ok(quiet) => filter(level).add_directive(quiet),
+        Err(_) => filter(level),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(move || writer.clone())
+        .with_target(false)
+        // Without this it reports on stderr that writing to stderr failed, and panics: a terminal
+        // may close.
+        .log_internal_errors(false)
+        .with_ansi(std::io::IsTerminal::is_terminal(&stderr()))
+        .init();
 }

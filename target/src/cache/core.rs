@@ -23,7 +23,7 @@ use super::sessions::Sessions;
 use super::slots::Slots;
 use super::span::{BLOCK, Span, blocks_of};
 use super::store_queue::StoreQueue;
-use super::volumes::Volumes;
+use super::volumes::{StoreFailure, Volumes};
 use crate::identity::SessionIndex;
 use crate::store::{MAX_SEGMENTS, Op, OpKind, Segment, Store, VolumeIndex};
 use crate::volume::CacheMode;
@@ -42,6 +42,8 @@ pub(super) struct Core<S> {
     pub sessions: Sessions,
     pub clock: Clock,
     pub counters: CacheCounters,
+    /// The first failure of each burst, for control.
+    pub failures: Vec<StoreFailure>,
 }
 
 impl<S: Store> Core<S> {
@@ -264,7 +266,9 @@ impl<S: Store> Core<S> {
         if let Some(state) = self.volumes.get_mut(volume) {
             state.ops.ended();
             if let Some(errno) = error {
-                state.report.note_error(volume, kind, errno, &self.clock);
+                if state.report.note_error(volume, kind, errno, &self.clock) {
+                    self.failures.push(StoreFailure { volume, errno });
+                }
             }
         }
         self.counters.store_errors += u64::from(error.is_some());

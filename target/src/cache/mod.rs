@@ -76,6 +76,7 @@ use std::time::Duration;
 pub use message::{ArenaEnds, JobId, PartToken, Segments, ShardReply, ShardRequest, SlotsOf};
 use rblk_protocol::width::{wide, wide64};
 pub use shard::Shard;
+pub use volumes::StoreFailure;
 
 use crate::store::VolumeIndex;
 

@@ -32,7 +32,7 @@ use super::sessions::Sessions;
 use super::slots::Slots;
 use super::stop::Stopping;
 use super::store_queue::StoreQueue;
-use super::volumes::Volumes;
+use super::volumes::{StoreFailure, Volumes};
 use super::write::OneBlock;
 use super::write_back::WriteBacks;
 use super::{CacheCounters, SLOT_BYTES, ShardOptions, SlotsOf, change, read, write};
@@ -94,6 +94,7 @@ impl<S: Store> Shard<S> {
             sessions,
             clock: Clock::new(now),
             counters: CacheCounters::default(),
+            failures: Vec::new(),
         };
         Self {
             core,
@@ -138,6 +139,12 @@ impl<S: Store> Shard<S> {
     #[must_use]
     pub(crate) fn counters(&self) -> CacheCounters {
         self.core.counters
+    }
+
+    /// A store that began to fail, for control. Each is told once.
+    #[inline]
+    pub(crate) fn take_failure(&mut self) -> Option<StoreFailure> {
+        self.core.failures.pop()
     }
 
     /// Most bytes that may be acknowledged and in memory only.

@@ -136,26 +136,37 @@ impl VolumeReport {
         self.misses += misses;
     }
 
-    /// Counts an operation that the store failed, and logs the first of a burst.
+    /// Counts an operation that the store failed, and logs the first of a burst. Returns whether
+    /// it is the first.
     pub(super) fn note_error(
         &mut self,
         volume: VolumeIndex,
         kind: Kind,
         errno: Errno,
         clock: &Clock,
-    ) {
+    ) -> bool {
         self.store_errors += 1;
         self.last_error = LastError::new(clock.seconds(), errno);
         let now = clock.now();
         if self.logged.is_some_and(|at| now.saturating_duration_since(at) < BURST) {
             self.unlogged += 1;
-            return;
+            return false;
         }
         let more = std::mem::take(&mut self.unlogged);
         self.logged = Some(now);
         let (volume, job) = (volume.0, kind.word());
         tracing::error!(volume, job, %errno, since_last = more, "the store failed");
+        true
     }
+}
+
+/// A store began to fail operations of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoreFailure {
+    /// The volume.
+    pub volume: VolumeIndex,
+    /// What the store said.
+    pub errno: Errno,
 }
 
 /// The volumes of a shard, by index.

@@ -101,6 +101,11 @@ impl Devices {
         self.entries.iter().flatten().map(|entry| &entry.device)
     }
 
+    /// The device at a place.
+    pub(super) fn at(&self, place: usize) -> Option<&Device> {
+        self.entries.get(place)?.as_ref().map(|entry| &entry.device)
+    }
+
     /// The place of a device. A new device gets its domain, registrations and CQs now.
     ///
     /// # Errors

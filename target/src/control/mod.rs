@@ -7,6 +7,7 @@ pub mod core;
 mod destroy;
 mod devices;
 mod groups;
+mod happened;
 mod losses;
 mod persist;
 mod rates;
@@ -26,6 +27,7 @@ use rblk_protocol::{Features, HelloRequest, InstanceId, Name, RejectReason, Sess
 use tokio::sync::{mpsc, oneshot};
 
 use crate::connection::progress_max;
+use crate::events::{Events, EventsReport};
 use crate::holders::VolumeUuid;
 use crate::identity::{AdmissionId, SessionIndex};
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
@@ -71,6 +73,8 @@ pub(crate) struct Limits {
 pub(crate) enum Request {
     /// The state of everything.
     Status(oneshot::Sender<status::TargetStatus>),
+    /// What happened after this number.
+    Events(u64, oneshot::Sender<EventsReport>),
     /// Take no new sessions, tell initiators, stop when I/O has ended.
     Drain,
     /// These hosts and no others may connect from now on. The answer: the names of the hosts whose
@@ -102,6 +106,7 @@ pub(crate) struct Control {
     rates: VolumeRates,
     persister: Persister,
     losses: LossNotes,
+    events: Events,
     destroyer: Destroyer,
     destroyed: mpsc::UnboundedReceiver<Destroyed>,
 }
@@ -172,6 +177,7 @@ impl Control {
             rates: VolumeRates::default(),
             persister,
             losses: LossNotes::new(parts.lineage),
+            events: Events::default(),
             destroyer,
             destroyed,
             description: Description {
@@ -247,6 +253,9 @@ impl Control {
                     self.rates.take(&self.groups, self.core.volumes(), Instant::now());
                 }
                 let _ = reply.send(status::of(self));
+            }
+            Request::Events(after, reply) => {
+                let _ = reply.send(self.events_after(after));
             }
             Request::Drain => self.core.drain(Instant::now()),
             Request::Hosts(hosts, reply) => {
@@ -422,6 +431,9 @@ impl Control {
                 Effect::StopGroups => self.groups.stop(),
             }
         }
+        while let Some(what) = self.core.next_occurrence() {
+            self.happened(what);
+        }
     }
 
     fn on_group(&mut self, message: FromGroup) {
@@ -451,23 +463,26 @@ impl Control {
             FromGroup::Ended { group, connection, qp } => {
                 self.destroyer.destroy(qp, (), Destroyed::Qp { group, connection });
             }
-            FromGroup::PollerBroken { group, poller } => self.devices.poller_broke(group, poller),
+            FromGroup::PollerBroken { group, poller } => self.on_poller_broken(group, poller),
             FromGroup::PollerGone { group, place, poller, memory } => {
                 self.devices.poller_gone(group, place, poller, memory);
             }
             FromGroup::LostWrites { volume, backing } => self.on_lost_writes(volume, backing),
+            FromGroup::StoreFailed(failure) => self.on_store_failed(failure),
+            FromGroup::SlowIo { group, slow } => self.on_slow_io(group, &slow),
             FromGroup::Stopped { group, clean, error } => self.groups.stopped(group, clean, error),
         }
     }
 
     fn on_lost_writes(&mut self, volume: VolumeIndex, backing: Arc<Backing>) {
         self.groups.lost_writes();
-        let volume = self.core.volumes().iter().find(|v| v.index == volume).map(|v| v.name);
+        let volume = self.name_of(volume);
         tracing::error!(
             ?volume,
             "the store could not make acknowledged writes durable: every flush of the volume fails from now \
              on; mend the disk or file system and restart the target"
         );
+        self.tell_lost_writes(volume);
         self.losses.lost(backing);
     }
 

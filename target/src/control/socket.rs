@@ -17,6 +17,7 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 
 use super::Request;
 use super::status::TargetStatus;
+use crate::events::EventsReport;
 
 const LINE_MAX: u64 = 64 << 10;
 /// The longest answer: the times of many volumes, in every bucket.
@@ -29,6 +30,11 @@ const LINE_TIME: Duration = Duration::from_secs(10);
 pub enum Ask {
     /// The state of everything.
     Status,
+    /// What happened.
+    Events {
+        /// After the event of this number; 0 for all that is kept.
+        after: u64,
+    },
     /// Stop in good order.
     Drain,
     /// Read the hosts of the configuration again, and let in those.
@@ -41,6 +47,8 @@ pub enum Ask {
 pub enum Response {
     /// The state.
     Status(Box<TargetStatus>),
+    /// What happened.
+    Events(EventsReport),
     /// The hosts that may connect now.
     Hosts(HostsReport),
     /// It was taken.
@@ -149,13 +157,12 @@ async fn serve_one(
     tokio::time::timeout(LINE_TIME, reader.read_line(&mut line)).await??;
     let response = match serde_json::from_str::<Ask>(&line) {
         Ok(Ask::Status) => {
-            let (reply, answer) = oneshot::channel();
-            match requests.send(Request::Status(reply)).await {
-                Ok(()) => answer
-                    .await
-                    .map_or_else(|_| stopping(), |status| Response::Status(Box::new(status))),
-                Err(_) => stopping(),
-            }
+            let status = asked(&requests, Request::Status).await;
+            status.map_or_else(stopping, |status| Response::Status(Box::new(status)))
+        }
+        Ok(Ask::Events { after }) => {
+            let report = asked(&requests, |reply| Request::Events(after, reply)).await;
+            report.map_or_else(stopping, Response::Events)
         }
         Ok(Ask::Drain) => match requests.send(Request::Drain).await {
             Ok(()) => Response::Done,
@@ -167,6 +174,16 @@ async fn serve_one(
     let mut text = serde_json::to_vec(&response).map_err(io::Error::other)?;
     text.push(b'\n');
     tokio::time::timeout(LINE_TIME, write.write_all(&text)).await?
+}
+
+/// The answer of control; `None` if the target stops.
+pub(crate) async fn asked<T>(
+    requests: &mpsc::Sender<Request>,
+    request: impl FnOnce(oneshot::Sender<T>) -> Request,
+) -> Option<T> {
+    let (reply, answer) = oneshot::channel();
+    requests.send(request(reply)).await.ok()?;
+    answer.await.ok()
 }
 
 fn stopping() -> Response {

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Control;
 use super::core::Core;
+use crate::events::EventCount;
 use crate::session::{Leave, Session};
 use crate::stats::StatsSnapshot;
 use crate::traffic::{IoCounts, VolumeTimes};
@@ -73,6 +74,9 @@ pub struct TargetStatus {
     pub total: StatsSnapshot,
     /// Counters by poll group.
     pub poll_groups: Vec<StatsSnapshot>,
+    /// How often each kind of event happened.
+    #[serde(default)]
+    pub events: Vec<EventCount>,
 }
 
 /// A drain under way.
@@ -251,6 +255,7 @@ pub(super) fn of(control: &Control) -> TargetStatus {
         rates: control.rates.of_all(),
         total,
         poll_groups,
+        events: control.events.totals(),
     }
 }
 

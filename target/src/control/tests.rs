@@ -172,7 +172,7 @@ fn ended_groups() -> Vec<Handle> {
                 seed: 1,
             };
             let shard = Shard::new(store, part, options, Instant::now());
-            let tuning = Tuning { cpu: None, spin: SpinMode::Never };
+            let tuning = Tuning { cpu: None, spin: SpinMode::Never, slow_io: None };
             let (outbox, _) = mpsc::unbounded_channel();
             let handle = thread::start(index, shard, peers, tuning, outbox).unwrap();
             handle.mail.send(ToGroup::Stop).unwrap();

@@ -5,12 +5,13 @@ use std::time::Instant;
 
 use rblk_protocol::{Status, Tag};
 
+use super::slow::SlowIo;
 use super::turn::Turn;
 use crate::connection::Connection;
 use crate::request::Request;
 use crate::stats::Stats;
 use crate::store::Store;
-use crate::timing::us_between;
+use crate::timing::{Took, us_between};
 use crate::traffic::{IoKind, IoStats};
 use crate::volume_stats::VolumeStats;
 
@@ -102,6 +103,13 @@ fn record<S: Store>(
     let Some(volume) = turn.access.stats(request.span().volume) else { return };
     volume.io.answered(kind, bytes, failed);
     volume.latency.record(kind, &took);
+    if let Took::Longer(stages) = &took
+        && turn.slow.is_slow(stages.total())
+    {
+        let (volume, session) = (request.span().volume, connection.params().session);
+        let (total, stages) = (stages.total(), *stages);
+        turn.slow.note(SlowIo { volume, session, opcode, total, stages, others: 0 });
+    }
 }
 
 /// A connection ends: nothing of it is in flight any more.

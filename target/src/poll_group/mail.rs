@@ -5,6 +5,8 @@ use std::sync::Arc;
 use rblk_fabric::{AcceptParams, MemoryRegion, Poller};
 use rblk_protocol::{AccessMode, CommandCapsule, Epoch, Status, Tag};
 
+use super::slow::SlowIo;
+use crate::cache::StoreFailure;
 use crate::connection::{BounceMemory, ConnectionParams};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
 use crate::store::VolumeIndex;
@@ -217,6 +219,15 @@ pub enum FromGroup {
         volume: VolumeIndex,
         /// Its store.
         backing: Arc<Backing>,
+    },
+    /// A store began to fail operations. More of them in the next seconds are not told.
+    StoreFailed(StoreFailure),
+    /// A command took longer than the administrator wants to see.
+    SlowIo {
+        /// The poll group.
+        group: usize,
+        /// The command.
+        slow: SlowIo,
     },
     /// The thread left after [`ToGroup::Stop`], or broke.
     Stopped {

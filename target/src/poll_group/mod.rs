@@ -45,6 +45,7 @@ mod proof;
 mod read;
 mod reply;
 mod respond;
+pub mod slow;
 pub mod thread;
 mod turn;
 mod write;
@@ -57,6 +58,7 @@ use lines::Lines;
 pub use mail::{FromGroup, Notice, PollerMemory, ToGroup};
 use peers::{PeerMail, Peers};
 use pollers::Pollers;
+use slow::{SlowIo, SlowIos};
 use turn::Turn;
 use zeroing::ZeroingQueue;
 
@@ -66,7 +68,7 @@ use std::time::{Duration, Instant};
 use rblk_fabric::{Completion, Poller};
 use rblk_protocol::width::wide;
 
-use crate::cache::{PartToken, Shard, ShardReply};
+use crate::cache::{PartToken, Shard, ShardReply, StoreFailure};
 use crate::connection::{Connection, Served};
 use crate::identity::{ConnectionId, SessionIndex};
 use crate::stats::Stats;
@@ -134,6 +136,7 @@ impl<S: Store> PollGroup<S> {
             cq_age: CqAge::default(),
             io: false,
             lines: Lines::default(),
+            slow: SlowIos::default(),
         };
         Self {
             turn,
@@ -154,6 +157,23 @@ impl<S: Store> PollGroup<S> {
     #[must_use]
     pub fn shard(&self) -> &Shard<S> {
         &self.turn.shard
+    }
+
+    /// A store that began to fail, for control.
+    #[inline]
+    pub(crate) fn take_store_failure(&mut self) -> Option<StoreFailure> {
+        self.turn.shard.take_failure()
+    }
+
+    /// Commands that take at least so long are told to control.
+    pub fn tell_slow_ios(&mut self, threshold: Duration) {
+        self.turn.slow = SlowIos::above(threshold);
+    }
+
+    /// The slowest command since the last that was told, at most one a second.
+    #[inline]
+    pub fn take_slow_io(&mut self, now: Instant) -> Option<SlowIo> {
+        self.turn.slow.take(now)
     }
 
     /// The other poll groups.

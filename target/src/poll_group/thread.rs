@@ -106,6 +106,8 @@ pub struct Tuning {
     pub cpu: Option<u16>,
     /// How long to look for work before sleeping.
     pub spin: SpinMode,
+    /// Commands that take at least so long are told; none: no command is.
+    pub slow_io: Option<Duration>,
 }
 
 /// Starts a poll group.
@@ -121,7 +123,10 @@ pub fn start(
 ) -> io::Result<Handle> {
     let (mail, receiver) = mailbox(4096)?;
     let stats = Arc::new(Stats::default());
-    let group = PollGroup::new(index, shard, peers, Arc::clone(&stats), Instant::now());
+    let mut group = PollGroup::new(index, shard, peers, Arc::clone(&stats), Instant::now());
+    if let Some(threshold) = tuning.slow_io {
+        group.tell_slow_ios(threshold);
+    }
     let thread_stats = Arc::clone(&stats);
     let thread =
         std::thread::Builder::new().name(format!("poll-group-{index}")).spawn(move || {
@@ -249,9 +254,16 @@ impl GroupThread {
     }
 
     /// Sends control what the turn has for it. Returns whether a message of the engine was there.
-    fn tell_control(&mut self) -> bool {
+    fn tell_control(&mut self, now: Instant) -> bool {
         while let Some((volume, backing)) = self.group.store_mut().take_lost() {
             let _ = self.outbox.send(FromGroup::LostWrites { volume, backing });
+        }
+        if let Some(slow) = self.group.take_slow_io(now) {
+            let group = self.group.index();
+            let _ = self.outbox.send(FromGroup::SlowIo { group, slow });
+        }
+        while let Some(failure) = self.group.take_store_failure() {
+            let _ = self.outbox.send(FromGroup::StoreFailed(failure));
         }
         if !self.group.has_outbox() {
             return false;
@@ -303,7 +315,7 @@ impl DataThread for GroupThread {
         if busy {
             self.publisher.after_work(&mut self.group, now);
         }
-        busy |= self.tell_control();
+        busy |= self.tell_control(now);
         if let Some(clean) = self.ended(now) {
             return Ok(ControlFlow::Break(clean));
         }

@@ -18,6 +18,7 @@ use super::account::CqAge;
 use super::lines::{Line, Lines};
 use super::peers::{PeerMail, Peers};
 use super::pollers::Pollers;
+use super::slow::SlowIos;
 use super::zeroing::ZeroingQueue;
 use crate::cache::{PartToken, Segments, Shard, ShardRequest};
 use crate::connection::Connection;
@@ -52,6 +53,8 @@ pub(super) struct Turn<S> {
     pub(super) io: bool,
     /// What peers made this group log.
     pub(super) lines: Lines,
+    /// Commands that took long.
+    pub(super) slow: SlowIos,
 }
 
 impl<S: Store> Turn<S> {

@@ -153,6 +153,25 @@ fn a_failed_write_back_fails_every_flush_until_it_succeeds() {
 }
 
 #[test]
+fn control_is_told_of_the_first_failure_of_a_burst() {
+    let mut case = back();
+    case.dirty(1, 0, 4096);
+    assert_eq!(case.shard.take_failure(), None);
+    for errno in [Errno::ENOSPC, Errno::EIO] {
+        let flush = case.flush();
+        case.finish_with(0, Err(errno));
+        assert_eq!(case.done(flush), Err(errno));
+    }
+    let failure = case.shard.take_failure().expect("the first");
+    assert_eq!((failure.volume, failure.errno), (VOLUME, Errno::ENOSPC));
+    assert_eq!(case.shard.take_failure(), None, "the second is of the same burst");
+    let flush = case.flush();
+    case.finish_all();
+    assert_eq!(case.done(flush), Ok(()));
+    case.end();
+}
+
+#[test]
 fn a_failed_block_that_is_rewritten_meanwhile_is_as_old_as_it_was() {
     let mut case = back();
     case.dirty(1, 0, 4096);

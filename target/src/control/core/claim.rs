@@ -13,7 +13,7 @@ use std::sync::Arc;
 use rblk_protocol::{AccessMode, OpenRequest, Status};
 
 use super::open::{Stage, held_by};
-use super::{Answer, Core, Notice, Ticket, refuse};
+use super::{Answer, Core, EventKind, Notice, Occurrence, Ticket, refuse};
 use crate::holders::{Claimant, HolderRecord, VolumeUuid};
 use crate::identity::SessionIndex;
 use crate::volume::Volume;
@@ -113,7 +113,11 @@ impl Core {
             "take-over: fencing the holder"
         );
         self.decisions.take_overs += 1;
+        let text = format!("{} took the volume over", claimant.host_name);
+        let what = Occurrence::new(EventKind::Fence, text).of_volume(volume.name);
+        let what = what.of_host(state.host_name, &state.peer);
         let before = state.epoch.next();
+        self.happened(what);
         for open in self.take_opens(|open| open.session == victim) {
             let by = self.sessions.get(by).map(held_by).unwrap_or_default();
             self.reply_saying(open.from, open.tag, Status::Fenced, by);

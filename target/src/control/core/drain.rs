@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rblk_protocol::{AsyncEvent, CommandCapsule, Epoch, Status, Tag};
 
-use super::{Answer, ConnectionRef, Core, Effect, refuse};
+use super::{Answer, ConnectionRef, Core, Effect, EventKind, Occurrence, refuse};
 use crate::identity::SessionIndex;
 
 /// ASYNC_EVENTs one session may park.
@@ -78,6 +78,9 @@ impl Core {
         }
         tracing::info!(sessions = self.sessions.iter().count(), "draining");
         self.latest = now;
+        let sessions = self.connected_sessions();
+        let text = format!("the target stops; connected sessions: {sessions}");
+        self.happened(Occurrence::new(EventKind::Drain, text));
         let mut told = BTreeSet::new();
         for parked in std::mem::take(&mut self.drain.parked) {
             let event = AsyncEvent::Draining as u32;

@@ -162,6 +162,7 @@ impl Core {
             None => reply.to_wire().to_vec(),
         };
         self.reply(login.from, login.tag, Status::Ok, 0, payload);
+        self.told_login(index);
     }
 
     pub(super) fn end_late_logins(&mut self, now: Instant) {

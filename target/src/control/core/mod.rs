@@ -28,6 +28,7 @@ mod exports;
 mod hosts;
 mod list;
 mod login;
+mod occurrences;
 mod open;
 mod proof;
 mod refused;
@@ -42,6 +43,7 @@ use std::time::{Duration, Instant};
 use rblk_protocol::width::narrow;
 use rblk_protocol::{CommandCapsule, Epoch, Generation, InstanceId, Name, Opcode, Status, Tag};
 
+use crate::events::{EventKind, Occurrence};
 use crate::holders::{HolderRecord, Holders};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
 use crate::poll_group::Notice;
@@ -189,6 +191,8 @@ pub struct Core {
     drain: Drain,
     decisions: Decisions,
     effects: VecDeque<Effect>,
+    // What the caller has not taken yet.
+    occurrences: VecDeque<Occurrence>,
     // The time of the last call that named one.
     latest: Instant,
 }
@@ -235,6 +239,7 @@ impl Core {
             drain: Drain::new(parts.drain_timeout),
             decisions: Decisions::default(),
             effects: VecDeque::new(),
+            occurrences: VecDeque::new(),
             latest: now,
         }
     }
@@ -256,6 +261,7 @@ impl Core {
     fn member_gone(&mut self, member: Member, now: Instant) {
         let Member { session, epoch, queue, memory_bytes, is_proven, .. } = member;
         if queue.is_none() {
+            self.told_gone(session, epoch);
             self.drain.forget_events(session, Some(epoch));
             if self.waiting_logins.get(&session).is_some_and(|login| login.epoch == epoch) {
                 self.waiting_logins.remove(&session);
@@ -403,8 +409,12 @@ impl Core {
     /// Ends the waits whose time is over. Needed while [`Self::needs_ticks`].
     pub fn tick(&mut self, now: Instant) {
         self.latest = now;
+        let told = self.expiries();
         for session in self.sessions.expire(now) {
             tracing::info!(session = session.index, "a lost session's lease ended");
+            if let Some((_, what)) = told.iter().find(|(index, _)| *index == session) {
+                self.happened(what.clone());
+            }
             self.forget(session);
         }
         self.kept_for.retain(|_, until| *until > now);

@@ -31,7 +31,10 @@ use rblk_protocol::{
 };
 
 use super::changes::Undurable;
-use super::{Answer, ConnectionRef, Core, Notice, QUIESCE_DEADLINE, Ticket, refuse, refuse_saying};
+use super::{
+    Answer, ConnectionRef, Core, EventKind, Notice, Occurrence, QUIESCE_DEADLINE, Ticket, refuse,
+    refuse_saying,
+};
 use crate::holders::Claimant;
 use crate::identity::SessionIndex;
 use crate::session::Session;
@@ -241,6 +244,9 @@ impl Core {
             text,
             "OPEN refused: fenced"
         );
+        let what = Occurrence::new(EventKind::Fence, format!("refused: the volume {text}"));
+        let what = Occurrence { host: Some(claimant.host_name.to_string()), ..what };
+        self.happened(what.of_volume(volume.name));
         refuse_saying(Status::Fenced, text)
     }
 
@@ -449,6 +455,7 @@ impl Core {
     }
 
     pub(super) fn logout(&mut self, session: SessionIndex) -> Answer {
+        self.told_logout(session);
         for open in self.take_opens(|open| open.session == session) {
             self.reply(open.from, open.tag, Status::NotReady, 0, Vec::new());
         }
@@ -466,7 +473,11 @@ impl Core {
     pub(super) fn revoke(&mut self, session: SessionIndex) {
         let Some(state) = self.sessions.get(session) else { return };
         tracing::warn!(host = %state.host_name, peer = state.peer, "ending a session: its key is revoked");
+        let what =
+            Occurrence::new(EventKind::Revoke, "the key of the host is not allowed any more");
+        let what = what.of_host(state.host_name, &state.peer);
         let before = state.epoch.next();
+        self.happened(what);
         for open in self.take_opens(|open| open.session == session) {
             self.reply(open.from, open.tag, Status::NotAllowed, 0, Vec::new());
         }

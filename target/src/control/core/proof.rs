@@ -14,7 +14,7 @@ use rblk_protocol::{
 
 use super::admissions::Member;
 use super::hosts::{Host, Hosts};
-use super::{Answer, ConnectionRef, Core, Effect, Refused, refuse, refused};
+use super::{Answer, ConnectionRef, Core, Effect, EventKind, Occurrence, Refused, refuse, refused};
 use crate::identity::{AdmissionId, SessionIndex};
 
 /// How hosts prove who they are, at a target that asks for it.
@@ -221,6 +221,8 @@ impl Core {
             stranger.peer.clone()
         });
         tracing::warn!(peer, why, "an initiator did not prove who it is");
+        let text = format!("an initiator did not prove who it is: {why}");
+        self.happened(Occurrence { address: peer, ..Occurrence::new(EventKind::Refuse, text) });
         self.effects.push_back(Effect::Expel { connection: from });
     }
 

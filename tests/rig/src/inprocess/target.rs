@@ -542,7 +542,7 @@ impl<S: Store> Rig<S> {
                 self.groups[group].cqs[place].news.gone += 1;
             }
             FromGroup::LostWrites { .. } => self.lost_writes = true,
-            FromGroup::Stopped { .. } => {}
+            FromGroup::StoreFailed(_) | FromGroup::SlowIo { .. } | FromGroup::Stopped { .. } => {}
         }
     }
 

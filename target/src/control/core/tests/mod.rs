@@ -2,6 +2,7 @@
 
 mod auth;
 mod holders;
+mod occurrences;
 mod random;
 mod sessions;
 

@@ -1,0 +1,62 @@
+//! `rblk-initiator metrics`: the state of the mounts for node_exporter.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::Context;
+use rblk_config::Exit;
+use rblk_initiator::mount::metrics;
+use rblk_initiator::mount::run_dir::names;
+
+/// Prints the metrics, or replaces a file by them at once: its reader sees the old or the new.
+pub(crate) fn metrics(write: Option<&Path>) -> anyhow::Result<Exit> {
+    let (mounts, lines) = crate::all_mounts(&names(), false)?;
+    lines.iter().for_each(|line| eprintln!("rblk-initiator: {line}"));
+    let text = metrics::metrics(&mounts);
+    match write {
+        None => print!("{text}"),
+        Some(path) => {
+            replace(path, &text).with_context(|| format!("writing {}", path.display()))?;
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+/// Replaces a file, readable for everybody, as the collector is another user.
+fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    // The collector reads names that end in .prom only.
+    let mut draft = path.as_os_str().to_owned();
+    draft.push(format!(".{}", std::process::id()));
+    let draft = Path::new(&draft);
+    let written = File::create(draft).and_then(|mut file| {
+        file.set_permissions(std::fs::Permissions::from_mode(0o644))?;
+        file.write_all(text.as_bytes())
+    });
+    let replaced = written.and_then(|()| std::fs::rename(draft, path));
+    if replaced.is_err() {
+        let _ = std::fs::remove_file(draft);
+    }
+    replaced
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_and_no_draft_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rblk.prom");
+        std::fs::write(&path, "old").unwrap();
+        replace(&path, "new\n").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new\n");
+        assert!(replace(&dir.path().join("none/rblk.prom"), "x").is_err());
+        // A directory is in the way, so the draft cannot take its place.
+        let taken = dir.path().join("taken");
+        std::fs::create_dir(&taken).unwrap();
+        assert!(replace(&taken, "x").is_err());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+}

@@ -1,0 +1,332 @@
+//! [`Events`]: what happened to hosts and volumes lately, for people and for programs.
+//!
+//! Bounded in number and in rate, both by kind: many events of one kind neither push those of
+//! another kind out nor fill the log. What is left out is counted, and the next event of the kind
+//! says how many. Pure: the time is an argument.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// The `target` of the lines of the log that tell an event with its fields: for a journal. People
+/// who read the log read the same in other lines.
+pub const EVENT_LINES: &str = "rblk_event";
+
+/// Events of one kind that are kept.
+const KEPT_PER_KIND: usize = 64;
+/// Events of one kind that may come at once.
+const BURST: u32 = 16;
+/// Time until another one may come after that.
+const PACE: Duration = Duration::from_secs(1);
+
+/// What happened.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EventKind {
+    /// A host began a session.
+    Connect,
+    /// A host came back to its session.
+    Resume,
+    /// A host that holds a volume has lost its connections. Its session is kept for the lease.
+    Loss,
+    /// A host ended its session in good order, or left while it held no volume.
+    Leave,
+    /// The lease of a lost session ended.
+    Expire,
+    /// A host lost a volume to another host.
+    Fence,
+    /// A host did not prove who it is.
+    Refuse,
+    /// A session ended because its key is no longer allowed.
+    Revoke,
+    /// Acknowledged writes may be lost.
+    LostWrites,
+    /// A store failed an operation.
+    StoreError,
+    /// A command took longer than `slow_io`.
+    SlowIo,
+    /// A device or its CQ broke.
+    Device,
+    /// The target begins to stop.
+    Drain,
+}
+
+impl EventKind {
+    /// Every kind.
+    pub const ALL: [Self; 13] = [
+        Self::Connect,
+        Self::Resume,
+        Self::Loss,
+        Self::Leave,
+        Self::Expire,
+        Self::Fence,
+        Self::Refuse,
+        Self::Revoke,
+        Self::LostWrites,
+        Self::StoreError,
+        Self::SlowIo,
+        Self::Device,
+        Self::Drain,
+    ];
+
+    /// The word in JSON, metrics and the journal.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Resume => "resume",
+            Self::Loss => "loss",
+            Self::Leave => "leave",
+            Self::Expire => "expire",
+            Self::Fence => "fence",
+            Self::Refuse => "refuse",
+            Self::Revoke => "revoke",
+            Self::LostWrites => "lost-writes",
+            Self::StoreError => "store-error",
+            Self::SlowIo => "slow-io",
+            Self::Device => "device",
+            Self::Drain => "drain",
+        }
+    }
+
+    /// Whether somebody should look at it.
+    #[must_use]
+    pub fn is_warning(self) -> bool {
+        !matches!(self, Self::Connect | Self::Resume | Self::Leave | Self::Drain)
+    }
+
+    fn place(self) -> usize {
+        Self::ALL.iter().position(|kind| *kind == self).unwrap_or(0)
+    }
+}
+
+impl fmt::Display for EventKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.word())
+    }
+}
+
+/// Something that happened, before it has a number and a time.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Occurrence {
+    /// What.
+    pub kind: EventKind,
+    /// To which host.
+    pub host: Option<String>,
+    /// To which volume.
+    pub volume: Option<String>,
+    /// Where that host connects from.
+    pub address: Option<String>,
+    /// In words.
+    pub text: String,
+}
+
+impl Occurrence {
+    /// One of a kind, in words.
+    #[must_use]
+    pub fn new(kind: EventKind, text: impl Into<String>) -> Self {
+        Self { kind, host: None, volume: None, address: None, text: text.into() }
+    }
+
+    /// Of this host, which connects from there.
+    #[must_use]
+    pub fn of_host(self, host: impl ToString, address: &str) -> Self {
+        Self { host: Some(host.to_string()), address: Some(address.to_owned()), ..self }
+    }
+
+    /// Of this volume.
+    #[must_use]
+    pub fn of_volume(self, volume: impl ToString) -> Self {
+        Self { volume: Some(volume.to_string()), ..self }
+    }
+}
+
+/// Something that happened.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Event {
+    /// Its number: each is higher than those before, from 1 in each run of the target.
+    pub number: u64,
+    /// When, in milliseconds since 1970.
+    pub unix_ms: u64,
+    /// What.
+    pub kind: EventKind,
+    /// To which host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// To which volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
+    /// Where that host connects from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// In words.
+    pub text: String,
+    /// Events of this kind that were left out before this one, because there were too many.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub left_out: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+/// The events after a number.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct EventsReport {
+    /// The run of the target, in hexadecimal. Another run counts from 1 again.
+    pub instance: String,
+    /// The highest number so far; 0 before the first event. What comes later is after it.
+    pub last: u64,
+    /// The events that are kept, oldest first.
+    pub events: Vec<Event>,
+}
+
+/// How often a kind may be told.
+#[derive(Clone, Copy, Debug)]
+struct Allowance {
+    left: u32,
+    since: Option<Instant>,
+    left_out: u64,
+    total: u64,
+}
+
+impl Allowance {
+    const FULL: Self = Self { left: BURST, since: None, left_out: 0, total: 0 };
+
+    /// Whether one more may be told now.
+    fn take(&mut self, now: Instant) -> bool {
+        self.total += 1;
+        let passed = self.since.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        let more = u32::try_from(passed.as_secs() / PACE.as_secs()).unwrap_or(u32::MAX);
+        self.left = self.left.saturating_add(more).min(BURST);
+        if self.since.is_none() || more > 0 {
+            self.since = Some(now);
+        }
+        if self.left == 0 {
+            self.left_out += 1;
+            return false;
+        }
+        self.left -= 1;
+        true
+    }
+}
+
+/// The events of a run. See the module.
+#[derive(Debug)]
+pub struct Events {
+    last: u64,
+    kept: VecDeque<Event>,
+    allowances: [Allowance; EventKind::ALL.len()],
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        let allowances = [Allowance::FULL; EventKind::ALL.len()];
+        Self { last: 0, kept: VecDeque::new(), allowances }
+    }
+}
+
+impl Events {
+    /// Something happened. Returns the event, unless there are too many of its kind.
+    pub fn note(&mut self, what: Occurrence, now: Instant, unix_ms: u64) -> Option<&Event> {
+        let allowance = self.allowances.get_mut(what.kind.place())?;
+        if !allowance.take(now) {
+            return None;
+        }
+        let left_out = std::mem::take(&mut allowance.left_out);
+        if self.kept.iter().filter(|event| event.kind == what.kind).count() >= KEPT_PER_KIND
+            && let Some(oldest) = self.kept.iter().position(|event| event.kind == what.kind)
+        {
+            self.kept.remove(oldest);
+        }
+        self.last += 1;
+        let Occurrence { kind, host, volume, address, text } = what;
+        let number = self.last;
+        self.kept.push_back(Event { number, unix_ms, kind, host, volume, address, text, left_out });
+        self.kept.back()
+    }
+
+    /// The highest number so far, and the kept events after a number.
+    #[must_use]
+    pub fn after(&self, number: u64) -> (u64, Vec<Event>) {
+        (self.last, self.kept.iter().filter(|event| event.number > number).cloned().collect())
+    }
+
+    /// How often each kind happened, also those that were left out.
+    #[must_use]
+    pub fn totals(&self) -> Vec<EventCount> {
+        let counts = EventKind::ALL.into_iter().zip(&self.allowances);
+        counts.map(|(kind, allowance)| EventCount { kind, total: allowance.total }).collect()
+    }
+}
+
+/// How often a kind of event happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EventCount {
+    /// The kind.
+    pub kind: EventKind,
+    /// How often, since the start.
+    pub total: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loss(host: &str) -> Occurrence {
+        Occurrence::new(EventKind::Loss, "gone").of_host(host, "tcp://192.0.2.1:5")
+    }
+
+    #[test]
+    fn many_of_one_kind_push_no_other_out() {
+        let (mut events, mut now) = (Events::default(), Instant::now());
+        events.note(Occurrence::new(EventKind::LostWrites, "lost").of_volume("v"), now, 1).unwrap();
+        for host in 0..1000 {
+            now += PACE;
+            events.note(loss(&host.to_string()), now, 2).unwrap();
+        }
+        let (last, kept) = events.after(0);
+        assert_eq!((last, kept.len()), (1001, KEPT_PER_KIND + 1));
+        assert_eq!(kept[0].volume.as_deref(), Some("v"), "the oldest of all");
+        let hosts: Vec<&str> = kept[1..].iter().filter_map(|event| event.host.as_deref()).collect();
+        assert_eq!((hosts[0], hosts[KEPT_PER_KIND - 1]), ("936", "999"));
+        assert_eq!(events.after(1000).1.len(), 1);
+        assert!(events.after(1001).1.is_empty());
+    }
+
+    #[test]
+    fn too_many_at_once_are_counted_and_not_told() {
+        let (mut events, now) = (Events::default(), Instant::now());
+        let told = (0..100).filter(|_| events.note(loss("a"), now, 1).is_some()).count();
+        assert_eq!(told, BURST as usize);
+        events.note(Occurrence::new(EventKind::Drain, "d"), now, 1).expect("of another kind");
+        // Between two paces nothing is gained, and asking does not delay the next one.
+        assert_eq!(events.note(loss("a"), now + PACE / 2, 1), None);
+        let next = events.note(loss("b"), now + PACE, 9).expect("one a pace").clone();
+        assert_eq!((next.left_out, next.unix_ms), (101 - u64::from(BURST), 9));
+        assert_eq!(events.note(loss("b"), now + PACE, 9), None);
+        let totals = events.totals();
+        let of = |kind| totals.iter().find(|count| count.kind == kind).map(|count| count.total);
+        assert_eq!((of(EventKind::Loss), of(EventKind::Drain)), (Some(103), Some(1)));
+        assert_eq!(of(EventKind::Fence), Some(0));
+        // A long silence gives a whole burst, and no more.
+        let later = now + PACE * 1000;
+        let told = (0..100).filter(|_| events.note(loss("a"), later, 1).is_some()).count();
+        assert_eq!(told, BURST as usize);
+    }
+
+    #[test]
+    fn the_word_of_a_kind_is_that_of_its_json() {
+        for kind in EventKind::ALL {
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.word());
+            assert_eq!(EventKind::ALL[kind.place()], kind);
+        }
+        let mut events = Events::default();
+        let event = events.note(Occurrence::new(EventKind::Drain, "d"), Instant::now(), 5).unwrap();
+        let json = serde_json::to_string(event).unwrap();
+        assert_eq!(json, r#"{"number":1,"unix_ms":5,"kind":"drain","text":"d"}"#);
+        assert_eq!(&serde_json::from_str::<Event>(&json).unwrap(), event);
+    }
+}

@@ -1,0 +1,123 @@
+//! What a request asks for, and whether it may. Pure.
+
+use std::net::IpAddr;
+
+use hyper::{Method, StatusCode};
+
+/// What can be asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Route {
+    /// `/`: the live page.
+    Page,
+    /// `/metrics`.
+    Metrics,
+    /// `/healthz`.
+    Health,
+    /// `/status.json`.
+    Status,
+    /// `/events`: what happened after the event of this number.
+    Events {
+        /// 0: all that is kept.
+        after: u64,
+    },
+}
+
+/// Why a request is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refusal {
+    /// The status of HTTP.
+    pub status: StatusCode,
+    /// In words.
+    pub text: &'static str,
+}
+
+const fn refusal(status: StatusCode, text: &'static str) -> Refusal {
+    Refusal { status, text }
+}
+
+/// The route of a request.
+///
+/// # Errors
+/// There is no such path, or it takes no such method or query.
+pub fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, Refusal> {
+    let route = match path {
+        "/" => Route::Page,
+        "/metrics" => Route::Metrics,
+        "/healthz" => Route::Health,
+        "/status.json" => Route::Status,
+        "/events" => Route::Events { after: after(query)? },
+        _ => {
+            let known = "there are /, /metrics, /healthz, /status.json and /events\n";
+            return Err(refusal(StatusCode::NOT_FOUND, known));
+        }
+    };
+    match *method {
+        Method::GET | Method::HEAD => Ok(route),
+        _ => Err(refusal(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n")),
+    }
+}
+
+fn after(query: Option<&str>) -> Result<u64, Refusal> {
+    let Some(query) = query else { return Ok(0) };
+    let number = query.strip_prefix("after=").and_then(|text| text.parse().ok());
+    number.ok_or(refusal(StatusCode::BAD_REQUEST, "write /events?after=NUMBER\n"))
+}
+
+/// Whether a request that reached a loopback address is meant for this host.
+///
+/// A page of somebody else, open in a browser on this host, may make its own name resolve to the
+/// loopback address, and would then read what is served here. So the name must be an address or
+/// `localhost`.
+#[must_use]
+pub fn is_local_name(host: Option<&str>) -> bool {
+    // HTTP/1.0 names no host. No browser speaks that.
+    let Some(host) = host else { return true };
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    };
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes() {
+        let get = |path, query| route(&Method::GET, path, query);
+        assert_eq!(get("/", None), Ok(Route::Page));
+        assert_eq!(get("/metrics", Some("x=1")), Ok(Route::Metrics));
+        assert_eq!(get("/events", None), Ok(Route::Events { after: 0 }));
+        assert_eq!(get("/events", Some("after=17")), Ok(Route::Events { after: 17 }));
+        let status = |result: Result<Route, Refusal>| result.unwrap_err().status.as_u16();
+        for bad in ["after=", "after=-1", "after=18446744073709551616", "before=1", "after=1&x"] {
+            assert_eq!(status(get("/events", Some(bad))), 400, "{bad}");
+        }
+        assert_eq!(status(get("/metrics/", None)), 404);
+        assert_eq!(status(get("//", None)), 404);
+        assert_eq!(route(&Method::HEAD, "/healthz", None), Ok(Route::Health));
+        assert_eq!(status(route(&Method::POST, "/metrics", None)), 405);
+        assert_eq!(status(route(&Method::DELETE, "/x", None)), 404);
+    }
+
+    #[test]
+    fn names_of_others_are_not_local() {
+        for good in [
+            None,
+            Some("localhost"),
+            Some("LocalHost:9720"),
+            Some("127.0.0.1:9720"),
+            Some("127.0.0.1"),
+            Some("[::1]:9720"),
+            Some("[::1]"),
+        ] {
+            assert!(is_local_name(good), "{good:?}");
+        }
+        for bad in
+            ["evil.example", "evil.example:9720", "localhost.evil:1", "", "[evil]", "1.2.3.4.evil"]
+        {
+            assert!(!is_local_name(Some(bad)), "{bad}");
+        }
+    }
+}
