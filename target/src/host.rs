@@ -45,7 +45,7 @@ fn add(args: &HostAddArgs) -> anyhow::Result<Exit> {
             TargetConfig::load(&args.place.config)?
         }
         false => {
-            let config = file.write(host)?;
+            let config = file.write(&host)?;
             println!("{name}: written to {}", file.path().display());
             config
         }
@@ -105,7 +105,7 @@ fn remove(args: &HostRemoveArgs) -> anyhow::Result<Exit> {
         return Err(Senseless(text).into());
     };
     let config = match taken(&mut host, args)? {
-        Taken::Part => file.write(host)?,
+        Taken::Part => file.write(&host)?,
         Taken::Whole => file.remove()?,
     };
     println!("{name}: {} is changed", file.path().display());

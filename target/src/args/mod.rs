@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rblk_config::{
-    Auth, ByteSize, ConfigError, Duration, HostConfig, HostFileError, KeyFileError, NoTargetKey,
+    Auth, ByteSize, ConfigError, Duration, HostConfig, DropInError, KeyFileError, NoTargetKey,
     Spin, TargetConfig, VolumeAccess, VolumeConfig, VolumeRight,
 };
 use rblk_protocol::auth::PublicKey;
@@ -344,7 +344,7 @@ pub fn exit_of(error: &anyhow::Error) -> rblk_config::Exit {
         if let Some(error) = cause.downcast_ref::<ConfigError>() {
             return error.exit();
         }
-        if let Some(error) = cause.downcast_ref::<HostFileError>() {
+        if let Some(error) = cause.downcast_ref::<DropInError>() {
             return error.exit();
         }
         if let Some(error) = cause.downcast_ref::<KeyFileError>() {

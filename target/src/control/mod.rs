@@ -434,6 +434,7 @@ impl Control {
                 self.devices.poller_gone(group, place, poller, memory);
             }
             FromGroup::LostWrites { volume, backing } => self.on_lost_writes(volume, backing),
+            FromGroup::Stepped { group, ticket, result } => self.stepped(group, ticket, result),
             FromGroup::Stopped { group, clean, error } => self.groups.stopped(group, clean, error),
         }
     }
