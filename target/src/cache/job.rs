@@ -125,7 +125,7 @@ impl Job {
         Self {
             kind: Kind::Free,
             from: None,
-            span: Span::none(crate::store::VolumeIndex(0)),
+            span: Span::none(VolumeIndex(0)),
             blocks: Vec::new(),
             edges: Vec::new(),
             lock: JobLock::None,

@@ -245,6 +245,12 @@ impl Backing {
         Ok(size)
     }
 
+    /// Whether it is a regular file, which can get another size.
+    #[must_use]
+    pub(crate) fn is_file(&self) -> bool {
+        self.kind == BackingKind::File
+    }
+
     /// Bytes that the file or device has now. The size in force stays as it is.
     ///
     /// # Errors

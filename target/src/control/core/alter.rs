@@ -30,7 +30,8 @@ use rblk_protocol::{Name, Status};
 use super::{Core, Effect, Notice};
 use crate::cache::SLOT_BYTES;
 use crate::identity::SessionIndex;
-use crate::store::VolumeIndex;
+use crate::holders::Served;
+use crate::store::{StoreIdentity, VolumeIndex};
 use crate::volume::{CacheMode, Placement, Volume};
 
 /// How long the connections of a volume may take to end, and its dirty blocks to be written.
@@ -377,6 +378,18 @@ impl Core {
                 now,
             );
         }
+    }
+
+    /// A volume that is to be added is served from that store. If it is another store than before,
+    /// the hosts that had the volume are fenced. Returns whether it is.
+    pub(crate) fn serve_from(&mut self, volume: &Volume, store: Option<&StoreIdentity>) -> bool {
+        let served = self.holders.serve(volume.uuid, store);
+        if served != Served::AsBefore
+            && let Some(record) = self.holders.record(&volume.uuid).cloned()
+        {
+            self.persist_change(record);
+        }
+        served == Served::Replaced
     }
 
     /// Who has a volume open, or may come back to it.
