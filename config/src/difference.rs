@@ -101,7 +101,11 @@ impl Difference {
             let others = TargetConfig { volumes: Vec::new(), hosts: Vec::new(), ..config.clone() };
             table(&others)
         };
-        Ok(Self { volumes, hosts: hosts(from, to), restart: key_changes(&lists(from)?, &lists(to)?) })
+        Ok(Self {
+            volumes,
+            hosts: hosts(from, to),
+            restart: key_changes(&lists(from)?, &lists(to)?),
+        })
     }
 
     /// Whether nothing is different.
@@ -120,8 +124,7 @@ fn hosts(from: &TargetConfig, to: &TargetConfig) -> Vec<String> {
     let differs = |host: &&crate::HostConfig| !from.hosts.contains(host);
     let mut names: Vec<String> =
         to.hosts.iter().filter(differs).map(|host| host.name.clone()).collect();
-    let is_gone =
-        |host: &&crate::HostConfig| !to.hosts.iter().any(|other| other.name == host.name);
+    let is_gone = |host: &&crate::HostConfig| !to.hosts.iter().any(|other| other.name == host.name);
     names.extend(from.hosts.iter().filter(is_gone).map(|host| host.name.clone()));
     names
 }

@@ -182,8 +182,11 @@ impl<T: Entry> DropIn<T> {
     /// # Errors
     /// Not a name, or a configuration without drop-ins.
     pub fn path_of(config: &Path, name: &str) -> Result<PathBuf, DropInError> {
-        check_name(name)
-            .map_err(|problem| DropInError::Name { list: T::LIST, name: name.to_owned(), problem })?;
+        check_name(name).map_err(|problem| DropInError::Name {
+            list: T::LIST,
+            name: name.to_owned(),
+            problem,
+        })?;
         let none = || DropInError::NoDropIns { list: T::LIST, path: config.to_owned() };
         let directory = drop_ins_of(config).ok_or_else(none)?;
         Ok(directory.join(format!("{}-{name}.toml", T::LIST)))

@@ -49,8 +49,8 @@ mod units;
 mod volume;
 mod word;
 
-pub use digest_wish::{DigestWish, DigestWishError};
 pub use difference::{Difference, KeyChange, VolumeChange};
+pub use digest_wish::{DigestWish, DigestWishError};
 pub use drop_in::{DropIn, DropInError, Entry, HostFile, VolumeFile};
 pub use error::{ConfigError, Fault, Site};
 pub use exit::Exit;

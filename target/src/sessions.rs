@@ -47,7 +47,8 @@ fn table(sessions: &[SessionStatus]) -> String {
     };
     let (host, peer) = (width(|s| s.host.len(), 4), width(|s| s.peer.len(), 4));
     let head = ("NUMBER", "HOST", "FROM", "CONNECTIONS");
-    let mut text = format!("{:>6}  {:<host$}  {:<peer$}  {:>11}  VOLUMES\n", head.0, head.1, head.2, head.3);
+    let mut text =
+        format!("{:>6}  {:<host$}  {:<peer$}  {:>11}  VOLUMES\n", head.0, head.1, head.2, head.3);
     for s in sessions {
         let volumes = if s.fenced { "(fenced)".to_owned() } else { s.volumes.join(",") };
         text += &format!(

@@ -141,7 +141,8 @@ fn order(
         None => println!("{name}: {done}"),
     }
     match written {
-        Some(path) => println!("{name}: {} is changed", path.display()),
+        Some(path) if path.exists() => println!("{name}: {} is changed", path.display()),
+        Some(path) => println!("{name}: {} is gone", path.display()),
         None => println!("{name}: until the target restarts or reloads; --persist keeps it"),
     }
     Ok(Exit::Ok)

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rblk_config::{
-    Auth, ByteSize, ConfigError, Duration, HostConfig, DropInError, KeyFileError, NoTargetKey,
+    Auth, ByteSize, ConfigError, DropInError, Duration, HostConfig, KeyFileError, NoTargetKey,
     Spin, TargetConfig, VolumeAccess, VolumeConfig, VolumeRight,
 };
 use rblk_protocol::auth::PublicKey;

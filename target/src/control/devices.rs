@@ -12,7 +12,8 @@
 use std::sync::Arc;
 
 use rblk_fabric::{
-    Access, Device, FabricError, MemoryRegion, Poller, PollerHandle, ProtectionDomain, Region, Result, Transport,
+    Access, Device, FabricError, MemoryRegion, Poller, PollerHandle, ProtectionDomain, Region,
+    Result, Transport,
 };
 use rblk_protocol::width::wide64;
 
@@ -173,7 +174,9 @@ impl Devices {
     ) -> Result<Vec<(usize, Arc<MemoryRegion>)>> {
         let mut registered = Vec::new();
         for (place, entry) in self.entries.iter().enumerate() {
-            let Some(entry) = entry.as_ref().filter(|entry| entry.memory.is_some()) else { continue };
+            let Some(entry) = entry.as_ref().filter(|entry| entry.memory.is_some()) else {
+                continue;
+            };
             registered.push((place, Arc::new(entry.pd.register(region, Access::LOCAL_WRITE)?)));
         }
         for (place, memory) in &registered {

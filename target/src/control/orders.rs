@@ -89,10 +89,7 @@ pub(super) async fn remove_when_unused(
 }
 
 /// Opens what a volume is served from.
-pub(super) async fn open(
-    target: Name,
-    config: VolumeConfig,
-) -> Result<Arc<OpenedVolume>, String> {
+pub(super) async fn open(target: Name, config: VolumeConfig) -> Result<Arc<OpenedVolume>, String> {
     // The lock of a store is waited for.
     let opened = tokio::task::spawn_blocking(move || open_one(0, &config, &target)).await;
     match opened {
@@ -134,9 +131,7 @@ async fn change(
 async fn running(requests: &mpsc::Sender<Request>, name: &str) -> Result<VolumeConfig, String> {
     let running = ask(requests, Request::Running).await.ok_or("the target is stopping")?;
     let config = running.volumes.into_iter().find(|volume| volume.name == name);
-    config.ok_or_else(|| {
-        format!("there is no volume {name}; `rblk-target volume list` shows all")
-    })
+    config.ok_or_else(|| format!("there is no volume {name}; `rblk-target volume list` shows all"))
 }
 
 async fn dump(requests: &mpsc::Sender<Request>) -> Response {

@@ -43,6 +43,18 @@ pub(crate) enum Change {
     Become(VolumeConfig),
 }
 
+impl Change {
+    /// For the log.
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Add(..) => "add",
+            Self::Remove { .. } => "remove",
+            Self::Resize { .. } => "resize",
+            Self::Become(_) => "set",
+        }
+    }
+}
+
 /// What a change led to.
 pub(crate) type Outcome = Result<Changed, String>;
 
@@ -158,8 +170,7 @@ impl Control {
     ) {
         match self.begin_change(change, is_alone) {
             Ok((plan, bytes, before)) => {
-                let underway =
-                    Underway { plan, bytes, before, reply, waiting: 0, failure: None };
+                let underway = Underway { plan, bytes, before, reply, waiting: 0, failure: None };
                 self.volumes.underway = Some(underway);
             }
             // An error means that nobody waits for the answer.
@@ -194,7 +205,7 @@ impl Control {
                 self.volumes.backings.insert(volume.index, backing);
             }
         }
-        tracing::info!(volume = plan.name, ?change, "a volume changes");
+        tracing::info!(volume = plan.name, change = change.word(), "a volume changes");
         Ok((plan, bytes, before))
     }
 
@@ -436,7 +447,9 @@ impl Control {
 
     /// The change under way has ended.
     pub(super) fn changed(&mut self, result: Result<(), String>) {
-        let Some(Underway { plan, bytes, reply, .. }) = self.volumes.underway.take() else { return };
+        let Some(Underway { plan, bytes, reply, .. }) = self.volumes.underway.take() else {
+            return;
+        };
         let (index, is_new) = match &plan.order {
             VolumeOrder::Add(volume) => (volume.index, true),
             VolumeOrder::Alter { volume, .. } => (volume.index, false),

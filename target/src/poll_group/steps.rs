@@ -44,12 +44,7 @@ impl Steps {
 
 impl<S: Store> PollGroup<S> {
     /// Begins a step.
-    pub(super) fn take_step(
-        &mut self,
-        ticket: StepTicket,
-        volume: VolumeIndex,
-        step: VolumeStep,
-    ) {
+    pub(super) fn take_step(&mut self, ticket: StepTicket, volume: VolumeIndex, step: VolumeStep) {
         // Control has given up a step that it did not wait for.
         self.steps.0 = None;
         let until = match step {

@@ -29,8 +29,8 @@ use rblk_protocol::{Name, Status};
 
 use super::{Core, Effect, Notice};
 use crate::cache::SLOT_BYTES;
-use crate::identity::SessionIndex;
 use crate::holders::Served;
+use crate::identity::SessionIndex;
 use crate::store::{StoreIdentity, VolumeIndex};
 use crate::volume::{CacheMode, Placement, Volume};
 
@@ -82,7 +82,9 @@ pub enum OrderError {
     #[error("the target is stopping")]
     Stopping,
     /// It would lose data.
-    #[error("{volume} would lose the data behind its new end: it has {was} bytes, and {bytes} are fewer; --shrink does it")]
+    #[error(
+        "{volume} would lose the data behind its new end: it has {was} bytes, and {bytes} are fewer; --shrink does it"
+    )]
     Smaller {
         /// The volume.
         volume: Name,
@@ -257,8 +259,7 @@ impl Core {
         };
         let done = Vec::new();
         let (steps, since) = (VecDeque::from(steps), now);
-        let alteration =
-            Alteration { volume, before, end, steps, done, since, failure: None };
+        let alteration = Alteration { volume, before, end, steps, done, since, failure: None };
         self.alteration = Some(alteration);
         self.begin_step();
         Ok(())
