@@ -48,6 +48,15 @@ impl Exports {
         self.volumes.iter().find(|volume| volume.index == index)
     }
 
+    /// Exports a volume as it is now, instead of the one with its index.
+    #[cfg(test)]
+    pub(super) fn put(&mut self, volume: Arc<Volume>) {
+        match self.volumes.iter_mut().find(|old| old.index == volume.index) {
+            Some(old) => *old = volume,
+            None => self.volumes.push(volume),
+        }
+    }
+
     /// The volume with that name.
     pub(super) fn named(&self, name: Name) -> Option<&Arc<Volume>> {
         self.volumes.iter().find(|volume| volume.name == name)

@@ -24,6 +24,7 @@ mod changes;
 mod claim;
 mod connect;
 mod drain;
+mod events;
 mod exports;
 mod hosts;
 mod list;
@@ -62,6 +63,7 @@ pub(crate) use admissions::address_of;
 use admissions::{Admissions, Member};
 use changes::Changes;
 use drain::Drain;
+use events::Events;
 use exports::Exports;
 use login::WaitingLogin;
 use open::WaitingOpen;
@@ -186,6 +188,7 @@ pub struct Core {
     waiting_logins: BTreeMap<SessionIndex, WaitingLogin>,
     // In the order in which they came.
     waiting_opens: Vec<WaitingOpen>,
+    events: Events,
     drain: Drain,
     decisions: Decisions,
     effects: VecDeque<Effect>,
@@ -232,6 +235,7 @@ impl Core {
             changes: Changes::default(),
             waiting_logins: BTreeMap::new(),
             waiting_opens: Vec::new(),
+            events: Events::default(),
             drain: Drain::new(parts.drain_timeout),
             decisions: Decisions::default(),
             effects: VecDeque::new(),
@@ -256,7 +260,7 @@ impl Core {
     fn member_gone(&mut self, member: Member, now: Instant) {
         let Member { session, epoch, queue, memory_bytes, is_proven, .. } = member;
         if queue.is_none() {
-            self.drain.forget_events(session, Some(epoch));
+            self.events.forget_epoch(session, epoch);
             if self.waiting_logins.get(&session).is_some_and(|login| login.epoch == epoch) {
                 self.waiting_logins.remove(&session);
             }
@@ -473,7 +477,7 @@ impl Core {
     fn forget(&mut self, session: SessionIndex) {
         self.waiting_logins.remove(&session);
         self.waiting_opens.retain(|open| open.session != session);
-        self.drain.forget_events(session, None);
+        self.events.forget(session);
         if self.proven.remove(&session).is_some() {
             // Connections that have not proven themselves do not keep a session.
             self.all(Notice::EndConnections { session, before: Epoch(u32::MAX) });

