@@ -113,8 +113,14 @@ impl World {
             8 => self.pass(Duration::from_millis(u64::from(input.u16()))),
             9 => self.write_one(input.below(4) == 3),
             10 => self.simple(input),
-            _ if input.u8() == 0xff => self.restart(),
-            _ => self.pass(Duration::from_millis(500)),
+            _ => match input.u8() {
+                0xff => self.restart(),
+                0xfe => {
+                    self.core.volume_changed(VolumeIndex(u16::from(input.below(4))));
+                    self.carry_out();
+                }
+                _ => self.pass(Duration::from_millis(500)),
+            },
         }
     }
 

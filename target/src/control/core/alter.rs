@@ -243,6 +243,7 @@ impl Core {
             VolumeOrder::Add(volume) => (volume, None, End::Served, vec![Step::Add, Step::Access]),
             VolumeOrder::Remove { volume, .. } => {
                 let volume = self.exports.volume(volume).cloned().ok_or(OrderError::Unknown)?;
+                self.volume_changed(volume.index);
                 self.take_from_all(volume.index);
                 let steps = match volume.placement {
                     Placement::Store => vec![Step::Close, Step::WriteBack, Step::Drop],
@@ -319,14 +320,20 @@ impl Core {
     fn end_alteration(&mut self) {
         let Some(alteration) = self.alteration.take() else { return };
         let Alteration { volume, before, end, failure, .. } = alteration;
-        let index = volume.index;
+        let (index, is_new) = (volume.index, before.is_none());
         let result = match (failure, end) {
             (Some(failure), _) => Err(failure),
             (None, End::Served) => {
-                if before.is_none() {
+                let is_news = before.is_some_and(|before| {
+                    (before.blocks, before.read_only) != (volume.blocks, volume.read_only)
+                });
+                if is_new {
                     self.keep_for_absent(&volume);
                 }
                 self.exports.put(volume);
+                if is_news {
+                    self.volume_changed(index);
+                }
                 Ok(())
             }
             (None, End::Removed) => {

@@ -26,6 +26,7 @@ mod changes;
 mod claim;
 mod connect;
 mod drain;
+mod events;
 mod exports;
 mod hosts;
 mod list;
@@ -66,6 +67,7 @@ use admissions::{Admissions, Member};
 use alter::Alteration;
 use changes::Changes;
 use drain::Drain;
+use events::Events;
 use exports::Exports;
 use login::WaitingLogin;
 use open::WaitingOpen;
@@ -200,6 +202,7 @@ pub struct Core {
     alteration: Option<Alteration>,
     // Volumes that only those who have them open may open.
     closing: BTreeSet<VolumeIndex>,
+    events: Events,
     drain: Drain,
     decisions: Decisions,
     effects: VecDeque<Effect>,
@@ -248,6 +251,7 @@ impl Core {
             waiting_opens: Vec::new(),
             alteration: None,
             closing: BTreeSet::new(),
+            events: Events::default(),
             drain: Drain::new(parts.drain_timeout),
             decisions: Decisions::default(),
             effects: VecDeque::new(),
@@ -272,7 +276,7 @@ impl Core {
     fn member_gone(&mut self, member: Member, now: Instant) {
         let Member { session, epoch, queue, memory_bytes, is_proven, .. } = member;
         if queue.is_none() {
-            self.drain.forget_events(session, Some(epoch));
+            self.events.forget_epoch(session, epoch);
             if self.waiting_logins.get(&session).is_some_and(|login| login.epoch == epoch) {
                 self.waiting_logins.remove(&session);
             }
@@ -491,7 +495,7 @@ impl Core {
     fn forget(&mut self, session: SessionIndex) {
         self.waiting_logins.remove(&session);
         self.waiting_opens.retain(|open| open.session != session);
-        self.drain.forget_events(session, None);
+        self.events.forget(session);
         if self.proven.remove(&session).is_some() {
             // Connections that have not proven themselves do not keep a session.
             self.all(Notice::EndConnections { session, before: Epoch(u32::MAX) });

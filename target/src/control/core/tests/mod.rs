@@ -2,6 +2,7 @@
 
 mod auth;
 mod holders;
+mod news;
 mod random;
 mod sessions;
 
