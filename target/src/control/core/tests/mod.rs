@@ -19,9 +19,9 @@ use rblk_protocol::{
     VolumeHandle,
 };
 
-use super::{Step, 
+use super::{
     Admitted, AuthConfig, ConnectionRef, Core, CoreParts, Effect, Introduction, Knock, Notice,
-    Refused, Ticket,
+    Refused, Step, Ticket,
 };
 use crate::connection::STRANGER_TIME;
 use crate::holders::{HolderRecord, Holders, VolumeUuid};
