@@ -8,7 +8,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::control::Request;
-use crate::control::reload::{Reread, everything};
+use crate::control::reload::everything;
+use crate::control::reread::Reread;
 
 /// The SIGHUPs of this process.
 #[derive(Debug)]

@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
 use crate::control::core::{AuthConfig, Hosts};
-use crate::control::reload::Reread;
+use crate::control::reread::Reread;
 use crate::control::socket::ControlSocket;
 use crate::control::{Control, Limits, Parts, Request};
 use crate::demand::{self, Demand, Host};

@@ -3,6 +3,7 @@
 //! what happened, and carries out what it decided.
 
 mod admission;
+mod ask;
 pub mod core;
 mod destroy;
 mod devices;
@@ -11,6 +12,7 @@ mod losses;
 mod orders;
 mod persist;
 pub(crate) mod reload;
+pub(crate) mod reread;
 mod shares;
 pub mod socket;
 pub mod status;

@@ -10,8 +10,8 @@ use rblk_protocol::Name;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Request;
-use super::reload::Reread;
-use super::socket::{Ask, Response, VolumeReport, stopping};
+use super::ask::{Ask, Response, VolumeReport, stopping};
+use super::reread::Reread;
 use super::volumes::{Change, Changed, Outcome, set};
 use crate::exports::{OpenedVolume, open_one};
 

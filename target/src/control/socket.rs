@@ -9,164 +9,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rblk_config::{ByteSize, CacheMode, Difference, VolumeConfig};
-use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Request;
+use super::ask::stopping;
+pub use super::ask::{Ask, HostsReport, ReloadReport, Response, VolumeReport};
 use super::orders;
-use super::reload::{self, Reread};
-use super::status::TargetStatus;
+use super::reload;
+use super::reread::Reread;
 
 const LINE_MAX: u64 = 64 << 10;
 const LINE_TIME: Duration = Duration::from_secs(10);
-
-/// How long a change of volumes may take: its connections end, and what is dirty is written.
-pub const CHANGE_TIME: Duration = Duration::from_secs(300);
-/// How long a removal waits at most until nobody has the volume open.
-pub const DRAIN_TIME: Duration = Duration::from_secs(7 * 24 * 3600);
-
-/// What a control command asks.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "do")]
-pub enum Ask {
-    /// The state of everything.
-    Status,
-    /// Stop in good order.
-    Drain,
-    /// Read the hosts of the configuration again, and let in those.
-    ReloadHosts,
-    /// Read the configuration again, and change what can change without a restart.
-    Reload {
-        /// Only say what would change.
-        #[serde(default)]
-        dry_run: bool,
-    },
-    /// The configuration that the target runs with.
-    Dump,
-    /// Serve another volume.
-    AddVolume {
-        /// The volume, as a `[[volume]]` table.
-        volume: Box<VolumeConfig>,
-    },
-    /// Serve a volume no longer.
-    RemoveVolume {
-        /// Its name.
-        name: String,
-        /// Also if hosts have it open.
-        #[serde(default)]
-        force: bool,
-        /// Wait until no host has it open.
-        #[serde(default)]
-        drain: bool,
-    },
-    /// Give a volume another size.
-    ResizeVolume {
-        /// Its name.
-        name: String,
-        /// The size; none: that of its file or device.
-        #[serde(default)]
-        size: Option<ByteSize>,
-        /// It may become smaller.
-        #[serde(default)]
-        shrink: bool,
-    },
-    /// Change how a volume is served. What is absent stays.
-    SetVolume {
-        /// Its name.
-        name: String,
-        /// Refuse writes.
-        #[serde(default)]
-        read_only: Option<bool>,
-        /// What the block cache does for it.
-        #[serde(default)]
-        cache: Option<CacheMode>,
-        /// How far to read ahead.
-        #[serde(default)]
-        read_ahead: Option<ByteSize>,
-    },
-    /// End sessions.
-    Kick {
-        /// A host, a peer or the number of a session.
-        session: String,
-    },
-}
-
-impl Ask {
-    /// How long the answer may take.
-    #[must_use]
-    pub fn patience(&self) -> Duration {
-        match self {
-            Self::Status | Self::Drain | Self::ReloadHosts | Self::Dump | Self::Kick { .. } => {
-                LINE_TIME
-            }
-            Self::RemoveVolume { drain: true, .. } => DRAIN_TIME,
-            _ => CHANGE_TIME,
-        }
-    }
-}
-
-/// The answer.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Response {
-    /// The state.
-    Status(Box<TargetStatus>),
-    /// The hosts that may connect now.
-    Hosts(HostsReport),
-    /// A volume has changed.
-    Volume(Box<VolumeReport>),
-    /// The configuration was read again.
-    Reload(Box<ReloadReport>),
-    /// The running configuration, as TOML.
-    Dump(String),
-    /// These sessions were ended, by host and peer.
-    Kicked(Vec<String>),
-    /// It was taken.
-    Done,
-    /// It was not.
-    Error(String),
-}
-
-/// A volume after a change.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct VolumeReport {
-    /// Its name.
-    pub name: String,
-    /// Its configuration now; absent if it was removed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub volume: Option<VolumeConfig>,
-    /// Its size in bytes; 0 if it was removed.
-    pub size_bytes: u64,
-}
-
-/// What a reload did, or would do.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct ReloadReport {
-    /// Nothing was changed; this is what would be.
-    pub dry_run: bool,
-    /// What was different between the files and the running target.
-    #[serde(flatten)]
-    pub difference: Difference,
-    /// Why it is refused: then nothing of it is done.
-    pub refused: Vec<String>,
-    /// What it meant for hosts.
-    pub access: HostsReport,
-}
-
-/// What a reload of the hosts did.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct HostsReport {
-    /// Names of the hosts that may connect, in the order of the configuration.
-    pub hosts: Vec<String>,
-    /// Whether hosts must prove their keys. If not, everybody may connect, and the hosts have no
-    /// effect.
-    pub required: bool,
-    /// Names of the hosts whose sessions ended, one for each session.
-    pub ended: Vec<String>,
-}
 
 /// A bound socket; its file goes when it is dropped.
 #[derive(Debug)]
@@ -262,10 +117,6 @@ async fn serve_one(
     let mut text = serde_json::to_vec(&response).map_err(io::Error::other)?;
     text.push(b'\n');
     tokio::time::timeout(LINE_TIME, write.write_all(&text)).await?
-}
-
-pub(super) fn stopping() -> Response {
-    Response::Error("the target is stopping".into())
 }
 
 /// Asks a running target.
