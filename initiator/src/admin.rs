@@ -1,7 +1,7 @@
 //! [`AdminChannel`]: the admin connection of a session, driven by control.
 //!
 //! One command at a time, plus one ASYNC_EVENT that the target keeps until something happens, and
-//! one KEEP_ALIVE. Every wait has a deadline. After an error the channel is dead, and the session
+//! one KEEP_ALIVE. After the event that says so, one command asks how the volume changed. Every wait has a deadline. After an error the channel is dead, and the session
 //! must be connected anew.
 //!
 //! The target may take its time for a command, above all for a LOGIN that waits for the end of an
@@ -10,6 +10,7 @@
 
 mod keep_alive;
 mod qp;
+mod question;
 
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,8 @@ use crate::pulse::DiskUse;
 pub use crate::pulse::Pulse;
 use keep_alive::{Due, KeepAlive};
 use qp::AdminQp;
+pub use question::News;
+use question::Question;
 
 /// Largest reply of one command.
 pub(crate) const REPLY_BYTES: usize = 4096;
@@ -47,6 +50,7 @@ pub struct AdminChannel {
     epoch: Epoch,
     sequence: Sequence,
     events: Events,
+    question: Option<Question>,
     keep_alive: KeepAlive,
     disk: DiskUse,
     // How a command that lasts is watched.
@@ -60,6 +64,8 @@ pub struct AdminChannel {
 struct Events {
     parked: Option<Sequence>,
     arrived: Option<Option<AsyncEvent>>,
+    // The target said that a volume changed, and was not asked how since.
+    volumes_changed: bool,
     // The target drains: it answers every ASYNC_EVENT at once, and has nothing more to say.
     drains: bool,
 }
@@ -78,6 +84,7 @@ impl Events {
         if response.status == Status::Ok {
             let event = AsyncEvent::from_wire(response.value);
             self.drains |= event == Some(AsyncEvent::Draining);
+            self.volumes_changed |= event == Some(AsyncEvent::VolumesChanged);
             self.arrived = Some(event);
         }
         true
@@ -131,6 +138,7 @@ impl AdminChannel {
             epoch,
             sequence: Sequence(0),
             events: Events::default(),
+            question: None,
             keep_alive: KeepAlive::new(now),
             disk: DiskUse::new(now),
             pulse: None,
@@ -170,6 +178,7 @@ impl AdminChannel {
         body: &[u8],
         timeout: Duration,
     ) -> Result<Reply, SessionError> {
+        self.hear_out(Instant::now() + timeout).await?;
         let mut command = self.command(opcode, CALL_TAG);
         command.volume = volume;
         command.lba = Lba(index);
@@ -270,37 +279,48 @@ impl AdminChannel {
     /// # Errors
     /// The connection died, the target's data thread does not answer, or it broke a rule.
     pub(crate) async fn event(&mut self, pulse: Pulse) -> Result<Option<AsyncEvent>, SessionError> {
-        self.event_while(pulse, |_, _| pulse.period).await
+        loop {
+            match self.event_while(pulse, None, |_, _| pulse.period).await? {
+                News::Event(event) => return Ok(event),
+                // Who cares asks again.
+                News::Volume(_) | News::Gone => self.events.volumes_changed = true,
+            }
+        }
     }
 
     /// As [`Self::event`], with rarer KEEP_ALIVEs where the disk is not in use: `ios` counts its
-    /// I/Os until now.
+    /// I/Os until now. After an event that says that volumes changed, asks how `volume` is now.
     ///
     /// # Errors
-    /// As of [`Self::event`].
-    pub(crate) async fn event_of_disk(
+    /// As of [`Self::event`]; and the target does not say how the volume is.
+    pub(crate) async fn news_of_disk(
         &mut self,
         pulse: Pulse,
+        volume: VolumeHandle,
         ios: impl Fn() -> u64,
-    ) -> Result<Option<AsyncEvent>, SessionError> {
-        self.event_while(pulse, |disk, now| disk.period(pulse, ios(), now)).await
+    ) -> Result<News, SessionError> {
+        self.event_while(pulse, Some(volume), |disk, now| disk.period(pulse, ios(), now)).await
     }
 
     async fn event_while(
         &mut self,
         pulse: Pulse,
+        volume: Option<VolumeHandle>,
         period: impl Fn(&mut DiskUse, Instant) -> Duration,
-    ) -> Result<Option<AsyncEvent>, SessionError> {
+    ) -> Result<News, SessionError> {
         let mut armed = false;
         // The clock is read once after each sleep: the work between two sleeps takes no time that
         // matters.
         let mut now = Instant::now();
         loop {
-            if self.next_response(now)?.is_some() {
-                return Err(SessionError::Protocol("an answer to a command that was not sent"));
+            if let Some(response) = self.next_response(now)? {
+                return self.heard(&response);
             }
             if let Some(event) = self.events.arrived.take() {
-                return Ok(event);
+                return Ok(News::Event(event));
+            }
+            if let Some(volume) = volume {
+                self.ask_if_news(volume, now)?;
             }
             if self.events.wants_to_park() {
                 let mut command = self.command(Opcode::AsyncEvent, EVENT_TAG);
@@ -312,6 +332,7 @@ impl AdminChannel {
                 armed = false;
                 continue;
             };
+            let due = self.answer_due(now)?.map_or(due, |late| late.min(due));
             // After arming, look once more before sleeping.
             if armed {
                 self.qp.sleep_with(&mut self.alarm, due, now).await?;

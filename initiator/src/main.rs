@@ -395,6 +395,9 @@ fn outage(mount: &MountStatus) -> Option<String> {
     let what = match mount.state.as_str() {
         "reconnecting" => "its target is lost, and requests wait",
         "failing" => "its target is lost, and requests fail until it is back",
+        "volume removed" => {
+            "its target removed the volume, and requests fail until it is served again"
+        }
         "fenced" => "another host has its volume, and every request fails; unmount it",
         "volume lost" => "its volume is another one now, and every request fails; unmount it",
         _ => return None,
@@ -479,6 +482,7 @@ fn list(output: Output) -> anyhow::Result<Exit> {
     }
     print!("{}", table::mounts(&mounts, device_user));
     mounts.iter().filter_map(outage).for_each(|line| eprintln!("{line}"));
+    mounts.iter().filter_map(other_size).for_each(|line| eprintln!("{line}"));
     for m in &mounts {
         if let Some(lost) = m.lost() {
             eprintln!("{}: lost: {lost}", m.name);
@@ -486,6 +490,19 @@ fn list(output: Output) -> anyhow::Result<Exit> {
     }
     lines.iter().for_each(|line| eprintln!("{line}"));
     Ok(Exit::Ok)
+}
+
+/// A line about a disk that could not follow its volume.
+fn other_size(mount: &MountStatus) -> Option<String> {
+    let (disk, volume) = (mount.disk_size_bytes, mount.size_bytes);
+    let differs = disk != 0 && disk != volume;
+    differs.then(|| {
+        format!(
+            "{}: its disk has {disk} bytes and its volume {volume}: this kernel cannot resize a disk in use (Linux \
+             6.16 can); unmount, and mount again",
+            mount.name
+        )
+    })
 }
 
 /// A line about a mount that does not answer. It is listed if it has a device.

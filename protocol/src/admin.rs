@@ -148,7 +148,8 @@ pub struct VolumeEntry {
 pub enum AsyncEvent {
     /// The target drains: it will stop soon.
     Draining = 1,
-    /// Volumes were added, removed or changed. List them again.
+    /// A volume that the session has open was resized, became read-only or writable, or was
+    /// removed. LIST with its handle says how it is now.
     VolumesChanged = 2,
     /// Another initiator took over the volume of the session.
     Fenced = 3,
@@ -524,7 +525,10 @@ mod tests {
         assert_eq!(VolumeEntry::from_wire(&entry.to_wire()), Ok(entry));
         let header = VolumeListHeader { entries: 1, total: 2 };
         assert_eq!(VolumeListHeader::from_wire(&header.to_wire()), Ok(header));
+        assert_eq!(AsyncEvent::from_wire(1), Some(AsyncEvent::Draining));
+        assert_eq!(AsyncEvent::from_wire(2), Some(AsyncEvent::VolumesChanged));
         assert_eq!(AsyncEvent::from_wire(3), Some(AsyncEvent::Fenced));
+        assert_eq!(AsyncEvent::from_wire(4), None, "of a later version: it may be ignored");
         assert_eq!(AsyncEvent::from_wire(0), None);
     }
 

@@ -50,9 +50,7 @@ pub(crate) fn top(
         let status = match runtime.block_on(ask(path, Ask::Status)) {
             Ok(Response::Status(status)) => status,
             Ok(Response::Error(error)) => anyhow::bail!(error),
-            Ok(Response::Done | Response::Hosts(_) | Response::Events(_)) => {
-                anyhow::bail!("the target did not understand the question")
-            }
+            Ok(_) => anyhow::bail!("the target did not understand the question"),
             Err(error) => return Ok(no_answer(path, &error)),
         };
         // The first question begins the measurement.

@@ -18,15 +18,20 @@
 //! - The epochs of one session that are handed out rise strictly.
 //! - A try names the generation of the newest OPEN.
 //! - When the mount is fenced, or its volume became another one, nothing is ever due again.
+//!
+//! A volume may change its size and become read-only or writable meanwhile: it is the same volume.
+//! A volume that the target has removed may come back: the mount goes on trying, with its
+//! generation, but its requests do not wait for that.
 
 mod failback;
 mod rounds;
+mod shape;
 mod terms;
 
 use std::time::{Duration, Instant};
 
 use rblk_protocol::width::narrow;
-use rblk_protocol::{InstanceId, LoginReply, OpenReply, VolumeFlags};
+use rblk_protocol::{InstanceId, LoginReply, OpenReply, VolumeEntry, VolumeFlags};
 
 use failback::{Failback, Probed};
 use rounds::Rounds;
@@ -165,7 +170,7 @@ impl Course {
     pub fn due(&mut self, now: Instant, random: u64) -> Option<Act> {
         match self.state {
             State::Connected => self.due_connected(now, random),
-            State::Lost | State::Failing => self.due_lost(now),
+            State::Lost | State::Failing | State::Removed => self.due_lost(now),
             State::Fenced | State::Changed => None,
         }
     }
@@ -181,7 +186,7 @@ impl Course {
                 Some(_) => Some(self.connected_at),
                 None => self.probe_at(),
             },
-            State::Lost | State::Failing => {
+            State::Lost | State::Failing | State::Removed => {
                 let retry = if self.under_way.is_some() { None } else { self.retry_at };
                 [retry, self.fails_at()].into_iter().flatten().min()
             }
@@ -325,13 +330,11 @@ impl Course {
     pub fn opened(&mut self, volume: &OpenReply) -> Verdict {
         let Some(under_way) = &mut self.under_way else { return Verdict::Go };
         let known = self.facts.volume;
-        let is_same = volume.blocks == known.blocks
-            && volume.block_size == known.block_size
-            && volume.uuid == known.uuid;
+        let is_same = volume.block_size == known.block_size && volume.uuid == known.uuid;
         let another_run =
             under_way.instance.is_some_and(|instance| instance != self.facts.instance);
         let how = if !is_same {
-            Some("came back as another volume or size")
+            Some("came back as another volume or block size")
         } else if volume.flags.has(VolumeFlags::EPHEMERAL) && another_run {
             Some("was in the memory of a target that ended")
         } else {
@@ -345,6 +348,39 @@ impl Course {
         self.facts.volume.generation = volume.generation;
         under_way.opened = Some(*volume);
         if volume.verifier == known.verifier { Verdict::Go } else { Verdict::Settle }
+    }
+
+    /// What the target says of the volume that the mount has open. Returns whether it is the same
+    /// volume.
+    pub(crate) fn seen(&mut self, entry: &VolumeEntry) -> bool {
+        let known = &self.facts.volume;
+        if entry.uuid != known.uuid || entry.block_size != known.block_size {
+            return false;
+        }
+        self.facts.volume = shape::changed(known, entry);
+        true
+    }
+
+    /// The target says that it serves the volume no longer. A mount that is connected has lost it;
+    /// else tell [`Self::missing`].
+    pub fn removed(&mut self, now: Instant, random: u64) {
+        if self.state == State::Connected {
+            self.leave(Loss::Path, now, random);
+            self.state = State::Removed;
+        }
+    }
+
+    /// The target of the try under way does not have the volume. Returns whether requests fail from
+    /// now on: if the same run of the target served it before, it was removed. Another run may not
+    /// have it yet. The try is over: tell [`Self::failed`].
+    pub fn missing(&mut self) -> bool {
+        let Some(under_way) = &self.under_way else { return false };
+        let is_same_run = under_way.instance == Some(self.facts.instance);
+        let is_news = matches!(self.state, State::Lost | State::Failing) && is_same_run;
+        if is_news {
+            self.state = State::Removed;
+        }
+        is_news
     }
 
     /// OPEN was answered with `Fenced`: another host holds the volume, or held it since.
@@ -373,7 +409,7 @@ impl Course {
             return None;
         };
         let verifier_changed = opened.verifier != self.facts.volume.verifier;
-        self.facts.volume = opened;
+        self.facts.volume = shape::reopened(&self.facts.volume, opened);
         if let Some(instance) = under_way.instance {
             self.facts.instance = instance;
         }
@@ -381,7 +417,7 @@ impl Course {
         let arrival = Arrival {
             address: under_way.attempt.address,
             stalled: now.saturating_duration_since(lost_at),
-            was_failing: self.state == State::Failing,
+            was_failing: matches!(self.state, State::Failing | State::Removed),
             verifier_changed,
         };
         self.state = State::Connected;

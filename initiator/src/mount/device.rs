@@ -106,11 +106,15 @@ fn tune(id: u32, requests: Option<u16>) {
     }
 }
 
+/// The size of the disk of a volume.
+pub(super) fn sectors(volume: &OpenReply) -> u64 {
+    volume.blocks.0.saturating_mul(u64::from(volume.block_size.bytes() / 512))
+}
+
 /// The parameters of the disk.
 fn params(volume: &OpenReply, wish: &QueueWish) -> DiskParams {
     let block = volume.block_size.bytes();
-    let sectors = volume.blocks.0.saturating_mul(u64::from(block / 512));
-    let mut params = DiskParams::new(sectors, block, wish.io_max_bytes);
+    let mut params = DiskParams::new(sectors(volume), block, wish.io_max_bytes);
     // At least a page, so that file systems and readahead send no smaller requests without need.
     params.physical_block = block.max(4096);
     params.io_min = block.max(4096);

@@ -6,18 +6,19 @@ use std::time::{Duration, Instant};
 
 use rblk_config::MountConfig;
 use rblk_fabric::ConnectOptions;
-use rblk_protocol::{AccessMode, AsyncEvent, Features, Status};
+use rblk_protocol::{AccessMode, AsyncEvent, Features, Status, VolumeEntry, VolumeHandle};
 
-use super::EIO;
 use super::course::{Act, Arrival, Attempt, Course, Facts, Failure, Leaving, Loss, Rules, State};
 use super::history::{History, millis};
 use super::note_keeper::NoteKeeper;
 use super::queues::Queues;
-use super::reconnect::{News, Reconnected, Step, Tries, Try, VolumeChanged};
+use super::reconnect::{News as TryNews, Reconnected, Step, Tries, Try, VolumeChanged};
 use super::settle::{Account, flush};
 use super::setup::{Endpoint, Setup};
 use super::status::{MountStatus, auth};
 use super::task;
+use super::{EIO, ENODEV};
+use crate::admin::News;
 use crate::durability::Durability;
 use crate::engine::PathEnd;
 use crate::error::SessionError;
@@ -86,21 +87,31 @@ pub(super) fn pulse(config: &MountConfig) -> Pulse {
     Pulse::of(config.detect.get())
 }
 
-/// The next event of the target, or the loss of the session. Without a session there is none.
+/// Whether a target said that it does not have the volume.
+fn is_missing(error: &SessionError) -> bool {
+    match error {
+        SessionError::NoSuchVolume { .. } => true,
+        SessionError::Status { status, .. } => *status == Status::VolumeGone,
+        _ => false,
+    }
+}
+
+/// The next news of the target, or the loss of the session. Without a session there is none.
 async fn next_event(
     session: &mut Option<Session>,
+    volume: VolumeHandle,
     pulse: Pulse,
     queues: &Queues,
-) -> Result<Option<AsyncEvent>, SessionError> {
+) -> Result<News, SessionError> {
     match session {
-        Some(session) => session.admin.event_of_disk(pulse, || queues.ios()).await,
+        Some(session) => session.admin.news_of_disk(pulse, volume, || queues.ios()).await,
         None => std::future::pending().await,
     }
 }
 
 enum Happened {
-    Event(Result<Option<AsyncEvent>, SessionError>),
-    News(News),
+    Event(Result<News, SessionError>),
+    News(TryNews),
     Deadline,
 }
 
@@ -177,17 +188,21 @@ impl Link {
     /// Cancel safe.
     pub(super) async fn attend(&mut self, around: &mut Around<'_>) {
         self.carry_out(around);
-        let pulse = pulse(&self.config);
+        let (pulse, volume) = (pulse(&self.config), self.facts().volume.handle);
         let happened = tokio::select! {
-            event = next_event(&mut self.session, pulse, around.queues) => Happened::Event(event),
+            event = next_event(&mut self.session, volume, pulse, around.queues) => Happened::Event(event),
             news = self.tries.next() => Happened::News(news),
             () = task::until(self.course.deadline()) => Happened::Deadline,
         };
         match happened {
-            Happened::Event(event) => self.on_event(event, around.queues),
-            Happened::News(News::Step(step)) => self.on_step(step, around.note),
-            Happened::News(News::Tried(result)) => self.on_try(result, around),
-            Happened::News(News::Probed(address, answers)) => {
+            Happened::Event(event) => {
+                if self.on_event(event, around.queues) {
+                    self.write_note(around.note);
+                }
+            }
+            Happened::News(TryNews::Step(step)) => self.on_step(step, around.note),
+            Happened::News(TryNews::Tried(result)) => self.on_try(result, around),
+            Happened::News(TryNews::Probed(address, answers)) => {
                 self.course.probed(address, answers, Instant::now());
             }
             Happened::Deadline => {}
@@ -196,7 +211,8 @@ impl Link {
 
     /// Keeps the session alive, and takes its events, but does nothing that is due. Cancel safe.
     pub(super) async fn keep_alive(&mut self, queues: &mut Queues) {
-        let event = next_event(&mut self.session, pulse(&self.config), queues).await;
+        let (pulse, volume) = (pulse(&self.config), self.facts().volume.handle);
+        let event = next_event(&mut self.session, volume, pulse, queues).await;
         self.on_event(event, queues);
     }
 
@@ -310,6 +326,12 @@ impl Link {
                 Some(SessionError::Fenced { by, .. }) => {
                     self.on_fenced(by, format!("{error:#}"), around);
                 }
+                Some(missing) if is_missing(missing) => {
+                    if self.course.missing() {
+                        self.say_removed(around.queues);
+                    }
+                    self.on_failure(&format!("{error:#}"), false, now);
+                }
                 session_error => {
                     let is_gone = session_error.is_some_and(SessionError::is_session_gone);
                     self.on_failure(&format!("{error:#}"), is_gone, now);
@@ -399,23 +421,45 @@ impl Link {
         }
     }
 
-    pub(super) fn on_event(
-        &mut self,
-        event: Result<Option<AsyncEvent>, SessionError>,
-        queues: &Queues,
-    ) {
-        match event {
-            Ok(Some(AsyncEvent::Draining)) => {
+    /// Returns whether what is known of the volume changed.
+    pub(super) fn on_event(&mut self, news: Result<News, SessionError>, queues: &Queues) -> bool {
+        match news {
+            Ok(News::Event(Some(AsyncEvent::Draining))) => {
                 tracing::info!("the target drains: finishing what is in flight");
                 self.course.draining(Instant::now());
             }
             // The next OPEN says which host has the volume.
-            Ok(Some(AsyncEvent::Fenced)) => {
+            Ok(News::Event(Some(AsyncEvent::Fenced))) => {
                 self.lose("the volume was taken over", Loss::Path, queues);
             }
-            Ok(event) => tracing::debug!(?event, "event of the target"),
+            Ok(News::Event(event)) => tracing::debug!(?event, "event of the target"),
+            Ok(News::Volume(entry)) => return self.on_volume(&entry, queues),
+            Ok(News::Gone) => {
+                self.course.removed(Instant::now(), random());
+                self.say_removed(queues);
+                self.disconnect("the volume was removed at the target", queues);
+            }
             Err(error) => self.lose(&error.to_string(), Loss::Path, queues),
         }
+        false
+    }
+
+    fn on_volume(&mut self, entry: &VolumeEntry, queues: &Queues) -> bool {
+        let known = self.facts().volume;
+        if !self.course.seen(entry) {
+            // OPEN says what it is.
+            self.lose("the volume became another one", Loss::Path, queues);
+        }
+        self.facts().volume != known
+    }
+
+    fn say_removed(&self, queues: &Queues) {
+        tracing::error!(
+            volume = %self.setup.volume_name,
+            "the target removed the volume: requests fail until it serves the volume again. Unmount, or add the \
+             volume again at the target"
+        );
+        queues.fail(Some(ENODEV));
     }
 
     fn lose(&mut self, why: &str, loss: Loss, queues: &Queues) {
@@ -479,6 +523,7 @@ impl Link {
             State::Connected => "connected",
             State::Lost => "reconnecting",
             State::Failing => "failing",
+            State::Removed => "volume removed",
             State::Fenced => "fenced",
             State::Changed => "volume lost",
         };

@@ -26,6 +26,7 @@
 mod begin;
 pub mod course;
 mod device;
+mod disk;
 mod history;
 pub mod leftovers;
 mod link;
@@ -73,6 +74,8 @@ use status::MountStatus;
 pub use waiting::ToldToEnd;
 
 const EIO: i32 = 5;
+/// Errno for a request whose volume was removed.
+const ENODEV: i32 = 19;
 
 /// Called with the state of a mount when its device is there.
 pub type OnReady<'r> = &'r mut dyn FnMut(&MountStatus);

@@ -14,6 +14,7 @@ use rblk_protocol::{Status, VolumeFlags};
 use tokio::sync::mpsc;
 
 use super::course::Facts;
+use super::disk::Disk;
 use super::link::{Around, Link, pulse};
 use super::note::NO_DEVICE;
 use super::note_keeper::NoteKeeper;
@@ -50,6 +51,7 @@ pub(super) struct Mount {
     link: Link,
     queues: Queues,
     note: NoteKeeper,
+    disk: Disk,
     durability: Arc<Durability>,
     // What does not change while the mount is served. `status` adds the rest.
     status: MountStatus,
@@ -102,9 +104,9 @@ impl Mount {
     ) -> Self {
         let MountStatus { name, volatile_cache, recovered, .. } = &status;
         let note = NoteKeeper::new(name, &config, &durability, *volatile_cache, *recovered);
-        let (queues, since) = (Queues::default(), Instant::now());
+        let (queues, disk, since) = (Queues::default(), Disk::default(), Instant::now());
         let rates = RateWindow::default();
-        Self { config, link, queues, note, durability, status, since, rates }
+        Self { config, link, queues, note, disk, durability, status, since, rates }
     }
 
     /// The name of the mount.
@@ -198,6 +200,10 @@ impl Mount {
             rates: self.rates.moments().map(|(a, b, apart)| Rates::between(a, b, apart)),
             ..self.status.clone()
         };
+        let facts = self.link.facts();
+        status.size_bytes = size_bytes(facts);
+        status.disk_size_bytes = self.disk.size_bytes();
+        status.read_only = has(facts, VolumeFlags::READ_ONLY);
         self.link.report(&mut status);
         status.with_lost()
     }
@@ -205,8 +211,19 @@ impl Mount {
     /// Does what is due, and then the next thing that happens between the mount and its target.
     /// Cancel safe.
     pub(super) async fn attend(&mut self) {
-        let Self { link, queues, note, .. } = self;
-        link.attend(&mut Around { queues, note }).await;
+        let Self { link, queues, note, disk, .. } = self;
+        let mut around = Around { queues, note };
+        tokio::select! {
+            () = link.attend(&mut around) => {}
+            () = disk.attend() => {}
+        }
+    }
+
+    /// The disk follows the volume, as far as the target is there and says how it is.
+    pub(super) fn follow(&mut self, device: &mut Device) {
+        if self.link.is_connected() {
+            self.disk.follow(&self.link.facts().volume, device);
+        }
     }
 
     /// Takes what a queue thread says.
@@ -321,6 +338,11 @@ impl Mount {
     /// The disk is there.
     pub(super) fn set_disk(&mut self, path: &FilePath) {
         self.status.device = path.display().to_string();
+    }
+
+    /// How the disk is that is there.
+    pub(super) fn see_disk(&mut self, device: &Device) {
+        self.disk.appeared(device);
     }
 
     /// Memory for retained writes of each queue; 0 when none are to be kept.
@@ -459,6 +481,11 @@ impl Mount {
     }
 }
 
+/// The size of the volume.
+fn size_bytes(facts: &Facts) -> u64 {
+    facts.volume.blocks.bytes(facts.volume.block_size).unwrap_or(0)
+}
+
 /// The status of a mount, as far as it does not change while the mount is served.
 fn status_of(
     config: &MountConfig,
@@ -475,7 +502,7 @@ fn status_of(
         target_name: facts.target_name.to_string(),
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        size_bytes: volume.blocks.bytes(volume.block_size).unwrap_or(0),
+        size_bytes: size_bytes(facts),
         block_size: volume.block_size.bytes(),
         read_only: has(facts, VolumeFlags::READ_ONLY),
         volatile_cache: has(facts, VolumeFlags::VOLATILE_CACHE),

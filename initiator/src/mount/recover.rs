@@ -175,8 +175,9 @@ fn touch(memory: &Region) {
 fn mismatch(link: &Link, note: &Note, info: &DeviceInfo, params: &DiskParams) -> Option<String> {
     let (setup, volume) = (link.setup(), &link.facts().volume);
     let block = volume.block_size.bytes();
-    let sectors = volume.blocks.0.saturating_mul(u64::from(block / 512));
-    let read_only = volume.flags.has(VolumeFlags::READ_ONLY);
+    // The size, and whether the volume became read-only, may be news to the disk: it follows when
+    // the target is there.
+    let read_only = note.config.read_only;
     [
         (info.token != Some(note.token), "another token".to_owned()),
         (info.queues != setup.queues, format!("{} queues", info.queues)),
@@ -185,7 +186,6 @@ fn mismatch(link: &Link, note: &Note, info: &DeviceInfo, params: &DiskParams) ->
             info.max_io_bytes != setup.wish.io_max_bytes,
             format!("buffers of {} bytes", info.max_io_bytes),
         ),
-        (params.sectors != sectors, format!("{} sectors", params.sectors)),
         (params.logical_block != block, format!("blocks of {} bytes", params.logical_block)),
         (params.read_only != read_only, format!("read_only = {}", params.read_only)),
     ]

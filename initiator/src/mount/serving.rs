@@ -49,6 +49,7 @@ impl Serving {
         on_ready: OnReady<'_>,
     ) -> anyhow::Result<Option<HandOver>> {
         let Self { mut mount, mut device, socket, lock, mut from_queues } = self;
+        mount.see_disk(&device);
         announce(&mount, &mut device, on_ready);
         let (asked_sender, mut asked) = mpsc::channel(16);
         let answering = socket.serve(asked_sender);
@@ -66,6 +67,7 @@ impl Serving {
             if let Some(end) = end.or_else(|| ending.go_on(&mount)) {
                 break end;
             }
+            mount.follow(&mut device);
             if mount.has_stopped_queue() {
                 let disk = mount.disk();
                 anyhow::bail!("a queue of {disk} stopped: did another program remove the device?");

@@ -34,8 +34,9 @@ pub struct MountStatus {
     #[serde(default)]
     pub encrypted: bool,
     /// `waiting` (for the first connect; there is no device yet), `connected`, `reconnecting`
-    /// (requests wait), `failing` (they fail until the target is back), `fenced` (they fail
-    /// permanently: another host has the volume) or `volume lost` (they fail permanently: the
+    /// (requests wait), `failing` (they fail until the target is back), `volume removed` (they fail
+    /// until the target serves the volume again), `fenced` (they fail permanently: another host has
+    /// the volume) or `volume lost` (they fail permanently: the
     /// volume became another one).
     pub state: String,
     /// Why the last connection was lost, or why the last try to reconnect failed.
@@ -56,8 +57,13 @@ pub struct MountStatus {
     pub version: String,
     /// Seconds since the mount.
     pub uptime_s: u64,
-    /// Capacity in bytes.
+    /// Capacity of the volume in bytes.
     pub size_bytes: u64,
+    /// Capacity of the disk in bytes. It is not the volume's where the volume was resized and the
+    /// kernel cannot resize a disk that is in use. 0: there is no disk yet, or no process serves
+    /// it.
+    #[serde(default)]
+    pub disk_size_bytes: u64,
     /// Block size in bytes.
     pub block_size: u32,
     /// Writes are refused.

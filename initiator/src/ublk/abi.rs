@@ -79,6 +79,9 @@ pub(crate) const CMD_GET_FEATURES: u32 = control_read(0x13);
 /// Delete without waiting (6.9).
 pub(crate) const CMD_DEL_DEV_ASYNC: u32 = control_read(0x14);
 
+/// Give a live disk another capacity (6.16).
+pub(crate) const CMD_UPDATE_SIZE: u32 = control_write(0x15);
+
 /// First command for a tag: wait for a request.
 pub(crate) const IO_FETCH_REQ: u32 = io(0x20);
 /// Result of a request, and wait for the next one.
@@ -346,6 +349,7 @@ mod tests {
         assert_eq!(CMD_GET_DEV_INFO2, 0x8020_7512);
         assert_eq!(CMD_GET_FEATURES, 0x8020_7513);
         assert_eq!(CMD_DEL_DEV_ASYNC, 0x8020_7514);
+        assert_eq!(CMD_UPDATE_SIZE, 0xc020_7515);
     }
 
     #[test]

@@ -150,6 +150,20 @@ impl Device {
         &self.params
     }
 
+    /// Gives the disk another capacity, while it is used. A device that is not started yet has no
+    /// disk.
+    ///
+    /// # Errors
+    /// The kernel cannot ([`UblkError::FeatureMissing`], before 6.16), or the capacity is outside
+    /// its rule.
+    pub(crate) fn resize(&mut self, sectors: u64) -> Result<()> {
+        let params = DiskParams { sectors, ..self.params };
+        params.to_abi()?;
+        self.control.update_size(self.info.id, sectors)?;
+        self.params = params;
+        Ok(())
+    }
+
     /// Path of the disk.
     #[must_use]
     pub fn disk_path(&self) -> PathBuf {

@@ -36,6 +36,7 @@
 //! | 6.9 | DEL_DEV_ASYNC | a deletion that does not block; else the blocking one, cut short |
 //! | 6.13 | USER_RECOVERY_FAIL_IO | [`Recovery::FailAll`] |
 //! | 6.16 | death is seen when the char node is closed | before: maybe by a timer of 30 s |
+//! | 6.16 | UPDATE_SIZE | a volume that grows; before: a new mount |
 //! | 7.0 | partitions are read after the start | before: the start waits for reads |
 //! | 7.0 | BATCH_IO | not used: see below |
 //!
@@ -47,8 +48,8 @@
 //! `__ublk_batch_dispatch`). And QUIESCE_DEV makes requests of such a device fail instead of
 //! letting them wait.
 //!
-//! UPDATE_SIZE and QUIESCE_DEV (6.16: resize a live disk, park it): a device asks for these
-//! features where the kernel has them, and other programs may use the commands. rblk sends neither.
+//! QUIESCE_DEV (6.16: park a live disk): a device asks for this feature where the kernel has it,
+//! and other programs may use the command. rblk does not send it.
 //!
 //! Zero copy, user copy, zones and a stop that refuses while the disk is open (7.0) have their bits
 //! in `Features` and no code: request pages without an address cannot be registered with an RDMA

@@ -39,9 +39,10 @@ fn main() -> ExitCode {
     if let Err(error) = started {
         eprintln!("rblk-targetd: no thread for the log: {error}");
     }
-    let served = args
-        .configuration()
-        .and_then(|config| rblk_target::serve::serve(&config, move || args.configuration()));
+    let has_file = args.config.is_some();
+    let served = args.configuration().and_then(|config| {
+        rblk_target::serve::serve(&config, has_file, move || args.configuration())
+    });
     log.end(LOG_PATIENCE, stderr());
     match served {
         Ok(()) => ExitCode::SUCCESS,

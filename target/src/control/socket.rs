@@ -9,85 +9,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rblk_config::{Auth, TargetConfig};
-use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
 use super::Request;
-use super::status::TargetStatus;
-use crate::events::EventsReport;
+use super::ask::stopping;
+pub use super::ask::{Ask, HostsReport, ReloadReport, Response, VolumeReport};
+use super::orders;
+use super::reload;
+use super::reread::Reread;
 
 const LINE_MAX: u64 = 64 << 10;
 /// The longest answer: the times of many volumes, in every bucket.
 const ANSWER_MAX: u64 = 64 << 20;
 const LINE_TIME: Duration = Duration::from_secs(10);
-
-/// What a control command asks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "do")]
-pub enum Ask {
-    /// The state of everything.
-    Status,
-    /// What happened.
-    Events {
-        /// After the event of this number; 0 for all that is kept.
-        after: u64,
-    },
-    /// Stop in good order.
-    Drain,
-    /// Read the hosts of the configuration again, and let in those.
-    ReloadHosts,
-}
-
-/// The answer.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Response {
-    /// The state.
-    Status(Box<TargetStatus>),
-    /// What happened.
-    Events(EventsReport),
-    /// The hosts that may connect now.
-    Hosts(HostsReport),
-    /// It was taken.
-    Done,
-    /// It was not.
-    Error(String),
-}
-
-/// What a reload of the hosts did.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct HostsReport {
-    /// Names of the hosts that may connect, in the order of the configuration.
-    pub hosts: Vec<String>,
-    /// Whether hosts must prove their keys. If not, everybody may connect, and the hosts have no
-    /// effect.
-    pub required: bool,
-    /// Names of the hosts whose sessions ended, one for each session.
-    pub ended: Vec<String>,
-}
-
-/// Reads the configuration that the target was started with once more: files and flags.
-pub(crate) struct Reread {
-    read: Box<dyn Fn() -> anyhow::Result<TargetConfig> + Send + Sync>,
-    /// Whether hosts must prove their keys. A reload does not change that.
-    required: bool,
-    /// One reload at a time, so that the hosts that were read last are used last.
-    turn: Mutex<()>,
-}
-
-impl Reread {
-    /// By this function, which may block, in a target that was started with this configuration.
-    pub(crate) fn new(
-        started: &TargetConfig,
-        read: impl Fn() -> anyhow::Result<TargetConfig> + Send + Sync + 'static,
-    ) -> Arc<Self> {
-        let required = started.authentication() == Auth::Required;
-        Arc::new(Self { read: Box::new(read), required, turn: Mutex::new(()) })
-    }
-}
 
 /// A bound socket; its file goes when it is dropped.
 #[derive(Debug)]
@@ -168,7 +104,15 @@ async fn serve_one(
             Ok(()) => Response::Done,
             Err(_) => stopping(),
         },
-        Ok(Ask::ReloadHosts) => reload_hosts(&requests, reread).await,
+        Ok(Ask::ReloadHosts) => reload::hosts(&requests, &reread).await,
+        Ok(Ask::Reload { dry_run }) => reload::everything(&requests, &reread, dry_run)
+            .await
+            .map_or_else(Response::Error, |report| Response::Reload(Box::new(report))),
+        Ok(Ask::RemoveVolume { name, force: false, drain: true }) => {
+            let gone = reader.read_u8();
+            orders::remove_when_unused(&requests, &reread, name, gone).await
+        }
+        Ok(order) => orders::carry_out(&requests, &reread, order).await,
         Err(error) => Response::Error(format!("not a request: {error}")),
     };
     let mut text = serde_json::to_vec(&response).map_err(io::Error::other)?;
@@ -186,40 +130,12 @@ pub(crate) async fn asked<T>(
     answer.await.ok()
 }
 
-fn stopping() -> Response {
-    Response::Error("the target is stopping".into())
-}
-
-/// Replaces the whole table of hosts by that of the configuration as it is now. A configuration
-/// that is refused changes nothing.
-async fn reload_hosts(requests: &mpsc::Sender<Request>, reread: Arc<Reread>) -> Response {
-    let _turn = reread.turn.lock().await;
-    let reader = Arc::clone(&reread);
-    // Files may be slow, and this thread serves everybody.
-    let config = match tokio::task::spawn_blocking(move || (reader.read)()).await {
-        Ok(Ok(config)) => config,
-        Ok(Err(error)) => {
-            return Response::Error(format!("the hosts stay as they were: {error:#}"));
-        }
-        Err(_) => return Response::Error("the hosts stay as they were".into()),
-    };
-    let hosts = config.hosts.iter().map(|host| host.name.clone()).collect();
-    let required = reread.required;
-    let (reply, answer) = oneshot::channel();
-    if requests.send(Request::Hosts(config.hosts, reply)).await.is_err() {
-        return stopping();
-    }
-    match answer.await {
-        Ok(ended) => Response::Hosts(HostsReport { hosts, required, ended }),
-        Err(_) => stopping(),
-    }
-}
-
 /// Asks a running target.
 ///
 /// # Errors
 /// No target answers there, or not in time.
 pub async fn ask(path: &Path, ask: Ask) -> io::Result<Response> {
+    let patience = ask.patience();
     let exchange = async {
         let mut stream = UnixStream::connect(path).await?;
         let mut text = serde_json::to_vec(&ask).map_err(io::Error::other)?;
@@ -229,7 +145,7 @@ pub async fn ask(path: &Path, ask: Ask) -> io::Result<Response> {
         stream.take(ANSWER_MAX).read_to_end(&mut answer).await?;
         serde_json::from_slice(&answer).map_err(io::Error::other)
     };
-    tokio::time::timeout(LINE_TIME, exchange)
+    tokio::time::timeout(patience, exchange)
         .await
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the target does not answer"))?
 }

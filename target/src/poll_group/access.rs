@@ -25,9 +25,10 @@ pub(super) enum Opened {
 
 /// A volume, and where this poll group counts its commands.
 #[derive(Clone)]
-pub(super) struct Exported {
-    pub(super) volume: Arc<Volume>,
-    pub(super) stats: Arc<VolumeStats>,
+struct Exported {
+    // None: no command finds it now. Commands that found it are still counted.
+    volume: Option<Arc<Volume>>,
+    stats: Arc<VolumeStats>,
 }
 
 /// Volumes and sessions. See the module.
@@ -53,7 +54,48 @@ impl Access {
         if self.volumes.len() <= at {
             self.volumes.resize(at + 1, None);
         }
-        self.volumes[at] = Some(Exported { volume, stats });
+        self.volumes[at] = Some(Exported { volume: Some(volume), stats });
+    }
+
+    /// This poll group counts commands for a volume here. No command finds the volume yet.
+    pub(super) fn announce(&mut self, volume: VolumeIndex, stats: Arc<VolumeStats>) {
+        let at = wide(volume.0);
+        if self.volumes.len() <= at {
+            self.volumes.resize(at + 1, None);
+        }
+        self.volumes[at] = Some(Exported { volume: None, stats });
+    }
+
+    /// Commands find a volume from now on that was announced.
+    pub(super) fn open_to_commands(&mut self, volume: Arc<Volume>) {
+        let place = self.volumes.get_mut(wide(volume.index.0)).and_then(Option::as_mut);
+        debug_assert!(place.is_some(), "{} is served and was not announced", volume.name);
+        if let Some(place) = place {
+            place.volume = Some(volume);
+        }
+    }
+
+    /// No command finds a volume from now on.
+    pub(super) fn remove(&mut self, volume: VolumeIndex) {
+        if let Some(place) = self.volumes.get_mut(wide(volume.0)).and_then(Option::as_mut) {
+            place.volume = None;
+        }
+    }
+
+    /// Whether a session ever opened a volume: its commands may name it.
+    pub(super) fn knows(&self, session: SessionIndex, volume: VolumeIndex) -> bool {
+        let view = self.sessions.get(wide(session.index)).filter(|view| view.life == session.life);
+        view.is_some_and(|view| view.opened.get(wide(volume.0)).is_some_and(Option::is_some))
+    }
+
+    /// Whether the session of a command has its volume open, and the volume changes now: it is
+    /// neither gone nor can it be used.
+    #[cold]
+    pub(super) fn is_changing(&self, session: SessionIndex, command: &CommandCapsule) -> bool {
+        let Some(volume) = Volume::index_of(command.volume) else { return false };
+        let view = self.sessions.get(wide(session.index));
+        let opened = view.and_then(|view| view.opened.get(wide(volume.0)).copied().flatten());
+        matches!(opened, Some(Opened::Mode(_))) && self.volume(volume).is_none()
     }
 
     /// Says what a session may do with a volume from now on.
@@ -103,7 +145,7 @@ impl Access {
         &self,
         session: SessionIndex,
         command: &CommandCapsule,
-    ) -> Result<(&Exported, AccessMode), Status> {
+    ) -> Result<(&Volume, &VolumeStats, AccessMode), Status> {
         let index = Volume::index_of(command.volume).ok_or(Status::NoSuchVolume)?;
         let opened = self
             .sessions
@@ -114,13 +156,16 @@ impl Access {
             Opened::Mode(mode) => mode,
             Opened::Refused(status) => return Err(status),
         };
-        let volume = self.volumes.get(wide(index.0)).and_then(Option::as_ref);
-        Ok((volume.ok_or(Status::VolumeGone)?, mode))
+        let exported = self.volumes.get(wide(index.0)).and_then(Option::as_ref);
+        let Some(Exported { volume: Some(volume), stats }) = exported else {
+            return Err(Status::VolumeGone);
+        };
+        Ok((volume, stats, mode))
     }
 
     /// The volume with that index.
     pub(super) fn volume(&self, volume: VolumeIndex) -> Option<&Volume> {
-        self.volumes.get(wide(volume.0))?.as_ref().map(|exported| &*exported.volume)
+        self.volumes.get(wide(volume.0))?.as_ref()?.volume.as_deref()
     }
 
     /// Where the commands for a volume are counted.

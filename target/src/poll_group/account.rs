@@ -12,7 +12,7 @@ use crate::request::Request;
 use crate::stats::Stats;
 use crate::store::Store;
 use crate::timing::{Took, us_between};
-use crate::traffic::{IoKind, IoStats};
+use crate::traffic::{IoKind, IoStats, Stages};
 use crate::volume_stats::VolumeStats;
 
 /// How long what a turn finds may have lain in a CQ: since the turn before looked there, unless the
@@ -71,34 +71,33 @@ pub(super) fn answered<S: Store>(
     tag: Tag,
     status: Status,
 ) {
-    let (io, request) = connection.io_of(tag);
-    let Some(command) = request.command() else { return };
+    let Some(command) = connection.request(tag).command() else { return };
     let (opcode, bytes) = (command.opcode, Stats::data_bytes(command));
     turn.stats.count(command, bytes, status);
     if let Some(kind) = IoKind::of(opcode) {
-        record(io, request, turn, kind, bytes, status != Status::Ok);
+        record(connection, turn, tag, (kind, bytes, status != Status::Ok));
     }
 }
 
 /// A READ is answered well: its answer is queued.
 #[inline(always)]
 pub(super) fn answered_read<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
-    let (io, request) = connection.io_of(tag);
-    let bytes = request.span().len;
+    let bytes = connection.request(tag).span().len;
     turn.stats.count_read(bytes);
-    record(io, request, turn, IoKind::READ, bytes, false);
+    record(connection, turn, tag, (IoKind::READ, bytes, false));
 }
 
 #[inline(always)]
 fn record<S: Store>(
-    io: &IoStats,
-    request: &mut Request,
+    connection: &mut Connection,
     turn: &Turn<S>,
-    kind: IoKind,
-    bytes: u64,
-    failed: bool,
+    tag: Tag,
+    (kind, bytes, failed): (IoKind, u64, bool),
 ) {
-    let Some(took) = request.timing().end(turn.now) else { return io.refused(kind) };
+    let (io, request) = connection.io_of(tag);
+    let Some(took) = request.timing().end(turn.now) else {
+        return io.refused(kind);
+    };
     io.answered(kind, bytes, failed);
     let Some(volume) = turn.access.stats(request.span().volume) else { return };
     volume.io.answered(kind, bytes, failed);
@@ -106,10 +105,17 @@ fn record<S: Store>(
     if let Took::Longer(stages) = &took
         && turn.slow.is_slow(stages.total())
     {
-        let (volume, session) = (request.span().volume, connection.params().session);
-        let (total, stages) = (stages.total(), *stages);
-        turn.slow.note(SlowIo { volume, session, opcode, total, stages, others: 0 });
+        note_slow(connection, turn, tag, *stages);
     }
+}
+
+#[cold]
+fn note_slow<S: Store>(connection: &Connection, turn: &Turn<S>, tag: Tag, stages: Stages) {
+    let request = connection.request(tag);
+    let Some(opcode) = request.command().map(|command| command.opcode) else { return };
+    let (volume, session) = (request.span().volume, connection.params().session);
+    let total = stages.total();
+    turn.slow.note(SlowIo { volume, session, opcode, total, stages, others: 0 });
 }
 
 /// A connection ends: nothing of it is in flight any more.

@@ -113,8 +113,14 @@ impl World {
             8 => self.pass(Duration::from_millis(u64::from(input.u16()))),
             9 => self.write_one(input.below(4) == 3),
             10 => self.simple(input),
-            _ if input.u8() == 0xff => self.restart(),
-            _ => self.pass(Duration::from_millis(500)),
+            _ => match input.u8() {
+                0xff => self.restart(),
+                0xfe => {
+                    self.core.volume_changed(VolumeIndex(u16::from(input.below(4))));
+                    self.carry_out();
+                }
+                _ => self.pass(Duration::from_millis(500)),
+            },
         }
     }
 
@@ -299,6 +305,9 @@ impl World {
                 }
                 Effect::All(notice) => self.note(notice),
                 Effect::Persist { ticket, record } => self.on_their_way.push((ticket, record)),
+                Effect::Step(_) | Effect::GiveUpStep | Effect::Altered(_) => {
+                    unreachable!("no volume is changed here")
+                }
                 Effect::StopGroups => {
                     assert!(!self.stops, "it stops twice");
                     self.stops = true;

@@ -54,6 +54,8 @@ pub enum State {
     Lost,
     /// Requests fail until the target is back.
     Failing,
+    /// The target serves the volume no longer: requests fail until it does again.
+    Removed,
     /// Another host holds the volume: every request fails, permanently.
     Fenced,
     /// The volume became another one: every request fails, permanently.
@@ -150,7 +152,7 @@ pub struct Arrival {
     pub address: usize,
     /// How long it was lost.
     pub stalled: Duration,
-    /// Requests were failing, and may wait again.
+    /// Requests were failing, for whatever reason, and may wait again.
     pub was_failing: bool,
     /// The verifier is another one than before.
     pub verifier_changed: bool,

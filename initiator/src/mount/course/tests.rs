@@ -293,15 +293,17 @@ fn another_volume_is_final_and_another_verifier_is_settled() {
         (memory(ephemeral), 1, Verdict::Go),
         (memory(ephemeral), 2, Verdict::Changed("was in the memory of a target that ended")),
         (OpenReply { verifier: WriteVerifier([2; 16]), ..volume() }, 2, Verdict::Settle),
+        (OpenReply { blocks: BlockCount(1023), ..volume() }, 1, Verdict::Go),
+        (OpenReply { blocks: BlockCount(4096), ..volume() }, 2, Verdict::Go),
         (
             OpenReply { uuid: [8; 16], ..volume() },
             1,
-            Verdict::Changed("came back as another volume or size"),
+            Verdict::Changed("came back as another volume or block size"),
         ),
         (
-            OpenReply { blocks: BlockCount(1023), ..volume() },
+            OpenReply { block_size: BlockSize::new(512).unwrap(), ..volume() },
             1,
-            Verdict::Changed("came back as another volume or size"),
+            Verdict::Changed("came back as another volume or block size"),
         ),
     ] {
         let mut way = Way::lost(rules(1));
@@ -322,6 +324,78 @@ fn another_volume_is_final_and_another_verifier_is_settled() {
                 assert_eq!(way.course.facts().instance, login.instance);
             }
         }
+    }
+}
+
+#[test]
+fn a_volume_may_grow_and_become_read_only_but_its_writes_stay_to_be_flushed() {
+    let is = |read_only, volatile| {
+        VolumeFlags::default()
+            .with(VolumeFlags::READ_ONLY, read_only)
+            .with(VolumeFlags::VOLATILE_CACHE, volatile)
+    };
+    let mut facts = facts();
+    facts.volume.flags = is(false, true);
+    let mut course = Course::connected(rules(1), facts.clone(), 0, Instant::now());
+    let entry = VolumeEntry {
+        name: name("v"),
+        flags: is(true, false).with(VolumeFlags::IN_USE, true),
+        block_size: volume().block_size,
+        blocks: BlockCount(4096),
+        uuid: [7; 16],
+    };
+    assert!(course.seen(&entry));
+    let now = OpenReply { blocks: BlockCount(4096), flags: is(true, true), ..volume() };
+    assert_eq!(course.facts().volume, now);
+    assert!(course.seen(&VolumeEntry { flags: is(false, true), ..entry }));
+    assert_eq!(course.facts().volume.flags, is(false, true));
+    assert!(!course.seen(&VolumeEntry { uuid: [8; 16], ..entry }));
+    assert!(!course.seen(&VolumeEntry { block_size: BlockSize::new(512).unwrap(), ..entry }));
+    // By OPEN it is the same.
+    let mut way =
+        Way { course: Course::lost(rules(1), facts, Instant::now()), ..Way::lost(rules(1)) };
+    let attempt = way.attempt();
+    way.course.logged_in(&login(SESSION, attempt.resume.unwrap().1)).unwrap();
+    let opened = OpenReply { flags: is(true, false), blocks: BlockCount(9), ..volume() };
+    assert_eq!(way.course.opened(&opened), Verdict::Go);
+    way.course.arrived(way.now).unwrap();
+    assert_eq!(way.course.facts().volume, OpenReply { flags: is(true, true), ..opened });
+}
+
+#[test]
+fn requests_fail_while_the_volume_is_removed_and_go_on_when_it_is_back() {
+    let mut way = Way::connected(rules(1));
+    way.after(ms(5000));
+    way.course.removed(way.now, 0);
+    assert_eq!(way.course.state(), State::Removed);
+    assert!(!way.course.is_over());
+    // It is not there yet.
+    let attempt = way.attempt();
+    way.course.logged_in(&login(SESSION, attempt.resume.unwrap().1)).unwrap();
+    assert!(!way.course.missing(), "no news");
+    way.fail();
+    assert_eq!(way.course.state(), State::Removed);
+    way.after(ms(20_000));
+    let attempt = way.attempt();
+    assert_eq!(attempt.generation, volume().generation);
+    way.course.logged_in(&login(SESSION, attempt.resume.unwrap().1)).unwrap();
+    assert_eq!(way.course.opened(&volume()), Verdict::Go);
+    assert!(way.course.arrived(way.now).unwrap().was_failing);
+}
+
+#[test]
+fn a_volume_is_removed_if_the_same_run_of_the_target_had_it() {
+    for (instance, is_removed) in [(1, true), (2, false)] {
+        let mut way = Way::lost(rules(1));
+        assert!(!way.course.missing(), "nobody was asked");
+        let attempt = way.attempt();
+        let login = login(SESSION, attempt.resume.unwrap().1);
+        let login = LoginReply { instance: InstanceId([instance; 16]), ..login };
+        way.course.logged_in(&login).unwrap();
+        assert_eq!(way.course.missing(), is_removed);
+        let state = if is_removed { State::Removed } else { State::Lost };
+        way.fail();
+        assert_eq!(way.course.state(), state, "a target that starts may have it soon");
     }
 }
 
@@ -432,6 +506,7 @@ enum Event {
     Arrive,
     Fail(bool),
     Fenced,
+    Removed,
     Drain,
     Quiet,
     Probed(usize, bool),
@@ -450,6 +525,7 @@ fn event() -> impl Strategy<Value = Event> {
         6 => Just(Event::Arrive),
         4 => any::<bool>().prop_map(Event::Fail),
         1 => prop::bool::weighted(0.05).prop_map(|yes| if yes { Event::Fenced } else { Event::Quiet }),
+        1 => Just(Event::Removed),
         1 => Just(Event::Drain),
         2 => Just(Event::Quiet),
         3 => (0usize..4, any::<bool>()).prop_map(|(at, ok)| Event::Probed(at, ok)),
@@ -515,7 +591,8 @@ proptest! {
                     let reply = OpenReply {
                         generation: Generation(generation),
                         verifier: WriteVerifier([verifier; 16]),
-                        blocks: BlockCount(1024 + u64::from(changed)),
+                        blocks: BlockCount(1024 + u64::from(verifier)),
+                        uuid: if changed { [8; 16] } else { volume().uuid },
                         ..volume()
                     };
                     let verdict = course.opened(&reply);
@@ -548,6 +625,12 @@ proptest! {
                     trying = None;
                     prop_assert!(course.is_over());
                 }
+                Event::Removed => {
+                    course.removed(now, random);
+                    if course.missing() {
+                        prop_assert_eq!(course.state(), State::Removed);
+                    }
+                }
                 Event::Drain => course.draining(now),
                 Event::Quiet => course.quiet(),
                 Event::Probed(at, ok) => course.probed(at, ok, now),
@@ -579,7 +662,7 @@ proptest! {
             let deadline = course.deadline();
             prop_assert!(deadline.is_none_or(|at| at > now), "nothing that is due is left");
             match course.state() {
-                State::Lost | State::Failing => {
+                State::Lost | State::Failing | State::Removed => {
                     prop_assert!(trying.is_some() || deadline.is_some(), "lost and idle");
                     prop_assert!(course.lost_at().is_some());
                 }

@@ -2,6 +2,7 @@
 
 mod impostors;
 mod losses;
+mod news;
 mod proofs;
 
 use std::cell::RefCell;
@@ -24,6 +25,7 @@ use super::super::begin::connect_first;
 use super::*;
 use rblk_protocol::auth::Hellos;
 
+use crate::admin::News;
 use crate::engine::PathEnd;
 use crate::error::SessionError;
 use crate::session::HostIdentity;
@@ -54,6 +56,15 @@ struct Manners {
     // Admin connections that resume, or I/O connections, are refused so, without any proof.
     rejects: Option<(bool, RejectReason)>,
     drains: bool,
+    // The next ASYNC_EVENT, or the one that is parked, is answered: volumes changed.
+    has_news: bool,
+    // Blocks of the volume, and whether it is read-only; `None` when it is removed.
+    volume: Option<(u64, bool)>,
+    // LISTs of one volume that were heard, and whether they are answered.
+    lists: u32,
+    answers_lists: bool,
+    // What is answered to LIST is not sealed.
+    answers_in_the_clear: bool,
     // Queues are let in when that many KEEP_ALIVEs were heard.
     beats_before_queues: u32,
     open: (Status, &'static str),
@@ -84,6 +95,11 @@ impl Toy {
             knows_session: true,
             rejects: None,
             drains: false,
+            has_news: false,
+            volume: Some((256, false)),
+            lists: 0,
+            answers_lists: true,
+            answers_in_the_clear: false,
             beats_before_queues: 0,
             open: (Status::Ok, ""),
             instance: 1,
@@ -255,6 +271,11 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
             mouth.say(event, Status::Ok, AsyncEvent::Draining as u32, &[]);
             parked = None;
         }
+        if let (Some(event), true) = (&parked, manners.has_news) {
+            manners.has_news = false;
+            mouth.say(event, Status::Ok, AsyncEvent::VolumesChanged as u32, &[]);
+            parked = None;
+        }
         if mouth.poller.poll(&mut one).unwrap() == 0 {
             continue;
         }
@@ -309,11 +330,24 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
                     OpenRequest::from_wire(&body).unwrap();
                 manners.heard.push(Heard::Open { generation, take_over });
                 let (status, text) = manners.open;
-                if status == Status::Ok {
-                    mouth.answer(&command, status, 0, &volume(Generation(5)).to_wire());
+                if let (Status::Ok, Some(shape)) = (status, manners.volume) {
+                    mouth.answer(&command, status, 0, &news::opened(shape).to_wire());
+                } else if status == Status::Ok {
+                    mouth.answer(&command, Status::NoSuchVolume, 0, &[]);
                 } else {
                     let length = u32::try_from(text.len()).unwrap();
                     mouth.answer(&command, status, length, text.as_bytes());
+                }
+            }
+            Opcode::ListVolumes => {
+                let is_of_one = command.volume != VolumeHandle(0);
+                manners.lists += u32::from(is_of_one);
+                if !is_of_one || manners.answers_lists {
+                    let (status, payload) = news::listed(&command, manners.volume);
+                    match manners.answers_in_the_clear {
+                        true => mouth.say(&command, status, 0, &payload),
+                        false => mouth.answer(&command, status, 0, &payload),
+                    }
                 }
             }
             Opcode::KeepAlive => {
@@ -586,7 +620,7 @@ fn a_target_that_drains_is_left_when_every_queue_is_quiet() {
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mut mount = mounted(&config(&[&toy])).await;
-        mount.link.on_event(Ok(Some(AsyncEvent::Draining)), &mount.queues);
+        mount.link.on_event(Ok(News::Event(Some(AsyncEvent::Draining))), &mount.queues);
         mount.carry_out();
         assert!(mount.link.course().is_holding());
         let begun = Instant::now();

@@ -41,6 +41,7 @@ pub(super) const END_RECOVERY: Command = Command(abi::CMD_END_USER_RECOVERY, "EN
 pub(super) const INFO: Command = Command(abi::CMD_GET_DEV_INFO2, "GET_DEV_INFO2");
 pub(super) const PLAIN_INFO: Command = Command(abi::CMD_GET_DEV_INFO, "GET_DEV_INFO");
 pub(super) const FEATURES: Command = Command(abi::CMD_GET_FEATURES, "GET_FEATURES");
+pub(super) const UPDATE_SIZE: Command = Command(abi::CMD_UPDATE_SIZE, "UPDATE_SIZE");
 pub(super) const DELETE_ASYNC: Command = Command(abi::CMD_DEL_DEV_ASYNC, "DEL_DEV_ASYNC");
 
 /// How a command ended, before its errno means anything.

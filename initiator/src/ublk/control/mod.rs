@@ -19,7 +19,7 @@ use rblk_protocol::width::narrow;
 
 use self::command::{
     ADD, CANCEL, DELETE, DELETE_ASYNC, END_RECOVERY, FEATURES, GET_PARAMS, INFO, PLAIN_INFO,
-    SET_PARAMS, START, START_RECOVERY, STOP, header, missing,
+    SET_PARAMS, START, START_RECOVERY, STOP, UPDATE_SIZE, header, missing,
 };
 use self::node::wait_node;
 use super::abi::{self, CtrlCmd};
@@ -130,6 +130,18 @@ impl Control {
     /// A field is outside its rule, or the device was started before.
     pub(crate) fn set_params(&mut self, id: u32, params: &DiskParams) -> Result<()> {
         self.exchange(SET_PARAMS, header(id), params.to_abi()?, QUICK).map(drop)
+    }
+
+    /// Gives a disk that is there another capacity. Waits for no request. The kernel tells udev
+    /// (`RESIZE=1`), and file systems that ask for the size see the new one.
+    ///
+    /// # Errors
+    /// [`UblkError::FeatureMissing`] before 6.16.
+    pub(crate) fn update_size(&mut self, id: u32, sectors: u64) -> Result<()> {
+        if !self.features.contains(Features::UPDATE_SIZE) {
+            return Err(missing(Features::UPDATE_SIZE));
+        }
+        self.plain(UPDATE_SIZE, CtrlCmd { data: sectors, ..header(id) }, QUICK)
     }
 
     /// The disk's parameters as the driver has them.

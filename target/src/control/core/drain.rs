@@ -4,28 +4,15 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use rblk_protocol::{AsyncEvent, CommandCapsule, Epoch, Status, Tag};
+use rblk_protocol::{AsyncEvent, Epoch};
 
-use super::{Answer, ConnectionRef, Core, Effect, EventKind, Occurrence, refuse};
+use super::{Core, Effect, EventKind, Occurrence};
 use crate::identity::SessionIndex;
 
-/// ASYNC_EVENTs one session may park.
-const PARKED_PER_SESSION: usize = 4;
-
-/// An ASYNC_EVENT that waits for something to happen.
-#[derive(Debug)]
-struct Parked {
-    from: ConnectionRef,
-    tag: Tag,
-    session: SessionIndex,
-    epoch: Epoch,
-}
-
-/// The drain of a target. Before it begins: the events by which initiators will be told.
+/// The drain of a target.
 #[derive(Debug)]
 pub(super) struct Drain {
     timeout: Duration,
-    parked: Vec<Parked>,
     begun: Option<Begun>,
 }
 
@@ -40,7 +27,7 @@ struct Begun {
 impl Drain {
     /// No drain yet. A drain may take that long.
     pub(super) fn new(timeout: Duration) -> Self {
-        Self { timeout, parked: Vec::new(), begun: None }
+        Self { timeout, begun: None }
     }
 
     pub(super) fn has_begun(&self) -> bool {
@@ -52,9 +39,9 @@ impl Drain {
         self.begun.as_ref().is_some_and(|begun| !begun.stopped)
     }
 
-    /// Forgets the ASYNC_EVENTs of a session, or those of one epoch of it.
-    pub(super) fn forget_events(&mut self, session: SessionIndex, epoch: Option<Epoch>) {
-        self.parked.retain(|p| p.session != session || epoch.is_some_and(|e| e != p.epoch));
+    /// Whether a session has to be told now that it has begun: once in each epoch.
+    pub(super) fn must_tell(&mut self, session: SessionIndex, epoch: Epoch) -> bool {
+        self.begun.as_mut().is_some_and(|begun| begun.told.insert((session, epoch)))
     }
 }
 
@@ -81,12 +68,7 @@ impl Core {
         let sessions = self.connected_sessions();
         let text = format!("the target stops; connected sessions: {sessions}");
         self.happened(Occurrence::new(EventKind::Drain, text));
-        let mut told = BTreeSet::new();
-        for parked in std::mem::take(&mut self.drain.parked) {
-            let event = AsyncEvent::Draining as u32;
-            told.insert((parked.session, parked.epoch));
-            self.reply(parked.from, parked.tag, Status::Ok, event, Vec::new());
-        }
+        let told = self.tell_all(AsyncEvent::Draining);
         self.drain.begun = Some(Begun { since: now, stopped: false, told });
         self.stop_if_drained(now);
     }
@@ -122,23 +104,5 @@ impl Core {
         }
         begun.stopped = true;
         self.effects.push_back(Effect::StopGroups);
-    }
-
-    pub(super) fn async_event(
-        &mut self,
-        from: ConnectionRef,
-        session: SessionIndex,
-        command: &CommandCapsule,
-    ) -> Answer {
-        let Drain { parked, begun, .. } = &mut self.drain;
-        if parked.iter().filter(|p| p.session == session).count() >= PARKED_PER_SESSION {
-            return refuse(Status::LimitReached);
-        }
-        let epoch = command.epoch;
-        if begun.as_mut().is_some_and(|begun| begun.told.insert((session, epoch))) {
-            return Answer::Now(Status::Ok, AsyncEvent::Draining as u32, Vec::new());
-        }
-        parked.push(Parked { from, tag: command.tag, session, epoch });
-        Answer::Later
     }
 }

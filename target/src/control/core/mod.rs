@@ -15,15 +15,18 @@
 //! - Fencing takes effect once the record of the new holder is durable. A take-over that cannot be
 //!   remembered leaves the holder as it is.
 //! - So a command of an earlier holder takes effect before the answer, or never.
+//! - A volume changes while the target runs, and no command sees half of a change (`alter.rs`).
 //! - Every wait ends: by what it waits for, or by [`QUIESCE_DEADLINE`].
 
 mod admissions;
 mod allowance;
+mod alter;
 mod budget;
 mod changes;
 mod claim;
 mod connect;
 mod drain;
+mod events;
 mod exports;
 mod hosts;
 mod list;
@@ -36,7 +39,7 @@ mod seals;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -52,6 +55,7 @@ use crate::store::VolumeIndex;
 use crate::verifier::Lineage;
 use crate::volume::Volume;
 
+pub use alter::{OrderError, Step, VolumeOrder};
 pub use connect::{Admitted, Knock};
 pub use drain::DrainState;
 pub use hosts::{Hosts, HostsError};
@@ -62,8 +66,10 @@ pub use refused::Refused;
 pub(crate) use admissions::address_of;
 
 use admissions::{Admissions, Member};
+use alter::Alteration;
 use changes::Changes;
 use drain::Drain;
+use events::Events;
 use exports::Exports;
 use login::WaitingLogin;
 use open::WaitingOpen;
@@ -130,6 +136,12 @@ pub enum Effect {
         /// What changed.
         record: HolderRecord,
     },
+    /// Carry out a step of the alteration of [`Core::altered`], and then call [`Core::stepped`].
+    Step(Step),
+    /// The step before has taken too long. Nothing waits for it any more.
+    GiveUpStep,
+    /// The alteration has ended. On an error the volume is as it was.
+    Altered(Result<(), String>),
     /// The drain is over: stop every poll group. Comes once.
     StopGroups,
 }
@@ -143,7 +155,7 @@ pub struct CoreParts {
     pub instance: InstanceId,
     /// What the verifiers of the volumes are made of.
     pub lineage: Lineage,
-    /// What is exported; never changes.
+    /// What is exported at first.
     pub volumes: Vec<Arc<Volume>>,
     /// Sessions at a time.
     pub sessions_max: u32,
@@ -188,6 +200,11 @@ pub struct Core {
     waiting_logins: BTreeMap<SessionIndex, WaitingLogin>,
     // In the order in which they came.
     waiting_opens: Vec<WaitingOpen>,
+    // The volume that is being added, removed or changed.
+    alteration: Option<Alteration>,
+    // Volumes that only those who have them open may open.
+    closing: BTreeSet<VolumeIndex>,
+    events: Events,
     drain: Drain,
     decisions: Decisions,
     effects: VecDeque<Effect>,
@@ -236,6 +253,9 @@ impl Core {
             changes: Changes::default(),
             waiting_logins: BTreeMap::new(),
             waiting_opens: Vec::new(),
+            alteration: None,
+            closing: BTreeSet::new(),
+            events: Events::default(),
             drain: Drain::new(parts.drain_timeout),
             decisions: Decisions::default(),
             effects: VecDeque::new(),
@@ -262,7 +282,7 @@ impl Core {
         let Member { session, epoch, queue, memory_bytes, is_proven, .. } = member;
         if queue.is_none() {
             self.told_gone(session, epoch);
-            self.drain.forget_events(session, Some(epoch));
+            self.events.forget_epoch(session, epoch);
             if self.waiting_logins.get(&session).is_some_and(|login| login.epoch == epoch) {
                 self.waiting_logins.remove(&session);
             }
@@ -401,6 +421,7 @@ impl Core {
             || !self.kept_for.is_empty()
             || !self.waiting_logins.is_empty()
             || !self.waiting_opens.is_empty()
+            || self.is_altering()
             || self.drain.is_about_to_stop()
             // Decisions that wait for a record use the time of the last call.
             || !self.changes.are_confirmed()
@@ -420,6 +441,7 @@ impl Core {
         self.kept_for.retain(|_, until| *until > now);
         self.end_late_logins(now);
         self.end_late_opens(now);
+        self.end_late_step(now);
         self.stop_if_drained(now);
     }
 
@@ -483,7 +505,7 @@ impl Core {
     fn forget(&mut self, session: SessionIndex) {
         self.waiting_logins.remove(&session);
         self.waiting_opens.retain(|open| open.session != session);
-        self.drain.forget_events(session, None);
+        self.events.forget(session);
         if self.proven.remove(&session).is_some() {
             // Connections that have not proven themselves do not keep a session.
             self.all(Notice::EndConnections { session, before: Epoch(u32::MAX) });

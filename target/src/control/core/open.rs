@@ -110,8 +110,15 @@ impl Core {
         let Some(volume) = self.exports.named(request.name).cloned() else {
             return refuse(Status::NoSuchVolume);
         };
-        if volume.read_only && request.mode != AccessMode::ReadOnly {
+        // A volume that was made read-only is given back to its holder, whose writes are refused.
+        let is_fresh = request.generation.is_fresh();
+        if volume.read_only && request.mode != AccessMode::ReadOnly && is_fresh {
             return refuse(Status::ReadOnly);
+        }
+        let has_it = self.mode_of(session, volume.index).is_some();
+        if self.closing.contains(&volume.index) && is_fresh && !has_it {
+            let text = "the volume is about to be removed".to_owned();
+            return refuse_saying(Status::InUse, text);
         }
         self.reopen(session, volume.index, request.mode);
         let stage = if self.waits_for_claim(&volume, &request) {
@@ -321,6 +328,7 @@ impl Core {
     fn is_ready(&self, open: &WaitingOpen) -> bool {
         let mut leaving = self.sessions.leaving(open.volume, open.session, open.mode);
         matches!(open.stage, Stage::Granted(None))
+            && !self.is_closed(open.volume)
             && (leaving.next().is_none() || Mutation::FencingWait.is_on())
     }
 
@@ -412,7 +420,12 @@ impl Core {
     }
 
     /// The session does not have the volume any more. Returns false if it did not have it before.
-    fn give_up(&mut self, session: SessionIndex, volume: VolumeIndex, refusal: Status) -> bool {
+    pub(super) fn give_up(
+        &mut self,
+        session: SessionIndex,
+        volume: VolumeIndex,
+        refusal: Status,
+    ) -> bool {
         let Some(mode) = self.sessions.close(session, volume) else { return false };
         self.all(Notice::Close { session, volume, refusal });
         if mode != AccessMode::ReadOnly {
@@ -478,22 +491,36 @@ impl Core {
         let what = what.of_host(state.host_name, &state.peer);
         let before = state.epoch.next();
         self.happened(what);
-        for open in self.take_opens(|open| open.session == session) {
-            self.reply(open.from, open.tag, Status::NotAllowed, 0, Vec::new());
-        }
-        let (held, ended) = self.sessions.revoke(session);
-        for (volume, mode) in held {
-            self.all(Notice::Close { session, volume, refusal: Status::NotAllowed });
-            if mode != AccessMode::ReadOnly {
-                self.left(volume);
-            }
-        }
+        let ended = self.take_everything(session, Status::NotAllowed);
         if let Some(before) = before {
             self.all(Notice::EndConnections { session, before });
         }
         if ended {
             self.forget(session);
         }
+    }
+
+    /// A session ends with its connections, which the caller has ended.
+    pub(super) fn end_session(&mut self, session: SessionIndex, refusal: Status) {
+        if self.take_everything(session, refusal) {
+            self.forget(session);
+        }
+    }
+
+    /// A session has nothing from now on, and cannot be resumed. Returns whether it has no
+    /// connection either.
+    fn take_everything(&mut self, session: SessionIndex, refusal: Status) -> bool {
+        for open in self.take_opens(|open| open.session == session) {
+            self.reply(open.from, open.tag, refusal, 0, Vec::new());
+        }
+        let (held, ended) = self.sessions.revoke(session);
+        for (volume, mode) in held {
+            self.all(Notice::Close { session, volume, refusal });
+            if mode != AccessMode::ReadOnly {
+                self.left(volume);
+            }
+        }
+        ended
     }
 
     /// Takes from a session what its host has no right to any more.

@@ -543,6 +543,7 @@ impl<S: Store> Rig<S> {
             }
             FromGroup::LostWrites { .. } => self.lost_writes = true,
             FromGroup::StoreFailed(_) | FromGroup::SlowIo { .. } | FromGroup::Stopped { .. } => {}
+            FromGroup::Stepped { ticket, result, .. } => self.changing.stepped(ticket, result),
         }
     }
 

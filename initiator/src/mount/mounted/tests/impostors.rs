@@ -13,12 +13,16 @@ fn key() -> SecretKey {
     SecretKey::generate().unwrap()
 }
 
-fn honest(key: &SecretKey) -> Proofs {
+pub(super) fn honest(key: &SecretKey) -> Proofs {
     Proofs { keys: vec![key.clone()], seals: true, refuses: None }
 }
 
 /// The configuration of a mount that asks for those keys, with a key file in that directory.
-fn config_with_keys(toy: &Toy, keys: Vec<PublicKey>, directory: &std::path::Path) -> MountConfig {
+pub(super) fn config_with_keys(
+    toy: &Toy,
+    keys: Vec<PublicKey>,
+    directory: &std::path::Path,
+) -> MountConfig {
     let key_file = directory.join("host.key");
     let _ = key_file::create(&key_file);
     MountConfig { target_keys: keys, key_file, ..config(&[toy]) }
@@ -161,7 +165,7 @@ fn what_a_target_proves_counts() {
         let mut mount = mounted(&config).await;
         toy.is(|manners| manners.open = (Status::Fenced, "held by b (10.0.0.2)"));
         // A hint, which anybody could give. The answer to the next OPEN is none.
-        mount.link.on_event(Ok(Some(AsyncEvent::Fenced)), &mount.queues);
+        mount.link.on_event(Ok(News::Event(Some(AsyncEvent::Fenced))), &mount.queues);
         assert_eq!(mount.status().state, "reconnecting");
         until_status(&mut mount, |status| status.state == "fenced").await;
         assert_eq!(mount.link.facts().fenced.as_deref(), Some("held by b (10.0.0.2)"));
@@ -175,7 +179,7 @@ fn a_hint_alone_fences_nobody() {
         toy.is(|manners| manners.proofs = Some(honest(&target)));
         let config = config_with_keys(&toy, vec![target.public()], directory.path());
         let mut mount = mounted(&config).await;
-        mount.link.on_event(Ok(Some(AsyncEvent::Fenced)), &mount.queues);
+        mount.link.on_event(Ok(News::Event(Some(AsyncEvent::Fenced))), &mount.queues);
         until_status(&mut mount, |status| status.state == "connected" && status.epoch == 2).await;
         assert_eq!(mount.link.facts().fenced, None);
     });

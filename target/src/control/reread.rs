@@ -1,0 +1,65 @@
+//! [`Reread`]: the configuration that a target was started with, read once more.
+
+use std::sync::Arc;
+
+use rblk_config::{Auth, HostConfig, TargetConfig};
+use rblk_protocol::Name;
+use tokio::sync::{Mutex, MutexGuard};
+
+use super::ask::HostsReport;
+
+/// Reads the configuration that the target was started with once more: files and flags.
+pub(crate) struct Reread {
+    read: Box<dyn Fn() -> anyhow::Result<TargetConfig> + Send + Sync>,
+    /// The name of the target, of which the identities of its volumes are made.
+    target: Name,
+    has_file: bool,
+    /// Whether hosts must prove their keys. A reload does not change that.
+    required: bool,
+    /// One change at a time, so that what was read last is used last.
+    turn: Mutex<()>,
+}
+
+impl Reread {
+    /// By this function, which may block, in a target that was started with this configuration.
+    pub(crate) fn new(
+        started: &TargetConfig,
+        (target, has_file): (Name, bool),
+        read: impl Fn() -> anyhow::Result<TargetConfig> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let required = started.authentication() == Auth::Required;
+        Arc::new(Self { read: Box::new(read), target, has_file, required, turn: Mutex::new(()) })
+    }
+
+    /// Until the guard is dropped, nothing else changes.
+    pub(super) async fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().await
+    }
+
+    /// The name of the target.
+    pub(super) fn target(&self) -> Name {
+        self.target
+    }
+
+    /// Whether there is a file to read, and not flags alone.
+    pub(crate) fn has_file(&self) -> bool {
+        self.has_file
+    }
+
+    /// The configuration as it is now.
+    pub(super) async fn read(self: &Arc<Self>) -> Result<TargetConfig, String> {
+        let reader = Arc::clone(self);
+        // Files may be slow, and this thread serves everybody.
+        match tokio::task::spawn_blocking(move || (reader.read)()).await {
+            Ok(Ok(config)) => Ok(config),
+            Ok(Err(error)) => Err(format!("{error:#}")),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// What a reload of these hosts did.
+    pub(super) fn report(&self, hosts: &[HostConfig], ended: Vec<String>) -> HostsReport {
+        let hosts = hosts.iter().map(|host| host.name.clone()).collect();
+        HostsReport { hosts, required: self.required, ended }
+    }
+}
