@@ -6,6 +6,7 @@
 //! | --- | --- | --- |
 //! | `/etc/rblk/target.toml` and `target.d/*.toml` | [`TargetConfig`] | what a target serves |
 //! | `/etc/rblk/target.d/host-NAME.toml` | [`HostFile`] | one host that may connect |
+//! | `/etc/rblk/target.d/volume-NAME.toml` | [`VolumeFile`] | one volume |
 //! | `/etc/rblk/mounts.d/NAME.toml` | [`MountConfig`] | one mount |
 //! | `/etc/rblk/target.key`, `host.key` | [`key_file`] | the secret key of this end |
 //!
@@ -29,12 +30,13 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod difference;
 mod digest_wish;
 mod document;
+mod drop_in;
 mod error;
 mod exit;
 mod host;
-mod host_file;
 pub mod key_file;
 mod log;
 mod mount;
@@ -47,11 +49,12 @@ mod units;
 mod volume;
 mod word;
 
+pub use difference::{Difference, KeyChange, VolumeChange};
 pub use digest_wish::{DigestWish, DigestWishError};
+pub use drop_in::{DropIn, DropInError, Entry, HostFile, VolumeFile};
 pub use error::{ConfigError, Fault, Site};
 pub use exit::Exit;
 pub use host::{HostConfig, KEYS_MAX, VolumeAccess, VolumeRight, VolumeRightError};
-pub use host_file::{HostFile, HostFileError};
 pub use key_file::KeyFileError;
 pub use log::{Log, LogWriter};
 pub use mount::MountConfig;

@@ -50,7 +50,7 @@ fn a_host_is_written_changed_and_removed() {
     let file = bed.file("db1");
     assert_eq!(file.read().unwrap(), None);
     let first = host("db1", 4, "vol0:rw");
-    assert_eq!(file.write(first.clone()).unwrap().hosts, std::slice::from_ref(&first));
+    assert_eq!(file.write(&first).unwrap().hosts, std::slice::from_ref(&first));
     assert_eq!(bed.drop_ins(), ["host-db1.toml"]);
     let metadata = fs::metadata(file.path()).unwrap();
     assert_eq!(metadata.mode() & 0o7777, 0o640);
@@ -60,11 +60,11 @@ fn a_host_is_written_changed_and_removed() {
 
     let mut second = host("db1", 5, "*:ro");
     second.take_over = true;
-    file.write(second.clone()).unwrap();
+    file.write(&second).unwrap();
     assert_eq!(TargetConfig::load(&bed.config()).unwrap().hosts, [second]);
     drop(file);
     let other = bed.file("a.db-2");
-    other.write(host("a.db-2", 6, "*:ro")).unwrap();
+    other.write(&host("a.db-2", 6, "*:ro")).unwrap();
     assert_eq!(bed.drop_ins(), ["host-a.db-2.toml", "host-db1.toml"]);
     drop(other);
     let left = bed.file("db1").remove().unwrap().hosts;
@@ -81,7 +81,7 @@ fn a_host_that_the_configuration_refuses_is_not_written() {
         PublicKey::from_bytes([9; 32])
     );
     let bed = Bed::new(&in_main);
-    bed.file("db1").write(host("db1", 4, "vol0:rw")).unwrap();
+    bed.file("db1").write(&host("db1", 4, "vol0:rw")).unwrap();
     let before = fs::read_to_string(bed.file("db1").path()).unwrap();
     for (name, bad, why) in [
         ("db1", host("db1", 4, "vol1:rw"), "there is no volume \"vol1\"; the volumes are vol0"),
@@ -89,7 +89,7 @@ fn a_host_that_the_configuration_refuses_is_not_written() {
         ("db2", host("db2", 4, "vol0:rw"), "a key belongs to one host"),
         ("old", host("old", 7, "vol0:rw"), "target.toml:7:8); rename one of them"),
     ] {
-        let error = bed.file(name).write(bad).unwrap_err().to_string();
+        let error = bed.file(name).write(&bad).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
         assert_eq!(fs::read_to_string(bed.file("db1").path()).unwrap(), before);
         assert_eq!(bed.drop_ins(), ["host-db1.toml"]);
@@ -144,7 +144,7 @@ fn one_program_at_a_time() {
         file.read().unwrap()
     });
     assert!(receiver.recv_timeout(std::time::Duration::from_millis(100)).is_err());
-    held.write(host("db1", 4, "vol0:rw")).unwrap();
+    held.write(&host("db1", 4, "vol0:rw")).unwrap();
     drop(held);
     assert_eq!(other.join().unwrap(), Some(host("db1", 4, "vol0:rw")));
 }

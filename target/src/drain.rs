@@ -167,9 +167,7 @@ async fn status(path: &Path) -> std::io::Result<anyhow::Result<TargetStatus>> {
     Ok(match ask(path, Ask::Status).await? {
         Response::Status(status) => Ok(*status),
         Response::Error(error) => Err(anyhow::anyhow!(error)),
-        Response::Done | Response::Hosts(_) => {
-            Err(anyhow::anyhow!("the target did not understand the question"))
-        }
+        _ => Err(anyhow::anyhow!("the target did not understand the question")),
     })
 }
 

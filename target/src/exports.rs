@@ -53,10 +53,20 @@ pub(crate) fn open_volumes(
         .volumes
         .iter()
         .enumerate()
-        .map(|(index, volume)| {
-            open_volume(index, volume, target).with_context(|| format!("volume `{}`", volume.name))
-        })
+        .map(|(index, volume)| open_one(index, volume, target))
         .collect()
+}
+
+/// Opens one volume. `target` is the name of the target.
+///
+/// # Errors
+/// It cannot be opened, with name and cause.
+pub(crate) fn open_one(
+    index: usize,
+    config: &VolumeConfig,
+    target: &Name,
+) -> anyhow::Result<OpenedVolume> {
+    open_volume(index, config, target).with_context(|| format!("volume `{}`", config.name))
 }
 
 fn open_volume(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Result<OpenedVolume> {

@@ -8,12 +8,12 @@ use rblk_target::args::{HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, Out
 use rblk_target::control::socket::{Ask, HostsReport, Response, ask};
 use serde::Serialize;
 
-use crate::{no_answer, table};
+use crate::table;
 
 /// A request that makes no sense.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Senseless(String);
+pub(crate) struct Senseless(pub(crate) String);
 
 /// A host, in JSON.
 #[derive(Serialize)]
@@ -45,7 +45,7 @@ fn add(args: &HostAddArgs) -> anyhow::Result<Exit> {
             TargetConfig::load(&args.place.config)?
         }
         false => {
-            let config = file.write(host)?;
+            let config = file.write(&host)?;
             println!("{name}: written to {}", file.path().display());
             config
         }
@@ -105,7 +105,7 @@ fn remove(args: &HostRemoveArgs) -> anyhow::Result<Exit> {
         return Err(Senseless(text).into());
     };
     let config = match taken(&mut host, args)? {
-        Taken::Part => file.write(host)?,
+        Taken::Part => file.write(&host)?,
         Taken::Whole => file.remove()?,
     };
     println!("{name}: {} is changed", file.path().display());
@@ -171,7 +171,7 @@ fn tell(place: &HostPlace, config: &TargetConfig, name: &str, stays: bool) -> an
                 socket.display()
             )
         }
-        Ok(Response::Status(_) | Response::Done) => {
+        Ok(_) => {
             anyhow::bail!("the target at {} did not understand the request", socket.display())
         }
         Err(error) => {
@@ -192,8 +192,8 @@ fn tell(place: &HostPlace, config: &TargetConfig, name: &str, stays: bool) -> an
 const OPEN: &str =
     "authentication is off, so every host may connect, and the list of hosts has no effect";
 
-/// What a reload did, in words.
-fn told(report: &HostsReport) -> String {
+/// What a reload of the hosts did, in words.
+pub(crate) fn told(report: &HostsReport) -> String {
     let hosts = match report.hosts.as_slice() {
         [] => "no host".to_owned(),
         [host] => format!("one host, {host},"),
@@ -207,23 +207,6 @@ fn told(report: &HostsReport) -> String {
         text += &format!("\n{OPEN}");
     }
     text
-}
-
-/// `rblk-target reload`.
-pub(crate) fn reload(socket: &Path) -> anyhow::Result<Exit> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    match runtime.block_on(ask(socket, Ask::ReloadHosts)) {
-        Ok(Response::Hosts(report)) => {
-            println!("hosts were reloaded; other keys need a restart");
-            println!("{}", told(&report));
-        }
-        Ok(Response::Error(error)) => anyhow::bail!(error),
-        Ok(Response::Status(_) | Response::Done) => {
-            anyhow::bail!("the target did not understand the request")
-        }
-        Err(error) => return Ok(no_answer(socket, &error)),
-    }
-    Ok(Exit::Ok)
 }
 
 fn list(path: &Path, output: Output) -> anyhow::Result<Exit> {

@@ -14,7 +14,10 @@ use rblk_target::serve::NO_HOST;
 mod drain;
 mod host;
 mod key;
+mod reload;
+mod sessions;
 mod table;
+mod volumes;
 
 fn main() -> ExitCode {
     die_of_closed_pipes();
@@ -28,7 +31,12 @@ fn main() -> ExitCode {
         }),
         Command::Key(command) => key::key(&command),
         Command::Host(command) => host::host(&command),
-        Command::Reload { socket } => host::reload(&socket.path),
+        Command::Volume(command) => volumes::volume(&command),
+        Command::Session(command) => sessions::session(&command),
+        Command::Reload { dry_run, socket, output } => {
+            reload::reload(&socket.path, dry_run, output)
+        }
+        Command::Dump { socket } => reload::dump(&socket.path),
         Command::Check { config } => check(&config),
         Command::Status { socket, output } => status(&socket.path, output),
         Command::Drain { socket, no_wait, output } => drain::drain(&socket.path, !no_wait, output),
@@ -86,12 +94,24 @@ fn status(path: &std::path::Path, output: Output) -> anyhow::Result<Exit> {
         }
         Ok(Response::Status(status)) => print!("{}", table::status(&status)),
         Ok(Response::Error(error)) => anyhow::bail!(error),
-        Ok(Response::Done | Response::Hosts(_)) => {
-            anyhow::bail!("the target did not understand the question")
-        }
+        Ok(_) => anyhow::bail!("the target did not understand the question"),
         Err(error) => return Ok(no_answer(path, &error)),
     }
     Ok(Exit::Ok)
+}
+
+/// Asks the target at a socket. The error is how it answered, or that none does.
+fn asked(path: &std::path::Path, question: Ask) -> anyhow::Result<Result<Response, Exit>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match runtime.block_on(ask(path, question)) {
+        Ok(Response::Error(error)) => anyhow::bail!(error),
+        Ok(response) => Ok(Ok(response)),
+        Err(error) => Ok(Err(no_answer(path, &error))),
+    }
+}
+
+fn not_understood() -> anyhow::Error {
+    anyhow::anyhow!("the target did not understand the request: it is of another version")
 }
 
 fn no_answer(path: &std::path::Path, error: &std::io::Error) -> Exit {

@@ -22,7 +22,8 @@ use tokio::sync::mpsc;
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
 use crate::control::core::{AuthConfig, Hosts};
-use crate::control::socket::{ControlSocket, Reread};
+use crate::control::reload::Reread;
+use crate::control::socket::ControlSocket;
 use crate::control::{Control, Limits, Parts, Request};
 use crate::demand::{self, Demand, Host};
 use crate::exports::{OpenedVolume, open_volumes};
@@ -40,6 +41,9 @@ const ADDRESS_STEP: Duration = Duration::from_millis(200);
 const LISTENER_PAUSE: Duration = Duration::from_secs(1);
 /// How long tasks may take to end, which hold sockets.
 const TASKS_WAIT: Duration = Duration::from_secs(1);
+
+/// Volumes that can be added to a target that runs, where there may be as many open files.
+const PLACES_MORE: usize = 1024;
 
 /// What people must know of a target that lets nobody in.
 pub const NO_HOST: &str = "no host may connect yet; `rblk-target host add` lets one in";
@@ -79,17 +83,21 @@ fn addresses(config: &TargetConfig) -> anyhow::Result<Vec<Address>> {
     Ok(config.listen.iter().map(|a| a.parse()).collect::<Result<_, _>>()?)
 }
 
-/// Serves until SIGTERM or SIGINT, drains, and returns. SIGHUP does not end it. `reread` reads the
-/// configuration once more, when somebody asks for a reload.
+/// Serves until SIGTERM or SIGINT, drains, and returns. SIGHUP reloads the configuration. `reread`
+/// reads it once more, when somebody asks for a reload. `has_file`: it is not of flags alone.
 ///
 /// # Errors
 /// Anything that keeps the target from starting, or a poll group that broke.
 pub fn serve(
     config: &TargetConfig,
+    has_file: bool,
     reread: impl Fn() -> anyhow::Result<TargetConfig> + Send + Sync + 'static,
 ) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(run(config, Reread::new(config, reread)));
+    let result = runtime.block_on(async {
+        let reread = Reread::new(config, (target_name(config)?, has_file), reread);
+        run(config, reread).await
+    });
     // Tasks that still hold sockets must not outlive their files.
     runtime.shutdown_timeout(TASKS_WAIT);
     result
@@ -97,7 +105,7 @@ pub fn serve(
 
 async fn run(config: &TargetConfig, reread: Arc<Reread>) -> anyhow::Result<()> {
     // Before the arena is registered, which takes seconds: a terminal may close meanwhile.
-    crate::hang_up::outlive().context("SIGHUP")?;
+    let hang_ups = crate::hang_up::outlive().context("SIGHUP")?;
     let name = target_name(config)?;
     let addresses = addresses(config)?;
     check_encryption(config, &addresses)?;
@@ -137,6 +145,7 @@ async fn run(config: &TargetConfig, reread: Arc<Reread>) -> anyhow::Result<()> {
     }
     let (request_sender, requests) = mpsc::channel(64);
     let incoming = accept(listeners);
+    tokio::spawn(hang_ups.reload(request_sender.clone(), Arc::clone(&reread)));
     tokio::spawn(socket.serve(request_sender.clone(), reread));
     drain_on_signals(request_sender)?;
     tracing::info!(?listening, poll_groups = groups, "ready");
@@ -258,7 +267,7 @@ fn start_poll_groups(
     for (index, peers) in Peers::connect(groups)?.into_iter().enumerate() {
         let range = index * share..(index + 1) * share;
         let options = UringOptions {
-            volumes: u16::try_from(opened.len().max(1))?,
+            volumes: places(opened.len())?,
             registered: Some(range.clone()),
             ..UringOptions::default()
         };
@@ -277,6 +286,14 @@ fn start_poll_groups(
         handles.push(handle);
     }
     Ok(handles)
+}
+
+/// Volumes that a run can serve that starts with so many: each place costs a place for a file in the
+/// table of every ring, of which the kernel allows as many as the process may have open files.
+fn places(volumes: usize) -> anyhow::Result<u16> {
+    let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(limit, _)| limit);
+    let more = usize::try_from(files / 2)?.saturating_sub(volumes).min(PLACES_MORE);
+    u16::try_from(volumes + more.max(1)).context("more than 65535 volumes")
 }
 
 /// How hosts prove who they are; `None`: everybody who reaches an address may do everything.
@@ -310,6 +327,9 @@ fn parts(
         let backing = opened.backing.as_ref()?;
         Some((opened.volume.uuid, backing.identity().cloned()))
     };
+    let backing_of = |opened: &OpenedVolume| {
+        opened.backing.clone().map(|backing| (opened.volume.index, backing))
+    };
     let notes_of = |opened: &OpenedVolume| (opened.volume.name.to_string(), opened.notes.clone());
     Ok(Parts {
         name,
@@ -327,6 +347,9 @@ fn parts(
         arena,
         zeros: Region::allocate(wide(io_max_bytes), PageKind::Normal)?,
         stores: opened.iter().filter_map(store_of).collect(),
+        running: config.clone(),
+        places: places(opened.len())?,
+        backings: opened.iter().filter_map(backing_of).collect(),
         volume_notes: opened.iter().map(notes_of).collect(),
         volumes: opened.into_iter().map(|opened| opened.volume).collect(),
         listening: Vec::new(),

@@ -25,7 +25,8 @@ pub enum Placement {
     Null,
 }
 
-/// One exported volume. Shared by control and the data threads; never changes after it was made.
+/// One exported volume. Shared by control and the data threads. A value never changes; when the
+/// volume does, every thread gets a new value.
 #[derive(Clone, Debug)]
 pub struct Volume {
     /// Its place in the store's file table and in handles.
@@ -53,6 +54,12 @@ pub struct Volume {
 }
 
 impl Volume {
+    /// Capacity in bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.blocks.bytes(self.block_size).unwrap_or(0)
+    }
+
     /// The handle sessions use for it. 0 is never a handle.
     #[must_use]
     pub(crate) fn handle(&self) -> VolumeHandle {

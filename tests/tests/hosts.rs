@@ -205,15 +205,10 @@ fn a_running_target_is_told() {
     fs::write(bed.path("target.d/by-hand.toml"), table).unwrap();
     let socket = text(&target.socket);
     let reload = || command("rblk-target", &["reload", "--control-socket", &socket]);
-    let words = "hosts were reloaded; other keys need a restart";
-    assert_said(&reload(), &[words, "lets in 2 hosts now"]);
+    assert_said(&reload(), &["change host db2", "reloaded", "lets in 2 hosts now"]);
     // All or nothing.
     fs::write(bed.path("target.d/by-hand.toml"), "[[host]]\nname = 'db2'\n").unwrap();
-    assert_refused(
-        &reload(),
-        1,
-        &["the hosts stay as they were", "by-hand.toml:1:1", "keys: missing"],
-    );
+    assert_refused(&reload(), 1, &["nothing was reloaded", "by-hand.toml:1:1", "keys: missing"]);
     fs::remove_file(bed.path("target.d/by-hand.toml")).unwrap();
     assert_said(&bed.host(&["remove", "db1"]), &["lets in no host now"]);
 

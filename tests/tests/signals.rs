@@ -1,4 +1,4 @@
-//! What SIGHUP does to a target that serves: nothing but a line in its log. The signal itself, and
+//! What SIGHUP does to a target without a configuration file: nothing but a line in its log. The signal itself, and
 //! the terminal that sends it by closing.
 
 use std::fs::{File, OpenOptions};
@@ -13,7 +13,8 @@ use rblk_tests::bed::pattern;
 use rblk_tests::program::{Client, Target, free_port, program, run, wait_for};
 
 /// The words that people look for in the log.
-const LINE: &str = "SIGHUP: nothing was reloaded, and the target goes on serving";
+const LINE: &str =
+    "SIGHUP: the target was started without a configuration file, so nothing was reloaded";
 
 fn discover(address: &str) -> Result<(), String> {
     let ended = run(Command::new(program("rblk-initiator")).args(["discover", address]));

@@ -1,17 +1,22 @@
 //! The command line of `rblk-target` and `rblk-targetd`.
 
 mod hosts;
+mod volumes;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rblk_config::{
-    Auth, ByteSize, ConfigError, Duration, HostConfig, HostFileError, KeyFileError, NoTargetKey,
+    Auth, ByteSize, ConfigError, DropInError, Duration, HostConfig, KeyFileError, NoTargetKey,
     Spin, TargetConfig, VolumeAccess, VolumeConfig, VolumeRight,
 };
 use rblk_protocol::auth::PublicKey;
 
 pub use hosts::{CONFIG, HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, KeyArgs, KeyCommand};
+pub use volumes::{
+    ChangeArgs, RunningArgs, SessionCommand, VolumeAddArgs, VolumeCommand, VolumeRemoveArgs,
+    VolumeResizeArgs, VolumeSetArgs,
+};
 
 /// Where a running target listens for `status` and `drain`, unless told otherwise.
 pub const CONTROL_SOCKET: &str = "/run/rblk/target/control.sock";
@@ -30,6 +35,8 @@ Examples:
   rblk-target key new                                  the key that proves who this target is
   rblk-target host add db1 --key rblk1:... --volume vol0:rw
                                                        let a host in; its `rblk-initiator key new` printed the key
+  rblk-target volume resize vol0 200GiB --persist       a larger volume, now and after a restart
+  rblk-target reload --dry-run                         what a changed configuration would change
   rblk-target status --output json
   rblk-target drain                                    stop it in good order, and wait until it has
 
@@ -48,8 +55,8 @@ pub struct Cli {
 pub enum Command {
     /// Serve volumes until SIGTERM, which drains and ends.
     ///
-    /// SIGHUP does not end the target, and reloads nothing: a target that was started in a terminal
-    /// keeps running when the terminal closes.
+    /// SIGHUP reloads the configuration file, like `rblk-target reload`, and does not end the
+    /// target: one that was started in a terminal keeps running when the terminal closes.
     Serve(Box<ServeArgs>),
     /// Make or show the key by which this target proves who it is.
     #[command(subcommand)]
@@ -57,11 +64,31 @@ pub enum Command {
     /// Say which hosts may connect, and what each may open.
     #[command(subcommand)]
     Host(HostCommand),
-    /// Make the running target read the hosts of its configuration again. Hosts that are gone, and
-    /// keys that are gone, lose their sessions at once.
+    /// Add, remove and change the volumes of the running target.
+    #[command(subcommand)]
+    Volume(VolumeCommand),
+    /// Show and end the sessions of the running target.
+    #[command(subcommand)]
+    Session(SessionCommand),
+    /// Make the running target read its configuration again, and change its hosts and volumes to
+    /// what that says: all of it, or nothing.
     ///
-    /// Other keys of the configuration need a restart.
+    /// Hosts and keys that are gone lose their sessions at once. A volume that is gone must not be
+    /// in use. Other keys need a restart, and are named.
     Reload {
+        /// Only show what would change.
+        #[arg(long)]
+        dry_run: bool,
+        /// Which target.
+        #[command(flatten)]
+        socket: SocketArgs,
+        /// Form of the answer.
+        #[arg(long, value_enum, default_value = "table")]
+        output: Output,
+    },
+    /// Print the configuration that the target runs with, with every change since its start, as a
+    /// file that gives the same again.
+    Dump {
         /// Which target.
         #[command(flatten)]
         socket: SocketArgs,
@@ -344,7 +371,7 @@ pub fn exit_of(error: &anyhow::Error) -> rblk_config::Exit {
         if let Some(error) = cause.downcast_ref::<ConfigError>() {
             return error.exit();
         }
-        if let Some(error) = cause.downcast_ref::<HostFileError>() {
+        if let Some(error) = cause.downcast_ref::<DropInError>() {
             return error.exit();
         }
         if let Some(error) = cause.downcast_ref::<KeyFileError>() {

@@ -37,9 +37,10 @@ fn main() -> ExitCode {
         .log_internal_errors(false)
         .with_ansi(std::io::IsTerminal::is_terminal(&stderr()))
         .init();
-    let served = args
-        .configuration()
-        .and_then(|config| rblk_target::serve::serve(&config, move || args.configuration()));
+    let has_file = args.config.is_some();
+    let served = args.configuration().and_then(|config| {
+        rblk_target::serve::serve(&config, has_file, move || args.configuration())
+    });
     log.end(LOG_PATIENCE, stderr());
     match served {
         Ok(()) => ExitCode::SUCCESS,

@@ -11,7 +11,7 @@ use super::message::{JobId, PartToken};
 use super::policy::Slot;
 use super::range_lock::LockId;
 use super::span::{Span, blocks_of};
-use crate::store::{OpKind, OpToken};
+use crate::store::{OpKind, OpToken, VolumeIndex};
 use crate::volume::CacheMode;
 
 /// What a job is for, and how far it is.
@@ -125,7 +125,7 @@ impl Job {
         Self {
             kind: Kind::Free,
             from: None,
-            span: Span::none(crate::store::VolumeIndex(0)),
+            span: Span::none(VolumeIndex(0)),
             blocks: Vec::new(),
             edges: Vec::new(),
             lock: JobLock::None,
@@ -277,6 +277,11 @@ impl Jobs {
     /// Jobs that have not ended.
     pub(super) fn len(&self) -> usize {
         self.table.len() - self.free.len()
+    }
+
+    /// Whether a job of a volume has not ended.
+    pub(super) fn has_any_of(&self, volume: VolumeIndex) -> bool {
+        self.table.iter().any(|job| job.kind != Kind::Free && job.span.volume == volume)
     }
 
     /// The name of a job for others.

@@ -183,6 +183,24 @@ pub struct PartToken {
     pub part: u8,
 }
 
+impl PartToken {
+    /// What a poll group asks its own shard for by order of control, and not for a command. No
+    /// connection has this name.
+    #[must_use]
+    pub(crate) fn of_control(group: u16, number: u16) -> Self {
+        let connection = ConnectionId { index: u16::MAX, generation: u32::MAX };
+        Self { group, session: SessionIndex::NONE, connection, tag: Tag(number), part: 0 }
+    }
+
+    /// The number of [`Self::of_control`]; `None` for what a command asks for.
+    #[must_use]
+    #[inline]
+    pub(crate) fn number_of_control(&self) -> Option<u16> {
+        let is_of_control = self.connection.index == u16::MAX && self.session == SessionIndex::NONE;
+        is_of_control.then_some(self.tag.0)
+    }
+}
+
 /// Names a job of a shard for the poll group that asked.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct JobId {

@@ -29,6 +29,7 @@
 //! | `volumes.rs` | the volumes of a shard, and what it publishes of them |
 //! | `store_queue.rs` | the store, and operations that wait to go there |
 //! | `answers.rs`, `clock.rs`, `lists.rs` | answers, time, lists that are used again |
+//! | `reshape.rs` | a volume that changes while others are served |
 //! | `stop.rs` | how far the end of a shard is |
 //!
 //! What holds, whatever the mode:
@@ -59,6 +60,7 @@ pub(crate) mod message;
 pub(crate) mod policy;
 pub(crate) mod range_lock;
 mod read;
+mod reshape;
 mod sessions;
 pub(crate) mod shard;
 pub mod slots;

@@ -106,7 +106,9 @@ pub(super) fn start_prefetch<S: Store>(
     len: u32,
 ) -> Option<u32> {
     let span = core.volumes.span(volume, offset, len.into());
-    if span.cache == CacheMode::None || len == 0 {
+    // The asker may not know yet that the volume is shorter, is cached no longer, or is gone.
+    let is_inside = offset.checked_add(len.into()).is_some_and(|end| end <= span.volume_bytes);
+    if span.cache == CacheMode::None || len == 0 || !is_inside {
         return None;
     }
     let missing = missing(core, &span);

@@ -116,6 +116,12 @@ impl<S: Store> Shard<S> {
         let core = &mut self.core;
         core.volumes.add(volume, cache, size_bytes, read_only, stats);
         core.slots.add_volume(volume);
+        self.share_anew();
+    }
+
+    /// The volumes are others, or are cached in other ways: counts anew what each may have.
+    pub(super) fn share_anew(&mut self) {
+        let core = &mut self.core;
         core.store.set_volumes(core.volumes.served());
         let (slots, dirty_max) = (core.slots.capacity(), self.write_backs.dirty_max());
         let clean = self.memory.set_volumes(&core.volumes, slots, dirty_max);

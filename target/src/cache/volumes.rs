@@ -201,6 +201,28 @@ impl Volumes {
         self.served = self.iter().count();
     }
 
+    /// A volume has this size from now on.
+    pub(super) fn set_size(&mut self, volume: VolumeIndex, size_bytes: u64) {
+        if let Some(state) = self.get_mut(volume) {
+            state.size_bytes = size_bytes;
+        }
+    }
+
+    /// A volume is cached in this way from now on. Nothing works on it.
+    pub(super) fn set_cache(&mut self, volume: VolumeIndex, cache: CacheMode) {
+        if let Some(state) = self.get_mut(volume) {
+            state.cache = cache;
+        }
+    }
+
+    /// Serves a volume no longer. Nothing works on it.
+    pub(super) fn remove(&mut self, volume: VolumeIndex) {
+        if let Some(place) = self.table.get_mut(usize::from(volume.0)) {
+            *place = None;
+        }
+        self.served = self.iter().count();
+    }
+
     /// The state of a volume. `None`: the volume has no store, only memory.
     #[inline]
     pub(super) fn get(&self, volume: VolumeIndex) -> Option<&VolumeState> {
@@ -286,5 +308,15 @@ impl VolumeState {
     #[inline]
     pub(super) fn cache(&self) -> CacheMode {
         self.cache
+    }
+
+    /// Whether its store was opened for reading alone.
+    pub(super) fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Whether no operation of it is at the store or waits to go there.
+    pub(super) fn is_idle(&self) -> bool {
+        self.ops.at_store == 0 && self.ops.waiting.is_empty() && self.share.waiting.is_empty()
     }
 }

@@ -12,7 +12,8 @@
 use std::sync::Arc;
 
 use rblk_fabric::{
-    Access, Device, FabricError, Poller, PollerHandle, ProtectionDomain, Region, Result, Transport,
+    Access, Device, FabricError, MemoryRegion, Poller, PollerHandle, ProtectionDomain, Region,
+    Result, Transport,
 };
 use rblk_protocol::width::wide64;
 
@@ -159,6 +160,41 @@ impl Devices {
         let name = &device.caps().name;
         tracing::info!("registered {} with {name} in {:.1?}", Human(bytes), begin.elapsed());
         Ok(PollerMemory { arena, zeros, volumes })
+    }
+
+    /// Registers a volume in memory with every device that has shared memory. Returns the
+    /// registrations by place.
+    ///
+    /// # Errors
+    /// A device does not register it. Then none knows it.
+    pub(super) fn add_volume(
+        &mut self,
+        volume: VolumeIndex,
+        region: &Arc<Region>,
+    ) -> Result<Vec<(usize, Arc<MemoryRegion>)>> {
+        let mut registered = Vec::new();
+        for (place, entry) in self.entries.iter().enumerate() {
+            let Some(entry) = entry.as_ref().filter(|entry| entry.memory.is_some()) else {
+                continue;
+            };
+            registered.push((place, Arc::new(entry.pd.register(region, Access::LOCAL_WRITE)?)));
+        }
+        for (place, memory) in &registered {
+            let entry = self.entries.get_mut(*place).and_then(Option::as_mut);
+            if let Some(shared) = entry.and_then(|entry| entry.memory.as_mut()) {
+                shared.volumes.push((volume, Arc::clone(memory)));
+            }
+        }
+        self.volumes.push((volume, Arc::clone(region)));
+        Ok(registered)
+    }
+
+    /// No device knows a volume in memory any more. Poll groups may still have registrations.
+    pub(super) fn remove_volume(&mut self, volume: VolumeIndex) {
+        for memory in self.entries.iter_mut().flatten().filter_map(|entry| entry.memory.as_mut()) {
+            memory.volumes.retain(|(index, _)| *index != volume);
+        }
+        self.volumes.retain(|(index, _)| *index != volume);
     }
 
     /// The domain of the device at a place, and its CQ in a poll group, made anew where that broke.

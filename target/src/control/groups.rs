@@ -78,6 +78,11 @@ impl Groups {
         self.next_admin = self.next_admin.wrapping_add(1);
     }
 
+    /// All of them, to note which volumes they serve.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Handle> {
+        self.handles.iter_mut()
+    }
+
     /// Sends mail, behind what is kept. Keeps what a full mailbox does not take.
     pub(super) fn send(&mut self, group: usize, message: ToGroup) {
         if let Some(message) = self.try_send(group, message) {

@@ -8,16 +8,19 @@ mod destroy;
 mod devices;
 mod groups;
 mod losses;
+mod orders;
 mod persist;
+pub(crate) mod reload;
 mod shares;
 pub mod socket;
 pub mod status;
+pub(crate) mod volumes;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_config::{Encrypt, HostConfig};
+use rblk_config::{Encrypt, HostConfig, TargetConfig};
 use rblk_fabric::{Device, Incoming, Region};
 use rblk_protocol::width::wide64;
 use rblk_protocol::{Features, HelloRequest, InstanceId, Name, RejectReason, SessionId};
@@ -41,6 +44,7 @@ use groups::Groups;
 use losses::LossNotes;
 use persist::Persister;
 use shares::{CqPlace, CqShares};
+use volumes::{Change, Volumes};
 
 /// Time between two looks for waits that have ended, while there are waits.
 const TICK: Duration = Duration::from_millis(500);
@@ -72,6 +76,24 @@ pub(crate) enum Request {
     /// These hosts and no others may connect from now on. The answer: the names of the hosts whose
     /// sessions ended, one for each session.
     Hosts(Vec<HostConfig>, oneshot::Sender<Vec<String>>),
+    /// What the target runs with.
+    Running(oneshot::Sender<Box<TargetConfig>>),
+    /// Whether these changes may be carried out. The answer: why not, for each that may not.
+    Judge(Vec<Change>, oneshot::Sender<Vec<String>>),
+    /// Change a volume. `alone`: it is not a part of a configuration that was checked as a whole.
+    Change {
+        /// How.
+        change: Change,
+        /// See above.
+        alone: bool,
+        /// What it led to.
+        reply: oneshot::Sender<volumes::Outcome>,
+    },
+    /// Only hosts that have this volume open may open it; or (false) all again. The answer: who has
+    /// it open.
+    CloseToOthers(String, bool, oneshot::Sender<Vec<String>>),
+    /// End the sessions of this host, peer or number. The answer: which.
+    Kick(String, oneshot::Sender<Vec<String>>),
 }
 
 /// What does not change while a target runs.
@@ -96,6 +118,7 @@ pub(crate) struct Control {
     shares: CqShares,
     persister: Persister,
     losses: LossNotes,
+    volumes: Volumes,
     destroyer: Destroyer,
     destroyed: mpsc::UnboundedReceiver<Destroyed>,
 }
@@ -131,6 +154,12 @@ pub(crate) struct Parts {
     pub auth: Option<AuthConfig>,
     /// Nobody has to prove anything, and other hosts reach an address.
     pub insecure: bool,
+    /// What the target runs with.
+    pub running: TargetConfig,
+    /// The stores of volumes that have one.
+    pub backings: HashMap<VolumeIndex, Arc<Backing>>,
+    /// Volumes that this run can serve, one after another or at a time.
+    pub places: u16,
 }
 
 impl Control {
@@ -164,6 +193,7 @@ impl Control {
             shares: CqShares::default(),
             persister,
             losses: LossNotes::new(parts.lineage),
+            volumes: Volumes::new(parts.running, parts.backings, parts.places),
             destroyer,
             destroyed,
             description: Description {
@@ -211,6 +241,7 @@ impl Control {
                 }
                 Some(destroyed) = self.destroyed.recv() => self.on_destroyed(destroyed),
                 Some(noted) = self.losses.next() => self.losses.ended(noted),
+                Some(done) = self.volumes.store_done() => self.on_store_done(done),
                 _ = tick.tick(), if ticks => {
                     self.core.tick(Instant::now());
                     self.losses.tick();
@@ -237,13 +268,31 @@ impl Control {
             Request::Hosts(hosts, reply) => {
                 let _ = reply.send(self.let_in_only(&hosts));
             }
+            Request::Running(reply) => {
+                let _ = reply.send(Box::new(self.volumes.running().clone()));
+            }
+            Request::Judge(changes, reply) => {
+                let faults = changes.iter().filter_map(|change| self.judge(change).err());
+                let _ = reply.send(faults.collect());
+            }
+            Request::Change { change, alone, reply } => self.change(&change, alone, reply),
+            Request::CloseToOthers(name, close, reply) => {
+                let _ = reply.send(self.close_to_others(&name, close));
+            }
+            Request::Kick(whom, reply) => {
+                let _ = reply.send(self.kick(&whom));
+            }
         }
     }
 
     /// Lets in these hosts and no others. Returns the names of the hosts whose sessions ended.
     fn let_in_only(&mut self, hosts: &[HostConfig]) -> Vec<String> {
+        let configured = hosts.to_vec();
         let hosts = match Hosts::new(hosts) {
-            Ok(hosts) => hosts,
+            Ok(hosts) => {
+                self.volumes.running_mut().hosts = configured;
+                hosts
+            }
             Err(error) => {
                 // The configuration was checked.
                 tracing::error!(%error, "the hosts stay as they were");
@@ -254,6 +303,30 @@ impl Control {
         let ended: Vec<String> = ended.iter().map(ToString::to_string).collect();
         tracing::info!(?ended, "hosts were reloaded");
         ended
+    }
+
+    /// Lets only those open a volume who have it open, or (false) all again. Returns who has.
+    fn close_to_others(&mut self, name: &str, close: bool) -> Vec<String> {
+        let volume = self.core.volumes().iter().find(|volume| volume.name.as_str() == name);
+        let Some(index) = volume.map(|volume| volume.index) else { return Vec::new() };
+        self.core.close_to_others(index, close);
+        self.core.users(index)
+    }
+
+    /// Ends the sessions of a host or a peer, or the session of that number. Returns their names.
+    fn kick(&mut self, whom: &str) -> Vec<String> {
+        let is_meant = |session: &&crate::session::Session| {
+            session.host_name.as_str() == whom
+                || core::address_of(&session.peer) == whom
+                || session.peer == whom
+                || session.index.life.to_string() == whom
+        };
+        let name = |session: &crate::session::Session| {
+            (session.index, format!("{} ({})", session.host_name, session.peer))
+        };
+        let meant: Vec<_> = self.core.sessions().iter().filter(is_meant).map(name).collect();
+        let now = Instant::now();
+        meant.into_iter().filter_map(|(s, name)| self.core.kick(s, now).then_some(name)).collect()
     }
 
     /// Answers a connect request.
@@ -397,6 +470,9 @@ impl Control {
                         self.core.persisted(ticket, result);
                     }
                 }
+                Effect::Step(step) => self.begin_step(step),
+                Effect::GiveUpStep => self.give_up_step(),
+                Effect::Altered(result) => self.changed(result),
                 Effect::StopGroups => self.groups.stop(),
             }
         }
@@ -434,6 +510,7 @@ impl Control {
                 self.devices.poller_gone(group, place, poller, memory);
             }
             FromGroup::LostWrites { volume, backing } => self.on_lost_writes(volume, backing),
+            FromGroup::Stepped { group, ticket, result } => self.stepped(group, ticket, result),
             FromGroup::Stopped { group, clean, error } => self.groups.stopped(group, clean, error),
         }
     }

@@ -10,7 +10,8 @@ use tokio::sync::mpsc;
 use super::Parts;
 use super::core::Ticket;
 use crate::holders::file::HoldersFile;
-use crate::holders::{HolderRecord, Holders, Served};
+use crate::holders::{HolderRecord, Holders, Served, VolumeUuid};
+use crate::store::StoreIdentity;
 use crate::verifier::{Beside, LineageFile};
 use crate::volume::Placement;
 
@@ -70,6 +71,13 @@ impl Persister {
             None => Some(Ok(())),
             Some(file) if file.write(ticket.0, record) => None,
             Some(_) => Some(Err("its thread is gone".to_owned())),
+        }
+    }
+
+    /// Remembers, soon, from which store a volume is served.
+    pub(super) fn serve(&self, volume: VolumeUuid, store: Option<StoreIdentity>) {
+        if let Some(file) = &self.file {
+            file.serve(volume, store);
         }
     }
 

@@ -9,20 +9,27 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rblk_config::{Auth, TargetConfig};
+use rblk_config::{ByteSize, CacheMode, Difference, VolumeConfig};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
 use super::Request;
+use super::orders;
+use super::reload::{self, Reread};
 use super::status::TargetStatus;
 
 const LINE_MAX: u64 = 64 << 10;
 const LINE_TIME: Duration = Duration::from_secs(10);
 
+/// How long a change of volumes may take: its connections end, and what is dirty is written.
+pub const CHANGE_TIME: Duration = Duration::from_secs(300);
+/// How long a removal waits at most until nobody has the volume open.
+pub const DRAIN_TIME: Duration = Duration::from_secs(7 * 24 * 3600);
+
 /// What a control command asks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "do")]
 pub enum Ask {
     /// The state of everything.
@@ -31,6 +38,74 @@ pub enum Ask {
     Drain,
     /// Read the hosts of the configuration again, and let in those.
     ReloadHosts,
+    /// Read the configuration again, and change what can change without a restart.
+    Reload {
+        /// Only say what would change.
+        #[serde(default)]
+        dry_run: bool,
+    },
+    /// The configuration that the target runs with.
+    Dump,
+    /// Serve another volume.
+    AddVolume {
+        /// The volume, as a `[[volume]]` table.
+        volume: Box<VolumeConfig>,
+    },
+    /// Serve a volume no longer.
+    RemoveVolume {
+        /// Its name.
+        name: String,
+        /// Also if hosts have it open.
+        #[serde(default)]
+        force: bool,
+        /// Wait until no host has it open.
+        #[serde(default)]
+        drain: bool,
+    },
+    /// Give a volume another size.
+    ResizeVolume {
+        /// Its name.
+        name: String,
+        /// The size; none: that of its file or device.
+        #[serde(default)]
+        size: Option<ByteSize>,
+        /// It may become smaller.
+        #[serde(default)]
+        shrink: bool,
+    },
+    /// Change how a volume is served. What is absent stays.
+    SetVolume {
+        /// Its name.
+        name: String,
+        /// Refuse writes.
+        #[serde(default)]
+        read_only: Option<bool>,
+        /// What the block cache does for it.
+        #[serde(default)]
+        cache: Option<CacheMode>,
+        /// How far to read ahead.
+        #[serde(default)]
+        read_ahead: Option<ByteSize>,
+    },
+    /// End sessions.
+    Kick {
+        /// A host, a peer or the number of a session.
+        session: String,
+    },
+}
+
+impl Ask {
+    /// How long the answer may take.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        match self {
+            Self::Status | Self::Drain | Self::ReloadHosts | Self::Dump | Self::Kick { .. } => {
+                LINE_TIME
+            }
+            Self::RemoveVolume { drain: true, .. } => DRAIN_TIME,
+            _ => CHANGE_TIME,
+        }
+    }
 }
 
 /// The answer.
@@ -41,10 +116,44 @@ pub enum Response {
     Status(Box<TargetStatus>),
     /// The hosts that may connect now.
     Hosts(HostsReport),
+    /// A volume has changed.
+    Volume(Box<VolumeReport>),
+    /// The configuration was read again.
+    Reload(Box<ReloadReport>),
+    /// The running configuration, as TOML.
+    Dump(String),
+    /// These sessions were ended, by host and peer.
+    Kicked(Vec<String>),
     /// It was taken.
     Done,
     /// It was not.
     Error(String),
+}
+
+/// A volume after a change.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct VolumeReport {
+    /// Its name.
+    pub name: String,
+    /// Its configuration now; absent if it was removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<VolumeConfig>,
+    /// Its size in bytes; 0 if it was removed.
+    pub size_bytes: u64,
+}
+
+/// What a reload did, or would do.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ReloadReport {
+    /// Nothing was changed; this is what would be.
+    pub dry_run: bool,
+    /// What was different between the files and the running target.
+    #[serde(flatten)]
+    pub difference: Difference,
+    /// Why it is refused: then nothing of it is done.
+    pub refused: Vec<String>,
+    /// What it meant for hosts.
+    pub access: HostsReport,
 }
 
 /// What a reload of the hosts did.
@@ -57,26 +166,6 @@ pub struct HostsReport {
     pub required: bool,
     /// Names of the hosts whose sessions ended, one for each session.
     pub ended: Vec<String>,
-}
-
-/// Reads the configuration that the target was started with once more: files and flags.
-pub(crate) struct Reread {
-    read: Box<dyn Fn() -> anyhow::Result<TargetConfig> + Send + Sync>,
-    /// Whether hosts must prove their keys. A reload does not change that.
-    required: bool,
-    /// One reload at a time, so that the hosts that were read last are used last.
-    turn: Mutex<()>,
-}
-
-impl Reread {
-    /// By this function, which may block, in a target that was started with this configuration.
-    pub(crate) fn new(
-        started: &TargetConfig,
-        read: impl Fn() -> anyhow::Result<TargetConfig> + Send + Sync + 'static,
-    ) -> Arc<Self> {
-        let required = started.authentication() == Auth::Required;
-        Arc::new(Self { read: Box::new(read), required, turn: Mutex::new(()) })
-    }
 }
 
 /// A bound socket; its file goes when it is dropped.
@@ -159,7 +248,15 @@ async fn serve_one(
             Ok(()) => Response::Done,
             Err(_) => stopping(),
         },
-        Ok(Ask::ReloadHosts) => reload_hosts(&requests, reread).await,
+        Ok(Ask::ReloadHosts) => reload::hosts(&requests, &reread).await,
+        Ok(Ask::Reload { dry_run }) => reload::everything(&requests, &reread, dry_run)
+            .await
+            .map_or_else(Response::Error, |report| Response::Reload(Box::new(report))),
+        Ok(Ask::RemoveVolume { name, force: false, drain: true }) => {
+            let gone = reader.read_u8();
+            orders::remove_when_unused(&requests, &reread, name, gone).await
+        }
+        Ok(order) => orders::carry_out(&requests, &reread, order).await,
         Err(error) => Response::Error(format!("not a request: {error}")),
     };
     let mut text = serde_json::to_vec(&response).map_err(io::Error::other)?;
@@ -167,33 +264,8 @@ async fn serve_one(
     tokio::time::timeout(LINE_TIME, write.write_all(&text)).await?
 }
 
-fn stopping() -> Response {
+pub(super) fn stopping() -> Response {
     Response::Error("the target is stopping".into())
-}
-
-/// Replaces the whole table of hosts by that of the configuration as it is now. A configuration
-/// that is refused changes nothing.
-async fn reload_hosts(requests: &mpsc::Sender<Request>, reread: Arc<Reread>) -> Response {
-    let _turn = reread.turn.lock().await;
-    let reader = Arc::clone(&reread);
-    // Files may be slow, and this thread serves everybody.
-    let config = match tokio::task::spawn_blocking(move || (reader.read)()).await {
-        Ok(Ok(config)) => config,
-        Ok(Err(error)) => {
-            return Response::Error(format!("the hosts stay as they were: {error:#}"));
-        }
-        Err(_) => return Response::Error("the hosts stay as they were".into()),
-    };
-    let hosts = config.hosts.iter().map(|host| host.name.clone()).collect();
-    let required = reread.required;
-    let (reply, answer) = oneshot::channel();
-    if requests.send(Request::Hosts(config.hosts, reply)).await.is_err() {
-        return stopping();
-    }
-    match answer.await {
-        Ok(ended) => Response::Hosts(HostsReport { hosts, required, ended }),
-        Err(_) => stopping(),
-    }
 }
 
 /// Asks a running target.
@@ -201,6 +273,7 @@ async fn reload_hosts(requests: &mpsc::Sender<Request>, reread: Arc<Reread>) -> 
 /// # Errors
 /// No target answers there, or not in time.
 pub async fn ask(path: &Path, ask: Ask) -> io::Result<Response> {
+    let patience = ask.patience();
     let exchange = async {
         let mut stream = UnixStream::connect(path).await?;
         let mut text = serde_json::to_vec(&ask).map_err(io::Error::other)?;
@@ -210,7 +283,7 @@ pub async fn ask(path: &Path, ask: Ask) -> io::Result<Response> {
         stream.take(16 << 20).read_to_end(&mut answer).await?;
         serde_json::from_slice(&answer).map_err(io::Error::other)
     };
-    tokio::time::timeout(LINE_TIME, exchange)
+    tokio::time::timeout(patience, exchange)
         .await
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the target does not answer"))?
 }

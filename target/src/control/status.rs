@@ -161,6 +161,9 @@ pub struct SessionStatus {
     /// there is a [`key`](Self::key).
     #[serde(default)]
     pub encrypted: bool,
+    /// Its number: no other session of this run of the target has it.
+    #[serde(default)]
+    pub number: u32,
     /// Its epoch.
     pub epoch: u32,
     /// Live connections, admin included.
@@ -275,6 +278,7 @@ fn session(core: &Core, session: &Session, encrypted: bool) -> SessionStatus {
         peer: session.peer.clone(),
         key: core.key_of(session.index).map(|key| key.to_string()),
         encrypted,
+        number: session.index.life,
         epoch: session.epoch.0,
         connections: session.connections(),
         volumes: session.opened().map(|(volume, _)| name_of(volume)).collect(),

@@ -81,6 +81,9 @@ fn control_of(
         drain_timeout: Duration::from_secs(1),
         auth: None,
         insecure: false,
+        running: TargetConfig::default(),
+        backings: HashMap::new(),
+        places: 8,
     })
 }
 

@@ -70,7 +70,7 @@ enum Mode {
 /// The file that remembers the holders, with the thread that writes it.
 #[derive(Debug)]
 pub(crate) struct HoldersFile {
-    changes: Option<Sender<(u64, HolderRecord)>>,
+    changes: Option<Sender<Change>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -133,7 +133,17 @@ impl HoldersFile {
     /// Writes a change, soon. False if the thread is gone.
     #[must_use]
     pub(crate) fn write(&self, number: u64, record: HolderRecord) -> bool {
-        self.changes.as_ref().is_some_and(|changes| changes.send((number, record)).is_ok())
+        self.send(Change::Record(number, record))
+    }
+
+    /// Remembers, soon, from which store this run serves a volume.
+    pub(crate) fn serve(&self, volume: VolumeUuid, store: Option<StoreIdentity>) {
+        // Without the thread no holder is let in, so nobody has to be fenced later.
+        let _ = self.send(Change::Store(volume, store));
+    }
+
+    fn send(&self, change: Change) -> bool {
+        self.changes.as_ref().is_some_and(|changes| changes.send(change).is_ok())
     }
 }
 
@@ -147,11 +157,20 @@ impl Drop for HoldersFile {
     }
 }
 
+/// What is to be remembered.
+#[derive(Debug)]
+enum Change {
+    /// A record, with the number to confirm.
+    Record(u64, HolderRecord),
+    /// What a volume is served from.
+    Store(VolumeUuid, Option<StoreIdentity>),
+}
+
 fn run(
     path: &Path,
     known: &mut Holders,
     changed: bool,
-    from_control: &Receiver<(u64, HolderRecord)>,
+    from_control: &Receiver<Change>,
     confirm: &Confirm,
 ) {
     if changed || !path.exists() {
@@ -160,9 +179,16 @@ fn run(
     }
     while let Ok(change) = from_control.recv() {
         let mut numbers = Vec::new();
-        for (number, record) in std::iter::once(change).chain(from_control.try_iter()) {
-            numbers.push(number);
-            known.put(record);
+        for change in std::iter::once(change).chain(from_control.try_iter()) {
+            match change {
+                Change::Record(number, record) => {
+                    numbers.push(number);
+                    known.put(record);
+                }
+                Change::Store(volume, store) => {
+                    known.serve(volume, store.as_ref());
+                }
+            }
         }
         let result = remember(path, known).map_err(|error| error.to_string());
         numbers.into_iter().for_each(|number| confirm(number, result.clone()));

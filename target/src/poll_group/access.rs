@@ -48,6 +48,29 @@ impl Access {
         self.volumes[at] = Some(volume);
     }
 
+    /// No command finds a volume from now on.
+    pub(super) fn remove(&mut self, volume: VolumeIndex) {
+        if let Some(place) = self.volumes.get_mut(wide(volume.0)) {
+            *place = None;
+        }
+    }
+
+    /// Whether a session ever opened a volume: its commands may name it.
+    pub(super) fn knows(&self, session: SessionIndex, volume: VolumeIndex) -> bool {
+        let view = self.sessions.get(wide(session.index)).filter(|view| view.life == session.life);
+        view.is_some_and(|view| view.opened.get(wide(volume.0)).is_some_and(Option::is_some))
+    }
+
+    /// Whether the session of a command has its volume open, and the volume changes now: it is
+    /// neither gone nor can it be used.
+    #[cold]
+    pub(super) fn is_changing(&self, session: SessionIndex, command: &CommandCapsule) -> bool {
+        let Some(volume) = Volume::index_of(command.volume) else { return false };
+        let view = self.sessions.get(wide(session.index));
+        let opened = view.and_then(|view| view.opened.get(wide(volume.0)).copied().flatten());
+        matches!(opened, Some(Opened::Mode(_))) && self.volume(volume).is_none()
+    }
+
     /// Says what a session may do with a volume from now on.
     pub(super) fn set(&mut self, session: SessionIndex, volume: VolumeIndex, opened: Opened) {
         self.begin(session);

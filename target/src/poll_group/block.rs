@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rblk_protocol::width::{narrow, wide};
-use rblk_protocol::{CommandCapsule, Opcode, Status, Tag};
+use rblk_protocol::{AccessMode, CommandCapsule, Opcode, Status, Tag};
 
 use super::cut::Cut;
 use super::digest;
@@ -37,6 +37,10 @@ pub(super) fn start<S: Store>(
     let (volume, mode, range) = match checked {
         Ok(checked) => checked,
         Err(status) => {
+            if turn.access.is_changing(connection.params().session, command) {
+                // It sends the command again when it has opened the volume again.
+                return Err(Violation("its volume changes"));
+            }
             finish(connection, turn, tag, Outcome::of(status));
             return Ok(());
         }
@@ -75,8 +79,9 @@ pub(super) fn start<S: Store>(
             return write::to_memory(connection, turn, tag, span);
         }
         (Opcode::Write, _) => return write::parts(connection, turn, tag, cut),
-        // Who cannot write has no writes to make durable, and must not keep the store busy.
-        (Opcode::Flush, _) if volume.is_read_only(mode) => Outcome::OK,
+        // Who opened it to read has no writes to make durable, and must not keep the store busy. A
+        // volume that was made read-only may have writes of before.
+        (Opcode::Flush, _) if mode == AccessMode::ReadOnly => Outcome::OK,
         _ => return start_rare(connection, turn, tag, cut),
     };
     finish(connection, turn, tag, outcome);

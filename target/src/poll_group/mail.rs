@@ -61,6 +61,43 @@ pub enum Notice {
     },
 }
 
+/// The number of a step. Control counts them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StepTicket(pub u64);
+
+/// A step of the change of a volume. Control orders one at a time, and every poll group tells when
+/// it has done it ([`FromGroup::Stepped`]).
+#[derive(Clone, Debug)]
+pub enum VolumeStep {
+    /// Serve a volume that no poll group served before.
+    Add {
+        /// The volume. No command may name it before [`Self::Access`].
+        volume: Arc<Volume>,
+        /// Its file, for volumes with a store.
+        backing: Option<Arc<Backing>>,
+        /// Where this poll group tells of it.
+        stats: Arc<VolumeStats>,
+        /// Its memory, for volumes in memory, as the devices know it, by their places.
+        registered: Vec<(usize, Arc<MemoryRegion>)>,
+    },
+    /// The shard serves so many bytes of the volume: more than before.
+    Grow {
+        /// Bytes.
+        size_bytes: u64,
+    },
+    /// Commands are checked against this from now on.
+    Access(Arc<Volume>),
+    /// Take no command for it. End the connections of all sessions that ever opened it, and tell
+    /// when nothing of them is in use any more.
+    Close,
+    /// After [`Self::Close`]: write what is dirty, and make everything durable.
+    WriteBack,
+    /// After [`Self::WriteBack`]: size and cache mode are those of this volume from now on.
+    Reshape(Arc<Volume>),
+    /// After [`Self::WriteBack`]: forget it and its store.
+    Drop,
+}
+
 /// Control to data thread.
 #[derive(Debug)]
 pub enum ToGroup {
@@ -81,6 +118,15 @@ pub enum ToGroup {
         backing: Option<Arc<Backing>>,
         /// Where this poll group tells of it.
         stats: Arc<VolumeStats>,
+    },
+    /// Do a step of the change of a volume. A step before it that is not done is given up.
+    Step {
+        /// To name in the answer.
+        ticket: StepTicket,
+        /// The volume.
+        volume: VolumeIndex,
+        /// What to do.
+        step: VolumeStep,
     },
     /// Serve another connection: post its RECVs, then accept it.
     AddConnection {
@@ -217,6 +263,15 @@ pub enum FromGroup {
         volume: VolumeIndex,
         /// Its store.
         backing: Arc<Backing>,
+    },
+    /// A [`ToGroup::Step`] is done, or cannot be.
+    Stepped {
+        /// Which poll group.
+        group: usize,
+        /// The step.
+        ticket: StepTicket,
+        /// Why it cannot be.
+        result: Result<(), String>,
     },
     /// The thread left after [`ToGroup::Stop`], or broke.
     Stopped {

@@ -44,6 +44,7 @@ mod proof;
 mod read;
 mod reply;
 mod respond;
+mod steps;
 pub mod thread;
 mod turn;
 mod write;
@@ -52,9 +53,10 @@ mod zeroing;
 use access::Access;
 use connections::Connections;
 use lines::Lines;
-pub use mail::{FromGroup, Notice, PollerMemory, ToGroup};
+pub use mail::{FromGroup, Notice, PollerMemory, StepTicket, ToGroup, VolumeStep};
 use peers::{PeerMail, Peers};
 use pollers::Pollers;
+use steps::Steps;
 use turn::Turn;
 use zeroing::ZeroingQueue;
 
@@ -97,6 +99,7 @@ pub struct PollGroup<S> {
     // When the others were last reminded of memory that our shard is short of.
     reminded: Option<Instant>,
     stopping: Stopping,
+    steps: Steps,
 }
 
 impl<S> std::fmt::Debug for PollGroup<S> {
@@ -139,6 +142,7 @@ impl<S: Store> PollGroup<S> {
             written: Vec::with_capacity(256),
             reminded: None,
             stopping: Stopping::default(),
+            steps: Steps::default(),
         }
     }
 
@@ -205,7 +209,7 @@ impl<S: Store> PollGroup<S> {
     /// Whether a deadline runs, so that the thread must not sleep for long.
     #[must_use]
     pub(crate) fn has_deadline(&self) -> bool {
-        self.connections.has_ending() || self.turn.shard.is_short()
+        self.connections.has_ending() || self.turn.shard.is_short() || self.steps.are_waiting()
     }
 
     /// Whether anything was done since the last call that clients wait for, and not only beats,
@@ -250,6 +254,7 @@ impl<S: Store> PollGroup<S> {
             || self.connections.has_ending()
             || self.turn.pollers.has_broken()
             || self.stopping.began
+            || self.steps.are_waiting()
     }
 
     #[cold]
@@ -271,6 +276,9 @@ impl<S: Store> PollGroup<S> {
         }
         if self.connections.has_ending() || self.turn.pollers.has_broken() {
             busy |= self.check_ending();
+        }
+        if self.steps.are_waiting() {
+            busy |= self.go_on_stepping();
         }
         if self.stopping.began && !self.has_connections() {
             self.end_shard();
@@ -422,6 +430,9 @@ impl<S: Store> PollGroup<S> {
 
     /// A shard answered.
     fn on_reply(&mut self, reply: ShardReply) {
+        if let Some(number) = reply.to().number_of_control() {
+            return self.on_step_reply(number, &reply);
+        }
         let id = reply.to().connection;
         self.serve_named(id, |connection, turn| reply::on_reply(connection, turn, reply));
     }

@@ -1,5 +1,6 @@
 //! What control orders: devices, volumes, connections, and the end.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use rblk_fabric::Transport;
@@ -11,6 +12,7 @@ use super::{FromGroup, Notice, PollGroup, ToGroup, admin};
 use crate::connection::{Connection, ConnectionParams, Place};
 use crate::store::Store;
 use crate::volume::{Placement, Volume};
+use crate::volume_stats::VolumeStats;
 
 impl<S: Store> PollGroup<S> {
     /// One message of control.
@@ -22,13 +24,10 @@ impl<S: Store> PollGroup<S> {
                 debug_assert!(put, "control filled place {place} twice");
             }
             ToGroup::AddVolume { volume, backing: _, stats } => {
-                if matches!(volume.placement, Placement::Store) {
-                    let size = volume.blocks.bytes(volume.block_size).unwrap_or(0);
-                    let Volume { index, cache, read_only, .. } = *volume;
-                    self.turn.shard.add_volume(index, cache, size, read_only, stats);
-                }
+                self.add_to_shard(&volume, stats);
                 self.turn.access.add(volume);
             }
+            ToGroup::Step { ticket, volume, step } => self.take_step(ticket, volume, step),
             ToGroup::AddConnection { poller, connection, params, accept } => {
                 self.add_connection(poller, connection, *params, &accept);
             }
@@ -65,6 +64,14 @@ impl<S: Store> PollGroup<S> {
             }
         }
         self.post_all();
+    }
+
+    /// The shard serves a volume from now on, if that has a store.
+    pub(super) fn add_to_shard(&mut self, volume: &Volume, stats: Arc<VolumeStats>) {
+        if matches!(volume.placement, Placement::Store) {
+            let Volume { index, cache, read_only, .. } = *volume;
+            self.turn.shard.add_volume(index, cache, volume.size_bytes(), read_only, stats);
+        }
     }
 
     fn take_notice(&mut self, notice: Notice) {

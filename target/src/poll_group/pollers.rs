@@ -6,11 +6,13 @@
 //! put a new CQ there.
 
 use std::ops::{Index, IndexMut};
+use std::sync::Arc;
 
-use rblk_fabric::{Connection, Poller, PollerCounters, QpIndex};
+use rblk_fabric::{Connection, MemoryRegion, Poller, PollerCounters, QpIndex};
 use rblk_protocol::width::wide;
 
 use super::PollerMemory;
+use crate::store::VolumeIndex;
 
 /// One CQ, with the QPs on it and the memory of this poll group, if the device knows it.
 pub(super) struct PollerEntry {
@@ -51,6 +53,26 @@ impl Pollers {
         }
         self.places[place] = Some(PollerEntry { poller, memory, qps: Vec::new(), broken: false });
         true
+    }
+
+    /// The device at a place knows another volume in memory.
+    pub(super) fn add_volume(
+        &mut self,
+        place: usize,
+        volume: VolumeIndex,
+        registered: Arc<MemoryRegion>,
+    ) {
+        let entry = self.places.get_mut(place).and_then(Option::as_mut);
+        if let Some(memory) = entry.and_then(|entry| entry.memory.as_mut()) {
+            memory.volumes.push((volume, registered));
+        }
+    }
+
+    /// No connection sends from a volume in memory any more: its registrations are given up.
+    pub(super) fn remove_volume(&mut self, volume: VolumeIndex) {
+        for memory in self.places.iter_mut().flatten().filter_map(|entry| entry.memory.as_mut()) {
+            memory.volumes.retain(|(index, _)| *index != volume);
+        }
     }
 
     /// The CQ at a place, if there is one and it works.

@@ -18,7 +18,7 @@ use rblk_protocol::width::narrow;
 use tokio::sync::mpsc;
 
 use super::peers::Peers;
-use super::{FromGroup, PollGroup, ToGroup};
+use super::{FromGroup, PollGroup, StepTicket, ToGroup, VolumeStep};
 use crate::cache::{ArenaEnds, Shard};
 use crate::stats::Stats;
 use crate::store::VolumeIndex;
@@ -71,11 +71,21 @@ impl Handle {
         volume: Arc<Volume>,
         backing: Option<Arc<Backing>>,
     ) -> io::Result<()> {
-        let (index, stats) = (volume.index, Arc::new(VolumeStats::default()));
-        let mail = ToGroup::AddVolume { volume, backing, stats: Arc::clone(&stats) };
-        self.mail.send(mail).map_err(|_| io::Error::other("a poll group takes no mail"))?;
-        self.volumes.push((index, stats));
-        Ok(())
+        let stats = self.new_stats(volume.index);
+        let mail = ToGroup::AddVolume { volume, backing, stats };
+        self.mail.send(mail).map_err(|_| io::Error::other("a poll group takes no mail"))
+    }
+
+    /// Where the poll group will tell of another volume.
+    pub(crate) fn new_stats(&mut self, volume: VolumeIndex) -> Arc<VolumeStats> {
+        let stats = Arc::new(VolumeStats::default());
+        self.volumes.push((volume, Arc::clone(&stats)));
+        stats
+    }
+
+    /// The poll group serves a volume no longer.
+    pub(crate) fn forget_volume(&mut self, volume: VolumeIndex) {
+        self.volumes.retain(|(index, _)| *index != volume);
     }
 
     /// The poll group's counters of a volume.
@@ -214,11 +224,15 @@ impl GroupThread {
 
     fn take_mail(&mut self, now: Instant) -> io::Result<()> {
         while let Some(message) = self.mail.receive() {
-            let mut message = message;
-            if let ToGroup::AddVolume { volume, backing: Some(backing), .. } = &mut message {
+            if let Some((volume, backing, ticket)) = brought(&message) {
                 let store = self.group.store_mut();
                 if let Err(error) = store.add_volume(volume.index, Arc::clone(backing)) {
                     tracing::error!(volume = %volume.name, %error, "cannot serve a volume");
+                    if let Some(ticket) = ticket {
+                        let group = self.group.index();
+                        let result = Err(error.to_string());
+                        let _ = self.outbox.send(FromGroup::Stepped { group, ticket, result });
+                    }
                     continue;
                 }
             }
@@ -385,6 +399,17 @@ impl DataThread for GroupThread {
 
     fn yielded(&mut self) {
         self.stats.yields.add(1);
+    }
+}
+
+/// A volume with a store that a message brings, and the step that this is, if it is one.
+fn brought(message: &ToGroup) -> Option<(&Arc<Volume>, &Arc<Backing>, Option<StepTicket>)> {
+    match message {
+        ToGroup::AddVolume { volume, backing, .. } => Some((volume, backing.as_ref()?, None)),
+        ToGroup::Step { ticket, step: VolumeStep::Add { volume, backing, .. }, .. } => {
+            Some((volume, backing.as_ref()?, Some(*ticket)))
+        }
+        _ => None,
     }
 }
 

@@ -245,6 +245,39 @@ impl Backing {
         Ok(size)
     }
 
+    /// Whether it is a regular file, which can get another size.
+    #[must_use]
+    pub(crate) fn is_file(&self) -> bool {
+        self.kind == BackingKind::File
+    }
+
+    /// Bytes that the file or device has now. The size in force stays as it is.
+    ///
+    /// # Errors
+    /// It is empty or not a multiple of the block size.
+    pub(crate) fn measured(&self) -> Result<u64, StoreError> {
+        self.measure()
+    }
+
+    /// Makes a file so long, and has this size from now on. A device, and a file that is open for
+    /// reading alone, must be that long already. Bytes that a file gets are a hole: they read as
+    /// zeroes.
+    ///
+    /// # Errors
+    /// The system's, or it is shorter than that; the size in force stays as it is.
+    pub(crate) fn resize(&self, to: u64) -> Result<(), StoreError> {
+        let is_file = self.kind == BackingKind::File && !self.read_only;
+        if is_file && self.measure()? != to {
+            self.file.set_len(to).map_err(io_error(&self.path, "change its size"))?;
+        }
+        let size = self.measure()?;
+        if size < to {
+            return Err(StoreError::Shrank { path: self.path.clone(), was: to, size });
+        }
+        self.size.store(to, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Whether one write can be made durable without a sync of the whole: direct I/O on a block
     /// device that has FUA, or no volatile cache.
     #[must_use]

@@ -189,6 +189,15 @@ pub trait Store {
 
     /// Ops accepted and not yet given out by [`Self::reap`].
     fn in_flight(&self) -> usize;
+
+    /// Serves a volume no longer, and lets go of its backing. All of its ops were given out.
+    ///
+    /// # Errors
+    /// What keeps the backing here. Stores without backings have none.
+    fn close(&mut self, volume: VolumeIndex) -> Result<(), StoreError> {
+        let _ = volume;
+        Ok(())
+    }
 }
 
 // The answer to an op that must not or need not go to the kernel.

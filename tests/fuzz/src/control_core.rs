@@ -305,6 +305,9 @@ impl World {
                 }
                 Effect::All(notice) => self.note(notice),
                 Effect::Persist { ticket, record } => self.on_their_way.push((ticket, record)),
+                Effect::Step(_) | Effect::GiveUpStep | Effect::Altered(_) => {
+                    unreachable!("no volume is changed here")
+                }
                 Effect::StopGroups => {
                     assert!(!self.stops, "it stops twice");
                     self.stops = true;

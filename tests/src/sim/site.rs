@@ -373,6 +373,9 @@ impl Site {
                     let due = self.persists.back().map_or(due, |(last, ..)| due.max(*last));
                     self.persists.push_back((due, ticket, record));
                 }
+                Effect::Step(_) | Effect::GiveUpStep | Effect::Altered(_) => {
+                    unreachable!("no volume is changed here")
+                }
                 Effect::StopGroups => {
                     log.add("stop", [0; 3]);
                     self.stopping = true;

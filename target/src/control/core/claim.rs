@@ -140,7 +140,8 @@ impl Core {
         let ready = self.waiting_opens.iter().enumerate().find_map(|(at, open)| {
             let Stage::Undecided(request) = open.stage else { return None };
             let volume = self.exports.volume(open.volume)?;
-            (!self.changes.has_claim(&volume.uuid)).then(|| (at, request, Arc::clone(volume)))
+            let waits = self.waits_for_claim(volume, &request);
+            (!waits).then(|| (at, request, Arc::clone(volume)))
         });
         let Some((at, request, volume)) = ready else { return false };
         let mut open = self.waiting_opens.remove(at);
@@ -164,8 +165,10 @@ impl Core {
         true
     }
 
-    /// Whether an OPEN has to wait for the outcome of a claim before it can be decided.
+    /// Whether an OPEN has to wait for the outcome of a claim, or the end of an alteration, before
+    /// it can be decided.
     pub(super) fn waits_for_claim(&self, volume: &Volume, request: &OpenRequest) -> bool {
-        request.mode != AccessMode::ReadOnly && self.changes.has_claim(&volume.uuid)
+        let writes = request.mode != AccessMode::ReadOnly;
+        self.is_closed(volume.index) || writes && self.changes.has_claim(&volume.uuid)
     }
 }

@@ -15,10 +15,12 @@
 //! - Fencing takes effect once the record of the new holder is durable. A take-over that cannot be
 //!   remembered leaves the holder as it is.
 //! - So a command of an earlier holder takes effect before the answer, or never.
+//! - A volume changes while the target runs, and no command sees half of a change (`alter.rs`).
 //! - Every wait ends: by what it waits for, or by [`QUIESCE_DEADLINE`].
 
 mod admissions;
 mod allowance;
+mod alter;
 mod budget;
 mod changes;
 mod claim;
@@ -36,7 +38,7 @@ mod seals;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -51,6 +53,7 @@ use crate::store::VolumeIndex;
 use crate::verifier::Lineage;
 use crate::volume::Volume;
 
+pub use alter::{OrderError, Step, VolumeOrder};
 pub use connect::{Admitted, Knock};
 pub use drain::DrainState;
 pub use hosts::{Hosts, HostsError};
@@ -61,6 +64,7 @@ pub use refused::Refused;
 pub(crate) use admissions::address_of;
 
 use admissions::{Admissions, Member};
+use alter::Alteration;
 use changes::Changes;
 use drain::Drain;
 use events::Events;
@@ -130,6 +134,12 @@ pub enum Effect {
         /// What changed.
         record: HolderRecord,
     },
+    /// Carry out a step of the alteration of [`Core::altered`], and then call [`Core::stepped`].
+    Step(Step),
+    /// The step before has taken too long. Nothing waits for it any more.
+    GiveUpStep,
+    /// The alteration has ended. On an error the volume is as it was.
+    Altered(Result<(), String>),
     /// The drain is over: stop every poll group. Comes once.
     StopGroups,
 }
@@ -143,7 +153,7 @@ pub struct CoreParts {
     pub instance: InstanceId,
     /// What the verifiers of the volumes are made of.
     pub lineage: Lineage,
-    /// What is exported; never changes.
+    /// What is exported at first.
     pub volumes: Vec<Arc<Volume>>,
     /// Sessions at a time.
     pub sessions_max: u32,
@@ -188,6 +198,10 @@ pub struct Core {
     waiting_logins: BTreeMap<SessionIndex, WaitingLogin>,
     // In the order in which they came.
     waiting_opens: Vec<WaitingOpen>,
+    // The volume that is being added, removed or changed.
+    alteration: Option<Alteration>,
+    // Volumes that only those who have them open may open.
+    closing: BTreeSet<VolumeIndex>,
     events: Events,
     drain: Drain,
     decisions: Decisions,
@@ -235,6 +249,8 @@ impl Core {
             changes: Changes::default(),
             waiting_logins: BTreeMap::new(),
             waiting_opens: Vec::new(),
+            alteration: None,
+            closing: BTreeSet::new(),
             events: Events::default(),
             drain: Drain::new(parts.drain_timeout),
             decisions: Decisions::default(),
@@ -399,6 +415,7 @@ impl Core {
             || !self.kept_for.is_empty()
             || !self.waiting_logins.is_empty()
             || !self.waiting_opens.is_empty()
+            || self.is_altering()
             || self.drain.is_about_to_stop()
             // Decisions that wait for a record use the time of the last call.
             || !self.changes.are_confirmed()
@@ -414,6 +431,7 @@ impl Core {
         self.kept_for.retain(|_, until| *until > now);
         self.end_late_logins(now);
         self.end_late_opens(now);
+        self.end_late_step(now);
         self.stop_if_drained(now);
     }
 

@@ -112,6 +112,10 @@ impl Core {
         if volume.read_only && request.mode != AccessMode::ReadOnly && is_fresh {
             return refuse(Status::ReadOnly);
         }
+        if self.closing.contains(&volume.index) && is_fresh {
+            let text = "the volume is about to be removed".to_owned();
+            return refuse_saying(Status::InUse, text);
+        }
         self.reopen(session, volume.index, request.mode);
         let stage = if self.waits_for_claim(&volume, &request) {
             Stage::Undecided(request)
@@ -317,6 +321,7 @@ impl Core {
     fn is_ready(&self, open: &WaitingOpen) -> bool {
         let mut leaving = self.sessions.leaving(open.volume, open.session, open.mode);
         matches!(open.stage, Stage::Granted(None))
+            && !self.is_closed(open.volume)
             && (leaving.next().is_none() || Mutation::FencingWait.is_on())
     }
 
@@ -408,7 +413,12 @@ impl Core {
     }
 
     /// The session does not have the volume any more. Returns false if it did not have it before.
-    fn give_up(&mut self, session: SessionIndex, volume: VolumeIndex, refusal: Status) -> bool {
+    pub(super) fn give_up(
+        &mut self,
+        session: SessionIndex,
+        volume: VolumeIndex,
+        refusal: Status,
+    ) -> bool {
         let Some(mode) = self.sessions.close(session, volume) else { return false };
         self.all(Notice::Close { session, volume, refusal });
         if mode != AccessMode::ReadOnly {
@@ -469,22 +479,36 @@ impl Core {
         let Some(state) = self.sessions.get(session) else { return };
         tracing::warn!(host = %state.host_name, peer = state.peer, "ending a session: its key is revoked");
         let before = state.epoch.next();
-        for open in self.take_opens(|open| open.session == session) {
-            self.reply(open.from, open.tag, Status::NotAllowed, 0, Vec::new());
-        }
-        let (held, ended) = self.sessions.revoke(session);
-        for (volume, mode) in held {
-            self.all(Notice::Close { session, volume, refusal: Status::NotAllowed });
-            if mode != AccessMode::ReadOnly {
-                self.left(volume);
-            }
-        }
+        let ended = self.take_everything(session, Status::NotAllowed);
         if let Some(before) = before {
             self.all(Notice::EndConnections { session, before });
         }
         if ended {
             self.forget(session);
         }
+    }
+
+    /// A session ends with its connections, which the caller has ended.
+    pub(super) fn end_session(&mut self, session: SessionIndex, refusal: Status) {
+        if self.take_everything(session, refusal) {
+            self.forget(session);
+        }
+    }
+
+    /// A session has nothing from now on, and cannot be resumed. Returns whether it has no
+    /// connection either.
+    fn take_everything(&mut self, session: SessionIndex, refusal: Status) -> bool {
+        for open in self.take_opens(|open| open.session == session) {
+            self.reply(open.from, open.tag, refusal, 0, Vec::new());
+        }
+        let (held, ended) = self.sessions.revoke(session);
+        for (volume, mode) in held {
+            self.all(Notice::Close { session, volume, refusal });
+            if mode != AccessMode::ReadOnly {
+                self.left(volume);
+            }
+        }
+        ended
     }
 
     /// Takes from a session what its host has no right to any more.

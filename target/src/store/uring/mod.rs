@@ -204,7 +204,6 @@ impl UringStore {
     ///
     /// # Errors
     /// There is none, or it has ops in the kernel.
-    #[cfg(test)]
     pub(crate) fn remove_volume(&mut self, index: VolumeIndex) -> Result<Arc<Backing>, StoreError> {
         let place = self.volumes.get_mut(usize::from(index.0));
         let place = place.ok_or(StoreError::NoVolume { index: index.0 })?;
@@ -474,6 +473,10 @@ impl Store for UringStore {
 
     fn in_flight(&self) -> usize {
         self.ops.active() + self.done.len()
+    }
+
+    fn close(&mut self, volume: VolumeIndex) -> Result<(), StoreError> {
+        self.remove_volume(volume).map(drop)
     }
 }
 

@@ -14,6 +14,7 @@
 //! and gives each end one turn. One seed decides everything that happens, so a run can be repeated
 //! from its seed; [`Rig::fingerprint`] tells whether it was.
 
+mod changing;
 mod destroying;
 mod options;
 mod poller;
@@ -33,6 +34,7 @@ use rblk_target::poll_group::FromGroup;
 use rblk_target::store::Store;
 use rblk_target::volume::Volume;
 
+use changing::Changing;
 use destroying::Destroys;
 pub use options::{QueueOptions, RigOptions, VolumeKind, VolumeSpec};
 pub use poller::{CqBreaker, CqFault, breakable, soft_domain, soft_handle};
@@ -154,6 +156,7 @@ pub struct Rig<S> {
     gone: Vec<Gone>,
     admin: Vec<AdminCommand>,
     lost_writes: bool,
+    changing: Changing,
     fingerprint: u64,
     allocations: Allocations,
     steps: u64,
@@ -214,6 +217,7 @@ impl<S: Store> Rig<S> {
             gone: Vec::new(),
             admin: Vec::new(),
             lost_writes: false,
+            changing: Changing::default(),
             fingerprint: options.seed,
             allocations: Allocations::default(),
             steps: 0,

@@ -541,6 +541,7 @@ impl<S: Store> Rig<S> {
                 self.groups[group].cqs[place].news.gone += 1;
             }
             FromGroup::LostWrites { .. } => self.lost_writes = true,
+            FromGroup::Stepped { ticket, result, .. } => self.changing.stepped(ticket, result),
             FromGroup::Stopped { .. } => {}
         }
     }

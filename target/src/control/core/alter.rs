@@ -1,0 +1,445 @@
+//! Volumes that are added, removed and changed while the target runs: what may be done, in which
+//! steps, and what follows when a step fails.
+//!
+//! One alteration at a time. Its steps are carried out by every poll group, or at the store, and
+//! each waits for the one before ([`Core::stepped`]).
+//!
+//! | what changes | steps |
+//! | --- | --- |
+//! | a new volume | add, access |
+//! | read-only, read-ahead | access |
+//! | larger | store, grow, access |
+//! | smaller, cache mode | close, write back, reshape, store, access |
+//! | a volume in memory gets another size | close, store, drop, add, access |
+//! | removed | close, write back, drop |
+//!
+//! "Close" ends the connections of the hosts that have the volume open, and an OPEN that comes
+//! meanwhile waits for the end of the alteration. So to its hosts the volume looks like a target
+//! that was out of reach for a moment: they connect again, and send again what was not answered.
+//!
+//! A place among the volumes ([`VolumeIndex`]) is used once in a run. A host may have a command on
+//! its way that names the place and is older than the removal. It must never reach another volume,
+//! however late it comes.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rblk_protocol::{Name, Status};
+
+use super::{Core, Effect, Notice};
+use crate::cache::SLOT_BYTES;
+use crate::holders::Served;
+use crate::identity::SessionIndex;
+use crate::store::{StoreIdentity, VolumeIndex};
+use crate::volume::{CacheMode, Placement, Volume};
+
+/// How long the connections of a volume may take to end, and its dirty blocks to be written.
+const STEP_DEADLINE: Duration = Duration::from_secs(60);
+
+/// What is to be done with a volume.
+#[derive(Clone, Debug)]
+pub enum VolumeOrder {
+    /// Serve it. Its index was never used in this run.
+    Add(Arc<Volume>),
+    /// Serve it no longer.
+    Remove {
+        /// The volume.
+        volume: VolumeIndex,
+        /// Also if hosts have it open: they lose it.
+        force: bool,
+    },
+    /// The volume with the same index is like this from now on.
+    Alter {
+        /// How.
+        volume: Arc<Volume>,
+        /// It may become smaller.
+        shrink: bool,
+    },
+}
+
+/// Why an order is refused.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum OrderError {
+    /// The name is taken.
+    #[error("there is a volume {0} already")]
+    Exists(Name),
+    /// It is not served.
+    #[error("there is no such volume; `rblk-target volume list` shows all")]
+    Unknown,
+    /// Hosts have it.
+    #[error("{volume} is in use: {}", users.join(", "))]
+    InUse {
+        /// The volume.
+        volume: Name,
+        /// Who has it open, or may come back.
+        users: Vec<String>,
+    },
+    /// Another order is under way.
+    #[error("{0} is being changed already; try again when that is done")]
+    Busy(Name),
+    /// The target stops.
+    #[error("the target is stopping")]
+    Stopping,
+    /// It would lose data.
+    #[error(
+        "{volume} would lose the data behind its new end: it has {was} bytes, and {bytes} are fewer; --shrink does it"
+    )]
+    Smaller {
+        /// The volume.
+        volume: Name,
+        /// Bytes now.
+        was: u64,
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// A host could not learn of a loss.
+    #[error(
+        "{volume} cannot become write-back while hosts have it open, since they would not hear of writes that a crash \
+         loses: unmount it first ({})", users.join(", ")
+    )]
+    WriteBackInUse {
+        /// The volume.
+        volume: Name,
+        /// Who has it open, or may come back.
+        users: Vec<String>,
+    },
+}
+
+/// A step of an alteration. The volume is [`Core::altered`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Every poll group serves another volume, which no command can name yet.
+    Add,
+    /// The file has the size of the volume.
+    Store,
+    /// Every shard knows the new size.
+    Grow,
+    /// Every poll group checks commands against the volume as it is.
+    Access,
+    /// No poll group takes commands for it, and nothing of it is under way.
+    Close,
+    /// What is dirty is in the store, durably.
+    WriteBack,
+    /// Every shard has the new size and cache mode, and nothing of the volume in its cache.
+    Reshape,
+    /// Every poll group has forgotten it.
+    Drop,
+}
+
+impl Step {
+    // A step that may fail late, and can be given up: what it waits for changes nothing.
+    fn has_deadline(self) -> bool {
+        matches!(self, Self::Close | Self::WriteBack)
+    }
+}
+
+/// What becomes of the volume in the end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    Served,
+    Removed,
+}
+
+/// An order that is carried out.
+#[derive(Debug)]
+pub(super) struct Alteration {
+    // As it will be, or is again after a failure.
+    volume: Arc<Volume>,
+    // As it was. `None`: it is new.
+    before: Option<Arc<Volume>>,
+    end: End,
+    // The step under way, and those behind it.
+    steps: VecDeque<Step>,
+    // The steps that are done.
+    done: Vec<Step>,
+    since: Instant,
+    // Why it failed. Then the steps lead back.
+    failure: Option<String>,
+}
+
+/// The steps that make one volume of another.
+fn steps_between(before: &Volume, after: &Volume) -> Vec<Step> {
+    use Step::{Access, Add, Close, Drop, Grow, Reshape, Store, WriteBack};
+    let (was, bytes) = (before.size_bytes(), after.size_bytes());
+    let is_partial = was % (SLOT_BYTES as u64) != 0 && before.cache != CacheMode::None;
+    match before.placement {
+        Placement::Memory(_) if was != bytes => vec![Close, Store, Drop, Add, Access],
+        Placement::Memory(_) | Placement::Null => vec![Access],
+        Placement::Store if bytes < was => vec![Close, WriteBack, Reshape, Store, Access],
+        // The last block is cached as far as it reached.
+        Placement::Store if bytes > was && (is_partial || before.cache != after.cache) => {
+            vec![Store, Close, WriteBack, Reshape, Access]
+        }
+        Placement::Store if bytes > was => vec![Store, Grow, Access],
+        Placement::Store if before.cache != after.cache => vec![Close, WriteBack, Reshape, Access],
+        Placement::Store => vec![Access],
+    }
+}
+
+/// The steps that lead back when one failed after these.
+fn steps_back(done: &[Step], is_new: bool) -> Vec<Step> {
+    let has = |step| done.contains(&step);
+    match () {
+        // Some poll groups may serve it.
+        () if is_new => vec![Step::Drop],
+        // Nothing but a size in the file, which a larger volume does not need to give back.
+        () if !has(Step::Close) => Vec::new(),
+        () if has(Step::Drop) => vec![Step::Add, Step::Access],
+        () if has(Step::Reshape) => vec![Step::Reshape, Step::Access],
+        () => vec![Step::Access],
+    }
+}
+
+impl Core {
+    /// Whether an order may be carried out. Nothing changes.
+    ///
+    /// # Errors
+    /// [`OrderError`].
+    pub fn judge(&self, order: &VolumeOrder) -> Result<(), OrderError> {
+        if self.is_draining() {
+            return Err(OrderError::Stopping);
+        }
+        let in_use = |volume: &Volume, users: Vec<String>| match users.is_empty() {
+            true => Ok(()),
+            false => Err(OrderError::InUse { volume: volume.name, users }),
+        };
+        match order {
+            VolumeOrder::Add(volume) => match self.exports.named(volume.name) {
+                Some(_) => Err(OrderError::Exists(volume.name)),
+                None => Ok(()),
+            },
+            VolumeOrder::Remove { volume, force } => {
+                let volume = self.exports.volume(*volume).ok_or(OrderError::Unknown)?;
+                if *force { Ok(()) } else { in_use(volume, self.users(volume.index)) }
+            }
+            VolumeOrder::Alter { volume, shrink } => {
+                let before = self.exports.volume(volume.index).ok_or(OrderError::Unknown)?;
+                let (was, bytes) = (before.size_bytes(), volume.size_bytes());
+                if bytes < was && !shrink {
+                    return Err(OrderError::Smaller { volume: volume.name, was, bytes });
+                }
+                let users = self.users(volume.index);
+                let becomes = |mode| before.cache != mode && volume.cache == mode;
+                if becomes(CacheMode::WriteBack) && !users.is_empty() {
+                    return Err(OrderError::WriteBackInUse { volume: volume.name, users });
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Begins to carry out an order. [`Effect::Altered`] tells how it ended.
+    ///
+    /// # Errors
+    /// [`OrderError`]. Nothing has changed.
+    pub fn order(&mut self, order: VolumeOrder, now: Instant) -> Result<(), OrderError> {
+        self.latest = now;
+        if let Some(alteration) = &self.alteration {
+            return Err(OrderError::Busy(alteration.volume.name));
+        }
+        self.judge(&order)?;
+        let (volume, before, end, steps) = match order {
+            VolumeOrder::Add(volume) => (volume, None, End::Served, vec![Step::Add, Step::Access]),
+            VolumeOrder::Remove { volume, .. } => {
+                let volume = self.exports.volume(volume).cloned().ok_or(OrderError::Unknown)?;
+                self.volume_changed(volume.index);
+                self.take_from_all(volume.index);
+                let steps = match volume.placement {
+                    Placement::Store => vec![Step::Close, Step::WriteBack, Step::Drop],
+                    Placement::Memory(_) | Placement::Null => vec![Step::Close, Step::Drop],
+                };
+                (Arc::clone(&volume), Some(volume), End::Removed, steps)
+            }
+            VolumeOrder::Alter { volume, .. } => {
+                let before = self.exports.volume(volume.index).cloned();
+                let before = before.ok_or(OrderError::Unknown)?;
+                let steps = steps_between(&before, &volume);
+                (volume, Some(before), End::Served, steps)
+            }
+        };
+        let done = Vec::new();
+        let (steps, since) = (VecDeque::from(steps), now);
+        let alteration = Alteration { volume, before, end, steps, done, since, failure: None };
+        self.alteration = Some(alteration);
+        self.begin_step();
+        Ok(())
+    }
+
+    /// The volume that is being altered, as it will be.
+    #[must_use]
+    pub fn altered(&self) -> Option<&Arc<Volume>> {
+        self.alteration.as_ref().map(|alteration| &alteration.volume)
+    }
+
+    /// Whether an OPEN of a volume has to wait: it is closed while it changes.
+    pub(super) fn is_closed(&self, volume: VolumeIndex) -> bool {
+        self.alteration.as_ref().is_some_and(|alteration| {
+            let mut steps = alteration.steps.iter().chain(&alteration.done);
+            alteration.volume.index == volume && steps.any(|step| *step == Step::Close)
+        })
+    }
+
+    /// Whether an alteration is under way, whose step may take too long.
+    pub(super) fn is_altering(&self) -> bool {
+        self.alteration.is_some()
+    }
+
+    /// The step that [`Effect::Step`] asked for is done everywhere, or failed somewhere.
+    pub fn stepped(&mut self, result: Result<(), String>, now: Instant) {
+        self.latest = now;
+        let Some(alteration) = &mut self.alteration else { return };
+        alteration.since = now;
+        match result {
+            Ok(()) => alteration.done.extend(alteration.steps.pop_front()),
+            Err(_) if alteration.failure.is_some() => {
+                // It cannot be led back either: what is served is what the poll groups have.
+                alteration.steps.pop_front();
+            }
+            Err(failure) => {
+                alteration.done.extend(alteration.steps.front().filter(|s| s.has_deadline()));
+                let back = steps_back(&alteration.done, alteration.before.is_none());
+                alteration.steps = back.into();
+                alteration.failure = Some(failure);
+                if let Some(before) = &alteration.before {
+                    alteration.volume = Arc::clone(before);
+                }
+            }
+        }
+        self.begin_step();
+    }
+
+    fn begin_step(&mut self) {
+        let Some(alteration) = &self.alteration else { return };
+        match alteration.steps.front() {
+            Some(step) => self.effects.push_back(Effect::Step(*step)),
+            None => self.end_alteration(),
+        }
+    }
+
+    fn end_alteration(&mut self) {
+        let Some(alteration) = self.alteration.take() else { return };
+        let Alteration { volume, before, end, failure, .. } = alteration;
+        let (index, is_new) = (volume.index, before.is_none());
+        let result = match (failure, end) {
+            (Some(failure), _) => Err(failure),
+            (None, End::Served) => {
+                let is_news = before.is_some_and(|before| {
+                    (before.blocks, before.read_only) != (volume.blocks, volume.read_only)
+                });
+                if is_new {
+                    self.keep_for_absent(&volume);
+                }
+                self.exports.put(volume);
+                if is_news {
+                    self.volume_changed(index);
+                }
+                Ok(())
+            }
+            (None, End::Removed) => {
+                self.exports.remove(index);
+                self.kept_for.remove(&index);
+                self.closing.remove(&index);
+                for open in self.take_opens(|open| open.volume == index) {
+                    self.reply(open.from, open.tag, Status::NoSuchVolume, 0, Vec::new());
+                }
+                Ok(())
+            }
+        };
+        self.effects.push_back(Effect::Altered(result));
+        self.finish_opens();
+    }
+
+    /// A new volume may have a holder of before, who may come back.
+    fn keep_for_absent(&mut self, volume: &Volume) {
+        let record = self.holders.record(&volume.uuid);
+        if record.is_some_and(|record| record.present) {
+            self.kept_for.insert(volume.index, self.latest + self.sessions.lease());
+        }
+    }
+
+    /// No session has a volume from now on.
+    fn take_from_all(&mut self, volume: VolumeIndex) {
+        let has = |session: &&crate::session::Session| session.mode_of(volume).is_some();
+        let sessions: Vec<SessionIndex> =
+            self.sessions.iter().filter(has).map(|session| session.index).collect();
+        for open in self.take_opens(|open| open.volume == volume) {
+            self.reply(open.from, open.tag, Status::NoSuchVolume, 0, Vec::new());
+        }
+        for session in sessions {
+            self.give_up(session, volume, Status::VolumeGone);
+        }
+    }
+
+    /// Ends an alteration whose step takes too long.
+    pub(super) fn end_late_step(&mut self, now: Instant) {
+        let is_late = |alteration: &Alteration| {
+            let step = alteration.steps.front();
+            step.is_some_and(|step| step.has_deadline())
+                && now.saturating_duration_since(alteration.since) > STEP_DEADLINE
+        };
+        if self.alteration.as_ref().is_some_and(is_late) {
+            let seconds = STEP_DEADLINE.as_secs();
+            self.effects.push_back(Effect::GiveUpStep);
+            self.stepped(
+                Err(format!("its connections or its dirty blocks did not end within {seconds} s")),
+                now,
+            );
+        }
+    }
+
+    /// A volume that is to be added is served from that store. If it is another store than before,
+    /// the hosts that had the volume are fenced. Returns whether it is.
+    pub(crate) fn serve_from(&mut self, volume: &Volume, store: Option<&StoreIdentity>) -> bool {
+        let served = self.holders.serve(volume.uuid, store);
+        if served != Served::AsBefore
+            && let Some(record) = self.holders.record(&volume.uuid).cloned()
+        {
+            self.persist_change(record);
+        }
+        served == Served::Replaced
+    }
+
+    /// Who has a volume open, or may come back to it.
+    #[must_use]
+    pub fn users(&self, volume: VolumeIndex) -> Vec<String> {
+        let has = |session: &&crate::session::Session| session.mode_of(volume).is_some();
+        let name = |session: &crate::session::Session| match session.connections() {
+            0 => format!("{} ({}, away)", session.host_name, session.peer),
+            _ => format!("{} ({})", session.host_name, session.peer),
+        };
+        let mut users: Vec<String> = self.sessions.iter().filter(has).map(name).collect();
+        if users.is_empty() && self.kept_for.contains_key(&volume) {
+            let uuid = self.exports.volume(volume).map(|volume| volume.uuid);
+            let record = uuid.and_then(|uuid| self.holders.record(&uuid));
+            users.extend(record.map(|record| format!("{} (may come back)", record.host_name)));
+        }
+        users
+    }
+
+    /// From now on only hosts that have a volume open may open it, or (false) all may again.
+    pub fn close_to_others(&mut self, volume: VolumeIndex, close: bool) {
+        match close {
+            true => self.closing.insert(volume),
+            false => self.closing.remove(&volume),
+        };
+    }
+
+    /// Ends a session: what it has open is free, and its connections end. Its host may connect
+    /// again at once, and is then let in as after a loss of the link. Returns whether there is such
+    /// a session.
+    pub fn kick(&mut self, session: SessionIndex, now: Instant) -> bool {
+        self.latest = now;
+        let Some(state) = self.sessions.get(session) else { return false };
+        tracing::warn!(host = %state.host_name, peer = state.peer, "ending a session: it is kicked");
+        // First the connections: so nothing that is under way is refused, and the host sends it
+        // again.
+        if let Some(before) = state.epoch.next() {
+            self.all(Notice::EndConnections { session, before });
+        }
+        self.end_session(session, Status::NotReady);
+        self.finish_opens();
+        self.stop_if_drained(now);
+        true
+    }
+}

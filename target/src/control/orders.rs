@@ -1,0 +1,151 @@
+//! What people order of a running target by the control socket: changes of volumes, the end of
+//! sessions. One change at a time.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rblk_config::VolumeConfig;
+use rblk_protocol::Name;
+use tokio::sync::{mpsc, oneshot};
+
+use super::Request;
+use super::reload::Reread;
+use super::socket::{Ask, Response, VolumeReport, stopping};
+use super::volumes::{Change, Changed, Outcome, set};
+use crate::exports::{OpenedVolume, open_one};
+
+/// Time between two looks whether a volume is still in use.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Carries out an order.
+pub(super) async fn carry_out(
+    requests: &mpsc::Sender<Request>,
+    reread: &Reread,
+    order: Ask,
+) -> Response {
+    let _turn = reread.turn().await;
+    let done = match order {
+        Ask::AddVolume { volume } => match open(reread.target(), (*volume).clone()).await {
+            Ok(opened) => {
+                let name = volume.name.clone();
+                change(requests, name, Change::Add(*volume, opened)).await
+            }
+            Err(error) => Err(error),
+        },
+        Ask::RemoveVolume { name, force, .. } => {
+            change(requests, name.clone(), Change::Remove { name, force }).await
+        }
+        Ask::ResizeVolume { name, size, shrink } => {
+            change(requests, name.clone(), Change::Resize { name, size, shrink }).await
+        }
+        Ask::SetVolume { name, read_only, cache, read_ahead } => {
+            match running(requests, &name).await {
+                Ok(config) => {
+                    let config = set(&config, read_only, cache, read_ahead);
+                    change(requests, name, Change::Become(config)).await
+                }
+                Err(error) => Err(error),
+            }
+        }
+        Ask::Dump => return dump(requests).await,
+        Ask::Kick { session } => return kick(requests, session).await,
+        Ask::Status | Ask::Drain | Ask::ReloadHosts | Ask::Reload { .. } => {
+            Err("it is no order".to_owned())
+        }
+    };
+    done.map_or_else(Response::Error, |report| Response::Volume(Box::new(report)))
+}
+
+/// Removes a volume as soon as no host has it open. Meanwhile no other host may open it. `gone`
+/// ends when whoever asked does not wait any more: then the volume stays.
+pub(super) async fn remove_when_unused(
+    requests: &mpsc::Sender<Request>,
+    reread: &Reread,
+    name: String,
+    gone: impl Future<Output = io::Result<u8>>,
+) -> Response {
+    let wait = async {
+        loop {
+            match ask(requests, |reply| Request::CloseToOthers(name.clone(), true, reply)).await {
+                None => return stopping(),
+                Some(users) if users.is_empty() => {
+                    let order =
+                        Ask::RemoveVolume { name: name.clone(), force: false, drain: false };
+                    return carry_out(requests, reread, order).await;
+                }
+                Some(_) => tokio::time::sleep(LOOK).await,
+            }
+        }
+    };
+    let response = tokio::select! {
+        response = wait => response,
+        _ = gone => Response::Error("nobody waits for it any more".to_owned()),
+    };
+    if !matches!(response, Response::Volume(_)) {
+        let _ = ask(requests, |reply| Request::CloseToOthers(name, false, reply)).await;
+    }
+    response
+}
+
+/// Opens what a volume is served from.
+pub(super) async fn open(target: Name, config: VolumeConfig) -> Result<Arc<OpenedVolume>, String> {
+    // The lock of a store is waited for.
+    let opened = tokio::task::spawn_blocking(move || open_one(0, &config, &target)).await;
+    match opened {
+        Ok(Ok(opened)) => Ok(Arc::new(opened)),
+        Ok(Err(error)) => Err(format!("{error:#}")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Asks control, and waits for the answer. `None`: the target is stopping.
+pub(super) async fn ask<T>(
+    requests: &mpsc::Sender<Request>,
+    request: impl FnOnce(oneshot::Sender<T>) -> Request,
+) -> Option<T> {
+    let (reply, answer) = oneshot::channel();
+    requests.send(request(reply)).await.ok()?;
+    answer.await.ok()
+}
+
+/// Carries out a change. `alone`: see [`Request::Change`].
+pub(super) async fn carry(
+    requests: &mpsc::Sender<Request>,
+    change: Change,
+    alone: bool,
+) -> Outcome {
+    let outcome = ask(requests, |reply| Request::Change { change, alone, reply }).await;
+    outcome.unwrap_or_else(|| Err("the target is stopping".to_owned()))
+}
+
+async fn change(
+    requests: &mpsc::Sender<Request>,
+    name: String,
+    change: Change,
+) -> Result<VolumeReport, String> {
+    let Changed { config, bytes } = carry(requests, change, true).await?;
+    Ok(VolumeReport { name, volume: config, size_bytes: bytes })
+}
+
+async fn running(requests: &mpsc::Sender<Request>, name: &str) -> Result<VolumeConfig, String> {
+    let running = ask(requests, Request::Running).await.ok_or("the target is stopping")?;
+    let config = running.volumes.into_iter().find(|volume| volume.name == name);
+    config.ok_or_else(|| format!("there is no volume {name}; `rblk-target volume list` shows all"))
+}
+
+async fn dump(requests: &mpsc::Sender<Request>) -> Response {
+    let Some(running) = ask(requests, Request::Running).await else { return stopping() };
+    running.dump().map_or_else(|error| Response::Error(error.to_string()), Response::Dump)
+}
+
+async fn kick(requests: &mpsc::Sender<Request>, session: String) -> Response {
+    let asked = session.clone();
+    match ask(requests, |reply| Request::Kick(session, reply)).await {
+        None => stopping(),
+        Some(ended) if ended.is_empty() => Response::Error(format!(
+            "no session is of {asked}; `rblk-target session list` shows all"
+        )),
+        Some(ended) => Response::Kicked(ended),
+    }
+}

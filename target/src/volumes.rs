@@ -1,0 +1,202 @@
+//! `rblk-target volume`: the volumes of the target that runs. The target changes first, since it
+//! knows who uses them; the file of the configuration follows, if that is asked for. Before either,
+//! the configuration with the change is checked.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use rblk_config::{ByteSize, Exit, TargetConfig, VolumeConfig, VolumeFile};
+use rblk_target::args::{
+    CONTROL_SOCKET, ChangeArgs, Output, RunningArgs, VolumeAddArgs, VolumeCommand,
+    VolumeRemoveArgs, VolumeResizeArgs, VolumeSetArgs,
+};
+use rblk_target::control::socket::{Ask, Response, VolumeReport};
+use rblk_target::control::status::VolumeStatus;
+
+use crate::host::Senseless;
+use crate::{asked, not_understood};
+
+/// Does what was asked.
+pub(crate) fn volume(command: &VolumeCommand) -> anyhow::Result<Exit> {
+    match command {
+        VolumeCommand::Add(args) => add(args),
+        VolumeCommand::Remove(args) => remove(args),
+        VolumeCommand::Resize(args) => resize(args),
+        VolumeCommand::Set(args) => set(args),
+        VolumeCommand::List(running) => list(running),
+    }
+}
+
+/// The control socket of a target: named, or that of its configuration.
+pub(crate) fn socket_of(running: &RunningArgs) -> anyhow::Result<PathBuf> {
+    if let Some(socket) = &running.control_socket {
+        return Ok(socket.clone());
+    }
+    match running.config.exists() {
+        true => Ok(TargetConfig::load(&running.config)?.control_socket),
+        false => Ok(CONTROL_SOCKET.into()),
+    }
+}
+
+fn add(args: &VolumeAddArgs) -> anyhow::Result<Exit> {
+    let name = args.name.clone();
+    let mut volume = match (&args.file, args.memory, args.null) {
+        (Some(path), _, _) => VolumeConfig::file(name, std::path::absolute(path)?),
+        (_, Some(size), _) => VolumeConfig::memory(name, size),
+        (_, _, size) => VolumeConfig::null(name, size.unwrap_or(ByteSize(0))),
+    };
+    volume.block_size = args.block_size;
+    volume.read_only = args.read_only;
+    volume.cache = args.cache;
+    volume.read_ahead = args.read_ahead.unwrap_or(volume.read_ahead);
+    let file = file_of(&args.place, &args.name)?;
+    if let Some(file) = &file {
+        file.check(&volume)?;
+    }
+    order(&args.place, file, Ask::AddVolume { volume: Box::new(volume) }, "served")
+}
+
+fn remove(args: &VolumeRemoveArgs) -> anyhow::Result<Exit> {
+    let file = file_of(&args.place, &args.name)?;
+    if let Some(file) = &file
+        && file.check_without()?.volumes.iter().any(|volume| volume.name == args.name)
+    {
+        return Err(elsewhere(&args.name, file.path(), "remove it there").into());
+    }
+    let VolumeRemoveArgs { name, force, drain, .. } = args;
+    let question = Ask::RemoveVolume { name: name.clone(), force: *force, drain: *drain };
+    order(&args.place, file, question, "removed")
+}
+
+fn resize(args: &VolumeResizeArgs) -> anyhow::Result<Exit> {
+    let file = changed_file(&args.place, &args.name)?;
+    let VolumeResizeArgs { name, size, shrink, .. } = args;
+    let question = Ask::ResizeVolume { name: name.clone(), size: *size, shrink: *shrink };
+    order(&args.place, file, question, "changed")
+}
+
+fn set(args: &VolumeSetArgs) -> anyhow::Result<Exit> {
+    let file = changed_file(&args.place, &args.name)?;
+    let VolumeSetArgs { name, read_only, cache, read_ahead, .. } = args;
+    let question = Ask::SetVolume {
+        name: name.clone(),
+        read_only: *read_only,
+        cache: *cache,
+        read_ahead: *read_ahead,
+    };
+    order(&args.place, file, question, "changed")
+}
+
+/// The file that a change is written to, if it is to stay.
+fn file_of(place: &ChangeArgs, name: &str) -> anyhow::Result<Option<VolumeFile>> {
+    match place.persist {
+        true => Ok(Some(VolumeFile::lock(&place.running.config, name)?)),
+        false => Ok(None),
+    }
+}
+
+/// The same for a volume that is there: people must not have written it into another file.
+fn changed_file(place: &ChangeArgs, name: &str) -> anyhow::Result<Option<VolumeFile>> {
+    let file = file_of(place, name)?;
+    if let Some(file) = &file
+        && file.read()?.is_none()
+        && TargetConfig::load(&place.running.config)?.volumes.iter().any(|v| v.name == name)
+    {
+        return Err(elsewhere(name, file.path(), "change it there").into());
+    }
+    Ok(file)
+}
+
+fn elsewhere(name: &str, file: &Path, what: &str) -> Senseless {
+    Senseless(format!(
+        "{name} is not in {}, so people wrote it into another file of the configuration: {what}, then run \
+         `rblk-target reload`; or leave --persist away",
+        file.display()
+    ))
+}
+
+/// Has the target do it, and then writes it down.
+fn order(
+    place: &ChangeArgs,
+    file: Option<VolumeFile>,
+    question: Ask,
+    done: &str,
+) -> anyhow::Result<Exit> {
+    let running = &place.running;
+    let report = match asked(&socket_of(running)?, question)? {
+        Ok(Response::Volume(report)) => report,
+        Ok(_) => return Err(not_understood()),
+        Err(exit) => return Ok(exit),
+    };
+    let written = file.map(|file| persisted(&file, &report)).transpose().with_context(|| {
+        format!("the running target has {done} {}, but a restart undoes that", report.name)
+    })?;
+    if running.output == Output::Json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+        return Ok(Exit::Ok);
+    }
+    let VolumeReport { name, volume, size_bytes } = &*report;
+    match volume {
+        Some(volume) => println!("{name}: {done}, {}", described(volume, *size_bytes)),
+        None => println!("{name}: {done}"),
+    }
+    match written {
+        Some(path) if path.exists() => println!("{name}: {} is changed", path.display()),
+        Some(path) => println!("{name}: {} is gone", path.display()),
+        None => println!("{name}: until the target restarts or reloads; --persist keeps it"),
+    }
+    Ok(Exit::Ok)
+}
+
+fn persisted(file: &VolumeFile, report: &VolumeReport) -> anyhow::Result<PathBuf> {
+    match &report.volume {
+        Some(volume) => drop(file.write(volume)?),
+        None if file.path().exists() => drop(file.remove()?),
+        None => {}
+    }
+    Ok(file.path().to_owned())
+}
+
+fn described(volume: &VolumeConfig, bytes: u64) -> String {
+    let mode = if volume.read_only { "read-only" } else { "read-write" };
+    let cache = volume.cache.map(|cache| format!(", cache {cache}")).unwrap_or_default();
+    format!("{}, {mode}{cache}", ByteSize(bytes))
+}
+
+fn list(running: &RunningArgs) -> anyhow::Result<Exit> {
+    match asked(&socket_of(running)?, Ask::Status)? {
+        Ok(Response::Status(status)) if running.output == Output::Json => {
+            println!("{}", serde_json::to_string_pretty(&status.volumes)?);
+        }
+        Ok(Response::Status(status)) => print!("{}", table(&status.volumes)),
+        Ok(_) => return Err(not_understood()),
+        Err(exit) => return Ok(exit),
+    }
+    Ok(Exit::Ok)
+}
+
+fn table(volumes: &[VolumeStatus]) -> String {
+    let name = volumes.iter().map(|volume| volume.name.len()).max().unwrap_or(0).max(6);
+    let head = ("VOLUME", "STORE", "SIZE", "MODE", "CACHE", "HELD BY");
+    let mut text = format!(
+        "{:<name$}  {:<6}  {:>9}  {:<4}  {:<13}  {}\n",
+        head.0, head.1, head.2, head.3, head.4, head.5
+    );
+    for v in volumes {
+        let holder = match &v.holder {
+            Some(holder) if holder.present => holder.host.clone(),
+            Some(holder) => format!("{} (away)", holder.host),
+            None if v.in_use => "(readers)".to_owned(),
+            None => "-".to_owned(),
+        };
+        text += &format!(
+            "{:<name$}  {:<6}  {:>9}  {:<4}  {:<13}  {holder}\n",
+            v.name,
+            v.store,
+            ByteSize(v.size_bytes).to_string(),
+            if v.read_only { "ro" } else { "rw" },
+            v.cache.to_string(),
+        );
+    }
+    text
+}

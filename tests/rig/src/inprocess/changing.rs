@@ -1,0 +1,61 @@
+//! Volumes that change while the target of a [`Rig`] runs: the steps that control would order.
+
+use std::sync::Arc;
+
+use rblk_target::poll_group::{StepTicket, ToGroup, VolumeStep};
+use rblk_target::store::{Store, VolumeIndex};
+use rblk_target::volume::Volume;
+use rblk_target::volume_stats::VolumeStats;
+
+use super::Rig;
+
+/// The step under way.
+#[derive(Debug, Default)]
+pub(super) struct Changing {
+    ticket: u64,
+    // What the poll groups answered.
+    answers: Vec<Result<(), String>>,
+}
+
+impl Changing {
+    /// A poll group answered.
+    pub(super) fn stepped(&mut self, ticket: StepTicket, result: Result<(), String>) {
+        if ticket.0 == self.ticket {
+            self.answers.push(result);
+        }
+    }
+}
+
+impl<S: Store> Rig<S> {
+    /// Orders a step from every poll group. [`Self::step_outcome`] tells how it went.
+    pub fn begin_step(&mut self, volume: VolumeIndex, step: &VolumeStep) {
+        self.changing.ticket += 1;
+        self.changing.answers.clear();
+        let ticket = StepTicket(self.changing.ticket);
+        for group in 0..self.groups.len() {
+            let mut step = step.clone();
+            if let VolumeStep::Add { stats, .. } = &mut step {
+                *stats = Arc::new(VolumeStats::default());
+            }
+            self.mail_to(group, ToGroup::Step { ticket, volume, step });
+        }
+    }
+
+    /// How the step under way ended; `None` while a poll group has not done it.
+    pub fn step_outcome(&mut self) -> Option<Result<(), String>> {
+        if self.changing.answers.len() < self.groups.len() {
+            return None;
+        }
+        Some(self.changing.answers.drain(..).find(Result::is_err).unwrap_or(Ok(())))
+    }
+
+    /// What the rig serves from now on as the volume with that index.
+    pub fn note_volume(&mut self, volume: Arc<Volume>) {
+        let at = usize::from(volume.index.0);
+        if at < self.volumes.len() {
+            self.volumes[at] = volume;
+        } else {
+            self.volumes.push(volume);
+        }
+    }
+}

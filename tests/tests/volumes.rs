@@ -1,0 +1,407 @@
+//! Volumes that change while the target runs, by the commands that people type: what is printed,
+//! what hosts see meanwhile, what is in the files, and what a restart makes of it.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rblk_config::TargetConfig;
+use rblk_initiator::io::IoOp;
+use rblk_protocol::AccessMode;
+use rblk_tests::bed::pattern;
+use rblk_tests::program::{Client, Ended, Target, assert_refused, program, run, wait_for};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+const EROFS: i32 = -30;
+
+/// A target with a configuration, in a directory of its own.
+struct Bed {
+    directory: TempDir,
+}
+
+impl Bed {
+    /// A configuration of these volumes: name and cache mode, each on a file of 1 MiB.
+    fn new(volumes: &[(&str, &str)]) -> Self {
+        let bed = Self { directory: tempfile::tempdir().unwrap() };
+        let table = |(name, cache): &(&str, &str)| bed.table(name, &format!("cache = '{cache}'\n"));
+        let tables: String = volumes.iter().map(table).collect();
+        fs::write(bed.config(), format!("listen = ['tcp://127.0.0.1:1']\n{tables}")).unwrap();
+        bed
+    }
+
+    /// A table of a volume on a file of 1 MiB, which is made.
+    fn table(&self, name: &str, more: &str) -> String {
+        let path = self.image(name, MIB);
+        format!("[[volume]]\nname = '{name}'\nstore = 'file'\npath = '{}'\n{more}", path.display())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn config(&self) -> PathBuf {
+        self.path("target.toml")
+    }
+
+    fn image(&self, name: &str, bytes: u64) -> PathBuf {
+        let path = self.path(&format!("{name}.img"));
+        if !path.exists() {
+            File::create(&path).unwrap().set_len(bytes).unwrap();
+        }
+        path
+    }
+
+    fn size(&self, name: &str) -> u64 {
+        fs::metadata(self.path(&format!("{name}.img"))).unwrap().len()
+    }
+
+    fn serve(&self) -> Target {
+        let config = text(&self.config());
+        Target::start(self.directory.path(), &["--config", &config, "--poll-groups", "2"])
+    }
+
+    /// `rblk-target WHAT` of the running target.
+    fn command(&self, what: &[&str]) -> Command {
+        let mut command = Command::new(program("rblk-target"));
+        command.args(what).arg("--control-socket").arg(self.path("target.sock"));
+        if matches!(what[0], "volume" | "session") {
+            command.arg("--config").arg(self.config());
+        }
+        command
+    }
+
+    fn run(&self, what: &str) -> Ended {
+        run(&mut self.command(&what.split_whitespace().collect::<Vec<_>>()))
+    }
+
+    /// As [`Self::run`]; the command does what it is asked, and says that.
+    #[track_caller]
+    fn does(&self, what: &str, said: &str) -> Ended {
+        let ended = self.run(what);
+        assert_eq!(ended.code, Some(0), "{what}: {ended:?}");
+        assert!(ended.stdout.contains(said), "{what}: {said:?} is not in {ended:?}");
+        ended
+    }
+
+    fn json(&self, what: &str) -> Value {
+        let ended = self.does(&format!("{what} --output json"), "");
+        serde_json::from_str(&ended.stdout).unwrap()
+    }
+
+    /// Names and sizes of the volumes.
+    fn volumes(&self) -> Vec<(String, u64)> {
+        let list = self.json("volume list");
+        let one =
+            |v: &Value| (v["name"].as_str().unwrap().to_owned(), v["size_bytes"].as_u64().unwrap());
+        list.as_array().unwrap().iter().map(one).collect()
+    }
+
+    fn dump(&self) -> TargetConfig {
+        TargetConfig::parse(&self.does("dump", "listen").stdout, "dump").unwrap()
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// Whether nobody has the file of a volume locked.
+fn is_unlocked(path: &Path) -> bool {
+    File::open(path).unwrap().try_lock().is_ok()
+}
+
+#[test]
+fn a_volume_grows_under_its_host() {
+    for cache in ["none", "write-through", "write-back"] {
+        let bed = Bed::new(&[("vol0", cache)]);
+        let target = bed.serve();
+        let mut client = Client::connect(&target.address, "vol0", 1).unwrap();
+        let (first, second) = (pattern(1, 64 << 10), pattern(2, 64 << 10));
+        client.write(MIB - (64 << 10), &first);
+        let beyond = client.try_io(IoOp::Write, MIB, 4096);
+        assert!(beyond.is_some_and(|result| result < 0), "{cache}: {beyond:?}");
+
+        bed.does("volume resize vol0 3MiB", "vol0: changed, 3MiB");
+        client.write(2 * MIB, &second);
+        assert_eq!(client.read(MIB, 4096), vec![0; 4096], "{cache}: a hole");
+        // The administrator makes the file longer.
+        let path = bed.path("vol0.img");
+        File::options().write(true).open(&path).unwrap().set_len(4 * MIB).unwrap();
+        bed.does("volume resize vol0", "vol0: changed, 4MiB");
+        client.write(4 * MIB - (64 << 10), &first);
+        assert!(
+            client.read(2 * MIB, 64 << 10) == second
+                && client.read(MIB - (64 << 10), 64 << 10) == first
+        );
+        client.flush();
+        assert_eq!(
+            (bed.size("vol0"), bed.volumes()),
+            (4 * MIB, vec![("vol0".to_owned(), 4 * MIB)])
+        );
+        let file = fs::read(&path).unwrap();
+        assert!(file[usize::try_from(2 * MIB).unwrap()..][..64 << 10] == second, "{cache}");
+        client.logout();
+    }
+}
+
+#[test]
+fn a_volume_shrinks_only_when_told_and_never_keeps_what_was_cut_off() {
+    let bed = Bed::new(&[("vol0", "write-back")]);
+    let target = bed.serve();
+    let mut client = Client::connect(&target.address, "vol0", 1).unwrap();
+    let data = pattern(3, 64 << 10);
+    client.write(0, &data);
+    client.write(MIB - (64 << 10), &data);
+    assert_refused(&bed.run("volume resize vol0 512KiB"), 1, &["would lose the data", "--shrink"]);
+    assert_eq!(bed.size("vol0"), MIB);
+    bed.does("volume resize vol0 512KiB --shrink", "vol0: changed, 512KiB");
+    assert_eq!(bed.size("vol0"), MIB / 2, "what was dirty did not make it longer again");
+    // Its host is cut off for a moment, and opens it again.
+    assert_eq!(client.try_io(IoOp::Read, 0, 4096), None);
+    drop(client);
+    let mut client = reconnect(&target);
+    assert_eq!(client.volume.blocks.0 * 4096, MIB / 2);
+    assert!(client.read(0, 64 << 10) == data);
+    assert!(client.try_io(IoOp::Read, MIB / 2, 4096).is_some_and(|result| result < 0));
+    bed.does("volume resize vol0 1MiB", "vol0: changed, 1MiB");
+    assert_eq!(client.read(MIB - (64 << 10), 64 << 10), vec![0; 64 << 10], "not the old data");
+    client.logout();
+}
+
+/// A host whose old connections are gone opens the volume again.
+fn reconnect(target: &Target) -> Client {
+    let address = &target.address;
+    wait_for("a host to be let in again", || Client::connect(address, "vol0", 1).ok())
+}
+
+#[test]
+fn a_volume_becomes_read_only_and_writable_again_under_its_host() {
+    let bed = Bed::new(&[("vol0", "write-through")]);
+    let target = bed.serve();
+    let mut client = Client::connect(&target.address, "vol0", 1).unwrap();
+    let data = pattern(4, 8192);
+    client.write(0, &data);
+    bed.does("volume set vol0 --read-only", "vol0: changed, 1MiB, read-only");
+    assert_eq!(client.try_io(IoOp::Write, 0, 4096), Some(EROFS));
+    assert!(client.read(0, 8192) == data);
+    client.flush();
+    let list = bed.json("volume list");
+    assert_eq!((&list[0]["read_only"], &list[0]["in_use"]), (&json!(true), &json!(true)));
+    bed.does("volume set vol0 --read-only=false --read-ahead 64KiB", "read-write");
+    client.write(4096, &data);
+    assert!(client.read(4096, 8192) == data);
+    client.logout();
+}
+
+#[test]
+fn a_cache_mode_changes_without_a_loss() {
+    let bed = Bed::new(&[("vol0", "write-back")]);
+    let target = bed.serve();
+    let mut client = Client::connect(&target.address, "vol0", 1).unwrap();
+    let verifier = client.volume.verifier;
+    let data = pattern(5, 64 << 10);
+    client.write(0, &data);
+    assert_refused(
+        &bed.run("volume set vol0 --read-only"),
+        1,
+        &["the volume is read-only", "cache = \"write-through\""],
+    );
+    bed.does("volume set vol0 --cache write-through", "cache write-through");
+    assert!(fs::read(bed.path("vol0.img")).unwrap()[..64 << 10] == data, "it was written first");
+    drop(client);
+    let mut client = reconnect(&target);
+    assert_eq!(client.volume.verifier, verifier, "its host sees no loss");
+    assert!(client.read(0, 64 << 10) == data);
+    let refused = bed.run("volume set vol0 --cache write-back");
+    assert_refused(&refused, 1, &["while hosts have it open", "unmount it first", "test"]);
+    client.logout();
+    wait_for("the host to be gone", || {
+        (bed.run("volume set vol0 --cache write-back").code == Some(0)).then_some(())
+    });
+    bed.does("volume set vol0 --cache none", "cache none");
+    let mut client = reconnect(&target);
+    assert!(client.read(0, 64 << 10) == data);
+    client.logout();
+}
+
+#[test]
+fn volumes_come_and_go() {
+    let bed = Bed::new(&[("vol0", "write-through")]);
+    let target = bed.serve();
+    let image = bed.image("new", MIB);
+    let add = format!("volume add new --file {} --cache write-back", image.display());
+    bed.does(&add, "new: served, 1MiB, read-write, cache write-back");
+    assert!(!is_unlocked(&image));
+    assert_refused(&bed.run(&add), 1, &["new"]);
+    let mut client = Client::connect(&target.address, "new", 1).unwrap();
+    let data = pattern(6, 64 << 10);
+    client.write(4096, &data);
+    assert_refused(&bed.run("volume remove new"), 1, &["new is in use: test (tcp://127.0.0.1"]);
+
+    // It waits until the host has gone, and lets no other in meanwhile.
+    let mut drain = bed.command(&["volume", "remove", "new", "--drain"]);
+    let mut drain = drain.stdout(Stdio::null()).spawn().unwrap();
+    wait_for("no other host to be let in", || {
+        let other = Client::claim(&target.address, "new", 2, AccessMode::ReadOnly);
+        other.err().filter(|error| error.to_string().contains("about to be removed"))
+    });
+    assert!(drain.try_wait().unwrap().is_none() && client.read(4096, 64 << 10) == data);
+    client.logout();
+    assert!(drain.wait().unwrap().success());
+    assert_eq!(bed.volumes().len(), 1);
+    assert!(is_unlocked(&image) && fs::read(&image).unwrap()[4096..][..64 << 10] == data);
+
+    // By force, and in memory.
+    bed.does("volume add ram --memory 1MiB", "ram: served");
+    let mut client = Client::connect(&target.address, "ram", 1).unwrap();
+    client.write(0, &data);
+    assert!(client.read(0, 64 << 10) == data);
+    let size = bed.does("volume resize ram 2MiB", "ram: changed, 2MiB");
+    assert!(size.stdout.contains("--persist keeps it"));
+    drop(client);
+    let connect = || Client::connect(&target.address, "ram", 1).ok();
+    let mut client = wait_for("the host to be let in again", connect);
+    assert!(client.read(0, 64 << 10) == data && client.read(MIB, 4096) == vec![0; 4096]);
+    bed.does("volume remove ram --force", "ram: removed");
+    assert_eq!(client.try_io(IoOp::Read, 0, 4096), None);
+    assert!(Client::connect(&target.address, "ram", 3).is_err());
+    assert_refused(&bed.run("volume remove ram"), 1, &["there is no volume ram"]);
+}
+
+#[test]
+fn a_drain_that_nobody_waits_for_is_given_up() {
+    let bed = Bed::new(&[("vol0", "write-through")]);
+    let target = bed.serve();
+    let client = Client::connect(&target.address, "vol0", 1).unwrap();
+    let mut drain = bed.command(&["volume", "remove", "vol0", "--drain"]);
+    let mut drain = drain.stdout(Stdio::null()).spawn().unwrap();
+    let other = || Client::claim(&target.address, "vol0", 2, AccessMode::ReadOnly);
+    wait_for("no other host to be let in", || other().is_err().then_some(()));
+    drain.kill().unwrap();
+    drain.wait().unwrap();
+    wait_for("another host to be let in", || other().ok());
+    client.logout();
+    assert_eq!(bed.volumes().len(), 1);
+}
+
+#[test]
+fn a_session_is_ended_and_comes_again() {
+    let bed = Bed::new(&[("vol0", "write-through")]);
+    let target = bed.serve();
+    let mut client = Client::connect(&target.address, "vol0", 1).unwrap();
+    client.write(0, &pattern(7, 4096));
+    let sessions = bed.json("session list");
+    let number = sessions[0]["number"].as_u64().unwrap();
+    assert_eq!((&sessions[0]["host"], &sessions[0]["volumes"]), (&json!("test"), &json!(["vol0"])));
+    bed.does("session list", &format!("{number:>6}  test"));
+    assert_refused(&bed.run("session kick db9"), 1, &["no session is of db9", "session list"]);
+    let ended = bed.json(&format!("session kick {number}"));
+    assert!(ended[0].as_str().unwrap().starts_with("test (tcp://127.0.0.1"), "{ended}");
+    assert_eq!(client.try_io(IoOp::Read, 0, 4096), None);
+    // Another host may have it at once.
+    let other =
+        wait_for("the volume to be free", || Client::connect(&target.address, "vol0", 2).ok());
+    other.logout();
+}
+
+#[test]
+fn a_reload_does_all_or_nothing() {
+    let bed = Bed::new(&[("vol0", "write-through"), ("logs", "none")]);
+    let target = bed.serve();
+    let base = fs::read_to_string(bed.config()).unwrap();
+    assert_eq!(bed.json("reload --dry-run")["volumes"], json!([]));
+    let (vol0, logs) = base.split_once("[[volume]]\nname = 'logs'").unwrap();
+    let wanted = format!(
+        "{}read_only = true\nread_ahead = '64KiB'\n{}",
+        vol0.replacen("listen", "lease = '1m'\nlisten", 1),
+        bed.table("new", "size = '1MiB'\n")
+    );
+    let client = Client::connect(&target.address, "logs", 1).unwrap();
+    fs::write(bed.config(), &wanted).unwrap();
+    let refused = bed.run("reload --dry-run");
+    assert_eq!(refused.code, Some(1));
+    for line in [
+        "remove volume logs",
+        "change volume vol0: read_ahead: \"512KiB\" -> \"64KiB\", read_only: false -> true",
+        "add volume new",
+        "needs a restart: lease: \"30s\" -> \"1m\"",
+        "REFUSED: logs is in use: test",
+        "nothing was changed",
+    ] {
+        assert!(refused.stdout.contains(line), "{line:?} is not in {refused:?}");
+    }
+    let before = bed.dump();
+    assert_refused(&bed.run("reload"), 1, &["nothing was reloaded", "logs is in use: test"]);
+    assert_eq!(bed.dump(), before);
+    assert!(is_unlocked(&bed.path("new.img")), "what was opened is closed");
+    client.logout();
+
+    // A store that is not there, and a file that is none.
+    fs::write(bed.config(), wanted.replace("new.img", "none.img")).unwrap();
+    let missing = bed.run("reload");
+    assert_refused(&missing, 1, &["nothing was reloaded", "none.img"]);
+    fs::write(bed.config(), "volume = 7").unwrap();
+    assert_refused(&bed.run("reload"), 1, &["nothing was reloaded", "target.toml"]);
+    assert_eq!(bed.dump(), before);
+
+    fs::write(bed.config(), &wanted).unwrap();
+    let done = wait_for("the host of logs to be gone", || {
+        Some(bed.json("reload")).filter(|report| report["refused"] == json!([]))
+    });
+    assert_eq!(done["restart"][0]["key"], "lease");
+    let names: Vec<String> = bed.volumes().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["vol0", "new"]);
+    assert!(bed.dump().volumes[0].read_only);
+    assert_eq!(bed.json("reload")["volumes"], json!([]), "once");
+
+    // What cannot change while it is served.
+    let moved = wanted.replace("vol0.img", "new.img").replacen("new.img", "other.img", 1);
+    bed.image("other", MIB);
+    fs::write(bed.config(), moved).unwrap();
+    assert_refused(&bed.run("reload"), 1, &["path", "vol0 cannot change while it is served"]);
+
+    // By signal.
+    fs::write(bed.config(), format!("{vol0}[[volume]]\nname = 'logs'{logs}")).unwrap();
+    target.hang_up();
+    wait_for("the signal to have its effect", || {
+        let names: Vec<String> = bed.volumes().into_iter().map(|(name, _)| name).collect();
+        (names == ["vol0", "logs"]).then_some(())
+    });
+    wait_for("a line in the log", || target.log().contains("SIGHUP: reloaded").then_some(()));
+    drop(target);
+}
+
+#[test]
+fn what_is_persisted_is_there_after_a_restart() {
+    let bed = Bed::new(&[("vol0", "write-through")]);
+    let mut target = bed.serve();
+    let image = bed.image("new", MIB);
+    bed.does(&format!("volume add new --file {} --persist", image.display()), "volume-new.toml");
+    bed.does("volume add brief --memory 1MiB", "brief: until the target restarts or reloads");
+    bed.does("volume resize new 2MiB --persist", "new: changed, 2MiB");
+    bed.does("volume set new --cache write-back --persist", "volume-new.toml is changed");
+    // People wrote this one.
+    let refused = bed.run("volume set vol0 --read-only --persist");
+    assert_refused(&refused, 2, &["vol0 is not in", "volume-vol0.toml", "rblk-target reload"]);
+    assert!(!bed.dump().volumes[0].read_only, "and nothing has changed");
+    let dumped = bed.dump();
+    target.terminate();
+    assert_eq!(target.wait(), Some(0), "{}", target.log());
+    drop(target);
+
+    let target = bed.serve();
+    assert_eq!(bed.volumes(), [("vol0".to_owned(), MIB), ("new".to_owned(), 2 * MIB)]);
+    let kept: Vec<_> = dumped.volumes.iter().filter(|v| v.name != "brief").cloned().collect();
+    assert_eq!(bed.dump().volumes, kept);
+    bed.does("volume remove new --persist", "new: removed");
+    assert!(!bed.path("target.d/volume-new.toml").exists());
+    drop(target);
+
+    // What a target prints of itself makes the same target.
+    fs::remove_dir_all(bed.path("target.d")).unwrap();
+    fs::write(bed.config(), dumped.dump().unwrap()).unwrap();
+    let _target = bed.serve();
+    assert_eq!(bed.dump().volumes, dumped.volumes);
+}
