@@ -112,7 +112,8 @@ impl Core {
         if volume.read_only && request.mode != AccessMode::ReadOnly && is_fresh {
             return refuse(Status::ReadOnly);
         }
-        if self.closing.contains(&volume.index) && is_fresh {
+        let has_it = self.mode_of(session, volume.index).is_some();
+        if self.closing.contains(&volume.index) && is_fresh && !has_it {
             let text = "the volume is about to be removed".to_owned();
             return refuse_saying(Status::InUse, text);
         }

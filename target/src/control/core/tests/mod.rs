@@ -1,5 +1,6 @@
 //! Core with poll groups that do just what they are told, when the test says so.
 
+mod alter;
 mod auth;
 mod holders;
 mod news;
@@ -20,7 +21,7 @@ use rblk_protocol::{
 
 use super::{
     Admitted, AuthConfig, ConnectionRef, Core, CoreParts, Effect, Introduction, Knock, Notice,
-    Refused, Ticket,
+    Refused, Step, Ticket,
 };
 use crate::connection::STRANGER_TIME;
 use crate::holders::{HolderRecord, Holders, VolumeUuid};
@@ -84,6 +85,9 @@ struct World {
     slow_disk: bool,
     on_their_way: Vec<(Ticket, HolderRecord)>,
     stopped: bool,
+    // Steps of changes of volumes that were asked for, and how the changes ended.
+    steps: Vec<Step>,
+    altered: Vec<Result<(), String>>,
     made: u32,
     // Of the next connections.
     memory_bytes: u64,
@@ -184,6 +188,8 @@ impl World {
             slow_disk: false,
             on_their_way: Vec::new(),
             stopped: false,
+            steps: Vec::new(),
+            altered: Vec::new(),
             made: 0,
             memory_bytes: 1 << 10,
             introduce: true,
@@ -227,6 +233,9 @@ impl World {
                         self.write_all();
                     }
                 }
+                Effect::Step(step) => self.steps.push(step),
+                Effect::GiveUpStep => {}
+                Effect::Altered(result) => self.altered.push(result),
                 Effect::StopGroups => {
                     assert!(!self.stopped, "once");
                     self.stopped = true;

@@ -1,0 +1,403 @@
+//! Volumes that are added, removed and changed while hosts come and go: scenes, and random events
+//! against a model of what is served and who has it.
+
+use std::collections::BTreeSet;
+
+use super::super::{OrderError, VolumeOrder};
+use super::*;
+
+const STORED: BlockCount = BlockCount(800);
+
+/// A volume with a store.
+fn stored(index: u16, blocks: BlockCount) -> Volume {
+    Volume { placement: Placement::Store, blocks, ..Volume::clone(&volume(index)) }
+}
+
+impl World {
+    fn order(&mut self, order: VolumeOrder) -> Result<(), OrderError> {
+        let result = self.core.order(order, self.now);
+        self.carry_out();
+        result
+    }
+
+    fn add(&mut self, volume: Volume) -> Result<(), OrderError> {
+        self.order(VolumeOrder::Add(Arc::new(volume)))
+    }
+
+    fn alter(&mut self, volume: Volume, shrink: bool) -> Result<(), OrderError> {
+        self.order(VolumeOrder::Alter { volume: Arc::new(volume), shrink })
+    }
+
+    fn remove(&mut self, index: u16, force: bool) -> Result<(), OrderError> {
+        self.order(VolumeOrder::Remove { volume: VolumeIndex(index), force })
+    }
+
+    fn stepped(&mut self, result: Result<(), String>) {
+        self.core.stepped(result, self.now);
+        self.carry_out();
+    }
+
+    /// Does every step that is asked for, and returns them.
+    fn do_all(&mut self) -> Vec<Step> {
+        let mut done = Vec::new();
+        while let Some(step) = self.steps.pop() {
+            done.push(step);
+            self.stepped(Ok(()));
+        }
+        assert_eq!(self.altered.pop(), Some(Ok(())));
+        done
+    }
+
+    fn opened(&mut self, link: Link, tag: u16, request: OpenRequest) -> Option<OpenReply> {
+        let said = self.open(link, tag, request)?;
+        assert_eq!(said.status, Status::Ok, "{}", said.text());
+        Some(OpenReply::from_wire(&said.payload).unwrap())
+    }
+}
+
+/// A world with one volume more, which has a store.
+fn with_stored() -> (World, u16) {
+    let mut w = World::new();
+    w.add(stored(VOLUMES, STORED)).unwrap();
+    assert_eq!(w.do_all(), [Step::Add, Step::Access]);
+    (w, VOLUMES)
+}
+
+#[test]
+fn each_change_takes_its_steps() {
+    use Step::{Access, Close, Drop, Grow, Reshape, Store, WriteBack};
+    let (mut w, index) = with_stored();
+    let steps = |w: &mut World, volume: Volume, shrink| {
+        w.alter(volume, shrink).unwrap();
+        w.do_all()
+    };
+    let as_it_was = || stored(index, STORED);
+    assert_eq!(steps(&mut w, Volume { read_only: true, ..as_it_was() }, false), [Access]);
+    assert_eq!(steps(&mut w, Volume { read_ahead_bytes: 7, ..as_it_was() }, false), [Access]);
+    let larger = stored(index, BlockCount(1600));
+    assert_eq!(steps(&mut w, larger.clone(), false), [Store, Grow, Access]);
+    let error = w.alter(as_it_was(), false).unwrap_err();
+    assert!(matches!(error, OrderError::Smaller { was: 819_200, bytes: 409_600, .. }), "{error}");
+    let closed = [Close, WriteBack, Reshape, Store, Access];
+    assert_eq!(steps(&mut w, as_it_was(), true), closed);
+    let cached = Volume { cache: CacheMode::WriteBack, ..as_it_was() };
+    assert_eq!(steps(&mut w, cached.clone(), false), [Close, WriteBack, Reshape, Access]);
+    // The last block was cached as far as it reached.
+    let odd = Volume { cache: CacheMode::WriteBack, ..stored(index, BlockCount(801)) };
+    assert_eq!(steps(&mut w, odd, false), [Store, Grow, Access]);
+    let even = Volume { cache: CacheMode::WriteBack, ..larger };
+    assert_eq!(steps(&mut w, even, false), [Store, Close, WriteBack, Reshape, Access]);
+    w.remove(index, false).unwrap();
+    assert_eq!(w.do_all(), [Close, WriteBack, Drop]);
+    assert_eq!(w.remove(index, false), Err(OrderError::Unknown));
+}
+
+#[test]
+fn an_open_waits_for_a_volume_that_is_closed_and_gets_it_as_it_is_then() {
+    let (mut w, index) = with_stored();
+    w.alter(stored(index, BlockCount(400)), true).unwrap();
+    let link = w.session(1);
+    assert_eq!(w.open(link, 1, exclusive(index)), None, "it is closed");
+    assert_eq!(w.open(link, 2, exclusive(0)).unwrap().status, Status::Ok, "others are not");
+    assert_eq!(w.do_all().len(), 5);
+    let said = w.answer(link, 1).expect("it is open again");
+    assert_eq!(OpenReply::from_wire(&said.payload).unwrap().blocks, BlockCount(400));
+    // And one that waits for a volume that goes is told so.
+    w.remove(index, true).unwrap();
+    let other = w.session(2);
+    assert_eq!(w.open(other, 1, exclusive(index)), None);
+    w.do_all();
+    assert_eq!(w.answer(other, 1).unwrap().status, Status::NoSuchVolume);
+}
+
+#[test]
+fn a_failure_leads_back() {
+    let (mut w, index) = with_stored();
+    let fail = |w: &mut World| {
+        w.steps.clear();
+        w.stepped(Err("a disk".to_owned()));
+    };
+    w.alter(stored(index, BlockCount(400)), true).unwrap();
+    w.stepped(Ok(()));
+    fail(&mut w);
+    assert_eq!(w.steps, [Step::Access], "write-back failed: the volume is as it was");
+    assert_eq!(w.core.altered().unwrap().blocks, STORED);
+    w.stepped(Ok(()));
+    assert_eq!(w.altered.pop(), Some(Err("a disk".to_owned())));
+    w.steps.clear();
+    let link = w.session(1);
+    assert_eq!(w.opened(link, 1, exclusive(index)).unwrap().blocks, STORED);
+
+    // A removal that cannot write what is dirty, and one whose connections do not end.
+    w.remove(index, true).unwrap();
+    w.stepped(Ok(()));
+    fail(&mut w);
+    w.stepped(Ok(()));
+    assert!(w.altered.pop().unwrap().is_err());
+    w.remove(index, true).unwrap();
+    w.steps.clear();
+    w.pass(Duration::from_secs(61));
+    assert_eq!(w.steps, [Step::Access]);
+    w.stepped(Ok(()));
+    assert!(w.altered.pop().unwrap().unwrap_err().contains("did not end within 60 s"));
+    assert!(w.core.volumes().iter().any(|volume| volume.index.0 == index));
+
+    // A new volume that one poll group cannot serve is dropped by all.
+    w.add(stored(index + 1, STORED)).unwrap();
+    fail(&mut w);
+    assert_eq!(w.steps, [Step::Drop]);
+    w.stepped(Ok(()));
+    assert!(w.altered.pop().unwrap().is_err());
+    assert!(w.core.volumes().iter().all(|volume| volume.index.0 != index + 1));
+}
+
+#[test]
+fn who_uses_a_volume_is_said_and_can_be_ended() {
+    let (mut w, index) = with_stored();
+    let link = w.session(1);
+    w.opened(link, 1, exclusive(index)).unwrap();
+    let error = w.remove(index, false).unwrap_err();
+    assert_eq!(error.to_string(), format!("v{index} is in use: host1 (peer1)"));
+    let cached = Volume { cache: CacheMode::WriteBack, ..stored(index, STORED) };
+    let error = w.alter(cached, false).unwrap_err();
+    assert!(matches!(error, OrderError::WriteBackInUse { .. }), "{error}");
+    assert!(w.core.kick(link.session, w.now));
+    w.carry_out();
+    assert!(w.is_dying(link) && !w.core.kick(SessionIndex { index: 9, life: 9 }, w.now));
+    w.bury_the_dying();
+    assert_eq!(w.core.sessions().iter().count(), 0);
+    // It may come again, and has the generation that it had.
+    let again = w.session(1);
+    let generation = w.core.generation(VolumeIndex(index));
+    assert!(w.opened(again, 1, returning(index, generation)).is_some());
+    // While it is closed to others, it may come back, and nobody else.
+    w.core.close_to_others(VolumeIndex(index), true);
+    let other = w.session(2);
+    let request = open_as(index, AccessMode::ReadOnly);
+    assert_eq!(w.open(other, 1, request).unwrap().status, Status::InUse);
+    assert!(w.opened(again, 2, returning(index, generation)).is_some());
+    w.core.close_to_others(VolumeIndex(index), false);
+    assert!(w.opened(other, 2, request).is_some());
+}
+
+#[test]
+fn a_volume_that_was_write_back_keeps_its_verifier() {
+    let (mut w, index) = with_stored();
+    let of = |w: &World, mode| {
+        let volume = Volume { cache: mode, ..stored(index, STORED) };
+        w.core.exports.verifier_of(&volume)
+    };
+    let through = of(&w, CacheMode::WriteThrough);
+    let back = Volume { cache: CacheMode::WriteBack, ..stored(index, STORED) };
+    w.alter(back, false).unwrap();
+    w.do_all();
+    let verifier = of(&w, CacheMode::WriteBack);
+    assert_ne!(verifier, through);
+    w.alter(stored(index, STORED), false).unwrap();
+    w.do_all();
+    assert_eq!(of(&w, CacheMode::None), verifier);
+}
+
+/// What is served, and who has it.
+#[derive(Default)]
+struct Model {
+    // Blocks and read-only, by index.
+    served: BTreeMap<u16, (u64, bool)>,
+    used: BTreeSet<u16>,
+    // Indexes that were ever used.
+    spent: BTreeSet<u16>,
+}
+
+/// The order under way, as the model sees it.
+struct Pending {
+    index: u16,
+    after: Option<(u64, bool)>,
+    closes: bool,
+}
+
+/// One run of random events.
+struct Chance {
+    w: World,
+    seed: u64,
+    model: Model,
+    pending: Option<Pending>,
+    holders: BTreeMap<u16, Link>,
+    tag: u16,
+}
+
+impl Chance {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.seed >> 33) % bound
+    }
+
+    fn any_served(&mut self) -> Option<u16> {
+        let all: Vec<u16> = self.model.served.keys().copied().collect();
+        let at = self.below(all.len().max(1) as u64);
+        all.get(usize::try_from(at).unwrap()).copied()
+    }
+
+    fn volume(&self, index: u16) -> Volume {
+        let (blocks, read_only) = self.model.served[&index];
+        Volume { read_only, ..stored(index, BlockCount(blocks)) }
+    }
+
+    fn begin(&mut self, order: VolumeOrder) {
+        let (index, after, allowed) = match &order {
+            VolumeOrder::Add(volume) => (volume.index.0, Some((volume.blocks.0, false)), true),
+            VolumeOrder::Remove { volume, force } => {
+                (volume.0, None, *force || !self.model.used.contains(&volume.0))
+            }
+            VolumeOrder::Alter { volume, shrink } => {
+                let (blocks, _) = self.model.served[&volume.index.0];
+                let allowed = *shrink || volume.blocks.0 >= blocks;
+                (volume.index.0, Some((volume.blocks.0, volume.read_only)), allowed)
+            }
+        };
+        let closes = match (&after, self.model.served.get(&index)) {
+            (None, _) => true,
+            (Some((blocks, _)), Some((was, _))) => blocks < was,
+            (Some(_), None) => false,
+        };
+        let result = self.w.order(order);
+        assert_eq!(result.is_ok(), allowed && self.pending.is_none(), "{result:?}");
+        if result.is_ok() {
+            if after.is_none() {
+                self.model.used.remove(&index);
+                self.holders.remove(&index);
+            }
+            self.model.spent.insert(index);
+            self.pending = Some(Pending { index, after, closes });
+        }
+    }
+
+    fn order(&mut self) {
+        let force = self.below(2) == 0;
+        match (self.below(4), self.any_served()) {
+            (0, _) | (_, None) => {
+                let index = self.model.spent.last().map_or(0, |last| last + 1);
+                self.begin(VolumeOrder::Add(Arc::new(stored(index, STORED))));
+            }
+            (1, Some(index)) => {
+                self.begin(VolumeOrder::Remove { volume: VolumeIndex(index), force });
+            }
+            (2, Some(index)) => {
+                let blocks = BlockCount(8 * (1 + self.below(200)));
+                let volume = Arc::new(Volume { blocks, ..self.volume(index) });
+                self.begin(VolumeOrder::Alter { volume, shrink: force });
+            }
+            (_, Some(index)) => {
+                let volume = Arc::new(Volume { read_only: force, ..self.volume(index) });
+                self.begin(VolumeOrder::Alter { volume, shrink: false });
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        if self.w.steps.pop().is_none() {
+            return;
+        }
+        let fails = self.below(8) == 0;
+        self.w.stepped(if fails { Err("chance".to_owned()) } else { Ok(()) });
+        let Some(result) = self.w.altered.pop() else { return };
+        let Pending { index, after, .. } = self.pending.take().expect("one was under way");
+        if result.is_ok() {
+            match after {
+                Some(facts) => drop(self.model.served.insert(index, facts)),
+                None => drop(self.model.served.remove(&index)),
+            }
+        }
+    }
+
+    fn open(&mut self) {
+        let index = match self.any_served() {
+            Some(index) if self.below(4) > 0 => index,
+            _ => 999,
+        };
+        if self.model.used.contains(&index) {
+            return;
+        }
+        let host = u8::try_from(1 + self.below(3)).unwrap();
+        if self.w.core.sessions().iter().count() >= 8 {
+            return;
+        }
+        let link = self.w.session(host);
+        self.tag = (self.tag + 1) % 100 + 10;
+        let said = self.w.open(link, self.tag, open_as(index, AccessMode::ReadOnly));
+        let closed = self.pending.as_ref().is_some_and(|p| p.index == index && p.closes);
+        match (self.model.served.get(&index), said) {
+            (_, None) => {
+                assert!(closed, "only a closed volume is waited for");
+                self.w.bury(link);
+                self.w.pass(LEASE + Duration::from_secs(1));
+            }
+            (Some((blocks, _)), Some(said)) if said.status == Status::Ok => {
+                let reply = OpenReply::from_wire(&said.payload).unwrap();
+                assert!(!closed && reply.blocks.0 == *blocks);
+                self.model.used.insert(index);
+                self.holders.insert(index, link);
+            }
+            (served, Some(said)) => {
+                assert_eq!((served, said.status), (None, Status::NoSuchVolume));
+                self.w.log_out(link);
+                self.w.bury(link);
+            }
+        }
+    }
+
+    fn leave(&mut self) {
+        let Some((index, link)) = self.holders.pop_first() else { return };
+        self.model.used.remove(&index);
+        if self.below(2) == 0 {
+            self.w.log_out(link);
+            self.w.bury(link);
+        } else {
+            assert!(self.w.core.kick(link.session, self.w.now));
+            self.w.carry_out();
+        }
+    }
+
+    fn check(&mut self) {
+        self.w.bury_the_dying();
+        let busy = self.pending.as_ref().map(|pending| pending.index);
+        for volume in self.w.core.volumes() {
+            let facts = self.model.served.get(&volume.index.0);
+            assert_eq!(facts, Some(&(volume.blocks.0, volume.read_only)), "{}", volume.name);
+        }
+        assert_eq!(self.w.core.volumes().len(), self.model.served.len());
+        assert_eq!(self.w.core.altered().map(|v| v.index.0), busy);
+        for index in self.model.served.keys() {
+            let users = self.w.core.users(VolumeIndex(*index));
+            assert_eq!(!users.is_empty(), self.model.used.contains(index), "{index}: {users:?}");
+        }
+    }
+}
+
+#[test]
+fn random_changes_agree_with_a_model() {
+    let (mut changed, mut failed) = (0, 0);
+    for seed in 1..400 {
+        println!("seed {seed}");
+        let mut w = World::new();
+        let served: BTreeMap<u16, (u64, bool)> = (0..VOLUMES).map(|v| (v, (100, false))).collect();
+        for index in served.keys() {
+            w.core.exports.put(Arc::new(stored(*index, BlockCount(100))));
+        }
+        let spent = served.keys().copied().collect();
+        let model = Model { served, used: BTreeSet::new(), spent };
+        let holders = BTreeMap::new();
+        let mut run = Chance { w, seed, model, pending: None, holders, tag: 0 };
+        for _ in 0..150 {
+            match run.below(8) {
+                0 | 1 => run.order(),
+                2..=4 => run.step(),
+                5 | 6 => run.open(),
+                _ => run.leave(),
+            }
+            run.check();
+        }
+        changed += run.model.spent.len();
+        failed += usize::from(run.pending.is_some());
+    }
+    assert!(changed > 1000 && failed > 10, "{changed} {failed}");
+}
