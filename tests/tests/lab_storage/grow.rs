@@ -3,7 +3,8 @@
 
 use std::path::PathBuf;
 
-use rblk_tests::lab::{FileSystem, Fio, pattern, run};
+use rblk_target::args::CONTROL_SOCKET;
+use rblk_tests::lab::{FileSystem, Fio, Running, pattern, run};
 
 use super::*;
 
@@ -21,16 +22,24 @@ fn until_size(mount: &Mounted<'_>, bytes: u64) {
     });
 }
 
-/// Gives the file of a volume another size.
-fn resize_file(image: &Path, bytes: u64) {
-    let file = File::options().write(true).open(image);
-    file.and_then(|file| file.set_len(bytes)).expect("the image takes another size");
+/// Changes a volume of the target that runs.
+fn change(lab: &Lab, words: &[&str]) {
+    let mut command = lab.program("rblk-target");
+    command.arg("volume").args(words).args(["--control-socket", CONTROL_SOCKET]);
+    let _ = Running::start(command).finish(2 * DEADLINE).ok();
 }
 
-/// A target ends in good order, and the next run serves the configuration.
-fn restart<'l>(lab: &'l Lab, mut target: Target<'l>, config: &TargetConfig) -> Target<'l> {
+/// The size of a volume in the file that it is on changes while no target serves it.
+fn restart_with<'l>(
+    lab: &'l Lab,
+    mut target: Target<'l>,
+    config: &TargetConfig,
+    bytes: u64,
+) -> Target<'l> {
     target.terminate();
     target.wait(DEADLINE);
+    let file = File::options().write(true).open(lab.path("volume"));
+    file.and_then(|file| file.set_len(bytes)).expect("the image takes another size");
     serve(lab, config)
 }
 
@@ -48,7 +57,7 @@ fn a_mounted_file_system_grows_twice_with_its_volume() {
     run("grow_twice", |lab| {
         let image: PathBuf = lab.image("volume", SIZES[0]);
         let config = config(&image, CacheMode::WriteBack, 16 * MIB);
-        let mut target = serve(lab, &config);
+        let target = serve(lab, &config);
         let mount = mount(lab);
         until_size(&mount, SIZES[0]);
         let device = mount.dev();
@@ -59,9 +68,10 @@ fn a_mounted_file_system_grows_twice_with_its_volume() {
         let mut fio = work.with("runtime", 3600).start();
         for (round, bytes) in (0u64..).zip(SIZES[1..].iter().copied()) {
             let before = free(&dir);
-            resize_file(&image, bytes);
-            target = restart(lab, target, &config);
+            let epoch = mount.status().epoch;
+            change(lab, &["resize", "v0", &bytes.to_string()]);
             until_size(&mount, bytes);
+            assert_eq!(mount.status().epoch, epoch, "it heard of it without a reconnect");
             sh(&["resize2fs", &device]);
             let grown = free(&dir).saturating_sub(before);
             assert!(grown > 32 * MIB, "{grown} bytes more are free");
@@ -84,6 +94,9 @@ fn a_mounted_file_system_grows_twice_with_its_volume() {
             assert!(data == pattern(round, data.len()), "file {round} has other data");
         }
         fs.umount();
+        // A target that starts takes the size that the file has.
+        let target = restart_with(lab, target, &config, SIZES[2] + MIB);
+        until_size(&mount, SIZES[2] + MIB);
         mount.umount();
         drop(target);
     });
@@ -108,9 +121,7 @@ fn a_disk_becomes_read_only_and_writable_again_with_its_volume() {
             });
         };
         until_read_only(false);
-        let mut read_only = config.clone();
-        read_only.volumes[0].read_only = true;
-        let target = restart(lab, target, &read_only);
+        change(lab, &["set", "v0", "--read-only"]);
         until_read_only(true);
         // EROFS, or EPERM by the disk.
         let refused = Aligned::open(&device, true, 0).and_then(|f| Aligned::write_at(&f, &data, 0));
@@ -118,7 +129,7 @@ fn a_disk_becomes_read_only_and_writable_again_with_its_volume() {
         let reader = Aligned::open(&device, false, 0).expect("it can be read");
         assert!(Aligned::read_at(&reader, 4096, 0).expect("it can be read") == data);
         drop(reader);
-        let target = restart(lab, target, &config);
+        change(lab, &["set", "v0", "--read-only=false"]);
         until_read_only(false);
         write(4096).expect("it is writable again");
         mount.umount();
