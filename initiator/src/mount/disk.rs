@@ -239,8 +239,8 @@ mod tests {
 
     #[test]
     fn what_failed_is_tried_again_only_when_the_volume_changes() {
-        let mut disk = Disk::default();
-        disk.has = Some(Shape { sectors: 80, read_only: false });
+        let has = Some(Shape { sectors: 80, read_only: false });
+        let mut disk = Disk { has, ..Disk::default() };
         assert_eq!(disk.step(&volume(20, true)), Some(Step::Resize(160)));
         assert_eq!(disk.step(&volume(20, true)), Some(Step::SetReadOnly(true)));
         assert_eq!(disk.step(&volume(20, true)), None);

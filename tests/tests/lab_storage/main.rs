@@ -10,6 +10,7 @@ mod cache;
 mod crashes;
 mod deaths;
 mod failures;
+mod grow;
 mod limits;
 mod lost_writes;
 
