@@ -30,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 mod digest_wish;
+pub mod doctor;
 mod document;
 mod error;
 mod exit;

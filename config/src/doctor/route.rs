@@ -1,0 +1,146 @@
+//! [`PeerRoute`]: by which interface packets to a peer leave, and whether RDMA can leave there.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use super::interface::Interface;
+use super::rdma::{GidMatch, RdmaDevice, devices_of, find_gid};
+use super::report::Finding;
+
+/// The route to a peer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PeerRoute {
+    /// The peer.
+    pub peer: IpAddr,
+    /// The address of this host that packets to it have; `None` without a route.
+    pub local: Option<IpAddr>,
+}
+
+impl PeerRoute {
+    /// Asks the kernel: it chooses the address when a UDP socket is connected. No packet is sent.
+    #[must_use]
+    pub fn ask(peer: SocketAddr) -> Self {
+        let any: SocketAddr = match peer {
+            SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
+            SocketAddr::V6(_) => ([0_u16; 8], 0).into(),
+        };
+        let local = || {
+            let socket = UdpSocket::bind(any)?;
+            socket.connect(peer)?;
+            socket.local_addr()
+        };
+        Self { peer: peer.ip(), local: local().ok().map(|local| local.ip()) }
+    }
+
+    /// The interface by which it leaves, or would leave if it were up.
+    #[must_use]
+    pub fn interface<'i>(&self, interfaces: &'i [Interface]) -> Option<&'i Interface> {
+        match self.local {
+            Some(local) => interfaces.iter().find(|i| i.has(local)),
+            None => interfaces.iter().find(|i| {
+                !i.up && !i.is_loopback() && i.subnets.iter().any(|s| s.has(self.peer))
+            }),
+        }
+    }
+
+    /// The address of this host that it has, or would have.
+    #[must_use]
+    pub fn source(&self, interfaces: &[Interface]) -> Option<IpAddr> {
+        self.local.or_else(|| {
+            let interface = self.interface(interfaces)?;
+            interface.subnets.iter().find(|s| s.has(self.peer)).map(|s| s.address)
+        })
+    }
+}
+
+/// Judges the route to a peer. With `rdma` it must leave by an interface that has an RDMA device
+/// with a GID for the address.
+#[must_use]
+pub fn judge_route(
+    route: &PeerRoute,
+    interfaces: &[Interface],
+    devices: &[RdmaDevice],
+    rdma: bool,
+) -> Finding {
+    let peer = route.peer;
+    let Some(interface) = route.interface(interfaces) else {
+        return match route.local {
+            None => Finding::fail("route", format!("no route to {peer}"))
+                .fix(format!("ip route add {peer} dev {}", usual_interface(interfaces, devices))),
+            Some(local) => Finding::ok("route", format!("to {peer} leaves from {local}")),
+        };
+    };
+    let name = &interface.name;
+    if !interface.up {
+        return match rdma && !devices_of(interface, devices).is_empty() {
+            // The line of the port says so, and how to mend it.
+            true => Finding::skip("route", format!("needs {name} to be up")),
+            false => Finding::fail("route", format!("to {peer} leaves by {name}, which is down"))
+                .fix(format!("ip link set {name} up")),
+        };
+    }
+    let source = route.source(interfaces).unwrap_or(peer);
+    if !rdma {
+        return Finding::ok("route", format!("to {peer} leaves by {name}"));
+    }
+    if devices.is_empty() {
+        return Finding::skip("route", "needs an RDMA device");
+    }
+    judge_rdma_route(route, interface, source, interfaces, devices)
+}
+
+fn judge_rdma_route(
+    route: &PeerRoute,
+    interface: &Interface,
+    source: IpAddr,
+    interfaces: &[Interface],
+    devices: &[RdmaDevice],
+) -> Finding {
+    let (peer, name) = (route.peer, &interface.name);
+    let there = devices_of(interface, devices);
+    let Some(device) = there.first() else {
+        let elsewhere = interfaces
+            .iter()
+            .find(|i| i.up && i.name != *name && !devices_of(i, devices).is_empty());
+        let found = format!("to {peer} leaves by {name}, which has no RDMA device");
+        return match elsewhere {
+            // An address of this host itself cannot be routed elsewhere.
+            Some(other) if !interfaces.iter().any(|i| i.has(peer)) => Finding::fail("route", found)
+                .fix(format!("ip route add {peer} dev {}", other.name)),
+            _ => Finding::fail("route", found).fix(soft_roce(name)),
+        };
+    };
+    match find_gid(devices, source) {
+        _ if !device.has_ip_gids() => {}
+        GidMatch::V2(_) => {}
+        GidMatch::V1Only(device) => {
+            return Finding::fail(
+                "route",
+                format!("{name}: {device} has {source} as a GID of RoCE v1 only"),
+            )
+            .fix(format!("cma_roce_mode -d {device} -p 1 -m 2"));
+        }
+        GidMatch::None => {
+            return Finding::fail(
+                "route",
+                format!("{name}: {} has no GID for {source}", device.name),
+            )
+            .fix(format!("ip link set {name} down && ip link set {name} up"));
+        }
+    }
+    Finding::ok("route", format!("to {peer} leaves by {name}, which has {}", device.name))
+}
+
+/// The command that makes a Soft-RoCE device of an interface.
+pub(super) fn soft_roce(interface: &str) -> String {
+    let name: String = interface.chars().filter(char::is_ascii_alphanumeric).take(10).collect();
+    format!("rdma link add rxe_{name} type rxe netdev {interface}")
+}
+
+/// The interface that a command is to name: one with RDMA, else one that is up.
+pub(super) fn usual_interface(interfaces: &[Interface], devices: &[RdmaDevice]) -> String {
+    let usable = || interfaces.iter().filter(|i| !i.is_loopback());
+    let with_rdma = usable().find(|i| !devices_of(i, devices).is_empty());
+    let addressed = || usable().find(|i| i.up && !i.subnets.is_empty());
+    let found = with_rdma.or_else(addressed).or_else(|| usable().next());
+    found.map_or_else(|| "IFACE".to_owned(), |i| i.name.clone())
+}
