@@ -17,6 +17,7 @@ pub mod cache;
 pub mod connection;
 pub mod control;
 pub mod demand;
+pub mod doctor;
 mod durable;
 pub mod exports;
 #[cfg(feature = "fuzzing")]

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use rblk_config::{Auth, Exit, TargetConfig};
-use rblk_target::args::{Cli, Command, Output, exit_of};
+use rblk_target::args::{Cli, Command, DoctorArgs, Output, exit_of};
 use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::serve::NO_HOST;
 
@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         Command::Host(command) => host::host(&command),
         Command::Reload { socket } => host::reload(&socket.path),
         Command::Check { config } => check(&config),
+        Command::Doctor(args) => doctor(&args),
         Command::Status { socket, output } => status(&socket.path, output),
         Command::Drain { socket, no_wait, output } => drain::drain(&socket.path, !no_wait, output),
     };
@@ -58,6 +59,15 @@ fn become_daemon() -> anyhow::Result<Exit> {
     let daemon = std::env::current_exe()?.with_file_name("rblk-targetd");
     let error = std::process::Command::new(&daemon).args(std::env::args_os().skip(1)).exec();
     Err(error).with_context(|| format!("cannot run {}: is rblk installed whole?", daemon.display()))
+}
+
+fn doctor(args: &DoctorArgs) -> anyhow::Result<Exit> {
+    let report = rblk_target::doctor::doctor(args.config.as_deref())?;
+    match args.output {
+        Output::Table => print!("{report}"),
+        Output::Json => println!("{}", serde_json::to_string_pretty(&report)?),
+    }
+    Ok(report.exit())
 }
 
 fn check(path: &std::path::Path) -> anyhow::Result<Exit> {

@@ -149,6 +149,25 @@ impl HostFacts {
     }
 }
 
+/// Judges whether the kernel can encrypt `tcp://`: `has` says what it lacks, and how to mend that.
+#[must_use]
+pub fn judge_tls(has: Result<(), String>, required: bool) -> Finding {
+    let Err(lack) = has else { return Finding::ok("tls", "the kernel encrypts tcp://") };
+    // What comes then is the fix, which has a place of its own here.
+    let (why, module) = match lack.split_once(": run `modprobe ") {
+        Some((why, fix)) => (why, fix.split('`').next()),
+        None => (lack.as_str(), None),
+    };
+    let finding = match required {
+        true => Finding::fail("tls", format!("encrypt = \"required\", but {why}")),
+        false => Finding::warn("tls", format!("tcp:// is not encrypted: {why}")),
+    };
+    match module {
+        Some(module) => finding.fix(format!("modprobe {module}")),
+        None => finding,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::report::Verdict;
@@ -225,6 +244,19 @@ mod tests {
         };
         assert_eq!((at(-30), at(0), at(2)), (Verdict::Ok, Verdict::Ok, Verdict::Warn));
         assert_eq!(host().judge_clock().found, "2027-01-15T08:00:00Z");
+    }
+
+    #[test]
+    fn a_kernel_without_tls_is_a_fault_where_encryption_is_required() {
+        let lack = "this kernel has no TLS: run `modprobe tls`, name `tls` in a file, and start again";
+        let wanted = judge_tls(Err(lack.to_owned()), false);
+        assert_eq!(wanted.verdict, Verdict::Warn);
+        assert_eq!(wanted.found, "tcp:// is not encrypted: this kernel has no TLS");
+        assert_eq!(wanted.fix.as_deref(), Some("modprobe tls"));
+        assert_eq!(judge_tls(Err(lack.to_owned()), true).verdict, Verdict::Fail);
+        let old = judge_tls(Err("it needs Linux 5.11 or later".to_owned()), false);
+        assert_eq!(old.fix, None);
+        assert_eq!(judge_tls(Ok(()), true).verdict, Verdict::Ok);
     }
 
     #[test]

@@ -181,7 +181,7 @@ pub(super) fn devices_of<'d>(
 
 /// Which device has an address as a GID.
 pub(super) enum GidMatch<'d> {
-    V2(#[allow(dead_code, reason = "who has it is of interest to tests")] &'d str),
+    V2(&'d str),
     V1Only(&'d str),
     None,
 }

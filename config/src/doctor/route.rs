@@ -88,6 +88,65 @@ pub fn judge_route(
     judge_rdma_route(route, interface, source, interfaces, devices)
 }
 
+/// Judges an address of this host that a target listens on by RDMA.
+#[must_use]
+pub fn judge_listen(
+    address: IpAddr,
+    interfaces: &[Interface],
+    devices: &[RdmaDevice],
+) -> Finding {
+    let Some(interface) = interfaces.iter().find(|i| i.has(address)) else {
+        let prefix = if address.is_ipv4() { 24 } else { 64 };
+        let name = usual_interface(interfaces, devices);
+        return Finding::fail("listen", format!("no interface of this host has {address}"))
+            .fix(format!("ip addr add {address}/{prefix} dev {name}"));
+    };
+    let name = &interface.name;
+    if devices.is_empty() || !interface.up {
+        // Another line says so.
+        return Finding::skip("listen", format!("{address} on {name}: needs an RDMA device that is up"));
+    }
+    match rdma_there(interface, address, devices) {
+        Ok(device) => Finding::ok("listen", format!("{address} on {name}, which has {device}")),
+        Err(NoRdma::Device) => {
+            Finding::fail("listen", format!("{address} is on {name}, which has no RDMA device"))
+                .fix(soft_roce(name))
+        }
+        Err(NoRdma::Gid { why, fix }) => Finding::fail("listen", why).fix(fix),
+    }
+}
+
+/// Why RDMA cannot use an address of an interface.
+enum NoRdma {
+    Device,
+    Gid { why: String, fix: String },
+}
+
+/// The RDMA device by which an address of an interface is used.
+fn rdma_there<'d>(
+    interface: &Interface,
+    source: IpAddr,
+    devices: &'d [RdmaDevice],
+) -> Result<&'d str, NoRdma> {
+    let name = &interface.name;
+    let there = devices_of(interface, devices);
+    let device = there.first().ok_or(NoRdma::Device)?;
+    if !device.has_ip_gids() {
+        return Ok(&device.name);
+    }
+    match find_gid(devices, source) {
+        GidMatch::V2(device) => Ok(device),
+        GidMatch::V1Only(device) => Err(NoRdma::Gid {
+            why: format!("{name}: {device} has {source} as a GID of RoCE v1 only"),
+            fix: format!("cma_roce_mode -d {device} -p 1 -m 2"),
+        }),
+        GidMatch::None => Err(NoRdma::Gid {
+            why: format!("{name}: {} has no GID for {source}", device.name),
+            fix: format!("ip link set {name} down && ip link set {name} up"),
+        }),
+    }
+}
+
 fn judge_rdma_route(
     route: &PeerRoute,
     interface: &Interface,
@@ -96,38 +155,22 @@ fn judge_rdma_route(
     devices: &[RdmaDevice],
 ) -> Finding {
     let (peer, name) = (route.peer, &interface.name);
-    let there = devices_of(interface, devices);
-    let Some(device) = there.first() else {
-        let elsewhere = interfaces
-            .iter()
-            .find(|i| i.up && i.name != *name && !devices_of(i, devices).is_empty());
-        let found = format!("to {peer} leaves by {name}, which has no RDMA device");
-        return match elsewhere {
-            // An address of this host itself cannot be routed elsewhere.
-            Some(other) if !interfaces.iter().any(|i| i.has(peer)) => Finding::fail("route", found)
-                .fix(format!("ip route add {peer} dev {}", other.name)),
-            _ => Finding::fail("route", found).fix(soft_roce(name)),
-        };
+    let elsewhere = || {
+        interfaces.iter().find(|i| i.up && i.name != *name && !devices_of(i, devices).is_empty())
     };
-    match find_gid(devices, source) {
-        _ if !device.has_ip_gids() => {}
-        GidMatch::V2(_) => {}
-        GidMatch::V1Only(device) => {
-            return Finding::fail(
-                "route",
-                format!("{name}: {device} has {source} as a GID of RoCE v1 only"),
-            )
-            .fix(format!("cma_roce_mode -d {device} -p 1 -m 2"));
-        }
-        GidMatch::None => {
-            return Finding::fail(
-                "route",
-                format!("{name}: {} has no GID for {source}", device.name),
-            )
-            .fix(format!("ip link set {name} down && ip link set {name} up"));
+    match rdma_there(interface, source, devices) {
+        Ok(device) => Finding::ok("route", format!("to {peer} leaves by {name}, which has {device}")),
+        Err(NoRdma::Gid { why, fix }) => Finding::fail("route", why).fix(fix),
+        Err(NoRdma::Device) => {
+            let found = format!("to {peer} leaves by {name}, which has no RDMA device");
+            // An address of this host itself cannot be routed elsewhere.
+            let is_here = interfaces.iter().any(|i| i.has(peer));
+            Finding::fail("route", found).fix(match elsewhere().filter(|_| !is_here) {
+                Some(other) => format!("ip route add {peer} dev {}", other.name),
+                None => soft_roce(name),
+            })
         }
     }
-    Finding::ok("route", format!("to {peer} leaves by {name}, which has {}", device.name))
 }
 
 /// The command that makes a Soft-RoCE device of an interface.

@@ -1,12 +1,13 @@
 //! What the facts mean: findings, in the order of the report. No I/O.
 
-use rblk_config::doctor::{Finding, KernelVersion, Verdict, judge_route};
+use rblk_config::doctor::{
+    Finding, KernelVersion, RdmaDevice, Verdict, judge_route, judge_tls,
+};
 use rblk_config::{Encrypt, MountConfig};
-use rblk_fabric::soft::tls::NoTls;
 use rblk_fabric::{Address, Scheme};
 
 use super::facts::{DeadMount, Facts, UNIT};
-use super::peer::{Peer, PortAnswer};
+use super::peer::Peer;
 use super::probe::{Probe, ProbeError};
 use crate::mount::leftovers::Condition;
 use crate::ublk::{Features, UblkError};
@@ -99,19 +100,10 @@ pub(super) fn key_file(facts: &Facts, config: &MountConfig) -> Finding {
 /// Whether the kernel can encrypt, where that is wanted.
 pub(super) fn encryption(config: &MountConfig, tcp: bool) -> Option<Finding> {
     let wanted = tcp && !config.target_keys.is_empty() && config.encrypt != Encrypt::Off;
-    wanted.then(|| tls(rblk_fabric::soft::tls::kernel_has_tls(), config.encrypt))
-}
-
-fn tls(has: Result<(), NoTls>, encrypt: Encrypt) -> Finding {
-    match (has, encrypt) {
-        (Ok(()), _) => Finding::ok("tls", "the kernel encrypts tcp://"),
-        (Err(why), Encrypt::Required) => {
-            Finding::fail("tls", why.to_string()).fix("modprobe tls")
-        }
-        (Err(why), _) => {
-            Finding::warn("tls", format!("tcp:// is not encrypted: {why}")).fix("modprobe tls")
-        }
-    }
+    wanted.then(|| {
+        let lack = rblk_fabric::soft::tls::kernel_has_tls().map_err(|why| why.to_string());
+        judge_tls(lack, config.encrypt == Encrypt::Required)
+    })
 }
 
 /// The way to a target: its name and its route.
@@ -136,22 +128,6 @@ pub(super) fn way(peer: &Peer, facts: &Facts) -> Vec<Finding> {
     found
 }
 
-/// What a TCP port answered. That a port is refused is said by the connection, with the port that
-/// answers instead.
-pub(super) fn port(peer: &Peer, answer: &PortAnswer) -> Option<Finding> {
-    let Address { host, port, .. } = &peer.address;
-    Some(match answer {
-        PortAnswer::Open => Finding::ok("port", format!("{port} answers")),
-        PortAnswer::Refused => return None,
-        PortAnswer::Silent => Finding::fail(
-            "port",
-            format!("{host} does not answer on port {port}: a firewall drops packets, or it is down"),
-        )
-        .fix_at(host, "rblk-target doctor"),
-        PortAnswer::Failed(why) => Finding::fail("port", format!("{host} port {port}: {why}")),
-    })
-}
-
 /// The subject of a finding that makes a connection senseless.
 pub(super) fn blocks(finding: &Finding) -> Option<String> {
     let blocks = match finding.verdict {
@@ -161,7 +137,7 @@ pub(super) fn blocks(finding: &Finding) -> Option<String> {
         Verdict::Ok | Verdict::Warn => false,
     };
     blocks.then(|| match finding.subject.as_str() {
-        "name" | "route" | "rdma" | "port" | "key file" => format!("the {}", finding.subject),
+        "name" | "route" | "rdma" | "memlock" | "key file" => format!("the {}", finding.subject),
         port => format!("port {port}"),
     })
 }
@@ -196,6 +172,7 @@ pub(super) fn connection(
                 n => format!("{n} volumes"),
             };
             let mut found = vec![
+                Finding::ok("port", format!("{} answers", peer.address.port)),
                 Finding::ok(
                     "connect",
                     format!("{target}, {transport} over {device}, self-test passed, {some}"),
@@ -237,16 +214,26 @@ fn failed(
     match error {
         ProbeError::Refused => match elsewhere {
             Some(usual) => Finding::fail(
-                "connect",
+                "port",
                 format!("nothing listens on port {port}, and a target answers on port {}", usual.port),
             )
             .fix(format!("rblk-initiator doctor {usual}")),
-            None => Finding::fail("connect", format!("nothing listens on port {port} of {host}"))
+            None => Finding::fail("port", format!("nothing listens on port {port} of {host}"))
                 .fix_at(host, "systemctl start rblk-target || rblk-target doctor"),
         },
         ProbeError::TimedOut => {
-            let found = format!("no answer: a firewall drops packets, or the target hangs ({text})");
-            Finding::fail("connect", found).fix_at(host, "rblk-target doctor")
+            let found = format!(
+                "{port} of {host} does not answer: a firewall drops packets, or the host is down \
+                 ({text})"
+            );
+            let finding = Finding::fail("port", found);
+            match software_device(peer, facts) {
+                // After a link that was down while it connected, such a device may stay mute.
+                Some((device, interface)) => finding.fix(format!(
+                    "rdma link del {device} && rdma link add {device} type rxe netdev {interface}"
+                )),
+                None => finding.fix_at(host, "rblk-target doctor"),
+            }
         }
         ProbeError::NotRblk => Finding::fail("connect", text).fix_at(host, "rblk-target status"),
         ProbeError::WrongTargetKey => {
@@ -278,6 +265,17 @@ fn failed(
         ProbeError::SelfTest => Finding::fail("self-test", text),
         ProbeError::NoVerbs | ProbeError::Other => Finding::fail("connect", text),
     }
+}
+
+/// The Soft-RoCE device by which a peer is reached over RDMA, and its interface.
+fn software_device<'f>(peer: &Peer, facts: &'f Facts) -> Option<(&'f str, &'f str)> {
+    let route = peer.route.as_ref().filter(|_| peer.address.scheme == Scheme::Rdma)?;
+    let interface = &route.interface(&facts.interfaces)?.name;
+    let is_there = |device: &&RdmaDevice| {
+        let mut ports = device.ports.iter();
+        device.is_software && !device.is_iwarp && ports.any(|p| p.interfaces.contains(interface))
+    };
+    facts.devices.iter().find(is_there).map(|device| (device.name.as_str(), interface.as_str()))
 }
 
 /// What dead mounts left, and how many mounts live.

@@ -44,7 +44,9 @@ pub fn doctor(args: &DoctorArgs, daemon: &Path) -> anyhow::Result<Report> {
     let addresses = addresses.iter().map(|a| a.parse()).collect::<Result<Vec<Address>, _>>()?;
     let facts = Facts::read(Path::new("/"), &config);
     let rdma = addresses.iter().any(|a| a.scheme == Scheme::Rdma);
-    report.add(judge::host(&facts, &config, rdma || addresses.is_empty()));
+    let host = judge::host(&facts, &config, rdma || addresses.is_empty());
+    let memlock = host.iter().find(|finding| finding.subject == "memlock").cloned();
+    report.add(host);
 
     let peers: Vec<Peer> = addresses.iter().map(|a| Peer::look_up(a, args.timeout.get())).collect();
     let over_rdma = peers.iter().filter(|peer| peer.address.scheme == Scheme::Rdma);
@@ -57,13 +59,8 @@ pub fn doctor(args: &DoctorArgs, daemon: &Path) -> anyhow::Result<Report> {
     let tcp = addresses.iter().any(|a| a.scheme == Scheme::Tcp);
     report.add(judge::encryption(&config, tcp));
     for peer in &peers {
-        let mut way = judge::way(peer, &facts);
-        let mut blocked = way.iter().chain(&ports).chain([&key]).find_map(judge::blocks);
-        if blocked.is_none() {
-            let answer = peer.try_port(args.timeout.get());
-            way.extend(answer.and_then(|answer| judge::port(peer, &answer)));
-            blocked = way.iter().find_map(judge::blocks);
-        }
+        let way = judge::way(peer, &facts);
+        let blocked = way.iter().chain(&ports).chain(&memlock).chain([&key]).find_map(judge::blocks);
         report.add(way);
         report.add(match blocked {
             Some(what) => vec![Finding::skip("connect", format!("needs {what}"))],

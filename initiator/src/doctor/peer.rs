@@ -1,12 +1,11 @@
-//! [`Peer`]: a target as this host sees it before it connects: its name, the route, its port.
+//! [`Peer`]: a target as this host sees it before it connects: its name and the route.
 
-use std::io;
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use rblk_config::doctor::PeerRoute;
-use rblk_fabric::{Address, Scheme};
+use rblk_fabric::Address;
 
 /// A target as this host sees it.
 #[derive(Debug)]
@@ -16,15 +15,6 @@ pub(super) struct Peer {
     pub resolved: Result<Vec<SocketAddr>, String>,
     /// How the first of them is reached.
     pub route: Option<PeerRoute>,
-}
-
-/// What a TCP port answered.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum PortAnswer {
-    Open,
-    Refused,
-    Silent,
-    Failed(String),
 }
 
 impl Peer {
@@ -52,33 +42,5 @@ impl Peer {
     pub(super) fn has_name(&self) -> bool {
         let host = self.address.host.split('%').next().unwrap_or_default();
         host.parse::<std::net::IpAddr>().is_err()
-    }
-
-    /// Connects to a TCP port. `None` over RDMA, whose ports only the RDMA connection manager can
-    /// try.
-    pub(super) fn try_port(&self, limit: Duration) -> Option<PortAnswer> {
-        let found = self.resolved.as_ref().ok()?;
-        if self.address.scheme != Scheme::Tcp {
-            return None;
-        }
-        let mut answer = PortAnswer::Silent;
-        for address in found {
-            answer = try_tcp(address, limit);
-            if answer == PortAnswer::Open {
-                break;
-            }
-        }
-        Some(answer)
-    }
-}
-
-fn try_tcp(address: &SocketAddr, limit: Duration) -> PortAnswer {
-    match TcpStream::connect_timeout(address, limit) {
-        Ok(_) => PortAnswer::Open,
-        Err(error) => match error.kind() {
-            io::ErrorKind::ConnectionRefused => PortAnswer::Refused,
-            io::ErrorKind::TimedOut => PortAnswer::Silent,
-            _ => PortAnswer::Failed(error.to_string()),
-        },
     }
 }

@@ -31,6 +31,7 @@ Examples:
   rblk-target host add db1 --key rblk1:... --volume vol0:rw
                                                        let a host in; its `rblk-initiator key new` printed the key
   rblk-target status --output json
+  rblk-target doctor                                   what keeps this host from serving, and what mends it
   rblk-target drain                                    stop it in good order, and wait until it has
 
 Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 no target answers, 6 an address cannot be used,
@@ -72,6 +73,12 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
+    /// Say what keeps this host from serving, and the command that mends it.
+    ///
+    /// Looks at kernel, io_uring, memory, RDMA devices, addresses, keys, stores, directories, units
+    /// and the running target. Changes nothing. Run it as root, or as the user of the target. The
+    /// exit code is 7 if something fails.
+    Doctor(DoctorArgs),
     /// Show volumes, sessions and counters of the running target.
     Status {
         /// Which target.
@@ -93,6 +100,17 @@ pub enum Command {
         #[arg(long, value_enum, default_value = "table")]
         output: Output,
     },
+}
+
+/// What to look at.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Configuration file; /etc/rblk/target.toml by default, if there is one.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Form of the answer.
+    #[arg(long, short, value_enum, default_value = "table")]
+    pub output: Output,
 }
 
 /// Names a running target.
