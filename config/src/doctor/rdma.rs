@@ -134,13 +134,13 @@ fn port(device: &Path, number: &str, is_iwarp: bool, all: &[Interface]) -> Optio
     add(text(&device.join("parent")));
     for index in names_in(&gids) {
         let raw = text(&gids.join(&index));
+        add(text(&attributes.join("ndevs").join(&index)));
         if is_iwarp {
             // It is the hardware address of the interface, and zeros.
             let mac = mac_of(&raw);
             all.iter().filter(|i| mac.as_ref() == Some(&i.mac)).for_each(|i| add(i.name.clone()));
             continue;
         }
-        add(text(&attributes.join("ndevs").join(&index)));
         let Ok(gid) = raw.parse::<Ipv6Addr>() else { continue };
         if gid.is_unspecified() {
             continue;
@@ -317,3 +317,6 @@ fn roce_mtu(interface: u32) -> u32 {
     let room = interface.saturating_sub(ROCE_HEADERS);
     [4096, 2048, 1024, 512].into_iter().find(|mtu| *mtu <= room).unwrap_or(256)
 }
+
+#[cfg(test)]
+mod tests;

@@ -145,6 +145,7 @@ fn doctor_names_each_seeded_fault_and_its_command_mends_it() {
         dead_mount(&mut ward);
         drop(target);
         target_is_down(&mut ward, &config);
+        devices(&mut ward);
         target_side(&mut ward);
         println!("| fault | line | command | mended |\n| --- | --- | --- | --- |");
         ward.rows.iter().for_each(|row| println!("{row}"));
@@ -161,6 +162,21 @@ fn network(ward: &mut Ward<'_>) {
     ward.seed("link down", &doctor, || _ = sh(&["ip", "link", "set", INTERFACE, "down"]), run_it);
     let small = || _ = sh(&["ip", "link", "set", INTERFACE, "mtu", "1500"]);
     ward.seed("MTU of 1500", &doctor, small, run_it);
+    let wrong = format!("rdma://{ADDRESS}:7799");
+    let port = std::cell::RefCell::new(address.clone());
+    let doctor = |ward: &Ward<'_>| ward.initiator(&port.borrow(), &proofs);
+    ward.seed("wrong port", &doctor, || port.replace(wrong).clear(), |ward, fix| {
+        ward.shell(&format!("{fix} {}", proofs.join(" ")));
+        *port.borrow_mut() = fix.rsplit(' ').next().expect("an address").to_owned();
+    });
+}
+
+/// RDMA devices that are gone, while no connection goes by them.
+fn devices(ward: &mut Ward<'_>) {
+    let address = format!("rdma://{ADDRESS}");
+    let proofs = ward.lab.proofs();
+    let doctor = |ward: &Ward<'_>| ward.initiator(&address, &proofs);
+    let run_it = |ward: &Ward<'_>, fix: &str| ward.shell(fix);
     let delete = |device: &str| _ = sh(&["rdma", "link", "del", device]);
     let make = |device: &str, interface: &str| {
         sh(&["rdma", "link", "add", device, "type", "rxe", "netdev", interface]);
@@ -178,13 +194,6 @@ fn network(ward: &mut Ward<'_>) {
     delete(&format!("rxe_{INTERFACE}"));
     make(DEVICE, INTERFACE);
     others.iter().for_each(|device| make(&device.name, &device.ports[0].interfaces[0]));
-    let wrong = format!("rdma://{ADDRESS}:7799");
-    let port = std::cell::RefCell::new(address.clone());
-    let doctor = |ward: &Ward<'_>| ward.initiator(&port.borrow(), &proofs);
-    ward.seed("wrong port", &doctor, || port.replace(wrong).clear(), |ward, fix| {
-        ward.shell(&format!("{fix} {}", proofs.join(" ")));
-        *port.borrow_mut() = fix.rsplit(' ').next().expect("an address").to_owned();
-    });
 }
 
 /// What the kernel and this process lack.
@@ -280,7 +289,9 @@ fn target_is_down(ward: &mut Ward<'_>, config: &Path) {
     let proofs = lab.proofs();
     let running = std::cell::RefCell::new(Some(serve()));
     let doctor = |ward: &Ward<'_>| ward.initiator(&address, &proofs);
-    until("the target to serve", DEADLINE, || look(doctor(ward)).iter().all(|l| l.0[1] != "port").then_some(()));
+    until("the target to serve", DEADLINE, || {
+        look(doctor(ward)).iter().all(|line| line.0[1] != "port").then_some(())
+    });
     let stop = || drop(running.borrow_mut().take());
     ward.seed("target not running, at the initiator", &doctor, stop, |ward, fix| {
         // There is no systemd here, so the doctor of the target is asked what to do.
