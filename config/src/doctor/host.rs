@@ -222,10 +222,7 @@ mod tests {
     fn locked_memory_counts_unless_it_is_unlimited_or_lifted() {
         let low = host().judge_memlock(9 << 20, "a mount");
         assert_eq!(low.verdict, Verdict::Fail);
-        assert_eq!(
-            low.found,
-            "8MiB, a mount needs 9MiB (in a unit: LimitMEMLOCK=infinity)"
-        );
+        assert_eq!(low.found, "8MiB, a mount needs 9MiB (in a unit: LimitMEMLOCK=infinity)");
         assert_eq!(low.fix.as_deref(), Some("ulimit -l unlimited"));
         assert_eq!(host().judge_memlock(8 << 20, "a mount").verdict, Verdict::Ok);
         let lifted = HostFacts { locks_beyond: true, ..host() };
@@ -248,7 +245,8 @@ mod tests {
 
     #[test]
     fn a_kernel_without_tls_is_a_fault_where_encryption_is_required() {
-        let lack = "this kernel has no TLS: run `modprobe tls`, name `tls` in a file, and start again";
+        let lack =
+            "this kernel has no TLS: run `modprobe tls`, name `tls` in a file, and start again";
         let wanted = judge_tls(Err(lack.to_owned()), false);
         assert_eq!(wanted.verdict, Verdict::Warn);
         assert_eq!(wanted.found, "tcp:// is not encrypted: this kernel has no TLS");

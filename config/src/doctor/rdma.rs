@@ -212,9 +212,8 @@ pub struct Needs {
 
 impl Needs {
     fn is_for(&self, port: &RdmaPort, device: &RdmaDevice, interfaces: &[Interface]) -> bool {
-        let its = |i: &&Interface| {
-            port.interfaces.contains(&i.name) || i.rdma.contains(&device.name)
-        };
+        let its =
+            |i: &&Interface| port.interfaces.contains(&i.name) || i.rdma.contains(&device.name);
         let mut own = interfaces.iter().filter(its);
         own.any(|i| self.addresses.iter().any(|address| i.has(*address)))
     }
@@ -222,22 +221,20 @@ impl Needs {
 
 /// Judges the devices and their ports: one line a port.
 #[must_use]
-pub fn judge_rdma(
-    devices: &[RdmaDevice],
-    interfaces: &[Interface],
-    needs: &Needs,
-) -> Vec<Finding> {
+pub fn judge_rdma(devices: &[RdmaDevice], interfaces: &[Interface], needs: &Needs) -> Vec<Finding> {
     if devices.is_empty() {
         return vec![match needs.wanted {
             true => {
-                let is_own = |i: &&Interface| {
-                    !i.is_loopback() && needs.addresses.iter().any(|a| i.has(*a))
-                };
+                let is_own =
+                    |i: &&Interface| !i.is_loopback() && needs.addresses.iter().any(|a| i.has(*a));
                 let own = interfaces.iter().find(is_own);
                 let name =
                     own.map_or_else(|| usual_interface(interfaces, devices), |i| i.name.clone());
-                Finding::fail("rdma", "no RDMA device: load the driver of the card, or use Soft-RoCE")
-                    .fix(soft_roce(&name))
+                Finding::fail(
+                    "rdma",
+                    "no RDMA device: load the driver of the card, or use Soft-RoCE",
+                )
+                .fix(soft_roce(&name))
             }
             false => Finding::skip("rdma", "no RDMA device; tcp:// works without"),
         }];
@@ -300,9 +297,10 @@ fn judge_port(
 /// Why a port does not work, and what mends it.
 fn why_not_active(port: &RdmaPort, interface: Option<&Interface>) -> (String, Option<String>) {
     match (port.state, interface) {
-        (PortState::Init, _) if port.is_infiniband => {
-            ("no subnet manager has configured it".to_owned(), Some("systemctl start opensm".to_owned()))
-        }
+        (PortState::Init, _) if port.is_infiniband => (
+            "no subnet manager has configured it".to_owned(),
+            Some("systemctl start opensm".to_owned()),
+        ),
         (_, Some(interface)) if !interface.up => (
             format!("not active, {} is down", interface.name),
             Some(format!("ip link set {} up", interface.name)),

@@ -36,9 +36,9 @@ impl PeerRoute {
     pub fn interface<'i>(&self, interfaces: &'i [Interface]) -> Option<&'i Interface> {
         match self.local {
             Some(local) => interfaces.iter().find(|i| i.has(local)),
-            None => interfaces.iter().find(|i| {
-                !i.up && !i.is_loopback() && i.subnets.iter().any(|s| s.has(self.peer))
-            }),
+            None => interfaces
+                .iter()
+                .find(|i| !i.up && !i.is_loopback() && i.subnets.iter().any(|s| s.has(self.peer))),
         }
     }
 
@@ -90,11 +90,7 @@ pub fn judge_route(
 
 /// Judges an address of this host that a target listens on by RDMA.
 #[must_use]
-pub fn judge_listen(
-    address: IpAddr,
-    interfaces: &[Interface],
-    devices: &[RdmaDevice],
-) -> Finding {
+pub fn judge_listen(address: IpAddr, interfaces: &[Interface], devices: &[RdmaDevice]) -> Finding {
     let Some(interface) = interfaces.iter().find(|i| i.has(address)) else {
         let prefix = if address.is_ipv4() { 24 } else { 64 };
         let name = usual_interface(interfaces, devices);
@@ -104,7 +100,10 @@ pub fn judge_listen(
     let name = &interface.name;
     if devices.is_empty() || !interface.up {
         // Another line says so.
-        return Finding::skip("listen", format!("{address} on {name}: needs an RDMA device that is up"));
+        return Finding::skip(
+            "listen",
+            format!("{address} on {name}: needs an RDMA device that is up"),
+        );
     }
     match rdma_there(interface, address, devices) {
         Ok(device) => Finding::ok("listen", format!("{address} on {name}, which has {device}")),
@@ -159,7 +158,9 @@ fn judge_rdma_route(
         interfaces.iter().find(|i| i.up && i.name != *name && !devices_of(i, devices).is_empty())
     };
     match rdma_there(interface, source, devices) {
-        Ok(device) => Finding::ok("route", format!("to {peer} leaves by {name}, which has {device}")),
+        Ok(device) => {
+            Finding::ok("route", format!("to {peer} leaves by {name}, which has {device}"))
+        }
         Err(NoRdma::Gid { why, fix }) => Finding::fail("route", why).fix(fix),
         Err(NoRdma::Device) => {
             let found = format!("to {peer} leaves by {name}, which has no RDMA device");

@@ -10,7 +10,8 @@ use clap::Parser;
 use rblk_config::{ByteSize, Exit, Log, LogWriter};
 use rblk_fabric::{Address, ConnectOptions};
 use rblk_initiator::args::{
-    CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, Output, RecoverArgs, Report, exit_of,
+    CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, Output, RecoverArgs, Report,
+    exit_of,
 };
 use rblk_initiator::identity::host_identity;
 use rblk_initiator::mount::{OnReady, ToldToEnd};

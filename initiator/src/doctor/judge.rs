@@ -1,8 +1,6 @@
 //! What the facts mean: findings, in the order of the report. No I/O.
 
-use rblk_config::doctor::{
-    Finding, KernelVersion, RdmaDevice, Verdict, judge_route, judge_tls,
-};
+use rblk_config::doctor::{Finding, KernelVersion, RdmaDevice, Verdict, judge_route, judge_tls};
 use rblk_config::{Encrypt, MountConfig};
 use rblk_fabric::{Address, Scheme};
 
@@ -42,15 +40,12 @@ fn buffer_bytes(config: &MountConfig) -> u64 {
 }
 
 /// The driver. Where io_uring is refused, that is said already.
-fn ublk(
-    asked: &Result<Features, UblkError>,
-    minor: Option<u32>,
-    no_io_uring: bool,
-) -> Finding {
+fn ublk(asked: &Result<Features, UblkError>, minor: Option<u32>, no_io_uring: bool) -> Finding {
     let yes_no = |yes: bool| if yes { "yes" } else { "no" };
     match asked {
         Ok(features) => {
-            let recovers = features.contains(Features::USER_RECOVERY | Features::USER_RECOVERY_REISSUE);
+            let recovers =
+                features.contains(Features::USER_RECOVERY | Features::USER_RECOVERY_REISSUE);
             let resize = match features.contains(Features::UPDATE_SIZE) {
                 true => "yes",
                 false => "no (needs 6.16)",
@@ -215,7 +210,10 @@ fn failed(
         ProbeError::Refused => match elsewhere {
             Some(usual) => Finding::fail(
                 "port",
-                format!("nothing listens on port {port}, and a target answers on port {}", usual.port),
+                format!(
+                    "nothing listens on port {port}, and a target answers on port {}",
+                    usual.port
+                ),
             )
             .fix(format!("rblk-initiator doctor {usual}")),
             None => Finding::fail("port", format!("nothing listens on port {port} of {host}"))
@@ -242,10 +240,8 @@ fn failed(
         }
         ProbeError::HostNotAllowed => {
             let key = facts.key.as_ref().map_or_else(|_| "KEY".to_owned(), ToString::to_string);
-            Finding::fail("keys", "the target does not let in the key of this host").fix_at(
-                host,
-                format!("rblk-target host add NAME --key {key} --volume VOLUME:rw"),
-            )
+            Finding::fail("keys", "the target does not let in the key of this host")
+                .fix_at(host, format!("rblk-target host add NAME --key {key} --volume VOLUME:rw"))
         }
         ProbeError::KeysWanted => {
             let fix = match facts.key.is_ok() {
@@ -290,10 +286,13 @@ pub(super) fn leftovers(facts: &Facts) -> Vec<Finding> {
     });
     let mut found: Vec<Finding> = dead.chain(orphans).collect();
     if found.is_empty() {
-        found.push(Finding::ok("mounts", match facts.served {
-            0 => "none, and nothing left of dead ones".to_owned(),
-            n => format!("{n}, each with its process"),
-        }));
+        found.push(Finding::ok(
+            "mounts",
+            match facts.served {
+                0 => "none, and nothing left of dead ones".to_owned(),
+                n => format!("{n}, each with its process"),
+            },
+        ));
     }
     found
 }
@@ -303,10 +302,11 @@ fn dead_mount(mount: &DeadMount) -> Option<Finding> {
     let disk = disk.as_deref().unwrap_or("its disk");
     Some(match condition {
         Condition::Nothing | Condition::Running => return None,
-        Condition::Ending | Condition::Waiting => {
-            Finding::fail("mounts", format!("{name}: its process died, and requests to {disk} wait"))
-                .fix(format!("rblk-initiator recover {name}"))
-        }
+        Condition::Ending | Condition::Waiting => Finding::fail(
+            "mounts",
+            format!("{name}: its process died, and requests to {disk} wait"),
+        )
+        .fix(format!("rblk-initiator recover {name}")),
         Condition::Unusable => Finding::fail("mounts", format!("{name}: its note cannot be used"))
             .fix(format!("rblk-initiator umount --force {name}")),
         Condition::Diskless | Condition::Gone => {
@@ -315,3 +315,6 @@ fn dead_mount(mount: &DeadMount) -> Option<Finding> {
         }
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -60,15 +60,20 @@ pub fn doctor(args: &DoctorArgs, daemon: &Path) -> anyhow::Result<Report> {
     report.add(judge::encryption(&config, tcp));
     for peer in &peers {
         let way = judge::way(peer, &facts);
-        let blocked = way.iter().chain(&ports).chain(&memlock).chain([&key]).find_map(judge::blocks);
+        let blocked =
+            way.iter().chain(&ports).chain(&memlock).chain([&key]).find_map(judge::blocks);
         report.add(way);
         report.add(match blocked {
             Some(what) => vec![Finding::skip("connect", format!("needs {what}"))],
             None => {
                 let wish = Wish { daemon, args, config: &config };
                 let found = wish.try_connection(&peer.address);
-                let elsewhere = judge::may_be_elsewhere(&found, &peer.address)
-                    .filter(|usual| !matches!(wish.try_connection(usual), Probe::Failed { error: ProbeError::Refused, .. }));
+                let elsewhere = judge::may_be_elsewhere(&found, &peer.address).filter(|usual| {
+                    !matches!(
+                        wish.try_connection(usual),
+                        Probe::Failed { error: ProbeError::Refused, .. }
+                    )
+                });
                 judge::connection(&found, peer, &facts, &config, elsewhere.as_ref())
             }
         });

@@ -123,8 +123,8 @@ fn listens(config: &TargetConfig, is_free: bool) -> Vec<Listen> {
     let listen = |address: Address| {
         let ip = address.host.split('%').next().and_then(|host| host.parse().ok());
         let tried = ip.filter(|_| is_free && address.scheme == Scheme::Tcp);
-        let refused = tried
-            .and_then(|ip: IpAddr| TcpListener::bind(SocketAddr::new(ip, address.port)).err());
+        let refused =
+            tried.and_then(|ip: IpAddr| TcpListener::bind(SocketAddr::new(ip, address.port)).err());
         Listen { address, ip, refused }
     };
     parsed.map(listen).collect()
@@ -148,9 +148,8 @@ fn wants_tls(config: &TargetConfig) -> bool {
 /// Opens each volume that has a store, and closes it again.
 fn stores(config: &TargetConfig) -> Vec<Store> {
     let Ok(name) = target_name(config) else { return Vec::new() };
-    let on_files = config.volumes.iter().filter(|volume| {
-        matches!(volume.backing(), Ok(Backing::File { .. }))
-    });
+    let on_files =
+        config.volumes.iter().filter(|volume| matches!(volume.backing(), Ok(Backing::File { .. })));
     let open = |volume: &rblk_config::VolumeConfig| {
         let alone = TargetConfig { volumes: vec![volume.clone()], ..config.clone() };
         let error = open_volumes(&alone, &name).err();

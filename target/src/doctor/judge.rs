@@ -58,7 +58,8 @@ pub(super) fn memory(facts: &Facts, config: &TargetConfig) -> Vec<Finding> {
     let pages = match demand.pages(facts.memory.huge) {
         Ok(pages) => pages,
         Err(NotEnoughMemory::HugePages { needed, free, total }) => {
-            let found = format!("hugepages = \"required\": {free} are free, the arena needs {needed}");
+            let found =
+                format!("hugepages = \"required\": {free} are free, the arena needs {needed}");
             let fix = format!("sysctl vm.nr_hugepages={}", total + (needed - free));
             return vec![Finding::fail("huge pages", found).fix(fix)];
         }
@@ -103,7 +104,9 @@ fn judge_address(listen: &Listen, ip: Option<IpAddr>, facts: &Facts) -> Finding 
     {
         let finding = Finding::fail("listen", format!("{address}: {refused}"));
         return match refused.kind() {
-            io::ErrorKind::AddrInUse => finding.fix(format!("ss -ltnp 'sport = :{}'", address.port)),
+            io::ErrorKind::AddrInUse => {
+                finding.fix(format!("ss -ltnp 'sport = :{}'", address.port))
+            }
             _ => finding,
         };
     }

@@ -112,7 +112,8 @@ fn look(command: Command) -> BTreeSet<Line> {
     findings
         .filter(|finding| ["warn", "fail"].map(Some).contains(&finding["verdict"].as_str()))
         .map(|finding| {
-            let line = ["verdict", "subject", "found"].map(|key| text(finding, key).expect("a text"));
+            let line =
+                ["verdict", "subject", "found"].map(|key| text(finding, key).expect("a text"));
             (line, text(finding, "fix"))
         })
         .collect()
@@ -165,10 +166,15 @@ fn network(ward: &mut Ward<'_>) {
     let wrong = format!("rdma://{ADDRESS}:7799");
     let port = std::cell::RefCell::new(address.clone());
     let doctor = |ward: &Ward<'_>| ward.initiator(&port.borrow(), &proofs);
-    ward.seed("wrong port", &doctor, || port.replace(wrong).clear(), |ward, fix| {
-        ward.shell(&format!("{fix} {}", proofs.join(" ")));
-        *port.borrow_mut() = fix.rsplit(' ').next().expect("an address").to_owned();
-    });
+    ward.seed(
+        "wrong port",
+        &doctor,
+        || port.replace(wrong).clear(),
+        |ward, fix| {
+            ward.shell(&format!("{fix} {}", proofs.join(" ")));
+            *port.borrow_mut() = fix.rsplit(' ').next().expect("an address").to_owned();
+        },
+    );
 }
 
 /// RDMA devices that are gone, while no connection goes by them.
@@ -243,15 +249,20 @@ fn keys(ward: &mut Ward<'_>, config: &Path) {
         let flags = ["--key-file", file, "--target-key", &given.borrow()].map(str::to_owned);
         ward.initiator(&address, &flags)
     };
-    ward.seed("wrong key of the target", &doctor, || _ = given.replace(other_key), |ward, fix| {
-        // At the target, whose key file has another name here.
-        let text = std::fs::read_to_string(config).expect("the configuration");
-        let config = TargetConfig::parse(&text, config).expect("a configuration");
-        let mut words = fix.split(' ').skip(1);
-        let mut command = ward.lab.program("rblk-target");
-        command.args(words.by_ref()).arg("--file").arg(&config.key_file);
-        *given.borrow_mut() = Running::start(command).finish(DEADLINE).ok().trim().to_owned();
-    });
+    ward.seed(
+        "wrong key of the target",
+        &doctor,
+        || _ = given.replace(other_key),
+        |ward, fix| {
+            // At the target, whose key file has another name here.
+            let text = std::fs::read_to_string(config).expect("the configuration");
+            let config = TargetConfig::parse(&text, config).expect("a configuration");
+            let mut words = fix.split(' ').skip(1);
+            let mut command = ward.lab.program("rblk-target");
+            command.args(words.by_ref()).arg("--file").arg(&config.key_file);
+            *given.borrow_mut() = Running::start(command).finish(DEADLINE).ok().trim().to_owned();
+        },
+    );
 
     let used = std::cell::RefCell::new(file.clone());
     let doctor = |ward: &Ward<'_>| {

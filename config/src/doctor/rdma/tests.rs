@@ -101,7 +101,10 @@ impl HostTree {
         let addresses = needs.iter().map(|text| text.parse().unwrap()).collect();
         let needs = Needs { wanted: true, addresses };
         let judged = judge_rdma(&self.devices(), &self.interfaces(), &needs);
-        judged.into_iter().map(|f| (f.verdict, format!("{}: {}", f.subject, f.found), f.fix)).collect()
+        judged
+            .into_iter()
+            .map(|f| (f.verdict, format!("{}: {}", f.subject, f.found), f.fix))
+            .collect()
     }
 
     fn route(&self, peer: &str, local: Option<&str>) -> (Verdict, String, Option<String>) {
@@ -118,7 +121,9 @@ const GID: &str = "0000:0000:0000:0000:0000:ffff:0a09:0001";
 const MAC_GID: &str = "0200:0000:000a:0000:0000:0000:0000:0000";
 
 fn host(kind: Kind, gid: &str) -> HostTree {
-    HostTree::new().interface("ens1", 4500, true, "10.9.0.1").device("d0", kind, ACTIVE, "ens1", gid)
+    HostTree::new()
+        .interface("ens1", 4500, true, "10.9.0.1")
+        .device("d0", kind, ACTIVE, "ens1", gid)
 }
 
 #[test]
@@ -138,8 +143,7 @@ fn every_kind_of_device_is_read_and_found_by_its_interface() {
         assert_eq!(host.judge(&["10.9.0.1"]), [(Verdict::Ok, format!("d0/1: {words}"), None)]);
         let (verdict, found, _) = host.route("10.9.0.2", Some("10.9.0.1"));
         assert_eq!((verdict, &*found), (Verdict::Ok, "to 10.9.0.2 leaves by ens1, which has d0"));
-        let listen =
-            judge_listen("10.9.0.1".parse().unwrap(), &host.interfaces(), &devices);
+        let listen = judge_listen("10.9.0.1".parse().unwrap(), &host.interfaces(), &devices);
         assert_eq!(listen.verdict, Verdict::Ok, "{listen:?}");
     }
 }
