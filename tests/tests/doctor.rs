@@ -120,10 +120,11 @@ fn a_target_that_works_is_connected_tested_and_proven() {
     assert_eq!(verdict, "ok");
     assert!(connected.ends_with("soft/TCP over soft, self-test passed, 1 volume"), "{connected}");
     assert_eq!(found("route"), ("ok", "to 127.0.0.1 leaves by lo"));
-    // The target takes a doctor for no fault.
+    // The target takes a doctor for no fault. It may warn of the limits of this host.
     let log = ends.target.log();
-    assert!(!log.contains("WARN") || log.contains("files may be open"), "{log}");
-    assert!(!log.contains("dropped a peer"), "{log}");
+    let warnings = log.lines().filter(|line| line.contains("WARN"));
+    let of_peers: Vec<&str> = warnings.filter(|line| line.contains("peer")).collect();
+    assert!(of_peers.is_empty(), "{of_peers:#?}");
     assert_eq!(ends.target.status().total.lost_connections, 0);
 }
 
@@ -269,7 +270,6 @@ fn each_fault_of_a_target_is_one_line_whose_command_mends_it() {
     std::fs::remove_file(at("v.img")).unwrap();
     assert_eq!(home.mended(&before).subject, "volumes");
 
-    std::fs::write(at("file"), "").unwrap();
     home.write("arena_ = 1");
     assert_eq!(new_fault(&BTreeSet::new(), &home.config_faults()).subject, "config");
     home.write("");

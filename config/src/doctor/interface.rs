@@ -115,7 +115,7 @@ pub(super) fn from_sysfs(root: &Path) -> Vec<Interface> {
                 mtu: text("mtu").parse().ok(),
                 mac: text("address"),
                 subnets: Vec::new(),
-                rdma: super::rdma::names_in(&path.join("device/infiniband")),
+                rdma: super::sysfs::names_in(&path.join("device/infiniband")),
             })
         })
         .collect();

@@ -14,6 +14,7 @@ mod rdma;
 mod report;
 mod rights;
 mod route;
+mod sysfs;
 mod units;
 
 pub use directory::Directory;

@@ -8,10 +8,7 @@ use std::path::Path;
 
 use super::interface::Interface;
 use super::report::Finding;
-use super::route::{soft_roce, usual_interface};
-
-/// Most devices, ports of a device and GIDs of a port that are looked at.
-const ENTRIES_MAX: usize = 1024;
+use super::sysfs::{names_in, text};
 
 /// Bytes of all headers that a RoCE packet may have beside its payload.
 const ROCE_HEADERS: u32 = 96;
@@ -88,20 +85,6 @@ impl RdmaDevice {
     pub(super) fn has_ip_gids(&self) -> bool {
         !self.is_iwarp && self.ports.iter().any(|port| !port.is_infiniband)
     }
-}
-
-/// Names in a directory, in order; none without the directory.
-pub(super) fn names_in(path: &Path) -> Vec<String> {
-    let Ok(dir) = std::fs::read_dir(path) else { return Vec::new() };
-    let names = dir.flatten().take(ENTRIES_MAX);
-    let mut names: Vec<String> =
-        names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    names
-}
-
-fn text(path: &Path) -> String {
-    std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }
 
 /// The RDMA devices of sysfs below `root`, by name.
@@ -314,6 +297,21 @@ fn why_not_active(port: &RdmaPort, interface: Option<&Interface>) -> (String, Op
 fn roce_mtu(interface: u32) -> u32 {
     let room = interface.saturating_sub(ROCE_HEADERS);
     [4096, 2048, 1024, 512].into_iter().find(|mtu| *mtu <= room).unwrap_or(256)
+}
+
+/// The command that makes a Soft-RoCE device of an interface.
+pub(super) fn soft_roce(interface: &str) -> String {
+    let name: String = interface.chars().filter(char::is_ascii_alphanumeric).take(10).collect();
+    format!("rdma link add rxe_{name} type rxe netdev {interface}")
+}
+
+/// The interface that a command is to name: one with RDMA, else one that is up.
+pub(super) fn usual_interface(interfaces: &[Interface], devices: &[RdmaDevice]) -> String {
+    let usable = || interfaces.iter().filter(|i| !i.is_loopback());
+    let with_rdma = usable().find(|i| !devices_of(i, devices).is_empty());
+    let addressed = || usable().find(|i| i.up && !i.subnets.is_empty());
+    let found = with_rdma.or_else(addressed).or_else(|| usable().next());
+    found.map_or_else(|| "IFACE".to_owned(), |i| i.name.clone())
 }
 
 #[cfg(test)]

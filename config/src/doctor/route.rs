@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use super::interface::Interface;
-use super::rdma::{GidMatch, RdmaDevice, devices_of, find_gid};
+use super::rdma::{GidMatch, RdmaDevice, devices_of, find_gid, soft_roce, usual_interface};
 use super::report::Finding;
 
 /// The route to a peer.
@@ -172,19 +172,4 @@ fn judge_rdma_route(
             })
         }
     }
-}
-
-/// The command that makes a Soft-RoCE device of an interface.
-pub(super) fn soft_roce(interface: &str) -> String {
-    let name: String = interface.chars().filter(char::is_ascii_alphanumeric).take(10).collect();
-    format!("rdma link add rxe_{name} type rxe netdev {interface}")
-}
-
-/// The interface that a command is to name: one with RDMA, else one that is up.
-pub(super) fn usual_interface(interfaces: &[Interface], devices: &[RdmaDevice]) -> String {
-    let usable = || interfaces.iter().filter(|i| !i.is_loopback());
-    let with_rdma = usable().find(|i| !devices_of(i, devices).is_empty());
-    let addressed = || usable().find(|i| i.up && !i.subnets.is_empty());
-    let found = with_rdma.or_else(addressed).or_else(|| usable().next());
-    found.map_or_else(|| "IFACE".to_owned(), |i| i.name.clone())
 }

@@ -44,7 +44,7 @@ impl SystemdFacts {
         let user = text.lines().rev().find_map(|line| line.strip_prefix("User="));
         let is_enabled = |name: &String| {
             places.iter().any(|place| {
-                let wants = super::rdma::names_in(place).into_iter();
+                let wants = super::sysfs::names_in(place).into_iter();
                 wants
                     .filter(|dir| dir.ends_with(".wants") || dir.ends_with(".requires"))
                     .any(|dir| place.join(dir).join(name).symlink_metadata().is_ok())

@@ -9,6 +9,7 @@ use rblk_config::doctor::{
 };
 use rblk_config::{Auth, ConfigError, Encrypt, HugePages, TargetConfig};
 use rblk_fabric::Scheme;
+use rblk_fabric::soft::tls::NoTls;
 
 use super::facts::{Facts, Listen};
 use crate::demand::{Demand, NotEnoughMemory};
@@ -90,10 +91,8 @@ pub(super) fn network(facts: &Facts, config: &TargetConfig) -> Vec<Finding> {
     let mut found = judge_rdma(&facts.devices, &facts.interfaces, &needs);
     found.extend(facts.listens.iter().map(|l| judge_address(l, specific(l), facts)));
     let required = config.encrypt == Encrypt::Required;
-    found.extend(facts.tls.as_ref().map(|tls| {
-        let lack = tls.as_ref().map(|()| ()).map_err(ToString::to_string);
-        judge_tls(lack, required)
-    }));
+    let judge = |tls: Result<(), NoTls>| judge_tls(tls.map_err(|why| format!("{why}")), required);
+    found.extend(facts.tls.map(judge));
     found
 }
 

@@ -8,11 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rblk_config::{TargetConfig, VolumeConfig};
-use rblk_tests::lab::{
-    DEADLINE, Lab, MountFlags, Mounted, Running, Target, TargetFlags, run, start, until,
-};
+use rblk_tests::lab::{DEADLINE, Lab, MountFlags, Mounted, Running, run, start, until};
 
-use super::{MIB, PATIENCE, serve_file, sh};
+use super::{MIB, PATIENCE, sh};
 
 /// The interface of the test, its device and its address.
 const INTERFACE: &str = "d9";
@@ -64,6 +62,19 @@ impl Ward<'_> {
         let mut command = self.lab.program("rblk-target");
         command.args(["doctor", "-o", "json", "--config"]).arg(config);
         command
+    }
+
+    /// Starts the target of a configuration, and waits until its port answers.
+    fn serve(&self, config: &Path) -> Running {
+        let mut command = self.lab.program("rblk-target");
+        command.args(["serve", "--config"]).arg(config);
+        let target = Running::start(command);
+        until("the target to serve", DEADLINE, || {
+            let address = format!("rdma://{ADDRESS}");
+            let lines = look(self.initiator(&address, &self.lab.proofs()));
+            lines.iter().all(|(line, _)| line[1] != "port").then_some(())
+        });
+        target
     }
 
     /// Runs a line as a person would, with the programs in the path.
@@ -137,9 +148,8 @@ fn doctor_names_each_seeded_fault_and_its_command_mends_it() {
         let _net = Net::new();
         let _image = lab.image("v0.img", 64 * MIB);
         let config = lab.configuration("all.toml", configuration(lab));
-        let flags = TargetFlags::default().flag("--config", &config.display().to_string());
-        let target = Target::start(lab, &flags.flag("--listen", "rdma://0.0.0.0"));
         let mut ward = Ward { lab, rows: Vec::new() };
+        let target = ward.serve(&config);
         network(&mut ward);
         host(&mut ward);
         keys(&mut ward, &config);
@@ -291,18 +301,10 @@ fn dead_mount(ward: &mut Ward<'_>) {
 /// A target that was not started, as both ends see it.
 fn target_is_down(ward: &mut Ward<'_>, config: &Path) {
     let lab = ward.lab;
-    let serve = || {
-        let mut command = lab.program("rblk-target");
-        command.args(["serve", "--config"]).arg(config);
-        Running::start(command)
-    };
     let address = format!("rdma://{ADDRESS}");
     let proofs = lab.proofs();
-    let running = std::cell::RefCell::new(Some(serve()));
+    let running = std::cell::RefCell::new(Some(ward.serve(config)));
     let doctor = |ward: &Ward<'_>| ward.initiator(&address, &proofs);
-    until("the target to serve", DEADLINE, || {
-        look(doctor(ward)).iter().all(|line| line.0[1] != "port").then_some(())
-    });
     let stop = || drop(running.borrow_mut().take());
     ward.seed("target not running, at the initiator", &doctor, stop, |ward, fix| {
         // There is no systemd here, so the doctor of the target is asked what to do.
@@ -311,7 +313,7 @@ fn target_is_down(ward: &mut Ward<'_>, config: &Path) {
         let line = there.iter().find(|line| line.0[1] == "target").expect("a line of the target");
         let fix = line.1.clone().expect("a command");
         assert_eq!(fix, format!("rblk-target serve --config {}", config.display()));
-        *running.borrow_mut() = Some(serve());
+        *running.borrow_mut() = Some(ward.serve(config));
     });
     let doctor = |ward: &Ward<'_>| ward.target(config);
     let stop = || drop(running.borrow_mut().take());

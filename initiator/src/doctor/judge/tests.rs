@@ -52,7 +52,10 @@ fn the_driver_is_named_with_what_it_can_do_or_how_to_get_it() {
         (finding.verdict, finding.fix)
     };
     let all = Features::USER_RECOVERY | Features::USER_RECOVERY_REISSUE;
-    assert_eq!(ublk(&Ok(all), None, false).found, "recovery yes; resize no (needs 6.16); zero copy no (not used)");
+    assert_eq!(
+        ublk(&Ok(all), None, false).found,
+        "recovery yes; resize no (needs 6.16); zero copy no (not used)"
+    );
     assert_eq!(of(Ok(Features::NONE), None, false).0, Verdict::Fail);
     let none = || Err(UblkError::NoDriver { kernel: "6.6".to_owned() });
     assert_eq!(of(none(), None, false), (Verdict::Fail, Some("modprobe ublk_drv".to_owned())));
