@@ -115,9 +115,9 @@ pub enum Command {
     },
     /// Say what keeps this host from mounting, and the command that mends it.
     ///
-    /// Looks at kernel, ublk, io_uring, locked memory, RDMA devices, keys, units and leftovers of dead
-    /// mounts; and for each address at name, route, port and a connection with its self-test. Changes
-    /// nothing. Some of it only root may see. The exit code is 7 if something fails.
+    /// Looks at kernel, ublk, io_uring, locked memory, RDMA devices, keys, units and leftovers of
+    /// dead mounts; and for each address at name, route, port and a connection with its self-test.
+    /// Changes nothing. Some of it only root may see. The exit code is 7 if something fails.
     Doctor(Box<DoctorArgs>),
 }
 
