@@ -119,6 +119,32 @@ impl KeyFileError {
         }
     }
 
+    /// What is wrong, without the path and the fix.
+    #[must_use]
+    pub fn brief(&self) -> String {
+        match &self.problem {
+            Problem::Missing(_) => "no such file".to_owned(),
+            Problem::Readable { mode, .. } => {
+                format!("mode {mode:04o}, so others may read the secret key")
+            }
+            Problem::Owner { owner, user, .. } => {
+                format!("its owner is user {owner}, and this program runs as user {user}")
+            }
+            problem => problem.to_string(),
+        }
+    }
+
+    /// The command that mends it, where one does.
+    #[must_use]
+    pub fn fix(&self) -> Option<String> {
+        match &self.problem {
+            Problem::Missing(command) => Some(command.clone()),
+            Problem::Readable { path, .. } => Some(format!("chmod 600 {}", path.display())),
+            Problem::Owner { user, path, .. } => Some(format!("chown {user} {}", path.display())),
+            _ => None,
+        }
+    }
+
     /// Whether the file is not there.
     #[must_use]
     pub fn is_missing(&self) -> bool {

@@ -32,6 +32,7 @@
 
 mod difference;
 mod digest_wish;
+pub mod doctor;
 mod document;
 mod drop_in;
 mod error;

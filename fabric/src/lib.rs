@@ -29,6 +29,7 @@
 
 mod address;
 mod caps;
+pub mod clock;
 mod connect;
 mod connection;
 mod counter;

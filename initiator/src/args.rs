@@ -34,6 +34,7 @@ Examples:
                                                    two paths to one target, which may not be up yet
   rblk-initiator mount 10.0.0.1 vol0 --take-over   from a host that is dead or cut off
   rblk-initiator list --output json
+  rblk-initiator doctor 10.0.0.1                   what keeps this host from mounting, and what mends it
   rblk-initiator umount vol0                       by name or by device
   rblk-initiator recover --all                     after a crash of its processes
   rblk-initiator upgrade --all                     after an update of rblk
@@ -140,6 +141,37 @@ pub enum Command {
         #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
     },
+    /// Say what keeps this host from mounting, and the command that mends it.
+    ///
+    /// Looks at kernel, ublk, io_uring, locked memory, RDMA devices, keys, units and leftovers of
+    /// dead mounts; and for each address at name, route, port and a connection with its self-test.
+    /// Changes nothing. Some of it only root may see. The exit code is 7 if something fails.
+    Doctor(Box<DoctorArgs>),
+}
+
+/// What to look at.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Addresses of targets; those of the configuration by default.
+    pub address: Vec<String>,
+    /// Configuration of a mount, such as /etc/rblk/mounts.d/NAME.toml; flags win.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// How long to wait for each answer.
+    #[arg(long, value_name = "TIME", default_value = "5s")]
+    pub timeout: Duration,
+    /// Who both ends are.
+    #[command(flatten)]
+    pub identity: IdentityArgs,
+    /// Whether tcp:// connections are encrypted: "auto", "required" or "off".
+    #[arg(long, value_name = "WORD")]
+    pub encrypt: Option<Encrypt>,
+    /// Form of the answer.
+    #[arg(long, short, value_enum, default_value = "table")]
+    pub output: Output,
+    /// Only try the one address, and say how that went.
+    #[arg(long, hide = true)]
+    pub probe: bool,
 }
 
 /// What `rblk-initiator key` can do.
@@ -191,7 +223,7 @@ impl IdentityArgs {
     }
 
     /// Adds what the flags say.
-    fn add_to(&self, config: &mut MountConfig) {
+    pub(crate) fn add_to(&self, config: &mut MountConfig) {
         if !self.target_key.is_empty() {
             config.target_keys.clone_from(&self.target_key);
         }

@@ -13,7 +13,7 @@ use anyhow::Context;
 use clap::Parser;
 use rblk_config::Exit;
 use rblk_initiator::args::{
-    CHECKED, Cli, Command, MountArgs, Output, RecoverArgs, Report, exit_of,
+    CHECKED, Cli, Command, DoctorArgs, MountArgs, Output, RecoverArgs, Report, exit_of,
 };
 use rblk_initiator::mount::leftovers::{self, Condition, Purpose};
 use rblk_initiator::mount::lock::MountLock;
@@ -50,6 +50,7 @@ fn main() -> ExitCode {
         Command::Status { name, output } => show(&name, output),
         Command::Top { interval, once, output } => top::top(interval.0, once, output),
         Command::Key(command) => key::key(&command),
+        Command::Doctor(args) => doctor(&args),
         Command::Discover { .. } | Command::WriteBack { .. } => Err(become_daemon()),
     };
     match result {
@@ -83,6 +84,15 @@ fn become_daemon() -> anyhow::Error {
         }
         Err(error) => error,
     }
+}
+
+fn doctor(args: &DoctorArgs) -> anyhow::Result<Exit> {
+    let report = rblk_initiator::doctor::doctor(args, &daemon()?)?;
+    match args.output {
+        Output::Table => print!("{report}"),
+        Output::Json => println!("{}", serde_json::to_string_pretty(&report)?),
+    }
+    Ok(report.exit())
 }
 
 fn mount(args: &MountArgs) -> anyhow::Result<Exit> {

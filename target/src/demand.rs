@@ -195,6 +195,13 @@ impl Demand {
         self.share.saturating_mul(self.groups)
     }
 
+    /// Bytes that are registered with an RDMA device. None over TCP.
+    #[must_use]
+    pub(crate) fn registered_bytes(&self) -> u64 {
+        let bytes = self.arena_bytes().saturating_add(self.volume_bytes());
+        if self.rdma { bytes } else { 0 }
+    }
+
     fn volume_bytes(&self) -> u64 {
         self.volumes.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }

@@ -18,6 +18,7 @@ pub mod cache;
 pub mod connection;
 pub mod control;
 pub mod demand;
+pub mod doctor;
 mod durable;
 pub mod events;
 pub mod exports;

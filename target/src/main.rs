@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Parser;
 use rblk_config::{Auth, Exit, TargetConfig};
-use rblk_target::args::{Cli, Command, Output, exit_of};
+use rblk_target::args::{Cli, Command, DoctorArgs, Output, exit_of};
 use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::serve::NO_HOST;
 
@@ -51,6 +51,7 @@ fn main() -> ExitCode {
         Command::Top { socket, interval, once, output } => {
             top::top(&socket.path, interval.0, once, output)
         }
+        Command::Doctor(args) => doctor(&args),
         Command::Drain { socket, no_wait, output } => drain::drain(&socket.path, !no_wait, output),
     };
     match result {
@@ -78,6 +79,15 @@ fn become_daemon() -> anyhow::Result<Exit> {
     let daemon = std::env::current_exe()?.with_file_name("rblk-targetd");
     let error = std::process::Command::new(&daemon).args(std::env::args_os().skip(1)).exec();
     Err(error).with_context(|| format!("cannot run {}: is rblk installed whole?", daemon.display()))
+}
+
+fn doctor(args: &DoctorArgs) -> anyhow::Result<Exit> {
+    let report = rblk_target::doctor::doctor(args.config.as_deref())?;
+    match args.output {
+        Output::Table => print!("{report}"),
+        Output::Json => println!("{}", serde_json::to_string_pretty(&report)?),
+    }
+    Ok(report.exit())
 }
 
 fn check(path: &std::path::Path) -> anyhow::Result<Exit> {

@@ -59,12 +59,12 @@ fn spin_mode(spin: Spin) -> SpinMode {
 
 /// Half of the CPUs. Interrupts, the fabric's own threads and the stores need the others. With
 /// fewer poll groups, fewer requests belong to the shard of another poll group.
-fn default_poll_groups() -> usize {
+pub(crate) fn default_poll_groups() -> usize {
     std::thread::available_parallelism().map_or(1, |cpus| (cpus.get() / 2).clamp(1, 4))
 }
 
 /// The name of a target: configured, or made of the host's name.
-fn target_name(config: &TargetConfig) -> anyhow::Result<Name> {
+pub(crate) fn target_name(config: &TargetConfig) -> anyhow::Result<Name> {
     if let Some(name) = &config.name {
         return Ok(Name::new(name)?);
     }

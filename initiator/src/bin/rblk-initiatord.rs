@@ -10,7 +10,8 @@ use clap::Parser;
 use rblk_config::{ByteSize, Exit, Log, LogWriter};
 use rblk_fabric::{Address, ConnectOptions};
 use rblk_initiator::args::{
-    CHECKED, Cli, Command, IdentityArgs, MountArgs, Output, RecoverArgs, Report, exit_of,
+    CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, Output, RecoverArgs, Report,
+    exit_of,
 };
 use rblk_initiator::identity::host_identity;
 use rblk_initiator::mount::{OnReady, ToldToEnd};
@@ -38,6 +39,11 @@ fn main() -> ExitCode {
             die_of_closed_pipes();
             discover(&address, &identity, timeout.get(), output)
         }
+        Command::Doctor(args) if args.probe => {
+            start_log(writer, 0, "error");
+            die_of_closed_pipes();
+            probe(&args)
+        }
         Command::WriteBack { disk, unless_used } => {
             return ExitCode::from(rblk_initiator::mount::write_back::here(&disk, unless_used));
         }
@@ -47,6 +53,7 @@ fn main() -> ExitCode {
         | Command::Status { .. }
         | Command::Top { .. }
         | Command::Upgrade { .. }
+        | Command::Doctor(_)
         | Command::Key(_) => {
             eprintln!(
                 "rblk-initiatord: only `mount`, `recover NAME` and `discover`; use rblk-initiator for everything else"
@@ -208,6 +215,17 @@ fn load_tls() {
         let result = setsockopt(&socket, sockopt::TcpUlp::default(), b"tls");
         tracing::debug!(?result, "TLS of the kernel: ENOTCONN says that it is there");
     }
+}
+
+/// Tries a target for `rblk-initiator doctor`, which reads the one line that this prints.
+fn probe(args: &DoctorArgs) -> anyhow::Result<()> {
+    let [address] = args.address.as_slice() else { anyhow::bail!("--probe needs one address") };
+    let credentials = args.identity.credentials()?;
+    let encrypt = args.encrypt.unwrap_or_default();
+    let found =
+        rblk_initiator::doctor::probe(&address.parse()?, credentials, encrypt, args.timeout.get())?;
+    println!("{}", serde_json::to_string(&found)?);
+    Ok(())
 }
 
 #[derive(Serialize)]

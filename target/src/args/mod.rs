@@ -39,6 +39,7 @@ Examples:
   rblk-target volume resize vol0 200GiB --persist       a larger volume, now and after a restart
   rblk-target reload --dry-run                         what a changed configuration would change
   rblk-target status --output json
+  rblk-target doctor                                   what keeps this host from serving, and what mends it
   rblk-target drain                                    stop it in good order, and wait until it has
 
 Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 no target answers, 6 an address cannot be used,
@@ -100,6 +101,12 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
+    /// Say what keeps this host from serving, and the command that mends it.
+    ///
+    /// Looks at kernel, io_uring, memory, RDMA devices, addresses, keys, stores, directories, units
+    /// and the running target. Changes nothing. Run it as root, or as the user of the target. The
+    /// exit code is 7 if something fails.
+    Doctor(DoctorArgs),
     /// Show what the running target does: devices, volumes, sessions. Rates are those of the last
     /// second; the first question takes a second, to measure them.
     Status {
@@ -153,6 +160,17 @@ pub enum Command {
         #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
     },
+}
+
+/// What to look at.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Configuration file; /etc/rblk/target.toml by default, if there is one.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Form of the answer.
+    #[arg(long, short, value_enum, default_value = "table")]
+    pub output: Output,
 }
 
 /// Names a running target.

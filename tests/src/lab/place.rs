@@ -6,6 +6,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rblk_config::TargetConfig;
+
 use super::keys::Keys;
 use super::process::{Finished, Running};
 
@@ -101,6 +103,31 @@ impl Lab {
         let made = std::fs::File::create(&path).and_then(|file| file.set_len(bytes));
         made.unwrap_or_else(|e| panic!("making {}: {e}", path.display()));
         path
+    }
+
+    /// The flags by which this host proves who it is: `--key-file` and `--target-key`.
+    #[must_use]
+    pub fn proofs(&self) -> Vec<String> {
+        self.keys().of_host(None)
+    }
+
+    /// A file of that name with a configuration that lets in the hosts of the lab.
+    ///
+    /// # Panics
+    /// It cannot be written.
+    #[must_use]
+    pub fn configuration(&self, name: &str, mut config: TargetConfig) -> PathBuf {
+        self.keys().let_in(&mut config);
+        let (path, text) = (self.path(name), config.dump());
+        let text = text.unwrap_or_else(|e| panic!("{name}: {e}"));
+        std::fs::write(&path, text).unwrap_or_else(|e| panic!("writing {}: {e}", path.display()));
+        path
+    }
+
+    /// The directory of the programs.
+    #[must_use]
+    pub fn programs(&self) -> &Path {
+        &self.programs
     }
 
     /// The keys of the target and of the hosts.

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod detect;
+mod doctor;
 mod drain;
 mod fence;
 mod give_up;

@@ -1,0 +1,320 @@
+//! What the facts mean: findings, in the order of the report. No I/O.
+
+use rblk_config::doctor::{Finding, KernelVersion, RdmaDevice, Verdict, judge_route, judge_tls};
+use rblk_config::{Encrypt, MountConfig};
+use rblk_fabric::{Address, Scheme};
+
+use super::facts::{DeadMount, Facts, UNIT};
+use super::peer::Peer;
+use super::probe::{Probe, ProbeError};
+use crate::mount::leftovers::Condition;
+use crate::ublk::{Features, UblkError};
+
+/// The first kernel whose ublk has the commands that are used here.
+const KERNEL_MIN: KernelVersion = KernelVersion(6, 4);
+/// Hardware queues of a mount that sets no number.
+const QUEUES_ASSUMED: u16 = 4;
+
+/// The host itself. `rdma`: whether mounts may go by RDMA.
+pub(super) fn host(facts: &Facts, config: &MountConfig, rdma: bool) -> Vec<Finding> {
+    let host = &facts.host;
+    let mut found = vec![
+        host.judge_kernel(KERNEL_MIN, "ublk"),
+        host.judge_io_uring(),
+        ublk(&facts.ublk, facts.ublk_minor, facts.host.io_uring.is_some()),
+    ];
+    found.push(match rdma {
+        true => host.judge_memlock(buffer_bytes(config), "a mount"),
+        false => Finding::skip("memlock", "tcp:// locks no memory"),
+    });
+    found.push(host.judge_clock());
+    found.push(facts.run_dir.judge("run dir", 0, "root"));
+    found.extend(facts.systemd.judge(UNIT));
+    found
+}
+
+/// Bytes of the buffers that a mount registers.
+fn buffer_bytes(config: &MountConfig) -> u64 {
+    let queues = config.queues.unwrap_or(QUEUES_ASSUMED);
+    u64::from(queues) * u64::from(config.queue_depth) * config.max_io.0
+}
+
+/// The driver. Where io_uring is refused, that is said already.
+fn ublk(asked: &Result<Features, UblkError>, minor: Option<u32>, no_io_uring: bool) -> Finding {
+    let yes_no = |yes: bool| if yes { "yes" } else { "no" };
+    match asked {
+        Ok(features) => {
+            let recovers =
+                features.contains(Features::USER_RECOVERY | Features::USER_RECOVERY_REISSUE);
+            let resize = match features.contains(Features::UPDATE_SIZE) {
+                true => "yes",
+                false => "no (needs 6.16)",
+            };
+            let zero_copy = yes_no(features.contains(Features::SUPPORT_ZERO_COPY));
+            let found = format!(
+                "recovery {}; resize {resize}; zero copy {zero_copy} (not used)",
+                yes_no(recovers)
+            );
+            match recovers {
+                true => Finding::ok("ublk", found),
+                false => Finding::fail("ublk", found),
+            }
+        }
+        Err(UblkError::NoIoUring { .. }) if no_io_uring => Finding::skip("ublk", "needs io_uring"),
+        Err(UblkError::NoDriver { .. }) => match minor {
+            Some(minor) => Finding::fail("ublk", "loaded, but /dev/ublk-control is missing")
+                .fix(format!("mknod -m 600 /dev/ublk-control c 10 {minor}")),
+            None => Finding::fail("ublk", "the driver is not loaded (CONFIG_BLK_DEV_UBLK)")
+                .fix("modprobe ublk_drv"),
+        },
+        Err(UblkError::NotPermitted { .. }) => {
+            Finding::skip("ublk", "/dev/ublk-control is there, and only root may ask it")
+        }
+        Err(error) => Finding::fail("ublk", error.to_string()),
+    }
+}
+
+/// The key file of this host. Without keys of the target nobody asks for it.
+pub(super) fn key_file(facts: &Facts, config: &MountConfig) -> Finding {
+    let path = config.key_file.display();
+    match (&facts.key, config.target_keys.is_empty()) {
+        (Ok(_), _) => Finding::ok("key file", format!("{path}, only its owner reads it")),
+        (Err(error), true) if error.is_missing() => {
+            Finding::skip("key file", format!("no {path}: this host has no key yet"))
+        }
+        (Err(error), _) => {
+            let finding = Finding::fail("key file", format!("{path}: {}", error.brief()));
+            match error.fix() {
+                Some(fix) => finding.fix(fix),
+                None => finding,
+            }
+        }
+    }
+}
+
+/// Whether the kernel can encrypt, where that is wanted.
+pub(super) fn encryption(config: &MountConfig, tcp: bool) -> Option<Finding> {
+    let wanted = tcp && !config.target_keys.is_empty() && config.encrypt != Encrypt::Off;
+    wanted.then(|| {
+        let lack = rblk_fabric::soft::tls::kernel_has_tls().map_err(|why| why.to_string());
+        judge_tls(lack, config.encrypt == Encrypt::Required)
+    })
+}
+
+/// The way to a target: its name and its route.
+pub(super) fn way(peer: &Peer, facts: &Facts) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let host = &peer.address.host;
+    match &peer.resolved {
+        Ok(resolved) if peer.has_name() => {
+            let all: Vec<String> = resolved.iter().map(|a| a.ip().to_string()).collect();
+            found.push(Finding::ok("name", format!("{host} is {}", all.join(", "))));
+        }
+        Ok(_) => {}
+        Err(why) => found.push(
+            Finding::fail("name", format!("{host} cannot be resolved: {why}"))
+                .fix(format!("echo 'IP-ADDRESS {host}' >>/etc/hosts")),
+        ),
+    }
+    if let Some(route) = &peer.route {
+        let rdma = peer.address.scheme == Scheme::Rdma;
+        found.push(judge_route(route, &facts.interfaces, &facts.devices, rdma));
+    }
+    found
+}
+
+/// The subject of a finding that makes a connection senseless.
+pub(super) fn blocks(finding: &Finding) -> Option<String> {
+    let blocks = match finding.verdict {
+        Verdict::Fail => true,
+        // A route that was not judged, as what it needs is missing.
+        Verdict::Skip => finding.subject == "route",
+        Verdict::Ok | Verdict::Warn => false,
+    };
+    blocks.then(|| match finding.subject.as_str() {
+        "name" | "route" | "rdma" | "memlock" | "key file" => format!("the {}", finding.subject),
+        port => format!("port {port}"),
+    })
+}
+
+/// Where the target may be instead: the usual port, where nothing listens on the one named.
+pub(super) fn may_be_elsewhere(found: &Probe, address: &Address) -> Option<Address> {
+    let Probe::Failed { error: ProbeError::Refused, .. } = found else { return None };
+    let scheme = match address.scheme {
+        Scheme::Rdma => "rdma",
+        Scheme::Tcp => "tcp",
+    };
+    let host = match address.host.contains(':') {
+        true => format!("[{}]", address.host),
+        false => address.host.clone(),
+    };
+    let usual: Address = format!("{scheme}://{host}").parse().ok()?;
+    (usual != *address).then_some(usual)
+}
+
+/// How a try to connect ended.
+pub(super) fn connection(
+    probe: &Probe,
+    peer: &Peer,
+    facts: &Facts,
+    config: &MountConfig,
+    elsewhere: Option<&Address>,
+) -> Vec<Finding> {
+    match probe {
+        Probe::Works { target, transport, device, volumes } => {
+            let some = match volumes.len() {
+                1 => "1 volume".to_owned(),
+                n => format!("{n} volumes"),
+            };
+            let mut found = vec![
+                Finding::ok("port", format!("{} answers", peer.address.port)),
+                Finding::ok(
+                    "connect",
+                    format!("{target}, {transport} over {device}, self-test passed, {some}"),
+                ),
+                match config.target_keys.is_empty() {
+                    true => Finding::skip("keys", "none given, so neither end proves who it is"),
+                    false => Finding::ok("keys", "both ends proved their keys"),
+                },
+            ];
+            if !config.volume.is_empty() {
+                found.push(volume(&config.volume, volumes, &peer.address.host));
+            }
+            found
+        }
+        Probe::Failed { error, text } => vec![failed(*error, text, peer, facts, elsewhere)],
+    }
+}
+
+fn volume(name: &str, volumes: &[String], host: &str) -> Finding {
+    if volumes.iter().any(|v| v == name) {
+        return Finding::ok("volume", name);
+    }
+    let has = match volumes.is_empty() {
+        true => "none".to_owned(),
+        false => volumes.join(", "),
+    };
+    Finding::fail("volume", format!("the target shows this host no `{name}`; it shows: {has}"))
+        .fix_at(host, "rblk-target status")
+}
+
+fn failed(
+    error: ProbeError,
+    text: &str,
+    peer: &Peer,
+    facts: &Facts,
+    elsewhere: Option<&Address>,
+) -> Finding {
+    let Address { host, port, .. } = &peer.address;
+    match error {
+        ProbeError::Refused => match elsewhere {
+            Some(usual) => Finding::fail(
+                "port",
+                format!(
+                    "nothing listens on port {port}, and a target answers on port {}",
+                    usual.port
+                ),
+            )
+            .fix(format!("rblk-initiator doctor {usual}")),
+            None => Finding::fail("port", format!("nothing listens on port {port} of {host}"))
+                .fix_at(host, "systemctl start rblk-target || rblk-target doctor"),
+        },
+        ProbeError::TimedOut => {
+            let found = format!(
+                "{port} of {host} does not answer: a firewall drops packets, or the host is down \
+                 ({text})"
+            );
+            let finding = Finding::fail("port", found);
+            match software_device(peer, facts) {
+                // After a link that was down while it connected, such a device may stay mute.
+                Some((device, interface)) => finding.fix(format!(
+                    "rdma link del {device} && rdma link add {device} type rxe netdev {interface}"
+                )),
+                None => finding.fix_at(host, "rblk-target doctor"),
+            }
+        }
+        ProbeError::NotRblk => Finding::fail("connect", text).fix_at(host, "rblk-target status"),
+        ProbeError::WrongTargetKey => {
+            Finding::fail("keys", "the target has none of the target_keys of this host")
+                .fix_at(host, "rblk-target key show")
+        }
+        ProbeError::HostNotAllowed => {
+            let key = facts.key.as_ref().map_or_else(|_| "KEY".to_owned(), ToString::to_string);
+            Finding::fail("keys", "the target does not let in the key of this host")
+                .fix_at(host, format!("rblk-target host add NAME --key {key} --volume VOLUME:rw"))
+        }
+        ProbeError::KeysWanted => {
+            let fix = match facts.key.is_ok() {
+                true => "rblk-initiator doctor ADDRESS --target-key KEY",
+                false => "rblk-initiator key new",
+            };
+            Finding::fail("keys", "the target lets in only hosts that prove a key").fix(fix)
+        }
+        ProbeError::NoProof => Finding::fail("keys", "the target proves no key")
+            .fix_at(host, "rblk-target key new; rblk-target doctor"),
+        ProbeError::NotEncrypted => {
+            Finding::fail("tls", text).fix_at(host, "modprobe tls && systemctl restart rblk-target")
+        }
+        ProbeError::Version => Finding::fail("connect", text),
+        ProbeError::Busy => Finding::fail("connect", text).fix_at(host, "rblk-target status"),
+        ProbeError::Memlock => Finding::fail("memlock", text).fix("ulimit -l unlimited"),
+        ProbeError::SelfTest => Finding::fail("self-test", text),
+        ProbeError::NoVerbs | ProbeError::Other => Finding::fail("connect", text),
+    }
+}
+
+/// The Soft-RoCE device by which a peer is reached over RDMA, and its interface.
+fn software_device<'f>(peer: &Peer, facts: &'f Facts) -> Option<(&'f str, &'f str)> {
+    let route = peer.route.as_ref().filter(|_| peer.address.scheme == Scheme::Rdma)?;
+    let interface = &route.interface(&facts.interfaces)?.name;
+    let is_there = |device: &&RdmaDevice| {
+        let mut ports = device.ports.iter();
+        device.is_software && !device.is_iwarp && ports.any(|p| p.interfaces.contains(interface))
+    };
+    facts.devices.iter().find(is_there).map(|device| (device.name.as_str(), interface.as_str()))
+}
+
+/// What dead mounts left, and how many mounts live.
+pub(super) fn leftovers(facts: &Facts) -> Vec<Finding> {
+    if !facts.is_root {
+        return vec![Finding::skip("mounts", "only root may look at them")];
+    }
+    let dead = facts.dead.iter().filter_map(dead_mount);
+    let orphans = facts.orphans.iter().map(|disk| {
+        Finding::fail("mounts", format!("{disk}: its process died and its note is gone"))
+            .fix(format!("rblk-initiator umount --force {disk}"))
+    });
+    let mut found: Vec<Finding> = dead.chain(orphans).collect();
+    if found.is_empty() {
+        found.push(Finding::ok(
+            "mounts",
+            match facts.served {
+                0 => "none, and nothing left of dead ones".to_owned(),
+                n => format!("{n}, each with its process"),
+            },
+        ));
+    }
+    found
+}
+
+fn dead_mount(mount: &DeadMount) -> Option<Finding> {
+    let DeadMount { name, condition, disk } = mount;
+    let disk = disk.as_deref().unwrap_or("its disk");
+    Some(match condition {
+        Condition::Nothing | Condition::Running => return None,
+        Condition::Ending | Condition::Waiting => Finding::fail(
+            "mounts",
+            format!("{name}: its process died, and requests to {disk} wait"),
+        )
+        .fix(format!("rblk-initiator recover {name}")),
+        Condition::Unusable => Finding::fail("mounts", format!("{name}: its note cannot be used"))
+            .fix(format!("rblk-initiator umount --force {name}")),
+        Condition::Diskless | Condition::Gone => {
+            Finding::warn("mounts", format!("{name}: its process died, and its disk is gone"))
+                .fix(format!("rblk-initiator umount {name}"))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests;

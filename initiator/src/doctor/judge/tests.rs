@@ -1,0 +1,189 @@
+//! What is said of made-up facts.
+
+use std::io;
+use std::path::Path;
+use std::time::SystemTime;
+
+use rblk_config::doctor::{Directory, HostFacts, SystemdFacts};
+use rblk_config::key_file::{self, Side};
+
+use super::*;
+
+/// A host where everything is right, but which has no devices and no key.
+fn facts() -> Facts {
+    Facts {
+        is_root: true,
+        host: HostFacts {
+            kernel: "6.16.1".to_owned(),
+            io_uring: None,
+            io_uring_disabled: Some(0),
+            memlock: Some(u64::MAX),
+            locks_beyond: false,
+            now: SystemTime::now(),
+            built: None,
+            synchronised: None,
+        },
+        ublk: Ok(Features::from_bits(0x1_ffff)),
+        ublk_minor: Some(62),
+        interfaces: Vec::new(),
+        devices: Vec::new(),
+        key: key_file::read(Path::new("/nonexistent/host.key"), Side::Initiator)
+            .map(|key| key.public()),
+        run_dir: Directory::look(Path::new("/"), 0, 1),
+        systemd: SystemdFacts { runs: false, file: None, user: None, units: Vec::new() },
+        served: 0,
+        dead: Vec::new(),
+        orphans: Vec::new(),
+    }
+}
+
+fn peer(address: &str) -> Peer {
+    Peer { address: address.parse().unwrap(), resolved: Ok(Vec::new()), route: None }
+}
+
+fn failed_as(error: ProbeError) -> Finding {
+    failed(error, "as it said", &peer("tcp://store1:99"), &facts(), None)
+}
+
+#[test]
+fn the_driver_is_named_with_what_it_can_do_or_how_to_get_it() {
+    let of = |result, minor, no_ring| {
+        let finding = ublk(&result, minor, no_ring);
+        (finding.verdict, finding.fix)
+    };
+    let all = Features::USER_RECOVERY | Features::USER_RECOVERY_REISSUE;
+    assert_eq!(
+        ublk(&Ok(all), None, false).found,
+        "recovery yes; resize no (needs 6.16); zero copy no (not used)"
+    );
+    assert_eq!(of(Ok(Features::NONE), None, false).0, Verdict::Fail);
+    let none = || Err(UblkError::NoDriver { kernel: "6.6".to_owned() });
+    assert_eq!(of(none(), None, false), (Verdict::Fail, Some("modprobe ublk_drv".to_owned())));
+    let node = "mknod -m 600 /dev/ublk-control c 10 62".to_owned();
+    assert_eq!(of(none(), Some(62), false), (Verdict::Fail, Some(node)));
+    let refused = || Err(UblkError::NoIoUring { source: io::ErrorKind::PermissionDenied.into() });
+    assert_eq!(of(refused(), None, true).0, Verdict::Skip, "io_uring says so");
+    assert_eq!(of(refused(), None, false).0, Verdict::Fail);
+    let denied = Err(UblkError::NotPermitted { action: "x".to_owned() });
+    assert_eq!(of(denied, None, false).0, Verdict::Skip);
+}
+
+#[test]
+fn a_host_in_order_has_no_fault() {
+    let config = MountConfig::default();
+    for finding in host(&facts(), &config, true) {
+        assert!(matches!(finding.verdict, Verdict::Ok | Verdict::Skip), "{finding:?}");
+    }
+    assert_eq!(buffer_bytes(&config), 4 * u64::from(config.queue_depth) * (256 << 10));
+}
+
+#[test]
+fn a_missing_key_is_a_fault_only_where_the_target_wants_one() {
+    let config = MountConfig::default();
+    assert_eq!(key_file(&facts(), &config).verdict, Verdict::Skip);
+    let key = "rblk1:rmntdxzdp7243knecdmiemm4oyocypa7zz7jqx3pl4dllz3we4n5uqpkpe";
+    let config = MountConfig { target_keys: vec![key.parse().unwrap()], ..config };
+    let finding = key_file(&facts(), &config);
+    assert_eq!(finding.verdict, Verdict::Fail);
+    assert_eq!(finding.fix.as_deref(), Some("rblk-initiator key new --file /nonexistent/host.key"));
+}
+
+#[test]
+fn what_keeps_a_connection_from_being_tried() {
+    for (finding, expected) in [
+        (Finding::fail("name", ""), Some("the name")),
+        (Finding::fail("mlx5_0/1", ""), Some("port mlx5_0/1")),
+        (Finding::fail("key file", ""), Some("the key file")),
+        (Finding::skip("route", ""), Some("the route")),
+        (Finding::skip("rdma", ""), None),
+        (Finding::warn("mlx5_0/1", ""), None),
+        (Finding::ok("route", ""), None),
+    ] {
+        assert_eq!(blocks(&finding).as_deref(), expected, "{finding:?}");
+    }
+}
+
+#[test]
+fn each_failed_try_has_a_subject_and_a_fix() {
+    for (error, subject, fix) in [
+        (ProbeError::Refused, "port", Some("systemctl start rblk-target || rblk-target doctor")),
+        (ProbeError::TimedOut, "port", Some("rblk-target doctor")),
+        (ProbeError::NotRblk, "connect", Some("rblk-target status")),
+        (ProbeError::WrongTargetKey, "keys", Some("rblk-target key show")),
+        (
+            ProbeError::HostNotAllowed,
+            "keys",
+            Some("rblk-target host add NAME --key KEY --volume VOLUME:rw"),
+        ),
+        (ProbeError::KeysWanted, "keys", Some("rblk-initiator key new")),
+        (ProbeError::NoProof, "keys", Some("rblk-target key new; rblk-target doctor")),
+        (ProbeError::NotEncrypted, "tls", Some("modprobe tls && systemctl restart rblk-target")),
+        (ProbeError::Memlock, "memlock", Some("ulimit -l unlimited")),
+        (ProbeError::Busy, "connect", Some("rblk-target status")),
+        (ProbeError::SelfTest, "self-test", None),
+        (ProbeError::Version, "connect", None),
+        (ProbeError::NoVerbs, "connect", None),
+        (ProbeError::Other, "connect", None),
+    ] {
+        let finding = failed_as(error);
+        assert_eq!((finding.verdict, &*finding.subject), (Verdict::Fail, subject), "{error:?}");
+        assert_eq!(finding.fix.as_deref(), fix, "{error:?}");
+    }
+}
+
+#[test]
+fn a_closed_port_leads_to_the_usual_one() {
+    let refused = Probe::Failed { error: ProbeError::Refused, text: String::new() };
+    let address = |text: &str| text.parse::<Address>().unwrap();
+    let usual = |text| may_be_elsewhere(&refused, &address(text));
+    assert_eq!(usual("tcp://store1:99"), Some(address("tcp://store1:7721")));
+    assert_eq!(usual("[fd00::1]:99"), Some(address("rdma://[fd00::1]:7720")));
+    assert_eq!(usual("store1"), None, "it is the usual one");
+    let other = Probe::other(String::new());
+    assert_eq!(may_be_elsewhere(&other, &address("tcp://store1:99")), None);
+    let elsewhere = address("tcp://store1");
+    let peer = peer("tcp://store1:99");
+    let finding = failed(ProbeError::Refused, "", &peer, &facts(), Some(&elsewhere));
+    assert_eq!(finding.fix.as_deref(), Some("rblk-initiator doctor tcp://store1:7721"));
+}
+
+#[test]
+fn a_volume_that_is_not_shown_is_a_fault() {
+    let works = Probe::Works {
+        target: "t".to_owned(),
+        transport: "soft/TCP".to_owned(),
+        device: "soft".to_owned(),
+        volumes: vec!["a".to_owned(), "b".to_owned()],
+    };
+    let of = |volume: &str| {
+        let config = MountConfig { volume: volume.to_owned(), ..MountConfig::default() };
+        connection(&works, &peer("tcp://t"), &facts(), &config, None)
+    };
+    assert!(of("").iter().all(|finding| finding.subject != "volume"));
+    assert_eq!(of("a").last().unwrap().verdict, Verdict::Ok);
+    let missing = of("c");
+    let missing = missing.last().unwrap();
+    assert_eq!(missing.verdict, Verdict::Fail);
+    assert!(missing.found.ends_with("it shows: a, b"), "{missing:?}");
+}
+
+#[test]
+fn each_leftover_has_the_command_that_clears_it() {
+    let dead = |condition| DeadMount { name: "m".to_owned(), condition, disk: None };
+    for (condition, verdict, fix) in [
+        (Condition::Waiting, Verdict::Fail, "rblk-initiator recover m"),
+        (Condition::Ending, Verdict::Fail, "rblk-initiator recover m"),
+        (Condition::Unusable, Verdict::Fail, "rblk-initiator umount --force m"),
+        (Condition::Gone, Verdict::Warn, "rblk-initiator umount m"),
+        (Condition::Diskless, Verdict::Warn, "rblk-initiator umount m"),
+    ] {
+        let found = leftovers(&Facts { dead: vec![dead(condition)], ..facts() });
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].verdict, found[0].fix.as_deref()), (verdict, Some(fix)));
+    }
+    let orphans = vec!["/dev/ublkb3".to_owned()];
+    let found = leftovers(&Facts { orphans, ..facts() });
+    assert_eq!(found[0].fix.as_deref(), Some("rblk-initiator umount --force /dev/ublkb3"));
+    assert_eq!(leftovers(&facts())[0].verdict, Verdict::Ok);
+    assert_eq!(leftovers(&Facts { is_root: false, ..facts() })[0].verdict, Verdict::Skip);
+}
