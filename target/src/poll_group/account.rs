@@ -77,7 +77,9 @@ pub(super) fn answered<S: Store>(
     turn.stats.count(command, bytes, status);
     let Some(kind) = IoKind::of(opcode) else { return };
     let failed = status != Status::Ok;
-    let Some(took) = request.timing().end(turn.now) else { return io.refused(kind) };
+    let Some(took) = request.timing().end(turn.now) else {
+        return io.refused(kind, bytes);
+    };
     io.answered(kind, bytes, failed);
     let Some(volume) = turn.access.stats(request.span().volume) else { return };
     volume.io.answered(kind, bytes, failed);
