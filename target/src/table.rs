@@ -338,6 +338,7 @@ mod tests {
             rates: None,
             total: StatsSnapshot::default(),
             poll_groups: Vec::new(),
+            events: Vec::new(),
         }
     }
 
