@@ -2,6 +2,7 @@
 //! and times whose stages add up.
 
 use rblk_initiator::io::IoOp;
+use rblk_protocol::width::{narrow, wide};
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
@@ -30,16 +31,16 @@ fn note(counts: &mut IoCounts, op: IoOp, bytes: u64) {
     }
 }
 
+fn below(random: &mut Random, most: u64) -> usize {
+    wide(random.below(most))
+}
+
 /// A random request: kind, first byte, bytes.
 fn request(random: &mut Random) -> (IoOp, u64, u64) {
     let ops = [IoOp::Read, IoOp::Write, IoOp::Flush, IoOp::Discard, IoOp::WriteZeroes];
-    let op = if random.below(3) > 0 {
-        ops[random.below(2) as usize]
-    } else {
-        ops[random.below(5) as usize]
-    };
+    let op = if random.below(3) > 0 { ops[below(random, 2)] } else { ops[below(random, 5)] };
     // In the capsule, by RDMA READ, and over several stripes.
-    let blocks = [1, 4, 300][random.below(3) as usize];
+    let blocks = [1, 4, 300][below(random, 3)];
     let len = if op == IoOp::Write { BLOCK * blocks.min(256) } else { BLOCK * blocks.min(200) };
     let offset = random.below((VOLUME_BYTES - len) / BLOCK) * BLOCK;
     if op == IoOp::Flush { (op, 0, 0) } else { (op, offset, len) }
@@ -78,8 +79,8 @@ fn run(seed: u64, cache: CacheMode, groups: usize) {
     let (mut expected, mut by_queue) = (IoCounts::default(), [IoCounts::default(); 4]);
     for _ in 0..ROUNDS {
         let mut asked = 0;
-        for tag in 0..1 + random.below(8) as u16 {
-            let at = random.below(4) as usize;
+        for tag in 0..1 + narrow::<u16, _>(random.below(8)) {
+            let at = below(&mut random, 4);
             let (op, offset, len) = request(&mut random);
             bed.submit(queues[at], tag, op, offset, len);
             let bytes = if matches!(op, IoOp::Read | IoOp::Write) { len } else { 0 };

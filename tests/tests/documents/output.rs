@@ -122,7 +122,7 @@ fn in_block(block: &Block, real: &Real) -> Vec<String> {
 fn header_fault(line: &str, real: &[String]) -> Option<String> {
     // Columns are as wide as their cells.
     let line = columns(line);
-    let is_real = real.iter().any(|header| *header == line);
+    let is_real = real.contains(&line);
     let first = line.split(' ').next();
     let alike = real.iter().find(|header| header.split(' ').next() == first);
     (!is_real).then(|| format!("the programs print `{}`", alike.map_or("nothing", |h| h.as_str())))
