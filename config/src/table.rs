@@ -122,7 +122,7 @@ impl std::fmt::Display for Table {
         writeln!(f, "{}", self.line(&widths, &headers))?;
         for row in &self.rows {
             let fits = |at: usize| length(&row[at]) <= widths[at];
-            if row.first().is_some() && !fits(0) {
+            if !row.is_empty() && !fits(0) {
                 writeln!(f, "{}", row[0])?;
             }
             let shown = |at: usize| if fits(at) { row[at].as_str() } else { "" };

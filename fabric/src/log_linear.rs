@@ -4,6 +4,7 @@
 //! of its first number, so the middle of a bin is at most half of that away from any number in it.
 
 /// The bin of a number.
+#[allow(clippy::cast_possible_truncation, reason = "a line is below `2 << BITS`")]
 #[inline(always)]
 #[must_use]
 pub const fn bin_of<const BITS: u32>(number: u64) -> usize {

@@ -266,7 +266,7 @@ mod tests {
         }
     }
 
-    fn busy() -> TargetStatus {
+    fn busy_volumes() -> Vec<VolumeStatus> {
         let rates = Rates {
             reads: 41_234,
             writes: 9_800,
@@ -297,6 +297,10 @@ mod tests {
             read_only: true,
             ..volume("logs", "file", CacheMode::WriteThrough)
         };
+        vec![vol0, logs, volume("ram", "memory", CacheMode::None)]
+    }
+
+    fn busy() -> TargetStatus {
         let session = SessionStatus {
             host: "db1".to_owned(),
             peer: "192.0.2.2:55039".to_owned(),
@@ -333,11 +337,12 @@ mod tests {
                 transport: "RoCE".to_owned(),
                 io: IoCounts { read_bytes: 5 << 30, ..IoCounts::default() },
             }],
-            volumes: vec![vol0, logs, volume("ram", "memory", CacheMode::None)],
+            volumes: busy_volumes(),
             sessions: vec![session],
             rates: None,
             total: StatsSnapshot::default(),
             poll_groups: Vec::new(),
+            events: Vec::new(),
         }
     }
 

@@ -67,9 +67,9 @@ impl IoStats {
 
     /// A command that did not begin is answered, with an error.
     #[cold]
-    pub(crate) fn refused(&self, kind: IoKind) {
+    pub(crate) fn refused(&self, kind: IoKind, bytes: u64) {
         self.begin();
-        self.answered(kind, 0, true);
+        self.answered(kind, bytes, true);
     }
 
     /// A command that began will not be answered.
@@ -367,7 +367,7 @@ mod tests {
         io.answered(kind(Opcode::Write), 512, true);
         io.answered(kind(Opcode::WriteZeroes), 0, false);
         io.abandoned();
-        io.refused(kind(Opcode::Flush));
+        io.refused(kind(Opcode::Flush), 0);
         let expected = IoCounts {
             reads: 1,
             writes: 1,

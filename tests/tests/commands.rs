@@ -344,6 +344,13 @@ fn status_is_for_people_and_for_programs() {
         status.volumes.iter().map(|v| (v.name.as_str(), v.store.as_str(), v.in_use)).collect();
     assert_eq!(volumes, [("ram", "memory", true), ("nil", "null", false)]);
     assert_eq!(status.sessions.iter().map(|s| s.connections).collect::<Vec<_>>(), [2]);
+    let once = run(Command::new(program("rblk-target"))
+        .args(["top", "--once", "-o", "json-lines", "--control-socket"])
+        .arg(&target.socket));
+    assert_eq!((once.code, once.stdout.lines().count()), (Some(0), 1), "{once:?}");
+    let look: serde_json::Value = serde_json::from_str(&once.stdout).unwrap();
+    assert_eq!((&look["target"], &look["rates"]["reads"]), (&"t1".into(), &0.into()), "{look}");
+    assert_eq!(look["volumes"].as_array().map(Vec::len), Some(2), "{look}");
     let table = show("table");
     assert!(table.contains("ram") && table.contains("nil") && table.contains("test"), "{table}");
 

@@ -27,7 +27,7 @@ fn target(dir: &Path) -> (Target, FreePort) {
 
 /// Reads and writes until it is told to stop.
 fn load(address: &Address, volume: &'static str, stop: &Arc<AtomicBool>) -> JoinHandle<Client> {
-    let mut client = Client::connect(address, volume, volume.len() as u8).expect("a session");
+    let mut client = Client::connect(address, volume, volume.as_bytes()[0]).expect("a session");
     let stop = Arc::clone(stop);
     thread::spawn(move || {
         let mut turn = 0_u64;

@@ -265,10 +265,10 @@ impl<S: Store> Core<S> {
         // An operation that was refused is of no volume.
         if let Some(state) = self.volumes.get_mut(volume) {
             state.ops.ended();
-            if let Some(errno) = error {
-                if state.report.note_error(volume, kind, errno, &self.clock) {
-                    self.failures.push(StoreFailure { volume, errno });
-                }
+            if let Some(errno) = error
+                && state.report.note_error(volume, kind, errno, &self.clock)
+            {
+                self.failures.push(StoreFailure { volume, errno });
             }
         }
         self.counters.store_errors += u64::from(error.is_some());

@@ -408,6 +408,9 @@ fn of_volumes(all: &mut Exposition, volumes: &[VolumeStatus]) {
     }
 }
 
+/// A counter of block commands: the name of its metric, what it is, and its value.
+type OfIo = (&'static str, &'static str, fn(&IoCounts) -> u64);
+
 /// Something that has block commands: its labels and its counters.
 type Busy = (Vec<(&'static str, String)>, IoCounts);
 
@@ -428,7 +431,7 @@ fn of_commands(all: &mut Exposition, names: OfCommands, whose: &str, busy: &[Bus
             family.sample(&labels, count);
         }
     }
-    let others: [(_, _, fn(&IoCounts) -> u64); 4] = [
+    let others: [OfIo; 4] = [
         (read_bytes, "Bytes read from", |io| io.read_bytes),
         (written_bytes, "Bytes written to", |io| io.written_bytes),
         (errors, "Block commands answered with an error, of", |io| io.errors),

@@ -96,7 +96,7 @@ fn record<S: Store>(
 ) {
     let (io, request) = connection.io_of(tag);
     let Some(took) = request.timing().end(turn.now) else {
-        return io.refused(kind);
+        return io.refused(kind, bytes);
     };
     io.answered(kind, bytes, failed);
     let Some(volume) = turn.access.stats(request.span().volume) else { return };

@@ -32,6 +32,7 @@ use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, Tag};
 use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::poll_group::FromGroup;
 use rblk_target::store::Store;
+use rblk_target::traffic::IoStats;
 use rblk_target::volume::Volume;
 
 use changing::Changing;
@@ -168,6 +169,8 @@ pub struct Rig<S> {
     secret: Option<SessionSecret>,
     // I/O connections that have proven it.
     proven: usize,
+    // Where the connections of the target count.
+    ios: Vec<Arc<IoStats>>,
 }
 
 impl<S: Store> std::fmt::Debug for Rig<S> {
@@ -226,6 +229,7 @@ impl<S: Store> Rig<S> {
             last_landing: None,
             secret: None,
             proven: 0,
+            ios: Vec::new(),
         };
         rig.start_target(store)?;
         Ok(rig)

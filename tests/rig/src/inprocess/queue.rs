@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use rblk_fabric::soft::network::Wire;
 use rblk_fabric::{Completion, Device, DeviceCaps, PageKind, QpLimits, Region};
 use rblk_initiator::durability::Ledger;
-use rblk_initiator::engine::{Engine, PathEnd, QueueCounts, QueueStats};
+use rblk_initiator::engine::{Engine, MountTimes, PathEnd, QueueCounts, QueueStats};
 use rblk_initiator::inflight::WrongState;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_initiator::path::{DeadPath, Path, PathLayout, PathMemory};
@@ -466,5 +466,14 @@ impl<S: Store> Rig<S> {
     #[must_use]
     pub fn queue_counts(&self, queue: QueueId) -> QueueCounts {
         self.queue(queue).stats.snapshot()
+    }
+
+    /// The times of a queue's requests.
+    ///
+    /// # Panics
+    /// There is no such queue.
+    #[must_use]
+    pub fn queue_times(&self, queue: QueueId) -> MountTimes {
+        self.queue(queue).stats.times()
     }
 }

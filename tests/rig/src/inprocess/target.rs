@@ -23,6 +23,7 @@ use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, ToGrou
 use rblk_target::stats::{Stats, StatsSnapshot};
 use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::terms::Terms;
+use rblk_target::traffic::{IoCounts, IoStats, VolumeTimes};
 use rblk_target::volume::{CacheMode, Placement, Volume};
 use rblk_target::volume_stats::{LastError, VolumeCounts, VolumeStats};
 
@@ -458,6 +459,8 @@ impl<S: Store> Rig<S> {
             (soft_handle(&self.groups[group].cqs[place].handle)?, target_sizes),
             soft_domain(&pd)?,
         )?;
+        let io = Arc::new(IoStats::default());
+        self.ios.push(Arc::clone(&io));
         let params = ConnectionParams {
             kind,
             admission,
@@ -473,7 +476,7 @@ impl<S: Store> Rig<S> {
             memory,
             bounce,
             progress_max: rblk_target::connection::progress_max(None),
-            io: Arc::default(),
+            io,
             peer: format!("session {} {kind:?}", session.index),
         };
         if let Some(state) = self.sessions.get_mut(usize::from(session.index)) {
@@ -605,6 +608,38 @@ impl<S: Store> Rig<S> {
     pub fn volume_counts(&self, volume: VolumeIndex) -> (VolumeCounts, LastError) {
         self.groups.iter().for_each(|group| group.engine.publish_stats());
         self.published(volume)
+    }
+
+    /// The commands for a volume, all poll groups together.
+    ///
+    /// # Panics
+    /// There is no such volume.
+    #[must_use]
+    pub fn volume_io(&self, volume: VolumeIndex) -> IoCounts {
+        let mut sum = IoCounts::default();
+        let stats = self.groups.iter().map(|group| &group.volumes[usize::from(volume.0)]);
+        stats.for_each(|stats| sum.add(&stats.io()));
+        sum
+    }
+
+    /// The times of these commands.
+    ///
+    /// # Panics
+    /// There is no such volume.
+    #[must_use]
+    pub fn volume_times(&self, volume: VolumeIndex) -> VolumeTimes {
+        let mut sum = VolumeTimes::default();
+        let stats = self.groups.iter().map(|group| &group.volumes[usize::from(volume.0)]);
+        stats.for_each(|stats| sum.add(&stats.times()));
+        sum
+    }
+
+    /// The commands of all connections that were ever made.
+    #[must_use]
+    pub fn connections_io(&self) -> IoCounts {
+        let mut sum = IoCounts::default();
+        self.ios.iter().for_each(|io| sum.add(&io.snapshot()));
+        sum
     }
 
     /// What the target has told of a volume so far, all poll groups together.
