@@ -144,7 +144,7 @@ impl HostFile {
         document.lay(&self.path)?;
         let foreign =
             || HostFileError::Foreign { path: self.path.clone(), name: self.name.clone() };
-        let (content, _): (Content, _) = document.decode(&FILE_KEYS)?;
+        let content: Content = document.decode(&FILE_KEYS, |_, _| {})?;
         let [host] = <[HostConfig; 1]>::try_from(content.hosts).map_err(|_| foreign())?;
         if host.name == self.name { Ok(Some(host)) } else { Err(foreign()) }
     }

@@ -58,8 +58,13 @@ fn default_poll_groups() -> usize {
     std::thread::available_parallelism().map_or(1, |cpus| (cpus.get() / 2).clamp(1, 4))
 }
 
+/// The poll groups of a configuration, or their default.
+pub(crate) fn poll_groups(config: &TargetConfig) -> usize {
+    config.poll_groups.map_or_else(default_poll_groups, usize::from)
+}
+
 /// The name of a target: configured, or made of the host's name.
-fn target_name(config: &TargetConfig) -> anyhow::Result<Name> {
+pub(crate) fn target_name(config: &TargetConfig) -> anyhow::Result<Name> {
     if let Some(name) = &config.name {
         return Ok(Name::new(name)?);
     }
@@ -70,12 +75,15 @@ fn target_name(config: &TargetConfig) -> anyhow::Result<Name> {
         .map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' })
         .take(64)
         .collect();
-    Ok(Name::new(&clean)
-        .or_else(|_| Name::new("target"))
-        .unwrap_or_else(|_| unreachable!("a fixed name")))
+    // The kernel says `(none)` of a host that nobody named.
+    let named = Some(clean).filter(|_| host != "(none)");
+    Ok(named
+        .and_then(|name| Name::new(&name).ok())
+        .or_else(|| Name::new("target").ok())
+        .unwrap_or_else(|| unreachable!("a fixed name")))
 }
 
-fn addresses(config: &TargetConfig) -> anyhow::Result<Vec<Address>> {
+pub(crate) fn addresses(config: &TargetConfig) -> anyhow::Result<Vec<Address>> {
     Ok(config.listen.iter().map(|a| a.parse()).collect::<Result<_, _>>()?)
 }
 
@@ -103,7 +111,7 @@ async fn run(config: &TargetConfig, reread: Arc<Reread>) -> anyhow::Result<()> {
     check_encryption(config, &addresses)?;
     warn_of_access(config);
     let auth = auth_of(config)?;
-    let groups = config.poll_groups.map_or_else(default_poll_groups, usize::from);
+    let groups = poll_groups(config);
     demand::raise_limits();
     if let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE)
         && let Some(warning) = demand::too_few_files(config, limit)
@@ -195,14 +203,19 @@ async fn bind_all(addresses: &[Address]) -> anyhow::Result<Vec<Listener>> {
 }
 
 async fn bind(address: &Address) -> anyhow::Result<Listener> {
-    let deadline = Instant::now() + ADDRESS_WAIT;
+    let begun = Instant::now();
+    let mut said = false;
     loop {
         match Listener::bind(address).await {
             // At boot the interface may not have its address yet.
-            Err(FabricError::Listen { source, .. })
-                if source.kind() == std::io::ErrorKind::AddrNotAvailable
-                    && Instant::now() < deadline =>
+            Err(FabricError::Listen { error, .. })
+                if error.kind() == std::io::ErrorKind::AddrNotAvailable
+                    && begun.elapsed() < ADDRESS_WAIT =>
             {
+                if !said {
+                    tracing::info!(%address, within = ?ADDRESS_WAIT, "waiting for the address: this host does not have it yet");
+                }
+                said = true;
                 tokio::time::sleep(ADDRESS_STEP).await;
             }
             result => return Ok(result?),
@@ -373,15 +386,4 @@ fn drain_on_signals(requests: mpsc::Sender<Request>) -> anyhow::Result<()> {
         }
     });
     Ok(())
-}
-
-/// Reads every key, opens every store of a configuration, and closes it again.
-///
-/// # Errors
-/// As [`serve`] would refuse it.
-pub fn check(config: &TargetConfig) -> anyhow::Result<Vec<OpenedVolume>> {
-    let name = target_name(config)?;
-    addresses(config)?;
-    config.secret_keys()?;
-    open_volumes(config, &name)
 }

@@ -115,13 +115,14 @@ pub enum Output {
 /// What to serve and how. Everything here can also stand in the configuration file; flags win.
 #[derive(Debug, Args, Default)]
 pub struct ServeArgs {
-    /// Configuration file (TOML); FILE.d/*.toml beside it is read too.
+    /// Configuration file (TOML). For X.toml, the files X.d/*.toml beside it are read too.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Address to listen on, rdma://HOST:PORT or tcp://HOST:PORT; the port may be left out. Repeat
     /// for several.
     ///
-    /// Without any: rdma://0.0.0.0:7720 when this host has an RDMA device, and tcp://0.0.0.0:7721.
+    /// Without any, here and in the file: tcp://[::]:7721, and rdma://[::]:7720 when this host has an
+    /// RDMA device. [::] is every address, of IPv4 too.
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<String>,
     /// Volume on a file or block device; repeat for several.
@@ -217,9 +218,7 @@ impl ServeArgs {
         if !self.listen.is_empty() {
             config.listen.clone_from(&self.listen);
         }
-        if config.listen.is_empty() {
-            config.listen = default_listen();
-        }
+        crate::listen::fill_in(&mut config);
         if self.name.is_some() {
             config.name.clone_from(&self.name);
         }
@@ -321,17 +320,6 @@ impl ServeArgs {
     "no volume to serve: name one with --file NAME=PATH or --memory NAME=SIZE, or in [[volume]] tables of --config FILE"
 )]
 pub(crate) struct NoVolumes;
-
-fn default_listen() -> Vec<String> {
-    let has_rdma =
-        std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut dir| dir.next().is_some());
-    let mut listen = Vec::new();
-    if has_rdma && cfg!(feature = "verbs") {
-        listen.push("rdma://0.0.0.0:7720".to_owned());
-    }
-    listen.push("tcp://0.0.0.0:7721".to_owned());
-    listen
-}
 
 /// The exit code for an error of this program.
 #[must_use]

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use rblk_config::Log;
+use rblk_config::{Log, ignored_drop_ins, said_once};
 use rblk_target::args::{Cli, Command, exit_of};
 use tracing_subscriber::EnvFilter;
 
@@ -37,6 +37,9 @@ fn main() -> ExitCode {
         .log_internal_errors(false)
         .with_ansi(std::io::IsTerminal::is_terminal(&stderr()))
         .init();
+    if let Some(warning) = args.config.as_deref().and_then(ignored_drop_ins) {
+        tracing::warn!("{warning}");
+    }
     let served = args
         .configuration()
         .and_then(|config| rblk_target::serve::serve(&config, move || args.configuration()));
@@ -44,7 +47,7 @@ fn main() -> ExitCode {
     match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("rblk-target: {error:#}");
+            eprintln!("rblk-target: {}", said_once(error.as_ref()));
             exit_of(&error).into()
         }
     }

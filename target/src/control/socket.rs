@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rblk_config::{Auth, TargetConfig};
+use rblk_config::{Auth, TargetConfig, said_once};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
@@ -180,7 +180,7 @@ async fn reload_hosts(requests: &mpsc::Sender<Request>, reread: Arc<Reread>) -> 
     let config = match tokio::task::spawn_blocking(move || (reader.read)()).await {
         Ok(Ok(config)) => config,
         Ok(Err(error)) => {
-            return Response::Error(format!("the hosts stay as they were: {error:#}"));
+            return Response::Error(format!("the hosts stay as they were: {}", said_once(error.as_ref())));
         }
         Err(_) => return Response::Error("the hosts stay as they were".into()),
     };
