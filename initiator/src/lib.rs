@@ -20,6 +20,7 @@ pub mod error;
 pub mod identity;
 pub mod inflight;
 pub mod io;
+pub mod log_file;
 pub mod mount;
 pub mod path;
 pub mod path_change;

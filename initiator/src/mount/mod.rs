@@ -27,6 +27,7 @@ mod begin;
 pub mod course;
 mod device;
 mod history;
+mod holder;
 pub mod leftovers;
 mod link;
 pub mod lock;
@@ -83,9 +84,9 @@ pub(crate) struct AlreadyMounted {
     pub name: String,
 }
 
-/// A mount needs root.
+/// Mounts are root's.
 #[derive(Debug, thiserror::Error)]
-#[error("mounting needs root: the ublk driver is root's. Run it with sudo")]
+#[error("this needs root: the ublk driver and the mounts are root's. Run it with sudo")]
 pub struct NotRoot;
 
 /// No such mount.
