@@ -48,6 +48,9 @@ mod tests {
         assert_eq!(text(Sample::Inside { source: cause() }), "no room; lower it");
         let around = |inner| text(Sample::Around(Box::new(inner)));
         assert_eq!(around(Sample::Named { source: cause() }), "volume `v`: cannot listen: no room");
-        assert_eq!(around(Sample::Unnamed { source: cause() }), "volume `v`: cannot listen: no room");
+        assert_eq!(
+            around(Sample::Unnamed { source: cause() }),
+            "volume `v`: cannot listen: no room"
+        );
     }
 }

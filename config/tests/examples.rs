@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rblk_config::{Backing, HostConfig, LISTEN_DEFAULT, MountConfig, Schema, TargetConfig, VolumeConfig};
+use rblk_config::{
+    Backing, HostConfig, LISTEN_DEFAULT, MountConfig, Schema, TargetConfig, VolumeConfig,
+};
 
 fn example(name: &str) -> (PathBuf, String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name);
@@ -48,10 +50,7 @@ fn every_example_is_loaded_by_a_test() {
 fn target() {
     let (path, text) = example("target.toml");
     let config = TargetConfig::load(&path).unwrap();
-    let defaults = TargetConfig {
-        volumes: config.volumes.clone(),
-        ..TargetConfig::default()
-    };
+    let defaults = TargetConfig { volumes: config.volumes.clone(), ..TargetConfig::default() };
     assert_eq!(config, defaults, "the example shows another default");
     assert_eq!(config.volumes[0], VolumeConfig::file("vol0", "/srv/rblk/vol0.img"));
 

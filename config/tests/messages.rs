@@ -157,10 +157,7 @@ fn target_keys() {
     let known = "the known keys are listen, name, control_socket, state_dir, poll_groups, cpus, arena, hugepages, \
                  dirty_max, write_back_delay, max_io, queue_depth_max, inline, drain_timeout, sessions_max, lease, \
                  spin, auth, insecure, key_file, key_file_next, encrypt, volume, host";
-    assert_eq!(
-        target("max-io = 1"),
-        "t.toml:2:1: max-io: unknown key; did you mean max_io?"
-    );
+    assert_eq!(target("max-io = 1"), "t.toml:2:1: max-io: unknown key; did you mean max_io?");
     assert_eq!(target("  colour = 'red'"), format!("t.toml:2:3: colour: unknown key; {known}"));
     assert_eq!(
         target("[[volumes]]\nname = 'a'"),

@@ -59,7 +59,9 @@ fn a_target_hears_of_every_fault_at_once() {
         "18 volume[2].name",
     ];
     assert_eq!(places(&error), expected, "{error}");
-    assert!(error.to_string().contains("t.toml:1:11: listen[0] = \"tcp://192.0.2.1:99999\": the port"));
+    assert!(
+        error.to_string().contains("t.toml:1:11: listen[0] = \"tcp://192.0.2.1:99999\": the port")
+    );
     // Without the volume whose name is wrong, the right of the host is one to no volume. With it,
     // nobody knows: `auth` likewise, which rests on `listen`.
     let mended = NINE.replace("c/d", "c").replace(":99999", "");

@@ -110,7 +110,9 @@ mod tests {
         ] {
             std::fs::write(file.path(), bad).unwrap();
             let text = read_id(file.path()).unwrap_err().to_string();
-            for piece in [problem, file.path().to_str().unwrap(), "32 hexadecimal digits", "remove the file"] {
+            for piece in
+                [problem, file.path().to_str().unwrap(), "32 hexadecimal digits", "remove the file"]
+            {
                 assert!(text.contains(piece), "{bad:?}: {text}");
             }
         }

@@ -69,6 +69,8 @@ pub struct LogFile {
     path: PathBuf,
     bytes: u64,
     bytes_max: u64,
+    /// The standard error of this process is to be the same file.
+    is_stderr: bool,
 }
 
 impl LogFile {
@@ -79,12 +81,12 @@ impl LogFile {
         let path = fs::read_link("/proc/self/fd/2").ok()?;
         let is_log = path.parent() == Some(Path::new(DIR))
             && path.to_str().is_some_and(|path| path.ends_with(SUFFIX));
-        is_log.then(|| Self::at(path, BYTES_MAX).ok())?
+        is_log.then(|| Self::at(path, BYTES_MAX).ok())?.map(|log| Self { is_stderr: true, ..log })
     }
 
     fn at(path: PathBuf, bytes_max: u64) -> io::Result<Self> {
         let file = open(&path)?;
-        Ok(Self { bytes: file.metadata()?.len(), file, path, bytes_max })
+        Ok(Self { bytes: file.metadata()?.len(), file, path, bytes_max, is_stderr: false })
     }
 
     /// Begins a new file. What else is written to the standard error goes there, too.
@@ -100,9 +102,11 @@ impl Write for LogFile {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.bytes >= self.bytes_max {
             match self.turn_over() {
-                Ok(()) => {
+                Ok(()) if self.is_stderr => {
+                    // Without it, what else is written there goes to the older file.
                     let _ = nix::unistd::dup2_stderr(&self.file);
                 }
+                Ok(()) => {}
                 // The directory is gone or full. The file must not grow.
                 Err(_) => {
                     self.file.set_len(0)?;

@@ -11,6 +11,7 @@
 
 #![deny(unsafe_code)]
 
+mod accept;
 pub mod arena;
 pub mod args;
 pub mod cache;

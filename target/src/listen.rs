@@ -50,12 +50,18 @@ mod tests {
 
     #[test]
     fn an_address_that_somebody_names_stays() {
-        let mut config = TargetConfig { listen: vec!["tcp://127.0.0.1".to_owned()], ..TargetConfig::default() };
+        let mut config =
+            TargetConfig { listen: vec!["tcp://127.0.0.1".to_owned()], ..TargetConfig::default() };
         fill_in(&mut config);
         assert_eq!(config.listen, ["tcp://127.0.0.1"]);
         config.listen.clear();
         fill_in(&mut config);
-        assert!(config.listen.iter().all(|address| address.contains("[::]") || address.contains("0.0.0.0")));
+        assert!(
+            config
+                .listen
+                .iter()
+                .all(|address| address.contains("[::]") || address.contains("0.0.0.0"))
+        );
         assert!(!config.listen.is_empty());
     }
 }

@@ -87,7 +87,8 @@ fn check(path: &Path) -> anyhow::Result<Exit> {
     for (name, volume) in found.volumes {
         match volume {
             Ok(Reviewed { blocks, block_bytes, served_by }) => {
-                let by = served_by.map(|pid| format!("; the running target (process {pid}) serves it"));
+                let by =
+                    served_by.map(|pid| format!("; the running target (process {pid}) serves it"));
                 let by = by.unwrap_or_default();
                 println!("{name}: ok, {blocks} blocks of {block_bytes} bytes{by}");
             }

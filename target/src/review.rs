@@ -66,11 +66,7 @@ pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::
 }
 
 /// The volume, if the running target holds its store.
-fn served(
-    error: &anyhow::Error,
-    name: &str,
-    running: Option<&TargetStatus>,
-) -> Option<Reviewed> {
+fn served(error: &anyhow::Error, name: &str, running: Option<&TargetStatus>) -> Option<Reviewed> {
     let running = running?;
     let of_path = |volume: &&VolumeStatus, path: &std::path::Path| {
         volume.notes.path.as_deref().map(std::path::Path::new) == Some(path)

@@ -13,12 +13,13 @@ use nix::sys::resource::{Resource, getrlimit};
 use rblk_config::{Auth, Encrypt, Spin, TargetConfig};
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::spin::SpinMode;
-use rblk_fabric::{Address, Device, FabricError, Incoming, Listener, PageKind, Region, Scheme};
+use rblk_fabric::{Address, Device, FabricError, Listener, PageKind, Region, Scheme};
 use rblk_protocol::width::wide;
 use rblk_protocol::{InstanceId, Name};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
+use crate::accept::accept;
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
 use crate::control::core::{AuthConfig, Hosts};
@@ -36,8 +37,6 @@ use crate::verifier::LineageFile;
 const ADDRESS_WAIT: Duration = Duration::from_secs(5);
 /// Step of that wait.
 const ADDRESS_STEP: Duration = Duration::from_millis(200);
-/// Pause after an error of a listener.
-const LISTENER_PAUSE: Duration = Duration::from_secs(1);
 /// How long tasks may take to end, which hold sockets.
 const TASKS_WAIT: Duration = Duration::from_secs(1);
 
@@ -347,30 +346,6 @@ fn parts(
         auth: None,
         insecure: exposed_to_all(config).is_some(),
     })
-}
-
-/// Takes connect requests from every listener, each in a task of its own.
-fn accept(listeners: Vec<Listener>) -> mpsc::Receiver<Incoming> {
-    let (sender, incoming) = mpsc::channel(64);
-    for mut listener in listeners {
-        let sender = sender.clone();
-        tokio::spawn(async move {
-            loop {
-                match listener.accept().await {
-                    Ok(connection) => {
-                        if sender.send(connection).await.is_err() {
-                            return;
-                        }
-                    }
-                    Err(error) => {
-                        tracing::error!(address = %listener.address(), %error, "listener");
-                        tokio::time::sleep(LISTENER_PAUSE).await;
-                    }
-                }
-            }
-        });
-    }
-    incoming
 }
 
 /// SIGTERM and SIGINT begin a drain.

@@ -34,7 +34,9 @@ fn holder_in(root: &Path, device: &str) -> Option<String> {
                 return Some(format!("{what}mounted at {at}; `umount {at}` first, or use --force"));
             }
             if swaps.lines().any(|line| line.split_whitespace().next() == Some(&node)) {
-                return Some(format!("{what}used for swap; `swapoff {node}` first, or use --force"));
+                return Some(format!(
+                    "{what}used for swap; `swapoff {node}` first, or use --force"
+                ));
             }
             let holders = entries(&sys.join("holders"));
             let named = holders.iter().map(|holder| with_name(root, holder));
@@ -127,7 +129,10 @@ mod tests {
                 kernel.write(&format!("sys/block/ublkb0/{part}/dev"), number);
             }
             kernel.write("proc/1/mountinfo", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n");
-            kernel.write("proc/swaps", "Filename Type Size Used Priority\n/dev/sda2 partition 1 0 -2\n");
+            kernel.write(
+                "proc/swaps",
+                "Filename Type Size Used Priority\n/dev/sda2 partition 1 0 -2\n",
+            );
             kernel
         }
 
@@ -156,7 +161,10 @@ mod tests {
         assert_eq!(kernel.holder().as_deref(), Some(text));
         mount("30 22 259:2 / /mnt rw shared:1 - ext4 /dev/ublkb0p2 rw\n");
         let text = kernel.holder().unwrap();
-        assert!(text.starts_with("its partition /dev/ublkb0p2 is mounted at /mnt; `umount /mnt`"), "{text}");
+        assert!(
+            text.starts_with("its partition /dev/ublkb0p2 is mounted at /mnt; `umount /mnt`"),
+            "{text}"
+        );
         // btrfs has a number of its own.
         mount("30 22 0:44 / /mnt rw - btrfs /dev/ublkb0 rw\n");
         assert!(kernel.holder().unwrap().starts_with("mounted at /mnt"));
@@ -167,7 +175,10 @@ mod tests {
     #[test]
     fn swap_is_named() {
         let kernel = Kernel::new();
-        kernel.write("proc/swaps", "Filename Type\n/dev/ublkb0p1                          partition 1 0 -2\n");
+        kernel.write(
+            "proc/swaps",
+            "Filename Type\n/dev/ublkb0p1                          partition 1 0 -2\n",
+        );
         let text = kernel.holder().unwrap();
         assert!(text.contains("/dev/ublkb0p1 is used for swap; `swapoff /dev/ublkb0p1`"), "{text}");
         kernel.write("proc/swaps", "Filename Type\n/dev/ublkb0 partition 1 0 -2\n");
@@ -180,7 +191,10 @@ mod tests {
         kernel.write("sys/block/ublkb0/ublkb0p1/holders/dm-0", "");
         kernel.write("sys/block/dm-0/dm/name", "vg-data\n");
         let text = kernel.holder().unwrap();
-        assert!(text.starts_with("its partition /dev/ublkb0p1 is held by dm-0 (vg-data);"), "{text}");
+        assert!(
+            text.starts_with("its partition /dev/ublkb0p1 is held by dm-0 (vg-data);"),
+            "{text}"
+        );
         kernel.write("sys/block/ublkb0/holders/md0", "");
         assert!(kernel.holder().unwrap().starts_with("held by md0;"));
     }
@@ -188,7 +202,8 @@ mod tests {
     #[test]
     fn processes_that_have_it_open_are_named() {
         let kernel = Kernel::new();
-        for (pid, link) in [(4242, "/dev/ublkb0"), (4243, "/dev/ublkb01"), (4244, "/dev/ublkb0p1")] {
+        for (pid, link) in [(4242, "/dev/ublkb0"), (4243, "/dev/ublkb01"), (4244, "/dev/ublkb0p1")]
+        {
             kernel.write(&format!("proc/{pid}/comm"), "qemu\n");
             let fds = kernel.0.path().join(format!("proc/{pid}/fd"));
             fs::create_dir_all(&fds).unwrap();

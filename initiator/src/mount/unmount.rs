@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rblk_config::said_once;
+
 use super::mounted::Mount;
 use super::socket::{Ask, Asked, Response};
 use super::task::{self, Running};

@@ -22,19 +22,27 @@ pub const CONTROL_SOCKET: &str = "/run/rblk/target/control.sock";
     name = "rblk-target",
     version,
     arg_required_else_help = true,
+    // The width of the terminal, if that is less: clap wraps all of it.
+    max_term_width = 100,
     after_help = "\
 Examples:
-  rblk-target serve --file vol0=/srv/vol0.img          one file, over RDMA and TCP
-  rblk-target serve --memory ram0=4GiB                 a RAM disk
-  rblk-target serve --config /etc/rblk/target.toml     volumes, hosts and limits from a file
-  rblk-target key new                                  the key that proves who this target is
-  rblk-target host add db1 --key rblk1:... --volume vol0:rw
-                                                       let a host in; its `rblk-initiator key new` printed the key
-  rblk-target status --output json
-  rblk-target drain                                    stop it in good order, and wait until it has
+  One file, over RDMA and TCP:
+    rblk-target serve --file vol0=/srv/vol0.img
+  A RAM disk:
+    rblk-target serve --memory ram0=4GiB
+  Volumes, hosts and limits from a file:
+    rblk-target serve --config /etc/rblk/target.toml
+  The key that proves who this target is:
+    rblk-target key new
+  Let a host in, whose `rblk-initiator key new` printed the key:
+    rblk-target host add db1 --key rblk1:... --volume vol0:rw
+  The state, for programs:
+    rblk-target status --output json
+  Stop it in good order, and wait until it has stopped:
+    rblk-target drain
 
-Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 no target answers, 6 an address cannot be used,
-7 this host lacks something (RDMA device, lockable memory), 8 not permitted, 9 a backing store is missing,
+Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 no target answers, 6 an address cannot be used, \
+7 this host lacks something (RDMA device, lockable memory), 8 not permitted, 9 a backing store is missing, \
 locked or of a wrong size."
 )]
 pub struct Cli {

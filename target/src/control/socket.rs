@@ -180,7 +180,10 @@ async fn reload_hosts(requests: &mpsc::Sender<Request>, reread: Arc<Reread>) -> 
     let config = match tokio::task::spawn_blocking(move || (reader.read)()).await {
         Ok(Ok(config)) => config,
         Ok(Err(error)) => {
-            return Response::Error(format!("the hosts stay as they were: {}", said_once(error.as_ref())));
+            return Response::Error(format!(
+                "the hosts stay as they were: {}",
+                said_once(error.as_ref())
+            ));
         }
         Err(_) => return Response::Error("the hosts stay as they were".into()),
     };
