@@ -39,17 +39,21 @@ pub fn host_identity(name: Option<&str>) -> Result<HostIdentity, BadHostId> {
 
 /// This host's name to targets: `name`, else that of the system.
 pub(crate) fn host_name(name: Option<&str>) -> Name {
-    let system = system_name();
-    // The kernel says `(none)` of a host that nobody named.
-    let name = name.or(Some(&*system).filter(|name| *name != "(none)")).unwrap_or("host");
-    let clean: String = name
+    name_of(name.unwrap_or(&system_name()))
+}
+
+/// A name of a host as targets take it. The kernel says `(none)` of a host that nobody named.
+fn name_of(host: &str) -> Name {
+    let clean: String = host
         .chars()
         .map(|c| if c.is_ascii_alphanumeric() || matches!(c, '.' | '-') { c } else { '_' })
         .take(64)
         .collect();
-    Name::new(&clean)
-        .or_else(|_| Name::new("host"))
-        .unwrap_or_else(|_| unreachable!("a fixed name"))
+    Some(clean)
+        .filter(|_| host != "(none)")
+        .and_then(|clean| Name::new(&clean).ok())
+        .or_else(|| Name::new("host").ok())
+        .unwrap_or_else(|| unreachable!("a fixed name"))
 }
 
 fn system_name() -> String {
@@ -120,6 +124,8 @@ mod tests {
         assert!(text.starts_with("/: cannot be read"), "{text}");
         assert_ne!(hashed("a"), hashed("b"));
         assert_eq!(host_name(Some("a b/ü")).as_str(), "a_b__");
-        assert_eq!(host_name(Some("")).as_str(), "host");
+        for nameless in ["", "(none)", ".", "-x"] {
+            assert_eq!(name_of(nameless).as_str(), "host", "{nameless}");
+        }
     }
 }

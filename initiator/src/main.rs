@@ -145,7 +145,6 @@ fn start_daemon(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log_file)
-        .current_dir("/")
         .spawn()
         .with_context(|| format!("cannot run {}: is rblk installed whole?", path.display()))?;
     let mut line = String::new();

@@ -67,19 +67,22 @@ pub(crate) fn target_name(config: &TargetConfig) -> anyhow::Result<Name> {
     if let Some(name) = &config.name {
         return Ok(Name::new(name)?);
     }
-    let host =
-        nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok()).unwrap_or_default();
+    let host = nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok());
+    Ok(name_of(&host.unwrap_or_default()))
+}
+
+/// A name made of a host's name. The kernel says `(none)` of a host that nobody named.
+fn name_of(host: &str) -> Name {
     let clean: String = host
         .chars()
         .map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' })
         .take(64)
         .collect();
-    // The kernel says `(none)` of a host that nobody named.
-    let named = Some(clean).filter(|_| host != "(none)");
-    Ok(named
-        .and_then(|name| Name::new(&name).ok())
+    Some(clean)
+        .filter(|_| host != "(none)")
+        .and_then(|clean| Name::new(&clean).ok())
         .or_else(|| Name::new("target").ok())
-        .unwrap_or_else(|| unreachable!("a fixed name")))
+        .unwrap_or_else(|| unreachable!("a fixed name"))
 }
 
 pub(crate) fn addresses(config: &TargetConfig) -> anyhow::Result<Vec<Address>> {
@@ -361,4 +364,18 @@ fn drain_on_signals(requests: mpsc::Sender<Request>) -> anyhow::Result<()> {
         }
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_a_name_is_a_target_with_one() {
+        for (host, name) in
+            [("store1", "store1"), ("a.b", "a_b"), ("(none)", "target"), ("", "target")]
+        {
+            assert_eq!(name_of(host).as_str(), name, "{host:?}");
+        }
+    }
 }

@@ -190,6 +190,8 @@ fn prepare_process(log: &mut Log) -> anyhow::Result<()> {
     .context("making the mount namespace a slave")?;
     rblk_initiator::mount::namespace::detach_ublk();
     rblk_initiator::ublk::become_io_flusher();
+    // Only now, as --config may be relative. A directory that is in use cannot be unmounted.
+    std::env::set_current_dir("/").context("the directory /")?;
     load_tls();
     rblk_initiator::privileges::drop_what_is_not_needed().context("giving up capabilities")?;
     // A thread inherits all of it.

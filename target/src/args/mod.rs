@@ -74,7 +74,9 @@ pub enum Command {
         #[command(flatten)]
         socket: SocketArgs,
     },
-    /// Check a configuration, its key files and the stores it names, without serving.
+    /// Check a configuration, its key files, the stores it names and this host, without serving.
+    ///
+    /// It may be the configuration of the target that runs. Nothing is waited for.
     Check {
         /// Configuration file.
         #[arg(long, value_name = "FILE")]
