@@ -103,8 +103,7 @@ fn a_file_without_addresses_is_served_on_every_address() {
         command.args(["serve", "--dump-config"]).args(args);
         let ended = run(&mut command);
         assert_eq!(ended.code, Some(0), "{ended:?}");
-        let line = ended.stdout.lines().find(|line| line.starts_with("listen")).unwrap().to_owned();
-        line
+        ended.stdout.lines().find(|line| line.starts_with("listen")).unwrap().to_owned()
     };
     let of_file = dump(&["--config", path.to_str().unwrap()]);
     assert_eq!(of_file, dump(&["--memory", "m=1MiB"]));
