@@ -17,6 +17,7 @@ pub mod args;
 pub mod durability;
 pub mod engine;
 pub mod error;
+mod examples;
 pub mod identity;
 pub mod inflight;
 pub mod io;
