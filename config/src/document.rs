@@ -10,6 +10,7 @@ use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Value};
 
 use crate::error::{ConfigError, Fault, Site};
+use crate::judge::judge;
 use crate::rule::{Schema, join};
 
 /// Most bytes of a configuration file. A larger file is something else, named by mistake.
@@ -61,25 +62,13 @@ impl Document {
         Ok(())
     }
 
-    /// Checks the whole table and decodes it.
+    /// Checks the whole table and decodes it. `relate` adds what is wrong between keys.
     pub(crate) fn decode<T: DeserializeOwned>(
         self,
         schema: &Schema,
-    ) -> Result<(T, Sites), ConfigError> {
-        let mut faults = Vec::new();
-        schema.judge("", &self.table, &mut faults);
-        let sites = Sites(self.sites);
-        if !faults.is_empty() {
-            return Err(sites.refuse(faults));
-        }
-        match Value::Table(self.table).try_into() {
-            Ok(value) => Ok((value, sites)),
-            // The schema is stricter than the types, so this does not happen.
-            Err(error) => {
-                let text = error.to_string().trim_end().replace('\n', " ");
-                Err(sites.refuse(vec![Fault::new("configuration", text, "see the example file")]))
-            }
-        }
+        relate: impl Fn(&T, &mut Vec<Fault>),
+    ) -> Result<T, ConfigError> {
+        judge(self.table, schema, relate).map_err(|faults| Sites(self.sites).refuse(faults))
     }
 }
 
@@ -153,6 +142,25 @@ pub(crate) fn lay_with_drop_ins(
 pub(crate) fn drop_ins_of(path: &Path) -> Option<PathBuf> {
     let is_toml = path.extension().is_some_and(|extension| extension == "toml");
     is_toml.then(|| path.with_extension("d"))
+}
+
+/// A directory that looks like the drop-ins of a file and is not read.
+///
+/// For `target.toml` the directory is `target.d`; people also make `target.toml.d`, as systemd has
+/// it.
+#[must_use]
+pub fn ignored_drop_ins(path: &Path) -> Option<String> {
+    let mut ignored = path.as_os_str().to_owned();
+    ignored.push(".d");
+    let ignored = PathBuf::from(ignored);
+    if !ignored.is_dir() {
+        return None;
+    }
+    let fix = match drop_ins_of(path) {
+        Some(read) => format!("the drop-ins of {} are in {}", path.display(), read.display()),
+        None => format!("{} has no drop-ins, as its name does not end in .toml", path.display()),
+    };
+    Some(format!("{} is not read: {fix}", ignored.display()))
 }
 
 /// The `*.toml` files of a directory in the order of their names, without hidden files. None if

@@ -210,7 +210,7 @@ impl<T: Entry> DropIn<T> {
         document.lay(&self.path)?;
         let (path, name) = (self.path.clone(), self.name.clone());
         let foreign = || DropInError::Foreign { list: T::LIST, path, name };
-        let (mut content, _): (Table, _) = document.decode(T::schema())?;
+        let mut content: Table = document.decode(T::schema(), |_, _| {})?;
         let entries = content.remove(T::LIST).unwrap_or(Value::Array(Vec::new()));
         let entries: Vec<T> =
             entries.try_into().map_err(|error| ConfigError::Dump(error.to_string()))?;

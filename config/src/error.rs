@@ -84,6 +84,10 @@ pub struct Fault {
     pub other_site: Option<Site>,
     /// The name of the key is wrong, not its value.
     pub(crate) at_key: bool,
+    /// Keys besides those above whose values decide whether this is wrong.
+    pub(crate) rests: &'static [&'static str],
+    /// The other keys of the same table decide it.
+    pub(crate) rests_beside: bool,
 }
 
 impl Fault {
@@ -102,6 +106,8 @@ impl Fault {
             other: None,
             other_site: None,
             at_key: false,
+            rests: &[],
+            rests_beside: false,
         }
     }
 
@@ -120,6 +126,12 @@ impl Fault {
     /// Adds the other key of a conflict.
     pub(crate) fn other(mut self, key: impl Into<String>) -> Self {
         self.other = Some(key.into());
+        self
+    }
+
+    /// Names the other keys whose values decide whether this is wrong.
+    pub(crate) fn rests_on(mut self, keys: &'static [&'static str]) -> Self {
+        self.rests = keys;
         self
     }
 

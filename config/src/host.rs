@@ -54,13 +54,15 @@ pub(crate) static HOST_KEYS: Schema = Schema {
 #[serde(deny_unknown_fields)]
 pub struct HostConfig {
     /// The name that the target shows and by which it remembers who holds a volume. A host that
-    /// gets new keys stays the same host as long as its name stays.
+    /// gets new keys stays the same host as long as its name stays. The table of keys requires it.
+    #[serde(default)]
     pub name: String,
     /// The keys that the host may prove: one, or two while it changes its key. A key belongs to one
-    /// host.
-    #[serde(serialize_with = "write_keys", deserialize_with = "read_keys")]
+    /// host. The table of keys requires them.
+    #[serde(default, serialize_with = "write_keys", deserialize_with = "read_keys")]
     pub keys: Vec<PublicKey>,
-    /// What the host may open. It sees no other volume.
+    /// What the host may open. It sees no other volume. The table of keys requires it.
+    #[serde(default)]
     pub volumes: Vec<VolumeRight>,
     /// Whether the host may take a volume over from the host that holds it.
     #[serde(default)]
@@ -156,7 +158,8 @@ impl HostConfig {
                 false => format!("the volumes are {}", names.join(", ")),
             };
             let problem = format!("there is no volume {volume:?}");
-            faults.push(Fault::new(at, problem, fix).value(right.to_string()));
+            let fault = Fault::new(at, problem, fix).value(right.to_string());
+            faults.push(fault.rests_on(&["volume[].name"]));
         }
     }
 }

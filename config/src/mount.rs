@@ -10,6 +10,7 @@ use crate::digest_wish::DigestWish;
 use crate::document::{Document, Sites};
 use crate::error::{ConfigError, Fault};
 use crate::host::{KEYS_MAX, PUBLIC_KEY, read_keys, write_keys};
+use crate::judge::judge;
 use crate::key_file::{self, HOST_KEY_FILE, KeyFileError, Side};
 use crate::on_loss::OnLoss;
 use crate::protection::Encrypt;
@@ -212,12 +213,10 @@ impl MountConfig {
     pub fn validate(&self) -> Result<(), ConfigError> {
         let table =
             toml::Table::try_from(self).map_err(|error| ConfigError::Dump(error.to_string()))?;
-        let mut faults = Vec::new();
-        MOUNT_KEYS.judge("", &table, &mut faults);
-        if faults.is_empty() {
-            self.relate(&mut faults);
+        match judge(table, &MOUNT_KEYS, Self::relate) {
+            Ok(_) => Ok(()),
+            Err(faults) => Err(Sites::default().refuse(faults)),
         }
-        if faults.is_empty() { Ok(()) } else { Err(Sites::default().refuse(faults)) }
     }
 
     /// TOML that loads to the same value, with every key that has a value.
@@ -247,10 +246,7 @@ impl MountConfig {
     }
 
     fn decode(document: Document) -> Result<Self, ConfigError> {
-        let (config, sites): (Self, _) = document.decode(&MOUNT_KEYS)?;
-        let mut faults = Vec::new();
-        config.relate(&mut faults);
-        if faults.is_empty() { Ok(config) } else { Err(sites.refuse(faults)) }
+        document.decode(&MOUNT_KEYS, Self::relate)
     }
 
     /// Adds what is wrong between keys that are valid alone.
@@ -267,7 +263,8 @@ impl MountConfig {
             );
             let fit = ByteSize((BUFFERS_MAX / buffers + 1).next_power_of_two() / 2);
             let fix = format!("lower max_io to \"{fit}\", or queues or queue_depth");
-            faults.push(Fault::new("max_io", problem, fix).value(self.max_io.to_string()));
+            let fault = Fault::new("max_io", problem, fix).value(self.max_io.to_string());
+            faults.push(fault.rests_on(&["queues", "queue_depth"]));
         }
         let lanes = self.lanes.unwrap_or(1);
         let qps = queues * lanes;
@@ -277,36 +274,39 @@ impl MountConfig {
                 "queues x lanes = {queues} x {lanes} = {qps} QPs, the limit of a mount is {most}"
             );
             let fix = format!("lower lanes to {}, or queues to {}", most / queues, most / lanes);
-            faults.push(Fault::new("lanes", problem, fix).value(i64::from(lanes)));
+            let fault = Fault::new("lanes", problem, fix).value(i64::from(lanes));
+            faults.push(fault.rests_on(&["queues"]));
         }
         if self.key_file != Path::new(HOST_KEY_FILE) && self.target_keys.is_empty() {
             let problem = "without target_keys nobody asks for the key of this host";
             let fix = "add target_keys = [\"rblk1:...\"], or remove key_file; `rblk-target key show` prints the key";
             let fault = Fault::new("key_file", problem, fix);
-            faults.push(fault.value(self.key_file.display().to_string()));
+            let fault = fault.value(self.key_file.display().to_string());
+            faults.push(fault.rests_on(&["target_keys"]));
         }
         if self.encrypt == Encrypt::Required && self.target_keys.is_empty() {
             let problem =
                 "the keys of encryption come from authentication, and there are no target_keys";
             let fix = "add target_keys = [\"rblk1:...\"]; `rblk-target key show` prints the key";
-            faults.push(Fault::new("encrypt", problem, fix).value("required"));
+            let fault = Fault::new("encrypt", problem, fix).value("required");
+            faults.push(fault.rests_on(&["target_keys"]));
         }
         let digest_max = ByteSize(limits::DIGEST_IO_MAX_BYTES.into());
         if self.digest == DigestWish::Crc32c && self.max_io > digest_max {
             let problem = format!("max_io = \"{}\" is more than \"{digest_max}\"", self.max_io);
             let fix = format!("lower max_io to \"{digest_max}\", or set digest to \"auto\"");
-            faults.push(Fault::new("digest", problem, fix).value(self.digest.word()));
+            let fault = Fault::new("digest", problem, fix).value(self.digest.word());
+            faults.push(fault.rests_on(&["max_io"]));
         }
         if self.shared && self.read_only {
             let problem = "a read-only mount never excludes other hosts, so shared has no effect";
-            faults.push(Fault::new("shared", problem, "remove shared or read_only").value(true));
+            let fault = Fault::new("shared", problem, "remove shared or read_only").value(true);
+            faults.push(fault.rests_on(&["read_only"]));
         }
         if self.shared && self.retain.0 > 0 {
             let problem = "after a loss, writing retained data again could overwrite newer data of another host";
-            faults.push(
-                Fault::new("retain", problem, "remove retain or shared")
-                    .value(self.retain.to_string()),
-            );
+            let fault = Fault::new("retain", problem, "remove retain or shared");
+            faults.push(fault.value(self.retain.to_string()).rests_on(&["shared"]));
         }
     }
 }

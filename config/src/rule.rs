@@ -158,11 +158,10 @@ impl Schema {
 
     fn unknown(&self, path: &str, name: &str) -> Fault {
         let known: Vec<_> = self.keys.iter().map(|key| key.name).collect();
-        let hint = match nearest(name, known.iter().copied()) {
-            Some(near) => format!("did you mean {near}? "),
-            None => String::new(),
+        let fix = match nearest(name, known.iter().copied()) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("the known keys are {}", known.join(", ")),
         };
-        let fix = format!("{hint}the known keys are {}", known.join(", "));
         Fault::new(join(path, name), "unknown key", fix).at_key()
     }
 }
@@ -432,7 +431,20 @@ fn check_address(text: &str) -> Result<(), String> {
     if host.is_empty() || host == "[]" || (host.starts_with(':') && !host.starts_with("::")) {
         return Err("no host".to_owned());
     }
-    Ok(())
+    let port = match host.strip_prefix('[') {
+        Some(inner) => match inner.split_once(']') {
+            None => return Err("`[` without `]`".to_owned()),
+            Some((_, "")) => None,
+            Some((_, after)) => Some(after.strip_prefix(':').ok_or("text after `]`")?),
+        },
+        // More than one colon: an IPv6 address without a port.
+        None if host.matches(':').count() > 1 => None,
+        None => host.split_once(':').map(|(_, port)| port),
+    };
+    match port.map(str::parse::<u16>) {
+        None | Some(Ok(1..)) => Ok(()),
+        _ => Err("the port is not a number from 1 to 65535".to_owned()),
+    }
 }
 
 fn check_path(text: &str) -> Result<(), String> {
@@ -528,6 +540,8 @@ mod tests {
         }
         for bad in
             ["", "rdma://", "tcp://:7721", "http://x", "a b", "rdma://a/b", "rdma://[]", "://x"]
+                .into_iter()
+                .chain(["x:0", "tcp://x:65536", "x:", "x:y", "[::1", "[::1]9", "tcp://[::1]:y"])
         {
             assert!(check_address(bad).is_err(), "{bad}");
         }

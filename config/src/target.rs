@@ -12,6 +12,7 @@ use crate::Exit;
 use crate::document::{Document, Draft, Sites, lay_with_drop_ins};
 use crate::error::{ConfigError, Fault};
 use crate::host::{HOST_KEYS, HostConfig};
+use crate::judge::judge;
 use crate::key_file::{self, KeyFileError, Side, TARGET_KEY_FILE};
 use crate::protection::{Auth, Encrypt, is_loopback};
 use crate::rule::{ADDRESS, DIRECTORY, KEY_FILE, Key, NAME, Rule, SOCKET, SOCKET_ADDRESS, Schema};
@@ -23,6 +24,9 @@ use crate::word::words;
 /// The arena holds at least this many I/Os of the largest size: one that is read from the store,
 /// one that is written to it, and one in transfer in each direction.
 const ARENA_IOS_MIN: u64 = 4;
+
+/// What a target listens on in any case, if nobody says where.
+pub const LISTEN_DEFAULT: &str = "tcp://[::]:7721";
 
 /// Most bytes of the arena.
 const ARENA_MAX: u64 = 1 << 40;
@@ -36,7 +40,7 @@ pub(crate) const SET_UP: &str = "`rblk-target key new`, `rblk-initiator key new`
 
 static TARGET_KEYS: Schema = Schema {
     keys: &[
-        Key::required("listen", Rule::List { item: &ADDRESS, max: 64 }),
+        Key::optional("listen", Rule::List { item: &ADDRESS, max: 64 }),
         Key::optional("name", NAME),
         Key::optional("control_socket", SOCKET),
         Key::optional("state_dir", DIRECTORY),
@@ -96,7 +100,9 @@ static TARGET_KEYS: Schema = Schema {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TargetConfig {
-    /// Addresses to listen on, such as `rdma://0.0.0.0:7720` or `tcp://[::]:7721`. At least one.
+    /// Addresses to listen on, such as `rdma://[::]:7720` or `tcp://[::]:7721`. If absent: every
+    /// address of this host, over TCP, and over RDMA if there is a device.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub listen: Vec<String>,
     /// The name of the target, as initiators show it. If absent: the name of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -196,7 +202,7 @@ pub enum HugePages {
 words!(HugePages, { Auto = "auto", Never = "never", Required = "required" });
 
 impl Default for TargetConfig {
-    /// The defaults of the keys. `listen` is empty and must be set.
+    /// The defaults of the keys.
     fn default() -> Self {
         Self {
             listen: Vec::new(),
@@ -266,12 +272,10 @@ impl TargetConfig {
     /// # Errors
     /// [`ConfigError::Invalid`].
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let mut faults = Vec::new();
-        TARGET_KEYS.judge("", &self.table()?, &mut faults);
-        if faults.is_empty() {
-            self.relate(&mut faults);
+        match judge(self.table()?, &TARGET_KEYS, Self::relate) {
+            Ok(_) => Ok(()),
+            Err(faults) => Err(Sites::default().refuse(faults)),
         }
-        if faults.is_empty() { Ok(()) } else { Err(Sites::default().refuse(faults)) }
     }
 
     /// TOML that loads to the same value, with every key that has a value.
@@ -326,6 +330,9 @@ impl TargetConfig {
     /// The first address that other hosts reach.
     #[must_use]
     pub fn exposed(&self) -> Option<&str> {
+        if self.listen.is_empty() {
+            return Some(LISTEN_DEFAULT);
+        }
         self.listen.iter().map(String::as_str).find(|address| !is_loopback(address))
     }
 
@@ -336,10 +343,7 @@ impl TargetConfig {
     }
 
     fn decode(document: Document) -> Result<Self, ConfigError> {
-        let (config, sites): (Self, _) = document.decode(&TARGET_KEYS)?;
-        let mut faults = Vec::new();
-        config.relate(&mut faults);
-        if faults.is_empty() { Ok(config) } else { Err(sites.refuse(faults)) }
+        document.decode(&TARGET_KEYS, Self::relate)
     }
 
     fn table(&self) -> Result<toml::Table, ConfigError> {
@@ -356,13 +360,15 @@ impl TargetConfig {
                 self.max_io
             );
             let fix = format!("raise arena to \"{arena_min}\" or lower max_io to \"{lower}\"");
-            faults.push(Fault::new("arena", problem, fix).value(self.arena.to_string()));
+            let fault = Fault::new("arena", problem, fix).value(self.arena.to_string());
+            faults.push(fault.rests_on(&["max_io"]));
         }
         self.relate_dirty(faults);
         if self.inline > self.max_io {
             let problem = format!("more than max_io = \"{}\"", self.max_io);
             let fix = format!("lower inline to \"{0}\" or raise max_io", self.max_io);
-            faults.push(Fault::new("inline", problem, fix).value(self.inline.to_string()));
+            let fault = Fault::new("inline", problem, fix).value(self.inline.to_string());
+            faults.push(fault.rests_on(&["max_io"]));
         }
         if let (Some(groups), Some(cpus)) = (self.poll_groups, &self.cpus)
             && usize::from(groups) > cpus.len()
@@ -370,7 +376,8 @@ impl TargetConfig {
             let problem =
                 format!("each poll group needs a CPU of its own, and cpus lists {}", cpus.len());
             let fix = format!("lower poll_groups to {} or list {groups} CPUs in cpus", cpus.len());
-            faults.push(Fault::new("poll_groups", problem, fix).value(i64::from(groups)));
+            let fault = Fault::new("poll_groups", problem, fix).value(i64::from(groups));
+            faults.push(fault.rests_on(&["cpus"]));
         }
         self.relate_protection(faults);
         self.relate_volumes(faults);
@@ -385,7 +392,8 @@ impl TargetConfig {
                 let fix = format!(
                     "write auth = \"required\" and set keys up: {SET_UP}; or write insecure = true as well"
                 );
-                faults.push(Fault::new("auth", problem, fix).value("none"));
+                let fault = Fault::new("auth", problem, fix).value("none");
+                faults.push(fault.rests_on(&["listen", "insecure"]));
             }
             (Some(Auth::Required), _) if self.insecure => {
                 let problem = "auth = \"required\" lets in only hosts that prove their keys";
@@ -397,13 +405,14 @@ impl TargetConfig {
         if self.encrypt == Encrypt::Required && self.authentication() == Auth::None {
             let problem = "the keys of encryption come from authentication, and there is none";
             let fix = "write auth = \"required\", or encrypt = \"auto\"";
-            faults.push(Fault::new("encrypt", problem, fix).value("required"));
+            let fault = Fault::new("encrypt", problem, fix).value("required");
+            faults.push(fault.rests_on(&["auth", "listen", "insecure"]));
         }
         if self.key_file_next.as_ref() == Some(&self.key_file) {
             let problem = "the same file as key_file";
             let fix = "name the file of another key, or remove key_file_next";
             let fault = Fault::new("key_file_next", problem, fix);
-            faults.push(fault.value(self.key_file.display().to_string()));
+            faults.push(fault.value(self.key_file.display().to_string()).rests_on(&["key_file"]));
         }
     }
 
@@ -456,7 +465,7 @@ impl TargetConfig {
         } else {
             return;
         };
-        faults.push(fault.value(dirty.to_string()));
+        faults.push(fault.value(dirty.to_string()).rests_on(&["max_io", "arena"]));
     }
 
     fn relate_volumes(&self, faults: &mut Vec<Fault>) {

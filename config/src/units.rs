@@ -167,7 +167,7 @@ pub enum DurationError {
     #[error("negative")]
     Negative,
     /// A bare number.
-    #[error("a number without a unit")]
+    #[error("a number without a unit; \"5s\" is five seconds, \"500ms\" is half of one")]
     NoUnit,
     /// No such unit.
     #[error("unknown unit {0:?}; the common ones are us, ms, s, min, h and days")]
@@ -323,11 +323,12 @@ mod tests {
 
     #[test]
     fn durations_refused() {
+        let no_unit = "a number without a unit; \"5s\" is five seconds, \"500ms\" is half of one";
         for (text, message) in [
             ("", "empty"),
-            ("0", "a number without a unit"),
-            ("5", "a number without a unit"),
-            ("1s 5", "a number without a unit"),
+            ("0", no_unit),
+            ("5", no_unit),
+            ("1s 5", no_unit),
             ("-1s", "negative"),
             (
                 "5 parsecs",

@@ -44,9 +44,11 @@ pub(crate) static VOLUME_KEYS: Schema = Schema {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeConfig {
-    /// The name that initiators open it by.
+    /// The name that initiators open it by. The table of keys requires it.
+    #[serde(default)]
     pub name: String,
-    /// Where its data is.
+    /// Where its data is. The table of keys requires it.
+    #[serde(default)]
     pub store: StoreKind,
     /// The file or block device. For `file` only, and required there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -75,9 +77,10 @@ pub struct VolumeConfig {
 }
 
 /// Where the data of a volume is.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum StoreKind {
     /// A file or a block device.
+    #[default]
     File,
     /// The memory of the target. The data is lost when the target stops.
     Memory,
@@ -225,6 +228,7 @@ impl VolumeConfig {
         let own = lacking.into_iter().chain(self.misfit()).chain(self.miscached());
         faults.extend(own.map(|mut fault| {
             fault.key = join(path, &fault.key);
+            fault.rests_beside = true;
             fault.other = fault.other.map(|other| join(path, &other));
             fault
         }));

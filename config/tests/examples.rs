@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rblk_config::{Backing, HostConfig, MountConfig, Schema, TargetConfig, VolumeConfig};
+use rblk_config::{
+    Backing, HostConfig, LISTEN_DEFAULT, MountConfig, Schema, TargetConfig, VolumeConfig,
+};
 
 fn example(name: &str) -> (PathBuf, String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name);
@@ -48,11 +50,7 @@ fn every_example_is_loaded_by_a_test() {
 fn target() {
     let (path, text) = example("target.toml");
     let config = TargetConfig::load(&path).unwrap();
-    let defaults = TargetConfig {
-        listen: config.listen.clone(),
-        volumes: config.volumes.clone(),
-        ..TargetConfig::default()
-    };
+    let defaults = TargetConfig { volumes: config.volumes.clone(), ..TargetConfig::default() };
     assert_eq!(config, defaults, "the example shows another default");
     assert_eq!(config.volumes[0], VolumeConfig::file("vol0", "/srv/rblk/vol0.img"));
 
@@ -63,6 +61,7 @@ fn target() {
     assert!(full.name.is_some() && full.cpus.is_some() && full.volumes[0].size.is_some());
     assert!(full.key_file_next.is_some() && full.hosts[0].memory_max.is_some());
     // What the comments say absence means.
+    assert!(full.listen.contains(&LISTEN_DEFAULT.to_owned()), "{:?}", full.listen);
     assert_eq!(full.auth, Some(config.authentication()));
     assert_eq!(full.dirty_max, Some(config.dirty_limit()));
     let Backing::File { cache, .. } = config.volumes[0].backing().unwrap() else { unreachable!() };
@@ -74,7 +73,6 @@ fn target() {
 fn target_minimal() {
     let config = TargetConfig::load(&example("target-minimal.toml").0).unwrap();
     let expected = TargetConfig {
-        listen: vec!["rdma://0.0.0.0:7720".to_owned()],
         volumes: vec![VolumeConfig::file("vol0", "/srv/rblk/vol0.img")],
         ..TargetConfig::default()
     };

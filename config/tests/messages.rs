@@ -157,14 +157,11 @@ fn target_keys() {
     let known = "the known keys are listen, name, control_socket, state_dir, poll_groups, cpus, arena, hugepages, \
                  dirty_max, write_back_delay, max_io, queue_depth_max, inline, drain_timeout, sessions_max, lease, \
                  spin, auth, insecure, key_file, key_file_next, encrypt, http, slow_io, volume, host";
-    assert_eq!(
-        target("max-io = 1"),
-        format!("t.toml:2:1: max-io: unknown key; did you mean max_io? {known}")
-    );
+    assert_eq!(target("max-io = 1"), "t.toml:2:1: max-io: unknown key; did you mean max_io?");
     assert_eq!(target("  colour = 'red'"), format!("t.toml:2:3: colour: unknown key; {known}"));
     assert_eq!(
         target("[[volumes]]\nname = 'a'"),
-        format!("t.toml:2:3: volumes: unknown key; did you mean volume? {known}")
+        "t.toml:2:3: volumes: unknown key; did you mean volume?"
     );
     assert_eq!(
         target("[volume]\nname = 'a'"),
@@ -181,8 +178,8 @@ fn target_keys() {
     );
     let message = |text: &str| TargetConfig::parse(text, "t.toml").unwrap_err().to_string();
     assert_eq!(
-        message(""),
-        "t.toml:1:1: listen: missing; write a list of one or more, each an address such as \"rdma://192.0.2.1:7720\" \
+        message("listen = []"),
+        "t.toml:1:10: listen = []: empty; write a list of one or more, each an address such as \"rdma://192.0.2.1:7720\" \
          or \"tcp://[2001:db8::1]:7721\""
     );
     assert_eq!(
@@ -262,8 +259,7 @@ fn volumes() {
             ),
             (
                 "[[volume]]\nname = 'a'\nstore = 'file'\npath = '/a'\nblocksize = 512",
-                "t.toml:6:1: volume[0].blocksize: unknown key; did you mean block_size? \
-                 the known keys are name, store, path, size, block_size, read_only, direct, cache, read_ahead",
+                "t.toml:6:1: volume[0].blocksize: unknown key; did you mean block_size?",
             ),
             (
                 "[[volume]]\nname = 'a'\nstore = 'file'\npath = '/a'\ncache = 'writeback'",

@@ -151,3 +151,35 @@ fn systemd_calls_the_exposure_small() {
         assert!(exposure <= most, "{name}: {exposure}, at most {most} is wanted\n{text}");
     }
 }
+
+/// A start that lasts as long as the target is away would keep a boot waiting: logins come after
+/// remote-fs.target, and that after this unit. systemd gives up a disk after 90 s, too.
+#[test]
+fn a_start_of_a_mount_ends_and_is_tried_again() {
+    let text = unit(MOUNT);
+    let command = values(&text, "ExecStart").concat();
+    let words: Vec<&str> = command.split_whitespace().collect();
+    let wait = words.iter().find_map(|word| word.strip_prefix("--wait=")).expect("a bounded wait");
+    assert!(!words.contains(&"--wait"), "{command}");
+    let seconds = |duration: rblk_config::Duration| duration.get().as_secs();
+    let wait = seconds(wait.parse().unwrap());
+    assert!(wait < 90, "systemd does not wait longer for the disk: {wait}");
+    let start: u64 = values(&text, "TimeoutStartSec")[0].parse().unwrap();
+    let config = rblk_config::MountConfig::default();
+    let one_try = seconds(config.connect_timeout);
+    assert!(start >= wait + 2 * one_try + 30, "{start} for {wait} and 2 tries and the partitions");
+    assert_eq!(values(&text, "Restart"), ["on-failure"]);
+    assert_eq!(values(&text, "StartLimitIntervalSec"), ["0"]);
+    // 6 is a target that cannot be reached.
+    assert!(!values(&text, "RestartPreventExitStatus").concat().contains('6'));
+}
+
+/// `systemctl enable --now` without the file fails and says so. A condition would be a quiet
+/// nothing.
+#[test]
+fn a_unit_without_its_configuration_fails() {
+    for (name, path) in [(TARGET, "/etc/rblk/target.toml"), (MOUNT, "/etc/rblk/mounts.d/%i.toml")] {
+        assert_has(name, &[("AssertPathExists", path)]);
+        assert_eq!(values(&unit(name), "ConditionPathExists"), [""; 0]);
+    }
+}

@@ -50,12 +50,12 @@ pub enum FabricError {
         reason: String,
     },
     /// Cannot listen on a local address.
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}: {}", listen_problem(error))]
     Listen {
         /// The address as given.
         address: String,
         /// The error of the system.
-        source: io::Error,
+        error: io::Error,
     },
     /// The memlock limit is too small for a registration.
     #[error(
@@ -103,6 +103,21 @@ pub enum FabricError {
         /// Its errno.
         source: io::Error,
     },
+}
+
+fn listen_problem(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "in use by another program; stop it (`ss -ltnp` shows programs that use TCP), or choose another port".to_owned()
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "not an address of this host; see `ip address`, and `rdma link` for rdma://".to_owned()
+        }
+        io::ErrorKind::PermissionDenied => {
+            format!("{error}; ports below 1024 need root or CAP_NET_BIND_SERVICE")
+        }
+        _ => error.to_string(),
+    }
 }
 
 impl FabricError {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use clap::builder::RangedI64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rblk_config::key_file::{self, HOST_KEY_FILE, Side};
 use rblk_config::{
@@ -11,8 +12,10 @@ use rblk_config::{
 };
 use rblk_fabric::FabricError;
 use rblk_protocol::auth::PublicKey;
+use rblk_protocol::limits;
 
 use crate::error::SessionError;
+use crate::identity::BadHostId;
 use crate::mount::leftovers::Refused;
 use crate::mount::{AlreadyMounted, HeldHere, NotMounted};
 use crate::session::{Credentials, TargetKeysError};
@@ -24,26 +27,9 @@ use crate::ublk::UblkError;
     name = "rblk-initiator",
     version,
     arg_required_else_help = true,
-    after_help = "\
-Examples:
-  rblk-initiator key new                           the key that proves who this host is
-  rblk-initiator discover 10.0.0.1                 what a target serves
-  rblk-initiator mount 10.0.0.1 vol0               prints the device, such as /dev/ublkb0
-  rblk-initiator mount tcp://store1 vol0 --ro      over TCP, read-only
-  rblk-initiator mount 10.0.0.1 vol0 --path 10.1.0.1 --wait
-                                                   two paths to one target, which may not be up yet
-  rblk-initiator mount 10.0.0.1 vol0 --take-over   from a host that is dead or cut off
-  rblk-initiator list --output json
-  rblk-initiator doctor 10.0.0.1                   what keeps this host from mounting, and what mends it
-  rblk-initiator umount vol0                       by name or by device
-  rblk-initiator recover --all                     after a crash of its processes
-  rblk-initiator upgrade --all                     after an update of rblk
-
-An address is rdma://HOST[:PORT] (InfiniBand, RoCE, iWARP; port 7720), tcp://HOST[:PORT] (port 7721), or HOST
-alone, which means rdma://HOST.
-
-Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 not mounted, 4 mounted already, 5 refused by the
-target, 6 unreachable, 7 this host lacks something (RDMA device, ublk driver, lockable memory), 8 not permitted."
+    // The width of the terminal, if that is less: clap wraps all of it.
+    max_term_width = 100,
+    after_help = crate::examples::EXAMPLES
 )]
 pub struct Cli {
     /// What to do.
@@ -290,6 +276,11 @@ pub enum TopOutput {
     JsonLines,
 }
 
+/// A number of a flag that has a bound.
+fn from_1_to(max: u16) -> RangedI64ValueParser<u16> {
+    clap::value_parser!(u16).range(1..=i64::from(max))
+}
+
 /// What to mount and how.
 #[derive(Debug, Args)]
 pub struct MountArgs {
@@ -306,18 +297,18 @@ pub struct MountArgs {
     /// dies; repeat for several.
     #[arg(long, value_name = "ADDRESS")]
     pub path: Vec<String>,
-    /// Name of the mount; the volume's by default.
+    /// Name of the mount; by default that of the file of --config without .toml, else the volume's.
     #[arg(long)]
     pub name: Option<String>,
     /// Hardware queues, each with a connection and a thread; one per CPU up to 4 by default.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = from_1_to(limits::MOUNT_QPS_MAX))]
     pub queues: Option<u16>,
     /// QPs of each queue, which share large requests; by default 2 on a software device (rxe, siw)
     /// and 1 on others. Queues times lanes is at most 63.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = from_1_to(limits::LANES_MAX))]
     pub lanes: Option<u16>,
     /// Commands outstanding per queue.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = from_1_to(limits::QUEUE_DEPTH_MAX))]
     pub queue_depth: Option<u16>,
     /// Most data of one command; longer requests are split.
     #[arg(long, value_name = "SIZE")]
@@ -452,9 +443,15 @@ impl MountArgs {
     /// # Errors
     /// It is part of paths, so it follows the rules of names.
     pub fn mount_name(&self, config: &MountConfig) -> anyhow::Result<String> {
-        let name = self.name.as_ref().unwrap_or(&config.volume);
-        rblk_protocol::Name::new(name).with_context(|| format!("--name {name}"))?;
-        Ok(name.clone())
+        // As rblk-mount@NAME.service calls it.
+        let of_file = self.config.as_deref().and_then(Path::file_stem);
+        let name = match (&self.name, of_file) {
+            (Some(name), _) => name.clone(),
+            (None, Some(stem)) => stem.to_string_lossy().into_owned(),
+            (None, None) => config.volume.clone(),
+        };
+        rblk_protocol::Name::new(&name).with_context(|| format!("--name {name}"))?;
+        Ok(name)
     }
 }
 
@@ -493,6 +490,7 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
         if cause.is::<rblk_fabric::AddressError>()
             || cause.is::<rblk_protocol::NameError>()
             || cause.is::<KeyWithoutTarget>()
+            || cause.is::<BadHostId>()
             || cause.is::<TargetKeysError>()
         {
             return Exit::Usage;
@@ -633,10 +631,36 @@ mod tests {
             "lanes = 4: queues x lanes = 16 x 4 = 64 QPs, the limit of a mount is 63; lower lanes to 3, or queues to 15"
         );
         assert_eq!(error.exit(), Exit::Usage);
-        let error = configuration(&["--queues", "64"]).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "queues = 64: more than 63; write a whole number from 1 to 63"
-        );
+        for (flag, range) in
+            [("--queues", "1..=63"), ("--lanes", "1..=4"), ("--queue-depth", "1..=1024")]
+        {
+            for number in ["0", "1025", "99999"] {
+                let words = ["rblk-initiator", "mount", "192.0.2.1", "v", flag, number];
+                let error = Cli::try_parse_from(words).unwrap_err().to_string();
+                assert!(error.contains(&format!("{number} is not in {range}")), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_mount_of_a_file_has_the_name_of_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let name_in = |file: &str, flags: &[&str]| {
+            let path = dir.path().join(file);
+            std::fs::write(&path, "target = ['tcp://192.0.2.1']\nvolume = 'vol0'\n").unwrap();
+            let words = ["rblk-initiator", "mount", "--config", path.to_str().unwrap()];
+            match Cli::try_parse_from(words.iter().chain(flags)).unwrap().command {
+                Command::Mount(args) => args.mount_name(&args.configuration().unwrap()),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(name_in("data.toml", &[]).unwrap(), "data");
+        assert_eq!(name_in("data.toml", &["--name", "other"]).unwrap(), "other");
+        let error = format!("{:#}", name_in("my data.toml", &[]).unwrap_err());
+        assert!(error.contains("--name my data"), "{error}");
+        assert_eq!(name_in("my data.toml", &["--name", "data"]).unwrap(), "data");
+        let words = ["rblk-initiator", "mount", "192.0.2.1", "vol0"];
+        let Command::Mount(args) = Cli::try_parse_from(words).unwrap().command else { panic!() };
+        assert_eq!(args.mount_name(&args.configuration().unwrap()).unwrap(), "vol0");
     }
 }

@@ -3,7 +3,6 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, ExitCode, Stdio};
@@ -11,14 +10,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Parser;
-use rblk_config::Exit;
+use rblk_config::{Exit, said_once};
 use rblk_initiator::args::{
     CHECKED, Cli, Command, DoctorArgs, MountArgs, Output, RecoverArgs, Report, exit_of,
 };
+use rblk_initiator::log_file;
 use rblk_initiator::mount::leftovers::{self, Condition, Purpose};
 use rblk_initiator::mount::lock::MountLock;
 use rblk_initiator::mount::note::Note;
-use rblk_initiator::mount::run_dir::names;
+use rblk_initiator::mount::run_dir::{must_be_readable, names};
 use rblk_initiator::mount::socket::{Ask, Response, ask, lock_unless_served, socket_path};
 use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::{NotMounted, NotRoot, device_user};
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     match result {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("rblk-initiator: {error:#}");
+            eprintln!("rblk-initiator: {}", said_once(error.as_ref()));
             exit_of(&error).into()
         }
     }
@@ -145,18 +145,16 @@ fn start_daemon(
     args: impl IntoIterator<Item = impl AsRef<OsStr>>,
 ) -> anyhow::Result<Started> {
     let path = daemon()?;
-    let log = log_path(name);
+    let log = log_file::path_of(name);
     let was_there = log.exists();
     if let Some(dir) = log.parent() {
         rblk_initiator::mount::run_dir::make_private(dir)
             .with_context(|| format!("making {}", dir.display()))?;
     }
-    let log_file = std::fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .mode(0o600)
-        .open(&log)
-        .with_context(|| format!("opening the log {}", log.display()))?;
+    let known = names();
+    log_file::remove_old(|other| other == name || known.iter().any(|known| known == other));
+    let log_file =
+        log_file::open(&log).with_context(|| format!("opening the log {}", log.display()))?;
     // In a session of its own, so that a hang-up of this terminal does not reach it. It is started
     // by exec, not only by fork: RDMA objects do not survive a fork.
     let mut child = Process::new("setsid")
@@ -165,7 +163,6 @@ fn start_daemon(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log_file)
-        .current_dir("/")
         .spawn()
         .with_context(|| format!("cannot run {}: is rblk installed whole?", path.display()))?;
     let mut line = String::new();
@@ -187,10 +184,6 @@ fn start_daemon(
             anyhow::bail!("rblk-initiatord ended without a word; its log is {}", log.display())
         }
     }
-}
-
-fn log_path(name: &str) -> PathBuf {
-    Path::new("/run/rblk/log").join(format!("{name}.log"))
 }
 
 /// Recovers mounts whose processes died. With several mounts, each is tried; the exit code is that
@@ -219,7 +212,7 @@ fn recover(args: &RecoverArgs) -> anyhow::Result<Exit> {
             let failed = match start_daemon(&name, flags) {
                 Ok(started) => started.print(),
                 Err(error) => {
-                    eprintln!("rblk-initiator: {name}: {error:#}");
+                    eprintln!("rblk-initiator: {name}: {}", said_once(error.as_ref()));
                     Exit::Failure
                 }
             };
@@ -237,6 +230,7 @@ fn recover(args: &RecoverArgs) -> anyhow::Result<Exit> {
 /// Refuses a name that no mount has, living or dead.
 fn must_be_known(name: &str) -> anyhow::Result<()> {
     rblk_protocol::Name::new(name).with_context(|| format!("the name {name}"))?;
+    must_be_readable()?;
     if names().iter().any(|known| known == name) {
         return Ok(());
     }
@@ -264,7 +258,7 @@ fn upgrade(name: Option<&str>, program: Option<PathBuf>) -> anyhow::Result<Exit>
     let mut exit = Exit::Ok;
     for name in names().iter().filter(|name| MountLock::is_held(name)) {
         if let Err(error) = one(name) {
-            eprintln!("rblk-initiator: {name}: {error:#}");
+            eprintln!("rblk-initiator: {name}: {}", said_once(error.as_ref()));
             exit = Exit::Failure;
         }
     }
@@ -331,6 +325,7 @@ async fn check_program(program: &Path, name: &str) -> anyhow::Result<()> {
 }
 
 fn umount(what: &str, force: bool) -> anyhow::Result<Exit> {
+    must_be_readable()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let Some(name) = find_mount(what, &runtime) else {
         return umount_orphan(what, force);
@@ -339,17 +334,13 @@ fn umount(what: &str, force: bool) -> anyhow::Result<Exit> {
     if let Some(lock) = lock.context("the lock of the mount")? {
         // No process serves it, so this command clears what is left of it.
         leftovers::claim(&lock, |_| Purpose::Unmount { force })?;
-        let _ = std::fs::remove_file(log_path(&name));
         eprintln!("{name}: its process had died; removed what it left");
         return Ok(Exit::Ok);
     }
     let path = socket_path(&name);
     let time = if force { Duration::from_secs(5) } else { Duration::from_secs(60) };
     match runtime.block_on(ask(&path, Ask::Unmount { force }, time)) {
-        Ok(Response::Done) => {
-            let _ = std::fs::remove_file(log_path(&name));
-            Ok(Exit::Ok)
-        }
+        Ok(Response::Done) => Ok(Exit::Ok),
         Ok(Response::Busy(text)) => {
             eprintln!("rblk-initiator: {text}");
             Ok(Exit::Failure)
@@ -443,6 +434,7 @@ fn measures(mount: &MountStatus) -> bool {
 
 /// Shows one mount in full.
 fn show(name: &str, output: Output) -> anyhow::Result<Exit> {
+    must_be_readable()?;
     must_be_known(name)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut dead_ones = Vec::new();
@@ -477,6 +469,7 @@ fn all_mounts(names: &[String], rates: bool) -> anyhow::Result<(Vec<MountStatus>
 }
 
 fn list(output: Output) -> anyhow::Result<Exit> {
+    must_be_readable()?;
     let names = names();
     let (mounts, mut lines) = all_mounts(&names, output == Output::Table)?;
     for orphan in leftovers::orphans(&names).unwrap_or_default() {

@@ -53,11 +53,14 @@ pub(crate) fn open_volumes(
         .volumes
         .iter()
         .enumerate()
-        .map(|(index, volume)| open_one(index, volume, target))
+        .map(|(index, volume)| {
+            open_volume(index, volume, target, Wait::ForLocks)
+                .with_context(|| format!("volume `{}`", volume.name))
+        })
         .collect()
 }
 
-/// Opens one volume. `target` is the name of the target.
+/// Opens one volume beside those that are served. `target` is the name of the target.
 ///
 /// # Errors
 /// It cannot be opened, with name and cause.
@@ -66,16 +69,35 @@ pub(crate) fn open_one(
     config: &VolumeConfig,
     target: &Name,
 ) -> anyhow::Result<OpenedVolume> {
-    open_volume(index, config, target).with_context(|| format!("volume `{}`", config.name))
+    open_volume(index, config, target, Wait::No)
+        .with_context(|| format!("volume `{}`", config.name))
 }
 
-fn open_volume(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Result<OpenedVolume> {
+/// Whether to wait for the lock of a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Wait {
+    /// As long as a target that was killed may hold it.
+    ForLocks,
+    /// Not at all.
+    No,
+}
+
+/// Opens one volume of a configuration.
+///
+/// # Errors
+/// It cannot be opened: the cause, without the name of the volume.
+pub(crate) fn open_volume(
+    index: usize,
+    config: &VolumeConfig,
+    target: &Name,
+    wait: Wait,
+) -> anyhow::Result<OpenedVolume> {
     let mut volume = empty(index, config, target)?;
     let mut notes = VolumeNotes::default();
     let mut backing = None;
     match config.backing()? {
         BackingConfig::File { path, size, direct, cache, read_ahead } => {
-            let opened = open_store(config, path, direct, size.map(|size| size.0))?;
+            let opened = open_store(config, path, direct, size.map(|size| size.0), wait)?;
             volume.blocks = blocks_in(opened.size_bytes(), volume.block_size)?;
             volume.placement = Placement::Store;
             volume.cache = cache;
@@ -144,6 +166,7 @@ fn open_store(
     path: &Path,
     direct: DirectIo,
     size: Option<u64>,
+    wait: Wait,
 ) -> anyhow::Result<Backing> {
     let options = OpenOptions {
         read_only: config.read_only,
@@ -156,7 +179,15 @@ fn open_store(
         lock_wait: LOCK_WAIT,
         losses: Losses::HeldUntilNoted,
     };
-    let opened = Backing::open(path, &options)?;
+    let opened = match Backing::open(path, &OpenOptions { lock_wait: Duration::ZERO, ..options }) {
+        Err(held @ (StoreError::Locked { .. } | StoreError::Claimed { .. }))
+            if wait == Wait::ForLocks =>
+        {
+            tracing::info!(volume = %config.name, within = ?LOCK_WAIT, %held, "waiting for the store");
+            Backing::open(path, &options)?
+        }
+        opened => opened?,
+    };
     let bytes = opened.size_bytes();
     if let Some(configured) = size
         && configured != bytes
@@ -175,5 +206,3 @@ fn blocks_in(bytes: u64, block_size: BlockSize) -> anyhow::Result<BlockCount> {
         format!("size of {bytes} bytes is not a multiple of the block size {}", block_size.bytes())
     })
 }
-
-const _: fn(StoreError) -> anyhow::Error = anyhow::Error::from;

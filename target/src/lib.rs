@@ -12,6 +12,7 @@
 
 #![deny(unsafe_code)]
 
+mod accept;
 pub mod arena;
 pub mod args;
 pub mod cache;
@@ -28,10 +29,12 @@ mod hang_up;
 pub mod holders;
 pub mod http;
 pub mod identity;
+pub mod listen;
 mod part;
 pub mod poll_group;
 pub mod read_ahead;
 mod request;
+pub mod review;
 pub mod serve;
 pub mod session;
 pub mod stats;

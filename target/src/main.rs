@@ -2,14 +2,17 @@
 //! `rblk-targetd`.
 
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use rblk_config::{Auth, Exit, TargetConfig};
+use rblk_config::{Auth, Exit, TargetConfig, ignored_drop_ins, said_once};
 use rblk_target::args::{Cli, Command, DoctorArgs, Output, exit_of};
 use rblk_target::control::socket::{Ask, Response, ask};
+use rblk_target::control::status::TargetStatus;
+use rblk_target::review::{Reviewed, review};
 use rblk_target::serve::NO_HOST;
 
 mod drain;
@@ -57,7 +60,7 @@ fn main() -> ExitCode {
     match result {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("rblk-target: {error:#}");
+            eprintln!("rblk-target: {}", said_once(error.as_ref()));
             match error.is::<host::Senseless>() {
                 true => Exit::Usage.into(),
                 false => exit_of(&error).into(),
@@ -90,25 +93,45 @@ fn doctor(args: &DoctorArgs) -> anyhow::Result<Exit> {
     Ok(report.exit())
 }
 
-fn check(path: &std::path::Path) -> anyhow::Result<Exit> {
-    let config = TargetConfig::load(path)?;
-    let opened = rblk_target::serve::check(&config)?;
+/// The target that answers at a control socket.
+fn running(socket: &Path) -> anyhow::Result<Option<TargetStatus>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match runtime.block_on(ask(socket, Ask::Status)) {
+        Ok(Response::Status(status)) => Ok(Some(*status)),
+        _ => Ok(None),
+    }
+}
+
+fn check(path: &Path) -> anyhow::Result<Exit> {
+    let mut config = TargetConfig::load(path)?;
+    rblk_target::listen::fill_in(&mut config);
+    let running = running(&config.control_socket)?;
+    let found = review(&config, running.as_ref())?;
     if config.authentication() == Auth::Required && config.hosts.is_empty() {
         eprintln!("rblk-target: {NO_HOST}");
     }
-    for opened in opened {
-        let volume = &opened.volume;
-        println!(
-            "{}: ok, {} blocks of {} bytes",
-            volume.name,
-            volume.blocks.0,
-            volume.block_size.bytes()
-        );
+    for warning in ignored_drop_ins(path).iter().chain(&found.warnings) {
+        eprintln!("rblk-target: warning: {warning}");
     }
-    Ok(Exit::Ok)
+    let mut exit = Exit::Ok;
+    for (name, volume) in found.volumes {
+        match volume {
+            Ok(Reviewed { blocks, block_bytes, served_by }) => {
+                let by =
+                    served_by.map(|pid| format!("; the running target (process {pid}) serves it"));
+                let by = by.unwrap_or_default();
+                println!("{name}: ok, {blocks} blocks of {block_bytes} bytes{by}");
+            }
+            Err(error) => {
+                eprintln!("rblk-target: {}", said_once(error.as_ref()));
+                exit = if exit == Exit::Ok { exit_of(&error) } else { exit };
+            }
+        }
+    }
+    Ok(exit)
 }
 
-fn status(path: &std::path::Path, output: Output, verbose: bool) -> anyhow::Result<Exit> {
+fn status(path: &Path, output: Output, verbose: bool) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut answer = runtime.block_on(ask(path, Ask::Status));
     // The first question begins the measurement of rates. Without a session there are none.
@@ -131,7 +154,7 @@ fn status(path: &std::path::Path, output: Output, verbose: bool) -> anyhow::Resu
 }
 
 /// Asks the target at a socket. The error is how it answered, or that none does.
-fn asked(path: &std::path::Path, question: Ask) -> anyhow::Result<Result<Response, Exit>> {
+fn asked(path: &Path, question: Ask) -> anyhow::Result<Result<Response, Exit>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match runtime.block_on(ask(path, question)) {
         Ok(Response::Error(error)) => anyhow::bail!(error),
@@ -144,10 +167,16 @@ fn not_understood() -> anyhow::Error {
     anyhow::anyhow!("the target did not understand the request: it is of another version")
 }
 
-fn no_answer(path: &std::path::Path, error: &std::io::Error) -> Exit {
+fn no_answer(path: &Path, error: &std::io::Error) -> Exit {
+    let path = path.display();
+    if error.kind() == std::io::ErrorKind::PermissionDenied {
+        eprintln!(
+            "rblk-target: the control socket {path} is for root and the user of the target: this needs root, run it with sudo"
+        );
+        return Exit::NotPermitted;
+    }
     eprintln!(
-        "rblk-target: no target answers at {}: {error}. Start one with `rblk-target serve`, or name its socket with --control-socket",
-        path.display()
+        "rblk-target: no target answers at {path}: {error}. Start one with `rblk-target serve`, or name its socket with --control-socket"
     );
     Exit::NotConnected
 }

@@ -13,12 +13,13 @@ use nix::sys::resource::{Resource, getrlimit};
 use rblk_config::{Auth, Encrypt, Spin, TargetConfig};
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::spin::SpinMode;
-use rblk_fabric::{Address, Device, FabricError, Incoming, Listener, PageKind, Region, Scheme};
+use rblk_fabric::{Address, Device, FabricError, Listener, PageKind, Region, Scheme};
 use rblk_protocol::width::wide;
 use rblk_protocol::{InstanceId, Name};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
+use crate::accept::accept;
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
 use crate::control::core::{AuthConfig, Hosts};
@@ -38,8 +39,6 @@ use crate::verifier::LineageFile;
 const ADDRESS_WAIT: Duration = Duration::from_secs(5);
 /// Step of that wait.
 const ADDRESS_STEP: Duration = Duration::from_millis(200);
-/// Pause after an error of a listener.
-const LISTENER_PAUSE: Duration = Duration::from_secs(1);
 /// How long tasks may take to end, which hold sockets.
 const TASKS_WAIT: Duration = Duration::from_secs(1);
 
@@ -63,24 +62,35 @@ pub(crate) fn default_poll_groups() -> usize {
     std::thread::available_parallelism().map_or(1, |cpus| (cpus.get() / 2).clamp(1, 4))
 }
 
+/// The poll groups of a configuration, or their default.
+pub(crate) fn poll_groups(config: &TargetConfig) -> usize {
+    config.poll_groups.map_or_else(default_poll_groups, usize::from)
+}
+
 /// The name of a target: configured, or made of the host's name.
 pub(crate) fn target_name(config: &TargetConfig) -> anyhow::Result<Name> {
     if let Some(name) = &config.name {
         return Ok(Name::new(name)?);
     }
-    let host =
-        nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok()).unwrap_or_default();
+    let host = nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok());
+    Ok(name_of(&host.unwrap_or_default()))
+}
+
+/// A name made of a host's name. The kernel says `(none)` of a host that nobody named.
+fn name_of(host: &str) -> Name {
     let clean: String = host
         .chars()
         .map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' })
         .take(64)
         .collect();
-    Ok(Name::new(&clean)
-        .or_else(|_| Name::new("target"))
-        .unwrap_or_else(|_| unreachable!("a fixed name")))
+    Some(clean)
+        .filter(|_| host != "(none)")
+        .and_then(|clean| Name::new(&clean).ok())
+        .or_else(|| Name::new("target").ok())
+        .unwrap_or_else(|| unreachable!("a fixed name"))
 }
 
-fn addresses(config: &TargetConfig) -> anyhow::Result<Vec<Address>> {
+pub(crate) fn addresses(config: &TargetConfig) -> anyhow::Result<Vec<Address>> {
     Ok(config.listen.iter().map(|a| a.parse()).collect::<Result<_, _>>()?)
 }
 
@@ -112,7 +122,7 @@ async fn run(config: &TargetConfig, reread: Arc<Reread>) -> anyhow::Result<()> {
     check_encryption(config, &addresses)?;
     warn_of_access(config);
     let auth = auth_of(config)?;
-    let groups = config.poll_groups.map_or_else(default_poll_groups, usize::from);
+    let groups = poll_groups(config);
     demand::raise_limits();
     if let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE)
         && let Some(warning) = demand::too_few_files(config, limit)
@@ -224,14 +234,19 @@ async fn bind_all(addresses: &[Address]) -> anyhow::Result<Vec<Listener>> {
 }
 
 async fn bind(address: &Address) -> anyhow::Result<Listener> {
-    let deadline = Instant::now() + ADDRESS_WAIT;
+    let begun = Instant::now();
+    let mut said = false;
     loop {
         match Listener::bind(address).await {
             // At boot the interface may not have its address yet.
-            Err(FabricError::Listen { source, .. })
-                if source.kind() == std::io::ErrorKind::AddrNotAvailable
-                    && Instant::now() < deadline =>
+            Err(FabricError::Listen { error, .. })
+                if error.kind() == std::io::ErrorKind::AddrNotAvailable
+                    && begun.elapsed() < ADDRESS_WAIT =>
             {
+                if !said {
+                    tracing::info!(%address, within = ?ADDRESS_WAIT, "waiting for the address: this host does not have it yet");
+                }
+                said = true;
                 tokio::time::sleep(ADDRESS_STEP).await;
             }
             result => return Ok(result?),
@@ -380,30 +395,6 @@ fn parts(
     })
 }
 
-/// Takes connect requests from every listener, each in a task of its own.
-fn accept(listeners: Vec<Listener>) -> mpsc::Receiver<Incoming> {
-    let (sender, incoming) = mpsc::channel(64);
-    for mut listener in listeners {
-        let sender = sender.clone();
-        tokio::spawn(async move {
-            loop {
-                match listener.accept().await {
-                    Ok(connection) => {
-                        if sender.send(connection).await.is_err() {
-                            return;
-                        }
-                    }
-                    Err(error) => {
-                        tracing::error!(address = %listener.address(), %error, "listener");
-                        tokio::time::sleep(LISTENER_PAUSE).await;
-                    }
-                }
-            }
-        });
-    }
-    incoming
-}
-
 /// SIGTERM and SIGINT begin a drain.
 fn drain_on_signals(requests: mpsc::Sender<Request>) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
@@ -419,13 +410,16 @@ fn drain_on_signals(requests: mpsc::Sender<Request>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads every key, opens every store of a configuration, and closes it again.
-///
-/// # Errors
-/// As [`serve`] would refuse it.
-pub fn check(config: &TargetConfig) -> anyhow::Result<Vec<OpenedVolume>> {
-    let name = target_name(config)?;
-    addresses(config)?;
-    config.secret_keys()?;
-    open_volumes(config, &name)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_a_name_is_a_target_with_one() {
+        for (host, name) in
+            [("store1", "store1"), ("a.b", "a_b"), ("(none)", "target"), ("", "target")]
+        {
+            assert_eq!(name_of(host).as_str(), name, "{host:?}");
+        }
+    }
 }

@@ -306,6 +306,7 @@ mod tests {
             peer: "192.0.2.2:55039".to_owned(),
             key: None,
             encrypted: false,
+            number: 1,
             epoch: 1,
             connections: 5,
             volumes: vec!["vol0".to_owned()],

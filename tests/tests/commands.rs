@@ -214,6 +214,23 @@ fn as_root_missing_ublk_is_named() {
     }
 }
 
+/// The process of a mount is elsewhere than the command that starts it.
+#[test]
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_a_configuration_may_be_named_from_here() {
+    assert_is_root(&[]);
+    let dir = tempfile::tempdir().unwrap();
+    let name = "rblk-test-relative";
+    let text = "target = ['tcp://127.0.0.1:1']\nvolume = 'v'\n";
+    std::fs::write(dir.path().join(format!("{name}.toml")), text).unwrap();
+    let mut command = Command::new(program("rblk-initiator"));
+    command.args(["mount", "--config", &format!("{name}.toml")]).current_dir(dir.path());
+    let ended = run(&mut command);
+    let expected = if ublk_is_here() { (6, "127.0.0.1:1") } else { (7, "ublk") };
+    assert_refused(&ended, expected.0, &[expected.1]);
+    assert!(!ended.stderr.contains("cannot read"), "{ended:?}");
+}
+
 #[test]
 fn two_targets_do_not_share_a_file_or_a_socket() {
     let dir = tempfile::tempdir().unwrap();

@@ -6,9 +6,11 @@
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
+use rblk_initiator::mount::run_dir::make_private;
 use rblk_tests::nobody::{Nobody, assert_is_root};
-use rblk_tests::program::{assert_nothing_left, assert_refused, free_port, run};
+use rblk_tests::program::{Target, assert_nothing_left, assert_refused, free_port, run};
 
 #[test]
 #[ignore = "needs root: `cargo xtask test` runs it"]
@@ -61,4 +63,25 @@ fn as_root_too_little_lockable_memory_is_said_before_anything_is_registered() {
     command.arg("--control-socket").arg(nobody.dir().join("c.sock"));
     assert_refused(&run(&mut command), 7, &["memlock limit of 65536 bytes", "ulimit -l unlimited"]);
     assert_nothing_left(nobody.dir());
+}
+
+#[test]
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_a_user_who_may_not_look_does_not_hear_that_nothing_is_there() {
+    assert_is_root(&["setpriv"]);
+    make_private(Path::new("/run/rblk/mounts")).unwrap();
+    let nobody = Nobody::new();
+    for command in [&["list"][..], &["umount", "v"], &["upgrade", "v"], &["recover", "v"]] {
+        let ended = run(nobody.program("rblk-initiator", &[]).args(command));
+        assert_refused(&ended, 8, &["this needs root", "sudo"]);
+        assert_eq!(ended.stdout, "", "{ended:?}");
+    }
+    let dir = tempfile::tempdir_in(nobody.dir()).unwrap();
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
+    for command in ["status", "drain", "reload"] {
+        let mut asks = nobody.program("rblk-target", &[]);
+        let ended = run(asks.arg(command).arg("--control-socket").arg(&target.socket));
+        assert_refused(&ended, 8, &["this needs root", "sudo"]);
+    }
 }

@@ -164,13 +164,13 @@ impl Rounds<'_> {
                         since.elapsed().as_secs_f64(),
                         system.detail()
                     ));
-                    self.describe(candidate, system.detail(), None);
+                    self.describe(candidate, system.detail(), system.qps(), None);
                     Some(system)
                 }
                 Err(error) => {
                     let why = one_line(&error);
                     say(&format!("{key:<16} not measured: {why}"));
-                    self.describe(candidate, "", Some(why));
+                    self.describe(candidate, "", 0, Some(why));
                     None
                 }
             };
@@ -181,14 +181,14 @@ impl Rounds<'_> {
 
     /// Takes a system into the run. With several numbers of queues the first decides what is said
     /// of it.
-    fn describe(&mut self, candidate: &Candidate, detail: &str, error: Option<String>) {
+    fn describe(&mut self, candidate: &Candidate, detail: &str, qps: u32, error: Option<String>) {
         let key = &candidate.info.key;
         let mut info = candidate.info.clone();
         let known = self.run.systems.iter().find(|info| info.key == *key);
         let has_samples = self.run.samples.iter().any(|sample| sample.system == *key);
         match known {
             Some(known) if has_samples => info = known.clone(),
-            _ => (info.detail, info.error) = (detail.to_owned(), error),
+            _ => (info.detail, info.qps, info.error) = (detail.to_owned(), qps, error),
         }
         self.run.set_system(info);
     }

@@ -10,12 +10,15 @@ use crate::fabric::sysfs;
 use crate::result::Run;
 use crate::{child, interrupt};
 
-/// What is run: the program, bytes, whether it is a latency.
-const RUNS: [(&str, u64); 4] = [
-    ("ib_send_lat", 64),
-    ("ib_write_lat", 4096),
-    ("ib_write_bw", 128 << 10),
-    ("ib_read_bw", 128 << 10),
+/// What is run: the program, bytes, QPs. A mount on a software device has two QPs for a queue, and
+/// one on a card.
+const RUNS: [(&str, u64, u32); 6] = [
+    ("ib_send_lat", 64, 1),
+    ("ib_write_lat", 4096, 1),
+    ("ib_write_bw", 128 << 10, 1),
+    ("ib_read_bw", 128 << 10, 1),
+    ("ib_write_bw", 128 << 10, 2),
+    ("ib_read_bw", 128 << 10, 2),
 ];
 
 /// Seconds of each bandwidth.
@@ -39,15 +42,15 @@ impl Wire {
     /// # Errors
     /// Interrupted. A program that fails is an entry with an error.
     pub fn measure(&self, run: &mut Run, round: u32) -> Result<()> {
-        for (tool, bytes) in RUNS {
+        for (tool, bytes, qps) in RUNS {
             interrupt::check()?;
             let has = |perf: &&crate::result::Perf| {
-                perf.tool == tool && perf.bytes == bytes && perf.round == round
+                (&*perf.tool, perf.bytes, perf.qps.max(1), perf.round) == (tool, bytes, qps, round)
             };
             if run.perftest.iter().any(|perf| has(&perf)) {
                 continue;
             }
-            let mut perf = perftest::run(tool, &self.0, bytes, false, SECONDS);
+            let mut perf = perftest::run_with(qps, tool, &self.0, bytes, false, SECONDS);
             interrupt::check()?;
             perf.round = round;
             let value = match (&perf.error, perf.mean_us, perf.mib_per_s) {
@@ -56,7 +59,7 @@ impl Wire {
                 (None, None, Some(mib)) => format!("{mib:.1} MiB/s"),
                 (None, None, None) => "nothing".to_owned(),
             };
-            eprintln!("round {round} {tool:<14} {bytes:>7} bytes: {value}");
+            eprintln!("round {round} {tool:<14} {bytes:>7} bytes, {qps} QPs: {value}");
             run.perftest.push(perf);
         }
         Ok(())

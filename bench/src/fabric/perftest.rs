@@ -58,8 +58,21 @@ impl PerfPlace {
 /// Runs one program at one size, with its error in the result if it fails.
 #[must_use]
 pub fn run(tool: &str, place: &PerfPlace, bytes: u64, events: bool, seconds: u64) -> Perf {
-    let perf = Perf { tool: tool.to_owned(), bytes, round: 1, events, ..Perf::default() };
-    match measure(tool, place, bytes, events, seconds) {
+    run_with(1, tool, place, bytes, events, seconds)
+}
+
+/// The same, with so many QPs at once, which only a bandwidth can have.
+#[must_use]
+pub fn run_with(
+    qps: u32,
+    tool: &str,
+    place: &PerfPlace,
+    bytes: u64,
+    events: bool,
+    seconds: u64,
+) -> Perf {
+    let perf = Perf { tool: tool.to_owned(), bytes, round: 1, events, qps, ..Perf::default() };
+    match measure(qps, tool, place, bytes, events, seconds) {
         Ok(columns) => {
             let rate = columns.get("BW average[MB/sec]").or(columns.get("BW average[MiB/sec]"));
             let (mean_us, mib_per_s) = (columns.get("t_avg[usec]"), rate.filter(|r| *r > 0.0));
@@ -73,6 +86,7 @@ pub fn run(tool: &str, place: &PerfPlace, bytes: u64, events: bool, seconds: u64
 }
 
 fn measure(
+    qps: u32,
     tool: &str,
     place: &PerfPlace,
     bytes: u64,
@@ -95,6 +109,9 @@ fn measure(
         }
         if tool.ends_with("_bw") {
             command.args(["-D", &seconds.max(1).to_string()]);
+            if qps > 1 {
+                command.args(["-q", &qps.to_string()]);
+            }
         } else {
             let rounds = if events { EVENT_ROUNDS } else { ROUNDS };
             command.args(["-n", &rounds.to_string()]);

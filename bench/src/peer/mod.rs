@@ -325,6 +325,15 @@ impl System {
         &self.path
     }
 
+    /// QPs that carry one queue; 0 if nobody says.
+    #[must_use]
+    pub fn qps(&self) -> u32 {
+        match &self.what {
+            What::Rblk(rblk) => rblk.lanes(),
+            _ => 0,
+        }
+    }
+
     /// What was set up, in a line.
     #[must_use]
     pub fn detail(&self) -> &str {

@@ -81,6 +81,7 @@ pub struct Rblk {
     socket: PathBuf,
     initiator_pid: u32,
     detail: String,
+    lanes: u32,
     // In the order in which they are undone.
     _mount: Undo,
     target: Server,
@@ -169,10 +170,17 @@ impl Rblk {
                 status.in_capsule_bytes,
                 if status.write_with_imm { "WRITE_WITH_IMM" } else { "no WRITE_WITH_IMM" }
             ),
+            lanes: u32::try_from(status.lanes).unwrap_or(u32::MAX),
             _mount: mount,
             target,
             _dir: dir_undo,
         })
+    }
+
+    /// QPs of each queue.
+    #[must_use]
+    pub fn lanes(&self) -> u32 {
+        self.lanes
     }
 
     /// The block device.

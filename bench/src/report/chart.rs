@@ -8,6 +8,7 @@ use super::axis::Axis;
 use super::number;
 use super::style;
 use super::svg::{Anchor, Svg};
+use super::text_width::{fit, width_of};
 use crate::result::{Summary, Unit};
 
 /// How a value is written: its unit, or as a ratio.
@@ -136,12 +137,6 @@ pub struct Lines {
     pub marks: bool,
 }
 
-/// A guess at the width of a text of 12 px.
-#[expect(clippy::cast_precision_loss, reason = "texts are short")]
-fn width_of(text: &str) -> f64 {
-    text.chars().count() as f64 * 6.7
-}
-
 /// At most so many characters.
 fn cut(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
@@ -161,12 +156,14 @@ impl Bars {
     pub fn draw(&self) -> Svg {
         const ROW: f64 = 26.0;
         const BAR: f64 = 17.0;
+        /// Most pixels of a label.
+        const LABEL: f64 = 240.0;
         let top = if self.means.is_empty() { 34.0 } else { 50.0 };
         let bottom = top + ROW * nth(self.bars.len().max(1));
         let mut svg = Svg::new(self.width, bottom + 26.0, &self.title);
         svg.text((0.0, 15.0), Anchor::Start, "head", &self.title, None);
         let left =
-            self.bars.iter().map(|bar| width_of(&bar.label)).fold(40.0, f64::max).min(220.0) + 14.0;
+            self.bars.iter().map(|bar| width_of(&bar.label)).fold(40.0, f64::max).min(LABEL) + 14.0;
         // Where lines cross the plot, values stand in a column of their own.
         let column = !self.means.is_empty();
         let right = self.width - if column { 88.0 } else { 64.0 };
@@ -179,7 +176,7 @@ impl Bars {
         }
         for (n, bar) in self.bars.iter().enumerate() {
             let middle = top + ROW * (nth(n) + 0.5);
-            let label = cut(&bar.label, 33);
+            let label = fit(&bar.label, LABEL);
             svg.text((left - 10.0, middle + 4.0), Anchor::End, "name", &label, Some(&bar.label));
             match &bar.value {
                 Ok(value) => self.bar(&mut svg, bar, value, middle, BAR, &x),
@@ -242,7 +239,10 @@ impl Bars {
         );
         let tip = if bar.tip.is_empty() { spread } else { format!("{spread}\n{}", bar.tip) };
         let behind = if self.form == Form::Ratio && value.median < 1.0 { " behind" } else { "" };
-        let class = format!("bar {}{behind}", style::class(bar.look));
+        let is_single = value.count == 1;
+        let single = if is_single { " single" } else { "" };
+        let text = if is_single { format!("{text} n=1") } else { text };
+        let class = format!("bar {}{behind}{single}", style::class(bar.look));
         let from = (x(0.0), middle - height / 2.0);
         svg.rect(from, (x(value.median) - x(0.0), height), &class, Some(&tip));
         let mut end = x(value.median);

@@ -208,8 +208,26 @@ pub fn of_wire(run: &Run, gate: (&str, u64, u32)) -> Option<Summary> {
     let cell = gate_cell(gate);
     let tool = if gate.0 == "read" { "ib_write_bw" } else { "ib_read_bw" };
     let ours = by_round(run, system::RBLK_VERBS, &cell.key, |s| s.bytes_per_s / f64::from(1 << 20));
-    let wire = run.perf_rounds(tool, cell.block_bytes, |perf| perf.mib_per_s);
+    let wire = run.perf_rounds_by(wire_qps(run), tool, cell.block_bytes, |perf| perf.mib_per_s);
     paired(&ours, &wire)
+}
+
+/// With how many QPs perftest is compared with us: as many as we use. A run from before that was
+/// noted has perftest with one.
+fn wire_qps(run: &Run) -> u32 {
+    let ours = run.systems.iter().find(|info| info.key == system::RBLK_VERBS);
+    ours.map_or(1, |info| info.qps.max(1))
+}
+
+/// That in words; a run from before does not say how many we used.
+#[must_use]
+pub fn qps_of_wire(run: &Run) -> String {
+    let ours = run.systems.iter().find(|info| info.key == system::RBLK_VERBS);
+    match ours.map_or(0, |info| info.qps) {
+        0 => "perftest with one QP".to_owned(),
+        1 => "one QP each".to_owned(),
+        qps => format!("{qps} QPs each"),
+    }
 }
 
 fn wire(run: &Run) -> Vec<Verdict> {
@@ -217,7 +235,8 @@ fn wire(run: &Run) -> Vec<Verdict> {
     gates
         .into_iter()
         .map(|(gate, tool)| {
-            let what = format!("{}: bandwidth against {tool}", gate_cell(gate).title());
+            let qps = qps_of_wire(run);
+            let what = format!("{}: bandwidth against {tool} ({qps})", gate_cell(gate).title());
             at_least(2, what, of_wire(run, gate), 0.95)
         })
         .collect()
@@ -418,7 +437,7 @@ fn growth(run: &Run) -> Vec<Verdict> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::Perf;
+    use crate::result::{Perf, SystemInfo};
 
     fn put(run: &mut Run, system: &str, cell: &Cell, round: u32, iops: f64, mean_ns: f64) {
         run.add_cell(cell.clone());
@@ -501,6 +520,41 @@ mod tests {
         });
         assert!((of_wire(&run, GATE[4]).unwrap().median - 1.0).abs() < 1e-9);
         assert_eq!(of_wire(&run, GATE[5]), None);
+    }
+
+    /// A wire with two QPs carries more than with one: two of ours are not compared with one.
+    #[test]
+    fn the_wire_is_measured_with_as_many_qps() {
+        let mut run = Run::default();
+        put(&mut run, system::RBLK_VERBS, &gate_cell(GATE[4]), 1, 960.0, 0.0);
+        for (qps, mib) in [(0, 100.0), (2, 120.0)] {
+            let (bytes, mib_per_s) = (128 << 10, Some(mib));
+            let perf = Perf {
+                tool: "ib_write_bw".into(),
+                bytes,
+                round: 1,
+                mib_per_s,
+                qps,
+                ..Perf::default()
+            };
+            run.perftest.push(perf);
+        }
+        let set = |run: &mut Run, qps| {
+            run.set_system(SystemInfo {
+                key: system::RBLK_VERBS.into(),
+                qps,
+                ..SystemInfo::default()
+            });
+        };
+        // Of a run from before: against one QP, and it is said.
+        assert!((of_wire(&run, GATE[4]).unwrap().median - 1.2).abs() < 1e-9);
+        assert_eq!(qps_of_wire(&run), "perftest with one QP");
+        set(&mut run, 2);
+        assert!((of_wire(&run, GATE[4]).unwrap().median - 1.0).abs() < 1e-9);
+        assert!(find(&wire(&run), "ib_write_bw").what.ends_with("(2 QPs each)"));
+        // perftest was not run with three.
+        set(&mut run, 3);
+        assert_eq!(of_wire(&run, GATE[4]), None);
     }
 
     #[test]

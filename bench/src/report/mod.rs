@@ -30,6 +30,7 @@ mod profiles;
 pub mod style;
 pub mod svg;
 pub mod table;
+mod text_width;
 mod transports;
 mod whole;
 

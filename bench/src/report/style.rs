@@ -93,7 +93,7 @@ const DRAWING: &str = "\
 .axis{stroke:var(--soft);stroke-width:1}
 .bar{stroke:none;opacity:.92}
 .bar:hover,.dot:hover{opacity:.65}
-.behind{opacity:.45}
+.behind,.single{opacity:.45}
 .cut{stroke:var(--card);stroke-width:2.5}
 .whisker{stroke:var(--ink);stroke-width:1.4;opacity:.75}
 .mean{stroke:var(--ink);stroke-width:1.5;stroke-dasharray:5 4}

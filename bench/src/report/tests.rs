@@ -79,6 +79,7 @@ fn compared(run: &mut Run) {
             family,
             transport: transport.into(),
             detail: "256 MiB in memory, 1 queue, depth 128".into(),
+            qps: if key.starts_with("rblk-verbs") { 2 } else { 0 },
             error: None,
         });
         for (n, cell) in cells.iter().enumerate() {
@@ -131,14 +132,23 @@ fn compared(run: &mut Run) {
         ..SystemInfo::default()
     });
     for round in 1..=3 {
-        for (tool, bytes, mean_us, mib_per_s) in [
-            ("ib_send_lat", 64, Some(49.0), None),
-            ("ib_write_lat", 4 << 10, Some(49.5), None),
-            ("ib_write_bw", 128 << 10, None, Some(160.0)),
-            ("ib_read_bw", 128 << 10, None, Some(171.0)),
+        for (tool, bytes, qps, mean_us, mib_per_s) in [
+            ("ib_send_lat", 64, 1, Some(49.0), None),
+            ("ib_write_lat", 4 << 10, 1, Some(49.5), None),
+            ("ib_write_bw", 128 << 10, 1, None, Some(120.0)),
+            ("ib_read_bw", 128 << 10, 1, None, Some(131.0)),
+            ("ib_write_bw", 128 << 10, 2, None, Some(160.0)),
+            ("ib_read_bw", 128 << 10, 2, None, Some(171.0)),
         ] {
-            let perf =
-                Perf { tool: tool.into(), bytes, round, mean_us, mib_per_s, ..Perf::default() };
+            let perf = Perf {
+                tool: tool.into(),
+                bytes,
+                round,
+                qps,
+                mean_us,
+                mib_per_s,
+                ..Perf::default()
+            };
             run.perftest.push(perf);
         }
     }
@@ -433,4 +443,36 @@ fn the_terminal_has_the_ratios_first() {
     );
     assert!(text.contains("not measured: RNBD (peer): this kernel"), "{text}");
     assert!(text.contains("WORSE THAN LINEAR"), "{text}");
+}
+
+#[test]
+fn figures_of_one_round_are_marked_and_counted() {
+    let mut run = whole();
+    let page = page_of(&run);
+    assert!(page.contains(" · 3 rounds · "), "every figure has three");
+    assert!(!page.contains(" n=1"));
+    let kept = run.samples[0].cell.clone();
+    run.samples.retain(|sample| sample.round == 1 || sample.cell == kept);
+    let systems =
+        run.samples.iter().filter(|sample| sample.cell == kept && sample.round == 1).count();
+    let figures = run.samples.iter().filter(|sample| sample.round == 1).count();
+    let page = page_of(&run);
+    let text = format!("1 to 3 rounds: {} of {figures} figures have one", figures - systems);
+    assert!(page.contains(&text), "{text}");
+    assert!(
+        page.contains(" n=1</text>") && page.contains(" single\""),
+        "bars of one round are pale"
+    );
+}
+
+#[test]
+fn the_tiles_have_the_worst_cell_and_say_what_the_wire_is() {
+    let page = page_of(&whole());
+    for text in [
+        "nvme-rdma: 4k writes, one at a time",
+        "of the wire, 128k reads, 2 QPs each",
+        "of the wire, 128k writes, 2 QPs each",
+    ] {
+        assert!(page.contains(text), "{text}");
+    }
 }

@@ -81,22 +81,38 @@ fn subtitle(run: &Run) -> String {
     if place.lab {
         parts.push("emulated guest: compare ratios, not speeds".to_owned());
     }
-    let rounds = run.samples.iter().map(|sample| sample.round).max().unwrap_or(0);
-    if rounds > 0 {
-        parts.push(format!("{rounds} round{}", if rounds == 1 { "" } else { "s" }));
-    }
+    parts.extend(rounds(run));
     if !place.commit.is_empty() {
         parts.push(format!("commit {}", place.commit));
     }
     parts.join(" · ")
 }
 
+/// How many rounds there are of each figure: each system in each cell.
+fn rounds(run: &Run) -> Option<String> {
+    let mut figures: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for sample in &run.samples {
+        *figures.entry((&sample.system, &sample.cell)).or_default() += 1;
+    }
+    let (least, most) = (figures.values().min()?, figures.values().max()?);
+    if least == most {
+        return Some(format!("{most} round{}", if *most == 1 { "" } else { "s" }));
+    }
+    let few = figures.values().filter(|count| *count == least).count();
+    let name = if *least == 1 { "one".to_owned() } else { least.to_string() };
+    Some(format!("{least} to {most} rounds: {few} of {} figures have {name}", figures.len()))
+}
+
 /// The few numbers that say most.
 fn tiles(html: &mut Html, run: &Run, verdicts: &[Verdict]) {
     let mut tiles: Vec<(String, String, State)> = Vec::new();
     let iops = |sample: &crate::result::Sample| sample.iops;
-    let names =
-        [(0, "4k reads, one at a time"), (2, "4k reads, 32 deep"), (3, "4k writes, 32 deep")];
+    let names = [
+        (0, "4k reads, one at a time"),
+        (1, "4k writes, one at a time"),
+        (2, "4k reads, 32 deep"),
+        (3, "4k writes, 32 deep"),
+    ];
     for (at, name) in names {
         let cell = goals::gate_cell(goals::GATE[at]);
         if let Some(value) = run.ratio(system::RBLK_VERBS, system::NVME_RDMA, &cell.key, iops) {
@@ -109,7 +125,8 @@ fn tiles(html: &mut Html, run: &Run, verdicts: &[Verdict]) {
     for (gate, text) in [(4, "of the wire, 128k reads"), (5, "of the wire, 128k writes")] {
         if let Some(value) = goals::of_wire(run, goals::GATE[gate]) {
             let state = if value.median >= 0.95 { State::Met } else { State::Short };
-            tiles.push((format!("{:.0} %", value.median * 100.0), text.to_owned(), state));
+            let text = format!("{text}, {}", goals::qps_of_wire(run));
+            tiles.push((format!("{:.0} %", value.median * 100.0), text, state));
         }
     }
     let count = |state| verdicts.iter().filter(|verdict| verdict.state == state).count();

@@ -22,6 +22,8 @@ pub struct Perf {
     pub mean_us: Option<f64>,
     /// Mean bandwidth.
     pub mib_per_s: Option<f64>,
+    /// QPs at once; 0 is one, of a run from before that was noted.
+    pub qps: u32,
     /// Why there is no number.
     pub error: Option<String>,
 }

@@ -147,6 +147,8 @@ pub struct SystemInfo {
     pub transport: String,
     /// What was set up, in a line: backing, queues, options.
     pub detail: String,
+    /// QPs that carry one queue of it. 0: not noted.
+    pub qps: u32,
     /// Why it was not measured.
     pub error: Option<String>,
 }
@@ -256,9 +258,22 @@ impl Run {
         bytes: u64,
         value: impl Fn(&Perf) -> Option<f64>,
     ) -> BTreeMap<u32, f64> {
+        self.perf_rounds_by(1, tool, bytes, value)
+    }
+
+    /// The same with so many QPs.
+    #[must_use]
+    pub fn perf_rounds_by(
+        &self,
+        qps: u32,
+        tool: &str,
+        bytes: u64,
+        value: impl Fn(&Perf) -> Option<f64>,
+    ) -> BTreeMap<u32, f64> {
         self.perftest
             .iter()
             .filter(|perf| perf.tool == tool && perf.bytes == bytes && !perf.events)
+            .filter(|perf| perf.qps.max(1) == qps)
             .filter_map(|perf| Some((perf.round, value(perf)?)))
             .collect()
     }

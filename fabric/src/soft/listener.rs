@@ -44,7 +44,7 @@ impl Listener {
     /// # Errors
     /// [`FabricError::Listen`], [`FabricError::Unreachable`] when the name cannot be resolved.
     pub(crate) async fn bind(address: &Address) -> Result<Self> {
-        let fail = |source| FabricError::Listen { address: address.to_string(), source };
+        let fail = |error| FabricError::Listen { address: address.to_string(), error };
         let candidates = address.look_up_within(DEADLINE).await?;
         let socket = TcpListener::bind(candidates.as_slice()).await.map_err(fail)?;
         let port = socket.local_addr().map_err(fail)?.port();

@@ -1,5 +1,7 @@
 //! [`Listener`]: waits for peers on one address.
 
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
 use std::ptr::NonNull;
 
 use tokio::sync::mpsc;
@@ -41,11 +43,11 @@ impl Listener {
                     let address = Address { port: id.local_port(), ..address.clone() };
                     return Ok(Self { address, requests, id });
                 }
-                Err(source) => last = Some(source),
+                Err(error) => last = Some(in_use_if_local(error, to)),
             }
         }
-        let source = last.unwrap_or_else(|| std::io::ErrorKind::AddrNotAvailable.into());
-        Err(FabricError::Listen { address: address.to_string(), source })
+        let error = last.unwrap_or_else(|| std::io::ErrorKind::AddrNotAvailable.into());
+        Err(FabricError::Listen { address: address.to_string(), error })
     }
 
     /// The address it listens on.
@@ -77,5 +79,31 @@ impl Listener {
                 source: std::io::ErrorKind::NotConnected.into(),
             })
         })
+    }
+}
+
+/// The CM says EADDRNOTAVAIL of an address that is not there, and of a port that is taken. Where the
+/// host has the address, the port is taken.
+fn in_use_if_local(error: io::Error, to: SocketAddr) -> io::Error {
+    let is_here = || UdpSocket::bind((to.ip(), 0)).is_ok();
+    match error.raw_os_error() {
+        Some(libc::EADDRNOTAVAIL) if is_here() => io::Error::from_raw_os_error(libc::EADDRINUSE),
+        _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_that_is_taken_is_told_from_an_address_that_is_not_there() {
+        let kind = |errno: i32, to: &str| {
+            in_use_if_local(io::Error::from_raw_os_error(errno), to.parse().unwrap()).kind()
+        };
+        assert_eq!(kind(libc::EADDRNOTAVAIL, "127.0.0.1:7720"), io::ErrorKind::AddrInUse);
+        assert_eq!(kind(libc::EADDRNOTAVAIL, "0.0.0.0:7720"), io::ErrorKind::AddrInUse);
+        assert_eq!(kind(libc::EADDRNOTAVAIL, "192.0.2.77:7720"), io::ErrorKind::AddrNotAvailable);
+        assert_eq!(kind(libc::EACCES, "127.0.0.1:7720"), io::ErrorKind::PermissionDenied);
     }
 }

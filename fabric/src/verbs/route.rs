@@ -186,6 +186,12 @@ mod reject_reason {
 fn refusal(reply: Reply, address: &Address, after: Duration) -> FabricError {
     let address = address.to_string();
     let reason = match (reply.event, reply.status) {
+        // Of the kernel itself, padded: the port has a listener, but not at that address.
+        (event::REJECTED, reject_reason::CONSUMER_DEFINED)
+            if reply.private_data.iter().all(|byte| *byte == 0) =>
+        {
+            NOT_AT_THAT_ADDRESS.to_owned()
+        }
         (event::REJECTED, reject_reason::CONSUMER_DEFINED) => {
             return FabricError::Rejected { address, hello: reply.private_data };
         }
@@ -209,6 +215,8 @@ fn refusal(reply: Reply, address: &Address, after: Duration) -> FabricError {
     FabricError::Unreachable { address, reason }
 }
 
+const NOT_AT_THAT_ADDRESS: &str = "nothing listens at that address on that port: does rblk-target listen on another \
+     address there, such as 0.0.0.0, which takes no IPv6?";
 const NOTHING_LISTENS: &str = "nothing listens on that port: is rblk-target running there?";
 
 /// The error of a failed `rdma_connect`. Soft iWARP connects its socket in that call.

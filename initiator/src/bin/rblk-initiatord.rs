@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use rblk_config::{ByteSize, Exit, Log, LogWriter};
+use rblk_config::{ByteSize, Exit, Log, LogWriter, said_once};
 use rblk_fabric::{Address, ConnectOptions};
 use rblk_initiator::args::{
     CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, Output, RecoverArgs, Report,
     exit_of,
 };
 use rblk_initiator::identity::host_identity;
+use rblk_initiator::log_file::LogFile;
 use rblk_initiator::mount::{OnReady, ToldToEnd};
 use rblk_initiator::session::Session;
 use rblk_protocol::VolumeFlags;
@@ -65,7 +66,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("rblk-initiator: {error:#}");
+            eprintln!("rblk-initiator: {}", said_once(error.as_ref()));
             exit_of(&error).into()
         }
     }
@@ -102,7 +103,7 @@ fn mount(args: &MountArgs, log: &mut Log) -> anyhow::Result<()> {
         let config = args.configuration()?;
         let name = args.mount_name(&config)?;
         prepare_process(log)?;
-        let host = host_identity(config.host_name.as_deref());
+        let host = host_identity(config.host_name.as_deref())?;
         rblk_initiator::mount::run(&config, &name, host, args.take_over, on_ready).await
     })
 }
@@ -141,7 +142,7 @@ fn serve(
     {
         report(
             foreground,
-            &Report::Failed { error: format!("{error:#}"), exit: exit_of(error).code() },
+            &Report::Failed { error: said_once(error.as_ref()), exit: exit_of(error).code() },
         );
     }
     match result {
@@ -199,10 +200,16 @@ fn prepare_process(log: &mut Log) -> anyhow::Result<()> {
     .context("making the mount namespace a slave")?;
     rblk_initiator::mount::namespace::detach_ublk();
     rblk_initiator::ublk::become_io_flusher();
+    // Only now, as --config may be relative. A directory that is in use cannot be unmounted.
+    std::env::set_current_dir("/").context("the directory /")?;
     load_tls();
     rblk_initiator::privileges::drop_what_is_not_needed().context("giving up capabilities")?;
     // A thread inherits all of it.
-    log.start(stderr()).context("a thread for the log")?;
+    let started = match LogFile::of_stderr() {
+        Some(file) => log.start(file),
+        None => log.start(stderr()),
+    };
+    started.context("a thread for the log")?;
     Ok(())
 }
 
@@ -256,11 +263,11 @@ fn discover(
     let address: Address = address.parse()?;
     let credentials = identity.credentials()?;
     let options = ConnectOptions { timeout, ..ConnectOptions::default() };
+    let host = host_identity(None)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let found = runtime.block_on(async {
         let mut session =
-            Session::connect(&address, &options, &host_identity(None), credentials.as_ref(), None)
-                .await?;
+            Session::connect(&address, &options, &host, credentials.as_ref(), None).await?;
         let volumes = session.list().await?;
         let caps = session.device().caps().clone();
         let target = session.login().target_name.to_string();

@@ -14,7 +14,7 @@ use super::whole;
 use crate::engine::{Engine, PathEnd, QueueStats};
 use crate::error::SessionError;
 use crate::identity::host_identity;
-use crate::session::{Credentials, LISTS, QueueWish, Session};
+use crate::session::{Credentials, HostIdentity, LISTS, QueueWish, Session};
 
 /// How often to look whether the self-test has ended.
 const STEP: Duration = Duration::from_millis(1);
@@ -99,9 +99,13 @@ pub fn probe(
     timeout: Duration,
 ) -> anyhow::Result<Probe> {
     let credentials = credentials.map(|credentials| credentials.encrypting(encrypt));
+    let host = match host_identity(None) {
+        Ok(host) => host,
+        Err(error) => return Ok(Probe::other(error.to_string())),
+    };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let found = runtime.block_on(async {
-        let tried = try_all(address, credentials.as_ref(), timeout);
+        let tried = try_all(address, &host, credentials.as_ref(), timeout);
         tokio::time::timeout(whole(timeout), tried).await
     });
     runtime.shutdown_timeout(LOGOUT);
@@ -117,12 +121,12 @@ pub fn probe(
 
 async fn try_all(
     address: &Address,
+    host: &HostIdentity,
     credentials: Option<&Credentials>,
     timeout: Duration,
 ) -> Result<Probe, SessionError> {
     let options = ConnectOptions { timeout, ..ConnectOptions::default() };
-    let mut session =
-        Session::connect(address, &options, &host_identity(None), credentials, None).await?;
+    let mut session = Session::connect(address, &options, host, credentials, None).await?;
     let volumes = session.list().await?.iter().map(|v| v.name.to_string()).collect();
     let (caps, target) = (session.device().caps().clone(), session.login().target_name.to_string());
     let tested = self_test(&mut session).await;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rblk_config::MountConfig;
+use rblk_config::{MountConfig, said_once};
 use rblk_fabric::{Address, PageKind, Region};
 use rblk_protocol::width::narrow;
 use rblk_protocol::{Features, Name, QueueDepth, limits};
@@ -55,7 +55,7 @@ pub(super) async fn connect_first(
         if !may_pass || begun.elapsed() >= config.wait.get() {
             return Err(error);
         }
-        let text = format!("{error:#}");
+        let text = said_once(error.as_ref());
         tracing::warn!(round, error = text, "waiting for the target");
         why.replace(Some(text.clone()));
         // Each round asks for the time of the next one.

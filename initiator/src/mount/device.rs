@@ -1,4 +1,4 @@
-//! The ublk device of a mount: its parameters, which follow from the volume, and what uses it.
+//! The ublk device of a mount: its parameters, which follow from the volume.
 
 use std::process::{Command, Stdio};
 
@@ -141,56 +141,4 @@ fn params(volume: &OpenReply, wish: &QueueWish) -> DiskParams {
         });
     }
     params
-}
-
-/// Where a disk is mounted, and the file system on it; else what holds it. `None`: nobody that shows
-/// itself. The disk is not opened.
-#[must_use]
-pub fn device_user(device: &str) -> Option<String> {
-    let mounts = std::fs::read_to_string("/proc/1/mounts")
-        .or_else(|_| std::fs::read_to_string("/proc/mounts"))
-        .unwrap_or_default();
-    let of_disk = |line: &str| {
-        let mut fields = line.split(' ');
-        let (source, at, kind) = (fields.next()?, fields.next()?, fields.next()?);
-        (source == device).then(|| format!("{at} ({kind})"))
-    };
-    mounts.lines().find_map(of_disk).or_else(|| {
-        let holders = holders(device);
-        (!holders.is_empty()).then(|| holders.join(", "))
-    })
-}
-
-/// The devices that are made of a disk.
-fn holders(device: &str) -> Vec<String> {
-    let name = device.rsplit('/').next().unwrap_or(device);
-    let holders = std::fs::read_dir(format!("/sys/block/{name}/holders"));
-    let names = holders.into_iter().flatten().flatten();
-    names.filter_map(|entry| entry.file_name().into_string().ok()).collect()
-}
-
-/// What uses a block device, in words; `None` when nothing does. Opening a disk may read it, and
-/// closing it may write it back, so do not call this in the process that serves the disk.
-pub(super) fn find_holder(device: &str) -> Option<String> {
-    let mounts = std::fs::read_to_string("/proc/1/mounts")
-        .or_else(|_| std::fs::read_to_string("/proc/mounts"));
-    if let Ok(mounts) = mounts
-        && let Some(line) = mounts.lines().find(|l| l.split(' ').next() == Some(device))
-    {
-        let at = line.split(' ').nth(1).unwrap_or("?");
-        return Some(format!("mounted at {at}; `umount {at}` first, or use --force"));
-    }
-    let names = holders(device);
-    if !names.is_empty() {
-        return Some(format!("held by {}", names.join(", ")));
-    }
-    // Claimed exclusively: a mount in another namespace, swap, or an exclusive opener.
-    use std::os::unix::fs::OpenOptionsExt;
-    let opened = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device);
-    match opened {
-        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
-            Some("something holds it exclusively (a mount elsewhere, swap, device mapper); --force ignores that".to_owned())
-        }
-        _ => None,
-    }
 }

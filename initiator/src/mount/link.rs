@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_config::MountConfig;
+use rblk_config::{MountConfig, said_once};
 use rblk_fabric::ConnectOptions;
 use rblk_protocol::{AccessMode, AsyncEvent, Features, Status, VolumeEntry, VolumeHandle};
 
@@ -242,7 +242,9 @@ impl Link {
             }
         };
         tracing::info!(why, "leaving the target; requests wait until it is connected again");
-        self.disconnect(&why, queues);
+        // Back to a better address is no loss, and takes a moment.
+        let shown = matches!(leaving, Leaving::Drain).then_some(why.as_str());
+        self.disconnect(shown, queues);
     }
 
     fn begin_try(&mut self, attempt: Attempt, around: &mut Around<'_>) {
@@ -324,7 +326,7 @@ impl Link {
             }
             Err(error) => match error.downcast_ref::<SessionError>() {
                 Some(SessionError::Fenced { by, .. }) => {
-                    self.on_fenced(by, format!("{error:#}"), around);
+                    self.on_fenced(by, said_once(error.as_ref()), around);
                 }
                 Some(missing) if is_missing(missing) => {
                     if self.course.missing() {
@@ -334,7 +336,7 @@ impl Link {
                 }
                 session_error => {
                     let is_gone = session_error.is_some_and(SessionError::is_session_gone);
-                    self.on_failure(&format!("{error:#}"), is_gone, now);
+                    self.on_failure(&said_once(error.as_ref()), is_gone, now);
                 }
             },
         }
@@ -437,7 +439,7 @@ impl Link {
             Ok(News::Gone) => {
                 self.course.removed(Instant::now(), random());
                 self.say_removed(queues);
-                self.disconnect("the volume was removed at the target", queues);
+                self.disconnect(Some("the volume was removed at the target"), queues);
             }
             Err(error) => self.lose(&error.to_string(), Loss::Path, queues),
         }
@@ -467,13 +469,16 @@ impl Link {
         let address = session.address.to_string();
         self.course.lose(loss, Instant::now(), random());
         tracing::warn!(why, address, "lost the target; requests wait");
-        self.disconnect(why, queues);
+        self.disconnect(Some(why), queues);
     }
 
     /// The session is over: every queue keeps its requests, and the course says how to go on.
-    fn disconnect(&mut self, why: &str, queues: &Queues) {
+    /// `loss` is the reason, if that is a loss.
+    fn disconnect(&mut self, loss: Option<&str>, queues: &Queues) {
         let Some(session) = self.session.take() else { return };
-        self.history.lost(why);
+        if let Some(why) = loss {
+            self.history.lost(why);
+        }
         session.admin.close();
         queues.disconnect();
         queues.release();
@@ -505,7 +510,7 @@ impl Link {
         let flushing = flush(session, &self.course.facts().volume, &account);
         let failed = match tokio::time::timeout(within, flushing).await {
             Ok(Ok(())) => return true,
-            Ok(Err(error)) => format!("{error:#}"),
+            Ok(Err(error)) => said_once(error.as_ref()),
             Err(_) => "it takes too long".to_owned(),
         };
         let writes = self.durability.unflushed();

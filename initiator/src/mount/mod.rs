@@ -28,6 +28,7 @@ pub mod course;
 mod device;
 mod disk;
 mod history;
+mod holder;
 pub mod leftovers;
 mod link;
 pub mod lock;
@@ -61,7 +62,7 @@ use tokio::sync::mpsc;
 use crate::queue::FromQueue;
 use crate::session::HostIdentity;
 use crate::ublk::{Control, Device};
-pub use device::device_user;
+pub use holder::device_user;
 use leftovers::{Claimed, Purpose};
 use lock::MountLock;
 use mounted::Mount;
@@ -88,9 +89,9 @@ pub(crate) struct AlreadyMounted {
     pub name: String,
 }
 
-/// A mount needs root.
+/// Mounts are root's.
 #[derive(Debug, thiserror::Error)]
-#[error("mounting needs root: the ublk driver is root's. Run it with sudo")]
+#[error("this needs root: the ublk driver and the mounts are root's. Run it with sudo")]
 pub struct NotRoot;
 
 /// No such mount.

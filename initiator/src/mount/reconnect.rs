@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use rblk_config::said_once;
 use rblk_fabric::{Address, ConnectOptions, Region};
 use rblk_protocol::{Epoch, InstanceId, LoginReply, Name, OpenReply, SessionId};
 use tokio::sync::{mpsc, oneshot};
@@ -208,7 +209,7 @@ impl Tries {
             match &answers {
                 Ok(()) => tracing::debug!(address = shown, "a better address answers"),
                 Err(error) => {
-                    let error = format!("{error:#}");
+                    let error = said_once(error.as_ref());
                     tracing::debug!(address = shown, error, "a probe failed");
                 }
             }

@@ -31,7 +31,7 @@ use super::socket::{MountSocket, lock_unless_served};
 use super::start::start_device;
 use super::{AlreadyMounted, NotMounted, begin};
 use crate::durability::Durability;
-use crate::identity::host_identity;
+use crate::identity::host_name;
 use crate::ublk::{Control, Device, DeviceInfo, DiskParams};
 
 const PAGE: usize = 4096;
@@ -83,8 +83,7 @@ pub(super) async fn resume(lock: MountLock, signals: &mut Signals) -> anyhow::Re
 /// [`NotMounted`], or the note is of no use.
 pub fn check(name: &str) -> anyhow::Result<()> {
     let note = Note::read(name)?.ok_or_else(|| NotMounted { what: name.to_owned() })?;
-    let host = host_identity(note.config.host_name.as_deref());
-    note.restore(&note.config, host.name).map(drop)
+    note.restore(&note.config, host_name(note.config.host_name.as_deref())).map(drop)
 }
 
 /// Whether `config` asks for what the note says is mounted: the same volume by an address of the
@@ -135,8 +134,7 @@ fn recovered_times(note: &Note) -> u32 {
 /// The mount of a note, whose target is lost. All memory is allocated here, before any request
 /// waits for this process.
 fn mount_of(name: &str, note: &Note, config: &MountConfig) -> anyhow::Result<Mount> {
-    let host = host_identity(config.host_name.as_deref());
-    let (mut setup, facts) = note.restore(config, host.name)?;
+    let (mut setup, facts) = note.restore(config, host_name(config.host_name.as_deref()))?;
     setup.credentials = credentials_of(config)?;
     for _ in 0..setup.queues {
         let memory = begin::queue_memory(&setup.wish)?;

@@ -4,6 +4,8 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use super::NotRoot;
+
 /// Where locks, sockets and notes are.
 pub(crate) const RUN_DIR: &str = "/run/rblk/mounts";
 
@@ -31,6 +33,21 @@ pub fn make_private(dir: &Path) -> io::Result<()> {
         _ => {}
     }
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700))
+}
+
+/// Whether this process may see the mounts. Without that right, no mount would look like none.
+///
+/// # Errors
+/// [`NotRoot`].
+pub fn must_be_readable() -> Result<(), NotRoot> {
+    readable(Path::new(RUN_DIR))
+}
+
+fn readable(dir: &Path) -> Result<(), NotRoot> {
+    match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(NotRoot),
+        _ => Ok(()),
+    }
 }
 
 /// Names of the mounts that have a socket or a note, living or dead.

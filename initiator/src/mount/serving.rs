@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rblk_config::said_once;
 use tokio::sync::mpsc;
 
 use super::OnReady;
@@ -96,7 +97,7 @@ impl Serving {
                     }
                     // The driver is stuck. The device goes with this process, later than the
                     // command waits.
-                    Err(error) => Response::Error(format!("{error:#}")),
+                    Err(error) => Response::Error(said_once(error.as_ref())),
                 };
                 if ending.answer(response) {
                     let _ = tokio::time::timeout(LAST_WORDS, &mut answering).await;

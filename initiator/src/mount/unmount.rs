@@ -9,6 +9,8 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use rblk_config::said_once;
+
 use super::mounted::Mount;
 use super::socket::{Ask, Asked, Response};
 use super::task::{self, Running};
@@ -184,8 +186,9 @@ impl Ending {
 
 fn failed(device: &str, error: &anyhow::Error) -> Response {
     let text = format!(
-        "{device}: writing back the page cache: {error:#}; it stays mounted, --force gives up what cannot \
-         be written"
+        "{device}: writing back the page cache: {}; it stays mounted, --force gives up what cannot \
+         be written",
+        said_once(error.as_ref())
     );
     tracing::error!("{text}");
     Response::Error(text)

@@ -12,7 +12,7 @@ use std::io::{self, Read};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::device::find_holder;
+use super::holder::find_holder;
 use crate::ublk::write_pages;
 
 /// Exit code of the process when the disk is in use; it prints by what. The numbers of the system's

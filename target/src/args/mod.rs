@@ -28,22 +28,33 @@ pub const CONTROL_SOCKET: &str = "/run/rblk/target/control.sock";
     name = "rblk-target",
     version,
     arg_required_else_help = true,
+    // The width of the terminal, if that is less: clap wraps all of it.
+    max_term_width = 100,
     after_help = "\
 Examples:
-  rblk-target serve --file vol0=/srv/vol0.img          one file, over RDMA and TCP
-  rblk-target serve --memory ram0=4GiB                 a RAM disk
-  rblk-target serve --config /etc/rblk/target.toml     volumes, hosts and limits from a file
-  rblk-target key new                                  the key that proves who this target is
-  rblk-target host add db1 --key rblk1:... --volume vol0:rw
-                                                       let a host in; its `rblk-initiator key new` printed the key
-  rblk-target volume resize vol0 200GiB --persist       a larger volume, now and after a restart
-  rblk-target reload --dry-run                         what a changed configuration would change
-  rblk-target status --output json
-  rblk-target doctor                                   what keeps this host from serving, and what mends it
-  rblk-target drain                                    stop it in good order, and wait until it has
+  One file, over RDMA and TCP:
+    rblk-target serve --file vol0=/srv/vol0.img
+  A RAM disk:
+    rblk-target serve --memory ram0=4GiB
+  Volumes, hosts and limits from a file:
+    rblk-target serve --config /etc/rblk/target.toml
+  The key that proves who this target is:
+    rblk-target key new
+  Let a host in, whose `rblk-initiator key new` printed the key:
+    rblk-target host add db1 --key rblk1:... --volume vol0:rw
+  A larger volume, now and after a restart:
+    rblk-target volume resize vol0 200GiB --persist
+  What a changed configuration would change:
+    rblk-target reload --dry-run
+  What keeps this host from serving, and what mends it:
+    rblk-target doctor
+  The state, for programs:
+    rblk-target status --output json
+  Stop it in good order, and wait until it has stopped:
+    rblk-target drain
 
-Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 no target answers, 6 an address cannot be used,
-7 this host lacks something (RDMA device, lockable memory), 8 not permitted, 9 a backing store is missing,
+Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 no target answers, 6 an address cannot be used, \
+7 this host lacks something (RDMA device, lockable memory), 8 not permitted, 9 a backing store is missing, \
 locked or of a wrong size."
 )]
 pub struct Cli {
@@ -95,7 +106,9 @@ pub enum Command {
         #[command(flatten)]
         socket: SocketArgs,
     },
-    /// Check a configuration, its key files and the stores it names, without serving.
+    /// Check a configuration, its key files, the stores it names and this host, without serving.
+    ///
+    /// It may be the configuration of the target that runs. Nothing is waited for.
     Check {
         /// Configuration file.
         #[arg(long, value_name = "FILE")]
@@ -211,13 +224,14 @@ pub enum TopOutput {
 /// What to serve and how. Everything here can also stand in the configuration file; flags win.
 #[derive(Debug, Args, Default)]
 pub struct ServeArgs {
-    /// Configuration file (TOML); FILE.d/*.toml beside it is read too.
+    /// Configuration file (TOML). For X.toml, the files X.d/*.toml beside it are read too.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Address to listen on, rdma://HOST:PORT or tcp://HOST:PORT; the port may be left out. Repeat
     /// for several.
     ///
-    /// Without any: rdma://0.0.0.0:7720 when this host has an RDMA device, and tcp://0.0.0.0:7721.
+    /// Without any, here and in the file: tcp://[::]:7721, and rdma://[::]:7720 when this host has an
+    /// RDMA device. [::] is every address, of IPv4 too.
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<String>,
     /// Volume on a file or block device; repeat for several.
@@ -317,9 +331,7 @@ impl ServeArgs {
         if !self.listen.is_empty() {
             config.listen.clone_from(&self.listen);
         }
-        if config.listen.is_empty() {
-            config.listen = default_listen();
-        }
+        crate::listen::fill_in(&mut config);
         if self.name.is_some() {
             config.name.clone_from(&self.name);
         }
@@ -422,17 +434,6 @@ impl ServeArgs {
     "no volume to serve: name one with --file NAME=PATH or --memory NAME=SIZE, or in [[volume]] tables of --config FILE"
 )]
 pub(crate) struct NoVolumes;
-
-fn default_listen() -> Vec<String> {
-    let has_rdma =
-        std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut dir| dir.next().is_some());
-    let mut listen = Vec::new();
-    if has_rdma && cfg!(feature = "verbs") {
-        listen.push("rdma://0.0.0.0:7720".to_owned());
-    }
-    listen.push("tcp://0.0.0.0:7721".to_owned());
-    listen
-}
 
 /// The exit code for an error of this program.
 #[must_use]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use rblk_config::journal::{JOURNAL_SOCKET, JournalFormat, JournalSocket, stderr_is_journal};
-use rblk_config::{Log, LogWriter};
+use rblk_config::{Log, LogWriter, ignored_drop_ins, said_once};
 use rblk_target::args::{Cli, Command, exit_of};
 use rblk_target::events::EVENT_LINES;
 use tracing_subscriber::EnvFilter;
@@ -39,6 +39,9 @@ fn main() -> ExitCode {
     if let Err(error) = started {
         eprintln!("rblk-targetd: no thread for the log: {error}");
     }
+    if let Some(warning) = args.config.as_deref().and_then(ignored_drop_ins) {
+        tracing::warn!("{warning}");
+    }
     let has_file = args.config.is_some();
     let served = args.configuration().and_then(|config| {
         rblk_target::serve::serve(&config, has_file, move || args.configuration())
@@ -47,7 +50,7 @@ fn main() -> ExitCode {
     match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("rblk-target: {error:#}");
+            eprintln!("rblk-target: {}", said_once(error.as_ref()));
             exit_of(&error).into()
         }
     }

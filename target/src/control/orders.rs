@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rblk_config::VolumeConfig;
+use rblk_config::{VolumeConfig, said_once};
 use rblk_protocol::Name;
 use tokio::sync::{mpsc, oneshot};
 
@@ -94,7 +94,7 @@ pub(super) async fn open(target: Name, config: VolumeConfig) -> Result<Arc<Opene
     let opened = tokio::task::spawn_blocking(move || open_one(0, &config, &target)).await;
     match opened {
         Ok(Ok(opened)) => Ok(Arc::new(opened)),
-        Ok(Err(error)) => Err(format!("{error:#}")),
+        Ok(Err(error)) => Err(said_once(error.as_ref())),
         Err(error) => Err(error.to_string()),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rblk_config::{Auth, HostConfig, TargetConfig};
+use rblk_config::{Auth, HostConfig, TargetConfig, said_once};
 use rblk_protocol::Name;
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -52,7 +52,7 @@ impl Reread {
         // Files may be slow, and this thread serves everybody.
         match tokio::task::spawn_blocking(move || (reader.read)()).await {
             Ok(Ok(config)) => Ok(config),
-            Ok(Err(error)) => Err(format!("{error:#}")),
+            Ok(Err(error)) => Err(said_once(error.as_ref())),
             Err(error) => Err(error.to_string()),
         }
     }

@@ -13,8 +13,10 @@ use rblk_initiator::ublk::{Control, DeviceState, UblkError};
 use super::process::signal;
 use super::usage::rdma_resources;
 
-/// Of mounts: their sockets, notes and locks, and their logs.
-const RUN_DIRS: [&str; 2] = ["/run/rblk/mounts", "/run/rblk/log"];
+/// Of mounts: their sockets, notes and locks.
+const MOUNTS: &str = "/run/rblk/mounts";
+/// Of mounts: their logs, which stay for people.
+const LOGS: &str = "/run/rblk/log";
 /// Time for each step of removing a device. Linux 6.12 may take 30 s to see that a server died.
 const REMOVAL: Duration = Duration::from_secs(40);
 
@@ -39,9 +41,7 @@ fn look(before: &BTreeMap<String, u64>) -> Vec<String> {
         .flat_map(|prefix| named("/dev", prefix))
         .map(|name| format!("/dev/{name}"))
         .collect();
-    for dir in RUN_DIRS {
-        found.extend(named(dir, "").iter().map(|name| format!("{dir}/{name}")));
-    }
+    found.extend(named(MOUNTS, "").iter().map(|name| format!("{MOUNTS}/{name}")));
     found.extend(daemons().iter().map(|(pid, name)| format!("process {pid} ({name})")));
     found.extend(super::disk::left());
     let now = rdma_resources();
@@ -67,7 +67,7 @@ pub(super) fn sweep() {
         super::far::take_down();
     }
     super::disk::sweep();
-    for dir in RUN_DIRS {
+    for dir in [MOUNTS, LOGS] {
         for name in named(dir, "") {
             let _ = std::fs::remove_file(Path::new(dir).join(name));
         }

@@ -44,7 +44,7 @@ fn a_wrong_configuration_is_a_fault() {
         fault(&lines, "here").unwrap_or_default()
     };
     assert_eq!(fault("# /etc/rblk/target.toml\nlisten = ['tcp://[::]:7721']"), "");
-    assert!(fault("# /etc/rblk/target.toml\narena = '8GiB'").contains("listen: missing"));
+    assert!(fault("# /etc/rblk/target.toml\narena = '8GB'").contains("GiB"));
     assert!(fault("# /etc/rblk/target.d/a.toml\narena = '8GB'").contains("GiB"));
     assert!(fault("# /etc/rblk/mounts.d/a.toml\nvolume = 'v'").contains("target: missing"));
     assert!(fault("volume = 'v'").contains("the first line"));
