@@ -123,6 +123,9 @@ pub struct CompareArgs {
     /// Directory of rblk-target, rblk-initiator and their daemons [default: this program's own].
     #[arg(long, value_name = "DIR")]
     pub programs: Option<PathBuf>,
+    /// Targets let everybody in, and nobody proves a key.
+    #[arg(long)]
+    pub insecure: bool,
     /// A mounted rblk device that is there already, as PATH or NAME=PATH. OVERWRITTEN.
     #[arg(long, value_name = "DEV")]
     pub rblk: Vec<String>,
@@ -238,6 +241,9 @@ pub struct ScaleArgs {
     /// Directory of rblk-target, rblk-initiator and their daemons [default: this program's own].
     #[arg(long, value_name = "DIR")]
     pub programs: Option<PathBuf>,
+    /// Targets let everybody in, and nobody proves a key.
+    #[arg(long)]
+    pub insecure: bool,
     /// Where the run goes.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -256,6 +262,8 @@ pub enum Growth {
     FileSize,
     /// The target's cache: latency of hits and of misses.
     Arena,
+    /// Mounts that are made at once, with keys and without: time until they are there.
+    Connect,
     /// Nothing: processor time of mounts that have nothing to do.
     Idle,
 }

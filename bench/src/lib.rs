@@ -13,6 +13,7 @@
 //! | [`folder`] | the directory of a run |
 //! | [`place`] | where a run ran |
 //! | [`histogram`] | distributions of latencies |
+//! | [`keys`] | the keys of both ends |
 //! | [`args`] | the command line |
 
 #![forbid(unsafe_code)]
@@ -25,6 +26,7 @@ pub mod fabric;
 pub mod folder;
 pub mod histogram;
 pub mod interrupt;
+pub mod keys;
 pub mod peer;
 pub mod place;
 pub mod report;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_config::DigestWish;
-use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
+use rblk_fabric::{Address, ConnectOptions, Device, PageKind, Region, Transport};
 use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::error::SessionError;
 use rblk_initiator::io::{Io, IoOp};
@@ -282,6 +282,16 @@ fn status(socket: &Path) -> Option<TargetStatus> {
     }
 }
 
+/// How long a device may take until it sees what comes by a new connection. Soft-iWARP leaves a
+/// message that comes earlier unseen until the next one comes.
+#[must_use]
+pub fn time_to_settle(device: &Device) -> Duration {
+    match device.caps().transport {
+        Transport::Iwarp => Duration::from_millis(100),
+        _ => Duration::ZERO,
+    }
+}
+
 /// A session with one queue, driven by the test.
 #[derive(Debug)]
 pub struct Client {
@@ -358,6 +368,8 @@ impl Client {
             Ok::<_, SessionError>((session, volume, path))
         })?;
         let mut engine = Engine::new(depth, IO_MAX as usize, Arc::new(QueueStats::default()));
+        // A clock that stands still asks nobody again.
+        std::thread::sleep(time_to_settle(session.device()));
         let now = Instant::now();
         engine.connect(path, now);
         Ok(Self { session, volume, runtime, engine, now, buffers })

@@ -95,6 +95,7 @@ pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> 
                 CompareVolume::RamDisk => Volume::RamDisk,
                 CompareVolume::File => Volume::File,
             },
+            with_keys: !args.insecure,
         };
         rounds.measure(&candidates, &cells, &setting)?;
     }

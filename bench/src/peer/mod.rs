@@ -113,6 +113,8 @@ pub struct Setting {
     pub programs: PathBuf,
     /// What rblk's volumes are in.
     pub volume: Volume,
+    /// Both ends of rblk prove their keys.
+    pub with_keys: bool,
 }
 
 /// A disk that is there. Dropped, it is gone, unless it was [`Kind::Given`].
@@ -249,6 +251,7 @@ impl System {
             depth: setting.depth,
             programs: variant.programs.clone().unwrap_or_else(|| setting.programs.clone()),
             environment: variant.environment.clone(),
+            with_keys: setting.with_keys,
             target_flags: variant.target_flags.clone(),
             mount_flags: variant.mount_flags.clone(),
         };

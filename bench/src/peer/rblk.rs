@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use super::daemon::{mount_status, target_status};
 use super::undo::{Journal, Step, Undo};
+use crate::keys::Keys;
 use crate::{child, interrupt};
 
 /// How long the target may take to serve; programs start slowly on a guest's shared file system.
@@ -67,6 +68,8 @@ pub struct RblkSpec {
     pub programs: PathBuf,
     /// Variables for both ends.
     pub environment: Vec<(String, String)>,
+    /// Both ends prove their keys.
+    pub with_keys: bool,
     /// More flags of `rblk-target serve`.
     pub target_flags: Vec<String>,
     /// More flags of `rblk-initiator mount`.
@@ -125,7 +128,9 @@ impl Rblk {
         let undo = journal.note(Step::Processes { tag: tag.clone() })?;
         let mut command = spec.program("rblk-target")?;
         command.args(["serve", "--name", &format!("bench-{run}"), "--listen", &url]);
-        command.arg("--control-socket").arg(&socket).arg("--state-dir").arg(&dir).arg("--insecure");
+        command.arg("--control-socket").arg(&socket).arg("--state-dir").arg(&dir);
+        let keys = spec.with_keys.then(|| Keys::generate(&dir, &url)).transpose()?;
+        command.args(Keys::of_target(keys.as_ref()));
         match &spec.backing {
             Backing::Memory => command.arg("--memory").arg(format!("{VOLUME}={}", spec.bytes)),
             Backing::Path(path) => {
@@ -150,6 +155,7 @@ impl Rblk {
         if !spec.mount_flags.iter().any(|flag| flag.starts_with("--queue-depth")) {
             command.args(["--queue-depth", &spec.depth.to_string()]);
         }
+        command.args(Keys::of_mount(keys.as_ref(), &spec.mount_flags));
         command.args(&spec.mount_flags).env(child::TAG, &tag);
         let json = child::output(&mut command, MOUNT_LIMIT)
             .with_context(|| format!("the target's log ends with:\n{}", tail(&log)))?;

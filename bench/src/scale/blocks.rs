@@ -102,7 +102,7 @@ impl Pair {
         })?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let buffers = client::buffers()?;
-        let mut client = Client::connect(&runtime, target.address(), "v", 0, &buffers)?;
+        let mut client = Client::connect(&runtime, &target, "v", 0, &buffers)?;
         let hot = (arena / HOT_PART).clamp(u64::from(IO_MAX), HOT_MOST).min(file / 2);
         let (mut hits, mut misses) = (Vec::new(), Vec::new());
         // Where misses go on, from turn to turn: each block once, behind the hot ones.

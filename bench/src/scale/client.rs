@@ -7,12 +7,14 @@ use anyhow::{Context, Result, bail, ensure};
 use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
 use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::session::{HostIdentity, QueueWish, Session};
+use rblk_initiator::session::{Credentials, HostIdentity, QueueWish, Session};
 use rblk_protocol::{AccessMode, BlockSize, Features, HostId, Name, QueueDepth, Tag};
 use tokio::runtime::Runtime;
 
+use super::target::Target;
 use crate::histogram::Histogram;
 use crate::interrupt;
+use crate::keys::Keys;
 
 /// Commands outstanding.
 const DEPTH: u16 = 16;
@@ -45,7 +47,23 @@ impl Client {
     /// Connects, logs in, opens a volume for reading, connects a queue and waits until it is ready.
     pub(super) fn connect(
         runtime: &Runtime,
+        target: &Target,
+        volume: &str,
+        number: u32,
+        buffers: &Arc<Region>,
+    ) -> Result<Self> {
+        let credentials = target.keys().map(Keys::credentials).transpose()?;
+        let address = target.address();
+        let begun = Self::begin(address, credentials.as_ref(), volume, number, buffers);
+        let mut client = runtime.block_on(begun)?;
+        client.until_ready()?;
+        Ok(client)
+    }
+
+    /// [`Self::connect`] without the end: the queue is connected, and may not be ready.
+    pub(super) async fn begin(
         address: &Address,
+        credentials: Option<&Credentials>,
         volume: &str,
         number: u32,
         buffers: &Arc<Region>,
@@ -58,30 +76,31 @@ impl Client {
         let options = ConnectOptions { timeout: CONNECT_LIMIT, bind: None, detect: DETECT };
         let depth = QueueDepth::new(DEPTH).context("a depth")?;
         let volume = Name::new(volume).context("a volume's name")?;
-        let (session, opened, path) = runtime.block_on(async {
-            let mut session = Session::connect(address, &options, &host, None, None).await?;
-            let opened = session.open(&volume, AccessMode::ReadOnly).await?;
-            let wish = QueueWish {
-                depth,
-                io_max_bytes: IO_MAX,
-                in_capsule_bytes: 4096,
-                features: Features::WRITE_WITH_IMM,
-                digest: rblk_config::DigestWish::Off,
-                lanes: None,
-                queues: 1,
-            };
-            let path = session.connect_queue(0, wish, opened.handle, buffers).await?;
-            Ok::<_, anyhow::Error>((session, opened, path))
-        })?;
+        let mut session = Session::connect(address, &options, &host, credentials, None).await?;
+        let opened = session.open(&volume, AccessMode::ReadOnly).await?;
+        let wish = QueueWish {
+            depth,
+            io_max_bytes: IO_MAX,
+            in_capsule_bytes: 4096,
+            features: Features::WRITE_WITH_IMM,
+            digest: rblk_config::DigestWish::Off,
+            lanes: None,
+            queues: 1,
+        };
+        let path = session.connect_queue(0, wish, opened.handle, buffers).await?;
         let block_size = BlockSize::new(opened.block_size.bytes()).context("a block size")?;
         let mut engine = Engine::new(depth, IO_MAX as usize, Arc::new(QueueStats::default()));
         engine.connect(path, Instant::now());
-        let mut client = Self { session, engine, block_size };
+        Ok(Self { session, engine, block_size })
+    }
+
+    /// Waits until the queue is ready.
+    pub(super) fn until_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + CONNECT_LIMIT;
-        while !client.engine.is_connected() {
-            client.turn(deadline, |_| {})?;
+        while !self.engine.is_connected() {
+            self.turn(deadline, |_| {})?;
         }
-        Ok(client)
+        Ok(())
     }
 
     fn turn(&mut self, deadline: Instant, mut done: impl FnMut(i32)) -> Result<()> {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `sessions` | sessions of one target: memory, time to connect, a read beside them |
 //! | `blocks` | the file behind a volume, and the cache before it: a hit and a miss |
+//! | `connect` | sessions and mounts that connect at once, with keys and without |
 //! | `mounts` | queues of a mount, mounted volumes (IOPS, memory), and idle mounts |
 //! | [`fit`], `plot` | the exponent of growth |
 //! | `target`, `client` | a target in a process of its own, and a session without a block device |
@@ -14,6 +15,7 @@
 
 mod blocks;
 mod client;
+mod connect;
 pub mod fit;
 mod mounts;
 mod plot;
@@ -25,8 +27,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
+use rblk_fabric::Scheme;
 
-use self::target::Target;
+use self::target::{Door, Target};
 use crate::args::{Growth, ScaleArgs};
 use crate::folder::RunFolder;
 use crate::interrupt;
@@ -43,6 +46,8 @@ struct Setting {
     /// How long each sample is.
     time: Duration,
     rounds: u32,
+    /// Both ends prove their keys.
+    with_keys: bool,
     /// For files of a measurement; it goes with the run.
     scratch: PathBuf,
 }
@@ -54,8 +59,20 @@ impl Setting {
         flags: &[String],
         prepare: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<Target> {
+        let with_keys = self.with_keys;
+        let door = Door { scheme: Scheme::Tcp, ip: mounts::LOOPBACK, with_keys };
+        self.target_at(name, door, flags, prepare)
+    }
+
+    fn target_at(
+        &self,
+        name: &str,
+        door: Door,
+        flags: &[String],
+        prepare: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<Target> {
         let name = format!("scale-{name}");
-        Target::start(&self.journal, &self.programs, &name, mounts::LOOPBACK, flags, prepare)
+        Target::start(&self.journal, &self.programs, &name, door, flags, prepare)
     }
 
     /// Prints progress.
@@ -95,6 +112,7 @@ pub fn run(args: &ScaleArgs, folder: &RunFolder, run: &mut Run) -> Result<()> {
         address: args.address.or(rdma_address).unwrap_or(mounts::LOOPBACK),
         time: Duration::from_secs(args.seconds.into()),
         rounds: args.rounds,
+        with_keys: !args.insecure,
         scratch,
     };
     let all = [
@@ -103,6 +121,7 @@ pub fn run(args: &ScaleArgs, folder: &RunFolder, run: &mut Run) -> Result<()> {
         Growth::Sessions,
         Growth::FileSize,
         Growth::Arena,
+        Growth::Connect,
         Growth::Idle,
     ];
     let wanted = |growth: &Growth| args.what.is_empty() || args.what.contains(growth);
@@ -147,6 +166,10 @@ fn one(setting: &Setting, args: &ScaleArgs, growth: Growth, scale: &mut Scale) -
         }
         Growth::FileSize => put(scale, blocks::by_file(setting, args.file_size.0)?),
         Growth::Arena => put(scale, blocks::by_arena(setting, args.arena.0)?),
+        Growth::Connect => {
+            let plots = connect::measure(setting, args.volumes)?;
+            plots.into_iter().for_each(|plot| put(scale, plot));
+        }
         Growth::Idle => {
             let time = Duration::from_secs(args.idle_seconds.max(1).into());
             let (_, idle) = mounts::volumes(setting, args.volumes, false, Some(time))?;
@@ -171,6 +194,7 @@ fn key(growth: Growth) -> &'static str {
         Growth::Sessions => "memory-by-sessions",
         Growth::FileSize => "latency-by-file-size",
         Growth::Arena => "latency-by-arena",
+        Growth::Connect => "time-by-mounts-at-once",
         Growth::Idle => "idle",
     }
 }
@@ -182,6 +206,7 @@ fn title(growth: Growth) -> &'static str {
         Growth::Sessions => "Memory for sessions",
         Growth::FileSize => "A read against the size of the file",
         Growth::Arena => "A read against the size of the cache",
+        Growth::Connect => "Mounts at once, with keys and without",
         Growth::Idle => "Mounts with nothing to do",
     }
 }

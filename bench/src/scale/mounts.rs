@@ -13,6 +13,7 @@ use super::Setting;
 use super::plot::{Line, plot};
 use super::target::{Target, processor_time, resident};
 use crate::compare::fio;
+use crate::keys::Keys;
 use crate::peer::rblk::{Backing, Carrier, Rblk, RblkSpec};
 use crate::peer::undo::{Step, Undo};
 use crate::peer::{QUEUE_DEPTH, daemon::mount_status, loaded};
@@ -85,6 +86,7 @@ pub(super) fn queues(setting: &Setting) -> Result<ScalePlot> {
                 depth: QUEUE_DEPTH,
                 programs: setting.programs.clone(),
                 environment: Vec::new(),
+                with_keys: setting.with_keys,
                 target_flags: Vec::new(),
                 mount_flags: Vec::new(),
             };
@@ -159,6 +161,7 @@ impl<'s> Mounts<'s> {
         command.args(["--name", &name, "--output", "json", "--queues", "1"]);
         // Buffers for a hundred of them: 2 MiB each.
         command.args(["--queue-depth", "16", "--max-io", "128KiB"]);
+        command.args(Keys::of_mount(self.target.keys(), &[]));
         let json = child::output(command.env(child::TAG, &tag).current_dir("/"), MOUNT_LIMIT)?;
         let status: MountStatus =
             serde_json::from_str(&json).context("`rblk-initiator mount` gave something else")?;

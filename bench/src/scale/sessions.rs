@@ -37,7 +37,7 @@ pub(super) fn measure(setting: &Setting, most: u32) -> Result<Vec<ScalePlot>> {
     let mut grown = Grown::default();
     let connect = |number| {
         let begin = Instant::now();
-        let client = Client::connect(&runtime, target.address(), "v", number, &buffers)?;
+        let client = Client::connect(&runtime, &target, "v", number, &buffers)?;
         Ok::<_, anyhow::Error>((client, begin.elapsed()))
     };
     let idle_target = settled(&target)?;

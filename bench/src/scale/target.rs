@@ -10,6 +10,7 @@ use rblk_fabric::{Address, Scheme};
 use rblk_target::control::status::TargetStatus;
 
 use crate::child;
+use crate::keys::Keys;
 use crate::peer::daemon::target_status;
 use crate::peer::undo::{Journal, Step, Undo};
 
@@ -28,17 +29,29 @@ pub(super) struct Target {
     // In the order in which they are undone.
     processes: Option<Undo>,
     child: Child,
+    keys: Option<Keys>,
     _dir: Undo,
 }
 
+/// Where a target listens, and who may use it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Door {
+    /// What carries the messages.
+    pub(super) scheme: Scheme,
+    /// At a free port of this address.
+    pub(super) ip: IpAddr,
+    /// Both ends prove their keys.
+    pub(super) with_keys: bool,
+}
+
 impl Target {
-    /// Starts one that listens at a free port of `ip`. `flags` are those of `rblk-target serve`;
-    /// `{dir}` in them stands for a directory that goes with it, which `prepare` may fill.
+    /// Starts one. `flags` are those of `rblk-target serve`; `{dir}` in them stands for a directory
+    /// that goes with it, which `prepare` may fill.
     pub(super) fn start(
         journal: &Journal,
         programs: &Path,
         name: &str,
-        ip: IpAddr,
+        door: Door,
         flags: &[String],
         prepare: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<Self> {
@@ -52,13 +65,15 @@ impl Target {
         let (dir, dir_undo) = journal.directory(&run)?;
         prepare(&dir)?;
         let socket = dir.join("target.sock");
-        let port = free_port(ip)?;
-        let address = Address { scheme: Scheme::Tcp, host: ip.to_string(), port };
+        let port = free_port(door.ip)?;
+        let address = Address { scheme: door.scheme, host: door.ip.to_string(), port };
+        let listen = address.to_string();
+        let keys = door.with_keys.then(|| Keys::generate(&dir, &listen)).transpose()?;
         let tag = format!("{run}-target");
         let processes = journal.note(Step::Processes { tag: tag.clone() })?;
         let mut command = Command::new(program);
         command.args(["serve", "--name", &format!("bench-{run}")]);
-        command.args(["--listen", &address.to_string(), "--insecure"]);
+        command.args(["--listen", &listen]).args(Keys::of_target(keys.as_ref()));
         command.arg("--control-socket").arg(&socket).arg("--state-dir").arg(&dir);
         let here = dir.display().to_string();
         command.args(flags.iter().map(|flag| flag.replace("{dir}", &here)));
@@ -67,7 +82,7 @@ impl Target {
         command.current_dir("/").env(child::TAG, &tag).stdout(out).stderr(err);
         let child = child::spawn(&mut command)?;
         let processes = Some(processes);
-        let mut target = Self { address, socket, processes, child, _dir: dir_undo };
+        let mut target = Self { address, socket, processes, child, keys, _dir: dir_undo };
         target.wait_until_it_serves(&log)?;
         Ok(target)
     }
@@ -89,6 +104,11 @@ impl Target {
     /// Where it listens.
     pub(super) fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// The keys of both ends, if they prove any.
+    pub(super) fn keys(&self) -> Option<&Keys> {
+        self.keys.as_ref()
     }
 
     /// Its process.

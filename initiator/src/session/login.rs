@@ -26,6 +26,10 @@ use crate::error::SessionError;
 /// takes some milliseconds, and hosts that were refused together do not come back together.
 const PAUSE_MS: (u64, u64) = (5, 40);
 
+/// The longest silence of a host that has not logged in. A target gives a stranger 5 s, and
+/// Soft-iWARP may leave the first message of a connection unseen until the next one comes.
+const STRANGER_PERIOD: Duration = Duration::from_secs(1);
+
 /// What it takes to log in.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Login<'s> {
@@ -102,7 +106,8 @@ impl Login<'_> {
                 (reply, Some(secret))
             }
         };
-        let Fresh { admin, device, pd, .. } = fresh;
+        let Fresh { mut admin, device, pd, .. } = fresh;
+        admin.set_pulse(Pulse::of(self.options.detect));
         Ok(LoggedIn { admin, device, pd, reply, secret })
     }
 
@@ -157,7 +162,8 @@ impl Login<'_> {
         let hellos = Hellos::from_private_data(&request, &established.hello.0)?;
         let epoch = if resume.is_some() { epoch } else { Epoch(1) };
         let mut admin = AdminChannel::new(&pd, poller, established.connection, &accept, epoch)?;
-        admin.set_pulse(Pulse::of(options.detect));
+        let pulse = Pulse::of(options.detect);
+        admin.set_pulse(Pulse { period: pulse.period.min(STRANGER_PERIOD), ..pulse });
         Ok(Fresh { admin, device, pd, hellos })
     }
 

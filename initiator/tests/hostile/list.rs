@@ -13,6 +13,9 @@ use super::target::{Answer, Manners, listen};
 use super::{connect, login_reply, runtime};
 
 const PAGE: u32 = 42;
+/// More pages than an initiator may ask for here. The list ends then, so that one that would ask
+/// until its memory is full fails the test at once.
+const PAGES_MOST: u32 = 65_536 / PAGE + 100;
 
 /// How a list goes on: the entries of the page from that index, and how many there are in all.
 type Course = fn(u32) -> (u32, u32);
@@ -36,6 +39,9 @@ impl Manners for Lister {
             }
             Opcode::ListVolumes => {
                 self.pages += 1;
+                if self.pages > PAGES_MOST {
+                    return Some(Answer { status: Status::InvalidField, ..Answer::ok(Vec::new()) });
+                }
                 let (entries, total) = (self.course)(u32::try_from(command.lba.0).unwrap());
                 let entry = VolumeEntry {
                     name: Name::new("v").unwrap(),

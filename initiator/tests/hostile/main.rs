@@ -3,6 +3,7 @@
 
 mod handshake;
 mod list;
+mod slow;
 mod target;
 
 use rblk_fabric::{Address, ConnectOptions};

@@ -44,6 +44,11 @@ pub(super) trait Manners: Send + 'static {
     /// Whether it takes AUTH.
     fn has_proofs(&self) -> bool;
 
+    /// Whether the first message of a connection is seen only when the next one comes.
+    fn is_slow_to_look(&self) -> bool {
+        false
+    }
+
     /// A new connection. What is sent, which may be another accept than the target believes.
     fn connected(&mut self, asked: &HelloRequest, accept: HelloAccept) -> HelloAccept {
         let _ = asked;
@@ -171,17 +176,28 @@ async fn serve<M: Manners>(incoming: Incoming, manners: Arc<Mutex<M>>) {
     let accept = negotiate(&asked, &offer).unwrap();
     let accept = manners.lock().unwrap().connected(&asked, accept);
     let mut link = Link::accept(incoming, &accept);
-    while let Some(bytes) = link.next().await {
+    let mut unseen = None;
+    if manners.lock().unwrap().is_slow_to_look() {
+        unseen = link.next().await;
+    }
+    let mut next = link.next().await;
+    while let Some(bytes) = unseen.take().or_else(|| next.take()) {
         let (fixed, body) = bytes.split_first_chunk::<COMMAND_BYTES>().unwrap();
         let command = CommandCapsule::from_wire(fixed, bytes.len(), depth).unwrap();
         let answer = match command.opcode {
             Opcode::KeepAlive => Some(Answer::ok([])),
-            Opcode::AsyncEvent => continue,
+            Opcode::AsyncEvent => {
+                next = link.next().await;
+                continue;
+            }
             _ => manners.lock().unwrap().answer(&command, body),
         };
         let Some(answer) = answer else { break };
         tokio::time::sleep(answer.after).await;
         link.answer(&command, &answer);
+        if next.is_none() {
+            next = link.next().await;
+        }
     }
     link.poller.fail(link.qp);
 }

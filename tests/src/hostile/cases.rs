@@ -609,6 +609,10 @@ fn memory_of_the_target(door: &Door, _: Victim) {
             match round % 3 {
                 0 => queue.end.write_remote(addr, rkey, &[0xee; 4096]),
                 1 => queue.end.read_remote(addr, rkey),
+                // iWARP has no immediates.
+                _ if door.transport == Transport::Iwarp => {
+                    queue.end.write_remote(addr, rkey, &[0xee; 64]);
+                }
                 _ => queue.end.write_with_imm(addr, rkey, round),
             }
             // The target serves no READ. A device may keep one back instead of sending it.

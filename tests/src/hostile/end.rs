@@ -12,6 +12,7 @@ use rblk_protocol::width::{narrow, wide};
 use tokio::runtime::Runtime;
 
 use super::wire::{Hello, RESPONSE, Response, number};
+use crate::program::time_to_settle;
 
 /// Bytes that an end lends to the target.
 pub const LENT: usize = 256 << 10;
@@ -99,11 +100,13 @@ impl End {
         let options = ConnectOptions { timeout: PATIENCE, ..ConnectOptions::default() };
         let (mut poller, pd, established) = runtime().block_on(async {
             let route = Route::resolve(address, &options).await.expect("a route");
-            let pd = route.device().alloc_pd().expect("a PD");
+            let device = route.device();
+            let (pd, settling) = (device.alloc_pd().expect("a PD"), time_to_settle(&device));
             let limits = sizes();
             let (poller, handle) = pd.poller(limits.send_wrs + limits.recv_wrs).expect("a CQ");
             let hello = ConnectionHello(hello.to_vec());
             let established = route.connect(&pd, &handle, limits, &hello).await;
+            tokio::time::sleep(settling).await;
             (poller, pd, established)
         });
         let established = match established {
