@@ -87,7 +87,8 @@ pub struct Session {
 
 impl Session {
     /// Connects and logs in. `resume` names a session and the epoch to raise it to. Each step of
-    /// beginning a new session takes at most `options.timeout`. With credentials both ends prove
+    /// beginning a new session takes at most `options.timeout`; a crowded target is asked again for
+    /// 30 s. With credentials both ends prove
     /// their keys, or there is no session.
     ///
     /// # Errors

@@ -28,8 +28,11 @@ async fn run(path: &Path, follow: bool, output: EventsOutput) -> anyhow::Result<
         Err(error) => return Ok(no_answer(path, &error)),
     };
     print_all(&seen.events, output)?;
+    if !follow {
+        return Ok(Exit::Ok);
+    }
     let mut is_away = false;
-    while follow {
+    loop {
         tokio::time::sleep(STEP).await;
         match report(path, seen.last).await {
             Ok(Ok(next)) => {
@@ -50,7 +53,6 @@ async fn run(path: &Path, follow: bool, output: EventsOutput) -> anyhow::Result<
             }
         }
     }
-    Ok(Exit::Ok)
 }
 
 /// The inner error is what a target says that cannot answer.

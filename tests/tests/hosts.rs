@@ -129,7 +129,7 @@ fn hosts_are_files_that_a_target_reads() {
     let host = |keys: &[&str], volumes: &[&str], take_over: bool| json!({"name": "db1", "keys": keys, "volumes": volumes, "take_over": take_over, "file": text(&file)});
     assert_eq!(bed.list(), json!([host(&[&first], &["vol0:rw", "logs:ro"], false)]));
     let ended = bed.host(&["list"]);
-    let row = format!("db1                  no        vol0:rw,logs:ro                {first}\n");
+    let row = format!("db1   no         vol0:rw, logs:ro  {first}\n");
     assert!(ended.stdout.ends_with(&row), "{}", ended.stdout);
 
     // Rotation: the second key, then the first one goes.

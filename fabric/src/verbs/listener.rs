@@ -46,7 +46,7 @@ impl Listener {
                 Err(error) => last = Some(in_use_if_local(error, to)),
             }
         }
-        let error = last.unwrap_or_else(|| std::io::ErrorKind::AddrNotAvailable.into());
+        let error = last.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into());
         Err(FabricError::Listen { address: address.to_string(), error })
     }
 
@@ -76,7 +76,7 @@ impl Listener {
             // The task of the channel ended: the channel broke.
             Err(FabricError::Call {
                 call: "rdma_listen",
-                source: std::io::ErrorKind::NotConnected.into(),
+                source: io::ErrorKind::NotConnected.into(),
             })
         })
     }

@@ -13,6 +13,7 @@ use std::io;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rblk_config::said_once;
 use rblk_protocol::{OpenReply, VolumeFlags};
 
 use super::device::{aside, sectors};
@@ -160,7 +161,7 @@ impl Disk {
             }
             // The target refuses writes all the same.
             Err(error) => {
-                let error = format!("{error:#}");
+                let error = said_once(error.as_ref());
                 tracing::error!(error, read_only = yes, "the disk cannot follow its volume");
             }
         }

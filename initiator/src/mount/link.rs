@@ -332,7 +332,7 @@ impl Link {
                     if self.course.missing() {
                         self.say_removed(around.queues);
                     }
-                    self.on_failure(&format!("{error:#}"), false, now);
+                    self.on_failure(&said_once(error.as_ref()), false, now);
                 }
                 session_error => {
                     let is_gone = session_error.is_some_and(SessionError::is_session_gone);

@@ -22,6 +22,10 @@ use super::{Credentials, HostIdentity, QUIESCE_TIMEOUT, explain, parse_accept};
 use crate::admin::{AdminChannel, Pulse};
 use crate::error::SessionError;
 
+/// How long to wait for a place of a stranger, where that is longer than the time for a connect: the
+/// target is there, and logs in others, such as all other mounts of this host at boot.
+const CROWDED_MAX: Duration = Duration::from_secs(30);
+
 /// Shortest and longest pause before a try where the target had no place for a stranger. A login
 /// takes some milliseconds, and hosts that were refused together do not come back together.
 const PAUSE_MS: (u64, u64) = (5, 40);
@@ -113,7 +117,7 @@ impl Login<'_> {
 
     /// Makes the admin connection, where need be when the target has a place for a stranger again.
     async fn find_place(&self, with_keys: bool) -> Result<Fresh, SessionError> {
-        let until = Instant::now() + self.options.timeout;
+        let until = Instant::now() + self.options.timeout.max(CROWDED_MAX);
         loop {
             match self.connect(with_keys).await {
                 Err(SessionError::Refused { reject, .. })

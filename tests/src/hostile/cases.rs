@@ -22,7 +22,7 @@ const STRANGER: Duration = Duration::from_secs(15);
 /// Most bytes of a refusal: a text and its seal.
 const REFUSAL: usize = 256;
 /// Places of strangers of one address.
-const STRANGERS: usize = 4;
+const STRANGERS: usize = 16;
 
 /// The session of the honest host, which is no secret.
 #[derive(Clone, Copy, Debug)]

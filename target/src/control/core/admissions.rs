@@ -16,9 +16,9 @@ use rblk_protocol::{Epoch, SessionId};
 use crate::identity::{AdmissionId, SessionIndex};
 
 /// Strangers at a time.
-pub(super) const STRANGERS_MAX: usize = 32;
-/// Strangers of one address at a time.
-pub(super) const STRANGERS_PER_ADDRESS: usize = 4;
+pub(super) const STRANGERS_MAX: usize = 64;
+/// Strangers of one address at a time. At boot a host mounts all its volumes at once.
+pub(super) const STRANGERS_PER_ADDRESS: usize = 16;
 
 /// An admin connection that has not logged in.
 #[derive(Debug)]
