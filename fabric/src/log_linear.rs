@@ -1,7 +1,8 @@
 //! Log-linear bins: each power of two is cut into `1 << BITS` bins of equal width. Pure numbers.
 //!
-//! Numbers below `2 << BITS` have a bin each. The width of any other bin is at most `1 / (1 << BITS)`
-//! of its first number, so the middle of a bin is at most half of that away from any number in it.
+//! Numbers below `2 << BITS` have a bin each. The width of any other bin is at most `1 / (1 <<
+//! BITS)` of its first number, so the middle of a bin is at most half of that away from any number
+//! in it.
 
 /// The bin of a number.
 #[allow(clippy::cast_possible_truncation, reason = "a line is below `2 << BITS`")]

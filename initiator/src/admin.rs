@@ -1,8 +1,8 @@
 //! [`AdminChannel`]: the admin connection of a session, driven by control.
 //!
 //! One command at a time, plus one ASYNC_EVENT that the target keeps until something happens, and
-//! one KEEP_ALIVE. After the event that says so, one command asks how the volume changed. Every wait has a deadline. After an error the channel is dead, and the session
-//! must be connected anew.
+//! one KEEP_ALIVE. After the event that says so, one command asks how the volume changed. Every
+//! wait has a deadline. After an error the channel is dead, and the session must be connected anew.
 //!
 //! The target may take its time for a command, above all for a LOGIN that waits for the end of an
 //! older epoch. With a [`Pulse`] a loss is still seen in time: the target's data thread answers

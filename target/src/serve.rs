@@ -324,8 +324,8 @@ fn start_poll_groups(
     Ok(handles)
 }
 
-/// Volumes that a run can serve that starts with so many: each place costs a place for a file in the
-/// table of every ring, of which the kernel allows as many as the process may have open files.
+/// Volumes that a run can serve that starts with so many: each place costs a place for a file in
+/// the table of every ring, of which the kernel allows as many as the process may have open files.
 fn places(volumes: usize) -> anyhow::Result<u16> {
     let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(limit, _)| limit);
     let more = usize::try_from(files / 2)?.saturating_sub(volumes).min(PLACES_MORE);

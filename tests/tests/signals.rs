@@ -1,5 +1,5 @@
-//! What SIGHUP does to a target without a configuration file: nothing but a line in its log. The signal itself, and
-//! the terminal that sends it by closing.
+//! What SIGHUP does to a target without a configuration file: nothing but a line in its log. The
+//! signal itself, and the terminal that sends it by closing.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;

@@ -82,8 +82,8 @@ impl Listener {
     }
 }
 
-/// The CM says EADDRNOTAVAIL of an address that is not there, and of a port that is taken. Where the
-/// host has the address, the port is taken.
+/// The CM says EADDRNOTAVAIL of an address that is not there, and of a port that is taken. Where
+/// the host has the address, the port is taken.
 fn in_use_if_local(error: io::Error, to: SocketAddr) -> io::Error {
     let is_here = || UdpSocket::bind((to.ip(), 0)).is_ok();
     match error.raw_os_error() {

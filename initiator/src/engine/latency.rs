@@ -1,5 +1,6 @@
-//! [`QueueLatency`]: the times of one queue's requests, and [`RequestTimes`]: when each tag came and
-//! how long it waited to be sent. The queue's thread writes them; every thread may read the first.
+//! [`QueueLatency`]: the times of one queue's requests, and [`RequestTimes`]: when each tag came
+//! and how long it waited to be sent. The queue's thread writes them; every thread may read the
+//! first.
 //!
 //! Times are those of turns: the thread reads the clock once in a turn, so a time is as exact as a
 //! turn is long. A request counts from the turn that takes it from the driver to the turn that

@@ -112,8 +112,8 @@ fn openers(root: &Path, device: &str) -> Vec<String> {
     processes.filter(has).take(PROCESSES_MAX).map(named).collect()
 }
 
-/// Where a disk is mounted, and the file system on it; else what holds it. `None`: nobody that shows
-/// itself. The disk is not opened.
+/// Where a disk is mounted, and the file system on it; else what holds it. `None`: nobody that
+/// shows itself. The disk is not opened.
 #[must_use]
 pub fn device_user(device: &str) -> Option<String> {
     let mounts = fs::read_to_string("/proc/1/mounts")

@@ -7,7 +7,8 @@ use rblk_fabric::exposition::{Exposition, Kind, Scale};
 use super::status::MountStatus;
 use crate::engine::QueueCounts;
 
-/// The states of a mount, as [`MountStatus::state`] and, of dead mounts, `Condition::word` name them.
+/// The states of a mount, as [`MountStatus::state`] and, of dead mounts, `Condition::word` name
+/// them.
 const STATES: [&str; 10] = [
     "waiting",
     "connected",

@@ -22,8 +22,8 @@ use super::{Credentials, HostIdentity, QUIESCE_TIMEOUT, explain, parse_accept};
 use crate::admin::{AdminChannel, Pulse};
 use crate::error::SessionError;
 
-/// How long to wait for a place of a stranger, where that is longer than the time for a connect: the
-/// target is there, and logs in others, such as all other mounts of this host at boot.
+/// How long to wait for a place of a stranger, where that is longer than the time for a connect:
+/// the target is there, and logs in others, such as all other mounts of this host at boot.
 const CROWDED_MAX: Duration = Duration::from_secs(30);
 
 /// Shortest and longest pause before a try where the target had no place for a stranger. A login
