@@ -398,8 +398,8 @@ fn a_queue_that_has_proven_nothing_keeps_nothing() {
     };
     // Anybody may name the session. From elsewhere they have the places of strangers.
     let foreign: Vec<Link> =
-        (0..4).map(|n| from(&mut w, &format!("tcp://10.0.0.9:{n}"), 0).unwrap()).collect();
-    let refused = from(&mut w, "tcp://10.0.0.9:9", 0).unwrap_err();
+        (0..16).map(|n| from(&mut w, &format!("tcp://10.0.0.9:{n}"), 0).unwrap()).collect();
+    let refused = from(&mut w, "tcp://10.0.0.9:99", 0).unwrap_err();
     assert!(refused.text.contains("your address"), "{}", refused.text);
     assert_eq!(w.core.sessions().get(a.link.session).unwrap().connections(), 1);
     // The one that proves it has the number.
