@@ -154,7 +154,7 @@ impl Connection {
             life: Life::Live,
             is_listed: false,
             liveness: Liveness::new(prove_by, params.progress_max, now),
-            requests: (0..tags).map(|_| Request::new(now)).collect(),
+            requests: (0..tags).map(|_| Request::new()).collect(),
             receives,
             sends: SendQueue::new(send_wrs, tags, lists),
             reads: ReadCredits::new(params.reads_out, tags),

@@ -21,7 +21,7 @@ use crate::volume::{CacheMode, Placement, Volume};
 ///
 /// # Errors
 /// A bug: the connection ends.
-#[inline]
+#[inline(always)]
 pub(super) fn start<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -48,7 +48,7 @@ pub(super) fn start<S: Store>(
     let span = Span { volume: volume.index, offset, len };
     let (io, request) = connection.io_of(tag);
     let _ = request.step(Event::Checked(span));
-    account::begin(request, io, stats, &mut turn.cq_age, turn.now);
+    account::begin(request, io, stats, &mut turn.cq_age, turn.us);
     let cut = Cut::of(volume, turn.group, turn.groups());
     let has_data = command.in_capsule_bytes > 0;
     if command.flags.digest {
