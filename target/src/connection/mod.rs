@@ -45,7 +45,6 @@ use crate::identity::{ConnectionId, SessionIndex};
 use crate::part::{Part, PartIndex};
 use crate::read_ahead::ReadAhead;
 use crate::request::{Event, InCapsule, Outcome, Payload, Request};
-use crate::traffic::IoStats;
 
 pub(crate) use bounce::Bounce;
 pub use bounce::BounceMemory;
@@ -224,10 +223,10 @@ impl Connection {
         &mut self.requests[tag.index()]
     }
 
-    /// Its counters, and the request with this tag.
-    #[inline]
-    pub(crate) fn io_of(&mut self, tag: Tag) -> (&IoStats, &mut Request) {
-        (&self.params.io, &mut self.requests[tag.index()])
+    /// What control handed over with it, and the request with this tag.
+    #[inline(always)]
+    pub(crate) fn of(&mut self, tag: Tag) -> (&ConnectionParams, &mut Request) {
+        (&self.params, &mut self.requests[tag.index()])
     }
 
     /// All requests.

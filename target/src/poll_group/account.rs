@@ -2,11 +2,11 @@
 //! connection ends before that. By poll group, by connection and by volume.
 
 use rblk_fabric::{BinnedUs, Micros};
-use rblk_protocol::{Status, Tag};
+use rblk_protocol::{Opcode, Status, Tag};
 
 use super::slow::SlowIo;
 use super::turn::Turn;
-use crate::connection::Connection;
+use crate::connection::{Connection, ConnectionParams};
 use crate::request::{Event, Request};
 use crate::stats::Stats;
 use crate::store::Store;
@@ -69,63 +69,76 @@ pub(super) fn answered<S: Store>(
     tag: Tag,
     status: Status,
 ) {
-    let (io, request) = connection.io_of(tag);
+    let (params, request) = connection.of(tag);
+    let Some(command) = request.command() else { return };
+    if command.opcode == Opcode::Write && status == Status::Ok {
+        let bytes = Stats::data_bytes(command);
+        turn.stats.count_write(bytes, command.in_capsule_bytes > 0);
+        record(params, request, turn, (IoKind::Write, bytes, false));
+    } else {
+        answered_otherwise(params, request, turn, status);
+    }
+}
+
+/// A command that is no WRITE, or failed.
+#[inline(never)]
+fn answered_otherwise<S: Store>(
+    params: &ConnectionParams,
+    request: &mut Request,
+    turn: &Turn<S>,
+    status: Status,
+) {
     let Some(command) = request.command() else { return };
     let (kind, bytes) = (IoKind::of(command.opcode), Stats::data_bytes(command));
     turn.stats.count(command, bytes, status);
-    if let Some(kind) = kind
-        && let Some(slow) = record(io, request, turn, (kind, bytes, status != Status::Ok))
-    {
-        note_slow(connection, turn, tag, slow);
+    if let Some(kind) = kind {
+        record(params, request, turn, (kind, bytes, status != Status::Ok));
     }
 }
 
 /// A READ is answered well: its answer is queued. Its state says so from now on.
 #[inline(always)]
 pub(super) fn answered_read<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
-    let (io, request) = connection.io_of(tag);
+    let (params, request) = connection.of(tag);
     let _ = request.step(Event::Answered);
     let bytes = request.span().len;
-    let slow = record(io, request, turn, (IoKind::Read, bytes, false));
     turn.stats.count_read(bytes);
-    if let Some(slow) = slow {
-        note_slow(connection, turn, tag, slow);
-    }
+    record(params, request, turn, (IoKind::Read, bytes, false));
 }
 
-/// Returns what it waited for, if it took long enough to be told.
 #[inline(always)]
 fn record<S: Store>(
-    io: &IoStats,
+    params: &ConnectionParams,
     request: &mut Request,
     turn: &Turn<S>,
     (kind, bytes, failed): (IoKind, u64, bool),
-) -> Option<Stages> {
-    let volume = turn.access.stats(request.span().volume);
+) {
     let Some(took) = request.timing().end(turn.us) else {
-        io.refused(kind, bytes);
-        return None;
+        return params.io.refused(kind, bytes);
     };
-    io.answered(kind, bytes, failed);
-    let volume = volume?;
+    params.io.answered(kind, bytes, failed);
+    let Some(volume) = turn.access.stats(request.span().volume) else { return };
     volume.io.answered(kind, bytes, failed);
     match took {
-        Took::OneTurn(queue) => {
-            volume.latency.record_one_turn(kind, queue);
-            None
-        }
+        Took::OneTurn(queue) => volume.latency.record_one_turn(kind, queue),
         Took::Longer(stages) => {
             volume.latency.record(kind, &stages);
-            turn.slow.is_slow(stages.total()).then_some(stages)
+            if turn.slow.is_slow(stages.total()) {
+                note_slow(params, request, turn, stages);
+            }
         }
     }
 }
 
 #[cold]
-fn note_slow<S: Store>(connection: &Connection, turn: &Turn<S>, tag: Tag, stages: Stages) {
-    let request = connection.request(tag);
-    let Some(opcode) = request.command().map(|command| command.opcode) else { return };
-    let (volume, session) = (request.span().volume, connection.params().session);
+fn note_slow<S: Store>(
+    params: &ConnectionParams,
+    request: &Request,
+    turn: &Turn<S>,
+    stages: Stages,
+) {
+    let Some(opcode) = request.opcode() else { return };
+    let (volume, session) = (request.span().volume, params.session);
     let total = stages.total();
     turn.slow.note(SlowIo { volume, session, opcode, total, stages, others: 0 });
 }
@@ -135,11 +148,11 @@ fn note_slow<S: Store>(connection: &Connection, turn: &Turn<S>, tag: Tag, stages
 pub(super) fn abandon<S: Store>(connection: &mut Connection, turn: &Turn<S>) {
     for index in 0..connection.requests().len() {
         let tag = Tag(rblk_protocol::width::narrow(index));
-        let (io, request) = connection.io_of(tag);
+        let (params, request) = connection.of(tag);
         if request.timing().end(turn.us).is_none() {
             continue;
         }
-        io.abandoned();
+        params.io.abandoned();
         if let Some(volume) = turn.access.stats(request.span().volume) {
             volume.io.abandoned();
         }

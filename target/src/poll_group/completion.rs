@@ -180,7 +180,7 @@ fn bad_command<S: Store>(
 }
 
 /// A command came, and was looked at.
-#[inline(always)]
+#[inline]
 fn on_command<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
