@@ -18,16 +18,19 @@ impl Counter {
     }
 
     /// Adds. Only the owning thread may call it.
+    #[inline(always)]
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
     /// Takes away. Only the owning thread may call it.
+    #[inline(always)]
     pub fn sub(&self, n: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_sub(n), Ordering::Relaxed);
     }
 
     /// Sets. Only the owning thread may call it.
+    #[inline(always)]
     pub fn set(&self, n: u64) {
         self.0.store(n, Ordering::Relaxed);
     }

@@ -21,6 +21,7 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use crate::moment::{Moment, MomentClock};
 use crate::spin::{Hint, Idle, SpinMode, SpinPolicy};
 use crate::wake_cost::measure_wake_cost;
 
@@ -80,7 +81,7 @@ pub trait DataThread {
     ///
     /// # Errors
     /// The thread cannot go on.
-    fn turn(&mut self, now: Instant) -> Result<ControlFlow<Self::End, Turn>, Self::Error>;
+    fn turn(&mut self, now: Moment) -> Result<ControlFlow<Self::End, Turn>, Self::Error>;
 
     /// What is under way, for the spin policy. `None`: nothing that is worth a look.
     fn awaited(&mut self) -> Option<Hint>;
@@ -89,7 +90,7 @@ pub trait DataThread {
     fn arm(&mut self);
 
     /// Looks once more, after [`Self::arm`], at everything that could end a sleep.
-    fn look_again(&mut self, now: Instant) -> Found;
+    fn look_again(&mut self, now: Moment) -> Found;
 
     /// Publishes the counters: the thread is about to sleep.
     fn publish(&mut self, now: Instant);
@@ -117,8 +118,9 @@ pub trait DataThread {
 /// What broke the thread.
 pub fn run<T: DataThread>(thread: &mut T, mode: SpinMode) -> Result<T::End, T::Error> {
     let mut policy = SpinPolicy::new(mode, measure_wake_cost());
+    let clock = MomentClock::default();
     loop {
-        let now = Instant::now();
+        let now = clock.now();
         let turn = match thread.turn(now)? {
             ControlFlow::Continue(turn) => turn,
             ControlFlow::Break(end) => return Ok(end),
@@ -139,8 +141,9 @@ fn sleep_after<T: DataThread>(
     thread: &mut T,
     policy: &mut SpinPolicy,
     turn: Turn,
-    now: Instant,
+    moment: Moment,
 ) -> Option<Duration> {
+    let now = moment.instant();
     if turn.found != Found::Nothing {
         policy.worked(now, turn.found == Found::Io);
     }
@@ -160,7 +163,7 @@ fn sleep_after<T: DataThread>(
     }
     thread.arm();
     // Something may have come between the last look and the arming.
-    match thread.look_again(now) {
+    match thread.look_again(moment) {
         Found::Nothing => {
             thread.publish(now);
             Some(thread.longest_sleep(now))
@@ -188,7 +191,7 @@ mod tests {
         type End = u32;
         type Error = ();
 
-        fn turn(&mut self, _: Instant) -> Result<ControlFlow<u32, Turn>, ()> {
+        fn turn(&mut self, _: Moment) -> Result<ControlFlow<u32, Turn>, ()> {
             self.calls.push("turn");
             Ok(self.turns.remove(0))
         }
@@ -201,7 +204,7 @@ mod tests {
             self.calls.push("arm");
         }
 
-        fn look_again(&mut self, _: Instant) -> Found {
+        fn look_again(&mut self, _: Moment) -> Found {
             self.calls.push("look");
             self.look_again.pop().unwrap_or(Found::Nothing)
         }

@@ -33,8 +33,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::time::Instant;
-
 use nix::errno::Errno;
 use rblk_protocol::{CommandCapsule, Opcode, Status};
 
@@ -290,8 +288,8 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// A tag without a command; `now` is any time.
-    pub(crate) fn new(now: Instant) -> Self {
+    /// A tag without a command.
+    pub(crate) fn new() -> Self {
         Self {
             state: State::Free,
             abandoned: false,
@@ -303,7 +301,7 @@ impl Request {
             outcome: Outcome::OK,
             holds: Vec::new(),
             parts: Parts::default(),
-            timing: Timing::new(now),
+            timing: Timing::default(),
         }
     }
 

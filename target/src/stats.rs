@@ -171,9 +171,7 @@ impl Stats {
                 self.read_bytes.add(bytes);
             }
             Opcode::Write => {
-                self.writes.add(1);
-                self.written_bytes.add(bytes);
-                self.in_capsule_writes.add(u64::from(command.in_capsule_bytes > 0));
+                self.count_write(bytes, command.in_capsule_bytes > 0);
             }
             Opcode::Flush => self.flushes.add(1),
             Opcode::Discard => self.discards.add(1),
@@ -184,6 +182,14 @@ impl Stats {
             self.failed_commands.add(1);
             self.fenced_commands.add(u64::from(status == Status::Fenced));
         }
+    }
+
+    /// Counts a WRITE of so many bytes that was answered well.
+    #[inline(always)]
+    pub(crate) fn count_write(&self, bytes: u64, in_capsule: bool) {
+        self.writes.add(1);
+        self.written_bytes.add(bytes);
+        self.in_capsule_writes.add(u64::from(in_capsule));
     }
 
     /// Counts a READ of so many bytes that was answered well.

@@ -6,11 +6,9 @@
 //! a turn is long. A command counts from the look at the CQ before the one that found it, at the
 //! earliest, and to the turn that queued its answer. So a long turn is part of the times.
 
-use rblk_fabric::{Counter, Latency, LatencyCounts};
+use rblk_fabric::{BinnedUs, Counter, Latency, LatencyCounts};
 use rblk_protocol::Opcode;
 use serde::{Deserialize, Serialize};
-
-use crate::timing::Took;
 
 /// Counters of one connection, or of one volume in one poll group, by [`IoKind`].
 #[derive(Debug, Default)]
@@ -26,25 +24,33 @@ pub struct IoStats {
 
 /// The kind of a block command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct IoKind(u8);
+pub(crate) enum IoKind {
+    Read,
+    Write,
+    Flush,
+    Discard,
+    WriteZeroes,
+}
 
 impl IoKind {
     const COUNT: usize = 5;
 
-    /// That of a READ.
-    pub(crate) const READ: Self = Self(0);
-
     /// That of a block command; none of another.
     #[inline(always)]
     pub(crate) fn of(opcode: Opcode) -> Option<Self> {
-        // The opcodes of block commands are 1 to 5.
-        let kind = (opcode as u8).wrapping_sub(Opcode::Read as u8);
-        (usize::from(kind) < Self::COUNT).then_some(Self(kind))
+        Some(match opcode {
+            Opcode::Read => Self::Read,
+            Opcode::Write => Self::Write,
+            Opcode::Flush => Self::Flush,
+            Opcode::Discard => Self::Discard,
+            Opcode::WriteZeroes => Self::WriteZeroes,
+            _ => return None,
+        })
     }
 
     #[inline(always)]
     fn index(self) -> usize {
-        usize::from(self.0)
+        self as usize
     }
 }
 
@@ -198,8 +204,8 @@ pub(crate) struct OpLatency {
 impl OpLatency {
     /// Takes in a command that waited only in the CQ.
     #[inline(always)]
-    fn record_one_turn(&self, queue_us: u32) {
-        self.one_turn.record(queue_us.into());
+    fn record_one_turn(&self, queue: BinnedUs) {
+        self.one_turn.record_binned(queue);
     }
 
     /// Takes in another command.
@@ -293,13 +299,20 @@ pub(crate) struct VolumeLatency {
 }
 
 impl VolumeLatency {
-    /// Takes in a command. Of DISCARDs and WRITE_ZEROES there are no times.
+    /// Takes in a command that was answered in the turn that found it. Of DISCARDs and WRITE_ZEROES
+    /// there are no times.
     #[inline(always)]
-    pub(crate) fn record(&self, kind: IoKind, took: &Took) {
-        let Some(op) = self.kinds.get(kind.index()) else { return };
-        match took {
-            Took::OneTurn(queue_us) => op.record_one_turn(*queue_us),
-            Took::Longer(stages) => op.record(stages),
+    pub(crate) fn record_one_turn(&self, kind: IoKind, queue: BinnedUs) {
+        if let Some(op) = self.kinds.get(kind.index()) {
+            op.record_one_turn(queue);
+        }
+    }
+
+    /// Takes in another command.
+    #[inline(always)]
+    pub(crate) fn record(&self, kind: IoKind, stages: &Stages) {
+        if let Some(op) = self.kinds.get(kind.index()) {
+            op.record(stages);
         }
     }
 
@@ -345,8 +358,8 @@ mod tests {
     #[test]
     fn every_stage_has_a_time_for_every_command() {
         let live = OpLatency::default();
-        live.record_one_turn(0);
-        live.record_one_turn(7);
+        live.record_one_turn(BinnedUs::new(0));
+        live.record_one_turn(BinnedUs::new(7));
         live.record(&Stages { queue: 10, cache: 20, store: 70, ..Stages::default() });
         let times = live.snapshot();
         assert_eq!((times.total.count(), times.total.sum_us()), (3, 107));

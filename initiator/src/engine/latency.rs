@@ -6,9 +6,7 @@
 //! turn is long. A request counts from the turn that takes it from the driver to the turn that
 //! answers it.
 
-use std::time::Instant;
-
-use rblk_fabric::{Latency, LatencyCounts};
+use rblk_fabric::{Latency, LatencyCounts, Micros};
 use rblk_protocol::{QueueDepth, Tag};
 use serde::{Deserialize, Serialize};
 
@@ -113,22 +111,21 @@ pub(super) struct RequestTimes {
     tags: Box<[Times]>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Times {
-    came: Instant,
+    came: Micros,
     queued_us: u64,
 }
 
 impl RequestTimes {
-    /// A table for a queue; `now` is any time.
-    pub(super) fn new(depth: QueueDepth, now: Instant) -> Self {
-        let times = Times { came: now, queued_us: 0 };
-        Self { tags: vec![times; usize::from(depth.get())].into_boxed_slice() }
+    /// A table for a queue.
+    pub(super) fn new(depth: QueueDepth) -> Self {
+        Self { tags: vec![Times::default(); usize::from(depth.get())].into_boxed_slice() }
     }
 
     /// A request came.
     #[inline(always)]
-    pub(super) fn came(&mut self, tag: Tag, now: Instant) {
+    pub(super) fn came(&mut self, tag: Tag, now: Micros) {
         if let Some(times) = self.tags.get_mut(tag.index()) {
             *times = Times { came: now, queued_us: 0 };
         }
@@ -136,24 +133,19 @@ impl RequestTimes {
 
     /// A request that waited is sent, for the first time or again.
     #[inline(never)]
-    pub(super) fn sent_later(&mut self, tag: Tag, now: Instant) {
+    pub(super) fn sent_later(&mut self, tag: Tag, now: Micros) {
         if let Some(times) = self.tags.get_mut(tag.index()) {
-            times.queued_us = us_between(times.came, now);
+            times.queued_us = now.since(times.came);
         }
     }
 
     /// It is answered.
     #[inline(always)]
-    pub(super) fn answered(&self, tag: Tag, op: IoOp, now: Instant, latency: &QueueLatency) {
+    pub(super) fn answered(&self, tag: Tag, op: IoOp, now: Micros, latency: &QueueLatency) {
         let Some(times) = self.tags.get(tag.index()) else { return };
-        let [read, write, flush] = &latency.kinds;
-        let op = match op {
-            IoOp::Read => read,
-            IoOp::Write => write,
-            IoOp::Flush => flush,
-            IoOp::Discard | IoOp::WriteZeroes => return,
-        };
-        let us = us_between(times.came, now);
+        // Those that have no times are the last.
+        let Some(op) = latency.kinds.get(op as usize) else { return };
+        let us = now.since(times.came);
         if times.queued_us == 0 { op.at_once.record(us) } else { op.record(us, times.queued_us) }
     }
 }
@@ -167,24 +159,15 @@ impl OpLatency {
     }
 }
 
-#[inline(always)]
-fn us_between(from: Instant, to: Instant) -> u64 {
-    let time = to.saturating_duration_since(from);
-    time.as_secs() * 1_000_000 + u64::from(time.subsec_micros())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
     fn the_stages_add_up() {
-        let start = Instant::now();
-        let at = |us| start + Duration::from_micros(us);
+        let at = Micros::new;
         let (tag, latency) = (Tag(1), QueueLatency::default());
-        let mut times = RequestTimes::new(QueueDepth::new(2).unwrap(), start);
+        let mut times = RequestTimes::new(QueueDepth::new(2).unwrap());
         times.came(tag, at(100));
         times.answered(tag, IoOp::Read, at(150), &latency);
         // Sent again.

@@ -33,7 +33,7 @@ mod terms;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{Completion, FabricError, WcStatus};
+use rblk_fabric::{Completion, FabricError, Micros, Moment, WcStatus};
 use rblk_protocol::limits::READ_TRAILER_BYTES;
 use rblk_protocol::{Features, Opcode, QueueDepth, Sequence, Status, Tag};
 
@@ -112,7 +112,7 @@ pub struct Engine {
     // Where completions are reaped to.
     reaped: Box<[Completion]>,
     // When the turn began.
-    now: Instant,
+    now: Micros,
     times: RequestTimes,
     stats: Arc<QueueStats>,
 }
@@ -132,8 +132,6 @@ impl Engine {
     /// their region.
     #[must_use]
     pub fn new(depth: QueueDepth, buffer_stride: usize, stats: Arc<QueueStats>) -> Self {
-        // Before the first turn, any time will do.
-        let now = Instant::now();
         Self {
             depth,
             buffer_stride,
@@ -146,8 +144,9 @@ impl Engine {
             ledger: None,
             digests: Digests::new(depth),
             reaped: vec![Completion::default(); REAP].into_boxed_slice(),
-            now,
-            times: RequestTimes::new(depth, now),
+            // Before the first turn, any time will do.
+            now: Micros::default(),
+            times: RequestTimes::new(depth),
             stats,
         }
     }
@@ -337,14 +336,16 @@ impl Engine {
 
     /// The time of the turn that begins: for requests that are submitted before [`Self::turn`].
     #[inline]
-    pub fn begin_turn(&mut self, now: Instant) {
-        self.now = now;
+    pub fn begin_turn(&mut self, now: impl Into<Moment>) {
+        self.now = now.into().us();
     }
 
     /// Reaps, answers and posts. `done` gets each outcome: bytes moved (0 for requests without
     /// data) or a negative errno. Returns whether anything happened.
-    pub fn turn(&mut self, now: Instant, mut done: impl FnMut(Tag, i32)) -> bool {
-        self.begin_turn(now);
+    pub fn turn(&mut self, now: impl Into<Moment>, mut done: impl FnMut(Tag, i32)) -> bool {
+        let moment = now.into();
+        self.begin_turn(moment);
+        let now = moment.instant();
         self.stats.turns.add(1);
         let mut busy = self.reap(&mut done);
         if self.path.as_ref().is_some_and(|path| path.tests_for_longer(SELF_TEST_DEADLINE, now)) {

@@ -9,10 +9,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::PollerCounters;
 use rblk_fabric::data_thread::{DataThread, Found, Turn, Woken};
 use rblk_fabric::mailbox::Receiver;
 use rblk_fabric::spin::Hint;
+use rblk_fabric::{Moment, PollerCounters};
 use rblk_protocol::width::narrow;
 use rblk_protocol::{BlockSize, QueueDepth, Tag};
 
@@ -203,11 +203,11 @@ impl QueueThread {
 
     /// One turn of the engine. Returns whether anything happened, and how many requests were
     /// answered.
-    fn turn_engine(&mut self, now: Instant) -> (bool, usize) {
+    fn turn_engine(&mut self, now: Moment) -> (bool, usize) {
         let before = self.engine.outstanding();
         let Self { engine, ublk, gathering, .. } = self;
         let busy = engine.turn(now, |tag, result| {
-            gathering.answer(tag, now);
+            gathering.answer(tag, now.instant());
             answer(ublk, tag, result);
         });
         (busy, before - self.engine.outstanding())
@@ -244,14 +244,15 @@ impl DataThread for QueueThread {
     type End = ();
     type Error = io::Error;
 
-    fn turn(&mut self, now: Instant) -> io::Result<ControlFlow<(), Turn>> {
-        self.engine.begin_turn(now);
+    fn turn(&mut self, moment: Moment) -> io::Result<ControlFlow<(), Turn>> {
+        let now = moment.instant();
+        self.engine.begin_turn(moment);
         let mut busy = self.take_mail(now);
         if self.paths.change(&mut self.engine, &mut self.ublk, now)? {
             self.publisher.published = PollerCounters::default();
         }
         let events = self.take_events(now);
-        let (did, answers) = self.turn_engine(now);
+        let (did, answers) = self.turn_engine(moment);
         busy |= did | (events != Found::Nothing);
         busy |= self.paths.send_off(&mut self.engine, &mut self.ublk)?;
         if self.engine.has_digest_failure() {
@@ -292,7 +293,7 @@ impl DataThread for QueueThread {
         let _ = self.engine.arm();
     }
 
-    fn look_again(&mut self, now: Instant) -> Found {
+    fn look_again(&mut self, now: Moment) -> Found {
         for _ in 0..LATE_LOOKS {
             let (busy, answers) = self.turn_engine(now);
             let found = Found::of(busy, answers > 0);

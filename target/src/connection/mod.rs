@@ -45,7 +45,6 @@ use crate::identity::{ConnectionId, SessionIndex};
 use crate::part::{Part, PartIndex};
 use crate::read_ahead::ReadAhead;
 use crate::request::{Event, InCapsule, Outcome, Payload, Request};
-use crate::traffic::IoStats;
 
 pub(crate) use bounce::Bounce;
 pub use bounce::BounceMemory;
@@ -154,7 +153,7 @@ impl Connection {
             life: Life::Live,
             is_listed: false,
             liveness: Liveness::new(prove_by, params.progress_max, now),
-            requests: (0..tags).map(|_| Request::new(now)).collect(),
+            requests: (0..tags).map(|_| Request::new()).collect(),
             receives,
             sends: SendQueue::new(send_wrs, tags, lists),
             reads: ReadCredits::new(params.reads_out, tags),
@@ -224,10 +223,10 @@ impl Connection {
         &mut self.requests[tag.index()]
     }
 
-    /// Its counters, and the request with this tag.
-    #[inline]
-    pub(crate) fn io_of(&mut self, tag: Tag) -> (&IoStats, &mut Request) {
-        (&self.params.io, &mut self.requests[tag.index()])
+    /// What control handed over with it, and the request with this tag.
+    #[inline(always)]
+    pub(crate) fn of(&mut self, tag: Tag) -> (&ConnectionParams, &mut Request) {
+        (&self.params, &mut self.requests[tag.index()])
     }
 
     /// All requests.

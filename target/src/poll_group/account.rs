@@ -1,17 +1,16 @@
 //! What is counted of block commands: when one begins, when it is answered, and when its
 //! connection ends before that. By poll group, by connection and by volume.
 
-use std::time::Instant;
-
-use rblk_protocol::{Status, Tag};
+use rblk_fabric::{BinnedUs, Micros};
+use rblk_protocol::{Opcode, Status, Tag};
 
 use super::slow::SlowIo;
 use super::turn::Turn;
-use crate::connection::Connection;
-use crate::request::Request;
+use crate::connection::{Connection, ConnectionParams};
+use crate::request::{Event, Request};
 use crate::stats::Stats;
 use crate::store::Store;
-use crate::timing::{Took, us_between};
+use crate::timing::Took;
 use crate::traffic::{IoKind, IoStats, Stages};
 use crate::volume_stats::VolumeStats;
 
@@ -19,33 +18,32 @@ use crate::volume_stats::VolumeStats;
 /// thread may have slept since then. Computed when it is first asked for in a turn.
 #[derive(Debug, Default)]
 pub(super) struct CqAge {
-    looked: Option<Instant>,
-    armed: Option<Instant>,
-    us: Option<u32>,
+    looked: Micros,
+    armed: Option<Micros>,
+    age: Option<BinnedUs>,
 }
 
 impl CqAge {
     /// A turn begins; the one before began then.
     #[inline(always)]
-    pub(super) fn turn(&mut self, before: Instant) {
-        (self.looked, self.us) = (Some(before), None);
+    pub(super) fn turn(&mut self, before: Micros) {
+        (self.looked, self.age) = (before, None);
     }
 
     /// The thread may sleep from this turn on: what it finds then has woken it.
-    pub(super) fn armed(&mut self, now: Instant) {
+    pub(super) fn armed(&mut self, now: Micros) {
         self.armed = Some(now);
     }
 
     #[inline(always)]
-    fn us(&mut self, now: Instant) -> u32 {
-        if let Some(us) = self.us { us } else { self.compute(now) }
+    fn get(&mut self, now: Micros) -> BinnedUs {
+        if let Some(age) = self.age { age } else { self.compute(now) }
     }
 
     #[inline(never)]
-    fn compute(&mut self, now: Instant) -> u32 {
-        let awake = self.looked.filter(|looked| Some(*looked) != self.armed);
-        let us = awake.map_or(0, |looked| us_between(looked, now));
-        *self.us.insert(u32::try_from(us).unwrap_or(u32::MAX))
+    fn compute(&mut self, now: Micros) -> BinnedUs {
+        let us = if self.armed == Some(self.looked) { 0 } else { now.since(self.looked) };
+        *self.age.insert(BinnedUs::new(us))
     }
 }
 
@@ -56,9 +54,9 @@ pub(super) fn begin(
     io: &IoStats,
     volume: &VolumeStats,
     age: &mut CqAge,
-    now: Instant,
+    now: Micros,
 ) {
-    request.timing().begin(now, age.us(now));
+    request.timing().begin(now, age.get(now));
     io.begin();
     volume.io.begin();
 }
@@ -71,49 +69,76 @@ pub(super) fn answered<S: Store>(
     tag: Tag,
     status: Status,
 ) {
-    let Some(command) = connection.request(tag).command() else { return };
-    let (opcode, bytes) = (command.opcode, Stats::data_bytes(command));
-    turn.stats.count(command, bytes, status);
-    if let Some(kind) = IoKind::of(opcode) {
-        record(connection, turn, tag, (kind, bytes, status != Status::Ok));
+    let (params, request) = connection.of(tag);
+    let Some(command) = request.command() else { return };
+    if command.opcode == Opcode::Write && status == Status::Ok {
+        let bytes = Stats::data_bytes(command);
+        turn.stats.count_write(bytes, command.in_capsule_bytes > 0);
+        record(params, request, turn, (IoKind::Write, bytes, false));
+    } else {
+        answered_otherwise(params, request, turn, status);
     }
 }
 
-/// A READ is answered well: its answer is queued.
+/// A command that is no WRITE, or failed.
+#[inline(never)]
+fn answered_otherwise<S: Store>(
+    params: &ConnectionParams,
+    request: &mut Request,
+    turn: &Turn<S>,
+    status: Status,
+) {
+    let Some(command) = request.command() else { return };
+    let (kind, bytes) = (IoKind::of(command.opcode), Stats::data_bytes(command));
+    turn.stats.count(command, bytes, status);
+    if let Some(kind) = kind {
+        record(params, request, turn, (kind, bytes, status != Status::Ok));
+    }
+}
+
+/// A READ is answered well: its answer is queued. Its state says so from now on.
 #[inline(always)]
 pub(super) fn answered_read<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
-    let bytes = connection.request(tag).span().len;
+    let (params, request) = connection.of(tag);
+    let _ = request.step(Event::Answered);
+    let bytes = request.span().len;
     turn.stats.count_read(bytes);
-    record(connection, turn, tag, (IoKind::READ, bytes, false));
+    record(params, request, turn, (IoKind::Read, bytes, false));
 }
 
 #[inline(always)]
 fn record<S: Store>(
-    connection: &mut Connection,
+    params: &ConnectionParams,
+    request: &mut Request,
     turn: &Turn<S>,
-    tag: Tag,
     (kind, bytes, failed): (IoKind, u64, bool),
 ) {
-    let (io, request) = connection.io_of(tag);
-    let Some(took) = request.timing().end(turn.now) else {
-        return io.refused(kind, bytes);
+    let Some(took) = request.timing().end(turn.us) else {
+        return params.io.refused(kind, bytes);
     };
-    io.answered(kind, bytes, failed);
+    params.io.answered(kind, bytes, failed);
     let Some(volume) = turn.access.stats(request.span().volume) else { return };
     volume.io.answered(kind, bytes, failed);
-    volume.latency.record(kind, &took);
-    if let Took::Longer(stages) = &took
-        && turn.slow.is_slow(stages.total())
-    {
-        note_slow(connection, turn, tag, *stages);
+    match took {
+        Took::OneTurn(queue) => volume.latency.record_one_turn(kind, queue),
+        Took::Longer(stages) => {
+            volume.latency.record(kind, &stages);
+            if turn.slow.is_slow(stages.total()) {
+                note_slow(params, request, turn, stages);
+            }
+        }
     }
 }
 
 #[cold]
-fn note_slow<S: Store>(connection: &Connection, turn: &Turn<S>, tag: Tag, stages: Stages) {
-    let request = connection.request(tag);
-    let Some(opcode) = request.command().map(|command| command.opcode) else { return };
-    let (volume, session) = (request.span().volume, connection.params().session);
+fn note_slow<S: Store>(
+    params: &ConnectionParams,
+    request: &Request,
+    turn: &Turn<S>,
+    stages: Stages,
+) {
+    let Some(opcode) = request.opcode() else { return };
+    let (volume, session) = (request.span().volume, params.session);
     let total = stages.total();
     turn.slow.note(SlowIo { volume, session, opcode, total, stages, others: 0 });
 }
@@ -123,11 +148,11 @@ fn note_slow<S: Store>(connection: &Connection, turn: &Turn<S>, tag: Tag, stages
 pub(super) fn abandon<S: Store>(connection: &mut Connection, turn: &Turn<S>) {
     for index in 0..connection.requests().len() {
         let tag = Tag(rblk_protocol::width::narrow(index));
-        let (io, request) = connection.io_of(tag);
-        if request.timing().end(turn.now).is_none() {
+        let (params, request) = connection.of(tag);
+        if request.timing().end(turn.us).is_none() {
             continue;
         }
-        io.abandoned();
+        params.io.abandoned();
         if let Some(volume) = turn.access.stats(request.span().volume) {
             volume.io.abandoned();
         }

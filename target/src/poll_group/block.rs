@@ -46,9 +46,9 @@ pub(super) fn start<S: Store>(
     };
     let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
     let span = Span { volume: volume.index, offset, len };
-    let (io, request) = connection.io_of(tag);
+    let (params, request) = connection.of(tag);
     let _ = request.step(Event::Checked(span));
-    account::begin(request, io, stats, &mut turn.cq_age, turn.now);
+    account::begin(request, &params.io, stats, &mut turn.cq_age, turn.us);
     let cut = Cut::of(volume, turn.group, turn.groups());
     let has_data = command.in_capsule_bytes > 0;
     if command.flags.digest {

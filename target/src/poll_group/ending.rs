@@ -47,7 +47,7 @@ impl<S: Store> PollGroup<S> {
     /// Asks every CQ for an event at its next completion: before a sleep, and then look once more.
     /// One that cannot be asked is broken, as one that cannot be polled.
     pub fn arm(&mut self) {
-        self.turn.cq_age.armed(self.turn.now);
+        self.turn.cq_age.armed(self.turn.us);
         for place in 0..self.turn.pollers.places() {
             let Some(entry) = self.turn.pollers.working(place) else { continue };
             if let Err(error) = entry.poller.arm() {

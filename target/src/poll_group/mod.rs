@@ -67,7 +67,7 @@ use zeroing::ZeroingQueue;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{Completion, Poller};
+use rblk_fabric::{Completion, Moment, Poller};
 use rblk_protocol::width::wide;
 
 use crate::cache::{PartToken, Shard, ShardReply, StoreFailure};
@@ -136,6 +136,7 @@ impl<S: Store> PollGroup<S> {
             outbox: Vec::new(),
             stats,
             now,
+            us: Moment::from(now).us(),
             cq_age: CqAge::default(),
             io: false,
             lines: Lines::default(),
@@ -249,9 +250,11 @@ impl<S: Store> PollGroup<S> {
 
     /// Reaps and acts until nothing is left, at most a few rounds, then posts. Returns whether
     /// anything happened.
-    pub fn turn(&mut self, now: Instant) -> bool {
-        self.turn.cq_age.turn(self.turn.now);
-        self.turn.now = now;
+    pub fn turn(&mut self, now: impl Into<Moment>) -> bool {
+        let moment = now.into();
+        let now = moment.instant();
+        self.turn.cq_age.turn(self.turn.us);
+        (self.turn.now, self.turn.us) = (now, moment.us());
         self.turn.stats.turns.add(1);
         let mut busy = self.reap();
         if self.turn.groups() > 1 {

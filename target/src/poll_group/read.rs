@@ -298,7 +298,7 @@ fn send_part<S: Store>(
     }
     if connection.free_sends() < needed || !connection.may_prepare(bytes) {
         turn.stats.send_credit_waits.add(1);
-        connection.request_mut(tag).timing().awaits_credits(turn.now);
+        connection.request_mut(tag).timing().awaits_credits(turn.us);
         connection.keep_waiting_first(tag);
         return Ok(false);
     }

@@ -30,7 +30,7 @@ pub(super) fn finish<S: Store>(
         answer_with(connection, turn, tag, outcome);
     } else {
         turn.stats.send_credit_waits.add(1);
-        connection.request_mut(tag).timing().awaits_credits(turn.now);
+        connection.request_mut(tag).timing().awaits_credits(turn.us);
         connection.wait_for_credits(tag);
     }
 }
@@ -96,7 +96,7 @@ fn copy_out<S: Store>(
     };
     if !connection.may_prepare(len) {
         turn.stats.send_credit_waits.add(1);
-        connection.request_mut(tag).timing().awaits_credits(turn.now);
+        connection.request_mut(tag).timing().awaits_credits(turn.us);
         connection.keep_waiting_first(tag);
         proof::ask_if_much(connection);
         return false;
@@ -171,7 +171,6 @@ pub(super) fn read_answered<S: Store>(
     (tag, sequence): (Tag, Sequence),
     with_immediate: bool,
 ) {
-    let _ = connection.request_mut(tag).step(Event::Answered);
     account::answered_read(connection, turn, tag);
     if !with_immediate {
         let response = ResponseCapsule::new(tag, sequence, Status::Ok);

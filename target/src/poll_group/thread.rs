@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rblk_fabric::Moment;
 use rblk_fabric::data_thread::{self, DataThread, Found, Turn, Woken};
 use rblk_fabric::mailbox::{Receiver, Sender, mailbox};
 use rblk_fabric::spin::{Hint, SpinMode};
@@ -322,10 +323,11 @@ impl DataThread for GroupThread {
     type End = bool;
     type Error = io::Error;
 
-    fn turn(&mut self, now: Instant) -> io::Result<ControlFlow<bool, Turn>> {
+    fn turn(&mut self, moment: Moment) -> io::Result<ControlFlow<bool, Turn>> {
+        let now = moment.instant();
         self.listen(now);
         self.take_mail(now)?;
-        let mut busy = self.group.turn(now);
+        let mut busy = self.group.turn(moment);
         if busy {
             self.publisher.after_work(&mut self.group, now);
         }
@@ -347,7 +349,7 @@ impl DataThread for GroupThread {
         self.group.arm();
     }
 
-    fn look_again(&mut self, now: Instant) -> Found {
+    fn look_again(&mut self, now: Moment) -> Found {
         let mail = self.mail.has_some();
         let busy = self.group.turn(now) || self.group.has_outbox();
         // The peers come last: a message that is sent after this call writes to our event.

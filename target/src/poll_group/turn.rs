@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rblk_fabric::MemoryRegion;
+use rblk_fabric::{MemoryRegion, Micros};
 use rblk_protocol::Tag;
 use rblk_protocol::width::narrow;
 
@@ -47,6 +47,8 @@ pub(super) struct Turn<S> {
     pub(super) stats: Arc<Stats>,
     /// When the turn began.
     pub(super) now: Instant,
+    /// The same, for the times of commands.
+    pub(super) us: Micros,
     /// How long what the turn finds may have waited for it.
     pub(super) cq_age: CqAge,
     /// Something was done that clients wait for.

@@ -193,7 +193,7 @@ pub(super) fn post_reads<S: Store>(
     tag: Tag,
     index: PartIndex,
 ) -> Served {
-    connection.request_mut(tag).timing().awaits_data(turn.now);
+    connection.request_mut(tag).timing().awaits_data(turn.us);
     while !connection.request(tag).parts()[wide(index.0)].is_posted() {
         if !connection.may_read() {
             turn.stats.read_credit_waits.add(1);
@@ -258,7 +258,7 @@ pub(super) fn on_read<S: Store>(
         Action::Wait => return Ok(()),
         _ => return Err(Violation("a READ completed that was not posted")),
     }
-    connection.request_mut(tag).timing().data_came(turn.now);
+    connection.request_mut(tag).timing().data_came(turn.us);
     if let Some(bounce) = connection.bounce() {
         copy_landed(connection, bounce.landing_region(), turn, tag, index);
         connection.leave_landing(tag, index);

@@ -1,8 +1,6 @@
 //! A request against a model of what surrounds it: shards and a device that answer in any order,
 //! fail, or lose their connection at any time.
 
-use std::time::Instant;
-
 use proptest::prelude::*;
 use rblk_protocol::{Epoch, Sequence, Tag};
 
@@ -14,7 +12,7 @@ fn command(opcode: Opcode, in_capsule_bytes: u32) -> CommandCapsule {
 }
 
 fn started(opcode: Opcode) -> Request {
-    let mut request = Request::new(Instant::now());
+    let mut request = Request::new();
     let command = command(opcode, 0);
     let _ = request.step(Event::Command { command: &command, message: 1, data: None });
     let span = Span { volume: VolumeIndex(0), offset: 0, len: 4096 };
@@ -249,7 +247,7 @@ fn a_read_that_was_not_posted_is_impossible() {
 
 #[test]
 fn a_tag_is_free_when_answered_and_in_a_later_message() {
-    let mut request = Request::new(Instant::now());
+    let mut request = Request::new();
     assert!(request.may_start_in(1));
     let command = command(Opcode::Flush, 0);
     let _ = request.step(Event::Command { command: &command, message: 1, data: None });

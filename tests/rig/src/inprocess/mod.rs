@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rblk_fabric::soft::network::{Network, Wire};
-use rblk_fabric::{Device, Poller, ProtectionDomain, QpIndex, Region, RemoteBuffer};
+use rblk_fabric::{Device, Moment, Poller, ProtectionDomain, QpIndex, Region, RemoteBuffer};
 use rblk_protocol::auth::{Hellos, SessionSecret};
 use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, Tag};
 use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
@@ -305,7 +305,7 @@ impl<S: Store> Rig<S> {
                 continue;
             }
             let allocated = allocations::of_this_thread();
-            busy |= group.turn(self.now) || group.engine.has_outbox();
+            busy |= group.turn(Moment::from(self.now)) || group.engine.has_outbox();
             self.allocations.target += allocations::of_this_thread() - allocated;
             messages.extend(group.engine.take_outbox());
         }

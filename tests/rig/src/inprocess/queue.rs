@@ -1,11 +1,10 @@
 //! The initiators' queues of a [`Rig`].
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use anyhow::{Context, Result};
 use rblk_fabric::soft::network::Wire;
-use rblk_fabric::{Completion, Device, DeviceCaps, PageKind, QpLimits, Region};
+use rblk_fabric::{Completion, Device, DeviceCaps, Moment, PageKind, QpLimits, Region};
 use rblk_initiator::durability::Ledger;
 use rblk_initiator::engine::{Engine, MountTimes, PathEnd, QueueCounts, QueueStats};
 use rblk_initiator::inflight::WrongState;
@@ -49,7 +48,7 @@ pub(super) struct Queue {
 impl Queue {
     /// One turn of the engine, apart from what the rig does about it: profiles name it.
     #[inline(never)]
-    fn turn(&mut self, now: Instant) -> bool {
+    fn turn(&mut self, now: Moment) -> bool {
         let Self { engine, done, .. } = self;
         engine.turn(now, |tag, result| done.push((tag, result)))
     }
@@ -441,7 +440,7 @@ impl<S: Store> Rig<S> {
             return false;
         };
         let allocated = allocations::of_this_thread();
-        let mut busy = queue.turn(now);
+        let mut busy = queue.turn(now.into());
         self.allocations.initiator += allocations::of_this_thread() - allocated;
         let from = self.outcomes.len();
         let of = QueueId(at);

@@ -1,12 +1,12 @@
 //! The target of a [`Rig`]: its poll groups, and what stands in for its control.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rblk_fabric::soft::network::Wire;
 use rblk_fabric::{
-    AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle,
+    AcceptParams, Access, Connection, ConnectionHello, Device, Moment, PageKind, PollerHandle,
     ProtectionDomain, QpLimits, Region, RemoteBuffer,
 };
 use rblk_protocol::auth::{Hellos, QueueKey, SessionSecret};
@@ -97,7 +97,7 @@ pub struct CqNews {
 impl<S: Store> Group<S> {
     /// One turn of the engine, apart from what the rig does about it: profiles name it.
     #[inline(never)]
-    pub(super) fn turn(&mut self, now: Instant) -> bool {
+    pub(super) fn turn(&mut self, now: Moment) -> bool {
         self.engine.turn(now)
     }
 }
