@@ -1,9 +1,10 @@
 //! What is counted of block commands: when one begins, when it is answered, and when its
 //! connection ends before that. By poll group, by connection and by volume.
 
-use rblk_fabric::{BinnedUs, Micros};
+use rblk_fabric::Micros;
 use rblk_protocol::{Opcode, Status, Tag};
 
+use super::cq_age::CqAge;
 use super::slow::SlowIo;
 use super::turn::Turn;
 use crate::connection::{Connection, ConnectionParams};
@@ -13,39 +14,6 @@ use crate::store::Store;
 use crate::timing::Took;
 use crate::traffic::{IoKind, IoStats, Stages};
 use crate::volume_stats::VolumeStats;
-
-/// How long what a turn finds may have lain in a CQ: since the turn before looked there, unless the
-/// thread may have slept since then. Computed when it is first asked for in a turn.
-#[derive(Debug, Default)]
-pub(super) struct CqAge {
-    looked: Micros,
-    armed: Option<Micros>,
-    age: Option<BinnedUs>,
-}
-
-impl CqAge {
-    /// A turn begins; the one before began then.
-    #[inline(always)]
-    pub(super) fn turn(&mut self, before: Micros) {
-        (self.looked, self.age) = (before, None);
-    }
-
-    /// The thread may sleep from this turn on: what it finds then has woken it.
-    pub(super) fn armed(&mut self, now: Micros) {
-        self.armed = Some(now);
-    }
-
-    #[inline(always)]
-    fn get(&mut self, now: Micros) -> BinnedUs {
-        if let Some(age) = self.age { age } else { self.compute(now) }
-    }
-
-    #[inline(never)]
-    fn compute(&mut self, now: Micros) -> BinnedUs {
-        let us = if self.armed == Some(self.looked) { 0 } else { now.since(self.looked) };
-        *self.age.insert(BinnedUs::new(us))
-    }
-}
 
 /// A block command begins, for a volume that its session opened.
 #[inline(always)]

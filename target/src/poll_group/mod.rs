@@ -33,6 +33,7 @@ mod block;
 mod change;
 mod completion;
 mod connections;
+mod cq_age;
 mod cut;
 mod digest;
 mod ending;
@@ -53,8 +54,8 @@ mod write;
 mod zeroing;
 
 use access::Access;
-use account::CqAge;
 use connections::Connections;
+use cq_age::CqAge;
 use lines::Lines;
 pub use mail::{FromGroup, Notice, PollerMemory, StepTicket, ToGroup, VolumeStep};
 use peers::{PeerMail, Peers};

@@ -14,7 +14,7 @@ use rblk_protocol::width::narrow;
 
 use super::FromGroup;
 use super::access::Access;
-use super::account::CqAge;
+use super::cq_age::CqAge;
 use super::lines::{Line, Lines};
 use super::peers::{PeerMail, Peers};
 use super::pollers::Pollers;
