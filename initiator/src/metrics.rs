@@ -1,6 +1,6 @@
 //! `rblk-initiator metrics`: the state of the mounts for node_exporter.
 
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::Path;
 
@@ -30,7 +30,13 @@ fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(format!(".{}", std::process::id()));
     let draft = Path::new(&draft);
-    let written = File::create(draft).and_then(|mut file| {
+    // In the way: a draft of a process that died, or a link of somebody whose directory it is.
+    let create = || OpenOptions::new().write(true).create_new(true).open(draft);
+    let made = create().or_else(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => std::fs::remove_file(draft).and_then(|()| create()),
+        _ => Err(error),
+    });
+    let written = made.and_then(|mut file| {
         file.set_permissions(std::fs::Permissions::from_mode(0o644))?;
         file.write_all(text.as_bytes())
     });
@@ -53,6 +59,15 @@ mod tests {
         replace(&path, "new\n").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "new\n");
         assert!(replace(&dir.path().join("none/rblk.prom"), "x").is_err());
+        // A link in the place of the draft is not followed.
+        let secret = dir.path().join("secret");
+        std::fs::write(&secret, "kept").unwrap();
+        let draft = dir.path().join(format!("rblk.prom.{}", std::process::id()));
+        std::os::unix::fs::symlink(&secret, &draft).unwrap();
+        replace(&path, "newer\n").unwrap();
+        assert_eq!(std::fs::read_to_string(&secret).unwrap(), "kept");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "newer\n");
+        std::fs::remove_file(&secret).unwrap();
         // A directory is in the way, so the draft cannot take its place.
         let taken = dir.path().join("taken");
         std::fs::create_dir(&taken).unwrap();

@@ -141,17 +141,39 @@ impl Holders {
         match before {
             None if store.is_some() => Served::First,
             Some(before) if Some(&before) != store => {
-                if let Some(mut record) = self.records.remove(&volume)
-                    && let Some(generation) = record.generation.next()
-                {
-                    (record.generation, record.present) = (generation, false);
-                    self.put(record);
-                }
-                self.replaced.insert(volume);
+                self.replace(volume);
                 Served::Replaced
             }
             _ => Served::AsBefore,
         }
+    }
+
+    /// As [`Self::serve`], for a volume that this run did not serve until now. A volume that may not
+    /// be the one that was served before under this name is [`Served::Replaced`]: one in memory, and
+    /// one whose store cannot be told from others.
+    pub(crate) fn serve_anew(
+        &mut self,
+        volume: VolumeUuid,
+        store: Option<&StoreIdentity>,
+    ) -> Served {
+        let is_known = store.is_some() && self.stores.get(&volume) == store;
+        let served = self.serve(volume, store);
+        if is_known || served == Served::Replaced || !self.records.contains_key(&volume) {
+            return served;
+        }
+        self.replace(volume);
+        Served::Replaced
+    }
+
+    /// The generation of the last holder ends.
+    fn replace(&mut self, volume: VolumeUuid) {
+        if let Some(mut record) = self.records.remove(&volume)
+            && let Some(generation) = record.generation.next()
+        {
+            (record.generation, record.present) = (generation, false);
+            self.put(record);
+        }
+        self.replaced.insert(volume);
     }
 
     /// Whether this run serves a volume from another store than the run before.

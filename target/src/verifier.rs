@@ -197,6 +197,11 @@ impl LineageFile {
         })
     }
 
+    /// Whether it began as [`Self::forgetful`].
+    pub(crate) fn is_forgetful(&self) -> bool {
+        self.kept.is_none() && self.directory.is_none()
+    }
+
     fn open_on(directory: &Path, name: &Name, boot_id: &str) -> anyhow::Result<Self> {
         let fresh = fresh()?;
         match Self::take_over(directory, name, boot_id, fresh) {

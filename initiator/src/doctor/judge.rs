@@ -252,9 +252,7 @@ fn failed(
         }
         ProbeError::NoProof => Finding::fail("keys", "the target proves no key")
             .fix_at(host, "rblk-target key new; rblk-target doctor"),
-        ProbeError::NotEncrypted => {
-            Finding::fail("tls", text).fix_at(host, "modprobe tls && systemctl restart rblk-target")
-        }
+        ProbeError::NotEncrypted => Finding::fail("tls", text).fix_at(host, "rblk-target doctor"),
         ProbeError::Version => Finding::fail("connect", text),
         ProbeError::Busy => Finding::fail("connect", text).fix_at(host, "rblk-target status"),
         ProbeError::Memlock => Finding::fail("memlock", text).fix("ulimit -l unlimited"),

@@ -9,13 +9,14 @@ use crate::engine::QueueCounts;
 
 /// The states of a mount, as [`MountStatus::state`] and, of dead mounts, `Condition::word` name
 /// them.
-const STATES: [&str; 10] = [
+const STATES: [&str; 11] = [
     "waiting",
     "connected",
     "reconnecting",
     "failing",
     "fenced",
     "volume lost",
+    "volume removed",
     "no server",
     "ending",
     "bad note",

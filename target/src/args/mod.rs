@@ -230,8 +230,8 @@ pub struct ServeArgs {
     /// Address to listen on, rdma://HOST:PORT or tcp://HOST:PORT; the port may be left out. Repeat
     /// for several.
     ///
-    /// Without any, here and in the file: tcp://[::]:7721, and rdma://[::]:7720 when this host has
-    /// an RDMA device. [::] is every address, of IPv4 too.
+    /// Without any, here and in the file: every address of this host, IPv6 and IPv4, by TCP on port
+    /// 7721, and by RDMA on port 7720 when this host has an RDMA device.
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<String>,
     /// Volume on a file or block device; repeat for several.

@@ -33,6 +33,11 @@ pub(super) struct LossNotes {
 }
 
 impl LossNotes {
+    /// Whether this run keeps a file of its losses, and of the holders of its volumes.
+    pub(super) fn can_remember(&self) -> bool {
+        !self.file.is_forgetful()
+    }
+
     /// No loss yet.
     pub(super) fn new(file: Arc<LineageFile>) -> Self {
         let (ended, tries) = mpsc::unbounded_channel();

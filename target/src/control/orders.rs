@@ -24,6 +24,12 @@ pub(super) async fn carry_out(
     reread: &Reread,
     order: Ask,
 ) -> Response {
+    // These wait for no change under way.
+    match order {
+        Ask::Dump => return dump(requests).await,
+        Ask::Kick { session } => return kick(requests, session).await,
+        _ => {}
+    }
     let _turn = reread.turn().await;
     let done = match order {
         Ask::AddVolume { volume } => match open(reread.target(), (*volume).clone()).await {
@@ -48,11 +54,13 @@ pub(super) async fn carry_out(
                 Err(error) => Err(error),
             }
         }
-        Ask::Dump => return dump(requests).await,
-        Ask::Kick { session } => return kick(requests, session).await,
-        Ask::Status | Ask::Events { .. } | Ask::Drain | Ask::ReloadHosts | Ask::Reload { .. } => {
-            Err("it is no order".to_owned())
-        }
+        Ask::Status
+        | Ask::Events { .. }
+        | Ask::Drain
+        | Ask::ReloadHosts
+        | Ask::Reload { .. }
+        | Ask::Dump
+        | Ask::Kick { .. } => Err("it is no order".to_owned()),
     };
     done.map_or_else(Response::Error, |report| Response::Volume(Box::new(report)))
 }

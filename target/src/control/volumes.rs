@@ -211,14 +211,14 @@ impl Control {
 
     /// Fences the hosts of a volume that was served from another file or device before.
     fn compare_store(&mut self, volume: &Volume, opened: &OpenedVolume) {
-        let Some(backing) = &opened.backing else { return };
-        let identity: Option<StoreIdentity> = backing.identity().cloned();
+        let identity: Option<StoreIdentity> =
+            opened.backing.as_ref().and_then(|backing| backing.identity().cloned());
         self.persister.serve(volume.uuid, identity.clone());
         if self.core.serve_from(volume, identity.as_ref()) {
             tracing::error!(
                 volume = %volume.name,
-                "this is another file or device than the one this volume was served from before: a mount that \
-                 comes back is refused (fenced)"
+                "this may be another file, device or memory than the one this volume was served from before: a \
+                 mount that comes back is refused (fenced)"
             );
         }
     }
@@ -231,6 +231,12 @@ impl Control {
     fn plan(&self, change: &Change, real: bool) -> Result<Plan, String> {
         match change {
             Change::Add(config, opened) => {
+                if opened.backing.is_some() && !self.losses.can_remember() {
+                    return Err("this run of the target remembers no hosts and no losses, because it began \
+                                without a volume on a file or device: write the volume into the configuration, \
+                                and restart the target"
+                        .to_owned());
+                }
                 if self.volumes.next >= self.volumes.places {
                     return Err(format!(
                         "this run of the target has given out all of its {} places for volumes, and uses none \

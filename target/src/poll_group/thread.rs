@@ -80,6 +80,8 @@ impl Handle {
     /// Where the poll group will tell of another volume.
     pub(crate) fn new_stats(&mut self, volume: VolumeIndex) -> Arc<VolumeStats> {
         let stats = Arc::new(VolumeStats::default());
+        // A volume in memory that gets another size is made anew.
+        self.forget_volume(volume);
         self.volumes.push((volume, Arc::clone(&stats)));
         stats
     }

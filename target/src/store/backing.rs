@@ -267,7 +267,10 @@ impl Backing {
     /// The system's, or it is shorter than that; the size in force stays as it is.
     pub(crate) fn resize(&self, to: u64) -> Result<(), StoreError> {
         let is_file = self.kind == BackingKind::File && !self.read_only;
-        if is_file && self.measure()? != to {
+        // What somebody put behind the end in force is not cut off by a volume that grows.
+        let grows = to > self.size.load(Ordering::Relaxed);
+        let measured = self.measure()?;
+        if is_file && (if grows { measured < to } else { measured != to }) {
             self.file.set_len(to).map_err(io_error(&self.path, "change its size"))?;
         }
         let size = self.measure()?;

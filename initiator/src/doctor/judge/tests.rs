@@ -117,7 +117,7 @@ fn each_failed_try_has_a_subject_and_a_fix() {
         ),
         (ProbeError::KeysWanted, "keys", Some("rblk-initiator key new")),
         (ProbeError::NoProof, "keys", Some("rblk-target key new; rblk-target doctor")),
-        (ProbeError::NotEncrypted, "tls", Some("modprobe tls && systemctl restart rblk-target")),
+        (ProbeError::NotEncrypted, "tls", Some("rblk-target doctor")),
         (ProbeError::Memlock, "memlock", Some("ulimit -l unlimited")),
         (ProbeError::Busy, "connect", Some("rblk-target status")),
         (ProbeError::SelfTest, "self-test", None),

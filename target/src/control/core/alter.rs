@@ -388,10 +388,10 @@ impl Core {
         }
     }
 
-    /// A volume that is to be added is served from that store. If it is another store than before,
-    /// the hosts that had the volume are fenced. Returns whether it is.
+    /// A volume that is to be added is served from that store; one in memory has none. If it may be
+    /// another store than before, the hosts that had the volume are fenced. Returns whether it may.
     pub(crate) fn serve_from(&mut self, volume: &Volume, store: Option<&StoreIdentity>) -> bool {
-        let served = self.holders.serve(volume.uuid, store);
+        let served = self.holders.serve_anew(volume.uuid, store);
         if served != Served::AsBefore
             && let Some(record) = self.holders.record(&volume.uuid).cloned()
         {
