@@ -169,11 +169,10 @@ fn an_address_that_others_reach_is_a_warning_and_a_taken_one_a_failure() {
     let port = free_port();
     let http = format!("0.0.0.0:{}", port.number);
     let target = Target::start(dir.path(), &["--memory", "m=1MiB", "--http", &http]);
-    assert!(
-        target.log().contains("everybody who reaches this address can read"),
-        "{}",
-        target.log()
-    );
+    // The log has a thread of its own.
+    wait_for("the warning", || {
+        target.log().contains("everybody who reaches this address can read").then_some(())
+    });
     assert_eq!(request(port.number, "GET", "/healthz", "store1:9720").status, 200, "any name");
     let second = dir.path().join("second");
     std::fs::create_dir(&second).unwrap();
