@@ -400,6 +400,23 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_that_is_served_anew_is_resumed_only_if_its_store_is_known() {
+        let (a, inode) = (claimant(1, AccessMode::Exclusive), StoreIdentity::parse("inode:1"));
+        let held = |stores| Holders::durable([record_of(V, &a, Generation(1))]).with_stores(stores);
+        let mut holders = held(vec![(V, inode.clone().unwrap())]);
+        assert_eq!(holders.serve_anew(V, inode.as_ref()), Served::AsBefore);
+        assert!(holders.is_last(&V, &a, Generation(1)), "the same file");
+        // Memory is empty again; a file may not be that of before; a store of no identity, neither.
+        for (stores, now) in [(vec![], None), (vec![], inode.as_ref())] {
+            let mut holders = held(stores);
+            assert_eq!(holders.serve_anew(V, now), Served::Replaced);
+            assert!(!holders.is_last(&V, &a, Generation(1)));
+        }
+        // Nobody had it.
+        assert_eq!(Holders::durable([]).serve_anew(V, None), Served::AsBefore);
+    }
+
+    #[test]
     fn what_was_forgotten() {
         let a = claimant(1, AccessMode::Exclusive);
         assert!(!Holders::durable([]).is_last(&V, &a, Generation(5)), "it remembers all it gave");
