@@ -69,10 +69,31 @@ fn remove(args: &VolumeRemoveArgs) -> anyhow::Result<Exit> {
 }
 
 fn resize(args: &VolumeResizeArgs) -> anyhow::Result<Exit> {
+    if !args.place.persist {
+        must_not_be_fixed(&args.place.running.config, &args.name)?;
+    }
     let file = changed_file(&args.place, &args.name)?;
     let VolumeResizeArgs { name, size, shrink, .. } = args;
     let question = Ask::ResizeVolume { name: name.clone(), size: *size, shrink: *shrink };
     order(&args.place, file, question, "changed")
+}
+
+/// The file must not have a size in the configuration that is not changed with it: the target would
+/// not start again.
+fn must_not_be_fixed(config: &Path, name: &str) -> anyhow::Result<()> {
+    if !config.exists() {
+        return Ok(());
+    }
+    let config = TargetConfig::load(config)?;
+    let volume = config.volumes.iter().find(|volume| volume.name == name);
+    match volume.filter(|volume| volume.path.is_some()).and_then(|volume| volume.size) {
+        None => Ok(()),
+        Some(size) => Err(Senseless(format!(
+            "the configuration says that the file of {name} has {size}, and the target does not start with a file \
+             of another size: change it with --persist, or change it there and run `rblk-target reload`"
+        ))
+        .into()),
+    }
 }
 
 fn set(args: &VolumeSetArgs) -> anyhow::Result<Exit> {

@@ -382,6 +382,16 @@ fn what_is_persisted_is_there_after_a_restart() {
     bed.does(&format!("volume add new --file {} --persist", image.display()), "volume-new.toml");
     bed.does("volume add brief --memory 1MiB", "brief: until the target restarts or reloads");
     bed.does("volume resize new 2MiB --persist", "new: changed, 2MiB");
+    // With another size of a file whose size is written down, a target would not start.
+    let fixed = format!(
+        "[[volume]]\nname = \"new\"\nstore = \"file\"\npath = {:?}\nsize = \"2MiB\"\n",
+        image
+    );
+    let (drop_in, written) = (bed.path("target.d/volume-new.toml"), "the drop-in of the volume");
+    let before = fs::read_to_string(&drop_in).expect(written);
+    fs::write(&drop_in, fixed).expect(written);
+    assert_refused(&bed.run("volume resize new 3MiB"), 2, &["new has 2MiB", "--persist"]);
+    fs::write(&drop_in, before).expect(written);
     bed.does("volume set new --cache write-back --persist", "volume-new.toml is changed");
     // People wrote this one.
     let refused = bed.run("volume set vol0 --read-only --persist");

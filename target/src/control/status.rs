@@ -164,7 +164,7 @@ pub struct HolderStatus {
     pub host: String,
     /// Whether others may write too.
     pub shared: bool,
-    /// It has a session; else it may come back.
+    /// It has a connection; else it may come back.
     pub present: bool,
 }
 
@@ -307,7 +307,7 @@ fn holder(core: &Core, v: &Volume) -> Option<HolderStatus> {
         return Some(HolderStatus {
             host: session.host_name.to_string(),
             shared: session.mode_of(v.index) == Some(AccessMode::Shared),
-            present: true,
+            present: session.connections() > 0,
         });
     }
     let record = core.holders().record(&v.uuid).filter(|_| core.is_kept(v.index))?;

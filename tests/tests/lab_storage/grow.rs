@@ -1,6 +1,7 @@
 //! A volume that changes under a mounted disk: it grows twice under a mounted file system with fio
 //! on it, and becomes read-only and writable again.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use rblk_target::args::CONTROL_SOCKET;
@@ -66,6 +67,11 @@ fn a_mounted_file_system_grows_twice_with_its_volume() {
         let fs = FileSystem::mount("ext4", &device, &dir, &[]);
         let work = Fio::verify(&dir.join("fio"), FIO_BYTES).with("time_based", 1);
         let mut fio = work.with("runtime", 3600).start();
+        // Then what is free changes by what the file system gets.
+        until("the files of both jobs to be there", DEADLINE, || {
+            let file = std::fs::metadata(dir.join("fio")).ok()?;
+            (file.blocks() * 512 > 2 * FIO_BYTES - 8 * MIB).then_some(())
+        });
         for (round, bytes) in (0u64..).zip(SIZES[1..].iter().copied()) {
             let before = free(&dir);
             let epoch = mount.status().epoch;
