@@ -148,9 +148,9 @@ impl Holders {
         }
     }
 
-    /// As [`Self::serve`], for a volume that this run did not serve until now. A volume that may not
-    /// be the one that was served before under this name is [`Served::Replaced`]: one in memory, and
-    /// one whose store cannot be told from others.
+    /// As [`Self::serve`], for a volume that this run did not serve until now. A volume that may
+    /// not be the one that was served before under this name is [`Served::Replaced`]: one in
+    /// memory, and one whose store cannot be told from others.
     pub(crate) fn serve_anew(
         &mut self,
         volume: VolumeUuid,
