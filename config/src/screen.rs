@@ -47,6 +47,12 @@ impl Screen {
         Self { before }
     }
 
+    /// No terminal: what is drawn comes one after the other.
+    #[must_use]
+    pub fn lines() -> Self {
+        Self { before: None }
+    }
+
     /// Draws a text in the place of the last one.
     ///
     /// # Errors

@@ -33,7 +33,10 @@ struct LookAtMount<'a> {
 /// Shows the mounts again and again, or once.
 pub(crate) fn top(interval: Duration, once: bool, output: TopOutput) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut screen = None;
+    let screen = match output {
+        TopOutput::Table if !once => Screen::open(),
+        _ => Screen::lines(),
+    };
     loop {
         // The first question begins the measurement.
         let mut mounts = living(&runtime, true);
@@ -41,22 +44,9 @@ pub(crate) fn top(interval: Duration, once: bool, output: TopOutput) -> anyhow::
         mounts.sort_by_key(|mount| std::cmp::Reverse(pace(mount)));
         match output {
             TopOutput::JsonLines => println!("{}", serde_json::to_string(&look(&mounts))?),
-            TopOutput::Table if once => print!("{}", table::top(&mounts)),
-            TopOutput::Table => {
-                screen.get_or_insert_with(Screen::open).draw(&table::top(&mounts))?;
-            }
+            TopOutput::Table => screen.draw(&table::top(&mounts))?,
         }
-        if once {
-            return Ok(Exit::Ok);
-        }
-        let quits = match &screen {
-            Some(screen) => screen.wants_to_quit(interval)?,
-            None => {
-                std::thread::sleep(interval);
-                false
-            }
-        };
-        if quits {
+        if once || screen.wants_to_quit(interval)? {
             return Ok(Exit::Ok);
         }
     }

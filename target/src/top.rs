@@ -45,7 +45,10 @@ pub(crate) fn top(
     output: TopOutput,
 ) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut screen = None;
+    let screen = match output {
+        TopOutput::Table if !once => Screen::open(),
+        _ => Screen::lines(),
+    };
     loop {
         let status = match runtime.block_on(ask(path, Ask::Status)) {
             Ok(Response::Status(status)) => status,
@@ -55,27 +58,16 @@ pub(crate) fn top(
         };
         // The first question begins the measurement.
         if status.rates.is_none() {
-            std::thread::sleep(RATES_TIME);
+            if screen.wants_to_quit(RATES_TIME)? {
+                return Ok(Exit::Ok);
+            }
             continue;
         }
         match output {
             TopOutput::JsonLines => println!("{}", serde_json::to_string(&look(&status))?),
-            TopOutput::Table if once => print!("{}", frame(&status)),
-            TopOutput::Table => {
-                screen.get_or_insert_with(Screen::open).draw(&frame(&status))?;
-            }
+            TopOutput::Table => screen.draw(&frame(&status))?,
         }
-        if once {
-            return Ok(Exit::Ok);
-        }
-        let quits = match &screen {
-            Some(screen) => screen.wants_to_quit(interval)?,
-            None => {
-                std::thread::sleep(interval);
-                false
-            }
-        };
-        if quits {
+        if once || screen.wants_to_quit(interval)? {
             return Ok(Exit::Ok);
         }
     }

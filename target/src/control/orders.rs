@@ -75,7 +75,7 @@ pub(super) async fn remove_when_unused(
 ) -> Response {
     let wait = async {
         loop {
-            match ask(requests, |reply| Request::CloseToOthers(name.clone(), true, reply)).await {
+            match asked(requests, |reply| Request::CloseToOthers(name.clone(), true, reply)).await {
                 None => return stopping(),
                 Some(users) if users.is_empty() => {
                     let order =
@@ -91,14 +91,14 @@ pub(super) async fn remove_when_unused(
         _ = gone => Response::Error("nobody waits for it any more".to_owned()),
     };
     if !matches!(response, Response::Volume(_)) {
-        let _ = ask(requests, |reply| Request::CloseToOthers(name, false, reply)).await;
+        let _ = asked(requests, |reply| Request::CloseToOthers(name, false, reply)).await;
     }
     response
 }
 
 /// Opens what a volume is served from.
 pub(super) async fn open(target: Name, config: VolumeConfig) -> Result<Arc<OpenedVolume>, String> {
-    // The lock of a store is waited for.
+    // A file system may be slow, and this thread serves everybody.
     let opened = tokio::task::spawn_blocking(move || open_one(0, &config, &target)).await;
     match opened {
         Ok(Ok(opened)) => Ok(Arc::new(opened)),
@@ -108,7 +108,7 @@ pub(super) async fn open(target: Name, config: VolumeConfig) -> Result<Arc<Opene
 }
 
 /// Asks control, and waits for the answer. `None`: the target is stopping.
-pub(super) async fn ask<T>(
+pub(crate) async fn asked<T>(
     requests: &mpsc::Sender<Request>,
     request: impl FnOnce(oneshot::Sender<T>) -> Request,
 ) -> Option<T> {
@@ -123,7 +123,7 @@ pub(super) async fn carry(
     change: Change,
     alone: bool,
 ) -> Outcome {
-    let outcome = ask(requests, |reply| Request::Change { change, alone, reply }).await;
+    let outcome = asked(requests, |reply| Request::Change { change, alone, reply }).await;
     outcome.unwrap_or_else(|| Err("the target is stopping".to_owned()))
 }
 
@@ -137,22 +137,22 @@ async fn change(
 }
 
 async fn running(requests: &mpsc::Sender<Request>, name: &str) -> Result<VolumeConfig, String> {
-    let running = ask(requests, Request::Running).await.ok_or("the target is stopping")?;
+    let running = asked(requests, Request::Running).await.ok_or("the target is stopping")?;
     let config = running.volumes.into_iter().find(|volume| volume.name == name);
     config.ok_or_else(|| format!("there is no volume {name}; `rblk-target volume list` shows all"))
 }
 
 async fn dump(requests: &mpsc::Sender<Request>) -> Response {
-    let Some(running) = ask(requests, Request::Running).await else { return stopping() };
+    let Some(running) = asked(requests, Request::Running).await else { return stopping() };
     running.dump().map_or_else(|error| Response::Error(error.to_string()), Response::Dump)
 }
 
 async fn kick(requests: &mpsc::Sender<Request>, session: String) -> Response {
-    let asked = session.clone();
-    match ask(requests, |reply| Request::Kick(session, reply)).await {
+    let named = session.clone();
+    match asked(requests, |reply| Request::Kick(session, reply)).await {
         None => stopping(),
         Some(ended) if ended.is_empty() => Response::Error(format!(
-            "no session is of {asked}; `rblk-target session list` shows all"
+            "no session is of {named}; `rblk-target session list` shows all"
         )),
         Some(ended) => Response::Kicked(ended),
     }

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::Request;
 use super::ask::{ReloadReport, Response, stopping};
-use super::orders::{ask, carry, open};
+use super::orders::{asked, carry, open};
 use super::reread::Reread;
 use super::volumes::Change;
 
@@ -25,7 +25,7 @@ pub(super) async fn hosts(requests: &mpsc::Sender<Request>, reread: &Arc<Reread>
         Err(error) => return Response::Error(format!("the hosts stay as they were: {error}")),
     };
     let hosts = config.hosts.clone();
-    match ask(requests, |reply| Request::Hosts(hosts, reply)).await {
+    match asked(requests, |reply| Request::Hosts(hosts, reply)).await {
         Some(ended) => Response::Hosts(reread.report(&config.hosts, ended)),
         None => stopping(),
     }
@@ -43,7 +43,7 @@ pub(crate) async fn everything(
     let _turn = reread.turn().await;
     let nothing = |error: String| format!("nothing was reloaded: {error}");
     let config = reread.read().await.map_err(nothing)?;
-    let running = ask(requests, Request::Running).await;
+    let running = asked(requests, Request::Running).await;
     let running = running.ok_or_else(|| nothing("the target is stopping".to_owned()))?;
     let difference = Difference::between(&running, &config).map_err(|e| nothing(e.to_string()))?;
     let (changes, refused) = prepared(requests, reread, &difference).await;
@@ -62,7 +62,7 @@ pub(crate) async fn everything(
     carry_all(requests, changes, &running.volumes).await.map_err(nothing)?;
     if !report.difference.hosts.is_empty() {
         let hosts = config.hosts;
-        let ended = ask(requests, |reply| Request::Hosts(hosts, reply)).await;
+        let ended = asked(requests, |reply| Request::Hosts(hosts, reply)).await;
         report.access.ended = ended.unwrap_or_default();
     }
     tracing::info!(
@@ -96,7 +96,7 @@ async fn prepared(
     }
     changes.extend(removals);
     let judged = changes.clone();
-    match ask(requests, |reply| Request::Judge(judged, reply)).await {
+    match asked(requests, |reply| Request::Judge(judged, reply)).await {
         Some(faults) => refused.extend(faults),
         None => refused.push("the target is stopping".to_owned()),
     }

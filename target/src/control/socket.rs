@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::Request;
 use super::ask::stopping;
 pub use super::ask::{Ask, HostsReport, ReloadReport, Response, VolumeReport};
 use super::orders;
+pub(crate) use super::orders::asked;
 use super::reload;
 use super::reread::Reread;
 
@@ -118,16 +119,6 @@ async fn serve_one(
     let mut text = serde_json::to_vec(&response).map_err(io::Error::other)?;
     text.push(b'\n');
     tokio::time::timeout(LINE_TIME, write.write_all(&text)).await?
-}
-
-/// The answer of control; `None` if the target stops.
-pub(crate) async fn asked<T>(
-    requests: &mpsc::Sender<Request>,
-    request: impl FnOnce(oneshot::Sender<T>) -> Request,
-) -> Option<T> {
-    let (reply, answer) = oneshot::channel();
-    requests.send(request(reply)).await.ok()?;
-    answer.await.ok()
 }
 
 /// Asks a running target.
