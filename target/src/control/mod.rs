@@ -84,8 +84,8 @@ pub(crate) enum Request {
     /// Take no new sessions, tell initiators, stop when I/O has ended.
     Drain,
     /// These hosts and no others may connect from now on. The answer: the names of the hosts whose
-    /// sessions ended, one for each session.
-    Hosts(Vec<HostConfig>, oneshot::Sender<Vec<String>>),
+    /// sessions ended, one for each session; or why the hosts stay as they were.
+    Hosts(Vec<HostConfig>, oneshot::Sender<Result<Vec<String>, String>>),
     /// What the target runs with.
     Running(oneshot::Sender<Box<TargetConfig>>),
     /// Whether these changes may be carried out. The answer: why not, for each that may not.
@@ -312,23 +312,14 @@ impl Control {
     }
 
     /// Lets in these hosts and no others. Returns the names of the hosts whose sessions ended.
-    fn let_in_only(&mut self, hosts: &[HostConfig]) -> Vec<String> {
+    fn let_in_only(&mut self, hosts: &[HostConfig]) -> Result<Vec<String>, String> {
         let configured = hosts.to_vec();
-        let hosts = match Hosts::new(hosts) {
-            Ok(hosts) => {
-                self.volumes.running_mut().hosts = configured;
-                hosts
-            }
-            Err(error) => {
-                // The configuration was checked.
-                tracing::error!(%error, "the hosts stay as they were");
-                return Vec::new();
-            }
-        };
+        let hosts = Hosts::new(hosts).map_err(|error| error.to_string())?;
+        self.volumes.running_mut().hosts = configured;
         let ended = self.core.set_hosts(hosts, Instant::now());
         let ended: Vec<String> = ended.iter().map(ToString::to_string).collect();
         tracing::info!(?ended, "hosts were reloaded");
-        ended
+        Ok(ended)
     }
 
     /// Lets only those open a volume who have it open, or (false) all again. Returns who has.
