@@ -99,9 +99,17 @@ pub(crate) enum Request {
         /// What it led to.
         reply: oneshot::Sender<volumes::Outcome>,
     },
-    /// Only hosts that have this volume open may open it; or (false) all again. The answer: who has
-    /// it open.
-    CloseToOthers(String, bool, oneshot::Sender<Vec<String>>),
+    /// Only hosts that have this volume open may open it; or (false) all again.
+    CloseToOthers {
+        /// Its name.
+        name: String,
+        /// That one, not another one of the same name.
+        which: Option<VolumeIndex>,
+        /// See above.
+        close: bool,
+        /// Which volume that is, and who has it open; none: it is not served.
+        reply: oneshot::Sender<Option<(VolumeIndex, Vec<String>)>>,
+    },
     /// End the sessions of this host, peer or number. The answer: which.
     Kick(String, oneshot::Sender<Vec<String>>),
 }
@@ -302,8 +310,8 @@ impl Control {
                 let _ = reply.send(faults.collect());
             }
             Request::Change { change, alone, reply } => self.change(&change, alone, reply),
-            Request::CloseToOthers(name, close, reply) => {
-                let _ = reply.send(self.close_to_others(&name, close));
+            Request::CloseToOthers { name, which, close, reply } => {
+                let _ = reply.send(self.close_to_others(&name, which, close));
             }
             Request::Kick(whom, reply) => {
                 let _ = reply.send(self.kick(&whom));
@@ -322,12 +330,21 @@ impl Control {
         Ok(ended)
     }
 
-    /// Lets only those open a volume who have it open, or (false) all again. Returns who has.
-    fn close_to_others(&mut self, name: &str, close: bool) -> Vec<String> {
-        let volume = self.core.volumes().iter().find(|volume| volume.name.as_str() == name);
-        let Some(index) = volume.map(|volume| volume.index) else { return Vec::new() };
+    /// Lets only those open a volume who have it open, or (false) all again. Returns which volume it
+    /// is, and who has it.
+    fn close_to_others(
+        &mut self,
+        name: &str,
+        which: Option<VolumeIndex>,
+        close: bool,
+    ) -> Option<(VolumeIndex, Vec<String>)> {
+        let volume = self.core.volumes().iter().find(|volume| volume.name.as_str() == name)?;
+        let index = volume.index;
+        if which.is_some_and(|which| which != index) {
+            return None;
+        }
         self.core.close_to_others(index, close);
-        self.core.users(index)
+        Some((index, self.core.users(index)))
     }
 
     /// Ends the sessions of a host or a peer, or the session of that number. Returns their names.

@@ -159,7 +159,7 @@ async fn prepared(
             },
             VolumeChange::Alter { volume, .. } => changes.push(Change::Become(volume.clone())),
             VolumeChange::Remove { name } => {
-                removals.push(Change::Remove { name: name.clone(), force: false });
+                removals.push(Change::Remove { name: name.clone(), which: None, force: false });
             }
         }
     }
@@ -200,7 +200,9 @@ async fn carry_all(
 /// users, and its data is in its store: `volume add` serves it again.
 fn undo_of(change: &Change, before: &[VolumeConfig]) -> Option<Change> {
     match change {
-        Change::Add(volume, _) => Some(Change::Remove { name: volume.name.clone(), force: true }),
+        Change::Add(volume, _) => {
+            Some(Change::Remove { name: volume.name.clone(), which: None, force: true })
+        }
         Change::Become(volume) => {
             let old = before.iter().find(|old| old.name == volume.name)?;
             Some(Change::Become(VolumeConfig { size: volume.size, ..old.clone() }))

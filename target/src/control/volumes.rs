@@ -3,6 +3,7 @@
 //! out: by mail to every poll group, or at the store by a thread that may block.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -28,6 +29,8 @@ pub(crate) enum Change {
         /// Its name.
         name: String,
         /// Also if hosts have it open.
+        /// That one, not another one of the same name.
+        which: Option<VolumeIndex>,
         force: bool,
     },
     /// Another size.
@@ -232,10 +235,7 @@ impl Control {
         match change {
             Change::Add(config, opened) => {
                 if opened.backing.is_some() && !self.losses.can_remember() {
-                    return Err("this run of the target remembers no hosts and no losses, because it began \
-                                without a volume on a file or device: write the volume into the configuration, \
-                                and restart the target"
-                        .to_owned());
+                    return Err(forgets(&self.volumes.running, config));
                 }
                 if self.volumes.next >= self.volumes.places {
                     return Err(format!(
@@ -253,7 +253,7 @@ impl Control {
                     opened: Some(Arc::clone(opened)),
                 })
             }
-            Change::Remove { name, force } => {
+            Change::Remove { name, which, force } => {
                 self.volumes.config_of(name)?;
                 let volume = self.volume_named(name).ok_or("it is not served")?.index;
                 let order = VolumeOrder::Remove { volume, force: *force };
@@ -280,6 +280,9 @@ impl Control {
             return Ok(size.0);
         }
         let volume = self.volume_named(name).ok_or("it is not served")?;
+                if which.is_some_and(|which| which != volume) {
+                    return Err(anew(name));
+                }
         let backing = self.volumes.backings.get(&volume.index);
         let backing = backing.ok_or_else(|| format!("{name} has no file: name its new size"))?;
         backing.measured().map_err(|error| error.to_string())
@@ -505,3 +508,25 @@ pub(crate) fn set(
     config.read_ahead = read_ahead.unwrap_or(config.read_ahead);
     config
 }
+/// Why a target that began without a file or device takes none.
+fn forgets(running: &TargetConfig, volume: &VolumeConfig) -> String {
+    let path = volume.path.as_deref().unwrap_or(Path::new(""));
+    format!(
+        "this target began without a volume on a file or device, so this run keeps no record of hosts and losses in \
+         {} (state_dir), and the next start would refuse the mounts of {}: write `[[volume]]` with `name = \"{1}\"`, \
+         `store = \"file\"` and `path = {:?}` into the configuration, and restart the target. From then on volumes \
+         on files and devices can be added while it runs",
+        running.state_dir.display(),
+        volume.name,
+        path
+    )
+}
+
+/// Why a volume is not the one that was meant.
+pub(super) fn anew(name: &str) -> String {
+    format!(
+        "{name} was removed by another command meanwhile; if a volume of that name is served now, it is another one, \
+         and stays"
+    )
+}
+
