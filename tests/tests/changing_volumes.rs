@@ -282,6 +282,7 @@ fn requests_under_way_see_no_half_of_a_change() {
         assert_eq!(w.rig.store_mut().breaches(), [""; 0]);
         counts = (counts.0 + w.counts.0, counts.1 + w.counts.1, counts.2 + w.counts.2);
     }
+        assert_eq!(w.rig.target_counts().protocol_errors, 0, "nobody broke a rule");
     println!("{counts:?} requests were done, refused as read-only, and beyond the end");
     assert!(counts.0 > 100 && counts.1 > 5 && counts.2 > 5, "{counts:?}");
 }

@@ -381,6 +381,17 @@ impl Core {
             |open: &WaitingOpen| now.saturating_duration_since(open.since) > QUIESCE_DEADLINE;
         for open in self.take_opens(late) {
             tracing::error!(
+            if self.is_closed(open.volume) {
+                let text =
+                    "the volume is being changed, and that takes long: try again in a minute";
+                tracing::warn!(
+                    session = open.session.index,
+                    volume = open.volume.0,
+                    "OPEN: {text}"
+                );
+                self.fail_open(&open, Status::TimedOut, text.to_owned());
+                continue;
+            }
                 session = open.session.index,
                 volume = open.volume.0,
                 stage = ?open.stage,
