@@ -176,10 +176,13 @@ fn order(place: &ChangeArgs, file: Written, question: Ask, done: &str) -> anyhow
         println!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(Exit::Ok);
     }
-    let VolumeReport { name, volume, size_bytes } = &*report;
+    let VolumeReport { name, volume, size_bytes, given_up } = &*report;
     match volume {
         Some(volume) => println!("{name}: {done}, {}", described(volume, *size_bytes)),
         None => println!("{name}: {done}"),
+    }
+    if let Some(lost) = given_up {
+        eprintln!("{name}: WARNING: its store did not take everything: {lost}");
     }
     match written {
         Some(path) if path.exists() => println!("{name}: {} is changed", path.display()),
@@ -198,9 +201,6 @@ fn persisted(file: &VolumeFile, report: &VolumeReport) -> anyhow::Result<PathBuf
     Ok(file.path().to_owned())
 }
 
-fn described(volume: &VolumeConfig, bytes: u64) -> String {
-    let mode = if volume.read_only { "read-only" } else { "read-write" };
-    let cache = volume.cache.map(|cache| format!(", cache {cache}")).unwrap_or_default();
 /// Removes the file of a volume that was removed a while ago.
 fn forgotten(running: &RunningArgs, report: &VolumeReport) -> anyhow::Result<PathBuf> {
     let file = VolumeFile::lock(&running.config, &report.name)?;
@@ -220,6 +220,9 @@ fn forgotten(running: &RunningArgs, report: &VolumeReport) -> anyhow::Result<Pat
     persisted(&file, report)
 }
 
+fn described(volume: &VolumeConfig, bytes: u64) -> String {
+    let mode = if volume.read_only { "read-only" } else { "read-write" };
+    let cache = volume.cache.map(|cache| format!(", cache {cache}")).unwrap_or_default();
     format!("{}, {mode}{cache}", ByteSize(bytes))
 }
 

@@ -513,6 +513,7 @@ impl Control {
                 }
                 Effect::Step(step) => self.begin_step(step),
                 Effect::GiveUpStep => self.give_up_step(),
+                Effect::GivenUp(why) => self.given_up(why),
                 Effect::Altered(result) => self.changed(result),
                 Effect::StopGroups => self.groups.stop(),
             }

@@ -153,8 +153,8 @@ async fn change(
     name: String,
     change: Change,
 ) -> Result<VolumeReport, String> {
-    let Changed { config, bytes } = carry(requests, change, true).await?;
-    Ok(VolumeReport { name, volume: config, size_bytes: bytes })
+    let Changed { config, bytes, given_up } = carry(requests, change, true).await?;
+    Ok(VolumeReport { name, volume: config, size_bytes: bytes, given_up })
 }
 
 async fn running(requests: &mpsc::Sender<Request>, name: &str) -> Result<VolumeConfig, String> {
