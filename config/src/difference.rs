@@ -68,6 +68,13 @@ impl VolumeChange {
         }
     }
 
+    /// Whether it takes something from the hosts of the volume: it becomes read-only.
+    #[must_use]
+    pub fn narrows(&self) -> bool {
+        let Self::Alter { volume, keys } = self else { return false };
+        volume.read_only && keys.iter().any(|change| change.key == "read_only")
+    }
+
     /// The first key that cannot change while the target runs.
     #[must_use]
     pub fn fixed(&self) -> Option<&KeyChange> {

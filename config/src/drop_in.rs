@@ -5,12 +5,13 @@
 //! and only when the configuration with the new file is valid. So a target that starts next finds
 //! the old entry or the new entry, and never a configuration that is refused.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
+use std::marker::PhantomData;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
-
-use std::marker::PhantomData;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -22,6 +23,11 @@ use crate::host::{HOST_KEYS, HostConfig};
 use crate::rule::{Key, Rule, Schema, check_name};
 use crate::volume::{VOLUME_KEYS, VolumeConfig};
 use crate::{Exit, TargetConfig};
+
+/// How long to wait for another program: a change of a volume takes less, if its store answers.
+const LOCK_TIME: Duration = Duration::from_secs(60);
+/// Time between two looks.
+const LOCK_LOOK: Duration = Duration::from_millis(20);
 
 static HOST_FILE: Schema = Schema { keys: &[Key::optional("host", Rule::Tables(&HOST_KEYS))] };
 static VOLUME_FILE: Schema =
@@ -126,6 +132,15 @@ pub enum DropInError {
         /// The name.
         name: String,
     },
+    /// Another program changes a file of the directory, and does not end.
+    #[error(
+        "{}: another `rblk-target volume --persist` or `rblk-target host` changes this configuration, and has not \
+         ended; nothing was changed here: try again when it has", config.display()
+    )]
+    Busy {
+        /// The configuration.
+        config: PathBuf,
+    },
     /// The system's.
     #[error("{}: cannot be written: {error}", path.display())]
     Write {
@@ -146,6 +161,7 @@ impl DropInError {
                 io::ErrorKind::PermissionDenied => Exit::NotPermitted,
                 _ => Exit::Failure,
             },
+            Self::Busy { .. } => Exit::Failure,
             _ => Exit::Usage,
         }
     }
@@ -167,7 +183,7 @@ impl<T: Entry> DropIn<T> {
         let made = DirBuilder::new().recursive(true).mode(0o755).create(directory);
         made.and_then(|()| sync(directory.parent())).map_err(fail)?;
         let directory = File::open(directory).map_err(fail)?;
-        directory.lock().map_err(fail)?;
+        lock(&directory, LOCK_TIME, config)?;
         Ok(Self {
             config: config.to_owned(),
             path,
@@ -294,9 +310,45 @@ impl<T: Entry> DropIn<T> {
     }
 }
 
+/// Locks a directory of drop-ins as soon as nobody else has it locked.
+fn lock(directory: &File, patience: Duration, config: &Path) -> Result<(), DropInError> {
+    let until = Instant::now() + patience;
+    loop {
+        match directory.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(LOCK_LOOK),
+            Err(TryLockError::WouldBlock) => {
+                return Err(DropInError::Busy { config: config.to_owned() });
+            }
+            Err(TryLockError::Error(error)) => {
+                let path = drop_ins_of(config).unwrap_or_else(|| config.to_owned());
+                return Err(DropInError::Write { path, error });
+            }
+        }
+    }
+}
+
 fn sync(directory: Option<&Path>) -> io::Result<()> {
     match directory {
         Some(directory) if !directory.as_os_str().is_empty() => File::open(directory)?.sync_all(),
         _ => File::open(".")?.sync_all(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_another_program_keeps_is_not_waited_for_without_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = directory.path().join("target.toml");
+        let open = || File::open(directory.path()).unwrap();
+        let (first, second) = (open(), open());
+        lock(&first, Duration::ZERO, &config).unwrap();
+        let error = lock(&second, Duration::ZERO, &config).unwrap_err();
+        assert!(error.to_string().contains("try again when it has"), "{error}");
+        drop(first);
+        lock(&second, Duration::ZERO, &config).unwrap();
     }
 }

@@ -44,6 +44,7 @@ mod judge;
 pub mod key_file;
 mod log;
 mod mount;
+mod narrowing;
 mod on_loss;
 mod protection;
 mod rule;
@@ -66,6 +67,7 @@ pub use host::{HostConfig, KEYS_MAX, VolumeAccess, VolumeRight, VolumeRightError
 pub use key_file::KeyFileError;
 pub use log::{Log, LogWriter};
 pub use mount::MountConfig;
+pub use narrowing::{losers, narrowed};
 pub use on_loss::OnLoss;
 pub use protection::{Auth, Encrypt};
 pub use rule::{Key, Rule, Schema};

@@ -176,7 +176,15 @@ impl Holders {
         self.replaced.insert(volume);
     }
 
-    /// Whether this run serves a volume from another store than the run before.
+    /// Not all that hosts wrote to a volume is in its store: no host that held it before may resume.
+    /// Returns the record, which is to be remembered.
+    pub(crate) fn fence(&mut self, volume: VolumeUuid) -> Option<HolderRecord> {
+        self.replace(volume);
+        self.record(&volume).cloned()
+    }
+
+    /// Whether this run serves a volume from another store than the run before, or a volume that
+    /// was fenced.
     #[must_use]
     pub(crate) fn is_replaced(&self, volume: &VolumeUuid) -> bool {
         self.replaced.contains(volume)

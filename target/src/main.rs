@@ -42,7 +42,8 @@ fn main() -> ExitCode {
         Command::Host(command) => host::host(&command),
         Command::Volume(command) => volumes::volume(&command),
         Command::Session(command) => sessions::session(&command),
-        Command::Reload { dry_run, socket, output } => {
+        Command::Reload { hosts: true, socket, output, .. } => reload::hosts(&socket.path, output),
+        Command::Reload { dry_run, socket, output, .. } => {
             reload::reload(&socket.path, dry_run, output)
         }
         Command::Dump { socket } => reload::dump(&socket.path),

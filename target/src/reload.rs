@@ -24,6 +24,22 @@ pub(crate) fn reload(socket: &Path, dry_run: bool, output: Output) -> anyhow::Re
     }
 }
 
+/// `rblk-target reload --hosts`.
+pub(crate) fn hosts(socket: &Path, output: Output) -> anyhow::Result<Exit> {
+    match asked(socket, Ask::ReloadHosts)? {
+        Ok(Response::Hosts(report)) if output == Output::Json => {
+            println!("{}", serde_json::to_string_pretty(&report)?);
+            Ok(Exit::Ok)
+        }
+        Ok(Response::Hosts(report)) => {
+            println!("{}", host::told(&report));
+            Ok(Exit::Ok)
+        }
+        Ok(_) => Err(not_understood()),
+        Err(exit) => Ok(exit),
+    }
+}
+
 fn verdict(report: &ReloadReport) -> Exit {
     if report.refused.is_empty() { Exit::Ok } else { Exit::Failure }
 }

@@ -53,7 +53,7 @@ fn add(args: &VolumeAddArgs) -> anyhow::Result<Exit> {
     if let Some(file) = &file {
         file.check(&volume)?;
     }
-    order(&args.place, file, Ask::AddVolume { volume: Box::new(volume) }, "served")
+    order(&args.place, file.into(), Ask::AddVolume { volume: Box::new(volume) }, "served")
 }
 
 fn remove(args: &VolumeRemoveArgs) -> anyhow::Result<Exit> {
@@ -65,6 +65,11 @@ fn remove(args: &VolumeRemoveArgs) -> anyhow::Result<Exit> {
     }
     let VolumeRemoveArgs { name, force, drain, .. } = args;
     let question = Ask::RemoveVolume { name: name.clone(), force: *force, drain: *drain };
+    let file = match file {
+        // Others may write their files for as long as hosts use the volume.
+        Some(_) if *drain => Written::Later,
+        file => file.into(),
+    };
     order(&args.place, file, question, "removed")
 }
 
@@ -75,7 +80,7 @@ fn resize(args: &VolumeResizeArgs) -> anyhow::Result<Exit> {
     let file = changed_file(&args.place, &args.name)?;
     let VolumeResizeArgs { name, size, shrink, .. } = args;
     let question = Ask::ResizeVolume { name: name.clone(), size: *size, shrink: *shrink };
-    order(&args.place, file, question, "changed")
+    order(&args.place, file.into(), question, "changed")
 }
 
 /// The file must not have a size in the configuration that is not changed with it: the target would
@@ -105,7 +110,7 @@ fn set(args: &VolumeSetArgs) -> anyhow::Result<Exit> {
         cache: *cache,
         read_ahead: *read_ahead,
     };
-    order(&args.place, file, question, "changed")
+    order(&args.place, file.into(), question, "changed")
 }
 
 /// The file that a change is written to, if it is to stay.
@@ -136,30 +141,48 @@ fn elsewhere(name: &str, file: &Path, what: &str) -> Senseless {
     ))
 }
 
+/// The file that a change is written to.
+enum Written {
+    No,
+    /// Locked since before the change, so that files and changes have one order.
+    To(VolumeFile),
+    /// It is locked when the volume is gone.
+    Later,
+}
+
+impl From<Option<VolumeFile>> for Written {
+    fn from(file: Option<VolumeFile>) -> Self {
+        file.map_or(Self::No, Self::To)
+    }
+}
+
 /// Has the target do it, and then writes it down.
-fn order(
-    place: &ChangeArgs,
-    file: Option<VolumeFile>,
-    question: Ask,
-    done: &str,
-) -> anyhow::Result<Exit> {
+fn order(place: &ChangeArgs, file: Written, question: Ask, done: &str) -> anyhow::Result<Exit> {
     let running = &place.running;
     let report = match asked(&socket_of(running)?, question)? {
         Ok(Response::Volume(report)) => report,
         Ok(_) => return Err(not_understood()),
         Err(exit) => return Ok(exit),
     };
-    let written = file.map(|file| persisted(&file, &report)).transpose().with_context(|| {
+    let written = match file {
+        Written::No => Ok(None),
+        Written::To(file) => persisted(&file, &report).map(Some),
+        Written::Later => forgotten(running, &report).map(Some),
+    };
+    let written = written.with_context(|| {
         format!("the running target has {done} {}, but a restart undoes that", report.name)
     })?;
     if running.output == Output::Json {
         println!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(Exit::Ok);
     }
-    let VolumeReport { name, volume, size_bytes } = &*report;
+    let VolumeReport { name, volume, size_bytes, given_up } = &*report;
     match volume {
         Some(volume) => println!("{name}: {done}, {}", described(volume, *size_bytes)),
         None => println!("{name}: {done}"),
+    }
+    if let Some(lost) = given_up {
+        eprintln!("{name}: WARNING: its store did not take everything: {lost}");
     }
     match written {
         Some(path) if path.exists() => println!("{name}: {} is changed", path.display()),
@@ -176,6 +199,25 @@ fn persisted(file: &VolumeFile, report: &VolumeReport) -> anyhow::Result<PathBuf
         None => {}
     }
     Ok(file.path().to_owned())
+}
+
+/// Removes the file of a volume that was removed a while ago.
+fn forgotten(running: &RunningArgs, report: &VolumeReport) -> anyhow::Result<PathBuf> {
+    let file = VolumeFile::lock(&running.config, &report.name)?;
+    // Whoever adds a volume under this name now waits for the lock before that, or has the file.
+    let is_served_anew = match asked(&socket_of(running)?, Ask::Status)? {
+        Ok(Response::Status(status)) => status.volumes.iter().any(|v| v.name == report.name),
+        Ok(_) => return Err(not_understood()),
+        // A target that has stopped meanwhile serves nothing.
+        Err(_) => false,
+    };
+    if is_served_anew {
+        anyhow::bail!(
+            "another command added a volume of that name meanwhile, so {} stays; `rblk-target volume list` shows it",
+            file.path().display()
+        );
+    }
+    persisted(&file, report)
 }
 
 fn described(volume: &VolumeConfig, bytes: u64) -> String {

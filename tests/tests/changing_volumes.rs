@@ -232,6 +232,7 @@ impl World {
                 [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack];
             self.volume.cache = MODES[self.random.index(3)];
         }
+        self.step(&VolumeStep::Quiet);
         self.step(&VolumeStep::Reshape(Arc::new(self.volume.clone())));
         self.open_again();
     }
@@ -239,6 +240,7 @@ impl World {
     /// The volume goes, and comes again.
     fn replace(&mut self) {
         self.close();
+        self.step(&VolumeStep::Quiet);
         self.step(&VolumeStep::Drop);
         for group in self.rig.groups_mut() {
             assert_eq!(group.shard().slots().cached(), 0, "nothing of it is left");
@@ -280,6 +282,7 @@ fn requests_under_way_see_no_half_of_a_change() {
         assert!(w.asked.is_empty(), "requests were not answered: {:?}", w.rig);
         w.close();
         assert_eq!(w.rig.store_mut().breaches(), [""; 0]);
+        assert_eq!(w.rig.target_counts().protocol_errors, 0, "nobody broke a rule");
         counts = (counts.0 + w.counts.0, counts.1 + w.counts.1, counts.2 + w.counts.2);
     }
     println!("{counts:?} requests were done, refused as read-only, and beyond the end");

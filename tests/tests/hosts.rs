@@ -223,6 +223,50 @@ fn a_running_target_is_told() {
     assert_refused(&reload(), 3, &["no target answers at", &socket]);
 }
 
+#[test]
+fn a_reload_takes_before_it_gives_and_says_what_is_still_valid() {
+    let bed = Bed::new();
+    bed.key("rblk-target", "target.key");
+    let (first, second) = (bed.key("rblk-initiator", "1.key"), bed.key("rblk-initiator", "2.key"));
+    let target = Target::start(bed.directory.path(), &["--config", &text(&bed.config())]);
+    for (name, key) in [("db1", &first), ("db2", &second)] {
+        let add = ["add", name, "--key", key, "--volume", "vol0:rw"];
+        assert_said(&bed.host(&add), &["the running target lets in"]);
+    }
+    let socket = text(&target.socket);
+    let reload = |more: &[&str]| {
+        command("rblk-target", &[&["reload", "--control-socket", &socket], more].concat())
+    };
+    let hosts = || {
+        let ended = command("rblk-target", &["dump", "--control-socket", &socket]);
+        let config = TargetConfig::parse(&ended.stdout, "dump").unwrap();
+        config.hosts.into_iter().map(|host| host.name).collect::<Vec<_>>()
+    };
+    let config = fs::read_to_string(bed.config()).unwrap();
+    let third = bed.key("rblk-initiator", "3.key");
+    let more = format!("[[host]]\nname = 'db3'\nkeys = ['{third}']\nvolumes = ['*:rw']\n");
+
+    // Refused beforehand: nothing happens, and it is said who is still let in.
+    fs::remove_file(bed.path("target.d/host-db1.toml")).unwrap();
+    fs::write(bed.config(), config.replacen("size = '1MiB'", "size = '512KiB'", 1) + &more)
+        .unwrap();
+    let still = "the files take from db1 are still valid";
+    let refused = reload(&[]);
+    assert_refused(&refused, 1, &["nothing was reloaded", "--shrink", still, "reload --hosts"]);
+    assert_eq!(hosts(), ["db1", "db2"]);
+    assert_said(&reload(&["--hosts"]), &["lets in 2 hosts now"]);
+    assert_eq!(hosts(), ["db3", "db2"]);
+
+    // What fails later: what was to be taken is taken, and nothing is given.
+    fs::remove_file(bed.path("target.d/host-db2.toml")).unwrap();
+    let fourth = more.replace("db3", "db4").replace(&third, &second);
+    let huge = config.replacen("size = '1MiB'", "size = '512TiB'", 1);
+    fs::write(bed.config(), huge + &more + &fourth).unwrap();
+    let taken = "what the files take from hosts was taken, and what they give was not";
+    assert_refused(&reload(&[]), 1, &["no volume was changed", taken]);
+    assert_eq!(hosts(), ["db3"]);
+}
+
 /// What the first steps of the documents promise, from the keys to the volumes that a host sees.
 #[test]
 fn a_host_sees_its_volumes_and_a_stranger_nothing() {

@@ -288,6 +288,30 @@ fn a_drain_that_nobody_waits_for_is_given_up() {
 }
 
 #[test]
+fn a_drain_removes_the_volume_that_it_waited_for_and_holds_up_no_other_change() {
+    let bed = Bed::new(&[("vol0", "write-through")]);
+    let target = bed.serve();
+    let image = bed.image("new", MIB);
+    let add = format!("volume add new --file {}", image.display());
+    bed.does(&format!("{add} --persist"), "volume-new.toml");
+    let _client = Client::connect(&target.address, "new", 1).unwrap();
+    let mut drain = bed.command(&["volume", "remove", "new", "--drain", "--persist"]);
+    let drain = drain.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let other = || Client::claim(&target.address, "new", 2, AccessMode::ReadOnly);
+    wait_for("no other host to be let in", || other().is_err().then_some(()));
+    bed.does("volume add brief --memory 1MiB --persist", "volume-brief.toml");
+    bed.does("volume remove new --force", "new: removed");
+    bed.does(&add, "new: served");
+    let ended = drain.wait_with_output().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.contains("was removed by another command"), "{said}");
+    assert!(bed.volumes().iter().any(|(name, _)| name == "new"), "another volume stays");
+    assert!(bed.path("target.d/volume-new.toml").exists());
+    other().unwrap().logout();
+}
+
+#[test]
 fn a_session_is_ended_and_comes_again() {
     let bed = Bed::new(&[("vol0", "write-through")]);
     let target = bed.serve();

@@ -92,6 +92,10 @@ pub enum Command {
         /// Only show what would change.
         #[arg(long)]
         dry_run: bool,
+        /// Only the hosts: keys and rights that are gone are revoked, also where the rest of the
+        /// configuration would be refused.
+        #[arg(long, conflicts_with = "dry_run")]
+        hosts: bool,
         /// Which target.
         #[command(flatten)]
         socket: SocketArgs,

@@ -110,7 +110,7 @@ pub struct VolumeRemoveArgs {
     /// Name of the volume.
     pub name: String,
     /// Take it from the hosts that have it open: their connections end, and they do not get it
-    /// again.
+    /// again. It goes even if its store takes nothing any more; then the answer says what is lost.
     #[arg(long, conflicts_with = "drain")]
     pub force: bool,
     /// Let no further host open it, and wait until nobody has it open.

@@ -3,6 +3,8 @@
 //! A size can grow while requests run. Everything else is done to a volume that nothing works on
 //! ([`Shard::is_quiet`]): no command names it any more, and what was asked for before has ended.
 
+use nix::errno::Errno;
+
 use super::shard::Shard;
 use super::span::BLOCK;
 use crate::store::{Store, StoreError, VolumeIndex};
@@ -60,9 +62,37 @@ impl<S: Store> Shard<S> {
         Ok(())
     }
 
-    // Takes every block of a volume out of the index.
+    /// Gives a volume up, whose store does not answer or takes no writes. No block of it is in the
+    /// index any more, dirty or not, and what waits to go to its store fails. What its store works
+    /// on keeps its memory until the store is done with it. See [`Self::is_left`].
+    pub(crate) fn abandon_volume(&mut self, volume: VolumeIndex) {
+        let core = &mut self.core;
+        let Some(state) = core.volumes.get_mut(volume) else { return };
+        state.give_up();
+        core.store.fail_waiting(&mut state.ops, &mut core.lists, Errno::ENXIO);
+        self.is_left(volume);
+    }
+
+    /// Whether nothing works any more on a volume that was [given up](Self::abandon_volume). What
+    /// was still acknowledged since is forgotten.
+    pub(crate) fn is_left(&mut self, volume: VolumeIndex) -> bool {
+        self.take_out(volume);
+        self.write_backs.give_up(&mut self.core, volume);
+        self.is_quiet(volume)
+    }
+
+    // Takes every block of a volume out of the index that was written before.
     fn forget_all(&mut self, volume: VolumeIndex) {
         debug_assert_eq!(self.core.slots.counts(volume).dirty, 0, "it was written before");
+        self.take_out(volume);
+    }
+
+    // Takes every block of a volume out of the index. Those that the store works on are free when it
+    // is done with them.
+    fn take_out(&mut self, volume: VolumeIndex) {
+        if self.core.slots.counts(volume).cached == 0 {
+            return;
+        }
         let last = u64::MAX / BLOCK;
         self.core.slots.for_each_in(volume, 0, last, |slots, slot| slots.forget(slot));
     }

@@ -89,6 +89,17 @@ impl<S: Store> StoreQueue<S> {
         self.done.push(OpDone { token: op.token, result: Err(errno) });
     }
 
+    /// Fails what waits of one volume.
+    pub(super) fn fail_waiting(&mut self, of: &mut VolumeOps, lists: &mut Lists, errno: Errno) {
+        while let Some((op, memory)) = of.waiting.pop_front() {
+            lists.give_back(memory);
+            self.waiting -= 1;
+            // Its end is counted like that of one that was at the store.
+            of.at_store += 1;
+            self.fail(op, errno);
+        }
+    }
+
     /// Operations that wait.
     #[inline]
     pub(super) fn waiting(&self) -> usize {

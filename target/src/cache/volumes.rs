@@ -321,7 +321,12 @@ impl VolumeState {
         self.cache
     }
 
-    /// Whether its store was opened for reading alone.
+    /// Nothing is made durable any more.
+    pub(super) fn give_up(&mut self) {
+        self.read_only = true;
+    }
+
+    /// Whether its store was opened for reading alone, or was given up.
     pub(super) fn is_read_only(&self) -> bool {
         self.read_only
     }

@@ -156,6 +156,11 @@ impl WriteBacks {
         });
     }
 
+    /// A volume was given up: its flushes fail.
+    pub(super) fn give_up<S: Store>(&mut self, core: &mut Core<S>, volume: VolumeIndex) {
+        self.end_flushes(core, volume, Err(Errno::ENXIO), |_| true);
+    }
+
     /// Begins the write-backs that are due.
     pub(super) fn start_due<S: Store>(&mut self, core: &mut Core<S>) {
         if core.slots.dirty() == 0 {

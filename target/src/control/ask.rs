@@ -137,6 +137,9 @@ pub struct VolumeReport {
     pub volume: Option<VolumeConfig>,
     /// Its size in bytes; 0 if it was removed.
     pub size_bytes: u64,
+    /// What is lost, where it was removed by force and its store did not take everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub given_up: Option<String>,
 }
 
 /// What a reload did, or would do.

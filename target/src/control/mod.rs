@@ -84,8 +84,8 @@ pub(crate) enum Request {
     /// Take no new sessions, tell initiators, stop when I/O has ended.
     Drain,
     /// These hosts and no others may connect from now on. The answer: the names of the hosts whose
-    /// sessions ended, one for each session.
-    Hosts(Vec<HostConfig>, oneshot::Sender<Vec<String>>),
+    /// sessions ended, one for each session; or why the hosts stay as they were.
+    Hosts(Vec<HostConfig>, oneshot::Sender<Result<Vec<String>, String>>),
     /// What the target runs with.
     Running(oneshot::Sender<Box<TargetConfig>>),
     /// Whether these changes may be carried out. The answer: why not, for each that may not.
@@ -99,9 +99,17 @@ pub(crate) enum Request {
         /// What it led to.
         reply: oneshot::Sender<volumes::Outcome>,
     },
-    /// Only hosts that have this volume open may open it; or (false) all again. The answer: who has
-    /// it open.
-    CloseToOthers(String, bool, oneshot::Sender<Vec<String>>),
+    /// Only hosts that have this volume open may open it; or (false) all again.
+    CloseToOthers {
+        /// Its name.
+        name: String,
+        /// That one, not another one of the same name.
+        which: Option<VolumeIndex>,
+        /// See above.
+        close: bool,
+        /// Which volume that is, and who has it open; none: it is not served.
+        reply: oneshot::Sender<Option<(VolumeIndex, Vec<String>)>>,
+    },
     /// End the sessions of this host, peer or number. The answer: which.
     Kick(String, oneshot::Sender<Vec<String>>),
 }
@@ -302,8 +310,8 @@ impl Control {
                 let _ = reply.send(faults.collect());
             }
             Request::Change { change, alone, reply } => self.change(&change, alone, reply),
-            Request::CloseToOthers(name, close, reply) => {
-                let _ = reply.send(self.close_to_others(&name, close));
+            Request::CloseToOthers { name, which, close, reply } => {
+                let _ = reply.send(self.close_to_others(&name, which, close));
             }
             Request::Kick(whom, reply) => {
                 let _ = reply.send(self.kick(&whom));
@@ -312,31 +320,31 @@ impl Control {
     }
 
     /// Lets in these hosts and no others. Returns the names of the hosts whose sessions ended.
-    fn let_in_only(&mut self, hosts: &[HostConfig]) -> Vec<String> {
+    fn let_in_only(&mut self, hosts: &[HostConfig]) -> Result<Vec<String>, String> {
         let configured = hosts.to_vec();
-        let hosts = match Hosts::new(hosts) {
-            Ok(hosts) => {
-                self.volumes.running_mut().hosts = configured;
-                hosts
-            }
-            Err(error) => {
-                // The configuration was checked.
-                tracing::error!(%error, "the hosts stay as they were");
-                return Vec::new();
-            }
-        };
+        let hosts = Hosts::new(hosts).map_err(|error| error.to_string())?;
+        self.volumes.running_mut().hosts = configured;
         let ended = self.core.set_hosts(hosts, Instant::now());
         let ended: Vec<String> = ended.iter().map(ToString::to_string).collect();
         tracing::info!(?ended, "hosts were reloaded");
-        ended
+        Ok(ended)
     }
 
-    /// Lets only those open a volume who have it open, or (false) all again. Returns who has.
-    fn close_to_others(&mut self, name: &str, close: bool) -> Vec<String> {
-        let volume = self.core.volumes().iter().find(|volume| volume.name.as_str() == name);
-        let Some(index) = volume.map(|volume| volume.index) else { return Vec::new() };
+    /// Lets only those open a volume who have it open, or (false) all again. Returns which volume it
+    /// is, and who has it.
+    fn close_to_others(
+        &mut self,
+        name: &str,
+        which: Option<VolumeIndex>,
+        close: bool,
+    ) -> Option<(VolumeIndex, Vec<String>)> {
+        let volume = self.core.volumes().iter().find(|volume| volume.name.as_str() == name)?;
+        let index = volume.index;
+        if which.is_some_and(|which| which != index) {
+            return None;
+        }
         self.core.close_to_others(index, close);
-        self.core.users(index)
+        Some((index, self.core.users(index)))
     }
 
     /// Ends the sessions of a host or a peer, or the session of that number. Returns their names.
@@ -505,6 +513,7 @@ impl Control {
                 }
                 Effect::Step(step) => self.begin_step(step),
                 Effect::GiveUpStep => self.give_up_step(),
+                Effect::GivenUp(why) => self.given_up(why),
                 Effect::Altered(result) => self.changed(result),
                 Effect::StopGroups => self.groups.stop(),
             }

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::Request;
 use super::ask::{Ask, Response, VolumeReport, stopping};
 use super::reread::Reread;
-use super::volumes::{Change, Changed, Outcome, set};
+use super::volumes::{Change, Changed, Outcome, anew, set};
 use crate::exports::{OpenedVolume, open_one};
 
 /// Time between two looks whether a volume is still in use.
@@ -40,7 +40,7 @@ pub(super) async fn carry_out(
             Err(error) => Err(error),
         },
         Ask::RemoveVolume { name, force, .. } => {
-            change(requests, name.clone(), Change::Remove { name, force }).await
+            change(requests, name.clone(), Change::Remove { name, which: None, force }).await
         }
         Ask::ResizeVolume { name, size, shrink } => {
             change(requests, name.clone(), Change::Resize { name, size, shrink }).await
@@ -66,33 +66,54 @@ pub(super) async fn carry_out(
 }
 
 /// Removes a volume as soon as no host has it open. Meanwhile no other host may open it. `gone`
-/// ends when whoever asked does not wait any more: then the volume stays.
+/// ends when whoever asked does not wait any more: then the volume stays. A removal that has begun
+/// goes to its end. What comes under the same name later is another volume, and stays.
 pub(super) async fn remove_when_unused(
     requests: &mpsc::Sender<Request>,
     reread: &Reread,
     name: String,
     gone: impl Future<Output = io::Result<u8>>,
 ) -> Response {
-    let wait = async {
-        loop {
-            match asked(requests, |reply| Request::CloseToOthers(name.clone(), true, reply)).await {
-                None => return stopping(),
-                Some(users) if users.is_empty() => {
-                    let order =
-                        Ask::RemoveVolume { name: name.clone(), force: false, drain: false };
-                    return carry_out(requests, reread, order).await;
-                }
-                Some(_) => tokio::time::sleep(LOOK).await,
+    tokio::pin!(gone);
+    let given_up = || Response::Error("nobody waits for it any more".to_owned());
+    let close = |which, close| {
+        let name = name.clone();
+        asked(requests, move |reply| Request::CloseToOthers { name, which, close, reply })
+    };
+    let (mut which, mut failure) = (None, None);
+    let response = loop {
+        let users = match close(which, true).await {
+            None => return stopping(),
+            Some(None) if which.is_some() => return Response::Error(anew(&name)),
+            Some(None) => return Response::Error(unknown(&name)),
+            Some(Some((index, users))) => {
+                which = Some(index);
+                users
             }
+        };
+        if users.is_empty() {
+            if let Some(failure) = failure {
+                break Response::Error(failure);
+            }
+            let _turn = tokio::select! {
+                turn = reread.turn() => turn,
+                _ = &mut gone => break given_up(),
+            };
+            let removal = Change::Remove { name: name.clone(), which, force: false };
+            match change(requests, name.clone(), removal).await {
+                Ok(report) => return Response::Volume(Box::new(report)),
+                // A host may have come back since the look.
+                Err(error) => failure = Some(error),
+            }
+            continue;
+        }
+        failure = None;
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            _ = &mut gone => break given_up(),
         }
     };
-    let response = tokio::select! {
-        response = wait => response,
-        _ = gone => Response::Error("nobody waits for it any more".to_owned()),
-    };
-    if !matches!(response, Response::Volume(_)) {
-        let _ = asked(requests, |reply| Request::CloseToOthers(name, false, reply)).await;
-    }
+    let _ = close(which, false).await;
     response
 }
 
@@ -132,14 +153,18 @@ async fn change(
     name: String,
     change: Change,
 ) -> Result<VolumeReport, String> {
-    let Changed { config, bytes } = carry(requests, change, true).await?;
-    Ok(VolumeReport { name, volume: config, size_bytes: bytes })
+    let Changed { config, bytes, given_up } = carry(requests, change, true).await?;
+    Ok(VolumeReport { name, volume: config, size_bytes: bytes, given_up })
 }
 
 async fn running(requests: &mpsc::Sender<Request>, name: &str) -> Result<VolumeConfig, String> {
     let running = asked(requests, Request::Running).await.ok_or("the target is stopping")?;
     let config = running.volumes.into_iter().find(|volume| volume.name == name);
-    config.ok_or_else(|| format!("there is no volume {name}; `rblk-target volume list` shows all"))
+    config.ok_or_else(|| unknown(name))
+}
+
+fn unknown(name: &str) -> String {
+    format!("there is no volume {name}; `rblk-target volume list` shows all")
 }
 
 async fn dump(requests: &mpsc::Sender<Request>) -> Response {

@@ -2,19 +2,28 @@
 //! there, whole or not at all.
 //!
 //! Everything that can be refused is looked at before anything changes: the files, the stores of
-//! new volumes, which are opened and locked, and what each change means for hosts that have the
-//! volume open. What then fails all the same, as by a disk, is led back.
+//! new volumes, which are opened and locked, the table of hosts, and what each change means for
+//! hosts that have the volume open. Then comes what takes something from hosts: keys, rights,
+//! writes. Then the other changes of volumes, and last what gives hosts more. So no host reaches a
+//! new volume by a right that goes in the same edit. A change of a volume that fails all the same,
+//! as by a disk, is led back with those before it. What was taken from hosts stays taken then.
 
 use std::sync::Arc;
 
-use rblk_config::{Difference, VolumeChange, VolumeConfig};
+use rblk_config::{
+    Difference, HostConfig, TargetConfig, VolumeChange, VolumeConfig, losers, narrowed,
+};
 use tokio::sync::mpsc;
 
 use super::Request;
-use super::ask::{ReloadReport, Response, stopping};
+use super::ask::{ReloadReport, Response};
+use super::core::Hosts;
 use super::orders::{asked, carry, open};
 use super::reread::Reread;
 use super::volumes::Change;
+
+/// Why nothing more is done.
+const STOPPING: &str = "the target is stopping";
 
 /// Replaces the whole table of hosts by that of the configuration as it is now. A configuration
 /// that is refused changes nothing.
@@ -24,11 +33,19 @@ pub(super) async fn hosts(requests: &mpsc::Sender<Request>, reread: &Arc<Reread>
         Ok(config) => config,
         Err(error) => return Response::Error(format!("the hosts stay as they were: {error}")),
     };
-    let hosts = config.hosts.clone();
-    match asked(requests, |reply| Request::Hosts(hosts, reply)).await {
-        Some(ended) => Response::Hosts(reread.report(&config.hosts, ended)),
-        None => stopping(),
+    match let_in_only(requests, config.hosts.clone()).await {
+        Ok(ended) => Response::Hosts(reread.report(&config.hosts, ended)),
+        Err(error) => Response::Error(format!("the hosts stay as they were: {error}")),
     }
+}
+
+/// From now on control lets in these hosts and no others. Returns whose sessions ended.
+async fn let_in_only(
+    requests: &mpsc::Sender<Request>,
+    hosts: Vec<HostConfig>,
+) -> Result<Vec<String>, String> {
+    let answer = asked(requests, |reply| Request::Hosts(hosts, reply)).await;
+    answer.unwrap_or_else(|| Err(STOPPING.to_owned()))
 }
 
 /// Reads the configuration again, and changes everything that can change without a restart.
@@ -44,9 +61,10 @@ pub(crate) async fn everything(
     let nothing = |error: String| format!("nothing was reloaded: {error}");
     let config = reread.read().await.map_err(nothing)?;
     let running = asked(requests, Request::Running).await;
-    let running = running.ok_or_else(|| nothing("the target is stopping".to_owned()))?;
+    let running = running.ok_or_else(|| nothing(STOPPING.to_owned()))?;
     let difference = Difference::between(&running, &config).map_err(|e| nothing(e.to_string()))?;
-    let (changes, refused) = prepared(requests, reread, &difference).await;
+    let (changes, mut refused) = prepared(requests, reread, &difference).await;
+    refused.extend(Hosts::new(&config.hosts).err().map(|error| error.to_string()));
     let mut report = ReloadReport {
         dry_run,
         difference,
@@ -57,14 +75,11 @@ pub(crate) async fn everything(
         return Ok(report);
     }
     if !report.refused.is_empty() {
-        return Err(nothing(report.refused.join("; ")));
+        let still = still_let_in(&losers(&running.hosts, &config.hosts));
+        return Err(nothing(report.refused.join("; ") + &still));
     }
-    carry_all(requests, changes, &running.volumes).await.map_err(nothing)?;
-    if !report.difference.hosts.is_empty() {
-        let hosts = config.hosts;
-        let ended = asked(requests, |reply| Request::Hosts(hosts, reply)).await;
-        report.access.ended = ended.unwrap_or_default();
-    }
+    let changes = Ordered::new(changes, &report.difference);
+    report.access.ended = carry_out(requests, changes, &running, config.hosts).await?;
     tracing::info!(
         volumes = report.difference.volumes.len(),
         hosts = ?report.difference.hosts,
@@ -72,6 +87,60 @@ pub(crate) async fn everything(
         "the configuration was reloaded"
     );
     Ok(report)
+}
+
+/// Carries out what was judged: what narrows first, what widens last. Returns whose sessions
+/// ended.
+async fn carry_out(
+    requests: &mpsc::Sender<Request>,
+    changes: Ordered,
+    running: &TargetConfig,
+    hosts: Vec<HostConfig>,
+) -> Result<Vec<String>, String> {
+    let nothing = |error: String| format!("nothing was reloaded: {error}");
+    let (left, mut ended) = (narrowed(&running.hosts, &hosts), Vec::new());
+    let narrows = !losers(&running.hosts, &hosts).is_empty();
+    if narrows {
+        ended = let_in_only(requests, left).await.map_err(nothing)?;
+    }
+    carry_all(requests, changes.0, &running.volumes).await.map_err(|error| match narrows {
+        false => nothing(error),
+        true => format!(
+            "no volume was changed: {error}; what the files take from hosts was taken, and what they give was not"
+        ),
+    })?;
+    if running.hosts != hosts {
+        let more = let_in_only(requests, hosts).await;
+        ended.extend(more.map_err(|error| format!("only the volumes were reloaded: {error}"))?);
+    }
+    Ok(ended)
+}
+
+/// What to know of a refusal where keys or rights were to go.
+fn still_let_in(losers: &[String]) -> String {
+    match losers {
+        [] => String::new(),
+        losers => format!(
+            "; keys and rights that the files take from {} are still valid: `rblk-target reload --hosts` takes them \
+             now, whatever becomes of the rest",
+            losers.join(", ")
+        ),
+    }
+}
+
+/// Changes in the order in which they are made: what narrows comes first, and removals, which
+/// cannot be led back, come last.
+struct Ordered(Vec<Change>);
+
+impl Ordered {
+    fn new(changes: Vec<Change>, difference: &Difference) -> Self {
+        let narrowing = difference.volumes.iter().filter(|change| change.narrows());
+        let narrowing: Vec<&str> = narrowing.map(VolumeChange::name).collect();
+        let is_first = |change: &Change| matches!(change, Change::Become(volume) if narrowing.contains(&volume.name.as_str()));
+        let (mut first, rest): (Vec<_>, Vec<_>) = changes.into_iter().partition(is_first);
+        first.extend(rest);
+        Self(first)
+    }
 }
 
 /// The changes that lead to a configuration, with the stores of new volumes opened, in the order in
@@ -90,7 +159,7 @@ async fn prepared(
             },
             VolumeChange::Alter { volume, .. } => changes.push(Change::Become(volume.clone())),
             VolumeChange::Remove { name } => {
-                removals.push(Change::Remove { name: name.clone(), force: false });
+                removals.push(Change::Remove { name: name.clone(), which: None, force: false });
             }
         }
     }
@@ -98,7 +167,7 @@ async fn prepared(
     let judged = changes.clone();
     match asked(requests, |reply| Request::Judge(judged, reply)).await {
         Some(faults) => refused.extend(faults),
-        None => refused.push("the target is stopping".to_owned()),
+        None => refused.push(STOPPING.to_owned()),
     }
     (changes, refused)
 }
@@ -131,7 +200,9 @@ async fn carry_all(
 /// users, and its data is in its store: `volume add` serves it again.
 fn undo_of(change: &Change, before: &[VolumeConfig]) -> Option<Change> {
     match change {
-        Change::Add(volume, _) => Some(Change::Remove { name: volume.name.clone(), force: true }),
+        Change::Add(volume, _) => {
+            Some(Change::Remove { name: volume.name.clone(), which: None, force: true })
+        }
         Change::Become(volume) => {
             let old = before.iter().find(|old| old.name == volume.name)?;
             Some(Change::Become(VolumeConfig { size: volume.size, ..old.clone() }))

@@ -3,6 +3,7 @@
 //! out: by mail to every poll group, or at the store by a thread that may block.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,6 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::Control;
 use super::core::{Step, VolumeOrder};
+use crate::events::{EventKind, Occurrence};
 use crate::exports::OpenedVolume;
 use crate::poll_group::{StepTicket, ToGroup, VolumeStep};
 use crate::store::backing::Backing;
@@ -27,6 +29,8 @@ pub(crate) enum Change {
     Remove {
         /// Its name.
         name: String,
+        /// That one, not another one of the same name.
+        which: Option<VolumeIndex>,
         /// Also if hosts have it open.
         force: bool,
     },
@@ -65,6 +69,8 @@ pub(crate) struct Changed {
     pub config: Option<VolumeConfig>,
     /// Its size.
     pub bytes: u64,
+    /// What is lost: it was removed by force, and its store did not take everything.
+    pub given_up: Option<String>,
 }
 
 /// A change that may be carried out.
@@ -86,10 +92,23 @@ struct Underway {
     // Poll groups that have not done the step.
     waiting: usize,
     failure: Option<String>,
+    // What its file had before it was made longer.
+    lengthened: Option<u64>,
+    // Why not all that was asked for was done.
+    note: Option<String>,
 }
 
 /// The end of work at a store.
-type StoreDone = (StepTicket, Result<(), String>);
+pub(super) type StoreDone = (StepTicket, Result<StoreWork, String>);
+
+/// What was done at a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum StoreWork {
+    /// It has the size. The file was made longer, and was so long.
+    Sized(Option<u64>),
+    /// The file is as long as before; or (false) something was written behind that.
+    CutBack(bool),
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -170,8 +189,16 @@ impl Control {
     ) {
         match self.begin_change(change, is_alone) {
             Ok((plan, bytes, before)) => {
-                let underway = Underway { plan, bytes, before, reply, waiting: 0, failure: None };
-                self.volumes.underway = Some(underway);
+                self.volumes.underway = Some(Underway {
+                    plan,
+                    bytes,
+                    before,
+                    reply,
+                    waiting: 0,
+                    failure: None,
+                    lengthened: None,
+                    note: None,
+                });
             }
             // An error means that nobody waits for the answer.
             Err(refused) => drop(reply.send(Err(refused))),
@@ -232,10 +259,7 @@ impl Control {
         match change {
             Change::Add(config, opened) => {
                 if opened.backing.is_some() && !self.losses.can_remember() {
-                    return Err("this run of the target remembers no hosts and no losses, because it began \
-                                without a volume on a file or device: write the volume into the configuration, \
-                                and restart the target"
-                        .to_owned());
+                    return Err(forgets(&self.volumes.running, config));
                 }
                 if self.volumes.next >= self.volumes.places {
                     return Err(format!(
@@ -253,9 +277,12 @@ impl Control {
                     opened: Some(Arc::clone(opened)),
                 })
             }
-            Change::Remove { name, force } => {
+            Change::Remove { name, which, force } => {
                 self.volumes.config_of(name)?;
                 let volume = self.volume_named(name).ok_or("it is not served")?.index;
+                if which.is_some_and(|which| which != volume) {
+                    return Err(anew(name));
+                }
                 let order = VolumeOrder::Remove { volume, force: *force };
                 Ok(Plan { order, config: None, name: name.clone(), opened: None })
             }
@@ -346,8 +373,10 @@ impl Control {
         self.volumes.ticket += 1;
         let ticket = StepTicket(self.volumes.ticket);
         let Some(volume) = self.core.altered().map(Arc::clone) else { return };
-        if step == Step::Store {
-            return self.begin_store_work(ticket, &volume);
+        match step {
+            Step::Store => return self.begin_store_work(ticket, &volume),
+            Step::CutBack => return self.begin_cut_back(ticket, &volume),
+            _ => {}
         }
         let groups = self.groups.len();
         if let Some(underway) = &mut self.volumes.underway {
@@ -367,7 +396,7 @@ impl Control {
         if step == Step::Add {
             return self.mails_of_add(volume);
         }
-        if step == Step::Drop {
+        if matches!(step, Step::Drop | Step::Abandon) {
             self.devices.remove_volume(volume.index);
         }
         let mail = || match step {
@@ -375,8 +404,12 @@ impl Control {
             Step::Close => VolumeStep::Close,
             Step::WriteBack => VolumeStep::WriteBack,
             Step::Reshape => VolumeStep::Reshape(Arc::clone(volume)),
+            Step::Quiet => VolumeStep::Quiet,
             Step::Drop => VolumeStep::Drop,
-            Step::Access | Step::Add | Step::Store => VolumeStep::Access(Arc::clone(volume)),
+            Step::Abandon => VolumeStep::Abandon,
+            Step::Access | Step::Add | Step::Store | Step::CutBack => {
+                VolumeStep::Access(Arc::clone(volume))
+            }
         };
         Ok((0..self.groups.len()).map(|_| mail()).collect())
     }
@@ -410,10 +443,11 @@ impl Control {
                 (Placement::Memory(to), Some(Placement::Memory(from))) => {
                     // No poll group touches either.
                     from.copy_to(0, to, 0, from.len().min(to.len()));
-                    Ok(())
+                    Ok(StoreWork::Sized(None))
                 }
-                _ => backing.map_or(Ok(()), |backing| {
-                    backing.resize(volume.size_bytes()).map_err(|error| error.to_string())
+                _ => backing.map_or(Ok(StoreWork::Sized(None)), |backing| {
+                    let work = backing.resize(volume.size_bytes()).map(StoreWork::Sized);
+                    work.map_err(|error| error.to_string())
                 }),
             };
             // An error means that control has ended.
@@ -421,11 +455,60 @@ impl Control {
         });
     }
 
+    /// Gives a file the length that it had before it was made longer.
+    fn begin_cut_back(&mut self, ticket: StepTicket, volume: &Arc<Volume>) {
+        let len = self.volumes.underway.as_mut().and_then(|underway| underway.lengthened.take());
+        let backing = self.volumes.backings.get(&volume.index).cloned();
+        let (Some(len), Some(backing)) = (len, backing) else {
+            return self.core.stepped(Ok(()), Instant::now());
+        };
+        let (done, size) = (self.volumes.done.0.clone(), volume.size_bytes());
+        tokio::task::spawn_blocking(move || {
+            let cut = backing.cut_back(len, size).map(StoreWork::CutBack);
+            // An error means that control has ended.
+            let _ = done.send((ticket, cut.map_err(|error| error.to_string())));
+        });
+    }
+
     /// Work at a store ended.
     pub(super) fn on_store_done(&mut self, (ticket, result): StoreDone) {
-        if ticket.0 == self.volumes.ticket {
-            self.core.stepped(result, Instant::now());
+        if ticket.0 != self.volumes.ticket {
+            return;
         }
+        if let Some(underway) = &mut self.volumes.underway {
+            match &result {
+                Ok(StoreWork::Sized(was)) => underway.lengthened = *was,
+                Ok(StoreWork::CutBack(false)) => {
+                    let text =
+                        "its file stays longer, since something was written behind its former end";
+                    underway.note = Some(text.to_owned());
+                }
+                Ok(StoreWork::CutBack(true)) | Err(_) => {}
+            }
+        }
+        self.core.stepped(result.map(drop), Instant::now());
+    }
+
+    /// A removal by force goes on without the store, for this reason.
+    pub(super) fn given_up(&mut self, why: String) {
+        let Some(underway) = &mut self.volumes.underway else { return };
+        let index = underway.before.as_ref().map(|volume| volume.index);
+        let dirty = |handle: &crate::poll_group::thread::Handle| {
+            handle.volume_stats(index?).map(|stats| stats.snapshot().dirty_bytes)
+        };
+        let bytes: u64 = self.groups.iter().filter_map(dirty).sum();
+        let lost = match bytes {
+            0 => String::new(),
+            bytes => format!("; about {} that hosts wrote are not in its store", ByteSize(bytes)),
+        };
+        let text = format!(
+            "{why}{lost}. Its file or device stays locked until its store answers or the target restarts. Hosts that \
+             had it cannot resume: unmount it there"
+        );
+        let what = Occurrence::new(EventKind::LostWrites, format!("removed by force: {text}"));
+        let volume = Some(underway.plan.name.clone());
+        underway.note = Some(text);
+        self.happened(Occurrence { volume, ..what });
     }
 
     /// A poll group has done a step, or cannot.
@@ -453,8 +536,12 @@ impl Control {
 
     /// The change under way has ended.
     pub(super) fn changed(&mut self, result: Result<(), String>) {
-        let Some(Underway { plan, bytes, reply, .. }) = self.volumes.underway.take() else {
+        let Some(Underway { plan, bytes, reply, note, .. }) = self.volumes.underway.take() else {
             return;
+        };
+        let result = match (result, &note) {
+            (Err(error), Some(note)) => Err(format!("{error}; {note}")),
+            (result, _) => result,
         };
         let (index, is_new) = match &plan.order {
             VolumeOrder::Add(volume) => (volume.index, true),
@@ -475,16 +562,38 @@ impl Control {
         }
         let is_gone = if result.is_ok() { plan.config.is_none() } else { is_new };
         if is_gone {
-            // The last of those who have the file open: it is unlocked now.
+            // The last of those who have the file open, unless its store still works: it is unlocked.
             self.volumes.backings.remove(&index);
             self.groups.iter_mut().for_each(|handle| handle.forget_volume(index));
             self.description.volume_notes.remove(&plan.name);
         }
-        let outcome = result.map(|()| Changed { config: plan.config, bytes });
+        let outcome = result.map(|()| Changed { config: plan.config, bytes, given_up: note });
         drop(plan.opened);
         // An error means that nobody waits for the answer.
         let _ = reply.send(outcome);
     }
+}
+
+/// Why a target that began without a file or device takes none.
+fn forgets(running: &TargetConfig, volume: &VolumeConfig) -> String {
+    let path = volume.path.as_deref().unwrap_or(Path::new(""));
+    format!(
+        "this target began without a volume on a file or device, so this run keeps no record of hosts and losses in \
+         {} (state_dir), and the next start would refuse the mounts of {}: write `[[volume]]` with `name = \"{1}\"`, \
+         `store = \"file\"` and `path = {:?}` into the configuration, and restart the target. From then on volumes \
+         on files and devices can be added while it runs",
+        running.state_dir.display(),
+        volume.name,
+        path
+    )
+}
+
+/// Why a volume is not the one that was meant.
+pub(super) fn anew(name: &str) -> String {
+    format!(
+        "{name} was removed by another command meanwhile; if a volume of that name is served now, it is another one, \
+         and stays"
+    )
 }
 
 /// A volume with other values, as `volume set` asks for.

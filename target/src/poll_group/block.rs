@@ -37,8 +37,7 @@ pub(super) fn start<S: Store>(
         Ok(checked) => checked,
         Err(status) => {
             if turn.access.is_changing(connection.params().session, command) {
-                // It sends the command again when it has opened the volume again.
-                return Err(Violation("its volume changes"));
+                return Err(Violation::VOLUME_CHANGES);
             }
             finish(connection, turn, tag, Outcome::of(status));
             return Ok(());

@@ -58,7 +58,11 @@ impl<S: Store> PollGroup<S> {
 
     /// A connection broke a rule, or a bug was found in serving it: it ends, and the log says why.
     #[cold]
-    pub(super) fn end_for(&mut self, index: usize, Violation(reason): Violation) {
+    pub(super) fn end_for(&mut self, index: usize, violation: Violation) {
+        let Violation(reason) = violation;
+        if violation == Violation::VOLUME_CHANGES {
+            return self.end(index, reason);
+        }
         self.turn.stats.protocol_errors.add(1);
         if self.turn.may_log(Line::Violation)
             && let Some(connection) = self.connections.at(index)

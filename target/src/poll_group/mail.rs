@@ -94,10 +94,15 @@ pub enum VolumeStep {
     Close,
     /// After [`Self::Close`]: write what is dirty, and make everything durable.
     WriteBack,
-    /// After [`Self::WriteBack`]: size and cache mode are those of this volume from now on.
+    /// After [`Self::Close`]: tell when nothing works on it any more.
+    Quiet,
+    /// After [`Self::Quiet`]: size and cache mode are those of this volume from now on.
     Reshape(Arc<Volume>),
-    /// After [`Self::WriteBack`]: forget it and its store.
+    /// After [`Self::Quiet`]: forget it and its store.
     Drop,
+    /// Give it up at once, whatever works on it: what is dirty is lost. What its store still does
+    /// ends in memory that nothing else uses before that, and then its store is closed.
+    Abandon,
 }
 
 /// Control to data thread.

@@ -6,6 +6,10 @@
 //! ever opened it end, as if their links had broken, and their hosts connect again. When they are
 //! gone, no command, no RDMA and no part of a command at another shard is of the volume any more,
 //! in any poll group. What is left are write-backs and prefetches of its shards, and those end.
+//!
+//! A store that does not answer keeps all of that from ending. Control waits for a bounded time, and
+//! then orders [`VolumeStep::Access`] again, or gives the volume up ([`VolumeStep::Abandon`]). Of a
+//! volume that was given up only what its store still works on is left. It goes when that ends.
 
 use std::sync::Arc;
 
@@ -26,19 +30,32 @@ enum Until {
     Written,
     /// The shard has made everything durable.
     Durable,
+    /// Nothing works on the volume.
+    Idle,
     /// Nothing works on the volume; then it becomes this one, or (`None`) it goes.
     Quiet(Option<Arc<Volume>>),
 }
 
-/// The step under way, if one is.
+/// A volume that was given up.
+#[derive(Debug)]
+struct Abandoned {
+    volume: VolumeIndex,
+    // Connections that may still send from it.
+    ids: Vec<ConnectionId>,
+}
+
+/// The step under way, if one is, and volumes of which something is left.
 #[derive(Debug, Default)]
-pub(super) struct Steps(Option<(StepTicket, VolumeIndex, Until)>);
+pub(super) struct Steps {
+    under_way: Option<(StepTicket, VolumeIndex, Until)>,
+    abandoned: Vec<Abandoned>,
+}
 
 impl Steps {
     /// Whether a step waits for something.
     #[inline]
     pub(super) fn are_waiting(&self) -> bool {
-        self.0.is_some()
+        self.under_way.is_some() || !self.abandoned.is_empty()
     }
 }
 
@@ -46,7 +63,7 @@ impl<S: Store> PollGroup<S> {
     /// Begins a step.
     pub(super) fn take_step(&mut self, ticket: StepTicket, volume: VolumeIndex, step: VolumeStep) {
         // Control has given up a step that it did not wait for.
-        self.steps.0 = None;
+        let given_up = self.steps.under_way.take();
         let until = match step {
             VolumeStep::Add { volume, backing: _, stats, registered } => {
                 for (place, memory) in registered {
@@ -73,10 +90,21 @@ impl<S: Store> PollGroup<S> {
                 self.turn.shard.request(ShardRequest::Flush { from, volume }, self.turn.now);
                 Until::Written
             }
+            VolumeStep::Quiet => Until::Idle,
+            VolumeStep::Abandon => {
+                let ids = match given_up {
+                    Some((_, of, Until::Gone(ids))) if of == volume => ids,
+                    _ => Vec::new(),
+                };
+                self.turn.access.remove(volume);
+                self.turn.shard.abandon_volume(volume);
+                self.steps.abandoned.push(Abandoned { volume, ids });
+                return self.stepped(ticket, Ok(()));
+            }
             VolumeStep::Reshape(shaped) => Until::Quiet(Some(shaped)),
             VolumeStep::Drop => Until::Quiet(None),
         };
-        self.steps.0 = Some((ticket, volume, until));
+        self.steps.under_way = Some((ticket, volume, until));
     }
 
     /// Ends the connections of every session that ever opened a volume. Returns them, and those
@@ -104,10 +132,10 @@ impl<S: Store> PollGroup<S> {
         let ShardReply::Done { result, .. } = reply else {
             return debug_assert!(false, "a step asks for nothing else");
         };
-        let Some((ticket, volume, until)) = self.steps.0.take() else { return };
+        let Some((ticket, volume, until)) = self.steps.under_way.take() else { return };
         if self.token_of(ticket).number_of_control() != Some(number) {
             // The answer to a step that was given up.
-            self.steps.0 = Some((ticket, volume, until));
+            self.steps.under_way = Some((ticket, volume, until));
             return;
         }
         if let Err(errno) = result {
@@ -115,7 +143,7 @@ impl<S: Store> PollGroup<S> {
         }
         if matches!(until, Until::Written) && self.turn.shard.is_writable(volume) {
             let from = self.token_of(ticket);
-            self.steps.0 = Some((ticket, volume, Until::Durable));
+            self.steps.under_way = Some((ticket, volume, Until::Durable));
             self.turn.shard.request(ShardRequest::Sync { from, volume }, self.turn.now);
         } else {
             self.stepped(ticket, Ok(()));
@@ -125,8 +153,10 @@ impl<S: Store> PollGroup<S> {
     /// Goes on with the step under way, if what it waited for is there. Returns whether it was.
     #[cold]
     pub(super) fn go_on_stepping(&mut self) -> bool {
-        let Some((ticket, volume, until)) = self.steps.0.take() else { return false };
+        let is_less = self.leave_abandoned();
+        let Some((ticket, volume, until)) = self.steps.under_way.take() else { return is_less };
         let result = match &until {
+            Until::Idle if self.turn.shard.is_quiet(volume) => Ok(()),
             Until::Gone(ids) if !ids.iter().any(|id| self.connections.has(*id)) => Ok(()),
             Until::Quiet(shaped) if self.turn.shard.is_quiet(volume) => match shaped {
                 Some(shaped) => {
@@ -140,11 +170,33 @@ impl<S: Store> PollGroup<S> {
                 }
             },
             _ => {
-                self.steps.0 = Some((ticket, volume, until));
-                return false;
+                self.steps.under_way = Some((ticket, volume, until));
+                return is_less;
             }
         };
         self.stepped(ticket, result);
         true
+    }
+
+    /// Closes the stores of volumes that were given up, and that nothing works on any more. Returns
+    /// whether there was one.
+    fn leave_abandoned(&mut self) -> bool {
+        let (turn, connections) = (&mut self.turn, &self.connections);
+        let before = self.steps.abandoned.len();
+        self.steps.abandoned.retain(|Abandoned { volume, ids }| {
+            let is_used = ids.iter().any(|id| connections.has(*id));
+            if !turn.shard.is_left(*volume) || is_used {
+                return true;
+            }
+            turn.pollers.remove_volume(*volume);
+            match turn.shard.remove_volume(*volume) {
+                Ok(()) => tracing::warn!(volume = volume.0, "the store of a removed volume is closed"),
+                Err(error) => {
+                    tracing::error!(volume = volume.0, %error, "the store of a removed volume stays open");
+                }
+            }
+            false
+        });
+        self.steps.abandoned.len() < before
     }
 }

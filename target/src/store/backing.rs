@@ -19,7 +19,8 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -27,6 +28,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::stat::{major, minor};
+use nix::unistd::{Whence, lseek};
+use rblk_protocol::width::wide64;
 
 use super::alignment::{Alignment, direct_alignment, probe_alignment};
 use super::identity::StoreIdentity;
@@ -261,24 +264,68 @@ impl Backing {
 
     /// Makes a file so long, and has this size from now on. A device, and a file that is open for
     /// reading alone, must be that long already. Bytes that a file gets are a hole: they read as
-    /// zeroes.
+    /// zeroes. Returns the length that the file had, if it was made longer.
     ///
     /// # Errors
-    /// The system's, or it is shorter than that; the size in force stays as it is.
-    pub(crate) fn resize(&self, to: u64) -> Result<(), StoreError> {
+    /// The system's, or it is shorter than that; the size in force stays as it is, and a file that
+    /// was made longer is as long as before.
+    pub(crate) fn resize(&self, to: u64) -> Result<Option<u64>, StoreError> {
         let is_file = self.kind == BackingKind::File && !self.read_only;
+        let was = self.size_bytes();
         // What somebody put behind the end in force is not cut off by a volume that grows.
-        let grows = to > self.size.load(Ordering::Relaxed);
+        let grows = to > was;
         let measured = self.measure()?;
-        if is_file && (if grows { measured < to } else { measured != to }) {
+        let lengthens = is_file && measured < to;
+        if lengthens || (is_file && !grows && measured != to) {
             self.file.set_len(to).map_err(io_error(&self.path, "change its size"))?;
         }
-        let size = self.measure()?;
+        let size = self.measure().inspect_err(|_| {
+            if lengthens {
+                let _ = self.cut_back(measured, was);
+            }
+        })?;
         if size < to {
             return Err(StoreError::Shrank { path: self.path.clone(), was: to, size });
         }
         self.size.store(to, Ordering::Relaxed);
-        Ok(())
+        Ok(lengthens.then_some(measured))
+    }
+
+    /// Undoes a [`Self::resize`] that made a file longer: the size in force is `size`, and the file
+    /// has `len` bytes. It stays longer, and this returns false, if anything may have been written
+    /// behind them.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn cut_back(&self, len: u64, size: u64) -> Result<bool, StoreError> {
+        self.size.store(size, Ordering::Relaxed);
+        if self.is_hole_behind(len).map_err(io_error(&self.path, "look for its holes"))? {
+            self.file.set_len(len).map_err(io_error(&self.path, "change its size"))?;
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    // Whether a file has nothing but a hole behind so many bytes. A file system that tells no holes
+    // says no.
+    fn is_hole_behind(&self, len: u64) -> io::Result<bool> {
+        // A block of a file system is data as a whole.
+        let hole = len.next_multiple_of(MIN_EXTENT_BYTES.into());
+        let from = i64::try_from(hole).map_err(io::Error::other)?;
+        if lseek(&self.file, from, Whence::SeekData) != Err(Errno::ENXIO) {
+            return Ok(false);
+        }
+        // Without direct I/O, which would refuse a few bytes.
+        let file = File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
+        let mut rest = vec![0; usize::try_from(hole - len).map_err(io::Error::other)?];
+        let mut at = 0;
+        while at < rest.len() {
+            match file.read_at(&mut rest[at..], len + wide64(at))? {
+                0 => break,
+                more => at += more,
+            }
+        }
+        Ok(rest.iter().all(|byte| *byte == 0))
     }
 
     /// Whether one write can be made durable without a sync of the whole: direct I/O on a block

@@ -305,7 +305,10 @@ impl World {
                 }
                 Effect::All(notice) => self.note(notice),
                 Effect::Persist { ticket, record } => self.on_their_way.push((ticket, record)),
-                Effect::Step(_) | Effect::GiveUpStep | Effect::Altered(_) => {
+                Effect::Step(_)
+                | Effect::GiveUpStep
+                | Effect::GivenUp(_)
+                | Effect::Altered(_) => {
                     unreachable!("no volume is changed here")
                 }
                 Effect::StopGroups => {

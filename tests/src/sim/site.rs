@@ -373,7 +373,7 @@ impl Site {
                     let due = self.persists.back().map_or(due, |(last, ..)| due.max(*last));
                     self.persists.push_back((due, ticket, record));
                 }
-                Effect::Step(_) | Effect::GiveUpStep | Effect::Altered(_) => {
+                Effect::Step(_) | Effect::GiveUpStep | Effect::GivenUp(_) | Effect::Altered(_) => {
                     unreachable!("no volume is changed here")
                 }
                 Effect::StopGroups => {

@@ -6,6 +6,7 @@
 //! place, is not equal to any.
 
 mod changes;
+mod given_up;
 mod reads;
 mod script;
 mod shares;

@@ -9,9 +9,14 @@
 //! | a new volume | add, access |
 //! | read-only, read-ahead | access |
 //! | larger | store, grow, access |
-//! | smaller, cache mode | close, write back, reshape, store, access |
-//! | a volume in memory gets another size | close, store, drop, add, access |
-//! | removed | close, write back, drop |
+//! | smaller, cache mode | close, write back, quiet, reshape, store, access |
+//! | a volume in memory gets another size | close, quiet, store, drop, add, access |
+//! | removed | close, write back, quiet, drop |
+//!
+//! Every step that waits for hosts or for a store has a deadline, and comes before the steps that
+//! change something in each poll group. So what fails late leads back to the volume as it was. The
+//! exception is a removal by force: its hosts have lost the volume when it begins, so it ends. What
+//! cannot be written is given up ([`Step::Abandon`]), and no host that held the volume may resume.
 //!
 //! "Close" ends the connections of the hosts that have the volume open, and an OPEN that comes
 //! meanwhile waits for the end of the alteration. So to its hosts the volume looks like a target
@@ -46,7 +51,8 @@ pub enum VolumeOrder {
     Remove {
         /// The volume.
         volume: VolumeIndex,
-        /// Also if hosts have it open: they lose it.
+        /// Also if hosts have it open: they lose it. Also if its store does not take what is dirty:
+        /// that is lost.
         force: bool,
     },
     /// The volume with the same index is like this from now on.
@@ -121,16 +127,31 @@ pub enum Step {
     Close,
     /// What is dirty is in the store, durably.
     WriteBack,
+    /// Nothing works on it in any shard.
+    Quiet,
     /// Every shard has the new size and cache mode, and nothing of the volume in its cache.
     Reshape,
     /// Every poll group has forgotten it.
     Drop,
+    /// Every poll group has given it up, whatever its store still works on.
+    Abandon,
+    /// The file is as long as before, unless something was written behind that.
+    CutBack,
 }
 
 impl Step {
     // A step that may fail late, and can be given up: what it waits for changes nothing.
     fn has_deadline(self) -> bool {
-        matches!(self, Self::Close | Self::WriteBack)
+        matches!(self, Self::Close | Self::WriteBack | Self::Quiet)
+    }
+
+    // What did not end in time.
+    fn waits_for(self) -> &'static str {
+        match self {
+            Self::Close => "the connections of its hosts",
+            Self::WriteBack => "the writes of its dirty blocks",
+            _ => "the work of its store",
+        }
     }
 }
 
@@ -149,6 +170,7 @@ pub(super) struct Alteration {
     // As it was. `None`: it is new.
     before: Option<Arc<Volume>>,
     end: End,
+    is_forced: bool,
     // The step under way, and those behind it.
     steps: VecDeque<Step>,
     // The steps that are done.
@@ -158,37 +180,56 @@ pub(super) struct Alteration {
     failure: Option<String>,
 }
 
+impl Alteration {
+    // Whether a failure does not lead back: hosts were told that the volume is gone, or some poll
+    // groups have forgotten it.
+    fn must_go(&self) -> bool {
+        let step = self.steps.front().copied();
+        let is_late = self.is_forced || step == Some(Step::Drop);
+        self.end == End::Removed && is_late && step != Some(Step::Abandon)
+    }
+}
+
 /// The steps that make one volume of another.
 fn steps_between(before: &Volume, after: &Volume) -> Vec<Step> {
-    use Step::{Access, Add, Close, Drop, Grow, Reshape, Store, WriteBack};
+    use Step::{Access, Add, Close, Drop, Grow, Quiet, Reshape, Store, WriteBack};
     let (was, bytes) = (before.size_bytes(), after.size_bytes());
     let is_partial = was % (SLOT_BYTES as u64) != 0 && before.cache != CacheMode::None;
     match before.placement {
-        Placement::Memory(_) if was != bytes => vec![Close, Store, Drop, Add, Access],
+        Placement::Memory(_) if was != bytes => vec![Close, Quiet, Store, Drop, Add, Access],
         Placement::Memory(_) | Placement::Null => vec![Access],
-        Placement::Store if bytes < was => vec![Close, WriteBack, Reshape, Store, Access],
+        Placement::Store if bytes < was => {
+            vec![Close, WriteBack, Quiet, Reshape, Store, Access]
+        }
         // The last block is cached as far as it reached.
         Placement::Store if bytes > was && (is_partial || before.cache != after.cache) => {
-            vec![Store, Close, WriteBack, Reshape, Access]
+            vec![Store, Close, WriteBack, Quiet, Reshape, Access]
         }
         Placement::Store if bytes > was => vec![Store, Grow, Access],
-        Placement::Store if before.cache != after.cache => vec![Close, WriteBack, Reshape, Access],
+        Placement::Store if before.cache != after.cache => {
+            vec![Close, WriteBack, Quiet, Reshape, Access]
+        }
         Placement::Store => vec![Access],
     }
 }
 
-/// The steps that lead back when one failed after these.
-fn steps_back(done: &[Step], is_new: bool) -> Vec<Step> {
+/// The steps that lead back when one failed after these. `grew`: the volume was to be larger.
+fn steps_back(done: &[Step], failed: Option<Step>, is_new: bool, grew: bool) -> Vec<Step> {
     let has = |step| done.contains(&step);
-    match () {
+    let mut back = match () {
         // Some poll groups may serve it.
         () if is_new => vec![Step::Drop],
-        // Nothing but a size in the file, which a larger volume does not need to give back.
         () if !has(Step::Close) => Vec::new(),
         () if has(Step::Drop) => vec![Step::Add, Step::Access],
         () if has(Step::Reshape) => vec![Step::Reshape, Step::Access],
         () => vec![Step::Access],
+    };
+    let is_longer = has(Step::Store) || failed == Some(Step::Store);
+    // Commands of a shard that has the new size may have come to the end of the file.
+    if grew && !is_new && is_longer && !has(Step::Grow) && !has(Step::Reshape) {
+        back.push(Step::CutBack);
     }
+    back
 }
 
 impl Core {
@@ -239,6 +280,7 @@ impl Core {
             return Err(OrderError::Busy(alteration.volume.name));
         }
         self.judge(&order)?;
+        let is_forced = matches!(order, VolumeOrder::Remove { force: true, .. });
         let (volume, before, end, steps) = match order {
             VolumeOrder::Add(volume) => (volume, None, End::Served, vec![Step::Add, Step::Access]),
             VolumeOrder::Remove { volume, .. } => {
@@ -246,8 +288,10 @@ impl Core {
                 self.volume_changed(volume.index);
                 self.take_from_all(volume.index);
                 let steps = match volume.placement {
-                    Placement::Store => vec![Step::Close, Step::WriteBack, Step::Drop],
-                    Placement::Memory(_) | Placement::Null => vec![Step::Close, Step::Drop],
+                    Placement::Store => vec![Step::Close, Step::WriteBack, Step::Quiet, Step::Drop],
+                    Placement::Memory(_) | Placement::Null => {
+                        vec![Step::Close, Step::Quiet, Step::Drop]
+                    }
                 };
                 (Arc::clone(&volume), Some(volume), End::Removed, steps)
             }
@@ -260,7 +304,8 @@ impl Core {
         };
         let done = Vec::new();
         let (steps, since) = (VecDeque::from(steps), now);
-        let alteration = Alteration { volume, before, end, steps, done, since, failure: None };
+        let failure = None;
+        let alteration = Alteration { volume, before, end, is_forced, steps, done, since, failure };
         self.alteration = Some(alteration);
         self.begin_step();
         Ok(())
@@ -290,15 +335,25 @@ impl Core {
         self.latest = now;
         let Some(alteration) = &mut self.alteration else { return };
         alteration.since = now;
-        match result {
+        let is_last_resort = alteration.steps.front() == Some(&Step::Abandon);
+        match if is_last_resort { Ok(()) } else { result } {
             Ok(()) => alteration.done.extend(alteration.steps.pop_front()),
             Err(_) if alteration.failure.is_some() => {
                 // It cannot be led back either: what is served is what the poll groups have.
                 alteration.steps.pop_front();
             }
-            Err(failure) => {
+            Err(failure) if alteration.must_go() => {
                 alteration.done.extend(alteration.steps.front().filter(|s| s.has_deadline()));
-                let back = steps_back(&alteration.done, alteration.before.is_none());
+                alteration.steps = VecDeque::from([Step::Abandon]);
+                let volume = Arc::clone(&alteration.volume);
+                self.abandon(&volume, failure);
+            }
+            Err(failure) => {
+                let failed = alteration.steps.front().copied();
+                let after = alteration.volume.size_bytes();
+                let grew = alteration.before.as_ref().is_some_and(|b| b.size_bytes() < after);
+                alteration.done.extend(alteration.steps.front().filter(|s| s.has_deadline()));
+                let back = steps_back(&alteration.done, failed, alteration.before.is_none(), grew);
                 alteration.steps = back.into();
                 alteration.failure = Some(failure);
                 if let Some(before) = &alteration.before {
@@ -307,6 +362,15 @@ impl Core {
             }
         }
         self.begin_step();
+    }
+
+    /// A volume goes although not all that hosts wrote is in its store.
+    fn abandon(&mut self, volume: &Volume, why: String) {
+        tracing::error!(volume = %volume.name, why, "a volume is removed without its store");
+        if let Some(record) = self.holders.fence(volume.uuid) {
+            self.persist_change(record);
+        }
+        self.effects.push_back(Effect::GivenUp(why));
     }
 
     fn begin_step(&mut self) {
@@ -380,11 +444,10 @@ impl Core {
         };
         if self.alteration.as_ref().is_some_and(is_late) {
             let seconds = STEP_DEADLINE.as_secs();
+            let step = self.alteration.as_ref().and_then(|alteration| alteration.steps.front());
+            let what = step.map_or("a step", |step| step.waits_for());
             self.effects.push_back(Effect::GiveUpStep);
-            self.stepped(
-                Err(format!("its connections or its dirty blocks did not end within {seconds} s")),
-                now,
-            );
+            self.stepped(Err(format!("{what} did not end within {seconds} s")), now);
         }
     }
 

@@ -140,6 +140,8 @@ pub enum Effect {
     Step(Step),
     /// The step before has taken too long. Nothing waits for it any more.
     GiveUpStep,
+    /// A removal by force goes on without the store, for this reason.
+    GivenUp(String),
     /// The alteration has ended. On an error the volume is as it was.
     Altered(Result<(), String>),
     /// The drain is over: stop every poll group. Comes once.

@@ -237,7 +237,8 @@ impl Core {
         let text = match (self.sessions.writer(volume.index), self.holders.record(&volume.uuid)) {
             (Some(holder), _) => held_by(holder),
             (None, _) if self.holders.is_replaced(&volume.uuid) => {
-                "is served from another file or device since: unmount it and mount it again"
+                "is served from another file or device since, or was removed before all was written: unmount it and \
+                 mount it again"
                     .to_owned()
             }
             (None, Some(record)) => format!("was held by {} since", record.host_name),
@@ -380,6 +381,17 @@ impl Core {
         let late =
             |open: &WaitingOpen| now.saturating_duration_since(open.since) > QUIESCE_DEADLINE;
         for open in self.take_opens(late) {
+            if self.is_closed(open.volume) {
+                let text =
+                    "the volume is being changed, and that takes long: try again in a minute";
+                tracing::warn!(
+                    session = open.session.index,
+                    volume = open.volume.0,
+                    "OPEN: {text}"
+                );
+                self.fail_open(&open, Status::TimedOut, text.to_owned());
+                continue;
+            }
             tracing::error!(
                 session = open.session.index,
                 volume = open.volume.0,

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 
 use super::*;
@@ -32,6 +33,32 @@ fn opening_says_what_is_wrong() {
         Backing::open(&at("odd"), &options(600, Direct::Off)).unwrap_err().to_string(),
         "block_size 600: must be a power of two between 512 and 65536"
     );
+}
+
+#[test]
+fn a_file_that_was_made_longer_is_cut_back_and_data_never_is() {
+    let directory = directory();
+    for was in [8192, 8192 + 512] {
+        let path = file(directory.path(), &format!("disk{was}"), was);
+        let backing = Backing::open(&path, &options(512, Direct::Preferred)).unwrap();
+        let len = || fs::metadata(&path).unwrap().len();
+        let behind = File::options().write(true).open(&path).unwrap();
+        behind.write_all_at(&[7; 512], was - 512).unwrap();
+        assert_eq!(backing.resize(32768).unwrap(), Some(was));
+        assert!(backing.cut_back(was, was).unwrap());
+        assert_eq!((len(), backing.size_bytes()), (was, was));
+        for at in [was, 20480] {
+            assert_eq!(backing.resize(32768).unwrap(), Some(was));
+            behind.write_all_at(&[7], at).unwrap();
+            assert!(!backing.cut_back(was, was).unwrap(), "{at}");
+            assert_eq!((len(), backing.size_bytes()), (32768, was));
+            assert_eq!(backing.resize(32768).unwrap(), None, "the next try takes it as it is");
+            assert_eq!(backing.size_bytes(), 32768);
+            // Somebody cuts it.
+            behind.set_len(was).unwrap();
+            backing.cut_back(was, was).unwrap();
+        }
+    }
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn with_stored() -> (World, u16) {
 
 #[test]
 fn each_change_takes_its_steps() {
-    use Step::{Access, Close, Drop, Grow, Reshape, Store, WriteBack};
+    use Step::{Access, Close, Drop, Grow, Quiet, Reshape, Store, WriteBack};
     let (mut w, index) = with_stored();
     let steps = |w: &mut World, volume: Volume, shrink| {
         w.alter(volume, shrink).unwrap();
@@ -78,17 +78,18 @@ fn each_change_takes_its_steps() {
     assert_eq!(steps(&mut w, larger.clone(), false), [Store, Grow, Access]);
     let error = w.alter(as_it_was(), false).unwrap_err();
     assert!(matches!(error, OrderError::Smaller { was: 819_200, bytes: 409_600, .. }), "{error}");
-    let closed = [Close, WriteBack, Reshape, Store, Access];
+    let closed = [Close, WriteBack, Quiet, Reshape, Store, Access];
     assert_eq!(steps(&mut w, as_it_was(), true), closed);
     let cached = Volume { cache: CacheMode::WriteBack, ..as_it_was() };
-    assert_eq!(steps(&mut w, cached.clone(), false), [Close, WriteBack, Reshape, Access]);
+    let cleared = [Close, WriteBack, Quiet, Reshape, Access];
+    assert_eq!(steps(&mut w, cached.clone(), false), cleared);
     // The last block was cached as far as it reached.
     let odd = Volume { cache: CacheMode::WriteBack, ..stored(index, BlockCount(801)) };
     assert_eq!(steps(&mut w, odd, false), [Store, Grow, Access]);
     let even = Volume { cache: CacheMode::WriteBack, ..larger };
-    assert_eq!(steps(&mut w, even, false), [Store, Close, WriteBack, Reshape, Access]);
+    assert_eq!(steps(&mut w, even, false), [Store, Close, WriteBack, Quiet, Reshape, Access]);
     w.remove(index, false).unwrap();
-    assert_eq!(w.do_all(), [Close, WriteBack, Drop]);
+    assert_eq!(w.do_all(), [Close, WriteBack, Quiet, Drop]);
     assert_eq!(w.remove(index, false), Err(OrderError::Unknown));
 }
 
@@ -99,7 +100,7 @@ fn an_open_waits_for_a_volume_that_is_closed_and_gets_it_as_it_is_then() {
     let link = w.session(1);
     assert_eq!(w.open(link, 1, exclusive(index)), None, "it is closed");
     assert_eq!(w.open(link, 2, exclusive(0)).unwrap().status, Status::Ok, "others are not");
-    assert_eq!(w.do_all().len(), 5);
+    assert_eq!(w.do_all().len(), 6);
     let said = w.answer(link, 1).expect("it is open again");
     assert_eq!(OpenReply::from_wire(&said.payload).unwrap().blocks, BlockCount(400));
     // And one that waits for a volume that goes is told so.
@@ -129,12 +130,14 @@ fn a_failure_leads_back() {
     assert_eq!(w.opened(link, 1, exclusive(index)).unwrap().blocks, STORED);
 
     // A removal that cannot write what is dirty, and one whose connections do not end.
-    w.remove(index, true).unwrap();
+    w.log_out(link);
+    w.bury(link);
+    w.remove(index, false).unwrap();
     w.stepped(Ok(()));
     fail(&mut w);
     w.stepped(Ok(()));
     assert!(w.altered.pop().unwrap().is_err());
-    w.remove(index, true).unwrap();
+    w.remove(index, false).unwrap();
     w.steps.clear();
     w.pass(Duration::from_secs(61));
     assert_eq!(w.steps, [Step::Access]);
@@ -149,6 +152,76 @@ fn a_failure_leads_back() {
     w.stepped(Ok(()));
     assert!(w.altered.pop().unwrap().is_err());
     assert!(w.core.volumes().iter().all(|volume| volume.index.0 != index + 1));
+}
+
+#[test]
+fn what_waits_for_a_store_has_a_deadline_and_leads_back() {
+    let (mut w, index) = with_stored();
+    w.alter(stored(index, BlockCount(400)), true).unwrap();
+    w.stepped(Ok(()));
+    w.stepped(Ok(()));
+    assert_eq!(w.steps.pop(), Some(Step::Quiet));
+    w.steps.clear();
+    w.pass(Duration::from_secs(61));
+    assert_eq!(w.steps, [Step::Access]);
+    assert_eq!(w.core.altered().unwrap().blocks, STORED);
+    w.stepped(Ok(()));
+    let error = w.altered.pop().unwrap().unwrap_err();
+    assert_eq!(error, "the work of its store did not end within 60 s");
+    // One that was to grow: its file is cut back.
+    let cached = |blocks| Volume { cache: CacheMode::WriteBack, ..stored(index, blocks) };
+    w.steps.clear();
+    w.alter(cached(BlockCount(801)), false).unwrap();
+    w.stepped(Ok(()));
+    w.steps.clear();
+    w.stepped(Err("a disk".to_owned()));
+    assert_eq!(w.steps, [Step::Access]);
+    w.stepped(Ok(()));
+    assert_eq!(w.steps.pop(), Some(Step::CutBack));
+    w.stepped(Ok(()));
+    assert_eq!(w.altered.pop(), Some(Err("a disk".to_owned())));
+}
+
+#[test]
+fn an_open_that_waits_for_a_long_change_is_told_to_try_again() {
+    let (mut w, index) = with_stored();
+    w.alter(stored(index, BlockCount(400)), true).unwrap();
+    let link = w.session(1);
+    assert_eq!(w.open(link, 1, exclusive(index)), None);
+    w.pass(Duration::from_secs(31));
+    let said = w.answer(link, 1).expect("it is answered");
+    assert_eq!(said.status, Status::TimedOut);
+    assert!(said.text().contains("is being changed") && said.text().contains("try again"));
+}
+
+#[test]
+fn a_removal_by_force_ends_and_fences() {
+    for (steps_done, late) in [(0, true), (1, true), (1, false), (2, true), (3, false)] {
+        let (mut w, index) = with_stored();
+        let link = w.session(1);
+        let generation = w.opened(link, 1, exclusive(index)).unwrap().generation;
+        w.remove(index, true).unwrap();
+        (0..steps_done).for_each(|_| w.stepped(Ok(())));
+        w.steps.clear();
+        if late {
+            w.pass(Duration::from_secs(61));
+        } else {
+            w.stepped(Err("a disk".to_owned()));
+        }
+        assert_eq!((&w.steps[..], w.given_up.len()), (&[Step::Abandon][..], 1), "{steps_done}");
+        w.stepped(Ok(()));
+        assert_eq!(w.altered.pop(), Some(Ok(())));
+        assert!(w.core.volumes().iter().all(|volume| volume.index.0 != index));
+        w.bury_the_dying();
+        // Added again under its name, as another volume.
+        let again = Volume { index: VolumeIndex(index + 1), ..stored(index, STORED) };
+        w.steps.clear();
+        w.add(again).unwrap();
+        w.do_all();
+        let said = w.open(link, 2, returning(index, generation)).unwrap();
+        assert_eq!(said.status, Status::Fenced, "{}", said.text());
+        assert!(said.text().contains("before all was written"), "{}", said.text());
+    }
 }
 
 #[test]

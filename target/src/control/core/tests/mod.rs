@@ -89,6 +89,7 @@ struct World {
     // Steps of changes of volumes that were asked for, and how the changes ended.
     steps: Vec<Step>,
     altered: Vec<Result<(), String>>,
+    given_up: Vec<String>,
     made: u32,
     // Of the next connections.
     memory_bytes: u64,
@@ -191,6 +192,7 @@ impl World {
             stopped: false,
             steps: Vec::new(),
             altered: Vec::new(),
+            given_up: Vec::new(),
             made: 0,
             memory_bytes: 1 << 10,
             introduce: true,
@@ -236,6 +238,7 @@ impl World {
                 }
                 Effect::Step(step) => self.steps.push(step),
                 Effect::GiveUpStep => {}
+                Effect::GivenUp(why) => self.given_up.push(why),
                 Effect::Altered(result) => self.altered.push(result),
                 Effect::StopGroups => {
                     assert!(!self.stopped, "once");
