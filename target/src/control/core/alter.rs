@@ -12,6 +12,7 @@
 //! | smaller, cache mode | close, write back, reshape, store, access |
 //! | a volume in memory gets another size | close, store, drop, add, access |
 //! | removed | close, write back, drop |
+//! | nothing: what is dirty is made durable | write back |
 //!
 //! "Close" ends the connections of the hosts that have the volume open, and an OPEN that comes
 //! meanwhile waits for the end of the alteration. So to its hosts the volume looks like a target
@@ -49,6 +50,8 @@ pub enum VolumeOrder {
         /// Also if hosts have it open: they lose it.
         force: bool,
     },
+    /// What is dirty of it is made durable. Nothing else changes, and it is served meanwhile.
+    WriteBack(VolumeIndex),
     /// The volume with the same index is like this from now on.
     Alter {
         /// How.
@@ -213,6 +216,9 @@ impl Core {
                 let volume = self.exports.volume(*volume).ok_or(OrderError::Unknown)?;
                 if *force { Ok(()) } else { in_use(volume, self.users(volume.index)) }
             }
+            VolumeOrder::WriteBack(volume) => {
+                self.exports.volume(*volume).map(drop).ok_or(OrderError::Unknown)
+            }
             VolumeOrder::Alter { volume, shrink } => {
                 let before = self.exports.volume(volume.index).ok_or(OrderError::Unknown)?;
                 let (was, bytes) = (before.size_bytes(), volume.size_bytes());
@@ -250,6 +256,11 @@ impl Core {
                     Placement::Memory(_) | Placement::Null => vec![Step::Close, Step::Drop],
                 };
                 (Arc::clone(&volume), Some(volume), End::Removed, steps)
+            }
+            VolumeOrder::WriteBack(volume) => {
+                let volume = self.exports.volume(volume).cloned().ok_or(OrderError::Unknown)?;
+                let steps = vec![Step::WriteBack];
+                (Arc::clone(&volume), Some(volume), End::Served, steps)
             }
             VolumeOrder::Alter { volume, .. } => {
                 let before = self.exports.volume(volume.index).cloned();
