@@ -279,7 +279,7 @@ impl AdminChannel {
     ///
     /// # Errors
     /// The connection died, the target's data thread does not answer, or it broke a rule.
-    pub(crate) async fn event(&mut self, pulse: Pulse) -> Result<Option<AsyncEvent>, SessionError> {
+    pub async fn event(&mut self, pulse: Pulse) -> Result<Option<AsyncEvent>, SessionError> {
         loop {
             match self.event_while(pulse, None, |_, _| pulse.period).await? {
                 News::Event(event) => return Ok(event),

@@ -161,11 +161,13 @@ mod tests {
             // Accepted: what it says is read, and the listener drops who says garbage.
             std::io::Write::write_all(&mut &peer, &[0xff; 64]).unwrap();
             peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-            let said = tokio::task::spawn_blocking(move || {
-                std::io::Read::read(&mut &peer, &mut [0; 1])
-            });
+            let said =
+                tokio::task::spawn_blocking(move || std::io::Read::read(&mut &peer, &mut [0; 1]));
             let said = said.await.unwrap();
-            assert!(!matches!(&said, Err(e) if e.kind() == std::io::ErrorKind::WouldBlock), "{said:?}");
+            assert!(
+                !matches!(&said, Err(e) if e.kind() == std::io::ErrorKind::WouldBlock),
+                "{said:?}"
+            );
             drop(accepting);
         });
     }

@@ -98,10 +98,7 @@ impl EventKind {
     /// Whether somebody should look at it.
     #[must_use]
     pub fn is_warning(self) -> bool {
-        !matches!(
-            self,
-            Self::Connect | Self::Resume | Self::Leave | Self::Drain | Self::Upgrade
-        )
+        !matches!(self, Self::Connect | Self::Resume | Self::Leave | Self::Drain | Self::Upgrade)
     }
 
     fn place(self) -> usize {

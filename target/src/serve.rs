@@ -130,9 +130,11 @@ pub fn serve(
 /// # Errors
 /// Why it could not.
 pub fn check_take_over(config: &TargetConfig) -> anyhow::Result<Checked> {
-    check_encryption(config, &addresses(config)?)?;
+    let addresses = addresses(config)?;
+    check_encryption(config, &addresses)?;
     auth_of(config)?;
-    Ok(Checked::of_this_program(config, target_name(config)?.to_string()))
+    let listen = addresses.iter().map(ToString::to_string).collect();
+    Ok(Checked::of_this_program(config, target_name(config)?.to_string(), listen))
 }
 
 async fn run(
@@ -164,7 +166,8 @@ async fn run(
     let lineage = Arc::new(lineage_of(config, &name, &opened)?);
 
     let took_over = inherited.as_ref().map(|inherited| inherited.note().clone());
-    let plan = Plan { config, name, auth, listening: listening.clone(), demand: &demand, took_over };
+    let plan =
+        Plan { config, name, auth, listening: listening.clone(), demand: &demand, took_over };
     let (control, outbox) = match plan.build(&lineage, opened, devices) {
         Ok(built) => built,
         Err(error) => {

@@ -177,7 +177,8 @@ mod tests {
             ..upgrade
         };
         let text = in_words("1.0.0", 7, &bad);
-        for piece in ["same version 1.0.0", "the pause goes on", "1 of 2", "again 3", "in time: 1", "a loss"]
+        for piece in
+            ["same version 1.0.0", "the pause goes on", "1 of 2", "again 3", "in time: 1", "a loss"]
         {
             assert!(text.contains(piece), "{piece}: {text}");
         }

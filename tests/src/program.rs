@@ -15,7 +15,9 @@ use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::error::SessionError;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_initiator::session::{Claim, Credentials, HostIdentity, QueueWish, Session};
-use rblk_protocol::{AccessMode, AsyncEvent, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag};
+use rblk_protocol::{
+    AccessMode, AsyncEvent, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag,
+};
 use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::control::status::TargetStatus;
 use tokio::net::TcpSocket;
@@ -432,8 +434,7 @@ impl Client {
     /// It tells nothing in time, or the session is lost.
     pub fn next_event(&mut self) -> Option<AsyncEvent> {
         let event = self.session.admin.event(Pulse::of(3 * DEADLINE));
-        let event =
-            self.runtime.block_on(async { tokio::time::timeout(DEADLINE, event).await });
+        let event = self.runtime.block_on(async { tokio::time::timeout(DEADLINE, event).await });
         event.expect("an event in time").expect("a session")
     }
 

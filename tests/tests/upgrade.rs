@@ -179,7 +179,10 @@ fn an_upgrade_that_cannot_be_leaves_everything_as_it_was() {
     let refused = |args: &[&str], pieces: &[&str]| {
         assert_refused(&run(&mut command(&target, args)), 1, pieces);
     };
-    refused(&["--program", "/no/such/program"], &["cannot run /no/such/program", "serves as before"]);
+    refused(
+        &["--program", "/no/such/program"],
+        &["cannot run /no/such/program", "serves as before"],
+    );
     refused(&["--program", "/bin/true"], &["is it an rblk-targetd?"]);
     refused(&["--program", "/bin/false"], &["cannot take over"]);
     let old = wrapper(
@@ -231,7 +234,10 @@ fn a_program_that_cannot_start_makes_room_for_the_one_before() {
     let mut client = go_along(client, &target);
     let (code, said, complaint) = end(upgrade);
     assert_eq!(code, Some(1), "{said}\n{}", target.log());
-    assert!(complaint.contains("cannot start") && complaint.contains("serves again"), "{complaint}");
+    assert!(
+        complaint.contains("cannot start") && complaint.contains("serves again"),
+        "{complaint}"
+    );
     assert!(said["failed"].as_str().is_some_and(|why| why.contains("v.img")), "{said}");
     assert_eq!((target.status().pid, client.volume.verifier), (pid, verifier));
     assert!(client.read(0, 4096) == pattern(1, 4096));
@@ -294,7 +300,9 @@ fn a_stop_that_is_ordered_meanwhile_wins() {
     let upgrade = begin(&target, &["--timeout", "1s"]);
     assert_eq!(client.next_event(), Some(AsyncEvent::Upgrading));
     target.terminate();
-    wait_for("the stop", || target.log().contains("no other program takes its place").then_some(()));
+    wait_for("the stop", || {
+        target.log().contains("no other program takes its place").then_some(())
+    });
     drop(client);
     assert_eq!(target.wait(), Some(0), "{}", target.log());
     assert!(!target.socket.exists());

@@ -18,6 +18,8 @@ use tracing_subscriber::EnvFilter;
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
+    // Before anything is opened.
+    let inherited = Inherited::take();
     let Command::Serve(args) = Cli::parse().command else {
         eprintln!("rblk-targetd: only `serve`; use rblk-target for everything else");
         return Exit::Usage.into();
@@ -48,10 +50,13 @@ fn main() -> ExitCode {
         tracing::warn!("{warning}");
     }
     let has_file = args.config.is_some();
-    let mut inherited = Inherited::take();
-    let served = args.configuration().and_then(|config| {
-        serve(&config, has_file, &mut inherited, move || args.configuration())
+    let mut inherited = inherited.unwrap_or_else(|error| {
+        tracing::error!(error, "cannot take over from the program before: starting anew");
+        None
     });
+    let served = args
+        .configuration()
+        .and_then(|config| serve(&config, has_file, &mut inherited, move || args.configuration()));
     let end = end_of(served, inherited);
     log.end(LOG_PATIENCE, stderr());
     match end {

@@ -35,7 +35,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::connection::progress_max;
 use crate::events::{Events, EventsReport};
-use crate::hand_over::{HandOver, Served};
+use crate::hand_over::{Checked, HandOver};
 use crate::holders::VolumeUuid;
 use crate::identity::{AdmissionId, SessionIndex};
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
@@ -88,7 +88,7 @@ pub(crate) enum Request {
     /// Take no new sessions, tell initiators, stop when I/O has ended.
     Drain,
     /// What the next program has to serve; or why none can take over. Whether it is forced.
-    MayUpgrade(bool, oneshot::Sender<Result<Served, String>>),
+    MayUpgrade(bool, oneshot::Sender<Result<Checked, String>>),
     /// This program takes the place of the running one.
     Upgrade(PathBuf),
     /// These hosts and no others may connect from now on. The answer: the names of the hosts whose

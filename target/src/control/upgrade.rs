@@ -24,9 +24,7 @@ use super::reread::Reread;
 use super::volumes::Change;
 use super::{Control, Request};
 use crate::events::{EventKind, Occurrence};
-use crate::hand_over::{
-    CheckedVolume, FORMS, HandOver, Moment, Mounted, Served, ask_program, judge,
-};
+use crate::hand_over::{Checked, FORMS, HandOver, Moment, Mounted, ask_program, judge};
 use crate::session::Session;
 use crate::volume::Placement;
 
@@ -151,9 +149,10 @@ fn is_back(mount: &Mounted, host: &str, volumes: &[String], connections: usize) 
 fn note_back(mounts: &[Mounted], back: &mut [bool], sessions: &[(String, Vec<String>, usize)]) {
     let mut is_free = vec![true; sessions.len()];
     for (mount, back) in mounts.iter().zip(back) {
-        let found = sessions.iter().zip(&is_free).position(|((host, volumes, connections), free)| {
-            *free && is_back(mount, host, volumes, *connections)
-        });
+        let found =
+            sessions.iter().zip(&is_free).position(|((host, volumes, connections), free)| {
+                *free && is_back(mount, host, volumes, *connections)
+            });
         if let Some(found) = found {
             is_free[found] = false;
             *back = true;
@@ -166,19 +165,16 @@ impl Control {
     ///
     /// # Errors
     /// Why no program can take over, unless that is `forced`.
-    pub(super) fn may_upgrade(&self, forced: bool) -> Result<Served, String> {
+    pub(super) fn may_upgrade(&self, forced: bool) -> Result<Checked, String> {
         if self.core.is_draining() {
             return Err("the target is stopping".to_owned());
         }
         if !forced {
             self.would_lose()?;
         }
-        let running = self.volumes.running();
-        Ok(Served {
-            name: self.description.name.to_string(),
-            state_dir: running.state_dir.clone(),
-            volumes: running.volumes.iter().map(CheckedVolume::from).collect(),
-        })
+        let (name, listen) =
+            (self.description.name.to_string(), self.description.listening.clone());
+        Ok(Checked::of_this_program(self.volumes.running(), name, listen))
     }
 
     /// Whether mounts would lose something, or believe so.

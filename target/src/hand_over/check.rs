@@ -22,6 +22,14 @@ pub struct Checked {
     pub name: String,
     /// Where it remembers what must outlive it.
     pub state_dir: PathBuf,
+    /// Where commands reach it.
+    pub control_socket: PathBuf,
+    /// Where it would listen.
+    pub listen: Vec<String>,
+    /// The deepest I/O queue that it would grant.
+    pub queue_depth_max: u16,
+    /// The most data of a command that it would grant, in bytes.
+    pub io_max_bytes: u64,
     /// What it would serve.
     pub volumes: Vec<CheckedVolume>,
 }
@@ -63,26 +71,19 @@ impl From<&VolumeConfig> for CheckedVolume {
 impl Checked {
     /// What this program says, with that configuration and name.
     #[must_use]
-    pub fn of_this_program(config: &TargetConfig, name: String) -> Self {
+    pub fn of_this_program(config: &TargetConfig, name: String, listen: Vec<String>) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             hand_over_forms: FORMS,
             name,
             state_dir: config.state_dir.clone(),
+            control_socket: config.control_socket.clone(),
+            listen,
+            queue_depth_max: config.queue_depth_max,
+            io_max_bytes: config.max_io.0,
             volumes: config.volumes.iter().map(CheckedVolume::from).collect(),
         }
     }
-}
-
-/// What runs now.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Served {
-    /// The name of the target.
-    pub name: String,
-    /// Where it remembers what must outlive it.
-    pub state_dir: PathBuf,
-    /// Its volumes.
-    pub volumes: Vec<CheckedVolume>,
 }
 
 /// Whether a program can take the place of the running one, so that mounts notice nothing but a
@@ -90,7 +91,7 @@ pub struct Served {
 ///
 /// # Errors
 /// What is different, and what to do.
-pub fn judge(served: &Served, checked: &Checked) -> Result<(), String> {
+pub fn judge(served: &Checked, checked: &Checked) -> Result<(), String> {
     let [oldest, newest] = checked.hand_over_forms;
     if !(oldest..=newest).contains(&FORMS[1]) {
         return Err(format!(
@@ -105,40 +106,66 @@ pub fn judge(served: &Served, checked: &Checked) -> Result<(), String> {
             checked.name, served.name
         ));
     }
-    if checked.state_dir != served.state_dir {
+    judge_paths(served, checked)?;
+    judge_grants(served, checked)?;
+    served.volumes.iter().try_for_each(|volume| judge_volume(volume, &checked.volumes))
+}
+
+fn judge_paths(served: &Checked, checked: &Checked) -> Result<(), String> {
+    let paths = [
+        ("state_dir", &served.state_dir, &checked.state_dir),
+        ("control_socket", &served.control_socket, &checked.control_socket),
+    ];
+    for (key, ours, its) in paths {
+        if ours != its {
+            return Err(format!(
+                "its {key} would be {}, and this target's is {}: change the key with a drain and a start",
+                its.display(),
+                ours.display()
+            ));
+        }
+    }
+    let missing = served.listen.iter().find(|address| !checked.listen.contains(address));
+    missing.map_or(Ok(()), |address| {
+        Err(format!(
+            "it would not listen on {address}, where mounts come back: change `listen` with a drain and a start"
+        ))
+    })
+}
+
+/// A mount was made with what was granted, and cannot go on with less.
+fn judge_grants(served: &Checked, checked: &Checked) -> Result<(), String> {
+    let grants = [
+        ("queue_depth_max", u64::from(served.queue_depth_max), u64::from(checked.queue_depth_max)),
+        ("max_io", served.io_max_bytes, checked.io_max_bytes),
+    ];
+    let less = grants.into_iter().find(|(_, ours, its)| its < ours);
+    less.map_or(Ok(()), |(key, ours, its)| {
+        Err(format!(
+            "its {key} would be {its}, and this target's is {ours}: mounts that were made with more could not go on"
+        ))
+    })
+}
+
+fn judge_volume(volume: &CheckedVolume, others: &[CheckedVolume]) -> Result<(), String> {
+    let name = &volume.name;
+    let Some(its) = others.iter().find(|its| its.name == *name) else {
         return Err(format!(
-            "its state_dir would be {}, and this target's is {}: mounts would report a loss. Change it with a drain \
-             and a start",
-            checked.state_dir.display(),
-            served.state_dir.display()
+            "it would not serve volume `{name}`: write the volume into the configuration, or remove it first \
+             (`rblk-target volume remove {name}`)"
+        ));
+    };
+    if (&its.store, &its.path, its.block_size) != (&volume.store, &volume.path, volume.block_size) {
+        return Err(format!(
+            "it would serve volume `{name}` from another store, path or block size than now: put the configuration \
+             right, or remove the volume first (`rblk-target volume remove {name}`)"
         ));
     }
-    for volume in &served.volumes {
-        let name = &volume.name;
-        match checked.volumes.iter().find(|its| its.name == *name) {
-            None => {
-                return Err(format!(
-                    "it would not serve volume `{name}`: write the volume into the configuration, or remove it first \
-                     (`rblk-target volume remove {name}`)"
-                ));
-            }
-            Some(its)
-                if (&its.store, &its.path, its.block_size)
-                    != (&volume.store, &volume.path, volume.block_size) =>
-            {
-                return Err(format!(
-                    "it would serve volume `{name}` from another store, path or block size than now: put the \
-                     configuration right, or remove the volume first (`rblk-target volume remove {name}`)"
-                ));
-            }
-            Some(its) if its.write_back != volume.write_back => {
-                return Err(format!(
-                    "it would serve volume `{name}` with another cache mode than now, and mounts would take that for \
-                     a loss: change it first (`rblk-target volume set {name} --cache MODE --persist`)"
-                ));
-            }
-            Some(_) => {}
-        }
+    if its.write_back != volume.write_back {
+        return Err(format!(
+            "it would serve volume `{name}` with another cache mode than now, and mounts would take that for a loss: \
+             change it first (`rblk-target volume set {name} --cache MODE --persist`)"
+        ));
     }
     Ok(())
 }
@@ -157,14 +184,19 @@ mod tests {
         }
     }
 
-    fn pair() -> (Served, Checked) {
-        let (name, state_dir) = ("store1".to_owned(), PathBuf::from("/var/lib/rblk"));
-        let volumes = vec![volume("a"), volume("b")];
-        let served =
-            Served { name: name.clone(), state_dir: state_dir.clone(), volumes: volumes.clone() };
-        let checked =
-            Checked { version: "9.9".to_owned(), hand_over_forms: FORMS, name, state_dir, volumes };
-        (served, checked)
+    fn pair() -> (Checked, Checked) {
+        let served = Checked {
+            version: "9.9".to_owned(),
+            hand_over_forms: FORMS,
+            name: "store1".to_owned(),
+            state_dir: "/var/lib/rblk".into(),
+            control_socket: "/run/rblk/c.sock".into(),
+            listen: vec!["tcp://[::]:7721".to_owned()],
+            queue_depth_max: 128,
+            io_max_bytes: 1 << 20,
+            volumes: vec![volume("a"), volume("b")],
+        };
+        (served.clone(), served)
     }
 
     #[test]
@@ -173,17 +205,22 @@ mod tests {
         assert_eq!(judge(&served, &checked), Ok(()));
         checked.volumes.push(volume("more"));
         checked.hand_over_forms = [1, 7];
+        checked.io_max_bytes *= 2;
         assert_eq!(judge(&served, &checked), Ok(()), "more is no fault");
     }
 
     #[test]
     fn a_program_that_mounts_would_not_take_for_theirs_is_refused() {
         type Fault = fn(&mut Checked);
-        let faults: [(Fault, &str); 8] = [
+        let faults: [(Fault, &str); 12] = [
             (|c| c.hand_over_forms = [2, 3], "drain, install, start"),
             (|c| c.hand_over_forms = [0, 0], "form 0 to 0"),
             (|c| c.name = "other".to_owned(), "its target would be `other`"),
             (|c| c.state_dir = "/tmp".into(), "its state_dir would be /tmp"),
+            (|c| c.control_socket = "/c".into(), "its control_socket would be /c"),
+            (|c| c.listen = vec!["tcp://[::]:1".to_owned()], "not listen on tcp://[::]:7721"),
+            (|c| c.queue_depth_max = 64, "its queue_depth_max would be 64"),
+            (|c| c.io_max_bytes = 4096, "its max_io would be 4096"),
             (|c| drop(c.volumes.remove(0)), "would not serve volume `a`"),
             (|c| c.volumes[1].path = None, "volume `b` from another store"),
             (|c| c.volumes[1].block_size = 512, "volume `b` from another store"),

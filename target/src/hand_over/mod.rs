@@ -28,7 +28,7 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-pub use check::{CHECK_FLAG, Checked, CheckedVolume, Served, judge};
+pub use check::{CHECK_FLAG, Checked, CheckedVolume, judge};
 pub use program::{Successor, ask_program};
 pub use sockets::Inherited;
 

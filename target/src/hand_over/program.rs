@@ -50,8 +50,9 @@ pub fn ask_program(program: &Path) -> Result<Checked, String> {
         let complaint = text(child.stderr.take());
         return Err(format!("{shown} cannot take over ({status}): {}", complaint.trim()));
     }
-    serde_json::from_str(&said)
-        .map_err(|_| format!("{shown} does not say whether it can take over: is it an rblk-targetd?"))
+    serde_json::from_str(&said).map_err(|_| {
+        format!("{shown} does not say whether it can take over: is it an rblk-targetd?")
+    })
 }
 
 fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {

@@ -27,18 +27,15 @@ pub struct Inherited {
 
 impl Inherited {
     /// What the program left that became this one; `None` if this process began with this program.
-    /// Only the first call gets it: before anything else opens a descriptor.
-    #[must_use]
-    pub fn take() -> Option<Self> {
-        let text = std::env::var(VARIABLE).ok()?;
-        match HandOver::from_text(&text, std::process::id()) {
-            Ok(Some(note)) if !TAKEN.swap(true, Ordering::Relaxed) => Some(Self::of(note)),
-            Ok(_) => None,
-            Err(error) => {
-                tracing::error!(error, "cannot take over from the program before: starting anew");
-                None
-            }
-        }
+    /// Only the first call gets it. Call it before anything opens a descriptor.
+    ///
+    /// # Errors
+    /// The note cannot be understood: this program starts as if there were none.
+    pub fn take() -> Result<Option<Self>, String> {
+        let Ok(text) = std::env::var(VARIABLE) else { return Ok(None) };
+        let note = HandOver::from_text(&text, std::process::id());
+        let note = note.map_err(|error| format!("{VARIABLE} in the environment: {error}"))?;
+        Ok(note.filter(|_| !TAKEN.swap(true, Ordering::Relaxed)).map(Self::of))
     }
 
     fn of(note: HandOver) -> Self {
@@ -82,12 +79,11 @@ impl Inherited {
 fn take_open(number: i32, kind: &str) -> Option<OwnedFd> {
     let what = fs::read_link(Path::new("/proc/self/fd").join(number.to_string())).ok()?;
     if number <= 2 || !what.to_string_lossy().starts_with(kind) {
-        tracing::warn!(number, ?what, "the program before left something else open than it says");
+        // A listener is made anew then.
         return None;
     }
-    // SAFETY: the descriptor is open. The program that became this one left it open for this one,
-    // under a number that the note names once. The note is taken once, before this program opens
-    // anything, so nothing else owns it.
+    // SAFETY: the descriptor is open. The note names its number once and is taken once, before this
+    // program opens anything: so it was open when this program began, and nothing else owns it.
     Some(unsafe { OwnedFd::from_raw_fd(number) })
 }
 

@@ -75,7 +75,9 @@ fn upgrades(lab: &Lab, target_flags: &TargetFlags, address: String) {
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn target_upgrade_replays_nothing() {
-    run("target_upgrade_replays_nothing", |lab| upgrades(lab, &serve_file(lab, 512 * MIB), lab.rdma()));
+    run("target_upgrade_replays_nothing", |lab| {
+        upgrades(lab, &serve_file(lab, 512 * MIB), lab.rdma())
+    });
 }
 
 #[test]

@@ -168,7 +168,9 @@ fn an_upgrade_waits_for_mounts_as_long_as_they_hold_their_requests() {
         (w.holder(1, 0, AccessMode::Exclusive), w.holder(2, 1, AccessMode::Exclusive));
     w.core.drain_for_upgrade(w.now);
     let begun = w.now;
-    let stops = |w: &mut World| std::iter::from_fn(|| w.core.next_effect()).any(|e| e == Effect::StopGroups);
+    let stops = |w: &mut World| {
+        std::iter::from_fn(|| w.core.next_effect()).any(|e| e == Effect::StopGroups)
+    };
     w.core.tick(begun + Duration::from_millis(1400));
     assert!(!stops(&mut w), "both may still leave");
     w.bury(first);
